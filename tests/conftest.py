@@ -139,9 +139,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def every_call_checked() -> Iterator[None]:
     """Prepare no launches but where a test asks for it: tests put other choosers in place."""
-    from nvfp4_kernels import prepared
+    from nvfp4_kernels.runtime import launch_cache
 
-    with prepared.suspended():
+    with launch_cache.suspended():
         yield
 
 

@@ -13,9 +13,9 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 
-from nvfp4_kernels import compile as compiler
-from nvfp4_kernels import prepared
-from nvfp4_kernels.replay import Launch
+from nvfp4_kernels.runtime import compile as compiler
+from nvfp4_kernels.runtime import launch_cache
+from nvfp4_kernels.runtime.replay import Launch
 from tests.emulator import Gpu
 from tests.modelled.host import CONTENTS_CHECKED
 from vllm_fp4_plugin.attention import cache
@@ -89,7 +89,7 @@ def watched(layer: Any) -> Iterator[list[LayerCall]]:
 
     run_layer, find, run_kernel = layer.forward, compiler.compiled, Gpu.launch
     start_again = Launch.start
-    with pytest.MonkeyPatch.context() as patch, prepared.suspended(False):
+    with pytest.MonkeyPatch.context() as patch, launch_cache.suspended(False):
         patch.setattr(Launch, "start", repeat)
         patch.setattr(layer, "forward", forward)
         patch.setattr(compiler, "compiled", compiled)

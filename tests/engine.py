@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner, Result
 
-from nvfp4_kernels.nvfp4 import Nvfp4Tensor
+from nvfp4_kernels.formats.nvfp4 import Nvfp4Tensor
 from tests import heap, tiny_llama
 
 NEW_TOKENS = 8  # of a greedy continuation

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from vllm.distributed import get_tensor_model_parallel_rank
 
-from nvfp4_kernels.add_rms_norm.reference import add_rms_norm
-from nvfp4_kernels.nvfp4 import quantize_activation
+from nvfp4_kernels.formats.nvfp4 import quantize_activation
+from nvfp4_kernels.norm.reference import add_rms_norm
 from vllm_fp4_plugin import flashinfer_reduction
 
 MODULE = "vllm.compilation.passes.fusion.allreduce_rms_fusion"

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from nvfp4_kernels.nvfp4 import E2M1_VALUES, Nvfp4Tensor
+from nvfp4_kernels.formats.nvfp4 import E2M1_VALUES, Nvfp4Tensor
 from vllm_fp4_plugin.kind import Kind
 
 E4M3_MAX = 448.0

@@ -19,11 +19,7 @@ from transformers import (
     Qwen3NextConfig,
 )
 
-from nvfp4_kernels.nvfp4 import (
-    GLOBAL_RANGE,
-    global_scale_of,
-    quantize_weight,
-)
+from nvfp4_kernels.formats.nvfp4 import GLOBAL_RANGE, global_scale_of, quantize_weight
 from tests import tiny_llama
 from tests.catalogue import reference
 from tests.mixed_checkpoints import (

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from nvfp4_kernels.nvfp4 import Nvfp4Tensor, quantize_activation
+from nvfp4_kernels.formats.nvfp4 import Nvfp4Tensor, quantize_activation
 from tests import tiny_llama
 from tests.catalogue import reference
 from tests.engine import NEW_TOKENS, Run

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from nvfp4_kernels import compile as compiler
-from nvfp4_kernels.compile import DeviceKernel
 from nvfp4_kernels.precompile.spec import KernelSpec
+from nvfp4_kernels.runtime import compile as compiler
+from nvfp4_kernels.runtime.compile import DeviceKernel
 from vllm_fp4_plugin import warmup
 from vllm_fp4_plugin.self_check import run as self_check
 

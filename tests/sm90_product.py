@@ -15,11 +15,11 @@ from torch import Tensor
 
 from nvfp4_kernels.checks import check_layout
 from nvfp4_kernels.devices import standing_in
-from nvfp4_kernels.fragments import Fragments, blocked_weight
-from nvfp4_kernels.nvfp4 import block_scaled_product
+from nvfp4_kernels.formats.fragments import Fragments, blocked_weight
+from nvfp4_kernels.formats.nvfp4 import block_scaled_product
 
 _LAUNCH = "nvfp4_kernels.gemm.sm90.launch"
-_SMALL = ("add_rms_norm", "rotary_embedding")
+_SMALL = ("norm", "rotary")
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Sm90Product:
         out_global_scale: None,
         out_dtype: torch.dtype,
     ) -> tuple[Tensor, None]:
-        """See ``nvfp4_kernels.silu_mul_gemm.op``; the weights are in fragments."""
+        """See ``nvfp4_kernels.gemm.silu_mul.op``; the weights are in fragments."""
         weights = [Fragments(b1, b1_scales), Fragments(b2, b2_scales)]
         out = self.product(a.flatten(0, -2), weights, alpha, [n], n, None, out_dtype)
         return out.view(*a.shape[:-1], n), None
@@ -103,7 +103,8 @@ def sm90_ops() -> Iterator[Sm90Product]:
     module = ModuleType(_LAUNCH)
     vars(module).update(gemm=product.gemm, silu_mul_gemm=product.silu_mul_gemm)
     stands = {_LAUNCH: module} | {
-        f"nvfp4_kernels.{op}.sm90": import_module(f"nvfp4_kernels.{op}.reference") for op in _SMALL
+        f"nvfp4_kernels.{room}.sm90": import_module(f"nvfp4_kernels.{room}.reference")
+        for room in _SMALL
     }
     before = {name: sys.modules.get(name) for name in stands}
     sys.modules.update(stands)

@@ -18,7 +18,7 @@ from tests.fuzz.__main__ import main
 from tests.fuzz.draw import Draw
 from tests.fuzz.run import EMULATED, OPS, run_seed, run_seeds
 
-COMBINE = import_module("nvfp4_kernels.moe_combine.reference")
+COMBINE = import_module("nvfp4_kernels.moe.combine.reference")
 NO_OPS = {"HeadRotation", "InvalidArgument", "NoKernelError", "Nvfp4Tensor", "Router"}
 
 
@@ -106,13 +106,13 @@ def _crashes(real: Any) -> Any:
 MUTATIONS: dict[str, tuple[str, str, Break]] = {
     "gemm": ("nvfp4_kernels.gemm.reference", "gemm", _without_bias),
     "quantize": ("nvfp4_kernels.quantize.reference", "quantize", _nibbles_swapped),
-    "add_rms_norm": ("nvfp4_kernels.add_rms_norm.reference", "add_rms_norm", _slightly_more),
-    "merge_segments": ("nvfp4_kernels.merge_segments.reference", "merge_segments", _slightly_more),
+    "add_rms_norm": ("nvfp4_kernels.norm.reference", "add_rms_norm", _slightly_more),
+    "merge_segments": ("nvfp4_kernels.attention.merge.reference", "merge_segments", _slightly_more),
     "attention": ("nvfp4_kernels.attention.reference", "attention", _slightly_more),
-    "moe_combine": ("nvfp4_kernels.moe_combine.reference", "moe_combine", _unweighted),
+    "moe_combine": ("nvfp4_kernels.moe.combine.reference", "moe_combine", _unweighted),
     "indexer_topk": ("nvfp4_kernels.indexer.reference", "topk", _first_kept),
-    "moe_topk": ("nvfp4_kernels.moe_topk.reference", "_descending", _later_of_equals),
-    "rotary_embedding": ("nvfp4_kernels.rotary_embedding.reference", "rotary_embedding", _crashes),
+    "moe_topk": ("nvfp4_kernels.moe.topk.reference", "_descending", _later_of_equals),
+    "rotary_embedding": ("nvfp4_kernels.rotary.reference", "rotary_embedding", _crashes),
 }
 
 
@@ -127,9 +127,9 @@ def test_a_broken_op_is_found(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # A check that is left out, and an argument whose wrong values then get through.
 UNCHECKED = {
-    "rotary_embedding": ("nvfp4_kernels.rotary_embedding.op._check_positions", "positions"),
+    "rotary_embedding": ("nvfp4_kernels.rotary.op._check_positions", "positions"),
     "paged_attention": ("nvfp4_kernels.attention.arguments._check_pages", "block_table"),
-    "moe_combine": ("nvfp4_kernels.moe_combine.op.check_shape", "topk_weights"),
+    "moe_combine": ("nvfp4_kernels.moe.combine.op.check_shape", "topk_weights"),
     "indexer_store_k": ("nvfp4_kernels.indexer.cache_op._check_slots", "slot_mapping"),
 }
 

@@ -1,4 +1,4 @@
-"""Numbers of NVFP4 terms that the user asks for, layer by layer; see ``nvfp4_kernels.terms``."""
+"""Numbers of NVFP4 terms that the user asks for, by layer; see ``nvfp4_kernels.formats.terms``."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

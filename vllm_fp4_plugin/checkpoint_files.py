@@ -10,7 +10,7 @@ import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE
+from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE
 from vllm_fp4_plugin.formats import (
     FORMATS,
     CheckpointConfig,

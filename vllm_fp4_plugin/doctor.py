@@ -10,8 +10,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from nvfp4_kernels.compile import UnusableCache, cache_folder, check_folder
 from nvfp4_kernels.devices import FAMILIES, GPUS, device_arch
+from nvfp4_kernels.runtime.compile import UnusableCache, cache_folder, check_folder
 from nvfp4_kernels.tool.toolchain import NoCompiler, check_compiler
 from vllm_fp4_plugin import command_line, tried, versions, vllm_installation
 

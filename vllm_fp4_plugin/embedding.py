@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 
-from nvfp4_kernels.nvfp4 import Nvfp4Tensor
+from nvfp4_kernels.formats.nvfp4 import Nvfp4Tensor
 from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
 from vllm_fp4_plugin.head import is_tied
 from vllm_fp4_plugin.report import LayerRecord

@@ -14,10 +14,10 @@ from vllm.model_executor.layers.linear import (
 from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.device.rowwise.tile import longest_row
 from nvfp4_kernels.devices import dtype_name
+from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE
 from nvfp4_kernels.gemm.arguments import A16_DTYPES, MAX_SHARDS
 from nvfp4_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE
-from nvfp4_kernels.silu_mul_gemm.kernels import KERNELS as SILU_MUL_GEMM_KERNELS
+from nvfp4_kernels.gemm.silu_mul.kernels import KERNELS as SILU_MUL_GEMM_KERNELS
 from vllm_fp4_plugin import (
     batch_invariance,
     complete_loaders,

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.library import Library, register_fake
 
 from nvfp4_kernels.gemm.arguments import quantized_result
-from nvfp4_kernels.prepared import Prepared
-from nvfp4_kernels.recording import is_listened_to
+from nvfp4_kernels.runtime.launch_cache import Prepared
+from nvfp4_kernels.runtime.recording import is_listened_to
 
 ALIGNMENT = 32  # bytes: the most that a kernel's thread loads of an input at once
 
@@ -206,7 +206,7 @@ def define(
         library: that keeps it.
         name: the op's.
         schema: its arguments, the first one a tensor.
-        function: on any device; its calls are prepared, see ``nvfp4_kernels.prepared``.
+        function: on any device; its calls are prepared, see ``nvfp4_kernels.runtime.launch_cache``.
         returns: its results.
 
     Returns:

@@ -15,8 +15,8 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 
 from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.devices import dtype_name
-from nvfp4_kernels.nvfp4 import Nvfp4Tensor, global_scale_of
-from nvfp4_kernels.scale_search import ScaleRule, quantize_with_rule
+from nvfp4_kernels.formats.nvfp4 import Nvfp4Tensor, global_scale_of
+from nvfp4_kernels.formats.scale_search import ScaleRule, quantize_with_rule
 from vllm_fp4_plugin import completeness, weights
 from vllm_fp4_plugin.activation_terms import GivenTerms
 from vllm_fp4_plugin.arrivals import Source

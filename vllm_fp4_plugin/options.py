@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from nvfp4_kernels.scale_search import SCALE_RULES, ScaleRule
-from nvfp4_kernels.terms import MAX_TERMS
+from nvfp4_kernels.formats.scale_search import SCALE_RULES, ScaleRule
+from nvfp4_kernels.formats.terms import MAX_TERMS
 from vllm_fp4_plugin.ignore import InvalidPattern, check_pattern
 
 METHOD = "nvfp4-tc"  # vLLM's name for ours
@@ -57,7 +57,7 @@ class Options:
             not, vLLM's own methods (``"auto"``); one of the two alone (``"own"``, ``"vllm"``). The
             report says which, and why.
         activation_terms: how many NVFP4 values, 1 to 4, add up to each activation of a linear
-            layer or head (see ``nvfp4_kernels.terms``): a number, or numbers by patterns as in
+            layer or head (``nvfp4_kernels.formats.terms``): a number, or numbers by patterns as in
             ``ignore``, of which the first that matches wins. None, or no match: one where
             activations are NVFP4; those in 16 bits stay so, or become three on a device without a
             kernel for them (Blackwell). Given, they become NVFP4 with a scale per token, unless the

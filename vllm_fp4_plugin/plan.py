@@ -9,10 +9,10 @@ from vllm.model_executor.layers.linear import RowParallelLinear
 
 from nvfp4_kernels.devices import device_arch, dtype_name
 from nvfp4_kernels.dispatch import Kernel, KernelTable
+from nvfp4_kernels.formats.terms import EXACT_TERMS
 from nvfp4_kernels.precompile.model import Layer
 from nvfp4_kernels.quantize.kernels import KERNELS as QUANTIZE_KERNELS
 from nvfp4_kernels.quantize.kernels import PER_TOKEN_KERNELS
-from nvfp4_kernels.terms import EXACT_TERMS
 from vllm_fp4_plugin import sources
 from vllm_fp4_plugin.activation_terms import GivenTerms
 from vllm_fp4_plugin.device import current_device

@@ -14,7 +14,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.custom_op import op_registry_oot
 
 from nvfp4_kernels.dispatch import Kernel
-from nvfp4_kernels.rms_norm_quantize.kernels import KERNELS
+from nvfp4_kernels.quantize.rms_norm.kernels import KERNELS
 from vllm_fp4_plugin import batch_invariance
 from vllm_fp4_plugin.device import current_device
 from vllm_fp4_plugin.handover import Input, QuantizedInput, Unreduced

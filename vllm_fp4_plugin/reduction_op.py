@@ -9,7 +9,7 @@ from torch.library import Library, register_fake
 from vllm.distributed import tensor_model_parallel_all_reduce
 
 from nvfp4_kernels.device.rowwise.operands import new_operand
-from nvfp4_kernels.prepared import Prepared
+from nvfp4_kernels.runtime.launch_cache import Prepared
 from vllm_fp4_plugin import flashinfer_reduction
 from vllm_fp4_plugin.linear_op import function, readable
 

@@ -13,8 +13,8 @@ from vllm.model_executor.layers import rotary_embedding as theirs
 
 from nvfp4_kernels import rotary_embedding
 from nvfp4_kernels.dispatch import Kernel
-from nvfp4_kernels.rotary_embedding.kernels import DTYPES, KERNELS
-from nvfp4_kernels.rotary_embedding.tile import MAX_HEAD_DIM, PIECE
+from nvfp4_kernels.rotary.kernels import DTYPES, KERNELS
+from nvfp4_kernels.rotary.tile import MAX_HEAD_DIM, PIECE
 from vllm_fp4_plugin.device import current_device
 from vllm_fp4_plugin.options import METHOD, NORM_ROPE_KERNELS_OFF, Options
 from vllm_fp4_plugin.report import LayerRecord

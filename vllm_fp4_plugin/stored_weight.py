@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from vllm.config import get_current_vllm_config
 
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE, GLOBAL_RANGE
+from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE, GLOBAL_RANGE
 from vllm_fp4_plugin import weights
 from vllm_fp4_plugin.formats import CheckpointConfig
 from vllm_fp4_plugin.loading import LoadLedger

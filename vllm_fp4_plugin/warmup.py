@@ -16,8 +16,6 @@ from vllm.distributed import (
     get_tensor_model_parallel_world_size,
 )
 
-from nvfp4_kernels.compile import CACHE_VARIABLE, arch, compiled, object_path
-from nvfp4_kernels.compile_workers import build_apart
 from nvfp4_kernels.devices import multiprocessors
 from nvfp4_kernels.precompile.experts import experts_kernels
 from nvfp4_kernels.precompile.experts_layer import Experts
@@ -26,6 +24,8 @@ from nvfp4_kernels.precompile.linear_sm100 import block_scaled_kernels
 from nvfp4_kernels.precompile.model import Dtype, Layer, Model
 from nvfp4_kernels.precompile.norm_sm100 import norm_kernels
 from nvfp4_kernels.precompile.spec import KernelSpec
+from nvfp4_kernels.runtime.compile import CACHE_VARIABLE, arch, compiled, object_path
+from nvfp4_kernels.runtime.compile_workers import build_apart
 from vllm_fp4_plugin.options import Activation
 
 MAX_JOBS = 8  # processes of some 0.7 GB each, which take seconds to start

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from nvfp4_kernels.dispatch import WeightLayout
-from nvfp4_kernels.fragments import decode_fragments, fragment_shapes, to_fragments
-from nvfp4_kernels.nvfp4 import (
+from nvfp4_kernels.formats.fragments import decode_fragments, fragment_shapes, to_fragments
+from nvfp4_kernels.formats.nvfp4 import (
     BLOCK_SIZE,
     GLOBAL_RANGE,
     Nvfp4Tensor,

@@ -5,8 +5,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from nvfp4_kernels.nvfp4 import row_global_scales
-from nvfp4_kernels.terms import decode_terms, quantize_terms
+from nvfp4_kernels.formats.nvfp4 import row_global_scales
+from nvfp4_kernels.formats.terms import decode_terms, quantize_terms
 
 
 class ActivationRounder:

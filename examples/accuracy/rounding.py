@@ -7,7 +7,7 @@ our files nor our kernels have a part in it.
 import json
 from pathlib import Path
 
-from nvfp4_kernels.scale_search import quantize_with_rule
+from nvfp4_kernels.formats.scale_search import quantize_with_rule
 from vllm_fp4_plugin.quantizer.destination import copy_companions
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
 from vllm_fp4_plugin.quantizer.linears import build_model, select_linears

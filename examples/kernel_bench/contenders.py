@@ -10,8 +10,8 @@ from torch import Tensor
 
 from examples.kernel_bench.layers import BF16_BYTES, NVFP4_BYTES, BenchLayer
 from nvfp4_kernels import gemm, quantize, silu_mul_gemm
-from nvfp4_kernels.fragments import to_fragments
-from nvfp4_kernels.nvfp4 import GLOBAL_RANGE, Nvfp4Tensor, quantize_activation
+from nvfp4_kernels.formats.fragments import to_fragments
+from nvfp4_kernels.formats.nvfp4 import GLOBAL_RANGE, Nvfp4Tensor, quantize_activation
 
 Operands = tuple[Tensor, ...]
 SiluAndMul = Callable[[Tensor], Tensor]

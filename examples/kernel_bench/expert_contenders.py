@@ -11,11 +11,10 @@ from torch import Tensor
 
 from examples.kernel_bench.contenders import Unavailable
 from nvfp4_kernels.activation import SILU
-from nvfp4_kernels.fragments import Fragments, to_fragments
+from nvfp4_kernels.formats.fragments import Fragments, to_fragments
+from nvfp4_kernels.gemm.grouped.tile_tokens import ExpertSizes, choose_tile_tokens
 from nvfp4_kernels.gemm.sm90.launch_grouped import grouped_gemm, grouped_silu_mul_gemm
-from nvfp4_kernels.grouped_gemm.tile_tokens import ExpertSizes, choose_tile_tokens
-from nvfp4_kernels.moe_combine import moe_combine
-from nvfp4_kernels.moe_route_quantize import moe_route_gather
+from nvfp4_kernels.moe import moe_combine, moe_route_gather
 
 CONTENDERS = ("ours", "humming", "marlin")
 _MOE = "vllm.model_executor.layers.fused_moe"

@@ -29,8 +29,8 @@ from examples.kernel_bench.expert_contenders import (
     make_contenders,
 )
 from examples.kernel_bench.machine import cuda_device
-from nvfp4_kernels.grouped_gemm.tile_tokens import ExpertSizes
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE, Nvfp4Tensor
+from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE, Nvfp4Tensor
+from nvfp4_kernels.gemm.grouped.tile_tokens import ExpertSizes
 from nvfp4_kernels.tool.timed_graphs import captured, timed
 
 TOKENS = tuple(2**power for power in range(14))

@@ -35,12 +35,12 @@ from nvfp4_kernels import (
     rotary_embedding,
     silu_mul_gemm,
 )
-from nvfp4_kernels.compile import ARCH_VARIABLE, arch, build, object_path
-from nvfp4_kernels.fragments import Fragments, fragment_shapes
+from nvfp4_kernels.formats.fragments import Fragments, fragment_shapes
 from nvfp4_kernels.gemm.sm90 import choose
 from nvfp4_kernels.gemm.sm90 import launch as product
 from nvfp4_kernels.gemm.sm90.choose import Problem, choose_config, fits, with_store
 from nvfp4_kernels.gemm.sm90.tile import MAX_STAGES, EpilogueConfig, Tile
+from nvfp4_kernels.runtime.compile import ARCH_VARIABLE, arch, build, object_path
 from nvfp4_kernels.sm90.limits import SMS
 from nvfp4_kernels.tool.timed_graphs import captured, timed
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from examples.kernel_bench.layers import BenchLayer
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE, Nvfp4Tensor
+from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE, Nvfp4Tensor
 
 CHECKED_ROWS = 4
 # Every contender rounds float32 sums to bfloat16; before SiLU-and-multiply some round twice.

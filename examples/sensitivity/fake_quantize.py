@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nvfp4_kernels.nvfp4 import Nvfp4Tensor
-from nvfp4_kernels.scale_search import SCALE_RULES, ScaleRule, quantize_with_rule
-from nvfp4_kernels.terms import decode_terms, quantize_terms
+from nvfp4_kernels.formats.nvfp4 import Nvfp4Tensor
+from nvfp4_kernels.formats.scale_search import SCALE_RULES, ScaleRule, quantize_with_rule
+from nvfp4_kernels.formats.terms import decode_terms, quantize_terms
 
 
 def quantise_weights(

@@ -26,7 +26,7 @@ from examples.sensitivity.plot import plot
 from examples.sensitivity.results import GroupResult, Results, Whole
 from examples.sensitivity.subject import Subject
 from examples.versions import commit, installed, machine
-from nvfp4_kernels.scale_search import SCALE_RULES, ScaleRule
+from nvfp4_kernels.formats.scale_search import SCALE_RULES, ScaleRule
 
 DISTRIBUTIONS = ("vllm-fp4-plugin", "torch", "transformers")
 # A list is chosen on every other window and judged on those between: what was fitted to noise does

@@ -13,7 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 from examples.load_tokenizer import load_tokenizer
 from examples.perplexity import choose_windows
 from examples.sensitivity.groups import Group, find_groups
-from nvfp4_kernels.nvfp4 import global_scale_of
+from nvfp4_kernels.formats.nvfp4 import global_scale_of
 from vllm_fp4_plugin.quantizer.calibration import calibrate
 from vllm_fp4_plugin.quantizer.calibration_text import read_sequences
 from vllm_fp4_plugin.quantizer.linears import Selection, build_model, select_linears

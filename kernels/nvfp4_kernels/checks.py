@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.devices import dtype_name
-from nvfp4_kernels.recording import keep_unprepared
+from nvfp4_kernels.runtime.recording import keep_unprepared
 
 ALIGNMENT = 16  # bytes: of what threads load at once, and of the strides of a tensor map
 

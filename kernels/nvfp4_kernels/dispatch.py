@@ -13,8 +13,8 @@ from torch._library.custom_ops import CustomOpDef
 
 from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.devices import device_arch, device_family
-from nvfp4_kernels.prepared import Prepared
-from nvfp4_kernels.recording import is_listened_to
+from nvfp4_kernels.runtime.launch_cache import Prepared
+from nvfp4_kernels.runtime.recording import is_listened_to
 
 # Arithmetic of an op: NVFP4 activations, or 16-bit activations against NVFP4 weights; of attention:
 # floating point throughout, or keys and values in FP8; of the indexer: the format of its vectors.
@@ -88,7 +88,7 @@ def called(
 
     For an op that writes to some of 27 arguments the dispatcher takes 0.3 ms, as it copies the list
     of all for each of them. What it would refuse by type is refused here; and a call like one
-    before is not checked again: see ``nvfp4_kernels.prepared``.
+    before is not checked again: see ``nvfp4_kernels.runtime.launch_cache``.
 
     Args:
         op: a custom op.

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from nvfp4_kernels.nvfp4 import quantize_weight
+from nvfp4_kernels.formats.nvfp4 import quantize_weight
 from tests import mixed_checkpoints, tiny_llama
 from tests.catalogue.family import Family
 from tests.catalogue.hub_classes import of_transformers

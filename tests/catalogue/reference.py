@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from nvfp4_kernels.nvfp4 import Nvfp4Tensor, quantize_activation
+from nvfp4_kernels.formats.nvfp4 import Nvfp4Tensor, quantize_activation
 from tests.catalogue import nemotron_vl
 from tests.catalogue.hub_classes import of_transformers
 from tests.mixed_checkpoints import round_input

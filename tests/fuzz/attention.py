@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels import paged_attention
-from nvfp4_kernels.nvfp4 import from_blocked
+from nvfp4_kernels.formats.nvfp4 import from_blocked
 from tests.fuzz.attention_draw import (
     draw_attention,
     draw_paged,

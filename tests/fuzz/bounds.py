@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.nvfp4 import from_blocked
-from nvfp4_kernels.terms import unstack_scales
+from nvfp4_kernels.formats.nvfp4 import from_blocked
+from nvfp4_kernels.formats.terms import unstack_scales
 from tests.test_kernels import oracle
 from tests.test_kernels.oracle import E2M1, E4M3, Float64, float64, unpack
 

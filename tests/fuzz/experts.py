@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.activation import GATED, SILU, UNGATED, Activation
-from nvfp4_kernels.moe_route import reference
-from nvfp4_kernels.routing import TILE_TOKENS, Routing
+from nvfp4_kernels.moe.route import reference
+from nvfp4_kernels.moe.routing import TILE_TOKENS, Routing
 from tests.fuzz.bounds import near, quantized, require, row_scales, row_there, same
 from tests.fuzz.draw import BF16, FP16, FP32, Draw
 from tests.fuzz.ops import Given, Op

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.activation import SILU, Activation
-from nvfp4_kernels.fragments import fragment_shapes, from_fragments, to_fragments
+from nvfp4_kernels.formats.fragments import fragment_shapes, from_fragments, to_fragments
 from tests.fuzz.bounds import SMALLEST, ULP, linear_scales, near, quantized
 from tests.fuzz.draw import BF16, FP16, FP32, Draw
 from tests.fuzz.ops import Given, Op

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.moe_topk.reference import NOT_ZERO, moe_topk
-from nvfp4_kernels.router import LOGITS, Router
-from nvfp4_kernels.routing import TILE_TOKENS
+from nvfp4_kernels.moe.router import LOGITS, Router
+from nvfp4_kernels.moe.routing import TILE_TOKENS
+from nvfp4_kernels.moe.topk.reference import NOT_ZERO, moe_topk
 from tests.fuzz.bounds import near, require, within
 from tests.fuzz.draw import BF16, FP16, FP32, Draw
 from tests.fuzz.experts import check_tokens

@@ -98,7 +98,7 @@ class Modeller:
     ) -> Timing:
         """One KV head of one sequence, paged; of ``clusters`` that share the chip."""
         from nvfp4_kernels.attention.sm100.kernel import FmhaSm100
-        from nvfp4_kernels.compile import launch
+        from nvfp4_kernels.runtime.compile import launch
 
         variant, arguments, tensors = one_head(shape, 1 if split else 0)
         for tensor in tensors:
@@ -131,6 +131,7 @@ def one_head(shape: Shape, splits: int) -> "tuple[Variant, AttentionArguments, t
     """
     import torch
 
+    from nvfp4_kernels.attention.merge.sm100 import scale_arguments
     from nvfp4_kernels.attention.sm100.epilogue import AttentionResult
     from nvfp4_kernels.attention.sm100.kernel import AttentionArguments
     from nvfp4_kernels.attention.sm100.launch import NO_MERGE, NO_ROTATION
@@ -138,7 +139,6 @@ def one_head(shape: Shape, splits: int) -> "tuple[Variant, AttentionArguments, t
     from nvfp4_kernels.attention.sm100.queries import Queries
     from nvfp4_kernels.attention.sm100.scheduler import SequenceLengths, Sizes
     from nvfp4_kernels.attention.sm100.tile import Layout, Variant
-    from nvfp4_kernels.merge_segments.sm100 import scale_arguments
 
     page = 16
     stored = INDEXED_OF * shape.keys if shape.indexed else shape.keys

@@ -14,8 +14,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nvfp4_kernels.compile import ARCH_VARIABLE
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
+from nvfp4_kernels.runtime.compile import ARCH_VARIABLE
 from nvfp4_kernels.tool.instructions import SHOWN, find_nvdisasm
 from nvfp4_kernels.tool.report import describe
 from nvfp4_kernels.tool.static import Static, measure, measure_compiled

@@ -132,8 +132,8 @@ class Prefill:
     def _rows(self, name: str, width: int) -> float:
         import torch
 
+        from nvfp4_kernels.quantize.rms_norm.sm100 import add_rms_norm_quantize
         from nvfp4_kernels.quantize.sm100 import quantize
-        from nvfp4_kernels.rms_norm_quantize.sm100 import add_rms_norm_quantize
 
         one = torch.tensor(1.0)
         x = self._zeros(width)

@@ -151,7 +151,7 @@ class DecoderSm100:
     def _norm(self, step: Step) -> Traced:
         import torch
 
-        from nvfp4_kernels.rms_norm_quantize.sm100 import add_rms_norm_quantize
+        from nvfp4_kernels.quantize.rms_norm.sm100 import add_rms_norm_quantize
 
         hidden = self.model.hidden
         x, residual = (self._zeros(self.tokens, hidden) for _ in range(2))
@@ -193,8 +193,8 @@ class DecoderSm100:
     def _merge(self, step: Step) -> Traced:
         import torch
 
-        from nvfp4_kernels.merge_segments.sm100 import merge_segments
-        from nvfp4_kernels.nvfp4_rows import Nvfp4Rows, new_nvfp4_rows
+        from nvfp4_kernels.attention.merge.sm100 import merge_segments
+        from nvfp4_kernels.formats.nvfp4_rows import Nvfp4Rows, new_nvfp4_rows
 
         m, splits = self.model, self.attention_config[1]
         rows = self.tokens, m.heads

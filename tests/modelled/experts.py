@@ -98,11 +98,11 @@ class GroupedSm100:
     ) -> Traced:
         import torch
 
-        from nvfp4_kernels.compile import launch
         from nvfp4_kernels.devices import assumed_clusters
+        from nvfp4_kernels.formats.terms import data_shape, scales_shape
         from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm, GemmArguments
+        from nvfp4_kernels.runtime.compile import launch
         from nvfp4_kernels.sm100.limits import SMS
-        from nvfp4_kernels.terms import data_shape, scales_shape
 
         tokens, n, k, weights = product.tile_tokens, product.n, product.k, product.weights
         down = tile.rows * max(1, tile.cluster_m // tile.ctas)
@@ -182,7 +182,7 @@ def _proportion(extra: int, clusters: int) -> tuple[int, ...]:
 
 def products(shape: Shape, tokens: int, tile_tokens: int) -> list[Product]:
     """Both products of a layer."""
-    from nvfp4_kernels.routing import max_tiles
+    from nvfp4_kernels.moe.routing import max_tiles
 
     counts = tuple(shape.counts(shape.ids(tokens)))
     tiles = int(max_tiles(tokens * shape.top_k, shape.local, tile_tokens))
@@ -222,7 +222,7 @@ def report(
         grouped_candidates,
     )
     from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
-    from nvfp4_kernels.routing import TILE_TOKENS
+    from nvfp4_kernels.moe.routing import TILE_TOKENS
 
     chosen = choose_tile_tokens(
         tokens, shape.top_k, shape.local, shape.experts, shape.intermediate, shape.hidden
@@ -271,7 +271,7 @@ def contest(grouped: GroupedSm100, every: bool) -> None:
     """Print the contest's products, and their geometric mean."""
     from nvfp4_kernels.gemm.sm100.choose_grouped import choose_grouped, grouped_candidates
     from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
-    from nvfp4_kernels.routing import TILE_TOKENS, max_tiles
+    from nvfp4_kernels.moe.routing import TILE_TOKENS, max_tiles
 
     logs = []
     for name, (counts, n, k, limit) in CONTEST.items():

@@ -42,8 +42,8 @@ class RowsSm100:
         import torch
 
         from nvfp4_kernels.gemm.sm100.choose_grouped import choose_tile_tokens
-        from nvfp4_kernels.moe_route.reference import moe_route
-        from nvfp4_kernels.routing import Routing
+        from nvfp4_kernels.moe.route.reference import moe_route
+        from nvfp4_kernels.moe.routing import Routing
 
         self._tracer = tracer
         self._shape = shape
@@ -72,9 +72,9 @@ class RowsSm100:
 
     def is_one_launch(self, topk: bool) -> bool:
         """Whether routing and quantising are one, and the choice of experts too if ``topk``."""
-        from nvfp4_kernels.moe_quantize.choose import choose_config
-        from nvfp4_kernels.moe_route_quantize.choose import is_one_launch
-        from nvfp4_kernels.moe_topk_route.choose import choose_config as choose_topk
+        from nvfp4_kernels.moe.quantize.choose import choose_config
+        from nvfp4_kernels.moe.route_quantize.choose import is_one_launch
+        from nvfp4_kernels.moe.topk_route.choose import choose_config as choose_topk
         from nvfp4_kernels.sm100.limits import SMS
 
         slots, e = self._ids.shape, self._shape
@@ -86,8 +86,8 @@ class RowsSm100:
 
     def topk(self) -> Traced:
         """The experts of each token, by its logits."""
-        from nvfp4_kernels.moe_topk.kernel import moe_topk
-        from nvfp4_kernels.router import Router
+        from nvfp4_kernels.moe.router import Router
+        from nvfp4_kernels.moe.topk.kernel import moe_topk
 
         logits = self._logits()
         run = partial(moe_topk, logits, None, None, Router(self._shape.top_k))
@@ -98,8 +98,8 @@ class RowsSm100:
         """The batch's experts by its logits, in tiles of tokens, and each token in its rows."""
         import torch
 
-        from nvfp4_kernels.moe_topk_route.sm100 import moe_topk_route_quantize
-        from nvfp4_kernels.router import Router
+        from nvfp4_kernels.moe.router import Router
+        from nvfp4_kernels.moe.topk_route.sm100 import moe_topk_route_quantize
 
         logits = self._logits()
         run = partial(
@@ -122,7 +122,7 @@ class RowsSm100:
         """The batch in tiles of tokens, and each token in its rows."""
         import torch
 
-        from nvfp4_kernels.moe_route_quantize.sm100 import moe_route_quantize
+        from nvfp4_kernels.moe.route_quantize.sm100 import moe_route_quantize
 
         run = partial(
             moe_route_quantize, self._x(), self._ids, self._map, self._shape.local,
@@ -132,7 +132,7 @@ class RowsSm100:
 
     def route(self) -> Traced:
         """The batch in tiles of tokens."""
-        from nvfp4_kernels.moe_route.kernel import moe_route
+        from nvfp4_kernels.moe.route.kernel import moe_route
 
         ids = self._ids
         run = partial(moe_route, ids, self._map, self._shape.local, self._tile_tokens)
@@ -142,7 +142,7 @@ class RowsSm100:
         """Each token into its rows."""
         import torch
 
-        from nvfp4_kernels.moe_quantize.sm100 import moe_quantize
+        from nvfp4_kernels.moe.quantize.sm100 import moe_quantize
 
         run = partial(moe_quantize, self._x(), self._routing, torch.tensor(1.0), None, 1)
         return self._traced(run, [self._tokens(read, run.args[0])], self._written(written))
@@ -151,7 +151,7 @@ class RowsSm100:
         """The sum of each token's rows."""
         import torch
 
-        from nvfp4_kernels.moe_combine.kernel import moe_combine
+        from nvfp4_kernels.moe.combine.kernel import moe_combine
 
         slots, rows = self._routing.slots, self._routing.rows
         y = aligned(torch.zeros(*slots.shape, self._shape.hidden, dtype=torch.bfloat16))

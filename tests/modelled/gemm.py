@@ -82,8 +82,8 @@ class Modeller:
 
     def time(self, problem: "Problem", tile: "Tile", output: "EpilogueConfig") -> Timing:
         """The time of ``problem`` on ``tile``, without the launch."""
-        from nvfp4_kernels.compile import launch
         from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm, GemmArguments
+        from nvfp4_kernels.runtime.compile import launch
 
         down = tile.rows * max(1, tile.cluster_m // tile.ctas)
         across = tile.columns * tile.cluster_n
@@ -111,7 +111,7 @@ class Modeller:
         """Zeros: the time does not depend on values."""
         import torch
 
-        from nvfp4_kernels.terms import data_shape, scales_shape
+        from nvfp4_kernels.formats.terms import data_shape, scales_shape
 
         def operand(rows: int, terms: int = 1) -> list[torch.Tensor]:
             data = torch.zeros(data_shape((), rows, problem.k, terms), dtype=torch.uint8)

@@ -98,7 +98,7 @@ class GroupedSm90:
     @property
     def room(self) -> int:
         """Tiles that there is room for: all slots may be this rank's."""
-        from nvfp4_kernels.routing import max_tiles
+        from nvfp4_kernels.moe.routing import max_tiles
 
         return max_tiles(self._tokens * self._shape.top_k, self._shape.held, self.tile_tokens)
 
@@ -121,10 +121,10 @@ class GroupedSm90:
         """The first product, of two weights, or the second."""
         import torch
 
-        from nvfp4_kernels.compile import launch
-        from nvfp4_kernels.fragments import fragment_shapes
+        from nvfp4_kernels.formats.fragments import fragment_shapes
         from nvfp4_kernels.gemm.sm90.kernel import GemmArguments, WeightOnlyGemm
         from nvfp4_kernels.gemm.sm90.tile import SLICED_TOKENS
+        from nvfp4_kernels.runtime.compile import launch
         from nvfp4_kernels.sm90.limits import SMS
 
         tile, output = self.config(weights)

@@ -4,11 +4,11 @@
 
 A vLLM engine on CPU prefills a text, and decodes one at a time, with the kernels of sm_100 on
 a device that does nothing: ops check their arguments, allocate results and put launch arguments
-together, and launch nobody. A call like one before is prepared (``nvfp4_kernels.prepared``), or,
-for comparison, checked anew each time. Norms, rotation and store of vLLM's, where a layer has them,
-are its C++ ops on as many tokens. A dense layer is Llama's; one of experts is Qwen3's, and vLLM's
-own Python a part of its time. Times are medians, in turns, of one process: only their ratio means
-anything.
+together, and launch nobody. A call like one before is prepared
+(``nvfp4_kernels.runtime.launch_cache``), or, for comparison, checked anew each time. Norms,
+rotation and store of vLLM's, where a layer has them, are its C++ ops on as many tokens. A dense
+layer is Llama's; one of experts is Qwen3's, and vLLM's own Python a part of its time. Times are
+medians, in turns, of one process: only their ratio means anything.
 """
 
 import os
@@ -25,7 +25,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvfp4_kernels import prepared
+from nvfp4_kernels.runtime import launch_cache
 from tests import moe_checkpoints, tiny_llama
 from tests.engine import started
 
@@ -45,15 +45,15 @@ DENSE: Engines = {
 CONTENTS_CHECKED = (  # on a CPU, not on a GPU
     "nvfp4_kernels.attention.arguments",
     "nvfp4_kernels.attention.rotary_op",
-    "nvfp4_kernels.rotary_store.arguments",
+    "nvfp4_kernels.rotary.store.arguments",
 )
 
 
 @contextmanager
 def null_device() -> Iterator[None]:
     """Within, ops on CPU tensors take the kernels of sm_100, whose launches do nothing."""
-    from nvfp4_kernels import compile as compiler
     from nvfp4_kernels.devices import standing_in
+    from nvfp4_kernels.runtime import compile as compiler
 
     with standing_in("cpu", "sm_100"), pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "arch", lambda: "sm_100a")
@@ -112,7 +112,7 @@ def layer_times(
     arguments = {"additional_config": {"nvfp4_tc": options}, "kv_cache_dtype": "bfloat16"}
     with (
         null_device(),
-        prepared.suspended(anew),
+        launch_cache.suspended(anew),
         started(str(model), max_num_seqs=1, **arguments) as engine,
         pytest.MonkeyPatch.context() as patch,
     ):

@@ -109,7 +109,6 @@ class Modeller:
         """Time one CTA on pages; ``clusters`` such share the chip, and, if ``shared``, the keys."""
         import torch
 
-        from nvfp4_kernels.compile import launch
         from nvfp4_kernels.indexer.formats import format_of
         from nvfp4_kernels.indexer.sm100.kernel import (
             IndexerLogitsSm100,
@@ -120,6 +119,7 @@ class Modeller:
         from nvfp4_kernels.indexer.sm100.scheduler import KeyRanges, Sizes
         from nvfp4_kernels.indexer.sm100.variant import Variant
         from nvfp4_kernels.indexer.sm100.weights import HeadWeights
+        from nvfp4_kernels.runtime.compile import launch
 
         fmt, pages = format_of(shape.fmt), -(-shape.keys // PAGE)
         q, *scales = fmt.empty(torch.empty(0), (shape.queries, shape.heads), shape.head_dim)

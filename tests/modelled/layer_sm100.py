@@ -48,9 +48,9 @@ class ProductsSm100:
         """
         import torch
 
-        from nvfp4_kernels.compile import launch
+        from nvfp4_kernels.formats.terms import data_shape, scales_shape
         from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm, GemmArguments
-        from nvfp4_kernels.terms import data_shape, scales_shape
+        from nvfp4_kernels.runtime.compile import launch
 
         tile, output, clusters, turns = self._tiling(name, quantizes)
         n, k, weights = self._shape.product(name)

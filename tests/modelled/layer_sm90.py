@@ -39,11 +39,11 @@ class LayerSm90:
         """
         import torch
 
-        from nvfp4_kernels.compile import launch
-        from nvfp4_kernels.fragments import fragment_shapes
+        from nvfp4_kernels.formats.fragments import fragment_shapes
         from nvfp4_kernels.gemm.sm90.choose import Problem, choose_config, ctas
         from nvfp4_kernels.gemm.sm90.kernel import GemmArguments, WeightOnlyGemm
         from nvfp4_kernels.gemm.sm90.tile import SLICED_TOKENS, EpilogueConfig
+        from nvfp4_kernels.runtime.compile import launch
         from nvfp4_kernels.sm90.limits import SMS
 
         n, k, weights = self._shape.product(name)
@@ -130,17 +130,14 @@ class LayerSm90:
         """Decode attention over a paged cache; it stores the token's key and value."""
         import torch
 
-        from nvfp4_kernels.compile import launch
-        from nvfp4_kernels.decode_attention.sm90.choose import choose_config
-        from nvfp4_kernels.decode_attention.sm90.kernel import (
-            DecodeArguments,
-            DecodeAttentionSm90,
-        )
-        from nvfp4_kernels.decode_attention.sm90.loader import Strides
-        from nvfp4_kernels.decode_attention.sm90.mainloop import LogitScaling
-        from nvfp4_kernels.decode_attention.sm90.merge import DecodeResult
-        from nvfp4_kernels.decode_attention.sm90.tile import Variant
-        from nvfp4_kernels.decode_attention.sm90.token import TokenTensor
+        from nvfp4_kernels.attention.decode.sm90.choose import choose_config
+        from nvfp4_kernels.attention.decode.sm90.kernel import DecodeArguments, DecodeAttentionSm90
+        from nvfp4_kernels.attention.decode.sm90.loader import Strides
+        from nvfp4_kernels.attention.decode.sm90.mainloop import LogitScaling
+        from nvfp4_kernels.attention.decode.sm90.merge import DecodeResult
+        from nvfp4_kernels.attention.decode.sm90.tile import Variant
+        from nvfp4_kernels.attention.decode.sm90.token import TokenTensor
+        from nvfp4_kernels.runtime.compile import launch
 
         shape, tokens, keys = self._shape, self._tokens, self._keys
         head_dim, group = shape.head_dim, shape.heads // shape.kv_heads

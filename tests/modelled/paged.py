@@ -87,7 +87,7 @@ def paged(
     from nvfp4_kernels.attention.scoring import Scoring
     from nvfp4_kernels.attention.sm100 import launch
     from nvfp4_kernels.attention.sm100.launch_rotary import rotary_attention
-    from nvfp4_kernels.nvfp4_rows import Nvfp4Rows, new_nvfp4_rows
+    from nvfp4_kernels.formats.nvfp4_rows import Nvfp4Rows, new_nvfp4_rows
     from nvfp4_kernels.sm100.limits import SMS
 
     tile, parts = config

@@ -26,7 +26,7 @@ def traced(
     """The launch for a batch of tokens, each at the end of a page of its own, and its bytes."""
     import torch
 
-    from nvfp4_kernels.rotary_store.launch import rotary_store
+    from nvfp4_kernels.rotary.store.launch import rotary_store
 
     query_heads, kv_heads, head_dim = sizes
     heads = query_heads, kv_heads, kv_heads

@@ -85,8 +85,8 @@ class Tracer:
         """
         import torch
 
-        from nvfp4_kernels import compile as compiling
         from nvfp4_kernels.devices import standing_in
+        from nvfp4_kernels.runtime import compile as compiling
         from nvfp4_kernels.tool.static import measure_compiled
 
         self._launches.clear()

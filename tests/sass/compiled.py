@@ -5,8 +5,8 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from nvfp4_kernels.compile import compile_kernel
 from nvfp4_kernels.precompile.spec import KernelSpec
+from nvfp4_kernels.runtime.compile import compile_kernel
 from nvfp4_kernels.tool.build import prepare
 from nvfp4_kernels.tool.instructions import disassemble
 from nvfp4_kernels.tool.static import cubin_of

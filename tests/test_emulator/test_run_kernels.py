@@ -15,7 +15,7 @@ from tests.emulator import EAGER
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of a run that has compiled nothing; this process forgets what it has loaded."""
     devices.cutlass_or_skip()
-    from nvfp4_kernels import compile as kernel_compile
+    from nvfp4_kernels.runtime import compile as kernel_compile
 
     monkeypatch.setenv(devices.RUN_KERNELS, str(tmp_path))
     kernel_compile.compiled.cache_clear()
@@ -26,7 +26,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def launched(patch: pytest.MonkeyPatch) -> tuple[int, str]:
     """How many kernels a process that has loaded none compiles for a launch, and its PTX."""
     with devices.emulated(EAGER) as device:
-        from nvfp4_kernels import compile as kernel_compile
+        from nvfp4_kernels.runtime import compile as kernel_compile
         from tests.test_emulator.kernels.placing import ARRAYS, Placing
 
         kernel_compile.compiled.cache_clear()

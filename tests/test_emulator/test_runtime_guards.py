@@ -17,7 +17,7 @@ from tests.emulator.runtime import shim
 @contextmanager
 def compiling(guards: bool = True) -> Iterator[Emulated]:
     """The emulator, for kernels that are compiled within."""
-    from nvfp4_kernels import compile as kernel_compile
+    from nvfp4_kernels.runtime import compile as kernel_compile
 
     with other_kernels(), emulated(EAGER) as device:
         runtime = shim.installed()
@@ -28,7 +28,7 @@ def compiling(guards: bool = True) -> Iterator[Emulated]:
 
 
 def _launch(device: Emulated, array: int = 0, beyond: int = 0) -> list[int]:
-    from nvfp4_kernels.compile import launch
+    from nvfp4_kernels.runtime.compile import launch
     from tests.test_emulator.kernels.placing import ARRAYS, Placing
 
     out = device.output("out", torch.empty(len(ARRAYS), dtype=torch.int32))
@@ -71,7 +71,7 @@ def test_without_guards_a_neighbour_is_overwritten() -> None:
 
 
 def test_guards_take_no_more_of_the_device() -> None:
-    from nvfp4_kernels.compile import launch
+    from nvfp4_kernels.runtime.compile import launch
 
     with compiling() as device:
         from tests.test_emulator.kernels.placing import Large
@@ -99,7 +99,7 @@ def test_guards_take_no_more_of_the_device() -> None:
     ],
 )
 def test_what_cannot_be_guarded(nbytes: int, reserved: bool, message: str) -> None:
-    from nvfp4_kernels.compile import launch
+    from nvfp4_kernels.runtime.compile import launch
 
     with compiling() as device:
         from tests.test_emulator.kernels.placing import Large

@@ -18,7 +18,7 @@ def test_every_bit(n: int, k: int, device: KernelDevice) -> None:
 
 @pytest.mark.parametrize("order", [("sm_90", "sm_100", "sm_90"), ("sm_100", "sm_90", "sm_100")])
 def test_a_kernel_is_compiled_for_each_device(order: tuple[str, ...]) -> None:
-    from nvfp4_kernels.compile import launch
+    from nvfp4_kernels.runtime.compile import launch
     from tests.test_emulator.kernels.doubling import CHUNK, Doubling
 
     for arch in order:
@@ -33,8 +33,8 @@ def test_a_kernel_is_compiled_for_each_device(order: tuple[str, ...]) -> None:
 @pytest.mark.arch("sm_90")
 @pytest.mark.schedules("eager")
 def test_ops_take_its_kernels(op_device: torch.device) -> None:
-    from nvfp4_kernels.compile import arch
     from nvfp4_kernels.devices import device_arch
+    from nvfp4_kernels.runtime.compile import arch
 
     assert device_arch(op_device) == "sm_90"
     assert arch() == "sm_90a"

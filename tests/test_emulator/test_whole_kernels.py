@@ -39,7 +39,7 @@ def test_a_tile_is_fast_once_compiled(device: KernelDevice) -> None:
 
 def test_any_device(device: KernelDevice) -> None:
     """Bulk copies, mbarriers and proxy fences, which sm_90 has too."""
-    from nvfp4_kernels.compile import launch
+    from nvfp4_kernels.runtime.compile import launch
     from tests.test_emulator.kernels.doubling import CHUNK, CTAS, SLOTS, Doubling
 
     chunks = CTAS * 3 * SLOTS + 1

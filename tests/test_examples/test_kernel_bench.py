@@ -28,7 +28,7 @@ from examples.kernel_bench.operands import (
 )
 from examples.kernel_bench.results import Results, Sample, speed_up
 from examples.kernel_bench.table import layer_tables, refusals
-from nvfp4_kernels.fragments import decode_fragments
+from nvfp4_kernels.formats.fragments import decode_fragments
 from nvfp4_kernels.tool.config_file import UnusableModel
 from nvfp4_kernels.tool.timed_graphs import LaunchGraph
 from tests.test_examples import fake_cuda

@@ -27,7 +27,7 @@ from examples.sensitivity.fake_quantize import fake_quantised, quantise_weights
 from examples.sensitivity.groups import Group, bits_per_weight, linears_of
 from examples.sensitivity.subject import open_subject
 from nvfp4_kernels import gemm, quantize
-from nvfp4_kernels.scale_search import SCALE_RULES
+from nvfp4_kernels.formats.scale_search import SCALE_RULES
 from tests.test_quantizer.checkpoints import LINEARS, read_tensors, save_checkpoint
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 

@@ -13,7 +13,7 @@ from examples.accuracy.activations import round_inputs
 from examples.accuracy.divergence import divergence
 from examples.accuracy.rounding import round_checkpoint
 from examples.perplexity import choose_windows, mean_interval
-from nvfp4_kernels import terms as format
+from nvfp4_kernels.formats import terms as format
 from tests import tiny_llama
 
 WINDOWS, LENGTH = 24, 128

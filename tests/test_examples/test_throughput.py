@@ -21,7 +21,7 @@ from examples.throughput.process import run_job
 from examples.throughput.results import Results, VariantResult
 from examples.throughput.variants import parse_variants
 from examples.throughput.worker import generate, prompts
-from nvfp4_kernels.nvfp4 import Nvfp4Tensor
+from nvfp4_kernels.formats.nvfp4 import Nvfp4Tensor
 from tests import limits
 from tests.test_examples.ending import refused
 from vllm_fp4_plugin import checkpoint_files, formats, meta_model

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import Phase, settings
 
-from nvfp4_kernels import compile as kernel_compile
+from nvfp4_kernels.runtime import compile as kernel_compile
 from tests import devices
 from tests.emulator import STANDARD, EmulatorError, Gpu, Schedule
 from tests.emulator.findings import MissingDependencyWait

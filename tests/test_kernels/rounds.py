@@ -6,10 +6,10 @@ round on; with two buffers that take turns, from the third.
 
 from typing import NamedTuple
 
+from nvfp4_kernels.attention.decode.sm90.tile import KEYS as BOX_KEYS
+from nvfp4_kernels.attention.decode.sm90.tile import DecodeTile
 from nvfp4_kernels.attention.sm100.tile import KEYS, AttentionTile
-from nvfp4_kernels.decode_attention.sm90.tile import KEYS as BOX_KEYS
-from nvfp4_kernels.decode_attention.sm90.tile import DecodeTile
-from nvfp4_kernels.fragments import TILE
+from nvfp4_kernels.formats.fragments import TILE
 from nvfp4_kernels.gemm.sm90 import tile as sm90
 from nvfp4_kernels.gemm.sm100 import tile as sm100
 from nvfp4_kernels.indexer.sm100.tile import ScoreTile

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.router import Router
+from nvfp4_kernels.moe.router import Router
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.moe_route import reference
-from nvfp4_kernels.routing import Routing
+from nvfp4_kernels.moe.route import reference
+from nvfp4_kernels.moe.routing import Routing
 
 
 @dataclass(frozen=True)

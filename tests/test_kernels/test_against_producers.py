@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from nvfp4_kernels.nvfp4 import (
+from nvfp4_kernels.formats.nvfp4 import (
     Nvfp4Tensor,
     global_scale_of,
     quantize_activation,

@@ -9,10 +9,10 @@ from torch import Tensor
 from nvfp4_kernels import gemm, paged_attention, quantize_per_token
 from nvfp4_kernels.dispatch import KernelTable, NoKernelError
 from nvfp4_kernels.each_row import by_row, row_product
+from nvfp4_kernels.formats.nvfp4 import to_blocked
 from nvfp4_kernels.gemm.kernels import KERNELS as GEMM
-from nvfp4_kernels.nvfp4 import to_blocked
-from nvfp4_kernels.rms_norm_quantize.kernels import KERNELS as NORMS
-from nvfp4_kernels.silu_mul_gemm.kernels import KERNELS as SILU_MUL_GEMM
+from nvfp4_kernels.gemm.silu_mul.kernels import KERNELS as SILU_MUL_GEMM
+from nvfp4_kernels.quantize.rms_norm.kernels import KERNELS as NORMS
 
 CPU = torch.device("cpu")
 N, K = 200, 4096  # N in no whole vectors of elements

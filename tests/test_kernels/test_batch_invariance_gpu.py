@@ -8,11 +8,11 @@ from torch import Tensor
 
 from nvfp4_kernels import paged_attention, quantize_per_token
 from nvfp4_kernels.dispatch import KernelTable
-from nvfp4_kernels.fragments import to_fragments
+from nvfp4_kernels.formats.fragments import to_fragments
+from nvfp4_kernels.formats.nvfp4 import from_blocked, to_blocked
 from nvfp4_kernels.gemm.kernels import KERNELS as GEMM
-from nvfp4_kernels.nvfp4 import from_blocked, to_blocked
-from nvfp4_kernels.rms_norm_quantize.kernels import KERNELS as NORMS
-from nvfp4_kernels.silu_mul_gemm.kernels import KERNELS as SILU_MUL_GEMM
+from nvfp4_kernels.gemm.silu_mul.kernels import KERNELS as SILU_MUL_GEMM
+from nvfp4_kernels.quantize.rms_norm.kernels import KERNELS as NORMS
 from tests.test_kernels.attention import test_rotary_attention as test_rotary
 
 ONE_SCHEDULE = pytest.mark.schedules("random 1")

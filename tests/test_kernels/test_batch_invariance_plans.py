@@ -17,7 +17,7 @@ from nvfp4_kernels.precompile.linear_sm90 import weight_only_kernels
 from nvfp4_kernels.precompile.linear_sm100 import block_scaled_kernels
 from nvfp4_kernels.precompile.model import Attention, Layer, Model
 from nvfp4_kernels.precompile.norm_sm100 import norm_kernels
-from nvfp4_kernels.rms_norm_quantize.choose import choose_config as choose_norm
+from nvfp4_kernels.quantize.rms_norm.choose import choose_config as choose_norm
 
 TOKENS = (*range(1, 70), 100, 128, 129, 256, 300, 512, 1000, 1024, 2048, 4096)
 LAYERS = {

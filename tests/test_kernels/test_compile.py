@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from nvfp4_kernels import compile as compiler
-from nvfp4_kernels.compile import UnusableCache, compiled
-from nvfp4_kernels.trusted_path import TRUST_VARIABLE
+from nvfp4_kernels.runtime import compile as compiler
+from nvfp4_kernels.runtime.compile import UnusableCache, compiled
+from nvfp4_kernels.runtime.trusted_path import TRUST_VARIABLE
 from tests import devices
 from tests.emulator import EAGER
 from tests.other_users import NOBODY, needs_root

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from nvfp4_kernels import compile as compiler
-from nvfp4_kernels.compile_workers import build_apart
+from nvfp4_kernels.runtime import compile as compiler
+from nvfp4_kernels.runtime.compile_workers import build_apart
 from tests import devices
 from tests.emulator import EAGER
 

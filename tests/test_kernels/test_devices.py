@@ -5,8 +5,8 @@ import torch
 
 from nvfp4_kernels import NoKernelError, gemm
 from nvfp4_kernels.devices import device_arch
-from nvfp4_kernels.fragments import from_fragments, to_fragments
-from nvfp4_kernels.nvfp4 import (
+from nvfp4_kernels.formats.fragments import from_fragments, to_fragments
+from nvfp4_kernels.formats.nvfp4 import (
     Convention,
     Nvfp4Tensor,
     quantize_activation,
@@ -14,7 +14,7 @@ from nvfp4_kernels.nvfp4 import (
     row_global_scales,
     to_blocked,
 )
-from nvfp4_kernels.scale_search import SCALE_RULES, ScaleRule, quantize_with_rule
+from nvfp4_kernels.formats.scale_search import SCALE_RULES, ScaleRule, quantize_with_rule
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

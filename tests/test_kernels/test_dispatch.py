@@ -11,9 +11,9 @@ from nvfp4_kernels import InvalidArgument, NoKernelError
 from nvfp4_kernels.devices import device_arch
 from nvfp4_kernels.dispatch import KernelTable, Mode, called
 from nvfp4_kernels.gemm.kernels import KERNELS as GEMM
+from nvfp4_kernels.gemm.silu_mul.kernels import KERNELS as SILU_MUL_GEMM
 from nvfp4_kernels.quantize.kernels import KERNELS as QUANTIZE
 from nvfp4_kernels.quantize.kernels import PER_TOKEN_KERNELS
-from nvfp4_kernels.silu_mul_gemm.kernels import KERNELS as SILU_MUL_GEMM
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

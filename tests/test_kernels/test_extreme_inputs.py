@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.add_rms_norm.reference import add_rms_norm, rms_norm
-from nvfp4_kernels.nvfp4 import row_global_scales
+from nvfp4_kernels.formats.nvfp4 import row_global_scales
+from nvfp4_kernels.formats.terms import decode_terms
+from nvfp4_kernels.norm.reference import add_rms_norm, rms_norm
 from nvfp4_kernels.quantize import reference as quantizing
-from nvfp4_kernels.rms_norm_quantize import reference as norms
-from nvfp4_kernels.silu_mul_quantize import reference as activations
-from nvfp4_kernels.terms import decode_terms
+from nvfp4_kernels.quantize.rms_norm import reference as norms
+from nvfp4_kernels.quantize.silu_mul import reference as activations
 from tests.extreme_values import inputs, rounding
 
 K, EPS = 96, 1e-6

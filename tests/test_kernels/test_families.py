@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import nvfp4_kernels
-from nvfp4_kernels import NoKernelError, compile, gemm, quantize
+from nvfp4_kernels import NoKernelError, gemm, quantize
 from nvfp4_kernels.devices import (
     FAMILIES,
     GPUS,
@@ -23,6 +23,7 @@ from nvfp4_kernels.devices import (
     target_of,
 )
 from nvfp4_kernels.dispatch import KernelTable
+from nvfp4_kernels.runtime import compile
 from tests.emulator import Gpu
 from tests.test_kernels.gemm.linear_cases import Case, check_exact
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nvfp4_kernels import InvalidArgument
-from nvfp4_kernels import fragments as fragments_module
-from nvfp4_kernels.fragments import (
+from nvfp4_kernels.formats import fragments as fragments_module
+from nvfp4_kernels.formats.fragments import (
     Fragments,
     blocked_weight,
     decode_fragments,
@@ -22,7 +22,7 @@ from nvfp4_kernels.fragments import (
     from_fragments,
     to_fragments,
 )
-from nvfp4_kernels.nvfp4 import quantize_weight, to_blocked
+from nvfp4_kernels.formats.nvfp4 import quantize_weight, to_blocked
 from tests.test_kernels import oracle
 from tests.test_kernels.strategies import PROPERTY, generators
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvfp4_kernels import fragments
 from nvfp4_kernels.dispatch import Kernel
+from nvfp4_kernels.formats import fragments
 from tests.test_kernels import test_fragments
 from tests.test_kernels.gemm import test_fragments_product
 from tests.test_kernels.mistakes import check_noticed

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvfp4_kernels import nvfp4
+from nvfp4_kernels.formats import nvfp4
 from nvfp4_kernels.gemm import reference as gemm_reference
-from nvfp4_kernels.silu_mul_gemm import reference as silu_mul_gemm_reference
+from nvfp4_kernels.gemm.silu_mul import reference as silu_mul_gemm_reference
 from tests.test_kernels import test_against_producers, test_nvfp4_format, test_scale_layout
 from tests.test_kernels.gemm import test_gemm
+from tests.test_kernels.gemm.silu_mul import test_silu_mul_gemm
 from tests.test_kernels.mistakes import check_noticed
 from tests.test_kernels.quantize import test_quantize
-from tests.test_kernels.silu_mul_gemm import test_silu_mul_gemm
 
 # What the mutants call; the names below stay those of the package while it is mutated.
 encode_e2m1, decode_e2m1 = nvfp4.encode_e2m1, nvfp4.decode_e2m1

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvfp4_kernels import InvalidArgument, Nvfp4Tensor, nvfp4
-from nvfp4_kernels.nvfp4 import (
+from nvfp4_kernels import InvalidArgument, Nvfp4Tensor
+from nvfp4_kernels.formats import nvfp4
+from nvfp4_kernels.formats.nvfp4 import (
     Convention,
     decode_e2m1,
     encode_e2m1,

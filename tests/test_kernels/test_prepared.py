@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from nvfp4_kernels import InvalidArgument, prepared
-from nvfp4_kernels import compile as compiler
+from nvfp4_kernels import InvalidArgument
 from nvfp4_kernels.checks import check_dtype, check_layout, check_same_device, reads_contents
 from nvfp4_kernels.devices import standing_in
-from nvfp4_kernels.prepared import MAX_REPLAYS, Prepared
-from nvfp4_kernels.recording import compared, relation
+from nvfp4_kernels.runtime import compile as compiler
+from nvfp4_kernels.runtime import launch_cache
+from nvfp4_kernels.runtime.launch_cache import MAX_REPLAYS, Prepared
+from nvfp4_kernels.runtime.recording import compared, relation
 
 FLOATS = (torch.bfloat16, torch.float32)
 
@@ -82,14 +83,14 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     monkeypatch.setattr(compiler, "compiled", found.compiled)
     monkeypatch.setattr(compiler, "arch", lambda: "sm_100a")
     monkeypatch.setattr(compiler, "watchers", [found.known.append])
-    with standing_in("cpu", "sm_100"), prepared.suspended(False):
+    with standing_in("cpu", "sm_100"), launch_cache.suspended(False):
         yield found
 
 
 def aligned(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """A tensor that starts on a multiple of 64 bytes."""
     x = torch.zeros(*shape, dtype=dtype)
-    assert x.data_ptr() % prepared.ALIGNMENT == 0
+    assert x.data_ptr() % launch_cache.ALIGNMENT == 0
     return x
 
 
@@ -375,7 +376,7 @@ def test_suspended(device: Device) -> None:
     call = Prepared(device.function)
     for _ in range(2):
         call(X, None)
-        with prepared.suspended():
+        with launch_cache.suspended():
             call(X, None)
     assert device.calls == 3
 

@@ -12,7 +12,7 @@ from vllm.model_executor.layers.quantization.utils.nvfp4_emulation_utils import 
 )
 
 from nvfp4_kernels import InvalidArgument
-from nvfp4_kernels.nvfp4 import blocked_shape, from_blocked, to_blocked
+from nvfp4_kernels.formats.nvfp4 import blocked_shape, from_blocked, to_blocked
 from tests.test_kernels import oracle
 from tests.test_kernels.strategies import PROPERTY, batch_shapes, generators
 

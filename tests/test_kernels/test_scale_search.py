@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvfp4_kernels import InvalidArgument, scale_search
-from nvfp4_kernels.nvfp4 import Convention, Nvfp4Tensor, global_scale_of, quantize_weight
-from nvfp4_kernels.scale_search import SCALE_RULES, ScaleRule, quantize_with_rule
+from nvfp4_kernels import InvalidArgument
+from nvfp4_kernels.formats import scale_search
+from nvfp4_kernels.formats.nvfp4 import Convention, Nvfp4Tensor, global_scale_of, quantize_weight
+from nvfp4_kernels.formats.scale_search import SCALE_RULES, ScaleRule, quantize_with_rule
 
 CONVENTIONS = get_args(Convention)
 SEARCHES: tuple[ScaleRule, ...] = ("four-over-six", "sweep")

@@ -19,8 +19,8 @@ from nvfp4_kernels import (
 from nvfp4_kernels.checks import strides_of
 from tests.emulator.tma.tensor_map import TensorMap
 from tests.test_kernels.attention.attention_cases import Case
+from tests.test_kernels.attention.decode import decode_cases
 from tests.test_kernels.attention.sparse_cases import SparseCase
-from tests.test_kernels.decode_attention import decode_cases
 from tests.test_kernels.indexer import indexer_cases
 
 # 0 is of what expand() made; the last is beyond what a tensor map can say.

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nvfp4_kernels import InvalidArgument, gemm, quantize, quantize_per_token, silu_mul_gemm
-from nvfp4_kernels.nvfp4 import quantize_activation, row_global_scales, to_blocked
-from nvfp4_kernels.terms import (
+from nvfp4_kernels.formats.nvfp4 import quantize_activation, row_global_scales, to_blocked
+from nvfp4_kernels.formats.terms import (
     decode_terms,
     quantize_terms,
     stack_scales,

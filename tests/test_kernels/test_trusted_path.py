@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nvfp4_kernels.trusted_path import (
+from nvfp4_kernels.runtime.trusted_path import (
     TRUST_VARIABLE,
     UnknownTrust,
     UntrustedPath,

@@ -11,8 +11,8 @@ from vllm.model_executor.layers.linear import RowParallelLinear
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 from nvfp4_kernels.devices import standing_in
-from nvfp4_kernels.nvfp4 import Nvfp4Tensor, global_scale_of, row_global_scales
-from nvfp4_kernels.terms import decode_terms, quantize_terms
+from nvfp4_kernels.formats.nvfp4 import Nvfp4Tensor, global_scale_of, row_global_scales
+from nvfp4_kernels.formats.terms import decode_terms, quantize_terms
 from tests.test_plugin.test_linear_layers import (
     BF16_ROUNDING,
     GAINS,

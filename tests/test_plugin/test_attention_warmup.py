@@ -27,8 +27,8 @@ ON_BLACKWELL = CASES | {
     "FP8": Model(head_dim=128, cache_dtype="fp8"),
 }
 LAUNCHERS = {
-    "sm_90": ["nvfp4_kernels.decode_attention.sm90.launch"],
-    "sm_100": ["nvfp4_kernels.attention.sm100.launch", "nvfp4_kernels.merge_segments.sm100"],
+    "sm_90": ["nvfp4_kernels.attention.decode.sm90.launch"],
+    "sm_100": ["nvfp4_kernels.attention.sm100.launch", "nvfp4_kernels.attention.merge.sm100"],
 }
 
 

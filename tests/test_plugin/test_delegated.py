@@ -15,7 +15,7 @@ from vllm.model_executor.layers.linear import (
 )
 
 from nvfp4_kernels.devices import standing_in
-from nvfp4_kernels.nvfp4 import Convention
+from nvfp4_kernels.formats.nvfp4 import Convention
 from tests.mixed_checkpoints import quantize, round_input
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.delegated import choice, reference

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLinear
 from vllm.model_executor.models import registry
 
-from nvfp4_kernels.nvfp4 import quantize_weight
+from nvfp4_kernels.formats.nvfp4 import quantize_weight
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.draft_names import is_draft, on_disk
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from nvfp4_kernels.nvfp4 import quantize_weight
+from nvfp4_kernels.formats.nvfp4 import quantize_weight
 from tests import tiny_llama
 from tests.catalogue import checkpoint, reference
 from tests.catalogue.facts import named

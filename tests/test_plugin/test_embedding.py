@@ -12,7 +12,7 @@ from torch import Tensor
 from vllm.model_executor.layers import vocab_parallel_embedding as embedding
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
-from nvfp4_kernels.nvfp4 import Convention, Nvfp4Tensor, quantize_weight
+from nvfp4_kernels.formats.nvfp4 import Convention, Nvfp4Tensor, quantize_weight
 from tests.engine import dequantized, distance, run
 from tests.test_plugin.test_engine import SAME_W4A16
 from tests.test_plugin.test_layer_kinds import CT_NVFP4, FP8, NVFP4, headers

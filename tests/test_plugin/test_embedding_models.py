@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClassification
 
-from nvfp4_kernels.nvfp4 import Nvfp4Tensor
+from nvfp4_kernels.formats.nvfp4 import Nvfp4Tensor
 from tests import tiny_llama
 from tests.catalogue import checkpoint, reference
 from tests.catalogue.facts import named

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 
-from nvfp4_kernels import prepared
 from nvfp4_kernels.attention import arguments as attention_arguments
 from nvfp4_kernels.attention import reference as attention_reference
 from nvfp4_kernels.attention import rotary_op, rotary_reference
-from nvfp4_kernels.replay import Launch
-from nvfp4_kernels.rotary_store import arguments as store_arguments
-from nvfp4_kernels.rotary_store import reference as store_reference
+from nvfp4_kernels.rotary.store import arguments as store_arguments
+from nvfp4_kernels.rotary.store import reference as store_reference
+from nvfp4_kernels.runtime import launch_cache
+from nvfp4_kernels.runtime.replay import Launch
 from tests import devices
 from tests.emulator import randomised
 from tests.engine import dequantized, distance, run
@@ -66,7 +66,7 @@ def test_a_whole_layer(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         devices.emulated_ops(randomised(1)),
         recorded() as kernels,
-        prepared.suspended(False),
+        launch_cache.suspended(False),
     ):
         emulated = run(str(modelopt), new_tokens=FEW)
     attention = "queries and keys rotated; result quantised for o_proj"

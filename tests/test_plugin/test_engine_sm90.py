@@ -9,7 +9,7 @@ from vllm.model_executor.custom_op import op_registry_oot
 
 from nvfp4_kernels import add_rms_norm
 from nvfp4_kernels.devices import standing_in
-from nvfp4_kernels.rotary_embedding import reference
+from nvfp4_kernels.rotary import reference
 from tests.engine import report_command, run
 from tests.sm90_product import sm90_ops
 from vllm_fp4_plugin import norm_kernel, norm_module

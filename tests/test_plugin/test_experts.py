@@ -14,7 +14,7 @@ from vllm.model_executor.layers.fused_moe.config import RoutingMethodType
 
 from nvfp4_kernels.activation import SILU, Activation
 from nvfp4_kernels.devices import standing_in
-from nvfp4_kernels.nvfp4 import (
+from nvfp4_kernels.formats.nvfp4 import (
     Nvfp4Tensor,
     quantize_activation,
     quantize_weight,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from vllm.model_executor.layers.quantization import fp8
 
-from nvfp4_kernels.nvfp4 import Convention
+from nvfp4_kernels.formats.nvfp4 import Convention
 from tests.test_plugin.test_experts import PREFIX, E, Layer
 from vllm_fp4_plugin.experts.vllm_methods import keeps_16_bits, vllm_experts
 from vllm_fp4_plugin.formats import (

@@ -11,8 +11,8 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 
 from nvfp4_kernels.gemm.sm100.choose_grouped import choose_tile_tokens
-from nvfp4_kernels.moe_quantize.choose import choose_config as choose_rows
-from nvfp4_kernels.moe_topk_route.choose import choose_config
+from nvfp4_kernels.moe.quantize.choose import choose_config as choose_rows
+from nvfp4_kernels.moe.topk_route.choose import choose_config
 from nvfp4_kernels.sm100.limits import SMS
 from tests import moe_checkpoints
 from tests.engine import run

@@ -7,10 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nvfp4_kernels.nvfp4 import (
-    global_scale_of,
-    quantize_weight,
-)
+from nvfp4_kernels.formats.nvfp4 import global_scale_of, quantize_weight
 from tests.test_plugin.test_experts import INNER, PREFIX, E, H, Layer
 from vllm_fp4_plugin.experts import online
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvfp4_kernels import InvalidArgument, prepared
-from nvfp4_kernels import compile as compiler
+from nvfp4_kernels import InvalidArgument
 from nvfp4_kernels.activation import SILU
+from nvfp4_kernels.moe.router import Router
 from nvfp4_kernels.precompile.experts_layer import Choice
-from nvfp4_kernels.router import Router
+from nvfp4_kernels.runtime import compile as compiler
+from nvfp4_kernels.runtime import launch_cache
 from tests import devices
 from tests.emulator import randomised
 from tests.test_plugin.test_experts import E, H, K, Model
@@ -69,7 +70,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         return choose(*given)
 
     arch = getattr(request, "param", "sm_100")
-    with devices.emulated_ops(randomised(1), arch), prepared.suspended(False):
+    with devices.emulated_ops(randomised(1), arch), launch_cache.suspended(False):
         monkeypatch.setattr(compiler, "compiled", found.compiled)
         monkeypatch.setattr(op, "_of_batch", counted)
         yield found
@@ -121,7 +122,7 @@ def test_a_replay_launches_what_a_checked_call_does(device: Device, case: dict[s
     first, second = call_of(**case), call_of(**case)
     recorded, repeated = device.launches(first), device.launches(second)
     assert device.checked == 1
-    with prepared.suspended():
+    with launch_cache.suspended():
         assert device.launches(second) == repeated == recorded
     assert device.checked == 2
 

@@ -10,15 +10,15 @@ from torch.nn.functional import silu
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.linear import RowParallelLinear
 
-from nvfp4_kernels.nvfp4 import (
+from nvfp4_kernels.formats.nvfp4 import (
     Convention,
     Nvfp4Tensor,
     global_scale_of,
     quantize_activation,
     row_global_scales,
 )
-from nvfp4_kernels.scale_search import SCALE_RULES, quantize_with_rule
-from nvfp4_kernels.terms import decode_terms, quantize_terms
+from nvfp4_kernels.formats.scale_search import SCALE_RULES, quantize_with_rule
+from nvfp4_kernels.formats.terms import decode_terms, quantize_terms
 from tests.extreme_values import WEIGHTS, decoded, inputs, ordinary, rounding, with_outlier
 from tests.test_plugin.test_linear_layers import (
     INTERMEDIATE,

@@ -17,7 +17,7 @@ from torch import Tensor
 from vllm.engine.arg_utils import EngineArgs
 from vllm.plugins import load_general_plugins
 
-from nvfp4_kernels.nvfp4 import Nvfp4Tensor
+from nvfp4_kernels.formats.nvfp4 import Nvfp4Tensor
 from tests import tiny_llama
 from tests.catalogue import checkpoint
 from tests.catalogue.facts import named

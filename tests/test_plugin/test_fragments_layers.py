@@ -12,10 +12,11 @@ from torch import Tensor
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.linear import ColumnParallelLinear, MergedColumnParallelLinear
 
-from nvfp4_kernels import NoKernelError, fragments
+from nvfp4_kernels import NoKernelError
 from nvfp4_kernels.devices import standing_in
-from nvfp4_kernels.fragments import fragment_shapes, to_fragments
-from nvfp4_kernels.nvfp4 import Nvfp4Tensor, quantize_weight
+from nvfp4_kernels.formats import fragments
+from nvfp4_kernels.formats.fragments import fragment_shapes, to_fragments
+from nvfp4_kernels.formats.nvfp4 import Nvfp4Tensor, quantize_weight
 from tests.sm90_product import sm90_ops
 from tests.test_kernels.compilation import check_op
 from tests.test_plugin.test_linear_layers import (

@@ -14,7 +14,7 @@ from vllm.model_executor.models.minicpm import MiniCPMMLP
 from vllm.model_executor.models.qwen2_moe import Qwen2MoeMLP
 
 from nvfp4_kernels.devices import standing_in
-from nvfp4_kernels.nvfp4 import global_scale_of, quantize_weight, row_global_scales
+from nvfp4_kernels.formats.nvfp4 import global_scale_of, quantize_weight, row_global_scales
 from tests.test_plugin.test_linear_layers import (
     BF16_ROUNDING,
     INTERMEDIATE,

@@ -14,7 +14,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     UnquantizedEmbeddingMethod,
 )
 
-from nvfp4_kernels.nvfp4 import Convention, Nvfp4Tensor, global_scale_of, row_global_scales
+from nvfp4_kernels.formats.nvfp4 import Convention, Nvfp4Tensor, global_scale_of, row_global_scales
 from tests import devices
 from tests.emulator import randomised
 from tests.engine import dequantized, distance, run
@@ -66,7 +66,7 @@ def bound_of_terms(x: Tensor, shard: Nvfp4Tensor) -> Tensor:
     """Bound on what three terms lose of float64 logits before these are rounded.
 
     A term is off by half of E2M1's widest step, 2 of 6, and its block scale by 2⁻⁴: at most a
-    quarter of what its block has left. Scales have a floor, see ``nvfp4_kernels.terms``.
+    quarter of what its block has left. Scales have a floor, see ``nvfp4_kernels.formats.terms``.
     """
     blocks = x.double().unflatten(-1, (-1, 16)).abs().amax(-1).repeat_interleave(16, -1)
     floor = row_global_scales(x).double().unsqueeze(-1) * 2.0**-11

@@ -18,7 +18,7 @@ from vllm.model_executor.layers.linear import (
     UnquantizedLinearMethod,
 )
 
-from nvfp4_kernels.nvfp4 import (
+from nvfp4_kernels.formats.nvfp4 import (
     Convention,
     Nvfp4Tensor,
     global_scale_of,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from vllm.model_executor.layers.mamba import mamba_mixer2
 
-from nvfp4_kernels.nvfp4 import Convention, Nvfp4Tensor, quantize_weight
+from nvfp4_kernels.formats.nvfp4 import Convention, Nvfp4Tensor, quantize_weight
 from tests.mixed_checkpoints import quantize
 from tests.test_plugin.test_delegated import config_of
 from tests.test_plugin.test_linear_layers import (

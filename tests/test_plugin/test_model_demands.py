@@ -17,7 +17,7 @@ from vllm.model_executor.layers.linear import (
     UnquantizedLinearMethod,
 )
 
-from nvfp4_kernels.nvfp4 import quantize_weight
+from nvfp4_kernels.formats.nvfp4 import quantize_weight
 from tests.registry import configs
 from tests.test_plugin.test_layer_kinds import NVFP4, PLAIN, headers
 from tests.test_plugin.test_linear_layers import checkpoint

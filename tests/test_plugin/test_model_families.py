@@ -23,7 +23,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from nvfp4_kernels.nvfp4 import quantize_weight
+from nvfp4_kernels.formats.nvfp4 import quantize_weight
 from tests import limits, preloaded, tiny_llama
 from tests.catalogue import checkpoint, reference
 from tests.catalogue.facts import FAMILIES

@@ -133,7 +133,7 @@ def test_opcheck(adds: bool, per_token: bool) -> None:
     x, residual = (torch.randn(TOKENS, K).bfloat16() for _ in range(2))
     rows = (x, residual) if adds else (x,)
     scale = () if per_token else (SCALE,)
-    target = f"nvfp4_kernels.rms_norm_quantize.reference:{name}"
+    target = f"nvfp4_kernels.quantize.rms_norm.reference:{name}"
     check_op(
         getattr(torch.ops.nvfp4_tc, name).default, (*rows, torch.ones(K), EPS, *scale, 2, target)
     )

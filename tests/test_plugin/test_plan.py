@@ -13,10 +13,10 @@ from vllm.model_executor.layers.linear import RowParallelLinear
 from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.devices import standing_in
 from nvfp4_kernels.dispatch import KernelTable
+from nvfp4_kernels.formats.nvfp4 import blocked_shape
 from nvfp4_kernels.gemm import reference as gemm
-from nvfp4_kernels.nvfp4 import blocked_shape
+from nvfp4_kernels.gemm.silu_mul import reference as silu_mul_gemm
 from nvfp4_kernels.quantize import reference as quantize
-from nvfp4_kernels.silu_mul_gemm import reference as silu_mul_gemm
 from tests.test_kernels.compilation import check_op
 from tests.test_plugin.test_linear_layers import (
     LAYERS,
@@ -189,7 +189,7 @@ def test_opcheck(activation: str, terms: int, dims: tuple[int, ...]) -> None:
         torch.ops.nvfp4_tc.linear.default, (x, None, None, *one, kernel, quantizer, terms, x.dtype)
     )
     both = weight, scales, torch.ones(2), 48, input_scale
-    kernel = "nvfp4_kernels.silu_mul_gemm.reference:silu_mul_gemm"
+    kernel = "nvfp4_kernels.gemm.silu_mul.reference:silu_mul_gemm"
     given = (*both, kernel, quantizer, terms)
     check_op(torch.ops.nvfp4_tc.silu_mul_linear.default, (x, None, None, *given, x.dtype))
     if activation != "16-bit":  # a reference of 16-bit activations takes them too

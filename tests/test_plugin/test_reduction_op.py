@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvfp4_kernels import add_rms_norm_quantize, gemm, prepared
-from nvfp4_kernels.nvfp4 import quantize_weight
-from nvfp4_kernels.replay import Launch
+from nvfp4_kernels import add_rms_norm_quantize, gemm
+from nvfp4_kernels.formats.nvfp4 import quantize_weight
+from nvfp4_kernels.runtime import launch_cache
+from nvfp4_kernels.runtime.replay import Launch
 from tests import devices, fake_flashinfer
 from tests.emulator import randomised
 from tests.test_kernels.compilation import check_op
@@ -19,7 +20,7 @@ from vllm_fp4_plugin.reduction_op import all_reduce_add_rms_norm_quantize
 
 K, TOKENS, EPS = 128, 5, 1e-6
 SCALE = torch.tensor(0.003)
-KERNEL = "nvfp4_kernels.rms_norm_quantize.reference:add_rms_norm_quantize"
+KERNEL = "nvfp4_kernels.quantize.rms_norm.reference:add_rms_norm_quantize"
 MANY = 1000
 
 pytestmark = pytest.mark.usefixtures("vllm_config")
@@ -92,7 +93,7 @@ def test_a_norm_is_prepared(given: Given, monkeypatch: pytest.MonkeyPatch) -> No
     kernel = KERNEL.replace(".reference:", ".sm100:")
     others = tuple(x + 1 for x in given)
     with devices.emulated_ops(randomised(1)):
-        with prepared.suspended(False):
+        with launch_cache.suspended(False):
             first, second = run(given, 0, kernel=kernel), run(others, 0, kernel=kernel)
         assert len(repeated) == 1
         for found, parts in ((first, given), (second, others)):

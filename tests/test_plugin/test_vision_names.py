@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PaliGemmaConfig, PaliGemmaForConditionalGeneration
 
-from nvfp4_kernels.nvfp4 import quantize_weight
+from nvfp4_kernels.formats.nvfp4 import quantize_weight
 from tests import tiny_llama
 from tests.mixed_checkpoints import FP8, GROUPS, quantize
 from vllm_fp4_plugin import meta_model

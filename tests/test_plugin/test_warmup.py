@@ -15,7 +15,7 @@ from vllm.model_executor.layers.linear import (
 )
 
 from nvfp4_kernels.devices import SM_COUNTS, standing_in
-from nvfp4_kernels.nvfp4 import blocked_shape
+from nvfp4_kernels.formats.nvfp4 import blocked_shape
 from nvfp4_kernels.precompile.model import Layer
 from tests import devices
 from tests.emulator import EAGER
@@ -225,7 +225,7 @@ def warmed_up(family: str, layer: Layer, activation: Any, terms: int = 1) -> set
 def test_kernels_are_those_that_products_launch(
     bound: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nvfp4_kernels.fragments import fragment_shapes
+    from nvfp4_kernels.formats.fragments import fragment_shapes
     from nvfp4_kernels.gemm.sm90 import launch as product
 
     launches = Launches(monkeypatch, product)

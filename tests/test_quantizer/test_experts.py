@@ -20,8 +20,8 @@ from transformers import (
     JetMoeConfig,
 )
 
-from nvfp4_kernels.nvfp4 import GLOBAL_RANGE
-from nvfp4_kernels.scale_search import quantize_with_rule
+from nvfp4_kernels.formats.nvfp4 import GLOBAL_RANGE
+from nvfp4_kernels.formats.scale_search import quantize_with_rule
 from tests import moe_checkpoints
 from tests.test_quantizer.checkpoints import read_config, read_tensors, save_checkpoint
 from tests.test_quantizer.mixtures import FAMILIES, SIZES, llama4, save_mixture, stack

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.scale_search import quantize_with_rule
+from nvfp4_kernels.formats.scale_search import quantize_with_rule
 from tests.test_quantizer.checkpoints import LINEARS, read_config, read_tensors, save_checkpoint
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 

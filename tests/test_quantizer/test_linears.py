@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import GPT2Config, LlamaConfig
 
-from nvfp4_kernels.nvfp4 import GLOBAL_RANGE
+from nvfp4_kernels.formats.nvfp4 import GLOBAL_RANGE
 from tests.test_quantizer.checkpoints import (
     LINEARS,
     SHAPE,

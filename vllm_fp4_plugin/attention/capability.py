@@ -12,9 +12,9 @@ sm_100   ``paged_attention``               ``paged_attention``
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from nvfp4_kernels.attention.decode.kernels import DECODE_KERNELS, MAX_GROUP
+from nvfp4_kernels.attention.decode.kernels import HEAD_DIMS as DECODE_HEAD_DIMS
 from nvfp4_kernels.attention.kernels import HEAD_DIMS, PAGED_KERNELS
-from nvfp4_kernels.decode_attention.kernels import DECODE_KERNELS, MAX_GROUP
-from nvfp4_kernels.decode_attention.kernels import HEAD_DIMS as DECODE_HEAD_DIMS
 from nvfp4_kernels.devices import device_family
 from nvfp4_kernels.dispatch import Kernel, KernelTable, Mode
 from vllm_fp4_plugin import batch_invariance

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
-from nvfp4_kernels.decode_attention import decode_attention
-from nvfp4_kernels.decode_attention.kernels import MAX_GROUP
+from nvfp4_kernels.attention import decode_attention
+from nvfp4_kernels.attention.decode.kernels import MAX_GROUP
 from nvfp4_kernels.devices import dtype_name
 from nvfp4_kernels.precompile.attention_sm90 import decode_kernels
 from nvfp4_kernels.precompile.spec import KernelSpec

@@ -19,8 +19,8 @@ from vllm.model_executor.layers.linear import RowParallelLinear
 
 from nvfp4_kernels.attention.kernels import QUANTIZED_KERNELS
 from nvfp4_kernels.dispatch import Kernel
-from nvfp4_kernels.nvfp4_rows import HEAD_COLUMNS, ROW_COLUMNS, new_nvfp4_rows
-from nvfp4_kernels.recording import is_listened_to
+from nvfp4_kernels.formats.nvfp4_rows import HEAD_COLUMNS, ROW_COLUMNS, new_nvfp4_rows
+from nvfp4_kernels.runtime.recording import is_listened_to
 from vllm_fp4_plugin import batch_invariance
 from vllm_fp4_plugin.device import current_device
 from vllm_fp4_plugin.handover import QuantizedInput

@@ -13,7 +13,7 @@ from torch.nn import Module
 
 from nvfp4_kernels.attention import HeadRotation
 from nvfp4_kernels.precompile.model import Attention
-from nvfp4_kernels.rotary_store import rotary_store
+from nvfp4_kernels.rotary import rotary_store
 
 
 class Unrotated(Module):

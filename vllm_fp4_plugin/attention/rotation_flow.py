@@ -6,8 +6,8 @@ from typing import Any
 from vllm.model_executor.layers.layernorm import RMSNorm
 
 from nvfp4_kernels.dispatch import Kernel
-from nvfp4_kernels.rotary_store.kernels import KERNELS
-from nvfp4_kernels.rotary_store.tile import PART
+from nvfp4_kernels.rotary.store.kernels import KERNELS
+from nvfp4_kernels.rotary.store.tile import PART
 from vllm_fp4_plugin.attention import positions_flow
 from vllm_fp4_plugin.attention.rotation import Rotation, Unrotated, leave_unnormalised
 from vllm_fp4_plugin.device import current_device

@@ -7,7 +7,7 @@ from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase, Unquantized
 
 from nvfp4_kernels.activation import SILU
 from nvfp4_kernels.dispatch import NoKernelError
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE
+from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE
 from vllm_fp4_plugin import complete_loaders
 from vllm_fp4_plugin.activation_terms import GivenTerms
 from vllm_fp4_plugin.delegated import choice as delegated

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from vllm.config import get_current_vllm_config
 
-from nvfp4_kernels.nvfp4 import GLOBAL_RANGE
+from nvfp4_kernels.formats.nvfp4 import GLOBAL_RANGE
 from vllm_fp4_plugin import weights
 from vllm_fp4_plugin.activation_terms import GivenTerms
 from vllm_fp4_plugin.experts.base import ExpertsMethod

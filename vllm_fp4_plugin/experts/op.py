@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.library import Library, register_fake
 
 from nvfp4_kernels.activation import Activation
-from nvfp4_kernels.grouped_gemm.tile_tokens import ExpertSizes, choose_tile_tokens
-from nvfp4_kernels.moe_topk.op import router_of
-from nvfp4_kernels.routing import Routing
+from nvfp4_kernels.gemm.grouped.tile_tokens import ExpertSizes, choose_tile_tokens
+from nvfp4_kernels.moe.routing import Routing
+from nvfp4_kernels.moe.topk.op import router_of
 from vllm_fp4_plugin.linear_op import define, function, readable
 
 _LIBRARY = Library("nvfp4_tc", "FRAGMENT")

@@ -9,13 +9,13 @@ from vllm.platforms import current_platform
 from nvfp4_kernels.activation import GATED, UNGATED, Activation
 from nvfp4_kernels.devices import device_family
 from nvfp4_kernels.dispatch import Kernel
-from nvfp4_kernels.grouped_gemm.kernels import KERNELS as GROUPED_GEMM
-from nvfp4_kernels.grouped_silu_mul_gemm.kernels import KERNELS as GROUPED_SILU_MUL_GEMM
-from nvfp4_kernels.moe_combine.kernels import KERNELS as MOE_COMBINE
-from nvfp4_kernels.moe_quantize.kernels import PER_TOKEN_KERNELS as MOE_QUANTIZE_PER_TOKEN
-from nvfp4_kernels.moe_route_quantize.kernels import GATHER_KERNELS, KERNELS, PER_TOKEN_KERNELS
-from nvfp4_kernels.moe_topk_route import kernels as from_logits
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE
+from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE
+from nvfp4_kernels.gemm.grouped.kernels import KERNELS as GROUPED_GEMM
+from nvfp4_kernels.gemm.grouped_silu_mul.kernels import KERNELS as GROUPED_SILU_MUL_GEMM
+from nvfp4_kernels.moe.combine.kernels import KERNELS as MOE_COMBINE
+from nvfp4_kernels.moe.quantize.kernels import PER_TOKEN_KERNELS as MOE_QUANTIZE_PER_TOKEN
+from nvfp4_kernels.moe.route_quantize.kernels import GATHER_KERNELS, KERNELS, PER_TOKEN_KERNELS
+from nvfp4_kernels.moe.topk_route import kernels as from_logits
 from nvfp4_kernels.precompile.experts_layer import Choice
 from vllm_fp4_plugin.activation_terms import GivenTerms
 from vllm_fp4_plugin.device import current_device

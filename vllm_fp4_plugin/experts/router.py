@@ -14,8 +14,8 @@ from vllm.forward_context import get_forward_context, is_forward_context_availab
 from vllm.model_executor.layers.fused_moe.config import RoutingMethodType
 
 from nvfp4_kernels.devices import dtype_name
+from nvfp4_kernels.moe.router import MAX_EXPERTS, MAX_GROUPS, MAX_TOP_K, Router, Scoring
 from nvfp4_kernels.precompile.experts_layer import Choice
-from nvfp4_kernels.router import MAX_EXPERTS, MAX_GROUPS, MAX_TOP_K, Router, Scoring
 
 _KNOWN = (
     RoutingMethodType.Default,

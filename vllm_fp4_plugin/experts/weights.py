@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nvfp4_kernels.fragments import to_fragments
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE, to_blocked
+from nvfp4_kernels.formats.fragments import to_fragments
+from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE, to_blocked
 from nvfp4_kernels.precompile.experts_layer import padded_width
 from vllm_fp4_plugin.experts.plan import ExpertsPlan
 from vllm_fp4_plugin.weights import weight_bytes

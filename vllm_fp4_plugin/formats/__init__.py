@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nvfp4_kernels.nvfp4 import Convention
+from nvfp4_kernels.formats.nvfp4 import Convention
 from vllm_fp4_plugin.formats.compressed_tensors import CompressedTensors
 from vllm_fp4_plugin.formats.fields import read_object
 from vllm_fp4_plugin.formats.format import (

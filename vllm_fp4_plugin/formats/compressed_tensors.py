@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE
+from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE
 from vllm_fp4_plugin.formats.config_groups import (
     EVERY_LINEAR,
     check_any_nvfp4,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from nvfp4_kernels.nvfp4 import Convention
+from nvfp4_kernels.formats.nvfp4 import Convention
 from vllm_fp4_plugin.ignore import InvalidPattern, check_pattern
 from vllm_fp4_plugin.kind import Inputs, Kind
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nvfp4_kernels.nvfp4 import E4M3_MAX, GLOBAL_RANGE
+from nvfp4_kernels.formats.nvfp4 import E4M3_MAX, GLOBAL_RANGE
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
 from vllm_fp4_plugin.quantizer.expert_calibration import StreamedExperts
 from vllm_fp4_plugin.quantizer.layout import Layout

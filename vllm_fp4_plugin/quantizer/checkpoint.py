@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
-from nvfp4_kernels.nvfp4 import Convention
-from nvfp4_kernels.scale_search import SCALE_RULES, ScaleRule
+from nvfp4_kernels.formats.nvfp4 import Convention
+from nvfp4_kernels.formats.scale_search import SCALE_RULES, ScaleRule
 from vllm_fp4_plugin.formats import FORMATS, UnsupportedCheckpoint
 from vllm_fp4_plugin.ignore import InvalidPattern, check_pattern
 from vllm_fp4_plugin.model_source import whole_directory

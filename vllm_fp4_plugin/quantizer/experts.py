@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE
+from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
 from vllm_fp4_plugin.quantizer.layout import Layout
 from vllm_fp4_plugin.quantizer.source import FLOAT_DTYPES, Source

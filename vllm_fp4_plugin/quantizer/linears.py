@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE
+from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE
 from vllm_fp4_plugin.ignore import matches
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
 from vllm_fp4_plugin.quantizer.experts import ExpertsLayer, check_blocks, find_experts

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE, E4M3_MAX, global_scale_of
+from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE, E4M3_MAX, global_scale_of
 from vllm_fp4_plugin.formats import Format
 from vllm_fp4_plugin.quantizer.tensor_file import TensorSpec
 from vllm_fp4_plugin.quantizer.weights import QuantizedWeight

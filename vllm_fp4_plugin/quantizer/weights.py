@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument
-from nvfp4_kernels.nvfp4 import (
+from nvfp4_kernels.formats.nvfp4 import (
     BLOCK_SIZE,
     GLOBAL_RANGE,
     Convention,
     Nvfp4Tensor,
     global_scale_of,
 )
-from nvfp4_kernels.scale_search import ScaleRule, quantize_with_rule
+from nvfp4_kernels.formats.scale_search import ScaleRule, quantize_with_rule
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
 from vllm_fp4_plugin.quantizer.source import Source

@@ -8,8 +8,8 @@ from nvfp4_kernels.attention.kernels import KEY_MULTIPLE, QUANTIZED_KERNELS
 from nvfp4_kernels.attention.op import scoring_of
 from nvfp4_kernels.checks import check_dtype, check_same_device
 from nvfp4_kernels.dispatch import called
+from nvfp4_kernels.formats.nvfp4_rows import Nvfp4Rows, check_pair, new_nvfp4_rows
 from nvfp4_kernels.heads import DTYPES
-from nvfp4_kernels.nvfp4_rows import Nvfp4Rows, check_pair, new_nvfp4_rows
 
 
 def paged_attention_quantized(

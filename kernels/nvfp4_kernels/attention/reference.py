@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.attention.scoring import Scoring
-from nvfp4_kernels.nvfp4_rows import Nvfp4Rows
+from nvfp4_kernels.formats.nvfp4_rows import Nvfp4Rows
 
 # Block sizes: chosen to keep a block in a core's cache.
 ROWS = 1024  # queries times heads

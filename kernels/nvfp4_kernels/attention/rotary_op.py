@@ -10,9 +10,9 @@ from nvfp4_kernels.attention.kernels import KEY_MULTIPLE, MAX_ROTARY_ROWS, ROTAR
 from nvfp4_kernels.attention.op import scoring_of
 from nvfp4_kernels.checks import InvalidArgument, check_dtype, reads_contents
 from nvfp4_kernels.dispatch import called
+from nvfp4_kernels.formats.nvfp4_rows import Nvfp4Rows, check_pair, new_nvfp4_rows
 from nvfp4_kernels.heads import DTYPES, check_out
-from nvfp4_kernels.nvfp4_rows import Nvfp4Rows, check_pair, new_nvfp4_rows
-from nvfp4_kernels.rotary_store.arguments import check_rotary_store
+from nvfp4_kernels.rotary.store.arguments import check_rotary_store
 
 
 class HeadRotation(NamedTuple):

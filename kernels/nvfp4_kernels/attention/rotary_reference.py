@@ -4,8 +4,8 @@ from torch import Tensor
 
 from nvfp4_kernels.attention.reference import paged_attention
 from nvfp4_kernels.attention.scoring import Scoring
-from nvfp4_kernels.nvfp4_rows import Nvfp4Rows
-from nvfp4_kernels.rotary_store.reference import rotary_store
+from nvfp4_kernels.formats.nvfp4_rows import Nvfp4Rows
+from nvfp4_kernels.rotary.store.reference import rotary_store
 
 
 def rotary_attention(

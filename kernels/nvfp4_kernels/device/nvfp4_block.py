@@ -11,7 +11,7 @@ from cutlass import Float32, Int32, Int64, Uint8, Uint32, Vector
 from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.device.widen import widen
-from nvfp4_kernels.nvfp4 import (
+from nvfp4_kernels.formats.nvfp4 import (
     ATOM_COLS,
     ATOM_ROWS,
     E2M1_MAX,

@@ -1,5 +1,21 @@
-"""D = alpha · A · Bᵀ (+ bias), NVFP4 weight."""
+"""Products with NVFP4 weights: one, gate and up with SiLU-mul, and both for groups of experts."""
 
+from nvfp4_kernels.gemm.grouped.op import grouped_gemm, grouped_gemm_quantized
+from nvfp4_kernels.gemm.grouped_silu_mul.op import (
+    grouped_silu_mul_gemm,
+    grouped_silu_mul_gemm_quantized,
+)
 from nvfp4_kernels.gemm.op import gemm, gemm_quantized, gemv
+from nvfp4_kernels.gemm.silu_mul.op import silu_mul_gemm, silu_mul_gemm_quantized
 
-__all__ = ["gemm", "gemm_quantized", "gemv"]
+__all__ = [
+    "gemm",
+    "gemm_quantized",
+    "gemv",
+    "grouped_gemm",
+    "grouped_gemm_quantized",
+    "grouped_silu_mul_gemm",
+    "grouped_silu_mul_gemm_quantized",
+    "silu_mul_gemm",
+    "silu_mul_gemm_quantized",
+]

@@ -9,9 +9,9 @@ from torch import Tensor
 from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
 from nvfp4_kernels.devices import dtype_name
 from nvfp4_kernels.dispatch import Kernel, Mode, WeightLayout
-from nvfp4_kernels.fragments import fragment_shapes
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE
-from nvfp4_kernels.terms import check_terms, data_shape, scales_shape
+from nvfp4_kernels.formats.fragments import fragment_shapes
+from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE
+from nvfp4_kernels.formats.terms import check_terms, data_shape, scales_shape
 
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 A16_DTYPES = (torch.bfloat16, torch.float16)

@@ -13,6 +13,7 @@ from nvfp4_kernels.checks import (
     check_same_device,
     check_shape,
 )
+from nvfp4_kernels.formats.terms import check_terms
 from nvfp4_kernels.gemm.arguments import (
     PRODUCT_SCHEMA,
     QUANTIZED_SCHEMA,
@@ -23,7 +24,6 @@ from nvfp4_kernels.gemm.arguments import (
     refuse_fragments,
 )
 from nvfp4_kernels.gemm.kernels import KERNELS, MAX_GEMV_ROWS, QUANTIZED_KERNELS
-from nvfp4_kernels.terms import check_terms
 
 
 def gemm(

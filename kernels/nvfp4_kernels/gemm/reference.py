@@ -6,9 +6,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.fragments import blocked_weight
-from nvfp4_kernels.nvfp4 import product_with_weight
-from nvfp4_kernels.terms import decode_terms, quantize_terms
+from nvfp4_kernels.formats.fragments import blocked_weight
+from nvfp4_kernels.formats.nvfp4 import product_with_weight
+from nvfp4_kernels.formats.terms import decode_terms, quantize_terms
 
 
 def gemm(

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument
-from nvfp4_kernels.nvfp4 import (
+from nvfp4_kernels.formats.nvfp4 import (
     BLOCK_SIZE,
     E2M1_MAX,
     E4M3_MAX,

@@ -5,16 +5,16 @@ from itertools import product
 from typing import Literal
 
 from nvfp4_kernels.attention.kernels import HEAD_DIMS, MAX_ROTARY_ROWS
+from nvfp4_kernels.attention.merge.choose import MAX_PREFETCH
+from nvfp4_kernels.attention.merge.tile import MergeTile
 from nvfp4_kernels.attention.sm100.choose import AttentionProblem, choose_config
 from nvfp4_kernels.attention.sm100.tile import KEYS, AttentionTile, Rotation, Variant
 from nvfp4_kernels.dispatch import Mode
-from nvfp4_kernels.merge_segments.choose import MAX_PREFETCH
-from nvfp4_kernels.merge_segments.tile import MergeTile
-from nvfp4_kernels.nvfp4_rows import HEAD_COLUMNS, ROW_COLUMNS
+from nvfp4_kernels.formats.nvfp4_rows import HEAD_COLUMNS, ROW_COLUMNS
 from nvfp4_kernels.precompile.model import Attention, Dtype
 from nvfp4_kernels.precompile.spec import KernelSpec
-from nvfp4_kernels.rotary_store import tile as rotary_store
-from nvfp4_kernels.rotary_store.tile import HeadTile
+from nvfp4_kernels.rotary.store import tile as rotary_store
+from nvfp4_kernels.rotary.store.tile import HeadTile
 from nvfp4_kernels.sm100.limits import SMS, WARP_ROWS
 
 # What the KV cache holds: the model's own dtype, or E4M3.
@@ -92,7 +92,7 @@ def merge_spec(
     dtype: Dtype, head_dim: int, sinks: bool, prefetch: int, quantized: bool = False
 ) -> KernelSpec:
     """Spec of the kernel that merges splits."""
-    target = "nvfp4_kernels.merge_segments.sm100:MergeSegmentsSm100"
+    target = "nvfp4_kernels.attention.merge.sm100:MergeSegmentsSm100"
     tile = MergeTile("float32", dtype, head_dim, sinks, prefetch, quantized)
     return KernelSpec("merge_segments", target, (tile,))
 

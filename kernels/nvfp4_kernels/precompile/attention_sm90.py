@@ -5,9 +5,9 @@ They run steps that only decode, with a cache of the model's dtype; vLLM runs al
 
 from itertools import product
 
-from nvfp4_kernels.decode_attention.kernels import HEAD_DIMS, MAX_GROUP
-from nvfp4_kernels.decode_attention.sm90.choose import choose_config
-from nvfp4_kernels.decode_attention.sm90.tile import DecodeTile, Variant
+from nvfp4_kernels.attention.decode.kernels import HEAD_DIMS, MAX_GROUP
+from nvfp4_kernels.attention.decode.sm90.choose import choose_config
+from nvfp4_kernels.attention.decode.sm90.tile import DecodeTile, Variant
 from nvfp4_kernels.precompile.attention_sm100 import PAGE_SIZE
 from nvfp4_kernels.precompile.model import Attention, Dtype
 from nvfp4_kernels.precompile.spec import KernelSpec
@@ -39,7 +39,7 @@ def decode_kernels(
 
 def decode_spec(tile: DecodeTile, variant: Variant) -> KernelSpec:
     """Spec of a decode attention kernel."""
-    target = "nvfp4_kernels.decode_attention.sm90.kernel:DecodeAttentionSm90"
+    target = "nvfp4_kernels.attention.decode.sm90.kernel:DecodeAttentionSm90"
     return KernelSpec("decode_attention", target, (tile, variant))
 
 

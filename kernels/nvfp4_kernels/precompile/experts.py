@@ -3,18 +3,18 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from nvfp4_kernels.formats.terms import TermLayout
+from nvfp4_kernels.gemm.grouped.tile_tokens import tile_tokens
 from nvfp4_kernels.gemm.sm90 import choose_grouped as sm90
 from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig as EpilogueSm90
 from nvfp4_kernels.gemm.sm100 import choose_grouped as sm100
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig as EpilogueSm100
-from nvfp4_kernels.grouped_gemm.tile_tokens import tile_tokens
+from nvfp4_kernels.moe.routing import max_tiles
 from nvfp4_kernels.precompile.experts_layer import Experts
 from nvfp4_kernels.precompile.experts_rows import row_specs
 from nvfp4_kernels.precompile.linear_sm90 import weight_only_spec
 from nvfp4_kernels.precompile.linear_sm100 import product_spec
 from nvfp4_kernels.precompile.spec import KernelSpec
-from nvfp4_kernels.routing import max_tiles
-from nvfp4_kernels.terms import TermLayout
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from nvfp4_kernels.activation import Activation
-from nvfp4_kernels.grouped_gemm.tile_tokens import ExpertSizes
+from nvfp4_kernels.gemm.grouped.tile_tokens import ExpertSizes
+from nvfp4_kernels.moe.router import Router
 from nvfp4_kernels.precompile.model import Dtype
-from nvfp4_kernels.router import Router
 from nvfp4_kernels.sm100.limits import K_STEP
 
 Inputs = Literal["static", "per-token", "16-bit"]

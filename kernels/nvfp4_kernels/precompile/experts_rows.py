@@ -2,23 +2,23 @@
 
 from collections.abc import Iterator
 
-from nvfp4_kernels.moe_combine.choose import choose_config as choose_combine
-from nvfp4_kernels.moe_quantize.choose import choose_config as choose_rows
-from nvfp4_kernels.moe_quantize.choose import choose_gather
-from nvfp4_kernels.moe_route.choose import choose_config as choose_route
-from nvfp4_kernels.moe_route.choose import mapped_experts
-from nvfp4_kernels.moe_route.tile import Sizes
-from nvfp4_kernels.moe_route_quantize.choose import is_one_launch, row_capacity, sort_tile
-from nvfp4_kernels.moe_topk_route.choose import choose_config as choose_topk
+from nvfp4_kernels.formats.terms import TermLayout
+from nvfp4_kernels.moe.combine.choose import choose_config as choose_combine
+from nvfp4_kernels.moe.quantize.choose import choose_config as choose_rows
+from nvfp4_kernels.moe.quantize.choose import choose_gather
+from nvfp4_kernels.moe.route.choose import choose_config as choose_route
+from nvfp4_kernels.moe.route.choose import mapped_experts
+from nvfp4_kernels.moe.route.tile import Sizes
+from nvfp4_kernels.moe.route_quantize.choose import is_one_launch, row_capacity, sort_tile
+from nvfp4_kernels.moe.topk_route.choose import choose_config as choose_topk
 from nvfp4_kernels.precompile.experts_layer import Experts
 from nvfp4_kernels.precompile.spec import KernelSpec
-from nvfp4_kernels.terms import TermLayout
 
 _ELEMENT_SIZE = 2  # of bfloat16 and float16
-_QUANTIZE = "nvfp4_kernels.moe_quantize.sm100"
-_GATHER = "nvfp4_kernels.moe_quantize.gather"
+_QUANTIZE = "nvfp4_kernels.moe.quantize.sm100"
+_GATHER = "nvfp4_kernels.moe.quantize.gather"
 _ROUTE, _FUSED = "nvfp4_kernels.moe_route", "nvfp4_kernels.moe_route_quantize"
-_TOPK, _TOPK_ROUTE = "nvfp4_kernels.moe_topk", "nvfp4_kernels.moe_topk_route"
+_TOPK, _TOPK_ROUTE = "nvfp4_kernels.moe_topk", "nvfp4_kernels.moe.topk_route"
 
 
 def row_specs(
@@ -105,4 +105,4 @@ def _combine(experts: Experts, tokens: int, sms: int) -> KernelSpec:
     tile = choose_combine(tokens, experts.sizes.h, _ELEMENT_SIZE, sms)
     weighted = not experts.weight_on_input
     fields = (experts.dtype, experts.dtype, experts.top_k, weighted, tile)
-    return KernelSpec("moe_combine", "nvfp4_kernels.moe_combine.kernel:MoeCombine", fields)
+    return KernelSpec("moe_combine", "nvfp4_kernels.moe.combine.kernel:MoeCombine", fields)

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import Literal
 
+from nvfp4_kernels.formats.terms import TermLayout
 from nvfp4_kernels.gemm.sm100.choose import Problem, choose_batch_invariant, choose_config
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
 from nvfp4_kernels.precompile.model import Dtype, Layer, Model
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.quantize.choose import choose_config as choose_quantize
 from nvfp4_kernels.sm100.limits import SMS
-from nvfp4_kernels.terms import TermLayout
 
 # How activations are scaled: by one calibrated number, or one for each token.
 Activation = Literal["static", "per-token"]

@@ -3,13 +3,13 @@
 No CuTe.
 """
 
-from nvfp4_kernels.add_rms_norm.choose import choose_config as choose_norm
-from nvfp4_kernels.add_rms_norm.tile import MAX_K, VECTOR
+from nvfp4_kernels.norm.choose import choose_config as choose_norm
+from nvfp4_kernels.norm.tile import MAX_K, VECTOR
 from nvfp4_kernels.precompile.model import Attention, Dtype
 from nvfp4_kernels.precompile.spec import KernelSpec
-from nvfp4_kernels.rotary_embedding.choose import MANY_TOKENS
-from nvfp4_kernels.rotary_embedding.choose import choose_config as choose_rotary
-from nvfp4_kernels.rotary_embedding.tile import MAX_HEAD_DIM, PIECE
+from nvfp4_kernels.rotary.choose import MANY_TOKENS
+from nvfp4_kernels.rotary.choose import choose_config as choose_rotary
+from nvfp4_kernels.rotary.tile import MAX_HEAD_DIM, PIECE
 
 
 def norm_rotary_kernels(
@@ -26,7 +26,7 @@ def norm_rotary_kernels(
     if hidden % VECTOR == 0 and hidden <= MAX_K:
         norm = KernelSpec(
             "add_rms_norm",
-            "nvfp4_kernels.add_rms_norm.sm90:AddRmsNormSm90",
+            "nvfp4_kernels.norm.sm90:AddRmsNormSm90",
             (dtype, choose_norm(hidden)),
         )
         found[norm] = ["norms"]
@@ -35,6 +35,6 @@ def norm_rotary_kernels(
     heads = attention.query_heads + attention.kv_heads
     for tokens in (1, MANY_TOKENS) if fits else ():
         tile = choose_rotary(tokens, heads, head_dim, rotary_dim)
-        target = "nvfp4_kernels.rotary_embedding.sm90:RotaryEmbeddingSm90"
+        target = "nvfp4_kernels.rotary.sm90:RotaryEmbeddingSm90"
         found[KernelSpec("rotary_embedding", target, (dtype, tile))] = ["rotary embedding"]
     return found

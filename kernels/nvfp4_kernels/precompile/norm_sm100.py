@@ -1,10 +1,10 @@
 """Kernels of norms that quantise on sm_100, for any number of tokens. No CuTe."""
 
+from nvfp4_kernels.formats.terms import TermLayout
 from nvfp4_kernels.precompile.model import Dtype
 from nvfp4_kernels.precompile.spec import KernelSpec
-from nvfp4_kernels.rms_norm_quantize.choose import choose_config
+from nvfp4_kernels.quantize.rms_norm.choose import choose_config
 from nvfp4_kernels.sm100.limits import SMS
-from nvfp4_kernels.terms import TermLayout
 
 
 def norm_kernels(
@@ -27,7 +27,7 @@ def norm_kernels(
         (choose_config(m, k, sms, batch_invariant), TermLayout.of(terms, m)): None
         for m in range(1, max_tokens + 1)
     }
-    target = "nvfp4_kernels.rms_norm_quantize.sm100:RmsNormQuantizeSm100"
+    target = "nvfp4_kernels.quantize.rms_norm.sm100:RmsNormQuantizeSm100"
     return {
         KernelSpec("rms_norm_quantize", target, (dtype, weight_dtype, adds, per_token, *layout)): [
             "norms"

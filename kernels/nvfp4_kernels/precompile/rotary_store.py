@@ -9,8 +9,8 @@ from nvfp4_kernels.attention.kernels import HEAD_DIMS
 from nvfp4_kernels.precompile.attention_sm100 import CACHES, PAGE_SIZE, Cache
 from nvfp4_kernels.precompile.model import Attention, Dtype
 from nvfp4_kernels.precompile.spec import KernelSpec
-from nvfp4_kernels.rotary_store.choose import choose_config
-from nvfp4_kernels.rotary_store.tile import PART, Variant
+from nvfp4_kernels.rotary.store.choose import choose_config
+from nvfp4_kernels.rotary.store.tile import PART, Variant
 from nvfp4_kernels.sm100.limits import SMS
 
 
@@ -57,6 +57,6 @@ def rotary_store_kernels(
             k_norm=attention.qk_norm,
             norm_dtype=dtype,
         )
-        target = "nvfp4_kernels.rotary_store.kernel:RotaryStore"
+        target = "nvfp4_kernels.rotary.store.kernel:RotaryStore"
         found[KernelSpec("rotary_store", target, (tile, variant))] = ["rotary embedding, store"]
     return found

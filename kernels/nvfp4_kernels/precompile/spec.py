@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from nvfp4_kernels.compile import DeviceKernel
+from nvfp4_kernels.runtime.compile import DeviceKernel
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from nvfp4_kernels.device.rowwise.operands import (
     new_operand,
     new_row_scale,
 )
+from nvfp4_kernels.formats.terms import check_terms
 from nvfp4_kernels.quantize.kernels import KERNELS, PER_TOKEN_KERNELS
-from nvfp4_kernels.terms import check_terms
 
 
 def quantize(x: Tensor, global_scale: Tensor, terms: int = 1) -> tuple[Tensor, Tensor]:
@@ -23,7 +23,8 @@ def quantize(x: Tensor, global_scale: Tensor, terms: int = 1) -> tuple[Tensor, T
             on such a multiple.
         global_scale: float32 ``()``, the factor that multiplies the values (ModelOpt's
             ``input_scale``, ``max|x| / 2688`` over the calibration text).
-        terms: how many NVFP4 values, 1 to 4, add up to each of ``x`` (see ``nvfp4_kernels.terms``).
+        terms: how many NVFP4 values, 1 to 4, add up to each of ``x`` (see
+            ``nvfp4_kernels.formats.terms``).
 
     Returns:
         ``data`` uint8 ``(..., M, K/2)`` and ``scales`` float8_e4m3fn in the blocked layout

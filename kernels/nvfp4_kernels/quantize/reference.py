@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from nvfp4_kernels.nvfp4 import row_global_scales
-from nvfp4_kernels.terms import quantize_terms
+from nvfp4_kernels.formats.nvfp4 import row_global_scales
+from nvfp4_kernels.formats.terms import quantize_terms
 
 
 def quantize(x: Tensor, global_scale: Tensor, terms: int = 1) -> tuple[Tensor, Tensor]:

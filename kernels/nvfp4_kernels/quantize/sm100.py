@@ -9,7 +9,6 @@ from cutlass import Int64, Vector
 from cutlass.experimental import primitives as ptx
 from torch import Tensor
 
-from nvfp4_kernels.compile import launch
 from nvfp4_kernels.device.arguments import example
 from nvfp4_kernels.device.rowwise.operands import ALIGNMENT, new_operand, new_row_scale, rows_of
 from nvfp4_kernels.device.rowwise.output import (
@@ -28,8 +27,9 @@ from nvfp4_kernels.device.rowwise.place import (
 from nvfp4_kernels.device.rowwise.tile import RowTile
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.devices import dtype_name, multiprocessors
+from nvfp4_kernels.formats.terms import ONE_TERM, TermLayout
 from nvfp4_kernels.quantize.choose import choose_config
-from nvfp4_kernels.terms import ONE_TERM, TermLayout
+from nvfp4_kernels.runtime.compile import launch
 
 
 class QuantizeArguments(NamedTuple):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
-from nvfp4_kernels import compile as compiler
 from nvfp4_kernels.precompile.spec import KernelSpec
+from nvfp4_kernels.runtime import compile as compiler
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from nvfp4_kernels.checks import InvalidArgument
-from nvfp4_kernels.compile import CACHE_VARIABLE, check_folder
 from nvfp4_kernels.devices import (
     FAMILIES,
     SM_COUNTS,
@@ -21,6 +20,7 @@ from nvfp4_kernels.devices import (
     spellings,
     target_of,
 )
+from nvfp4_kernels.formats.terms import MAX_TERMS
 from nvfp4_kernels.precompile.attention_sm90 import decode_kernels
 from nvfp4_kernels.precompile.attention_sm100 import (
     CACHES,
@@ -37,7 +37,7 @@ from nvfp4_kernels.precompile.norm_rotary_sm90 import norm_rotary_kernels
 from nvfp4_kernels.precompile.norm_sm100 import norm_kernels
 from nvfp4_kernels.precompile.rotary_store import rotary_store_kernels
 from nvfp4_kernels.precompile.spec import KernelSpec
-from nvfp4_kernels.terms import MAX_TERMS
+from nvfp4_kernels.runtime.compile import CACHE_VARIABLE, check_folder
 from nvfp4_kernels.tool.build import Built, build_all
 from nvfp4_kernels.tool.config_file import UnusableModel, load_config
 from nvfp4_kernels.tool.console import console, progress_bar, refusals

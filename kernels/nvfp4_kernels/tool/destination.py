@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from nvfp4_kernels.trusted_path import create_folder
+from nvfp4_kernels.runtime.trusted_path import create_folder
 
 
 def check_file(option: str, path: Path) -> None:

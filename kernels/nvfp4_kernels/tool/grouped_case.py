@@ -8,10 +8,10 @@ from torch import Tensor
 
 import nvfp4_kernels
 from nvfp4_kernels.activation import GATED, SILU, UNGATED, Activation
+from nvfp4_kernels.formats.terms import quantize_terms
 from nvfp4_kernels.gemm.sm100.choose_grouped import GroupedProblem, grouped_candidates
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
-from nvfp4_kernels.routing import TILE_TOKENS
-from nvfp4_kernels.terms import quantize_terms
+from nvfp4_kernels.moe.routing import TILE_TOKENS
 from nvfp4_kernels.tool.operands import Operand, grid_operand, positive_operand, random_operand
 from nvfp4_kernels.tool.product_case import ROUNDOFF, compare_bound, compare_exact
 from nvfp4_kernels.tool.report import describe

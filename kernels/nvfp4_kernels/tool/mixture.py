@@ -3,11 +3,11 @@
 from typing import NamedTuple
 
 from nvfp4_kernels.activation import SILU, Activation
-from nvfp4_kernels.grouped_gemm.tile_tokens import ExpertSizes
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE
+from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE
+from nvfp4_kernels.gemm.grouped.tile_tokens import ExpertSizes
+from nvfp4_kernels.moe.router import Router
 from nvfp4_kernels.precompile.experts_layer import Choice, Experts
 from nvfp4_kernels.precompile.model import Dtype, Layer, Model
-from nvfp4_kernels.router import Router
 from nvfp4_kernels.tool.config_file import ModelConfig, UnusableModel
 from nvfp4_kernels.tool.model import attention_layers, check_sizes, mlp_layers, number_of_experts
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE
+from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE
 from nvfp4_kernels.precompile.model import Attention, Dtype, Layer, Model
 from nvfp4_kernels.tool.config_file import ModelConfig, UnusableModel, load_config
 

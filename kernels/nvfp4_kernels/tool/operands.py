@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE, E2M1_VALUES, encode_e2m1, to_blocked
+from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE, E2M1_VALUES, encode_e2m1, to_blocked
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import nvfp4_kernels
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE, decode_blocks, from_blocked
+from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE, decode_blocks, from_blocked
 from nvfp4_kernels.tool.product_case import compare_exact
 from nvfp4_kernels.tool.task import Figures, Machine, Mismatch
 
@@ -25,6 +25,11 @@ OPS = (
 # that one of its code, or of the whole block's scale.
 MOST_DIFFERING = 0.02
 MOST_STEPS = 3.0
+_ROOMS = {
+    "quantize": "quantize",
+    "rms_norm_quantize": "quantize.rms_norm",
+    "silu_mul_quantize": "quantize.silu_mul",
+}
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,10 @@ class QuantizeCase:
     dtype: torch.dtype = torch.bfloat16
 
     @property
+    def _prologue(self) -> str:
+        return self.op.removeprefix("add_").removesuffix("_per_token")
+
+    @property
     def section(self) -> str:
         return "correctness"
 
@@ -53,11 +62,11 @@ class QuantizeCase:
     def run(self, machine: Machine) -> Figures:
         arguments = self.arguments()
         moved = [a.to(machine.device) if isinstance(a, Tensor) else a for a in arguments]
-        module = self.op.removeprefix("add_").removesuffix("_per_token")
-        reference = getattr(import_module(f"nvfp4_kernels.{module}.reference"), self.op)
+        module = import_module(f"nvfp4_kernels.{_ROOMS[self._prologue]}.reference")
+        reference = getattr(module, self.op)
         actual = [t.cpu() for t in getattr(nvfp4_kernels, self.op)(*moved)]
         expected = reference(*arguments)
-        if module == "quantize":
+        if self._prologue == "quantize":
             for got, wanted in zip(actual, expected, strict=True):
                 compare_exact(_bits(got), _bits(wanted))
             return {"values": float(self.m * self.k)}

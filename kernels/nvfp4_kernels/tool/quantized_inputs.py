@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE
+from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE
+from nvfp4_kernels.formats.terms import EXACT_TERMS
 from nvfp4_kernels.precompile.linear_sm100 import Activation
-from nvfp4_kernels.terms import EXACT_TERMS
 
 _ALGORITHMS = {"NVFP4": True, "W4A16_NVFP4": False}  # ModelOpt's names: are inputs quantised?
 _FP4_BITS = 4

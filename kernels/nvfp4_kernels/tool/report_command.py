@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from nvfp4_kernels.attention.merge.tile import MergeTile
 from nvfp4_kernels.attention.sm100.tile import AttentionTile, Variant
 from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.devices import (
@@ -24,7 +25,6 @@ from nvfp4_kernels.devices import (
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
 from nvfp4_kernels.indexer.sm100.tile import ScoreTile
 from nvfp4_kernels.indexer.sm100.variant import Variant as ScoreVariant
-from nvfp4_kernels.merge_segments.tile import MergeTile
 from nvfp4_kernels.precompile.attention_sm100 import attention_kernels
 from nvfp4_kernels.precompile.linear_sm100 import quantize_kernels
 from nvfp4_kernels.precompile.spec import KernelSpec

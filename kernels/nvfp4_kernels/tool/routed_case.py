@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 import nvfp4_kernels
-from nvfp4_kernels.moe_combine.reference import moe_combine
-from nvfp4_kernels.moe_quantize import reference as quantizing
-from nvfp4_kernels.moe_route.reference import moe_route
-from nvfp4_kernels.moe_topk.reference import moe_topk
-from nvfp4_kernels.router import Router
-from nvfp4_kernels.routing import Routing
+from nvfp4_kernels.moe.combine.reference import moe_combine
+from nvfp4_kernels.moe.quantize import reference as quantizing
+from nvfp4_kernels.moe.route.reference import moe_route
+from nvfp4_kernels.moe.router import Router
+from nvfp4_kernels.moe.routing import Routing
+from nvfp4_kernels.moe.topk.reference import moe_topk
 from nvfp4_kernels.tool.product_case import compare_bound, compare_exact
 from nvfp4_kernels.tool.task import Figures, Machine
 

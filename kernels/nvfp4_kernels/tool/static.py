@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nvfp4_kernels.compile import DeviceKernel, compile_kernel
+from nvfp4_kernels.runtime.compile import DeviceKernel, compile_kernel
 from nvfp4_kernels.tool.binary import FAT_MAGIC, Cubin, UnreadableBinary, read_fat_binary
 from nvfp4_kernels.tool.instructions import LOCAL, count, disassemble
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels import gemm, quantize, silu_mul_gemm
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE, blocked_shape
+from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE, blocked_shape
 from nvfp4_kernels.tool.limits import Work, work_of
 from nvfp4_kernels.tool.report import choose, describe
 from nvfp4_kernels.tool.shapes import Shape

@@ -22,7 +22,7 @@ CTAS = 2
 
 @dataclass(frozen=True)
 class Doubling:
-    """For ``nvfp4_kernels.compile.launch``: y = 2 x, of a number of chunks."""
+    """For ``nvfp4_kernels.runtime.compile.launch``: y = 2 x, of a number of chunks."""
 
     def signature(self) -> tuple[Any, ...]:
         pointer = make_ptr(Float32, 16, cute.AddressSpace.gmem, assumed_align=16)

@@ -9,7 +9,7 @@ import cutlass.cute as cute
 import torch
 from cutlass.cute.runtime import make_ptr
 
-from nvfp4_kernels.nvfp4 import Nvfp4Tensor
+from nvfp4_kernels.formats.nvfp4 import Nvfp4Tensor
 from tests.emulator.runtime import shim
 from tests.test_emulator.kernels.config import GemmConfig, Shape
 from tests.test_emulator.kernels.nvfp4_gemm import Nvfp4Gemm

@@ -24,7 +24,7 @@ UNTOUCHED, IN_A_BRANCH = 2, len(ARRAYS) - 1
 
 @dataclass(frozen=True)
 class Placing:
-    """For ``nvfp4_kernels.compile.launch``: addresses of the arrays, one write to each.
+    """For ``nvfp4_kernels.runtime.compile.launch``: addresses of the arrays, one write to each.
 
     ``beyond`` elements after its last one is written in the array of that number.
     """

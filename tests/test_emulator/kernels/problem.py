@@ -2,7 +2,7 @@
 
 import torch
 
-from nvfp4_kernels.nvfp4 import Nvfp4Tensor, block_scaled_product
+from nvfp4_kernels.formats.nvfp4 import Nvfp4Tensor, block_scaled_product
 from tests.devices import KernelDevice
 from tests.test_emulator.kernels.config import Shape
 from tests.test_emulator.kernels.launch import multiply

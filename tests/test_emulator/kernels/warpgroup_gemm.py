@@ -29,7 +29,7 @@ from cutlass.cutlass_dsl import dsl_user_op
 from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor_map_tiled
 
-from nvfp4_kernels.compile import launch
+from nvfp4_kernels.runtime.compile import launch
 from tests.devices import KernelDevice
 
 ROWS = 64  # of A in a CTA
@@ -70,7 +70,7 @@ def multiply(
 
 @dataclass(frozen=True)
 class WarpgroupGemm:
-    """For ``nvfp4_kernels.compile.launch``: A [m, k], B [n, k] bfloat16, D [m, n] float32.
+    """For ``nvfp4_kernels.runtime.compile.launch``: A [m, k], B [n, k] bfloat16, D [m, n] float32.
 
     m is a multiple of 128, k of 64.
     """

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from nvfp4_kernels import InvalidArgument, paged_attention, paged_attention_quantized, quantize
 from nvfp4_kernels.attention.sm100.tile import AttentionTile
-from nvfp4_kernels.nvfp4 import from_blocked, global_scale_of
-from nvfp4_kernels.nvfp4_rows import new_nvfp4_rows
+from nvfp4_kernels.formats.nvfp4 import from_blocked, global_scale_of
+from nvfp4_kernels.formats.nvfp4_rows import new_nvfp4_rows
 from tests.test_kernels.attention.attention_cases import Case
 from tests.test_kernels.attention.attention_sm100 import Chosen
 from tests.test_kernels.compilation import check_op

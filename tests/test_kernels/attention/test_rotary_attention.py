@@ -19,7 +19,7 @@ from nvfp4_kernels import (
     rotary_store,
 )
 from nvfp4_kernels.attention.sm100.tile import AttentionTile
-from nvfp4_kernels.nvfp4 import from_blocked
+from nvfp4_kernels.formats.nvfp4 import from_blocked
 from tests import devices
 from tests.emulator import EAGER
 from tests.emulator.findings import MissingDependencyWait

@@ -75,7 +75,7 @@ def compiled(arch: str, specs: Iterable[KernelSpec]) -> Iterator[tuple[str, str]
         patch.setattr(devices, "source_lines", False)  # a quarter of the time, for no opcode
         patch.setattr(devices, "binaries", "plain")  # a model's kernels are those that ptxas takes
         stack.enter_context(devices.emulated(EAGER, arch))
-        from nvfp4_kernels.compile import compile_kernel
+        from nvfp4_kernels.runtime.compile import compile_kernel
         from tests.emulator.runtime import embedding
 
         given = embedding.with_ptx

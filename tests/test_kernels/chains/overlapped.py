@@ -16,8 +16,8 @@ from tests import devices
 from tests.emulator import STANDARD, Schedule
 from tests.emulator.machine.launch import Launch
 from tests.test_kernels.gemm.linear_cases import Case, grid_problem
+from tests.test_kernels.gemm.silu_mul import test_silu_mul_gemm
 from tests.test_kernels.gemm.test_tiles_sm100 import TileCase, pair_case, use
-from tests.test_kernels.silu_mul_gemm import test_silu_mul_gemm
 
 SMALL = Tile(32, max_stages=2)
 UP = replace(SMALL, weights=2)

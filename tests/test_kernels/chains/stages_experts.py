@@ -21,9 +21,9 @@ from torch import Tensor
 
 import nvfp4_kernels as ops
 from nvfp4_kernels.activation import SILU
-from nvfp4_kernels.fragments import to_fragments
-from nvfp4_kernels.nvfp4 import quantize_weight
-from nvfp4_kernels.routing import Routing
+from nvfp4_kernels.formats.fragments import to_fragments
+from nvfp4_kernels.formats.nvfp4 import quantize_weight
+from nvfp4_kernels.moe.routing import Routing
 from tests.test_kernels.chains.stage import Stage, Value
 
 TOKENS, HIDDEN, TOP_K = 8, 256, 4
@@ -44,14 +44,14 @@ def expert_map() -> Tensor:
 
 def new_routing() -> Routing:
     """The reference's routing."""
-    from nvfp4_kernels.moe_route.reference import moe_route
+    from nvfp4_kernels.moe.route.reference import moe_route
 
     return Routing(*moe_route(new_choices(), expert_map(), EXPERTS, TILE_TOKENS))
 
 
 def new_tiles() -> Value:
     """The reference's NVFP4 tokens in tiles."""
-    from nvfp4_kernels.moe_quantize.reference import moe_quantize
+    from nvfp4_kernels.moe.quantize.reference import moe_quantize
 
     routing = new_routing()
     return (routing, *moe_quantize(new_tokens(), routing, scale(), None, 1))

@@ -27,11 +27,11 @@ import torch
 from torch import Tensor
 
 import nvfp4_kernels as ops
+from nvfp4_kernels.formats.nvfp4 import Nvfp4Tensor, quantize_weight
 from nvfp4_kernels.gemm.sm100.tile import Tile
 from nvfp4_kernels.indexer.formats import format_of
 from nvfp4_kernels.indexer.sm100.tile import ScoreTile
 from nvfp4_kernels.indexer.topk.tile import TopkTile, bitmap_words
-from nvfp4_kernels.nvfp4 import Nvfp4Tensor, quantize_weight
 from tests.test_kernels.attention.attention_cases import Case as AttentionCase
 from tests.test_kernels.attention.attention_cases import starts
 from tests.test_kernels.chains import stages_experts

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 import nvfp4_kernels as ops
-from nvfp4_kernels.fragments import Fragments, to_fragments
+from nvfp4_kernels.formats.fragments import Fragments, to_fragments
+from nvfp4_kernels.formats.nvfp4 import quantize_weight
 from nvfp4_kernels.gemm.sm90.choose import with_store
 from nvfp4_kernels.gemm.sm90.tile import Tile
-from nvfp4_kernels.nvfp4 import quantize_weight
+from tests.test_kernels.attention.decode.decode_cases import arguments, case
+from tests.test_kernels.attention.decode.decode_shapes import Chosen
 from tests.test_kernels.chains import stages_experts, stages_sm100
 from tests.test_kernels.chains.stage import Stage, Value
 from tests.test_kernels.chains.stages_sm100 import (
@@ -25,8 +27,6 @@ from tests.test_kernels.chains.stages_sm100 import (
     heads_of,
     new_rows,
 )
-from tests.test_kernels.decode_attention.decode_cases import arguments, case
-from tests.test_kernels.decode_attention.decode_shapes import Chosen
 
 KINDS = ("rows", "cache", "read cache", "logits", "lists")
 GIVEN: dict[str, Callable[[], Value]] = {

@@ -23,17 +23,17 @@ from nvfp4_kernels import (
 )
 from nvfp4_kernels.devices import standing_in
 from nvfp4_kernels.dispatch import Kernel
-from nvfp4_kernels.fragments import to_fragments
+from nvfp4_kernels.formats.fragments import to_fragments
+from nvfp4_kernels.formats.nvfp4 import from_blocked
 from nvfp4_kernels.gemm.arguments import check_layout_taken
 from nvfp4_kernels.gemm.kernels import KERNELS as GEMM
-from nvfp4_kernels.nvfp4 import from_blocked
-from nvfp4_kernels.silu_mul_gemm.kernels import KERNELS as SILU_MUL_GEMM
+from nvfp4_kernels.gemm.silu_mul.kernels import KERNELS as SILU_MUL_GEMM
 from tests.sm90_product import sm90_ops
 from tests.test_kernels.compilation import check_compiled, check_op
 from tests.test_kernels.gemm import linear_cases
 from tests.test_kernels.gemm.linear_cases import Case
-from tests.test_kernels.silu_mul_gemm import test_silu_mul_gemm
-from tests.test_kernels.silu_mul_gemm.test_silu_mul_gemm import Case as PairCase
+from tests.test_kernels.gemm.silu_mul import test_silu_mul_gemm
+from tests.test_kernels.gemm.silu_mul.test_silu_mul_gemm import Case as PairCase
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 CPU = torch.device("cpu")

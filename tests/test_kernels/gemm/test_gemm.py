@@ -9,9 +9,15 @@ from vllm.model_executor.layers.quantization.utils.nvfp4_emulation_utils import 
 )
 from vllm.platforms import current_platform
 
-from nvfp4_kernels import InvalidArgument, gemm, gemm_quantized, nvfp4, quantize
+from nvfp4_kernels import InvalidArgument, gemm, gemm_quantized, quantize
+from nvfp4_kernels.formats import nvfp4
+from nvfp4_kernels.formats.nvfp4 import (
+    block_scaled_product,
+    global_scale_of,
+    quantize_weight,
+    to_blocked,
+)
 from nvfp4_kernels.gemm import op as gemm_op
-from nvfp4_kernels.nvfp4 import block_scaled_product, global_scale_of, quantize_weight, to_blocked
 from tests.test_kernels.compilation import check_compiled, check_op
 from tests.test_kernels.gemm.linear_cases import (
     ROUNDOFF,

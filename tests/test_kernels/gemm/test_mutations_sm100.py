@@ -18,6 +18,7 @@ from tests.emulator import STANDARD
 from tests.test_kernels import mistakes, oracle
 from tests.test_kernels.gemm import test_sm100
 from tests.test_kernels.gemm.linear_cases import Case, grid_problem
+from tests.test_kernels.gemm.silu_mul import test_silu_mul_gemm
 from tests.test_kernels.gemm.test_tiles_sm100 import TileCase, pair_case, use
 from tests.test_kernels.mistakes import (
     ANYTHING,
@@ -36,7 +37,6 @@ from tests.test_kernels.mistakes import (
     without,
     without_in,
 )
-from tests.test_kernels.silu_mul_gemm import test_silu_mul_gemm
 
 KERNEL = Room("nvfp4_kernels.gemm.sm100")
 

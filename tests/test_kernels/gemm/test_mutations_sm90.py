@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nvfp4_kernels.fragments import decode_fragments
+from nvfp4_kernels.formats.fragments import decode_fragments
 from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig, Tile
 from nvfp4_kernels.sm90.limits import ActDtype
 from tests import devices

@@ -24,7 +24,7 @@ from tests.test_kernels.gemm.linear_cases import (
     check_exact,
     grid_problem,
 )
-from tests.test_kernels.silu_mul_gemm import test_silu_mul_gemm
+from tests.test_kernels.gemm.silu_mul import test_silu_mul_gemm
 
 pytestmark = [pytest.mark.arch("sm_100"), pytest.mark.schedules("random 1")]
 

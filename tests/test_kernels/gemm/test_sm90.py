@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels import InvalidArgument, gemm, gemv, silu_mul_gemm
-from nvfp4_kernels.fragments import to_fragments
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE, from_blocked
+from nvfp4_kernels.formats.fragments import to_fragments
+from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE, from_blocked
 from tests.test_kernels.gemm.linear_cases import (
     Case,
     LinearOp,
@@ -19,7 +19,7 @@ from tests.test_kernels.gemm.linear_cases import (
     grid_problem,
     rounding_error,
 )
-from tests.test_kernels.silu_mul_gemm import test_silu_mul_gemm
+from tests.test_kernels.gemm.silu_mul import test_silu_mul_gemm
 
 pytestmark = [pytest.mark.arch("sm_90"), pytest.mark.schedules("random 1")]
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from nvfp4_kernels import gemm, silu_mul_gemm, silu_mul_gemm_quantized
+from nvfp4_kernels.formats.terms import TermLayout
 from nvfp4_kernels.gemm.sm100.tile import Tile
 from nvfp4_kernels.quantize import reference
-from nvfp4_kernels.terms import TermLayout
 from tests.test_kernels.gemm.linear_cases import Case, check_exact
+from tests.test_kernels.gemm.silu_mul import test_silu_mul_gemm
 from tests.test_kernels.gemm.test_tiles_sm100 import GEMM, PAIRS, TileCase, pair_case, use
 from tests.test_kernels.mistakes import (
     ANYTHING,
@@ -21,7 +22,6 @@ from tests.test_kernels.mistakes import (
     check_caught,
     check_nothing_to_catch,
 )
-from tests.test_kernels.silu_mul_gemm import test_silu_mul_gemm
 
 KERNEL = Room("nvfp4_kernels.gemm.sm100")
 BLOCK = Room("nvfp4_kernels.device")

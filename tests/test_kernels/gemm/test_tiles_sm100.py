@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from nvfp4_kernels import gemm, silu_mul_gemm
+from nvfp4_kernels.formats.terms import TermLayout
 from nvfp4_kernels.gemm.sm100.choose import Problem, fits, with_store
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
-from nvfp4_kernels.terms import TermLayout
 from tests.test_kernels.gemm.linear_cases import Case, check_exact
+from tests.test_kernels.gemm.silu_mul import test_silu_mul_gemm
 from tests.test_kernels.gemm.test_sm100 import check_quantized, on
 from tests.test_kernels.rounds import Rounds, gemm_sm100
-from tests.test_kernels.silu_mul_gemm import test_silu_mul_gemm
 
 # Kernels with mistakes and without are run in every schedule: this one finds all that any finds.
 pytestmark = [pytest.mark.arch("sm_100"), pytest.mark.schedules("random 1")]

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.compile import build, launch
-from nvfp4_kernels.fragments import Fragments, decode_fragments, to_fragments
+from nvfp4_kernels.formats.fragments import Fragments, decode_fragments, to_fragments
 from nvfp4_kernels.gemm.arguments import MAX_SHARDS
 from nvfp4_kernels.gemm.sm90.choose import Problem, fits, with_store
 from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig, Tile
+from nvfp4_kernels.runtime.compile import build, launch
 from tests.devices import KernelDevice, emulated
 from tests.emulator import EAGER
 from tests.test_kernels.rounds import gemm_sm90

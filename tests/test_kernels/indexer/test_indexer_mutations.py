@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvfp4_kernels import nvfp4
+from nvfp4_kernels.formats import nvfp4
 from nvfp4_kernels.indexer import formats, reference
 from tests.test_kernels.indexer import test_indexer_cache as cache_tests
 from tests.test_kernels.indexer import test_indexer_scores as score_tests

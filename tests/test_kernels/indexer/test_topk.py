@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from nvfp4_kernels import InvalidArgument, indexer_topk
-from nvfp4_kernels import compile as kernel_compile
 from nvfp4_kernels.indexer.topk.choose import choose_config
 from nvfp4_kernels.indexer.topk.tile import (
     MAX_CLUSTER,
@@ -17,6 +16,7 @@ from nvfp4_kernels.indexer.topk.tile import (
     TopkTile,
     bitmap_words,
 )
+from nvfp4_kernels.runtime import compile as kernel_compile
 from tests import devices
 from tests.emulator import EAGER, STANDARD
 from tests.test_kernels.indexer.indexer_oracle import padded

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from nvfp4_kernels.compile import DeviceKernel
-from nvfp4_kernels.decode_attention.kernels import MAX_GROUP
+from nvfp4_kernels.attention.decode.kernels import MAX_GROUP
 from nvfp4_kernels.precompile.attention_sm90 import decode_kernels
 from nvfp4_kernels.precompile.model import Attention, Model
+from nvfp4_kernels.runtime.compile import DeviceKernel
 from nvfp4_kernels.tool.model import read_model
 from tests import devices
 from tests.emulator import EAGER
@@ -66,7 +66,7 @@ def launched(
     """What all batches launch, with block tables of all lengths, instead of launching it."""
     attention = model.attention
     assert attention is not None
-    sm90 = import_module("nvfp4_kernels.decode_attention.sm90.launch")
+    sm90 = import_module("nvfp4_kernels.attention.decode.sm90.launch")
     config = import_module("nvfp4_kernels.attention.scoring")
     kernels: set[DeviceKernel] = set()
     monkeypatch.setattr(sm90, "launch", lambda kernel, *_: kernels.add(kernel))

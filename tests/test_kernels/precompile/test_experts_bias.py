@@ -7,12 +7,12 @@ import torch
 
 from nvfp4_kernels.activation import Activation
 from nvfp4_kernels.devices import SM_COUNTS, standing_in
-from nvfp4_kernels.fragments import fragment_shapes
-from nvfp4_kernels.grouped_gemm.tile_tokens import ExpertSizes, tile_tokens
-from nvfp4_kernels.nvfp4 import blocked_shape
+from nvfp4_kernels.formats.fragments import fragment_shapes
+from nvfp4_kernels.formats.nvfp4 import blocked_shape
+from nvfp4_kernels.gemm.grouped.tile_tokens import ExpertSizes, tile_tokens
+from nvfp4_kernels.moe.routing import max_tiles
 from nvfp4_kernels.precompile.experts import experts_kernels
 from nvfp4_kernels.precompile.experts_layer import Experts
-from nvfp4_kernels.routing import max_tiles
 from tests import devices
 
 E, TOP_K, TOKENS = 4, 2, 5

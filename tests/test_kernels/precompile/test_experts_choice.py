@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from nvfp4_kernels import Router, moe_topk_route_gather, moe_topk_route_quantize
-from nvfp4_kernels import compile as compiler
 from nvfp4_kernels.activation import SILU
 from nvfp4_kernels.devices import SM_COUNTS
-from nvfp4_kernels.grouped_gemm.tile_tokens import ExpertSizes, tile_tokens
+from nvfp4_kernels.gemm.grouped.tile_tokens import ExpertSizes, tile_tokens
 from nvfp4_kernels.precompile.experts_layer import Choice, Experts
 from nvfp4_kernels.precompile.experts_rows import row_specs
+from nvfp4_kernels.runtime import compile as compiler
 from tests import devices
 from tests.emulator import EAGER
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from nvfp4_kernels.compile import DeviceKernel
-from nvfp4_kernels.fragments import Fragments, fragment_shapes
+from nvfp4_kernels.formats.fragments import Fragments, fragment_shapes
 from nvfp4_kernels.gemm.sm90.choose import Problem, choose_config, representative_tokens
 from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig
 from nvfp4_kernels.precompile.linear_sm90 import weight_only_kernels
 from nvfp4_kernels.precompile.model import Layer
 from nvfp4_kernels.precompile.spec import KernelSpec
+from nvfp4_kernels.runtime.compile import DeviceKernel
 from nvfp4_kernels.sm90.limits import SMS
 from nvfp4_kernels.tool.model import explicit, read_model
 from nvfp4_kernels.tool.shapes import LLAMA_8B

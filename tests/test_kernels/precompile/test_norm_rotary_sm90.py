@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from nvfp4_kernels.compile import DeviceKernel
 from nvfp4_kernels.precompile.norm_rotary_sm90 import norm_rotary_kernels
+from nvfp4_kernels.runtime.compile import DeviceKernel
 from nvfp4_kernels.tool.model import read_model
 from tests import devices
 from tests.emulator import EAGER
@@ -45,9 +45,7 @@ def test_what_is_built_is_what_is_launched(
     attention = model.attention
     assert attention is not None
     launched: set[DeviceKernel] = set()
-    norm, rotary = (
-        import_module(f"nvfp4_kernels.{op}.sm90") for op in ("add_rms_norm", "rotary_embedding")
-    )
+    norm, rotary = (import_module(f"nvfp4_kernels.{room}.sm90") for room in ("norm", "rotary"))
     for module in (norm, rotary):
         monkeypatch.setattr(module, "launch", lambda kernel, *_: launched.add(kernel))
     factor = changed.get("partial_rotary_factor") or changed.get("rope_parameters", {}).get(

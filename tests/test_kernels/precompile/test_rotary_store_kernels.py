@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from nvfp4_kernels.compile import DeviceKernel
 from nvfp4_kernels.precompile.rotary_store import rotary_store_kernels
+from nvfp4_kernels.runtime.compile import DeviceKernel
 from nvfp4_kernels.tool.model import read_model
 from tests import devices
 from tests.emulator import EAGER
@@ -50,7 +50,7 @@ def test_what_is_built_is_what_is_launched(
     model = read(tmp_path, changed, **options)
     attention, dtype = model.attention, getattr(torch, model.dtype)
     launched: set[DeviceKernel] = set()
-    module = import_module("nvfp4_kernels.rotary_store.launch")
+    module = import_module("nvfp4_kernels.rotary.store.launch")
     monkeypatch.setattr(module, "launch", lambda kernel, *_: launched.add(kernel))
     width = attention.head_dim
     table = torch.zeros(1, int(width * changed.get("partial_rotary_factor", 1)), dtype=dtype)

@@ -16,7 +16,7 @@ from nvfp4_kernels import (
     quantize,
     quantize_per_token,
 )
-from nvfp4_kernels.nvfp4 import global_scale_of
+from nvfp4_kernels.formats.nvfp4 import global_scale_of
 from nvfp4_kernels.quantize import op as quantize_op
 from tests.test_kernels import oracle
 from tests.test_kernels.compilation import check_compiled, check_op

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nvfp4_kernels import InvalidArgument, quantize, quantize_per_token
 from nvfp4_kernels.device.rowwise.tile import RowTile
-from nvfp4_kernels.nvfp4 import global_scale_of
+from nvfp4_kernels.formats.nvfp4 import global_scale_of
 from nvfp4_kernels.quantize import reference
 from tests import devices
 from tests.emulator import EAGER

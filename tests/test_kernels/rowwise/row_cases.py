@@ -63,7 +63,7 @@ TILES = {
 EVERY_TILE = pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
 
 
-def use_tile(patch: pytest.MonkeyPatch, op: str, tile: RowTile) -> None:
+def use_tile(patch: pytest.MonkeyPatch, room: str, tile: RowTile) -> None:
     """Has the sm_100 kernels of a package use ``tile``, whatever the problem."""
-    module = import_module(f"nvfp4_kernels.{op}.sm100")
+    module = import_module(f"nvfp4_kernels.{room}.sm100")
     patch.setattr(module, "choose_config", lambda *_: tile)

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from nvfp4_kernels import compile
 from nvfp4_kernels.__main__ import app
-from nvfp4_kernels.object_file import seal
 from nvfp4_kernels.precompile.spec import KernelSpec
+from nvfp4_kernels.runtime import compile
+from nvfp4_kernels.runtime.object_file import seal
 from nvfp4_kernels.tool import build_command, toolchain
 from nvfp4_kernels.tool.build import Built, build_one
 from tests import devices, limits
@@ -37,7 +37,7 @@ SERVE = """
 import os, sys
 import pytest, torch
 from nvfp4_kernels import gemm, quantize
-from nvfp4_kernels.compile import CACHE_VARIABLE
+from nvfp4_kernels.runtime.compile import CACHE_VARIABLE
 from tests.devices import emulated_ops
 from tests.emulator import EAGER
 from tests.test_kernels.gemm.linear_cases import Case, grid_problem
@@ -89,7 +89,7 @@ print(compile.object_path(WeightOnlyGemm(*choose_config(Problem(1, 64, 128), Epi
 A_DECODE = """
 from nvfp4_kernels.attention.scoring import Scoring
 from nvfp4_kernels.devices import standing_in
-from nvfp4_kernels.decode_attention.sm90.launch import decode_attention
+from nvfp4_kernels.attention.decode.sm90.launch import decode_attention
 
 compile.compiled = lambda kernel, arch: lambda *_: print(compile.object_path(kernel))
 q, key = (torch.zeros(1, heads, 64).bfloat16() for heads in (2, 1))

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from nvfp4_kernels.activation import SILU, Activation
-from nvfp4_kernels.grouped_gemm.tile_tokens import ExpertSizes
+from nvfp4_kernels.gemm.grouped.tile_tokens import ExpertSizes
+from nvfp4_kernels.moe.router import Router
 from nvfp4_kernels.precompile.experts_layer import Choice, Experts
 from nvfp4_kernels.precompile.model import Layer
-from nvfp4_kernels.router import Router
 from nvfp4_kernels.tool import build_command
 from nvfp4_kernels.tool.build_command import ActivationName
 from nvfp4_kernels.tool.config_file import LEGACY_FILE, UnusableModel, load_config

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from nvfp4_kernels.attention.merge.tile import MergeTile
 from nvfp4_kernels.attention.sm100.choose import AttentionProblem
 from nvfp4_kernels.attention.sm100.choose import choose_config as choose_attention
 from nvfp4_kernels.attention.sm100.tile import Variant
+from nvfp4_kernels.formats.terms import TermLayout
 from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
-from nvfp4_kernels.merge_segments.tile import MergeTile
 from nvfp4_kernels.precompile.attention_sm100 import (
     CACHES,
     Cache,
@@ -23,8 +24,7 @@ from nvfp4_kernels.precompile.attention_sm100 import (
 from nvfp4_kernels.precompile.linear_sm100 import block_scaled_kernels
 from nvfp4_kernels.precompile.model import Attention, Layer, quantizing_mlps
 from nvfp4_kernels.precompile.norm_sm100 import norm_kernels
-from nvfp4_kernels.rms_norm_quantize.choose import choose_config as choose_norm
-from nvfp4_kernels.terms import TermLayout
+from nvfp4_kernels.quantize.rms_norm.choose import choose_config as choose_norm
 from nvfp4_kernels.tool.config_file import UnusableModel
 from nvfp4_kernels.tool.model import explicit, read_model
 from nvfp4_kernels.tool.shapes import LLAMA_8B, given_shape

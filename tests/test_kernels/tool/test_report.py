@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from nvfp4_kernels.__main__ import app
 from nvfp4_kernels.activation import Activation
 from nvfp4_kernels.attention.sm100.tile import AttentionTile, Variant
+from nvfp4_kernels.formats.terms import TermLayout
 from nvfp4_kernels.gemm.sm100 import choose as candidates
 from nvfp4_kernels.gemm.sm100.choose import Problem, with_store
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
@@ -20,7 +21,6 @@ from nvfp4_kernels.indexer.sm100.variant import Variant as ScoreVariant
 from nvfp4_kernels.precompile.linear_sm100 import product_spec
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.sm100.limits import MAX_SHARED_BYTES
-from nvfp4_kernels.terms import TermLayout
 from nvfp4_kernels.tool import instructions, report_command, toolchain
 from nvfp4_kernels.tool.binary import FAT_MAGIC, UnreadableBinary, read_cubin, read_fat_binary
 from nvfp4_kernels.tool.instructions import NoDisassembler, count, disassemble, find_nvdisasm

@@ -10,6 +10,7 @@ from cutlass import AddressSpace, Array, Boolean, Float32, GridConstant, Int32, 
 from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap
 
+from nvfp4_kernels.attention.merge.merge import MergeArguments
 from nvfp4_kernels.attention.sm100.barriers import Barriers, allocate_barriers, init_barriers
 from nvfp4_kernels.attention.sm100.copied_queries import CopiedQueries
 from nvfp4_kernels.attention.sm100.epilogue import AttentionResult, Epilogue
@@ -46,7 +47,6 @@ from nvfp4_kernels.attention.sm100.tile import (
 from nvfp4_kernels.attention.sm100.work_board import WorkBoard, work_of
 from nvfp4_kernels.device.arguments import example, without_unread
 from nvfp4_kernels.device.types import TYPES
-from nvfp4_kernels.merge_segments.merge import MergeArguments
 from nvfp4_kernels.sm100.limits import WARP_ROWS
 
 _SCALES = ("scales", "input_scale", "first_row")  # of a result in NVFP4

@@ -7,12 +7,12 @@ import cutlass.cute as cute
 from cutlass import Array, Boolean, Int32
 from cutlass.experimental import primitives as ptx
 
+from nvfp4_kernels.attention.merge.choose import VECTOR_BYTES
+from nvfp4_kernels.attention.merge.merge import MergeArguments, SegmentMerge
+from nvfp4_kernels.attention.merge.tile import MergeTile
 from nvfp4_kernels.attention.sm100.scheduler import Sizes, WorkTile
 from nvfp4_kernels.attention.sm100.tile import WARPS, AttentionTile, Variant
 from nvfp4_kernels.device.types import TYPES
-from nvfp4_kernels.merge_segments.choose import VECTOR_BYTES
-from nvfp4_kernels.merge_segments.merge import MergeArguments, SegmentMerge
-from nvfp4_kernels.merge_segments.tile import MergeTile
 from nvfp4_kernels.sm100.limits import WARP_ROWS
 
 SYNC_BARRIER = 2  # named barrier of the softmax warps

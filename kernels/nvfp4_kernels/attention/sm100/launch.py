@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nvfp4_kernels.attention.merge.merge import MergeArguments
+from nvfp4_kernels.attention.merge.sm100 import merge_arguments, merge_segments, scale_arguments
 from nvfp4_kernels.attention.scoring import Scoring
 from nvfp4_kernels.attention.sm100.choose import AttentionProblem, choose_config
 from nvfp4_kernels.attention.sm100.epilogue import AttentionResult
@@ -15,21 +17,15 @@ from nvfp4_kernels.attention.sm100.rotating import RotationArguments
 from nvfp4_kernels.attention.sm100.scheduler import SequenceLengths, Sizes
 from nvfp4_kernels.attention.sm100.tile import AttentionTile, Layout, Rotation, Variant
 from nvfp4_kernels.checks import InvalidArgument, check_rows, strides_of
-from nvfp4_kernels.compile import launch
 from nvfp4_kernels.devices import (
     defective_map_bytes,
     device_arch,
     dtype_name,
     multiprocessors,
 )
-from nvfp4_kernels.merge_segments.merge import MergeArguments
-from nvfp4_kernels.merge_segments.sm100 import (
-    merge_arguments,
-    merge_segments,
-    scale_arguments,
-)
-from nvfp4_kernels.nvfp4_rows import Nvfp4Rows
-from nvfp4_kernels.rotary_store.pages import PagedCache, TokenHeads
+from nvfp4_kernels.formats.nvfp4_rows import Nvfp4Rows
+from nvfp4_kernels.rotary.store.pages import PagedCache, TokenHeads
+from nvfp4_kernels.runtime.compile import launch
 
 MAX_BATCH = 65535  # CTAs along a grid's y dimension
 NO_MERGE = MergeArguments(None, None, None, None, None, 0, 0, 0, None, None, 0)

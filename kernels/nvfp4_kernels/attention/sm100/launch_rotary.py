@@ -7,10 +7,10 @@ from nvfp4_kernels.attention.sm100.launch import Rotating, paged_attention
 from nvfp4_kernels.attention.sm100.rotating import RotationArguments
 from nvfp4_kernels.attention.sm100.tile import Rotation
 from nvfp4_kernels.checks import strides_of
-from nvfp4_kernels.nvfp4_rows import Nvfp4Rows
-from nvfp4_kernels.rotary_store.launch import check_layouts, store_variant, token_heads
-from nvfp4_kernels.rotary_store.pages import PagedCache
-from nvfp4_kernels.rotary_store.tile import HeadTile
+from nvfp4_kernels.formats.nvfp4_rows import Nvfp4Rows
+from nvfp4_kernels.rotary.store.launch import check_layouts, store_variant, token_heads
+from nvfp4_kernels.rotary.store.pages import PagedCache
+from nvfp4_kernels.rotary.store.tile import HeadTile
 
 
 def rotary_attention(

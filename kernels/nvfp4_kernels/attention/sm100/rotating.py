@@ -14,10 +14,10 @@ from nvfp4_kernels.attention.sm100.rows import swizzled_offset
 from nvfp4_kernels.attention.sm100.scheduler import QueryRow, WorkTile
 from nvfp4_kernels.attention.sm100.tile import KEYS, AttentionTile, Rotation, Variant
 from nvfp4_kernels.device.widen import widen
-from nvfp4_kernels.rotary_store import head as store
-from nvfp4_kernels.rotary_store.head import Heads, Part, part_of
-from nvfp4_kernels.rotary_store.pages import PagedCache, TokenHeads, store_pair
-from nvfp4_kernels.rotary_store.tile import PIECE
+from nvfp4_kernels.rotary.store import head as store
+from nvfp4_kernels.rotary.store.head import Heads, Part, part_of
+from nvfp4_kernels.rotary.store.pages import PagedCache, TokenHeads, store_pair
+from nvfp4_kernels.rotary.store.tile import PIECE
 from nvfp4_kernels.sm100.limits import WARP_ROWS
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nvfp4_kernels.attention.sm100.polynomials import EXP2
-from nvfp4_kernels.rotary_store import tile as rotary_store
-from nvfp4_kernels.rotary_store.tile import HeadTile
+from nvfp4_kernels.rotary.store import tile as rotary_store
+from nvfp4_kernels.rotary.store.tile import HeadTile
 from nvfp4_kernels.sm100.limits import (
     CTA_RESERVED_BYTES,
     MMA_BYTES,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument
-from nvfp4_kernels.terms import data_shape, scales_shape
+from nvfp4_kernels.formats.terms import data_shape, scales_shape
 
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 ALIGNMENT = 32  # bytes a thread loads at once

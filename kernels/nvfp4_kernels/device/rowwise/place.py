@@ -16,7 +16,7 @@ from nvfp4_kernels.device.rowwise.tile import (
     WARP,
     RowTile,
 )
-from nvfp4_kernels.terms import TermLayout
+from nvfp4_kernels.formats.terms import TermLayout
 
 ATOM_BYTES = ATOM_ROWS * ATOM_BLOCKS
 ATOM_LINES = 32  # of an atom, each with the scales of rows 32 apart

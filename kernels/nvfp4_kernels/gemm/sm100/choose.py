@@ -18,9 +18,9 @@ import math
 from dataclasses import dataclass, replace
 
 from nvfp4_kernels.devices import ELEMENT_BITS, assumed_clusters
+from nvfp4_kernels.formats.terms import PACKED_ROWS, TermLayout
 from nvfp4_kernels.gemm.sm100.tile import TILE_BYTES, TILE_K, EpilogueConfig, Tile
 from nvfp4_kernels.sm100.limits import CTA_ROWS, SMS, WARP_ROWS
-from nvfp4_kernels.terms import PACKED_ROWS, TermLayout
 
 MACS_PER_CYCLE = 16384
 OPERAND_BYTES_PER_CYCLE = 101  # of shared memory, into the tensor core

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass, replace
 
 from nvfp4_kernels.devices import assumed_clusters
+from nvfp4_kernels.formats.terms import TermLayout
 from nvfp4_kernels.gemm.sm100.choose import (
     CLUSTER,
     EPILOGUE_COLUMN,
@@ -32,9 +33,8 @@ from nvfp4_kernels.gemm.sm100.choose import (
     with_store,
 )
 from nvfp4_kernels.gemm.sm100.tile import TILE_BYTES, TILE_K, EpilogueConfig, Tile
-from nvfp4_kernels.routing import tile_tokens_of
+from nvfp4_kernels.moe.routing import tile_tokens_of
 from nvfp4_kernels.sm100.limits import CTA_ROWS, SMS
-from nvfp4_kernels.terms import TermLayout
 
 IN_CHAIN = 980  # cycles that a cluster costs beside its start and end, in a chain of launches
 HAND_OVER = 900  # at least, of a split's tile: its parts go to and fro before the next one's

@@ -12,6 +12,7 @@ from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle
 
 from nvfp4_kernels.device.arguments import example, without_unread
 from nvfp4_kernels.device.types import TYPES
+from nvfp4_kernels.formats.terms import PACKED_ROWS
 from nvfp4_kernels.gemm.shards import ShardEnds
 from nvfp4_kernels.gemm.sm100.barriers import init_barriers, mbarriers, shared_barriers
 from nvfp4_kernels.gemm.sm100.epilogue import Epilogue, Scratch
@@ -39,7 +40,6 @@ from nvfp4_kernels.gemm.sm100.split_k import Partials, SplitK
 from nvfp4_kernels.gemm.sm100.tile import ATOMS_K, EPILOGUE_WARPS, EpilogueConfig, Tile
 from nvfp4_kernels.sm100.limits import CTA_ROWS, WARP_ROWS
 from nvfp4_kernels.sm100.tensor_maps import tensor_map
-from nvfp4_kernels.terms import PACKED_ROWS
 
 _SWIZZLES = {64: TensorMapSwizzle.s64b, 128: TensorMapSwizzle.s128b}
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument, check_layout
-from nvfp4_kernels.compile import launch
 from nvfp4_kernels.devices import defective_map_bytes, dtype_name, max_clusters, multiprocessors
+from nvfp4_kernels.formats.terms import TermLayout
 from nvfp4_kernels.gemm.arguments import MAX_SHARDS, batch_of, quantized_result
 from nvfp4_kernels.gemm.shards import shard_ends
 from nvfp4_kernels.gemm.sm100.choose import (
@@ -21,8 +21,8 @@ from nvfp4_kernels.gemm.sm100.choose import (
 )
 from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm, GemmArguments
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, OutDtype, Tile
+from nvfp4_kernels.runtime.compile import launch
 from nvfp4_kernels.sm100.limits import K_STEP
-from nvfp4_kernels.terms import TermLayout
 
 
 def gemm(
@@ -86,7 +86,7 @@ def silu_mul_gemm(
     *,
     batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """See ``nvfp4_kernels.silu_mul_gemm.op``; the second result is None for 16-bit output.
+    """See ``nvfp4_kernels.gemm.silu_mul.op``; the second result is None for 16-bit output.
 
     ``batch_invariant``: see ``product``.
     """

@@ -7,16 +7,16 @@ from torch import Tensor
 
 from nvfp4_kernels.activation import Activation
 from nvfp4_kernels.checks import InvalidArgument, check_layout
-from nvfp4_kernels.compile import launch
 from nvfp4_kernels.devices import defective_map_bytes, dtype_name, max_clusters, multiprocessors
+from nvfp4_kernels.formats.terms import TermLayout
 from nvfp4_kernels.gemm.shards import shard_ends
 from nvfp4_kernels.gemm.sm100.choose import with_store
 from nvfp4_kernels.gemm.sm100.choose_grouped import GroupedProblem, choose_grouped, grouped_tile
 from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm, GemmArguments
 from nvfp4_kernels.gemm.sm100.launch import new_result
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
+from nvfp4_kernels.runtime.compile import launch
 from nvfp4_kernels.sm100.limits import K_STEP
-from nvfp4_kernels.terms import TermLayout
 
 
 def grouped_gemm(
@@ -38,7 +38,7 @@ def grouped_gemm(
     global_experts: int | None = None,
     given: Tile | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """See ``nvfp4_kernels.grouped_gemm.op``; the second result is None for 16-bit output.
+    """See ``nvfp4_kernels.gemm.grouped.op``; the second result is None for 16-bit output.
 
     ``b`` may be gate and up, ``(experts, 2, N, K/2)`` as ``alpha``, of which ``activation`` makes
     one: this is ``grouped_silu_mul_gemm`` too. Tiles beyond ``groups[0]`` are not touched.

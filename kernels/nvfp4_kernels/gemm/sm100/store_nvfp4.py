@@ -14,10 +14,10 @@ from nvfp4_kernels.device.nvfp4_block import (
     global_scale,
     quantize_terms,
 )
+from nvfp4_kernels.formats.terms import PACKED_ROWS
 from nvfp4_kernels.gemm.sm100.result import Chunk, OutputTensor
 from nvfp4_kernels.gemm.sm100.tile import TRANSPOSE_PITCH, EpilogueConfig, Tile
 from nvfp4_kernels.sm100.limits import ATOM_BYTES, ATOM_ROWS, BLOCK, MMA_K, WARP_ROWS
-from nvfp4_kernels.terms import PACKED_ROWS
 
 
 @dataclass(frozen=True)

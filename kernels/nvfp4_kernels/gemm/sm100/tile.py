@@ -10,6 +10,7 @@ from typing import Literal
 
 from nvfp4_kernels.activation import Activation
 from nvfp4_kernels.devices import ELEMENT_BITS
+from nvfp4_kernels.formats.terms import ONE_TERM, PACKED_ROWS, TermLayout
 from nvfp4_kernels.gemm.arguments import MAX_SHARDS
 from nvfp4_kernels.sm100.limits import (
     ATOM_BYTES,
@@ -21,7 +22,6 @@ from nvfp4_kernels.sm100.limits import (
     TENSOR_COLUMNS,
     WARP_ROWS,
 )
-from nvfp4_kernels.terms import ONE_TERM, PACKED_ROWS, TermLayout
 
 TILE_K = 256  # elements of K per stage: 128 bytes, the widest swizzle
 TILE_BYTES = TILE_K // 2

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from nvfp4_kernels.devices import ELEMENT_BITS
-from nvfp4_kernels.fragments import TILE
+from nvfp4_kernels.formats.fragments import TILE
 from nvfp4_kernels.gemm.sm90.tile import (
     MAX_STAGES,
     MOST_COLUMNS_IN_TURN,

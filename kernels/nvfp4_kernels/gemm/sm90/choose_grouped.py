@@ -10,7 +10,7 @@ import functools
 import math
 from dataclasses import dataclass, replace
 
-from nvfp4_kernels.fragments import TILE
+from nvfp4_kernels.formats.fragments import TILE
 from nvfp4_kernels.gemm.sm90.choose import (
     MANY_TOKENS,
     Problem,
@@ -20,7 +20,7 @@ from nvfp4_kernels.gemm.sm90.choose import (
     with_store,
 )
 from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig, Tile
-from nvfp4_kernels.routing import TILE_TOKENS, expected_slots
+from nvfp4_kernels.moe.routing import TILE_TOKENS, expected_slots
 from nvfp4_kernels.sm90.limits import REGISTERS, SMS
 
 # Cycles of an SM for 64 × 64 elements of a weight and a tile of tokens, where all SMs are busy.

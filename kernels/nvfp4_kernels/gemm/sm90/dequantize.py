@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Array, Int32, Uint32
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.fragments import LANES, ROTATIONS, SCALE_BIT, STEPS, TARGETS
+from nvfp4_kernels.formats.fragments import LANES, ROTATIONS, SCALE_BIT, STEPS, TARGETS
 from nvfp4_kernels.sm90.limits import ActDtype
 
 UNSCALE = 2.0**7

@@ -16,7 +16,7 @@ from cutlass.experimental.cuda import TensorMap
 from nvfp4_kernels.activation import SILU
 from nvfp4_kernels.device.activation import activated
 from nvfp4_kernels.device.types import TYPES
-from nvfp4_kernels.fragments import TILE
+from nvfp4_kernels.formats.fragments import TILE
 from nvfp4_kernels.gemm.shards import ShardEnds
 from nvfp4_kernels.gemm.sm90.dequantize import UNSCALE
 from nvfp4_kernels.gemm.sm90.exchange import Exchange

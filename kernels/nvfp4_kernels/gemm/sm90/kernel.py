@@ -21,7 +21,7 @@ from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor
 
 from nvfp4_kernels.device.arguments import example, without_unread
 from nvfp4_kernels.device.types import TYPES
-from nvfp4_kernels.fragments import TILE
+from nvfp4_kernels.formats.fragments import TILE
 from nvfp4_kernels.gemm.shards import ShardEnds
 from nvfp4_kernels.gemm.sm90.epilogue import Epilogue, OutputTensor, ScalingOperands
 from nvfp4_kernels.gemm.sm90.loader import Ring, TmaLoader, Weight, map_of_tokens

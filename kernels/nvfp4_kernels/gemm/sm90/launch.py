@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument, check_layout
-from nvfp4_kernels.compile import launch
 from nvfp4_kernels.devices import dtype_name, multiprocessors
-from nvfp4_kernels.fragments import Fragments
+from nvfp4_kernels.formats.fragments import Fragments
 from nvfp4_kernels.gemm.arguments import MAX_SHARDS
 from nvfp4_kernels.gemm.shards import shard_ends
 from nvfp4_kernels.gemm.sm90.choose import Problem, choose_batch_invariant, choose_config
 from nvfp4_kernels.gemm.sm90.kernel import GemmArguments, WeightOnlyGemm
 from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig
+from nvfp4_kernels.runtime.compile import launch
 
 
 def gemm(
@@ -56,7 +56,7 @@ def silu_mul_gemm(
     *,
     batch_invariant: bool = False,
 ) -> tuple[Tensor, None]:
-    """See ``nvfp4_kernels.silu_mul_gemm.op``; the weights are in fragments.
+    """See ``nvfp4_kernels.gemm.silu_mul.op``; the weights are in fragments.
 
     ``batch_invariant``: see ``product``.
     """

@@ -7,13 +7,13 @@ from torch import Tensor
 
 from nvfp4_kernels.activation import Activation
 from nvfp4_kernels.checks import check_layout
-from nvfp4_kernels.compile import launch
 from nvfp4_kernels.devices import dtype_name, multiprocessors
-from nvfp4_kernels.fragments import Fragments
+from nvfp4_kernels.formats.fragments import Fragments
 from nvfp4_kernels.gemm.shards import shard_ends
 from nvfp4_kernels.gemm.sm90.choose_grouped import GroupedProblem, choose_grouped_config
 from nvfp4_kernels.gemm.sm90.kernel import GemmArguments, WeightOnlyGemm
 from nvfp4_kernels.gemm.sm90.launch import epilogue
+from nvfp4_kernels.runtime.compile import launch
 
 
 def grouped_gemm(
@@ -34,7 +34,7 @@ def grouped_gemm(
     bias: Tensor | None = None,
     global_experts: int | None = None,
 ) -> tuple[Tensor, None]:
-    """See ``nvfp4_kernels.grouped_gemm.op``; the weights are in fragments.
+    """See ``nvfp4_kernels.gemm.grouped.op``; the weights are in fragments.
 
     ``routed_before``, ``global_experts``: see ``grouped_product``; the first is of a layer's second
     product.
@@ -63,7 +63,7 @@ def grouped_silu_mul_gemm(
     bias: Tensor | None = None,
     global_experts: int | None = None,
 ) -> tuple[Tensor, None]:
-    """See ``nvfp4_kernels.grouped_silu_mul_gemm.op``; the weights are in fragments.
+    """See ``nvfp4_kernels.gemm.grouped_silu_mul.op``; the weights are in fragments.
 
     ``global_experts``: see ``grouped_product``.
     """

@@ -10,7 +10,7 @@ from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor
 
 from nvfp4_kernels.device.mbarrier import wait
 from nvfp4_kernels.device.types import TYPES
-from nvfp4_kernels.fragments import TILE
+from nvfp4_kernels.formats.fragments import TILE
 from nvfp4_kernels.gemm.sm90.scheduler import SchedulerState, TileCoord, matrix, tile_coord
 from nvfp4_kernels.gemm.sm90.tile import DATA_BYTES, SCALE_BYTES, SLICED_TOKENS, Tile
 from nvfp4_kernels.sm90.limits import ROW_BYTES, WARPGROUP, ActDtype

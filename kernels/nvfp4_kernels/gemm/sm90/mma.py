@@ -8,7 +8,7 @@ from cutlass import Array, Float32, Int32, Uint32
 from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.device.mbarrier import wait
-from nvfp4_kernels.fragments import STEPS
+from nvfp4_kernels.formats.fragments import STEPS
 from nvfp4_kernels.gemm.sm90 import dequantize as dequantize
 from nvfp4_kernels.gemm.sm90.loader import Ring
 from nvfp4_kernels.gemm.sm90.scheduler import SchedulerState

@@ -1,7 +1,7 @@
 """Tile scheduler: which tiles a cluster computes, in which order, and which part of K.
 
 Of grouped tiles the count, and the expert that each tile of tokens belongs to, come from the
-device, as ``nvfp4_kernels.routing`` has them.
+device, as ``nvfp4_kernels.moe.routing`` has them.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Array, Int32
 
-from nvfp4_kernels.fragments import TILE
+from nvfp4_kernels.formats.fragments import TILE
 from nvfp4_kernels.gemm.sm90.tile import Tile
 
 # Tiles of tokens that are taken together: they stay in L2 while the weights pass by.

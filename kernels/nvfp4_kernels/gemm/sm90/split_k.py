@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Array, Float32, Int32, Vector
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.fragments import TILE
+from nvfp4_kernels.formats.fragments import TILE
 from nvfp4_kernels.gemm.sm90.tile import BARRIER, Tile
 from nvfp4_kernels.sm90.limits import WARPGROUP
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nvfp4_kernels.activation import Activation
-from nvfp4_kernels.fragments import TILE
+from nvfp4_kernels.formats.fragments import TILE
 from nvfp4_kernels.gemm.arguments import MAX_SHARDS
 from nvfp4_kernels.sm90.limits import (
+    BARRIER_BYTES,
     CTA_RESERVED_BYTES,
     ROW_BYTES,
     SM_SHARED_BYTES,
@@ -22,7 +23,6 @@ STEP_K = 16  # elements of K per wgmma
 DATA_BYTES = TILE * TILE // 2  # of a tile of the weight
 SCALE_BYTES = TILE * TILE // 16
 MAX_STAGES = 12
-BARRIER_BYTES = 2048  # mbarriers, and what alignment costs
 LOAD_REGISTERS, MULTIPLY_REGISTERS = 24, 240  # per thread, where registers are handed over
 PITCH = TILE + 4  # floats: neighbouring tokens start in different banks
 FEW_TOKENS = 16  # that mma.sync takes with less to issue than wgmma

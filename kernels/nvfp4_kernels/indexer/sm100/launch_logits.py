@@ -2,13 +2,13 @@
 
 from torch import Tensor
 
-from nvfp4_kernels.compile import launch
 from nvfp4_kernels.indexer.formats import Format
 from nvfp4_kernels.indexer.sm100.choose import choose_config
 from nvfp4_kernels.indexer.sm100.kernel import IndexerLogitsSm100, LogitsArguments
 from nvfp4_kernels.indexer.sm100.launch import Scoring, contiguous, paged
 from nvfp4_kernels.indexer.sm100.logits import NEGATIVE_INFINITY
 from nvfp4_kernels.indexer.sm100.tile import ScoreTile
+from nvfp4_kernels.runtime.compile import launch
 
 
 def logits(

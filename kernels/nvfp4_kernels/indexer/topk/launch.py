@@ -3,11 +3,11 @@
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument, strides_of
-from nvfp4_kernels.compile import launch
 from nvfp4_kernels.devices import multiprocessors
 from nvfp4_kernels.indexer.topk.choose import choose_config
 from nvfp4_kernels.indexer.topk.kernel import IndexerTopk, TopkArguments
 from nvfp4_kernels.indexer.topk.tile import MAX_COLUMNS
+from nvfp4_kernels.runtime.compile import launch
 
 
 def topk(logits: Tensor, lens: Tensor, top_k: int, starts: Tensor | None) -> tuple[Tensor, Tensor]:

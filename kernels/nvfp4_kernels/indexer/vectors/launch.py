@@ -3,13 +3,13 @@
 from torch import Tensor
 
 from nvfp4_kernels.checks import strides_of
-from nvfp4_kernels.compile import launch
 from nvfp4_kernels.devices import device_family
 from nvfp4_kernels.indexer.formats import Format
 from nvfp4_kernels.indexer.kernels import E2M1_CONVERSION_FAMILIES
 from nvfp4_kernels.indexer.vectors.gather import GatherArguments, GatherVectors
 from nvfp4_kernels.indexer.vectors.layout import CHUNK, VectorLayout, alignment
 from nvfp4_kernels.indexer.vectors.store import StoreArguments, StoreVectors
+from nvfp4_kernels.runtime.compile import launch
 
 
 def quantize_q(q: Tensor, fmt: Format, global_scale: Tensor | None) -> list[Tensor]:

@@ -4,13 +4,13 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument
-from nvfp4_kernels.compile import launch
 from nvfp4_kernels.indexer.formats import Format
 from nvfp4_kernels.indexer.sm100.best_keys.candidates import TopkOutput
 from nvfp4_kernels.indexer.sm100.best_keys.choose import MAX_KEYS, Choice, choose_config
 from nvfp4_kernels.indexer.sm100.best_keys.kernel import IndexerScoreTopkSm100, ScoreTopkArguments
 from nvfp4_kernels.indexer.sm100.launch import Scoring, contiguous, paged
 from nvfp4_kernels.indexer.topk.launch import topk_with_ids
+from nvfp4_kernels.runtime.compile import launch
 
 NO_KEY = -1
 

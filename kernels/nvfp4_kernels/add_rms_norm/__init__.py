@@ -1,5 +1,0 @@
-"""Residual addition and RMS norm, in 16 bits."""
-
-from nvfp4_kernels.add_rms_norm.op import add_rms_norm
-
-__all__ = ["add_rms_norm"]

@@ -1,0 +1,27 @@
+"""Kernels of ``decode_attention``."""
+
+from nvfp4_kernels.attention.decode.sm90 import tile as sm90
+from nvfp4_kernels.attention.kernels import HEAD_DIMS as PAGED_HEAD_DIMS
+from nvfp4_kernels.dispatch import KernelTable, Mode
+
+MAX_GROUP = 16  # query heads of a KV head
+
+DECODE_KERNELS = KernelTable(
+    "decode_attention",
+    {
+        ("cpu", "float"): (
+            "reference",
+            "nvfp4_kernels.attention.decode.reference:decode_attention",
+        ),
+        ("sm_90", "float"): (
+            "DecodeAttentionSm90",
+            "nvfp4_kernels.attention.decode.sm90.launch:decode_attention",
+        ),
+    },
+)
+
+# Values of D that each kernel takes, of those that the op accepts.
+HEAD_DIMS: dict[tuple[str, Mode], tuple[int, ...]] = {
+    ("cpu", "float"): PAGED_HEAD_DIMS["cpu", "float"],
+    ("sm_90", "float"): sm90.HEAD_DIMS,
+}

@@ -1,0 +1,107 @@
+"""``decode_attention``: store a token's key and value, then softmax(scale · Q · Kᵀ) · V."""
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.attention.decode.arguments import check_decode
+from nvfp4_kernels.attention.decode.kernels import DECODE_KERNELS
+from nvfp4_kernels.attention.scoring import Scoring
+from nvfp4_kernels.checks import check_dtype
+from nvfp4_kernels.dispatch import called
+from nvfp4_kernels.heads import DTYPES
+
+
+def decode_attention(
+    q: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    slot_mapping: Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Attention of each sequence's last token to all its keys; stores this token's own.
+
+    One launch instead of a store into the cache, ``paged_attention`` over splits of the keys and
+    their merge. The call does not synchronise with the device, and only the result depends on the
+    contents of index tensors: a CUDA graph may capture it. Slots of a page beyond a sequence's
+    length, and entries of its row in ``block_table`` for pages without a key that its token sees,
+    may hold anything. Values before a window, in the page where it begins, must be finite: they may
+    be multiplied by 0. The result is deterministic: the same arguments give the same bits.
+
+    On sm_90 ``kv_cache`` and the index tensors are read while kernels before this one in the stream
+    may still run, where those let it start early: none of these may write them.
+
+    Args:
+        q: bfloat16 or float16 ``(B, Hq, D)``: one token of each sequence. D a multiple of 16 up to
+            256, its last stride 1; other strides are free, as in a slice of the QKV projection. On
+            sm_90 D is 64, 128 or 256, and all rows start on multiples of 16 bytes.
+        key: ``(B, Hkv, D)`` of ``q``'s dtype, strides as for ``q``; Hq is a multiple of Hkv, at
+            most 16 times that.
+        value: of ``key``'s dtype and shape.
+        kv_cache: ``(pages, Hkv, page_size, 2·D)`` of ``q``'s dtype, a key and then its value;
+            strides are free but for the last. On sm_90 ``page_size`` is a power of two of at least
+            16. Written: the slots of ``slot_mapping``.
+        block_table: int32 ``(B, P)``: page ``block_table[b, i]`` holds keys ``i · page_size`` on of
+            sequence b.
+        seq_lens: int32 ``(B,)``, the keys of each sequence, this token's included. 0 for a row that
+            is padding, as in a CUDA graph: its result is 0.
+        slot_mapping: int64 ``(B,)``: where the token's key and value are stored, ``page · page_size
+            + offset``, which is where ``block_table`` has key ``seq_lens[b] - 1``; negative: they
+            are attended to and not stored.
+        scale: factor of ``q · k``; None: ``D ** -0.5``.
+        window: the token sees this many keys, its own included; None: all.
+        soft_cap: logits become ``soft_cap · tanh(logit / soft_cap)``.
+        sinks: float32 ``(Hq,)``, a logit per head that adds to the softmax's sum and has no value.
+        out: contiguous, of ``q``'s dtype and shape, written; None: a new tensor.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        InvalidArgument: an argument that does not fit, named. The contents of tensors are
+            checked on CPU only.
+        NoKernelError: no kernel for this device.
+    """
+    check_dtype("q", q, DTYPES)
+    if out is None:
+        out = q.new_empty(q.shape)
+    called(_decode_attention, q)(
+        out, q, key, value, kv_cache, block_table, seq_lens, slot_mapping, sinks, scale, window,
+        soft_cap,
+    )  # fmt: skip
+    return out
+
+
+@torch.library.custom_op("nvfp4::decode_attention", mutates_args=("out", "kv_cache"))
+def _decode_attention(
+    out: Tensor,
+    q: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    slot_mapping: Tensor,
+    sinks: Tensor | None,
+    scale: float | None,
+    window: int | None,
+    soft_cap: float | None,
+) -> None:
+    if scale is None:
+        scale = max(1, q.shape[-1:].numel()) ** -0.5  # D is yet to be checked
+    scoring = Scoring(scale, causal=True, window=window, soft_cap=soft_cap)
+    tensors = out, q, key, value, kv_cache, block_table, seq_lens, slot_mapping, sinks
+    check_decode(*tensors, scoring)
+    DECODE_KERNELS.select(q.device, "float").load()(*tensors, scoring)
+
+
+@_decode_attention.register_fake
+def _(out: Tensor, *rest: object) -> None:
+    return None

@@ -1,0 +1,43 @@
+"""Choice of the number of splits and of the keys per step. Pure, and no CuTe.
+
+Measured on an H200 at 128 to 32768 keys, with 1 to 64 sequences of 2 and of 8 KV heads.
+"""
+
+from nvfp4_kernels.attention.decode.sm90.tile import KEYS, MAX_SPLITS, WARPS, DecodeTile
+from nvfp4_kernels.sm90.limits import SMS
+
+LONG_STEP = 2 * KEYS
+LONG_STEP_HEAD_DIM = 128  # maximum: with more, shared memory holds no ring of long steps
+
+
+def choose_config(
+    batch: int, kv_heads: int, group: int, head_dim: int, max_keys: int, sms: int = SMS
+) -> DecodeTile:
+    """Choose as many splits as SMs are idle otherwise, while each of their warps has keys.
+
+    Steps are long where an SM has one CTA: loads in flight and independent work are scarce there.
+    With more CTAs than SMs, two share an SM.
+
+    Args:
+        batch: sequences.
+        kv_heads: KV heads.
+        group: query heads of each KV head.
+        head_dim: D.
+        max_keys: upper bound on a token's keys: those of a row of the block table, or the window.
+        sms: of the device.
+    """
+    clusters = batch * kv_heads
+    keys = LONG_STEP if head_dim <= LONG_STEP_HEAD_DIM and clusters <= sms else KEYS
+    splits = 1
+    while (
+        splits < MAX_SPLITS
+        and 2 * splits * clusters <= _reachable(2 * splits, sms)
+        and splits * WARPS * keys < max_keys
+    ):
+        splits *= 2
+    return DecodeTile(head_dim, group, splits, keys)
+
+
+def _reachable(splits: int, sms: int) -> int:
+    """SMs that clusters of ``splits`` CTAs can fill: a cluster lies within one GPC."""
+    return sms if splits <= 2 else sms // 2

@@ -1,0 +1,143 @@
+"""The decode attention kernel of sm_90: store of one token, attention over split keys, merge."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import cuda.bindings.driver as cuda_driver
+import cutlass.cute as cute
+from cutlass import AddressSpace, Array, Float32, GridConstant, Int32, Int64
+from cutlass.experimental import primitives as ptx
+from cutlass.experimental.cuda import TensorMap
+
+from nvfp4_kernels.attention.decode.sm90.loader import Cache, Ring, Strides, TmaLoader, cache_map
+from nvfp4_kernels.attention.decode.sm90.mainloop import LogitScaling, Mainloop
+from nvfp4_kernels.attention.decode.sm90.merge import DecodeResult, Merge
+from nvfp4_kernels.attention.decode.sm90.scheduler import work_tile
+from nvfp4_kernels.attention.decode.sm90.tile import THREADS, WARPS, DecodeTile, Variant
+from nvfp4_kernels.attention.decode.sm90.token import NewToken, TokenTensor
+from nvfp4_kernels.device.arguments import example, without_unread
+from nvfp4_kernels.device.types import TYPES
+
+
+class DecodeArguments(NamedTuple):
+    """Arguments of a launch.
+
+    Attributes:
+        q, key, value: of each sequence's new token.
+        kv_cache: [page, head, row, 2·D], a key and then its value.
+        cache_strides: its strides.
+        block_table: int32 [sequences, table_stride], pages.
+        table_stride: elements between rows of the block table.
+        seq_lens: int32 [sequences], the new token included.
+        slot_mapping: int64 [sequences], slots of the new tokens; negative: not stored.
+        result: output and sinks.
+        logits: scale and soft cap, the latter 0 without one.
+        window: keys a token sees; 0 without one.
+        batch, kv_heads, pages: sizes.
+    """
+
+    q: TokenTensor
+    key: TokenTensor
+    value: TokenTensor
+    kv_cache: cute.Pointer
+    cache_strides: Strides
+    block_table: cute.Pointer
+    table_stride: Int64
+    seq_lens: cute.Pointer
+    slot_mapping: cute.Pointer
+    result: DecodeResult
+    logits: LogitScaling
+    window: Int32
+    batch: Int32
+    kv_heads: Int32
+    pages: Int32
+
+
+@dataclass(frozen=True)
+class DecodeAttentionSm90:
+    """Decode attention with mma.sync: a cluster per KV head of a sequence, whose CTAs split keys.
+
+        leader's TMA  --full-->  Q·Kᵀ, softmax, Vᵀ·Pᵀ  -->  merge over the cluster
+
+    All 4 warps of a CTA have the same role: each has a ring of its own, which its leader fills, and
+    needs no other warp before the merge. ``full`` is an mbarrier per stage and warp, with an
+    arrive count of ``TMA_ARRIVALS`` and the bytes of a step; a warp barrier releases a stage. The
+    merge starts and ends with a barrier over the cluster.
+    """
+
+    tile: DecodeTile
+    variant: Variant
+
+    def signature(self) -> tuple[DecodeArguments]:
+        """Example of ``__call__``'s arguments."""
+        dtype = TYPES[self.variant.dtype]
+        types = dict.fromkeys(("data", "kv_cache", "out"), dtype) | {
+            "sinks": Float32,
+            "block_table": Int32,
+            "seq_lens": Int32,
+            "slot_mapping": Int64,
+        }
+        alignment = {"sinks": 4, "block_table": 4, "seq_lens": 4, "slot_mapping": 8}
+        return (example(DecodeArguments, types, alignment),)
+
+    @property
+    def unread(self) -> list[str]:
+        """Arguments that the kernel does not read."""
+        options = [
+            name for name in ("window", "soft_cap", "sinks") if not getattr(self.variant, name)
+        ]
+        return ["batch", "kv_heads", "pages", *options]
+
+    @cute.jit
+    def __call__(self, arguments: DecodeArguments, stream: cuda_driver.CUstream) -> None:
+        """Launch a cluster of ``splits`` CTAs per sequence and KV head."""
+        tile, kv_heads = self.tile, arguments.kv_heads
+        cache, strides = arguments.kv_cache, arguments.cache_strides
+        tensor_map = cache_map(self.variant, tile, cache, strides, kv_heads, arguments.pages)
+        self.kernel(tensor_map, without_unread(arguments, self.unread)).launch(
+            grid=(tile.splits, kv_heads, arguments.batch),
+            block=(THREADS, 1, 1),
+            cluster=(tile.splits, 1, 1),
+            stream=stream,
+            use_pdl=True,
+            min_blocks_per_mp=tile.ctas_per_sm,
+            preferred_smem_carveout=100,  # percent
+        )
+
+    @cute.kernel
+    def kernel(self, tensor_map: GridConstant[TensorMap], arguments: DecodeArguments) -> None:
+        """Start loads of earlier tokens' keys, then load the token, run all steps, merge."""
+        tile, variant = self.tile, self.variant
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        leader = ptx.elect_sync()
+        if leader and warp == 0:
+            ptx.prefetch_tensormap(tensor_map.get_ptr())
+        cache = Cache(
+            arguments.kv_cache,
+            tensor_map,
+            arguments.cache_strides,
+            arguments.block_table,
+            arguments.table_stride,
+            arguments.slot_mapping,
+        )
+        merge, token = Merge(tile, variant), NewToken(tile, variant)
+        rings = Array(Float32, WARPS * merge.part_words, space=AddressSpace.smem, alignment=1024)
+        barriers = Array(Int64, WARPS * tile.stages, space=AddressSpace.smem, alignment=8)
+        ring = Ring(rings.subview(warp * merge.part_words), barriers.subview(warp * tile.stages))
+        # Lengths, table and keys of earlier tokens are older than the kernel before this one.
+        work = work_tile(tile, variant, arguments.seq_lens, arguments.window, warp)
+        TmaLoader(tile, variant).start(cache, ring, work, leader)
+        ptx.griddepcontrol(ptx.GridDepAction.WAIT)
+        # After the wait: the next kernel may read, without waiting, what ran before this one.
+        ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
+        part = Mainloop(tile, variant).run(
+            cache,
+            ring,
+            work,
+            token.queries(arguments.q, work),
+            token.vector(arguments.key, work),
+            token.vector(arguments.value, work),
+            arguments.logits,
+            leader,
+        )
+        merge.run(part, rings, arguments.result, work, warp)

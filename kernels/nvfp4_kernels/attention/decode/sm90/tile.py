@@ -1,0 +1,158 @@
+"""Tile of decode attention, its layout in shared memory, and variants. No CuTe.
+
+A cluster has one KV head of one sequence. Every warp runs a main loop of its own over a ring of its
+own, 16 or 32 keys and their values at a time; the warps' partial results are merged at the end.
+"""
+
+import math
+from dataclasses import dataclass
+
+from nvfp4_kernels.sm90.limits import (
+    BARRIER_BYTES,
+    CTA_RESERVED_BYTES,
+    ROW_BYTES,
+    SM_SHARED_BYTES,
+    ActDtype,
+)
+
+KEYS = 16  # of a TMA box: the smallest page, and the K of the values' mma.sync
+WARPS = 4  # of a CTA
+THREADS = 32 * WARPS
+MMA_HEADS = 8  # heads of the values' mma.sync: its N
+MAX_SPLITS = 8  # larger clusters are not portable
+MIN_STAGES = 3  # of each warp's ring where an SM has two CTAs
+MAX_STAGES = 4
+HEAD_DIMS = (64, 128, 256)
+ROW_WORDS = ROW_BYTES // 4  # of a chunk
+CHUNK = ROW_BYTES // 2  # elements of a chunk
+
+
+@dataclass(frozen=True)
+class DecodeTile:
+    """Shape of a CTA's work.
+
+    Attributes:
+        head_dim: D.
+        group: query heads of a KV head, up to 16.
+        splits: CTAs of a cluster, which split the keys of a sequence.
+        keys: of a warp's step: 16, or 32, which hides more latency.
+        max_stages: upper bound on the stages of a warp's ring, which else takes the memory left.
+    """
+
+    head_dim: int
+    group: int
+    splits: int = 1
+    keys: int = KEYS
+    max_stages: int = MAX_STAGES
+
+    def __post_init__(self) -> None:
+        assert self.head_dim in HEAD_DIMS, self.head_dim
+        assert 1 <= self.group <= 2 * MMA_HEADS, self.group
+        assert self.splits in (1, 2, 4, MAX_SPLITS), self.splits
+        assert self.keys in (KEYS, 2 * KEYS), self.keys
+        assert self.stages >= 2, "a warp loads while it computes"
+        assert self.part_bytes <= self.stages * self.stage_bytes, (
+            "a partial result fits its warp's ring"
+        )
+
+    @property
+    def head_tiles(self) -> int:
+        """MMA tiles of 8 heads."""
+        return math.ceil(self.group / MMA_HEADS)
+
+    @property
+    def steps(self) -> int:
+        """MMA steps along D, of 16 elements each."""
+        return self.head_dim // 16
+
+    @property
+    def warps(self) -> int:
+        """Warps of the cluster."""
+        return WARPS * self.splits
+
+    @property
+    def boxes(self) -> int:
+        """TMA boxes of a step."""
+        return self.keys // KEYS
+
+    @property
+    def step_stride(self) -> int:
+        """Stride of a warp's steps in boxes: those of all warps of the cluster."""
+        return self.warps * self.boxes
+
+    # --- shared memory ------------------------------------------------------------------------
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a key and its value, each as wide as the widest swizzle."""
+        return 4 * self.head_dim // ROW_BYTES
+
+    @property
+    def box_bytes(self) -> int:
+        """Bytes of 16 keys and their values."""
+        return KEYS * self.chunks * ROW_BYTES
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of a step."""
+        return self.boxes * self.box_bytes
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """Resident CTAs."""
+        return 2 if self._stages(2) >= MIN_STAGES else 1
+
+    @property
+    def stages(self) -> int:
+        """Stages of each warp's ring."""
+        return min(self._stages(self.ctas_per_sm), self.max_stages)
+
+    def _stages(self, ctas_per_sm: int) -> int:
+        """Stages that shared memory has room for."""
+        left = SM_SHARED_BYTES // ctas_per_sm - CTA_RESERVED_BYTES - BARRIER_BYTES
+        return left // (WARPS * self.stage_bytes)
+
+    # --- partial result of a warp, float32, in its ring's memory --------------------------------
+
+    @property
+    def o_stride(self) -> int:
+        """Stride of O's heads in words: a fragment's heads start in different banks."""
+        return self.head_dim + 4
+
+    @property
+    def state_offset(self) -> int:
+        """Offset of row_max and row_sum of each head, after O, in words."""
+        return MMA_HEADS * self.head_tiles * self.o_stride
+
+    @property
+    def part_bytes(self) -> int:
+        """Bytes of a partial result."""
+        return 4 * (self.state_offset + 2 * MMA_HEADS * self.head_tiles)
+
+    @property
+    def split_vectors(self) -> int:
+        """Vectors of 4 elements of the result that each CTA of the cluster writes."""
+        return math.ceil(self.group * self.head_dim // 4 / self.splits)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Variant of the kernel.
+
+    Attributes:
+        dtype: of queries, keys, values and result.
+        page_size: keys of a page, a power of two.
+        window: whether a token sees only the last keys.
+        soft_cap: whether logits are capped.
+        sinks: whether heads have sinks.
+    """
+
+    dtype: ActDtype
+    page_size: int
+    window: bool = False
+    soft_cap: bool = False
+    sinks: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.page_size >= KEYS
+        assert self.page_size & (self.page_size - 1) == 0

@@ -1,0 +1,1 @@
+"""Merge of attention results over disjoint segments of the keys."""

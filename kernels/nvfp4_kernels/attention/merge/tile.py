@@ -1,0 +1,43 @@
+"""Work of a thread that merges segments. No CuTe."""
+
+from dataclasses import dataclass
+
+from nvfp4_kernels.attention.merge.choose import VECTOR_BYTES
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class MergeTile:
+    """Merge of 16 bytes of a row over all segments.
+
+    Attributes:
+        dtype: of the segments, e.g. ``"float32"``.
+        out_dtype: of the result; if it is quantised, of what is quantised.
+        head_dim: D.
+        sinks: whether heads have sinks.
+        prefetch: segments whose copies are in flight before a thread uses the first.
+        quantized: whether the result is NVFP4.
+    """
+
+    dtype: str
+    out_dtype: str
+    head_dim: int
+    sinks: bool
+    prefetch: int
+    quantized: bool = False
+
+    @property
+    def width(self) -> int:
+        """Elements that a thread merges."""
+        return VECTOR_BYTES // _BYTES[self.dtype]
+
+    @property
+    def vectors(self) -> int:
+        """Threads of a row."""
+        return self.head_dim // self.width
+
+    @property
+    def store_bytes(self) -> int:
+        """Bytes that a thread stores of a 16-bit or float32 result."""
+        return min(VECTOR_BYTES, self.width * _BYTES[self.out_dtype])

@@ -1,0 +1,1 @@
+"""NVFP4 as stored and laid out: values, scales, fragments, terms."""

@@ -1,0 +1,22 @@
+"""Kernels of ``grouped_gemm``: on GPUs those of ``gemm``, with token tiles for a batch."""
+
+from nvfp4_kernels.dispatch import KernelTable
+
+_REFERENCE = "nvfp4_kernels.gemm.grouped.reference:grouped_gemm"
+
+KERNELS = KernelTable(
+    "grouped_gemm",
+    {
+        ("cpu", "w4a4"): ("reference", _REFERENCE),
+        ("cpu", "w4a16"): ("reference", _REFERENCE),
+        ("sm_90", "w4a16"): (
+            "wgmma",
+            "nvfp4_kernels.gemm.sm90.launch_grouped:grouped_gemm",
+            "fragments",
+        ),
+        ("sm_100", "w4a4"): (
+            "block_scaled",
+            "nvfp4_kernels.gemm.sm100.launch_grouped:grouped_gemm",
+        ),
+    },
+)

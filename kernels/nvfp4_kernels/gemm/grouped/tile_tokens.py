@@ -1,0 +1,53 @@
+"""Choice of a routing's tiles: how many rows the products of a layer want."""
+
+from typing import NamedTuple
+
+import torch
+
+from nvfp4_kernels.devices import device_family, multiprocessors
+from nvfp4_kernels.gemm.sm90 import choose_grouped as sm90
+from nvfp4_kernels.gemm.sm100 import choose_grouped as sm100
+from nvfp4_kernels.moe.routing import tile_tokens_of
+
+_MOST_ON_CPU = 64  # of which padding costs a reference little
+
+
+class ExpertSizes(NamedTuple):
+    """Sizes of a layer's experts on one rank.
+
+    Attributes:
+        h: width of the layer's input and result.
+        i: width between the products, padded as the weights are.
+        held: experts of this rank.
+        total: experts of all ranks.
+        gated: experts have a gate.
+    """
+
+    h: int
+    i: int
+    held: int
+    total: int
+    gated: bool = True
+
+
+def choose_tile_tokens(device: torch.device, tokens: int, top_k: int, sizes: ExpertSizes) -> int:
+    """Rows of a token tile for both products of a layer, one of ``routing.TILE_TOKENS``.
+
+    Args:
+        device: the device, or what stands in for it.
+        tokens: M.
+        top_k: slots of each, k.
+        sizes: of the layer.
+    """
+    family = device_family(device)
+    sms = 0 if family == "cpu" else multiprocessors(device)
+    return tile_tokens(family, tokens, top_k, sizes, sms)
+
+
+def tile_tokens(family: str, tokens: int, top_k: int, sizes: ExpertSizes, sms: int) -> int:
+    """``choose_tile_tokens`` for a family of architectures, or for ``"cpu"``."""
+    if family == "cpu":
+        return tile_tokens_of(tokens, top_k, sizes.total, most=_MOST_ON_CPU)
+    choose = {"sm_90": sm90, "sm_100": sm100}[family].choose_tile_tokens
+    weights = 2 if sizes.gated else 1
+    return choose(tokens, top_k, sizes.held, sizes.total, sizes.i, sizes.h, weights, sms)

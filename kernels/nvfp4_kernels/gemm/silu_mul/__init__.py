@@ -1,0 +1,1 @@
+"""C = silu(alpha1 · A · B1ᵀ) · (alpha2 · A · B2ᵀ), NVFP4 weights."""

@@ -1,0 +1,1 @@
+"""Sums of what each token's experts gave."""

@@ -1,0 +1,1 @@
+"""Slots of a mixture of experts sorted into token tiles."""

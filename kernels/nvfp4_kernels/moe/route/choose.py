@@ -1,0 +1,35 @@
+"""Choice of the CTAs that sort the slots of a batch. No CuTe in here."""
+
+from nvfp4_kernels.moe.route.tile import MAX_CLUSTER, MAX_STEPS, MAX_THREADS, WARP, RouteTile
+
+MIN_THREADS = 256
+CTA_SLOTS = 4096  # beyond, another CTA is worth the exchange of counts
+
+
+def choose_config(slots: int, experts: int) -> RouteTile:
+    """Choose the fewest CTAs that read all slots at once; a cluster of eight takes the rest. Pure.
+
+    Args:
+        slots: of the batch.
+        experts: of this rank; a thread each looks at their counts.
+    """
+    cluster = 1
+    while cluster < MAX_CLUSTER and slots > cluster * CTA_SLOTS:
+        cluster *= 2
+    share = -(-slots // cluster)
+    threads = min(MAX_THREADS, max(MIN_THREADS, _warps(experts), _power(share // 2)))
+    steps = min(MAX_STEPS, max(1, -(-share // threads)))
+    return RouteTile(threads, cluster, steps, single=slots <= cluster * threads * steps)
+
+
+def mapped_experts(total: int) -> int:
+    """Room for a map of so many experts."""
+    return _power(max(total, WARP))
+
+
+def _warps(threads: int) -> int:
+    return -(-threads // WARP) * WARP
+
+
+def _power(least: int) -> int:
+    return 1 << max(0, least - 1).bit_length()

@@ -1,0 +1,91 @@
+"""``moe_route``: which token tile each slot goes to."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device
+from nvfp4_kernels.moe.route.kernels import KERNELS
+from nvfp4_kernels.moe.routing import Routing, check_tile_tokens, max_tiles
+
+MAX_TOP_K = 32
+MAX_EXPERTS = 1024
+
+
+def moe_route(
+    topk_ids: Tensor, num_experts: int, tile_tokens: int, expert_map: Tensor | None = None
+) -> Routing:
+    """Sort the slots of a batch by expert, stably, into tiles of ``tile_tokens`` rows.
+
+    Args:
+        topk_ids: int32 ``(M, k)``, k at most 32, the experts of each token. An id that is no
+            expert's adds nothing; one that comes twice is taken twice.
+        num_experts: experts of this rank, at most 1024: rows of its weights.
+        tile_tokens: T, one of ``routing.TILE_TOKENS``.
+        expert_map: int32 ``(E,)``, the row of each of all ranks' experts, -1 for other ranks';
+            None: ids are rows.
+
+    Returns:
+        A ``Routing`` with memory for the worst case, ``routing.max_tiles``.
+
+    Raises:
+        InvalidArgument: an unsupported dtype, shape or number, named.
+        NoKernelError: no kernel for this device.
+    """
+    return Routing(*torch.ops.nvfp4.moe_route(topk_ids, expert_map, num_experts, tile_tokens))
+
+
+def check_ids(topk_ids: Tensor, expert_map: Tensor | None, num_experts: int) -> None:
+    """Check what a batch is routed by."""
+    check_dtype("topk_ids", topk_ids, (torch.int32,))
+    if topk_ids.ndim != 2 or not 0 < topk_ids.shape[1] <= MAX_TOP_K:
+        raise InvalidArgument(
+            f"topk_ids: shape is {tuple(topk_ids.shape)}, must be (M, k) with k from 1 to "
+            f"{MAX_TOP_K}; flatten the tokens"
+        )
+    check_sizes(num_experts, expert_map)
+    check_same_device(topk_ids=topk_ids, expert_map=expert_map)
+
+
+def check_sizes(num_experts: int, expert_map: Tensor | None) -> None:
+    """Check the experts of this rank, and the map to them."""
+    if not 0 < num_experts <= MAX_EXPERTS:
+        raise InvalidArgument(
+            f"num_experts: is {num_experts}, must be from 1 to {MAX_EXPERTS}; count the experts "
+            "whose weights this rank holds"
+        )
+    if expert_map is not None:
+        check_dtype("expert_map", expert_map, (torch.int32,))
+        if expert_map.ndim != 1:
+            raise InvalidArgument(
+                f"expert_map: shape is {tuple(expert_map.shape)}, must be (E,); give a row or -1 "
+                "for each of all ranks' experts"
+            )
+
+
+def new_routing(
+    like: Tensor, slots: Sequence[int], num_experts: int, tile_tokens: int
+) -> tuple[Tensor, ...]:
+    """Memory for the parts of a routing of ``(M, k)`` slots, where ``like`` is."""
+    m, k = slots
+    tiles = max_tiles(m * k, num_experts, tile_tokens)
+    shapes = (1 + tiles,), (tiles, tile_tokens), (m, k)
+    return tuple(like.new_empty(shape, dtype=torch.int32) for shape in shapes)
+
+
+@torch.library.custom_op("nvfp4::moe_route", mutates_args=())
+def _moe_route(
+    topk_ids: Tensor, expert_map: Tensor | None, num_experts: int, tile_tokens: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    check_ids(topk_ids, expert_map, num_experts)
+    check_tile_tokens("tile_tokens", tile_tokens)
+    kernel = KERNELS.select(topk_ids.device, "float").load()
+    return kernel(topk_ids, expert_map, num_experts, tile_tokens)
+
+
+@_moe_route.register_fake
+def _(
+    topk_ids: Tensor, expert_map: Tensor | None, num_experts: int, tile_tokens: int
+) -> tuple[Tensor, ...]:
+    return new_routing(topk_ids, topk_ids.shape, num_experts, tile_tokens)

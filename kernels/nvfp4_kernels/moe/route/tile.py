@@ -1,0 +1,63 @@
+"""Layout of the sort of ``moe_route``: threads, clusters, shared memory. No CuTe in here."""
+
+from dataclasses import dataclass
+
+from nvfp4_kernels.moe.routing import TILE_TOKENS
+
+WARP = 32
+MAX_THREADS = 1024
+MAX_STEPS = 8  # slots of a lane that stay in registers
+MAX_CLUSTER = 8  # larger clusters are not portable
+MAX_MAPPED = 4096  # experts of all ranks
+
+
+@dataclass(frozen=True)
+class RouteTile:
+    """CTAs that sort a batch together, each warp neighbouring slots.
+
+    Attributes:
+        threads: of a CTA.
+        cluster: CTAs, which exchange counts.
+        steps: slots of a lane at a time.
+        single: whether that is all of them, so that slots are read and ranked once.
+    """
+
+    threads: int
+    cluster: int = 1
+    steps: int = 1
+    single: bool = True
+
+    def __post_init__(self) -> None:
+        assert self.threads % WARP == 0
+        assert self.threads <= MAX_THREADS
+        assert self.cluster in (1, 2, 4, 8)
+        assert 1 <= self.steps <= MAX_STEPS
+
+    @property
+    def warps(self) -> int:
+        """Warps of a CTA."""
+        return self.threads // WARP
+
+    @property
+    def slots(self) -> int:
+        """Slots that the cluster takes at a time."""
+        return self.cluster * self.threads * self.steps
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes that are the same for every batch of a layer.
+
+    Attributes:
+        experts: of this rank.
+        mapped: at least the experts of all ranks, a power of two; 0 without a map.
+        tile_tokens: rows of a token tile.
+    """
+
+    experts: int
+    mapped: int
+    tile_tokens: int
+
+    def __post_init__(self) -> None:
+        assert self.tile_tokens in TILE_TOKENS
+        assert self.mapped <= MAX_MAPPED

@@ -1,0 +1,1 @@
+"""Experts and weights of the tokens of a batch, from the router's logits."""

@@ -1,0 +1,137 @@
+"""Choice of a batch's experts by a cluster, and the sort of its slots by each of its CTAs."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import AddressSpace, Array, Int32, Int64
+from cutlass.experimental import primitives as ptx
+
+from nvfp4_kernels.moe.route.sort import (
+    Batch,
+    RoutingOut,
+    count,
+    place_experts,
+    prepare,
+    row_of,
+    sorter,
+    write_slots,
+    write_tiles,
+)
+from nvfp4_kernels.moe.route.tile import WARP, Sizes
+from nvfp4_kernels.moe.topk.choice import Logits, TokenChoice
+from nvfp4_kernels.moe.topk_route.choose import TopkTile
+
+
+class Memory(NamedTuple):
+    """Shared memory of a CTA.
+
+    Attributes:
+        slots: [capacity], slot of each row.
+        ids: [share, top_k], of the tokens that this CTA chooses for.
+    """
+
+    slots: Array
+    ids: Array
+
+
+@dataclass(frozen=True)
+class TopkRoute:
+    """Each CTA of a cluster chooses for every so many of the tokens, then sorts all slots.
+
+    Clusters do the same, so that none waits for another. The last CTA of all writes the routing,
+    the last cluster the weights.
+
+    Attributes:
+        choice: of a token's experts.
+        tile: threads and CTAs.
+        sizes: experts, and rows of a tile.
+    """
+
+    choice: TokenChoice
+    tile: TopkTile
+    sizes: Sizes
+
+    def allocate(self) -> Memory:
+        """Allocate the shared memory that lives as long as the CTA."""
+
+        def words(number: int) -> Array:
+            return Array(Int32, number, space=AddressSpace.smem, alignment=4)
+
+        return Memory(words(self.tile.capacity), words(self.tile.share * self.choice.router.top_k))
+
+    @cute.jit
+    def run(
+        self,
+        batch: Batch,
+        given: Logits,
+        out: RoutingOut,
+        weights: cute.Pointer,
+        memory: Memory,
+    ) -> Int32:
+        """Fill ``memory`` once kernels before end; return tiles in use, 0 in the last CTA."""
+        sort = sorter(self.tile.route, self.sizes)
+        for at in range(sort.thread, self.tile.capacity, self.tile.threads):
+            memory.slots.store(Int32(-1), at)
+        prepare(sort, batch)
+        ptx.griddepcontrol(ptx.GridDepAction.WAIT)
+        self._choose(given, weights, memory)
+        self._meet()
+        experts, ranks = count(sort, batch, lambda _, slot: self._id(batch, memory, slot))
+        if cutlass.const_expr(self.tile.cluster > 1):
+            ptx.barrier_cluster_arrive()  # peers may exit once all have read; see ``finish``
+        used = place_experts(sort)
+        if cute.arch.block_idx()[0] == cute.arch.grid_dim()[0] - 1:
+            write_slots(sort, batch, out, experts, ranks)
+            write_tiles(sort, out, used)
+            used = Int32(0)
+        else:
+            for step in cutlass.range_constexpr(self.tile.route.steps):
+                row = row_of(sort, experts[step], ranks[step])
+                if row >= 0:
+                    memory.slots.store(sort.slot(batch, 0, step), row)
+        ptx.barrier_cta_sync()
+        return used
+
+    def finish(self) -> None:
+        """Wait until no peer reads this CTA's shared memory any more."""
+        if self.tile.cluster > 1:
+            ptx.barrier_cluster_wait()
+
+    def _meet(self) -> None:
+        """Wait for all that this cluster's CTAs choose."""
+        if self.tile.cluster > 1:
+            ptx.barrier_cluster_arrive()
+            ptx.barrier_cluster_wait()
+        else:
+            ptx.barrier_cta_sync()
+
+    @cute.jit
+    def _choose(self, given: Logits, weights: cute.Pointer, memory: Memory) -> None:
+        """Choose the experts of this CTA's tokens, a warp those of one."""
+        cta, thread = cute.arch.block_idx()[0], cute.arch.thread_idx()[0]
+        lane, top_k = thread % WARP, self.choice.router.top_k
+        if (thread == 0) & (given.tokens == 0):
+            memory.ids.store(Int32(-1), 0)  # lanes without a slot read the first one's
+        ctas, warps = self.tile.cluster, self.tile.threads // WARP
+        writes = cta >= cute.arch.grid_dim()[0] - ctas
+        for token in range(cta % ctas + ctas * (thread // WARP), given.tokens, ctas * warps):
+            chosen = self.choice.choose(given, token, lane)
+            if lane < top_k:
+                memory.ids.store(chosen.id, token // ctas * top_k + lane)
+            if writes:
+                weight = self.choice.weigh(given, token, lane, chosen)
+                if lane < top_k:
+                    Array(weights, shape=(1,)).store(weight, Int64(token) * top_k + lane)
+
+    def _id(self, batch: Batch, memory: Memory, slot: Int32) -> Int32:
+        """Id of a slot, which a CTA of the cluster has chosen; -1 past the last."""
+        # Selected rather than branched around, so that a thread's loads all start before it waits.
+        inside = slot < batch.count
+        slot = Int32(cutlass.select_(inside, slot, Int32(0)))
+        ctas, top_k = self.tile.cluster, self.choice.router.top_k
+        token = slot // top_k
+        ids = memory.ids if ctas == 1 else ptx.mapa(memory.ids, token % ctas)
+        number = ids[token // ctas * top_k + slot % top_k]
+        return Int32(cutlass.select_(inside, number, Int32(-1)))

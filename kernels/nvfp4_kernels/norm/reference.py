@@ -1,0 +1,21 @@
+"""``add_rms_norm`` in torch: the formula, and the kernel on CPU.
+
+Roundings are those of vLLM 0.32's ``ir.ops.fused_add_rms_norm``: the float32 sum is what is
+normalised, while its rounded form is the new residual; the normalised value is rounded to the
+weight's dtype before it is multiplied by the weight, and to the input's dtype after.
+"""
+
+import torch
+from torch import Tensor
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """See ``nvfp4_kernels.norm.op.add_rms_norm``."""
+    total = x.float() + residual.float()
+    return rms_norm(total, weight, eps, x.dtype), total.to(x.dtype)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """Normalise float32 ``x``; return ``dtype``."""
+    inverse = torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)
+    return ((x * inverse).to(weight.dtype) * weight).to(dtype)

@@ -1,0 +1,1 @@
+"""silu(gate) · up, to NVFP4 with blocked scales."""

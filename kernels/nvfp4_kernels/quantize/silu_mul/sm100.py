@@ -1,0 +1,146 @@
+"""``silu_mul_quantize`` for sm_100: gate and up are read once, nothing else leaves but NVFP4."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import cuda.bindings.driver as cuda_driver
+import cutlass.cute as cute
+from cutlass import Float32, Int64, Vector
+from cutlass.experimental import primitives as ptx
+from torch import Tensor
+
+from nvfp4_kernels.device.arguments import example
+from nvfp4_kernels.device.math import LOG2_E
+from nvfp4_kernels.device.rowwise.operands import ALIGNMENT, new_operand, new_row_scale, rows_of
+from nvfp4_kernels.device.rowwise.output import (
+    OUTPUT_ALIGNMENT,
+    OUTPUT_TYPES,
+    QuantizedRows,
+    RowQuantizer,
+)
+from nvfp4_kernels.device.rowwise.place import (
+    Place,
+    ctas,
+    find,
+    load_block,
+    steps_ahead,
+    store_padding,
+)
+from nvfp4_kernels.device.rowwise.tile import BLOCK, RowTile
+from nvfp4_kernels.device.types import TYPES
+from nvfp4_kernels.devices import dtype_name, multiprocessors
+from nvfp4_kernels.formats.terms import ONE_TERM, TermLayout
+from nvfp4_kernels.quantize.silu_mul.choose import choose_config
+from nvfp4_kernels.runtime.compile import launch
+
+
+class SiluMulQuantizeArguments(NamedTuple):
+    """Arguments of a launch: rows [gate, up] to read, ``stride`` elements apart, rows to write."""
+
+    gate_up: cute.Pointer
+    stride: Int64
+    out: QuantizedRows
+
+
+@dataclass(frozen=True)
+class SiluMulQuantizeSm100:
+    """One configuration; each thread activates and quantises 16 elements at a time.
+
+    Attributes:
+        dtype: of the input, e.g. ``"bfloat16"``.
+        per_token: whether a row's global scale is its own.
+        tile: rows and threads.
+        terms: of the result.
+    """
+
+    dtype: str
+    per_token: bool
+    tile: RowTile
+    terms: TermLayout = ONE_TERM
+
+    def signature(self) -> tuple[SiluMulQuantizeArguments]:
+        """One example of ``__call__``'s bundle of arguments."""
+        types = {"gate_up": TYPES[self.dtype], **OUTPUT_TYPES}
+        return (
+            example(SiluMulQuantizeArguments, types, {"gate_up": ALIGNMENT, **OUTPUT_ALIGNMENT}),
+        )
+
+    @cute.jit
+    def __call__(self, arguments: SiluMulQuantizeArguments, stream: cuda_driver.CUstream) -> None:
+        """Launch a CTA for each tile of rows that have scales, padding included."""
+        out = arguments.out
+        self.kernel(arguments).launch(
+            grid=(ctas(self.tile, out.m, out.k, out.batch), 1, 1),
+            block=(self.tile.threads, 1, 1),
+            stream=stream,
+            use_pdl=True,
+        )
+
+    @cute.kernel
+    def kernel(self, arguments: SiluMulQuantizeArguments) -> None:
+        """Quantise one CTA's rows, or zero the scales of padding."""
+        out = arguments.out
+        place = find(self.tile, out.m, out.k, self.terms)
+        ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
+        ptx.griddepcontrol(ptx.GridDepAction.WAIT)
+        if place.live:
+            quantizer = RowQuantizer(out.data, out.scales, out.scale, self.per_token)
+            quantizer.write(place, self._rows(arguments, place))
+        else:
+            store_padding(place, out.scales)
+
+    def _rows(self, arguments: SiluMulQuantizeArguments, place: Place) -> list[Vector]:
+        gate_up, gate = arguments.gate_up, place.row * arguments.stride
+        halves, ahead = (gate, gate + arguments.out.k), steps_ahead(gate_up.dtype, inputs=2)
+        rows: list[Vector] = []
+        for first in place.steps[::ahead]:
+            pairs = [
+                [load_block(gate_up, at + place.element(s), place.has(s)) for at in halves]
+                for s in place.steps[first : first + ahead]
+            ]
+            rows += [silu(gate) * up for gate, up in pairs]
+        return rows
+
+
+def silu(x: Vector) -> Vector:
+    """The value times its sigmoid, in float32, rounded to ``x``'s dtype.
+
+    For 16-bit types exp2 and the reciprocal are the approximations of 2 and 1 ulp: the relative
+    error before the last rounding stays below (2·|x| + 8) · 2⁻²⁴, and below -87 the result is -0.
+    """
+    values = x.to(Float32)
+    if x.dtype is Float32:
+        return values / (1.0 + cute.math.exp(-values))
+    scaled = values * Float32(-LOG2_E)
+    powers = [cute.math.exp2(scaled[n], approx=True, ftz=True) for n in range(BLOCK)]
+    sums = Vector.from_elements(tuple(powers), Float32) + Float32(1.0)
+    sigmoid = [cute.arch.rcp_approx(sums[n]) for n in range(BLOCK)]
+    return (values * Vector.from_elements(tuple(sigmoid), Float32)).to(x.dtype)
+
+
+def silu_mul_quantize(
+    gate_up: Tensor, global_scale: Tensor, terms: int = 1
+) -> tuple[Tensor, Tensor]:
+    """See ``nvfp4_kernels.quantize.silu_mul.op.silu_mul_quantize``."""
+    return _run(gate_up, global_scale, False, terms)
+
+
+def silu_mul_quantize_per_token(gate_up: Tensor, terms: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    """See ``nvfp4_kernels.quantize.silu_mul.op.silu_mul_quantize_per_token``."""
+    row_scale = new_row_scale(gate_up)
+    return (*_run(gate_up, row_scale, True, terms), row_scale)
+
+
+def _run(gate_up: Tensor, scale: Tensor, per_token: bool, terms: int) -> tuple[Tensor, Tensor]:
+    rows = rows_of("gate_up", gate_up)
+    k = rows.k // 2
+    data, scales = new_operand(gate_up, k, terms)
+    if gate_up.numel():
+        tile = choose_config(
+            rows.count, k, gate_up.element_size(), per_token, multiprocessors(gate_up.device)
+        )
+        layout = TermLayout.of(terms, rows.m)
+        kernel = SiluMulQuantizeSm100(dtype_name(gate_up.dtype), per_token, tile, layout)
+        out = QuantizedRows(data, scales, scale, rows.m, k, rows.batch)
+        launch(kernel, SiluMulQuantizeArguments(gate_up, rows.stride, out))
+    return data, scales

@@ -1,0 +1,19 @@
+"""Choice of the tile of ``rotary_embedding``. No CuTe."""
+
+from nvfp4_kernels.rotary.tile import RotaryTile
+
+MAX_THREADS = 128  # per CTA, for few tokens
+MANY_MAX_THREADS = 256  # per CTA, for many tokens
+MANY_TOKENS = 512  # fill the GPU even if a thread has several heads
+
+
+def choose_config(m: int, heads: int, head_dim: int, rotary_dim: int) -> RotaryTile:
+    """Choose the tile for ``m`` tokens of ``heads`` heads, of queries and keys together. Pure.
+
+    Few tokens are spread over SMs, one head per thread. Of many tokens, a thread has two heads:
+    more loads are in flight, and cosines and sines are read half as often.
+    """
+    steps, threads = (1, MAX_THREADS) if m < MANY_TOKENS else (2, MANY_MAX_THREADS)
+    head_threads = RotaryTile(head_dim, rotary_dim, 1, 1).head_threads
+    ctas = -(-heads // (max(1, threads // head_threads) * steps))
+    return RotaryTile(head_dim, rotary_dim, -(-heads // (ctas * steps)), steps)

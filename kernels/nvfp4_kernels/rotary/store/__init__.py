@@ -1,0 +1,1 @@
+"""Rotation of queries and keys, and the store of keys and values into the paged cache."""

@@ -1,0 +1,25 @@
+"""Choice of the tile of ``rotary_store``. No CuTe."""
+
+from dataclasses import replace
+
+from nvfp4_kernels.rotary.store.tile import WARP, RotaryStoreTile
+
+FEW_CTAS = 2  # of a warp, on each SM
+MANY_THREADS, MANY_STEPS = 128, 2
+
+
+def choose_config(
+    tokens: int, query_heads: int, kv_heads: int, head_dim: int, rotary_dim: int, sms: int
+) -> RotaryStoreTile:
+    """Choose the tile for a number of tokens. Pure.
+
+    Few tokens are spread over SMs, a warp to a CTA. Where an SM would get more than two of those, a
+    CTA has four warps, as CTAs start one after the other, and a thread two heads of queries, as it
+    has a key and its value: more loads are in flight, and angles are read half as often.
+    """
+    few = RotaryStoreTile(
+        head_dim, rotary_dim, query_heads=query_heads, kv_heads=kv_heads, threads=WARP, steps=1
+    )
+    if tokens * (query_heads + kv_heads) <= FEW_CTAS * sms * few.units:
+        return few
+    return replace(few, threads=MANY_THREADS, steps=min(MANY_STEPS, query_heads))

@@ -1,0 +1,104 @@
+"""``rotary_store`` in torch: the formula, and the kernel on CPU."""
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.rotary.reference import rotate
+
+E4M3 = torch.float8_e4m3fn
+E4M3_MAX = torch.finfo(E4M3).max
+PIECE = 8  # elements that are added up one after the other
+
+
+def rotary_store(
+    out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    cos_sin_cache: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    neox: bool,
+    eps: float | None,
+) -> None:
+    """See ``nvfp4_kernels.rotary.store.op.rotary_store``."""
+    tokens, rotary_dim = len(slot_mapping), cos_sin_cache.shape[1]
+    q, k, v, positions = (x[:tokens] for x in (q, k, v, positions))
+    cos, sin = cos_sin_cache[positions].float().unsqueeze(1).chunk(2, -1)
+    if q_norm is not None and eps is not None:
+        q = normalise(q, q_norm, eps, rotary_dim)
+    if k_norm is not None and eps is not None:
+        k = normalise(k, k_norm, eps, rotary_dim)
+    turn = rotate if neox else rotate_neighbours
+    out[:tokens] = turn(q, cos, sin)
+    store(turn(k, cos, sin), v, kv_cache, slot_mapping, k_scale, v_scale)
+
+
+def normalise(x: Tensor, weight: Tensor, eps: float, rotary_dim: int) -> Tensor:
+    """RMSNorm of every head, with the roundings of ``add_rms_norm.reference.rms_norm``."""
+    mean = sum_of_squares(x.float(), rotary_dim).unsqueeze(-1) / x.shape[-1]
+    inverse = torch.rsqrt(mean + eps)
+    return ((x.float() * inverse).to(weight.dtype) * weight).to(x.dtype)
+
+
+def sum_of_squares(x: Tensor, rotary_dim: int) -> Tensor:
+    """Sum over the last dimension in float32, in the order of the kernel's threads.
+
+    Of the rotated part of a head, and of the rest, a group of 16 is 8 elements and the 8 that come
+    half the part later. A group's squares are added one by one, then neighbouring groups two by
+    two.
+    """
+    squares, head_dim = x.square(), x.shape[-1]
+    if head_dim % (2 * PIECE) or rotary_dim % (2 * PIECE):
+        return squares.sum(-1)  # no kernel takes such heads
+    parts = squares.split((rotary_dim, head_dim - rotary_dim), -1)
+    groups = torch.cat(
+        [part.unflatten(-1, (2, -1, PIECE)).movedim(-3, -2).flatten(-2) for part in parts], -2
+    )
+    total = groups[..., 0]
+    for n in range(1, 2 * PIECE):
+        total = total + groups[..., n]
+    while (count := total.shape[-1]) > 1:
+        even = torch.nn.functional.pad(total, (0, count % 2))
+        total = even[..., ::2] + even[..., 1::2]
+    return total.squeeze(-1)
+
+
+def rotate_neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate pairs of neighbouring elements."""
+    half = cos.shape[-1]
+    apart = torch.cat((x[..., : 2 * half : 2], x[..., 1 : 2 * half : 2], x[..., 2 * half :]), -1)
+    turned = rotate(apart, cos, sin)
+    pairs = turned[..., : 2 * half].unflatten(-1, (2, half)).mT.flatten(-2)
+    return torch.cat((pairs, turned[..., 2 * half :]), -1)
+
+
+def store(
+    k: Tensor,
+    v: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+) -> None:
+    """Store keys and values of tokens whose slot is not negative."""
+    pairs = torch.cat((_stored(k, k_scale), _stored(v, v_scale)), -1)
+    live = slot_mapping >= 0
+    slots, page_size = slot_mapping[live], kv_cache.shape[2]
+    by_slot = kv_cache.transpose(1, 2)  # (pages, page_size, Hkv, 2·D)
+    if kv_cache.dtype == E4M3:
+        by_slot = by_slot.view(torch.uint8)
+    by_slot[slots // page_size, slots % page_size] = pairs[live]
+
+
+def _stored(x: Tensor, scale: Tensor | None) -> Tensor:
+    """Elements of a cache; E4M3's as bytes."""
+    if scale is None:
+        return x
+    # Not every version of torch saturates by itself.
+    return (x.float() / scale).clamp_(-E4M3_MAX, E4M3_MAX).to(E4M3).view(torch.uint8)

@@ -1,0 +1,83 @@
+"""Compilation of many kernels at once, in processes of their own.
+
+For a server's worker: multiprocessing lets a daemonic process have no children, and starts others
+by importing a main module that may be anybody's script. These are handed kernels on standard input.
+"""
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from nvfp4_kernels.runtime.compile import ARCH_VARIABLE, DeviceKernel, arch, build, object_path
+
+
+def build_apart(kernels: Sequence[DeviceKernel], jobs: int) -> list[str]:
+    """Compile and keep kernels that are not kept yet, by ``jobs`` processes.
+
+    Args:
+        kernels: of modules that can be imported; ``NVFP4_KERNELS_CACHE`` must not be empty.
+        jobs: each takes every so many-th kernel.
+
+    Returns:
+        Why processes failed, a line each. Some of what they were to compile is then not there.
+    """
+    with ExitStack() as stack:
+        started = []
+        for job in range(jobs):
+            errors = stack.enter_context(tempfile.TemporaryFile())
+            process = subprocess.Popen(
+                # -P: no module of the folder that this happens to run in, /tmp say.
+                [sys.executable, "-P", "-m", __name__],
+                env=_environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+            )
+            stack.callback(process.kill)
+            started.append((process, kernels[job::jobs], errors))
+        for process, share, _ in started:
+            assert process.stdin is not None
+            try:
+                with process.stdin as to_process:
+                    pickle.dump(list(share), to_process)
+            except BrokenPipeError:
+                continue  # what it says tells why
+        failures = []
+        for process, _, errors in started:
+            status = process.wait()
+            if status:
+                errors.seek(0)
+                said = errors.read().decode(errors="replace").strip().splitlines()
+                failures.append(f"status {status}: {said[-1] if said else 'nothing said'}")
+    return failures
+
+
+def _environment() -> dict[str, str]:
+    """Environment of a worker: modules are found as here, and no GPU is touched."""
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "CUDA_VISIBLE_DEVICES": "",
+        ARCH_VARIABLE: arch(),
+    }
+
+
+def _main() -> None:
+    failures = []
+    for kernel in pickle.load(sys.stdin.buffer):  # noqa: S301 (of the process that started this)
+        place = object_path(kernel)
+        assert place is not None, "a folder to keep kernels in"
+        try:
+            if not place.exists():
+                build(kernel, place)
+        except Exception as error:  # the compiler has classes of its own
+            failures.append(f"{type(error).__name__}: {' '.join(str(error).split())}")
+    if failures:
+        sys.exit(failures[0])
+
+
+if __name__ == "__main__":
+    _main()

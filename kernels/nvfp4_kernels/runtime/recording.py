@@ -1,0 +1,195 @@
+"""Recording of a call: the memory it allocates, the launches it makes, and whether that is all.
+
+A call that does nothing else can be repeated for arguments alike without running its Python again:
+see ``nvfp4_kernels.runtime.launch_cache``. Tensors are followed by the operations that made them,
+never by their addresses: two arguments may share memory once and not the next time.
+"""
+
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Relation = Literal["one start", "overlapping", "apart"]  # of two tensors' memory
+
+_ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+
+
+class Source(NamedTuple):
+    """Place of a tensor.
+
+    Attributes:
+        tensor: number of an argument, or, from theirs on, of an allocation.
+        offset: bytes from its first element on.
+    """
+
+    tensor: int
+    offset: int
+
+
+@dataclass
+class Allocation:
+    """Uninitialised memory.
+
+    Attributes:
+        tensor: that was allocated.
+        result: tensor of all its elements that is returned; None: it is returned as it is, or not.
+    """
+
+    tensor: Tensor
+    result: Tensor | None = None
+
+
+class _State(threading.local):
+    active: "Recording | None" = None
+
+
+_STATE = _State()
+
+
+def active() -> "Recording | None":
+    """Recording of this thread's call, if one is being recorded."""
+    return _STATE.active
+
+
+class Recording(TorchDispatchMode):
+    """Context that records one call of a function.
+
+    Args:
+        given: the call's arguments.
+        compared: pairs of their places: the relation of the two is a part of the call's key.
+
+    Attributes:
+        arguments: what the function is to be called with: a view of every tensor, so that one that
+            is given twice is told apart.
+        allocations: memory that was allocated.
+        launches: kernels, and their arguments.
+        obstacle: what the call did that is neither an allocation nor a launch; empty: nothing.
+    """
+
+    def __init__(self, given: tuple[Any, ...], compared: Collection[tuple[int, int]] = ()) -> None:
+        super().__init__()
+        self.arguments = [x.detach() if isinstance(x, Tensor) else x for x in given]
+        self.allocations: list[Allocation] = []
+        self.launches: list[tuple[Any, tuple[Any, ...]]] = []
+        self.obstacle = ""
+        self._given, self._inputs, self._compared = given, len(given), compared
+        self._sources = {
+            id(x): Source(n, 0) for n, x in enumerate(self.arguments) if isinstance(x, Tensor)
+        }
+        self._alive: list[Any] = []  # no two tensors may have one id
+
+    def __enter__(self) -> "Recording":
+        assert _STATE.active is None
+        super().__enter__()
+        _STATE.active = self
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        _STATE.active = None
+        super().__exit__(*raised)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._alive.append((args, result))
+        if func._schema.name.removeprefix("aten::") in _ALLOCATIONS:
+            self._sources[id(result)] = Source(self._inputs + len(self.allocations), 0)
+            self.allocations.append(Allocation(result))
+        elif func._schema.is_mutable or not args or self.source(args[0]) is None:
+            self.obstacle = str(func)
+        else:
+            for view in result if isinstance(result, (tuple, list)) else (result,):
+                self._add_view(func, args[0], view)
+        return result
+
+    def _add_view(self, func: Any, x: Tensor, view: Any) -> None:
+        memory = x.untyped_storage().data_ptr()
+        if not isinstance(view, Tensor) or view.untyped_storage().data_ptr() != memory:
+            self.obstacle = str(func)
+        elif view is not x:
+            tensor, offset = self._sources[id(x)]
+            if not view.numel() and x.numel():
+                self.obstacle = f"{func} of no elements"  # whose address is 0
+            self._sources[id(view)] = Source(tensor, offset + view.data_ptr() - x.data_ptr())
+
+    def source(self, x: Any) -> Source | None:
+        """Place of a tensor; None if it is not known."""
+        return self._sources.get(id(x))
+
+    def compares(self, x: Tensor, y: Tensor) -> bool:
+        """Whether two tensors are arguments whose relation is a part of the call's key."""
+        places = [n for each in (x, y) for n, given in enumerate(self.arguments) if given is each]
+        return tuple(places) in self._compared
+
+    def launched(self, kernel: Any, arguments: tuple[Any, ...]) -> None:
+        """Note a launch."""
+        self._alive.append(arguments)
+        self.launches.append((kernel, arguments))
+
+    def given_back(self, result: Any) -> Any:
+        """A result of the call, with the caller's tensors where it holds views of them."""
+        if isinstance(result, Tensor):
+            for own, view in zip(self._given, self.arguments, strict=True):
+                if result is view:
+                    return own
+        elif type(result) in (tuple, list):
+            return type(result)(self.given_back(each) for each in result)
+        return result
+
+    def returned(self, x: Tensor) -> int | None:
+        """Index of the argument or of the allocation that a result is; None if it is neither."""
+        source = self.source(x)
+        if source is None:
+            return None
+        if source.tensor < self._inputs:
+            return source.tensor if x is self.arguments[source.tensor] else None
+        allocation = self.allocations[source.tensor - self._inputs]
+        whole = x.numel() == allocation.tensor.numel() and x.dtype == allocation.tensor.dtype
+        again = allocation.result is not None and allocation.result is not x
+        if source.offset or not whole or again:
+            return None
+        allocation.result = x
+        return source.tensor
+
+
+def keep_unprepared(reason: str) -> None:
+    """Note that what happens now depends on more than a call's key, contents of tensors say."""
+    if _STATE.active is not None:
+        _STATE.active.obstacle = reason
+
+
+def relation(x: Tensor, y: Tensor) -> Relation:
+    """Relation of two tensors' memory, from the first element of each to its last."""
+    first, second = x.data_ptr(), y.data_ptr()
+    if first == second:
+        return "one start"
+    apart = first + _extent(x) <= second or second + _extent(y) <= first
+    return "apart" if apart else "overlapping"
+
+
+def compared(x: Tensor, y: Tensor) -> Relation:
+    """Ask for the ``relation`` of two tensors; unless a call's key has it, it stays unprepared."""
+    if _STATE.active is not None and not _STATE.active.compares(x, y):
+        keep_unprepared("addresses are compared")
+    return relation(x, y)
+
+
+def _extent(x: Tensor) -> int:
+    if not x.numel():
+        return 0
+    steps = zip(x.shape, x.stride(), strict=True)
+    return x.element_size() * (1 + sum((count - 1) * stride for count, stride in steps))
+
+
+def is_listened_to() -> bool:
+    """Whether somebody but a recording, a graph's tracer say, is to see the ops that are called."""
+    if torch.compiler.is_compiling():
+        return True
+    own = _STATE.active is not None
+    return torch._C._len_torch_dispatch_stack() > own

@@ -1,0 +1,124 @@
+"""Mistakes to make on purpose in decode attention, and what notices each."""
+
+from dataclasses import dataclass
+
+from tests.test_kernels.attention.decode.decode_cases import Case, case
+from tests.test_kernels.attention.decode.decode_shapes import Chosen
+from tests.test_kernels.mistakes import WRONG
+
+# Rings of two stages go round more than once; the last page has room, filled with NaN.
+ALONE = Chosen(1, max_stages=2), case(277, 3, query_heads=4, heads=1, window=270)
+CLUSTER = Chosen(2, max_stages=2), case(300, 35, query_heads=12, heads=1, sinks=True)
+# Steps of 32 keys: the last one full, or half empty.
+WIDE = Chosen(1, keys=32, max_stages=2), case(512, 40, query_heads=4, heads=1)
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """What stands once in the source, what is put there, and the finding's class, or WRONG."""
+
+    module: str
+    right: str
+    wrong: str
+    caught: str
+    on: tuple[Chosen, Case] = ALONE
+
+
+WARP_SYNC = "ptx.bar_warp_sync(cute.arch.FULL_MASK)"
+SYNC_CLUSTER = """            ptx.barrier_cluster_arrive()
+            ptx.barrier_cluster_wait()
+"""
+MISTAKES = {
+    # The ring.
+    "stage not waited for": Mistake(
+        "mainloop", "wait(ring.full.subview(index % stages), index // stages)", "pass", "DataRace"
+    ),
+    "page of the step after": Mistake(
+        "mainloop", "index + (stages + 1))", "index + (stages + 2))", WRONG
+    ),
+    "bytes expected twice": Mistake(
+        "loader", "(full, tile.stage_bytes)", "(full, 2 * tile.stage_bytes)", "Deadlock"
+    ),
+    "first row of a page only": Mistake(
+        "loader",
+        "self._key(work, index, box) % self.variant.page_size",
+        "0",
+        WRONG,
+        (ALONE[0], case(70, page_size=32)),
+    ),
+    "both boxes of a step in one place": Mistake(
+        "loader", "(stage * tile.boxes + box)", "(stage * tile.boxes)", "DataRace", WIDE
+    ),
+    "values of a step's first box twice": Mistake(
+        "mainloop", "[self._load(box, self", "[self._load(boxes[0], self", WRONG, WIDE
+    ),
+    "a page for a box past the last key": Mistake(
+        "loader", "Int32(-1)", "Int32(0)", WRONG, (WIDE[0], case(9))
+    ),
+    # The token.
+    "stale key kept": Mistake(
+        "token",
+        "stage.store(key.bitcast(Float32), self._stage_word(lane, row), alignment=16)",
+        "pass",
+        WRONG,
+    ),
+    "value not stored": Mistake(
+        "token",
+        "target.store(value, offset + (lane + vectors) * VECTOR, alignment=16)",
+        "pass",
+        WRONG,
+    ),
+    "values past the last kept": Mistake(
+        "token",
+        "stage.store(zeros, self._stage_word(lane + vectors, after), alignment=16)",
+        "pass",
+        WRONG,
+    ),
+    "values past the last kept in a second box": Mistake(
+        "token", "(row // KEYS + 1) * KEYS", "KEYS", WRONG, (WIDE[0], case(30))
+    ),
+    "token of a full step": Mistake(
+        "scheduler", "tile.boxes >= last", "tile.boxes > last", WRONG, WIDE
+    ),
+    "lanes do not sync after the token": Mistake("token", WARP_SYNC, "pass", "DataRace"),
+    # Softmax.
+    "keys past the last seen": Mistake(
+        "mainloop", "seen = key < work.end", "seen = key >= 0", WRONG
+    ),
+    "a key before the window seen": Mistake(
+        "mainloop", "key >= work.begin", "key >= work.begin - 1", WRONG
+    ),
+    "maxima of two lanes of four": Mistake(
+        "mainloop", "for distance in (1, 2):", "for distance in (1,):", WRONG
+    ),
+    "factors of other heads": Mistake("mainloop", "lane + 4 * c", "lane", WRONG),
+    "no swizzle": Mistake("token", "(inside ^ (row % per_chunk))", "inside", WRONG),
+    # The merge.
+    "each warp the barriers of the next": Mistake(
+        "kernel",
+        "barriers.subview(warp * tile.stages)",
+        "barriers.subview((warp + 1) * tile.stages)",
+        "ArrayOverrun",
+    ),
+    "parts not waited for": Mistake("merge", "        self._sync()\n", "", "DataRace"),
+    "parts of a cluster not waited for": Mistake(
+        "merge",
+        f"if self.tile.splits > 1:\n{SYNC_CLUSTER}",
+        f"if self.tile.splits > 1:\n{' ' * 12}ptx.barrier_cta_sync()\n",
+        "UnstartedPeer",
+        CLUSTER,
+    ),
+    "gone while others read": Mistake(
+        "merge",
+        "            cute.arch.cluster_arrive_relaxed()\n            ptx.barrier_cluster_wait()\n",
+        "            pass\n",
+        "ExitedPeer",
+        CLUSTER,
+    ),
+    "sums of a lane's own keys": Mistake(
+        "merge", "range_constexpr(1, 3)", "range_constexpr(1, 2)", WRONG
+    ),
+    "sink left out": Mistake(
+        "merge", "if self.variant.sinks else", "if False else", WRONG, CLUSTER
+    ),
+}

@@ -1,0 +1,151 @@
+"""Mistakes made on purpose in the grouped products of sm_100, each reported or seen."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from nvfp4_kernels import grouped_gemm, grouped_silu_mul_gemm, grouped_silu_mul_gemm_quantized
+from nvfp4_kernels.activation import Activation
+from tests.test_kernels import mistakes
+from tests.test_kernels.gemm.grouped.families import TileCase, swapped, use
+from tests.test_kernels.gemm.grouped.tiles import Case, check_exact, check_quantized
+from tests.test_kernels.mistakes import (
+    ANYTHING,
+    WRONG,
+    Room,
+    check_caught,
+    check_nothing_to_catch,
+    nothing,
+)
+
+KERNEL = Room("nvfp4_kernels.gemm.sm100")
+
+# With bounds that many gates and some ups reach: else gate and up are as good as one another.
+CLAMPED = Activation("silu", limit=128.0)
+PAIR = TileCase(
+    swapped(8, max_stages=2),
+    Case((3, 0, 17), 8, 144, 544, 2, row_scale=True, activation=CLAMPED),
+    1,
+)
+SPLIT = TileCase(swapped(8, 2, max_stages=2), Case((3, 0, 17), 8, 144, 1056, 2), 4)
+DOWN = TileCase(swapped(8, max_stages=2), Case((3, 0, 17), 8, 144, 544), 2)
+BIASED = TileCase(swapped(8), Case((3, 0, 1), 8, 144, 96, 2, bias=torch.bfloat16), 1)
+
+
+@dataclass(frozen=True)
+class Mistake(mistakes.Mistake):
+    """And the tile and product that it shows on."""
+
+    on: TileCase = PAIR
+
+
+def next_expert(coord: Any) -> Any:
+    """Take the weights and factors of the expert behind the tile's."""
+    return replace(coord, weight=coord.weight - 1)
+
+
+def gate_for_both(given: Any) -> Any:
+    """Load the gate projection's weights where the up projection's belong."""
+
+    def matrix(self: Any, operand: Any, coord: Any, state: Any, of_weights: bool) -> Any:
+        operand = replace(operand, index=0) if of_weights else operand
+        return given(self, operand, coord, state, of_weights)
+
+    return matrix
+
+
+def other_alphas(given: Any) -> Any:
+    """Scale gate's product by up's alpha, and up's by gate's."""
+
+    def scaling(self: Any, *rest: Any) -> Any:
+        row = given(self, *rest)
+        return type(row)(row.scales[::-1], row.biases)
+
+    return scaling
+
+
+def first_experts_alphas(operands: Any, result: Any, row: Any, coord: Any) -> tuple[Any, ...]:
+    """Take the first expert's factors for all."""
+    return operands, result, row, replace(coord, weight=0)
+
+
+def one_tile_more(given: Any) -> Any:
+    """Count a tile of tokens more than there are."""
+
+    def counted(tile: Any, state: Any) -> Any:
+        found = given(tile, state)
+        raster = state.raster
+        more = raster.across_m * raster.across_n
+        return replace(found, num_tiles=found.num_tiles + more)
+
+    return counted
+
+
+def one_scale(given: Any) -> Any:
+    """Quantise all tiles with the first expert's global scale."""
+
+    def put(self: Any, result: Any, slots: Any, chunk: Any, *rest: Any) -> Any:
+        return given(self, result, slots, replace(chunk, weight=0), *rest)
+
+    return put
+
+
+def longer(result: Any, row: Any, column: Any, coord: Any) -> tuple[Any, ...]:
+    """Store rows beyond the tile's."""
+    return replace(result, m=result.m + 8), row, column + 1, coord
+
+
+MISTAKES = {
+    "the expert before": Mistake(KERNEL.with_result("loader", "tile_coord", next_expert), WRONG),
+    "the same weights for gate and up": Mistake(
+        KERNEL.swapped("loader:TmaLoader", "_matrix", gate_for_both), WRONG
+    ),
+    "the other one's alpha": Mistake(
+        KERNEL.swapped("scaling:Scaling", "row_scaling", other_alphas), WRONG
+    ),
+    "the first expert's biases": Mistake(
+        KERNEL.with_arguments("scaling:Scaling", "_biases", first_experts_alphas), WRONG, BIASED
+    ),
+    "the other one's bias": Mistake(
+        KERNEL.with_result("scaling:Scaling", "_biases", lambda each: each[::-1]), WRONG, BIASED
+    ),
+    "the first expert's alphas": Mistake(
+        KERNEL.with_arguments("scaling:Scaling", "row_scaling", first_experts_alphas), WRONG
+    ),
+    "the first expert's global scale": Mistake(
+        KERNEL.swapped("store_nvfp4:Nvfp4Store", "put", one_scale), WRONG
+    ),
+    "a tile too many": Mistake(KERNEL.swapped("kernel", "counted", one_tile_more), ANYTHING),
+    "a tile too many, split": Mistake(
+        KERNEL.swapped("kernel", "counted", one_tile_more), ANYTHING, SPLIT
+    ),
+    "scales of padding not written": Mistake(
+        KERNEL.replaced("store_nvfp4:Nvfp4Store", "_pad", nothing), WRONG
+    ),
+    "rows stored beyond the tile": Mistake(
+        KERNEL.with_arguments("store_columns:ColumnStore", "row", longer), ANYTHING, DOWN
+    ),
+}
+
+
+def check(tile_case: TileCase) -> None:
+    if tile_case.case.weights == 1:
+        check_exact(grouped_gemm, tile_case.case)
+        return
+    check_exact(grouped_silu_mul_gemm, tile_case.case)
+    check_quantized(grouped_silu_mul_gemm_quantized, tile_case.case)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_caught(mistake: Mistake) -> None:
+    check_caught(mistake, partial(check, mistake.on), partial(use, mistake.on))
+
+
+@pytest.mark.parametrize(
+    "tile_case", [PAIR, SPLIT, DOWN, BIASED], ids=["pair", "split", "down", "bias"]
+)
+def test_nothing_to_catch(tile_case: TileCase) -> None:
+    check_nothing_to_catch(partial(check, tile_case), partial(use, tile_case))

@@ -1,0 +1,29 @@
+"""Rows of a layer's token tiles, for numbers of experts that nothing divides."""
+
+import pytest
+
+from nvfp4_kernels.devices import SM_COUNTS
+from nvfp4_kernels.gemm.grouped.tile_tokens import ExpertSizes, tile_tokens
+from nvfp4_kernels.moe.routing import TILE_TOKENS, max_tiles
+
+# Of all ranks: of pruned mixtures, and two that divide evenly.
+EXPERTS = (1, 6, 97, 193, 375, 384, 672, 1021, 1024)
+
+
+@pytest.mark.parametrize("experts", EXPERTS)
+@pytest.mark.parametrize("family", ["cpu", "sm_90", "sm_100"])
+def test_ranks_with_one_expert_more_get_tiles_like_the_others(family: str, experts: int) -> None:
+    """A rank of 4 holds a quarter, rounded up or down; tiles never are fewer than the slots ask."""
+    sms, top_k = SM_COUNTS.get(family, 0), min(8, experts)
+    for tokens in (1, 7, 64, 300, 4096):
+        held = {max(1, experts // 4), -(-experts // 4)}
+        rows = [
+            tile_tokens(family, tokens, top_k, ExpertSizes(2048, 768, each, experts), sms)
+            for each in held
+        ]
+        assert set(rows) <= set(TILE_TOKENS)
+        slots = tokens * top_k
+        for each, row in zip(held, rows, strict=True):
+            tiles = max_tiles(slots, each, row)
+            assert tiles * row >= slots
+            assert tiles >= min(slots, each)

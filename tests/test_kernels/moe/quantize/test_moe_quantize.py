@@ -1,0 +1,190 @@
+"""``moe_quantize`` and its siblings: a row is what ``quantize`` makes of its token."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from nvfp4_kernels import (
+    InvalidArgument,
+    moe_gather,
+    moe_quantize,
+    moe_quantize_per_token,
+    moe_route,
+    quantize,
+    quantize_per_token,
+)
+from nvfp4_kernels.formats.nvfp4 import from_blocked
+from nvfp4_kernels.formats.terms import unstack_scales
+from nvfp4_kernels.moe.routing import Routing
+from tests.test_kernels.compilation import check_compiled, check_op
+from tests.test_kernels.routing_cases import CASES, RoutingCase
+
+EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+BF16, FP16 = torch.bfloat16, torch.float16
+SCALE = torch.tensor(0.004)
+
+
+def routed(case: RoutingCase, k: int, dtype: torch.dtype = BF16) -> tuple[Tensor, Routing]:
+    """Tokens, NaN where no expert of this rank asks for one."""
+    routing = case.routing(case.topk_ids())
+    x = torch.randn(case.tokens, k).to(dtype)
+    x[(routing.rows < 0).all(1)] = math.nan
+    return x, routing
+
+
+def linear_rows(scales: Tensor, terms: int, rows: int, k: int) -> Tensor:
+    """Scales of tiles as ``(tiles, [terms,] T, K/16)`` bytes."""
+    columns = k // 16
+    linear = (
+        from_blocked(scales, rows, columns)
+        if terms == 1
+        else unstack_scales(scales, terms, rows, columns)
+    )
+    return linear.view(torch.uint8)
+
+
+def expected_tiles(values: Tensor, routing: Routing) -> Tensor:
+    """Rows ``(M · k, …)`` of the slots in tiles, zeros in padding; tiles in use alone."""
+    used = int(routing.groups[0])
+    slots = routing.slots[:used].long()
+    out = values.new_zeros((*slots.shape, *values.shape[1:]))
+    out[slots >= 0] = values[slots[slots >= 0]]
+    return out
+
+
+def per_slot(x: Tensor, routing: Routing, weights: Tensor | None) -> Tensor:
+    """The token of every slot, weighed."""
+    rows = x.repeat_interleave(routing.top_k, 0)
+    if weights is None:
+        return rows
+    return (rows.float() * weights.reshape(-1, 1)).to(x.dtype)
+
+
+def check_tiles(
+    result: tuple[Tensor, ...], x: Tensor, routing: Routing, weights: Tensor | None,
+    scale: Tensor | None, terms: int,
+) -> None:  # fmt: skip
+    """Compare with the quantised slots, bit for bit; what is not in use may be anything."""
+    data, scales, *row_scale = result
+    rows = per_slot(x, routing, weights)
+    if len(rows) == 0:
+        assert int(routing.groups[0]) == 0
+        return
+    # A row at a time is one of its own matrix: terms are packed by the rows of a tile.
+    single = rows.unsqueeze(1)
+    each = quantize_per_token(single, terms) if scale is None else quantize(single, scale, terms)
+    used, k = int(routing.groups[0]), x.shape[1]
+    want = expected_tiles(each[0].squeeze(-2), routing)
+    got = data[:used] if terms == 1 else data[:used].movedim(1, 2)
+    assert torch.equal(got, want)
+    linear = linear_rows(each[1], terms, 1, k).squeeze(-2)
+    tiles = linear_rows(scales[:used], terms, routing.tile_tokens, k)
+    got = tiles if terms == 1 else tiles.movedim(1, 2)
+    assert torch.equal(got, expected_tiles(linear, routing))
+    if scale is None:
+        want = expected_tiles(each[2].squeeze(-1), routing)
+        is_slot = routing.slots[:used] >= 0
+        assert torch.equal(row_scale[0][:used], torch.where(is_slot, want, 1.0))
+
+
+@EVERY_CASE
+def test_rows_are_quantised_tokens(case: RoutingCase) -> None:
+    x, routing = routed(case, 80)
+    check_tiles(moe_quantize(x, routing, SCALE), x, routing, None, SCALE, 1)
+    check_tiles(moe_quantize_per_token(x, routing), x, routing, None, None, 1)
+
+
+@pytest.mark.parametrize("terms", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", ["ids of no expert", "tiles of 32", "tiles of 64"])
+def test_terms_and_weights(name: str, terms: int) -> None:
+    x, routing = routed(CASES[name], 64, FP16)
+    weights = torch.rand(routing.rows.shape)
+    check_tiles(moe_quantize(x, routing, SCALE, weights, terms), x, routing, weights, SCALE, terms)
+    check_tiles(
+        moe_quantize_per_token(x, routing, weights, terms), x, routing, weights, None, terms
+    )
+
+
+@pytest.mark.parametrize("terms", [1, 3])
+def test_rows_in_tiles(terms: int) -> None:
+    """What the first product gives is quantised where it lies."""
+    x, routing = routed(CASES["ids of no expert"], 64)
+    in_tiles = moe_gather(x, routing)
+    in_tiles[routing.slots < 0] = math.nan  # which no product of padding needs to avoid
+    for got, want in zip(
+        (*moe_quantize(in_tiles, routing, SCALE, terms=terms),
+         *moe_quantize_per_token(in_tiles, routing, terms=terms)),
+        (*moe_quantize(x, routing, SCALE, terms=terms),
+         *moe_quantize_per_token(x, routing, terms=terms)),
+        strict=True,
+    ):  # fmt: skip
+        used = int(routing.groups[0])
+        assert torch.equal(got[:used].view(torch.uint8), want[:used].view(torch.uint8))
+
+
+@EVERY_CASE
+def test_gathers_tokens(case: RoutingCase) -> None:
+    x, routing = routed(case, 32)
+    used = int(routing.groups[0])
+    assert torch.equal(
+        moe_gather(x, routing)[:used], expected_tiles(per_slot(x, routing, None), routing)
+    )
+    weights = torch.rand(routing.rows.shape)
+    assert torch.equal(
+        moe_gather(x, routing, weights)[:used],
+        expected_tiles(per_slot(x, routing, weights), routing),
+    )
+
+
+def test_each_is_one_op() -> None:
+    x, routing = routed(CASES["linear map"], 64)
+    weights = torch.rand(routing.rows.shape)
+    check_op(torch.ops.nvfp4.moe_quantize, (x, *routing, SCALE, weights, 2))
+    check_op(torch.ops.nvfp4.moe_quantize_per_token, (x, *routing, weights, 1))
+    check_op(torch.ops.nvfp4.moe_gather, (x, *routing, weights))
+    other, its = routed(CASES["ids of no expert"], 64)
+    calls = [((x, *routing), {}), ((other, *its), {})]
+    check_compiled(lambda x, *r: moe_quantize(x, Routing(*r), SCALE), calls, graphs=1)
+
+
+X = torch.zeros(3, 32, dtype=BF16)
+ROUTING = moe_route(torch.zeros(3, 2, dtype=torch.int32), 4, 8)
+WEIGHTS = torch.ones(3, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((X.float(), ROUTING), r"x: dtype is float32, must be bfloat16, float16"),
+        ((X[:2], ROUTING), r"x: shape is \(2, 32\), must be \(3, 32\); \(M, K\), or"),
+        ((X[:, :24], ROUTING), r"x: K is 24, must be a multiple of 16"),
+        ((X, ROUTING, WEIGHTS[:2]), r"topk_weights: shape is \(2, 2\), must be \(3, 2\)"),
+        ((X, ROUTING, None, 5), r"terms: is 5, must be 1 to 4"),
+        ((X, ROUTING._replace(groups=ROUTING.groups[:1])), r"routing.groups: shape is \(1,\)"),
+        ((X, 2.5), "routing: is float, must be a Routing"),
+        ((X, ROUTING._replace(groups=ROUTING.groups + 99)), r"routing.groups: says that \d+ tiles"),
+        ((X, ROUTING._replace(rows=ROUTING.rows[:, :1])), r"routing.slots: holds 3, must be from"),
+        ((X, ROUTING._replace(slots=ROUTING.slots[0])), r"routing.slots: shape is \(8,\)"),
+        ((X, ROUTING._replace(rows=ROUTING.rows.long())), r"routing.rows: dtype is int64"),
+        (
+            (X.new_zeros(*ROUTING.slots.shape, 32), ROUTING, WEIGHTS),
+            r"topk_weights: given with rows that lie in tiles, must be None",
+        ),
+    ],
+)
+def test_refuses(arguments: tuple, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        moe_quantize_per_token(*arguments)
+
+
+def test_refuses_a_scale_per_row() -> None:
+    with pytest.raises(InvalidArgument, match=r"global_scale: shape is \(3,\), must be \(\)"):
+        moe_quantize(X, ROUTING, torch.ones(3))
+
+
+def test_refuses_to_gather_from_tiles() -> None:
+    x = X.new_zeros(*ROUTING.slots.shape, 32)
+    with pytest.raises(InvalidArgument, match=r"must be \(M, K\); rows that lie in tiles"):
+        moe_gather(x, ROUTING)

@@ -1,0 +1,216 @@
+"""``moe_quantize`` and its siblings on GPUs: the tiles in use to the bit, nothing beyond."""
+
+import math
+from importlib import import_module
+
+import pytest
+import torch
+from torch import Tensor
+
+from nvfp4_kernels import InvalidArgument, moe_gather, moe_quantize, moe_quantize_per_token
+from nvfp4_kernels.device.rowwise.tile import RowTile
+from nvfp4_kernels.devices import SM_COUNTS
+from nvfp4_kernels.moe.quantize import reference
+from nvfp4_kernels.moe.quantize.choose import GatherTile, choose_gather, ctas_of, turns_of_tile
+from nvfp4_kernels.moe.routing import Routing
+from tests import devices
+from tests.emulator import EAGER
+from tests.test_kernels.bits import bits, check_equal
+from tests.test_kernels.moe.quantize.test_moe_quantize import routed
+from tests.test_kernels.routing_cases import CASES, KINDS, RoutingCase
+from tests.test_kernels.rowwise.row_cases import EVERY_SCHEDULE, TWO_SCHEDULES
+
+pytestmark = pytest.mark.schedules("random 1")
+BF16, FP16 = torch.bfloat16, torch.float16
+SM90, SM100 = pytest.mark.arch("sm_90"), pytest.mark.arch("sm_100")
+EVERY_KIND = pytest.mark.parametrize("case", KINDS.values(), ids=KINDS)
+SCALE = torch.tensor(0.004)
+# Rows that share warps, and do not; several steps of a thread, and CTAs of a row.
+TILES = {
+    "8 rows": RowTile(8, 3, 2),
+    "4 rows": RowTile(4, 2, 1),
+    "2 rows": RowTile(2, 3, 2),
+    "1 row": RowTile(1, 2, 2),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_sm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few CTAs, each with many turns."""
+    for arch in ("sm_90", "sm_100"):
+        monkeypatch.setitem(SM_COUNTS, arch, 1)
+
+
+def on(device: torch.device, routing: Routing) -> Routing:
+    """A routing on a device, -1 beyond the tiles in use made slots that no token has."""
+    groups, slots, rows = (part.clone() for part in routing)
+    groups[1 + int(groups[0]) :] = slots[int(groups[0]) :] = 2**31 - 1
+    return Routing(*(part.to(device) for part in (groups, slots, rows)))
+
+
+def check_in_use(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], routing: Routing) -> None:
+    """Same bits in tiles in use; others are as they were allocated, poisoned."""
+    used = int(routing.groups[0])
+    check_equal([t[:used] for t in found], [t[:used] for t in expected])
+    for each in found:
+        unused = each[used:]
+        poison = torch.empty_like(unused, device="cpu")
+        assert torch.equal(bits(unused), bits(poison))
+
+
+def check(
+    x: Tensor,
+    routing: Routing,
+    device: torch.device,
+    weights: Tensor | None = None,
+    terms: int = 1,
+    per_token: bool | None = None,
+) -> None:
+    """Both ops, or that which ``per_token`` says."""
+    given, on_device = x.to(device), on(device, routing)
+    factors = weights if weights is None else weights.to(device)
+    if per_token is not True:
+        found = moe_quantize(given, on_device, SCALE.to(device), factors, terms)
+        check_in_use(found, reference.moe_quantize(x, routing, SCALE, weights, terms), routing)
+    if per_token is not False:
+        found = moe_quantize_per_token(given, on_device, factors, terms)
+        check_in_use(found, reference.moe_quantize_per_token(x, routing, weights, terms), routing)
+
+
+def use(patch: pytest.MonkeyPatch, tile: RowTile, ctas: int | None = None) -> None:
+    """Quantise with ``tile``, whatever the batch, and so many CTAs."""
+    module = import_module("nvfp4_kernels.moe.quantize.sm100")
+    patch.setattr(module, "choose_config", lambda *_: tile)
+    if ctas is not None:
+        patch.setattr(module, "ctas_of", lambda *_: ctas)
+
+
+@SM100
+@EVERY_KIND
+def test_cases(case: RoutingCase, op_device: torch.device) -> None:
+    check(*routed(case, 80), op_device)
+
+
+@SM100
+@pytest.mark.parametrize(
+    ("name", "terms"),
+    [("ids of no expert", 2), ("ids of no expert", 4), ("tiles of 32", 3), ("tiles of 64", 4)],
+)
+def test_terms_and_weights(name: str, terms: int, op_device: torch.device) -> None:
+    x, routing = routed(CASES[name], 64, FP16)
+    weights = torch.rand(routing.rows.shape)
+    check(x, routing, op_device, weights, terms, per_token=terms == 2)
+
+
+@SM100
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [("8 rows", 8), ("8 rows", 32), ("4 rows", 64), ("2 rows", 8), ("2 rows", 64), ("1 row", 32)],
+)
+def test_tiles(
+    name: str, rows: int, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More turns than CTAs, and rows that end within a CTA's part."""
+    use(monkeypatch, TILES[name], ctas=3)
+    x, routing = routed(RoutingCase(21, 2, 3, rows, ids="hostile"), 16 * 11)
+    check(x, routing, op_device, terms=1 if rows == 32 else 2)
+
+
+@SM100
+@EVERY_SCHEDULE
+def test_every_schedule(op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, RowTile(2, 2, 3), ctas=2)
+    x, routing = routed(RoutingCase(9, 2, 3, ids="hostile"), 16 * 7)
+    check(x, routing, op_device, torch.rand(routing.rows.shape), 2)
+
+
+@SM100
+@pytest.mark.parametrize(("name", "terms"), [("ids of no expert", 1), ("tiles of 64", 3)])
+def test_rows_in_tiles(name: str, terms: int, op_device: torch.device) -> None:
+    """Rows of slots where they lie; NaN in padding is not read."""
+    x, routing = routed(CASES[name], 64)
+    in_tiles = reference.moe_gather(x, routing, None)
+    in_tiles[routing.slots < 0] = math.nan
+    check(in_tiles, routing, op_device, terms=terms)
+
+
+@SM100
+def test_hidden_size_of_a_model(op_device: torch.device) -> None:
+    check(*routed(RoutingCase(1, 1, 4), 7168), op_device)
+
+
+@SM90
+def test_gather_on_hopper(op_device: torch.device) -> None:
+    test_gather(CASES["ids of no expert"], op_device)
+
+
+@SM100
+@EVERY_KIND
+def test_gather(case: RoutingCase, op_device: torch.device) -> None:
+    x, routing = routed(case, 48)
+    found = moe_gather(x.to(op_device), on(op_device, routing))
+    check_in_use((found,), (reference.moe_gather(x, routing, None),), routing)
+
+
+@TWO_SCHEDULES
+def test_parts_of_rows(op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several parts of a row and turns of a CTA, weighed."""
+    module = import_module("nvfp4_kernels.moe.quantize.gather")
+    monkeypatch.setattr(module, "choose_gather", lambda *_: GatherTile(32, 2))
+    monkeypatch.setattr(module, "ctas_of", lambda *_: 5)
+    x, routing = routed(RoutingCase(9, 2, 3, ids="hostile"), 16 * 37, FP16)
+    weights = torch.rand(routing.rows.shape)
+    found = moe_gather(x.to(op_device), on(op_device, routing), weights.to(op_device))
+    check_in_use((found,), (reference.moe_gather(x, routing, weights),), routing)
+
+
+@SM100
+@TWO_SCHEDULES
+def test_dependent_launches(op_device: torch.device) -> None:
+    """A second call may start while the first still runs, and reads what that has written."""
+    x, routing = routed(RoutingCase(6, 2, 3), 64)
+    in_tiles = moe_gather(x.to(op_device), on(op_device, routing))
+    found = moe_quantize(in_tiles, on(op_device, routing), SCALE.to(op_device))
+    check_in_use(found, reference.moe_quantize(x, routing, SCALE, None, 1), routing)
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+@pytest.mark.parametrize("terms", [1, 3])
+def test_each_byte_once(terms: int, per_token: bool) -> None:
+    """Tokens once from memory, tiles in use written once, the others not at all."""
+    for case in (RoutingCase(11, 2, 3), RoutingCase(70, 2, 3, 64)):
+        x, routing = routed(case, 96)
+        with devices.emulated_ops(EAGER) as gpu:
+            if per_token:
+                written = moe_quantize_per_token(x, routing, None, terms)
+            else:
+                written = moe_quantize(x, routing, SCALE, None, terms)
+            counted = gpu.launches[-1].counters.nbytes
+        used = int(routing.groups[0])
+        numbers = 4 + routing.slots[:used].nbytes + (0 if per_token else 4)
+        assert counted["HBM read, each byte once"] == x.nbytes + numbers
+        assert counted["global write"] == sum(t[:used].nbytes for t in written)
+        assert counted["HBM write, each byte once"] == counted["global write"]
+
+
+def test_choices() -> None:
+    assert turns_of_tile(RowTile(8, 4, 1), 8, 7168) == 28
+    assert turns_of_tile(RowTile(2, 8, 4), 32, 7168) == 16
+    assert turns_of_tile(RowTile(8, 8, 4), 256, 2048) == 32
+    assert ctas_of(10, 128, 148) == 10
+    assert ctas_of(10**6, 256, 148) == 4 * 148
+    assert choose_gather(7168 * 2) == GatherTile(224, 4)
+    assert choose_gather(2048 * 2) == GatherTile(256, 1)
+    assert choose_gather(32) == GatherTile(32, 1)
+
+
+@SM100
+def test_refused_layout(op_device: torch.device) -> None:
+    _, routing = routed(RoutingCase(4, 2, 3), 64)
+    late = torch.zeros(4 * 64 + 8, dtype=BF16, device=op_device)[8:].view(4, 64)
+    for bad, message in (
+        (torch.zeros(64, 4, dtype=BF16).mT, r"x: strides are .* call .contiguous"),
+        (late, r"x: starts 16 bytes past a multiple of 32.*clone"),
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            moe_quantize(bad.to(op_device), on(op_device, routing), SCALE.to(op_device))

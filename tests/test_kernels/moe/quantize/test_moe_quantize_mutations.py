@@ -1,0 +1,86 @@
+"""Mistakes made on purpose in ``moe_quantize``: each reported or seen in the numbers."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from nvfp4_kernels import moe_gather, moe_quantize
+from nvfp4_kernels.device.rowwise.tile import RowTile
+from tests.emulator import EAGER, randomised
+from tests.test_kernels.mistakes import (
+    ANYTHING,
+    WRONG,
+    Mistake,
+    Room,
+    check_caught,
+    check_dependency_wait,
+    check_nothing_to_catch,
+    nothing,
+    without_in,
+)
+from tests.test_kernels.moe.quantize import test_moe_quantize_kernels as kernel_tests
+from tests.test_kernels.moe.quantize.test_moe_quantize import routed
+from tests.test_kernels.moe.quantize.test_moe_quantize_kernels import use
+from tests.test_kernels.routing_cases import RoutingCase
+
+KERNEL = Room("nvfp4_kernels.moe_quantize")
+PLACE = Room("nvfp4_kernels.device.rowwise")
+SCHEDULES = EAGER, randomised(1)
+FEW_CTAS = partial(use, tile=RowTile(2, 2, 1), ctas=2)
+
+MISTAKES = {
+    "a tile too many": Mistake(
+        KERNEL.with_result("sm100", "load_count", lambda count: count + 1), ANYTHING
+    ),
+    "tokens of one slot more": Mistake(
+        KERNEL.with_arguments(
+            "sm100", "first_element", lambda slot, row, top_k, k: (slot, row, top_k + 1, k)
+        ),
+        WRONG,
+    ),
+    "the next slot, and in padding the first": Mistake(
+        KERNEL.with_result("sm100", "load_slot", lambda slot: slot + 1),
+        ANYTHING,
+    ),
+    "weights left out": Mistake(
+        KERNEL.with_result("sm100", "load_weight", lambda weight: weight * 0.0 + 1.0), WRONG
+    ),
+    "lines of padding unwritten": Mistake(PLACE.replaced("place", "ATOM_LINES", 8), WRONG),
+    "scales of a line in another order": Mistake(
+        PLACE.with_result("place", "_gathered", lambda word: (word << 8) | (word >> 24)), WRONG
+    ),
+    "no barrier between turns": Mistake(without_in("barrier_cta_sync", "_take_turns"), ANYTHING),
+    "no barrier within a row": Mistake(without_in("barrier_cta_sync", "reduce_row"), ANYTHING),
+}
+
+
+def check(per_token: bool = True) -> None:
+    x, routing = routed(RoutingCase(11, 2, 3, ids="hostile"), 16 * 5)
+    weights = torch.rand(routing.rows.shape)
+    kernel_tests.check(x, routing, torch.device("cpu"), weights, per_token=per_token)
+
+
+def test_nothing_to_catch() -> None:
+    check_nothing_to_catch(check, FEW_CTAS, schedules=SCHEDULES)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_caught(mistake: Mistake) -> None:
+    check_caught(mistake, check, FEW_CTAS, schedules=SCHEDULES)
+
+
+def test_padding_that_nobody_writes_is_seen() -> None:
+    """With one global scale rows of padding are not quantised."""
+    mistake = Mistake(PLACE.replaced("output:RowQuantizer", "write_zeros", nothing), WRONG)
+    check_caught(mistake, partial(check, per_token=False), FEW_CTAS, schedules=[EAGER])
+
+
+def twice() -> None:
+    """The second launch quantises what the first one copied."""
+    x, routing = routed(RoutingCase(6, 2, 3), 64)
+    moe_quantize(moe_gather(x, routing), routing, torch.tensor(0.01))
+
+
+def test_a_kernel_waits_for_the_one_before() -> None:
+    check_dependency_wait(twice)

@@ -1,0 +1,94 @@
+"""Mistakes made on purpose in ``moe_route``: each reported or seen in the numbers."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from nvfp4_kernels import moe_route
+from nvfp4_kernels.moe.route.tile import RouteTile
+from tests.emulator import EAGER, randomised
+from tests.test_kernels.mistakes import (
+    ANYTHING,
+    WRONG,
+    Mistake,
+    Room,
+    check_caught,
+    check_dependency_wait,
+    check_nothing_to_catch,
+    nothing,
+    without,
+    without_in,
+)
+from tests.test_kernels.moe.route.test_moe_route_kernel import use
+from tests.test_kernels.routing_cases import RoutingCase, check_routing
+
+KERNEL = Room("nvfp4_kernels.moe_route")
+SCHEDULES = EAGER, randomised(1)
+PAIR = partial(use, tile=RouteTile(64, cluster=2, steps=2))
+
+
+def lanes_after(lane: Any, lanes: Any) -> Any:
+    """Rank lanes from the last on."""
+    import cutlass.cute as cute
+    from cutlass import Uint32
+
+    return cute.arch.popc((lanes.bitcast(Uint32) >> Uint32(lane)) >> Uint32(1))
+
+
+MISTAKES = {
+    "a tile too many": Mistake(
+        KERNEL.with_result("kernel", "place_experts", lambda used: used + 1), WRONG
+    ),
+    "slots from the last lane on": Mistake(
+        KERNEL.replaced("sort", "count_lanes_before", lanes_after), WRONG
+    ),
+    "experts and padding unwritten": Mistake(
+        KERNEL.replaced("kernel", "write_tiles", nothing), WRONG
+    ),
+    "nothing before a CTA's slots": Mistake(
+        KERNEL.with_result("sort", "_sum_cluster", lambda sums: (sums[0] * 0, sums[1])), ANYTHING
+    ),
+    "rank of the warp alone": Mistake(
+        KERNEL.with_result("sort", "_sum_warps", lambda total: total + 1), WRONG
+    ),
+    "ids of no expert taken": Mistake(
+        KERNEL.replaced("sort", "_expert", lambda sort, batch, number: number), ANYTHING
+    ),
+    "no barrier before sums": Mistake(without_in("barrier_cta_sync", "place_experts"), ANYTHING),
+    "no barrier after counts are cleared": Mistake(
+        without_in("barrier_cta_sync", "prepare"), ANYTHING
+    ),
+    "no barrier before totals are read": Mistake(
+        without_in("barrier_cta_sync", "cta_exclusive_sum"), ANYTHING
+    ),
+    "no barrier between lanes": Mistake(without("bar_warp_sync"), ANYTHING),
+    "no wait for peers": Mistake(without("barrier_cluster_wait"), ANYTHING),
+    "peers are not told": Mistake(without("barrier_cluster_arrive"), ANYTHING),
+}
+
+
+def check() -> None:
+    case = RoutingCase(61, 4, 9, ids="hostile")
+    ids = case.topk_ids()
+    found = moe_route(ids, case.experts, case.tile_tokens)
+    check_routing(found, ids, None, case.experts, case.tile_tokens)
+
+
+def test_nothing_to_catch() -> None:
+    check_nothing_to_catch(check, PAIR, schedules=SCHEDULES)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_caught(mistake: Mistake) -> None:
+    check_caught(mistake, check, PAIR, schedules=SCHEDULES)
+
+
+def twice() -> None:
+    """The second launch sorts by the rows that the first one wrote."""
+    case = RoutingCase(16, 2, 40)
+    moe_route(moe_route(case.topk_ids(), 40, 8).rows, 40, 8)
+
+
+def test_a_sort_waits_for_the_kernel_before() -> None:
+    check_dependency_wait(twice)

@@ -1,0 +1,69 @@
+"""Mistakes made on purpose in routing and copying at once: each reported or seen."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from nvfp4_kernels import moe_route_gather
+from tests.emulator import EAGER, randomised
+from tests.test_kernels.mistakes import (
+    ANYTHING,
+    Mistake,
+    Room,
+    check_caught,
+    check_dependency_wait,
+    check_nothing_to_catch,
+    without_in,
+)
+from tests.test_kernels.moe.route_quantize import test_moe_route_quantize as op_tests
+from tests.test_kernels.routing_cases import RoutingCase
+
+KERNEL = Room("nvfp4_kernels.moe_route_quantize")
+SCHEDULES = EAGER, randomised(1)
+
+
+def few_ctas(patch: pytest.MonkeyPatch) -> None:
+    from importlib import import_module
+
+    module: Any = import_module("nvfp4_kernels.moe.route_quantize.gather")
+    patch.setattr(module, "ctas_of", lambda *_: 2)
+
+
+MISTAKES = {
+    "no barrier before slots are read": Mistake(without_in("barrier_cta_sync", "run"), ANYTHING),
+    "no barrier before the sums": Mistake(
+        without_in("barrier_cta_sync", "place_experts"), ANYTHING
+    ),
+    "one tile fewer": Mistake(
+        KERNEL.with_result("route", "place_experts", lambda used: used - 1), ANYTHING
+    ),
+    "slots a row too far": Mistake(
+        KERNEL.with_result("route", "row_of", lambda row: row + (row >= 0).to(type(row))), ANYTHING
+    ),
+}
+
+
+def check() -> None:
+    op_tests.check_gather(RoutingCase(21, 4, 9, ids="hostile"), 48, torch.device("cpu"))
+
+
+def test_nothing_to_catch() -> None:
+    check_nothing_to_catch(check, few_ctas, schedules=SCHEDULES)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_caught(mistake: Mistake) -> None:
+    check_caught(mistake, check, few_ctas, schedules=SCHEDULES)
+
+
+def twice() -> None:
+    """The second launch routes by the rows that the first one wrote."""
+    case = RoutingCase(16, 2, 40)
+    x = torch.randn(16, 32).bfloat16()
+    routing = moe_route_gather(x, case.topk_ids(), 40, 8)[0]
+    moe_route_gather(x, routing.rows, 40, 8)
+
+
+def test_a_kernel_waits_for_the_one_before() -> None:
+    check_dependency_wait(twice)

@@ -1,0 +1,120 @@
+"""Mistakes made on purpose in choosing and routing at once: each reported or seen."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+
+from nvfp4_kernels import moe_topk, moe_topk_route_gather
+from nvfp4_kernels.moe.router import Router
+from tests.emulator import EAGER, randomised
+from tests.test_kernels.mistakes import (
+    ANYTHING,
+    Mistake,
+    Patch,
+    Room,
+    check_caught,
+    check_dependency_wait,
+    check_nothing_to_catch,
+    nothing,
+    without_in,
+)
+from tests.test_kernels.moe.topk.test_moe_topk_kernel import check as check_choice
+from tests.test_kernels.moe.topk_route import test_moe_topk_route as op_tests
+from tests.test_kernels.router_cases import CASES, RouterCase
+
+CHOICE = Room("nvfp4_kernels.moe_topk")
+ROUTE = Room("nvfp4_kernels.moe.topk_route")
+SCHEDULES = EAGER, randomised(1)
+OF_TOKEN = "choice:TokenChoice"
+
+
+def few_ctas(patch: pytest.MonkeyPatch) -> None:
+    module: Any = import_module("nvfp4_kernels.moe.topk_route.gather")
+    patch.setattr(module, "grid_of", lambda *_: 8)
+
+
+def own_memory(given: Any) -> Any:
+    """Primitives that take a peer's memory for the CTA's own."""
+
+    class Primitives:
+        def __getattr__(self, name: str) -> Any:
+            return (lambda array, rank: array) if name == "mapa" else getattr(given, name)
+
+    return Primitives()
+
+
+def orders_as_they_are(self: Any, *given: Any) -> Any:
+    """Leave out what an expert or a group is to be left out by."""
+    return next(each for each in given if isinstance(each, list))
+
+
+ROUTE_MISTAKES = {
+    "no wait for peers' choices": without_in("barrier_cluster_wait", "_meet"),
+    "peers are not told": without_in("barrier_cluster_arrive", "run"),
+    "exit while peers read": without_in("barrier_cluster_wait", "finish"),
+    "no barrier before slots are read": without_in("barrier_cta_sync", "run"),
+    "a CTA's own choices alone": ROUTE.swapped("route", "ptx", own_memory),
+    "a slot's neighbour": ROUTE.with_arguments(
+        "route:TopkRoute", "_id", lambda batch, memory, slot: (batch, memory, slot ^ 1)
+    ),
+    "experts and padding unwritten": ROUTE.replaced("route", "write_tiles", nothing),
+    "a tile fewer": ROUTE.with_result("route", "place_experts", lambda used: used - 1),
+}
+# What is wrong, and a case that tells.
+CHOICE_MISTAKES = {
+    "an expert twice": (CHOICE.replaced(OF_TOKEN, "_without", orders_as_they_are), "Qwen3"),
+    "no expert of equal ones": (CHOICE.replaced("choice", "NONE", -1), "ties of float32"),
+    "groups do not matter": (
+        CHOICE.replaced(OF_TOKEN, "_within", orders_as_they_are),
+        "DeepSeek V2",
+    ),
+    "groups are alike": (
+        CHOICE.with_result("choice", "value_of", lambda value: value * 0.0),
+        "DeepSeek V3",
+    ),
+    "a score is another": (
+        CHOICE.with_result("choice", "sigmoid", lambda score: score + 0.01),
+        "sigmoids as they are",
+    ),
+}
+
+
+def check_route() -> None:
+    case = op_tests.Case(RouterCase(61, 16, Router(4), padded=True), ranks=2)
+    op_tests.check_gather(case, 48, torch.device("cpu"))
+
+
+def test_nothing_to_catch() -> None:
+    check_nothing_to_catch(check_route, few_ctas, schedules=SCHEDULES)
+
+
+@pytest.mark.parametrize("patch", ROUTE_MISTAKES.values(), ids=ROUTE_MISTAKES)
+def test_caught(patch: Patch) -> None:
+    check_caught(Mistake(patch, ANYTHING), check_route, few_ctas, schedules=SCHEDULES)
+
+
+@pytest.mark.parametrize(("patch", "case"), CHOICE_MISTAKES.values(), ids=CHOICE_MISTAKES)
+def test_wrong_choice(patch: Patch, case: str) -> None:
+    def check() -> None:
+        check_choice(CASES[case], torch.device("cpu"))
+
+    check_caught(Mistake(patch, ANYTHING), check, schedules=SCHEDULES[:1])
+
+
+def twice() -> None:
+    """The second launch chooses by the weights that the first one wrote."""
+    x = torch.randn(16, 32).bfloat16()
+    weights, *_ = moe_topk_route_gather(x, torch.randn(16, 8), Router(2), 8, 8)
+    moe_topk_route_gather(x, weights, Router(1), 2, 8)
+
+
+def choice_twice() -> None:
+    moe_topk(moe_topk(torch.randn(9, 8), Router(4))[0], Router(2))
+
+
+@pytest.mark.parametrize("launches", [twice, choice_twice])
+def test_a_kernel_waits_for_the_one_before(launches: Callable[[], None]) -> None:
+    check_dependency_wait(launches)
