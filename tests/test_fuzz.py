@@ -169,7 +169,7 @@ def test_a_crash_names_its_seed() -> None:
         "import ctypes\n"
         "from tests.fuzz.__main__ import main\n"
         "from tests.fuzz.crash import guarded\n"
-        "from nvfp4_kernels.moe_combine import reference\n"
+        "from nvfp4_kernels.moe.combine import reference\n"
         "reference.moe_combine = lambda *given: ctypes.string_at(0)\n"
         "given = ['--op', 'moe_combine', '--seeds', '20', '--first', '1']\n"
         "raise SystemExit(guarded(lambda begins: main(given, begins), ' --op moe_combine'))"

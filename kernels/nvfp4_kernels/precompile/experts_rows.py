@@ -17,8 +17,8 @@ from nvfp4_kernels.precompile.spec import KernelSpec
 _ELEMENT_SIZE = 2  # of bfloat16 and float16
 _QUANTIZE = "nvfp4_kernels.moe.quantize.sm100"
 _GATHER = "nvfp4_kernels.moe.quantize.gather"
-_ROUTE, _FUSED = "nvfp4_kernels.moe_route", "nvfp4_kernels.moe_route_quantize"
-_TOPK, _TOPK_ROUTE = "nvfp4_kernels.moe_topk", "nvfp4_kernels.moe.topk_route"
+_ROUTE, _FUSED = "nvfp4_kernels.moe.route", "nvfp4_kernels.moe.route_quantize"
+_TOPK, _TOPK_ROUTE = "nvfp4_kernels.moe.topk", "nvfp4_kernels.moe.topk_route"
 
 
 def row_specs(

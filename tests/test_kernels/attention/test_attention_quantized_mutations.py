@@ -22,7 +22,7 @@ from tests.test_kernels.mistakes import (
     without,
 )
 
-KERNEL, MERGE = Room("nvfp4_kernels.attention.sm100"), Room("nvfp4_kernels.merge_segments")
+KERNEL, MERGE = Room("nvfp4_kernels.attention.sm100"), Room("nvfp4_kernels.attention.merge")
 QUANTIZER = "quantized_rows:RowQuantizer"
 ROWS = Chosen(AttentionTile(32))  # heads that begin in the middle of an atom
 WARP_SPLIT = Chosen(AttentionTile(32, warp_split_kv=True))

@@ -22,7 +22,7 @@ from tests.test_kernels.mistakes import (
 )
 
 CASE = CASES["17 segments"]  # more than a thread takes at a time
-KERNEL = Room("nvfp4_kernels.merge_segments")
+KERNEL = Room("nvfp4_kernels.attention.merge")
 MERGE = "merge:SegmentMerge"
 
 

@@ -21,7 +21,7 @@ from tests.test_kernels.mistakes import (
 from tests.test_kernels.moe.combine.test_moe_combine import combine_arguments
 from tests.test_kernels.routing_cases import CASES, RoutingCase
 
-KERNEL = Room("nvfp4_kernels.moe_combine")
+KERNEL = Room("nvfp4_kernels.moe.combine")
 
 
 def fused(total: Any, values: Any, weight: Any) -> Any:

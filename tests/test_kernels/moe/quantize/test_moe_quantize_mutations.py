@@ -24,7 +24,7 @@ from tests.test_kernels.moe.quantize.test_moe_quantize import routed
 from tests.test_kernels.moe.quantize.test_moe_quantize_kernels import use
 from tests.test_kernels.routing_cases import RoutingCase
 
-KERNEL = Room("nvfp4_kernels.moe_quantize")
+KERNEL = Room("nvfp4_kernels.moe.quantize")
 PLACE = Room("nvfp4_kernels.device.rowwise")
 SCHEDULES = EAGER, randomised(1)
 FEW_CTAS = partial(use, tile=RowTile(2, 2, 1), ctas=2)

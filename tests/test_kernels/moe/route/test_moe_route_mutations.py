@@ -23,7 +23,7 @@ from tests.test_kernels.mistakes import (
 from tests.test_kernels.moe.route.test_moe_route_kernel import use
 from tests.test_kernels.routing_cases import RoutingCase, check_routing
 
-KERNEL = Room("nvfp4_kernels.moe_route")
+KERNEL = Room("nvfp4_kernels.moe.route")
 SCHEDULES = EAGER, randomised(1)
 PAIR = partial(use, tile=RouteTile(64, cluster=2, steps=2))
 

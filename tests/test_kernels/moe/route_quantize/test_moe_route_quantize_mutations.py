@@ -19,7 +19,7 @@ from tests.test_kernels.mistakes import (
 from tests.test_kernels.moe.route_quantize import test_moe_route_quantize as op_tests
 from tests.test_kernels.routing_cases import RoutingCase
 
-KERNEL = Room("nvfp4_kernels.moe_route_quantize")
+KERNEL = Room("nvfp4_kernels.moe.route_quantize")
 SCHEDULES = EAGER, randomised(1)
 
 

@@ -25,7 +25,7 @@ from tests.test_kernels.moe.topk.test_moe_topk_kernel import check as check_choi
 from tests.test_kernels.moe.topk_route import test_moe_topk_route as op_tests
 from tests.test_kernels.router_cases import CASES, RouterCase
 
-CHOICE = Room("nvfp4_kernels.moe_topk")
+CHOICE = Room("nvfp4_kernels.moe.topk")
 ROUTE = Room("nvfp4_kernels.moe.topk_route")
 SCHEDULES = EAGER, randomised(1)
 OF_TOKEN = "choice:TokenChoice"

@@ -31,7 +31,7 @@ from tests.test_kernels.rotary.store.test_rotary_store_kernel import (
     check_in_place,
 )
 
-PACKAGE = "nvfp4_kernels.rotary_store"
+PACKAGE = "nvfp4_kernels.rotary.store"
 CPU = torch.device("cpu")
 
 # Heads fill no warp, and no CTA; a token has no slot.
