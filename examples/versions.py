@@ -49,7 +49,7 @@ def check_vllm() -> None:
     Raises:
         ImportError: it does not; the message has the remedy.
     """
-    from vllm_fp4_plugin import vllm_installation
+    from vllm_fp4_plugin.engine import vllm_installation
     from vllm_fp4_plugin.versions import vllm_version
 
     vllm_installation.check_installed()

@@ -196,7 +196,6 @@ def emulated_ops(schedule: Schedule, arch: str = "sm_100") -> Iterator[Gpu]:
     Kernels may touch the tensors that any launch was given, and nothing else.
     """
     from nvfp4_kernels.devices import standing_in
-    from nvfp4_kernels.runtime import compile as kernel_compile
 
     with emulated(schedule, arch) as device, pytest.MonkeyPatch.context() as patch:
 

@@ -17,7 +17,7 @@ from vllm.distributed import get_tensor_model_parallel_rank
 
 from nvfp4_kernels.formats.nvfp4 import quantize_activation
 from nvfp4_kernels.norm.reference import add_rms_norm
-from vllm_fp4_plugin import flashinfer_reduction
+from vllm_fp4_plugin.ops import flashinfer_all_reduce
 
 MODULE = "vllm.compilation.passes.fusion.allreduce_rms_fusion"
 GETTER = "vllm.distributed.device_communicators.flashinfer_all_reduce.get_fi_ar_quant_workspace"
@@ -135,7 +135,7 @@ def install(
     workspace = None if served is None else Workspace()
     comm = Comm(add_up)
     module = wrapper(comm, workspace)
-    patch.setattr(flashinfer_reduction, "_wrapper", lambda: module)
-    patch.setattr(flashinfer_reduction, "_usable", [])
+    patch.setattr(flashinfer_all_reduce, "_wrapper", lambda: module)
+    patch.setattr(flashinfer_all_reduce, "_usable", [])
     patch.setattr(GETTER, lambda **_: workspace)
     return comm

@@ -9,9 +9,11 @@ from vllm.model_executor.layers import linear as vllm_linear
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 
-from vllm_fp4_plugin import flashinfer_reduction, linear_op, norm_op, reduction_op
 from vllm_fp4_plugin.attention import cache, impl, rotation
-from vllm_fp4_plugin.self_check import run as self_check
+from vllm_fp4_plugin.fusion.self_check import run as self_check
+from vllm_fp4_plugin.ops import all_reduce, flashinfer_all_reduce
+from vllm_fp4_plugin.ops import linear as linear_op
+from vllm_fp4_plugin.ops import norm as norm_op
 
 # What ops' kernels are called that the list of launches has under another name.
 OPS = dict.fromkeys(("qkv_proj", "o_proj", "down_proj"), "gemm") | {"gate_up_proj": "silu_mul_gemm"}
@@ -38,7 +40,7 @@ def watch(patch: pytest.MonkeyPatch) -> "Counter[str]":
         patch.setattr(owner, name, call)
 
     find = linear_op.function
-    for module in (linear_op, norm_op, reduction_op):
+    for module in (linear_op, norm_op, all_reduce):
         patch.setattr(module, "function", counted)
     for owner, name in (
         (rotation, "rotary_store"),
@@ -51,8 +53,8 @@ def watch(patch: pytest.MonkeyPatch) -> "Counter[str]":
         (cache, "write"),
     ):
         count(owner, name)
-    count(flashinfer_reduction, "run", FUSED)
-    for owner in (vllm_linear, reduction_op):
+    count(flashinfer_all_reduce, "run", FUSED)
+    for owner in (vllm_linear, all_reduce):
         count(owner, _REDUCE, ALL_REDUCE)
     return launched
 

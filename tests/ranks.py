@@ -59,11 +59,11 @@ def stand_in_for_flashinfer(patch: pytest.MonkeyPatch, tokens: int) -> None:
     from vllm.distributed import get_tp_group
 
     from tests import fake_flashinfer
-    from vllm_fp4_plugin import flashinfer_reduction
+    from vllm_fp4_plugin.ops import flashinfer_all_reduce
 
     if tokens:
         fake_flashinfer.install(patch, lambda x: get_tp_group().all_reduce(x), tokens)
-        patch.setattr(flashinfer_reduction, "most_tokens", lambda *_: (tokens, ""))
+        patch.setattr(flashinfer_all_reduce, "most_tokens", lambda *_: (tokens, ""))
 
 
 def compile_in_pieces(patch: pytest.MonkeyPatch) -> None:

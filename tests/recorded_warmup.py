@@ -11,7 +11,7 @@ from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.runtime import compile as compiler
 from nvfp4_kernels.runtime.compile import DeviceKernel
 from vllm_fp4_plugin import warmup
-from vllm_fp4_plugin.self_check import run as self_check
+from vllm_fp4_plugin.fusion.self_check import run as self_check
 
 
 @dataclass

@@ -22,19 +22,21 @@ def register() -> None:
     )
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    from vllm_fp4_plugin import batch_invariance, complete_loaders, norm, preflight, refused
+    from vllm_fp4_plugin import batch_invariance
     from vllm_fp4_plugin.config import Nvfp4TcConfig
+    from vllm_fp4_plugin.engine import complete_loaders, preflight, refusal
+    from vllm_fp4_plugin.fusion import add_rms_norm
     from vllm_fp4_plugin.indexer import registration
     from vllm_fp4_plugin.options import METHOD
 
-    refused.register()
+    refusal.register()
     if METHOD not in QUANTIZATION_METHODS:
         register_quantization_config(METHOD)(Nvfp4TcConfig)
     custom = AttentionBackendEnum.CUSTOM
     if not custom.is_overridden():  # another plugin may have taken the name
         register_backend(custom, "vllm_fp4_plugin.attention.backend.PagedAttentionBackend")
     registration.register()
-    norm.register()
+    add_rms_norm.register()
     complete_loaders.register()
     batch_invariance.register()
     preflight.register()

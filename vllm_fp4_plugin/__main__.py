@@ -4,12 +4,13 @@ from typing import Annotated
 
 import typer
 
-from vllm_fp4_plugin import tried, versions
-from vllm_fp4_plugin.catalogue_command import catalogue
-from vllm_fp4_plugin.doctor import doctor
+from vllm_fp4_plugin import versions
+from vllm_fp4_plugin.commands import tried
+from vllm_fp4_plugin.commands.catalogue import catalogue
+from vllm_fp4_plugin.commands.doctor import doctor
+from vllm_fp4_plugin.commands.report import report
+from vllm_fp4_plugin.commands.verify import verify
 from vllm_fp4_plugin.quantizer.command import quantize
-from vllm_fp4_plugin.report_command import report
-from vllm_fp4_plugin.verify_command import verify
 
 app = typer.Typer(
     help="NVFP4 for vLLM: quantise a checkpoint, verify one, or report which kernel every layer "

@@ -23,29 +23,23 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 from vllm.platforms import current_platform
 
-from vllm_fp4_plugin import (
-    batch_invariance,
-    checkpoint_files,
-    checkpoint_values,
-    defaults,
-    draft_names,
-    formats,
-    head,
-    model_demands,
-    ngram_table,
-)
+from vllm_fp4_plugin import batch_invariance, defaults, formats, model_demands, ngram_table
 from vllm_fp4_plugin.activation_terms import OPTION, GivenTerms, given_terms
 from vllm_fp4_plugin.attention import cache_scales, choice
+from vllm_fp4_plugin.checkpoint import draft_names
+from vllm_fp4_plugin.checkpoint import files as checkpoint_files
+from vllm_fp4_plugin.checkpoint import values as checkpoint_values
+from vllm_fp4_plugin.checkpoint.layer_kinds import LayerKinds
 from vllm_fp4_plugin.delegated.choice import choose as choose_delegated
-from vllm_fp4_plugin.embedding import Nvfp4EmbeddingMethod
 from vllm_fp4_plugin.experts import choice as experts
 from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
-from vllm_fp4_plugin.head import Nvfp4HeadMethod
 from vllm_fp4_plugin.ignore import covered, shard_names
 from vllm_fp4_plugin.kind import Kind
-from vllm_fp4_plugin.layer_kinds import LayerKinds
-from vllm_fp4_plugin.linear import Nvfp4LinearMethod
-from vllm_fp4_plugin.online import Nvfp4OnlineLinearMethod
+from vllm_fp4_plugin.linear import lm_head
+from vllm_fp4_plugin.linear.embedding import Nvfp4EmbeddingMethod
+from vllm_fp4_plugin.linear.lm_head import Nvfp4HeadMethod
+from vllm_fp4_plugin.linear.method import Nvfp4LinearMethod
+from vllm_fp4_plugin.linear.online import Nvfp4OnlineLinearMethod
 from vllm_fp4_plugin.options import METHOD, Options
 from vllm_fp4_plugin.startup import NVFP4_LINEAR, Startup
 
@@ -290,11 +284,11 @@ class Nvfp4TcConfig(QuantizationConfig):
         if checkpoint is None or kinds is None:
             return None
         group = kinds.head_group(prefix)
-        if group is None and not head.is_tied() and not kinds.are_by_tensors:
+        if group is None and not lm_head.is_tied() and not kinds.are_by_tensors:
             group = kinds.of(prefix, {}).group
         if group is None or group.kind is Kind.UNQUANTIZED:
             return None
-        head.check(prefix, group.kind)
+        lm_head.check(prefix, group.kind)
         if not group.kind.is_nvfp4:
             batch_invariance.check_format(prefix, group.kind)
             method, record = choose_delegated(layer, prefix, group, checkpoint.format, {}, "")

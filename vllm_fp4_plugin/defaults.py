@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from vllm_fp4_plugin import batch_invariance, fused_mlp, norm, quantizing_norm, rotary
+from vllm_fp4_plugin import batch_invariance
 from vllm_fp4_plugin.attention import choice
+from vllm_fp4_plugin.fusion import add_rms_norm, gate_up, norm_quantize, rotary
 from vllm_fp4_plugin.options import Options
 from vllm_fp4_plugin.report import Report
 
@@ -20,14 +21,14 @@ def choose(vllm_config: Any, options: Options, report: Report) -> str:
         Why attention layers run on the backend that they have, for the report.
     """
     if options.fuse_mlp:
-        fused_mlp.enable()
+        gate_up.enable()
     if options.fuse_norm:
-        quantizing_norm.enable()
+        norm_quantize.enable()
     attention = choice.make_default(vllm_config)
     if batch_invariance.is_wanted():
         return attention  # vLLM's norms then are batch-invariant, whatever comes first
     for record in (
-        norm.make_default(vllm_config, options.norm_rope_kernels),
+        add_rms_norm.make_default(vllm_config, options.norm_rope_kernels),
         rotary.make_default(options.norm_rope_kernels),
     ):
         if record is not None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_fp4_plugin.checkpoint_files import TensorHeader
+from vllm_fp4_plugin.checkpoint.files import TensorHeader
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 
 _ARCHITECTURE = "Qwen4Exp"

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from vllm_fp4_plugin.weight_account import WeightAccount
+from vllm_fp4_plugin.checkpoint.weight_account import WeightAccount
 
 
 @dataclass(frozen=True)

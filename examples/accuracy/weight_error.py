@@ -8,7 +8,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from nvfp4_kernels.formats.nvfp4 import Nvfp4Tensor
-from vllm_fp4_plugin.checkpoint_files import read_headers
+from vllm_fp4_plugin.checkpoint.files import read_headers
 from vllm_fp4_plugin.formats import FORMATS
 from vllm_fp4_plugin.quantizer.source import Source, open_source
 

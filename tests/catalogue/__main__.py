@@ -18,7 +18,7 @@ import typer
 
 import vllm_fp4_plugin
 from tests.catalogue.facts import FAMILIES
-from vllm_fp4_plugin import catalogue
+from vllm_fp4_plugin.commands import known_checkpoints
 from vllm_fp4_plugin.versions import vllm_release
 
 
@@ -32,7 +32,7 @@ def main(
     from tests.catalogue.plan import plan
 
     rows = []
-    known = {row.family: row for row in catalogue.read()}
+    known = {row.family: row for row in known_checkpoints.read()}
     with nullcontext(keep) if keep else tempfile.TemporaryDirectory() as folder:
         for number, family in enumerate(FAMILIES):
             if only not in family.name:
@@ -45,8 +45,8 @@ def main(
                 how = " (by headers)" if cell.by_headers else ""
                 typer.echo(f"{row.family} [{arch}]: {cell.verdict}{how}: {cell.why}")
     if not only:
-        file = Path(vllm_fp4_plugin.__file__).parent / catalogue.FILE
-        file.write_text(catalogue.dump(rows), encoding="utf-8")
+        file = Path(vllm_fp4_plugin.__file__).parent / known_checkpoints.FILE
+        file.write_text(known_checkpoints.dump(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

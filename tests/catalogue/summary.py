@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Callable
 
-from vllm_fp4_plugin import catalogue
-from vllm_fp4_plugin.catalogue import Row
+from vllm_fp4_plugin.commands import known_checkpoints
+from vllm_fp4_plugin.commands.known_checkpoints import Row
 from vllm_fp4_plugin.versions import RELEASES
 
 _GROUPS: dict[str, Callable[[Row], bool]] = {
@@ -26,7 +26,7 @@ def lines(rows: list[Row]) -> list[str]:
 
 def _line(group: str, rows: list[Row]) -> str:
     cells = []
-    for arch in catalogue.ARCHS:
+    for arch in known_checkpoints.ARCHS:
         counts = Counter[str]()
         for row in rows:
             counts[row.cell(arch, RELEASES[-1]).verdict] += len(row.checkpoints)

@@ -12,8 +12,8 @@ from vllm.config import set_current_vllm_config
 from tests.catalogue.hub_classes import of_transformers
 from tests.registry import configs
 from tests.registry.session import Built
-from vllm_fp4_plugin.arrivals import Checkpoint
-from vllm_fp4_plugin.completeness import CompleteLoad
+from vllm_fp4_plugin.checkpoint.arrivals import Checkpoint
+from vllm_fp4_plugin.checkpoint.completeness import CompleteLoad
 
 Tensors = Mapping[str, Tensor]
 

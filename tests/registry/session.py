@@ -15,9 +15,9 @@ from torch.nn import Module
 from transformers import PreTrainedConfig
 
 from tests.registry import configs, shrink
-from vllm_fp4_plugin.linear import settle
+from vllm_fp4_plugin.checkpoint.placeholders import Placeholders
+from vllm_fp4_plugin.linear.method import settle
 from vllm_fp4_plugin.options import METHOD
-from vllm_fp4_plugin.placeholders import Placeholders
 
 _FORMAT = "miniature"  # of configs, as vLLM's ``--config-format`` names it
 _EXPERTS = "Qwen3MoeForCausalLM"  # any model of experts: ranks of others have no expert parallelism

@@ -15,23 +15,23 @@ from tests.emulator import EAGER
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of a run that has compiled nothing; this process forgets what it has loaded."""
     devices.cutlass_or_skip()
-    from nvfp4_kernels.runtime import compile as kernel_compile
+    from nvfp4_kernels.runtime import compile as compiler
 
     monkeypatch.setenv(devices.RUN_KERNELS, str(tmp_path))
-    kernel_compile.compiled.cache_clear()
+    compiler.compiled.cache_clear()
     yield tmp_path
-    kernel_compile.compiled.cache_clear()
+    compiler.compiled.cache_clear()
 
 
 def launched(patch: pytest.MonkeyPatch) -> tuple[int, str]:
     """How many kernels a process that has loaded none compiles for a launch, and its PTX."""
     with devices.emulated(EAGER) as device:
-        from nvfp4_kernels.runtime import compile as kernel_compile
+        from nvfp4_kernels.runtime import compile as compiler
         from tests.test_emulator.kernels.placing import ARRAYS, Placing
 
-        kernel_compile.compiled.cache_clear()
+        compiler.compiled.cache_clear()
         compiled: list[object] = []
-        compile_kernel = kernel_compile.compile_kernel
+        compile_kernel = compiler.compile_kernel
         with patch.context() as within:
             within.setattr(
                 kernel_compile,
@@ -41,7 +41,7 @@ def launched(patch: pytest.MonkeyPatch) -> tuple[int, str]:
                 ],
             )
             out = device.output("out", torch.empty(len(ARRAYS), dtype=torch.int32))
-            kernel_compile.launch(Placing(), out)
+            compiler.launch(Placing(), out)
         lines = device.gpu.launches[-1].program.module.lines
         return len(compiled), "\n".join(lines)
 

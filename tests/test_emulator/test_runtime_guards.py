@@ -17,13 +17,13 @@ from tests.emulator.runtime import shim
 @contextmanager
 def compiling(guards: bool = True) -> Iterator[Emulated]:
     """The emulator, for kernels that are compiled within."""
-    from nvfp4_kernels.runtime import compile as kernel_compile
+    from nvfp4_kernels.runtime import compile as compiler
 
     with other_kernels(), emulated(EAGER) as device:
         runtime = shim.installed()
         assert runtime is not None
         runtime.guard_shared_arrays(guards)
-        kernel_compile.compiled.cache_clear()
+        compiler.compiled.cache_clear()
         yield device
 
 

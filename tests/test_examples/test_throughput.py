@@ -24,8 +24,10 @@ from examples.throughput.worker import generate, prompts
 from nvfp4_kernels.formats.nvfp4 import Nvfp4Tensor
 from tests import limits
 from tests.test_examples.ending import refused
-from vllm_fp4_plugin import checkpoint_files, formats, meta_model
-from vllm_fp4_plugin.rehearsal import rehearse
+from vllm_fp4_plugin import formats
+from vllm_fp4_plugin.checkpoint import files as checkpoint_files
+from vllm_fp4_plugin.checkpoint.dry_load import rehearse
+from vllm_fp4_plugin.engine import meta_model
 
 DECODE, PREFILL = Case(4, 32, 128), Case(2, 1024, 1)
 ENGINE = {

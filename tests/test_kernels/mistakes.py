@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import Phase, settings
 
-from nvfp4_kernels.runtime import compile as kernel_compile
+from nvfp4_kernels.runtime import compile as compiler
 from tests import devices
 from tests.emulator import STANDARD, EmulatorError, Gpu, Schedule
 from tests.emulator.findings import MissingDependencyWait
@@ -178,11 +178,11 @@ def compiled_anew(*patches: Patch) -> Iterator[None]:
         with devices.emulated_ops(STANDARD[0]):  # to which CuTe DSL is bound as it comes
             for apply in patches:
                 apply(patch)
-        kernel_compile.compiled.cache_clear()
+        compiler.compiled.cache_clear()
         try:
             yield
         finally:
-            kernel_compile.compiled.cache_clear()
+            compiler.compiled.cache_clear()
 
 
 def compiled_right(*patches: Patch) -> AbstractContextManager[None]:

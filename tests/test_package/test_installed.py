@@ -13,7 +13,7 @@ import pytest
 import vllm_fp4_plugin
 from tests import tiny_llama
 from tests.test_package.building import run
-from vllm_fp4_plugin import platform
+from vllm_fp4_plugin.engine import platform
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ ENTRY_POINTS = {
     EntryPoint("nvfp4-kernels", "nvfp4_kernels.__main__:app", "console_scripts"),
     EntryPoint("nvfp4-tc", "vllm_fp4_plugin.__main__:app", "console_scripts"),
     EntryPoint("nvfp4_tc", "vllm_fp4_plugin:register", "vllm.general_plugins"),
-    EntryPoint("nvfp4_tc", "vllm_fp4_plugin.platform:activate", "vllm.platform_plugins"),
+    EntryPoint("nvfp4_tc", "vllm_fp4_plugin.engine.platform:activate", "vllm.platform_plugins"),
 }
 
 

@@ -301,7 +301,7 @@ def test_the_table_names_the_kernel(dtype: str, arch: str, label: str) -> None:
 def test_layer_that_cannot_be_served_is_refused(custom: Any) -> None:
     from vllm.v1.attention.selector import AttentionSelectorConfig
 
-    from vllm_fp4_plugin.cpu_platform import Nvfp4CpuPlatform
+    from vllm_fp4_plugin.engine.cpu_platform import Nvfp4CpuPlatform
 
     choose = Nvfp4CpuPlatform.get_attn_backend_cls
     fits = AttentionSelectorConfig(64, torch.bfloat16, "auto", None, has_sliding_window=True)

@@ -19,13 +19,13 @@ from vllm.model_executor.models.qwen3_moe import Qwen3MoeAttention
 
 from nvfp4_kernels.dispatch import KernelTable
 from tests.test_plugin.test_linear_layers import K, checkpoint
-from vllm_fp4_plugin.attention import quantizing
 from vllm_fp4_plugin.attention.impl import PagedAttentionImpl
-from vllm_fp4_plugin.attention.quantizing import QuantizingAttention
 from vllm_fp4_plugin.config import Nvfp4TcConfig
-from vllm_fp4_plugin.handover import QuantizedInput
-from vllm_fp4_plugin.linear import settle
-from vllm_fp4_plugin.result_flow import Use, flow_of
+from vllm_fp4_plugin.fusion import attention_quantize
+from vllm_fp4_plugin.fusion.attention_quantize import QuantizingAttention
+from vllm_fp4_plugin.fusion.forward_analysis import Use, flow_of
+from vllm_fp4_plugin.linear.method import settle
+from vllm_fp4_plugin.ops.operands import QuantizedInput
 
 PREFIX = "model.layers.0.self_attn"
 
@@ -122,7 +122,9 @@ def test_what_it_hands_over(monkeypatch: pytest.MonkeyPatch) -> None:
         called.update(given, query=query, key=key, value=value, output=output)
 
     monkeypatch.setattr(torch.ops.vllm, "unified_attention_with_output", op)
-    monkeypatch.setattr("vllm_fp4_plugin.attention.quantizing.unified_attention_with_output", op)
+    monkeypatch.setattr(
+        "vllm_fp4_plugin.fusion.attention_quantize.unified_attention_with_output", op
+    )
     q, k = torch.randn(5, 128).bfloat16(), torch.randn(5, 64).bfloat16()
     found = block.attn(q, k, k)
     assert isinstance(found, QuantizedInput)
@@ -211,7 +213,7 @@ def test_lora(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantizing, "QUANTIZED_KERNELS", KernelTable("none", {}))
+    monkeypatch.setattr(attention_quantize, "QUANTIZED_KERNELS", KernelTable("none", {}))
     assert said_of(Block(config())) == "result in 16 bits: there is no kernel for it here"
 
 

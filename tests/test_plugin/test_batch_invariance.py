@@ -17,11 +17,12 @@ from vllm.plugins import load_general_plugins
 from nvfp4_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
 from tests.engine import report_command
 from tests.mixed_checkpoints import write
-from vllm_fp4_plugin import batch_invariance, reduction
+from vllm_fp4_plugin import batch_invariance
 from vllm_fp4_plugin.attention.backend import PagedAttentionBackend
 from vllm_fp4_plugin.batch_invariance import BatchInvarianceRefused
 from vllm_fp4_plugin.device import planned_for
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+from vllm_fp4_plugin.fusion import all_reduce_norm
 from vllm_fp4_plugin.kind import Kind
 from vllm_fp4_plugin.plan import choose_kernels
 
@@ -182,9 +183,9 @@ def test_kernels(arch: str, activation: Any, label: str) -> None:
 
 def test_no_reduction_in_norms(monkeypatch: pytest.MonkeyPatch) -> None:
     """Norms leave the sum over ranks to vLLM, which has one order for it."""
-    monkeypatch.setattr(reduction, "get_tensor_model_parallel_world_size", lambda: 2)
+    monkeypatch.setattr(all_reduce_norm, "get_tensor_model_parallel_world_size", lambda: 2)
     nothing: Any = None
-    before = reduction.before(nothing, nothing, nothing)
+    before = all_reduce_norm.before(nothing, nothing, nothing)
     assert (before.producer, before.reduction) == (None, None)
     assert before.said.endswith("vLLM's, whose order is fixed")
 

@@ -10,7 +10,8 @@ from tests import tiny_llama
 from tests.engine import Run, run
 from tests.faults.faults import CONFIG, Fault, faults, struck
 from tests.faults.judge import judge
-from vllm_fp4_plugin import checkpoint_values, preflight
+from vllm_fp4_plugin.checkpoint import values as checkpoint_values
+from vllm_fp4_plugin.engine import preflight
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
 pytestmark = pytest.mark.slow

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from vllm_fp4_plugin.arrivals import Checkpoint
-from vllm_fp4_plugin.completeness import CompleteLoad
+from vllm_fp4_plugin.checkpoint.arrivals import Checkpoint
+from vllm_fp4_plugin.checkpoint.completeness import CompleteLoad
+from vllm_fp4_plugin.checkpoint.placeholders import Placeholders
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
-from vllm_fp4_plugin.placeholders import Placeholders
 
 
 class Tower(torch.nn.Module):

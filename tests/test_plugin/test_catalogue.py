@@ -14,16 +14,16 @@ from tests.catalogue.facts import FAMILIES, named
 from tests.catalogue.family import Family
 from tests.catalogue.plan import plan
 from tests.engine import catalogue_command
-from vllm_fp4_plugin import catalogue
+from vllm_fp4_plugin.commands import known_checkpoints
 from vllm_fp4_plugin.versions import RELEASES, vllm_release
 
 pytestmark = pytest.mark.slow
 
-ROWS = {row.family: row for row in catalogue.read()}
+ROWS = {row.family: row for row in known_checkpoints.read()}
 # Each family is planned for one of them here; ``python -m tests.catalogue`` plans all.
 PLANNED = [
     pytest.param(family, arch, id=f"{family.name}-{arch}")
-    for family, arch in zip(FAMILIES, itertools.cycle(catalogue.ARCHS), strict=False)
+    for family, arch in zip(FAMILIES, itertools.cycle(known_checkpoints.ARCHS), strict=False)
 ]
 
 
@@ -54,7 +54,7 @@ def test_cells_of_another_release() -> None:
     assert changed.cell("cpu", newest) == other["cpu"]
     assert changed.cell("cpu", RELEASES[0]) == changed.cell("cpu", "0.1") == row.on["cpu"]
     assert changed.with_release(newest, row.on) == replace(row, changed={})
-    assert catalogue.dump([changed]) != catalogue.dump([row])
+    assert known_checkpoints.dump([changed]) != known_checkpoints.dump([row])
 
 
 def test_the_command_tells_of_a_release() -> None:
@@ -107,7 +107,7 @@ def test_no_dense_family_is_refused() -> None:
     """But for Quark's exports, whose format we do not read."""
     for name, row in ROWS.items():
         if "experts" not in f"{name} {row.on['sm_90'].why}" and "Quark" not in name:
-            for arch in catalogue.ARCHS:
+            for arch in known_checkpoints.ARCHS:
                 assert row.on[arch].verdict != "refused", (name, arch)
 
 

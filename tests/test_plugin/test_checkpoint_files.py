@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vllm_fp4_plugin.checkpoint_files import INDEX, check_nvfp4, quantised_modules, read_headers
+from vllm_fp4_plugin.checkpoint.files import INDEX, check_nvfp4, quantised_modules, read_headers
 from vllm_fp4_plugin.formats import FORMATS, CheckpointConfig, UnsupportedCheckpoint
 
 MODULE = "model.layers.0.mlp.down_proj"

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vllm_fp4_plugin.checkpoint_files import read_headers
-from vllm_fp4_plugin.checkpoint_values import check_global_scales, check_values
+from vllm_fp4_plugin.checkpoint.files import read_headers
+from vllm_fp4_plugin.checkpoint.values import check_global_scales, check_values
 from vllm_fp4_plugin.formats import FORMATS, CheckpointConfig, UnsupportedCheckpoint, parse
 
 LAYER = "model.layers.0"

@@ -15,13 +15,13 @@ from vllm.model_executor import model_loader
 from tests import tiny_llama
 from tests.catalogue.common import GEMMA4_TEXT
 from tests.engine import run, started
-from vllm_fp4_plugin import complete_loaders, meta_model, preflight
-from vllm_fp4_plugin.arrivals import Checkpoint
-from vllm_fp4_plugin.checkpoint_files import TensorHeader, read_headers
-from vllm_fp4_plugin.completeness import CompleteLoad
+from vllm_fp4_plugin.checkpoint.arrivals import Checkpoint
+from vllm_fp4_plugin.checkpoint.completeness import CompleteLoad
+from vllm_fp4_plugin.checkpoint.dry_load import rehearse
+from vllm_fp4_plugin.checkpoint.files import TensorHeader, read_headers
 from vllm_fp4_plugin.config import Nvfp4TcConfig
+from vllm_fp4_plugin.engine import complete_loaders, meta_model, preflight
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
-from vllm_fp4_plugin.rehearsal import rehearse
 
 pytestmark = pytest.mark.slow
 

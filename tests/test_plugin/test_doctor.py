@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from vllm_fp4_plugin import doctor, vllm_installation
 from vllm_fp4_plugin.__main__ import app
-from vllm_fp4_plugin.vllm_installation import UnusableVllm
+from vllm_fp4_plugin.commands import doctor
+from vllm_fp4_plugin.engine import vllm_installation
+from vllm_fp4_plugin.engine.vllm_installation import UnusableVllm
 
 Break = Callable[[pytest.MonkeyPatch, Path], None]
 

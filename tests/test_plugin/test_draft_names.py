@@ -11,8 +11,8 @@ from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLine
 from vllm.model_executor.models import registry
 
 from nvfp4_kernels.formats.nvfp4 import quantize_weight
+from vllm_fp4_plugin.checkpoint.draft_names import is_draft, on_disk
 from vllm_fp4_plugin.config import Nvfp4TcConfig
-from vllm_fp4_plugin.draft_names import is_draft, on_disk
 
 LAYER = "model.layers.32.self_attn.qkv_proj"
 

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from tests import limits, preloaded
 from tests.engine import Run, dequantized, distance, run
-from vllm_fp4_plugin import weights
+from vllm_fp4_plugin import kernel_weight
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -229,12 +229,12 @@ def test_one_scale_for_all_shards_is_caught(
 ) -> None:
     """Mutation: what engines do that take the largest of the shards' scales."""
     right = distance(engine(modelopt), reference)
-    exact = weights.kernel_weight
+    exact = kernel_weight.kernel_weight
 
     def largest(data: Any, scales: Any, weight_global: Any, *rest: Any, **named: Any) -> Any:
         return exact(data, scales, weight_global.max().expand_as(weight_global), *rest, **named)
 
-    monkeypatch.setattr(weights, "kernel_weight", largest)
+    monkeypatch.setattr(kernel_weight, "kernel_weight", largest)
     assert distance(run(str(modelopt)), reference) > 2 * right
 
 

@@ -12,7 +12,7 @@ from nvfp4_kernels.devices import standing_in
 from nvfp4_kernels.rotary import reference
 from tests.engine import report_command, run
 from tests.sm90_product import sm90_ops
-from vllm_fp4_plugin import norm_kernel, norm_module
+from vllm_fp4_plugin.fusion import norm_kernel, norm_module
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
 pytestmark = pytest.mark.slow

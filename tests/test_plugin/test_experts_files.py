@@ -23,11 +23,11 @@ from tests.test_plugin.test_layer_kinds import (
     UNIFORM,
     headers,
 )
-from vllm_fp4_plugin import meta_model
+from vllm_fp4_plugin.checkpoint.layer_kinds import LayerKind, LayerKinds
+from vllm_fp4_plugin.commands.verify import verified
+from vllm_fp4_plugin.engine import meta_model
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint, parse
 from vllm_fp4_plugin.kind import Kind
-from vllm_fp4_plugin.layer_kinds import LayerKind, LayerKinds
-from vllm_fp4_plugin.verify_command import verified
 
 EXPERTS = "model.layers.0.mlp.experts"
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")

@@ -17,11 +17,12 @@ from nvfp4_kernels.sm100.limits import SMS
 from tests import moe_checkpoints
 from tests.engine import run
 from tests.modelled.launches import TODAY, Kind, launches
-from vllm_fp4_plugin import linear_op, norm_op
 from vllm_fp4_plugin.attention import impl, rotation
 from vllm_fp4_plugin.experts import op
+from vllm_fp4_plugin.fusion.self_check import run as self_check
+from vllm_fp4_plugin.ops import linear as linear_op
+from vllm_fp4_plugin.ops import norm as norm_op
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
-from vllm_fp4_plugin.self_check import run as self_check
 
 pytestmark = pytest.mark.slow
 

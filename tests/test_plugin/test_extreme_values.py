@@ -30,9 +30,9 @@ from tests.test_plugin.test_linear_layers import (
     load,
     tensors_on_disk,
 )
-from vllm_fp4_plugin import online
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+from vllm_fp4_plugin.linear import online
 
 # Three shards of a layer: all alike, as LLaMA-Pro's zero projections are, or one unlike the others.
 ALIKE = {f"all {name}": (name,) * 3 for name in WEIGHTS}

@@ -31,7 +31,7 @@ from tests.test_plugin.test_linear_layers import (
     quantised_shards,
     tensors_on_disk,
 )
-from vllm_fp4_plugin import weights
+from vllm_fp4_plugin import kernel_weight
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 
@@ -287,9 +287,11 @@ def test_dummy_weights(
 def test_in_pieces(fused: bool, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However few rows at a time, a weight becomes what it does in one piece."""
     parts = [quantize_weight(torch.randn(n, 96)) for n in ((200, 200) if fused else (400,))]
-    data, scales, globals_ = weights.join_shards(parts)
+    data, scales, globals_ = kernel_weight.join_shards(parts)
     monkeypatch.setattr(fragments, "_AT_ONCE", elements)
-    ours = weights.kernel_weight(data, scales, globals_, None, gate_up=fused, layout="fragments")
+    ours = kernel_weight.kernel_weight(
+        data, scales, globals_, None, gate_up=fused, layout="fragments"
+    )
     whole = [to_fragments(p.data, p.scales) for p in parts]
     for name in ("data", "scales"):
         pieces = [getattr(w, name) for w in whole]

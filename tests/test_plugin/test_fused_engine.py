@@ -14,7 +14,7 @@ import pytest
 from tests import launch_counts
 from tests.engine import Run, distance, run, started
 from tests.modelled.launches import TODAY, launches
-from vllm_fp4_plugin.attention import rotation_flow
+from vllm_fp4_plugin.fusion import match_rotary
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +46,7 @@ def test_norms_change_nothing(modelopt: Path, fused: Run) -> None:
 
 def test_attention_changes_nothing(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With vLLM's rotation, whose rounding is another: see the test after this one."""
-    monkeypatch.setattr(rotation_flow, "rotary_before", lambda *_: ("", None))
+    monkeypatch.setattr(match_rotary, "rotary_before", lambda *_: ("", None))
     fused, unfused = served(modelopt), served(modelopt, fuse_attention=False)
     said = "attn ×2: nvfp4_paged_attention_fp8_kv/reference (cpu), fp8_e4m3 KV cache, by default; "
     assert f"{said}result quantised for o_proj" in fused.report

@@ -28,8 +28,8 @@ from tests.test_plugin.test_linear_layers import (
     tensors_on_disk,
 )
 from vllm_fp4_plugin.config import Nvfp4TcConfig
-from vllm_fp4_plugin.fused_mlp import FusedSiluAndMul, GateUp, owners_obstacle
-from vllm_fp4_plugin.linear import settle
+from vllm_fp4_plugin.fusion.gate_up import FusedSiluAndMul, GateUp, owners_obstacle
+from vllm_fp4_plugin.linear.method import settle
 
 # The product, SiLU and their product are each rounded to bfloat16.
 MLP_ROUNDING = {"rtol": 2.0**-6, "atol": 2e-3}

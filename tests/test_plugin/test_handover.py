@@ -29,12 +29,12 @@ from tests.test_plugin.test_linear_layers import (
 )
 from tests.test_plugin.test_result_flow import ALONE
 from tests.vllm_classes import classes_with
-from vllm_fp4_plugin import linear_op
 from vllm_fp4_plugin.config import Nvfp4TcConfig
-from vllm_fp4_plugin.fused_mlp import PROJECTION
-from vllm_fp4_plugin.handover import QuantizedInput
-from vllm_fp4_plugin.linear import settle
-from vllm_fp4_plugin.result_flow import flow_of
+from vllm_fp4_plugin.fusion.forward_analysis import flow_of
+from vllm_fp4_plugin.fusion.gate_up import PROJECTION
+from vllm_fp4_plugin.linear.method import settle
+from vllm_fp4_plugin.ops import linear as linear_op
+from vllm_fp4_plugin.ops.operands import QuantizedInput
 
 pytestmark = pytest.mark.usefixtures("vllm_config")
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from vllm_fp4_plugin import host_memory
-from vllm_fp4_plugin.host_memory import GIB, HostMemory
+from vllm_fp4_plugin.engine import host_memory
+from vllm_fp4_plugin.engine.host_memory import GIB, HostMemory
 
 MACHINE = {"proc/meminfo": "MemTotal: 25165824 kB\nMemFree: 1 kB\nMemAvailable: 20971520 kB\n"}
 NODE = "sys/devices/system/node/node{}/meminfo"

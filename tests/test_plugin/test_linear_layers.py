@@ -28,7 +28,7 @@ from nvfp4_kernels.formats.nvfp4 import (
 )
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.formats import FORMATS, CheckpointConfig, UnsupportedCheckpoint
-from vllm_fp4_plugin.fused_mlp import GateUp
+from vllm_fp4_plugin.fusion.gate_up import GateUp
 
 K = 96
 TOKENS = 5

@@ -24,11 +24,11 @@ from tests.test_plugin.test_linear_layers import checkpoint
 from tests.vllm_classes import ROOT
 from vllm_fp4_plugin import model_demands
 from vllm_fp4_plugin.attention import choice
+from vllm_fp4_plugin.checkpoint.layer_kinds import LayerKinds
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.ignore import MixedShards
 from vllm_fp4_plugin.kind import Kind
-from vllm_fp4_plugin.layer_kinds import LayerKinds
 
 # --- places in vLLM's models, all read by a person ----------------------------------------------
 

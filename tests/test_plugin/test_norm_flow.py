@@ -23,8 +23,8 @@ from tests.test_plugin.test_linear_layers import (
     tensors_on_disk,
 )
 from vllm_fp4_plugin.config import Nvfp4TcConfig
-from vllm_fp4_plugin.linear import settle
-from vllm_fp4_plugin.result_flow import Use, flow_of, flow_of_parameter
+from vllm_fp4_plugin.fusion.forward_analysis import Use, flow_of, flow_of_parameter
+from vllm_fp4_plugin.linear.method import settle
 
 SCALE, EPS = torch.tensor(0.003), 1e-6
 LINEAR = "model.layers.0.mixer.in_proj"

@@ -16,11 +16,18 @@ from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding, get_rop
 import vllm_fp4_plugin
 from nvfp4_kernels.devices import standing_in
 from tests.sm90_product import sm90_ops
-from vllm_fp4_plugin import norm, norm_kernel, norm_module, norm_provider, quantizing_norm, rotary
 from vllm_fp4_plugin.config import Nvfp4TcConfig
-from vllm_fp4_plugin.norm_module import NormOnOurKernel
-from vllm_fp4_plugin.quantizing_norm import QuantizingNorm
-from vllm_fp4_plugin.rotary import RotaryOnOurKernel
+from vllm_fp4_plugin.fusion import (
+    add_rms_norm,
+    norm_kernel,
+    norm_module,
+    norm_provider,
+    norm_quantize,
+    rotary,
+)
+from vllm_fp4_plugin.fusion.norm_module import NormOnOurKernel
+from vllm_fp4_plugin.fusion.norm_quantize import QuantizingNorm
+from vllm_fp4_plugin.fusion.rotary import RotaryOnOurKernel
 
 HIDDEN, HEAD_DIM = 64, 32
 NORM = "nvfp4_add_rms_norm/AddRmsNormSm90 (sm_90)"
@@ -55,7 +62,7 @@ def engine(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nvfp4T
 
 def test_ours_comes_first_on_hopper(vllm_config: Any, priority: list[str]) -> None:
     with sm90_ops():
-        record = norm.make_default(vllm_config, switched_on=True)
+        record = add_rms_norm.make_default(vllm_config, switched_on=True)
         assert record is not None
         assert (record.name, record.kernel, record.reason) == ("fused_add_rms_norm", NORM, "")
         assert priority == ["nvfp4_tc", "native"]
@@ -68,7 +75,7 @@ def test_an_all_reduce_may_take_the_norm(
     passes = vllm_config.compilation_config.pass_config
     monkeypatch.setattr(passes, "fuse_allreduce_rms", True)
     with sm90_ops():
-        record = norm.make_default(vllm_config, switched_on=True)
+        record = add_rms_norm.make_default(vllm_config, switched_on=True)
     assert record is not None
     assert (record.kernel, record.reason) == (
         NORM,
@@ -78,7 +85,7 @@ def test_an_all_reduce_may_take_the_norm(
 
 def test_switched_off(vllm_config: Any, priority: list[str]) -> None:
     with sm90_ops():
-        record = norm.make_default(vllm_config, switched_on=False)
+        record = add_rms_norm.make_default(vllm_config, switched_on=False)
     assert record is not None
     assert (record.kernel, record.reason) == ("native (vLLM)", OFF)
     assert priority == ir.ops.fused_add_rms_norm.get_priority() == ["native"]
@@ -89,7 +96,7 @@ def test_ours_named_by_the_user_although_switched_off(
 ) -> None:
     priority[:] = ["nvfp4_tc", "native"]
     with sm90_ops():
-        record = norm.make_default(vllm_config, switched_on=False)
+        record = add_rms_norm.make_default(vllm_config, switched_on=False)
     assert record is not None
     assert record.kernel == NORM
     assert record.reason == "--ir-op-priority.fused_add_rms_norm=nvfp4_tc,native"
@@ -98,7 +105,7 @@ def test_ours_named_by_the_user_although_switched_off(
 def test_the_users_choice_stands(vllm_config: Any, priority: list[str]) -> None:
     priority[:] = ["vllm_c", "native"]
     with sm90_ops():
-        record = norm.make_default(vllm_config, switched_on=True)
+        record = add_rms_norm.make_default(vllm_config, switched_on=True)
     assert record is not None
     assert record.kernel == "vllm_c (vLLM)"
     assert record.reason == "--ir-op-priority.fused_add_rms_norm=vllm_c,native"
@@ -108,7 +115,7 @@ def test_the_users_choice_stands(vllm_config: Any, priority: list[str]) -> None:
 @pytest.mark.parametrize("arch", ["cpu", "sm_100"])
 def test_elsewhere_vllm_is_left_alone(vllm_config: Any, priority: list[str], arch: str) -> None:
     with standing_in("cpu", arch):
-        assert norm.make_default(vllm_config, switched_on=True) is None
+        assert add_rms_norm.make_default(vllm_config, switched_on=True) is None
         assert rotary.make_default(switched_on=True) is None
     assert priority == ["native"]
 
@@ -129,7 +136,7 @@ def test_a_norm_of_vllm_runs_on_our_op(
     exact = norm_provider.add_rms_norm
     monkeypatch.setattr(norm_provider, "add_rms_norm", ours)
     with sm90_ops():
-        norm.make_default(vllm_config, switched_on=True)
+        add_rms_norm.make_default(vllm_config, switched_on=True)
         found = layer(x.clone(), residual.clone())
         layer(x.clone())  # without a residual there is no op of ours
     assert calls == [5]
@@ -150,7 +157,7 @@ def test_our_default_is_no_option_of_the_user(
     for _ in range(2):
         config = args.create_engine_config()
         with sm90_ops():
-            norm.make_default(config, switched_on=True)
+            add_rms_norm.make_default(config, switched_on=True)
         assert config.kernel_config.ir_op_priority.fused_add_rms_norm == ["nvfp4_tc", "native"]
     assert not [line for line in said if "ir_op_priority" in line]
 
@@ -217,7 +224,7 @@ def norm_of_model() -> Any:
 def test_a_norm_runs_on_our_op_without_an_ir(
     vllm_config: Any, engine: Nvfp4TcConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = norm.make_default(vllm_config, switched_on=True)
+    record = add_rms_norm.make_default(vllm_config, switched_on=True)
     assert record is not None
     assert (record.name, record.kernel, record.reason) == ("fused_add_rms_norm", NORM, "")
     calls: list[int] = []
@@ -243,7 +250,7 @@ def test_a_norm_runs_on_our_op_without_an_ir(
 
 @pytest.mark.usefixtures("no_ir")
 def test_a_norm_is_traced_without_an_ir(vllm_config: Any, engine: Nvfp4TcConfig) -> None:
-    norm.make_default(vllm_config, switched_on=True)
+    add_rms_norm.make_default(vllm_config, switched_on=True)
     graphs: list[str] = []
 
     def keep(module: Any, _: Any) -> Any:
@@ -285,7 +292,7 @@ def test_norms_that_stay_vllms_without_an_ir(
         RMSNorm.register_oot(Theirs)
     else:
         monkeypatch.setattr(passes, which, True)
-    record = norm.make_default(vllm_config, switched_on=which != "switched off")
+    record = add_rms_norm.make_default(vllm_config, switched_on=which != "switched off")
     assert record is not None
     assert (record.kernel, record.reason) == ("vLLM", reason)
     layer = norm_of_model()
@@ -298,7 +305,7 @@ def test_other_engines_keep_vllms_norms(
     vllm_config: Any, engine: Nvfp4TcConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And those that are to be batch-invariant; vLLM's then are."""
-    norm.make_default(vllm_config, switched_on=True)
+    add_rms_norm.make_default(vllm_config, switched_on=True)
     assert norm_of_model().ours
     with monkeypatch.context() as patch:
         patch.setenv("VLLM_BATCH_INVARIANT", "1")
@@ -310,15 +317,15 @@ def test_other_engines_keep_vllms_norms(
 @pytest.mark.usefixtures("no_ir")
 def test_norms_that_quantise_come_before(vllm_config: Any, engine: Nvfp4TcConfig) -> None:
     """Whichever of our classes was in place first."""
-    norm.make_default(vllm_config, switched_on=True)
-    quantizing_norm.enable()  # of sm_90, which has no kernel for it
+    add_rms_norm.make_default(vllm_config, switched_on=True)
+    norm_quantize.enable()  # of sm_90, which has no kernel for it
     assert op_registry_oot["RMSNorm"] is NormOnOurKernel
     with standing_in("cpu", "cpu"):
-        quantizing_norm.enable()
+        norm_quantize.enable()
     for _ in range(2):
         assert op_registry_oot["RMSNorm"] is QuantizingNorm
-        assert quantizing_norm.obstacle(vllm_config, switched_on=True) is None
-        norm.make_default(vllm_config, switched_on=True)
+        assert norm_quantize.obstacle(vllm_config, switched_on=True) is None
+        add_rms_norm.make_default(vllm_config, switched_on=True)
     assert norm_of_model().ours
 
 

@@ -81,7 +81,7 @@ def test_it_is_served_as_one_that_declares_none(
     served: Callable[..., Run],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from vllm_fp4_plugin import nvfp4_cache
+    from vllm_fp4_plugin.engine import nvfp4_cache
 
     warnings: list[str] = []
     monkeypatch.setattr(nvfp4_cache.logger, "warning", lambda line, *of: warnings.append(line % of))

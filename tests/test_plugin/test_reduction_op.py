@@ -14,9 +14,9 @@ from nvfp4_kernels.runtime.replay import Launch
 from tests import devices, fake_flashinfer
 from tests.emulator import randomised
 from tests.test_kernels.compilation import check_op
-from vllm_fp4_plugin import flashinfer_reduction, reduction_op
-from vllm_fp4_plugin.handover import Unreduced
-from vllm_fp4_plugin.reduction_op import all_reduce_add_rms_norm_quantize
+from vllm_fp4_plugin.ops import all_reduce, flashinfer_all_reduce
+from vllm_fp4_plugin.ops.all_reduce import all_reduce_add_rms_norm_quantize
+from vllm_fp4_plugin.ops.operands import Unreduced
 
 K, TOKENS, EPS = 128, 5, 1e-6
 SCALE = torch.tensor(0.003)
@@ -44,7 +44,7 @@ def tokens(request: pytest.FixtureRequest, given: Given, monkeypatch: pytest.Mon
         assert torch.equal(x, given[0])
         return x + given[1]
 
-    monkeypatch.setattr(reduction_op, "tensor_model_parallel_all_reduce", add_up)
+    monkeypatch.setattr(all_reduce, "tensor_model_parallel_all_reduce", add_up)
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: None)
     fake_flashinfer.install(monkeypatch, add_up, MANY)
     return int(request.param)
@@ -89,7 +89,7 @@ def test_a_norm_is_prepared(given: Given, monkeypatch: pytest.MonkeyPatch) -> No
         start(launch, *rest)
 
     monkeypatch.setattr(Launch, "start", note)
-    monkeypatch.setattr(reduction_op, "tensor_model_parallel_all_reduce", torch.clone)
+    monkeypatch.setattr(all_reduce, "tensor_model_parallel_all_reduce", torch.clone)
     kernel = KERNEL.replace(".reference:", ".sm100:")
     others = tuple(x + 1 for x in given)
     with devices.emulated_ops(randomised(1)):
@@ -134,7 +134,7 @@ def test_mutations_are_caught(
     def added(x: Tensor) -> Tensor:
         return add_up(x, given)
 
-    monkeypatch.setattr(reduction_op, "tensor_model_parallel_all_reduce", added)
+    monkeypatch.setattr(all_reduce, "tensor_model_parallel_all_reduce", added)
     fake_flashinfer.install(monkeypatch, added, MANY)
     found = run(zero(given) if forgets else given, how, reciprocal)
     wanted = expected(given)
@@ -145,7 +145,7 @@ def test_mutations_are_caught(
 
 
 def test_opcheck(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reduction_op, "tensor_model_parallel_all_reduce", lambda x: x + given[1])
+    monkeypatch.setattr(all_reduce, "tensor_model_parallel_all_reduce", lambda x: x + given[1])
     mine, _, residual, weight = given
     arguments = mine.clone(), residual, weight, EPS, SCALE, SCALE.reciprocal(), 1, KERNEL, 0, K
     check_op(all_reduce_add_rms_norm_quantize, arguments)
@@ -204,7 +204,7 @@ def test_how_many_tokens_it_takes(
     def add_up(x: Tensor) -> Tensor:
         return x + other[: len(x)]
 
-    monkeypatch.setattr(reduction_op, "tensor_model_parallel_all_reduce", add_up)
+    monkeypatch.setattr(all_reduce, "tensor_model_parallel_all_reduce", add_up)
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: None)
     comm = fake_flashinfer.install(monkeypatch, add_up, served)
     for found, wanted in zip(run(given, limit)[::2], expected(given)[::2], strict=True):
@@ -218,9 +218,9 @@ def test_a_workspace_is_made_once_and_by_all(given: Given, monkeypatch: pytest.M
     """Even by a step of too many tokens; and it is used where all ranks have one."""
     said: list[str] = []
     monkeypatch.setattr(
-        flashinfer_reduction.logger, "warning", lambda text, *numbers: said.append(text % numbers)
+        flashinfer_all_reduce.logger, "warning", lambda text, *numbers: said.append(text % numbers)
     )
-    monkeypatch.setattr(reduction_op, "tensor_model_parallel_all_reduce", lambda x: x + given[1])
+    monkeypatch.setattr(all_reduce, "tensor_model_parallel_all_reduce", lambda x: x + given[1])
     agreed: list[int] = []
 
     def the_others_have_none(served: Tensor, *_: Any, **__: Any) -> None:

@@ -20,9 +20,9 @@ from safetensors.torch import load_file, save_file
 from examples.server import ENVIRONMENT, free_port
 from tests import limits
 from tests.forking_vllm import forking_command
-from vllm_fp4_plugin import refused
+from vllm_fp4_plugin.engine import refusal
+from vllm_fp4_plugin.engine.refusal import MARK
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
-from vllm_fp4_plugin.refused import MARK
 
 NORM = "model.norm.weight"
 VLLM = logging.getLogger("vllm")
@@ -32,17 +32,17 @@ WORKERS = logging.getLogger("vllm.v1.executor.multiproc_executor")
 @pytest.fixture
 def front_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A process that is to tell of refusals; the folder of the file that they are left in."""
-    monkeypatch.setattr(refused.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(refusal.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(sys, "excepthook", lambda *_: print("traceback", file=sys.stderr))
-    monkeypatch.setenv(refused.VARIABLE, "")
+    monkeypatch.setenv(refusal.VARIABLE, "")
     # What is logged goes nowhere; without any handler, logging itself would print it.
     for name, value in {"handlers": [logging.NullHandler()], "level": VLLM.level,
                         "propagate": False}.items():  # fmt: skip
         monkeypatch.setattr(VLLM, name, value)
-    refused.register()
-    refused.tell_last()
+    refusal.register()
+    refusal.tell_last()
     yield tmp_path
-    refused._remove()
+    refusal._remove()
 
 
 def refuse(message: str = "layer: is odd,\n must be even") -> None:
@@ -100,7 +100,7 @@ def test_a_refusal_is_found_in_what_it_became() -> None:
     for function in (refuse, wrapped, lambda: Config(value=1)):
         with pytest.raises((ValueError, RuntimeError)) as caught:
             function()
-        assert refused.cause(caught.value).startswith("layer: is odd")
+        assert refusal.cause(caught.value).startswith("layer: is odd")
 
 
 def test_what_is_of_others_is_none() -> None:
@@ -112,8 +112,8 @@ def test_what_is_of_others_is_none() -> None:
 
     with pytest.raises(ValueError, match="theirs") as caught:
         hidden()
-    assert refused.cause(caught.value) == ""
-    assert refused.cause(OSError("no memory")) == ""
+    assert refusal.cause(caught.value) == ""
+    assert refusal.cause(OSError("no memory")) == ""
 
 
 # --- in this process ----------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_a_command_has_one_line(front_end: Path, capsys: pytest.CaptureFixture[s
 def test_who_debugs_sees_the_traceback(
     front_end: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(refused, "_is_debugging", lambda: True)
+    monkeypatch.setattr(refusal, "_is_debugging", lambda: True)
     said = ended(capsys, command(refuse))
     assert said == f"traceback\n{MARK}layer: is odd, must be even\n"
 
@@ -168,12 +168,12 @@ def test_the_first_rank_that_refuses_is_told_of(
 
 def test_another_engine_starts_afresh(front_end: Path, capsys: pytest.CaptureFixture[str]) -> None:
     logged(UnsupportedCheckpoint("of an engine before"))
-    refused.tell_last()
+    refusal.tell_last()
     assert list(front_end.iterdir()) == []
     assert ended(capsys, command(engine_failed)) == "traceback\n"
 
 
-@pytest.mark.parametrize("name", refused._LOGGERS)
+@pytest.mark.parametrize("name", refusal._LOGGERS)
 def test_what_logs_is_there(name: str) -> None:
     source = Path(find_spec(name).origin).read_text()
     assert "logger.exception(" in source
@@ -182,14 +182,14 @@ def test_what_logs_is_there(name: str) -> None:
 def test_without_a_front_end_nothing_is_left(
     front_end: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(refused.VARIABLE)
+    monkeypatch.delenv(refusal.VARIABLE)
     logged(UnsupportedCheckpoint("told"))
     assert list(front_end.iterdir()) == []
 
 
 def test_registering_twice_leaves_once(front_end: Path) -> None:
-    refused.register()
-    assert WORKERS.filters.count(refused._leave) == 1
+    refusal.register()
+    assert WORKERS.filters.count(refusal._leave) == 1
 
 
 @pytest.mark.slow

@@ -10,12 +10,12 @@ from torch import Tensor
 from vllm.config import set_current_vllm_config
 
 from tests.registry import checkpoints, configs, session, unbuilt
-from vllm_fp4_plugin.arrivals import Checkpoint
-from vllm_fp4_plugin.checkpoint_names import CheckpointNames
-from vllm_fp4_plugin.completeness import CompleteLoad
+from vllm_fp4_plugin.checkpoint.arrivals import Checkpoint
+from vllm_fp4_plugin.checkpoint.completeness import CompleteLoad
+from vllm_fp4_plugin.checkpoint.names import CheckpointNames
+from vllm_fp4_plugin.checkpoint.offering import Buffer, wanted
+from vllm_fp4_plugin.checkpoint.placeholders import placeholders
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
-from vllm_fp4_plugin.offering import Buffer, wanted
-from vllm_fp4_plugin.placeholders import placeholders
 
 pytestmark = pytest.mark.slow
 

@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
-from vllm_fp4_plugin.checkpoint_files import read_headers
+from vllm_fp4_plugin.checkpoint.dry_load import UnknownFiles, rehearse
+from vllm_fp4_plugin.checkpoint.files import read_headers
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
-from vllm_fp4_plugin.rehearsal import UnknownFiles, rehearse
 
 READOUT = "readout.safetensors"
 

@@ -13,7 +13,7 @@ from vllm.model_executor.layers.fusion.fused_act_quant import maybe_fused_act_qu
 from vllm.model_executor.models.registry import ModelRegistry
 
 from tests.vllm_classes import classes_with, has_class
-from vllm_fp4_plugin.result_flow import Flow, Use, flow_of
+from vllm_fp4_plugin.fusion.forward_analysis import Flow, Use, flow_of
 
 PROJECTION = "gate_up_proj"
 

@@ -29,15 +29,15 @@ from vllm.model_executor.models.step3p5 import Step3p5Attention
 from nvfp4_kernels import rotary_store
 from nvfp4_kernels.dispatch import KernelTable
 from tests.test_plugin.test_linear_layers import checkpoint
-from vllm_fp4_plugin.attention import rotation_flow
 from vllm_fp4_plugin.attention.errors import UnsupportedAttention
 from vllm_fp4_plugin.attention.impl import PagedAttentionImpl
 from vllm_fp4_plugin.attention.metadata import PagedAttentionMetadata
 from vllm_fp4_plugin.attention.rotation import Rotation, Unrotated
 from vllm_fp4_plugin.config import Nvfp4TcConfig
-from vllm_fp4_plugin.linear import settle
-from vllm_fp4_plugin.norm_module import NormOnOurKernel
-from vllm_fp4_plugin.result_flow import Use, flow_of, flow_of_parameter
+from vllm_fp4_plugin.fusion import match_rotary
+from vllm_fp4_plugin.fusion.forward_analysis import Use, flow_of, flow_of_parameter
+from vllm_fp4_plugin.fusion.norm_module import NormOnOurKernel
+from vllm_fp4_plugin.linear.method import settle
 
 PREFIX, HEADS, KV_HEADS, D, HIDDEN = "model.layers.0.self_attn", 4, 2, 32, 96
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
@@ -599,7 +599,7 @@ def test_options(vllm_config: Any) -> None:
 
 
 def test_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rotation_flow, "KERNELS", KernelTable("none", {}))
+    monkeypatch.setattr(match_rotary, "KERNELS", KernelTable("none", {}))
     assert said_of(block()) == "rotary_emb apart: there is no kernel for it here"
 
 

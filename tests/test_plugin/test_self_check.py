@@ -11,13 +11,12 @@ from vllm.config import set_current_vllm_config
 from vllm.model_executor.layers.attention import Attention
 
 from tests.registry import configs, session, step, unbuilt, weights
-from vllm_fp4_plugin import fused_mlp, quantizing_norm
-from vllm_fp4_plugin.attention import rotation_flow
 from vllm_fp4_plugin.attention.rotation import Rotation, Unrotated
-from vllm_fp4_plugin.complete_loaders import _CompleteDefaultLoader
+from vllm_fp4_plugin.engine.complete_loaders import _CompleteDefaultLoader
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
-from vllm_fp4_plugin.quantizing_norm import QuantizingNorm
-from vllm_fp4_plugin.self_check import attention, mlp, norm, run
+from vllm_fp4_plugin.fusion import gate_up, match_rotary, norm_quantize
+from vllm_fp4_plugin.fusion.norm_quantize import QuantizingNorm
+from vllm_fp4_plugin.fusion.self_check import attention, mlp, norm, run
 
 STATIC = {
     "quantization_config": {
@@ -140,10 +139,10 @@ def test_layers_that_are_not_rotated(
 ) -> None:
     """As if the forward pass had been misread: the model's own code tells."""
     expected = step.run(built(vllm, EXAONE, fuse_attention=False))
-    monkeypatch.setattr(rotation_flow, "obstacle", lambda *_: "")
-    flow_of = rotation_flow.flow_of
+    monkeypatch.setattr(match_rotary, "obstacle", lambda *_: "")
+    flow_of = match_rotary.flow_of
     monkeypatch.setattr(  # of the class: nothing is known of a layer's flags
-        rotation_flow, "flow_of", lambda owner, *a, **k: flow_of(type(owner), *a, **k)
+        match_rotary, "flow_of", lambda owner, *a, **k: flow_of(type(owner), *a, **k)
     )
     model = built(vllm, EXAONE)
     layers = model.config.compilation_config.static_forward_context.values()
@@ -192,19 +191,19 @@ def unnormalised(to: pytest.MonkeyPatch) -> None:
 
 def exchanged(to: pytest.MonkeyPatch) -> None:
     """Gate and up projection in each other's place."""
-    product = fused_mlp.silu_mul_linear_quantized
+    product = gate_up.silu_mul_linear_quantized
 
     def other(x: Any, s: Any, r: Any, weight: Tensor, scales: Tensor, *rest: Any) -> Any:
         flipped = scales.view(torch.uint8).flip(0).view(scales.dtype)
         return product(x, s, r, weight.flip(0), flipped, *rest)
 
-    to.setattr(fused_mlp, "silu_mul_linear_quantized", other)
+    to.setattr(gate_up, "silu_mul_linear_quantized", other)
 
 
 def doubled(to: pytest.MonkeyPatch) -> None:
-    op = quantizing_norm.norm_op
+    op = norm_quantize.norm_op
     to.setattr(
-        quantizing_norm, "norm_op",
+        norm_quantize, "norm_op",
         lambda name: lambda x, *rest: op(name)(x, *rest[:-5], 3 * rest[-5], *rest[-4:]),
     )  # fmt: skip
 
@@ -213,18 +212,18 @@ def raising(to: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> NoReturn:
         raise RuntimeError("no such launch")
 
-    to.setattr(fused_mlp, "silu_mul_linear_quantized", fail)
+    to.setattr(gate_up, "silu_mul_linear_quantized", fail)
 
 
 def nan(to: pytest.MonkeyPatch) -> None:
-    product = fused_mlp.silu_mul_linear_quantized
+    product = gate_up.silu_mul_linear_quantized
 
     def broken(*given: Any) -> Any:
         data, scales = product(*given)
         scales.view(torch.uint8).fill_(0x7F)
         return data, scales
 
-    to.setattr(fused_mlp, "silu_mul_linear_quantized", broken)
+    to.setattr(gate_up, "silu_mul_linear_quantized", broken)
 
 
 FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {

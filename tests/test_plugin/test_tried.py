@@ -5,15 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from vllm_fp4_plugin import tried
-from vllm_fp4_plugin.tried import COMBINATIONS, Combination
+from vllm_fp4_plugin.commands import tried
+from vllm_fp4_plugin.commands.tried import COMBINATIONS, Combination
 
 PAGE = Path(__file__).parents[2] / "docs" / "versions.md"
 FIRST = COMBINATIONS[0]
 
 
 def test_the_page_has_the_table() -> None:
-    assert tried.table() in PAGE.read_text(encoding="utf-8"), "python -m vllm_fp4_plugin.tried"
+    assert tried.table() in PAGE.read_text(encoding="utf-8"), (
+        "python -m vllm_fp4_plugin.commands.tried"
+    )
 
 
 def test_what_is_installed() -> None:

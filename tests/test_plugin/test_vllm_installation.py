@@ -10,8 +10,9 @@ import pytest
 import typer
 
 from tests import limits, without_vllm
-from vllm_fp4_plugin import command_line, vllm_installation
-from vllm_fp4_plugin.vllm_installation import UnusableVllm
+from vllm_fp4_plugin.commands import console
+from vllm_fp4_plugin.engine import vllm_installation
+from vllm_fp4_plugin.engine.vllm_installation import UnusableVllm
 
 NOT_INSTALLED = (
     "error: vllm: is not installed for {python}, must be version 0.32 or 0.33; install the extra "
@@ -87,7 +88,7 @@ def test_a_vllm_whose_dependencies_do_not_fit(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_module_that_a_model_s_code_needs(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(typer.Exit), command_line.refusals("m"):
+    with pytest.raises(typer.Exit), console.refusals("m"):
         raise ModuleNotFoundError("No module named 'einops'", name="einops")
     said = capsys.readouterr().err
     assert said.startswith("error: m: needs a module that cannot be imported here (No module name")

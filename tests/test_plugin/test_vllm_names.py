@@ -13,7 +13,9 @@ import pytest
 
 import vllm_fp4_plugin
 from tests.vllm_names import ROOT, SOURCES, is_module, names_in
-from vllm_fp4_plugin import norm, tried, versions
+from vllm_fp4_plugin import versions
+from vllm_fp4_plugin.commands import tried
+from vllm_fp4_plugin.fusion import add_rms_norm
 from vllm_fp4_plugin.versions import IncompatibleVllm
 
 
@@ -121,7 +123,7 @@ def test_other_errors_stay_as_they_are(error: Exception, monkeypatch: pytest.Mon
     def fail() -> None:
         raise error
 
-    monkeypatch.setattr(norm, "register", fail)
+    monkeypatch.setattr(add_rms_norm, "register", fail)
     with pytest.raises(type(error)) as raised:
         vllm_fp4_plugin.register()
     assert raised.value is error

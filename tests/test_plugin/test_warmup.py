@@ -23,7 +23,7 @@ from tests.sm90_product import sm90_ops
 from vllm_fp4_plugin import startup, warmup
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.formats import FORMATS, CheckpointConfig
-from vllm_fp4_plugin.linear_op import linear, silu_mul_linear, silu_mul_linear_quantized
+from vllm_fp4_plugin.ops.linear import linear, silu_mul_linear, silu_mul_linear_quantized
 from vllm_fp4_plugin.plan import product_of
 from vllm_fp4_plugin.startup import Startup
 from vllm_fp4_plugin.warmup import Product

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from vllm_fp4_plugin import weight_account
-from vllm_fp4_plugin.checkpoint_files import TensorHeader
+from vllm_fp4_plugin.checkpoint import weight_account
+from vllm_fp4_plugin.checkpoint.files import TensorHeader
 from vllm_fp4_plugin.report import LayerRecord, Report
 
 FILE = Path("model.safetensors")
@@ -58,7 +58,7 @@ def test_scales_and_biases_take_bytes_and_are_no_weights() -> None:
 
 
 def test_a_weight_that_modules_share_counts_once() -> None:
-    from vllm_fp4_plugin import built_weights
+    from vllm_fp4_plugin.commands import built_weights
 
     model = nn.Module()
     with torch.device("meta"):

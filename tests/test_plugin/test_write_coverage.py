@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vllm_fp4_plugin.write_coverage import WriteCoverage
+from vllm_fp4_plugin.checkpoint.write_coverage import WriteCoverage
 
 ROW = 16  # bytes
 

@@ -11,7 +11,9 @@ from tests import moe_checkpoints
 from tests.extreme_values import WEIGHTS, decoded, ordinary, rounding, with_outlier
 from tests.test_quantizer.checkpoints import LINEARS, change_tensors, read_config, read_tensors
 from tests.test_quantizer.mixtures import save_mixture
-from vllm_fp4_plugin import checkpoint_files, checkpoint_values, formats
+from vllm_fp4_plugin import formats
+from vllm_fp4_plugin.checkpoint import files as checkpoint_files
+from vllm_fp4_plugin.checkpoint import values as checkpoint_values
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
 

@@ -7,7 +7,7 @@ from huggingface_hub import constants
 
 from tests import hub_cache
 from tests.test_quantizer.checkpoints import read_tensors
-from vllm_fp4_plugin import model_source
+from vllm_fp4_plugin.commands import model_source
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 from vllm_fp4_plugin.quantizer.errors import QuantizerError

@@ -8,7 +8,8 @@ import torch
 
 from nvfp4_kernels.formats.scale_search import quantize_with_rule
 from tests.test_quantizer.checkpoints import LINEARS, read_config, read_tensors
-from vllm_fp4_plugin import checkpoint_files, formats
+from vllm_fp4_plugin import formats
+from vllm_fp4_plugin.checkpoint import files as checkpoint_files
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
 

@@ -16,7 +16,7 @@ from vllm.model_executor.parameter import (
     ModelWeightParameter,
 )
 
-from vllm_fp4_plugin.arrivals import Source
+from vllm_fp4_plugin.checkpoint.arrivals import Source
 from vllm_fp4_plugin.delegated.rounding import (
     E8M0_NAN,
     dequantize_weight,
@@ -25,8 +25,8 @@ from vllm_fp4_plugin.delegated.rounding import (
 )
 from vllm_fp4_plugin.formats import LayerGroup, UnsupportedCheckpoint
 from vllm_fp4_plugin.kind import FP8_BLOCK_SIZE, MX_BLOCK_SIZE, Kind
-from vllm_fp4_plugin.loading import full_rows
-from vllm_fp4_plugin.replaced_loader import NumberParameter, RowsLoader
+from vllm_fp4_plugin.linear.load_ledger import full_rows
+from vllm_fp4_plugin.linear.parameters import NumberParameter, RowsLoader
 
 _GRANULARITY = {
     Kind.FP8_BLOCK: FP8_BLOCK_SIZE,

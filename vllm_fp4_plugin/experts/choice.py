@@ -8,8 +8,8 @@ from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase, Unquantized
 from nvfp4_kernels.activation import SILU
 from nvfp4_kernels.dispatch import NoKernelError
 from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE
-from vllm_fp4_plugin import complete_loaders
 from vllm_fp4_plugin.activation_terms import GivenTerms
+from vllm_fp4_plugin.checkpoint import completeness
 from vllm_fp4_plugin.delegated import choice as delegated
 from vllm_fp4_plugin.device import is_planned
 from vllm_fp4_plugin.experts.method import Nvfp4ExpertsMethod
@@ -51,7 +51,7 @@ def choose(
     Raises:
         UnsupportedCheckpoint: nobody serves them, or nobody that the user lets.
     """
-    complete_loaders.check_load_format(get_current_vllm_config().load_config.load_format)
+    completeness.check_load_format(get_current_vllm_config().load_config.load_format)
     against = _against_ours(prefix, group, options)
     if against is None:
         try:

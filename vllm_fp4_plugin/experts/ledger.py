@@ -11,7 +11,7 @@ from torch import Tensor
 from vllm.config import get_current_vllm_config
 
 from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE
-from vllm_fp4_plugin.arrivals import Source, source_of
+from vllm_fp4_plugin.checkpoint.arrivals import Source, source_of
 from vllm_fp4_plugin.experts.stacks import DOWN, GATE, UP, Part, apart
 from vllm_fp4_plugin.formats import TensorNames, UnsupportedCheckpoint
 

@@ -8,7 +8,7 @@ from torch.nn import Parameter
 from vllm.config import get_current_vllm_config
 
 from nvfp4_kernels.formats.nvfp4 import GLOBAL_RANGE
-from vllm_fp4_plugin import weights
+from vllm_fp4_plugin import kernel_weight
 from vllm_fp4_plugin.activation_terms import GivenTerms
 from vllm_fp4_plugin.experts.base import ExpertsMethod
 from vllm_fp4_plugin.experts.ledger import BIAS, BIAS_FORM, ExpertLedger, nvfp4_forms
@@ -157,7 +157,7 @@ class Nvfp4ExpertsMethod(ExpertsMethod):
 
     def _check_block_scales(self, part: str, scales: Tensor, data: Tensor) -> None:
         """Raise for an expert whose block scales are none."""
-        if weights.are_block_scales(scales, data):
+        if kernel_weight.are_block_scales(scales, data):
             return
         shards, name = self._shards(part), self.checkpoint.names.block_scale
         for row, each in enumerate(zip(scales, data, strict=True)):
@@ -165,17 +165,17 @@ class Nvfp4ExpertsMethod(ExpertsMethod):
                 shards, *(t.view(len(shards), -1, t.shape[-1]) for t in each), strict=True
             )
             for shard, *matrix in matrices:
-                weights.check_block_scales(self.ledger.source(name, row, shard), *matrix)
+                kernel_weight.check_block_scales(self.ledger.source(name, row, shard), *matrix)
 
     def _factors(self, part: str, name: str, stored: Tensor) -> Tensor:
         """Global scales as factors, whichever way the checkpoint stores them."""
-        if not weights.are_globals(stored):
+        if not kernel_weight.are_globals(stored):
             shards = self._shards(part)
             of_all = part == "w13" and name == self.checkpoint.names.input_global
             for row, values in enumerate(stored.view(len(stored), len(shards))):
                 for shard, value in zip(shards, values, strict=True):
                     source = self.ledger.source(name, row, shard, of_all=of_all)
-                    weights.check_globals(source, value)
+                    kernel_weight.check_globals(source, value)
         return stored.reciprocal() if self.checkpoint.format.reciprocal else stored
 
 

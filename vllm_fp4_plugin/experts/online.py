@@ -17,7 +17,7 @@ from vllm_fp4_plugin.experts.ledger import ExpertLedger
 from vllm_fp4_plugin.experts.stacks import DOWN, copy_part
 from vllm_fp4_plugin.experts.weights import StoredExperts
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
-from vllm_fp4_plugin.online import quantize
+from vllm_fp4_plugin.linear.online import quantize
 from vllm_fp4_plugin.options import Options
 from vllm_fp4_plugin.startup import Startup
 

@@ -10,7 +10,7 @@ from nvfp4_kernels.formats.fragments import to_fragments
 from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE, to_blocked
 from nvfp4_kernels.precompile.experts_layer import padded_width
 from vllm_fp4_plugin.experts.plan import ExpertsPlan
-from vllm_fp4_plugin.weights import weight_bytes
+from vllm_fp4_plugin.kernel_weight import weight_bytes
 
 
 class StoredExperts(NamedTuple):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nvfp4_kernels.formats.nvfp4 import E4M3_MAX, GLOBAL_RANGE
+from vllm_fp4_plugin.kernel_weight import MAX_GLOBAL, MIN_GLOBAL
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
 from vllm_fp4_plugin.quantizer.expert_calibration import StreamedExperts
 from vllm_fp4_plugin.quantizer.layout import Layout
@@ -19,7 +20,6 @@ from vllm_fp4_plugin.quantizer.linears import Selection
 from vllm_fp4_plugin.quantizer.maxima import Maxima, as_tensors, raise_maximum
 from vllm_fp4_plugin.quantizer.source import Source
 from vllm_fp4_plugin.quantizer.stored import ignoring
-from vllm_fp4_plugin.weights import MAX_GLOBAL, MIN_GLOBAL
 
 # Sequences run together: the weights are read once per batch, the activations stay small.
 _BATCH_TOKENS = 8192

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from nvfp4_kernels.formats.nvfp4 import Convention
 from nvfp4_kernels.formats.scale_search import SCALE_RULES, ScaleRule
+from vllm_fp4_plugin.commands.model_source import whole_directory
 from vllm_fp4_plugin.formats import FORMATS, UnsupportedCheckpoint
 from vllm_fp4_plugin.ignore import InvalidPattern, check_pattern
-from vllm_fp4_plugin.model_source import whole_directory
 from vllm_fp4_plugin.quantizer import calibration
 from vllm_fp4_plugin.quantizer.calibration_text import read_sequences
 from vllm_fp4_plugin.quantizer.config_files import write_configs

@@ -8,7 +8,7 @@ from typing import Any
 from safetensors import safe_open
 from torch import Tensor
 
-from vllm_fp4_plugin.checkpoint_files import read_headers
+from vllm_fp4_plugin.checkpoint.files import read_headers
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.formats.modelopt import LEGACY_FILE
 from vllm_fp4_plugin.quantizer.errors import QuantizerError

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vllm_fp4_plugin.checkpoint_files import INDEX
+from vllm_fp4_plugin.checkpoint.files import INDEX
 
 SINGLE_FILE = "model.safetensors"
 

@@ -18,10 +18,10 @@ from nvfp4_kernels.formats.nvfp4 import (
 )
 from nvfp4_kernels.formats.scale_search import ScaleRule, quantize_with_rule
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+from vllm_fp4_plugin.kernel_weight import MAX_GLOBAL, MIN_GLOBAL, Loss, are_globals, loss
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
 from vllm_fp4_plugin.quantizer.source import Source
 from vllm_fp4_plugin.quantizer.stored import StoredWeight, ignoring
-from vllm_fp4_plugin.weights import MAX_GLOBAL, MIN_GLOBAL, Loss, are_globals, loss
 
 # Fits the caches, and leaves the allocator no large holes that peak memory would grow by.
 _SLICE_ELEMENTS = 1 << 18

@@ -16,7 +16,7 @@ from nvfp4_kernels.indexer.topk.tile import (
     TopkTile,
     bitmap_words,
 )
-from nvfp4_kernels.runtime import compile as kernel_compile
+from nvfp4_kernels.runtime import compile as compiler
 from tests import devices
 from tests.emulator import EAGER, STANDARD
 from tests.test_kernels.indexer.indexer_oracle import padded
@@ -125,12 +125,12 @@ def test_a_threshold_that_is_too_high(
     use(monkeypatch, PAIR)
     sample = import_module("nvfp4_kernels.indexer.topk.sample")
     monkeypatch.setattr(sample, "_rank", lambda tile, row, top_k: top_k * 0 + 1)
-    kernel_compile.compiled.cache_clear()
+    compiler.compiled.cache_clear()
     try:
         with devices.other_kernels():
             check(rows_of(ROWS[name]), ints(COLUMNS, 8999), 100, op_device)
     finally:
-        kernel_compile.compiled.cache_clear()
+        compiler.compiled.cache_clear()
 
 
 def test_no_rows(op_device: torch.device) -> None:

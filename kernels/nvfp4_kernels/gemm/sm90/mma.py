@@ -9,7 +9,7 @@ from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.device.mbarrier import wait
 from nvfp4_kernels.formats.fragments import STEPS
-from nvfp4_kernels.gemm.sm90 import dequantize as dequantize
+from nvfp4_kernels.gemm.sm90 import dequantize
 from nvfp4_kernels.gemm.sm90.loader import Ring
 from nvfp4_kernels.gemm.sm90.scheduler import SchedulerState
 from nvfp4_kernels.gemm.sm90.tile import DATA_BYTES, SCALE_BYTES, STEP_K, Tile

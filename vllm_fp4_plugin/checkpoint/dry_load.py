@@ -1,0 +1,59 @@
+"""Rehearsal of a load: a model without weights takes tensors without values."""
+
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vllm_fp4_plugin.checkpoint import files as checkpoint_files
+from vllm_fp4_plugin.checkpoint.arrivals import Checkpoint
+from vllm_fp4_plugin.checkpoint.completeness import CompleteLoad
+from vllm_fp4_plugin.checkpoint.files import TensorHeader
+
+
+class UnknownFiles(ValueError):
+    """Error of a model that reads other files, whose tensors no header tells."""
+
+
+def rehearse(model: Any, directory: Path, headers: Mapping[str, TensorHeader]) -> None:
+    """Have a model on the meta device load tensors of a checkpoint's names, dtypes and shapes.
+
+    Raises:
+        UnsupportedCheckpoint: one is missing, unknown to the model, or does not fit it.
+        UnknownFiles: the model reads files beside the checkpoint's that are not safetensors.
+    """
+    offered = dict(_offered(model, directory, headers))
+    CompleteLoad(model, Checkpoint(str(directory)), has_values=False)(_hollow(offered))
+
+
+def _offered(
+    model: Any, directory: Path, headers: Mapping[str, TensorHeader]
+) -> Iterator[tuple[str, TensorHeader]]:
+    """Tensors as vLLM's loader offers them: those of files beside come under names of their own."""
+    is_unused = getattr(model, "is_unused_checkpoint_weight", lambda name: False)
+    yield from ((name, header) for name, header in headers.items() if not is_unused(name))
+    for source in getattr(model, "secondary_weights", ()):
+        for name, header in _headers_of(source).items():
+            yield source.prefix + name, header
+
+
+def _headers_of(source: Any) -> Mapping[str, TensorHeader]:
+    """Headers of the files of one of a model's ``DefaultModelLoader.Source``."""
+    patterns = source.allow_patterns_overrides or ["*.safetensors"]
+    place = checkpoint_files.local_directory(source.model_or_path, source.revision)
+    folder = None if place is None else place / (source.subfolder or "")
+    files = folder.iterdir() if folder is not None and folder.is_dir() else ()
+    found = [file for file in files if any(fnmatch(file.name, each) for each in patterns)]
+    if not found or any(file.suffix != ".safetensors" for file in found):
+        raise UnknownFiles(f"its model reads {', '.join(patterns)} of {source.model_or_path}")
+    return {n: header for file in found for n, header in checkpoint_files.read_file(file).items()}
+
+
+def _hollow(headers: Mapping[str, TensorHeader]) -> Iterator[tuple[str, Tensor]]:
+    for name, header in headers.items():
+        # Not on the meta device: models look at single numbers, and may keep a parameter elsewhere.
+        dtype = checkpoint_files.dtype_of(name, header)
+        yield name, torch.zeros((), dtype=dtype).expand(header.shape)

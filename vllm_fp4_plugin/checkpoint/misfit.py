@@ -1,0 +1,76 @@
+"""Tensor of a checkpoint that a model's loader has failed on, from the error that it raised."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from traceback import walk_tb
+from typing import Self
+
+from torch import Tensor
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+from vllm_fp4_plugin.checkpoint.arrivals import Arrivals, Source
+
+_UNKNOWN = ("no module or parameter named", "has no parameter")
+_PLACES = ("param_data", "param", "self")  # of a tensor, in functions that load one
+
+
+def _place(tensors: Mapping[str, Tensor], owner: object) -> tuple[int, ...] | None:
+    """Shape that a function has place for, by its tensors and what it is a method of."""
+    place = next((tensors[name] for name in _PLACES if name in tensors), None)
+    if place is None:
+        return None
+    if isinstance(owner, VocabParallelEmbedding):  # whose rows are padded
+        return (owner.org_vocab_size, *place.shape[1:])
+    return tuple(place.shape)
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """Tensor of a checkpoint that a model's loader has no place for.
+
+    Attributes:
+        source: the tensor.
+        must: shape that the loader has place for; None: that is not what it failed on.
+        error: what it raised; None: nothing, it read a part of the tensor.
+    """
+
+    source: Source
+    must: tuple[int, ...] | None
+    error: BaseException | None = None
+
+    @classmethod
+    def found(cls, error: BaseException, arrivals: Arrivals) -> Self | None:
+        """Find the tensor that a loader was at; None: it was at none.
+
+        A model may gather tensors before it loads any: the innermost function knows.
+        """
+        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+        for frame in reversed(frames):
+            values = dict(frame.f_locals)
+            tensors = {n: v for n, v in values.items() if isinstance(v, Tensor)}
+            for given in tensors.values():
+                source = arrivals.seen_by(given)
+                if source is not None:
+                    must = _place(tensors, values.get("self"))
+                    return cls(source, None if must == tuple(given.shape) else must, error)
+        return None if arrivals.last is None else cls(arrivals.last, None, error)
+
+    def __str__(self) -> str:
+        name, where = self.source.name, self.source.file
+        if isinstance(self.error, KeyError) or any(said in str(self.error) for said in _UNKNOWN):
+            return (
+                f"{where}: holds {name}, for which the model has no parameter; if it belongs to "
+                "a quantised layer, no ignore pattern of the config may cover that, otherwise "
+                "remove it or serve the model that it was made for"
+            )
+        shape = tuple(self.source.shape)
+        if self.must is not None:
+            return (
+                f"{where}: {name}: shape is {shape}, must be {self.must}; mend the model's "
+                "config.json, or export the model again"
+            )
+        reason = str(self.error).partition("\n")[0] or type(self.error).__name__
+        return (
+            f"{where}: holds {name} of shape {shape}, which does not fit the model ({reason}); "
+            "mend the model's config.json, or export the model again"
+        )

@@ -1,0 +1,93 @@
+"""Buffers that a load left out: whether the model would have taken them from the checkpoint.
+
+Only its ``load_weights`` knows: it may take every buffer, some, or none. It is offered each with
+the value that the buffer has already, under the names that the checkpoint may have for it, and
+whatever else the call did to the model is undone.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vllm_fp4_plugin.checkpoint.names import CheckpointNames
+from vllm_fp4_plugin.checkpoint.write_coverage import WriteCoverage
+
+
+class Buffer(NamedTuple):
+    """Buffer of a model, by its name there."""
+
+    name: str
+    tensor: Tensor
+
+
+def wanted(
+    model: Any,
+    lacking: Iterable[Buffer],
+    names: CheckpointNames,
+    refused: tuple[type[Exception], ...],
+) -> Iterator[str]:
+    """Find the buffers that a model takes from a checkpoint.
+
+    Args:
+        model: a model that has been loaded.
+        lacking: buffers that nothing was written to.
+        names: names that they may have in the checkpoint.
+        refused: errors of models for a tensor that they do not know.
+
+    Yields:
+        Their names in the checkpoint.
+    """
+    alike: dict[str, list[Buffer]] = defaultdict(list)
+    for buffer in lacking:
+        alike[re.sub(r"\d+", "#", buffer.name)].append(buffer)
+    for first, *others in alike.values():
+        # What is true of one layer's is true of all, and a call may take a while.
+        for number, guess in enumerate(names.guesses(first.name)):
+            if _takes(model, guess, first.tensor, refused):
+                yield guess
+                for other in others:
+                    guesses = names.guesses(other.name)
+                    yield guesses[min(number, len(guesses) - 1)]
+                break
+
+
+def _takes(model: Any, name: str, buffer: Tensor, refused: tuple[type[Exception], ...]) -> bool:
+    if buffer.is_meta:
+        value = torch.zeros((), dtype=buffer.dtype).expand(buffer.shape)
+    else:
+        value = buffer.detach().clone()
+    coverage = WriteCoverage([buffer])
+    with _undone(model), coverage:
+        try:
+            model.load_weights([(name, value)])
+        except torch.OutOfMemoryError:
+            raise
+        except refused:
+            pass  # for the name, or for all that did not come with it
+    return not coverage.holes(buffer)
+
+
+@contextmanager
+def _undone(model: nn.Module) -> Iterator[None]:
+    """Put back whatever was set on a model's modules within."""
+    kept = []
+    for module in model.modules():
+        inner = {n: dict(v) for n, v in vars(module).items() if n in _REGISTERED}
+        kept.append((module, dict(vars(module)), inner))
+    try:
+        yield
+    finally:
+        for module, attributes, inner in kept:
+            vars(module).clear()
+            vars(module).update(attributes)
+            for name, content in inner.items():
+                attributes[name].clear()
+                attributes[name].update(content)
+
+
+_REGISTERED = ("_parameters", "_buffers", "_modules")

@@ -1,0 +1,120 @@
+"""Values of a local checkpoint: global scales before anything is loaded, all others on demand."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from vllm_fp4_plugin import kernel_weight
+from vllm_fp4_plugin.checkpoint.files import TensorHeader, quantised_modules
+from vllm_fp4_plugin.checkpoint.kinds_stored import find_kinds, layer_of
+from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
+from vllm_fp4_plugin.kind import Kind
+
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_PIECE = 1 << 24  # elements that are checked at a time
+
+
+def read_tensors(
+    headers: Mapping[str, TensorHeader], names: Sequence[str]
+) -> Iterator[tuple[str, Tensor]]:
+    """Read tensors, each file's together."""
+    by_file: dict[Path, list[str]] = defaultdict(list)
+    for name in names:
+        by_file[headers[name].file].append(name)
+    for file, in_it in by_file.items():
+        with safe_open(file, framework="pt") as tensors:
+            for name in in_it:
+                yield name, tensors.get_tensor(name)
+
+
+def check_global_scales(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig) -> int:
+    """Check the global scales of weights and activations, and those of an FP8 KV cache.
+
+    Returns:
+        How many there are.
+
+    Raises:
+        UnsupportedCheckpoint: one is no positive number, or beyond all that a model can hold.
+    """
+    names = global_scales(headers, checkpoint)
+    for name, values in read_tensors(headers, names):
+        kernel_weight.check_globals(f"{headers[name].file}: {name}", values.float())
+    return len(names)
+
+
+def global_scales(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig) -> list[str]:
+    """Names of the global scales that are used."""
+    names = checkpoint.names
+    used = [names.weight_global, names.k_scale, names.v_scale]
+    if checkpoint.groups or checkpoint.is_silent:
+        return list(_scales_by_layer(headers, checkpoint, used))
+    if not checkpoint.weight_only:
+        used.append(names.input_global)
+    suffixes = tuple(f".{name}" for name in used)
+    return [name for name in headers if name.endswith(suffixes)]
+
+
+def _scales_by_layer(
+    headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig, used: Sequence[str]
+) -> Iterator[str]:
+    """Global scales of a checkpoint of mixed precision, whose layers use different ones."""
+    found, suffixes = find_kinds(headers, checkpoint), tuple(f".{name}" for name in used)
+    for name in headers:
+        module, _, tensor = name.rpartition(".")
+        layer, _ = layer_of(module)
+        if name.endswith(suffixes):
+            yield name
+        elif layer in found:
+            kind, inputs = found[layer].group.kind, found[layer].group.inputs
+            is_input = kind is Kind.NVFP4 and tensor == checkpoint.names.input_global
+            is_static = inputs == "static" and tensor == "input_scale"
+            if is_input or is_static or (kind is Kind.FP8 and tensor == "weight_scale"):
+                yield name
+
+
+def check_values(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig | None) -> None:
+    """Read every tensor and check that 16-bit ones are finite and block scales positive.
+
+    Args:
+        headers: the checkpoint's tensors.
+        checkpoint: what its config says; None if nothing in it is quantised.
+
+    Raises:
+        UnsupportedCheckpoint: naming the first tensor that holds anything else.
+    """
+    floats = [name for name, header in headers.items() if header.dtype in _FLOATS]
+    for name, values in read_tensors(headers, floats):
+        check_finite(lambda name=name: f"{headers[name].file}: {name}", values)  # type: ignore[misc]
+    if checkpoint is None:
+        return
+    names = checkpoint.names
+    for module in quantised_modules(headers, names):
+        tensors = [f"{module}.{part}" for part in (names.block_scale, names.weight)]
+        scales, codes = (tensor for _, tensor in read_tensors(headers, tensors))
+        kernel_weight.check_block_scales(f"{headers[tensors[0]].file}: {tensors[0]}", scales, codes)
+
+
+def check_finite(name: Callable[[], str], values: Tensor) -> None:
+    """Check that a tensor of 16 bits or more holds no NaN and no infinity, in one pass.
+
+    Args:
+        name: its file and name, for the message.
+        values: of any dtype; those of eight bits and less are not looked at.
+
+    Raises:
+        UnsupportedCheckpoint: it holds some.
+    """
+    if not values.is_floating_point() or values.element_size() < 2 or not values.numel():
+        return
+    if all(math.isfinite(extreme) for extreme in torch.aminmax(values)):
+        return
+    faults = sum(int((~torch.isfinite(piece)).sum()) for piece in values.flatten().split(_PIECE))
+    raise UnsupportedCheckpoint(
+        f"{name()}: holds {faults} NaN or infinite values, must be finite; copy or download "
+        "the checkpoint again, or export the model again"
+    )

@@ -1,0 +1,123 @@
+"""Account of a model's weights: which kinds of modules hold how many bytes, in all every one."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vllm_fp4_plugin.checkpoint.files import STACKED, TensorHeader
+from vllm_fp4_plugin.checkpoint.kinds_stored import EXPERTS
+
+LINEAR, HEAD, EMBEDDINGS, NORMS, OTHERS = "linear layers", "head", "embeddings", "norms", "others"
+KINDS = (LINEAR, EXPERTS, HEAD, EMBEDDINGS, NORMS, OTHERS)
+
+_MATRICES = ("weight", "weight_packed")
+# Last parts of modules' names; configs tell them in no common way.
+_HEADS = ("lm_head", "embed_out")
+_LOOKUPS = ("wte", "wpe", "shared")
+_NORMS = ("ln", "ln_1", "ln_2", "ln_f")
+_CODES_PER_BYTE = 2
+
+
+@dataclass
+class Part:
+    """Modules of one kind.
+
+    Attributes:
+        names: their names, without what is above a module, and how many have each.
+        elements: weights that they hold, without scales.
+        nbytes: bytes of all their tensors.
+    """
+
+    names: Counter[str] = field(default_factory=Counter)
+    elements: int = 0
+    nbytes: int = 0
+
+    @property
+    def bytes_per_weight(self) -> float:
+        """Bytes a weight takes with its scales; 0 without weights."""
+        return self.nbytes / self.elements if self.elements else 0.0
+
+
+@dataclass
+class WeightAccount:
+    """Weights of a model by the kinds of ``KINDS``, of which those without any are left out.
+
+    Attributes:
+        parts: modules of each kind.
+    """
+
+    parts: dict[str, Part] = field(default_factory=dict)
+
+    def add(self, kind: str, module: str, elements: int, nbytes: int) -> None:
+        """Add a module, or tensors of one whose name was added before."""
+        part = self.parts.setdefault(kind, Part())
+        part.names[_short(module)] += 1
+        part.elements += elements
+        part.nbytes += nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(part.nbytes for part in self.parts.values())
+
+    @property
+    def elements(self) -> int:
+        """Weights of all modules."""
+        return sum(part.elements for part in self.parts.values())
+
+
+def of_files(headers: Mapping[str, TensorHeader]) -> WeightAccount:
+    """Account of a checkpoint's tensors, whose kinds their names tell."""
+    modules: dict[str, dict[str, TensorHeader]] = {}
+    for name, header in headers.items():
+        module, _, tensor = name.rpartition(".")
+        modules.setdefault(module, {})[tensor] = header
+    account = WeightAccount()
+    for module, tensors in modules.items():
+        elements = sum(_elements(tensor, header) for tensor, header in tensors.items())
+        size = sum(_nbytes(header) for header in tensors.values())
+        account.add(_kind_by_name(module, tensors), module, elements, size)
+    return account
+
+
+def files_nbytes(headers: Mapping[str, TensorHeader]) -> int:
+    """Size of a checkpoint's files of weights."""
+    files: Iterable[Path] = {header.file for header in headers.values()}
+    return sum(file.stat().st_size for file in files)
+
+
+def _kind_by_name(module: str, tensors: Mapping[str, TensorHeader]) -> str:
+    parts = module.split(".")
+    last = parts[-1].lower()
+    matrix = next((tensors[name] for name in _MATRICES if name in tensors), None)
+    if EXPERTS in parts:
+        return EXPERTS
+    if last in _HEADS or module == "output":  # as Mistral calls it
+        return HEAD
+    if "norm" in last or last in _NORMS:
+        return NORMS
+    if matrix is None or not 2 <= len(matrix.shape) <= STACKED:
+        return OTHERS
+    return EMBEDDINGS if "embed" in last or last in _LOOKUPS else LINEAR
+
+
+def _elements(tensor: str, header: TensorHeader) -> int:
+    """Number of weights of a tensor; scales are none."""
+    if "scale" in tensor or tensor.endswith("bias"):
+        return 0
+    return math.prod(header.shape) * (_CODES_PER_BYTE if header.dtype == "U8" else 1)
+
+
+def _nbytes(header: TensorHeader) -> int:
+    """Bytes of a tensor, of dtypes that nothing here reads too: names tell bits, BOOL's are 8."""
+    bits = re.search(r"\d+", header.dtype)
+    return math.prod(header.shape) * (int(bits[0]) if bits else 8) // 8
+
+
+def _short(module: str) -> str:
+    """Last part of a module's name, with the one before it where the last is a number."""
+    *above, last = module.split(".")
+    return f"{above[-1]}.{last}" if last.isdecimal() and above else last

@@ -1,0 +1,84 @@
+"""Account of the weights of a model that vLLM has built, as this device holds them."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from vllm.model_executor.layers.fused_moe import RoutedExperts
+from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
+
+from vllm_fp4_plugin.checkpoint.kinds_stored import EXPERTS
+from vllm_fp4_plugin.checkpoint.weight_account import (
+    EMBEDDINGS,
+    HEAD,
+    LINEAR,
+    NORMS,
+    OTHERS,
+    WeightAccount,
+)
+from vllm_fp4_plugin.report import LayerRecord, Report
+
+_KINDS: dict[str, tuple[type[nn.Module], ...]] = {
+    EXPERTS: (RoutedExperts,),
+    HEAD: (ParallelLMHead,),  # which is an embedding by its class
+    EMBEDDINGS: (VocabParallelEmbedding, nn.Embedding),
+    LINEAR: (LinearBase, nn.Linear),
+}
+
+
+def of_model(model: nn.Module, report: Report) -> WeightAccount:
+    """Account of a model on the meta device, on one rank.
+
+    Args:
+        model: as ``meta_model.built`` yields it.
+        report: of its layers, with the bytes of those that are packed once they are loaded.
+    """
+    records = {record.name: record for record in report.layers if record.weight_bytes}
+    account, counted = WeightAccount(), set[int]()
+    for path, module in model.named_modules():
+        if isinstance(getattr(module, "quant_method", None), BaseKVCacheMethod):
+            continue  # whose scales become numbers
+        tensors = {n: t for n, t in _tensors(module).items() if id(t) not in counted}
+        counted |= set(map(id, tensors.values()))
+        if tensors:
+            account.add(_kind(module), path, *_size(tensors, _record(module, path, records)))
+    return account
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """A module's own parameters, and what of its buffers a checkpoint holds."""
+    buffers = {
+        name: buffer
+        for name, buffer in module.named_buffers(recurse=False)
+        if name not in module._non_persistent_buffers_set
+    }
+    return {**dict(module.named_parameters(recurse=False)), **buffers}
+
+
+def _record(module: Any, path: str, records: dict[str, LayerRecord]) -> LayerRecord | None:
+    """Record of a module, which vLLM may name otherwise than where it is."""
+    names = (getattr(module, name, None) for name in ("layer_name", "prefix"))
+    found = (name for name in (*names, path) if name in records)
+    name = next(found, None)
+    return None if name is None else records.pop(name)
+
+
+def _size(tensors: dict[str, Tensor], record: LayerRecord | None) -> tuple[int, int]:
+    """Weights and bytes of a module's tensors."""
+    if record is None:
+        weights = (t.numel() for name, t in tensors.items() if "bias" not in name)
+        return sum(weights), sum(t.nbytes for t in tensors.values())
+    beside = sum(t.nbytes for name, t in tensors.items() if "bias" in name)
+    return record.elements, record.weight_bytes + beside
+
+
+def _kind(module: nn.Module) -> str:
+    for kind, classes in _KINDS.items():
+        if isinstance(module, classes):
+            return kind
+    is_norm = any("Norm" in each.__name__ for each in type(module).__mro__)
+    return NORMS if is_norm else OTHERS

@@ -1,0 +1,111 @@
+"""Source of a command's model: a directory, or a name at the hub.
+
+A model that is not there is refused in one line. ``report`` needs a model's config, which is
+downloaded as vLLM would; other commands need every file, and take a name whose files the hub's
+cache holds.
+"""
+
+import logging
+from pathlib import Path
+
+from huggingface_hub import constants, hf_hub_download
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+from vllm_fp4_plugin.checkpoint.files import CONFIG, local_directory
+from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+
+
+def check_config(model: str) -> None:
+    """Check that a model is a directory, or that its config is at hand or can be downloaded.
+
+    Args:
+        model: directory of a checkpoint, or its name at the hub; other addresses pass.
+
+    Raises:
+        UnsupportedCheckpoint: it is neither, with what was tried.
+    """
+    if Path(model).is_dir() or "://" in model:
+        return
+    _check_name(model)
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # its retries are warnings, six of them
+    try:
+        hf_hub_download(model, CONFIG)
+    except LocalEntryNotFoundError as error:
+        raise _unreachable(model) from error
+    except EntryNotFoundError:
+        return  # of another format, which vLLM knows or refuses
+    except (GatedRepoError, RepositoryNotFoundError) as error:
+        raise UnsupportedCheckpoint(
+            f"{model}: is no directory, and {constants.ENDPOINT} shows no such model "
+            f"({_first_line(error)}); check the name, or log in with `hf auth login` if it is "
+            "private or gated"
+        ) from error
+    except (OfflineModeIsEnabled, HfHubHTTPError) as error:
+        raise _unreachable(model) from error
+    finally:
+        logger.setLevel(level)
+
+
+def whole_directory(model: str) -> Path:
+    """Directory of a model of which every file is on this machine.
+
+    Args:
+        model: directory of a checkpoint, or its name at the hub.
+
+    Raises:
+        UnsupportedCheckpoint: it is neither, or not all of its files are in the hub's cache.
+    """
+    if Path(model).is_dir():
+        return Path(model)
+    _check_name(model)
+    directory = local_directory(model)
+    if directory is None:
+        raise UnsupportedCheckpoint(
+            f"{model}: is no directory, and not all of its files are in the hub's cache "
+            f"({constants.HF_HUB_CACHE}); download them with `hf download {model}`, or give the "
+            "directory of a checkpoint"
+        )
+    return directory
+
+
+def _check_name(model: str) -> None:
+    """Check that a model that is no directory could be a name at the hub."""
+    try:
+        if not Path(model).exists() and not model.startswith("~"):
+            validate_repo_id(model)
+            return
+    except HFValidationError:
+        pass
+    is_file = " but a file" if Path(model).is_file() else ""
+    raise UnsupportedCheckpoint(
+        f"{model}: is no directory{is_file}, must be that of a checkpoint, or a name at the hub "
+        "such as org/model; check the path, or download the model with `hf download`"
+    )
+
+
+def _unreachable(model: str) -> UnsupportedCheckpoint:
+    tried = (
+        "HF_HUB_OFFLINE forbids to download it"
+        if constants.HF_HUB_OFFLINE
+        else f"{constants.ENDPOINT} cannot be reached"
+    )
+    return UnsupportedCheckpoint(
+        f"{model}: is no directory, its {CONFIG} is not in the hub's cache "
+        f"({constants.HF_HUB_CACHE}), and {tried}; download it with `hf download {model}` where "
+        "there is a network, or give the directory of a checkpoint"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "refused")

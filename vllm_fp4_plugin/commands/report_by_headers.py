@@ -1,0 +1,156 @@
+"""Report of a checkpoint by its files' headers alone, for models that vLLM cannot build here."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from nvfp4_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
+from vllm_fp4_plugin import batch_invariance, formats
+from vllm_fp4_plugin.activation_terms import GivenTerms, given_terms
+from vllm_fp4_plugin.checkpoint import files as checkpoint_files
+from vllm_fp4_plugin.checkpoint import values as checkpoint_values
+from vllm_fp4_plugin.checkpoint.files import TensorHeader
+from vllm_fp4_plugin.checkpoint.kinds_stored import EXPERTS, find_kinds, layer_of
+from vllm_fp4_plugin.delegated import choice as delegated
+from vllm_fp4_plugin.experts import choice as experts
+from vllm_fp4_plugin.formats import CheckpointConfig, LayerGroup, UnsupportedCheckpoint
+from vllm_fp4_plugin.formats.fields import read_object
+from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.options import Activation, Options
+from vllm_fp4_plugin.plan import arithmetic_of, choose_kernels
+from vllm_fp4_plugin.report import LayerRecord, Report
+
+NOTE = (
+    "by the tensors' headers alone: what attention runs on, and which layers vLLM joins, is not "
+    "known, nor whether the model needs more tensors than these"
+)
+_CONFIG = "config.json"
+# Of experts, where it is one that needs telling: headers do not, and configs each in their way.
+_ACTIVATIONS = {"KimiK3ForConditionalGeneration": "situ"}
+_ELEMENTS_PER_BYTE = 2  # of packed weights
+
+
+def headers_report(directory: Path, options: Options) -> Report:
+    """Report which kernel the layers of a local checkpoint would get, module by module.
+
+    Args:
+        directory: where the checkpoint is.
+        options: the user's, of which ``activation_terms`` matters, by the names on disk.
+
+    Raises:
+        UnsupportedCheckpoint: it is not quantised, or would be refused for what its headers say.
+        NoKernelError: the device has no kernel for one of its layers.
+    """
+    checkpoint = _checkpoint(directory)
+    headers = checkpoint_files.read_headers(directory)
+    checkpoint_files.check_nvfp4(headers, checkpoint)
+    checkpoint_values.check_global_scales(headers, checkpoint)
+    sizes, activation = _sizes(headers), _activation(directory)
+    report = Report(notes=[NOTE])
+    for layer, found in find_kinds(headers, checkpoint).items():
+        elements, size = sizes[layer]
+        says = found.config_says
+        reason = f"{found.group.kind} in the checkpoint, whose config says {says}" if says else ""
+        given = given_terms(options.activation_terms, layer, {})
+        report.add(_record(layer, found.group, reason, elements, size, given, options, activation))
+    for layer, stacked in _stacked_experts(headers, checkpoint).items():
+        sizes_of = [sizes[module] for module in stacked]
+        elements, size = (sum(column) for column in zip(*sizes_of, strict=True))
+        group = checkpoint.format.group(Kind.NVFP4, static_input=True)
+        assert group is not None
+        report.add(
+            _record(f"{layer}.{EXPERTS}", group, "", elements, size, None, options, activation)
+        )
+    return report
+
+
+def _activation(directory: Path) -> str:
+    """Activation of the model's experts, as far as its architecture tells."""
+    config = json.loads((directory / _CONFIG).read_text(encoding="utf-8"))
+    known = (
+        _ACTIVATIONS[name] for name in config.get("architectures") or () if name in _ACTIVATIONS
+    )
+    return next(known, "silu")
+
+
+def _stacked_experts(
+    headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig
+) -> dict[str, list[str]]:
+    """Modules that hold a weight of all experts in one tensor, by the layer."""
+    layers: dict[str, list[str]] = {}
+    for module in checkpoint_files.quantised_modules(headers, checkpoint.names):
+        weight = headers.get(f"{module}.{checkpoint.names.weight}")
+        if weight is not None and len(weight.shape) == checkpoint_files.STACKED:
+            layers.setdefault(module.rpartition(".")[0], []).append(module)
+    return layers
+
+
+def _checkpoint(directory: Path) -> CheckpointConfig:
+    file = directory / _CONFIG
+    if not file.is_file():
+        raise UnsupportedCheckpoint(
+            f"{file}: is missing, must be in the directory of a checkpoint; download it"
+        )
+    try:
+        config = read_object(_CONFIG, json.loads(file.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise UnsupportedCheckpoint(f"{file}: is no JSON object ({error}); mend it") from error
+    text = config.get("text_config") or {}
+    for holder in (config, text):
+        for field in ("quantization_config", "compression_config"):
+            if holder.get(field):
+                parsed = formats.parse(read_object(field, holder[field]))
+                return (formats.parse_beside(directory) or parsed) if parsed.is_silent else parsed
+    beside = formats.parse_beside(directory)
+    if beside is None:
+        raise UnsupportedCheckpoint(
+            f"{file}: holds no quantization_config, must be that of a quantised checkpoint; "
+            "leave --by-headers out for one that is quantised at load"
+        )
+    return beside
+
+
+def _sizes(headers: Mapping[str, TensorHeader]) -> dict[str, tuple[int, int]]:
+    """Elements and bytes of each layer's weights, scales included."""
+    sizes: dict[str, tuple[int, int]] = {}
+    for name, header in headers.items():
+        module, _, tensor = name.rpartition(".")
+        count = math.prod(header.shape)
+        elements = count if tensor in ("weight", "weight_packed") else 0
+        elements *= _ELEMENTS_PER_BYTE if header.dtype == "U8" else 1
+        layer, _ = layer_of(module)
+        before = sizes.get(layer, (0, 0))
+        size = count * checkpoint_files.dtype_of(name, header).itemsize
+        sizes[layer] = before[0] + elements, before[1] + size
+    return sizes
+
+
+def _record(
+    layer: str,
+    group: LayerGroup,
+    reason: str,
+    elements: int,
+    size: int,
+    given: GivenTerms | None,
+    options: Options,
+    between: str,
+) -> LayerRecord:
+    kind = group.kind
+    if kind is Kind.UNQUANTIZED:
+        return LayerRecord.unquantized(layer, reason, elements, size)
+    if layer.endswith(f".{EXPERTS}"):
+        kernel, arithmetic, why = experts.planned(layer, group, options, given, between)
+        reasons = "; ".join(filter(None, (reason, why)))
+        return LayerRecord(layer, kernel, arithmetic, reasons, elements, size)
+    if not kind.is_nvfp4:
+        by_reference = delegated.serves_by_reference(group)
+        kernel = delegated.reference_label(group) if by_reference else f"{kind.family} (vLLM)"
+        return LayerRecord(layer, kernel, delegated.arithmetic(group), reason, elements, size)
+    activation: Activation = "16-bit" if kind is Kind.NVFP4_A16 else "static"
+    choice = choose_kernels(
+        GEMM_KERNELS, activation, given, batch_invariant=batch_invariance.is_wanted()
+    )
+    arithmetic = arithmetic_of(choice.activation, choice.terms)
+    why = "; ".join(filter(None, (reason, choice.reason)))
+    return LayerRecord(layer, choice.kernel.label, arithmetic, why, elements, size)

@@ -1,0 +1,100 @@
+"""Combinations of versions that the plugin was tried with, and what was run on each.
+
+``docs/versions.md`` is the table of them: ``python -m vllm_fp4_plugin.commands.tried`` prints it.
+"""
+
+import platform
+from dataclasses import astuple, dataclass, fields
+
+import torch
+
+from vllm_fp4_plugin.versions import installed, vllm_version
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Versions that belong together, and what was run on them.
+
+    Attributes:
+        vllm: release.
+        torch: release.
+        cuda: version of CUDA that torch is built for; ``"CPU"``: for none.
+        cute_dsl: release of nvidia-cutlass-dsl.
+        python: minor versions, comma-separated.
+        tried: what was run.
+    """
+
+    vllm: str
+    torch: str
+    cuda: str
+    cute_dsl: str
+    python: str
+    tried: str
+
+
+COMBINATIONS = (
+    Combination("0.32.0", "2.13.0", "CPU", "4.8.0", "3.11", "all tests"),
+    Combination("0.32.0", "2.11.0", "13.0", "4.8.0", "3.12", "GPU tests, H100 and H200"),
+    Combination(
+        "0.33.0", "2.13.0", "CPU", "4.8.0", "3.11",
+        "tests of the plugin; vLLM's Python on the compiled code of 0.32.0",
+    ),
+    Combination("0.33.0", "2.11.0", "13.0", "4.8.0", "3.12", "most GPU tests, one H100"),
+    Combination("0.33.0", "2.14.0", "13.0", "4.8.0", "3.11", "pip resolves it"),
+)  # fmt: skip
+HEADINGS = {"cute_dsl": "CuTe DSL", "vllm": "vLLM", "cuda": "CUDA", "python": "Python"}
+
+
+def here() -> Combination:
+    """Versions that are installed; ``"not installed"`` for each that is not."""
+    absent = "not installed"
+    return Combination(
+        _release(vllm_version()) or absent,
+        _release(installed("torch")) or absent,
+        torch.version.cuda or "CPU",
+        installed("nvidia-cutlass-dsl") or absent,
+        ".".join(platform.python_version_tuple()[:2]),
+        "",
+    )
+
+
+def verdict(found: Combination) -> str:
+    """Line that says what was run on a combination."""
+    alike = [each for each in COMBINATIONS if differences(found, each) == []]
+    if alike:
+        return f"these versions together: {'; '.join(each.tried for each in alike)}"
+    nearest = min(COMBINATIONS, key=lambda each: len(differences(found, each)))
+    return (
+        f"these versions together: not tried; nearest tried ({nearest.tried}): "
+        f"{', '.join(differences(found, nearest))}"
+    )
+
+
+def differences(found: Combination, other: Combination) -> list[str]:
+    """Fields in which a combination is another one, as ``"torch 2.14.0"`` of the other."""
+    return [
+        f"{_heading(field.name)} {getattr(other, field.name)}"
+        for field in fields(Combination)
+        if field.name != "tried"
+        and getattr(found, field.name) not in getattr(other, field.name).split(", ")
+    ]
+
+
+def table() -> str:
+    """Combinations as a table in Markdown."""
+    names = [_heading(field.name) for field in fields(Combination)]
+    rows = [names, ["---"] * len(names), *(astuple(each) for each in COMBINATIONS)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _heading(name: str) -> str:
+    return HEADINGS.get(name, name)
+
+
+def _release(version: str) -> str:
+    """Release of a version: of ``"0.33.0+cpu"`` it is ``"0.33.0"``."""
+    return version.partition("+")[0]
+
+
+if __name__ == "__main__":
+    print(table())

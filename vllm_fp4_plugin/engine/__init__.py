@@ -1,0 +1,1 @@
+"""vLLM's engine around a model: platform, start, refusals, and models built for reports."""

@@ -1,0 +1,74 @@
+"""vLLM's CPU platform, with attention backends by name, and a KV cache that fits."""
+
+import inspect
+import sys
+from typing import Any
+
+from vllm.platforms.cpu import CpuPlatform
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+from vllm_fp4_plugin.attention.errors import UnsupportedAttention
+
+FITTING_WORKER = "vllm_fp4_plugin.engine.cpu_worker.FittingCpuWorker"
+
+
+class Nvfp4CpuPlatform(CpuPlatform):
+    """CPU platform that honours ``--attention-backend CUSTOM``, and fits the KV cache."""
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: Any) -> None:
+        """Have a worker of ours choose the KV cache's size, unless the user named it."""
+        parallel = vllm_config.parallel_config
+        is_default = parallel.worker_cls == "auto"
+        super().check_and_update_config(vllm_config)
+        if is_default and not is_size_given(vllm_config.cache_config):
+            parallel.worker_cls = FITTING_WORKER
+
+    @classmethod
+    def get_attn_backend_cls(
+        cls,
+        selected_backend: AttentionBackendEnum,
+        attn_selector_config: Any,
+        num_heads: int | None = None,
+    ) -> str:
+        """Path of the backend class; raises when CUSTOM is asked for and cannot serve a layer."""
+        if selected_backend != AttentionBackendEnum.CUSTOM:
+            return super().get_attn_backend_cls(selected_backend, attn_selector_config, num_heads)
+        if not selected_backend.is_overridden():
+            raise UnsupportedAttention(
+                "attention-backend: is CUSTOM, but no backend is registered under that name; "
+                "leave the option out to use CPU_ATTN"
+            )
+        reasons = selected_backend.get_class().validate_configuration(
+            device_capability=None, **attn_selector_config._asdict()
+        )
+        if reasons:
+            raise UnsupportedAttention(
+                f"attention-backend: is CUSTOM, which cannot serve a layer: {'; '.join(reasons)}; "
+                "serve with --attention-backend CPU_ATTN"
+            )
+        return str(selected_backend.get_path())
+
+
+def is_size_given(cache_config: Any) -> bool:
+    """Whether the user named a size of the KV cache, or a share of the memory.
+
+    ``VLLM_CPU_KVCACHE_SPACE`` has become such a size by then.
+    """
+    if cache_config.kv_cache_memory_bytes is not None:
+        return True
+    # vLLM fills a default in, and keeps no account of it: a user's 0.92 is another object.
+    share = cache_config.gpu_memory_utilization
+    return all(share is not default for default in _default_shares())
+
+
+def _default_shares() -> list[float]:
+    """Default values of ``gpu_memory_utilization``: options', and those of ``LLM`` if in use."""
+    from vllm.config import CacheConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+    shares = [CacheConfig.gpu_memory_utilization, EngineArgs.gpu_memory_utilization]
+    llm = getattr(sys.modules.get("vllm.entrypoints.llm"), "LLM", None)
+    if llm is not None:
+        shares.append(inspect.signature(llm).parameters["gpu_memory_utilization"].default)
+    return shares

@@ -1,0 +1,127 @@
+"""A model built on the meta device as vLLM would build it: all of its layers and no weights."""
+
+import logging
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+from vllm_fp4_plugin.versions import vllm_names
+
+T = TypeVar("T")
+
+_BUILDING: list[None] = []  # one entry for each ``built_for`` under way
+
+
+def is_building() -> bool:
+    """Whether this process is building a model, or making a config for one, that never runs."""
+    return bool(_BUILDING)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    logger = logging.getLogger("vllm")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextmanager
+def _building() -> Iterator[None]:
+    _BUILDING.append(None)
+    try:
+        yield
+    finally:
+        _BUILDING.pop()
+
+
+@contextmanager
+def built(model: str, *, arch: str = "", **engine_args: Any) -> Iterator[tuple[Any, Any]]:
+    """Build a model as ``vllm serve --quantization nvfp4-tc`` would, on one rank.
+
+    Args:
+        model: checkpoint directory or hub name.
+        arch: architecture of a GPU to build for, e.g. ``"sm_100"``; empty: this machine's device.
+        engine_args: further arguments of vLLM's ``EngineArgs``.
+
+    Yields:
+        The model and vLLM's config, whose ``quant_config`` is ours.
+
+    Raises:
+        ValueError: the checkpoint or an option is refused, by name.
+        NoKernelError: this machine's device has no kernel for a layer.
+        IncompatibleVllm: this vLLM lacks a name that is needed.
+    """
+    with vllm_names():
+        from vllm.engine.arg_utils import EngineArgs
+
+        from vllm_fp4_plugin.options import METHOD, Options
+
+    args = EngineArgs(model=model, quantization=METHOD, enforce_eager=True, **engine_args)
+    Options.of(args)  # refused here in one line, and in many where vLLM builds its config
+    with built_for(args, arch) as found:
+        yield found
+
+
+@contextmanager
+def built_for(args: Any, arch: str = "") -> Iterator[tuple[Any, Any]]:
+    """Build a model for vLLM's ``EngineArgs`` of one rank; as ``built`` otherwise."""
+    import torch
+
+    with vllm_names():
+        from vllm.config import set_current_vllm_config
+        from vllm.distributed import (
+            cleanup_dist_env_and_memory,
+            destroy_model_parallel,
+            ensure_model_parallel_initialized,
+            init_distributed_environment,
+            parallel_state,
+        )
+        from vllm.model_executor.layers import rotary_embedding
+        from vllm.model_executor.model_loader.utils import initialize_model
+        from vllm.model_executor.models import registry
+        from vllm.utils.torch_utils import set_default_torch_dtype
+
+        from vllm_fp4_plugin.checkpoint.placeholders import Placeholders
+        from vllm_fp4_plugin.config import Nvfp4TcConfig
+        from vllm_fp4_plugin.device import planned_for
+        from vllm_fp4_plugin.linear.method import settle
+
+    ropes, excepthook = dict(rotary_embedding._ROPE_DICT), sys.excepthook
+    with (
+        _building(),
+        _quiet(),
+        planned_for(arch),
+        # vLLM asks another process, which imports all of it anew, lest this one start CUDA.
+        patch.object(registry, "_run_in_subprocess", _run_here),
+        tempfile.TemporaryDirectory() as rendezvous,
+    ):
+        config = args.create_engine_config()
+        assert isinstance(config.quant_config, Nvfp4TcConfig)
+        with set_current_vllm_config(config):
+            init_distributed_environment(1, 0, f"file://{rendezvous}/store", 0, "gloo")
+            try:
+                if config.model_config.is_moe and parallel_state._EP is None:
+                    destroy_model_parallel()  # a dense model's, which lack what experts need
+                ensure_model_parallel_initialized(1, 1)
+                with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):
+                    with Placeholders() as placeholders:
+                        meta_model = initialize_model(config)
+                    placeholders.keep(meta_model)
+                    settle(meta_model)
+                yield meta_model, config
+            finally:
+                cleanup_dist_env_and_memory()
+                sys.excepthook = excepthook  # which torch wraps once more for every model
+                # vLLM would give these, which hold nothing, to this process's next model.
+                rotary_embedding._ROPE_DICT.clear()
+                rotary_embedding._ROPE_DICT.update(ropes)
+
+
+def _run_here(function: Callable[[], T]) -> T:
+    return function()

@@ -1,0 +1,178 @@
+"""Checks in the front-end process: options and a checkpoint's tensors, before any worker starts.
+
+What they refuse would be refused later too: options when a worker builds the model, a missing
+tensor after the weights have been read.
+"""
+
+import copy
+import functools
+import os
+import select
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.engine.arg_utils import EngineArgs
+from vllm.logger import init_logger
+
+from vllm_fp4_plugin import batch_invariance
+from vllm_fp4_plugin.batch_invariance import BatchInvarianceRefused
+from vllm_fp4_plugin.checkpoint import files as checkpoint_files
+from vllm_fp4_plugin.config import Nvfp4TcConfig
+from vllm_fp4_plugin.engine import meta_model, nvfp4_cache, refusal
+from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+from vllm_fp4_plugin.options import METHOD, Options, refuse_misplaced
+
+logger = init_logger("vllm.nvfp4_tc")
+
+_SECONDS = 120  # for a rehearsal, which takes one or two
+_COMPLETE, _REFUSED, _FAILED = b"C", b"R", b"F"
+_ONE_RANK: dict[str, Any] = {
+    "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "data_parallel_size": 1,
+    "prefill_context_parallel_size": 1,
+    "decode_context_parallel_size": 1,
+    "enable_expert_parallel": False,
+    "distributed_executor_backend": None,
+    "speculative_config": None,
+    "kv_transfer_config": None,
+}
+
+
+def register() -> None:
+    """Have every front end of vLLM check before it starts its workers."""
+    nvfp4_cache.register()
+    create = EngineArgs.create_engine_config
+    if not hasattr(create, "checks_first"):
+        checked = _checked(create)
+        checked.checks_first = True  # type: ignore[attr-defined]
+        EngineArgs.create_engine_config = checked
+
+
+def _checked(create: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(create)
+    def create_engine_config(args: Any, *more: Any, **named: Any) -> Any:
+        if not meta_model.is_building():
+            refusal.tell_last()
+        is_ours = args.quantization == METHOD
+        check_options(args, is_ours)
+        if is_ours and Path(args.model).is_dir():
+            checkpoint_files.check_config(Path(args.model))
+        config = create(args, *more, **named)
+        if isinstance(config.quant_config, Nvfp4TcConfig) and not meta_model.is_building():
+            check_options(args, is_ours=True)
+            nvfp4_cache.check(config)
+            batch_invariance.keep_norms(config)
+            batch_invariance.refuse(config)
+            model = config.model_config
+            directory = checkpoint_files.local_directory(
+                model.model, model.revision, args.download_dir
+            )
+            if directory is None:
+                _say_later(f"{model.model} is to be downloaded")
+            else:
+                check_complete(args, directory)
+        return config
+
+    return create_engine_config
+
+
+def check_options(args: Any, is_ours: bool) -> None:
+    """Check the options of ours that ``--additional-config`` has, and that they are in their place.
+
+    Args:
+        args: vLLM's ``EngineArgs``.
+        is_ours: whether the method is; else common words may be another plugin's options.
+
+    Raises:
+        InvalidOption: see ``Options.of`` and ``refuse_misplaced``.
+    """
+    refuse_misplaced(args.additional_config, is_ours)
+    Options.of(args)
+
+
+def check_complete(args: Any, directory: Path) -> None:
+    """Check that a local checkpoint holds what its model needs, from its headers.
+
+    A model without weights takes tensors without values, in a child of this process: what building
+    a model leaves behind, on a GPU too, would be in the way of the engine.
+
+    Args:
+        args: vLLM's ``EngineArgs``.
+        directory: where the checkpoint is.
+
+    Raises:
+        UnsupportedCheckpoint: see ``completeness.CompleteLoad``.
+    """
+    if args.load_format == "dummy":
+        return
+    if torch.distributed.is_initialized():
+        _say_later("this process holds an engine already")
+        return
+    verdict = _in_a_child(functools.partial(_rehearse, args, directory))
+    if verdict.startswith(_REFUSED):
+        raise UnsupportedCheckpoint(verdict[1:].decode())
+    if verdict.startswith(_FAILED):
+        _say_later(verdict[1:].decode())
+
+
+def _rehearse(args: Any, directory: Path) -> bytes:
+    """Verdict on a checkpoint; its first byte is ``_COMPLETE``, ``_REFUSED`` or ``_FAILED``."""
+    from vllm_fp4_plugin.checkpoint.dry_load import rehearse
+
+    try:
+        headers = checkpoint_files.read_headers(directory)
+        if not headers:
+            return _COMPLETE  # of another format than safetensors
+        with meta_model.built_for(_alone(args)) as (model, _):
+            rehearse(model, directory, headers)
+    except (UnsupportedCheckpoint, BatchInvarianceRefused) as error:
+        return _REFUSED + str(error).encode()
+    except Exception as error:  # vLLM's, which the engine meets, or only this check
+        return _FAILED + f"{type(error).__name__}: {error}".partition("\n")[0].encode()
+    return _COMPLETE
+
+
+def _alone(args: Any) -> Any:
+    """Arguments of the same model on one rank."""
+    alone = copy.copy(args)
+    for name, value in _ONE_RANK.items():
+        setattr(alone, name, value)
+    alone.quantization, alone.enforce_eager = METHOD, True
+    return alone
+
+
+def _in_a_child(function: Callable[[], bytes]) -> bytes:
+    """Result of a function, which a fork of this process computes."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            os.close(reader)
+            torch.set_num_threads(1)  # threads of before are not in the child
+            os.write(writer, function())
+            status = 0
+        finally:
+            os._exit(status)  # not through what the parent registered
+    os.close(writer)
+    try:
+        with os.fdopen(reader, "rb") as pipe:
+            ready, _, _ = select.select([pipe], [], [], _SECONDS)
+            if ready:
+                return pipe.read() or _FAILED + b"its process ended without a word"
+        os.kill(child, signal.SIGKILL)
+        return _FAILED + f"it took more than {_SECONDS} s".encode()
+    finally:
+        _, status = os.waitpid(child, 0)
+
+
+def _say_later(why: str) -> None:
+    logger.info(
+        "%s: whether the checkpoint is complete is checked once its weights are read (%s)",
+        METHOD,
+        why,
+    )

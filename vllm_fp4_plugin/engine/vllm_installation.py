@@ -1,0 +1,90 @@
+"""vLLM's installation: whether there is one that can be imported, and runs on this machine."""
+
+import sys
+from importlib.util import find_spec
+
+from vllm_fp4_plugin.engine import platform
+from vllm_fp4_plugin.versions import VLLM, vllm_names, vllm_version
+
+_EXTRAS = (
+    "the extra `cuda` of vllm-fp4-plugin on a machine with a GPU, `cpu` on one without: "
+    "`pip install '.[cpu]'` in a clone"
+)
+
+
+class UnusableVllm(ImportError):
+    """Error of a vLLM that is not installed, cannot be imported, or does not run on this machine.
+
+    No model is at fault, and the remedy is the same for all.
+    """
+
+
+def check_installed() -> None:
+    """Check that vLLM is installed, without importing it.
+
+    Raises:
+        UnusableVllm: it is not; the message names the extras that bring it.
+    """
+    try:
+        found = find_spec("vllm")
+    except (ImportError, ValueError):  # by what an environment puts in the way of imports
+        found = None
+    if found is None:
+        raise UnusableVllm(
+            f"vllm: is not installed for {sys.executable}, must be version {VLLM}; install "
+            f"{_EXTRAS}"
+        )
+
+
+def check(*, to_plan: bool = False) -> None:
+    """Check that vLLM is installed, imports, and finds a device that it runs on.
+
+    Args:
+        to_plan: whether models are built and none runs, which vLLM's build for GPUs does without
+            one.
+
+    Raises:
+        UnusableVllm: naming what is wrong, and the remedy.
+        IncompatibleVllm: this vLLM lacks a name that the plugin uses.
+    """
+    check_installed()
+    _import("vllm.platforms")
+    if to_plan:
+        platform.plan_without_device()
+    with vllm_names():
+        from vllm.platforms import current_platform
+    # Without a platform most of vLLM fails to import, each time with another error.
+    if not current_platform.device_type:
+        raise UnusableVllm(platform.no_device())
+    _import("vllm.engine.arg_utils")
+
+
+def check_planned_arch(arch: str) -> None:
+    """Check that a plan is for an architecture that is named, where this machine has no device.
+
+    Raises:
+        UnusableVllm: it is not.
+    """
+    if not arch and platform.is_without_device():
+        raise UnusableVllm(
+            f"arch: is not given, and vllm {vllm_version()} finds no device here to plan for, must "
+            "be one to plan for; give --arch sm_90 or --arch sm_100"
+        )
+
+
+def _import(module: str) -> None:
+    """Import a module of vLLM, whatever its dependencies raise."""
+    try:
+        __import__(module)
+    except Exception as error:
+        raise UnusableVllm(
+            f"vllm: version {vllm_version()} cannot be imported ({type(error).__name__}: {error}), "
+            f"must be {VLLM} with the dependencies of its build; install anew {_EXTRAS}"
+        ) from error
+
+
+if __name__ == "__main__":
+    try:
+        check()
+    except ImportError as unusable:
+        sys.exit(str(unusable))

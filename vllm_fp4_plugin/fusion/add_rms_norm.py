@@ -1,0 +1,25 @@
+"""vLLM's norms with a residual on our kernel, which lets the product after it start early."""
+
+from vllm.config import VllmConfig
+
+from vllm_fp4_plugin.fusion import norm_kernel, norm_module, norm_provider
+from vllm_fp4_plugin.report import LayerRecord
+
+
+def register() -> None:
+    """Have vLLM know of our kernel as a provider of its op, where it has such ops."""
+    if norm_kernel.has_ir():
+        norm_provider.register()
+
+
+def make_default(vllm_config: VllmConfig, switched_on: bool) -> LayerRecord | None:
+    """Have norms of models built from now on run on our kernel, unless the user says otherwise.
+
+    Returns:
+        Record of what runs them, and why; None on a device without a kernel.
+    """
+    kernel = norm_kernel.find()
+    if kernel is None:
+        return None
+    seam = norm_provider if norm_kernel.has_ir() else norm_module
+    return seam.make_default(vllm_config, kernel, switched_on)

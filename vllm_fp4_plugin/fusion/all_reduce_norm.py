@@ -1,0 +1,102 @@
+"""Settlement of which norms add up row-parallel layers' results, over tensor-parallel ranks.
+
+A row-parallel layer of ours hands on its rank's part, an ``Unreduced``; the norm that it goes to
+adds up, adds the residual, normalises and quantises in one op.
+"""
+
+from typing import Any, NamedTuple
+
+from vllm.config import get_current_vllm_config
+from vllm.distributed import get_tensor_model_parallel_world_size
+
+from nvfp4_kernels.dispatch import Kernel
+from vllm_fp4_plugin import batch_invariance
+from vllm_fp4_plugin.fusion.match_all_reduce import READS_BETWEEN, producer_before
+from vllm_fp4_plugin.fusion.match_norm import Found
+from vllm_fp4_plugin.fusion.norm_quantize import Reduction
+from vllm_fp4_plugin.ops import flashinfer_all_reduce
+
+
+class Before(NamedTuple):
+    """Layer before a norm, and what the norm does for it.
+
+    Attributes:
+        producer: row-parallel layer of ours whose result the norm is to add up; None: ranks have
+            added it up already.
+        reduction: how it does; None without a producer.
+        said: what is to be said of it, or why there is none; empty of one rank.
+    """
+
+    producer: Any
+    reduction: Reduction | None
+    said: str
+
+
+NONE = Before(None, None, "")
+
+
+def before(found: Found, layer: Any, kernel: Kernel) -> Before:
+    """Find what comes before a norm that quantises.
+
+    Args:
+        found: the norm.
+        layer: linear layer that it quantises for.
+        kernel: the norm's own, with a residual.
+    """
+    if get_tensor_model_parallel_world_size() == 1:
+        return NONE
+    if batch_invariance.is_wanted():
+        return Before(None, None, "all-reduce before it: vLLM's, whose order is fixed")
+    config, plan = get_current_vllm_config(), layer.quant_method.plan
+    owner = found.owners[0]
+    [name] = [name for name, module in owner._modules.items() if module is found.norm]
+    speculative = config.speculative_config
+    reads_between = speculative is not None and speculative.method in READS_BETWEEN
+    producer, against = producer_before(found.owners, name, reads_between)
+    against = against or _obstacle(plan, producer)
+    if against:
+        return Before(None, None, f"all-reduce before it: {against}")
+    tokens, why = flashinfer_all_reduce.most_tokens(
+        config, kernel.arch, plan.terms, found.norm, layer.params_dtype
+    )
+    width = flashinfer_all_reduce.widest(config) if tokens else 0
+    return Before(producer, Reduction(tokens, width, producer), _said(producer, tokens, why))
+
+
+def vllm_does_better(config: Any, found: Before) -> str:
+    """Reason to leave a norm to vLLM, whose pass fuses it with an all-reduce that ours is not.
+
+    Args:
+        config: the engine's.
+        found: what comes before the norm.
+    """
+    if found.producer is not None or not config.compilation_config.pass_config.fuse_allreduce_rms:
+        return ""
+    why = found.said.partition(": ")[2]
+    return ": ".join(filter(None, ("vLLM fuses it with an all-reduce", why)))
+
+
+def _obstacle(plan: Any, producer: Any) -> str:
+    """Reason against adding up a layer's result in a norm; empty if there is none."""
+    name = producer.prefix.rpartition(".")[2]
+    method = producer.quant_method
+    reasons = {
+        f"{name} is {type(method).__name__}'s": not hasattr(method, "hand_on_part"),
+        f"{name}'s result is not to be added up": (
+            not producer.reduce_results or producer.tp_size == 1
+        ),
+        "a scale per token": plan.activation != "static",
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def _said(producer: Any, tokens: int, why: str) -> str:
+    name = producer.prefix.rpartition(".")[2]
+    if tokens:
+        how = (
+            f"in flashinfer's op (untried on a GPU) up to {tokens} tokens, "
+            "by an all-reduce before it above"
+        )
+    else:
+        how = f"by an all-reduce before it (flashinfer's op: {why})"
+    return f"adds up {name}'s result, {how}"

@@ -1,0 +1,114 @@
+"""Norm that feeds a linear layer and nothing else, found in the modules that own the two."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from nvfp4_kernels.device.rowwise.tile import BLOCK, longest_row
+from vllm_fp4_plugin.fusion.forward_analysis import Use, flow_of, flow_of_parameter
+from vllm_fp4_plugin.fusion.norm_quantize import QuantizingNorm
+
+_LAYERS_PARAMETERS = (0, "input_", "x")  # of vLLM's linear layers' forward
+
+
+class Found(NamedTuple):
+    """A norm whose result goes to a layer.
+
+    Attributes:
+        name: the norm's name in the model.
+        norm: the norm.
+        against: reason why it cannot quantise for the layer; empty if it can.
+        owners: modules around it, the nearest first.
+    """
+
+    name: str
+    norm: QuantizingNorm
+    against: str
+    owners: Sequence[Any]
+
+
+class _Elsewhere(Exception):
+    """The result goes to other layers alone."""
+
+
+def norm_before(layer: Any, prefix: str, owners: Sequence[Any], on_gpu: bool) -> Found | None:
+    """Norm whose result goes to a layer, alone or among others; None if there is none.
+
+    Args:
+        layer: linear layer of ours, whose input is quantised.
+        prefix: its name in the model.
+        owners: complete modules that were being built when it was, the nearest first.
+        on_gpu: a kernel is to run it, which holds a row in one CTA.
+    """
+    path = [layer]  # from the layer up to what the owner holds
+    for place, owner in enumerate(owners):
+        names = [name for name, module in owner._modules.items() if module is path[-1]]
+        if len(names) != 1:
+            return None
+        prefix = prefix.removesuffix(names[0]).rstrip(".")
+        for name, norm in owner._modules.items():
+            if type(norm) is QuantizingNorm:
+                flow = flow_of(owner, name, "norm", as_input=True)
+                if names[0] not in flow.consumers:
+                    continue
+                try:
+                    against = _beyond(path, flow.uses)
+                except _Elsewhere:
+                    continue
+                against = flow.called_otherwise or against
+                against = _obstacle(owner, norm, path, on_gpu) or against
+                return Found(f"{prefix}.{name}", norm, against, owners[place:])
+        path.append(owner)
+    return None
+
+
+def _obstacle(owner: Any, norm: Any, path: Sequence[Any], on_gpu: bool) -> str:
+    """Reason that the modules themselves give."""
+    k, most = norm.hidden_size, longest_row(words=BLOCK)
+    dtypes = (path[0].params_dtype, torch.float32)
+    if norm.variance_size_override is not None:
+        return f"its variance is of {norm.variance_size_override} elements of {k}"
+    if not norm.has_weight or norm.weight.dtype not in dtypes:
+        return f"its weight is {norm.weight.dtype if norm.has_weight else 'missing'}"
+    if k % BLOCK or (on_gpu and k > most):
+        return f"its rows have {k} elements, must be a multiple of {BLOCK} and at most {most}"
+    if sum(m is norm for _, m in owner.named_modules(remove_duplicate=False)) > 1:
+        return f"{type(owner).__name__} holds it under another name too"
+    for module in (owner, norm, *path):
+        if "forward" in vars(module):
+            return f"the forward of this {type(module).__name__} was replaced"
+    for module in (norm, *path):
+        if module._forward_hooks or module._forward_pre_hooks:
+            return f"there are hooks at this {type(module).__name__}"
+    return ""
+
+
+def _beyond(path: Sequence[Any], uses: frozenset[Use]) -> str:
+    """Reason that the forward passes between norm and layer give; empty if there is none.
+
+    Args:
+        path: the layer, its owner and so on, up to a module that is called with the result.
+        uses: calls with the result.
+
+    Raises:
+        _Elsewhere: it does not get to the layer.
+    """
+    called = path[-1]
+    for below, module in zip(path[-2::-1], path[:0:-1], strict=True):
+        if len(uses) > 1:
+            break
+        [use] = uses
+        flow = flow_of_parameter(module, use.parameter)
+        if flow.leak or flow.called_otherwise:
+            return flow.leak or flow.called_otherwise
+        uses, called = flow.uses, below
+        if all(module._modules.get(use.attribute) is not below for use in uses):
+            raise _Elsewhere
+    if len(uses) > 1:
+        names = sorted({use.attribute for use in uses})
+        return f"{' and '.join(names)} read it"
+    [use] = uses
+    if called is path[0] and use.parameter not in _LAYERS_PARAMETERS:
+        return f"the layer is called with it as {use.parameter}"
+    return ""

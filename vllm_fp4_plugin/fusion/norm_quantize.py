@@ -1,0 +1,135 @@
+"""RMSNorms that quantise for the one layer that they feed, without touching vLLM's models.
+
+vLLM builds our class in the place of its own. It runs as vLLM's until a layer of ours, once the
+model is built, finds that the norm's result goes to it and nowhere else: see ``norm_flow``. From
+then on it returns a ``QuantizedInput``, with the layer's own scale, in one launch. Over several
+ranks it may add up their parts of its input first: see ``reduction``.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from vllm.config import VllmConfig
+from vllm.model_executor.custom_op import op_registry_oot
+
+from nvfp4_kernels.dispatch import Kernel
+from nvfp4_kernels.quantize.rms_norm.kernels import KERNELS
+from vllm_fp4_plugin import batch_invariance
+from vllm_fp4_plugin.device import current_device
+from vllm_fp4_plugin.fusion.norm_module import NormOnOurKernel, put_in_place
+from vllm_fp4_plugin.ops.all_reduce import all_reduce_add_rms_norm_quantize
+from vllm_fp4_plugin.ops.norm import norm_op
+from vllm_fp4_plugin.ops.operands import Input, QuantizedInput, Unreduced
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Addition over all ranks by the norm that reads the sum.
+
+    Attributes:
+        tokens: up to which flashinfer's op does it, and the norm's work too; 0: never.
+        width: elements of a token that flashinfer's workspace has room for.
+        producer: row-parallel layer that hands on its rank's part.
+    """
+
+    tokens: int
+    width: int
+    producer: Any
+
+
+@dataclass(frozen=True)
+class Feeding:
+    """Layer that a norm feeds, and how.
+
+    Attributes:
+        layer: the linear layer.
+        per_token: whether each token gets a scale of its own, and not the layer's.
+        terms: how many NVFP4 values add up to each of the norm's.
+        alone, adding: the norm's kernels, without a residual and with one.
+        reduction: how it adds up what ranks hand it their parts of; None: they do that themselves.
+    """
+
+    layer: Any
+    per_token: bool
+    terms: int
+    alone: Kernel
+    adding: Kernel
+    reduction: Reduction | None = None
+
+
+class QuantizingNorm(NormOnOurKernel):
+    """``RMSNorm`` that may quantise its result.
+
+    Attributes:
+        feeding: what it feeds; None: it runs as its base class.
+    """
+
+    feeding: Feeding | None = None
+
+    def forward(self, x: "Tensor | Unreduced", *args: Any, **kwargs: Any) -> Any:
+        """See ``RMSNorm.forward_native``; the norm may be of ``QuantizedInput``."""
+        if isinstance(x, Unreduced):
+            return self._reduced(x, *args, **kwargs)
+        if self.feeding is None:
+            return super().forward(x, *args, **kwargs)
+        return self._quantized(self.feeding, x, *args, **kwargs)
+
+    def _quantized(
+        self, feeding: Feeding, x: Tensor, residual: Tensor | None = None
+    ) -> "Input | tuple[Input, Tensor]":
+        kernel = feeding.alone if residual is None else feeding.adding
+        rows = [each for each in (x, residual) if each is not None]
+        if x.ndim != 2:
+            rows = [each.reshape(-1, each.shape[-1]) for each in rows]
+        scale = [] if feeding.per_token else [feeding.layer.input_scale]
+        data, scales, *further = norm_op(kernel.op)(
+            *rows, self.weight.data, self.variance_epsilon, *scale, feeding.terms, kernel.target
+        )
+        row_scale = further[0] if feeding.per_token else None
+        quantized = QuantizedInput(data, scales, row_scale, tuple(x.shape), x.dtype, feeding.terms)
+        return quantized if residual is None else (quantized, further[-1].view(x.shape))
+
+    def _reduced(
+        self, x: Unreduced, residual: Tensor | None = None
+    ) -> tuple[QuantizedInput, Tensor]:
+        feeding = self.feeding
+        if residual is None or feeding is None or feeding.reduction is None:
+            x.refuse()
+        layer, reduction = feeding.layer, feeding.reduction
+        total = x.partial.reshape(-1, x.shape[-1])
+        data, scales = all_reduce_add_rms_norm_quantize(
+            total, residual.reshape(total.shape), self.weight.data, self.variance_epsilon,
+            layer.input_scale, layer.input_scale_reciprocal, feeding.terms, feeding.adding.target,
+            reduction.tokens, reduction.width,
+        )  # fmt: skip
+        quantized = QuantizedInput(data, scales, None, tuple(x.shape), x.dtype, feeding.terms)
+        return quantized, total.view(x.shape)
+
+
+def enable() -> None:
+    """Put ``QuantizingNorm`` in the place of vLLM's class, for models built from now on.
+
+    On a device without kernels that quantise vLLM's class stays.
+    """
+    if kernels(per_token=False) is not None:
+        put_in_place(QuantizingNorm)
+
+
+def kernels(per_token: bool) -> tuple[Kernel, Kernel] | None:
+    """Kernels of a norm on this process's device, without a residual and with one."""
+    suffix = "_per_token" if per_token else ""
+    names = f"rms_norm_quantize{suffix}", f"add_rms_norm_quantize{suffix}"
+    device, wanted = current_device(), batch_invariance.is_wanted()
+    alone, adding = (KERNELS[name].find(device, "w4a4", wanted) for name in names)
+    return None if alone is None or adding is None else (alone, adding)
+
+
+def obstacle(vllm_config: VllmConfig, switched_on: bool) -> str | None:
+    """Reason why no norm of an engine is to quantise; None if there is none."""
+    reasons = {
+        "switched off (fuse_norm)": not switched_on,
+        "LoRA is enabled": vllm_config.lora_config is not None,
+        "another plugin replaces RMSNorm": op_registry_oot.get("RMSNorm") is not QuantizingNorm,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)

@@ -1,0 +1,84 @@
+"""Fused op with the modules around it, which can run unfused too."""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vllm_fp4_plugin.ops.operands import QuantizedInput, Unreduced
+
+TOKENS = 5
+_SATURATED = 2688  # of an input's global scale: the largest value that NVFP4 has with it
+_DEVIATIONS = 4  # of normal values, from 0 to that
+
+
+@dataclass(frozen=True)
+class Neighbourhood:
+    """Fused op of one layer.
+
+    Attributes:
+        name: name of what was fused, for a reader.
+        kind: what ops that compute alike have in common, and no others.
+        results: results of the fused form, or, of ``False``, of the unfused one.
+        separate: leaves the op unfused from now on.
+    """
+
+    name: str
+    kind: Hashable
+    results: Callable[[bool], Sequence[Tensor]]
+    separate: Callable[[], None]
+
+
+def random_input(layer: Any, tokens: int = TOKENS) -> Tensor:
+    """Normal values ``(tokens, K)`` that a linear layer's calibrated scale takes, if it has one."""
+    scale = getattr(layer, "input_scale", None)
+    values = torch.randn(tokens, layer.input_size, generator=_generator()).to(layer.weight.device)
+    if scale is not None:
+        values = values * (scale.float() * (_SATURATED / _DEVIATIONS))
+    return values.to(layer.params_dtype)
+
+
+def random_rows(like: Tensor, width: int, tokens: int = TOKENS, seed: int = 0) -> Tensor:
+    """Normal values ``(tokens, width)`` of a tensor's dtype and device."""
+    return torch.randn(tokens, width, generator=_generator(seed)).to(like)
+
+
+def _generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator("cpu").manual_seed(seed)
+
+
+def product(layer: Any, x: Any) -> Tensor:
+    """Result of a linear layer of ours, before ranks add theirs up.
+
+    Of a gate and up projection, it is the activation's, or that of the layer which takes it.
+    """
+    out = layer.quant_method.apply(layer, x)
+    if hasattr(out, "silu_and_mul"):
+        consumer, out = out.consumer, out.silu_and_mul()
+        if consumer is not None:
+            out = consumer.quant_method.apply(consumer, out)
+    return plain(out)
+
+
+def plain(out: Any) -> Tensor:
+    """Tensor of a module's result."""
+    first = out[0] if isinstance(out, tuple) else out
+    if isinstance(first, Unreduced):
+        return first.partial
+    if isinstance(first, QuantizedInput) or not isinstance(first, Tensor):
+        raise TypeError(f"the result is {type(first).__name__}, must be a tensor")
+    return first
+
+
+def distance(fused: Sequence[Tensor], unfused: Sequence[Tensor]) -> float:
+    """Largest difference of two lists of results, in root mean squares of the latter."""
+    furthest = 0.0
+    for one, other in zip(fused, unfused, strict=True):
+        size, apart = (float(x.double().norm()) for x in (other, one.double() - other.double()))
+        if apart != apart or size != size:
+            return float("inf")
+        if apart:
+            furthest = max(furthest, apart / size if size else float("inf"))
+    return furthest

@@ -1,0 +1,411 @@
+"""Linear method of ``nvfp4-tc`` for checkpoints that are quantised already."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+from vllm.config import get_current_vllm_config
+from vllm.model_executor.layers.linear import (
+    LinearMethodBase,
+    register_weight_loader_v2_supported_method,
+)
+
+from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.device.rowwise.tile import longest_row
+from nvfp4_kernels.devices import dtype_name
+from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE
+from nvfp4_kernels.gemm.arguments import A16_DTYPES, MAX_SHARDS
+from nvfp4_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
+from nvfp4_kernels.gemm.silu_mul.kernels import KERNELS as SILU_MUL_GEMM_KERNELS
+from vllm_fp4_plugin import batch_invariance
+from vllm_fp4_plugin import kernel_weight as weights
+from vllm_fp4_plugin.activation_terms import GivenTerms
+from vllm_fp4_plugin.checkpoint import completeness
+from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
+from vllm_fp4_plugin.fusion import all_reduce_norm, attention, norm_quantize
+from vllm_fp4_plugin.fusion import gate_up as fused_mlp
+from vllm_fp4_plugin.fusion.match_norm import norm_before
+from vllm_fp4_plugin.fusion.norm_quantize import Feeding
+from vllm_fp4_plugin.linear.stored_weight import StoredWeight
+from vllm_fp4_plugin.ops.linear import linear
+from vllm_fp4_plugin.ops.operands import Input, QuantizedInput, Unreduced, operand, shaped
+from vllm_fp4_plugin.options import Activation, Options
+from vllm_fp4_plugin.plan import (
+    LinearPlan,
+    arithmetic_of,
+    choose_kernels,
+    hash_kernels,
+    product_of,
+)
+from vllm_fp4_plugin.report import LayerRecord
+from vllm_fp4_plugin.startup import Startup
+from vllm_fp4_plugin.warmup import Norm
+
+
+class Nvfp4LinearBase(LinearMethodBase):
+    """Method of layers quantised on disk and of those quantised at load.
+
+    Args:
+        startup: told of the layer's plan, and when its weights are in place.
+        options: the user's.
+        prefix: the layer's name.
+        activation: how its input is to be quantised.
+        terms: number of terms of its input that the user gave.
+    """
+
+    # vLLM makes one method per layer, so what is decided for the layer is kept here.
+    plan: LinearPlan
+    reason: str = ""  # for the layer's kind
+    # Kernels of a fused gate and up projection that is run as two products after all.
+    apart: tuple[str, str | None] | None = None
+
+    def __init__(
+        self,
+        startup: Startup,
+        options: Options,
+        prefix: str,
+        activation: Activation,
+        terms: GivenTerms | None,
+    ) -> None:
+        self.startup = startup
+        self.options = options
+        self.prefix = prefix
+        self.activation: Activation = activation
+        self.terms = terms
+        self._owners: list[Module] = []  # until the layer is settled, the nearest first
+        self._settled = False
+        self._consumer: Any = None  # layer that takes the result quantised
+        self._hands_on_part = False  # the norm after it adds up its result
+        self._feeds_reduction = False  # such a norm quantises for it
+
+    def make_plan(
+        self,
+        layer: Any,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        params_dtype: torch.dtype,
+    ) -> LinearPlan:
+        """Check that the layer can be served, and plan it; ``settle`` has the last word."""
+        completeness.check_load_format(get_current_vllm_config().load_config.load_format)
+        if params_dtype not in A16_DTYPES:
+            raise UnsupportedCheckpoint(
+                f"{self.prefix}: dtype is {params_dtype}, must be bfloat16 or float16; "
+                "serve with --dtype bfloat16"
+            )
+        if layer.input_size % BLOCK_SIZE:
+            raise UnsupportedCheckpoint(
+                f"{self.prefix}: K is {layer.input_size}, must be a multiple of {BLOCK_SIZE}; "
+                "leave the layer unquantised: of a 16-bit checkpoint with nvfp4_tc.ignore"
+            )
+        if input_size_per_partition % BLOCK_SIZE:
+            raise UnsupportedCheckpoint(
+                f"{self.prefix}: K is {layer.input_size}, which tensor parallelism of "
+                f"{layer.tp_size} cuts into {input_size_per_partition}; each part must be a "
+                f"multiple of {BLOCK_SIZE}; use a smaller --tensor-parallel-size or leave the "
+                "layer unquantised"
+            )
+        unfused = fused_mlp.obstacle(layer, self.prefix, self.options)
+        self._owners = fused_mlp.builders(layer)
+        return self._plan(
+            layer, input_size_per_partition, list(output_partition_sizes), params_dtype, unfused
+        )
+
+    def settle(self, layer: Any) -> None:
+        """Settle what depends on the modules around a layer, now that they are complete.
+
+        Whether a gate and up projection is fused; whether the layer after it takes its result
+        quantised; whether the norm or the attention before a layer quantises for it; and whether
+        attention beside it rotates queries and keys.
+        """
+        if self._settled:
+            return
+        self._settled = True
+        owners, self._owners = self._owners, []
+        if self.plan.gate_up:
+            self._settle_gate_up(owners, layer)
+        if self.plan.quantizer is not None:
+            self._settle_norm(owners, layer)
+        attention.settle(owners, layer, self.plan, self.startup.report, self.options)
+
+    def _settle_gate_up(self, owners: list[Module], layer: Any) -> None:
+        owner = owners[0] if owners else None
+        unfused = fused_mlp.owners_obstacle(owner, layer)
+        handed_over = ""
+        if unfused is None:
+            self._consumer, handed_over = self._hand_over(owner, layer)
+        if unfused is not None or handed_over:
+            k, sizes = self.plan.k, self.plan.shard_sizes
+            self.plan = self._plan(layer, k, sizes, layer.params_dtype, unfused, handed_over)
+
+    def _settle_norm(self, owners: list[Module], layer: Any) -> None:
+        plan, config = self.plan, get_current_vllm_config()
+        found = norm_before(layer, self.prefix, owners, on_gpu=plan.kernel.arch != "cpu")
+        if found is None:
+            return
+        per_token = plan.activation == "per-token"
+        kernels = norm_quantize.kernels(per_token)
+        against = norm_quantize.obstacle(config, self.options.fuse_norm) or found.against
+        name, shown = found.name, self.prefix.rpartition(".")[2]
+        found_before = all_reduce_norm.NONE
+        if not against and kernels is not None:
+            found_before = all_reduce_norm.before(found, layer, kernels[1])
+            against = all_reduce_norm.vllm_does_better(config, found_before)
+        if against or kernels is None:
+            self.startup.report.add(LayerRecord(name, "vLLM", "16-bit", against, 0, 0))
+            return
+        producer, reduced, said = found_before
+        if producer is not None:
+            producer.quant_method.hand_on_part(producer)
+            self._feeds_reduction = True
+        found.norm.feeding = Feeding(layer, per_token, plan.terms, *kernels, reduced)
+        reason = "; ".join(filter(None, (f"quantises for {shown}", said)))
+        record = LayerRecord(
+            name, kernels[1].label, arithmetic_of(plan.activation, plan.terms).removeprefix("W4"),
+            reason, 0, 0,
+        )  # fmt: skip
+        self.startup.report.add(record)
+        if plan.kernel.arch != "cpu":
+            dtype: Any = dtype_name(layer.params_dtype)
+            weight_dtype = dtype_name(found.norm.weight.dtype)
+            sizes = weight_dtype, plan.k, per_token, plan.terms, plan.kernel.batch_invariant
+            self.startup.expect(name, Norm(dtype, *sizes))
+        held = (
+            f"{name.rpartition('.')[2]} {reason}",
+            *(kernel.target for kernel in kernels),
+        )
+        hash_kernels(config, held, plan.terms, self.options)
+
+    def _hand_over(self, owner: Any, layer: Any) -> tuple[Any, str]:
+        """Layer that takes the result quantised, or None; and what the report says of it."""
+        found, against = fused_mlp.consumer_of(owner, layer)
+        method = getattr(found, "quant_method", None)
+        if found is None and self.plan.quantizer is not None:
+            return None, f"result in 16 bits: {against}"
+        if not isinstance(method, Nvfp4LinearBase) or method.plan.quantizer is None:
+            return None, ""  # it takes 16 bits
+        name = method.prefix.rpartition(".")[2]
+        if method.plan.activation != "static":
+            return None, f"result in 16 bits: {name} has a scale per token"
+        return found, f"result quantised for {name}"
+
+    def _plan(
+        self,
+        layer: Any,
+        k: int,
+        sizes: list[int],
+        dtype: torch.dtype,
+        unfused: str | None,
+        handed_over: str = "",
+    ) -> LinearPlan:
+        """Choose the layer's kernels and report them.
+
+        Args:
+            layer: the layer.
+            k: elements of its input on this rank.
+            sizes: output widths of its shards on this rank.
+            dtype: dtype of its input.
+            unfused: reason against fusing it, see ``fused_mlp.obstacle``.
+            handed_over: what is to be said of its result.
+        """
+        gate_up = unfused is None
+        table = SILU_MUL_GEMM_KERNELS if gate_up else GEMM_KERNELS
+        kernel, quantizer, activation, terms, why = choose_kernels(
+            table, self.activation, self.terms, batch_invariant=batch_invariance.is_wanted()
+        )
+        batch_invariance.check_terms(self.prefix, terms, kernel.arch)
+        if activation == "static" and self.prefix.endswith(".kv_b_proj"):
+            raise UnsupportedCheckpoint(
+                f"{self.prefix}: is quantised with its activations, but MLA needs its weight "
+                "alone; quantise the model with kv_b_proj excluded"
+            )
+        longest = longest_row(words=BLOCK_SIZE // 2)  # of 16-bit elements
+        if kernel.arch != "cpu" and activation == "per-token" and k > longest:
+            raise UnsupportedCheckpoint(
+                f"{self.prefix}: K is {k} on each rank, must be at most {longest} on {kernel.arch} "
+                "for a scale per token; use a larger --tensor-parallel-size, or leave the layer "
+                "unquantised"
+            )
+        if kernel.arch != "cpu" and len(sizes) > MAX_SHARDS:
+            raise UnsupportedCheckpoint(
+                f"{self.prefix}: joins {len(sizes)} projections, must join at most {MAX_SHARDS} on "
+                f"{kernel.arch}; leave the layer unquantised"
+            )
+        reason = "; ".join(filter(None, (self.reason, why, unfused, handed_over)))
+        taken = 0 if self._consumer is None else self._consumer.quant_method.plan.terms
+        plan = LinearPlan(kernel, quantizer, activation, terms, sizes, k, gate_up, reason, taken)
+        self.startup.report.add(self._record(plan))
+        self.startup.expect(self.prefix, product_of(layer, plan, dtype))
+        held = filter(None, (*plan.targets, handed_over))
+        hash_kernels(get_current_vllm_config(), held, plan.terms, self.options)
+        return plan
+
+    def _record(self, plan: LinearPlan) -> LayerRecord:
+        layout, k, padded = plan.kernel.weight_layout, plan.k, plan.pads_rows
+        weight_bytes = sum(
+            weights.weight_bytes(n, k, layout, padded=padded) for n in plan.weight_rows
+        )
+        global_bytes = 4 * len(plan.shard_sizes) + 4 * (plan.activation == "static")
+        return LayerRecord(
+            self.prefix,
+            plan.kernel.label,
+            plan.arithmetic,
+            plan.reason,
+            sum(plan.shard_sizes) * k,
+            weight_bytes + global_bytes,
+        )
+
+    def kernel_weight(
+        self, data: Tensor, scales: Tensor, weight_global: Tensor, input_global: Tensor | None
+    ) -> weights.KernelWeight:
+        """Bring the weight to the plan's kernel's layout; see ``weights.kernel_weight``."""
+        return weights.kernel_weight(
+            data,
+            scales,
+            weight_global,
+            input_global,
+            gate_up=self.plan.gate_up,
+            layout=self.plan.kernel.weight_layout,
+            padded=self.plan.pads_rows,
+        )
+
+    def hand_on_part(self, layer: Any) -> None:
+        """Have the layer return an ``Unreduced`` from now on, and vLLM not add it up."""
+        self._hands_on_part = True
+        layer.reduce_results = False
+
+    def keep_part(self, layer: Any) -> None:
+        """Have the layer's result added up over all ranks by vLLM again."""
+        self._hands_on_part = False
+        layer.reduce_results = True
+
+    def install(self, layer: Any, weight: weights.KernelWeight) -> None:
+        """Give the layer the tensors its forward pass reads, or the norm before it."""
+        scale = weight.input_scale if self._feeds_reduction else None
+        tensors = {
+            "weight": weight.data,
+            "weight_scale": weight.scales,
+            "alpha": weight.alpha,
+            "input_scale": weight.input_scale,
+            "input_scale_reciprocal": None if scale is None else scale.reciprocal(),
+        }
+        for name, tensor in tensors.items():
+            if tensor is None:
+                setattr(layer, name, None)
+            else:
+                layer.register_parameter(name, Parameter(tensor, requires_grad=False))
+
+    def apply(
+        self, layer: Any, x: Input, bias: Tensor | None = None
+    ) -> "Tensor | Unreduced | fused_mlp.GateUp":
+        """Compute the layer's product, or this rank's part; of a fused projection, promise it."""
+        plan = self.plan
+        if isinstance(x, QuantizedInput):
+            came = f"NVFP4 of {x.terms} terms"
+            fits = plan.quantizer is not None and x.terms == plan.terms
+        else:
+            came, fits = dtype_name(x.dtype), x.dtype in A16_DTYPES
+        if x.shape[-1] != plan.k or not fits:
+            raise InvalidArgument(
+                f"{self.prefix}: its input is {came} {tuple(x.shape)}, must be "
+                f"bfloat16 or float16 (..., {plan.k}); convert it, or leave the layer unquantised"
+            )
+        if plan.gate_up:
+            return fused_mlp.GateUp(
+                x, layer, plan.shard_sizes[0], *plan.targets, plan.terms, self._consumer,
+                plan.out_terms, self.apart,
+            )  # fmt: skip
+        out = linear(
+            *operand(x), layer.weight, layer.weight_scale, layer.alpha, plan.shard_sizes,
+            layer.input_scale, bias, *plan.targets, plan.terms, x.dtype,
+        )  # fmt: skip
+        out = shaped(out, x)
+        return Unreduced(out, self.prefix) if self._hands_on_part else out
+
+    def dequantize_weight(self, layer: Any) -> Tensor:
+        """Decode the weight: float32 ``(N, K)``."""
+        plan = self.plan
+        globals_ = layer.alpha if layer.input_scale is None else layer.alpha / layer.input_scale
+        per_row = globals_.repeat_interleave(torch.tensor(plan.shard_sizes, device=globals_.device))
+        parts = (layer.weight, layer.weight_scale)
+        matrices = zip(*parts, strict=True) if plan.gate_up else [parts]
+        values = [
+            weights.decode(data, scales, n, plan.k)
+            for (data, scales), n in zip(matrices, plan.weight_rows, strict=True)
+        ]
+        return torch.cat(values).mul_(per_row.unsqueeze(-1))
+
+
+@register_weight_loader_v2_supported_method
+class Nvfp4LinearMethod(Nvfp4LinearBase):
+    """Method of a linear layer whose checkpoint holds NVFP4 weights.
+
+    Args:
+        startup: as for the base.
+        options: as for the base.
+        prefix: as for the base.
+        checkpoint: content of the checkpoint's config.
+        weight_only: the checkpoint leaves the layer's activations in 16 bits.
+        reason: reason for its kind, for the report; may be empty.
+        terms: as for the base.
+
+    Attributes:
+        optional_parameters: names of those that the checkpoint may leave out.
+    """
+
+    optional_parameters: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        startup: Startup,
+        options: Options,
+        prefix: str,
+        checkpoint: CheckpointConfig,
+        *,
+        weight_only: bool,
+        reason: str,
+        terms: GivenTerms | None = None,
+    ) -> None:
+        super().__init__(startup, options, prefix, "16-bit" if weight_only else "static", terms)
+        self.checkpoint = checkpoint
+        self.reason = reason
+
+    def create_weights(
+        self,
+        layer: Any,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Register the tensors as the checkpoint names them."""
+        k, rows = input_size_per_partition, list(output_partition_sizes)
+        self.plan = self.make_plan(layer, k, rows, params_dtype)
+        self.stored = StoredWeight(
+            layer, self.prefix, self.checkpoint, rows, k, extra_weight_attrs["weight_loader"],
+            static=self.plan.activation == "static",
+        )  # fmt: skip
+        self.optional_parameters = self.stored.optional
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Check what was loaded, permute the scales, fold the global ones; runs once per load."""
+        if self.stored.is_taken(layer):
+            return  # done already
+        self.settle(layer)
+        stored = self.stored.take(layer)
+        try:
+            kernel_weight = self.kernel_weight(*stored)
+        except InvalidArgument as error:
+            raise UnsupportedCheckpoint(f"{self.prefix}: {error}") from error
+        self.install(layer, kernel_weight)
+        self.startup.loaded(self.prefix, layer.weight.device)
+
+
+def settle(model: Module) -> None:
+    """Settle the layers of a model whose weights are not going to be loaded."""
+    for layer in model.modules():
+        method = getattr(layer, "quant_method", None)
+        if isinstance(method, Nvfp4LinearBase):
+            method.settle(layer)

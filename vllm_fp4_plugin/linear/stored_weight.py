@@ -1,0 +1,143 @@
+"""Weight of a layer as an NVFP4 checkpoint stores it: registered, received, checked, taken out."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from vllm.config import get_current_vllm_config
+
+from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE, GLOBAL_RANGE
+from vllm_fp4_plugin import kernel_weight
+from vllm_fp4_plugin.formats import CheckpointConfig
+from vllm_fp4_plugin.linear.load_ledger import LoadLedger
+from vllm_fp4_plugin.linear.parameters import NumberParameter, RowsLoader, RowsParameter
+
+
+class Stored(NamedTuple):
+    """Tensors of a weight.
+
+    Attributes:
+        data: uint8 ``(N, K/2)``.
+        scales: float8_e4m3fn ``(N, K/16)``, linear.
+        weight_global: float32 ``(S,)``, factors, one per shard.
+        input_global: likewise; None where it is not used.
+    """
+
+    data: Tensor
+    scales: Tensor
+    weight_global: Tensor
+    input_global: Tensor | None
+
+
+class StoredWeight:
+    """Parameters of a layer under their names in the checkpoint, until they have been loaded.
+
+    Args:
+        layer: that the parameters belong to.
+        prefix: its name.
+        checkpoint: content of the checkpoint's config.
+        shards: rows of each shard on this rank.
+        k: elements of a row on this rank.
+        vllm_loader: vLLM's own loader of a parameter.
+        static: the input has calibrated scales, which are used.
+    """
+
+    def __init__(
+        self,
+        layer: Any,
+        prefix: str,
+        checkpoint: CheckpointConfig,
+        shards: list[int],
+        k: int,
+        vllm_loader: Callable[..., None],
+        *,
+        static: bool,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._static = static
+        self._shards = shards
+        rows = RowsLoader(vllm_loader)
+        self._ledger = ledger = LoadLedger(layer, prefix, len(shards), rows)
+        self._dummy = get_current_vllm_config().load_config.load_format == "dummy"
+        names = checkpoint.names
+
+        def matrix(name: str, dtype: torch.dtype, columns_per: int) -> None:
+            data = torch.empty(sum(shards), k // columns_per, dtype=dtype)
+            loader = ledger.loader(name, dtype, columns_per, rows.load)
+            parameter = RowsParameter(
+                data=data, input_dim=1, output_dim=0, rows=rows, weight_loader=loader
+            )
+            layer.register_parameter(name, parameter)
+
+        def globals_(name: str) -> None:
+            loader = ledger.loader(name, torch.float32, None, vllm_loader)
+            # NaN, so that a shard that was never loaded cannot pass for a scale.
+            data = torch.full((len(shards),), float("nan"), dtype=torch.float32)
+            layer.register_parameter(name, NumberParameter(data=data, weight_loader=loader))
+
+        matrix(names.weight, torch.uint8, 2)
+        matrix(names.block_scale, torch.float8_e4m3fn, BLOCK_SIZE)
+        globals_(names.weight_global)
+        # A checkpoint may carry input scales that are not used; they are read nevertheless.
+        globals_(names.input_global)
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """Names of the parameters that the checkpoint may leave out."""
+        return () if self._static else (self._checkpoint.names.input_global,)
+
+    def is_taken(self, layer: Any) -> bool:
+        """Whether the layer's parameters have been taken out."""
+        return not hasattr(layer, self._checkpoint.names.weight_global)
+
+    def take(self, layer: Any) -> Stored:
+        """Check what was loaded, and take the parameters out of the layer.
+
+        Raises:
+            UnsupportedCheckpoint: something is missing, or a scale is none.
+        """
+        names = self._checkpoint.names
+        order = (names.weight, names.block_scale, names.weight_global, names.input_global)
+        loaded = {name: getattr(layer, name).data for name in order}
+        data, scales, weight_global, input_global = loaded.values()
+        if self._dummy:
+            _fill_dummy(data, scales, weight_global, input_global)
+        else:
+            self._ledger.check_complete([name for name in order if name not in self.optional])
+            self._check_block_scales(scales, data)
+        stored = Stored(
+            data,
+            scales,
+            self._factors(names.weight_global, weight_global),
+            self._factors(names.input_global, input_global) if self._static else None,
+        )
+        for name in loaded:
+            delattr(layer, name)
+        self._ledger.forget()
+        return stored
+
+    def _check_block_scales(self, scales: Tensor, data: Tensor) -> None:
+        """Raise for a shard whose block scales are none."""
+        if kernel_weight.are_block_scales(scales, data):
+            return
+        sources = self._ledger.sources(self._checkpoint.names.block_scale, len(self._shards))
+        parts = zip(sources, scales.split(self._shards), data.split(self._shards), strict=True)
+        for source, *shard in parts:
+            kernel_weight.check_block_scales(source, *shard)
+
+    def _factors(self, name: str, stored: Tensor) -> Tensor:
+        """Global scales as factors, whichever way the checkpoint stores them."""
+        if not kernel_weight.are_globals(stored):
+            sources = self._ledger.sources(name, len(stored))
+            for source, value in zip(sources, stored, strict=True):
+                kernel_weight.check_globals(source, value)
+        return stored.reciprocal() if self._checkpoint.format.reciprocal else stored
+
+
+def _fill_dummy(data: Tensor, scales: Tensor, weight_global: Tensor, input_global: Tensor) -> None:
+    """Fill tensors for ``--load-format dummy``, whose own random values are no valid scales."""
+    data.random_(0, 256)
+    scales.copy_(torch.ones_like(scales, dtype=torch.float32))
+    weight_global.fill_(1.0 / GLOBAL_RANGE)
+    input_global.fill_(1.0 / GLOBAL_RANGE)

@@ -1,0 +1,93 @@
+"""Custom op that adds up all ranks' parts, adds the residual, normalises and quantises.
+
+What runs inside depends on the number of tokens, which ``torch.compile`` must not specialise on.
+"""
+
+import torch
+from torch import Tensor
+from torch.library import Library, register_fake
+from vllm.distributed import tensor_model_parallel_all_reduce
+
+from nvfp4_kernels.device.rowwise.operands import new_operand
+from nvfp4_kernels.runtime.launch_cache import Prepared
+from vllm_fp4_plugin.ops import flashinfer_all_reduce
+from vllm_fp4_plugin.ops.linear import function, readable
+
+_LIBRARY = Library("nvfp4_tc", "FRAGMENT")
+_NAME = "all_reduce_add_rms_norm_quantize"
+
+
+def _run(
+    partial: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    global_scale: Tensor,
+    reciprocal: Tensor,
+    terms: int,
+    kernel: str,
+    tokens: int,
+    width: int,
+) -> tuple[Tensor, Tensor]:
+    """Compute ``add_rms_norm_quantize`` of the sum of all ranks' parts.
+
+    Args:
+        partial: 16-bit ``(M, K)``, contiguous: this rank's part; becomes the new residual.
+        residual: as ``partial``.
+        weight: ``(K,)``.
+        eps: of the norm.
+        global_scale: float32 ``()``, the factor that multiplies the values.
+        reciprocal: its reciprocal, as flashinfer takes it.
+        terms: how many NVFP4 values add up to each.
+        kernel: target of ``add_rms_norm_quantize``.
+        tokens: up to which flashinfer's op does it all; 0: never.
+        width: elements of a token that flashinfer's workspace has room for.
+
+    Returns:
+        ``data`` and ``scales``, see ``nvfp4_kernels.rms_norm_quantize``.
+    """
+    # Asked for even by a step of too many, as the first may be.
+    served = flashinfer_all_reduce.usable_tokens(partial, tokens, width) if tokens else 0
+    if 0 < len(partial) <= served:
+        data, scales = new_operand(partial, partial.shape[1], terms)
+        residual = readable(residual)
+        flashinfer_all_reduce.run(partial, residual, weight, eps, reciprocal, tokens, data, scales)
+        return data, scales
+    total = tensor_model_parallel_all_reduce(partial)
+    return _norm(total, residual, weight, eps, global_scale, terms, partial, kernel)
+
+
+def _normalise(
+    total: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    global_scale: Tensor,
+    terms: int,
+    sums: Tensor,
+    kernel: str,
+) -> tuple[Tensor, Tensor]:
+    """Add the residual, which goes to ``sums``, normalise and quantise."""
+    data, scales, _ = function(kernel)(
+        readable(total), readable(residual), weight, eps, global_scale, terms, sums
+    )
+    return data, scales
+
+
+_norm = Prepared(_normalise)
+
+
+def _fake(partial: Tensor, *given: object) -> tuple[Tensor, Tensor]:
+    terms = given[5]
+    assert isinstance(terms, int)
+    return new_operand(partial, partial.shape[1], terms)
+
+
+_LIBRARY.define(
+    f"{_NAME}(Tensor(a!) partial, Tensor residual, Tensor weight, float eps, Tensor global_scale, "
+    "Tensor reciprocal, int terms, str kernel, int tokens, int width) -> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_LIBRARY.impl(_NAME, _run, "CompositeExplicitAutograd")
+register_fake(f"nvfp4_tc::{_NAME}", _fake, lib=_LIBRARY)
+all_reduce_add_rms_norm_quantize = getattr(torch.ops.nvfp4_tc, _NAME).default
