@@ -196,6 +196,7 @@ def emulated_ops(schedule: Schedule, arch: str = "sm_100") -> Iterator[Gpu]:
     Kernels may touch the tensors that any launch was given, and nothing else.
     """
     from nvfp4_kernels.devices import standing_in
+    from nvfp4_kernels.runtime import compile as compiler
 
     with emulated(schedule, arch) as device, pytest.MonkeyPatch.context() as patch:
 
@@ -203,7 +204,7 @@ def emulated_ops(schedule: Schedule, arch: str = "sm_100") -> Iterator[Gpu]:
             for tensor in tensors:
                 device.put(f"{tensor.dtype}{list(tensor.shape)}".removeprefix("torch."), tensor)
 
-        patch.setattr(kernel_compile, "watchers", [know])
+        patch.setattr(compiler, "watchers", [know])
         with standing_in("cpu", device.arch):
             yield device.gpu
 

@@ -34,7 +34,7 @@ def launched(patch: pytest.MonkeyPatch) -> tuple[int, str]:
         compile_kernel = compiler.compile_kernel
         with patch.context() as within:
             within.setattr(
-                kernel_compile,
+                compiler,
                 "compile_kernel",
                 lambda kernel, **given: (compiled.append(kernel), compile_kernel(kernel, **given))[
                     1

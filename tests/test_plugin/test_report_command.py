@@ -16,7 +16,7 @@ from tests.engine import report_command as report
 from vllm_fp4_plugin.checkpoint import files as checkpoint_files
 from vllm_fp4_plugin.checkpoint import weight_account
 from vllm_fp4_plugin.checkpoint.weight_account import KINDS
-from vllm_fp4_plugin.commands import console
+from vllm_fp4_plugin.commands import command_line
 from vllm_fp4_plugin.commands.report import model_report
 
 pytestmark = pytest.mark.slow
@@ -112,7 +112,7 @@ def test_a_config_that_is_no_object(tmp_path: Path) -> None:
 
 
 def test_what_vllm_stumbles_over(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(typer.Exit) as end, console.refusals("m"):
+    with pytest.raises(typer.Exit) as end, command_line.refusals("m"):
         raise AttributeError("no head")
     assert end.value.exit_code == 1
     said = capsys.readouterr().err

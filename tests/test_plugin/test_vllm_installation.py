@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from tests import limits, without_vllm
-from vllm_fp4_plugin.commands import console
+from vllm_fp4_plugin.commands import command_line
 from vllm_fp4_plugin.engine import vllm_installation
 from vllm_fp4_plugin.engine.vllm_installation import UnusableVllm
 
@@ -88,7 +88,7 @@ def test_a_vllm_whose_dependencies_do_not_fit(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_module_that_a_model_s_code_needs(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(typer.Exit), console.refusals("m"):
+    with pytest.raises(typer.Exit), command_line.refusals("m"):
         raise ModuleNotFoundError("No module named 'einops'", name="einops")
     said = capsys.readouterr().err
     assert said.startswith("error: m: needs a module that cannot be imported here (No module name")

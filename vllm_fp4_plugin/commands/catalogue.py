@@ -7,8 +7,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from vllm_fp4_plugin.commands import console as command_line
-from vllm_fp4_plugin.commands import known_checkpoints
+from vllm_fp4_plugin.commands import command_line, known_checkpoints
 from vllm_fp4_plugin.commands.known_checkpoints import Cell, Row
 from vllm_fp4_plugin.versions import RELEASES, vllm_release
 

@@ -14,7 +14,7 @@ from nvfp4_kernels.devices import FAMILIES, GPUS, device_arch
 from nvfp4_kernels.runtime.compile import UnusableCache, cache_folder, check_folder
 from nvfp4_kernels.tool.toolchain import NoCompiler, check_compiler
 from vllm_fp4_plugin import versions
-from vllm_fp4_plugin.commands import console, tried
+from vllm_fp4_plugin.commands import command_line, tried
 from vllm_fp4_plugin.engine import vllm_installation
 
 _ENTRY_POINTS = ("vllm.general_plugins", "vllm.platform_plugins")
@@ -46,7 +46,7 @@ def doctor() -> None:
     table = Table(show_header=False)
     for each in found:
         table.add_row(each.about, "ok" if each.is_well else "[red]no[/red]", escape(each.said))
-    console.output().print(table)
+    command_line.output().print(table)
     if not all(each.is_well for each in found):
         raise typer.Exit(1)
 

@@ -11,8 +11,7 @@ from rich.table import Table
 from nvfp4_kernels.devices import FAMILIES, parse_arch, spellings
 from vllm_fp4_plugin.checkpoint import files as checkpoint_files
 from vllm_fp4_plugin.checkpoint.files import TensorHeader
-from vllm_fp4_plugin.commands import console as command_line
-from vllm_fp4_plugin.commands import model_source, weight_table
+from vllm_fp4_plugin.commands import command_line, model_source, weight_table
 from vllm_fp4_plugin.engine import meta_model, vllm_installation
 from vllm_fp4_plugin.report import Report
 

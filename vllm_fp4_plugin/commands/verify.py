@@ -7,8 +7,7 @@ import typer
 
 from vllm_fp4_plugin.checkpoint import files as checkpoint_files
 from vllm_fp4_plugin.checkpoint import values as checkpoint_values
-from vllm_fp4_plugin.commands import console as command_line
-from vllm_fp4_plugin.commands import model_source
+from vllm_fp4_plugin.commands import command_line, model_source
 from vllm_fp4_plugin.engine import meta_model, vllm_installation
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from vllm_fp4_plugin.commands import console as command_line
+from vllm_fp4_plugin.commands import command_line
 
 
 def quantize(
