@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from tests.engine import Run, distance, started
-from tests.test_plugin.test_feature_weights import addresses, ask
+from tests.test_plugin.engine.test_feature_weights import addresses, ask
 
 # Mean difference of log-probabilities. Answers are equal to the bit or, of two of five checkpoints
 # on an H100, 2e-6 off: with sleep, vLLM's allocator gives out other addresses.

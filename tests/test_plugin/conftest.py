@@ -112,7 +112,7 @@ def indexer_config(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> Iterato
     from vllm.model_executor.models import deepseek_v2
     from vllm.v1.attention.backends.mla import compressor_utils, indexer
 
-    from tests.test_plugin import indexer_layer as ours
+    from tests.test_plugin.indexer import indexer_layer as ours
 
     monkeypatch.setattr(indexer, "_BUILD_PREFILL_CHUNK_METADATA_KERNEL", ours.prefill_bounds)
     monkeypatch.setattr(compressor_utils, "_COMPRESSED_SLOT_MAPPING_KERNEL", ours.compressed_slots)

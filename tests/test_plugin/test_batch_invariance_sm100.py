@@ -10,8 +10,8 @@ import pytest
 from tests import devices
 from tests.emulator import randomised
 from tests.recorded_warmup import recorded
-from tests.test_plugin.test_attention_cache import needs_cpu_build
-from tests.test_plugin.test_batch_invariance_engine import answers, serve
+from tests.test_plugin.attention.test_attention_cache import needs_cpu_build
+from tests.test_plugin.engine.test_batch_invariance_engine import answers, serve
 
 pytestmark = [pytest.mark.slow, needs_cpu_build]
 

@@ -20,7 +20,7 @@ from nvfp4_kernels.formats.nvfp4 import (
 from nvfp4_kernels.formats.scale_search import SCALE_RULES, quantize_with_rule
 from nvfp4_kernels.formats.terms import decode_terms, quantize_terms
 from tests.extreme_values import WEIGHTS, decoded, inputs, ordinary, rounding, with_outlier
-from tests.test_plugin.test_linear_layers import (
+from tests.test_plugin.linear.test_linear_layers import (
     INTERMEDIATE,
     LAYERS,
     K,

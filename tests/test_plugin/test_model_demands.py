@@ -19,8 +19,8 @@ from vllm.model_executor.layers.linear import (
 
 from nvfp4_kernels.formats.nvfp4 import quantize_weight
 from tests.registry import configs
-from tests.test_plugin.test_layer_kinds import NVFP4, PLAIN, headers
-from tests.test_plugin.test_linear_layers import checkpoint
+from tests.test_plugin.checkpoint.test_layer_kinds import NVFP4, PLAIN, headers
+from tests.test_plugin.linear.test_linear_layers import checkpoint
 from tests.vllm_classes import ROOT
 from vllm_fp4_plugin import model_demands
 from vllm_fp4_plugin.attention import choice

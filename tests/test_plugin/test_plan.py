@@ -18,7 +18,7 @@ from nvfp4_kernels.gemm import reference as gemm
 from nvfp4_kernels.gemm.silu_mul import reference as silu_mul_gemm
 from nvfp4_kernels.quantize import reference as quantize
 from tests.test_kernels.compilation import check_op
-from tests.test_plugin.test_linear_layers import (
+from tests.test_plugin.linear.test_linear_layers import (
     LAYERS,
     K,
     checkpoint,

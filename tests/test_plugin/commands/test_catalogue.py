@@ -1,0 +1,156 @@
+"""The catalogue: its table says what comes of planning each family's tiny checkpoint today."""
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from transformers import CONFIG_MAPPING
+from vllm import ModelRegistry
+from vllm.transformers_utils.config import _CONFIG_REGISTRY
+
+from tests.catalogue import hub, summary
+from tests.catalogue.facts import FAMILIES, named
+from tests.catalogue.family import Family
+from tests.catalogue.plan import plan
+from tests.engine import catalogue_command
+from vllm_fp4_plugin.commands import known_checkpoints
+from vllm_fp4_plugin.versions import RELEASES, vllm_release
+
+pytestmark = pytest.mark.slow
+
+ROWS = {row.family: row for row in known_checkpoints.read()}
+# Each family is planned for one of them here; ``python -m tests.catalogue`` plans all.
+PLANNED = [
+    pytest.param(family, arch, id=f"{family.name}-{arch}")
+    for family, arch in zip(FAMILIES, itertools.cycle(known_checkpoints.ARCHS), strict=False)
+]
+
+
+def test_every_family_has_a_row() -> None:
+    assert list(ROWS) == [family.name for family in FAMILIES]
+    assert len({name for family in FAMILIES for name in family.checkpoints}) == sum(
+        len(family.checkpoints) for family in FAMILIES
+    )
+
+
+@pytest.mark.parametrize(("family", "arch"), PLANNED)
+def test_rows_are_what_planning_says(family: Family, arch: str, tmp_path: Path) -> None:
+    row = plan(family, tmp_path, (arch,))
+    recorded = ROWS[family.name]
+    recorded_cell = recorded.cell(arch, vllm_release())
+    assert row.on[arch] == recorded_cell, "renew the table with python -m tests.catalogue"
+    assert replace(row, on={}) == replace(recorded, on={}, changed={})
+
+
+def test_cells_of_another_release() -> None:
+    """What differs is kept beside the oldest release's; what does not is said once."""
+    row = next(iter(ROWS.values()))
+    newest = RELEASES[-1]
+    other = {arch: replace(cell, why="another") for arch, cell in row.on.items()}
+    changed = row.with_release(newest, row.on | {"cpu": other["cpu"]})
+    assert changed.on == row.on
+    assert changed.changed[newest] == {"cpu": other["cpu"]}
+    assert changed.cell("cpu", newest) == other["cpu"]
+    assert changed.cell("cpu", RELEASES[0]) == changed.cell("cpu", "0.1") == row.on["cpu"]
+    assert changed.with_release(newest, row.on) == replace(row, changed={})
+    assert known_checkpoints.dump([changed]) != known_checkpoints.dump([row])
+
+
+def test_the_command_tells_of_a_release() -> None:
+    """The installed one's without a name; another's by name."""
+    for release in RELEASES:
+        assert f"vLLM {release}" in catalogue_command("Llama 3", "--vllm", release).output
+    assert f"vLLM {vllm_release()}" in catalogue_command("Llama 3").output
+    unknown = catalogue_command("Llama 3", "--vllm", "0.31")
+    assert unknown.exit_code == 1
+    assert "vllm: is '0.31', must be 0.32 or 0.33; give --vllm 0.33" in unknown.output
+
+
+def test_architectures_are_those_that_the_checkpoints_name() -> None:
+    """Published facts of each tell, whatever its name is."""
+    for family, row in ROWS.items():
+        for checkpoint in row.checkpoints:
+            assert hub.ARCHITECTURES[checkpoint] == row.architecture, (family, checkpoint)
+    assert hub.ARCHITECTURES.keys() == {c for row in ROWS.values() for c in row.checkpoints}
+
+
+def test_vllm_has_every_architecture_and_config() -> None:
+    """A draft's, too; what comes with code of its own brings the class of its config along."""
+    with_code = {family.name for family in FAMILIES if family.surround}
+    for family, row in ROWS.items():
+        model = row.architecture.removesuffix("Model")
+        names = {row.architecture, f"{model}ForCausalLM"}  # as vLLM takes a bare model for
+        assert names & set(ModelRegistry.get_supported_archs()), family
+        known = row.model_type in CONFIG_MAPPING or row.model_type in _CONFIG_REGISTRY
+        assert known or family in with_code, family
+
+
+def test_another_architecture_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: Qwen3.8-Flash-Next as what its name suggests."""
+    [row] = [row for row in ROWS.values() if "nvidia/Qwen3.8-Flash-Next-NVFP4" in row.checkpoints]
+    other = replace(row, architecture="Qwen3_5MoeForConditionalGeneration")
+    monkeypatch.setitem(ROWS, row.family, other)
+    with pytest.raises(AssertionError, match="Flash-Next-NVFP4"):
+        test_architectures_are_those_that_the_checkpoints_name()
+
+
+def test_experts_are_ours_on_gpus() -> None:
+    for name, row in ROWS.items():
+        if "experts" in name:
+            for arch in ("sm_90", "sm_100"):
+                cell = row.on[arch]
+                assert cell.verdict == "refused" or "experts ours" in cell.why, name
+
+
+def test_no_dense_family_is_refused() -> None:
+    """But for Quark's exports, whose format we do not read."""
+    for name, row in ROWS.items():
+        if "experts" not in f"{name} {row.on['sm_90'].why}" and "Quark" not in name:
+            for arch in known_checkpoints.ARCHS:
+                assert row.on[arch].verdict != "refused", (name, arch)
+
+
+def test_the_readme_has_its_summary() -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    for line in summary.lines(list(ROWS.values())):
+        assert line in readme, f"put {line!r} into README.md"
+
+
+def test_named_tests_are_there() -> None:
+    for family in FAMILIES:
+        if family.ran:
+            file, _, test = family.ran.partition("::")
+            source = Path(__file__).with_name(file).read_text(encoding="utf-8")
+            assert f"def {test}(" in source, family.name
+            if family.name in source or test != "test_log_probabilities":
+                continue
+            raise AssertionError(f"{family.ran} has no case of {family.name}")
+
+
+def test_dense_families_are_run() -> None:
+    """All that a CPU serves, as far as transformers' config is the hub's."""
+    for family in FAMILIES:
+        row = ROWS[family.name]
+        if "experts" not in f"{family.name} {row.on['sm_90'].why}" and not family.by_headers:
+            assert family.ran or row.on["cpu"].verdict == "refused", family.name
+
+
+def test_command() -> None:
+    done = catalogue_command("qwen3.8-27b")
+    assert done.exit_code == 0, done.output
+    assert "Inferact/Qwen3.8-27B-NVFP4" in done.output.replace("\n", "")
+    assert "cpu: of" in done.output
+    assert "Llama" not in done.output
+    unknown = catalogue_command("gpt-2")
+    assert unknown.exit_code == 1
+    assert "no family or checkpoint has 'gpt-2'" in unknown.output
+
+
+def test_a_family_that_can_be_built_is_not_planned_by_headers(tmp_path: Path) -> None:
+    llama = named("Llama 3")
+    claims = Family(
+        "as if", llama.checkpoints, llama.config, llama.kinds, by_headers="no such thing"
+    )
+    with pytest.raises(AssertionError, match="needs no plan by headers"):
+        plan(claims, tmp_path, ("cpu",))

@@ -1,0 +1,105 @@
+"""Experts in 16 bits that are quantised at load."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nvfp4_kernels.formats.nvfp4 import global_scale_of, quantize_weight
+from tests.test_plugin.experts.test_experts import INNER, PREFIX, E, H, Layer
+from vllm_fp4_plugin.experts import online
+from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+from vllm_fp4_plugin.options import Options
+from vllm_fp4_plugin.startup import Startup
+
+
+@pytest.mark.parametrize(
+    ("ranks", "reduced_over"),
+    [
+        ({}, ""),
+        ({"ep": 2, "rank": 1}, ""),
+        ({"tp": 2, "rank": 1}, "tp"),
+        ({"tp": 2, "rank": 1}, "ep"),  # over which data-parallel ranks divide each expert
+    ],
+)
+def test_16_bit_experts_are_quantised(
+    ranks: dict[str, int],
+    reduced_over: str,
+    vllm_config: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each matrix becomes what it would by itself; a rank's part has the scale of the whole."""
+    torch.manual_seed(7)
+    inner = 2 * INNER if "tp" in ranks else INNER
+    shapes = {"w1": (inner, H), "w3": (inner, H), "w2": (H, inner)}
+    plain = {
+        (expert, shard): torch.randn(shape).bfloat16() * (1 + expert)
+        for expert in range(E)
+        for shard, shape in shapes.items()
+    }
+    layer, startup = Layer(**ranks), Startup()
+    layer.moe_config.tp_size = ranks.get("tp", 1)
+    whole = {(e, s): weight.abs().amax().float() for (e, s), weight in plain.items()}
+
+    def gathered(amax: Tensor, group: str, **_: Any) -> None:
+        """What both ranks see of the matrices in the order of w13 or w2."""
+        assert group == reduced_over
+        order = [("w1", "w3"), ("w2",)][len(amax) == layer.local]
+        mine = range(layer.first, layer.first + layer.local)
+        amax.copy_(torch.stack([whole[e, s] for e in mine for s in order]))
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", gathered)
+    tp = SimpleNamespace(world_size=2 if reduced_over == "tp" else 1, device_group="tp")
+    monkeypatch.setattr(online, "get_tp_group", lambda: tp)
+    monkeypatch.setattr(online, "get_ep_group", lambda: SimpleNamespace(device_group="ep"))
+    options = Options(activation="16-bit")
+    method = online.Nvfp4OnlineExpertsMethod(startup, options, layer, PREFIX)
+    sizes = layer.local, H, INNER, torch.bfloat16
+    method.create_weights(layer, *sizes, global_num_experts=E, weight_loader=None)
+    for name in ("w13_weight", "w2_weight"):  # which vLLM would do once all have come
+        param = getattr(layer, name)
+        assert param.device.type == "meta"
+        real = nn.Parameter(torch.full(param.shape, torch.nan).bfloat16(), requires_grad=False)
+        setattr(layer, name, real)
+    for (expert, shard), weight in plain.items():
+        name = "w2_weight" if shard == "w2" else "w13_weight"
+        given = (getattr(layer, name), weight, f"{PREFIX}.{name}", shard, expert, True)
+        method.ledger.loader(method._load)(*given)
+    method.process_weights_after_loading(layer)
+    method.process_weights_after_loading(layer)  # done already
+    late = {"shard_id": "w2", "expert_id": 0, "return_success": True}  # another rank's, with EP
+    param = layer.w2_weight
+    assert param.weight_loader(param=param, loaded_weight=plain[0, "w2"], **late) is False
+    held = method.held(layer)
+    for row, expert in enumerate(range(layer.first, layer.first + layer.local)):
+        for shard, weight in ((s, plain[expert, s]) for s in shapes):
+            expected = quantize_weight(weight, global_scale_of(whole[expert, shard]))
+            part = slice(layer.moe_config.tp_rank * INNER, (layer.moe_config.tp_rank + 1) * INNER)
+            if shard == "w2":
+                bytes_ = slice(part.start // 2, part.stop // 2)
+                assert torch.equal(held.w2[row], expected.data[:, bytes_])
+                assert held.w2_alpha[row] == expected.global_scale
+            else:
+                at = ("w1", "w3").index(shard)
+                assert torch.equal(held.w13[row, at], expected.data[part])
+                assert held.w13_alpha[row, at] == expected.global_scale
+
+
+@pytest.mark.parametrize(("ranks", "first", "more"), [({}, 0, 11), ({"ep": 2, "rank": 1}, 2, 5)])
+def test_a_missing_weight_is_named(
+    ranks: dict[str, int], first: int, more: int, vllm_config: Any
+) -> None:
+    """One of this rank's: vLLM has them quantised before other ranks' have come."""
+    layer = Layer(**ranks)
+    method = online.Nvfp4OnlineExpertsMethod(Startup(), Options(), layer, PREFIX)
+    with pytest.raises(UnsupportedCheckpoint, match=f"{PREFIX}: its experts have biases, must"):
+        online.Nvfp4OnlineExpertsMethod(Startup(), Options(), Layer(has_bias=True), PREFIX)
+    method.create_weights(
+        layer, layer.local, H, INNER, torch.bfloat16, global_num_experts=E, weight_loader=None
+    )
+    assert len(list(method.ledger.missing())) == 3 * layer.local
+    message = rf"{PREFIX}\.{first}\.gate_proj\.weight and {more} more"
+    with pytest.raises(UnsupportedCheckpoint, match=message):
+        method.process_weights_after_loading(layer)

@@ -1,0 +1,30 @@
+"""Experts of a rank beside others: its products are told how many experts there are in all."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from nvfp4_kernels.activation import SILU
+from tests.test_plugin.experts.test_experts import E, Model, batch, mixture
+from vllm_fp4_plugin.experts import op
+
+
+@pytest.mark.parametrize("weight_only", [False, True])
+def test_products_know_of_all_ranks(weight_only: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    told, find = [], op.function
+
+    def found(target: str) -> Callable[..., Any]:
+        def called(*given: Any, **named: Any) -> Any:
+            told.extend([named["global_experts"]] if "global_experts" in named else [])
+            return find(target)(*given, **named)
+
+        return called
+
+    monkeypatch.setattr(op, "function", found)
+    held = Model(weight_only=weight_only).held(slice(0, E // 2))
+    places = torch.arange(E, dtype=torch.int32)
+    places[E // 2 :] = -1
+    mixture(*batch(), places, held, SILU, weight_on_input=False)
+    assert told == [E, E]

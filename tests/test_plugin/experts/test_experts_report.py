@@ -1,0 +1,152 @@
+"""What is reported and expected of a layer of experts: counts, bytes, ranks, and who serves it."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from nvfp4_kernels.devices import standing_in
+from nvfp4_kernels.precompile.experts_layer import Experts
+from tests.test_plugin.experts.test_experts import INNER, PREFIX, E, H, Layer, Model
+from vllm_fp4_plugin.experts import choice
+from vllm_fp4_plugin.experts.online import Nvfp4OnlineExpertsMethod
+from vllm_fp4_plugin.experts.plan import make_plan
+from vllm_fp4_plugin.experts.weights import kernel_experts
+from vllm_fp4_plugin.formats import FORMATS, CheckpointConfig, LayerGroup, UnsupportedCheckpoint
+from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.options import Options
+from vllm_fp4_plugin.startup import Startup
+from vllm_fp4_plugin.warmup import ExpertsLayer
+
+GATED = pytest.mark.parametrize("gated", [True, False], ids=["gated", "no gate"])
+RANKS = pytest.mark.parametrize("ranks", [1, 2])
+
+
+def elements(projections: int, ranks: int) -> int:
+    """Weight elements of a rank's experts."""
+    return E // ranks * projections * INNER * H
+
+
+@RANKS
+@GATED
+@pytest.mark.parametrize("arch", ["cpu", "sm_90", "sm_100"])
+def test_bytes_of_experts_are_those_they_take(
+    arch: str, gated: bool, ranks: int, vllm_config: Any
+) -> None:
+    """Weights with their scales and a factor each, as kernels take them; padding is memory too."""
+    del vllm_config
+    layer = Layer(ep=ranks, rank=ranks - 1, is_act_and_mul=gated)
+    held = Model(weight_only=True, gated=gated).held(slice(layer.first, layer.first + layer.local))
+    activation = choice.SILU if gated else choice.SILU._replace(name="relu2")
+    with standing_in("cpu", arch):
+        plan = make_plan(activation, gated=gated, inputs="16-bit", given=None)
+        record = choice.own_record(layer, PREFIX, plan, "asked for")
+        tensors = [t for t in kernel_experts(held, plan) if t is not None]
+    assert record.name == PREFIX
+    assert record.kernel == plan.first.label
+    assert record.reason.startswith("asked for")
+    assert record.elements == elements(2 + gated, ranks)
+    assert record.weight_bytes == sum(t.nbytes for t in tensors)
+
+
+@RANKS
+@GATED
+def test_experts_in_16_bits(gated: bool, ranks: int) -> None:
+    layer = Layer(ep=ranks, is_act_and_mul=gated)
+    layer.params_dtype = torch.bfloat16  # type: ignore[assignment]
+    record = choice.unquantized(layer, PREFIX, "ignored")
+    assert record.arithmetic == "16-bit"
+    assert record.elements == elements(2 + gated, ranks)
+    assert record.weight_bytes == 2 * record.elements
+
+
+@RANKS
+@pytest.mark.parametrize(
+    ("kind", "scale_bytes"),
+    [
+        # Of a matrix: a scale of each block, and one number.
+        (Kind.NVFP4, INNER * H // 16 + 4),
+        (Kind.FP8, 4),
+        (Kind.FP8_CHANNEL, 0),
+    ],
+)
+def test_experts_that_vllm_serves(
+    kind: Kind, scale_bytes: int, ranks: int, vllm_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A report for another device says so, on which vLLM's method is not known."""
+    del vllm_config
+    monkeypatch.setattr(choice, "is_planned", lambda: True)
+    monkeypatch.setattr(choice, "UnquantizedFusedMoEMethod", lambda _: None)
+    layer, startup = Layer(ep=ranks), Startup()
+    checkpoint = CheckpointConfig(FORMATS["modelopt"], False)
+    with standing_in("cpu", "sm_90"):
+        choice.choose(
+            layer, PREFIX, LayerGroup("", kind), checkpoint, Options(experts="vllm"), startup, "",
+            None,
+        )  # fmt: skip
+    [record] = startup.report.layers
+    data = INNER * H // 2 if kind is Kind.NVFP4 else INNER * H
+    rows = 4 * (2 * INNER + H) if kind is Kind.FP8_CHANNEL else 0  # a factor each
+    assert record.elements == elements(3, ranks)
+    # vLLM's gate and up are one matrix each.
+    assert record.weight_bytes == E // ranks * (3 * (data + scale_bytes) + rows)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_kernels_of_a_rank_map_experts(ranks: int, vllm_config: Any) -> None:
+    """With experts on other ranks there is a map, as long as there are experts of all ranks."""
+    del vllm_config
+    startup, expected = Startup(), []
+    startup.expect = lambda prefix, layer: expected.append((prefix, layer))  # type: ignore[method-assign]
+    layer = Layer(ep=ranks, in_dtype=torch.bfloat16, experts_per_token=2)
+    with standing_in("cpu", "sm_100"):
+        Nvfp4OnlineExpertsMethod(startup, Options(), layer, PREFIX)
+    [(prefix, found)] = expected
+    assert prefix == PREFIX
+    assert isinstance(found, ExpertsLayer)
+    assert isinstance(found.experts, Experts)
+    assert found.experts.mapped == (0, E)[ranks - 1]
+    assert (found.experts.sizes.held, found.experts.sizes.total) == (E // ranks, E)
+
+
+class TestOnline:
+    """16-bit experts whose layer cannot be quantised, or need not be."""
+
+    @staticmethod
+    def chosen(layer: Layer, **options: Any) -> tuple[Any, Startup]:
+        layer.params_dtype = torch.bfloat16  # type: ignore[assignment]
+        startup = Startup()
+        method = choice.choose_online(layer, PREFIX, Options(**options), startup, None)
+        return method, startup
+
+    @pytest.mark.usefixtures("vllm_config")
+    @pytest.mark.parametrize("server", ["auto", "own"])
+    def test_ours(self, server: str) -> None:
+        method, startup = self.chosen(Layer(), experts=server)
+        assert isinstance(method, Nvfp4OnlineExpertsMethod)
+        assert startup.waiting == {PREFIX}
+        [record] = startup.report.layers
+        assert record.kernel == method.plan.first.label
+        assert record.elements == elements(3, 1)
+
+    @pytest.mark.usefixtures("vllm_config")
+    def test_own_alone_is_refused_where_ours_cannot(self) -> None:
+        with pytest.raises(UnsupportedCheckpoint, match=f"{PREFIX}: its experts have biases"):
+            self.chosen(Layer(has_bias=True), experts="own")
+
+    @pytest.mark.usefixtures("vllm_config")
+    @pytest.mark.parametrize(
+        ("options", "reason"),
+        [
+            ({}, "its experts have biases, must have none"),
+            ({"experts": "vllm"}, "nvfp4_tc.experts is 'vllm'"),
+            ({"ignore": (PREFIX,), "experts": "own"}, f"ignored by '{PREFIX}'"),
+        ],
+    )
+    def test_they_stay_in_16_bits(self, options: dict[str, Any], reason: str) -> None:
+        method, startup = self.chosen(Layer(has_bias=not options), **options)
+        assert method is None
+        assert not startup.waiting
+        [record] = startup.report.layers
+        assert record.kernel == "unquantized (vLLM)"
+        assert record.reason.startswith(reason)
