@@ -14,7 +14,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 from tests import tiny_llama
 from tests.engine import inspect_models_here, run
 from tests.faults.faults import faults, struck
-from tests.faults.judge import judge
+from tests.faults.judge import Verdict, judge
 from tests.faults.summary import summary
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
@@ -25,10 +25,10 @@ def main() -> None:
     formats = "modelopt", "compressed-tensors"
     parser.add_argument("--format", nargs="+", choices=formats, default=formats)
     parser.add_argument("--only", nargs="+", default=[""], help="parts of faults' names")
-    parser.add_argument("--table", type=Path, help="Markdown file to write a summary to")
+    parser.add_argument("--table", type=Path, help="Markdown file for a table of each format")
     given = parser.parse_args()
     inspect_models_here()
-    verdicts = []
+    verdicts: dict[str, list[Verdict]] = {}
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
         text = folder / "text"
@@ -38,11 +38,12 @@ def main() -> None:
             sound = folder / name
             quantize_checkpoint(source, sound, format=name, calibrate=text, seq_len=64)
             expected = run(str(sound))
+            of_format = verdicts.setdefault(name, [])
             for fault in faults(sound):
                 if not any(part in fault.name for part in given.only):
                     continue
                 verdict = judge(fault, struck(fault, sound, folder / "broken"), expected)
-                verdicts.append(verdict)
+                of_format.append(verdict)
                 mark = " " if verdict.is_right else "!"
                 print(
                     f"{mark} {name} | {fault.name} | {verdict.outcome} | {verdict.seconds:.1f} s | "
@@ -50,10 +51,12 @@ def main() -> None:
                     flush=True,
                 )
     if given.table is not None:
-        given.table.write_text("\n".join([*summary(verdicts), ""]))
-    count = Counter(verdict.outcome for verdict in verdicts)
-    print(f"{len(verdicts)} faults: {', '.join(f'{n} {name}' for name, n in count.items())}")
-    sys.exit(not all(verdict.is_right for verdict in verdicts))
+        tables = [[f"## {name}", "", *summary(found), ""] for name, found in verdicts.items()]
+        given.table.write_text("\n".join(line for table in tables for line in table))
+    judged = [verdict for found in verdicts.values() for verdict in found]
+    count = Counter(verdict.outcome for verdict in judged)
+    print(f"{len(judged)} faults: {', '.join(f'{n} {name}' for name, n in count.items())}")
+    sys.exit(not all(verdict.is_right for verdict in judged))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Summary of verdicts: a row for each kind of fault of each kind of tensor, file or field."""
+"""Summary of verdicts: a row for each kind of tensor, each file and each part of the config."""
 
 import re
 from collections import Counter, defaultdict
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from tests.faults.judge import Verdict
 
-OUTCOMES = "refused", "refused by vLLM", "served alike", "served otherwise"
 _SHOWN = 150  # characters of a message
 
 
@@ -14,17 +13,18 @@ def summary(verdicts: Sequence[Verdict]) -> list[str]:
     """Lines of a Markdown table."""
     groups: dict[tuple[str, str], list[Verdict]] = defaultdict(list)
     for verdict in verdicts:
-        groups[_place(verdict.fault.where), _kind(verdict)].append(verdict)
-    rows = ["| where | fault | of these refused | by vLLM | served | says, for example |"]
+        groups[_place(verdict.fault.where), _field_faults(verdict)].append(verdict)
+    rows = ["| where | faults | refused | refused by vLLM | served | message, for example |"]
     rows.append("|---|---|---|---|---|---|")
-    for (place, kind), found in sorted(groups.items()):
+    for (place, field_faults), found in sorted(groups.items()):
         count = Counter(verdict.outcome for verdict in found)
-        ours = [v.message for v in found if v.outcome == "refused"] or [""]
-        said = " ".join(re.sub(r"\(ctx.*", "", ours[0]).split()).replace("|", "\\|")
-        shown = said if len(said) <= _SHOWN else f"{said[:_SHOWN]}…"
+        kinds = field_faults or ", ".join(sorted({verdict.fault.kind for verdict in found}))
+        messages = [v.message for v in found if v.outcome == "refused"] or [""]
+        message = " ".join(re.sub(r"\(ctx.*", "", messages[0]).split()).replace("|", "\\|")
+        shown = message if len(message) <= _SHOWN else f"{message[:_SHOWN]}…"
         served = count["served alike"] + count["served otherwise"]
-        figures = f"{count['refused']} of {len(found)} | {count['refused by vLLM'] or ''} |"
-        rows.append(f"| {place} | {kind} | {figures} {served or ''} | {shown} |")
+        figures = f"{count['refused']} of {len(found)} | {count['refused by vLLM'] or ''}"
+        rows.append(f"| {place} | {kinds} | {figures} | {served or ''} | {shown} |")
     return rows
 
 
@@ -34,15 +34,17 @@ def _place(where: str) -> str:
         return "sizes" if "." not in field else "`quantization_config`"
     if "," in where or where.endswith((".json", "model.safetensors")):
         return f"`{where.partition(',')[0]}`"
-    layer = re.sub(r".*\.(\w+_proj|\w*norm|lm_head|embed_tokens|attn)\.", "", where)
-    module = re.search(r"(\w+_proj|\w*norm|lm_head|embed_tokens|attn)\.\w+$", where)
-    if module is not None and module[1].endswith("_proj"):
-        return f"NVFP4 layers' `{layer}`"
-    return f"others' `{layer}`"
+    tensor = re.search(r"(\w+_proj|\w*norm|lm_head|embed_tokens|attn)\.(\w+)$", where)
+    if tensor is None:
+        return f"`{where.removesuffix('_extra')}` of other layers"
+    layer, name = tensor[1], tensor[2].removesuffix("_extra")
+    return f"`{name}` of {'NVFP4' if layer.endswith('_proj') else 'other'} layers"
 
 
-def _kind(verdict: Verdict) -> str:
+def _field_faults(verdict: Verdict) -> str:
     fault = verdict.fault
     if not fault.where.startswith("config.json "):
-        return fault.kind
-    return "another value, type, or none" if fault.meaning == "none" else "says nothing else"
+        return ""
+    if fault.meaning == "none":
+        return "a field has another value or type, or is absent"
+    return "the same, where the field decides nothing"

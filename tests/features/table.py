@@ -21,9 +21,9 @@ OUTCOMES = ("works", "refused", "not in vLLM on a CPU")
 
 INTRODUCTION = """# vLLM's features with `nvfp4-tc`
 
-Engines on a CPU, each beside the same engine without the feature. Every row is what a marked test
-asserts; `python -m tests.features` writes this page from the marks, and a test holds it to them.
-Nothing here was run on a GPU.
+Each row is the assertion of a marked test: an engine on a CPU with the feature, compared with the
+same engine without it, or with the named reference. `python -m tests.features` writes this page
+from the marks, and a test compares the two. Nothing here ran on a GPU.
 
 | feature | on a CPU | what the test shows | test |
 |---|---|---|---|

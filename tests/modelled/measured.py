@@ -1,4 +1,4 @@
-"""Times measured on an H200 that the model is held against, from examples/results/hopper.md.
+"""Times on an H200, from examples/results/hopper_kernels.md, to compare the time model with.
 
 Microseconds by model and tokens: a whole decoder layer with 192 keys, and its products one by one
 (qkv_proj, o_proj, gate_up_proj with SiLU-mul, down_proj).

@@ -6,7 +6,7 @@ import pytest
 import typer
 
 from tests.emulator.examples.cases import CASES, EXCLUDED, unlisted
-from tests.emulator.examples.run import Outcome, _row, update
+from tests.emulator.examples.run import PAGE, Outcome, _row, update
 
 HEADER = "| example | arguments | schedules passed | result | findings | seconds per schedule |"
 FIRST, SECOND = CASES[0].name, CASES[1].name
@@ -14,6 +14,12 @@ FIRST, SECOND = CASES[0].name, CASES[1].name
 
 def test_names_are_unique() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
+
+
+def test_the_page_has_a_row_for_every_case() -> None:
+    rows = [line.split(" | ")[:2] for line in PAGE.read_text().splitlines() if line[:2] == "| "]
+    shown = [(name.removeprefix("| "), arguments) for name, arguments in rows[2:]]
+    assert shown == [(case.name, f"`{case.arguments}`") for case in CASES]
 
 
 def test_a_row_groups_the_schedules_that_fail_alike() -> None:
@@ -27,7 +33,7 @@ def test_a_row_groups_the_schedules_that_fail_alike() -> None:
 
 
 def test_rows_find_their_place_in_the_table(tmp_path: Path) -> None:
-    file = tmp_path / "README.md"
+    file = tmp_path / "EXAMPLES.md"
     before = ["# Title", "", HEADER, "| --- |", f"| {SECOND} | old |", f"| {SECOND} | twice |"]
     file.write_text("\n".join([*before, "| gone | old |", "", "The end."]) + "\n")
     update(file, {FIRST: f"| {FIRST} | new |"})
@@ -36,7 +42,7 @@ def test_rows_find_their_place_in_the_table(tmp_path: Path) -> None:
 
 
 def test_a_file_without_the_table_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "README.md"
+    file = tmp_path / "EXAMPLES.md"
     file.write_text("# Title\n")
     with pytest.raises(typer.BadParameter, match="has no table"):
         update(file, {})

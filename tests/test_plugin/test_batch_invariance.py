@@ -55,10 +55,10 @@ def config(model: Path, **args: Any) -> Any:
 @pytest.mark.feature(
     "batch invariance",
     "refused",
-    "with `VLLM_BATCH_INVARIANT`: experts, layers of other formats than NVFP4 and 16 bits, hybrid "
-    "models, MLA, images, LoRA, speculation; on a CPU also torch.compile, several ranks and GELU; "
-    "on a GPU other norms than RMSNorm once compiled; on an H200, of FlashAttention 3, heads up to "
-    "64, an FP8 cache, and windows with heads of 256",
+    "`VLLM_BATCH_INVARIANT=1` with experts, layers in formats other than NVFP4 and 16 bits, "
+    "hybrid models, MLA, images, LoRA, speculation; on a CPU also with torch.compile, several "
+    "ranks and GELU; on a GPU with norms other than RMSNorm in compiled models; on an H200 with "
+    "FlashAttention 3 for head sizes up to 64, an FP8 cache, and windows with head size 256",
 )
 def test_refused(modelopt: Path, given: dict[str, Any], what: str) -> None:
     with pytest.raises(BatchInvarianceRefused, match=f"must not be with {what}.*; .*unset it"):

@@ -1,6 +1,8 @@
 """Runs NVIDIA's unmodified Blackwell examples on the emulator and prints a table.
 
 python -m tests.emulator.examples.run --cutlass PATH [--only NAME] [--schedules all] [--write FILE]
+
+``tests/emulator/EXAMPLES.md`` holds the table of all examples in all schedules.
 """
 
 import json
@@ -20,6 +22,7 @@ import typer
 
 from tests.emulator.examples.cases import CASES, Case, unlisted
 
+PAGE = Path(__file__).parents[1] / "EXAMPLES.md"
 _HEADER = "| example | arguments | schedules passed | result | findings | seconds per schedule |"
 _RULE = "| --- | --- | --- | --- | --- | --- |"
 

@@ -1,6 +1,6 @@
 // What one launch over many layers' weights could win on sm_90: the loop of one token that loads,
 // decodes and multiplies, and the hop of a flag from all CTAs to all while they load. No product.
-// The figures are in examples/results/hopper.md.
+// The figures are in examples/results/hopper_kernels.md.
 //   nvcc -gencode=arch=compute_90a,code=sm_90a -O3 -o hopper_persistent hopper_persistent.cu
 #include <algorithm>
 #include <cstdint>

@@ -166,7 +166,7 @@ class Parameters:
         45,
         "cycles",
         "of a wgmma with A in registers, however few its columns: fitted to one product of "
-        "hopper.md, gate_up_proj of Llama 8B with 64 tokens",
+        "hopper_kernels.md, gate_up_proj of Llama 8B with 64 tokens",
     )
     warpgroup_latency: float = _assumed(
         33, "cycles", "from a wgmma's last column to its results: as of mma.sync"
@@ -308,7 +308,9 @@ class H200Parameters(Parameters):
     sms: float = _is(H200.sms, "SMs", "datasheet")
     clock: float = _is(1.98, "GHz", "datasheet: boost; that of this project's measurements")
     sustained_clock: float = _assumed(
-        1.6, "GHz", "where power holds dense MMA: 800 of 989 TFLOP/s in hopper.md; reports only"
+        1.6,
+        "GHz",
+        "where power holds dense MMA: 800 of 989 TFLOP/s in hopper_kernels.md; reports only",
     )
     gpcs: float = _is(
         H200.gpcs,
@@ -317,7 +319,7 @@ class H200Parameters(Parameters):
         "and 2 of 18), is assumed",
     )
     hbm_bandwidth: float = _is(
-        4.6, "TB/s", "hopper_memory.cu: reads; 4.4 in the runs of hopper.md's products"
+        4.6, "TB/s", "hopper_memory.cu: reads; 4.4 in the runs of hopper_kernels.md's products"
     )
     hbm_latency: float = _is(180, "cycles", "more than L2: hopper_memory.cu")
     l2_bandwidth: float = _is(8.2, "TB/s", "hopper_memory.cu: 31 bytes/clk/SM, all SMs together")

@@ -41,8 +41,9 @@ def test_differs_without(weight_only: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.feature(
     "batch invariance",
     "works",
-    "`VLLM_BATCH_INVARIANT`: log-probabilities of a prompt and of what follows are the same to the "
-    "bit alone, in batches of up to 16, in chunks beside others and from cached prefixes",
+    "`VLLM_BATCH_INVARIANT=1`: log-probabilities of prompt and output are bit-identical alone, "
+    "in batches of up to 16, under chunked prefill beside other requests and from cached "
+    "prefixes",
 )
 def test_batch(engine: Any) -> None:
     expected = alone(engine, PROMPTS)

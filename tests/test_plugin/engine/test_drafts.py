@@ -183,7 +183,8 @@ def with_head(target: Path, directory: Path, *, nvfp4: bool, listed: bool) -> Pa
 @pytest.mark.feature(
     "MTP heads",
     "works",
-    "Qwen 3.8's, in 16 bits and in NVFP4; the target's tokens, proposals alike",
+    "Qwen 3.8's MTP layer in 16 bits and in NVFP4: output tokens are the target's, both propose "
+    "nearly the same tokens",
 )
 def test_heads_of_the_target(tmp_path: Path, drafted: Callable[..., Drafted]) -> None:
     """In 16 bits, whether the list of what is excluded names it or not, and in NVFP4."""
@@ -255,7 +256,8 @@ def eagle(
 @pytest.mark.feature(
     "EAGLE",
     "works",
-    "EAGLE 3 in 16 bits, NVFP4 and mixed; the target's tokens, proposals alike; on a GPU ask: "
+    "EAGLE 3 draft in 16 bits, NVFP4 and mixed: output tokens are the target's, all propose nearly "
+    "the same tokens; on a GPU pass "
     '`--speculative-config \'{"quantization": "nvfp4-tc", …}\'`',
 )
 def test_models_apart(tmp_path: Path, drafted: Callable[..., Drafted]) -> None:

@@ -272,7 +272,7 @@ def parallel(bf16: Path, modelopt: Path, weight_only: Path) -> dict[str, Run]:
 @pytest.mark.feature(
     "tensor parallelism",
     "works",
-    "two ranks say what one says; scales of 16-bit weights are taken over both",
+    "two ranks match one; quantising at load takes a 16-bit weight's scales over both ranks",
 )
 @pytest.mark.parametrize("kind", ["online", "modelopt", "terms"])
 def test_tensor_parallel(

@@ -43,8 +43,8 @@ def ask(model: Path, **arguments: Any) -> tuple[list[Run], list[int], list[str]]
 @pytest.mark.feature(
     "KV connector",
     "works",
-    "`ExampleConnector`: one engine computes prompts, another one takes their keys and values; "
-    "same tokens; caches of FP8 and 16 bits, on our attention",
+    "`ExampleConnector`: one engine prefills, another decodes from its keys and values; "
+    "identical tokens; FP8 and 16-bit caches, our attention",
 )
 def test_from_one_engine_to_another(
     fixture: str, request: pytest.FixtureRequest, tmp_path: Path
@@ -74,7 +74,7 @@ def test_from_one_engine_to_another(
 @pytest.mark.feature(
     "KV offloading",
     "not in vLLM on a CPU",
-    "`OffloadingConnector` is refused by vLLM: it offloads from GPUs only",
+    "vLLM refuses `OffloadingConnector`: it offloads from GPUs only",
 )
 def test_offloading() -> None:
     from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec

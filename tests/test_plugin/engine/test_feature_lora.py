@@ -138,7 +138,9 @@ def merged(bf16: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.feature(
-    "LoRA", "works", "W4A16: as vLLM's own LoRA on the decoded weights, all linear layers"
+    "LoRA",
+    "works",
+    "W4A16, adapter on all linear layers: matches vLLM's own LoRA on the decoded weights",
 )
 def test_as_vllms_own(weight_only: Path, decoded: Path, served: Callable[..., Scores]) -> None:
     ours, theirs = served(weight_only), served(decoded, quantization=None)
@@ -150,7 +152,9 @@ def test_as_vllms_own(weight_only: Path, decoded: Path, served: Callable[..., Sc
 
 @pytest.mark.parametrize("fixture", ["weight_only", "modelopt"])
 @pytest.mark.feature(
-    "LoRA", "works", "W4A16 and W4A4: as the 16-bit model with the adapter merged, but for rounding"
+    "LoRA",
+    "works",
+    "W4A16 and W4A4: matches the 16-bit model with the adapter merged, up to quantisation error",
 )
 def test_as_merged_into_16_bits(
     fixture: str, merged: Path, served: Callable[..., Scores], request: pytest.FixtureRequest
@@ -162,7 +166,9 @@ def test_as_merged_into_16_bits(
 
 
 @pytest.mark.feature(
-    "LoRA", "works", "ops hand nothing over, as an adapter adds to 16-bit results; the report says"
+    "LoRA",
+    "works",
+    "ops are not fused, since the adapter adds to 16-bit results; the report says so",
 )
 def test_nothing_is_fused(modelopt: Path, served: Callable[..., Scores]) -> None:
     report = served(modelopt).report
@@ -175,7 +181,9 @@ def test_nothing_is_fused(modelopt: Path, served: Callable[..., Scores]) -> None
     assert any(line.endswith("result in 16 bits: LoRA is enabled") for line in report)
 
 
-@pytest.mark.feature("LoRA", "refused", "NVFP4 experts, before anything is loaded")
+@pytest.mark.feature(
+    "LoRA", "refused", "adapters beside NVFP4 experts, before any weight is loaded"
+)
 def test_experts_are_refused(tmp_path: Path) -> None:
     path = checkpoint.write(named("Qwen 3 (experts)"), tmp_path / "model")
     args = EngineArgs(

@@ -44,8 +44,8 @@ def run_of(said: dict[str, Any]) -> Run:
 @pytest.mark.feature(
     "pipeline parallelism",
     "works",
-    "two stages, and 2 × 2 with tensor parallelism, once a stage has room for what it receives; "
-    "stages alone bit for bit as one process",
+    "two stages are bit-identical to one process, 2 × 2 with tensor parallelism matches; the "
+    "test allocates the stages' receive buffers",
 )
 def test_stages(said: dict[str, dict[str, Any]]) -> None:
     one, stages, grid = (run_of(said[f"modelopt, {name}"]) for name in ("one", "stages", "grid"))
@@ -57,8 +57,8 @@ def test_stages(said: dict[str, dict[str, Any]]) -> None:
 @pytest.mark.feature(
     "pipeline parallelism",
     "not in vLLM on a CPU",
-    "without `nvfp4-tc` either: vLLM makes that room in its warm-up, which its CPU worker skips in "
-    "eager mode",
+    "also without `nvfp4-tc`: vLLM allocates the stages' receive buffers in its warm-up, which "
+    "its CPU worker skips in eager mode",
 )
 def test_stages_unprepared(said: dict[str, dict[str, Any]]) -> None:
     assert "error" in said["unprepared"]
@@ -66,7 +66,9 @@ def test_stages_unprepared(said: dict[str, dict[str, Any]]) -> None:
 
 
 @pytest.mark.feature(
-    "data parallelism", "works", "two replicas behind vLLM's balancer, both asked; same answers"
+    "data parallelism",
+    "works",
+    "two replicas behind vLLM's load balancer, both used; identical answers",
 )
 def test_replicas(said: dict[str, dict[str, Any]]) -> None:
     one, two = said["balanced, 1"], said["balanced, 2"]

@@ -74,7 +74,9 @@ def assert_same(found: list[Run], expected: list[Run]) -> None:
 
 
 @pytest.mark.feature(
-    "prefix caching", "works", "asked again, whole blocks come from the cache; same tokens"
+    "prefix caching",
+    "works",
+    "second request hits the prefix cache (whole blocks); identical tokens",
 )
 def test_prefix_caching(engines: Engines) -> None:
     expected = [said(output) for output in ask(engines.plain)]
@@ -85,7 +87,9 @@ def test_prefix_caching(engines: Engines) -> None:
     assert_same([said(output) for output in again], expected)
 
 
-@pytest.mark.feature("chunked prefill", "works", "pieces of 16 tokens beside decodes; same tokens")
+@pytest.mark.feature(
+    "chunked prefill", "works", "prompt prefilled in chunks of 16 tokens; identical tokens"
+)
 def test_chunked_prefill(engines: Engines) -> None:
     engines.featured.reset_prefix_cache()
     outputs = ask(engines.featured, [LONG])
@@ -95,7 +99,11 @@ def test_chunked_prefill(engines: Engines) -> None:
     assert_same([said(outputs[0])], [said(ask(engines.plain, [LONG])[0])])
 
 
-@pytest.mark.feature("n > 1", "works", "three samples are those of three requests with their seeds")
+@pytest.mark.feature(
+    "n > 1",
+    "works",
+    "n = 3 gives the samples of three single requests with consecutive seeds; identical tokens",
+)
 def test_several_samples(engines: Engines) -> None:
     text = "def"  # three of which are one piece, see test_seeds_with_chunked_prefill
     [output] = ask(engines.featured, [text], n=3, seed=7, temperature=1.0)
@@ -106,7 +114,9 @@ def test_several_samples(engines: Engines) -> None:
 
 
 @pytest.mark.feature(
-    "beam search", "works", "three beams score what the model gives their tokens, the best first"
+    "beam search",
+    "works",
+    "three beams: identical tokens; each score sums the model's log-probabilities, best beam first",
 )
 def test_beam_search(engines: Engines) -> None:
     from vllm.sampling_params import BeamSearchParams
@@ -129,7 +139,9 @@ def test_beam_search(engines: Engines) -> None:
 
 
 @pytest.mark.feature(
-    "prompt log-probabilities", "works", "of every token of a prompt that comes in pieces"
+    "prompt log-probabilities",
+    "works",
+    "`prompt_logprobs` of every token of a chunked prompt match",
 )
 def test_prompt_log_probabilities(engines: Engines) -> None:
     def of(engine: Any) -> list[list[float]]:
@@ -158,7 +170,9 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.feature("structured output", "works", "regex, choice and JSON schema; same tokens")
+@pytest.mark.feature(
+    "structured output", "works", "regex, choice and JSON schema: valid output, identical tokens"
+)
 def test_structured_output(form: str, engines: Engines) -> None:
     from vllm.sampling_params import StructuredOutputsParams
 
@@ -177,7 +191,9 @@ def test_structured_output(form: str, engines: Engines) -> None:
 
 
 @pytest.mark.feature(
-    "several engines", "works", "two of one process, asked in turn, say what each says alone"
+    "several engines",
+    "works",
+    "two engines in one process, called in turn; the outputs of each are unchanged",
 )
 def test_several_engines(engines: Engines, weight_only: Path) -> None:
     first = [said(output) for output in ask(engines.plain)]
@@ -192,8 +208,8 @@ def test_several_engines(engines: Engines, weight_only: Path) -> None:
 @pytest.mark.feature(
     "seeds with chunked prefill",
     "not in vLLM on a CPU",
-    "a request with a seed whose prompt comes in pieces ends the engine, unquantised models' too: "
-    "torch's generator on a CPU has no offset to set back",
+    "a seeded request with a chunked prompt ends the engine, with unquantised models too: "
+    "torch's generator on a CPU has no offset to rewind",
 )
 def test_seeds_with_chunked_prefill(bf16: Path) -> None:
     settings = {"max_num_batched_tokens": PIECE, "quantization": None}

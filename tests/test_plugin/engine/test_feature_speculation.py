@@ -47,7 +47,7 @@ def speculated(target: Path, **config: Any) -> tuple[list[list[int]], int, list[
     return answers, int(counts["vllm:spec_decode_num_accepted_tokens"]), sorted(methods)
 
 
-@pytest.mark.feature("n-gram speculation", "works", "proposals are accepted; same tokens")
+@pytest.mark.feature("n-gram speculation", "works", "draft tokens are accepted; identical tokens")
 def test_n_grams(modelopt: Path, expected: list[list[int]]) -> None:
     given = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
     answers, accepted, _ = speculated(modelopt, **given)
@@ -59,7 +59,8 @@ def test_n_grams(modelopt: Path, expected: list[list[int]]) -> None:
 @pytest.mark.feature(
     "draft model",
     "works",
-    "in 16 bits, W4A16 and W4A4; proposals are accepted; same tokens; on a GPU ask as for EAGLE",
+    "draft in 16 bits, W4A16 and W4A4; draft tokens are accepted, identical tokens; on a GPU "
+    "pass the draft's quantization as for EAGLE",
 )
 def test_draft_models(
     draft: str, modelopt: Path, expected: list[list[int]], request: pytest.FixtureRequest

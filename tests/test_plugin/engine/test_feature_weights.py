@@ -145,8 +145,8 @@ def unmoved(engine: Any) -> Iterator[None]:
 @pytest.mark.feature(
     "reload of weights",
     "works",
-    "`reload_weights`: NVFP4 tensors with scales of an FP8 cache, and 16-bit ones quantised again; "
-    "bit for bit as a fresh engine, at the same addresses",
+    "`reload_weights` of NVFP4 tensors (with scales of an FP8 cache) and of 16-bit tensors "
+    "(quantised again): bit-identical to a fresh engine, at the same addresses",
 )
 def test_reload(kind: str, pairs: dict[str, Pair], fresh: Callable[[Path], Run]) -> None:
     pair = pairs[kind]
@@ -228,8 +228,8 @@ def register_trainer() -> None:
 @pytest.mark.feature(
     "online update of weights",
     "works",
-    "`start_weight_update`, `update_weights` in four parts, `finish_weight_update`: as a fresh "
-    "engine, at the same addresses",
+    "`start_weight_update`, `update_weights` in four parts, `finish_weight_update`: outputs of "
+    "a fresh engine, at the same addresses",
 )
 def test_online_update(kind: str, pairs: dict[str, Pair], fresh: Callable[[Path], Run]) -> None:
     register_trainer()
@@ -250,7 +250,8 @@ def test_online_update(kind: str, pairs: dict[str, Pair], fresh: Callable[[Path]
 @pytest.mark.feature(
     "online update of weights",
     "refused",
-    "16-bit weights for layers that a checkpoint holds in NVFP4, by the first tensor's name",
+    "16-bit weights for layers that the checkpoint stores in NVFP4; the error names the first "
+    "tensor",
 )
 def test_16_bits_for_nvfp4(pairs: dict[str, Pair]) -> None:
     def update(worker: Any) -> None:
@@ -270,8 +271,8 @@ def test_16_bits_for_nvfp4(pairs: dict[str, Pair]) -> None:
 @pytest.mark.feature(
     "sleep and wake",
     "works",
-    "level 2 as a GPU has it: every tensor made while the model was loaded is lost, but the "
-    "model's buffers; weights are reloaded; says what it said",
+    "level 2 as on a GPU: every tensor made during loading is overwritten except the model's "
+    "buffers, then weights are reloaded; identical outputs",
 )
 def test_sleep_loses_all_but_buffers(
     kind: str, pairs: dict[str, Pair], fresh: Callable[[Path], Run], monkeypatch: pytest.MonkeyPatch
@@ -314,8 +315,8 @@ def test_sleep_loses_all_but_buffers(
 @pytest.mark.feature(
     "sleep and wake",
     "not in vLLM on a CPU",
-    "`sleep` of levels 1 and 2 stops requests and keeps memory; `enable_sleep_mode` is refused by "
-    "vLLM; after `wake_up` an engine says what it said",
+    "vLLM refuses `enable_sleep_mode`; `sleep` at levels 1 and 2 stops requests and keeps "
+    "memory; identical outputs after `wake_up`",
 )
 def test_sleep(modelopt: Path, fresh: Callable[[Path], Run]) -> None:
     expected = fresh(modelopt)

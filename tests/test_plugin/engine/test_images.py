@@ -163,7 +163,8 @@ def shown(case: Case, tmp_path: Path, **engine_args: Any) -> Shown:
 @pytest.mark.feature(
     "images",
     "works",
-    "Qwen 3.8, Qwen 3 VL, Nemotron Nano 2 VL: as transformers' models of the decoded weights",
+    "Qwen 3.8, Qwen 3 VL, Nemotron Nano 2 VL: matches the transformers model with the decoded "
+    "weights",
 )
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_an_image(case: Case, tmp_path: Path) -> None:

@@ -304,7 +304,8 @@ def two_ranks(
 @pytest.mark.feature(
     "expert parallelism",
     "works",
-    "experts by tensor, expert and data parallelism: as transformers' models",
+    "experts sharded by tensor, expert and data parallelism over two ranks: matches the "
+    "transformers model",
 )
 @pytest.mark.parametrize("parallel", PARALLEL)
 def test_two_ranks(

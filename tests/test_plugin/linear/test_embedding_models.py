@@ -52,7 +52,8 @@ def distance(found: list[Tensor], vectors: list[Tensor]) -> float:
 @pytest.mark.feature(
     "embeddings",
     "works",
-    "`LLM.embed`: vectors as transformers' models of the decoded weights, causal or not",
+    "`LLM.embed`: matches the transformers model with the decoded weights, causal and "
+    "bidirectional",
 )
 @pytest.mark.parametrize(
     ("family", "causal", "attention"),
@@ -118,7 +119,9 @@ def classifier(model: Path, path: Path) -> tuple[Path, Any]:
 
 
 @pytest.mark.feature(
-    "classification", "works", "`LLM.classify`: as transformers' model of the decoded weights"
+    "classification",
+    "works",
+    "`LLM.classify`: matches the transformers model with the decoded weights",
 )
 def test_classes(weight_only: Path, tmp_path: Path) -> None:
     path, plain = classifier(weight_only, tmp_path / "model")
