@@ -17,7 +17,7 @@ from nvfp4_kernels.activation import Activation
 from nvfp4_kernels.gemm.grouped.tile_tokens import ExpertSizes, choose_tile_tokens
 from nvfp4_kernels.moe.routing import Routing
 from nvfp4_kernels.moe.topk.op import router_of
-from vllm_fp4_plugin.ops.linear import define, function, readable
+from vllm_fp4_plugin.ops.define import define, function, readable
 
 _LIBRARY = Library("nvfp4_tc", "FRAGMENT")
 

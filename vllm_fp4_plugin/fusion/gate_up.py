@@ -39,7 +39,7 @@ class GateUp:
         x: input of the projection, ``(..., K)``.
         layer: the projection.
         n: I, width of gate and up projection on this rank.
-        kernel: target of its kernel, see ``linear_op.silu_mul_linear``.
+        kernel: target of its kernel, see ``ops.linear.silu_mul_linear``.
         quantizer: target of its input's kernel, or None.
         terms: how many NVFP4 values add up to each of its input's.
         consumer: layer that takes the result quantised; None: it is of x's dtype.

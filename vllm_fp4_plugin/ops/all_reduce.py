@@ -11,7 +11,7 @@ from vllm.distributed import tensor_model_parallel_all_reduce
 from nvfp4_kernels.device.rowwise.operands import new_operand
 from nvfp4_kernels.runtime.launch_cache import Prepared
 from vllm_fp4_plugin.ops import flashinfer_all_reduce
-from vllm_fp4_plugin.ops.linear import function, readable
+from vllm_fp4_plugin.ops.define import function, readable
 
 _LIBRARY = Library("nvfp4_tc", "FRAGMENT")
 _NAME = "all_reduce_add_rms_norm_quantize"

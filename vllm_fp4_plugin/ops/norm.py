@@ -1,4 +1,4 @@
-"""Custom ops of norms that quantise for the layer they feed: flat, as those of ``linear_op``."""
+"""Custom ops of norms that quantise for the layer they feed: flat, as those of ``ops.linear``."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.library import Library, register_fake
 
 from nvfp4_kernels.device.rowwise.operands import new_operand, new_row_scale
-from vllm_fp4_plugin.ops.linear import define, function, readable
+from vllm_fp4_plugin.ops.define import define, function, readable
 
 _LIBRARY = Library("nvfp4_tc", "FRAGMENT")
 
