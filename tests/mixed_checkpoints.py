@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nvfp4_kernels.formats.nvfp4 import E2M1_VALUES, Nvfp4Tensor
-from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.formats.kind import Kind
 
 E4M3_MAX = 448.0
 E4M3_STEPS_OF_NVFP4 = 6.0  # an NVFP4 scale is amax/2688, one of FP8 amax/448

@@ -31,7 +31,7 @@ from tests.mixed_checkpoints import (
 )
 from tests.moe_reference import Moe, layer_number
 from vllm_fp4_plugin.formats import FORMATS
-from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.formats.kind import Kind
 
 _SIZES: dict[str, Any] = {
     "hidden_size": 128,

@@ -23,7 +23,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 from vllm.platforms import current_platform
 
-from vllm_fp4_plugin import batch_invariance, defaults, formats, model_demands, ngram_table
+from vllm_fp4_plugin import batch_invariance, defaults, formats, model_demands
 from vllm_fp4_plugin.activation_terms import OPTION, GivenTerms, given_terms
 from vllm_fp4_plugin.attention import cache_scales, choice
 from vllm_fp4_plugin.checkpoint import draft_names
@@ -33,9 +33,9 @@ from vllm_fp4_plugin.checkpoint.layer_kinds import LayerKinds
 from vllm_fp4_plugin.delegated.choice import choose as choose_delegated
 from vllm_fp4_plugin.experts import choice as experts
 from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
+from vllm_fp4_plugin.formats.kind import Kind
 from vllm_fp4_plugin.ignore import covered, shard_names
-from vllm_fp4_plugin.kind import Kind
-from vllm_fp4_plugin.linear import lm_head
+from vllm_fp4_plugin.linear import lm_head, ngram_table
 from vllm_fp4_plugin.linear.embedding import Nvfp4EmbeddingMethod
 from vllm_fp4_plugin.linear.lm_head import Nvfp4HeadMethod
 from vllm_fp4_plugin.linear.method import Nvfp4LinearMethod

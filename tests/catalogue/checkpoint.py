@@ -17,7 +17,7 @@ from nvfp4_kernels.formats.nvfp4 import quantize_weight
 from tests import mixed_checkpoints, tiny_llama
 from tests.catalogue.family import Family
 from tests.catalogue.hub_classes import of_transformers
-from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.formats.kind import Kind
 
 INPUT_AMAX = 8.0  # of every layer, as if calibrated
 _FP4_INPUT, _FP8_INPUT = INPUT_AMAX / (6 * 448), INPUT_AMAX / 448

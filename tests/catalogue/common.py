@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.formats.kind import Kind
 
 W4A4, W4A16, FP8 = Kind.NVFP4, Kind.NVFP4_A16, Kind.FP8
 MXFP8, PLAIN = Kind.MXFP8, Kind.UNQUANTIZED

@@ -21,7 +21,7 @@ from tests.catalogue.common import (
 )
 from tests.catalogue.family import Family
 from tests.catalogue.wrapped import mean_pooling
-from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.formats.kind import Kind
 
 DENSE: tuple[Family, ...] = (
     Family(

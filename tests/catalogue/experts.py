@@ -30,7 +30,7 @@ from tests.catalogue.common import (
     W4A16,
 )
 from tests.catalogue.family import Family
-from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.formats.kind import Kind
 
 MIXTURES: tuple[Family, ...] = (
     Family(

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.mixed_checkpoints import quantize
-from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.formats.kind import Kind
 
 _TABLE = ".ngram_embedding.shard_"
 _MTP = "mtp.layers.0.mlp.experts"

@@ -20,7 +20,7 @@ from tests.catalogue.common import (
 )
 from tests.catalogue.family import Family
 from tests.catalogue.wrapped import around_text
-from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.formats.kind import Kind
 
 _ROUTED: dict[str, Kind] = {"*.mlp.experts.*": W4A4, "*": PLAIN}
 _QWEN38_MIXED = (

@@ -16,7 +16,7 @@ from nvfp4_kernels.formats.nvfp4 import Nvfp4Tensor, quantize_activation
 from tests.catalogue import nemotron_vl
 from tests.catalogue.hub_classes import of_transformers
 from tests.mixed_checkpoints import round_input
-from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.formats.kind import Kind
 
 Rounding = Callable[[Tensor], Tensor]
 _PARTS = ("weight_scale", "weight_scale_2", "weight_global_scale", "input_scale")

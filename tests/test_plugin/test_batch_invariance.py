@@ -22,8 +22,8 @@ from vllm_fp4_plugin.attention.backend import PagedAttentionBackend
 from vllm_fp4_plugin.batch_invariance import BatchInvarianceRefused
 from vllm_fp4_plugin.device import planned_for
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+from vllm_fp4_plugin.formats.kind import Kind
 from vllm_fp4_plugin.fusion import all_reduce_norm
-from vllm_fp4_plugin.kind import Kind
 from vllm_fp4_plugin.plan import choose_kernels
 
 

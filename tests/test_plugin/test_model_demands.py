@@ -27,8 +27,8 @@ from vllm_fp4_plugin.attention import choice
 from vllm_fp4_plugin.checkpoint.layer_kinds import LayerKinds
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+from vllm_fp4_plugin.formats.kind import Kind
 from vllm_fp4_plugin.ignore import MixedShards
-from vllm_fp4_plugin.kind import Kind
 
 # --- places in vLLM's models, all read by a person ----------------------------------------------
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from vllm_fp4_plugin.formats import CheckpointConfig, LayerGroup
+from vllm_fp4_plugin.formats.kind import Kind
 from vllm_fp4_plugin.ignore import matches, paths_within
-from vllm_fp4_plugin.kind import Kind
 
 UNQUANTIZED = LayerGroup("the config", Kind.UNQUANTIZED)
 

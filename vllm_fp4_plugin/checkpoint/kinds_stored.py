@@ -15,7 +15,7 @@ from vllm_fp4_plugin.formats import (
     TensorNames,
     UnsupportedCheckpoint,
 )
-from vllm_fp4_plugin.kind import FP8_BLOCK_SIZE, MX_BLOCK_SIZE, NVFP4_KINDS, Kind
+from vllm_fp4_plugin.formats.kind import FP8_BLOCK_SIZE, MX_BLOCK_SIZE, NVFP4_KINDS, Kind
 
 Tensors = Mapping[str, TensorHeader]
 

@@ -7,8 +7,8 @@ from vllm_fp4_plugin.checkpoint.files import TensorHeader
 from vllm_fp4_plugin.checkpoint.kinds_declared import UNQUANTIZED, DeclaredKinds, renamed_module
 from vllm_fp4_plugin.checkpoint.kinds_stored import Found, find_kinds
 from vllm_fp4_plugin.formats import CheckpointConfig, LayerGroup, UnsupportedCheckpoint
+from vllm_fp4_plugin.formats.kind import Kind
 from vllm_fp4_plugin.ignore import MixedShards, shard_names
-from vllm_fp4_plugin.kind import Kind
 
 # Parts of a name below which exporters left out of their lists what they did not quantise.
 UNLISTED = frozenset(

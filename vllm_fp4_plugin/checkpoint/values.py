@@ -13,7 +13,7 @@ from vllm_fp4_plugin import kernel_weight
 from vllm_fp4_plugin.checkpoint.files import TensorHeader, quantised_modules
 from vllm_fp4_plugin.checkpoint.kinds_stored import find_kinds, layer_of
 from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
-from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.formats.kind import Kind
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _PIECE = 1 << 24  # elements that are checked at a time

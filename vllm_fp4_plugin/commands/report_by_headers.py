@@ -16,7 +16,7 @@ from vllm_fp4_plugin.delegated import choice as delegated
 from vllm_fp4_plugin.experts import choice as experts
 from vllm_fp4_plugin.formats import CheckpointConfig, LayerGroup, UnsupportedCheckpoint
 from vllm_fp4_plugin.formats.fields import read_object
-from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.formats.kind import Kind
 from vllm_fp4_plugin.options import Activation, Options
 from vllm_fp4_plugin.plan import arithmetic_of, choose_kernels
 from vllm_fp4_plugin.report import LayerRecord, Report

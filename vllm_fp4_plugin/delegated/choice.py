@@ -10,7 +10,7 @@ from vllm_fp4_plugin.delegated.reference import ReferenceLinearMethod
 from vllm_fp4_plugin.delegated.vllm_methods import label, vllm_method
 from vllm_fp4_plugin.device import current_device
 from vllm_fp4_plugin.formats import Format, LayerGroup
-from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.formats.kind import Kind
 from vllm_fp4_plugin.report import LayerRecord
 
 

@@ -24,7 +24,7 @@ from vllm_fp4_plugin.delegated.rounding import (
     round_static,
 )
 from vllm_fp4_plugin.formats import LayerGroup, UnsupportedCheckpoint
-from vllm_fp4_plugin.kind import FP8_BLOCK_SIZE, MX_BLOCK_SIZE, Kind
+from vllm_fp4_plugin.formats.kind import FP8_BLOCK_SIZE, MX_BLOCK_SIZE, Kind
 from vllm_fp4_plugin.linear.load_ledger import full_rows
 from vllm_fp4_plugin.linear.parameters import NumberParameter, RowsLoader
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.formats.nvfp4 import decode_e2m1, encode_e2m1
-from vllm_fp4_plugin.kind import FP8_BLOCK_SIZE, MX_BLOCK_SIZE, Kind
+from vllm_fp4_plugin.formats.kind import FP8_BLOCK_SIZE, MX_BLOCK_SIZE, Kind
 
 E4M3_MAX = torch.finfo(torch.float8_e4m3fn).max
 E2M1_MAX = 6.0

@@ -8,7 +8,7 @@ from vllm.model_executor.layers.quantization import get_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 
 from vllm_fp4_plugin.formats import INVERSE_SCALE, Format, LayerGroup, UnsupportedCheckpoint
-from vllm_fp4_plugin.kind import FP8_BLOCK_SIZE, Kind
+from vllm_fp4_plugin.formats.kind import FP8_BLOCK_SIZE, Kind
 
 
 def vllm_method(

@@ -18,8 +18,8 @@ from vllm_fp4_plugin.experts.plan import GATED_NAMES, ExpertsPlan, is_on_cpu, ma
 from vllm_fp4_plugin.experts.vllm_methods import backend, keeps_16_bits, vllm_experts
 from vllm_fp4_plugin.experts.weights import experts_bytes
 from vllm_fp4_plugin.formats import CheckpointConfig, LayerGroup, UnsupportedCheckpoint
+from vllm_fp4_plugin.formats.kind import Kind
 from vllm_fp4_plugin.ignore import covered
-from vllm_fp4_plugin.kind import Kind
 from vllm_fp4_plugin.options import KEY, Options
 from vllm_fp4_plugin.options import Activation as Inputs
 from vllm_fp4_plugin.report import LayerRecord

@@ -19,8 +19,8 @@ from vllm_fp4_plugin.formats import (
     LayerGroup,
     UnsupportedCheckpoint,
 )
+from vllm_fp4_plugin.formats.kind import Kind
 from vllm_fp4_plugin.kernel_weight import MAX_GLOBAL, are_globals
-from vllm_fp4_plugin.kind import Kind
 from vllm_fp4_plugin.startup import Startup
 
 

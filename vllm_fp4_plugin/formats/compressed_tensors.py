@@ -28,7 +28,7 @@ from vllm_fp4_plugin.formats.format import (
     TensorNames,
     UnsupportedCheckpoint,
 )
-from vllm_fp4_plugin.kind import FP8_BLOCK_SIZE, MX_BLOCK_SIZE, Kind
+from vllm_fp4_plugin.formats.kind import FP8_BLOCK_SIZE, MX_BLOCK_SIZE, Kind
 
 _PACKING = "nvfp4-pack-quantized"
 _FP8_PACKINGS = ("float-quantized", "naive-quantized")

@@ -6,7 +6,7 @@ from typing import Any
 from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE
 from vllm_fp4_plugin.formats.fields import read_names, read_object, read_objects
 from vllm_fp4_plugin.formats.format import LayerGroup, UnsupportedCheckpoint
-from vllm_fp4_plugin.kind import FP8_BLOCK_SIZE, MX_BLOCK_SIZE, Inputs, Kind
+from vllm_fp4_plugin.formats.kind import FP8_BLOCK_SIZE, MX_BLOCK_SIZE, Inputs, Kind
 
 EVERY_LINEAR = "Linear"  # a target that names a class, not a module
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from nvfp4_kernels.formats.nvfp4 import Convention
+from vllm_fp4_plugin.formats.kind import Inputs, Kind
 from vllm_fp4_plugin.ignore import InvalidPattern, check_pattern
-from vllm_fp4_plugin.kind import Inputs, Kind
 
 SCALE = "weight_scale"
 INVERSE_SCALE = "weight_scale_inv"  # DeepSeek's name for the factors of FP8 blocks, always 2-D

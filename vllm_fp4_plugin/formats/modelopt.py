@@ -32,7 +32,7 @@ from vllm_fp4_plugin.formats.format import (
     TensorNames,
     UnsupportedCheckpoint,
 )
-from vllm_fp4_plugin.kind import NVFP4_KINDS, Inputs, Kind
+from vllm_fp4_plugin.formats.kind import NVFP4_KINDS, Inputs, Kind
 
 LEGACY_FILE = "hf_quant_config.json"
 

@@ -5,7 +5,7 @@ from typing import Any, NoReturn
 from vllm.config import get_current_vllm_config
 
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
-from vllm_fp4_plugin.kind import FP8_BLOCK_SIZE, Kind
+from vllm_fp4_plugin.formats.kind import FP8_BLOCK_SIZE, Kind
 from vllm_fp4_plugin.linear.method import Nvfp4LinearMethod
 
 # Models that look up rows of their head, for which a product in NVFP4 has no method.

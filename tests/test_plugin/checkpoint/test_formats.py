@@ -9,9 +9,9 @@ import pytest
 
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.formats import FORMATS, UnsupportedCheckpoint, is_nvfp4, parse, parse_beside
+from vllm_fp4_plugin.formats.kind import Kind
 from vllm_fp4_plugin.formats.modelopt import LEGACY_FILE
 from vllm_fp4_plugin.ignore import matches
-from vllm_fp4_plugin.kind import Kind
 
 FP4 = {"num_bits": 4, "type": "float", "group_size": 16, "dynamic": False}
 FP8_KV = {"num_bits": 8, "type": "float", "dynamic": False}

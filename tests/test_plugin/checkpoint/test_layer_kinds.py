@@ -15,8 +15,8 @@ from vllm_fp4_plugin.checkpoint.layer_kinds import LayerKinds
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.delegated.reference import ReferenceLinearMethod
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint, parse
+from vllm_fp4_plugin.formats.kind import Kind
 from vllm_fp4_plugin.ignore import MixedShards
-from vllm_fp4_plugin.kind import Kind
 
 N, K = 512, 256
 FILE = Path("model-00001.safetensors")

@@ -14,7 +14,7 @@ from nvfp4_kernels.formats.nvfp4 import quantize_weight
 from tests import tiny_llama
 from tests.mixed_checkpoints import FP8, GROUPS, quantize
 from vllm_fp4_plugin.engine import meta_model
-from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.formats.kind import Kind
 
 pytestmark = pytest.mark.processes  # takes seconds
 

@@ -29,7 +29,7 @@ from vllm_fp4_plugin.formats import (
     LayerGroup,
     UnsupportedCheckpoint,
 )
-from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.formats.kind import Kind
 
 K, TOKENS = 256, 5
 INPUT_SCALE = torch.tensor(0.01)

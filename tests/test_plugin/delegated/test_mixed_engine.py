@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.engine import distance, run, with_values
 from tests.mixed_checkpoints import Mixed, set_config, write
-from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.formats.kind import Kind
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,7 @@ from tests import limits, tiny_llama
 from tests.engine import Run, dequantized, distance, with_values
 from tests.mixed_checkpoints import write
 from tests.test_plugin.linear.test_embedding import quantize_embedding
-from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.formats.kind import Kind
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
 pytestmark = pytest.mark.slow

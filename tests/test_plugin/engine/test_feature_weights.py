@@ -22,7 +22,7 @@ from tests.engine import Run, started
 from tests.mixed_checkpoints import write
 from vllm_fp4_plugin.attention.impl import PagedAttentionImpl
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
-from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.formats.kind import Kind
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
 pytestmark = pytest.mark.slow

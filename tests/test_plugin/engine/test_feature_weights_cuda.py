@@ -17,7 +17,7 @@ if not torch.cuda.is_available():
 from tests import limits, moe_checkpoints, tiny_llama
 from tests.sleeping_engine import ASKED
 from tests.test_plugin.engine.test_feature_weights import Pair, changed
-from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.formats.kind import Kind
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
 pytestmark = pytest.mark.slow

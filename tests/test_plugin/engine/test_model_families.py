@@ -29,7 +29,7 @@ from tests.catalogue import checkpoint, reference
 from tests.catalogue.facts import FAMILIES
 from tests.catalogue.family import Family
 from tests.engine import started
-from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.formats.kind import Kind
 
 pytestmark = pytest.mark.slow
 

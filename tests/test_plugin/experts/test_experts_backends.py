@@ -18,7 +18,7 @@ from vllm_fp4_plugin.formats import (
     LayerGroup,
     UnsupportedCheckpoint,
 )
-from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.formats.kind import Kind
 from vllm_fp4_plugin.startup import Startup
 
 Backend = Enum("Backend", ["MARLIN", "HUMMING", "VLLM_CUTLASS"])

@@ -20,7 +20,7 @@ from tests import moe_checkpoints, moe_reference
 from tests.engine import distance
 from tests.moe_reference import Moe
 from tests.test_plugin.engine.test_engine_cuda import serve
-from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.formats.kind import Kind
 
 pytestmark = pytest.mark.slow
 

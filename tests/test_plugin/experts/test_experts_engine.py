@@ -23,7 +23,7 @@ from tests.catalogue.facts import named
 from tests.engine import Run, distance, run, started
 from tests.moe_reference import Moe
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
-from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.formats.kind import Kind
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from tests import devices, emulated_layers, moe_checkpoints, moe_reference, trai
 from tests.emulator import randomised
 from tests.engine import NEW_TOKENS, distance, run
 from tests.recorded_warmup import Kernels, recorded
-from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.formats.kind import Kind
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
 pytestmark = pytest.mark.slow

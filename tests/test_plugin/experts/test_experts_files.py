@@ -27,7 +27,7 @@ from vllm_fp4_plugin.checkpoint.layer_kinds import LayerKind, LayerKinds
 from vllm_fp4_plugin.commands.verify import verified
 from vllm_fp4_plugin.engine import meta_model
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint, parse
-from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.formats.kind import Kind
 
 EXPERTS = "model.layers.0.mlp.experts"
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")

@@ -13,7 +13,7 @@ from vllm_fp4_plugin.experts.online import Nvfp4OnlineExpertsMethod
 from vllm_fp4_plugin.experts.plan import make_plan
 from vllm_fp4_plugin.experts.weights import kernel_experts
 from vllm_fp4_plugin.formats import FORMATS, CheckpointConfig, LayerGroup, UnsupportedCheckpoint
-from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.formats.kind import Kind
 from vllm_fp4_plugin.options import Options
 from vllm_fp4_plugin.startup import Startup
 from vllm_fp4_plugin.warmup import ExpertsLayer

@@ -23,7 +23,7 @@ from tests.test_plugin.linear.test_linear_layers import (
 )
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
-from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.formats.kind import Kind
 
 HIDDEN, STATE, INNER, HEADS = 64, 16, 128, 8
 ROWS = 2 * INNER + 2 * STATE + HEADS
