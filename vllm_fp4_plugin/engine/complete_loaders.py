@@ -1,4 +1,4 @@
-"""Loaders of vLLM's that let no incomplete model of ours pass; see ``completeness``."""
+"""Loaders of vLLM's that let no incomplete model of ours pass; see ``checkpoint.completeness``."""
 
 from typing import Any
 

@@ -3,7 +3,7 @@
 vLLM's gated MLPs call ``gate_up_proj(x)`` and hand the result straight to ``SiluAndMul``. For
 layers that allow it, the projection returns a ``GateUp``, a promise that holds its input; our
 ``SiluAndMul`` recognises it and calls the fused op. Plain tensors take vLLM's path. Where the layer
-after it wants NVFP4 with a calibrated scale, the op's result is just that: see ``handover``.
+after it wants NVFP4 with a calibrated scale, the op's result is just that: see ``ops.operands``.
 
 Whether a layer allows it is read from the forward pass of the module that owns it, and from the
 activation that this module holds, once the model is built. In doubt it stays as it is, and the

@@ -1,7 +1,7 @@
 """Way of the positions from vLLM's runner to a rotary embedding, read from forward passes.
 
 Attention that rotates takes the positions that the runner tells it of; the embedding would take
-those that it is called with. A module of a decoder layer is read as ``result_flow`` has it. Above,
+those that it is called with. A module of a decoder layer is read as ``forward_analysis`` has it. Above,
 models loop over their layers and wrap one another: their forward passes may do anything, but call
 whatever leads to the layers with the positions that they are called with, and never change them.
 """

@@ -1,7 +1,7 @@
 """RMSNorms that quantise for the one layer that they feed, without touching vLLM's models.
 
 vLLM builds our class in the place of its own. It runs as vLLM's until a layer of ours, once the
-model is built, finds that the norm's result goes to it and nowhere else: see ``norm_flow``. From
+model is built, finds that the norm's result goes to it and nowhere else: see ``match_norm``. From
 then on it returns a ``QuantizedInput``, with the layer's own scale, in one launch. Over several
 ranks it may add up their parts of its input first: see ``reduction``.
 """

@@ -4,7 +4,7 @@ vLLM's parallel linear layers pass what they are called with straight to their q
 so that an op before one of ours may return its result as NVFP4, with the layer's own scale, in
 place of a tensor. A row-parallel layer may likewise return its rank's part of a sum for a norm to
 add up. What is handed over and to whom is settled once the model is built, by modules whose forward
-passes were read: see ``result_flow``.
+passes were read: see ``fusion.forward_analysis``.
 """
 
 from dataclasses import dataclass
