@@ -1,9 +1,9 @@
 """Way of the positions from vLLM's runner to a rotary embedding, read from forward passes.
 
-Attention that rotates takes the positions that the runner tells it of; the embedding would take
-those that it is called with. A module of a decoder layer is read as ``forward_analysis`` has it. Above,
-models loop over their layers and wrap one another: their forward passes may do anything, but call
-whatever leads to the layers with the positions that they are called with, and never change them.
+Attention that rotates takes the positions from the runner's metadata; the rotary embedding would
+take its argument. Modules of a decoder layer are read by ``forward_analysis``. Above the layers,
+models loop over the layers and wrap one another: these forward passes may do anything else, but
+must pass on the positions that they are called with, unchanged, on every way to the layers.
 """
 
 import ast
