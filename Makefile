@@ -31,12 +31,13 @@ demo: venv ## Run the demo; with a mixture of experts: ARGS=--moe
 eval: venv ## Measure what quantising costs a small model, variant by variant
 	$(RUN) python -m examples.accuracy demo
 
-all: ## Run every check and all tests, on each release of vLLM
-	$(MAKE) test
+all: check ## Run every check and every test, on each release of vLLM, and record that all passed
+	$(PYTEST) --record
+	$(MAKE) venv VLLM=0.33
 	$(MAKE) test VLLM=0.33
 
-test: check ## Run every check, then the tests, in WORKERS processes; as on a lesser CPU: CPU=avx2
-	$(PYTEST) $(TESTS)
+test: check ## Run every check, then the tests; thorough ones of changed sources alone; CPU=avx2
+	$(PYTEST) --lane test $(TESTS)
 
 quick: venv ## Run the tests that need no emulator, no engine and no other process
 	$(PYTEST) --quick --durations 15 $(TESTS)

@@ -7,7 +7,10 @@ itself to one runtime for the life of a process, so ``both`` is two runs, one af
 
 ``--cpu``: the run as on a lesser x86-64 CPU, in a process started as if it were one.
 
-``--quick``: only what needs no emulator, no engine and no other process.
+``--quick``: only tests that need no emulator, no engine and no other process.
+
+``--lane test``: without thorough tests whose sources are those with which all tests passed, see
+``tests/lanes.py``; ``--record`` records them, after a run of everything.
 
 ``--source-lines``: findings of the emulator name lines of the kernel's source, which takes longer.
 """
@@ -22,9 +25,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests import cpus, devices, heap, vllm_kernels
+from tests import cpus, devices, heap, lanes, vllm_kernels
 from tests.devices import KernelDevice
-from tests.emulator import STANDARD, Schedule
+from tests.emulator import ALL_LATE, STANDARD, Schedule
 
 pytest_plugins = ["tests.watchdog"]
 heap.collect_seldom()  # importing the tests makes many objects already
@@ -50,6 +53,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--quick",
         action="store_true",
         help="leave out whatever needs the emulator, an engine or another process",
+    )
+    parser.addoption(
+        "--lane",
+        choices=lanes.LANES,
+        default="all",
+        help="which tests run: all, or without thorough ones that nothing changed (default: all)",
+    )
+    parser.addoption(
+        "--record",
+        action="store_true",
+        help="record the sources of all tests in tests/passed.json, if every one has passed",
     )
     parser.addoption(
         "--source-lines",
@@ -81,6 +95,8 @@ def _run_again(config: pytest.Config, environment: Mapping[str, str], *options: 
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--record"):
+        _check_whole(config)
     devices.on_cuda = config.getoption("--device") == "cuda"
     devices.is_quick = config.getoption("--quick")
     devices.source_lines = config.getoption("--source-lines")
@@ -88,6 +104,23 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.TemporaryDirectory(prefix="kernels-")
         os.environ[devices.RUN_KERNELS] = folder.name
         config.add_cleanup(folder.cleanup)
+
+
+def _check_whole(config: pytest.Config) -> None:
+    """Refuse ``--record`` beside options that leave tests out."""
+    partial = [name for name in ("--quick", "-k", "-m") if config.getoption(name)]
+    partial += ["--lane test"] if config.getoption("--lane") == "test" else []
+    partial += [] if config.args_source is pytest.Config.ArgsSource.TESTPATHS else ["paths"]
+    if partial and not hasattr(config, "workerinput"):
+        raise pytest.UsageError(
+            f"--record: given with {', '.join(partial)}, must be a run of all tests; leave it out"
+        )
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    is_controller = not hasattr(session.config, "workerinput")
+    if session.config.getoption("--record") and is_controller and exitstatus == 0:
+        lanes.record((session.config.rootpath / "tests").rglob("test_*.py"))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -108,8 +141,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if not _is_quick(item)]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if _is_quick(item)]
+    if config.getoption("--lane") == "test":
+        left_out = [i for i in items if lanes.is_thorough(i) and lanes.is_unchanged(i.path)]
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
     engines = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (item.path not in engines, item.path.parent.name != "test_plugin"))
+    items.sort(key=lambda item: (item.path not in engines, "test_plugin" not in item.path.parts))
 
 
 def _is_quick(item: pytest.Item) -> bool:
@@ -133,7 +171,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     marker = metafunc.definition.get_closest_marker("schedules")
     schedules = [s for s in STANDARD if marker is None or s.name in marker.args]
-    metafunc.parametrize("device_schedule", schedules, ids=str)
+    # A wait that is missing shows where copies and products complete late.
+    first = ALL_LATE if ALL_LATE in schedules else schedules[0]
+    further = pytest.mark.thorough
+    cases = [pytest.param(s, id=str(s), marks=[] if s is first else further) for s in schedules]
+    metafunc.parametrize("device_schedule", cases)
 
 
 @pytest.fixture(scope="session", autouse=True)

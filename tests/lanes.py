@@ -1,0 +1,142 @@
+"""Lanes of the suite: which thorough tests a run leaves out, as nothing they depend on has changed.
+
+Thorough tests are mutants, further schedules of the emulator, random calls, the time model, and
+the emulator's own tests. ``--lane all`` runs every test and, once all have passed, records a digest
+of the sources of each file of tests. ``--lane test`` leaves out the thorough tests of files whose
+digest is the recorded one: a change of an op or of the emulator brings its thorough tests back.
+
+The sources of a file are the files that it imports, directly or not, and the modules that it or
+they name in text, as tables of kernels do.
+"""
+
+import ast
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORD = Path(__file__).with_name("passed.json")
+LANES = ("all", "test")
+
+PACKAGES = {
+    "nvfp4_kernels": ROOT / "kernels" / "nvfp4_kernels",
+    "vllm_fp4_plugin": ROOT / "vllm_fp4_plugin",
+    "tests": ROOT / "tests",
+    "examples": ROOT / "examples",
+}
+# Sources of every file: what is installed, and what every test runs in.
+COMMON = ("pyproject.toml", "tests/conftest.py", "tests/lanes.py")
+THOROUGH = re.compile(r"tests/(test_emulator/|test_fuzz\.|test_modelled_|.*mutations|.*/chains/)")
+_MODULE = re.compile(rf"({'|'.join(PACKAGES)})((?:\.\w+)+)(?::\w+)?\.?")
+_DATA = {".cpp", ".cu", ".json", ".md", ".safetensors", ".txt"}
+
+
+def is_thorough(item: pytest.Item) -> bool:
+    """Whether a test is left out where its sources are as recorded."""
+    path = item.path.relative_to(ROOT).as_posix()
+    return bool(THOROUGH.match(path)) or item.get_closest_marker("thorough") is not None
+
+
+def is_unchanged(path: Path) -> bool:
+    """Whether the sources of a file of tests are the ones with which all tests passed."""
+    return _recorded().get(path.relative_to(ROOT).as_posix()) == digest(path)
+
+
+def record(paths: Iterable[Path]) -> None:
+    """Record the sources of files of tests, all of which have passed."""
+    found = {path.relative_to(ROOT).as_posix(): digest(path) for path in sorted(set(paths))}
+    RECORD.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+@cache
+def digest(path: Path) -> str:
+    """Digest of a file and of its sources."""
+    found = hashlib.sha256()
+    for file in sorted({*sources(path), *(ROOT / name for name in COMMON)}):
+        found.update(f"{file.relative_to(ROOT).as_posix()} {_content(file)}\0".encode())
+    return found.hexdigest()[:16]
+
+
+def sources(path: Path) -> set[Path]:
+    """Files that a file depends on, itself among them, and data that lies beside them."""
+    seen: set[Path] = set()
+    waiting = [path]
+    while waiting:
+        file = waiting.pop()
+        if file not in seen:
+            seen.add(file)
+            waiting += _named_in(file)
+    beside = (other for folder in {file.parent for file in seen} for other in folder.iterdir())
+    return seen | {other for other in beside if other.suffix in _DATA and other != RECORD}
+
+
+@cache
+def _content(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+@cache
+def _named_in(file: Path) -> frozenset[Path]:
+    """Files of the modules that a file imports or names in a text of its own."""
+    if file.suffix != ".py":
+        return frozenset()
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    found: set[Path] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                found |= _imported(node.module, alias.name)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                found |= _imported(alias.name, "")
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            match = _MODULE.fullmatch(node.value)
+            if match:
+                found |= set(_files(match[1] + match[2], whole=True))
+    return frozenset(found)
+
+
+def _imported(module: str, name: str) -> set[Path]:
+    """Files of a name of a module: its own, where it is a module, or that of who defines it."""
+    if module.partition(".")[0] not in PACKAGES:
+        return set()
+    found = set(_files(f"{module}.{name}"))
+    if not found and module in PACKAGES:  # a package's face names all that it has
+        return set(_files(_exports(module).get(name, module)))
+    return found or set(_files(module))
+
+
+@cache
+def _exports(package: str) -> dict[str, str]:
+    """Module of each name that a package's ``__init__.py`` imports."""
+    [*files] = _files(package)
+    body = ast.parse(files[0].read_text(encoding="utf-8")).body if files else []
+    imports = (node for node in body if isinstance(node, ast.ImportFrom) and node.module)
+    return {alias.name: node.module or "" for node in imports for alias in node.names}
+
+
+def _files(module: str, whole: bool = False) -> Iterator[Path]:
+    """File of a module; ``whole``: of a package, every file."""
+    prefix, _, rest = module.partition(".")
+    if prefix not in PACKAGES:
+        return
+    path = PACKAGES[prefix].joinpath(*filter(None, rest.split(".")))
+    if path.with_suffix(".py").is_file():
+        yield path.with_suffix(".py")
+    elif path.is_dir() and whole:
+        yield from path.rglob("*.py")
+    elif (path / "__init__.py").is_file():
+        yield path / "__init__.py"
+
+
+@cache
+def _recorded() -> dict[str, str]:
+    if not RECORD.exists():
+        return {}
+    found: dict[str, str] = json.loads(RECORD.read_text(encoding="utf-8"))
+    return found
