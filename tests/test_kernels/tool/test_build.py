@@ -59,7 +59,7 @@ HOST_CODE = """
 import os, sys
 os.environ["CUTE_DSL_ARCH"] = "sm_100a"
 from pathlib import Path
-from nvfp4_kernels import compile
+from nvfp4_kernels.runtime import compile
 from nvfp4_kernels.precompile.linear_sm100 import block_scaled_kernels
 from nvfp4_kernels.tool.model import explicit
 (spec, *_) = block_scaled_kernels(explicit(["64,64"], []), max_tokens=1)
@@ -71,7 +71,7 @@ BUILD = "from nvfp4_kernels.__main__ import app; app()"
 ON_AN_H200 = """
 import os, sys
 import torch
-from nvfp4_kernels import compile
+from nvfp4_kernels.runtime import compile
 
 os.environ[compile.CACHE_VARIABLE] = sys.argv[1]
 torch.cuda.current_device = lambda: 0
@@ -110,7 +110,7 @@ DECODING = {
 
 KEYS = """
 import json, os, torch
-from nvfp4_kernels import compile
+from nvfp4_kernels.runtime import compile
 
 class Kernel:
     def __repr__(self):
