@@ -1,4 +1,4 @@
-"""``nvfp4-tc doctor``: what is installed, what the machine has, whether vLLM could serve here."""
+"""``nvfp4-tc doctor``: versions and devices of this machine, and whether vLLM could serve here."""
 
 import os
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ class Gpu(NamedTuple):
 
 
 def doctor() -> None:
-    """Print what is installed and what the machine has: ok, wrong or unknown, and the remedy.
+    """Print versions and devices, each ok, wrong or unknown, and the remedy.
 
     The exit status is 1 where ``vllm serve`` would not start.
     """
@@ -136,7 +136,7 @@ def _torch() -> Finding:
 
 
 def _cuda() -> Finding:
-    """Look whether torch is built for what vLLM is built for."""
+    """Look whether torch and vLLM are built for the same devices."""
     built = torch.version.cuda
     if _is_cpu():
         said = "none: torch and vLLM are built for CPUs"
@@ -153,7 +153,7 @@ def _cuda() -> Finding:
 
 
 def _cute_dsl() -> Finding:
-    """Look for what compiles kernels, which no CPU needs to serve."""
+    """Look for the compiler of kernels, which no CPU needs to serve."""
     try:
         check_compiler()
     except NoCompiler as error:
@@ -168,7 +168,7 @@ def _cute_dsl() -> Finding:
 
 
 def _flashinfer() -> Finding:
-    """Look for FlashInfer, which the plugin's own layers need for nothing but an all-reduce."""
+    """Look for FlashInfer, which of the plugin's own ops the fused all-reduce alone needs."""
     version = versions.installed("flashinfer-python")
     if version:
         return Finding("FlashInfer", version)
@@ -209,7 +209,9 @@ def _gpu() -> Finding:
         found = gpus()
     except RuntimeError as error:
         said = str(error).partition("\n")[0]
-        return Finding("GPU", f"{said}; end what holds it (nvidia-smi), or restart it", "wrong")
+        return Finding(
+            "GPU", f"{said}; end other processes on it (nvidia-smi), or restart it", "wrong"
+        )
     if not found:
         said = "none that torch finds; mend the driver until nvidia-smi lists one"
         return Finding("GPU", said, "wrong")
@@ -266,7 +268,7 @@ def _memory() -> Finding:
     said = "; ".join(_of(each.free, each.total) for each in found)
     share, least = _vllm_share(), min(each.free / each.total for each in found)
     if share is not None and least < share:
-        remedy = "end what holds it (nvidia-smi), or serve with --gpu-memory-utilization"
+        remedy = "end other processes on it (nvidia-smi), or serve with --gpu-memory-utilization"
         said = f"{said}, vLLM takes {share:.0%} of each; {remedy} {int(least * 100) / 100}"
         return Finding("memory", said, "wrong")
     return Finding("memory", said)

@@ -263,7 +263,7 @@ def test_a_gpu_that_does_not_answer(
 
     machine()
     monkeypatch.setattr(doctor, "gpus", gpus)
-    assert found("GPU").said.startswith("CUDA error: CUDA-capable device(s) is/are busy; end what")
+    assert found("GPU").said.startswith("CUDA error: CUDA-capable device(s) is/are busy; end oth")
     assert [found(about).verdict for about in ("GPU", "memory")] == ["wrong", "unknown"]
 
 
