@@ -5,6 +5,7 @@ CANDIDATES := python3.11 python3 python
 IS_RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for candidate in $(CANDIDATES); do \
 	$$candidate -c '$(IS_RECENT)' 2>/dev/null && echo $$candidate && break; done)
+PYTHON_FOUND = $(or $(PYTHON),$(error No Python 3.11 or newer among $(CANDIDATES); set PYTHON))
 WORKERS ?= 2
 CPU ?= native
 # Release of vLLM that tests run on; another than 0.32 has an environment of its own over .venv
@@ -23,7 +24,7 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: ## Install everything into .venv, unless it is up to date; vLLM 0.33 over it: VLLM=0.33
-	@$(or $(PYTHON),$(error No Python 3.11 or newer among $(CANDIDATES); set PYTHON)) .ci/install.py $(VLLM)
+	@$(PYTHON_FOUND) .ci/install.py $(VLLM)
 
 demo: venv ## Run the demo; with a mixture of experts: ARGS=--moe
 	$(RUN) python -m examples.demo $(ARGS)
@@ -49,9 +50,11 @@ check: venv ## Lint, check the format, the docstrings, the types and the import 
 	$(TOOL) mypy
 	$(TOOL) lint-imports --no-logo --cache-dir .cache/import-linter
 
-dist: venv ## Build the source distribution and, from it, the wheel into dist
+dist: ## Build the source distribution and, from it, the wheel into dist; installs no vLLM
 	rm -rf dist *.egg-info  # a file list kept there would be taken up again
-	$(TOOL) python -m build --no-isolation
+	$(PYTHON_FOUND) -m venv --clear .cache/build
+	.cache/build/bin/python -m pip install --quiet --disable-pip-version-check build==1.6.1
+	.cache/build/bin/python -m build
 
 clean: ## Remove whatever the other targets made
 	rm -rf .venv .venv-* .cache .hypothesis .import_linter_cache build dist *.egg-info

@@ -6,17 +6,28 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from vllm_fp4_plugin import versions
 from vllm_fp4_plugin.__main__ import app
-from vllm_fp4_plugin.commands import doctor
+from vllm_fp4_plugin.commands import doctor, tried
+from vllm_fp4_plugin.commands.doctor import Finding, Gpu
 from vllm_fp4_plugin.engine import vllm_installation
 from vllm_fp4_plugin.engine.vllm_installation import UnusableVllm
 
 Break = Callable[[pytest.MonkeyPatch, Path], None]
 
+LINES = [
+    "plugin", "vLLM", "torch", "CUDA", "driver", "GPU", "CuTe DSL", "FlashInfer", "cache", "memory",
+    "tried",
+]  # fmt: skip
+GIB = 1 << 30
+H200 = Gpu("NVIDIA H200", "sm_90", 139 * GIB, 140 * GIB)
+B200 = Gpu("NVIDIA B200", "sm_100", 179 * GIB, 180 * GIB)
 
-def found(about: str) -> doctor.Finding:
+
+def found(about: str) -> Finding:
     return next(each for each in doctor.findings() if each.about == about)
 
 
@@ -24,19 +35,18 @@ def test_all_is_well_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     monkeypatch.setenv("NVFP4_KERNELS_CACHE", str(tmp_path / "kernels"))
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == 0, done.output
-    assert found("serve").said == "on cpu, with everything else"
-    assert "which is not made yet" in found("kernels").said
+    assert [each.about for each in doctor.findings()] == LINES
+    assert [row.split("│")[1].strip() for row in done.output.splitlines() if "│" in row] == LINES
+    assert found("GPU").said.startswith("none: vLLM's CPU build serves")
+    assert re.fullmatch(r"\d+\.\d of \d+\.\d GiB free", found("memory").said)
+    assert found("cache").said == f"{tmp_path / 'kernels'}, which is not made yet"
     (tmp_path / "kernels").mkdir(mode=0o700)
-    assert found("kernels").said.startswith("0 kept in ")
+    assert found("cache").said == f"{tmp_path / 'kernels'} holds 0 compiled kernels"
     monkeypatch.setenv("NVFP4_KERNELS_CACHE", "")
-    assert found("kernels").said == "none are kept: NVFP4_KERNELS_CACHE is empty"
+    assert found("cache").said == "no kernels are kept: NVFP4_KERNELS_CACHE is empty"
 
 
-def no_vllm(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    def check() -> None:
-        raise UnusableVllm("vllm: is not installed")
-
-    monkeypatch.setattr(vllm_installation, "check", check)
+# --- on a CPU -----------------------------------------------------------------------------------
 
 
 def no_entry_point(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -47,41 +57,225 @@ def not_loaded(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv("VLLM_PLUGINS", "lora_filesystem_resolver")
 
 
+def vllm_that_fails(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    def check() -> None:
+        raise UnusableVllm("vllm: cannot be imported")
+
+    monkeypatch.setattr(vllm_installation, "check", check)
+
+
 def open_folder(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     folder.chmod(0o777)
     monkeypatch.setenv("NVFP4_KERNELS_CACHE", str(folder))
 
 
-def no_compiler_on_a_gpu(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def file_for_a_folder(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    (folder / "file").touch()
+    monkeypatch.setenv("NVFP4_KERNELS_CACHE", str(folder / "file" / "kernels"))
+
+
+def folder_of_others(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setenv("NVFP4_KERNELS_CACHE", str(folder / "kernels"))
+    monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)  # root may write anywhere
+
+
+def no_compiler(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr("nvfp4_kernels.tool.toolchain.find_spec", lambda name: None)
-    monkeypatch.setattr("vllm_fp4_plugin.versions.vllm_version", lambda: "0.33.0")
 
 
-def another_gpu(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.setattr(doctor, "device_arch", lambda device: "sm_120")
+def no_proc(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    def read(node: int) -> None:
+        raise FileNotFoundError("no /proc/meminfo")
+
+    monkeypatch.setattr("vllm_fp4_plugin.host_memory.read", read)
 
 
 @pytest.mark.parametrize(
-    ("breaks", "about", "said"),
+    ("breaks", "about", "verdict", "said"),
     [
-        (no_vllm, "serve", "vllm: is not installed"),
-        (another_gpu, "serve", r"sm_120 has no kernels of ours, only sm_90 \(H100, H200\), sm_100"),
-        (no_entry_point, "plugin", "no entry point nvfp4_tc in vllm.general_plugins; install the"),
-        (not_loaded, "plugin", "VLLM_PLUGINS is 'lora_filesystem_resolver', must name nvfp4_tc"),
+        (no_entry_point, "plugin", "wrong", "no entry point nvfp4_tc in vllm.general_pl"),
         (
-            no_compiler_on_a_gpu,
-            "build",
-            "nvidia-cutlass-dsl and apache-tvm-ffi.*; needed on",
+            not_loaded,
+            "plugin",
+            "wrong",
+            "VLLM_PLUGINS is 'lora_filesystem_resolver', must name",
         ),
-        (open_folder, "kernels", "everybody may write to .*, mode 777"),
+        (vllm_that_fails, "vLLM", "wrong", "vllm: cannot be imported"),
+        (no_compiler, "CuTe DSL", "unknown", "nvidia-cutlass-dsl and apache-tvm-ffi.*; needed on"),
+        (open_folder, "cache", "wrong", "everybody may write to .*, mode 777"),
+        (file_for_a_folder, "cache", "wrong", "file is no folder, must be one; name another"),
+        (
+            folder_of_others,
+            "cache",
+            "unknown",
+            "cannot be written to, .*; build the model",
+        ),
+        (no_proc, "memory", "unknown", "no /proc/meminfo.*; name the cache's: --kv-cache-memory-b"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_what_is_wrong(
-    breaks: Break, about: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    breaks: Break,
+    about: str,
+    verdict: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     breaks(monkeypatch, tmp_path)
-    wrong = [each for each in doctor.findings() if not each.is_well]
-    assert [each.about for each in wrong] == [about]
-    assert re.search(said, wrong[0].said), wrong[0].said
-    assert CliRunner().invoke(app, ["doctor"]).exit_code == 1
+    [only] = [each for each in doctor.findings() if each.verdict != "ok"]
+    assert (only.about, only.verdict) == (about, verdict)
+    assert re.search(said, only.said), only.said
+    assert CliRunner().invoke(app, ["doctor"]).exit_code == (verdict == "wrong")
+
+
+def test_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is wrong; whether GPUs are to serve nobody knows yet."""
+
+    def check() -> None:
+        raise UnusableVllm("vllm: is not installed")
+
+    monkeypatch.setattr(vllm_installation, "check", check)
+    monkeypatch.setattr(versions, "vllm_version", lambda: "")
+    assert [each.about for each in doctor.findings()] == LINES
+    assert [each.about for each in doctor.findings() if each.verdict == "wrong"] == ["vLLM"]
+
+
+# --- on a GPU -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """What makes this machine one with GPUs, all well unless told otherwise."""
+
+    def become(
+        *gpus: Gpu, vllm: str = "0.33.0", of_torch: str = "2.14.0", cuda: str | None = "13.0",
+        driver: int = 13010, dsl: str = "4.8.0", flashinfer: str = "0.7.2",
+    ) -> None:  # fmt: skip
+        installed = {"nvidia-cutlass-dsl": dsl, "flashinfer-python": flashinfer, "torch": of_torch}
+        monkeypatch.setattr(vllm_installation, "check", lambda: None)
+        monkeypatch.setattr(versions, "vllm_version", lambda: vllm)
+        monkeypatch.setattr(tried, "vllm_version", lambda: vllm)
+        for module in (versions, tried):
+            monkeypatch.setattr(module, "installed", lambda name: installed.get(name, ""))
+        monkeypatch.setattr(torch, "__version__", of_torch)
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        monkeypatch.setattr(doctor, "driver_version", lambda: driver)
+        monkeypatch.setattr(doctor, "gpus", lambda: list(gpus))
+
+    return become
+
+
+def test_a_gpu_with_all_it_needs(machine: Callable[..., None]) -> None:
+    machine(H200, H200)
+    assert {each.about: each.verdict for each in doctor.findings()} == dict.fromkeys(LINES, "ok")
+    assert found("GPU").said == "NVIDIA H200 (sm_90); NVIDIA H200 (sm_90)"
+    assert found("driver").said == "serves CUDA 13.1"
+    assert found("memory").said == "139.0 of 140.0 GiB free; 139.0 of 140.0 GiB free"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "given", "about", "verdict", "said"),
+    [
+        (
+            [H200],
+            {"vllm": "0.34.0"},
+            "vLLM",
+            "unknown",
+            "0.34.0, the plugin is written for 0.3",
+        ),
+        (
+            [H200],
+            {"of_torch": "2.12.0"},
+            "torch",
+            "unknown",
+            "2.12.0; with vllm 0.33.0 tried: ",
+        ),
+        ([H200], {"cuda": None}, "CUDA", "wrong", "is built for CPUs, must be for GPUs.*; install"),
+        (
+            [H200],
+            {"cuda": "13.2"},
+            "CUDA",
+            "unknown",
+            "torch is built for 13.2; tried: 13.0; in",
+        ),
+        (
+            [H200],
+            {"driver": 12090},
+            "driver",
+            "wrong",
+            "serves CUDA 12.9, .* 13.0; install",
+        ),
+        ([], {}, "GPU", "wrong", "none that torch finds; mend the driver"),
+        (
+            [H200._replace(arch="sm_120")],
+            {},
+            "GPU",
+            "wrong",
+            r"sm_120 has no kernels .*\(H100, H200",
+        ),
+        ([B200], {}, "GPU", "unknown", "on no chip; first run nvfp4-kernels check --quick"),
+        ([H200], {"dsl": "4.9.0"}, "CuTe DSL", "unknown", "4.9.0 was not tried; .*dsl==4.8.0"),
+        (
+            [H200],
+            {"flashinfer": ""},
+            "FlashInfer",
+            "unknown",
+            "not installed; .*pip install",
+        ),
+        (
+            [H200, H200._replace(free=70 * GIB)],
+            {},
+            "memory",
+            "wrong",
+            "70.0 of 140.0 GiB free, vLLM takes 92% of each; .*--gpu-memory-utilization 0.5$",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) and " " not in value else "",
+)
+def test_what_is_wrong_on_a_gpu(
+    gpus: list[Gpu],
+    given: dict[str, str],
+    about: str,
+    verdict: str,
+    said: str,
+    machine: Callable[..., None],
+) -> None:
+    machine(*gpus, **given)
+    line = found(about)
+    assert line.verdict == verdict
+    assert re.search(said, line.said), line.said
+    assert CliRunner().invoke(app, ["doctor"]).exit_code == (verdict == "wrong")
+
+
+def test_without_a_driver(machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_driver() -> int:
+        raise RuntimeError("CUDA driver: its version is unknown (100); install one")
+
+    machine(H200)
+    monkeypatch.setattr(doctor, "driver_version", no_driver)
+    assert found("driver").verdict == "wrong"
+
+
+def test_a_gpu_that_does_not_answer(
+    machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gpus() -> list[Gpu]:
+        raise RuntimeError("CUDA error: CUDA-capable device(s) is/are busy\nand more")
+
+    machine()
+    monkeypatch.setattr(doctor, "gpus", gpus)
+    assert found("GPU").said.startswith("CUDA error: CUDA-capable device(s) is/are busy; end oth")
+    assert [found(about).verdict for about in ("GPU", "memory")] == ["wrong", "unknown"]
+
+
+def test_without_a_compiler(machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(H200)
+    no_compiler(monkeypatch, Path())
+    assert found("CuTe DSL").verdict == "wrong"
+
+
+def test_versions_that_nobody_tried(machine: Callable[..., None]) -> None:
+    machine(H200, of_torch="2.12.0")
+    assert found("tried").verdict == "unknown"
+    assert "not tried; nearest tried" in found("tried").said

@@ -1,0 +1,64 @@
+"""The pages: links resolve, limits name files that are there, and the README stays short."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MAX_LINES, MAX_WORDS = 110, 700  # of the README
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+FILE = re.compile(r"`((?:kernels|vllm_fp4_plugin)/[\w/]+\.py)`")
+CODE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
+
+
+def pages() -> list[Path]:
+    return sorted(page for page in ROOT.rglob("*.md") if page.relative_to(ROOT).parts[0][0] != ".")
+
+
+def anchors(page: Path) -> Iterator[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    for heading in HEADING.findall(CODE.sub("", page.read_text(encoding="utf-8"))):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        yield re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-")
+
+
+def broken(page: Path) -> Iterator[str]:
+    """Links of a page to a file or heading that is not there."""
+    for link in LINK.findall(CODE.sub("", page.read_text(encoding="utf-8"))):
+        path, _, anchor = link.partition("#")
+        if "://" in link:
+            continue
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            yield link
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_resolve(page: Path) -> None:
+    assert list(broken(page)) == []
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    """Mutation: a file, and a heading, that are not there; code is no link."""
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A head: one\n[a](page.md#a-head-one) [b](#b) [c](c.md)\n```\n[d](d.md)\n```\n"
+    )
+    assert list(broken(page)) == ["#b", "c.md"]
+
+
+@pytest.mark.parametrize("name", ["limits", "options"])
+def test_files_that_enforce_a_limit_are_there(name: str) -> None:
+    files = FILE.findall((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8"))
+    assert files
+    assert [file for file in files if not (ROOT / file).is_file()] == []
+
+
+def test_the_readme_is_short() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= MAX_LINES
+    assert len(text.split()) <= MAX_WORDS
+    assert not re.search("[¹²³⁴-⁹]", text), "footnotes go to docs/limits.md"
