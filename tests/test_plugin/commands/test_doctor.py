@@ -87,7 +87,7 @@ def no_proc(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     def read(node: int) -> None:
         raise FileNotFoundError("no /proc/meminfo")
 
-    monkeypatch.setattr("vllm_fp4_plugin.host_memory.read", read)
+    monkeypatch.setattr("vllm_fp4_plugin.engine.host_memory.read", read)
 
 
 @pytest.mark.parametrize(
