@@ -36,6 +36,10 @@ COMBINATIONS = (
     Combination("0.32.0", "2.13.0", "CPU", "4.8.0", "3.11", "all tests"),
     Combination("0.32.0", "2.11.0", "13.0", "4.8.0", "3.12", "GPU tests, H100 and H200"),
     Combination(
+        "0.32.0", "2.13.0", "CPU", "4.8.1", "3.11",
+        "kernels compiled for sm_90a and sm_100a: PTX equal to 4.8.0's; not run on a GPU",
+    ),
+    Combination(
         "0.33.0", "2.13.0", "CPU", "4.8.0", "3.11",
         "tests of the plugin; vLLM's Python on the compiled code of 0.32.0",
     ),

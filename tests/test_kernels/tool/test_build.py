@@ -127,6 +127,13 @@ def look_up(capability=None, **settings):
         del os.environ[each]
     return name
 
+def of_another_release(distribution):
+    released = compile.version
+    compile.version = lambda name: "0" if name == distribution else released(name)
+    name = look_up((10, 0))
+    compile.version = released
+    return name
+
 print(json.dumps({
     "told sm_100a": look_up(CUTE_DSL_ARCH="sm_100a"),
     "told sm_90a": look_up(CUTE_DSL_ARCH="sm_90a"),
@@ -135,6 +142,8 @@ print(json.dumps({
     "on an H200": look_up((9, 0)),
     "other folders": look_up((10, 0), CUTE_DSL_CACHE_DIR="/a", CUTE_DSL_LIBS="/b.so"),
     "with line numbers": look_up((10, 0), CUTE_DSL_LINEINFO="1"),
+    "another CuTe DSL": of_another_release("nvidia-cutlass-dsl"),
+    "another TVM FFI": of_another_release("apache-tvm-ffi"),
 }))
 """
 
@@ -237,7 +246,10 @@ def test_where_things_are_does_not_matter(keys: dict[str, str]) -> None:
     assert keys["other folders"] == keys["told sm_100a"]
 
 
-@pytest.mark.parametrize("other", ["told sm_103a", "on an H200", "with line numbers"])
+@pytest.mark.parametrize(
+    "other",
+    ["told sm_103a", "on an H200", "with line numbers", "another CuTe DSL", "another TVM FFI"],
+)
 def test_what_is_compiled_matters(keys: dict[str, str], other: str) -> None:
     assert keys[other] != keys["told sm_100a"]
 
