@@ -113,11 +113,15 @@ def _imported(module: str, name: str) -> set[Path]:
 
 @cache
 def _exports(package: str) -> dict[str, str]:
-    """Module of each name that a package's ``__init__.py`` imports."""
-    [*files] = _files(package)
-    body = ast.parse(files[0].read_text(encoding="utf-8")).body if files else []
-    imports = (node for node in body if isinstance(node, ast.ImportFrom) and node.module)
-    return {alias.name: node.module or "" for node in imports for alias in node.names}
+    """Module of each name that a package's ``__init__.py`` imports, if only for type checkers."""
+    found: dict[str, str] = {}
+    for file in _files(package):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    stars = _exports(node.module) if alias.name == "*" else {}
+                    found |= stars or {alias.name: node.module}
+    return found
 
 
 def _files(module: str, whole: bool = False) -> Iterator[Path]:

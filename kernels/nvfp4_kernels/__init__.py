@@ -1,118 +1,116 @@
-"""NVFP4 kernels for torch: the format, and the ops that compute with it. Knows nothing of vLLM."""
+"""NVFP4 kernels for torch: the format, and the ops that compute with it. Knows nothing of vLLM.
 
-from nvfp4_kernels.attention import (
-    HeadRotation,
-    attention,
-    decode_attention,
-    merge_segments,
-    paged_attention,
-    paged_attention_quantized,
-    rotary_attention,
-    sparse_attention,
-)
-from nvfp4_kernels.checks import InvalidArgument
-from nvfp4_kernels.dispatch import NoKernelError
-from nvfp4_kernels.formats.nvfp4 import Nvfp4Tensor
-from nvfp4_kernels.gemm import (
-    gemm,
-    gemm_quantized,
-    gemv,
-    grouped_gemm,
-    grouped_gemm_quantized,
-    grouped_silu_mul_gemm,
-    grouped_silu_mul_gemm_quantized,
-    silu_mul_gemm,
-    silu_mul_gemm_quantized,
-)
-from nvfp4_kernels.indexer import (
-    indexer_gather_k,
-    indexer_logits,
-    indexer_logits_paged,
-    indexer_quantize_q,
-    indexer_score_topk,
-    indexer_score_topk_paged,
-    indexer_store_k,
-    indexer_topk,
-)
-from nvfp4_kernels.moe import (
-    Router,
-    moe_combine,
-    moe_gather,
-    moe_quantize,
-    moe_quantize_per_token,
-    moe_route,
-    moe_route_gather,
-    moe_route_quantize,
-    moe_route_quantize_per_token,
-    moe_topk,
-    moe_topk_route_gather,
-    moe_topk_route_quantize,
-    moe_topk_route_quantize_per_token,
-)
-from nvfp4_kernels.norm import add_rms_norm
-from nvfp4_kernels.quantize import (
-    add_rms_norm_quantize,
-    add_rms_norm_quantize_per_token,
-    quantize,
-    quantize_per_token,
-    rms_norm_quantize,
-    rms_norm_quantize_per_token,
-    silu_mul_quantize,
-    silu_mul_quantize_per_token,
-)
-from nvfp4_kernels.rotary import rotary_embedding, rotary_store
+A public name is imported when it is first asked for, so that the command line prints its help
+without torch.
+"""
 
-__all__ = [
-    "HeadRotation",
-    "InvalidArgument",
-    "NoKernelError",
-    "Nvfp4Tensor",
-    "Router",
-    "add_rms_norm",
-    "add_rms_norm_quantize",
-    "add_rms_norm_quantize_per_token",
-    "attention",
-    "decode_attention",
-    "gemm",
-    "gemm_quantized",
-    "gemv",
-    "grouped_gemm",
-    "grouped_gemm_quantized",
-    "grouped_silu_mul_gemm",
-    "grouped_silu_mul_gemm_quantized",
-    "indexer_gather_k",
-    "indexer_logits",
-    "indexer_logits_paged",
-    "indexer_quantize_q",
-    "indexer_score_topk",
-    "indexer_score_topk_paged",
-    "indexer_store_k",
-    "indexer_topk",
-    "merge_segments",
-    "moe_combine",
-    "moe_gather",
-    "moe_quantize",
-    "moe_quantize_per_token",
-    "moe_route",
-    "moe_route_gather",
-    "moe_route_quantize",
-    "moe_route_quantize_per_token",
-    "moe_topk",
-    "moe_topk_route_gather",
-    "moe_topk_route_quantize",
-    "moe_topk_route_quantize_per_token",
-    "paged_attention",
-    "paged_attention_quantized",
-    "quantize",
-    "quantize_per_token",
-    "rms_norm_quantize",
-    "rms_norm_quantize_per_token",
-    "rotary_attention",
-    "rotary_embedding",
-    "rotary_store",
-    "silu_mul_gemm",
-    "silu_mul_gemm_quantized",
-    "silu_mul_quantize",
-    "silu_mul_quantize_per_token",
-    "sparse_attention",
-]
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nvfp4_kernels.attention import *
+    from nvfp4_kernels.checks import InvalidArgument as InvalidArgument
+    from nvfp4_kernels.dispatch import NoKernelError as NoKernelError
+    from nvfp4_kernels.formats.nvfp4 import Nvfp4Tensor as Nvfp4Tensor
+    from nvfp4_kernels.gemm import *
+    from nvfp4_kernels.indexer import *
+    from nvfp4_kernels.moe import *
+    from nvfp4_kernels.norm import *
+    from nvfp4_kernels.quantize import *
+    from nvfp4_kernels.rotary import *
+
+# Public names by the module that has them.
+_NAMES = {
+    "attention": (
+        "HeadRotation",
+        "attention",
+        "decode_attention",
+        "merge_segments",
+        "paged_attention",
+        "paged_attention_quantized",
+        "rotary_attention",
+        "sparse_attention",
+    ),
+    "gemm": (
+        "gemm",
+        "gemm_quantized",
+        "gemv",
+        "grouped_gemm",
+        "grouped_gemm_quantized",
+        "grouped_silu_mul_gemm",
+        "grouped_silu_mul_gemm_quantized",
+        "silu_mul_gemm",
+        "silu_mul_gemm_quantized",
+    ),
+    "indexer": (
+        "indexer_gather_k",
+        "indexer_logits",
+        "indexer_logits_paged",
+        "indexer_quantize_q",
+        "indexer_score_topk",
+        "indexer_score_topk_paged",
+        "indexer_store_k",
+        "indexer_topk",
+    ),
+    "moe": (
+        "Router",
+        "moe_combine",
+        "moe_gather",
+        "moe_quantize",
+        "moe_quantize_per_token",
+        "moe_route",
+        "moe_route_gather",
+        "moe_route_quantize",
+        "moe_route_quantize_per_token",
+        "moe_topk",
+        "moe_topk_route_gather",
+        "moe_topk_route_quantize",
+        "moe_topk_route_quantize_per_token",
+    ),
+    "norm": ("add_rms_norm",),
+    "quantize": (
+        "add_rms_norm_quantize",
+        "add_rms_norm_quantize_per_token",
+        "quantize",
+        "quantize_per_token",
+        "rms_norm_quantize",
+        "rms_norm_quantize_per_token",
+        "silu_mul_quantize",
+        "silu_mul_quantize_per_token",
+    ),
+    "rotary": (
+        "rotary_embedding",
+        "rotary_store",
+    ),
+    "checks": ("InvalidArgument",),
+    "dispatch": ("NoKernelError",),
+    "formats.nvfp4": ("Nvfp4Tensor",),
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = sorted(_MODULES)
+
+
+class _Package(ModuleType):
+    """This package: the name of an op is the op, also where a family has the same name.
+
+    Python sets the attribute ``gemm`` to the package ``nvfp4_kernels.gemm`` once that is imported.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (isinstance(value, ModuleType) and name in _MODULES):
+            super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{self.__name__}.{_MODULES[name]}"), name)
+        setattr(self, name, value)
+        return value
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *__all__})
+
+
+sys.modules[__name__].__class__ = _Package
