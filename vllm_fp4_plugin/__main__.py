@@ -1,28 +1,27 @@
-"""``python -m vllm_fp4_plugin``: quantise or verify a checkpoint, report what would run it."""
+"""``python -m vllm_fp4_plugin``: quantise or verify a checkpoint, report what would run it.
+
+A command's module holds its options; what the command does is imported when it runs.
+"""
 
 from typing import Annotated
 
 import typer
 
+from nvfp4_kernels.tool import help
 from vllm_fp4_plugin import versions
 from vllm_fp4_plugin.commands import tried
 from vllm_fp4_plugin.commands.catalogue import catalogue
-from vllm_fp4_plugin.commands.doctor import doctor
 from vllm_fp4_plugin.commands.report import report
 from vllm_fp4_plugin.commands.verify import verify
+from vllm_fp4_plugin.doctor_command import doctor
 from vllm_fp4_plugin.quantizer.command import quantize
 
-app = typer.Typer(
-    help="NVFP4 for vLLM: quantise a checkpoint, verify one, or report which kernel every layer "
-    "would get.",
-    no_args_is_help=True,
-    add_completion=False,
+app = help.application(
+    "NVFP4 for vLLM: quantise a checkpoint, verify one, or report which kernel every layer would "
+    "get."
 )
-app.command()(quantize)
-app.command()(report)
-app.command()(verify)
-app.command()(catalogue)
-app.command()(doctor)
+for command in (quantize, report, verify, catalogue, doctor):
+    app.command(cls=help.Command)(command)
 
 
 def _print_versions(asked: bool) -> None:

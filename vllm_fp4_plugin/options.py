@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from nvfp4_kernels.formats.scale_search import SCALE_RULES, ScaleRule
-from nvfp4_kernels.formats.terms import MAX_TERMS
+from nvfp4_kernels.settings import MAX_TERMS
 from vllm_fp4_plugin.ignore import InvalidPattern, check_pattern
 
 METHOD = "nvfp4-tc"  # vLLM's name for ours

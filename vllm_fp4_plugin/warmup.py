@@ -24,8 +24,9 @@ from nvfp4_kernels.precompile.linear_sm100 import block_scaled_kernels
 from nvfp4_kernels.precompile.model import Dtype, Layer, Model
 from nvfp4_kernels.precompile.norm_sm100 import norm_kernels
 from nvfp4_kernels.precompile.spec import KernelSpec
-from nvfp4_kernels.runtime.compile import CACHE_VARIABLE, arch, compiled, object_path
+from nvfp4_kernels.runtime.compile import arch, compiled, object_path
 from nvfp4_kernels.runtime.compile_workers import build_apart
+from nvfp4_kernels.settings import CACHE_VARIABLE
 from vllm_fp4_plugin.options import Activation
 
 MAX_JOBS = 8  # processes of some 0.7 GB each, which take seconds to start

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from examples.methods import METHODS
-from nvfp4_kernels.formats.terms import MAX_TERMS
+from nvfp4_kernels.settings import MAX_TERMS
 
 REFERENCE = "bf16"
 ROUNDED_WEIGHTS, ROUNDED_BOTH = YARDSTICKS = ("rounded-weights", "rounded-both")

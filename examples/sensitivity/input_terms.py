@@ -1,6 +1,6 @@
 """Numbers of NVFP4 terms of the inputs, as the command takes them."""
 
-from nvfp4_kernels.formats.terms import MAX_TERMS
+from nvfp4_kernels.settings import MAX_TERMS
 
 
 def parse_input_terms(written: str, calibrated: bool) -> tuple[int, ...]:

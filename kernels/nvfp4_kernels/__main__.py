@@ -1,16 +1,16 @@
-"""``python -m nvfp4_kernels``: build kernels ahead of time, report on them, check them on a GPU."""
+"""``python -m nvfp4_kernels``: build kernels ahead of time, report on them, check them on a GPU.
 
-import typer
+A command's module holds its options; what the command does is imported when it runs.
+"""
 
+from nvfp4_kernels.tool import help
 from nvfp4_kernels.tool.build_command import build
 from nvfp4_kernels.tool.check_command import check
 from nvfp4_kernels.tool.report_command import report
 from nvfp4_kernels.tool.version_option import VersionOption
 
-app = typer.Typer(
-    help="NVFP4 kernels: build them before a server starts, see what they are made of, check them.",
-    no_args_is_help=True,
-    add_completion=False,
+app = help.application(
+    "NVFP4 kernels: build them before a server starts, see what they are made of, check them."
 )
 
 
@@ -19,9 +19,8 @@ def main(version: VersionOption = False) -> None:
     """Take the options that stand before a command."""
 
 
-app.command()(build)
-app.command()(report)
-app.command()(check)
+for command in (build, report, check):
+    app.command(cls=help.Command)(command)
 
 if __name__ == "__main__":
     app(prog_name="python -m nvfp4_kernels")

@@ -3,8 +3,10 @@
 import functools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:  # the command line tells architectures without torch
+    import torch
 
 # An architecture runs the kernels of its family, which is named after its first member, compiled
 # for the architecture itself.
@@ -46,22 +48,24 @@ def stand_in_epoch() -> int:
     return _epoch
 
 
-def is_reference_device(device: torch.device) -> bool:
+def is_reference_device(device: "torch.device") -> bool:
     """Whether ops on ``device`` run their references: on a CPU that stands in for nothing."""
     return device.type == "cpu" and "cpu" not in _STAND_INS
 
 
-def device_arch(device: torch.device) -> str:
+def device_arch(device: "torch.device") -> str:
     """Architecture of a device: ``"sm_<major><minor>"`` for CUDA, else its type, e.g. ``"cpu"``."""
     if device.type in _STAND_INS:
         return _STAND_INS[device.type]
     if device.type != "cuda":
         return device.type
+    import torch
+
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}"
 
 
-def device_family(device: torch.device) -> str:
+def device_family(device: "torch.device") -> str:
     """Family of a device's architecture; an architecture without one is its own."""
     arch = device_arch(device)
     return FAMILIES.get(arch, arch)
@@ -110,7 +114,7 @@ def parse_arch(option: str, text: str, archs: Iterable[str] = FAMILIES) -> str:
     return found[text]
 
 
-def multiprocessors(device: torch.device) -> int:
+def multiprocessors(device: "torch.device") -> int:
     """SMs of a GPU, or of the one that a device stands in for."""
     if device.type == "cuda":
         return _multiprocessors(device)
@@ -118,7 +122,9 @@ def multiprocessors(device: torch.device) -> int:
 
 
 @functools.cache
-def _multiprocessors(device: torch.device) -> int:
+def _multiprocessors(device: "torch.device") -> int:
+    import torch
+
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
@@ -133,7 +139,7 @@ def assumed_clusters(sms: int, ctas: int) -> int:
     return max(1, sum(size // ctas for size in sizes))
 
 
-def max_clusters(device: torch.device, ctas: int) -> int:
+def max_clusters(device: "torch.device", ctas: int) -> int:
     """Clusters of ``ctas`` CTAs, one CTA to an SM, that a GPU holds at once.
 
     A GPU's driver is asked; for what a device stands in for, ``assumed_clusters`` tells.
@@ -144,7 +150,8 @@ def max_clusters(device: torch.device, ctas: int) -> int:
 
 
 @functools.cache
-def _max_clusters(device: torch.device, ctas: int) -> int:
+def _max_clusters(device: "torch.device", ctas: int) -> int:
+    import torch
     from cutlass.utils import HardwareInfo
 
     with torch.cuda.device(device):
@@ -168,7 +175,7 @@ def driver_version() -> int:
 
 
 @functools.cache
-def defective_map_bytes(device: torch.device) -> int:
+def defective_map_bytes(device: "torch.device") -> int:
     """Bytes of a tensor below which the driver may encode its tensor map wrongly; 0: none.
 
     CUTLASS clears a bit in maps of small tensors with drivers up to CUDA 13.1 (its
@@ -180,6 +187,6 @@ def defective_map_bytes(device: torch.device) -> int:
     return SMALL_MAP_BYTES
 
 
-def dtype_name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: "torch.dtype") -> str:
     """Name of a dtype as kernels' configurations and messages spell it, e.g. ``"bfloat16"``."""
     return str(dtype).removeprefix("torch.")

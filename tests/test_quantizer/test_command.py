@@ -16,11 +16,6 @@ app = typer.Typer()
 app.command()(quantize)
 
 
-@pytest.fixture(autouse=True)
-def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-
-
 def test_every_option(llama: Path, text: Path, tmp_path: Path):
     dst = tmp_path / "dst"
     arguments = [llama, dst, "--format", "compressed-tensors", "--scales", "four-over-six",

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from vllm_fp4_plugin.checkpoint.files import STACKED, TensorHeader
 from vllm_fp4_plugin.checkpoint.kinds_stored import EXPERTS
@@ -40,6 +41,15 @@ class Part:
         """Bytes a weight takes with its scales; 0 without weights."""
         return self.nbytes / self.elements if self.elements else 0.0
 
+    def json(self) -> dict[str, Any]:
+        """The same for programs."""
+        return {
+            "bytes": self.nbytes,
+            "weights": self.elements,
+            "bytes_per_weight": self.bytes_per_weight or None,
+            "modules": dict(self.names),
+        }
+
 
 @dataclass
 class WeightAccount:
@@ -57,6 +67,10 @@ class WeightAccount:
         part.names[_short(module)] += 1
         part.elements += elements
         part.nbytes += nbytes
+
+    def json(self) -> dict[str, Any]:
+        """Parts for programs, by kind."""
+        return {kind: part.json() for kind, part in self.parts.items()}
 
     @property
     def nbytes(self) -> int:

@@ -1,12 +1,14 @@
 """``python -m vllm_fp4_plugin catalogue``: what becomes of the checkpoints that people serve."""
 
 from collections import Counter
-from typing import Annotated
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
+from nvfp4_kernels.tool.options import JsonOption
 from vllm_fp4_plugin.commands import command_line, known_checkpoints
 from vllm_fp4_plugin.commands.known_checkpoints import Cell, Row
 from vllm_fp4_plugin.versions import RELEASES, vllm_release
@@ -28,8 +30,14 @@ def catalogue(
     vllm: Annotated[
         str, typer.Option("--vllm", help="Release of vLLM; that of the installed one without it.")
     ] = "",
+    as_json: JsonOption = False,
 ) -> None:
-    """Print what becomes of known NVFP4 checkpoints on a CPU, sm_90 and sm_100, and why."""
+    """Print what becomes of known NVFP4 checkpoints on a CPU, sm_90 and sm_100, and why.
+
+    Fields of --json: vllm, the release; families, a list of family, architecture, assumed,
+    checkpoints, on and run, where on has a verdict (served, delegated or refused), why and
+    by_headers for cpu, sm_90 and sm_100; checkpoints, their number by device and verdict.
+    """
     rows = [row for row in known_checkpoints.read() if _matches(row, find)]
     with command_line.refusals(find):
         release = _release(vllm)
@@ -37,16 +45,38 @@ def catalogue(
             raise ValueError(
                 f"find: no family or checkpoint has {find!r} in its name; leave it out for all"
             )
+    counts = {arch: _counts(rows, arch, release) for arch in known_checkpoints.ARCHS}
+    if as_json:
+        families = [_family(row, release) for row in rows]
+        command_line.print_json({"vllm": release, "families": families, "checkpoints": counts})
+        return
     console = command_line.output()
     console.print(_table(rows, release))
-    for arch in known_checkpoints.ARCHS:
-        counts = Counter[str]()
-        for row in rows:
-            counts[row.cell(arch, release).verdict] += len(row.checkpoints)
-        each = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
-        console.print(f"{arch}: of {counts.total()} checkpoints {each}", highlight=False)
+    for arch, count in counts.items():
+        each = ", ".join(f"{n} {verdict}" for verdict, n in count.items())
+        console.print(f"{arch}: of {count.total()} checkpoints {each}")
     for line in _LEGEND:
-        console.print(line, markup=False, highlight=False)
+        console.print(line, markup=False)
+
+
+def _counts(rows: list[Row], arch: str, release: str) -> Counter[str]:
+    """Number of checkpoints by verdict."""
+    counts = Counter[str]()
+    for row in rows:
+        counts[row.cell(arch, release).verdict] += len(row.checkpoints)
+    return counts
+
+
+def _family(row: Row, release: str) -> dict[str, Any]:
+    """Row of the table, for programs."""
+    return {
+        "family": row.family,
+        "architecture": row.architecture,
+        "assumed": row.note,
+        "checkpoints": row.checkpoints,
+        "on": {arch: asdict(row.cell(arch, release)) for arch in known_checkpoints.ARCHS},
+        "run": bool(row.ran),
+    }
 
 
 def _release(given: str) -> str:
@@ -64,9 +94,7 @@ def _matches(row: Row, find: str) -> bool:
 def _table(rows: list[Row], release: str) -> Table:
     drawn = Table(title=f"NVFP4 checkpoints, vLLM {release}", title_justify="left", show_lines=True)
     for column in ("family", "checkpoints", *known_checkpoints.ARCHS, "run"):
-        drawn.add_column(
-            column, overflow="fold", ratio=3 if column in known_checkpoints.ARCHS else None
-        )
+        drawn.add_column(column)
     for row in rows:
         names = "\n".join(row.checkpoints)
         cells = [_text(row.cell(arch, release)) for arch in known_checkpoints.ARCHS]

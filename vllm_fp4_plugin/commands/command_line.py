@@ -1,7 +1,4 @@
-"""Printing and refusals of the commands: one line on standard error, and status 1.
-
-What the command line itself has wrong is the parser's to tell, with 2.
-"""
+"""Refusals of the commands that read a model; all else is as in ``nvfp4_kernels.tool.console``."""
 
 import json
 import os
@@ -10,21 +7,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import typer
-from rich.console import Console
-
+from nvfp4_kernels.tool.console import nothing_printed, output, print_json, refusal, say
 from vllm_fp4_plugin.engine.vllm_installation import UnusableVllm
 from vllm_fp4_plugin.versions import IncompatibleVllm
 
-
-def output() -> Console:
-    """Console of what a command finds; in a file or a pipe, a row stays on its line."""
-    return Console(width=None if sys.stdout.isatty() else 200)
-
-
-def say(message: str) -> None:
-    """Print a message about what a command was given."""
-    Console(stderr=True).print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+__all__ = [
+    "nothing_printed",
+    "output",
+    "parse_additional_config",
+    "print_json",
+    "refusal",
+    "refusals",
+    "say",
+]
 
 
 @contextmanager
@@ -53,12 +48,6 @@ def parse_additional_config(given: str) -> Any:
         return json.loads(given)
     except ValueError as error:
         raise refusal(f"additional-config: is no JSON ({error}); quote it for the shell") from error
-
-
-def refusal(message: str) -> typer.Exit:
-    """Print a refusal in one line; return what ends the command."""
-    say(f"error: {' '.join(message.splitlines())}")
-    return typer.Exit(1)
 
 
 def _message(error: Any) -> str:

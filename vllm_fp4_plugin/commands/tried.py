@@ -6,8 +6,6 @@
 import platform
 from dataclasses import astuple, dataclass, fields
 
-import torch
-
 from vllm_fp4_plugin.versions import installed, vllm_version
 
 
@@ -51,6 +49,8 @@ HEADINGS = {"cute_dsl": "CuTe DSL", "vllm": "vLLM", "cuda": "CUDA", "python": "P
 
 def here() -> Combination:
     """Versions that are installed; ``"not installed"`` for each that is not."""
+    import torch
+
     absent = "not installed"
     return Combination(
         _release(vllm_version()) or absent,

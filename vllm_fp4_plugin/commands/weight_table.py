@@ -41,7 +41,7 @@ def _table(columns: Mapping[str, WeightAccount]) -> Table:
         table.add_column(f"bytes {name}", justify="right", footer=f"{account.nbytes:,}")
         total = Part(elements=account.elements, nbytes=account.nbytes)
         table.add_column("bytes per weight", justify="right", footer=_each(total))
-    table.add_column("modules", overflow="fold")
+    table.add_column("modules")
     for kind in KINDS:
         parts = [account.parts.get(kind) for account in columns.values()]
         held = [part for part in parts if part is not None]

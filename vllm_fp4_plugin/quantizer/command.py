@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from vllm_fp4_plugin.commands import command_line
 
@@ -93,7 +92,7 @@ def quantize(
     from vllm_fp4_plugin.quantizer.errors import QuantizerError
     from vllm_fp4_plugin.quantizer.ignore_file import read_patterns
 
-    console = Console()
+    console = command_line.output()
     if calibrate is None:
         console.print("no --calibrate: weight-only, activations stay in 16 bits")
     try:

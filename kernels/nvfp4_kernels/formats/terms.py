@@ -32,8 +32,8 @@ from nvfp4_kernels.formats.nvfp4 import (
     scale_blocks,
     to_blocked,
 )
+from nvfp4_kernels.settings import MAX_TERMS
 
-MAX_TERMS = 4
 # Of NVFP4 activations in place of 16-bit ones: the fewest that lose less than bfloat16 does.
 EXACT_TERMS = 3
 PACKED_ROWS = 32  # at the most, of which the scales of all terms share an atom

@@ -11,7 +11,7 @@ from nvfp4_kernels.attention.sm100.choose import AttentionProblem, choose_config
 from nvfp4_kernels.attention.sm100.tile import KEYS, AttentionTile, Rotation, Variant
 from nvfp4_kernels.dispatch import Mode
 from nvfp4_kernels.formats.nvfp4_rows import HEAD_COLUMNS, ROW_COLUMNS
-from nvfp4_kernels.precompile.model import Attention, Dtype
+from nvfp4_kernels.precompile.model import PAGE_SIZE, Attention, Dtype
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.rotary.store import tile as rotary_store
 from nvfp4_kernels.rotary.store.tile import HeadTile
@@ -20,7 +20,6 @@ from nvfp4_kernels.sm100.limits import SMS, WARP_ROWS
 # What the KV cache holds: the model's own dtype, or E4M3.
 Cache = Literal["auto", "fp8"]
 CACHES: tuple[Cache, ...] = ("auto", "fp8")
-PAGE_SIZE = 16  # keys: vLLM's default
 
 
 def attention_kernels(

@@ -8,8 +8,7 @@ from itertools import product
 from nvfp4_kernels.attention.decode.kernels import HEAD_DIMS, MAX_GROUP
 from nvfp4_kernels.attention.decode.sm90.choose import choose_config
 from nvfp4_kernels.attention.decode.sm90.tile import DecodeTile, Variant
-from nvfp4_kernels.precompile.attention_sm100 import PAGE_SIZE
-from nvfp4_kernels.precompile.model import Attention, Dtype
+from nvfp4_kernels.precompile.model import PAGE_SIZE, Attention, Dtype
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.sm90.limits import SMS
 

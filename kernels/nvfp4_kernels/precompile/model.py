@@ -5,6 +5,7 @@ from typing import Literal
 
 Dtype = Literal["bfloat16", "float16"]
 DTYPES: tuple[Dtype, ...] = ("bfloat16", "float16")
+PAGE_SIZE = 16  # keys of a page of the KV cache: vLLM's default
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ No CuTe. One source serves sm_90 and sm_100.
 from itertools import product
 
 from nvfp4_kernels.attention.kernels import HEAD_DIMS
-from nvfp4_kernels.precompile.attention_sm100 import CACHES, PAGE_SIZE, Cache
-from nvfp4_kernels.precompile.model import Attention, Dtype
+from nvfp4_kernels.precompile.attention_sm100 import CACHES, Cache
+from nvfp4_kernels.precompile.model import PAGE_SIZE, Attention, Dtype
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.rotary.store.choose import choose_config
 from nvfp4_kernels.rotary.store.tile import PART, Variant

@@ -28,8 +28,8 @@ from nvfp4_kernels.runtime.trusted_path import (
     check_trusted,
     create_folder,
 )
+from nvfp4_kernels.settings import CACHE_VARIABLE
 
-CACHE_VARIABLE = "NVFP4_KERNELS_CACHE"
 _DEFAULT_CACHE = "~/.cache/nvfp4_kernels"
 ARCH_VARIABLE = "CUTE_DSL_ARCH"
 COMPILERS_CACHE_VARIABLE = "CUTE_DSL_CACHE_DIR"

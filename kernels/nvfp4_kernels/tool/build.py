@@ -10,6 +10,7 @@ from pathlib import Path
 
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.runtime import compile as compiler
+from nvfp4_kernels.settings import CACHE_VARIABLE
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def prepare(arch: str, out: Path | None = None) -> None:
     Before it has compiled anything. A server on such a GPU finds it there, given that folder alone.
     """
     os.environ[compiler.ARCH_VARIABLE] = arch
-    os.environ[compiler.CACHE_VARIABLE] = str(out or "")
+    os.environ[CACHE_VARIABLE] = str(out or "")
 
 
 def build_one(spec: KernelSpec) -> Built:

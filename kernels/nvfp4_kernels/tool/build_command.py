@@ -1,17 +1,12 @@
 """``python -m nvfp4_kernels build``: a model's kernels, compiled before a server starts."""
 
 import time
-from collections import defaultdict
 from concurrent.futures.process import BrokenProcessPool
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
-from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.devices import (
     FAMILIES,
     SM_COUNTS,
@@ -20,56 +15,18 @@ from nvfp4_kernels.devices import (
     spellings,
     target_of,
 )
-from nvfp4_kernels.formats.terms import MAX_TERMS
-from nvfp4_kernels.precompile.attention_sm90 import decode_kernels
-from nvfp4_kernels.precompile.attention_sm100 import (
-    CACHES,
-    PAGE_SIZE,
-    attention_kernels,
-    hands_over,
-)
-from nvfp4_kernels.precompile.experts import experts_kernels
-from nvfp4_kernels.precompile.experts_layer import Experts
-from nvfp4_kernels.precompile.linear_sm90 import weight_only_kernels
-from nvfp4_kernels.precompile.linear_sm100 import ACTIVATIONS, block_scaled_kernels
-from nvfp4_kernels.precompile.model import quantizing_mlps
-from nvfp4_kernels.precompile.norm_rotary_sm90 import norm_rotary_kernels
-from nvfp4_kernels.precompile.norm_sm100 import norm_kernels
-from nvfp4_kernels.precompile.rotary_store import rotary_store_kernels
-from nvfp4_kernels.precompile.spec import KernelSpec
-from nvfp4_kernels.runtime.compile import CACHE_VARIABLE, check_folder
-from nvfp4_kernels.tool.build import Built, build_all
-from nvfp4_kernels.tool.config_file import UnusableModel, load_config
-from nvfp4_kernels.tool.console import console, progress_bar, refusals
-from nvfp4_kernels.tool.destination import make_folder
-from nvfp4_kernels.tool.mixture import Mixture, read_mixture
-from nvfp4_kernels.tool.model import dense_model, explicit, number_of_experts
+from nvfp4_kernels.precompile.model import PAGE_SIZE
+from nvfp4_kernels.settings import CACHE_VARIABLE, MAX_TERMS
+from nvfp4_kernels.tool.config_file import UnusableModel
+from nvfp4_kernels.tool.console import progress_bar, refusals
 from nvfp4_kernels.tool.options import (
     CPUS,
-    DtypeName,
+    ActivationName,
+    CacheName,
     DtypeOption,
     JobsOption,
     TensorParallelOption,
-    dtype_of,
 )
-from nvfp4_kernels.tool.quantized_inputs import EITHER, Inputs, quantized_inputs
-from nvfp4_kernels.tool.toolchain import NoCompiler, check_compiler
-
-
-class CacheName(StrEnum):
-    """Data type of the KV cache."""
-
-    auto = "auto"
-    fp8 = "fp8"
-    both = "both"
-
-
-class ActivationName(StrEnum):
-    """Scaling of activations."""
-
-    static = "static"
-    per_token = "per-token"
-    both = "both"
 
 
 def build(
@@ -80,10 +37,11 @@ def build(
         Path | None, typer.Argument(help="config.json of a model, or the directory it is in.")
     ] = None,
     linear: Annotated[
-        list[str], typer.Option(help="N,K of a linear layer, instead of a model.")
+        list[str], typer.Option(metavar="N,K", help="Linear layer, instead of a model.")
     ] = [],  # noqa: B006  typer wants a list
     gate_up: Annotated[
-        list[str], typer.Option(help="N,K of a fused gate and up projection, instead of a model.")
+        list[str],
+        typer.Option(metavar="N,K", help="Fused gate and up projection, instead of a model."),
     ] = [],  # noqa: B006
     arch: Annotated[
         str,
@@ -142,24 +100,32 @@ def build(
 ) -> None:
     """Compile every kernel that a model's layers need, for any batch.
 
-    Of linear and attention layers and experts; on sm_90 of attention what decodes: prefills are
-    vLLM's.
-    What is there already stays as it is. Ends with status 1 if any kernel could not be compiled.
+    Those are kernels of linear layers, attention and experts; on sm_90 attention has kernels for
+    decoding alone, and vLLM runs prefills. A kernel that is there already stays as it is. The exit
+    status is 1 if a kernel could not be compiled.
     """
+    from nvfp4_kernels.checks import InvalidArgument
+    from nvfp4_kernels.runtime.compile import check_folder
+    from nvfp4_kernels.tool import wanted
+    from nvfp4_kernels.tool.build import build_all
+    from nvfp4_kernels.tool.build_table import print_built
+    from nvfp4_kernels.tool.destination import make_folder
+    from nvfp4_kernels.tool.toolchain import NoCompiler, check_compiler
+
     kinds = (UnusableModel, UnknownArchitecture, InvalidArgument, NoCompiler, OSError)
     with refusals(*kinds, BrokenProcessPool):
         arch = parse_arch("--arch", arch)
-        parallel = _Parallel(tensor_parallel, expert_parallel)
-        mixture, inputs = _which_model(model, linear, gate_up, parallel, dtype, fuse_mlp)
-        page_size = _page_size(block_size)
+        parallel = wanted.Parallel(tensor_parallel, expert_parallel)
+        mixture, inputs = wanted.which_model(model, linear, gate_up, parallel, dtype, fuse_mlp)
+        page_size = wanted.page_size_of(block_size)
         started = time.monotonic()
-        wanted = _Wanted(
+        asked = wanted.Wanted(
             mixture, max_tokens, sms or SM_COUNTS[arch], page_size, inputs, activation,
             terms, kv_cache, batch_invariant,
         )  # fmt: skip
         if batch_invariant:
-            _check_batch_invariant(wanted)
-        specs = _KERNELS[FAMILIES[arch]](wanted)
+            wanted.check_batch_invariant(asked)
+        specs = wanted.KERNELS[FAMILIES[arch]](asked)
         check_compiler()
         make_folder("--out", out)
         check_folder("--out", out)
@@ -169,223 +135,6 @@ def build(
             for built in build_all(list(specs), out, target_of(arch), jobs):
                 done.append(built)
                 bar.advance(task)
-        _print(mixture, specs, done, out, time.monotonic() - started)
+        print_built(mixture, specs, done, out, time.monotonic() - started)
     if any(b.error for b in done):
         raise typer.Exit(1)
-
-
-def _page_size(block_size: int | None) -> int:
-    page_size = PAGE_SIZE if block_size is None else block_size
-    if page_size & (page_size - 1):
-        raise UnusableModel(
-            f"--block-size: is {page_size}, must be a power of two; choose 16, 32, 64 or 128"
-        )
-    return page_size
-
-
-class _Parallel(NamedTuple):
-    """GPUs that share layers, and those that whole experts are divided among."""
-
-    tensor: int
-    expert: int
-
-
-class _Wanted(NamedTuple):
-    """Model and batches that kernels are compiled for; None: not said."""
-
-    mixture: Mixture
-    max_tokens: int
-    sms: int
-    page_size: int
-    of_model: tuple[Inputs, ...]
-    activation: ActivationName | None
-    terms: int | None
-    kv_cache: CacheName | None
-    batch_invariant: bool = False
-
-
-def _check_batch_invariant(wanted: _Wanted) -> None:
-    """Check that a server with batch invariance would not refuse the model.
-
-    Raises:
-        UnusableModel: it has experts, or inputs of several terms.
-    """
-    if wanted.mixture.experts:
-        raise UnusableModel(
-            "--batch-invariant: goes with dense models, this one has experts, which a server with "
-            "VLLM_BATCH_INVARIANT refuses; leave it out"
-        )
-    terms = max(inputs.terms for inputs in _inputs(wanted))
-    if terms > 1:
-        raise UnusableModel(
-            f"--batch-invariant: goes with inputs of one term, these have {terms}, whose layout "
-            "depends on the number of tokens; give --terms 1"
-        )
-
-
-def _sm90_kernels(wanted: _Wanted) -> dict[KernelSpec, list[str]]:
-    """Kernels of linear layers, experts, attention where it decodes, and what runs between them.
-
-    Raises:
-        UnusableModel: options are given that no kernel depends on: activations stay as they are,
-            and FP8 caches are vLLM's own.
-    """
-    given = {
-        "--activation": wanted.activation,
-        "--terms": wanted.terms,
-        "--kv-cache": wanted.kv_cache,
-    }
-    for option, value in given.items():
-        if value is not None:
-            raise UnusableModel(
-                f"{option}: is {str(value)!r}, must not be given for sm_90, where no "
-                "kernel depends on it; leave it out"
-            )
-    model, sms = wanted.mixture.dense, wanted.sms
-    specs = weight_only_kernels(
-        model, max_tokens=wanted.max_tokens, batch_invariant=wanted.batch_invariant, sms=sms
-    )
-    if wanted.batch_invariant:
-        return specs  # all else is vLLM's
-    if model.attention is not None:
-        specs |= norm_rotary_kernels(model.hidden, model.attention, model.dtype)
-        specs |= decode_kernels(model.attention, model.dtype, page_size=wanted.page_size, sms=sms)
-    for experts in wanted.mixture.experts:
-        served = experts.served("sm_90", "16-bit", 1)
-        specs |= _experts_kernels(served, "sm_90", wanted)
-    return specs
-
-
-def _sm100_kernels(wanted: _Wanted) -> dict[KernelSpec, list[str]]:
-    """Kernels of linear layers and experts, of their inputs, of norms and around attention."""
-    model, sms, tokens = wanted.mixture.dense, wanted.sms, wanted.max_tokens
-    specs: dict[KernelSpec, list[str]] = {}
-    for activation, terms in _inputs(wanted):
-        static = activation == "static"
-        layers = quantizing_mlps(model, terms) if static and model.hidden else model
-        specs |= block_scaled_kernels(
-            layers, max_tokens=tokens, activations=(activation,), terms=terms,
-            batch_invariant=wanted.batch_invariant, sms=sms,
-        )  # fmt: skip
-        if model.hidden:
-            specs |= norm_kernels(
-                model.dtype, model.dtype, model.hidden, max_tokens=tokens, per_token=not static,
-                terms=terms, batch_invariant=wanted.batch_invariant, sms=sms,
-            )  # fmt: skip
-        for experts in wanted.mixture.experts:
-            served = experts.served("sm_100", activation, terms)
-            specs |= _experts_kernels(served, "sm_100", wanted)
-    if model.attention is not None:
-        caches = tuple(c for c in CACHES if wanted.kv_cache in (c, CacheName.both, None))
-        specs |= rotary_store_kernels(
-            model.attention, model.dtype, max_tokens=tokens, caches=caches,
-            page_size=wanted.page_size, sms=sms,
-        )  # fmt: skip
-        for quantized in {hands_over(model.attention, *inputs) for inputs in _inputs(wanted)}:
-            specs |= attention_kernels(
-                model.attention, model.dtype, caches=caches, page_size=wanted.page_size, sms=sms,
-                quantized=quantized, rotates=True, batch_invariant=wanted.batch_invariant,
-            )  # fmt: skip
-    return specs
-
-
-def _experts_kernels(experts: Experts, family: str, wanted: _Wanted) -> dict[KernelSpec, list[str]]:
-    """Kernels of a layer of experts, with what each is for."""
-    specs = experts_kernels(experts, family, max_tokens=wanted.max_tokens, sms=wanted.sms)
-    return {spec: [f"experts' {part}" for part in parts] for spec, parts in specs.items()}
-
-
-def _inputs(wanted: _Wanted) -> list[Inputs]:
-    """Quantisation of inputs: as the options say, and where they do not, as the model does."""
-    given = tuple(a for a in ACTIVATIONS if wanted.activation in (a, ActivationName.both))
-    found = [
-        Inputs(activation, wanted.terms or inputs.terms)
-        for inputs in wanted.of_model
-        for activation in (given or (inputs.activation,))
-    ]
-    return list(dict.fromkeys(found))
-
-
-# By architecture family.
-_KERNELS = {"sm_90": _sm90_kernels, "sm_100": _sm100_kernels}
-
-
-def _which_model(
-    model: Path | None,
-    linear: list[str],
-    gate_up: list[str],
-    parallel: _Parallel,
-    dtype: DtypeName | None,
-    fuse_mlp: bool,
-) -> tuple[Mixture, tuple[Inputs, ...]]:
-    """The model, or the sizes, that the command is given, and how inputs are quantised."""
-    if (model is None) == (not linear and not gate_up):
-        raise UnusableModel(
-            "MODEL: give a model's config.json, or sizes with --linear N,K and --gate-up N,K; one "
-            "of the two"
-        )
-    if model is None:
-        for option, gpus in zip(("--tensor-parallel", "--expert-parallel"), parallel, strict=True):
-            if gpus != 1:
-                raise UnusableModel(
-                    f"{option}: goes with a model; give --linear and --gate-up one GPU's sizes"
-                )
-        return Mixture(explicit(linear, gate_up, dtype_of(dtype)), (), ""), EITHER
-    config = load_config(model)
-    inputs = quantized_inputs(config.quantization)
-    if number_of_experts(config):
-        return read_mixture(
-            config, tensor_parallel=parallel.tensor, expert_parallel=parallel.expert,
-            dtype=dtype_of(dtype), fuse_mlp=fuse_mlp,
-        ), inputs  # fmt: skip
-    if parallel.expert != 1:
-        raise UnusableModel(
-            f"--expert-parallel: is {parallel.expert}, must be 1 for {config.name}, which has no "
-            "experts; leave it out"
-        )
-    dense = dense_model(
-        config, tensor_parallel=parallel.tensor, dtype=dtype_of(dtype), fuse_mlp=fuse_mlp
-    )
-    return Mixture(dense, (), ""), inputs
-
-
-def _print(
-    mixture: Mixture,
-    specs: dict[KernelSpec, list[str]],
-    done: list[Built],
-    out: Path,
-    seconds: float,
-) -> None:
-    groups: dict[tuple[str, str], list[Built]] = defaultdict(list)
-    for built in sorted(done, key=lambda b: list(specs).index(b.spec)):
-        groups[built.spec.op, ", ".join(specs[built.spec])].append(built)
-    model = mixture.dense
-    table = Table(title=f"Kernels of {escape(model.name)}, {model.dtype}", title_justify="left")
-    table.add_column("kernel")
-    table.add_column("layers", overflow="fold")
-    for column in ("configurations", "there already", "compiled", "failed", "s", "MB"):
-        table.add_column(column, justify="right")
-    for (op, layers), builts in groups.items():
-        table.add_row(op, layers, *_figures(builts))
-    table.add_section()
-    table.add_row("all", "", *_figures(done))
-    screen = console()
-    screen.print(table)
-    for built in done:
-        if built.error:
-            screen.print(f"[red]{escape(str(built.spec.kernel()))}: {escape(built.error)}[/]")
-    if all(b.seconds == 0 and not b.error for b in done):
-        screen.print(f"Everything was there already ({seconds:.1f} s).")
-    else:
-        screen.print(f"{seconds:.1f} s in all.")
-    if mixture.left_out:
-        screen.print(f"Not among them: {escape(mixture.left_out)}; they compile on first use.")
-    screen.print(f"Serve with {CACHE_VARIABLE}={escape(str(out.resolve()))}", soft_wrap=True)
-
-
-def _figures(builts: list[Built]) -> list[str]:
-    there = sum(b.seconds == 0 and not b.error for b in builts)
-    failed = sum(bool(b.error) for b in builts)
-    seconds, nbytes = sum(b.seconds for b in builts), sum(b.nbytes for b in builts)
-    counts = [len(builts), there, len(builts) - there - failed, failed]
-    return [*map(str, counts), f"{seconds:.1f}", f"{nbytes / 1e6:.2f}"]

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import product as pairs
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -157,10 +158,14 @@ def run_all(
 def write(path: Path, device: Device, outcomes: Sequence[Outcome]) -> list[Path]:
     """The report, as Markdown at ``path`` and as JSON beside it; returns both."""
     beside = path.with_suffix(".json")
-    everything = {"device": asdict(device), "outcomes": [asdict(o) for o in outcomes]}
-    beside.write_text(json.dumps(everything, indent=1))
+    beside.write_text(json.dumps(document(device, outcomes), indent=1))
     path.write_text(markdown(device, outcomes))
     return [path, beside]
+
+
+def document(device: Device, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The report for programs."""
+    return {"device": asdict(device), "outcomes": [asdict(o) for o in outcomes]}
 
 
 def markdown(device: Device, outcomes: Sequence[Outcome]) -> str:

@@ -4,27 +4,40 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from nvfp4_kernels.tool.check import WrongDevice, correctness, run_all, this_device, timings, write
-from nvfp4_kernels.tool.console import console, progress_bar, refusals
-from nvfp4_kernels.tool.cuda_machine import CudaMachine
-from nvfp4_kernels.tool.destination import check_file
-from nvfp4_kernels.tool.task import Isolated, Outcome
+from nvfp4_kernels.tool.console import nothing_printed, output, print_json, progress_bar, refusals
+from nvfp4_kernels.tool.options import JsonOption
 
 
 def check(
     out: Annotated[Path, typer.Option(help="Markdown; JSON goes beside it.")] = Path("check.md"),
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes.")] = False,
     limit: Annotated[float, typer.Option(min=1, help="Seconds for one task.")] = 60,
+    as_json: JsonOption = False,
 ) -> None:
     """Check every op on this GPU against its formula, time it, and write a report; sm_100 alone.
 
-    Each task runs in a process that may hang or die without harm to the next. Ends with status 1 if
-    any of them fails.
+    Each task runs in a process that may hang or die without harm to the next. The exit status is 1
+    if any of them fails.
+
+    Fields of --json: device (name, arch, sms, memory_gb, driver, cuda, torch, compiler, host);
+    outcomes, a list of section, name, error (empty: it went well), figures and seconds; tasks and
+    failed, their numbers; files, the report's paths.
     """
-    screen = console()
-    with refusals(WrongDevice, OSError):
+    from nvfp4_kernels.tool.check import (
+        WrongDevice,
+        correctness,
+        document,
+        run_all,
+        this_device,
+        timings,
+        write,
+    )
+    from nvfp4_kernels.tool.cuda_machine import CudaMachine
+    from nvfp4_kernels.tool.destination import check_file
+    from nvfp4_kernels.tool.task import Isolated, Outcome
+
+    with nothing_printed(), refusals(WrongDevice, OSError):
         device = this_device()
         check_file("--out", out)
         tasks = [*correctness(quick), *timings(quick)]
@@ -35,15 +48,21 @@ def check(
             def done(outcome: Outcome) -> None:
                 bar.advance(task)
                 if outcome.error:
-                    bar.console.print(f"[red]{escape(outcome.name)}: {escape(outcome.error)}[/]")
+                    bar.console.print(
+                        f"{outcome.name}: {outcome.error}",
+                        style="red", markup=False, highlight=False, soft_wrap=True,
+                    )  # fmt: skip
 
             try:
                 outcomes = run_all(tasks, isolated, done)
             finally:
                 isolated.close()
-        written = write(out, device, outcomes)
+        written = [str(path) for path in write(out, device, outcomes)]
     failed = sum(bool(outcome.error) for outcome in outcomes)
-    files = ", ".join(map(str, written))
-    screen.print(f"{len(outcomes)} tasks, {failed} failed: {files}")
+    if as_json:
+        counts = {"tasks": len(outcomes), "failed": failed, "files": written}
+        print_json(document(device, outcomes) | counts)
+    else:
+        output().print(f"{len(outcomes)} tasks, {failed} failed: {', '.join(written)}")
     if failed:
         raise typer.Exit(1)

@@ -1,33 +1,169 @@
-"""Terminal output of the commands: text, refusals, progress."""
+"""Terminal output of both packages' commands: text, tables, JSON, refusals, progress.
 
+In a terminal, lines are as wide as it is, and neither a table nor a text breaks or cuts a word that
+fits on a line. In a file or a pipe no width counts, also not that of ``COLUMNS``: a line is as long
+as it needs to be.
+"""
+
+import ctypes
+import json
+import os
+import re
+import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from typing import Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column, Table
+from rich.text import Text
+
+_UNBOUNDED = 100_000  # columns
+_GAP = 2
+_BORDERS, _BORDER = 3, 1  # of each column of a table, and at its end
+# Columns that a text in a table takes at least; with less, a table is shown as records.
+_LEGIBLE = 24
 
 
-def console() -> Console:
-    """Standard output; in a file or a pipe, a row stays on its line."""
-    return Console(width=None if sys.stdout.isatty() else 200, highlight=False, soft_wrap=False)
+def width() -> int:
+    """Columns that a line of standard output may take."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNBOUNDED
+
+
+class Output(Console):
+    """Standard output: a table that is too wide for it becomes records, one line a cell."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print as rich does, but break no word, in a table or in a text."""
+        fitted = [self._fitted(each, options.get("markup")) for each in objects]
+        super().print(*fitted, crop=False, no_wrap=True, overflow="ignore", **options)
+
+    def _fitted(self, shown: Any, markup: bool | None) -> Any:
+        if isinstance(shown, str):
+            return _joined(_wrapped(self.render_str(shown, markup=markup), self.width))
+        return self._table(shown) if isinstance(shown, Table) else shown
+
+    def _table(self, table: Table) -> RenderableType:
+        """Give the columns of a table widths, or show it as records, below its title."""
+        title, table.title = table.title, None
+        widths = self._widths(table.columns)
+        if widths is None:
+            shown: RenderableType = self._records(table)
+        else:
+            shown = table
+            for column, given in zip(table.columns, widths, strict=True):
+                column.width, column.overflow = given, "fold"
+        return Group(self._fitted(title, None), shown) if title else shown
+
+    def _records(self, table: Table) -> Text:
+        """Rows of a table below one another: each cell behind its column's heading."""
+        headings = [str(column.header) for column in table.columns]
+        indent = max(map(len, headings)) + _GAP
+        rows = [list(row) for row in zip(*(each.cells for each in table.columns), strict=True)]
+        if table.show_footer:
+            rows.append([column.footer for column in table.columns])
+        lines: list[Text] = []
+        for row in rows:
+            for heading, cell in zip(headings, row, strict=True):
+                if cell:
+                    first, *rest = _wrapped(self.render_str(str(cell)), self.width - indent)
+                    lines.append(Text(heading.ljust(indent)).append_text(first))
+                    lines += [Text(" " * indent).append_text(line) for line in rest]
+            lines.append(Text())
+        return _joined(lines)
+
+    def _widths(self, columns: Sequence[Column]) -> list[int] | None:
+        """Widths at which all words stay whole; None: there is too little room for them."""
+        texts = [self._measured(column.cells) for column in columns]
+        whole = [self._measured((each.header, *each.cells, each.footer)) for each in columns]
+        room = self.width - _BORDERS * len(whole) - _BORDER
+        floors = [
+            max(each.minimum, min(text.maximum, _LEGIBLE))
+            for each, text in zip(whole, texts, strict=True)
+        ]
+        if sum(floors) > room:
+            return None
+        widths = [each.maximum for each in whole]
+        while sum(widths) > room:  # the widest of those that can be narrower
+            excess = [width * (width > floor) for width, floor in zip(widths, floors, strict=True)]
+            widths[excess.index(max(excess))] -= 1
+        return widths
+
+    def _measured(self, cells: Iterable[RenderableType]) -> Measurement:
+        """Longest word and longest line of cells."""
+        found = [Measurement.get(self, self.options, cell) for cell in cells if cell]
+        least, most = zip((0, 0), *found, strict=True)
+        return Measurement(max(least), max(most))
+
+
+def _wrapped(text: Text, room: int) -> list[Text]:
+    """Lines of a text, broken between words alone: a word that is too long stays whole."""
+    lines: list[Text] = []
+    for line in text.split("\n"):
+        start, breaks = 0, []
+        for word in re.finditer(r"\S+", line.plain):
+            if word.end() - start > room and word.start() > start:
+                breaks.append(start := word.start())
+        lines += line.divide(breaks)
+    for line in lines:
+        line.rstrip()
+    return lines
+
+
+def _joined(lines: list[Text]) -> Text:
+    return Text("\n").join(lines)
+
+
+def output() -> Output:
+    """Console of what a command finds."""
+    return Output(width=width(), highlight=False)
+
+
+def print_json(document: Any) -> None:
+    """Print what a command finds as one JSON document, for programs."""
+    typer.echo(json.dumps(document, indent=1, ensure_ascii=False))
+
+
+@contextmanager
+def nothing_printed() -> Iterator[None]:
+    """Send to standard error what libraries print meanwhile, whether in Python or in C."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        ctypes.CDLL(None).fflush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def say(message: str) -> None:
+    """Print a message about what a command was given, on standard error and in one line."""
+    Console(stderr=True).print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+def refusal(message: str) -> typer.Exit:
+    """Print a refusal in one line; return what ends the command with status 1."""
+    say(f"error: {' '.join(message.splitlines())}")
+    return typer.Exit(1)
 
 
 @contextmanager
 def refusals(*kinds: type[Exception]) -> Iterator[None]:
-    """Print an error of these kinds as one line on standard error; end the command with 1.
+    """Refuse what an error of these kinds says, and end the command.
 
     What the command line itself has wrong is the parser's to tell, with 2.
     """
     try:
         yield
     except kinds as error:
-        line = " ".join(str(error).splitlines())
-        Console(stderr=True).print(
-            f"error: {line}", style="red", markup=False, highlight=False, soft_wrap=True
-        )
-        raise typer.Exit(1) from error
+        raise refusal(str(error)) from error
 
 
 def progress_bar() -> Progress:

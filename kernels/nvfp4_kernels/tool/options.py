@@ -18,6 +18,22 @@ class DtypeName(StrEnum):
     float16 = "float16"
 
 
+class CacheName(StrEnum):
+    """Data type of the KV cache."""
+
+    auto = "auto"
+    fp8 = "fp8"
+    both = "both"
+
+
+class ActivationName(StrEnum):
+    """Scaling of activations."""
+
+    static = "static"
+    per_token = "per-token"
+    both = "both"
+
+
 def dtype_of(name: DtypeName | None) -> Dtype | None:
     """The same as a model has it."""
     return next((dtype for dtype in DTYPES if dtype == name), None)
@@ -28,3 +44,9 @@ DtypeOption = Annotated[
     DtypeName | None, typer.Option(help="Instead of the model's own, or of bfloat16.")
 ]
 JobsOption = Annotated[int, typer.Option(min=1, help="Processes that compile.")]
+JsonOption = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="Print one JSON document and nothing else; its fields are named above."
+    ),
+]

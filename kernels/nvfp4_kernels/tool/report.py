@@ -2,19 +2,23 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from nvfp4_kernels.attention.merge.tile import MergeTile
 from nvfp4_kernels.attention.sm100.tile import AttentionTile, Variant
 from nvfp4_kernels.gemm.sm100.choose import choose_config
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
+from nvfp4_kernels.indexer.sm100.tile import ScoreTile
+from nvfp4_kernels.indexer.sm100.variant import Variant as ScoreVariant
 from nvfp4_kernels.precompile.linear_sm100 import product_spec
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.sm100.limits import SMS
 from nvfp4_kernels.tool.build import prepare
-from nvfp4_kernels.tool.limits import Work, estimated_seconds, work_of
+from nvfp4_kernels.tool.limits import FLOPS, MEMORY_BANDWIDTH, Work, estimated_seconds, work_of
+from nvfp4_kernels.tool.scoring import ScoreChoice, describe_scorer
 from nvfp4_kernels.tool.shapes import Shape
 from nvfp4_kernels.tool.static import Static, measure
 
@@ -76,8 +80,47 @@ def measure_all(
 
 def kernel_json(spec: KernelSpec, static: Static) -> dict[str, Any]:
     """All there is to say of a kernel, for programs."""
-    said = {"op": spec.op, "configuration": repr(spec.fields), "spills": static.spills}
+    description, stages, columns = configuration(spec)
+    said: dict[str, Any] = {
+        "op": spec.op,
+        "configuration": repr(spec.fields),
+        "description": description,
+    }
+    said |= {"stages": stages, "tensor_columns": columns, "spills": static.spills}
     return said | asdict(static)
+
+
+@dataclass
+class Found:
+    """Products, scores and kernels of a report.
+
+    Attributes:
+        products, scores: with the kernels that they get.
+        kernels: what is known of each kernel once it is compiled.
+    """
+
+    products: list[Choice]
+    scores: list[ScoreChoice]
+    kernels: dict[KernelSpec, Static] = field(default_factory=dict)
+
+    def numbers(self) -> dict[KernelSpec, int]:
+        """Numbers of kernels, from 1."""
+        return {spec: number for number, spec in enumerate(self.kernels, 1)}
+
+    def spilling(self) -> list[int]:
+        """Numbers of kernels that spill registers."""
+        numbers = self.numbers()
+        return [numbers[spec] for spec, static in self.kernels.items() if static.spills]
+
+    def json(self) -> dict[str, Any]:
+        """All there is to say, for programs."""
+        numbers = self.numbers()
+        return {
+            "products": [choice.json(numbers[choice.spec]) for choice in self.products],
+            "scores": [choice.json(numbers[choice.spec]) for choice in self.scores],
+            "kernels": [kernel_json(spec, static) for spec, static in self.kernels.items()],
+            "limits": {"bytes_per_second": MEMORY_BANDWIDTH, "flops_per_second": FLOPS},
+        }
 
 
 def _measure(spec: KernelSpec, nvdisasm: Path | None) -> Static:
@@ -116,3 +159,22 @@ def describe_attention(tile: AttentionTile, variant: Variant) -> str:
         "to NVFP4": variant.quantized,
     }
     return ", ".join([*words, *(name for name, given in options.items() if given)])
+
+
+def configuration(spec: KernelSpec) -> tuple[str, int | None, int | None]:
+    """Description, stages and columns of tensor memory; None where a kernel has none."""
+    tile, *others = spec.fields
+    if isinstance(tile, MergeTile):
+        words = f"D {tile.head_dim}, {tile.dtype} to {tile.out_dtype}, {tile.prefetch} ahead"
+        return words, None, None
+    output = others[0]
+    if isinstance(tile, AttentionTile) and isinstance(output, Variant):
+        return describe_attention(tile, output), tile.stages, tile.tensor_columns
+    if isinstance(tile, ScoreTile) and isinstance(output, ScoreVariant):
+        return describe_scorer(tile, output), tile.stages, tile.tensor_columns
+    if isinstance(tile, Tile) and isinstance(output, EpilogueConfig):
+        words = f"{describe(tile)}, {output.dtype} {output.store}"
+        return words, tile.depth(output.shared_bytes(tile)), tile.tensor_columns
+    dtype, per_token, rows, _ = spec.fields
+    words = f"{rows.slots} rows × {rows.threads} threads × {rows.steps} blocks, {dtype}"
+    return words + (" per token" if per_token else ""), None, None

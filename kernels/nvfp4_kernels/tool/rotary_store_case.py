@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels import rotary_store
-from nvfp4_kernels.precompile.attention_sm100 import PAGE_SIZE
+from nvfp4_kernels.precompile.model import PAGE_SIZE
 from nvfp4_kernels.rotary.store import reference
 from nvfp4_kernels.tool.limits import Work
 from nvfp4_kernels.tool.product_case import compare_exact

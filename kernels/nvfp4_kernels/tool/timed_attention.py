@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from nvfp4_kernels import paged_attention
-from nvfp4_kernels.precompile.attention_sm100 import PAGE_SIZE
+from nvfp4_kernels.precompile.model import PAGE_SIZE
 from nvfp4_kernels.tool.limits import BF16_FLOPS, FP8_FLOPS, Work
 from nvfp4_kernels.tool.task import Figures, Machine
 from nvfp4_kernels.tool.timed import cold_sets, figures

@@ -7,6 +7,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +18,10 @@ from nvfp4_kernels.__main__ import app
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.runtime import compile
 from nvfp4_kernels.runtime.object_file import seal
-from nvfp4_kernels.tool import build_command, toolchain
+from nvfp4_kernels.tool import build as compiling
+from nvfp4_kernels.tool import toolchain
 from nvfp4_kernels.tool.build import Built, build_one
-from tests import devices, limits
+from tests import devices, limits, terminal
 from tests.other_users import NOBODY, needs_root
 
 pytestmark = pytest.mark.processes
@@ -37,7 +39,7 @@ SERVE = """
 import os, sys
 import pytest, torch
 from nvfp4_kernels import gemm, quantize
-from nvfp4_kernels.runtime.compile import CACHE_VARIABLE
+from nvfp4_kernels.settings import CACHE_VARIABLE
 from tests.devices import emulated_ops
 from tests.emulator import EAGER
 from tests.test_kernels.gemm.linear_cases import Case, grid_problem
@@ -285,16 +287,37 @@ def test_a_kernel_that_does_not_compile(tmp_path: Path, monkeypatch: pytest.Monk
         for spec in specs:
             yield Built(spec, out / "a.o", 0, 1.0, "DSLRuntimeError: [no] such thing")
 
-    monkeypatch.setattr(build_command, "build_all", build_all)
+    monkeypatch.setattr(compiling, "build_all", build_all)
     monkeypatch.setattr(KernelSpec, "kernel", lambda spec: spec.fields)
     status, output = invoke("--linear", "64,64", "--max-tokens", "1", "--out", tmp_path)
     assert status == 1
     assert "DSLRuntimeError: [no] such thing" in output
 
 
+def test_a_narrow_terminal_and_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of kernels and of layers stay whole; a pipe has no width."""
+    monkeypatch.setattr(
+        compiling,
+        "build_all",
+        lambda specs, *_: [Built(spec, tmp_path, 10**6, 1.0) for spec in specs],
+    )
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+    (tmp_path / "config.json").write_text(json.dumps(DECODING))
+    arguments = ["build", str(tmp_path), "--arch", "sm_90", "--out", str(tmp_path)]
+    piped, again = (
+        CliRunner().invoke(app, arguments, env={"COLUMNS": columns}).stdout
+        for columns in ("40", "300")
+    )
+    assert piped == again
+    terminal.narrow(monkeypatch)
+    narrow = CliRunner().invoke(app, arguments).stdout
+    terminal.check_no_word_is_broken(piped, narrow)
+    assert "norm_rotary" in narrow or "rotary_embedding" in narrow, narrow
+
+
 def test_another_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[KernelSpec] = []
-    monkeypatch.setattr(build_command, "build_all", lambda specs, *_: seen.extend(specs) or [])
+    monkeypatch.setattr(compiling, "build_all", lambda specs, *_: seen.extend(specs) or [])
     options = ["--gate-up", "64,64", "--max-tokens", "1", "--dtype", "float16", "--out", tmp_path]
     assert invoke(*options)[0] == 0
     assert len(seen) == 4
@@ -307,7 +330,7 @@ def test_an_architecture_is_compiled_for_its_target(
 ) -> None:
     seen: list[tuple[list[KernelSpec], str]] = []
     monkeypatch.setattr(
-        build_command, "build_all", lambda specs, out, target, _: seen.append((specs, target)) or []
+        compiling, "build_all", lambda specs, out, target, _: seen.append((specs, target)) or []
     )
     for given in (arch, f"{arch}a"):
         status, _ = invoke(
@@ -323,7 +346,7 @@ def test_an_architecture_is_compiled_for_its_target(
 @pytest.mark.parametrize("terms", [None, 3])
 def test_terms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terms: int | None) -> None:
     seen: list[KernelSpec] = []
-    monkeypatch.setattr(build_command, "build_all", lambda specs, *_: seen.extend(specs) or [])
+    monkeypatch.setattr(compiling, "build_all", lambda specs, *_: seen.extend(specs) or [])
     given = [] if terms is None else ["--terms", str(terms)]
     assert invoke("--linear", "64,64", "--max-tokens", "40", *given, "--out", tmp_path)[0] == 0
     counts = {
@@ -344,7 +367,7 @@ def test_batch_invariance(
 ) -> None:
     """Each product cuts K alike for any tokens: on sm_100 one tile does, on sm_90 many."""
     seen: list[KernelSpec] = []
-    monkeypatch.setattr(build_command, "build_all", lambda specs, *_: seen.extend(specs) or [])
+    monkeypatch.setattr(compiling, "build_all", lambda specs, *_: seen.extend(specs) or [])
     (tmp_path / "config.json").write_text(json.dumps(DECODING))
     given = ["--arch", arch, "--batch-invariant", "--out", tmp_path]
     assert invoke(tmp_path, *given)[0] == 0
@@ -359,7 +382,7 @@ def test_pages_on_a_hopper(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, given: list[str]
 ) -> None:
     seen: list[KernelSpec] = []
-    monkeypatch.setattr(build_command, "build_all", lambda specs, *_: seen.extend(specs) or [])
+    monkeypatch.setattr(compiling, "build_all", lambda specs, *_: seen.extend(specs) or [])
     (tmp_path / "config.json").write_text(json.dumps(DECODING))
     assert invoke(tmp_path, "--arch", "sm_90a", *given, "--out", tmp_path)[0] == 0
     decode = [spec for spec in seen if spec.op == "decode_attention"]
@@ -370,7 +393,7 @@ def test_a_hopper_without_a_kernel_for_attention(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[KernelSpec] = []
-    monkeypatch.setattr(build_command, "build_all", lambda specs, *_: seen.extend(specs) or [])
+    monkeypatch.setattr(compiling, "build_all", lambda specs, *_: seen.extend(specs) or [])
     (tmp_path / "config.json").write_text(json.dumps(DECODING | {"head_dim": 96}))
     assert invoke(tmp_path, "--arch", "sm_90a", "--out", tmp_path)[0] == 0
     ops = {"add_rms_norm", "gemm", "rotary_embedding", "silu_mul_gemm"}
@@ -452,7 +475,7 @@ def test_a_folder_that_others_may_write_to(tmp_path: Path, mode: int, who: str) 
 def test_folders_that_are_made_are_their_owners_to_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build_command, "build_all", lambda *_: [])
+    monkeypatch.setattr(compiling, "build_all", lambda *_: [])
     before = os.umask(0)
     try:
         status, _ = invoke("--linear", "64,64", "--max-tokens", "1", "--out", tmp_path / "a" / "b")

@@ -20,7 +20,7 @@ from nvfp4_kernels.gemm.sm100.tile import Tile
 from nvfp4_kernels.tool import (
     attention_case,
     check,
-    check_command,
+    cuda_machine,
     forced_product_case,
     fused_attention_case,
     indexer_case,
@@ -29,6 +29,7 @@ from nvfp4_kernels.tool import (
     tensor_map_case,
     timed,
 )
+from nvfp4_kernels.tool import task as task_module
 from nvfp4_kernels.tool.attention_case import AttentionCase
 from nvfp4_kernels.tool.check import Device, WrongDevice, correctness, markdown, run_all, timings
 from nvfp4_kernels.tool.doubts import DEPTHS, LAUNCHES, doubts
@@ -450,6 +451,8 @@ class Acts:
             time.sleep(600)
         if self.name == "dies":
             os._exit(3)
+        if self.name == "prints":
+            print("as libraries do")
         if self.name == "raises":
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return {"process": float(os.getpid())}
@@ -602,9 +605,9 @@ def invoke(*arguments: str | Path) -> tuple[int, str]:
 def test_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fake_cuda(monkeypatch, 10, 0, "NVIDIA B200")
     tasks = [Acts("works"), Acts("raises")]
-    monkeypatch.setattr(check_command, "correctness", lambda quick: tasks[:1])
-    monkeypatch.setattr(check_command, "timings", lambda quick: tasks[1:])
-    monkeypatch.setattr(check_command, "Isolated", lambda make, limit: InThisProcess())
+    monkeypatch.setattr(check, "correctness", lambda quick: tasks[:1])
+    monkeypatch.setattr(check, "timings", lambda quick: tasks[1:])
+    monkeypatch.setattr(task_module, "Isolated", lambda make, limit: InThisProcess())
     status, output = invoke("--out", tmp_path / "report.md")
     assert status == 1
     assert "2 tasks, 1 failed" in output
@@ -614,14 +617,33 @@ def test_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert [bool(o["error"]) for o in written["outcomes"]] == [False, True]
 
 
+def test_json_is_what_the_text_tells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And nothing else is on standard output, where a task prints as well."""
+    fake_cuda(monkeypatch, 10, 0, "NVIDIA B200")
+    monkeypatch.setattr(check, "correctness", lambda quick: [Acts("works"), Acts("prints")])
+    monkeypatch.setattr(check, "timings", lambda quick: [Acts("raises")])
+    monkeypatch.setattr(task_module, "Isolated", lambda make, limit: InThisProcess())
+    arguments = ["check", "--out", str(tmp_path / "report.md")]
+    texts = CliRunner().invoke(app, arguments)
+    done = CliRunner().invoke(app, [*arguments, "--json"])
+    assert texts.exit_code == done.exit_code == 1
+    found = json.loads(done.stdout)
+    written = json.loads((tmp_path / "report.json").read_text())
+    assert {key: found[key] for key in written} == written
+    text = f"{found['tasks']} tasks, {found['failed']} failed: {', '.join(found['files'])}\n"
+    assert texts.stdout == text
+    assert (found["tasks"], found["failed"]) == (3, 1)
+    assert "raises: RuntimeError: CUDA error" in done.stderr
+
+
 @pytest.mark.processes
 def test_a_row_that_dies_costs_one_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The report says which, and those after it have run."""
     fake_cuda(monkeypatch, 10, 0, "NVIDIA B200")
     tasks = [Acts(name, "silicon") for name in ("works", "dies", "works again")]
-    monkeypatch.setattr(check_command, "correctness", lambda quick: tasks)
-    monkeypatch.setattr(check_command, "timings", lambda quick: [])
-    monkeypatch.setattr(check_command, "CudaMachine", StandIn)
+    monkeypatch.setattr(check, "correctness", lambda quick: tasks)
+    monkeypatch.setattr(check, "timings", lambda quick: [])
+    monkeypatch.setattr(cuda_machine, "CudaMachine", StandIn)
     status, output = invoke("--out", tmp_path / "report.md")
     assert status == 1
     assert "3 tasks, 1 failed" in output
@@ -661,7 +683,7 @@ def test_a_folder_that_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 def test_a_file_that_is_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fake_cuda(monkeypatch, 10, 0, "NVIDIA B200")
-    monkeypatch.setattr(check_command, "correctness", lambda quick: pytest.fail("ran"))
+    monkeypatch.setattr(check, "correctness", lambda quick: pytest.fail("ran"))
     status, output = invoke("--out", tmp_path)
     assert status == 1
     assert f"--out: {tmp_path} is a directory, must be a file" in output

@@ -11,10 +11,10 @@ from nvfp4_kernels.gemm.grouped.tile_tokens import ExpertSizes
 from nvfp4_kernels.moe.router import Router
 from nvfp4_kernels.precompile.experts_layer import Choice, Experts
 from nvfp4_kernels.precompile.model import Layer
-from nvfp4_kernels.tool import build_command
-from nvfp4_kernels.tool.build_command import ActivationName
+from nvfp4_kernels.tool import wanted
 from nvfp4_kernels.tool.config_file import LEGACY_FILE, UnusableModel, load_config
 from nvfp4_kernels.tool.mixture import Mixture, read_mixture
+from nvfp4_kernels.tool.options import ActivationName
 from nvfp4_kernels.tool.quantized_inputs import EITHER, Inputs, quantized_inputs
 from vllm_fp4_plugin.warmup import ExpertsLayer, Product, product_kernels
 
@@ -229,10 +229,10 @@ def test_what_is_built_is_what_a_server_warms_up(
 ) -> None:
     write(tmp_path, quantization_config={"quant_algo": algorithm})
     mixture = read(tmp_path)
-    wanted = build_command._Wanted(
+    asked = wanted.Wanted(
         mixture, 40, 132, 16, quantized_inputs(load_config(tmp_path).quantization), None, None, None
     )
-    built = set(build_command._KERNELS[family](wanted))
+    built = set(wanted.KERNELS[family](asked))
     # I is padded on Blackwell, whose tensor maps have strides of 16 bytes.
     width = 160 if family == "sm_100" else 144
     activation, terms = inputs or ("16-bit", 1)
@@ -251,10 +251,10 @@ def test_what_is_built_is_what_a_server_warms_up(
 
 def test_options_come_before_the_model(tmp_path: Path) -> None:
     def inputs(activation: ActivationName | None, terms: int | None) -> list[Inputs]:
-        wanted = build_command._Wanted(
+        asked = wanted.Wanted(
             read(write(tmp_path)), 1, 132, 16, (WEIGHT_ONLY,), activation, terms, None
         )
-        return build_command._inputs(wanted)
+        return wanted.inputs_of(asked)
 
     assert inputs(None, None) == [WEIGHT_ONLY]
     assert inputs(None, 2) == [Inputs("per-token", 2)]

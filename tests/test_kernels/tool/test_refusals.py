@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from nvfp4_kernels.__main__ import app
-from nvfp4_kernels.tool import report_command
+from nvfp4_kernels.tool import shapes
 
 LONG = "m" * 120  # more than a line of a narrow terminal
 
@@ -25,7 +25,6 @@ LONG = "m" * 120  # more than a line of a narrow terminal
             ["build", "--arch", "100a", "--linear", "64,64", "--out", "kernels"],
             "--arch: is '100a', must be one of sm_90 or sm_90a (H100, H200), sm_100 or sm_100a",
         ),
-        (["report", "--json", "."], "--json: . is a directory, must be a file; name one in it"),
         (["check"], "check: this machine has no CUDA device, must have one of "),
     ],
     ids=lambda x: x[0] if isinstance(x, list) else "",
@@ -47,7 +46,7 @@ def test_lines_of_a_message_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError("first line\nsecond line")
 
-    monkeypatch.setattr(report_command, "given_shape", fail)
+    monkeypatch.setattr(shapes, "given_shape", fail)
     done = CliRunner().invoke(app, ["report", "--shape", "1,64,64"])
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr == "error: first line second line\n"

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -21,7 +22,8 @@ from nvfp4_kernels.indexer.sm100.variant import Variant as ScoreVariant
 from nvfp4_kernels.precompile.linear_sm100 import product_spec
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.sm100.limits import MAX_SHARED_BYTES
-from nvfp4_kernels.tool import instructions, report_command, toolchain
+from nvfp4_kernels.tool import instructions, toolchain
+from nvfp4_kernels.tool import report as reporting
 from nvfp4_kernels.tool.binary import FAT_MAGIC, UnreadableBinary, read_cubin, read_fat_binary
 from nvfp4_kernels.tool.instructions import NoDisassembler, count, disassemble, find_nvdisasm
 from nvfp4_kernels.tool.limits import work_of
@@ -29,7 +31,7 @@ from nvfp4_kernels.tool.report import choose, describe, describe_attention, meas
 from nvfp4_kernels.tool.scoring import ScoreShape, choose_scorer, describe_scorer
 from nvfp4_kernels.tool.shapes import CONTEST, TOKENS
 from nvfp4_kernels.tool.static import Static, dynamic_shared_bytes
-from tests import devices
+from tests import devices, terminal
 
 pytestmark = pytest.mark.processes
 
@@ -205,6 +207,13 @@ def invoke(*arguments: str | Path) -> tuple[int, str]:
     return result.exit_code, " ".join(result.output.replace("│", " ").split())
 
 
+def document(*arguments: str | Path) -> dict[str, Any]:
+    """What ``--json`` prints on standard output, where nothing else is."""
+    result = CliRunner().invoke(app, ["report", "--json", *map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[Static]:
     """What every kernel is said to be: the first of these."""
@@ -217,17 +226,17 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Static]:
         for spec in specs:
             yield spec, statics[0]
 
-    monkeypatch.setattr(report_command, "measure_all", measure)
+    monkeypatch.setattr(reporting, "measure_all", measure)
     monkeypatch.setattr(toolchain, "find_spec", lambda module: module)
     return statics
 
 
-def test_report(measured: list[Static], tmp_path: Path) -> None:
-    status, output = invoke("--shape", "128,7168,2048", "--json", tmp_path / "report.json")
+def test_report(measured: list[Static]) -> None:
+    status, output = invoke("--shape", "128,7168,2048")
     assert status == 0
     assert "linear 128×7168×2048" in output
     assert "0 B 216 KB" in output
-    report = json.loads((tmp_path / "report.json").read_text())
+    report = document("--shape", "128,7168,2048")
     (row,), (kernel,) = report["products"], report["kernels"]
     assert row["kernel"] == 1
     assert kernel.items() >= {
@@ -237,25 +246,65 @@ def test_report(measured: list[Static], tmp_path: Path) -> None:
     assert row["flops"] == 2 * 128 * 7168 * 2048
 
 
-def test_dtype_of_a_given_shape(measured: list[Static], tmp_path: Path) -> None:
-    options = ("--dtype", "float16", "--json", tmp_path / "report.json")
-    assert invoke("--shape", "1,64,64", *options)[0] == 0
-    (row,) = json.loads((tmp_path / "report.json").read_text())["products"]
+@pytest.mark.parametrize("options", [[], ["--indexer"]], ids=["contest", "indexer"])
+def test_a_narrow_terminal_and_a_pipe(
+    measured: list[Static], options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of kernels stay whole; a pipe has no width, whatever ``COLUMNS`` is."""
+    piped, again = (
+        CliRunner().invoke(app, ["report", *options], env={"COLUMNS": columns}).stdout
+        for columns in ("40", "300")
+    )
+    assert piped == again
+    terminal.narrow(monkeypatch)
+    narrow = CliRunner().invoke(app, ["report", *options]).stdout
+    terminal.check_no_word_is_broken(piped, narrow)
+
+
+def test_json_tells_what_the_text_tells(measured: list[Static]) -> None:
+    text = CliRunner().invoke(app, ["report", "--indexer"]).stdout
+    drawn = [line.split("│")[1:-1] for line in text.splitlines() if line.startswith("│")]
+    rows = [[cell.strip() for cell in row] for row in drawn]
+    found = document("--indexer")
+    products, scores = len(found["products"]), len(found["scores"])
+    for row, each in zip(rows[:products], found["products"], strict=True):
+        light, estimate = each["speed_of_light_us"], each["estimate_us"]
+        published = each["published_us"]
+        assert row[0] == each["name"]
+        assert row[1].split("×")[:3] == [str(each[size]) for size in "mnk"]
+        assert row[2] == str(each["kernel"])
+        assert row[4:6] == [f"{each['bytes'] / 1e6:.2f}", f"{each['flops'] / 1e9:.2f}"]
+        assert row[6:8] == [f"{light:.2f}", f"{published:.2f}" if published else "–"]
+        assert row[8:] == [f"{estimate:.2f}", f"{light / estimate:.0%}"]
+    for row, each in zip(rows[products : products + scores], found["scores"], strict=True):
+        assert row[:2] == [each["name"], each["fmt"]]
+        assert row[4:6] == [str(each["kernel"]), str(each["splits"])]
+        assert row[6] == f"{each['bytes'] / 1e6:.2f}"
+        assert row[8:11] == [
+            f"{each[f'{key}_us']:.2f}" for key in ("speed_of_light", "relu", "estimate")
+        ]
+    for row, each in zip(rows[products + scores :], found["kernels"], strict=True):
+        assert row[1:3] == [each["op"], each["description"]]
+        assert row[3:5] == [str(each["stages"] or "–"), str(each["tensor_columns"] or "–")]
+        assert row[5:7] == [str(each["registers"]), f"{each['local_bytes']} B"]
+    limits = found["limits"]
+    said = f"{limits['bytes_per_second'] / 1e12:.0f} TB/s, {limits['flops_per_second'] / 1e15:.2f}"
+    assert f"Speed of light: {said} PFLOP/s" in text
+
+
+def test_dtype_of_a_given_shape(measured: list[Static]) -> None:
+    (row,) = document("--shape", "1,64,64", "--dtype", "float16")["products"]
     assert row["output"]["dtype"] == "float16"
 
 
-def test_contest_shapes_by_default(measured: list[Static], tmp_path: Path) -> None:
-    invoke("--json", tmp_path / "report.json")
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert len(report["products"]) == len(CONTEST)
+def test_contest_shapes_by_default(measured: list[Static]) -> None:
+    assert len(document()["products"]) == len(CONTEST)
 
 
 def test_layers_of_a_model(measured: list[Static], tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128}
     (tmp_path / "config.json").write_text(json.dumps(sizes))
-    options = ["--tensor-parallel", "2", "--dtype", "float16", "--json", tmp_path / "report.json"]
-    assert invoke("--model", tmp_path, *options)[0] == 0
-    report = json.loads((tmp_path / "report.json").read_text())
+    report = document("--model", tmp_path, "--tensor-parallel", "2", "--dtype", "float16")
     rows = report["products"]
     assert {kernel["op"] for kernel in report["kernels"]} == {
         "gemm", "silu_mul_gemm", "quantize", "paged_attention", "merge_segments"
@@ -270,11 +319,11 @@ def test_layers_of_a_model(measured: list[Static], tmp_path: Path) -> None:
 def test_attention_of_a_model(measured: list[Static], tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
     (tmp_path / "config.json").write_text(json.dumps(sizes))
-    status, output = invoke("--model", tmp_path, "--json", tmp_path / "report.json")
+    status, output = invoke("--model", tmp_path)
     assert status == 0
     assert "D 16, float32 to bfloat16, 16 ahead" in output
     assert "1×32 rows, D 16" in output
-    report = json.loads((tmp_path / "report.json").read_text())
+    report = document("--model", tmp_path)
     assert "paged_attention" in {kernel["op"] for kernel in report["kernels"]}
 
 
@@ -289,12 +338,11 @@ def test_attention_in_words() -> None:
     )
 
 
-def test_scores_of_the_indexer(measured: list[Static], tmp_path: Path) -> None:
-    options = ("--indexer", "--json", tmp_path / "report.json")
-    status, output = invoke("--shape", "1,64,64", *options)
+def test_scores_of_the_indexer(measured: list[Static]) -> None:
+    status, output = invoke("--shape", "1,64,64", "--indexer")
     assert status == 0
     assert "Scores of the indexer" in output
-    written = json.loads((tmp_path / "report.json").read_text())
+    written = document("--shape", "1,64,64", "--indexer")
     assert [each["fmt"] for each in written["scores"][::4]] == ["nvfp4", "mxfp4", "fp8", "bf16"]
     for each in written["scores"]:
         kernel = written["kernels"][each["kernel"] - 1]
@@ -353,8 +401,6 @@ def test_without_a_disassembler(measured: list[Static], monkeypatch: pytest.Monk
         (["--model", "/nowhere"], "/nowhere: cannot be read"),
         (["--shape", "1,64,64", "--tensor-parallel", "2"], "--tensor-parallel: goes with --model"),
         (["--dtype", "float16"], "--dtype: is 'float16', goes with --shape or --model"),
-        (["--json", "/nowhere/x.json"], "--json: /nowhere is no directory; create it first"),
-        (["--json", "/"], "--json: / is a directory, must be a file; name one in it"),
     ],
     ids=[
         "form",
@@ -362,8 +408,6 @@ def test_without_a_disassembler(measured: list[Static], monkeypatch: pytest.Monk
         "no model",
         "parallel",
         "dtype of what",
-        "nowhere",
-        "directory",
     ],
 )
 def test_what_is_refused(measured: list[Static], arguments: list[str], message: str) -> None:

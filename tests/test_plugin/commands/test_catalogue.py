@@ -1,6 +1,8 @@
 """The catalogue: its table says what comes of planning each family's tiny checkpoint today."""
 
 import itertools
+import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from transformers import CONFIG_MAPPING
 from vllm import ModelRegistry
 from vllm.transformers_utils.config import _CONFIG_REGISTRY
 
+from tests import terminal
 from tests.catalogue import hub, summary
 from tests.catalogue.facts import FAMILIES, named
 from tests.catalogue.family import Family
@@ -65,6 +68,61 @@ def test_the_command_tells_of_a_release() -> None:
     unknown = catalogue_command("Llama 3", "--vllm", "0.31")
     assert unknown.exit_code == 1
     assert "vllm: is '0.31', must be 0.32 or 0.33; give --vllm 0.33" in unknown.output
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_json_tells_what_the_text_tells(release: str) -> None:
+    text = catalogue_command("", "--vllm", release).stdout
+    done = catalogue_command("", "--vllm", release, "--json")
+    assert done.exit_code == 0
+    found = json.loads(done.stdout)
+    assert text.startswith(f"NVFP4 checkpoints, vLLM {found['vllm']}\n")
+    drawn = text.split("\n├")  # a line is drawn between families
+    assert len(drawn) == len(found["families"]) == len(ROWS)
+    counts = {arch: Counter[str]() for arch in known_checkpoints.ARCHS}
+    for family, rows in zip(found["families"], drawn, strict=True):
+        lines = [line.split("│")[1:-1] for line in rows.splitlines() if line.startswith("│")]
+        cells = [
+            [cell.strip() for cell in column if cell.strip()] for column in zip(*lines, strict=True)
+        ]
+        assumed = [f"assumed: {family['assumed']}"] if family["assumed"] else []
+        assert cells[0] == [family["family"], family["architecture"], *assumed]
+        assert cells[1] == family["checkpoints"]
+        for (arch, on), shown in zip(family["on"].items(), cells[2:], strict=False):
+            mark, why = "*" * on["by_headers"], f": {on['why']}" if on["why"] else ""
+            assert shown == [f"{on['verdict']}{mark}{why}"]
+            counts[arch][on["verdict"]] += len(cells[1])
+        assert cells[-1] == ["yes"] * family["run"]
+    assert found["checkpoints"] == counts
+    for arch, count in counts.items():
+        each = ", ".join(f"{n} {verdict}" for verdict, n in found["checkpoints"][arch].items())
+        assert f"\n{arch}: of {count.total()} checkpoints {each}\n" in text
+
+
+def test_a_refusal_leaves_no_document() -> None:
+    done = catalogue_command("gpt-2", "--json")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "no family or checkpoint has 'gpt-2'" in done.stderr
+
+
+def test_a_narrow_terminal_and_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of families and checkpoints stay whole; a pipe has no width."""
+    monkeypatch.setenv("COLUMNS", "40")
+    piped = catalogue_command("").stdout
+    monkeypatch.setenv("COLUMNS", "300")
+    assert catalogue_command("").stdout == piped
+    terminal.narrow(monkeypatch)
+    narrow = catalogue_command("").stdout
+    terminal.check_no_word_is_broken(piped, narrow)
+    for row in ROWS.values():
+        assert all(name in narrow for name in (*row.checkpoints, row.architecture))
+
+
+def test_a_terminal_is_shown_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a terminal of 80 columns, not in a test's stand-in for one."""
+    terminal.narrow(monkeypatch)
+    narrow = catalogue_command("Qwen").stdout
+    assert terminal.shown_by_a_terminal("vllm_fp4_plugin", "catalogue", "Qwen") == narrow
 
 
 def test_architectures_are_those_that_the_checkpoints_name() -> None:

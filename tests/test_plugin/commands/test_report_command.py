@@ -11,13 +11,14 @@ from safetensors.torch import load_file, save_file
 from vllm.model_executor.layers.activation import GeluAndMul
 from vllm.model_executor.models import llama
 
+from tests import terminal
 from tests.catalogue import checkpoint, facts
 from tests.engine import report_command as report
 from vllm_fp4_plugin.checkpoint import files as checkpoint_files
 from vllm_fp4_plugin.checkpoint import weight_account
 from vllm_fp4_plugin.checkpoint.weight_account import KINDS
 from vllm_fp4_plugin.commands import command_line
-from vllm_fp4_plugin.commands.report import model_report
+from vllm_fp4_plugin.model_report import model_report
 
 pytestmark = pytest.mark.slow
 
@@ -56,6 +57,55 @@ def test_the_weights_of_each_kind_add_up_to_the_files(how: list[str], modelopt: 
     file = (modelopt / "model.safetensors").stat().st_size
     said = f"files: {file:,} bytes, {whole:,} of tensors and {file - whole:,} of headers"
     assert said in done.stdout
+
+
+@pytest.mark.parametrize(
+    "how", [[], ["--every-layer", "--arch", "sm_100"], ["--by-headers"]], ids=" ".join
+)
+def test_json_tells_what_the_text_tells(how: list[str], modelopt: Path) -> None:
+    text, done = report(modelopt, *how), report(modelopt, *how, "--json")
+    assert text.exit_code == done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["model"] == str(modelopt)
+    where = f" for {found['arch']}" if found["arch"] else ""
+    assert text.stdout.startswith(f"nvfp4-tc on {modelopt}{where}\n")
+    drawn = [line.split("│")[1:-1] for line in text.stdout.splitlines() if line.startswith("│")]
+    rows = [[cell.strip() for cell in row] for row in drawn]
+    layers = [[str(cell) for cell in layer.values()] for layer in found["layers"]]
+    assert [*found["layers"][0]] == ["layer", "count", "kernel", "arithmetic", "why"]
+    assert rows[: len(layers)] == layers
+    accounts = [account for account in found["weights"].values() if account is not None]
+    for kind, *cells, modules in rows[len(layers) : -1]:
+        parts = [account[kind] for account in accounts]
+        sizes = [(f"{part['bytes']:,}", f"{part['bytes_per_weight']:.4f}") for part in parts]
+        assert cells == [cell for size in sizes for cell in size]
+        names = parts[0]["modules"].items()
+        assert modules == ", ".join(name if n == 1 else f"{name} ×{n}" for name, n in names)
+    kinds = {kind for account in accounts for kind in account}
+    assert {row[0] for row in rows[len(layers) : -1]} == kinds
+    files = found["files"]
+    said = f"files: {files['bytes']:,} bytes, {files['tensor_bytes']:,} of tensors and "
+    assert f"{said}{files['header_bytes']:,} of headers" in text.stdout
+    assert all(note in done.stderr and note in text.stderr for note in found["notes"])
+    assert bool(found["notes"]) == ("--by-headers" in how)
+
+
+def test_a_refusal_leaves_no_document(bf16: Path) -> None:
+    done = report(bf16, "--by-headers", "--json")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "holds no quantization_config" in done.stderr
+
+
+def test_a_narrow_terminal_and_a_pipe(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of layers and kernels stay whole; a pipe has no width, whatever ``COLUMNS`` is."""
+    monkeypatch.setenv("COLUMNS", "40")
+    piped = report(modelopt, "--every-layer").stdout
+    monkeypatch.setenv("COLUMNS", "300")
+    assert report(modelopt, "--every-layer").stdout == piped
+    terminal.narrow(monkeypatch)
+    narrow = report(modelopt, "--every-layer").stdout
+    terminal.check_no_word_is_broken(piped, narrow)
+    assert "model.layers.1.self_attn.qkv_proj" in terminal.words(narrow)
 
 
 def test_weights_quantised_at_load_take_less_than_the_files(bf16: Path) -> None:

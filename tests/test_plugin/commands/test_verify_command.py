@@ -1,5 +1,6 @@
 """``python -m vllm_fp4_plugin verify``: what it finds, or the refusal in one line."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests import terminal
 from tests.catalogue import checkpoint, facts
 from tests.engine import report_command as report
 from tests.engine import verify_command as verify
@@ -35,6 +37,44 @@ def test_summary(modelopt: Path) -> None:
         "modelopt: 14 NVFP4 layers, 32 global scales within bounds",
         "values: finite, block scales positive",
     ]
+
+
+@pytest.mark.parametrize("how", [[], ["--values"]], ids=["headers", "values"])
+def test_json_tells_what_the_text_tells(
+    how: list[str], modelopt: Path, bf16_checkpoint: Path
+) -> None:
+    for model, format in ((modelopt, "modelopt"), (bf16_checkpoint, None)):
+        text, done = verify(model, *how), verify(model, *how, "--json")
+        assert text.exit_code == done.exit_code == 0, done.stderr
+        found = json.loads(done.stdout)
+        lines = [f"{found['directory']}: complete, {found['tensors']} tensors in 1 file"]
+        layers, scales = found["nvfp4_layers"], found["global_scales"]
+        if format is None:
+            assert layers is scales is None
+        else:
+            lines.append(f"{format}: {layers} NVFP4 layers, {scales} global scales within bounds")
+        assert text.stdout.splitlines()[: len(lines)] == lines
+        assert found["format"] == format
+        assert found["files"] == 1
+        assert found["values_checked"] == bool(how) == ("values: finite" in text.stdout)
+
+
+def test_a_refusal_leaves_no_document(modelopt: Path, tmp_path: Path) -> None:
+    copy = changed(modelopt, tmp_path, "model.norm.weight", None)
+    done = verify(copy, "--json")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "holds no model.norm.weight" in done.stderr
+
+
+def test_a_narrow_terminal_and_a_pipe(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    piped = verify(modelopt, "--values").stdout
+    monkeypatch.setenv("COLUMNS", "300")
+    assert verify(modelopt, "--values").stdout == piped
+    terminal.narrow(monkeypatch, 50)
+    narrow = verify(modelopt, "--values").stdout
+    assert terminal.words(narrow) == terminal.words(piped)
+    assert len(narrow.splitlines()) > len(piped.splitlines())
 
 
 def test_a_checkpoint_that_is_not_quantised(bf16_checkpoint: Path) -> None:

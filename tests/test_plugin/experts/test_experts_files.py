@@ -24,10 +24,10 @@ from tests.test_plugin.checkpoint.test_layer_kinds import (
     headers,
 )
 from vllm_fp4_plugin.checkpoint.layer_kinds import LayerKind, LayerKinds
-from vllm_fp4_plugin.commands.verify import verified
 from vllm_fp4_plugin.engine import meta_model
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint, parse
 from vllm_fp4_plugin.formats.kind import Kind
+from vllm_fp4_plugin.verification import verified
 
 EXPERTS = "model.layers.0.mlp.experts"
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
@@ -200,7 +200,7 @@ def test_a_missing_projection_is_named(
     elif model == "minimax":
         pytest.skip("vLLM's router on CPU does not route it")
     checkpoint = written(model, Kind.NVFP4_A16)
-    assert "complete" in verified(checkpoint)[0]
+    assert "complete" in verified(checkpoint).lines()[0]
     change(checkpoint, without(missing))
     if model == "minimax":
         missing = missing.replace("block_sparse_moe", "mlp")  # as vLLM calls it
@@ -226,7 +226,7 @@ def test_a_router_that_a_cpu_lacks_is_named(written: Written) -> None:
 def test_packed_experts(tmp_path: Path) -> None:
     """Step 3.7 has one tensor of all experts' gates, which vLLM's model takes apart."""
     path = write(named("Step 3.7 Flash (experts, vision)"), tmp_path)
-    assert "complete" in verified(path, trust_remote_code=True)[0]
+    assert "complete" in verified(path, trust_remote_code=True).lines()[0]
     change(path, without("model.layers.1.moe.up_proj."))
     name = r"model\.layers\.1\.moe\.experts\.0\.up_proj\.weight"
     with pytest.raises(UnsupportedCheckpoint, match=rf"holds no {name}, .* and 12 more"):
@@ -236,7 +236,7 @@ def test_packed_experts(tmp_path: Path) -> None:
 def test_a_dense_model_was_there_before(written: Written, base_config: Any) -> None:
     """Its process groups have none for experts."""
     del base_config
-    assert "complete" in verified(written())[0]
+    assert "complete" in verified(written()).lines()[0]
 
 
 # --- who serves them ------------------------------------------------------------------------------

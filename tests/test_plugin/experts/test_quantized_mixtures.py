@@ -7,9 +7,9 @@ import pytest
 
 from tests import moe_checkpoints, tiny_llama
 from tests.test_quantizer.mixtures import FAMILIES, save_mixture
-from vllm_fp4_plugin.commands.verify import verified
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
+from vllm_fp4_plugin.verification import verified
 
 CALIBRATION: dict[str, Any] = {"seq_len": 64, "calibration_tokens": 512}
 
@@ -36,7 +36,7 @@ def test_complete_for_vllm_s_model(family: str, text: Path, tmp_path: Path) -> N
         with pytest.raises(error, match=message):
             verified(tmp_path / "dst")
         return
-    lines = verified(tmp_path / "dst", values=True)
+    lines = verified(tmp_path / "dst", values=True).lines()
     assert lines[0].startswith(f"{tmp_path / 'dst'}: complete, ")
     assert lines[2] == "values: finite, block scales positive"
 
@@ -45,5 +45,5 @@ def test_complete_for_vllm_s_model(family: str, text: Path, tmp_path: Path) -> N
 def test_a_layer_kept_in_16_bits(format: str, tmp_path: Path) -> None:
     src = save_mixture(tmp_path / "src", moe_checkpoints.qwen3())
     quantize_checkpoint(src, tmp_path / "dst", format=format, ignore=["layers.0.mlp.experts"])
-    lines = verified(tmp_path / "dst")
+    lines = verified(tmp_path / "dst").lines()
     assert lines[1].startswith(f"{format}: 32 NVFP4 layers")

@@ -1,0 +1,62 @@
+"""Reports of models: built without their weights, or planned by their files' headers."""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from vllm_fp4_plugin.checkpoint import files as checkpoint_files
+from vllm_fp4_plugin.checkpoint.files import TensorHeader
+from vllm_fp4_plugin.commands import model_source
+from vllm_fp4_plugin.engine import meta_model
+from vllm_fp4_plugin.report import Report
+
+
+def model_report(model: str, *, arch: str = "", **engine_args: Any) -> Report:
+    """Report of a model's linear and attention layers; see ``meta_model.built``.
+
+    Raises:
+        ValueError: the checkpoint is refused, or lacks a tensor.
+    """
+    from vllm_fp4_plugin.checkpoint.dry_load import rehearse  # which imports vLLM
+
+    directory = checkpoint_files.local_directory(model)
+    headers = {} if directory is None else checkpoint_files.read_headers(directory)
+    with meta_model.built(model, arch=arch, **engine_args) as (built, config):
+        startup = config.quant_config.startup
+        from vllm_fp4_plugin.commands import built_weights  # which imports vLLM
+
+        report: Report = startup.report
+        report.weights = built_weights.of_model(built, report)
+        if directory is not None and headers:
+            rehearse(built, directory, headers)
+    report.notes = startup.idle_patterns()
+    return report
+
+
+def stored_report(
+    model: str, arch: str = "", additional_config: dict[str, Any] | None = None
+) -> Report:
+    """Report of a checkpoint by its headers, which are at hand; see ``headers_report``."""
+    from vllm_fp4_plugin.commands.report_by_headers import headers_report
+    from vllm_fp4_plugin.device import planned_for
+    from vllm_fp4_plugin.options import Options
+
+    options = Options.of(SimpleNamespace(additional_config=additional_config))
+    with planned_for(arch):
+        return headers_report(model_source.whole_directory(model), options)
+
+
+def report_here(model: str, **args: Any) -> Report:
+    """``model_report`` for a command, which has a remedy for what vLLM cannot build here."""
+    try:
+        return model_report(model, **args)
+    except NotImplementedError as error:  # by vLLM, for what only another device has
+        raise NotImplementedError(
+            f"{model}: vLLM cannot build it on this machine ({error}); plan it with --by-headers"
+        ) from error
+
+
+def headers_here(model: str) -> Mapping[str, TensorHeader]:
+    """Headers of a model's files; none where not all of them are on this machine."""
+    directory = checkpoint_files.local_directory(model)
+    return {} if directory is None else checkpoint_files.read_headers(directory)

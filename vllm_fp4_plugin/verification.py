@@ -1,0 +1,86 @@
+"""Verification of a checkpoint: its files hold what its model needs, and sound scales."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm_fp4_plugin.checkpoint import files as checkpoint_files
+from vllm_fp4_plugin.checkpoint import values as checkpoint_values
+from vllm_fp4_plugin.engine import meta_model
+from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Contents of a checkpoint that is complete.
+
+    Attributes:
+        directory: where it is.
+        tensors, files: how many.
+        format: exporter's format; None: it is not quantised, nor are the next two known.
+        nvfp4_layers: how many.
+        global_scales: how many, all within bounds.
+        values_checked: whether every tensor was read: values are finite, block scales positive.
+    """
+
+    directory: Path
+    tensors: int
+    files: int
+    format: str | None = None
+    nvfp4_layers: int | None = None
+    global_scales: int | None = None
+    values_checked: bool = False
+
+    def lines(self) -> list[str]:
+        """Lines for a reader."""
+        files = _count(self.files, "file")
+        lines = [f"{self.directory}: complete, {self.tensors:,} tensors in {files}"]
+        if self.nvfp4_layers is not None and self.global_scales is not None:
+            lines.append(
+                f"{self.format}: {_count(self.nvfp4_layers, 'NVFP4 layer')}, "
+                f"{_count(self.global_scales, 'global scale')} within bounds"
+            )
+        if self.values_checked:
+            lines.append("values: finite" + (", block scales positive" if self.format else ""))
+        return lines
+
+    def json(self) -> dict[str, Any]:
+        """The same for programs; ``verify --help`` names the fields."""
+        return asdict(self) | {"directory": str(self.directory)}
+
+
+def verified(directory: Path, *, values: bool = False, **engine_args: Any) -> Verified:
+    """Verify a checkpoint.
+
+    Args:
+        directory: where it is.
+        values: read every tensor.
+        engine_args: as for ``meta_model.built``.
+
+    Raises:
+        ValueError: naming what is missing or wrong.
+    """
+    headers = checkpoint_files.read_headers(directory)
+    if not headers:
+        raise UnsupportedCheckpoint(
+            f"{directory}: holds no safetensors files; save the model in that format"
+        )
+    from vllm_fp4_plugin.checkpoint.dry_load import rehearse  # which imports vLLM
+
+    with meta_model.built(str(directory), **engine_args) as (model, config):
+        rehearse(model, directory, headers)
+        checkpoint = config.quant_config.checkpoint
+    found: dict[str, Any] = {}
+    if checkpoint is not None:
+        layers = checkpoint_files.quantised_modules(headers, checkpoint.names)
+        scales = checkpoint_values.global_scales(headers, checkpoint)
+        found["format"] = checkpoint.format.name
+        found |= {"nvfp4_layers": len(layers), "global_scales": len(scales)}
+    if values:
+        checkpoint_values.check_values(headers, checkpoint)
+    files = {header.file for header in headers.values()}
+    return Verified(directory, len(headers), len(files), **found, values_checked=values)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
