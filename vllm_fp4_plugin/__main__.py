@@ -11,9 +11,9 @@ from nvfp4_kernels.tool import help
 from vllm_fp4_plugin import versions
 from vllm_fp4_plugin.commands import tried
 from vllm_fp4_plugin.commands.catalogue import catalogue
+from vllm_fp4_plugin.commands.doctor import doctor
 from vllm_fp4_plugin.commands.report import report
 from vllm_fp4_plugin.commands.verify import verify
-from vllm_fp4_plugin.doctor_command import doctor
 from vllm_fp4_plugin.quantizer.command import quantize
 
 app = help.application(

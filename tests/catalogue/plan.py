@@ -9,10 +9,10 @@ from nvfp4_kernels.dispatch import NoKernelError
 from tests.catalogue import checkpoint
 from tests.catalogue.family import Family
 from vllm_fp4_plugin.commands.known_checkpoints import ARCHS, Cell, Row
+from vllm_fp4_plugin.commands.model_report import model_report, stored_report
+from vllm_fp4_plugin.commands.verification import verified
 from vllm_fp4_plugin.engine import refusal as refused
-from vllm_fp4_plugin.model_report import model_report, stored_report
 from vllm_fp4_plugin.report import Report
-from vllm_fp4_plugin.verification import verified
 
 _BY_VLLM = re.compile(r"(\w+) \(vLLM")
 # Of what is said where another device is needed.

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from vllm_fp4_plugin import versions
 from vllm_fp4_plugin.__main__ import app
-from vllm_fp4_plugin.commands import doctor, tried
-from vllm_fp4_plugin.commands.doctor import Finding, Gpu
+from vllm_fp4_plugin.commands import diagnosis, tried
+from vllm_fp4_plugin.commands.diagnosis import Finding, Gpu
 from vllm_fp4_plugin.engine import vllm_installation
 from vllm_fp4_plugin.engine.vllm_installation import UnusableVllm
 
@@ -28,14 +28,14 @@ B200 = Gpu("NVIDIA B200", "sm_100", 179 * GIB, 180 * GIB)
 
 
 def found(about: str) -> Finding:
-    return next(each for each in doctor.findings() if each.about == about)
+    return next(each for each in diagnosis.findings() if each.about == about)
 
 
 def test_all_is_well_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NVFP4_KERNELS_CACHE", str(tmp_path / "kernels"))
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == 0, done.output
-    assert [each.about for each in doctor.findings()] == LINES
+    assert [each.about for each in diagnosis.findings()] == LINES
     assert [row.split("│")[1].strip() for row in done.output.splitlines() if "│" in row] == LINES
     assert found("GPU").said.startswith("none: vLLM's CPU build serves")
     assert re.fullmatch(r"\d+\.\d of \d+\.\d GiB free", found("memory").said)
@@ -50,7 +50,7 @@ def test_all_is_well_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 
 def no_entry_point(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.setattr(doctor, "entry_points", lambda group: metadata.EntryPoints())
+    monkeypatch.setattr(diagnosis, "entry_points", lambda group: metadata.EntryPoints())
 
 
 def not_loaded(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -76,7 +76,7 @@ def file_for_a_folder(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 def folder_of_others(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv("NVFP4_KERNELS_CACHE", str(folder / "kernels"))
-    monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)  # root may write anywhere
+    monkeypatch.setattr(diagnosis.os, "access", lambda path, mode: False)  # root may write anywhere
 
 
 def no_compiler(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -123,7 +123,7 @@ def test_what_is_wrong(
     tmp_path: Path,
 ) -> None:
     breaks(monkeypatch, tmp_path)
-    [only] = [each for each in doctor.findings() if each.verdict != "ok"]
+    [only] = [each for each in diagnosis.findings() if each.verdict != "ok"]
     assert (only.about, only.verdict) == (about, verdict)
     assert re.search(said, only.said), only.said
     assert CliRunner().invoke(app, ["doctor"]).exit_code == (verdict == "wrong")
@@ -137,8 +137,8 @@ def test_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(vllm_installation, "check", check)
     monkeypatch.setattr(versions, "vllm_version", lambda: "")
-    assert [each.about for each in doctor.findings()] == LINES
-    assert [each.about for each in doctor.findings() if each.verdict == "wrong"] == ["vLLM"]
+    assert [each.about for each in diagnosis.findings()] == LINES
+    assert [each.about for each in diagnosis.findings() if each.verdict == "wrong"] == ["vLLM"]
 
 
 # --- on a GPU -----------------------------------------------------------------------------------
@@ -160,15 +160,15 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             monkeypatch.setattr(module, "installed", lambda name: installed.get(name, ""))
         monkeypatch.setattr(torch, "__version__", of_torch)
         monkeypatch.setattr(torch.version, "cuda", cuda)
-        monkeypatch.setattr(doctor, "driver_version", lambda: driver)
-        monkeypatch.setattr(doctor, "gpus", lambda: list(gpus))
+        monkeypatch.setattr(diagnosis, "driver_version", lambda: driver)
+        monkeypatch.setattr(diagnosis, "gpus", lambda: list(gpus))
 
     return become
 
 
 def test_a_gpu_with_all_it_needs(machine: Callable[..., None]) -> None:
     machine(H200, H200)
-    assert {each.about: each.verdict for each in doctor.findings()} == dict.fromkeys(LINES, "ok")
+    assert {each.about: each.verdict for each in diagnosis.findings()} == dict.fromkeys(LINES, "ok")
     assert found("GPU").said == "NVIDIA H200 (sm_90); NVIDIA H200 (sm_90)"
     assert found("driver").said == "serves CUDA 13.1"
     assert found("memory").said == "139.0 of 140.0 GiB free; 139.0 of 140.0 GiB free"
@@ -253,7 +253,7 @@ def test_without_a_driver(machine: Callable[..., None], monkeypatch: pytest.Monk
         raise RuntimeError("CUDA driver: its version is unknown (100); install one")
 
     machine(H200)
-    monkeypatch.setattr(doctor, "driver_version", no_driver)
+    monkeypatch.setattr(diagnosis, "driver_version", no_driver)
     assert found("driver").verdict == "wrong"
 
 
@@ -264,7 +264,7 @@ def test_a_gpu_that_does_not_answer(
         raise RuntimeError("CUDA error: CUDA-capable device(s) is/are busy\nand more")
 
     machine()
-    monkeypatch.setattr(doctor, "gpus", gpus)
+    monkeypatch.setattr(diagnosis, "gpus", gpus)
     assert found("GPU").said.startswith("CUDA error: CUDA-capable device(s) is/are busy; end oth")
     assert [found(about).verdict for about in ("GPU", "memory")] == ["wrong", "unknown"]
 

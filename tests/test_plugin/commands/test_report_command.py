@@ -18,7 +18,7 @@ from vllm_fp4_plugin.checkpoint import files as checkpoint_files
 from vllm_fp4_plugin.checkpoint import weight_account
 from vllm_fp4_plugin.checkpoint.weight_account import KINDS
 from vllm_fp4_plugin.commands import command_line
-from vllm_fp4_plugin.model_report import model_report
+from vllm_fp4_plugin.commands.model_report import model_report
 
 pytestmark = pytest.mark.slow
 

@@ -24,10 +24,10 @@ from tests.test_plugin.checkpoint.test_layer_kinds import (
     headers,
 )
 from vllm_fp4_plugin.checkpoint.layer_kinds import LayerKind, LayerKinds
+from vllm_fp4_plugin.commands.verification import verified
 from vllm_fp4_plugin.engine import meta_model
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint, parse
 from vllm_fp4_plugin.formats.kind import Kind
-from vllm_fp4_plugin.verification import verified
 
 EXPERTS = "model.layers.0.mlp.experts"
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")

@@ -7,9 +7,9 @@ import pytest
 
 from tests import moe_checkpoints, tiny_llama
 from tests.test_quantizer.mixtures import FAMILIES, save_mixture
+from vllm_fp4_plugin.commands.verification import verified
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
-from vllm_fp4_plugin.verification import verified
 
 CALIBRATION: dict[str, Any] = {"seq_len": 64, "calibration_tokens": 512}
 
