@@ -118,7 +118,7 @@ class Nvfp4TcConfig(QuantizationConfig):
     def override_quantization_method(
         cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
     ) -> Any:
-        """Claim an NVFP4 checkpoint if requested; on CPU, where only we can run it, always."""
+        """Claim an NVFP4 checkpoint on request; on CPU, where only we serve it, also by default."""
         if user_quant == METHOD:
             formats.parse(hf_quant_cfg)  # raises for configs that we cannot serve
             return METHOD
