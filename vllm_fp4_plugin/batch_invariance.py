@@ -154,7 +154,7 @@ def _obstacles(vllm_config: Any, on_cpu: bool) -> dict[str, tuple[bool, str]]:
 
 
 def check_norms(model: torch.nn.Module) -> None:
-    """Check the norms of a model before vLLM loads its weights and perhaps compiles it.
+    """Check a model's norms before vLLM loads the weights and perhaps compiles the model.
 
     Raises:
         BatchInvarianceRefused: batch invariance was requested, and ``keep_norms`` does not cover a

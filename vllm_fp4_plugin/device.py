@@ -37,7 +37,7 @@ def planned_for(arch: str) -> Iterator[None]:
 def is_planned() -> bool:
     """Whether layers are built for a report on another device.
 
-    This device cannot tell which kernels vLLM would choose there, nor what vLLM's build for that
-    device contains.
+    This device cannot tell vLLM's choice of kernels there, nor the contents of vLLM's build for
+    that device.
     """
     return bool(_PLANNED)

@@ -69,7 +69,7 @@ def kernel_weight(
     layout: WeightLayout,
     padded: bool = False,
 ) -> KernelWeight:
-    """Convert a weight to its kernel's layout and fold the global scales into one alpha per shard.
+    """Convert a weight to the kernel's layout and fold the global scales into an alpha per shard.
 
     Args:
         data: uint8 ``(N, K/2)``; the blocked layout keeps or pads the data.
@@ -137,7 +137,7 @@ def check_globals(name: object, values: Tensor) -> None:
 
 
 class Loss(NamedTuple):
-    """Error of a weight in NVFP4, and its number of blocks too small for its global scale.
+    """Error of a weight in NVFP4, and the number of blocks too small for the global scale.
 
     Attributes:
         error: squared error.

@@ -1,4 +1,4 @@
-"""Startup: needs of a process's model, recorded while it is built, resolved once it is loaded."""
+"""Startup: needs of a process's model, recorded while building, resolved after the load."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -20,7 +20,7 @@ LAYER, NVFP4_LINEAR = "layer", "NVFP4 linear layer"
 
 
 class Startup:
-    """Record of one process's layers, from the first one built to the last one loaded.
+    """Record of a process's layers, from the first that is built to the last that is loaded.
 
     Attributes:
         report: report of every layer's kernel.
@@ -48,7 +48,7 @@ class Startup:
         self._patterns += [(option, pattern, what) for pattern in patterns]
 
     def built(self, prefix: str, shard_names: Iterable[str], what: str = LAYER) -> None:
-        """Record a layer under its name and its shards' names in the checkpoint."""
+        """Record a layer under its name and under the checkpoint names of the shards."""
         self._names.setdefault(what, {}).update(dict.fromkeys((prefix, *shard_names)))
 
     def unquantized(self, layer: Any, prefix: str, reason: str) -> None:

@@ -41,7 +41,7 @@ def vllm_release() -> str:
 
 
 def lines() -> list[str]:
-    """Versions of the plugin and its dependencies, one per line."""
+    """Versions of the plugin and its dependencies, a line each."""
     found = {
         _PACKAGE: PLUGIN,
         "vllm": vllm_version(),

@@ -52,9 +52,10 @@ class HopperMetadataBuilder(PagedAttentionMetadataBuilder):
     def _without_pages_given_away(self, metadata: PagedAttentionMetadata) -> PagedAttentionMetadata:
         """Metadata of a step in whose table pages before every window are vLLM's null page.
 
-        vLLM frees these pages; another sequence may have written NaN there, which FlashAttention
-        multiplies by 0 where the window begins inside its tile. The table is changed in place, as
-        graphs hold it; vLLM, whose runner does the same from 0.33 on, rewrites it in every step.
+        vLLM frees these pages; another sequence may have written NaN there, and FlashAttention
+        multiplies by 0 where the window begins inside a tile. The table is changed in place, as
+        graphs hold the pointer; vLLM, whose runner does the same from 0.33 on, rewrites the table
+        in every step.
         """
         [part] = metadata.parts
         spec = self.kv_cache_spec

@@ -2,7 +2,7 @@
 
 Where a model's attention module passes its rotary embedding's results to attention and to nothing
 else, the embedding returns queries and keys unchanged, and so do head norms before it; attention
-does their work when it stores the keys.
+rotates and normalises when storing the keys.
 """
 
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ class Unrotated(Module):
 
 
 def leave_unnormalised(norm: Module) -> None:
-    """Make a head norm return its input; the module stays, as its weight is (re)loaded there."""
+    """Make a head norm return its input; the module keeps the weight, for loads and reloads."""
     norm.forward = _same
 
 

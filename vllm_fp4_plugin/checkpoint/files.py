@@ -47,9 +47,9 @@ class TensorHeader:
     """One tensor of a safetensors file.
 
     Attributes:
-        dtype: its safetensors name, e.g. ``"BF16"``, ``"U8"``, ``"F8_E4M3"``.
-        shape: its shape.
-        file: the file it is in.
+        dtype: safetensors name of the dtype, e.g. ``"BF16"``, ``"U8"``, ``"F8_E4M3"``.
+        shape: shape of the tensor.
+        file: file that holds the tensor.
     """
 
     dtype: str

@@ -89,7 +89,7 @@ class LayerKinds:
         return any(found.rpartition(".")[0] == parent for found in self._found)
 
     def tensors_kind(self, name: str) -> Kind | None:
-        """Scheme of a module from its tensors; None if there are none or they are unknown."""
+        """Scheme of a module from its tensors; None without known tensors."""
         found = self._found.get(name)
         return None if found is None else found.group.kind
 

@@ -33,7 +33,7 @@ def read_tensors(
 
 
 def check_global_scales(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig) -> int:
-    """Check the global scales of weights and activations, and those of an FP8 KV cache.
+    """Check the global scales of weights and activations, and the scales of an FP8 KV cache.
 
     Returns:
         Number of scales checked.

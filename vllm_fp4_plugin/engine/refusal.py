@@ -43,7 +43,7 @@ def cause(error: BaseException) -> str:
 
 
 def register() -> None:
-    """Have this process save its refusals, if it is a process of an engine."""
+    """Make every process of an engine save the refusals that it logs."""
     for name in _LOGGERS:
         logger = logging.getLogger(name)
         if _leave not in logger.filters:
@@ -51,7 +51,7 @@ def register() -> None:
 
 
 def tell_last(of_vllm: Mapping[str, str] | None = None) -> None:
-    """Make this front end print its own refusal, or that of the engine it starts, as last line.
+    """Make this front end print a refusal, its own or the next engine's, as the last line.
 
     Args:
         of_vllm: last lines for errors of vLLM, keyed by a part of the error message.
@@ -102,7 +102,7 @@ def _leave(record: logging.LogRecord) -> bool:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, the errors that pydantic collected in it, and its causes."""
+    """An error, the errors that pydantic collected inside, and the causes."""
     while error is not None:
         yield error
         # pydantic, with which vLLM builds its config, keeps errors in a list.

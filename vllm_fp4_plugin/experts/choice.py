@@ -76,7 +76,7 @@ def choose(
 def choose_online(
     layer: Any, prefix: str, options: Options, startup: Startup, terms: GivenTerms | None
 ) -> FusedMoEMethodBase | None:
-    """Choose the method of a layer of 16-bit experts and report it; None leaves them in 16 bits.
+    """Choose and report the method of a layer of 16-bit experts; None: vLLM's, in 16 bits.
 
     Args:
         layer: vLLM's layer of routed experts.
@@ -86,7 +86,8 @@ def choose_online(
         terms: number of terms that the user requested for the inputs of both GEMMs.
 
     Raises:
-        UnsupportedCheckpoint: experts that the user wants quantised cannot be.
+        UnsupportedCheckpoint: the user requires quantised experts, and our kernels cannot serve the
+            layer.
     """
     pattern = covered(prefix, options.ignore, {})
     if pattern is not None:
@@ -129,7 +130,7 @@ def _delegated(
     startup: Startup,
     reasons: tuple[str, ...],
 ) -> FusedMoEMethodBase:
-    """Have vLLM serve a layer by its own method, and report it."""
+    """Let vLLM's own method serve a layer, and report the method."""
     method: FusedMoEMethodBase
     arithmetic, kernel, unquantised = arithmetic_of(group), f"{group.kind.family} (vLLM)", ""
     if is_planned():

@@ -1,4 +1,4 @@
-"""Custom ops of a layer's experts: one dispatch from 16-bit tokens to their 16-bit sums.
+"""Custom ops of a layer's experts: one dispatch from 16-bit tokens to 16-bit outputs.
 
 The ops call the kernels that the layer's plan names, and check nothing. Dynamo, which traces
 through vLLM's layer on CPU, sees one call: the experts that a batch reaches are known on the device

@@ -17,7 +17,7 @@ ALTERNATING, DOWN_OF_GPT_OSS = "gpt_oss_w13", "gpt_oss_w2"  # vLLM's names of gp
 
 
 class Part(NamedTuple):
-    """One tensor of one projection of one expert.
+    """A single projection's tensor of a single expert.
 
     Attributes:
         tensor: ``(rows, columns)``, or a single number.

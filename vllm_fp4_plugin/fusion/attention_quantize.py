@@ -1,7 +1,7 @@
-"""Attention that quantises its result for its only consumer.
+"""Attention that quantises the result for its only consumer.
 
-Plugins cannot replace vLLM's ``Attention``, but a layer may change its class once it is built:
-``QuantizingAttention`` only adds a forward pass. It calls the same op as vLLM's,
+Plugins cannot replace vLLM's ``Attention``, but the class of a built layer can be changed:
+``QuantizingAttention`` only adds a forward pass, which calls the same op as vLLM's,
 ``unified_attention_with_output``, with the scales that vLLM's own fusion pass would pass.
 """
 

@@ -146,8 +146,8 @@ def flow_of(
         owner: module that owns the submodule; or the module's class, which has no constants.
         producer: attribute of the submodule in ``owner``.
         returns: return convention of the producer.
-        as_input: the value is a layer's input: it may be one of several arguments, and its shape
-            and dtype may be read. Otherwise it must be the only argument.
+        as_input: the value is a layer's input: a call may have further arguments, and the value's
+            shape and dtype may be read. Otherwise the value must be the only argument.
         as_tensor: the value stays a tensor, and a view counts as the same value.
         may_return: ``forward`` may return the value, which is a ``Use`` of ``RETURNED``.
     """
@@ -705,7 +705,7 @@ class _MethodReader:
 
 
 def _essence(code: CodeType) -> tuple[Any, ...]:
-    """Instructions of a function, except those that depend on imports and on jump distances."""
+    """Instructions of a function, without details that depend on imports or jump distances."""
     steps = (step for step in dis.get_instructions(code) if step.opname not in _DEPENDENT)
     return code.co_name, *(
         (_SAME.get(step.opname, step.opname), None if _is_target(step) else step.argval)

@@ -183,7 +183,7 @@ def _projected(owner: Any, layer: Any) -> Flow:
 
 
 def consumer_of(owner: Any, layer: Any) -> tuple[Any, str]:
-    """Only consumer of the activation's result, if there is exactly one.
+    """Sole consumer of the activation's result, if there is exactly one.
 
     Args:
         owner: the complete module that a projection was fused in, see ``owners_obstacle``.

@@ -57,7 +57,7 @@ def builders_of(owner: type[Module]) -> set[str]:
 
 
 def constants_of(module: Module) -> Constants:
-    """Attributes of a module that its methods test and never change, with their values.
+    """Attributes of a module, with values, that its methods test and never change.
 
     A submodule is either ``HELD`` (present) or None; other attributes are plain values.
     """

@@ -1,6 +1,6 @@
 """RMSNorm that runs on our kernel when it adds a residual, for vLLM releases without IR ops.
 
-vLLM builds our class instead of its own.
+vLLM builds our class instead of vLLM's ``RMSNorm``.
 """
 
 from typing import Any

@@ -16,8 +16,8 @@ _QKV = ("q", "k", "v")
 class LoadLedger:
     """Account of the tensors that one layer has received.
 
-    vLLM's parameters copy any tensor, converting its dtype and narrowing its shape, and never
-    report a missing one: this ledger checks tensors before them.
+    vLLM's parameters copy any tensor, converting the dtype and narrowing the shape, and never
+    report a missing tensor: this ledger checks tensors before vLLM's loaders run.
 
     Args:
         layer: the layer.

@@ -31,7 +31,7 @@ class Stored(NamedTuple):
 
 
 class StoredWeight:
-    """Parameters of a layer under their checkpoint names, until they have been loaded.
+    """Parameters of a layer under checkpoint names, until the load is complete.
 
     Args:
         layer: owner of the parameters.

@@ -26,7 +26,7 @@ _usable: list[int] = []  # token capacity of the workspace; empty until the firs
 
 
 def _wrapper() -> Any:
-    """vLLM's module, imported late as it queries the GPU's platform."""
+    """Import vLLM's module; late, as it queries the GPU's platform."""
     from vllm.compilation.passes.fusion import allreduce_rms_fusion
 
     return allreduce_rms_fusion

@@ -1,4 +1,4 @@
-"""Custom ops of a linear layer's forward pass: one dispatch from its input to its result.
+"""Custom ops of a linear layer: a single dispatch from the input to the result.
 
 Inputs are 16-bit tensors or already quantised; results are 16-bit or quantised for the next layer.
 Each op calls the kernels that the layer's plan names, and checks nothing: weights were checked at

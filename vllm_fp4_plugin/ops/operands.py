@@ -1,4 +1,4 @@
-"""Quantised activations and partial sums that one op passes to the next layer or norm.
+"""Quantised activations and partial sums that an op passes to the next layer or norm.
 
 vLLM's parallel linear layers pass their input straight to their quantization method, so an op
 before one of our layers may return NVFP4 with the layer's own scale, in place of a tensor. Likewise

@@ -68,7 +68,7 @@ def quantize_checkpoint(
         scales: rule for block scales: ``absmax``, ``sweep`` or ``four-over-six``, see
             ``scale_search.quantize_with_rule``.
         calibrate: a text, or ``.jsonl`` with a ``text`` per line, for measuring the inputs' global
-            scales. Without it the checkpoint is weight-only.
+            scales. Without a text the checkpoint is weight-only.
         ignore: linears to keep, in addition to all outside the decoder layers: names, ``*``
             wildcards or ``re:<regex>``.
         lm_head: also quantise the linear that computes the logits.

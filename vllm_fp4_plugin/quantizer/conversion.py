@@ -1,4 +1,4 @@
-"""Conversion of a checkpoint's tensors to those of its quantised copy."""
+"""Conversion of a checkpoint's tensors to a quantised copy."""
 
 import math
 from collections import defaultdict

@@ -13,7 +13,7 @@ _OF_EXPERT = re.compile(r"(?P<layer>.+)\.(?P<expert>\d+)\.(?P<projection>[^.]+)\
 
 @dataclass(frozen=True)
 class ExpertShard:
-    """Projection of one expert that is stored as a tensor of its own.
+    """Projection of an expert that is stored as a separate tensor.
 
     Attributes:
         tensor: the tensor.

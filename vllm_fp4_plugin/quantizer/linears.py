@@ -100,7 +100,7 @@ def build_model(source: Source) -> Any:
 def select_linears(
     model: nn.Module, source: Source, ignore: Sequence[str], *, lm_head: bool = False
 ) -> Selection:
-    """Divide the linears of ``model`` into those to quantise and those to keep.
+    """Select the linears of ``model`` to quantise; all others are kept.
 
     Kept are linears outside the decoder layers (with ``lm_head`` except the one for the logits),
     routers, gates of shared experts, the matrix that MLA absorbs, and linears covered by a pattern

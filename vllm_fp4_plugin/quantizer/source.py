@@ -1,4 +1,4 @@
-"""Source checkpoint: its config, and its tensors one at a time."""
+"""Source checkpoint: its config, and tensors mapped separately."""
 
 import json
 from dataclasses import dataclass

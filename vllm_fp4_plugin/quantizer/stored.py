@@ -41,6 +41,6 @@ class StoredWeight:
 
 
 def ignoring(fused: Sequence[str]) -> str:
-    """Options that keep the linears of one fused matrix; an expert with its whole layer."""
+    """Options that keep all linears of a fused matrix, and an expert's whole layer."""
     names = [found[1] if (found := _EXPERT.match(name)) else name for name in fused]
     return " ".join(f"--ignore {name}" for name in dict.fromkeys(names))

@@ -67,7 +67,7 @@ class TensorWriter:
             self._start(file, names)
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Write ``tensor``, which must match its spec, at its offset."""
+        """Write ``tensor``, which must match the spec, at its offset."""
         spec = self._specs[name]
         assert (tensor.dtype, tuple(tensor.shape)) == (DTYPES[spec.dtype], spec.shape), name
         file, offset = self._places[name]
