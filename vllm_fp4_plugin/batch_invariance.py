@@ -28,7 +28,7 @@ VARIABLE = "VLLM_BATCH_INVARIANT"
 _ACTIVATIONS = ("silu", "swish")
 _MAX_HIDDEN = 32768  # row length from which torch splits the sum of a single row in two
 _NORM_OP = "rms_norm"  # vLLM's name of the kernel, which has one reduction order
-_SMALL_HEAD, _LARGE_HEAD = 64, 192  # heads up to the one, windows with more than the other
+_SMALL_HEAD, _LARGE_HEAD = 64, 192  # heads up to the first; windows with heads over the second
 
 _vllm_initialise = vllm_determinism.init_batch_invariance
 _vllm_product = utils.cpu_unquantized_gemm

@@ -70,7 +70,7 @@ def vllm_names() -> Iterator[None]:
 
 
 def _missing_name(error: ImportError | AttributeError) -> str | None:
-    """Full name of the missing name of vLLM; None for other errors."""
+    """Full name of the object that vLLM lacks; None for other errors."""
     if isinstance(error, AttributeError):
         name = f"{_name_of(error.obj)}.{error.name}"
     elif isinstance(error, ModuleNotFoundError):

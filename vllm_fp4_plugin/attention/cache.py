@@ -11,12 +11,12 @@ E4M3_MAX = torch.finfo(E4M3).max
 
 
 def typed(kv_cache: Tensor, *, fp8: bool) -> Tensor:
-    """View of the cache in the dtype of its values: vLLM hands out FP8 as bytes."""
+    """View of the cache in the dtype of its values; vLLM allocates an FP8 cache as uint8."""
     return kv_cache.view(E4M3) if fp8 else kv_cache
 
 
 def quantize(x: Tensor, scale: Tensor) -> Tensor:
-    """E4M3 codes of ``x / scale``, to nearest even, saturating: uint8 of x's shape."""
+    """E4M3 codes of ``x / scale``, rounded to nearest even, saturating: uint8 of x's shape."""
     scaled = x.float() / scale
     # Some versions of torch do not saturate here.
     return scaled.clamp_(-E4M3_MAX, E4M3_MAX).to(E4M3).view(torch.uint8)

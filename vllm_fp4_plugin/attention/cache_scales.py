@@ -43,7 +43,7 @@ def are_ignored(checkpoint: CheckpointConfig | None) -> bool:
 def mapper(theirs: Any, checkpoint: CheckpointConfig | None) -> Any:
     """Mapper that drops NVFP4 cache scales from a checkpoint, or else vLLM's mapper."""
     from vllm.model_executor.models.utils import (
-        WeightsMapper,  # imports methods, as vLLM's own does
+        WeightsMapper,  # late, as vLLM's own: the module imports methods
     )
 
     if not are_ignored(checkpoint):

@@ -108,7 +108,7 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
 
     @property
     def sizes(self) -> Attention:
-        """Sizes of the layer on this rank, as ``nvfp4_kernels.precompile`` takes them."""
+        """Sizes of the layer on this rank, for ``nvfp4_kernels.precompile``."""
         return Attention(
             self.num_heads,
             self.num_kv_heads,

@@ -32,7 +32,7 @@ def rehearse(model: Any, directory: Path, headers: Mapping[str, TensorHeader]) -
 def _offered(
     model: Any, directory: Path, headers: Mapping[str, TensorHeader]
 ) -> Iterator[tuple[str, TensorHeader]]:
-    """Tensors in the order of vLLM's loader; names from secondary files get a prefix."""
+    """Headers by name as vLLM's loader yields the tensors, with a prefix for secondary files."""
     is_unused = getattr(model, "is_unused_checkpoint_weight", lambda name: False)
     yield from ((name, header) for name, header in headers.items() if not is_unused(name))
     for source in getattr(model, "secondary_weights", ()):

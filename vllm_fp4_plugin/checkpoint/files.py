@@ -18,7 +18,7 @@ from vllm_fp4_plugin.formats import (
     UnsupportedCheckpoint,
 )
 
-STACKED = 3  # rank of a tensor that stacks all experts of a layer
+STACKED = 3  # dimensions of a tensor that stacks all experts of a layer
 
 SIZES = (  # config fields that must not be negative
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),

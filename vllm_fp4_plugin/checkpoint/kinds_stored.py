@@ -182,7 +182,7 @@ def _readings(tensors: Tensors, format: Format) -> tuple[Kind, ...]:
     weight = tensors["weight_packed" if is_packed else "weight"]
     scale, inverse = tensors.get(SCALE), tensors.get(INVERSE_SCALE)
     if weight.dtype in _FLOATS:
-        return (Kind.UNQUANTIZED,) if scale is inverse else ()  # neither
+        return (Kind.UNQUANTIZED,) if scale is inverse else ()  # both None
     if len(weight.shape) != 2 or (scale is None) == (inverse is None):
         return ()
     if inverse is not None:

@@ -41,7 +41,7 @@ class ReferenceLinearMethod(LinearMethodBase):
 
     Args:
         group: quantization scheme of the layer.
-        scale_dims: rank of the scale tensor on disk, see ``LayerGroup.scale_dims``.
+        scale_dims: number of dimensions of the scales on disk, see ``LayerGroup.scale_dims``.
         prefix: the layer's name.
     """
 
@@ -161,7 +161,7 @@ class ReferenceLinearMethod(LinearMethodBase):
         return dequantize_weight(self.kind, weight, getattr(layer, self.scale), self.shard_sizes)
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Compute the layer's product."""
+        """Compute the layer's result in the activations' dtype."""
         if self.inputs == "static":
             # Shards share their input: the largest scale saturates no shard's input.
             values = round_static(x, layer.input_scale.max())

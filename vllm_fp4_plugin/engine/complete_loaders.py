@@ -21,7 +21,7 @@ from vllm_fp4_plugin.options import METHOD
 
 
 class _CompleteLoader:
-    """Mixin before a loader of vLLM that refuses an incomplete model of our method."""
+    """Mixin for vLLM's loaders that refuses an incomplete model of our method."""
 
     load_config: Any
     checks_completeness = True  # read by completeness.check_load_format

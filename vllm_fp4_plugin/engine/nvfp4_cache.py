@@ -1,7 +1,7 @@
 """NVFP4 KV caches, which are not served: declared by a checkpoint, or requested by the user.
 
-A checkpoint that declares an NVFP4 cache has the same weights without: it is served with a cache of
-the model's 16 bits, or of FP8 if the user requests that. vLLM would choose NVFP4 by default.
+The declaration does not affect the weights: such a checkpoint is served with a 16-bit cache, or an
+FP8 cache if the user requests one. vLLM would choose NVFP4 by default.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """Checks in the front-end process, before any worker starts: options and a checkpoint's tensors.
 
-All these errors would also come later: for options when a worker builds the model, for a missing
+All these errors would also occur later: for options when a worker builds the model, for a missing
 tensor once the weights have been read.
 """
 

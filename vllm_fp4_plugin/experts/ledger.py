@@ -1,4 +1,4 @@
-"""Account of the tensors of a layer's experts: checks each on arrival, and that none is missing."""
+"""Ledger of the tensors of a layer's experts: checks every arrival, and completeness."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator

@@ -84,7 +84,7 @@ class Nvfp4OnlineExpertsMethod(ExpertsMethod):
             parameter.weight_loader = load  # type: ignore[attr-defined]
             layer.register_parameter(f"{part}_{_WEIGHT}", parameter)
         self._locally = layer._map_global_expert_id_to_local_expert_id
-        if torch.get_default_device().type != "meta":  # or there will be no values to process
+        if torch.get_default_device().type != "meta":  # on meta, no values to process
             initialize_online_processing(layer)
 
     def _load(

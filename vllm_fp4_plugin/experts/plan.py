@@ -45,7 +45,8 @@ class ExpertsPlan:
         enter: dispatch kernel: sorts slots into token tiles (padded expert blocks) and permutes
             tokens, quantised or not.
         first: gemm1 kernel, with the activation.
-        between: requantize kernel for the result of gemm1; None if gemm1 quantises its own result.
+        between: requantize kernel for the result of gemm1; None if gemm1 quantises its own result,
+            or the result stays in 16 bits.
         second: gemm2 kernel.
         combine: unpermute kernel, which sums each token's slots.
         inputs: quantization of the inputs of both GEMMs.

@@ -46,7 +46,7 @@ class Format(ABC):
         names: tensor names.
         scalar: shape of the global scales.
         reciprocal: whether the global scales are divisors (2688/amax) instead of factors.
-        scale_dims: rank of the scales of FP8 weights, by scheme.
+        scale_dims: number of dimensions of the scales of FP8 weights, by scheme.
     """
 
     name: ClassVar[Convention]
@@ -129,7 +129,7 @@ class LayerGroup:
         return str(self.kind) if self.scale == SCALE else f"{self.kind} ({self.scale})"
 
     def scale_dims(self, format: Format) -> int:
-        """Rank of the scale tensor on disk; 0 where the format does not fix it."""
+        """Number of dimensions of the scales on disk; 0 where the format leaves it open."""
         if self.scale == INVERSE_SCALE:
             return 2
         return format.scale_dims.get(self.kind, 0)

@@ -13,7 +13,7 @@ def register() -> None:
 
 
 def make_default(vllm_config: VllmConfig, switched_on: bool) -> LayerRecord | None:
-    """Make new models' norms run on our kernel, unless the user's settings differ.
+    """Run norms of models built from now on by our kernel, unless the user chose otherwise.
 
     Returns:
         Record of the norms' kernel and the reason; None on a device without a kernel.

@@ -64,7 +64,7 @@ def before(found: Found, layer: Any, kernel: Kernel) -> Before:
 
 
 def vllm_does_better(config: Any, found: Before) -> str:
-    """Reason to leave a norm to vLLM's pass, as that fuses an all-reduce and we cannot; else empty.
+    """Reason to prefer vLLM's norm, whose pass fuses an all-reduce that ours cannot; else empty.
 
     Args:
         config: config of the engine.

@@ -463,7 +463,7 @@ class _MethodReader:
         return decided(test, self._self, self.owner.constants)
 
     def _is_settled(self, test: ast.expr) -> bool:
-        """Whether a test compares a parameter that is known not to be None with None."""
+        """Whether a test compares with None a parameter that is known not to be None."""
         match test:
             case ast.Compare(
                 left=ast.Name(id=name), ops=[ast.Is() | ast.IsNot()],

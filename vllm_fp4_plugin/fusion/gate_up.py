@@ -32,7 +32,7 @@ PROJECTION = "gate_up_proj"
 
 @dataclass(frozen=True)
 class GateUp:
-    """Promise of the product of a fused gate and up projection.
+    """Promise of the result of a fused gate and up projection.
 
     Attributes:
         x: input of the projection, ``(..., K)``.
@@ -123,7 +123,7 @@ def builders(layer: Module) -> list[Module]:
 
 
 def obstacle(layer: Any, prefix: str, options: Options) -> str | None:
-    """Reason against fusing a layer that is known while the layer is built.
+    """Reason against fusing a layer, as far as known while the layer is built.
 
     Returns:
         ``""`` if the layer is no gate and up projection; None if fusion is still possible, see
@@ -148,7 +148,7 @@ def obstacle(layer: Any, prefix: str, options: Options) -> str | None:
 
 
 def owners_obstacle(owner: Module | None, layer: Any) -> str | None:
-    """Reason in the owner against fusing a layer; None if there is none.
+    """Reason against fusing a layer, found in the owner; None if there is none.
 
     Args:
         owner: complete module whose forward pass calls the layer; None if unknown.
@@ -183,7 +183,7 @@ def _projected(owner: Any, layer: Any) -> Flow:
 
 
 def consumer_of(owner: Any, layer: Any) -> tuple[Any, str]:
-    """Sole consumer of the activation's result, if there is exactly one.
+    """Layer that is the sole consumer of the activation's result.
 
     Args:
         owner: the complete module that a projection was fused in, see ``owners_obstacle``.

@@ -177,7 +177,7 @@ def _producer(source: _Source, owners: Sequence[Any], root: Any, against: str) -
 
 
 def _obstacle(path: Sequence[Any], owners: Sequence[Any], root: Any) -> str:
-    """Reason in the modules themselves against fusion; empty if there is none."""
+    """Reason against fusion in the modules themselves; empty if there is none."""
     for module in path:
         places = (each for holder in root.modules() for each in holder._modules.values())
         if sum(each is module for each in places) > 1:

@@ -64,7 +64,7 @@ def norm_before(layer: Any, prefix: str, owners: Sequence[Any], on_gpu: bool) ->
 
 
 def _obstacle(owner: Any, norm: Any, path: Sequence[Any], on_gpu: bool) -> str:
-    """Reason in the modules themselves against fusion; empty if there is none."""
+    """Reason against fusion in the modules themselves; empty if there is none."""
     k, most = norm.hidden_size, longest_row(words=BLOCK)
     dtypes = (path[0].params_dtype, torch.float32)
     if norm.variance_size_override is not None:
@@ -85,7 +85,7 @@ def _obstacle(owner: Any, norm: Any, path: Sequence[Any], on_gpu: bool) -> str:
 
 
 def _beyond(path: Sequence[Any], uses: frozenset[Use]) -> str:
-    """Reason in the forward passes between norm and layer against fusion; empty if there is none.
+    """Reason against fusion in the forward passes between norm and layer; empty if there is none.
 
     Args:
         path: the layer, its owner and so on, up to the module that is called with the result.

@@ -87,7 +87,7 @@ def decided(test: ast.expr, self_name: str, constants: Mapping[str, Hashable]) -
 
 @cache
 def _tested(owner: Any) -> frozenset[str]:
-    """Attributes of ``self`` that tests in any method name."""
+    """Attributes of ``self`` named in a test of any method."""
     found: set[str] = set()
     for _, function in functions_of(owner):
         try:

@@ -1,4 +1,4 @@
-"""vLLM's rotary embeddings on our kernel: queries and keys in one launch, with an early next start.
+"""vLLM's rotary embeddings on our kernel: queries and keys in one launch, with PDL.
 
 Each vLLM class that differs only in its cos/sin table has a subclass of ours, which vLLM builds
 instead.
@@ -23,7 +23,7 @@ NAME = "rotary_emb"
 
 
 class RotaryOnOurKernel(theirs.RotaryEmbedding):
-    """Mixin before a rotary class of vLLM that runs it on our kernel."""
+    """Mixin that runs a rotary class of vLLM on our kernel."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

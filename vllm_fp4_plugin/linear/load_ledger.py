@@ -1,4 +1,4 @@
-"""Account of a quantised layer's tensors: checks each on arrival, and that none is missing."""
+"""Ledger of a quantised layer's tensors: checks every arrival, and completeness."""
 
 from collections.abc import Callable
 from typing import Any

@@ -71,7 +71,7 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
             weight_loader=rows.load,
         )
         layer.register_parameter("weight", weight)
-        if torch.get_default_device().type != "meta":  # or there will be no values to process
+        if torch.get_default_device().type != "meta":  # on meta, no values to process
             initialize_online_processing(layer)
 
     def process_weights_after_loading(self, layer: Any) -> None:
@@ -91,8 +91,8 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
     def _check_complete(self, layer: Any) -> None:
         """Raise unless the number of loaded elements matches the weight.
 
-        Otherwise vLLM passes uninitialised memory; also in a reload from other sources than the
-        disk, which ``completeness`` does not see.
+        Otherwise vLLM would pass uninitialised memory, also in a reload from a source other than
+        the disk, which ``completeness`` does not see.
         """
         # vLLM counts a bias only after a weight, and any shard has more elements than a bias.
         info, needed = get_layerwise_info(layer), layer.weight.numel()

@@ -41,7 +41,7 @@ def define(
         returns: schema of the results.
 
     Returns:
-        Callable that bypasses torch's dispatcher unless the call is traced.
+        Callable that bypasses torch's dispatcher unless a compiler or dispatch mode observes ops.
     """
     prepared = Prepared(function)
     # Kernels launch on the device of their tensors, so one registration serves all devices.

@@ -102,10 +102,10 @@ def select_linears(
 ) -> Selection:
     """Select the linears of ``model`` to quantise; all others are kept.
 
-    Kept are linears outside the decoder layers (with ``lm_head`` except the one for the logits),
-    routers, gates of shared experts, the matrix that MLA absorbs, and linears covered by a pattern
-    of ``ignore``: a name, a ``*`` wildcard or ``re:<regex>``, see ``ignore.matches``. A layer of
-    experts is covered whole or not at all.
+    The kept linears are all outside the decoder layers (with ``lm_head`` except the one for the
+    logits), routers, gates of shared experts, the matrix that MLA absorbs, and all that a pattern
+    of ``ignore`` covers: a name, a ``*`` wildcard or ``re:<regex>``, see ``ignore.matches``. A
+    layer of experts is covered whole or not at all.
 
     Raises:
         QuantizerError: the message names a pattern that covers no linear, or a tensor that cannot
