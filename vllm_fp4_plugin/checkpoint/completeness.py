@@ -81,7 +81,7 @@ class CompleteLoad:
         """Load weights with the model's ``load_weights``, and check them.
 
         Raises:
-            UnsupportedCheckpoint: a tensor, named in the message, is missing, unknown, or does not
+            UnsupportedCheckpoint: the message names a tensor that is missing, unknown, or does not
                 fit.
         """
         vars(self._model).pop("load_weights", None)
@@ -181,8 +181,7 @@ class CompleteLoad:
         for name, module, parameter in needed:
             holes = coverage.holes(parameter)
             untouched = sum(end - start for start, end in holes) == parameter.nbytes
-            # A model may claim a parameter that it fills by other means, but not a partly filled
-            # one.
+            # A model may claim parameters that it fills by other means, unless partly filled.
             if holes and not (untouched and name in claimed):
                 yield from _tensors(name, module, parameter, holes, packed)
 
