@@ -8,10 +8,10 @@ __all__ = ["__version__", "register"]
 
 @vllm_names()
 def register() -> None:
-    """Register ``nvfp4-tc``, its loaders, the backend ``CUSTOM``, the indexer and norms of ours.
+    """Register ``nvfp4-tc``, its model loaders, the backend ``CUSTOM``, our indexer and our norms.
 
-    The ``vllm.general_plugins`` entry point: vLLM calls it in every process, possibly more
-    than once.
+    The ``vllm.general_plugins`` entry point: vLLM calls it in every process, possibly more than
+    once.
 
     Raises:
         IncompatibleVllm: this vLLM lacks a name that the plugin uses.

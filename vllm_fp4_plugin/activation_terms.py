@@ -1,4 +1,4 @@
-"""Numbers of NVFP4 terms that the user asks for, by layer; see ``nvfp4_kernels.formats.terms``."""
+"""User-requested number of NVFP4 terms per layer; see ``nvfp4_kernels.formats.terms``."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ OPTION = "activation_terms"
 
 @dataclass(frozen=True)
 class GivenTerms:
-    """Number of terms of a layer's activations that the user gave.
+    """Number of NVFP4 terms that the user requested for a layer's activations.
 
     Attributes:
         count: 1 to 4.
-        reason: where it was given, for the report.
+        reason: source of the request, for the report.
     """
 
     count: int
@@ -25,13 +25,13 @@ class GivenTerms:
 def given_terms(
     option: ActivationTerms, name: str, packed_modules: Mapping[str, list[str]]
 ) -> GivenTerms | None:
-    """Find the number of terms that the user gave a layer; None: none, the default holds.
+    """Find the number of terms requested for a layer; None: no request, the default holds.
 
-    Of an object's patterns the first that matches wins, of those of a fused layer for each shard.
+    The first matching pattern wins; for a fused layer, the first for each shard.
 
     Args:
         option: the user's ``activation_terms``.
-        name: the layer's.
+        name: name of the layer.
         packed_modules: shards of fused layers.
 
     Raises:

@@ -1,9 +1,9 @@
-"""Batch invariance: a prompt's log-probabilities to the bit, whatever else is in the batch.
+"""Batch invariance: a prompt's log-probabilities are bitwise independent of the rest of the batch.
 
-``VLLM_BATCH_INVARIANT`` asks for it. Layers of ours then get kernels of which a token's result
-depends on no other token (``KernelTable``'s batch-invariant ones); vLLM has its own on CUDA and
-none on a CPU, where its 16-bit products are taken token by token here. What neither makes so is
-refused before anything is loaded.
+``VLLM_BATCH_INVARIANT`` requests it. Our layers then get kernels whose result for a token depends
+on no other token (the batch-invariant entries of ``KernelTable``). vLLM has its own kernels on CUDA
+and none on a CPU, where this module computes vLLM's 16-bit products token by token. Features
+without a batch-invariant path are refused before anything is loaded.
 """
 
 from typing import Any
@@ -23,40 +23,40 @@ from vllm_fp4_plugin.device import current_device, is_planned
 from vllm_fp4_plugin.options import METHOD
 
 VARIABLE = "VLLM_BATCH_INVARIANT"
-# vLLM's functions of 16-bit values that torch gives the same bits wherever in a tensor they lie:
-# all 65536 values of either dtype were tried. GELU is none of them.
+# vLLM's functions of 16-bit values whose torch results do not depend on the position in a tensor:
+# all 65536 values of either dtype were tried. GELU is not such a function.
 _ACTIVATIONS = ("silu", "swish")
-_MAX_HIDDEN = 32768  # elements of a row, from which on torch cuts the sum of a single one in two
-_NORM_OP = "rms_norm"  # vLLM's name for it, whose kernel has one order
-_SMALL_HEAD, _LARGE_HEAD = 64, 192  # heads up to the one, windows with more than the other
+_MAX_HIDDEN = 32768  # row length from which torch splits the sum of a single row in two
+_NORM_OP = "rms_norm"  # vLLM's name of the kernel, which has one reduction order
+_SMALL_HEAD, _LARGE_HEAD = 64, 192  # heads up to the first; windows with heads over the second
 
 _vllm_initialise = vllm_determinism.init_batch_invariance
 _vllm_product = utils.cpu_unquantized_gemm
 
 
 class BatchInvarianceRefused(ValueError):
-    """``VLLM_BATCH_INVARIANT`` is set, and something has an order of sums that the batch picks."""
+    """``VLLM_BATCH_INVARIANT`` is set, and a feature's reduction order depends on the batch."""
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(f"{VARIABLE}: is set, must not be with {what}; {remedy}, or unset it")
 
 
 def is_wanted() -> bool:
-    """Whether answers may not depend on the batch."""
+    """Whether batch invariance is requested."""
     return bool(envs.VLLM_BATCH_INVARIANT)
 
 
 def register() -> None:
-    """Have workers on a CPU be initialised for batch invariance by us, see ``_initialise``."""
+    """Make CPU workers initialise batch invariance with ``_initialise``."""
     vllm_determinism.init_batch_invariance = _initialise
 
 
 def _initialise() -> None:
-    """Prepare a worker of an engine that is about to be built.
+    """Initialise a worker of an engine that is about to be built.
 
-    vLLM replaces torch's functions by Triton kernels, which a CPU does not have. Of them a dense
-    model of ours calls sums and softmax of rows, which torch computes row by row there; 16-bit
-    products it takes token by token.
+    vLLM replaces torch's functions by Triton kernels, which a CPU does not have. A dense model of
+    ours uses sums and softmax of rows from that set, which torch computes row by row on a CPU;
+    16-bit products are computed token by token.
     """
     ours = False
     if current_platform.is_cpu() and is_wanted():
@@ -80,12 +80,12 @@ def _each_token(
 
 
 def keep_norms(vllm_config: Any) -> None:
-    """Keep vLLM's norm kernel in what it compiles: torch's would be of an order of its own.
+    """Keep vLLM's norm kernel in compiled graphs: torch's norm has another reduction order.
 
-    On an H100 2 of 288 tokens differed with torch's, and none with vLLM's.
+    On an H100 2 of 288 tokens differed with torch's norm, and none with vLLM's.
 
     Args:
-        vllm_config: the engine's; its custom ops change, unless the user has said of norms.
+        vllm_config: the engine's; its custom ops change, unless the user has set them for norms.
     """
     compilation = vllm_config.compilation_config
     said = {f"{sign}{_NORM_OP}" for sign in "+-"} & set(compilation.custom_ops)
@@ -94,10 +94,10 @@ def keep_norms(vllm_config: Any) -> None:
 
 
 def refuse(vllm_config: Any) -> None:
-    """Refuse an engine of which an answer would depend on the batch; layers are asked later.
+    """Refuse an engine whose answers would depend on the batch; layers are checked later.
 
     Raises:
-        BatchInvarianceRefused: it was asked for, and something rules it out.
+        BatchInvarianceRefused: batch invariance was requested, and a feature rules it out.
     """
     if not is_wanted():
         return
@@ -108,7 +108,7 @@ def refuse(vllm_config: Any) -> None:
 
 
 def _obstacles(vllm_config: Any, on_cpu: bool) -> dict[str, tuple[bool, str]]:
-    """Reasons against it, whether an engine has them, and what to do instead."""
+    """Reasons against batch invariance: each with whether the engine has it, and the remedy."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     text = model.hf_text_config
     activation = getattr(text, "hidden_act", None) or getattr(text, "hidden_activation", None)
@@ -154,10 +154,11 @@ def _obstacles(vllm_config: Any, on_cpu: bool) -> dict[str, tuple[bool, str]]:
 
 
 def check_norms(model: torch.nn.Module) -> None:
-    """Check the norms of a model that vLLM is about to fill, and to compile perhaps.
+    """Check a model's norms before vLLM loads the weights and perhaps compiles the model.
 
     Raises:
-        BatchInvarianceRefused: it was asked for, and one is not of those that ``keep_norms`` keeps.
+        BatchInvarianceRefused: batch invariance was requested, and ``keep_norms`` does not cover a
+            norm.
     """
     if not is_wanted():
         return
@@ -172,13 +173,13 @@ def check_norms(model: torch.nn.Module) -> None:
 
 
 def check_attention(prefix: str, layer: Any) -> None:
-    """Check the backend that a layer of attention got.
+    """Check the backend that an attention layer got.
 
     Raises:
-        BatchInvarianceRefused: it was asked for, and the backend does not have it.
+        BatchInvarianceRefused: batch invariance was requested, and the backend lacks it.
     """
     if is_planned() or not is_wanted():
-        return  # vLLM's choice of what is planned is not known
+        return  # vLLM's choice for a planned device is not known
     backend = layer.get_attn_backend()
     if not backend.supports_batch_invariance():
         raise BatchInvarianceRefused(
@@ -196,9 +197,9 @@ def check_attention(prefix: str, layer: Any) -> None:
 
 
 def _two_orders(layer: Any) -> str:
-    """Reason that FlashAttention 3 sums over keys in blocks that the batch decides; else empty.
+    """Reason that FlashAttention 3's key block size depends on the batch; else empty.
 
-    Found on an H100, with a query alone and the same one in batches.
+    Found on an H100, with a query alone and the same query in batches.
     """
     if layer.kv_cache_dtype.startswith("fp8"):
         return "an FP8 cache"
@@ -210,10 +211,10 @@ def _two_orders(layer: Any) -> str:
 
 
 def check_experts(prefix: str) -> None:
-    """Check a layer of experts, of a model whose config does not tell of them.
+    """Check a layer of experts, for models whose config does not mention experts.
 
     Raises:
-        BatchInvarianceRefused: it was asked for.
+        BatchInvarianceRefused: batch invariance was requested.
     """
     if is_wanted():
         raise BatchInvarianceRefused(f"{prefix}, a layer of experts", "serve another model")
@@ -223,7 +224,8 @@ def check_terms(prefix: str, terms: int, arch: str) -> None:
     """Check the number of NVFP4 terms of a layer's activations.
 
     Raises:
-        BatchInvarianceRefused: it was asked for, and the terms' layout depends on the tokens.
+        BatchInvarianceRefused: batch invariance was requested, and the terms' layout depends on the
+            number of tokens.
     """
     if is_wanted() and terms > 1 and arch != "cpu":
         raise BatchInvarianceRefused(
@@ -234,10 +236,11 @@ def check_terms(prefix: str, terms: int, arch: str) -> None:
 
 
 def check_format(prefix: str, kind: str) -> None:
-    """Check the format of a layer's weights that are neither NVFP4 nor in 16 bits.
+    """Check the format of weights that are neither NVFP4 nor in 16 bits.
 
     Raises:
-        BatchInvarianceRefused: it was asked for; nobody has looked at vLLM's kernels for it.
+        BatchInvarianceRefused: batch invariance was requested; vLLM's kernels for the format have
+            not been checked.
     """
     if is_wanted():
         raise BatchInvarianceRefused(

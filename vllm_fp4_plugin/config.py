@@ -1,4 +1,4 @@
-"""vLLM's interface to the method: which checkpoint this is, and which method each layer gets."""
+"""vLLM's interface to the method: which checkpoints it accepts, and each layer's method."""
 
 from collections.abc import Mapping
 from copy import copy, deepcopy
@@ -43,7 +43,7 @@ from vllm_fp4_plugin.linear.online import Nvfp4OnlineLinearMethod
 from vllm_fp4_plugin.options import METHOD, Options
 from vllm_fp4_plugin.startup import NVFP4_LINEAR, Startup
 
-# Linears of a mixture of experts that decide who is asked, which every exporter leaves alone.
+# Linears of a mixture of experts that score experts; every exporter leaves these in 16 bits.
 _ROUTERS = ("gate", "router", "shared_expert_gate")
 
 
@@ -51,11 +51,11 @@ class Nvfp4TcConfig(QuantizationConfig):
     """``--quantization nvfp4-tc``.
 
     Args:
-        checkpoint: what the config of an NVFP4 checkpoint, or of one of mixed precision, says; None
-            for a 16-bit one, which is quantised at load.
+        checkpoint: content of the quantization config of an NVFP4 or mixed-precision checkpoint;
+            None for a 16-bit checkpoint, which is quantised at load.
 
     Attributes:
-        startup: account of the process's layers.
+        startup: record of the process's layers.
     """
 
     def __init__(self, checkpoint: CheckpointConfig | None = None) -> None:
@@ -65,14 +65,14 @@ class Nvfp4TcConfig(QuantizationConfig):
         self._kinds = None if checkpoint is None else LayerKinds(checkpoint)
         self._is_draft = False
         self._options: Options | None = None
-        self._attention_config: Any = None  # that a backend was chosen in
+        self._attention_config: Any = None  # current when the backend was chosen
         self._attention_reason = ""
-        self._attention_reasons: dict[str, str] = {}  # by layer
-        # vLLM reads this name: with a scheme, "auto" KV-cache dtype means fp8.
+        self._attention_reasons: dict[str, str] = {}  # by layer name
+        # vLLM reads this attribute: with a scheme, KV-cache dtype "auto" means fp8.
         self.kv_cache_scheme = checkpoint.kv_cache_scheme if checkpoint is not None else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Copy for a draft that renames modules apart from the target; both have one account."""
+        """Copy for a draft, which renames modules on its own; ``startup`` stays shared."""
         copied = copy(self)
         copied._kinds = deepcopy(self._kinds, memo)
         copied.packed_modules_mapping = deepcopy(self.packed_modules_mapping, memo)
@@ -80,7 +80,7 @@ class Nvfp4TcConfig(QuantizationConfig):
 
     @property
     def options(self) -> Options:
-        """Options of the user; read when the first layer is built, as vLLM's config is set then."""
+        """Options of the user; read when the first layer is built, once vLLM's config is set."""
         if self._options is None:
             config = get_current_vllm_config()
             batch_invariance.refuse(config)
@@ -94,7 +94,7 @@ class Nvfp4TcConfig(QuantizationConfig):
             self._attention_reason = defaults.choose(config, options, self.startup.report)
         return self._options
 
-    # --- what vLLM asks about the method --------------------------------------------------
+    # --- vLLM's queries about the method --------------------------------------------------
 
     def get_name(self) -> str:
         """Name of the method."""
@@ -106,21 +106,21 @@ class Nvfp4TcConfig(QuantizationConfig):
 
     @classmethod
     def get_min_capability(cls) -> int:
-        """No bound here: each layer asks the kernel tables, which say what there is."""
+        """Minimum compute capability: 0, as each layer looks up its device in the kernel tables."""
         return 0
 
     @staticmethod
     def get_config_filenames() -> list[str]:
-        """None: vLLM puts ``hf_quant_config.json`` into the model's config by itself."""
+        """Extra config files: none; vLLM merges ``hf_quant_config.json`` into the config itself."""
         return []
 
     @classmethod
     def override_quantization_method(
         cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
     ) -> Any:
-        """Take an NVFP4 checkpoint when asked to, and unasked on CPU, where only we can run it."""
+        """Claim an NVFP4 checkpoint on request; on CPU, where only we serve it, also by default."""
         if user_quant == METHOD:
-            formats.parse(hf_quant_cfg)  # refuses, by name, what we cannot serve
+            formats.parse(hf_quant_cfg)  # raises for configs that we cannot serve
             return METHOD
         if user_quant is None and current_platform.is_cpu() and formats.is_nvfp4(hf_quant_cfg):
             return METHOD
@@ -161,8 +161,8 @@ class Nvfp4TcConfig(QuantizationConfig):
         if self._kinds is not None:
             self._kinds.rename(hf_to_vllm_mapper)
 
-    def get_cache_scale_mapper(self) -> Any:  # static in vLLM's class, and asked of an object
-        """Mapping of the names that scales of the KV cache have in a checkpoint."""
+    def get_cache_scale_mapper(self) -> Any:  # static in vLLM's class, but called on an instance
+        """Mapping of checkpoint names of KV-cache scales."""
         return cache_scales.mapper(super().get_cache_scale_mapper(), self._checkpoint)
 
     def has_blocked_weights(self) -> bool:
@@ -175,7 +175,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         """Method of a layer; None leaves it to vLLM."""
         if type(layer) is LinearBase:
             return self._probed(layer, prefix)
-        # Before any activation is built, which fusing replaces, and any attention.
+        # Must precede construction of activations (fusion replaces their class) and attention.
         options = self.options
         startup = self.startup
         startup.built(prefix, shard_names(prefix, self.packed_modules_mapping))
@@ -194,9 +194,9 @@ class Nvfp4TcConfig(QuantizationConfig):
         return self._checkpoint_method(layer, prefix, options, self._checkpoint)
 
     def _probed(self, layer: Any, prefix: str) -> QuantizeMethodBase | None:
-        """Method that a layer would get which a model asks about, and may build as another.
+        """Method for a layer that a model only probes, and may build differently.
 
-        It is in no account: Step 5 asks so whether to build two projections as one.
+        It is not recorded: Step 5 probes so to decide whether to build two projections as one.
         """
         apart = copy(self)
         apart.startup = Startup()
@@ -205,9 +205,9 @@ class Nvfp4TcConfig(QuantizationConfig):
         return apart._checkpoint_method(layer, prefix, self.options, self._checkpoint)
 
     def _reason_for_attention(self, prefix: str) -> str:
-        """Why an attention layer runs on the backend that it has.
+        """Reason for an attention layer's backend.
 
-        vLLM asks when it builds the layer, and once more when the target's config is current again.
+        vLLM asks when it builds the layer, and again when the target's config is current.
         """
         attention = get_current_vllm_config().attention_config
         if attention is self._attention_config:
@@ -238,7 +238,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         return Nvfp4OnlineLinearMethod(self.startup, options, prefix, terms)
 
     def _terms(self, prefix: str, packed: Mapping[str, list[str]]) -> GivenTerms | None:
-        """Number of terms that the user gave the activations of a layer that can take them."""
+        """Number of terms that the user requested for the activations of a layer."""
         self.startup.built(prefix, shard_names(prefix, packed), NVFP4_LINEAR)
         return given_terms(self.options.activation_terms, prefix, packed)
 
@@ -271,7 +271,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         )  # fmt: skip
 
     def _on_disk(self, prefix: str, kinds: LayerKinds) -> str:
-        """Name of a layer in the checkpoint, which drafts have another of."""
+        """Name of a layer in the checkpoint, which differs from ``prefix`` for drafts."""
         speculative: Any = get_current_vllm_config().speculative_config
         if not self._is_draft or speculative is None:
             return prefix
@@ -279,7 +279,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         return draft_names.on_disk(prefix, layers, kinds.has_beside)
 
     def _head_method(self, layer: ParallelLMHead, prefix: str) -> QuantizeMethodBase | None:
-        """Method of an ``lm_head``; None: it is in 16 bits, or the embedding."""
+        """Method of an ``lm_head``; None if the head is in 16 bits or tied to the embedding."""
         checkpoint, kinds = self._checkpoint, self._kinds
         if checkpoint is None or kinds is None:
             return None
@@ -302,7 +302,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         )  # fmt: skip
 
     def _experts_method(self, layer: Any, prefix: str) -> QuantizeMethodBase | None:
-        """Method of a layer of experts; None: they are in 16 bits."""
+        """Method of a layer of experts; None if the experts are in 16 bits."""
         batch_invariance.check_experts(prefix)
         checkpoint, kinds = self._checkpoint, self._kinds
         if checkpoint is None or kinds is None:
@@ -319,7 +319,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         )
 
     def _lookup_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
-        """Method of a layer that is no linear one; None: it is in 16 bits."""
+        """Method of a layer that is not linear; None if it is in 16 bits."""
         if self._checkpoint is None or self._kinds is None:
             return None
         is_embedding = isinstance(layer, VocabParallelEmbedding)

@@ -1,4 +1,4 @@
-"""Defaults for what runs beside linear layers: our kernels, in models built from now on."""
+"""Defaults for the ops beside linear layers: our kernels, in models built from now on."""
 
 from typing import Any
 
@@ -10,15 +10,15 @@ from vllm_fp4_plugin.report import Report
 
 
 def choose(vllm_config: Any, options: Options, report: Report) -> str:
-    """Choose what runs attention, activations, norms and rotary embeddings.
+    """Choose the kernels of attention, activations, norms and rotary embeddings.
 
     Args:
-        vllm_config: the engine's; its attention backend and op priorities may change.
+        vllm_config: config of the engine; its attention backend and op priorities may change.
         options: the user's.
-        report: told of norms and rotary embeddings, where there is a choice.
+        report: gets records of norms and rotary embeddings, where there is a choice.
 
     Returns:
-        Why attention layers run on the backend that they have, for the report.
+        Reason for the backend of attention layers, for the report.
     """
     if options.fuse_mlp:
         gate_up.enable()
@@ -26,7 +26,7 @@ def choose(vllm_config: Any, options: Options, report: Report) -> str:
         norm_quantize.enable()
     attention = choice.make_default(vllm_config)
     if batch_invariance.is_wanted():
-        return attention  # vLLM's norms then are batch-invariant, whatever comes first
+        return attention  # vLLM's first provider is then batch-invariant, under any priority
     for record in (
         add_rms_norm.make_default(vllm_config, options.norm_rope_kernels),
         rotary.make_default(options.norm_rope_kernels),

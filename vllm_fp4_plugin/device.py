@@ -1,4 +1,4 @@
-"""Device that this process's vLLM runs on, or that a report is made for."""
+"""Device that this process's vLLM runs on, or that a report plans for."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ _PLANNED: list[str] = []
 
 
 def current_device() -> torch.device:
-    """Device of vLLM's platform, for which kernel tables are asked."""
+    """Device of vLLM's platform, used for lookups in kernel tables."""
     return torch.device(current_platform.device_type)
 
 
@@ -21,7 +21,7 @@ def planned_for(arch: str) -> Iterator[None]:
     """Context in which layers are built for a report on another device, and never run.
 
     Args:
-        arch: its architecture, e.g. ``"sm_100"``; empty: this device itself.
+        arch: architecture of the device, e.g. ``"sm_100"``; empty: this process's device.
     """
     if not arch:
         yield
@@ -37,6 +37,7 @@ def planned_for(arch: str) -> Iterator[None]:
 def is_planned() -> bool:
     """Whether layers are built for a report on another device.
 
-    What vLLM would choose there, and what its build for it has, this one cannot tell.
+    This device cannot tell vLLM's choice of kernels there, nor the contents of vLLM's build for
+    that device.
     """
     return bool(_PLANNED)

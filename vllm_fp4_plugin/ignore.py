@@ -6,18 +6,18 @@ from fnmatch import fnmatchcase
 
 
 class MixedShards(ValueError):
-    """Error of a fused layer of which some but not all shards are quantised."""
+    """Error of a fused layer with only some of its shards quantised."""
 
 
 class InvalidPattern(ValueError):
-    """Error of a pattern after ``re:`` that is no regular expression."""
+    """Error of a pattern ``re:…`` without a valid regular expression."""
 
 
 def check_pattern(argument: str, pattern: str) -> None:
-    """Refuse a pattern that ``matches`` cannot read; ``argument`` is what it was given as.
+    """Refuse a pattern that ``matches`` cannot parse; ``argument`` names its source.
 
     Raises:
-        InvalidPattern: it starts with ``re:``, and no regular expression follows.
+        InvalidPattern: ``re:`` is followed by an invalid regular expression.
     """
     if pattern.startswith("re:"):
         try:
@@ -32,8 +32,8 @@ def check_pattern(argument: str, pattern: str) -> None:
 def matches(name: str, patterns: Iterable[str]) -> str | None:
     """Find the first pattern that covers the module ``name``, or None.
 
-    A pattern is ``re:<regex>`` (matched from the start), a ``*`` wildcard over the whole name, or
-    a module path: it covers that module and everything below it, and may leave out leading parts
+    A pattern is ``re:<regex>`` (matched from the start), a ``*`` wildcard over the whole name, or a
+    module path, which covers the module and everything below, and may omit leading parts
     (``lm_head``, ``self_attn.q_proj``). Parts are compared whole: ``mlp.gate`` does not cover
     ``mlp.gate_up_proj``.
     """
@@ -61,7 +61,7 @@ def _is_path_within(path: list[str], parts: list[str]) -> bool:
 
 
 def shard_names(name: str, packed_modules: Mapping[str, list[str]]) -> list[str]:
-    """Names a fused layer's shards have in the checkpoint; ``[name]`` for any other layer."""
+    """Checkpoint names of a fused layer's shards; ``[name]`` for any other layer."""
     parent, _, last = name.rpartition(".")
     shards = packed_modules.get(last, [last])
     return [f"{parent}.{s}" if parent else s for s in shards]
@@ -70,7 +70,7 @@ def shard_names(name: str, packed_modules: Mapping[str, list[str]]) -> list[str]
 def covered(
     name: str, patterns: Iterable[str], packed_modules: Mapping[str, list[str]]
 ) -> str | None:
-    """Find the pattern that covers a layer of the model, all of its shards, or None.
+    """Find the pattern that covers a layer of the model, with all its shards; or None.
 
     Raises:
         MixedShards: only some of the shards are covered.

@@ -20,35 +20,36 @@ from nvfp4_kernels.formats.nvfp4 import (
 )
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 
-# Bounds of global scales: far outside what weights and activations give, and a weight's times an
-# input's is still a normal float32.
+# Bounds of global scales: far outside the range of real weights and activations, and such that the
+# product of two scales is still a normal float32.
 MIN_GLOBAL, MAX_GLOBAL = 2.0**-60, 2.0**60
 
-# Squared error of a block, as a part of its squared norm, that no normal E4M3 scale leads to: with
-# such a scale it is .037 at the most, of 15 elements that lie between 4 and 6 units.
+# Relative squared error of a block that no normal E4M3 scale can cause: with a normal scale the
+# error is at most .037, for 15 elements between 4 and 6 units.
 _COARSE = 0.04
-# E4M3 bits of the largest scale that a coarser block may have: the largest subnormal number, 7, and
-# the six codes beyond it that a search of scales looks at.
+# E4M3 bits of the largest scale of a coarse block: the largest subnormal number, 7, plus the six
+# codes above that a scale search tries.
 _LARGEST_COARSE_CODE = 13
-# Global scales from which on a 16-bit block's scale may round to float32's zero, which stands for a
-# block of zeros: 2^-133, the smallest number, is less than 2^-149 of it.
+# Global scales from here on may round a 16-bit block's scale to float32's zero, the scale of an
+# all-zero block: 2^-133, the smallest number, is less than 2^-149 of such a global scale.
 _HIDES_SMALL = 2.0**13
-_CHECKED_ELEMENTS = 1 << 22  # at a time, in float64
+_CHECKED_ELEMENTS = 1 << 22  # per chunk, in float64
 
-# Rows of a tensor map are multiples of 16 bytes: a kernel would pad a weight's at every call.
+# Rows of a tensor map are multiples of 16 bytes: otherwise a kernel would pad the weight at every
+# call.
 _ROW_BYTES = 16
 
 
 @dataclass(frozen=True)
 class KernelWeight:
-    """Weight of a linear layer as the kernels take it.
+    """Weight of a linear layer in its kernel's layout.
 
     Attributes:
-        data: uint8 ``(N, K/2)``, K padded for a kernel, or the data of its fragments; ``(2, …)`` of
-            the two matrices of a fused gate and up projection.
-        scales: float8_e4m3fn in the blocked layout, or uint8 those of fragments; ``(2, …)`` when
+        data: uint8 ``(N, K/2)``, K padded for a kernel, or the data in fragment layout; ``(2, …)``
+            for a fused gate and up projection.
+        scales: float8_e4m3fn in the blocked layout, or uint8 in fragment layout; ``(2, …)`` when
             fused.
-        alpha: float32 ``(S,)``, what multiplies the accumulator of each shard.
+        alpha: float32 ``(S,)``, factor of each shard's accumulator.
         input_scale: float32 ``()``, None unless activations have a calibrated scale.
     """
 
@@ -68,17 +69,17 @@ def kernel_weight(
     layout: WeightLayout,
     padded: bool = False,
 ) -> KernelWeight:
-    """Bring a weight to its kernel's layout and fold the global scales into one alpha per shard.
+    """Convert a weight to the kernel's layout and fold the global scales into an alpha per shard.
 
     Args:
-        data: uint8 ``(N, K/2)``; the blocked layout keeps it as it is, or pads it.
+        data: uint8 ``(N, K/2)``; the blocked layout keeps or pads the data.
         scales: float8_e4m3fn ``(N, K/16)``, linear.
         weight_global: float32 ``(S,)``, factors, one per shard.
-        input_global: float32 ``(S,)``, factors, or None. Shards share their input, so one scale
-            serves them all; the largest saturates nothing that any of them was calibrated for.
-        gate_up: N holds a gate and an up projection of equal size to be run as one op.
-        layout: layout that the kernel takes.
-        padded: of the blocked layout, pad K to a multiple of 32 with zeros.
+        input_global: float32 ``(S,)``, factors, or None. Shards share their input and one scale;
+            the largest saturates no calibrated value.
+        gate_up: N is a gate and an up projection of equal size, to run as one op.
+        layout: weight layout of the kernel.
+        padded: in the blocked layout, pad K with zeros to a multiple of 32.
     """
     input_scale = None if input_global is None else input_global.max()
     alpha = weight_global if input_scale is None else weight_global * input_scale
@@ -102,7 +103,7 @@ def weight_bytes(n: int, k: int, layout: WeightLayout, *, padded: bool = False) 
 
 
 def decode(data: Tensor, scales: Tensor, n: int, k: int) -> Tensor:
-    """Decode a weight of either layout, without its global scale: float32 ``(n, k)``."""
+    """Decode a weight in either layout, without its global scale: float32 ``(n, k)``."""
     if scales.dtype == torch.uint8:
         return decode_fragments(data, scales, n, k)
     return decode_blocks(data[..., : k // 2], scales)
@@ -116,15 +117,15 @@ def join_shards(shards: Sequence[Nvfp4Tensor]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def are_globals(values: Tensor) -> bool:
-    """Whether every global scale, factor or divisor, is one that a model can have."""
-    return bool(((values >= MIN_GLOBAL) & (values <= MAX_GLOBAL)).all())  # NaN is not
+    """Whether every global scale, factor or divisor, is in the valid range."""
+    return bool(((values >= MIN_GLOBAL) & (values <= MAX_GLOBAL)).all())  # false for NaN
 
 
 def check_globals(name: object, values: Tensor) -> None:
-    """Raise unless every global scale, factor or divisor, is one that a model can have.
+    """Raise unless every global scale, factor or divisor, is in the valid range.
 
     Args:
-        name: its file and name, or what is printed as them.
+        name: file and name of the tensor, or an object that prints them.
         values: the scales.
     """
     if not are_globals(values):
@@ -136,12 +137,12 @@ def check_globals(name: object, values: Tensor) -> None:
 
 
 class Loss(NamedTuple):
-    """Error of a weight in NVFP4, and its blocks that are too small beside a much larger weight.
+    """Error of a weight in NVFP4, and the number of blocks too small for the global scale.
 
     Attributes:
         error: squared error.
         norm: squared norm.
-        coarse: blocks with more error than normal block scales lead to.
+        coarse: blocks with a larger error than a normal block scale can cause.
         occupied: blocks that are not zero.
     """
 
@@ -151,7 +152,7 @@ class Loss(NamedTuple):
     occupied: int = 0
 
     def plus(self, other: "Loss") -> "Loss":
-        """Loss of this part and another one."""
+        """Sum of two losses."""
         return Loss(
             self.error + other.error,
             self.norm + other.norm,
@@ -160,10 +161,11 @@ class Loss(NamedTuple):
         )
 
     def check(self, name: object, amax: float, remedy: str) -> None:
-        """Raise if most blocks are coarse; ``remedy`` says what to do then.
+        """Raise if most blocks are coarse; the message ends with ``remedy``.
 
         Raises:
-            UnsupportedCheckpoint: naming it and ``amax``, the magnitude of its global scale.
+            UnsupportedCheckpoint: the message names the weight and ``amax``, the largest magnitude
+                that set its global scale.
         """
         if 2 * self.coarse > self.occupied:
             raise UnsupportedCheckpoint(
@@ -173,7 +175,7 @@ class Loss(NamedTuple):
 
 
 def loss(weight: Tensor, quantised: Nvfp4Tensor) -> Loss:
-    """Compare a weight ``(N, K)`` with its NVFP4 form, whose scales are linear, in float64."""
+    """Compare a weight ``(N, K)`` with its NVFP4 form, with linear scales, in float64."""
     total = Loss()
     rows = max(1, _CHECKED_ELEMENTS // max(1, weight.shape[-1]))
     parts = (weight, quantised.data, quantised.scales)
@@ -200,10 +202,10 @@ def check_loss(name: object, weight: Tensor, quantised: Nvfp4Tensor, remedy: str
 
 
 def check_row_scaled(name: object, global_scale: Tensor, k: int) -> None:
-    """Raise if sums of ``k`` products exceed float32 before a scale per token makes them small.
+    """Raise if sums of ``k`` products can overflow float32 before the per-token scale is applied.
 
     Raises:
-        UnsupportedCheckpoint: naming the weight and its largest magnitude.
+        UnsupportedCheckpoint: the message names the weight and its largest magnitude.
     """
     largest = torch.finfo(torch.float32).max / (k * GLOBAL_RANGE)
     amax = float(global_scale) * GLOBAL_RANGE
@@ -216,7 +218,7 @@ def check_row_scaled(name: object, global_scale: Tensor, k: int) -> None:
 
 
 def are_block_scales(scales: Tensor, data: Tensor) -> bool:
-    """Whether block scales are positive, or zero over blocks of zeros; NaN is not.
+    """Whether block scales are positive, or zero for blocks of zeros; False for NaN.
 
     Args:
         scales: float8_e4m3fn ``(..., K/16)``.
@@ -238,10 +240,10 @@ def _occupied(data: Tensor) -> Tensor:
 
 
 def check_block_scales(name: object, scales: Tensor, data: Tensor) -> None:
-    """Raise on NaN or negative block scales, and on zero ones over blocks that are not zero.
+    """Raise on NaN or negative block scales, and on zero scales of blocks with other values.
 
     Args:
-        name: their file and name, or what is printed as them.
+        name: file and name of the scales, or an object that prints them.
         scales: float8_e4m3fn ``(N, K/16)``.
         data: uint8 ``(N, K/2)``.
     """

@@ -1,8 +1,8 @@
-"""Demands of vLLM's models on the quantization config, which they know by its class, or ignore.
+"""Models of vLLM that make assumptions about the quantization config's class.
 
-What a model does with a config of a class that it does not know was read of each: most ask it for
-methods and are served. Those that refuse it, or read the weights of its layers by themselves, are
-refused here, before anything is loaded, in a line that says what to do.
+The code of each such model was read: most only ask the config for methods, and are served. Models
+that refuse our config, or read their layers' weights directly, are refused here before anything is
+loaded, with a remedy in the message.
 """
 
 from typing import Any
@@ -16,22 +16,22 @@ _REFUSALS = {
         "vLLM's model takes no quantization but modelopt's",
         _SERVE_OTHERWISE,
     ),
-    # It multiplies with qkv_proj.weight, and casts hidden states to the dtype of fc.weight.
+    # This model multiplies with qkv_proj.weight, and casts hidden states to the dtype of fc.weight.
     "MuseSparkDSparkModel": (
         "vLLM's model reads the weights of its layers as 16-bit values",
         "give a draft in 16 bits, and no quantization in --speculative-config",
     ),
 }
 _MEGA_MOE = "deep_gemm_mega_moe"
-# Layers whose weight vLLM's model multiplies by itself, and which it asks to be in 16 bits.
+# Layers whose weight vLLM's model multiplies directly, and requires in 16 bits.
 _PLAIN = ("Step5FusedQKVIndexerLinear",)
 
 
 def check(hf_config: Any) -> None:
-    """Check that vLLM's model takes our quantization config.
+    """Check that vLLM's model accepts our quantization config.
 
     Raises:
-        UnsupportedCheckpoint: it does not.
+        UnsupportedCheckpoint: the model does not accept the config.
     """
     for architecture in getattr(hf_config, "architectures", None) or ():
         if architecture in _REFUSALS:
@@ -42,11 +42,11 @@ def check(hf_config: Any) -> None:
 
 
 def check_experts(vllm_config: Any) -> None:
-    """Check that experts ask the quantization config for their method.
+    """Check that experts get their method from the quantization config.
 
     Raises:
-        UnsupportedCheckpoint: the user asked for vLLM's mega-kernel, which models build in place of
-            a layer of experts: some refuse our config, others take its codes for their own format.
+        UnsupportedCheckpoint: the user requested vLLM's mega-kernel, which replaces the layer of
+            experts: some models refuse our config, others misread its codes as their own format.
     """
     backend = vllm_config.kernel_config.moe_backend
     if backend == _MEGA_MOE and vllm_config.model_config.is_moe:
@@ -57,12 +57,12 @@ def check_experts(vllm_config: Any) -> None:
 
 
 def is_plain(layer: Any) -> bool:
-    """Whether vLLM's model multiplies with a layer's weight itself, which must be in 16 bits."""
+    """Whether vLLM's model multiplies with a layer's weight directly, which needs 16 bits."""
     return type(layer).__name__ in _PLAIN
 
 
 def not_plain(prefix: str, kind: Any) -> UnsupportedCheckpoint:
-    """Error of such a layer that is quantised."""
+    """Error of a quantised layer whose weight the model multiplies directly."""
     return UnsupportedCheckpoint(
         f"{prefix}: is {kind}, must be in 16 bits: vLLM's model multiplies its weight, and a "
         "sparse indexer's with it, by itself; quantise the model with these projections excluded"

@@ -1,7 +1,7 @@
 """Options of ``nvfp4-tc``, given as ``--additional-config '{"nvfp4_tc": {…}}'``.
 
-They live there because vLLM hashes that option into its compile cache; environment variables would
-not invalidate what was compiled.
+vLLM hashes that option into its compile cache; environment variables would not invalidate compiled
+graphs.
 """
 
 import json
@@ -13,56 +13,59 @@ from nvfp4_kernels.formats.scale_search import SCALE_RULES, ScaleRule
 from nvfp4_kernels.settings import MAX_TERMS
 from vllm_fp4_plugin.ignore import InvalidPattern, check_pattern
 
-METHOD = "nvfp4-tc"  # vLLM's name for ours
+METHOD = "nvfp4-tc"  # name of our method in vLLM
 KEY = "nvfp4_tc"
 SWITCHES = ("fuse_mlp", "fuse_norm", "fuse_attention", "norm_rope_kernels")
-RENAMED = {"small_kernels": "norm_rope_kernels"}  # options of earlier versions
-_COMMON_WORDS = ("scales", "activation", "ignore", "experts")  # options of others too, perhaps
+RENAMED = {"small_kernels": "norm_rope_kernels"}  # options renamed since earlier versions
+_COMMON_WORDS = ("scales", "activation", "ignore", "experts")  # perhaps other plugins' options too
 NORM_ROPE_KERNELS_OFF = "switched off (norm_rope_kernels)"
 
-# How a linear layer's input is quantised: with its calibrated scale, a scale per token, or not.
+# Quantization of a linear layer's input: with its calibrated scale, with a scale per token, or
+# none.
 Activation = Literal["static", "per-token", "16-bit"]
 OnlineActivation = Literal["per-token", "16-bit"]
 IndexerFormat = Literal["nvfp4", "mxfp4", "fp8", "bf16"]
 ExpertsServer = Literal["auto", "own", "vllm"]
-# One number for all layers, or pairs of a pattern and a number, in the order they were given.
+# One number for all layers, or pairs of pattern and number, in the user's order.
 ActivationTerms = int | tuple[tuple[str, int], ...] | None
 
 
 class InvalidOption(ValueError):
-    """An option of ``nvfp4-tc`` that is unknown or has a value it does not accept."""
+    """An unknown option of ``nvfp4-tc``, or an invalid value of an option."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Choices of a user.
+    """Options set by the user.
 
     Attributes:
-        fuse_mlp: run gate_up and SiLU-and-mul as one op where a layer allows it, and hand its
-            result to the next layer as NVFP4 where that one takes it so.
-        fuse_norm: have norms quantise for the layer that they feed, where they feed one alone; and
-            over several ranks add up the result of the row-parallel layer before them.
-        fuse_attention: have attention quantise for the layer that it feeds, and normalise and
-            rotate queries and keys where a model does nothing else with them.
-        scales: rule by which block scales are chosen when a 16-bit checkpoint is quantised at load.
-        activation: activations of such layers: NVFP4 with one global scale per token, or left in
-            16 bits, as they also are on a device that multiplies no NVFP4 ones; the report says so.
-        ignore: layers of such a checkpoint that stay in 16 bits: names, ``*`` patterns or ``re:``
+        fuse_mlp: fuse gate_up and SiLU-and-mul where possible, and pass the result to the next
+            layer as NVFP4 if that layer takes NVFP4.
+        fuse_norm: a norm quantises for its consumer if there is only one, and, on several ranks,
+            all-reduces the partial sums of the row-parallel layer before.
+        fuse_attention: attention quantises for the consumer, and normalises and rotates queries and
+            keys if the model has no other use of queries and keys.
+        scales: rule for block scales when a 16-bit checkpoint is quantised at load.
+        activation: activations of layers quantised at load: NVFP4 with one global scale per token,
+            or 16-bit. A device without a kernel for NVFP4 activations always uses 16-bit; the
+            report says so.
+        ignore: layers of a 16-bit checkpoint that stay in 16 bits: names, ``*`` patterns or ``re:``
             regexes.
-        norm_rope_kernels: run norms with a residual and rotary embeddings on our kernels too, where
-            there are any (Hopper): they let the kernel after them start early.
-        indexer_format: format of the keys of sparse attention's indexer, whatever the quantization
-            method; None: the model's. See ``vllm_fp4_plugin.indexer``.
-        experts: what serves a checkpoint's quantised experts: kernels of ours and, where they do
-            not, vLLM's own methods (``"auto"``); one of the two alone (``"own"``, ``"vllm"``). The
-            report says which, and why.
-        activation_terms: how many NVFP4 values, 1 to 4, add up to each activation of a linear
+        norm_rope_kernels: run norms with a residual and rotary embeddings on our kernels if the
+            device has these (Hopper): the next kernel can then start early (PDL).
+        indexer_format: key format of sparse attention's indexer, under any quantization method;
+            None: the model's format. See ``vllm_fp4_plugin.indexer``.
+        experts: kernels for a checkpoint's quantised experts: ours or, if unsupported, vLLM's
+            (``"auto"``); only ours (``"own"``); only vLLM's (``"vllm"``). The report gives the
+            choice and the reason.
+        activation_terms: number of NVFP4 values, 1 to 4, summed for each activation of a linear
             layer or head (``nvfp4_kernels.formats.terms``): a number, or numbers by patterns as in
-            ``ignore``, of which the first that matches wins. None, or no match: one where
-            activations are NVFP4; those in 16 bits stay so, or become three on a device without a
-            kernel for them (Blackwell). Given, they become NVFP4 with a scale per token, unless the
-            device has no kernel for that (Hopper); the report says which. A calibrated scale serves
-            all terms. Each term costs the product's arithmetic once more and no bytes of weights.
+            ``ignore``, the first match wins. None, or no match: one term for NVFP4 activations;
+            16-bit activations stay, or become three terms on a device without a 16-bit kernel
+            (Blackwell). With a number, 16-bit activations become NVFP4 with a scale per token,
+            unless the device has no kernel for this (Hopper); the report gives the choice. A
+            calibrated scale serves all terms. Each term repeats the GEMM's arithmetic, but reads no
+            further weight bytes.
     """
 
     fuse_mlp: bool = True
@@ -80,7 +83,7 @@ class Options:
 
     @property
     def terms_patterns(self) -> list[str]:
-        """Patterns of ``activation_terms``, in the order they were given."""
+        """Patterns of ``activation_terms``, in the user's order."""
         terms = self.activation_terms
         return [pattern for pattern, _ in terms] if isinstance(terms, tuple) else []
 
@@ -89,7 +92,7 @@ class Options:
         """Read the options of an engine.
 
         Raises:
-            InvalidOption: as ``parse``.
+            InvalidOption: see ``parse``.
         """
         given = vllm_config.additional_config
         if not isinstance(given, dict):
@@ -104,7 +107,7 @@ class Options:
         """Read options from the ``nvfp4_tc`` entry of vLLM's additional config.
 
         Raises:
-            InvalidOption: naming the option, what came, and what is accepted.
+            InvalidOption: the message names the option, its value and accepted values.
         """
         if not isinstance(given, Mapping):
             raise InvalidOption(f"{KEY}: is {given!r}, must be an object of options")
@@ -123,10 +126,10 @@ class Options:
         return cls(**values)
 
     def refuse_online_only(self) -> None:
-        """Check that no option is set that only matters for 16-bit checkpoints.
+        """Check that no option for 16-bit checkpoints alone is set.
 
         Raises:
-            InvalidOption: naming the first that is set away from its default.
+            InvalidOption: the message names the first option with a value other than the default.
         """
         defaults = Options()
         for name in self.ONLINE_ONLY:
@@ -138,14 +141,14 @@ class Options:
 
 
 def refuse_misplaced(additional_config: Any, is_ours: bool) -> None:
-    """Check that no option of ours stands beside ``nvfp4_tc`` instead of in it.
+    """Check that no option of ours stands beside ``nvfp4_tc`` instead of inside.
 
     Args:
-        additional_config: vLLM's.
-        is_ours: whether ``nvfp4-tc`` is the method; else names that are common words pass.
+        additional_config: vLLM's option of this name.
+        is_ours: whether ``nvfp4-tc`` is the method; if not, common words are accepted.
 
     Raises:
-        InvalidOption: naming the option, and where it belongs.
+        InvalidOption: the message names the option and its place.
     """
     if not isinstance(additional_config, Mapping):
         return

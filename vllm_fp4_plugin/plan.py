@@ -1,4 +1,4 @@
-"""Plan of a linear layer: its kernels, chosen once, when the layer is built."""
+"""Plan of a linear layer: its kernels, selected once, when the layer is built."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,24 +20,24 @@ from vllm_fp4_plugin.options import KEY, METHOD, Activation, Options
 from vllm_fp4_plugin.versions import PLUGIN
 from vllm_fp4_plugin.warmup import Product
 
-KERNELS_KEY = f"{KEY}_kernels"  # of additional_config
+KERNELS_KEY = f"{KEY}_kernels"  # key in additional_config
 
 
 @dataclass(frozen=True)
 class LinearPlan:
-    """Plan of how one layer will run; made when it is built, before any weight is loaded.
+    """Plan of one layer's kernels; made when the layer is built, before any weight is loaded.
 
     Attributes:
-        kernel: kernel of the product.
-        quantizer: kernel that quantises its input; None where activations stay in 16 bits.
-        activation: how its input is quantised.
-        terms: how many NVFP4 values add up to each of its input's; 1 of one in 16 bits.
-        shard_sizes: output widths of its shards on this rank.
-        k: elements of its input on this rank.
+        kernel: GEMM kernel.
+        quantizer: kernel that quantises the input; None if activations stay in 16 bits.
+        activation: quantization of the input.
+        terms: NVFP4 values summed for each input element; 1 for a 16-bit input.
+        shard_sizes: output widths of the shards on this rank.
+        k: input elements per token on this rank.
         gate_up: gate and up projection run as one op with SiLU-and-mul.
-        reason: reason why it runs so and not as a reader would expect; may be empty.
-        out_terms: how many NVFP4 values add up to each of its result's, which the layer after it
-            takes as its input; 0: the result is in 16 bits.
+        reason: reason for an unexpected choice of kernels; may be empty.
+        out_terms: NVFP4 values summed for each element of a result that is quantised for the next
+            layer; 0: the result is in 16 bits.
     """
 
     kernel: Kernel
@@ -52,22 +52,22 @@ class LinearPlan:
 
     @property
     def targets(self) -> tuple[str, str | None]:
-        """Targets of the product's kernel and the input's, as the custom ops take them."""
+        """Targets of the GEMM and quantization kernels, as arguments of the custom ops."""
         return self.kernel.target, None if self.quantizer is None else self.quantizer.target
 
     @property
     def arithmetic(self) -> str:
-        """Bits of weights and activations, and how the latter are scaled, for reports."""
+        """Bits of weights and activations, and scaling of activations, for reports."""
         return arithmetic_of(self.activation, self.terms)
 
     @property
     def pads_rows(self) -> bool:
-        """Whether the kernel wants K padded: references take the weight as it is."""
+        """Whether the kernel needs K padded; references take the weight unpadded."""
         return self.kernel.arch != "cpu"
 
     @property
     def weight_rows(self) -> list[int]:
-        """Rows of each weight that the kernel is given: gate and up projection, or one of all."""
+        """Rows of each weight passed to the kernel: gate and up projection, or the whole weight."""
         return self.shard_sizes if self.gate_up else [sum(self.shard_sizes)]
 
 
@@ -82,7 +82,7 @@ class Choice(NamedTuple):
 
 
 def arithmetic_of(activation: Activation, terms: int) -> str:
-    """Bits of a product's operands, e.g. ``W4A16``, ``W4A4 static`` or ``W4A4×3 per-token``."""
+    """Bits of a GEMM's operands, e.g. ``W4A16``, ``W4A4 static`` or ``W4A4×3 per-token``."""
     if activation == "16-bit":
         return "W4A16"
     return f"W4A4{f'×{terms}' if terms > 1 else ''} {activation}"
@@ -101,16 +101,17 @@ def choose_kernels(
 ) -> Choice:
     """Choose the kernels of a layer for this process's device.
 
-    A device without a kernel for NVFP4 activations multiplies 16-bit ones, which loses nothing; one
-    without a kernel for 16-bit ones sums of NVFP4 terms, which lose less than rounding to 16 bits.
+    A device without a kernel for NVFP4 activations multiplies 16-bit activations, without loss. A
+    device without a kernel for 16-bit activations multiplies sums of NVFP4 terms, which lose less
+    than rounding to 16 bits.
 
     Args:
-        table: the product's kernels.
-        activation: how activations are to be quantised.
-        given: number of terms that the user gave the layer.
-        quantizers: kernels that quantise its input, by how they do.
-        batch_invariant: whether a token's result may depend on no other token; what quantises
-            finds maxima and rounds, and has no other kernels for it.
+        table: GEMM kernels.
+        activation: quantization of activations.
+        given: number of terms that the user requested for the layer.
+        quantizers: quantization kernels of the input, by ``activation``.
+        batch_invariant: select batch-invariant GEMM kernels; quantization kernels, which only take
+            maxima and round, are always batch-invariant.
 
     Raises:
         NoKernelError: the device has neither kernel.
@@ -138,12 +139,12 @@ def choose_kernels(
 
 
 def hash_kernels(vllm_config: Any, held: Iterable[str], terms: int, options: Options) -> None:
-    """Have vLLM's compile cache depend on a layer's kernels, which compiled graphs hold by name.
+    """Make vLLM's compile cache depend on a layer's kernels, which compiled graphs call by name.
 
-    And on its number of terms, on what it hands over, and on the plugin's sources: graphs hold
-    calls of its ops, and vLLM looks again at no source but those that it traced. It hashes
-    ``additional_config``, and nothing else that a plugin may write to; of an object not the order,
-    on which ``activation_terms`` depends.
+    The cache key also covers the number of terms, the layer's fusions and the plugin's sources:
+    graphs call the plugin's ops, and vLLM tracks only the sources that it traced. A plugin can only
+    write to ``additional_config``, which vLLM hashes regardless of the order of an object's keys;
+    ``activation_terms`` depends on the order.
     """
     given = vllm_config.additional_config
     if isinstance(given, dict):
@@ -156,14 +157,14 @@ def hash_kernels(vllm_config: Any, held: Iterable[str], terms: int, options: Opt
 
 
 def product_of(layer: Any, plan: LinearPlan, dtype: torch.dtype) -> Product | None:
-    """Product whose kernels a layer needs compiled; None if a reference serves it."""
+    """GEMM whose kernels a layer needs compiled; None if a reference serves the layer."""
     if plan.kernel.arch == "cpu":
         return None
     added = layer.has_bias and not getattr(layer, "skip_bias_add", False)
     if isinstance(layer, RowParallelLinear):
-        added = added and layer.tp_rank == 0  # which adds it for all ranks
+        added = added and layer.tp_rank == 0  # rank 0 adds the bias for all ranks
     sizes = Layer(
-        "",  # layers of a size share kernels
+        "",  # layers of one size share kernels
         plan.weight_rows[0],
         plan.k,
         gate_up=plan.gate_up,
@@ -171,7 +172,7 @@ def product_of(layer: Any, plan: LinearPlan, dtype: torch.dtype) -> Product | No
         bias=added,
         out_terms=plan.out_terms,
     )
-    # Layers are built with bfloat16 or float16 alone, which is what a Dtype names.
+    # Layers are built with bfloat16 or float16 alone, the names of a Dtype.
     name: Any = dtype_name(dtype)
     chosen = plan.activation, plan.terms, plan.kernel.batch_invariant
     return Product(plan.kernel.arch, sizes, name, *chosen)

@@ -1,4 +1,4 @@
-"""Report of which kernel every layer got, and why."""
+"""Report of every layer's kernel, with the reason."""
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -8,16 +8,16 @@ from vllm_fp4_plugin.checkpoint.weight_account import WeightAccount
 
 @dataclass(frozen=True)
 class LayerRecord:
-    """One linear, experts' or attention layer of the model.
+    """A linear layer, layer of experts, or attention layer of the model.
 
     Attributes:
         name: full name, e.g. ``model.layers.0.mlp.gate_up_proj``.
-        kernel: label of the kernel that runs it, e.g. ``nvfp4_gemm/reference (cpu)``.
-        arithmetic: e.g. ``W4A4 per-token``: bits of weights and activations, how the latter are
-            scaled; of attention, dtype of its KV cache.
-        reason: reason for this kernel and not a better one; may be empty.
-        elements: weight elements on this rank; attention has none.
-        weight_bytes: bytes they take, scales included.
+        kernel: label of the layer's kernel, e.g. ``nvfp4_gemm/reference (cpu)``.
+        arithmetic: bits of weights and activations, and scaling of activations, e.g. ``W4A4
+            per-token``; for attention, dtype of the KV cache.
+        reason: reason for this kernel instead of a faster one; may be empty.
+        elements: weight elements on this rank; 0 for attention.
+        weight_bytes: bytes of the weights, scales included.
     """
 
     name: str
@@ -36,7 +36,7 @@ class LayerRecord:
 
     @property
     def group(self) -> str:
-        """Last part of the name: layers that differ in nothing else are reported together."""
+        """Last part of the name: layers that only differ in the rest are reported together."""
         return self.name.rpartition(".")[2]
 
 
@@ -45,9 +45,9 @@ class Report:
     """Linear and attention layers of a model, in the order they were built.
 
     Attributes:
-        layers: their records.
-        notes: lines that a reader should know beside them.
-        weights: account of all the model's weights on this rank, where it was made.
+        layers: records of the layers.
+        notes: further lines for the reader.
+        weights: account of all weights of the model on this rank, or None.
     """
 
     layers: list[LayerRecord] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Report:
     weights: WeightAccount | None = None
 
     def add(self, record: LayerRecord) -> None:
-        """Add a layer; of one that is known, replace what was known of it."""
+        """Add a layer's record; replace an earlier record of the same layer."""
         names = [layer.name for layer in self.layers]
         if record.name in names:
             self.layers[names.index(record.name)] = record
@@ -63,18 +63,18 @@ class Report:
             self.layers.append(record)
 
     def amend(self, name: str, reason: str) -> None:
-        """Say one reason more of a layer, if it is known."""
+        """Append a reason to a layer's record, if there is a record."""
         for record in [each for each in self.layers if each.name == name]:
             reasons = "; ".join(filter(None, (record.reason, reason)))
             self.add(replace(record, reason=reasons))
 
     def grouped(self) -> list[tuple[str, int, str, str, str]]:
-        """``(layer group, count, kernel, arithmetic, reason)``, one row for each difference."""
+        """``(layer group, count, kernel, arithmetic, reason)``, one row per distinct record."""
         counts = Counter((r.group, r.kernel, r.arithmetic, r.reason) for r in self.layers)
         return [(g, count, kernel, a, why) for (g, kernel, a, why), count in counts.items()]
 
     def lines(self) -> list[str]:
-        """One line per layer group, then the memory the weights take."""
+        """One line per layer group, then the memory of the weights."""
         rows = [
             f"{group} ×{count}: " + ", ".join(filter(None, (kernel, arithmetic, reason)))
             for group, count, kernel, arithmetic, reason in self.grouped()

@@ -1,4 +1,4 @@
-"""Sources of the plugin and of its kernels, as one digest for caches of what they make."""
+"""Digest of the sources of plugin and kernels, as a cache key."""
 
 import hashlib
 from functools import cache
@@ -11,7 +11,7 @@ PACKAGES = (Path(__file__).parent, Path(nvfp4_kernels.__file__).parent)
 
 @cache
 def digest() -> str:
-    """Digest of all sources, which tells versions apart that have the same number."""
+    """Digest of all sources, which distinguishes builds with the same version number."""
     found = hashlib.sha256()
     for package in PACKAGES:
         for file in sorted(package.rglob("*.py")):

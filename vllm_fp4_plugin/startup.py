@@ -1,4 +1,4 @@
-"""Startup: what a process's model is found to need while it is built, done and told once loaded."""
+"""Startup: needs of a process's model, recorded while building, resolved after the load."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,20 +13,20 @@ from vllm_fp4_plugin.options import KEY, METHOD
 from vllm_fp4_plugin.report import LayerRecord, Report
 from vllm_fp4_plugin.warmup import Served
 
-# vLLM's handlers hang on its own logger, so that messages appear among its start-up lines.
+# A child of vLLM's logger, so that its handlers print messages among the start-up lines.
 logger = init_logger("vllm.nvfp4_tc")
 
 LAYER, NVFP4_LINEAR = "layer", "NVFP4 linear layer"
 
 
 class Startup:
-    """Account of one process's layers, from the first that is built to the last that is loaded.
+    """Record of a process's layers, from the first that is built to the last that is loaded.
 
     Attributes:
-        report: report of which kernel every layer got.
-        products: products by layer, whose kernels are to be there before requests come.
-        max_tokens: tokens of a batch at most; 0 while no product is expected.
-        waiting: names of quantised layers whose weights are not in place yet.
+        report: report of every layer's kernel.
+        products: GEMMs, experts and norms by layer, to be compiled before the first request.
+        max_tokens: largest number of tokens of a batch; 0 while ``products`` is empty.
+        waiting: names of quantised layers with weights still to be loaded.
     """
 
     def __init__(self) -> None:
@@ -34,38 +34,38 @@ class Startup:
         self.products: dict[str, Served] = {}
         self.max_tokens = 0
         self.waiting: set[str] = set()
-        self._names: dict[str, dict[str, None]] = {}  # of layers, by what they are
+        self._names: dict[str, dict[str, None]] = {}  # names of layers, by ``what``
         self._patterns: list[tuple[str, str, str]] = []
 
     def watch(self, option: str, patterns: Iterable[str], what: str = LAYER) -> None:
-        """Note patterns that the user gave as an option, of which each should cover a layer.
+        """Record patterns of an option, each of which should cover a layer.
 
         Args:
             option: the option.
-            patterns: its patterns.
-            what: what it is for, as ``built`` is told.
+            patterns: patterns of the option.
+            what: kind of layers for the patterns, as passed to ``built``.
         """
         self._patterns += [(option, pattern, what) for pattern in patterns]
 
     def built(self, prefix: str, shard_names: Iterable[str], what: str = LAYER) -> None:
-        """Note a layer, and the names its shards have in the checkpoint."""
+        """Record a layer under its name and under the checkpoint names of the shards."""
         self._names.setdefault(what, {}).update(dict.fromkeys((prefix, *shard_names)))
 
     def unquantized(self, layer: Any, prefix: str, reason: str) -> None:
-        """Record a linear layer that vLLM runs in 16 bits, and why."""
+        """Record a linear layer that vLLM runs in 16 bits, with the reason."""
         n = sum(getattr(layer, "output_partition_sizes", [layer.output_size]))
         elements = n * getattr(layer, "input_size_per_partition", layer.input_size)
         size = elements * layer.params_dtype.itemsize
         self.report.add(LayerRecord.unquantized(prefix, reason, elements, size))
 
     def expect(self, prefix: str, product: Served | None) -> None:
-        """Note what a layer needs compiled, in place of what was noted; None: nothing."""
+        """Record the kernels a layer needs compiled, in place of earlier ones; None: no change."""
         if product is not None:
             self.products[prefix] = product
             self.max_tokens = get_current_vllm_config().scheduler_config.max_num_batched_tokens
 
     def idle_patterns(self) -> list[str]:
-        """Warnings about patterns of the user that cover no layer built so far."""
+        """Warnings about the user's patterns that cover no layer built so far."""
         return [
             f"{KEY}.{option}: {pattern!r} covers no {what} of this process; name modules as the "
             "report does, or their shards (q_proj)"
@@ -74,7 +74,7 @@ class Startup:
         ]
 
     def loaded(self, prefix: str, device: torch.device) -> None:
-        """Note that a layer's weights are in place; after the last, compile and log the report."""
+        """Record that a layer's weights are in place; after the last, compile and log."""
         self.waiting.discard(prefix)
         if self.waiting:
             return

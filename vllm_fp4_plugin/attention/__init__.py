@@ -1,4 +1,5 @@
 """vLLM's attention on our kernels: ``--attention-backend CUSTOM``.
 
-``impl`` has ``paged_attention`` throughout; ``hopper`` ``decode_attention`` and FlashAttention 3.
+``impl`` runs ``paged_attention`` for every step; ``hopper`` runs ``decode_attention`` and
+FlashAttention 3.
 """

@@ -1,4 +1,4 @@
-"""vLLM's interface to the backend, asked before a layer is built: who serves what, and why not."""
+"""vLLM's interface to the backend: answers, before a layer is built, whether it is supported."""
 
 from typing import Any, ClassVar
 
@@ -22,7 +22,7 @@ class PagedAttentionBackend(AttentionBackend):
 
     @staticmethod
     def get_name() -> str:
-        """Name that vLLM's enum has for it."""
+        """Name of the backend in vLLM's enum."""
         return "CUSTOM"
 
     @staticmethod
@@ -43,7 +43,7 @@ class PagedAttentionBackend(AttentionBackend):
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
-        # Any strides do; a page of one head in one piece makes the fewest, largest copies.
+        # Any strides work; a page contiguous per head gives the fewest, largest copies.
         return (KVCacheLayout.LBHNC, *(x for x in KVCacheLayout if x != KVCacheLayout.LBHNC))
 
     @classmethod
@@ -60,7 +60,7 @@ class PagedAttentionBackend(AttentionBackend):
 
     @classmethod
     def validate_configuration(cls, **configuration: Any) -> list[str]:
-        """Reasons against serving a layer, which name what came and what is accepted."""
+        """Reasons against serving a layer; each names the rejected and accepted values."""
         reasons = super().validate_configuration(**configuration)
         explained = _explanations(configuration)
         reasons = [explained.get(reason, reason) for reason in reasons]
@@ -68,7 +68,7 @@ class PagedAttentionBackend(AttentionBackend):
 
 
 def _explanations(configuration: dict[str, Any]) -> dict[str, str]:
-    """Full sentences for those of vLLM's reasons that do not say what came."""
+    """Full sentences for the reasons of vLLM that do not name the rejected value."""
     sizes, caches = (
         ", ".join(map(str, accepted))
         for accepted in (
@@ -90,7 +90,7 @@ def _explanations(configuration: dict[str, Any]) -> dict[str, str]:
 
 
 def _further_reasons(configuration: dict[str, Any]) -> list[str]:
-    """Reasons that vLLM does not look for: the device, and the cache against the model."""
+    """Reasons that vLLM does not check: the device, and the cache dtype against the model."""
     cache, dtype = configuration["kv_cache_dtype"] or "auto", configuration["dtype"]
     ours = implementation()
     try:

@@ -5,20 +5,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-FP8_DTYPES = ("fp8", "fp8_e4m3")  # two names that vLLM has for one dtype
+FP8_DTYPES = ("fp8", "fp8_e4m3")  # two vLLM names for one dtype
 E4M3 = torch.float8_e4m3fn
 E4M3_MAX = torch.finfo(E4M3).max
 
 
 def typed(kv_cache: Tensor, *, fp8: bool) -> Tensor:
-    """View of the cache in the dtype of its values: vLLM hands out FP8 as bytes."""
+    """View of the cache in the dtype of its values; vLLM allocates an FP8 cache as uint8."""
     return kv_cache.view(E4M3) if fp8 else kv_cache
 
 
 def quantize(x: Tensor, scale: Tensor) -> Tensor:
-    """E4M3 codes of ``x / scale``, to nearest even, saturating: uint8 of x's shape."""
+    """E4M3 codes of ``x / scale``, rounded to nearest even, saturating: uint8 of x's shape."""
     scaled = x.float() / scale
-    # Not every version of torch saturates by itself.
+    # Some versions of torch do not saturate here.
     return scaled.clamp_(-E4M3_MAX, E4M3_MAX).to(E4M3).view(torch.uint8)
 
 
@@ -30,14 +30,14 @@ def write(
     k_scale: Tensor | None,
     v_scale: Tensor | None,
 ) -> None:
-    """Store this step's keys and values; tokens whose slot is negative are left out.
+    """Store this step's keys and values; tokens with a negative slot are skipped.
 
     Args:
         key: 16-bit ``(≥ T, Hkv, D)``.
         value: 16-bit, shaped as ``key``.
         kv_cache: ``(pages, Hkv, page_size, 2·D)`` of key's dtype, or uint8 for E4M3.
         slot_mapping: int64 ``(T,)``, ``page · page_size + offset``.
-        k_scale: float32 ``()`` with an E4M3 cache, whose keys are what is stored times this.
+        k_scale: float32 ``()``, with an E4M3 cache: key = stored value · ``k_scale``.
         v_scale: float32 ``()``, the values' counterpart of ``k_scale``.
     """
     tokens = slot_mapping.shape[0]
@@ -61,7 +61,7 @@ def write_cuda(
     kv_cache_dtype: str,
     layer: Any,
 ) -> None:
-    """Store as ``write`` does, by vLLM's own kernel, which a CUDA graph can hold."""
+    """Store as ``write`` does, by vLLM's own kernel, which CUDA graphs can capture."""
     from vllm import _custom_ops
 
     key_cache, value_cache = kv_cache.transpose(1, 2).chunk(2, dim=-1)

@@ -1,8 +1,8 @@
-"""Scales of an FP8 KV cache, as a checkpoint gives them; those of an NVFP4 cache are left out.
+"""Scales of an FP8 KV cache from a checkpoint; scales of an NVFP4 cache are skipped.
 
-No cache that is served has use for the latter. Their divisor is 2688 or 448, by exporter and
-version, and the file does not say which: taken for FP8 scales, they could saturate keys and values
-at a sixth of what was seen.
+No KV cache that is served uses NVFP4 scales. Their divisor is 2688 or 448, by exporter and version,
+and the file does not record it: read as FP8 scales, they could saturate keys and values at a sixth
+of the calibrated maximum.
 """
 
 import re
@@ -22,8 +22,8 @@ _NVFP4_SCALES = re.compile(r"\.[kv]_(?:global_)?scale$")
 class KvCacheMethod(BaseKVCacheMethod):
     """Method of an attention layer, which reads its scales in float32.
 
-    vLLM's takes torch's default dtype for them: the model's bfloat16 while that is built, and
-    float32 in a reload, which would then change what the same checkpoint says.
+    vLLM's method takes torch's default dtype: the model's bfloat16 at the first load, and float32
+    in a reload, so that a reload of the same checkpoint would change the scales.
     """
 
     def create_weights(self, layer: Any) -> None:
@@ -32,18 +32,18 @@ class KvCacheMethod(BaseKVCacheMethod):
             super().create_weights(layer)
         if are_ignored(getattr(self.quant_config, "checkpoint", None)):
             for scale in (layer.k_scale, layer.v_scale):
-                scale.weight_loader = _ignore  # of models that do not map names
+                scale.weight_loader = _ignore  # for models that do not map names
 
 
 def are_ignored(checkpoint: CheckpointConfig | None) -> bool:
-    """Whether a checkpoint's scales are of a cache that is not served."""
+    """Whether a checkpoint's scales belong to a cache format that is not served."""
     return checkpoint is not None and checkpoint.nvfp4_cache
 
 
 def mapper(theirs: Any, checkpoint: CheckpointConfig | None) -> Any:
-    """Mapper of a checkpoint's names that drops scales of an NVFP4 cache, or else vLLM's."""
+    """Mapper that drops NVFP4 cache scales from a checkpoint, or else vLLM's mapper."""
     from vllm.model_executor.models.utils import (
-        WeightsMapper,  # imports methods, as vLLM's own does
+        WeightsMapper,  # late, as vLLM's own: the module imports methods
     )
 
     if not are_ignored(checkpoint):
@@ -52,4 +52,4 @@ def mapper(theirs: Any, checkpoint: CheckpointConfig | None) -> Any:
 
 
 def _ignore(param: Tensor, loaded_weight: Tensor) -> None:
-    """Loader of a scale that is not used; vLLM's value for none stays."""
+    """Loader that ignores a scale; vLLM's default value stays."""

@@ -1,4 +1,4 @@
-"""Attention's implementation for each family of devices: one table, which all else asks.
+"""Attention implementation for each device family: the one table that all other modules read.
 
 =======  ================================  ==========================================
 family   steps that only decode            steps that prefill
@@ -34,13 +34,13 @@ class Implementation:
 
     Attributes:
         impl: class of a layer's attention.
-        builder: class that builds a step's metadata.
-        kernels: table of the op that serves decodes, and prefills unless ``prefill`` does.
-        head_dims: head sizes that each of these kernels takes.
+        builder: class of the step's metadata builder.
+        kernels: kernel table of the op for decodes, and for prefills if ``prefill`` is empty.
+        head_dims: head sizes that each kernel supports.
         sinks: whether layers may have attention sinks.
-        max_group: most query heads that may share a KV head; None: any number.
-        prefill: name of what serves steps that prefill; empty: the same op.
-        obstacle: tells why it cannot run in this installation; empty if it can.
+        max_group: largest qhead_per_kvhead; None: any number.
+        prefill: name of the kernel for steps with prefills; empty: the same op.
+        obstacle: function that returns why this installation cannot run the implementation, or "".
     """
 
     impl: type[PagedAttentionImpl]
@@ -54,20 +54,20 @@ class Implementation:
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether a query's result, in prefills and decodes, may depend on no other query."""
+        """Whether kernels for prefills and decodes are batch-invariant."""
         return self.kernels.find(current_device(), "float", batch_invariant=True) is not None
 
     def kernel(self, kv_cache_dtype: str) -> Kernel:
         """Kernel for this device and cache dtype.
 
         Raises:
-            NoKernelError: there is none.
+            NoKernelError: there is no such kernel.
         """
         wanted = batch_invariance.is_wanted()
         return self.kernels.select(current_device(), _mode(kv_cache_dtype), wanted)
 
     def head_sizes(self, kv_cache_dtype: str) -> tuple[int, ...]:
-        """Head sizes that the kernel takes; empty if there is no kernel."""
+        """Head sizes that the kernel supports; empty if there is no kernel."""
         family = device_family(current_device())
         return self.head_dims.get((family, _mode(kv_cache_dtype)), ())
 
@@ -83,7 +83,7 @@ DECODE = Implementation(
     HopperMetadataBuilder,
     DECODE_KERNELS,
     DECODE_HEAD_DIMS,
-    sinks=False,  # FlashAttention's prefill with ours has not been tried
+    sinks=False,  # FlashAttention's prefill beside our decode kernel has not been tested
     max_group=MAX_GROUP,
     prefill=hopper.PREFILL,
     obstacle=hopper.obstacle,
@@ -94,7 +94,7 @@ IMPLEMENTATIONS = {"cpu": PAGED, "sm_90": DECODE, "sm_100": PAGED}
 def implementation() -> Implementation:
     """Implementation for this process's device.
 
-    A family that is not listed gets the one whose kernel table then says what there is.
+    An unlisted family gets the implementation whose kernel table reports the families with kernels.
     """
     return IMPLEMENTATIONS.get(device_family(current_device()), PAGED)
 

@@ -1,4 +1,4 @@
-"""Choice of the backend a model gets when its user names none."""
+"""Choice of the attention backend for a model whose user names none."""
 
 from typing import Any
 
@@ -16,31 +16,30 @@ from vllm_fp4_plugin.report import LayerRecord
 
 # Models whose layers assert that they have FlashInfer's implementation.
 _FLASHINFER_ALONE = ("flint",)
-# Models of vLLM whose layers have sinks: always, or where their config has such a field set.
+# vLLM's models whose layers have sinks: always, or if this field of the config is set.
 _ALWAYS_SINKS = ("gpt_oss", "openai_privacy_filter")
 _SINK_FLAGS = (
     "add_full_attention_sink_bias",
     "add_swa_attention_sink_bias",
     "swa_attention_sink_enabled",
 )
-# Models with layers that vLLM's configs do not tell of: latent attention, which ``use_mla`` leaves
-# out of its list of model types; and chunks whose queries see the chunk before theirs.
+# Models with layers that vLLM's configs do not describe: latent attention of model types that
+# ``use_mla`` does not list, and chunked attention whose queries see the previous chunk.
 _LATENT = ("sarvam_mla",)
 _LOOKING_BACK = ("Rnj1ForCausalLM",)
 
 
 def make_default(vllm_config: Any) -> str:
-    """Choose ``CUSTOM`` for a model that it can serve; return why it is, or is not, chosen.
+    """Choose ``CUSTOM`` for a model that it can serve; return the reason for the choice.
 
-    vLLM asks for a backend when it builds a layer, so a choice made before that is one that the
-    user could have made.
+    vLLM asks for a backend when it builds a layer: a choice made before then acts like the user's.
     """
     attention = vllm_config.attention_config
     if attention.backend_per_kind:
         return "named by backend_per_kind"
     if attention.backend is not None:
         sizes = sorted(set(_head_sizes(vllm_config.model_config.model_arch_config)))
-        if len(sizes) > 1:  # vLLM names one itself, and leaves no trace of who did
+        if len(sizes) > 1:  # vLLM sets one itself, and does not record that
             return f"--attention-backend {attention.backend.name}, or vLLM's for heads of {sizes}"
         return f"--attention-backend {attention.backend.name}"
     custom = AttentionBackendEnum.CUSTOM
@@ -56,7 +55,7 @@ def make_default(vllm_config: Any) -> str:
 def drafts_reason(attention: Any) -> str:
     """Reason for the backend of a draft that has the target's quantization config.
 
-    vLLM chooses it apart from the target's, in an ``attention`` config of the draft's own.
+    vLLM chooses the draft's backend separately, from the draft's own ``attention`` config.
     """
     if attention.backend is not None:
         return f"the draft's attention_backend is {attention.backend.name}"
@@ -111,7 +110,7 @@ def obstacles(vllm_config: Any) -> list[str]:
 
 
 def _has_sinks(text: Any) -> bool:
-    """Whether vLLM builds layers with sinks for a model, which it says of a layer only."""
+    """Whether vLLM builds layers with sinks for a model; vLLM exposes this only per layer."""
     if text.model_type.startswith("granite"):
         given = getattr(text, "attention_sinks", None)
         return getattr(text, "layer_types", None) is not None if given is None else bool(given)
@@ -119,12 +118,12 @@ def _has_sinks(text: Any) -> bool:
 
 
 def _layer_types(text: Any) -> list[str]:
-    """Kind of each layer's attention, as a model's config names it; empty if it does not."""
+    """Attention type of each layer, from the model's config; empty if the config has none."""
     return getattr(text, "layer_types", None) or []
 
 
 def _group(architecture: Any, parallel: Any) -> int:
-    """Number of query heads that share a KV head, on one rank."""
+    """Query heads per KV head (qhead_per_kvhead) on one rank."""
     ranks = parallel.tensor_parallel_size
     heads, kv_heads = architecture.total_num_attention_heads, architecture.total_num_kv_heads
     return -(-heads // ranks) // max(1, kv_heads // ranks)
@@ -137,24 +136,25 @@ def _head_sizes(architecture: Any) -> list[int]:
 
 
 def _head_size(architecture: Any) -> int:
-    """Head size of all layers, or one that is not supported if there is such a layer."""
+    """Head size of all layers; if a layer has an unsupported size, that size."""
     sizes = _head_sizes(architecture)
     unsupported = (d for d in sizes if not PagedAttentionBackend.supports_head_size(d))
     return int(next(unsupported, architecture.head_size))
 
 
 def record(layer: Any, prefix: str, reason: str) -> LayerRecord:
-    """Record of an attention layer, once vLLM has chosen its backend."""
+    """Record of an attention layer for the report, once vLLM has chosen its backend."""
     backend, dtype = layer.get_attn_backend(), layer.kv_cache_dtype
     if dtype == "auto":
-        # MLA layers do not keep theirs; they are built, and reported, under the model's.
+        # MLA layers store no dtype; the model's default is current when they are built and
+        # reported.
         dtype = dtype_name(getattr(layer, "dtype", torch.get_default_dtype()))
     elif dtype in FP8_DTYPES:
-        dtype = "fp8_e4m3"  # the other name for it
+        dtype = "fp8_e4m3"  # alias of the same dtype
     ours = issubclass(backend, PagedAttentionBackend)
     theirs = "of vLLM's choice" if is_planned() else f"{backend.get_name()} (vLLM)"
     runs = implementation().label(layer.kv_cache_dtype) if ours else theirs
-    # vLLM asks for the record once more when the layer has been bound to the one after it.
+    # vLLM requests the record again after binding the layer to the next one.
     said = getattr(getattr(layer, "impl", None), "said", "")
     reason = "; ".join(filter(None, (reason, said)))
     return LayerRecord(prefix, runs, f"{dtype} KV cache", reason, 0, 0)

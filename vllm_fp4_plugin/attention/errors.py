@@ -1,5 +1,5 @@
-"""Error of attention that our kernels do not compute."""
+"""Error for attention that our kernels do not support."""
 
 
 class UnsupportedAttention(ValueError):
-    """Attention that ``PagedAttentionBackend`` does not compute; another backend must."""
+    """Attention that ``PagedAttentionBackend`` does not support; use another backend."""

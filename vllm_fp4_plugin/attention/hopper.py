@@ -1,4 +1,4 @@
-"""Attention on sm_90: steps that only decode on our kernel, all others on FlashAttention 3."""
+"""Attention on sm_90: our kernel for decode-only steps, FlashAttention 3 for all others."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -22,11 +22,11 @@ from vllm_fp4_plugin.attention.metadata import (
 from vllm_fp4_plugin.device import is_planned
 
 PREFILL = "FlashAttention 3 (vLLM)"
-NULL_PAGE = 0  # which vLLM gives to no sequence
+NULL_PAGE = 0  # vLLM assigns this page to no sequence
 
 
 def obstacle() -> str:
-    """Reason why prefills cannot run: vLLM has no FlashAttention 3, or was told to use another."""
+    """Reason why prefills cannot run: no FlashAttention 3, or vLLM is set to another version."""
     from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
 
     if is_planned() or get_flash_attn_version() == 3:
@@ -35,10 +35,10 @@ def obstacle() -> str:
 
 
 class HopperMetadataBuilder(PagedAttentionMetadataBuilder):
-    """Builder that leaves batches as they are.
+    """Builder that does not split batches.
 
-    FlashAttention spreads decodes beside a prefill by itself, and outside of a CUDA graph a second
-    launch per layer costs more than it wins.
+    FlashAttention distributes decodes beside a prefill by itself, and outside of a CUDA graph a
+    second launch per layer costs more than it saves.
     """
 
     separates = False
@@ -52,9 +52,10 @@ class HopperMetadataBuilder(PagedAttentionMetadataBuilder):
     def _without_pages_given_away(self, metadata: PagedAttentionMetadata) -> PagedAttentionMetadata:
         """Metadata of a step in whose table pages before every window are vLLM's null page.
 
-        They may hold NaN of others by now, which FlashAttention multiplies by 0 where the window
-        begins within its tile. The table is changed in place: graphs hold it, and vLLM, whose
-        runner does the same from 0.33 on, writes it anew in every step.
+        vLLM frees these pages; another sequence may have written NaN there, and FlashAttention
+        multiplies by 0 where the window begins inside a tile. The table is changed in place, as
+        graphs hold the pointer; vLLM, whose runner does the same from 0.33 on, rewrites the table
+        in every step.
         """
         [part] = metadata.parts
         spec = self.kv_cache_spec
@@ -67,7 +68,7 @@ class HopperMetadataBuilder(PagedAttentionMetadataBuilder):
 
 
 class HopperAttentionImpl(PagedAttentionImpl):
-    """Attention whose steps of one token per sequence are one launch, which stores it too."""
+    """Attention whose decode steps are one launch that also stores the step's keys and values."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class HopperAttentionImpl(PagedAttentionImpl):
             )
 
     def kernels(self, dtype: torch.dtype, page_size: int, sms: int) -> Iterable[KernelSpec]:
-        """See ``warmup.AttentionLayer``; for decodes, as prefills need none of ours."""
+        """Decode kernels, see ``warmup.AttentionLayer``; prefills need no kernel of ours."""
         name = dtype_name(dtype)
         return decode_kernels(self.sizes, name, page_size=page_size, sms=sms)  # type: ignore[arg-type]
 
@@ -123,7 +124,7 @@ class HopperAttentionImpl(PagedAttentionImpl):
         )
 
     def _decodes(self, part: Part) -> bool:
-        """Whether a part is one token of each sequence, whose key is this layer's own."""
+        """Whether a part has one token per sequence, whose key this layer stores."""
         own = self.kv_sharing_target_layer_name is None
         return own and part.max_query_len == 1 and part.tokens.stop == len(part.seq_lens)
 

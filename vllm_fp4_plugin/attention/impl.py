@@ -25,17 +25,18 @@ from vllm_fp4_plugin.attention.errors import UnsupportedAttention
 from vllm_fp4_plugin.attention.metadata import PagedAttentionMetadata
 from vllm_fp4_plugin.attention.rotation import Rotation
 
-ANY_BATCH = 1 << 20  # tokens: as many as there may be
+ANY_BATCH = 1 << 20  # tokens: the maximum of a step
 
 
 class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
-    """Writes a layer's keys and values to its cache, and calls ``paged_attention``.
+    """Attention that writes a layer's keys and values to its cache and calls ``paged_attention``.
 
     Attributes:
-        quantizes: whether the result leaves as NVFP4, see ``quantizing``.
-        rotation: what it does to queries and keys, see ``rotation``; None: they come rotated.
-        rotation_settled: whether that has been decided.
-        said: what reports say of what precedes and follows; may be empty.
+        quantizes: whether the output is NVFP4, see ``quantizing``.
+        rotation: rotary embedding fused into attention, see ``rotation``; None: inputs come
+            rotated.
+        rotation_settled: whether this fusion has been decided.
+        said: note for reports about the ops fused before and after attention; may be empty.
     """
 
     quantizes = False
@@ -78,7 +79,7 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
         self.sinks: Tensor | None = None
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
-        """Keep the sinks as the op takes them; after a reload where they were, for CUDA graphs."""
+        """Bring the sinks to the op's layout; reloads write in place, for CUDA graphs."""
         if self._loaded_sinks is None:
             return
         sinks = self._loaded_sinks.detach().float().contiguous()
@@ -88,7 +89,7 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
             self.sinks.copy_(sinks)
 
     def kernels(self, dtype: torch.dtype, page_size: int, sms: int) -> Iterable[KernelSpec]:
-        """See ``warmup.AttentionLayer``; for prefills and decodes."""
+        """Prefill and decode kernels, see ``warmup.AttentionLayer``."""
         rotates = self.rotation is not None
         sizes = self.sizes if self.rotation is None else self.rotation.sizes(self.sizes)
         name: Any = dtype_name(dtype)
@@ -107,7 +108,7 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
 
     @property
     def sizes(self) -> Attention:
-        """Sizes of the layer on this rank, as ``nvfp4_kernels.precompile`` takes them."""
+        """Sizes of the layer on this rank, for ``nvfp4_kernels.precompile``."""
         return Attention(
             self.num_heads,
             self.num_kv_heads,
@@ -125,9 +126,9 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
         kv_cache: Tensor,
         slot_mapping: Tensor,
     ) -> None:
-        """Store this step's keys and values, unless another layer has done so."""
+        """Store this step's keys and values, unless the cache belongs to another layer."""
         if self.kv_sharing_target_layer_name is not None:
-            return  # the cache is that layer's
+            return  # shared cache of that layer
         if key.is_cuda:
             cache.write_cuda(key, value, kv_cache, slot_mapping, self.kv_cache_dtype, layer)
         else:
@@ -147,10 +148,10 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
     ) -> Tensor:
         """Compute attention of ``query`` ``(≥ T, Hq, D)`` into ``output`` of its shape.
 
-        ``key`` and ``value`` may be None in a layer that reads another's cache.
+        ``key`` and ``value`` may be None in a layer that reads another layer's cache.
 
-        With ``output_scale``, the input scale of the layer that follows, the result is NVFP4:
-        ``output`` uint8 ``(≥ T, Hq, D/2)``, ``output_block_scale`` float8_e4m3fn, blocked.
+        With ``output_scale``, the input scale of the next layer, the result is NVFP4: ``output``
+        uint8 ``(≥ T, Hq, D/2)``, ``output_block_scale`` float8_e4m3fn, blocked.
         """
         scales = output_scale, output_block_scale
         if [each is not None for each in scales] != [self.quantizes] * 2:
@@ -163,7 +164,7 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
                 "key: is None, must be given, as --attention-backend CUSTOM stores it; serve with "
                 "another, CPU_ATTN on CPU or FLASH_ATTN on CUDA"
             )
-        if attn_metadata is None:  # vLLM measures memory
+        if attn_metadata is None:  # vLLM's profile run, which measures memory
             if output_block_scale is not None:
                 output_block_scale.view(torch.uint8).fill_(0)
             return output.fill_(0)
@@ -182,9 +183,9 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
         output: Tensor,
         nvfp4: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        """Store keys and values, then attend to all there are.
+        """Store keys and values, then attend to all keys of the sequence.
 
-        ``nvfp4`` holds the global scale and the block scales of a result in NVFP4.
+        ``nvfp4`` holds the global scale and the block scales of an NVFP4 result.
         """
         slots, positions = attn_metadata.slot_mapping, attn_metadata.positions
         if self.rotation is None:
@@ -242,7 +243,7 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
 
 
 def _rows(x: Tensor, rows: slice) -> Tensor:
-    """Return ``x[rows]``: ``x`` itself where that is all of it, as views take time to make."""
+    """Return ``x[rows]``; ``x`` itself if that is all of x, as making a view takes time."""
     return x if rows.start == 0 and rows.stop == len(x) else x[rows]
 
 

@@ -1,4 +1,4 @@
-"""Metadata that all layers of a step share: which queries and keys belong to which sequence."""
+"""Per-step metadata shared by all layers: queries and keys of each sequence."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,14 +25,14 @@ logger = init_logger("vllm.nvfp4_tc")
 
 @dataclass
 class Part:
-    """Sequences that follow one another in a batch, and are alike enough for one launch.
+    """Consecutive sequences of a batch that are alike enough for one launch.
 
     Attributes:
         tokens: rows of the query.
-        query_start: int32 ``(B + 1,)``, from this part's first row on.
+        query_start: cu_seqlens_q, int32 ``(B + 1,)``, relative to this part's first row.
         seq_lens: int32 ``(B,)``, this step's tokens included.
         block_table: int32 ``(B, pages)``.
-        max_query_len: upper bound of its sequences' queries.
+        max_query_len: upper bound of the query lengths.
         max_seq_len: upper bound of ``seq_lens``.
     """
 
@@ -46,17 +46,17 @@ class Part:
 
 @dataclass
 class PagedAttentionMetadata(AttentionMetadata):
-    """One step's batch, of which some sequences may be padding without queries.
+    """Metadata of one step's batch; some sequences may be padding without queries.
 
     Attributes:
-        parts: sequences that decode, then the others; one part if there is one kind.
-        slot_mapping: int64 ``(T,)``: where in the cache each token belongs; negative: nowhere.
-        counters: int32 zeros, one for each sequence and KV head; see ``paged_attention``.
-        positions: int64 ``(≥ T,)`` of the tokens, in vLLM's memory where it tells them; of several
-            dimensions where the model has such.
-        stores_first: whether a sequence may read pages that another one of the step fills: a prompt
-            finds the blocks of one that was scheduled with it. Keys of all must be stored then
-            before any attends.
+        parts: decodes, then prefills; one part if the batch has only one kind.
+        slot_mapping: int64 ``(T,)``: cache slot of each token; negative: not stored.
+        counters: semaphores, int32 zeros per sequence and KV head; see ``paged_attention``.
+        positions: int64 ``(≥ T,)`` of the tokens, in vLLM's buffer where vLLM exposes one;
+            multi-dimensional for models with such positions.
+        stores_first: whether a sequence may read pages that another sequence fills in this step (a
+            prefix-cache hit on a prompt scheduled with it). All keys must then be stored before
+            attention starts.
     """
 
     parts: list[Part]
@@ -67,17 +67,17 @@ class PagedAttentionMetadata(AttentionMetadata):
 
 
 class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetadata]):
-    """Cuts a batch into decodes and the rest.
+    """Builder that splits a batch into decodes and prefills.
 
-    The op would take them mixed, but chooses its tile, and how it splits keys, for the longest
-    query: a long decode beside a prefill would have its keys read by one SM.
+    The op accepts mixed batches, but picks tile size and split-KV for the longest query: beside a
+    prefill, the keys of a long decode would be read by one SM.
     """
 
-    # A graph of decodes. One that also holds prefills would launch, for each of its sequences, the
-    # tiles of a prefill as long as the whole batch.
+    # A graph of decodes only. A graph that also holds prefills would launch, for each of its
+    # sequences, the tiles of a prefill as long as the whole batch.
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
     supports_update_block_table: bool = True
-    separates = True  # or leaves a batch of both kinds in one piece
+    separates = True  # False: do not split a batch of both kinds
 
     def __init__(
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
@@ -95,7 +95,7 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
             self._compile_kernels()
 
     def _compile_kernels(self) -> None:
-        """Compile for any batch: the size of pages is known, and no graph is captured yet."""
+        """Compile kernels for any batch: the page size is known, and no graph is captured yet."""
         config = self.vllm_config
         layers = config.compilation_config.static_forward_context
         impls = [layers[name].impl for name in self.layer_names]
@@ -106,7 +106,7 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
 
     @cached_property
     def _counters(self) -> torch.Tensor:
-        """Counters of the builder, so that batches in flight beside one another count apart."""
+        """Semaphores owned by this builder, as batches in flight must not share semaphores."""
         config: Any = self.vllm_config
         captured = config.compilation_config.max_cudagraph_capture_size or 0
         sequences = max(config.scheduler_config.max_num_seqs, captured)
@@ -163,26 +163,26 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
         return self._metadata([first, second], *given)
 
     def _stores_first(self, common: CommonAttentionMetadata) -> bool:
-        """Whether the step has prompts that may share pages with what is scheduled beside them.
+        """Whether the step has prompts that may share pages with another request of the step.
 
-        vLLM offers a block to others once it has scheduled the tokens that fill it. A graph of
-        decodes, which is replayed whatever this says, may hold a prompt of one token: one that
-        repeats what a sequence beside it generates, up to the block that this one fills just then.
+        vLLM offers a block for reuse once the tokens that fill the block are scheduled. A graph of
+        decodes, which is replayed for either result, may hold a one-token prompt that repeats the
+        tokens of a sequence generating beside it, up to the block being filled in this step.
         """
         if not self.vllm_config.cache_config.enable_prefix_caching:
             return False
-        if common.is_prefilling is None:  # a draft model's steps, whose first follows a target's
+        if common.is_prefilling is None:  # a draft's steps, the first after a target's
             return common.max_query_len > 1
         return bool(common.is_prefilling.any())
 
     @cached_property
     def _positions(self) -> torch.Tensor:
-        """Memory that graphs may hold, for positions that vLLM does not tell."""
+        """Buffer that graphs may hold, for positions that vLLM does not expose."""
         tokens = self.vllm_config.scheduler_config.max_num_batched_tokens
         return torch.zeros(tokens, dtype=torch.int64, device=self.device)
 
     def _positions_of(self, common: CommonAttentionMetadata) -> torch.Tensor:
-        """Positions of a step's tokens; as they follow from lengths, for drafts of other models."""
+        """Positions of a step's tokens, derived from the lengths, for drafts of other models."""
         if common.positions is not None:
             return common.positions
         ends, tokens = common.query_start_loc[1:], common.num_actual_tokens

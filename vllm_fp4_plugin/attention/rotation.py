@@ -1,8 +1,8 @@
-"""Rotation of queries and keys by attention, or, of a prefill, by the op that stores them.
+"""Rotary embedding fused into attention or, for prefills, into the op that stores keys.
 
-Where an attention module of a model's hands what its rotary embedding returns to attention and to
-nothing else, the embedding hands queries and keys on as they are, and so do norms of heads before
-it; attention does their work when it stores the keys.
+Where a model's attention module passes its rotary embedding's results to attention and to nothing
+else, the embedding returns queries and keys unchanged, and so do head norms before it; attention
+rotates and normalises when storing the keys.
 """
 
 from dataclasses import dataclass, replace
@@ -17,11 +17,11 @@ from nvfp4_kernels.rotary import rotary_store
 
 
 class Unrotated(Module):
-    """Stand-in for a rotary embedding: hands queries and keys on.
+    """Stand-in for a rotary embedding that returns queries and keys unchanged.
 
     Args:
-        rotary: which the model goes on holding, for its table to be found: vLLM keeps the buffers
-            of a model that sleeps.
+        rotary: the rotary embedding, still owned by the model: vLLM keeps the buffers of a sleeping
+            model, and with them the cos/sin table.
     """
 
     def __init__(self, rotary: Module) -> None:
@@ -29,12 +29,12 @@ class Unrotated(Module):
         self.rotary = rotary
 
     def forward(self, positions: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``query`` and ``key``."""
+        """Return ``query`` and ``key`` unchanged."""
         return query, key
 
 
 def leave_unnormalised(norm: Module) -> None:
-    """Have a norm of heads hand them on; it stays where its weight is loaded, and reloaded."""
+    """Make a head norm return its input; the module keeps the weight, for loads and reloads."""
     norm.forward = _same
 
 
@@ -44,11 +44,11 @@ def _same(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Rotation:
-    """Modules of vLLM's whose work attention does.
+    """Modules of vLLM whose work attention does.
 
     Attributes:
-        rotary: the rotary embedding: its table, and how it pairs elements.
-        q_norm, k_norm: RMSNorms of heads; None where there are none.
+        rotary: the rotary embedding, with its cos/sin table and its pairing of elements.
+        q_norm, k_norm: RMSNorms of heads, or None.
     """
 
     rotary: Any
@@ -57,12 +57,12 @@ class Rotation:
 
     @property
     def said(self) -> str:
-        """Words for reports."""
+        """Note for reports."""
         norms = "normalised, " if self.q_norm is not None else ""
         return f"queries and keys {norms}rotated"
 
     def sizes(self, attention: Attention) -> Attention:
-        """Sizes of an attention layer with what is done before it."""
+        """Sizes of an attention layer, fused rotation and norms included."""
         return replace(
             attention,
             rotary_dim=self.rotary.rotary_dim,
@@ -71,7 +71,7 @@ class Rotation:
         )
 
     def of_heads(self, query: Tensor) -> HeadRotation:
-        """Rotation as the ops take it, for queries of a dtype."""
+        """Rotation in the form that the ops take, for queries of a dtype."""
         norms = self.q_norm, self.k_norm
         q_norm, k_norm = (None if norm is None else norm.weight.data for norm in norms)
         return HeadRotation(
@@ -98,7 +98,7 @@ class Rotation:
             query: 16-bit ``(≥ T, Hq, D)``.
             key: 16-bit ``(≥ T, Hkv, D)``.
             value: as ``key``.
-            kv_cache: the layer's, of the dtype of its values.
+            kv_cache: KV cache of the layer, typed by its stored values.
             slot_mapping: int64 ``(T,)``.
             positions: int64 ``(≥ T,)``.
             scales: of keys and of values, with an E4M3 cache.

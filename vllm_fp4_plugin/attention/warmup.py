@@ -1,4 +1,4 @@
-"""Warmup of attention, once vLLM has said how it keeps keys, and before it serves."""
+"""Warmup of attention: after vLLM has fixed the KV-cache layout, before it serves."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -11,14 +11,14 @@ from vllm_fp4_plugin import warmup
 
 
 class AttentionLayer(Protocol):
-    """Attention of a layer, which knows the kernels that it needs."""
+    """Attention of a layer that lists the kernels it needs."""
 
     def kernels(self, dtype: torch.dtype, page_size: int, sms: int) -> Iterable[KernelSpec]:
         """Kernels that serve any batch.
 
         Args:
             dtype: of queries, bfloat16 or float16.
-            page_size: keys of a page of the cache.
+            page_size: keys per page of the cache.
             sms: SMs of the GPU.
         """
 
@@ -29,7 +29,7 @@ def layer_kernels(
     page_size: int,
     device: torch.device,
 ) -> list[KernelSpec]:
-    """Kernels that ``layers`` need on ``device``, each once; see ``AttentionLayer.kernels``."""
+    """Distinct kernels that ``layers`` need on ``device``; see ``AttentionLayer.kernels``."""
     sms = multiprocessors(device)
     specs = (spec for layer in layers for spec in layer.kernels(dtype, page_size, sms))
     return list(dict.fromkeys(specs))
@@ -41,9 +41,9 @@ def compile_layers(
     page_size: int,
     device: torch.device,
 ) -> str:
-    """Compile, and load, ``layer_kernels``.
+    """Compile and load ``layer_kernels``.
 
     Returns:
-        What was done, in a line; empty if there was nothing to compile.
+        One-line summary of the work; empty if there was nothing to compile.
     """
     return warmup.compile_kernels(layer_kernels(layers, dtype, page_size, device), "attention's")

@@ -1,1 +1,1 @@
-"""A local checkpoint: its files, the kinds of its layers, and whether a load was complete."""
+"""A local checkpoint: files, quantization scheme of each layer, completeness of a load."""

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint that arrive in a model: what a refusal calls them, and their file."""
+"""Checkpoint tensors received by a model, with their names and files for error messages."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -15,12 +15,12 @@ _COPIES = (torch.ops.aten.clone, torch.ops.aten._to_copy)
 
 
 class Checkpoint(NamedTuple):
-    """Checkpoint that tensors come from.
+    """Checkpoint that tensors are loaded from.
 
     Attributes:
-        source: its directory, or its name on the hub.
-        revision: branch, tag or commit of the latter.
-        cache: directory of the hub's cache; None: the hub's own.
+        source: directory, or name on the hub.
+        revision: branch, tag or commit on the hub.
+        cache: directory of the hub's cache; None: the default directory.
     """
 
     source: str
@@ -28,7 +28,7 @@ class Checkpoint(NamedTuple):
     cache: str | None = None
 
     def file_of(self, tensor: str) -> str:
-        """File that a tensor is in; the checkpoint, if it is in none that is here."""
+        """File that holds a tensor; the checkpoint's name if no local file does."""
         directory = checkpoint_files.local_directory(*self)
         headers = {} if directory is None else checkpoint_files.read_headers(directory)
         return str(headers[tensor].file) if tensor in headers else self.source
@@ -38,9 +38,9 @@ class Source(NamedTuple):
     """Tensor of a checkpoint.
 
     Attributes:
-        checkpoint: what it is of.
-        name: its name there.
-        shape: its shape there.
+        checkpoint: checkpoint that holds the tensor.
+        name: name in the checkpoint.
+        shape: shape in the checkpoint.
     """
 
     checkpoint: Checkpoint
@@ -49,7 +49,7 @@ class Source(NamedTuple):
 
     @property
     def file(self) -> str:
-        """File that the tensor is in; the checkpoint, if its files are not here."""
+        """File that holds the tensor; the checkpoint's name if the files are not local."""
         return self.checkpoint.file_of(self.name)
 
     def __str__(self) -> str:
@@ -57,14 +57,14 @@ class Source(NamedTuple):
 
 
 class Arrivals(TorchDispatchMode):
-    """Record of the tensors that a model is given, and of what it makes of them while entered.
+    """Mode that records the tensors a model receives, and the copies and results made from them.
 
     Args:
-        checkpoint: what they come from.
+        checkpoint: checkpoint that the tensors come from.
 
     Attributes:
-        last: tensor that the model asked for last; None: there is none, or the model has them all.
-        names: all that came.
+        last: tensor that the model requested last; None before the first and after the last tensor.
+        names: names of all tensors so far.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -72,14 +72,15 @@ class Arrivals(TorchDispatchMode):
         self._checkpoint = checkpoint
         self.last: Source | None = None
         self.names: list[str] = []
-        # A reference keeps the identity of a storage from being another's, not its memory.
+        # The weak reference stops the id of a storage from being reused, without keeping its
+        # memory.
         self._by_storage: dict[int, tuple[StorageWeakRef, Source | None]] = {}
         self._made: dict[int, tuple[StorageWeakRef, Source]] = {}
         self._read: dict[Source, tuple[int, tuple[int, ...]]] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Whether torch wraps every call against being compiled: a load never is, and it costs."""
+        """Whether torch wraps each call against compilation: no, as a load is never compiled."""
         return False
 
     def __enter__(self) -> Self:
@@ -108,7 +109,7 @@ class Arrivals(TorchDispatchMode):
             self._made[reference.cdata] = reference, source
 
     def follow(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield tensors, and note each before the model has it."""
+        """Yield tensors, and record each before the model receives it."""
         for name, tensor in weights:
             source = Source(self._checkpoint, name, tuple(tensor.shape))
             reference = StorageWeakRef(tensor.untyped_storage())
@@ -117,23 +118,23 @@ class Arrivals(TorchDispatchMode):
             self.names.append(name)
             self.last = source
             yield name, tensor
-        self.last = None  # a model that gathers them first is at none of them from here on
+        self.last = None  # a model that gathers all tensors first loads an unknown one from here on
 
     def note_read(self, given: Tensor) -> None:
-        """Note that a model copies from a tensor, or from a view of it."""
+        """Record that a model copies from a tensor, or from a view of it."""
         _, source = self._by_storage.get(given.untyped_storage()._cdata, (None, None))
         if source is not None:
             count, _ = self._read.get(source, (0, ()))
             self._read[source] = count + given.numel(), tuple(given.shape)
 
     def read_in_part(self) -> Iterator[tuple[Source, tuple[int, ...]]]:
-        """Yield tensors of which a model has copied a part alone, and the part's shape."""
+        """Yield tensors that a model has copied only in part, with the shape of that part."""
         for source, (count, shape) in self._read.items():
             if 0 < count < math.prod(source.shape):
                 yield source, shape
 
     def seen_by(self, tensor: Tensor) -> Source | None:
-        """Tensor of the checkpoint that a tensor is a view of, or was made of alone."""
+        """Checkpoint tensor that ``tensor`` is a view of, or was computed from alone."""
         storage = tensor.untyped_storage()._cdata
         _, source = self._by_storage.get(storage) or self._made.get(storage) or (None, None)
         return source
@@ -143,7 +144,7 @@ _UNDER_WAY: list[Arrivals] = []
 
 
 def source_of(tensor: Tensor) -> Source | None:
-    """Tensor of the checkpoint that a layer is given: seen by ``tensor``, or the last that came."""
+    """Checkpoint tensor behind a tensor that a layer receives; by default the last requested."""
     if not _UNDER_WAY:
         return None
     return _UNDER_WAY[-1].seen_by(tensor) or _UNDER_WAY[-1].last

@@ -1,7 +1,7 @@
-"""Completeness of a model: every parameter has come from the checkpoint, or nothing is served.
+"""Completeness of a model: every parameter comes from the checkpoint, or the load is refused.
 
-vLLM checks that itself for models that are not quantised, by name alone: a fused parameter of
-which one shard came passes.
+vLLM checks this only for unquantised models, and only by name: a fused parameter that received a
+single shard passes.
 """
 
 from collections.abc import Container, Iterable, Iterator
@@ -26,11 +26,12 @@ from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.ignore import shard_names
 from vllm_fp4_plugin.options import METHOD
 
-LEDGER = "ledger"  # attribute of a method that knows by itself which tensors have come
-_NAMED = 4  # missing tensors in a message
-# Parameters by their module's class that stay as vLLM builds them: its model skips a checkpoint's.
+LEDGER = "ledger"  # attribute of a method that tracks the tensors it has received
+_NAMED = 4  # missing tensors listed in a message
+# Parameters, by their module's class, that keep their initial values: vLLM's model skips these
+# tensors of a checkpoint.
 _KEPT = {"RadioVisionEncoderLayer": ("ls1", "ls2")}
-# What models and torch raise for a tensor of another shape or name.
+# Errors of models and torch for a tensor of unexpected shape or name.
 _MISFITS = (
     *(AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError),
 )
@@ -40,7 +41,7 @@ INCOMPLETE = "the checkpoint is incomplete, copy or download it again, or export
 
 
 class _Needed(NamedTuple):
-    """Parameter or buffer that a checkpoint has to fill."""
+    """Parameter or buffer that a checkpoint must fill."""
 
     name: str
     module: nn.Module
@@ -48,13 +49,13 @@ class _Needed(NamedTuple):
 
 
 class CompleteLoad:
-    """Load of a model's weights that is refused unless it fills every parameter and placeholder.
+    """Loader of a model's weights that raises unless every parameter and placeholder is filled.
 
     Args:
-        model: a model that is built and not loaded; on the meta device too.
-        checkpoint: what the weights are of.
-        shared: kind of module whose weights need not come, as they may be another module's.
-        has_values: whether tensors' values are the checkpoint's; they must be finite then.
+        model: a model that is built and not loaded; may be on the meta device.
+        checkpoint: checkpoint that holds the weights.
+        shared: class of modules whose weights may be missing, as another module may share its own.
+        has_values: whether tensors hold the checkpoint's values, which must then be finite.
     """
 
     def __init__(
@@ -73,14 +74,15 @@ class CompleteLoad:
         self._numbers: set[int] = set()
 
     def expect(self) -> None:
-        """Stand in front of the model's ``load_weights`` for the next call."""
-        self._model.load_weights = self  # of the instance, before the class's
+        """Replace the model's ``load_weights`` for the next call."""
+        self._model.load_weights = self  # attribute of the instance, which hides the class's method
 
     def __call__(self, weights: Iterable[tuple[str, Tensor]], *args: Any, **kwargs: Any) -> Any:
-        """Load weights as the model's ``load_weights`` does.
+        """Load weights with the model's ``load_weights``, and check them.
 
         Raises:
-            UnsupportedCheckpoint: naming a tensor that is missing, unknown, or does not fit.
+            UnsupportedCheckpoint: the message names a tensor that is missing, unknown, or does not
+                fit.
         """
         vars(self._model).pop("load_weights", None)
         needed = list(_needed(self._model, self._shared))
@@ -108,7 +110,7 @@ class CompleteLoad:
         return claimed
 
     def _checked(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield tensors, unless they hold what parameters would take, and no model can use."""
+        """Yield tensors; raise for integers in a weight or bias, and for non-finite values."""
         for name, tensor in weights:
             is_weight = name.endswith((".weight", ".bias"))
             if is_weight and tensor.dtype in _INTEGERS:
@@ -125,7 +127,7 @@ class CompleteLoad:
             yield name, tensor
 
     def _check_copy(self, to: Tensor, given: Tensor) -> None:
-        """Raise for a copy that would spread a tensor, or read its numbers as another kind's."""
+        """Raise for a copy that would broadcast a tensor, or convert between unrelated dtypes."""
         self._arrivals.note_read(given)
         source = source_of(given)
         name = source or self._checkpoint.source
@@ -179,18 +181,18 @@ class CompleteLoad:
         for name, module, parameter in needed:
             holes = coverage.holes(parameter)
             untouched = sum(end - start for start, end in holes) == parameter.nbytes
-            # A model may fill a parameter otherwise; of one that it fills in part it cannot know.
+            # A model may claim parameters that it fills by other means, unless partly filled.
             if holes and not (untouched and name in claimed):
                 yield from _tensors(name, module, parameter, holes, packed)
 
 
 def _is_alone() -> bool:
-    """Whether this rank is the only one, to which every tensor belongs as a whole."""
+    """Whether this rank is the only one, so that each tensor must be read whole."""
     return not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1
 
 
 def _is_kept(given: torch.dtype, to: torch.dtype) -> bool:
-    """Whether a copy keeps a tensor's numbers, but for rounding."""
+    """Whether a copy preserves a tensor's values up to rounding."""
     if to in _FLOATS:
         return given in (*_FLOATS, torch.float8_e8m0fnu)
     wide = torch.int16, torch.int32, torch.int64
@@ -203,7 +205,7 @@ def _needed(model: nn.Module, shared: type[nn.Module] | None) -> Iterator[_Neede
         if not _must_come(module, shared):
             continue
         if hasattr(method, LEDGER):
-            continue  # which knows every expert's tensors, where a parameter has padding too
+            continue  # its ledger tracks each tensor, despite padding
         optional = getattr(method, "optional_parameters", ()) + _KEPT.get(type(module).__name__, ())
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.numel() and name not in optional:
@@ -218,7 +220,7 @@ def _needed_buffers(model: nn.Module, shared: type[nn.Module] | None) -> Iterato
 
 def _must_come(module: nn.Module, shared: type[nn.Module] | None) -> bool:
     if isinstance(getattr(module, "quant_method", None), BaseKVCacheMethod):
-        return False  # scales of a KV cache, 1 unless there are any
+        return False  # scales of a KV cache, 1 by default
     return shared is None or not isinstance(module, shared)
 
 
@@ -234,7 +236,7 @@ def _tensors(
     holes: list[Interval],
     packed: dict[str, list[str]],
 ) -> Iterator[str]:
-    """Names that the missing parts of a parameter have in the checkpoint."""
+    """Checkpoint names for the missing parts of a parameter."""
     prefix, _, last = name.rpartition(".")
     sizes = getattr(module, "output_partition_sizes", [])
     shards = shard_names(prefix, packed)
@@ -255,7 +257,7 @@ def check_load_format(load_format: str) -> None:
     """Refuse a load format whose loader does not check that a model is complete.
 
     Raises:
-        UnsupportedCheckpoint: naming those that do.
+        UnsupportedCheckpoint: the message lists the accepted load formats.
     """
     loaders = model_loader._LOAD_FORMAT_TO_MODEL_LOADER
     checked = sorted(

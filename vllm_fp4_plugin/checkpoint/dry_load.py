@@ -1,4 +1,4 @@
-"""Rehearsal of a load: a model without weights takes tensors without values."""
+"""Dry load: a model on the meta device loads tensors without values, from headers alone."""
 
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
@@ -15,15 +15,15 @@ from vllm_fp4_plugin.checkpoint.files import TensorHeader
 
 
 class UnknownFiles(ValueError):
-    """Error of a model that reads other files, whose tensors no header tells."""
+    """Error for a model that reads files without safetensors headers."""
 
 
 def rehearse(model: Any, directory: Path, headers: Mapping[str, TensorHeader]) -> None:
-    """Have a model on the meta device load tensors of a checkpoint's names, dtypes and shapes.
+    """Load tensors with a checkpoint's names, dtypes and shapes into a model on the meta device.
 
     Raises:
-        UnsupportedCheckpoint: one is missing, unknown to the model, or does not fit it.
-        UnknownFiles: the model reads files beside the checkpoint's that are not safetensors.
+        UnsupportedCheckpoint: a tensor is missing, unknown to the model, or does not fit.
+        UnknownFiles: the model reads further files that are not safetensors.
     """
     offered = dict(_offered(model, directory, headers))
     CompleteLoad(model, Checkpoint(str(directory)), has_values=False)(_hollow(offered))
@@ -32,7 +32,7 @@ def rehearse(model: Any, directory: Path, headers: Mapping[str, TensorHeader]) -
 def _offered(
     model: Any, directory: Path, headers: Mapping[str, TensorHeader]
 ) -> Iterator[tuple[str, TensorHeader]]:
-    """Tensors as vLLM's loader offers them: those of files beside come under names of their own."""
+    """Headers by name as vLLM's loader yields the tensors, with a prefix for secondary files."""
     is_unused = getattr(model, "is_unused_checkpoint_weight", lambda name: False)
     yield from ((name, header) for name, header in headers.items() if not is_unused(name))
     for source in getattr(model, "secondary_weights", ()):
@@ -41,7 +41,7 @@ def _offered(
 
 
 def _headers_of(source: Any) -> Mapping[str, TensorHeader]:
-    """Headers of the files of one of a model's ``DefaultModelLoader.Source``."""
+    """Headers of the files of one ``DefaultModelLoader.Source`` of a model."""
     patterns = source.allow_patterns_overrides or ["*.safetensors"]
     place = checkpoint_files.local_directory(source.model_or_path, source.revision)
     folder = None if place is None else place / (source.subfolder or "")
@@ -54,6 +54,6 @@ def _headers_of(source: Any) -> Mapping[str, TensorHeader]:
 
 def _hollow(headers: Mapping[str, TensorHeader]) -> Iterator[tuple[str, Tensor]]:
     for name, header in headers.items():
-        # Not on the meta device: models look at single numbers, and may keep a parameter elsewhere.
+        # Not on the meta device: models read single numbers, and may keep a parameter elsewhere.
         dtype = checkpoint_files.dtype_of(name, header)
         yield name, torch.zeros((), dtype=dtype).expand(header.shape)

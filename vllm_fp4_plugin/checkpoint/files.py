@@ -18,9 +18,9 @@ from vllm_fp4_plugin.formats import (
     UnsupportedCheckpoint,
 )
 
-STACKED = 3  # dimensions of what holds all experts of a layer
+STACKED = 3  # dimensions of a tensor that stacks all experts of a layer
 
-SIZES = (  # of a config, that no model has less than 0 of
+SIZES = (  # config fields that must not be negative
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
     *("num_hidden_layers", "head_dim", "vocab_size"),
 )
@@ -47,9 +47,9 @@ class TensorHeader:
     """One tensor of a safetensors file.
 
     Attributes:
-        dtype: its safetensors name, e.g. ``"BF16"``, ``"U8"``, ``"F8_E4M3"``.
-        shape: its shape.
-        file: the file it is in.
+        dtype: safetensors name of the dtype, e.g. ``"BF16"``, ``"U8"``, ``"F8_E4M3"``.
+        shape: shape of the tensor.
+        file: file that holds the tensor.
     """
 
     dtype: str
@@ -60,19 +60,19 @@ class TensorHeader:
 def local_directory(
     model: str, revision: str | None = None, cache: str | None = None
 ) -> Path | None:
-    """Directory of a model's files: itself, or the hub's cache if that holds all; None: neither.
+    """Directory of a model's files: ``model``, or the hub's cache if complete; None: neither.
 
     Args:
         model: directory of a checkpoint, or its name on the hub.
-        revision: branch, tag or commit of the latter; None: its main branch.
-        cache: directory of the cache; None: the hub's own.
+        revision: branch, tag or commit on the hub; None: the main branch.
+        cache: directory of the cache; None: the hub's default.
     """
     directory = Path(model)
     if directory.is_dir():
         return directory
     try:
         path = snapshot_download(model, revision=revision, cache_dir=cache, local_files_only=True)
-    except (OSError, ValueError):  # not there, or no name that the hub could have
+    except (OSError, ValueError):  # missing, or not a valid name on the hub
         return None
     found = Path(path)
     index = found / INDEX
@@ -81,11 +81,11 @@ def local_directory(
 
 
 def no_weights(source: str, others: Sequence[str]) -> UnsupportedCheckpoint:
-    """Error of a checkpoint without safetensors files.
+    """Error for a checkpoint without safetensors files.
 
     Args:
-        source: its directory or name.
-        others: files of weights that it has instead.
+        source: directory or name of the checkpoint.
+        others: weight files in other formats.
     """
     holds = "no files of weights"
     if others:
@@ -97,14 +97,14 @@ def no_weights(source: str, others: Sequence[str]) -> UnsupportedCheckpoint:
 
 
 def check_config(directory: Path) -> None:
-    """Check that a checkpoint's ``config.json``, if it has one, is what vLLM reads without a look.
+    """Check the fields of a checkpoint's ``config.json``, if any, that vLLM reads unchecked.
 
     Raises:
-        UnsupportedCheckpoint: naming the file, the field, what it is, what it must be.
+        UnsupportedCheckpoint: the message names the file, the field, its value and accepted values.
     """
     file = directory / CONFIG
     if not file.is_file():
-        return  # vLLM says so, or knows another config
+        return  # vLLM reports this itself, or reads another config
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -134,8 +134,8 @@ def read_headers(directory: Path) -> dict[str, TensorHeader]:
     """Read the headers of all tensors in a checkpoint's safetensors files, by name; {} without any.
 
     Raises:
-        UnsupportedCheckpoint: the index names a file that is missing or a tensor that is not in
-            it, or a file is truncated or damaged.
+        UnsupportedCheckpoint: the index names a missing file, or a tensor that its file lacks, or a
+            file is truncated or damaged.
     """
     if not (directory / INDEX).exists():
         files = sorted(directory.glob("*.safetensors"))
@@ -178,7 +178,7 @@ def read_file(file: Path) -> dict[str, TensorHeader]:
     """Headers of a safetensors file's tensors, by name.
 
     Raises:
-        UnsupportedCheckpoint: it is truncated or damaged.
+        UnsupportedCheckpoint: the file is truncated or damaged.
     """
     headers = {}
     try:
@@ -194,10 +194,10 @@ def read_file(file: Path) -> dict[str, TensorHeader]:
 
 
 def dtype_of(name: str, header: TensorHeader) -> torch.dtype:
-    """Look up the dtype that a tensor has in torch.
+    """Look up the torch dtype of a tensor.
 
     Raises:
-        UnsupportedCheckpoint: it is none of ``DTYPES``.
+        UnsupportedCheckpoint: the dtype is not in ``DTYPES``.
     """
     if header.dtype not in DTYPES:
         raise UnsupportedCheckpoint(
@@ -208,10 +208,11 @@ def dtype_of(name: str, header: TensorHeader) -> torch.dtype:
 
 
 def check_nvfp4(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig) -> None:
-    """Check that every quantised linear is whole: its tensors, their dtypes and shapes.
+    """Check the tensors of every quantised linear: all present, with the right dtypes and shapes.
 
     Raises:
-        UnsupportedCheckpoint: naming the tensor, what it is, what it must be.
+        UnsupportedCheckpoint: the message names the tensor, its dtype or shape, and the required
+            one.
     """
     names = checkpoint.names
     for other in FORMATS.values():
@@ -234,7 +235,7 @@ def check_nvfp4(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfi
 
 
 def _refuse_other_names(headers: Mapping[str, TensorHeader], names: TensorNames) -> None:
-    """Raise if a checkpoint without a weight of the format's names has block scales of others."""
+    """Raise if a checkpoint has block scales but no weights under the format's names."""
     for name, header in headers.items():
         if header.dtype == "F8_E4M3" and len(header.shape) == STACKED:
             raise UnsupportedCheckpoint(
@@ -245,13 +246,13 @@ def _refuse_other_names(headers: Mapping[str, TensorHeader], names: TensorNames)
 
 
 def quantised_modules(headers: Mapping[str, TensorHeader], names: TensorNames) -> list[str]:
-    """Modules that hold packed data, a global scale of it, or both."""
+    """Modules that hold packed data, a global scale of packed data, or both."""
     packed = [m for m in _modules(headers, names.weight) if _is_packed(headers, m, names)]
     return list(dict.fromkeys([*packed, *_modules(headers, names.weight_global)]))
 
 
 def _is_packed(headers: Mapping[str, TensorHeader], module: str, names: TensorNames) -> bool:
-    """Whether a module holds packed data, and not with the powers of two that scale MXFP4's."""
+    """Whether a module holds packed data other than MXFP4, whose scales are powers of two."""
     scale = headers.get(f"{module}.{names.block_scale}")
     is_mx = scale is not None and scale.dtype == "U8"
     return headers[f"{module}.{names.weight}"].dtype == "U8" and not is_mx
@@ -277,7 +278,7 @@ def _check_module(
     weight = headers[f"{module}.{names.weight}"]
     _check_tensor(f"{module}.{names.weight}", weight, "U8", None)
     if len(weight.shape) != 2:
-        return  # experts stacked in one tensor; the layer that loads them says what it accepts
+        return  # experts stacked in one tensor; the layer that loads the stack validates it
     n, packed = weight.shape
     scale = headers[f"{module}.{names.block_scale}"]
     expected = (n, 2 * packed // BLOCK_SIZE)

@@ -1,4 +1,4 @@
-"""Kinds of layers as a checkpoint's config declares them."""
+"""Quantization schemes of layers as a checkpoint's config declares them."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,10 +12,10 @@ UNQUANTIZED = LayerGroup("the config", Kind.UNQUANTIZED)
 
 
 class DeclaredKinds:
-    """Groups of a config, asked by the names of modules.
+    """Config groups, looked up by module name.
 
-    A module that ``ignore`` covers is in none. Of the others, a group that names it comes before
-    one of every linear, and an earlier group before a later one.
+    A module that ``ignore`` covers is in no group. For other modules, a group that names the module
+    precedes a group of every linear, and an earlier group precedes a later one.
     """
 
     def __init__(self, checkpoint: CheckpointConfig) -> None:
@@ -25,7 +25,7 @@ class DeclaredKinds:
         self._index()
 
     def _index(self) -> None:
-        """Sort the targets: names, of which there may be thousands, are looked up."""
+        """Index the targets: the names, possibly thousands, go into a dict."""
         self._ignored_names = {pattern for pattern in self._ignore if not _is_pattern(pattern)}
         self._ignored_patterns = [pattern for pattern in self._ignore if _is_pattern(pattern)]
         self._names: dict[str, LayerGroup] = {}
@@ -44,7 +44,7 @@ class DeclaredKinds:
         return next(named, None) or matches(name, self._ignored_patterns)
 
     def group_of(self, name: str) -> LayerGroup | None:
-        """Find the group of a module; None if the config does not say."""
+        """Find the group of a module; None if the config does not specify one."""
         if self.ignored_by(name) is not None:
             return UNQUANTIZED
         if self._is_silent:
@@ -52,7 +52,7 @@ class DeclaredKinds:
         return self._named(name) or self._rest or UNQUANTIZED
 
     def mentions(self, name: str) -> bool:
-        """Whether a module is covered by name, ignored or not."""
+        """Whether a group or ``ignore`` covers a module by name."""
         return self.ignored_by(name) is not None or self._named(name) is not None
 
     def _named(self, name: str) -> LayerGroup | None:
@@ -63,7 +63,7 @@ class DeclaredKinds:
         return next((g for target, g in self._patterns if matches(name, [target])), None)
 
     def rename(self, mapper: Any) -> None:
-        """Go by the names that vLLM's ``mapper`` gives the model's modules from now on."""
+        """Rename targets and patterns to the module names that vLLM's ``mapper`` gives."""
         self._ignore = renamed(self._ignore, mapper)
         self._groups = tuple(
             group
@@ -79,7 +79,7 @@ def _is_pattern(target: str) -> bool:
 
 
 def renamed(patterns: Iterable[str], mapper: Any) -> tuple[str, ...]:
-    """Rename names and wildcards; a regex has no prefix by which a rule could go."""
+    """Rename names and wildcards; a regex stays, as it has no prefix for the mapper's rules."""
     return tuple(
         pattern if pattern.startswith("re:") else renamed_module(pattern, mapper)
         for pattern in patterns
@@ -87,9 +87,9 @@ def renamed(patterns: Iterable[str], mapper: Any) -> tuple[str, ...]:
 
 
 def renamed_module(name: str, mapper: Any) -> str:
-    """Name that vLLM's ``mapper``, whose rules are about tensors, gives a module.
+    """Module name under vLLM's ``mapper``, whose rules apply to tensors.
 
-    A rule such as ``"lm_head."`` is about what is below the module, so a tensor of it is asked for.
+    A rule such as ``"lm_head."`` matches names below the module, so the name of a tensor is mapped.
     """
     for below in (f"{name}.weight", name):
         mapped: str | None = mapper.map_name(below)

@@ -1,4 +1,4 @@
-"""Kinds of a local checkpoint's layers by their tensors, held against what its config says."""
+"""Quantization schemes of layers from a checkpoint's tensors, checked against its config."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -19,7 +19,7 @@ from vllm_fp4_plugin.formats.kind import FP8_BLOCK_SIZE, MX_BLOCK_SIZE, NVFP4_KI
 
 Tensors = Mapping[str, TensorHeader]
 
-EXPERTS = "experts"  # a layer of them is one, however many there are
+EXPERTS = "experts"  # all experts below this name are one layer
 
 _WEIGHTS = ("weight", "weight_packed")
 _SCALES = (
@@ -36,12 +36,12 @@ _FORMATS = (
 
 
 class Found(NamedTuple):
-    """Kind of a module, by its tensors.
+    """Quantization scheme of a module, from its tensors.
 
     Attributes:
-        group: group that it belongs to.
-        config_says: kind that the config gives it, if that is another one.
-        experts: experts that it has, if it is a layer of them with tensors for each.
+        group: group that the module belongs to.
+        config_says: scheme in the config, if different from the scheme of the tensors.
+        experts: number of experts, for a layer of experts with tensors per expert.
     """
 
     group: LayerGroup
@@ -50,17 +50,17 @@ class Found(NamedTuple):
 
 
 def find_kinds(headers: Tensors, checkpoint: CheckpointConfig) -> dict[str, Found]:
-    """Find what every module with a matrix is, by its name in the checkpoint.
+    """Find the scheme of every module with a matrix, by its name in the checkpoint.
 
-    Where the config says otherwise, the tensors count.
+    Where config and tensors differ, the tensors win.
 
     Raises:
-        UnsupportedCheckpoint: tensors that belong to no kind, or contradict the config such that
-            no kind can be right, by the module's name and its file's.
+        UnsupportedCheckpoint: tensors match no scheme, or contradict the config such that no scheme
+            fits both; the message names module and file.
     """
     declared = DeclaredKinds(checkpoint)
     found: dict[str, Found] = {}
-    first: dict[str, str] = {}  # module that a layer's kind was found in
+    first: dict[str, str] = {}  # first module of each layer whose scheme was found
     experts: dict[str, int] = {}
     for module, tensors in _modules(headers).items():
         said = declared.group_of(module)
@@ -86,7 +86,7 @@ def _check_experts_alike(one: str, its: LayerGroup, other: str, others: LayerGro
 
 
 def layer_of(module: str) -> tuple[str, int]:
-    """Layer that a module is a part of, and the number of experts up to its own."""
+    """Layer that a module belongs to, and the module's expert index plus 1 (0 if not an expert)."""
     before, dot, below = module.partition(f".{EXPERTS}.")
     if not dot:
         return module, 0
@@ -95,7 +95,7 @@ def layer_of(module: str) -> tuple[str, int]:
 
 
 def _modules(headers: Tensors) -> dict[str, dict[str, TensorHeader]]:
-    """Tensors of each module that holds a matrix, by their own names."""
+    """Tensors of each module that holds a matrix, by their names below the module."""
     found: dict[str, dict[str, TensorHeader]] = {}
     for name, header in headers.items():
         module, _, tensor = name.rpartition(".")
@@ -111,7 +111,7 @@ def _has_matrix(tensors: Iterable[tuple[str, TensorHeader]]) -> bool:
 def _settle(
     module: str, tensors: Tensors, said: LayerGroup | None, checkpoint: CheckpointConfig
 ) -> LayerGroup:
-    """Group of a module: the one that the config gives it, if its tensors can be of that kind."""
+    """Group of a module: the group in the config if the tensors can have its scheme."""
     group = _group(module, tensors, said, checkpoint)
     return replace(group, scale=INVERSE_SCALE) if INVERSE_SCALE in tensors else group
 
@@ -149,7 +149,7 @@ def _group(
 def _check_against(
     module: str, tensors: Tensors, said: LayerGroup, readings: tuple[Kind, ...], names: TensorNames
 ) -> None:
-    """Raise where config and tensors contradict each other, and neither can be right alone."""
+    """Raise where config and tensors contradict each other such that neither can be right alone."""
     if said.kind in readings:
         _check_input(module, tensors, said)
     elif said.kind is Kind.NVFP4 and Kind.NVFP4_A16 in readings:
@@ -164,7 +164,7 @@ def _check_against(
 
 
 def _check_input(module: str, tensors: Tensors, group: LayerGroup) -> None:
-    """Raise unless a scale of the input is there exactly if the group has static ones."""
+    """Raise unless an input scale exists exactly if the group has static input scales."""
     if group.kind.is_nvfp4 or group.kind is Kind.UNQUANTIZED:
         return
     if group.inputs == "static" and "input_scale" not in tensors:
@@ -177,12 +177,12 @@ def _check_input(module: str, tensors: Tensors, group: LayerGroup) -> None:
 
 
 def _readings(tensors: Tensors, format: Format) -> tuple[Kind, ...]:
-    """Kinds that a module's tensors can be of, the likeliest first."""
+    """Schemes that a module's tensors can have, the likeliest first."""
     names, is_packed = format.names, "weight_packed" in tensors
     weight = tensors["weight_packed" if is_packed else "weight"]
     scale, inverse = tensors.get(SCALE), tensors.get(INVERSE_SCALE)
     if weight.dtype in _FLOATS:
-        return (Kind.UNQUANTIZED,) if scale is inverse else ()  # neither
+        return (Kind.UNQUANTIZED,) if scale is inverse else ()  # both None
     if len(weight.shape) != 2 or (scale is None) == (inverse is None):
         return ()
     if inverse is not None:
@@ -202,14 +202,14 @@ def _readings(tensors: Tensors, format: Format) -> tuple[Kind, ...]:
 
 
 def _blocks(weight: TensorHeader, scale: TensorHeader) -> tuple[Kind, ...]:
-    """Kinds of a weight with a scale for each block by DeepSeek's name."""
+    """Schemes of a weight with block scales under DeepSeek's tensor name."""
     shape = tuple(-(-size // FP8_BLOCK_SIZE) for size in weight.shape)
     fits = weight.dtype == "F8_E4M3" and scale.dtype in _FLOATS and scale.shape == shape
     return (Kind.FP8_BLOCK,) if fits else ()
 
 
 def _granularities(n: int, k: int, shape: tuple[int, ...], format: Format) -> tuple[Kind, ...]:
-    """Kinds of FP8 that have scales of a shape for a weight ``(n, k)``: of a small one, several."""
+    """FP8 schemes with scales of this shape for a weight ``(n, k)``; several if it is small."""
     rows, columns = -(-n // FP8_BLOCK_SIZE), -(-k // FP8_BLOCK_SIZE)
     shapes = {
         Kind.FP8: [(), (1,), (1, 1)],

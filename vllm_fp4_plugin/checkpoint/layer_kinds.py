@@ -1,4 +1,4 @@
-"""Kind of every layer that vLLM builds: by its tensors where they are known, else by the config."""
+"""Quantization scheme of every layer that vLLM builds: from its tensors, else from the config."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from vllm_fp4_plugin.formats import CheckpointConfig, LayerGroup, UnsupportedChe
 from vllm_fp4_plugin.formats.kind import Kind
 from vllm_fp4_plugin.ignore import MixedShards, shard_names
 
-# Parts of a name below which exporters left out of their lists what they did not quantise.
+# Name parts of modules whose 16-bit layers exporters omit from their ignore lists.
 UNLISTED = frozenset(
     {
         "mm_projector",
@@ -31,11 +31,11 @@ EMBEDDING = "embed_tokens"
 
 
 class LayerKind(NamedTuple):
-    """Kind of a layer.
+    """Quantization scheme of a layer.
 
     Attributes:
-        group: group that it belongs to.
-        reason: reason for the kind, for the report; empty if config and tensors agree on one.
+        group: group that the layer belongs to.
+        reason: reason for the scheme, for the report; empty if config and tensors agree.
     """
 
     group: LayerGroup
@@ -43,12 +43,12 @@ class LayerKind(NamedTuple):
 
 
 class LayerKinds:
-    """Kinds of a checkpoint's layers, asked by the names that vLLM gives them.
+    """Quantization schemes of a checkpoint's layers, looked up by vLLM's layer names.
 
-    It is sent to every process: what is kept of the files is one entry a layer.
+    Every process receives a copy: from the files, only one entry per layer is kept.
 
     Args:
-        checkpoint: content of its config.
+        checkpoint: content of the checkpoint's config.
     """
 
     def __init__(self, checkpoint: CheckpointConfig) -> None:
@@ -57,7 +57,7 @@ class LayerKinds:
         self._found: dict[str, Found] = {}
 
     def read(self, headers: Mapping[str, TensorHeader]) -> None:
-        """Take the kinds from the headers of a local checkpoint.
+        """Read the schemes from the headers of a local checkpoint.
 
         Raises:
             UnsupportedCheckpoint: see ``find_kinds``.
@@ -65,55 +65,55 @@ class LayerKinds:
         self._found = find_kinds(headers, self._checkpoint)
 
     def rename(self, mapper: Any) -> None:
-        """Know the layers by the names that vLLM's ``mapper`` gives them, too.
+        """Add the layer names that vLLM's ``mapper`` gives.
 
-        A model within another has a mapper of its own, which comes second and may not know the
-        names that the first one gave: those of before stay known.
+        A nested model has a mapper of its own, which is applied second and may not cover names from
+        the first mapper: earlier names stay valid.
         """
         self._declared.rename(mapper)
         self._found |= {renamed_module(name, mapper): f for name, f in self._found.items()}
 
     def has(self, kind: Kind) -> bool:
-        """Whether a layer, or a group where layers are not known, is of a kind."""
+        """Whether any layer, or any config group if the layers are unknown, has a scheme."""
         groups = [f.group for f in self._found.values()] or list(self._checkpoint.declared)
         return any(group.kind is kind for group in groups)
 
     @property
     def are_by_tensors(self) -> bool:
-        """Whether the checkpoint's tensors were at hand."""
+        """Whether the schemes come from the checkpoint's tensors."""
         return bool(self._found)
 
     def has_beside(self, name: str) -> bool:
-        """Whether the checkpoint's tensors are of modules beside one of that name, or of it."""
+        """Whether the checkpoint has a module of this name, or a sibling of it."""
         parent = name.rpartition(".")[0]
         return any(found.rpartition(".")[0] == parent for found in self._found)
 
     def tensors_kind(self, name: str) -> Kind | None:
-        """Kind of a module by its tensors; None if it has none, or they are not known."""
+        """Scheme of a module from its tensors; None without known tensors."""
         found = self._found.get(name)
         return None if found is None else found.group.kind
 
     def embedding_name(self, prefix: str) -> str:
-        """Name of an embedding, which some models build without one."""
+        """Name of the embedding, also where a model builds it without a name."""
         named = (name for name in self._found if name.rpartition(".")[2] == EMBEDDING)
         return prefix or next(named, "")
 
     def head_group(self, prefix: str) -> LayerGroup | None:
-        """Group of an ``lm_head`` by its tensors, whatever is before its name; None without any."""
+        """Group of an ``lm_head`` from its tensors, under any prefix; None without tensors."""
         last = prefix.rpartition(".")[2]
         names = [prefix, *(name for name in self._found if name.rpartition(".")[2] == last)]
         return next((self._found[name].group for name in names if name in self._found), None)
 
     def of(self, prefix: str, packed_modules: Mapping[str, list[str]]) -> LayerKind:
-        """Kind of a linear layer.
+        """Scheme of a linear layer.
 
         Args:
-            prefix: the layer's name.
+            prefix: name of the layer.
             packed_modules: shards of fused layers.
 
         Raises:
-            MixedShards: its shards are of several kinds.
-            UnsupportedCheckpoint: neither tensors nor config say what it is.
+            MixedShards: the shards have several schemes.
+            UnsupportedCheckpoint: neither tensors nor config specify a scheme.
         """
         names = shard_names(prefix, packed_modules)
         found = {name: self._found[name] for name in [*names, prefix] if name in self._found}
@@ -134,16 +134,16 @@ class LayerKinds:
         return LayerKind(group, self._reason(next(iter(groups)), group, None))
 
     def of_experts(self, prefix: str, count: int, projections: Sequence[str]) -> LayerKind:
-        """Kind of a layer of experts.
+        """Scheme of a layer of experts.
 
         Args:
-            prefix: the layer's name.
-            count: experts that it has.
+            prefix: name of the layer.
+            count: number of experts.
             projections: names of an expert's projections, e.g. ``gate_proj``.
 
         Raises:
-            UnsupportedCheckpoint: experts are of several kinds, nothing says of which, or there are
-                more of them on disk.
+            UnsupportedCheckpoint: experts have several schemes or none, or the checkpoint has more
+                experts than ``count``.
         """
         name = prefix if prefix in self._found else self._only_experts_beside(prefix)
         if name is not None:
@@ -167,12 +167,12 @@ class LayerKinds:
                     "all, so quantise the model with one format for all of them"
                 )
         if first is None or first[1] is None:
-            return self.of(prefix, {})  # which says what is missing
+            return self.of(prefix, {})  # raises with the name of the missing tensor or field
         reason = self._reason(f"{prefix}.{first[0]}", first[1], None)
         return LayerKind(first[1], reason)
 
     def _only_experts_beside(self, prefix: str) -> str | None:
-        """Name of the experts of a decoder layer, where the checkpoint calls their module else.
+        """Name of a decoder layer's experts in a checkpoint that names their module differently.
 
         MiniMax-M2 has ``layers.0.block_sparse_moe.experts`` on disk.
         """
@@ -192,9 +192,9 @@ class LayerKinds:
         return LayerKind(group, self._reason(name, group, says))
 
     def _is_unlisted(self, prefix: str) -> bool:
-        """Whether a layer is in a tower of 16-bit layers, though none has just that name.
+        """Whether a layer is in a 16-bit vision tower without an entry of exactly this name.
 
-        Vision models rename what they load themselves.
+        Vision models rename tensors in their own loaders.
         """
         parts = UNLISTED.intersection(prefix.split("."))
         kinds = {

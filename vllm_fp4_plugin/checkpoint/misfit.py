@@ -1,4 +1,4 @@
-"""Tensor of a checkpoint that a model's loader has failed on, from the error that it raised."""
+"""Checkpoint tensor that a model's loader failed on, found from the error's traceback."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,27 +11,27 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm_fp4_plugin.checkpoint.arrivals import Arrivals, Source
 
 _UNKNOWN = ("no module or parameter named", "has no parameter")
-_PLACES = ("param_data", "param", "self")  # of a tensor, in functions that load one
+_PLACES = ("param_data", "param", "self")  # local names of a destination in loaders
 
 
 def _place(tensors: Mapping[str, Tensor], owner: object) -> tuple[int, ...] | None:
-    """Shape that a function has place for, by its tensors and what it is a method of."""
+    """Shape of a loader's destination, from the function's local tensors and its ``self``."""
     place = next((tensors[name] for name in _PLACES if name in tensors), None)
     if place is None:
         return None
-    if isinstance(owner, VocabParallelEmbedding):  # whose rows are padded
+    if isinstance(owner, VocabParallelEmbedding):  # an embedding has padding rows
         return (owner.org_vocab_size, *place.shape[1:])
     return tuple(place.shape)
 
 
 @dataclass(frozen=True)
 class Misfit:
-    """Tensor of a checkpoint that a model's loader has no place for.
+    """Checkpoint tensor that does not fit the model's parameter.
 
     Attributes:
         source: the tensor.
-        must: shape that the loader has place for; None: that is not what it failed on.
-        error: what it raised; None: nothing, it read a part of the tensor.
+        must: shape that the parameter needs; None: the error is not about the shape.
+        error: exception of the loader; None: no exception, but only a part of the tensor was read.
     """
 
     source: Source
@@ -40,9 +40,9 @@ class Misfit:
 
     @classmethod
     def found(cls, error: BaseException, arrivals: Arrivals) -> Self | None:
-        """Find the tensor that a loader was at; None: it was at none.
+        """Find the tensor that a loader failed on; None if it had received none.
 
-        A model may gather tensors before it loads any: the innermost function knows.
+        A model may gather tensors before it loads any, so the innermost stack frame decides.
         """
         frames = [frame for frame, _ in walk_tb(error.__traceback__)]
         for frame in reversed(frames):

@@ -1,17 +1,17 @@
-"""Names that a model's tensors have in a checkpoint, guessed from those of their neighbours."""
+"""Checkpoint names of a model's tensors, guessed from the names of neighbouring tensors."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-_GUESSES = 6  # names for a tensor
+_GUESSES = 6  # most names guessed for a tensor
 
 
 class CheckpointNames:
-    """Names in a checkpoint, beside those that vLLM's model has for the same tensors.
+    """Guesser of checkpoint names from received names and vLLM's parameter names.
 
     Args:
-        came: names of the checkpoint's tensors.
-        parameters: names of the model's.
+        came: names of the tensors received from the checkpoint.
+        parameters: names of the model's parameters.
     """
 
     def __init__(self, came: Iterable[str], parameters: Iterable[str]) -> None:
@@ -20,9 +20,9 @@ class CheckpointNames:
         self._by_ending = _by_ending(self._parameters)
 
     def guesses(self, name: str) -> list[str]:
-        """Names that a tensor of the model may have, the likeliest first; the model's comes last.
+        """Checkpoint names that a model's tensor may have, likeliest first; the model's name last.
 
-        A parameter beside it that came under another name tells what its module is called there.
+        A neighbouring parameter that came under another name reveals the checkpoint's module name.
         """
         found: dict[str, None] = {}
         path = name.split(".")
@@ -39,11 +39,11 @@ class CheckpointNames:
         return [*list(found)[:_GUESSES], *([] if name in found else [name])]
 
     def likeliest(self, name: str) -> str:
-        """Name that a tensor has, as far as its neighbours tell."""
+        """Likeliest checkpoint name of a tensor."""
         return self.guesses(name)[0]
 
     def _modules(self, parameter: str, ending: str) -> Iterator[str]:
-        """Beginnings, before an ending, of the names that a parameter may have come under."""
+        """Prefixes, before ``ending``, of checkpoint names that match a parameter."""
         same = self._came.get(ending, ())
         longest = max((_common(parameter, name) for name in same), default=0)
         for name in same:
@@ -55,7 +55,7 @@ class CheckpointNames:
 
 
 def _by_ending(names: Iterable[str]) -> dict[str, list[str]]:
-    """Names by each of their endings that starts with a whole part."""
+    """Names by each of their suffixes that starts at a dot."""
     found: dict[str, list[str]] = defaultdict(list)
     for name in names:
         parts = name.split(".")
@@ -65,7 +65,7 @@ def _by_ending(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _common(one: str, other: str) -> int:
-    """Number of parts that two names have in common at their ends."""
+    """Number of trailing dot-separated parts that two names share."""
     count = 0
     for a, b in zip(reversed(one.split(".")), reversed(other.split(".")), strict=False):
         if a != b:

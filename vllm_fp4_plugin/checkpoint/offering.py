@@ -1,8 +1,8 @@
-"""Buffers that a load left out: whether the model would have taken them from the checkpoint.
+"""Trial loads that tell whether a model would take an unfilled buffer from the checkpoint.
 
-Only its ``load_weights`` knows: it may take every buffer, some, or none. It is offered each with
-the value that the buffer has already, under the names that the checkpoint may have for it, and
-whatever else the call did to the model is undone.
+Only the model's ``load_weights`` knows: it may load every buffer, some, or none. Each buffer's
+current value is passed to it under the likely checkpoint names, and all other effects of the call
+are undone.
 """
 
 import re
@@ -19,7 +19,7 @@ from vllm_fp4_plugin.checkpoint.write_coverage import WriteCoverage
 
 
 class Buffer(NamedTuple):
-    """Buffer of a model, by its name there."""
+    """Buffer of a model, with its name in the model."""
 
     name: str
     tensor: Tensor
@@ -35,18 +35,18 @@ def wanted(
 
     Args:
         model: a model that has been loaded.
-        lacking: buffers that nothing was written to.
-        names: names that they may have in the checkpoint.
-        refused: errors of models for a tensor that they do not know.
+        lacking: buffers without a write.
+        names: guesser of checkpoint names.
+        refused: exceptions that models raise for an unknown tensor.
 
     Yields:
-        Their names in the checkpoint.
+        Checkpoint names of these buffers.
     """
     alike: dict[str, list[Buffer]] = defaultdict(list)
     for buffer in lacking:
         alike[re.sub(r"\d+", "#", buffer.name)].append(buffer)
     for first, *others in alike.values():
-        # What is true of one layer's is true of all, and a call may take a while.
+        # One layer stands for all layers, as a call may take a while.
         for number, guess in enumerate(names.guesses(first.name)):
             if _takes(model, guess, first.tensor, refused):
                 yield guess
@@ -68,13 +68,13 @@ def _takes(model: Any, name: str, buffer: Tensor, refused: tuple[type[Exception]
         except torch.OutOfMemoryError:
             raise
         except refused:
-            pass  # for the name, or for all that did not come with it
+            pass  # unknown name, or an error for the other tensors, which are missing
     return not coverage.holes(buffer)
 
 
 @contextmanager
 def _undone(model: nn.Module) -> Iterator[None]:
-    """Put back whatever was set on a model's modules within."""
+    """Restore the attributes of a model's modules on exit."""
     kept = []
     for module in model.modules():
         inner = {n: dict(v) for n, v in vars(module).items() if n in _REGISTERED}

@@ -1,8 +1,8 @@
-"""Buffers that a model builds without a value of their own, for a checkpoint to fill.
+"""Buffers that a model builds as placeholders, for a checkpoint to fill.
 
-A model computes rotary tables, position ids and masks itself, though its loader would take those
-of a checkpoint too. What it fills with one number, with random ones or not at all stands in for
-what was trained: a layer's scalar, statistics of a batch norm, a router's bias.
+A model computes rotary tables, position ids and masks itself, though its loader would also accept a
+checkpoint's. A buffer that is filled with a constant or random values, or left uninitialised, is a
+placeholder for a trained value: a layer's scalar, batch-norm statistics, a router's bias.
 """
 
 from collections.abc import Iterator
@@ -28,16 +28,17 @@ _OTHERS = ("k_scale", "v_scale", "num_batches_tracked")
 
 
 class Placeholders(TorchDispatchMode):
-    """Record, while a model is built within, of the tensors that hold no value of their own."""
+    """Mode that records, while a model is built, the tensors without computed values."""
 
     def __init__(self) -> None:
         super().__init__()
-        # A reference keeps the identity of a storage from being another's, not its memory.
+        # The weak reference stops the id of a storage from being reused, without keeping its
+        # memory.
         self._marked: dict[int, StorageWeakRef] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Whether torch wraps every call against being compiled: building a model never is."""
+        """Whether torch wraps each call against compilation: no, as building is never compiled."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -67,7 +68,7 @@ class Placeholders(TorchDispatchMode):
         return tensor.untyped_storage()._cdata in self._marked
 
     def keep(self, model: nn.Module) -> None:
-        """Remember which of a model's buffers are placeholders."""
+        """Record which of a model's buffers are placeholders."""
         found = (
             name
             for name, _, buffer in _persistent(model)
@@ -77,7 +78,7 @@ class Placeholders(TorchDispatchMode):
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """Whether a tensor takes all of its storage: a fill of a part makes a mask."""
+    """Whether a tensor covers all of its storage: filling a part of a tensor makes a mask."""
     return tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
@@ -85,7 +86,7 @@ _FOUND: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()
 
 
 def placeholders(model: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
-    """Names, modules and tensors of a model's placeholders; all buffers, if nothing is recorded."""
+    """Names, modules and tensors of a model's placeholders; of all buffers without a record."""
     recorded = _FOUND.get(model)
     for name, module, buffer in _persistent(model):
         if recorded is None or name in recorded:
@@ -93,9 +94,9 @@ def placeholders(model: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
 
 
 def _persistent(model: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
-    """Buffers that a checkpoint may hold; those that layers of vLLM's keep to themselves are not.
+    """Buffers that a checkpoint may hold; buffers internal to vLLM's layers are excluded.
 
-    Such begin with an underscore: scales of a cache, and of attention in a tower.
+    Internal names begin with an underscore: scales of a cache, and of attention in a tower.
     """
     for prefix, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):

@@ -1,4 +1,4 @@
-"""Values of a local checkpoint: global scales before anything is loaded, all others on demand."""
+"""Values of a local checkpoint: global scales checked before a load, other values on demand."""
 
 import math
 from collections import defaultdict
@@ -16,13 +16,13 @@ from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
 from vllm_fp4_plugin.formats.kind import Kind
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
-_PIECE = 1 << 24  # elements that are checked at a time
+_PIECE = 1 << 24  # elements checked at a time
 
 
 def read_tensors(
     headers: Mapping[str, TensorHeader], names: Sequence[str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Read tensors, each file's together."""
+    """Read tensors, grouped by file."""
     by_file: dict[Path, list[str]] = defaultdict(list)
     for name in names:
         by_file[headers[name].file].append(name)
@@ -33,13 +33,13 @@ def read_tensors(
 
 
 def check_global_scales(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig) -> int:
-    """Check the global scales of weights and activations, and those of an FP8 KV cache.
+    """Check the global scales of weights and activations, and the scales of an FP8 KV cache.
 
     Returns:
-        How many there are.
+        Number of scales checked.
 
     Raises:
-        UnsupportedCheckpoint: one is no positive number, or beyond all that a model can hold.
+        UnsupportedCheckpoint: a scale is not positive, or outside the range of any model.
     """
     names = global_scales(headers, checkpoint)
     for name, values in read_tensors(headers, names):
@@ -62,7 +62,7 @@ def global_scales(headers: Mapping[str, TensorHeader], checkpoint: CheckpointCon
 def _scales_by_layer(
     headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig, used: Sequence[str]
 ) -> Iterator[str]:
-    """Global scales of a checkpoint of mixed precision, whose layers use different ones."""
+    """Global scales of a mixed-precision checkpoint, whose layers use different scales."""
     found, suffixes = find_kinds(headers, checkpoint), tuple(f".{name}" for name in used)
     for name in headers:
         module, _, tensor = name.rpartition(".")
@@ -82,10 +82,10 @@ def check_values(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConf
 
     Args:
         headers: the checkpoint's tensors.
-        checkpoint: what its config says; None if nothing in it is quantised.
+        checkpoint: content of the quantization config; None if nothing is quantised.
 
     Raises:
-        UnsupportedCheckpoint: naming the first tensor that holds anything else.
+        UnsupportedCheckpoint: the message names the first tensor with an invalid value.
     """
     floats = [name for name, header in headers.items() if header.dtype in _FLOATS]
     for name, values in read_tensors(headers, floats):
@@ -103,11 +103,11 @@ def check_finite(name: Callable[[], str], values: Tensor) -> None:
     """Check that a tensor of 16 bits or more holds no NaN and no infinity, in one pass.
 
     Args:
-        name: its file and name, for the message.
-        values: of any dtype; those of eight bits and less are not looked at.
+        name: file and name of the tensor, for the message.
+        values: tensor of any dtype; dtypes of eight bits and less are skipped.
 
     Raises:
-        UnsupportedCheckpoint: it holds some.
+        UnsupportedCheckpoint: a value is NaN or infinite.
     """
     if not values.is_floating_point() or values.element_size() < 2 or not values.numel():
         return

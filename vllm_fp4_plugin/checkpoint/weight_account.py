@@ -1,4 +1,4 @@
-"""Account of a model's weights: which kinds of modules hold how many bytes, in all every one."""
+"""Account of a model's weights: bytes per module kind, adding up to all bytes."""
 
 import math
 import re
@@ -15,7 +15,7 @@ LINEAR, HEAD, EMBEDDINGS, NORMS, OTHERS = "linear layers", "head", "embeddings",
 KINDS = (LINEAR, EXPERTS, HEAD, EMBEDDINGS, NORMS, OTHERS)
 
 _MATRICES = ("weight", "weight_packed")
-# Last parts of modules' names; configs tell them in no common way.
+# Last parts of module names; configs have no common field for them.
 _HEADS = ("lm_head", "embed_out")
 _LOOKUPS = ("wte", "wpe", "shared")
 _NORMS = ("ln", "ln_1", "ln_2", "ln_f")
@@ -27,9 +27,9 @@ class Part:
     """Modules of one kind.
 
     Attributes:
-        names: their names, without what is above a module, and how many have each.
-        elements: weights that they hold, without scales.
-        nbytes: bytes of all their tensors.
+        names: last parts of the module names, with a count of each.
+        elements: number of weights, without scales.
+        nbytes: bytes of all tensors, scales included.
     """
 
     names: Counter[str] = field(default_factory=Counter)
@@ -38,7 +38,7 @@ class Part:
 
     @property
     def bytes_per_weight(self) -> float:
-        """Bytes a weight takes with its scales; 0 without weights."""
+        """Bytes per weight, scales included; 0 without weights."""
         return self.nbytes / self.elements if self.elements else 0.0
 
     def json(self) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class Part:
 
 @dataclass
 class WeightAccount:
-    """Weights of a model by the kinds of ``KINDS``, of which those without any are left out.
+    """Weights of a model by the kinds of ``KINDS``; kinds without weights are absent.
 
     Attributes:
         parts: modules of each kind.
@@ -62,7 +62,7 @@ class WeightAccount:
     parts: dict[str, Part] = field(default_factory=dict)
 
     def add(self, kind: str, module: str, elements: int, nbytes: int) -> None:
-        """Add a module, or tensors of one whose name was added before."""
+        """Add a module, or further tensors of a module of this name."""
         part = self.parts.setdefault(kind, Part())
         part.names[_short(module)] += 1
         part.elements += elements
@@ -84,7 +84,7 @@ class WeightAccount:
 
 
 def of_files(headers: Mapping[str, TensorHeader]) -> WeightAccount:
-    """Account of a checkpoint's tensors, whose kinds their names tell."""
+    """Account of a checkpoint's tensors, classified by name."""
     modules: dict[str, dict[str, TensorHeader]] = {}
     for name, header in headers.items():
         module, _, tensor = name.rpartition(".")
@@ -109,7 +109,7 @@ def _kind_by_name(module: str, tensors: Mapping[str, TensorHeader]) -> str:
     matrix = next((tensors[name] for name in _MATRICES if name in tensors), None)
     if EXPERTS in parts:
         return EXPERTS
-    if last in _HEADS or module == "output":  # as Mistral calls it
+    if last in _HEADS or module == "output":  # Mistral's name
         return HEAD
     if "norm" in last or last in _NORMS:
         return NORMS
@@ -119,19 +119,19 @@ def _kind_by_name(module: str, tensors: Mapping[str, TensorHeader]) -> str:
 
 
 def _elements(tensor: str, header: TensorHeader) -> int:
-    """Number of weights of a tensor; scales are none."""
+    """Number of weights in a tensor; 0 for scales."""
     if "scale" in tensor or tensor.endswith("bias"):
         return 0
     return math.prod(header.shape) * (_CODES_PER_BYTE if header.dtype == "U8" else 1)
 
 
 def _nbytes(header: TensorHeader) -> int:
-    """Bytes of a tensor, of dtypes that nothing here reads too: names tell bits, BOOL's are 8."""
+    """Bytes of a tensor, also of dtypes not in ``DTYPES``: the name gives the bits, BOOL has 8."""
     bits = re.search(r"\d+", header.dtype)
     return math.prod(header.shape) * (int(bits[0]) if bits else 8) // 8
 
 
 def _short(module: str) -> str:
-    """Last part of a module's name, with the one before it where the last is a number."""
+    """Last part of a module's name; if it is a number, the last two."""
     *above, last = module.split(".")
     return f"{above[-1]}.{last}" if last.isdecimal() and above else last

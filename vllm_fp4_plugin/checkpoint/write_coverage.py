@@ -1,4 +1,4 @@
-"""Coverage of tensors by writes: which of their elements anything was written to."""
+"""Coverage of tensors by writes: the byte intervals that operators wrote to."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -13,22 +13,21 @@ _FILLS = (torch.ops.aten.fill_, torch.ops.aten.zero_)
 
 
 class Interval(NamedTuple):
-    """Interval of bytes of a storage, from ``start`` up to ``end``."""
+    """Half-open interval of bytes of a storage, from ``start`` to ``end``."""
 
     start: int
     end: int
 
 
 class WriteCoverage(TorchDispatchMode):
-    """Record, while it is entered, of every write to some tensors; on the meta device too.
+    """Mode that records every write to the watched tensors, also on the meta device.
 
-    It sees what PyTorch dispatches, views of the tensors included, and not a tensor whose
-    storage is exchanged for another: that one counts as written.
+    Writes are seen at PyTorch's dispatcher, including writes to views. A tensor whose storage is
+    replaced counts as written.
 
     Args:
         tensors: tensors to watch.
-        before_copy: called with a watched tensor, or a view of it, and what is going to be copied
-            into it.
+        before_copy: called with a watched tensor or a view of it, and the source of a copy into it.
     """
 
     def __init__(
@@ -38,14 +37,14 @@ class WriteCoverage(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self._before_copy = before_copy
-        # Kept, so that no other storage takes over the identity of one that is exchanged.
+        # Kept alive, so that no other storage reuses the id of a replaced storage.
         self._storages = [tensor.untyped_storage() for tensor in tensors]
         self._writes: dict[int, set[Interval]] = {s._cdata: set() for s in self._storages}
         self._fills: dict[int, set[Interval]] = {s._cdata: set() for s in self._storages}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Whether torch wraps every call against being compiled: a load never is, and it costs."""
+        """Whether torch wraps each call against compilation: no, as a load is never compiled."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -66,10 +65,10 @@ class WriteCoverage(TorchDispatchMode):
         return tensor.untyped_storage()._cdata in self._writes
 
     def holes(self, tensor: Tensor) -> list[Interval]:
-        """Bytes of a watched tensor that nothing was written to, counted from its start.
+        """Bytes of a watched tensor without a write, as offsets from the tensor's start.
 
-        A fill of all that is watched there prepares it for what follows, and says nothing of it
-        unless nothing follows; any other fill is of padding.
+        A fill of the whole tensor is initialisation: it counts only if no write follows. A fill of
+        a part writes padding, and counts.
         """
         key = tensor.untyped_storage()._cdata
         if key not in self._writes:
@@ -95,13 +94,13 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
 
 @cache
 def _targets(func: Any) -> list[tuple[int, str]]:
-    """Positions and names of an operator's arguments that it writes to."""
+    """Positions and names of the arguments that an operator writes to."""
     arguments = enumerate(func._schema.arguments)
     return [(i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write]
 
 
 def _intervals(tensor: Tensor) -> list[Interval]:
-    """Bytes of its storage that a tensor takes, as few intervals as there are."""
+    """Bytes that a tensor covers in its storage, as the fewest intervals."""
     if not tensor.numel():
         return []
     length = 1
@@ -117,7 +116,7 @@ def _intervals(tensor: Tensor) -> list[Interval]:
 
 
 def _without(interval: Interval, taken: Iterable[Interval]) -> Iterator[Interval]:
-    """Parts of an interval that are in none of a sorted list."""
+    """Parts of an interval outside a sorted list of intervals."""
     at = interval.start
     for start, end in taken:
         if start >= interval.end:

@@ -1,1 +1,1 @@
-"""Layers of a checkpoint of mixed precision that are not NVFP4: vLLM's methods, and references."""
+"""Non-NVFP4 layers of a mixed-precision checkpoint: served by vLLM's methods or by references."""

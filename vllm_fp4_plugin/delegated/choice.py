@@ -1,4 +1,4 @@
-"""Choice of what serves a layer that is quantised, but not in NVFP4."""
+"""Choice of the method for a layer that is quantised, but not in NVFP4."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,21 +22,21 @@ def choose(
     packed_modules: Mapping[str, list[str]],
     reason: str,
 ) -> tuple[QuantizeMethodBase, LayerRecord]:
-    """Choose the method of a layer: vLLM's, or on CPU, where it has none, a reference.
+    """Choose the method of a layer: vLLM's or, on CPU where vLLM has none, a reference.
 
     Args:
         layer: layer that vLLM builds.
-        prefix: its name.
-        group: what it is, not NVFP4.
+        prefix: name of the layer.
+        group: quantization scheme of the layer, not NVFP4.
         format: format of the checkpoint.
         packed_modules: shards of fused layers.
-        reason: reason for its kind, for the report.
+        reason: reason for the scheme, for the report.
 
     Returns:
-        The method, and what the report says of it.
+        The method, and its record for the report.
 
     Raises:
-        UnsupportedCheckpoint: nobody serves it.
+        UnsupportedCheckpoint: no method serves the layer.
     """
     method: QuantizeMethodBase
     if serves_by_reference(group):
@@ -52,22 +52,22 @@ def choose(
 
 
 def serves_by_reference(group: LayerGroup) -> bool:
-    """Whether this device is a CPU, and vLLM's build for it does not serve a kind on every one.
+    """Whether this device is a CPU, and vLLM's CPU build does not serve the scheme on all CPUs.
 
-    It has nothing for MX formats; blocks need AMX; per-tensor scales are made one for all shards by
-    an op that it lacks.
+    The build has no kernels for MX formats; FP8 blocks need AMX; per-tensor scales are merged over
+    shards by an op missing there.
     """
     served = group.kind is Kind.FP8_CHANNEL and group.inputs == "dynamic"
     return device_family(current_device()) == "cpu" and not served
 
 
 def reference_label(group: LayerGroup) -> str:
-    """Name of the reference for a kind, for reports."""
+    """Name of the reference for a scheme, for reports."""
     return f"{group.kind.family}_linear/reference (cpu)"
 
 
 def arithmetic(group: LayerGroup) -> str:
-    """Bits of weights and activations of a kind that is not NVFP4, e.g. ``W8A8 static``."""
+    """Bits of weights and activations of a scheme that is not NVFP4, e.g. ``W8A8 static``."""
     bits = "4" if group.kind is Kind.MXFP4 else "8"
     if group.inputs == "16-bit":
         return f"W{bits}A16"

@@ -1,4 +1,4 @@
-"""Linear method in torch for kinds that vLLM does not serve on CPU: it decodes the weight."""
+"""Linear method in torch that decodes the weight, for schemes that vLLM cannot serve on CPU."""
 
 from typing import Any
 
@@ -37,11 +37,11 @@ _GRANULARITY = {
 
 @register_weight_loader_v2_supported_method
 class ReferenceLinearMethod(LinearMethodBase):
-    """Method that multiplies by the decoded weight in float32; inputs are rounded by the kind.
+    """Method that multiplies by the decoded weight in float32, with inputs rounded by the scheme.
 
     Args:
-        group: what the layer is.
-        scale_dims: dimensions of its scales on disk, see ``LayerGroup.scale_dims``.
+        group: quantization scheme of the layer.
+        scale_dims: number of dimensions of the scales on disk, see ``LayerGroup.scale_dims``.
         prefix: the layer's name.
     """
 
@@ -64,7 +64,7 @@ class ReferenceLinearMethod(LinearMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Register the tensors as the checkpoint names them, filled with what is no number."""
+        """Register the tensors under the checkpoint's names, filled with NaN."""
         n, k = sum(output_partition_sizes), input_size_per_partition
         self.shard_sizes = list(output_partition_sizes)
         self.shards = list(full_rows(layer, len(self.shard_sizes)))
@@ -108,7 +108,7 @@ class ReferenceLinearMethod(LinearMethodBase):
             data = torch.full(shape, torch.nan, dtype=torch.float32)
             return ChannelQuantScaleParameter(data=data, output_dim=0, weight_loader=loader)
         if self.kind is Kind.FP8_BLOCK:
-            layer.weight_block_size = [FP8_BLOCK_SIZE] * 2  # vLLM's loaders of shards ask for it
+            layer.weight_block_size = [FP8_BLOCK_SIZE] * 2  # read by shard loaders
             rows, columns = -(-n // FP8_BLOCK_SIZE), k // FP8_BLOCK_SIZE
             apart = self.scale_dims == 4
             shape = (rows, 1, columns, 1) if apart else (rows, columns)
@@ -143,7 +143,7 @@ class ReferenceLinearMethod(LinearMethodBase):
             layer.register_parameter(name, Parameter(data, requires_grad=False))
 
     def _source(self, name: str, holes: Tensor) -> tuple[Source | str, Tensor]:
-        """Tensor of the checkpoint that the first holes are in, and where they are there."""
+        """Checkpoint tensor with the first unloaded elements, and their place in it."""
         sources: dict[Any, Source] = self.loaders[name].sources
         if None in sources or len(self.shards) != len(self.shard_sizes):
             return sources.get(None, f"{self.prefix}.{name}"), holes
@@ -161,9 +161,9 @@ class ReferenceLinearMethod(LinearMethodBase):
         return dequantize_weight(self.kind, weight, getattr(layer, self.scale), self.shard_sizes)
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Compute the layer's product."""
+        """Compute the layer's result in the activations' dtype."""
         if self.inputs == "static":
-            # Shards share their input: the largest scale saturates nothing.
+            # Shards share their input: the largest scale saturates no shard's input.
             values = round_static(x, layer.input_scale.max())
         else:
             values = round_dynamic(self.kind, x) if self.inputs == "dynamic" else x.float()

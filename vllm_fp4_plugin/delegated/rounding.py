@@ -1,4 +1,4 @@
-"""Arithmetic of FP8, MXFP8 and MXFP4 layers: pure functions, which references are made of."""
+"""Arithmetic of FP8, MXFP8 and MXFP4 layers: pure functions used by the references."""
 
 from collections.abc import Sequence
 
@@ -21,10 +21,9 @@ def dequantize_weight(
     """Decode a weight: float32 ``(N, K)``.
 
     Args:
-        kind: its kind.
+        kind: quantization scheme.
         weight: float8_e4m3fn ``(N, K)``, or uint8 ``(N, K/2)`` of MXFP4.
-        scale: scales of a weight of that kind, as the checkpoint stores them; of per-tensor ones,
-            ``(S,)``, one for each shard.
+        scale: scales as the checkpoint stores them; per-tensor scales as ``(S,)``, one per shard.
         shard_sizes: rows of the shards, S numbers adding up to N.
     """
     values = decode_e2m1(weight) if kind is Kind.MXFP4 else weight.float()
@@ -47,7 +46,7 @@ def round_static(x: Tensor, scale: Tensor) -> Tensor:
 
 
 def round_dynamic(kind: Kind, x: Tensor) -> Tensor:
-    """Round ``(..., K)`` as a layer of a kind takes it, with scales found in it: float32."""
+    """Round ``(..., K)`` with dynamic scales as a layer of this scheme does: float32."""
     if kind in (Kind.FP8, Kind.FP8_CHANNEL):
         return _round_blocks(x, x.shape[-1])
     if kind is Kind.FP8_BLOCK:
@@ -66,7 +65,7 @@ def _round_blocks(x: Tensor, size: int) -> Tensor:
 
 
 def _round_mx(x: Tensor, largest: float) -> Tensor:
-    """Round to steps of powers of two, the least with which nothing saturates."""
+    """Round with power-of-two block scales, each the smallest that does not saturate."""
     blocks = x.float().unflatten(-1, (-1, MX_BLOCK_SIZE))
     amax = blocks.abs().amax(-1, keepdim=True).clamp(min=_SMALLEST)
     step = torch.exp2(torch.ceil(torch.log2(amax / largest)))

@@ -1,4 +1,4 @@
-"""Methods of vLLM's own for layers of a kind: those of its configs for the checkpoint's format."""
+"""vLLM's own methods for non-NVFP4 layers, from vLLM's configs for the checkpoint's format."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,12 +18,12 @@ def vllm_method(
     format: Format,
     packed_modules: Mapping[str, list[str]],
 ) -> QuantizeMethodBase:
-    """Ask vLLM for the method of a layer of ``group``.
+    """Get vLLM's method for a layer of ``group``.
 
-    The config that is asked is of this one layer: which layer is what was found out already.
+    The config passed to vLLM covers this one layer, whose scheme is already known.
 
     Raises:
-        UnsupportedCheckpoint: vLLM has none.
+        UnsupportedCheckpoint: vLLM has no method.
     """
     try:
         if group.scale == INVERSE_SCALE:
@@ -42,12 +42,12 @@ def vllm_method(
 
 
 def label(layer: Any, method: QuantizeMethodBase) -> str:
-    """Name of what vLLM runs: the layer's scheme, where a method has many, or the method."""
+    """Class name of vLLM's scheme for the layer, if its method has schemes, or of the method."""
     return type(getattr(layer, "scheme", None) or method).__name__
 
 
 def fp8_blocks() -> Any:
-    """Config of vLLM's own FP8 format: the one whose scales of blocks are ``weight_scale_inv``."""
+    """Config of vLLM's own FP8 format, which names block scales ``weight_scale_inv``."""
     fields = {
         "quant_method": "fp8",
         "activation_scheme": "dynamic",

@@ -1,1 +1,1 @@
-"""vLLM's engine around a model: platform, start, refusals, and models built for reports."""
+"""vLLM's engine around a model: platform, startup checks, refusals, models built for reports."""

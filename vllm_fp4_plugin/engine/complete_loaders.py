@@ -1,4 +1,4 @@
-"""Loaders of vLLM's that let no incomplete model of ours pass; see ``checkpoint.completeness``."""
+"""vLLM's loaders, extended to refuse incomplete models; see ``checkpoint.completeness``."""
 
 from typing import Any
 
@@ -21,10 +21,10 @@ from vllm_fp4_plugin.options import METHOD
 
 
 class _CompleteLoader:
-    """Loader before vLLM's: of our models, it lets no incomplete one pass."""
+    """Mixin for vLLM's loaders that refuses an incomplete model of our method."""
 
     load_config: Any
-    checks_completeness = True  # as completeness.check_load_format asks
+    checks_completeness = True  # read by completeness.check_load_format
 
     def create_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
         load: Any = super()
@@ -37,7 +37,7 @@ class _CompleteLoader:
 
     def load_weights(self, model: Any, model_config: Any) -> None:
         load: Any = super()
-        # A draft model may take the target's embeddings once it is loaded.
+        # A draft model may share the target's embeddings after its load.
         shared = VocabParallelEmbedding if model_config.runner_type == "draft" else None
         self._expect(model, model_config, shared)
         load.load_weights(model, model_config)
@@ -51,7 +51,7 @@ class _CompleteLoader:
 
     def get_all_weights(self, model_config: Any, model: Any) -> Any:
         load: Any = super()
-        # A reload asks for the weights and loads them itself. It parts tied embeddings meanwhile.
+        # A reload calls this and loads the weights itself. Tied embeddings are separate meanwhile.
         self._expect(model, model_config, ParallelLMHead)
         return load.get_all_weights(model_config, model)
 
@@ -69,10 +69,10 @@ class _CompleteDefaultLoader(_CompleteLoader, DefaultModelLoader):
         super().load_weights(model, model_config)
 
     def _prepare_weights(self, source: str, *args: Any, **named: Any) -> Any:
-        """Find a checkpoint's files; of our models only those that cannot run code."""
+        """Find a checkpoint's files; for our models, only files that cannot execute code."""
         try:
             found = super()._prepare_weights(source, *args, **named)
-        except RuntimeError as error:  # there are none
+        except RuntimeError as error:  # no such files
             if not getattr(self, "_is_ours", False):
                 raise
             raise checkpoint_files.no_weights(source, []) from error
@@ -93,7 +93,7 @@ _REPLACED = {
 
 
 def register() -> None:
-    """Put loaders that check completeness in the place of vLLM's that read checkpoints."""
+    """Replace vLLM's loaders of checkpoints by loaders that check completeness."""
     loaders = model_loader._LOAD_FORMAT_TO_MODEL_LOADER
     for load_format, loader in loaders.items():
         loaders[load_format] = _REPLACED.get(loader, loader)

@@ -1,4 +1,4 @@
-"""vLLM's CPU platform, with attention backends by name, and a KV cache that fits."""
+"""vLLM's CPU platform with attention backends by name, and a KV cache sized to free memory."""
 
 import inspect
 import sys
@@ -13,11 +13,11 @@ FITTING_WORKER = "vllm_fp4_plugin.engine.cpu_worker.FittingCpuWorker"
 
 
 class Nvfp4CpuPlatform(CpuPlatform):
-    """CPU platform that honours ``--attention-backend CUSTOM``, and fits the KV cache."""
+    """CPU platform that honours ``--attention-backend CUSTOM`` and sizes the KV cache."""
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
-        """Have a worker of ours choose the KV cache's size, unless the user named it."""
+        """Have our worker choose the size of the KV cache, unless the user set one."""
         parallel = vllm_config.parallel_config
         is_default = parallel.worker_cls == "auto"
         super().check_and_update_config(vllm_config)
@@ -31,7 +31,7 @@ class Nvfp4CpuPlatform(CpuPlatform):
         attn_selector_config: Any,
         num_heads: int | None = None,
     ) -> str:
-        """Path of the backend class; raises when CUSTOM is asked for and cannot serve a layer."""
+        """Path of the backend class; raise if CUSTOM is requested and cannot serve a layer."""
         if selected_backend != AttentionBackendEnum.CUSTOM:
             return super().get_attn_backend_cls(selected_backend, attn_selector_config, num_heads)
         if not selected_backend.is_overridden():
@@ -51,19 +51,19 @@ class Nvfp4CpuPlatform(CpuPlatform):
 
 
 def is_size_given(cache_config: Any) -> bool:
-    """Whether the user named a size of the KV cache, or a share of the memory.
+    """Whether the user set a size of the KV cache, or a share of the memory.
 
-    ``VLLM_CPU_KVCACHE_SPACE`` has become such a size by then.
+    vLLM has converted ``VLLM_CPU_KVCACHE_SPACE`` to such a size before.
     """
     if cache_config.kv_cache_memory_bytes is not None:
         return True
-    # vLLM fills a default in, and keeps no account of it: a user's 0.92 is another object.
+    # vLLM fills in a default without a record; a user's 0.92 is another float object.
     share = cache_config.gpu_memory_utilization
     return all(share is not default for default in _default_shares())
 
 
 def _default_shares() -> list[float]:
-    """Default values of ``gpu_memory_utilization``: options', and those of ``LLM`` if in use."""
+    """Default objects of ``gpu_memory_utilization``: of the options and, if imported, ``LLM``."""
     from vllm.config import CacheConfig
     from vllm.engine.arg_utils import EngineArgs
 

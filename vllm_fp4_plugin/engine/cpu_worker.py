@@ -1,6 +1,6 @@
-"""Worker of vLLM's CPU build that chooses a KV cache which fits, where the user names none.
+"""Worker of vLLM's CPU build that sizes the KV cache to free memory if the user sets no size.
 
-vLLM's own takes 92 % of the machine's memory, and fails where less is free.
+vLLM's own worker takes 92 % of the machine's memory, and fails where less is free.
 """
 
 import platform
@@ -21,7 +21,7 @@ from vllm_fp4_plugin.engine.host_memory import GIB, HostMemory
 logger = init_logger("vllm.nvfp4_tc")
 
 OPTION = "--kv-cache-memory-bytes"
-_PADDING = 2  # at most, as vLLM joins unlike layers into groups of one size
+_PADDING = 2  # upper bound: vLLM pads unlike layers to groups of one size
 
 
 class NoRoomForCache(ValueError):
@@ -30,12 +30,12 @@ class NoRoomForCache(ValueError):
 
 @dataclass(frozen=True)
 class CacheNeed:
-    """Bytes that a model's KV cache takes on one rank.
+    """Bytes of a model's KV cache on one rank.
 
     Attributes:
-        one: without padding, for one sequence of the greatest length.
-        padded: the same, padded as much as vLLM may.
-        all: for as many sequences as are served at a time.
+        one: for one sequence of maximal length, without padding.
+        padded: for one sequence of maximal length, with vLLM's maximal padding.
+        all: for ``max_num_seqs`` sequences of maximal length, with this padding.
     """
 
     one: int
@@ -44,7 +44,7 @@ class CacheNeed:
 
 
 def need_of(layers: Sequence[Any], vllm_config: Any) -> CacheNeed:
-    """Need of layers, given as vLLM's specs, and of the block that vLLM holds back."""
+    """Cache need of layers, given as vLLM's specs, with the block that vLLM holds back."""
     block = sum(layer.page_size_bytes for layer in layers)
     one = sum(layer.max_memory_usage_bytes(vllm_config) for layer in layers)
     padding = _PADDING if any(layer != layers[0] for layer in layers) else 1
@@ -53,28 +53,28 @@ def need_of(layers: Sequence[Any], vllm_config: Any) -> CacheNeed:
 
 
 def room(memory: HostMemory, ranks: int) -> int:
-    """Bytes that one of several ranks may take, a tenth of the memory left to everything else.
+    """Bytes available to each of several ranks; a tenth of the memory stays free.
 
-    Activations of a long prompt are not measured, and other programs grow.
+    The reserve covers the activations of long prompts, which are not measured, and other programs.
     """
     return max(0, memory.available - memory.total // 10) // ranks
 
 
 def choose(room: int, need: CacheNeed) -> int:
-    """Choose the size of a rank's KV cache: half its room, as another server may start now.
+    """Choose the size of a rank's KV cache: half its room, as another server may start later.
 
-    It is more where one sequence takes more, and less where requests never use so much, of which
-    1 GiB is kept for prefixes.
+    More if one sequence needs more, and less if all sequences need less, but at least 1 GiB for
+    cached prefixes.
     """
     return min(room, max(need.padded, min(room // 2, max(need.all, GIB))))
 
 
 class FittingCpuWorker(CPUWorker):
-    """vLLM's worker, whose KV cache depends on the memory that is free once the model is loaded."""
+    """vLLM's CPU worker with a KV cache sized by the memory that is free after the load."""
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         cache = vllm_config.cache_config
-        # Without a size, vLLM asks here for its share of the memory.
+        # If no size is set, vLLM checks here that its share of the memory is free.
         cache.kv_cache_memory_bytes = 0
         try:
             super().__init__(vllm_config, *args, **kwargs)
@@ -85,16 +85,16 @@ class FittingCpuWorker(CPUWorker):
         """Bytes for the KV cache.
 
         Raises:
-            NoRoomForCache: one sequence of the greatest length does not fit.
+            NoRoomForCache: one sequence of maximal length does not fit.
         """
         if self._should_warm_up_model():
             self.model_runner.warming_up_model()
         node = _memory_node()
-        ranks = _ranks_on(node)  # all of them have loaded the model by then
+        ranks = _ranks_on(node)  # all ranks have loaded the model by then
         memory = host_memory.read(node)
         own = room(memory, ranks)
         if self.cache_config.num_gpu_blocks_override is not None:
-            return own  # vLLM takes as many blocks as the user says
+            return own  # the user has set the number of blocks
         layers = list(self.get_kv_cache_spec().values())
         need = need_of(layers, self.vllm_config)
         if need.one > own:
@@ -107,7 +107,7 @@ class FittingCpuWorker(CPUWorker):
         return size
 
     def _check_length(self, layers: Sequence[Any], own: int, memory: HostMemory) -> None:
-        """Raise unless vLLM may choose a shorter length, and one fits."""
+        """Raise unless vLLM may reduce the maximal length and some length fits."""
         model = self.vllm_config.model_config
         needed, longest = _gib(need_of(layers, self.vllm_config).one), self._longest(layers, own)
         if longest and model.original_max_model_len == -1:
@@ -120,7 +120,7 @@ class FittingCpuWorker(CPUWorker):
         )
 
     def _longest(self, layers: Sequence[Any], size: int) -> int:
-        """Length of the longest sequence that fits into a size; 0: none does."""
+        """Length of the longest sequence that fits into ``size``; 0 if no length fits."""
         model = self.vllm_config.model_config
         given = model.max_model_len
 
@@ -135,12 +135,12 @@ class FittingCpuWorker(CPUWorker):
 
 
 def _memory_node() -> int:
-    """Memory node of this process's processors, as vLLM binds it."""
+    """NUMA node of this process's CPUs, as vLLM binds it."""
     return int(get_allowed_cpu_list()[0].numa_node)
 
 
 def _ranks_on(node: int) -> int:
-    """Number of the engine's ranks that share this machine's memory node, this one included."""
+    """Number of the engine's ranks on this machine and NUMA node, this rank included."""
     group = get_world_group()
     here = (platform.node(), node)
     places: list[Any] = [here] * group.world_size

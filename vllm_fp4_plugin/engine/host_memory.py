@@ -1,4 +1,4 @@
-"""Memory of this machine that a process may still take: its node's, within its control groups."""
+"""Memory of this machine available to a process: the minimum over NUMA node and cgroups."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ class HostMemory:
     """Memory that a process may use.
 
     Attributes:
-        total: bytes in all, whoever uses them.
-        available: bytes that are free, or hold copies of files, which the kernel gives up.
+        total: all bytes, used or free.
+        available: bytes that are free, or page cache that the kernel can reclaim.
     """
 
     total: int
@@ -21,10 +21,10 @@ class HostMemory:
 
 
 def read(node: int, root: Path = Path("/")) -> HostMemory:
-    """Read what is left to a process: the least that machine, node and control groups leave.
+    """Read the memory available to a process: the minimum over machine, NUMA node and cgroups.
 
     Args:
-        node: memory node that the process is bound to; the machine counts alone if it has one.
+        node: NUMA node that the process is bound to; ignored on a machine with a single node.
         root: directory that holds ``proc`` and ``sys``.
     """
     found = [_machine(root), *_node(node, root), *_control_groups(root)]
@@ -37,7 +37,7 @@ def _machine(root: Path) -> HostMemory:
 
 
 def _node(node: int, root: Path) -> Iterator[HostMemory]:
-    """Memory of one node of several: of a single one, plugged-in memory may be missing."""
+    """Memory of one NUMA node of several; a single node's file may lack hot-plugged memory."""
     nodes = root / "sys/devices/system/node"
     file = nodes / f"node{node}/meminfo"
     if len(list(nodes.glob("node[0-9]*/meminfo"))) > 1 and file.is_file():
@@ -47,7 +47,7 @@ def _node(node: int, root: Path) -> Iterator[HostMemory]:
 
 
 def _sizes(file: Path) -> dict[str, int]:
-    """Bytes by name, of lines such as ``Node 0 MemFree: 12 kB``."""
+    """Bytes by name, from lines such as ``Node 0 MemFree: 12 kB``."""
     found = {}
     for line in file.read_text(encoding="utf-8").splitlines():
         name, _, size = line.rpartition(":")
@@ -61,13 +61,13 @@ def _sizes(file: Path) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Hierarchy:
-    """Files of one version of control groups.
+    """Files of one version of cgroups.
 
     Attributes:
-        mounts: directories where its root may be, the first one that is there counts.
-        limits: files of a group with its limits.
-        usage: file with what it uses, copies of files included.
-        given_up: entries of ``memory.stat`` that the kernel gives up.
+        mounts: possible root directories; the first that exists is used.
+        limits: files with a group's limits.
+        usage: file with a group's usage, page cache included.
+        given_up: entries of ``memory.stat`` that the kernel can reclaim.
     """
 
     mounts: tuple[str, ...]
@@ -91,7 +91,7 @@ _V2 = _Hierarchy(
 
 
 def _control_groups(root: Path) -> Iterator[HostMemory]:
-    """Memory that this process's groups leave, and the groups around them."""
+    """Memory left by the limits of this process's cgroups and their parents."""
     file = root / "proc/self/cgroup"
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
         _, controllers, path = line.split(":", 2)
@@ -104,7 +104,7 @@ def _control_groups(root: Path) -> Iterator[HostMemory]:
 
 
 def _groups(mount: Path, path: str) -> Iterator[Path]:
-    """Directories of a group and of those around it; in a container, its own is the mount."""
+    """Directories of a cgroup and all parents; in a container the mount is the group."""
     inner = PurePosixPath(path.lstrip("/"))
     if ".." not in inner.parts:
         yield from (mount / each for each in (inner, *inner.parents) if each.parts)
@@ -122,7 +122,7 @@ def _left_by(group: Path, hierarchy: _Hierarchy) -> Iterator[HostMemory]:
 
 
 def _number(file: Path) -> int | None:
-    """Number in a file; None if there is no such file, or no limit."""
+    """Number in a file; None if the file is missing or sets no limit."""
     text = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
     return int(text) if text.isdecimal() else None
 

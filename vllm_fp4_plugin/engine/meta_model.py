@@ -1,4 +1,4 @@
-"""A model built on the meta device as vLLM would build it: all of its layers and no weights."""
+"""A model built on the meta device as vLLM would build it: all layers and no weights."""
 
 import logging
 import sys
@@ -12,11 +12,11 @@ from vllm_fp4_plugin.versions import vllm_names
 
 T = TypeVar("T")
 
-_BUILDING: list[None] = []  # one entry for each ``built_for`` under way
+_BUILDING: list[None] = []  # one entry per active ``built_for``
 
 
 def is_building() -> bool:
-    """Whether this process is building a model, or making a config for one, that never runs."""
+    """Whether this process builds a model, or a config of a model, that never runs."""
     return bool(_BUILDING)
 
 
@@ -63,14 +63,14 @@ def built(model: str, *, arch: str = "", **engine_args: Any) -> Iterator[tuple[A
         from vllm_fp4_plugin.options import METHOD, Options
 
     args = EngineArgs(model=model, quantization=METHOD, enforce_eager=True, **engine_args)
-    Options.of(args)  # refused here in one line, and in many where vLLM builds its config
+    Options.of(args)  # refused here in one line; vLLM's config would wrap the error in many
     with built_for(args, arch) as found:
         yield found
 
 
 @contextmanager
 def built_for(args: Any, arch: str = "") -> Iterator[tuple[Any, Any]]:
-    """Build a model for vLLM's ``EngineArgs`` of one rank; as ``built`` otherwise."""
+    """Build a model for vLLM's ``EngineArgs`` on one rank; otherwise as ``built``."""
     import torch
 
     with vllm_names():
@@ -97,7 +97,7 @@ def built_for(args: Any, arch: str = "") -> Iterator[tuple[Any, Any]]:
         _building(),
         _quiet(),
         planned_for(arch),
-        # vLLM asks another process, which imports all of it anew, lest this one start CUDA.
+        # vLLM asks another process, which imports everything anew, so as not to start CUDA here.
         patch.object(registry, "_run_in_subprocess", _run_here),
         tempfile.TemporaryDirectory() as rendezvous,
     ):
@@ -107,7 +107,7 @@ def built_for(args: Any, arch: str = "") -> Iterator[tuple[Any, Any]]:
             init_distributed_environment(1, 0, f"file://{rendezvous}/store", 0, "gloo")
             try:
                 if config.model_config.is_moe and parallel_state._EP is None:
-                    destroy_model_parallel()  # a dense model's, which lack what experts need
+                    destroy_model_parallel()  # a dense model's lack groups of experts
                 ensure_model_parallel_initialized(1, 1)
                 with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):
                     with Placeholders() as placeholders:
@@ -117,8 +117,8 @@ def built_for(args: Any, arch: str = "") -> Iterator[tuple[Any, Any]]:
                 yield meta_model, config
             finally:
                 cleanup_dist_env_and_memory()
-                sys.excepthook = excepthook  # which torch wraps once more for every model
-                # vLLM would give these, which hold nothing, to this process's next model.
+                sys.excepthook = excepthook  # torch wraps the hook again for every model
+                # vLLM would pass these empty tensors to the next model of this process.
                 rotary_embedding._ROPE_DICT.clear()
                 rotary_embedding._ROPE_DICT.update(ropes)
 

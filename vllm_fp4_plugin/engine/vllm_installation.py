@@ -1,4 +1,4 @@
-"""vLLM's installation: whether there is one that can be imported, and runs on this machine."""
+"""vLLM's installation: whether it exists, imports, and runs on this machine."""
 
 import sys
 from importlib.util import find_spec
@@ -15,7 +15,7 @@ _EXTRAS = (
 class UnusableVllm(ImportError):
     """Error of a vLLM that is not installed, cannot be imported, or does not run on this machine.
 
-    No model is at fault, and the remedy is the same for all.
+    The cause is no model, and the remedy is the same for all models.
     """
 
 
@@ -23,11 +23,11 @@ def check_installed() -> None:
     """Check that vLLM is installed, without importing it.
 
     Raises:
-        UnusableVllm: it is not; the message names the extras that bring it.
+        UnusableVllm: vLLM is not installed; the message names the extras that install it.
     """
     try:
         found = find_spec("vllm")
-    except (ImportError, ValueError):  # by what an environment puts in the way of imports
+    except (ImportError, ValueError):  # an entry of the environment that breaks imports
         found = None
     if found is None:
         raise UnusableVllm(
@@ -37,14 +37,13 @@ def check_installed() -> None:
 
 
 def check(*, to_plan: bool = False) -> None:
-    """Check that vLLM is installed, imports, and finds a device that it runs on.
+    """Check that vLLM is installed, imports, and finds a device to run on.
 
     Args:
-        to_plan: whether models are built and none runs, which vLLM's build for GPUs does without
-            one.
+        to_plan: models are only built, never run; vLLM's GPU build then needs no GPU.
 
     Raises:
-        UnusableVllm: naming what is wrong, and the remedy.
+        UnusableVllm: the message names the fault and the remedy.
         IncompatibleVllm: this vLLM lacks a name that the plugin uses.
     """
     check_installed()
@@ -53,17 +52,17 @@ def check(*, to_plan: bool = False) -> None:
         platform.plan_without_device()
     with vllm_names():
         from vllm.platforms import current_platform
-    # Without a platform most of vLLM fails to import, each time with another error.
+    # Without a platform most imports of vLLM fail, each with another error.
     if not current_platform.device_type:
         raise UnusableVllm(platform.no_device())
     _import("vllm.engine.arg_utils")
 
 
 def check_planned_arch(arch: str) -> None:
-    """Check that a plan is for an architecture that is named, where this machine has no device.
+    """Check that a plan names an architecture, if this machine has no device.
 
     Raises:
-        UnusableVllm: it is not.
+        UnusableVllm: no architecture is named.
     """
     if not arch and platform.is_without_device():
         raise UnusableVllm(
@@ -73,7 +72,7 @@ def check_planned_arch(arch: str) -> None:
 
 
 def _import(module: str) -> None:
-    """Import a module of vLLM, whatever its dependencies raise."""
+    """Import a module of vLLM; convert any error of its dependencies."""
     try:
         __import__(module)
     except Exception as error:

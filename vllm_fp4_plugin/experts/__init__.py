@@ -1,4 +1,4 @@
-"""Quantised mixtures of experts: on kernels of ours or, where they do not serve, vLLM's methods.
+"""Quantised mixtures of experts, served by our kernels or, where unsupported, vLLM's methods.
 
-``choice.choose`` says which method serves a layer.
+``choice.choose`` selects the method of a layer.
 """

@@ -1,4 +1,4 @@
-"""Method of a layer of experts that kernels of ours serve, wherever its weights come from."""
+"""Base of the methods for layers of experts that our kernels serve, from any kind of checkpoint."""
 
 from dataclasses import replace
 from typing import Any
@@ -50,24 +50,24 @@ _PARAMETERS = {
 class ExpertsMethod(FusedMoEMethodBase):
     """Method of a layer of NVFP4 experts.
 
-    Gate and up keep a global scale each. Inputs are quantised once for all experts of the layer,
-    with the largest of their scales, which saturates nothing; what goes into the second product,
-    with the expert's own; or both with a scale per token.
+    Gate and up keep separate global scales. Inputs of gemm1 are quantised once for all experts of
+    the layer, with the largest input scale of the experts, which saturates no value; inputs of
+    gemm2 with the expert's own scale; or both with a scale per token.
 
     Args:
-        startup: told when the weights are in place.
-        options: the user's.
+        startup: notified when the weights are in place.
+        options: options of the user.
         layer: vLLM's layer of routed experts.
-        prefix: its name.
-        inputs: how the products' inputs are to be quantised.
-        terms: number of terms of them that the user gave.
+        prefix: name of the layer.
+        inputs: quantization of the inputs of both GEMMs.
+        terms: number of terms that the user requested for these inputs.
 
     Attributes:
         plan: the kernels.
 
     Raises:
-        UnsupportedCheckpoint: the layer does what the kernels do not.
-        NoKernelError: there are none for this device.
+        UnsupportedCheckpoint: the layer needs a feature that the kernels lack.
+        NoKernelError: this device has no such kernels.
     """
 
     def __init__(
@@ -104,17 +104,17 @@ class ExpertsMethod(FusedMoEMethodBase):
         return ExpertSizes(moe.hidden_dim, width, held, total, self.plan.gated)
 
     def _layer(self, layer: Any) -> ExpertsLayer | None:
-        """The layer as far as its kernels depend on it; None if references serve it."""
+        """Key of the layer's kernels; None if references serve the layer."""
         plan = self.plan
         if plan.first.arch == "cpu":
             return None
         sizes = self._sizes
-        # Layers are built with bfloat16 or float16 alone, which is what a Dtype names.
+        # Layers are built with bfloat16 or float16 alone, the names of a Dtype.
         dtype: Any = dtype_name(self.moe.in_dtype)
         experts = Experts(
             sizes, self.moe.experts_per_token, plan.activation, dtype, plan.inputs,
             plan.terms,
-            mapped=sizes.total if sizes.held < sizes.total else 0,  # the map comes with the ranks
+            mapped=sizes.total if sizes.held < sizes.total else 0,  # map of the ranks
             bias=self.moe.has_bias,
             weight_on_input=layer.apply_router_weight_on_input,
             choice=plan.choice,
@@ -122,23 +122,23 @@ class ExpertsMethod(FusedMoEMethodBase):
         return ExpertsLayer(plan.first.arch, experts)
 
     def install(self, layer: Any, stored: StoredExperts) -> None:
-        """Give the layer the tensors that its forward pass reads."""
+        """Register the tensors that the layer's forward pass reads."""
         for name, tensor in kernel_experts(stored, self.plan)._asdict().items():
             value = None if tensor is None else Parameter(tensor, requires_grad=False)
             layer.register_parameter(_PARAMETERS[name], value)
         self.startup.loaded(self.prefix, layer.w13_weight.device)
 
     def held(self, layer: Any) -> KernelExperts:
-        """Weights of a layer that has been loaded."""
+        """Weights of a loaded layer."""
         return KernelExperts(*(getattr(layer, name) for name in _PARAMETERS.values()))
 
     @property
     def is_monolithic(self) -> bool:
-        """Whether experts are chosen from the router's logits here, and not by vLLM before."""
+        """Whether our kernels, and not vLLM, choose experts from the router's logits."""
         return self.plan.choice is not None
 
     def get_fused_moe_quant_config(self, layer: Any) -> None:
-        """None: that is for vLLM's kernels."""
+        """Quantization config for vLLM's kernels: none, as this method calls its own."""
 
     def apply(
         self,
@@ -149,7 +149,7 @@ class ExpertsMethod(FusedMoEMethodBase):
         shared_experts: Any,
         shared_experts_input: Tensor | None,
     ) -> Tensor:
-        """Compute the routed experts' sum; shared experts are vLLM's to run."""
+        """Compute the routed experts' sum; vLLM runs shared experts."""
         plan = self.plan
         return experts(
             x, topk_weights, topk_ids, layer.expert_map, *self.held(layer), self._sizes[:4],
@@ -165,7 +165,7 @@ class ExpertsMethod(FusedMoEMethodBase):
         router_logits: Tensor,
         input_ids: Tensor | None = None,
     ) -> Tensor:
-        """Choose each token's experts, and compute their sum."""
+        """Choose each token's experts from the router's logits, and compute their sum."""
         plan = self.plan
         assert plan.choice is not None
         return routed_experts(

@@ -1,4 +1,4 @@
-"""Choice of what serves a layer of quantised experts."""
+"""Choice of the method for a layer of quantised experts."""
 
 from typing import Any
 
@@ -36,20 +36,20 @@ def choose(
     reason: str,
     terms: GivenTerms | None,
 ) -> FusedMoEMethodBase:
-    """Choose the method of a layer of experts and report it: ours, or where it serves not, vLLM's.
+    """Choose the method of a layer of experts, ours or, if unsupported, vLLM's, and report it.
 
     Args:
         layer: vLLM's layer of routed experts.
-        prefix: its name.
-        group: what the experts are, not 16-bit.
+        prefix: name of the layer.
+        group: quantization scheme of the experts, not 16-bit.
         checkpoint: content of the checkpoint's config.
-        options: the user's.
-        startup: told of the choice, and when the weights are in place.
-        reason: reason for their kind, for the report.
-        terms: number of terms of the products' inputs that the user gave.
+        options: options of the user.
+        startup: notified of the choice, and when the weights are in place.
+        reason: reason for the scheme, for the report.
+        terms: number of terms that the user requested for the inputs of both GEMMs.
 
     Raises:
-        UnsupportedCheckpoint: nobody serves them, or nobody that the user lets.
+        UnsupportedCheckpoint: no method that the user's options allow serves these experts.
     """
     completeness.check_load_format(get_current_vllm_config().load_config.load_format)
     against = _against_ours(prefix, group, options)
@@ -69,24 +69,25 @@ def choose(
         raise UnsupportedCheckpoint(f"{prefix}: {against}")
     startup.waiting.add(prefix)
     if options.experts == "vllm" or not group.kind.is_nvfp4:
-        against = ""  # nobody expects them to be ours
+        against = ""  # no reason to report: vLLM's method is expected here
     return _delegated(layer, prefix, group, checkpoint, startup, (reason, against))
 
 
 def choose_online(
     layer: Any, prefix: str, options: Options, startup: Startup, terms: GivenTerms | None
 ) -> FusedMoEMethodBase | None:
-    """Choose the method of a layer of 16-bit experts and report it; None: they stay as they are.
+    """Choose and report the method of a layer of 16-bit experts; None: vLLM's, in 16 bits.
 
     Args:
         layer: vLLM's layer of routed experts.
-        prefix: its name.
-        options: the user's.
-        startup: told of the choice, and when the weights are in place.
-        terms: number of terms of the products' inputs that the user gave.
+        prefix: name of the layer.
+        options: options of the user.
+        startup: notified of the choice, and when the weights are in place.
+        terms: number of terms that the user requested for the inputs of both GEMMs.
 
     Raises:
-        UnsupportedCheckpoint: experts that the user wants quantised cannot be.
+        UnsupportedCheckpoint: the user requires quantised experts, and our kernels cannot serve the
+            layer.
     """
     pattern = covered(prefix, options.ignore, {})
     if pattern is not None:
@@ -109,7 +110,7 @@ def choose_online(
 
 
 def _against_ours(prefix: str, group: LayerGroup, options: Options) -> str | None:
-    """Why a method of ours is not even asked; None: it is."""
+    """Reason why our method is ruled out before trying; None: try our method."""
     if not group.kind.is_nvfp4:
         where = " on CPU; serve the model on a GPU" if is_on_cpu() else "; leave out experts='own'"
         return f"holds {group.kind} experts, must hold NVFP4 or 16-bit ones{where}"
@@ -129,11 +130,11 @@ def _delegated(
     startup: Startup,
     reasons: tuple[str, ...],
 ) -> FusedMoEMethodBase:
-    """Have vLLM serve a layer by a method of its own, and report it."""
+    """Let vLLM's own method serve a layer, and report the method."""
     method: FusedMoEMethodBase
     arithmetic, kernel, unquantised = arithmetic_of(group), f"{group.kind.family} (vLLM)", ""
     if is_planned():
-        # vLLM would ask the GPU that is there, and experts that never run may be of any kind.
+        # vLLM would query the local GPU, and experts that never run may use any method.
         method = UnquantizedFusedMoEMethod(layer.moe_config)
     else:
         method, name = vllm_experts(layer, prefix, group, checkpoint, startup)
@@ -148,7 +149,7 @@ def _delegated(
 
 
 def own_record(layer: Any, prefix: str, plan: ExpertsPlan, reason: str) -> LayerRecord:
-    """Record of experts that kernels of ours serve."""
+    """Record of experts that our kernels serve."""
     config = layer.moe_config
     h, i, count = (
         config.hidden_dim,
@@ -173,7 +174,7 @@ def projections(layer: Any) -> list[str]:
 
 
 def unquantized(layer: Any, prefix: str, reason: str) -> LayerRecord:
-    """Record of experts that vLLM runs in 16 bits, and why."""
+    """Record of experts that vLLM runs in 16 bits, with the reason."""
     matrices = _matrices(layer)
     elements = sum(count * n * k for count, n, k in matrices)
     return LayerRecord.unquantized(prefix, reason, elements, elements * layer.params_dtype.itemsize)
@@ -182,10 +183,10 @@ def unquantized(layer: Any, prefix: str, reason: str) -> LayerRecord:
 def planned(
     prefix: str, group: LayerGroup, options: Options, terms: GivenTerms | None, activation: str
 ) -> tuple[str, str, str]:
-    """Plan of gated experts that only headers tell of: kernel's label, arithmetic, reason.
+    """Plan gated experts from headers alone: kernel's label, arithmetic, reason.
 
     Raises:
-        UnsupportedCheckpoint: nobody would.
+        UnsupportedCheckpoint: no method would serve them.
     """
     against = _against_ours(prefix, group, options)
     if activation not in GATED_NAMES:

@@ -1,8 +1,8 @@
-"""One global scale for gate and up, as vLLM's methods take it, without changing what they compute.
+"""One global scale for gate and up, as vLLM's methods require, with unchanged results.
 
-vLLM gives up's weights gate's global scale. What up then lacks is a factor of each expert, and what
-the activation gives is proportional to up: the factor goes into down's global scale, and the scale
-of down's input shrinks by it, so that the same 4-bit codes come out.
+vLLM applies gate's global scale to up's weights as well, which leaves up's result off by one factor
+per expert. The activation's result is proportional to up, so the factor goes into down's global
+scale, and the scale of down's input is divided by it, so that the 4-bit codes stay the same.
 """
 
 from typing import NamedTuple
@@ -10,17 +10,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-PROPORTIONAL = ("silu", "gelu", "gelu_tanh")  # to up, unless that is clamped
+PROPORTIONAL = ("silu", "gelu", "gelu_tanh")  # proportional to up, unless up is clamped
 
 
 class GlobalScales(NamedTuple):
-    """Global scales of the experts of a rank, of which up's may differ from gate's.
+    """Global scales of a rank's experts; up's scale may differ from gate's.
 
     Attributes:
         w13: float32 ``(E, 2)``, of gate and up.
         w2: float32 ``(E,)``, of down.
         w2_input: float32 ``(E,)``, of down's input.
-        reciprocal: they are divisors, not factors.
+        reciprocal: the scales are divisors, not factors.
     """
 
     w13: Tensor
@@ -35,7 +35,7 @@ class GlobalScales(NamedTuple):
 
 
 def join(scales: GlobalScales) -> None:
-    """Give up gate's scales, and down what they lack; in place."""
+    """Apply gate's scales to up, and compensate in down's scales; in place."""
     factors = scales.factors()
     if scales.reciprocal:
         factors = factors.reciprocal()
@@ -45,7 +45,7 @@ def join(scales: GlobalScales) -> None:
 
 
 def described(factors: Tensor) -> str:
-    """Say how many experts' scales differ, and how far; empty if none does."""
+    """Describe how many experts' scales differ, and by how much; empty if none differ."""
     off = int((factors != 1).sum())
     if not off:
         return ""

@@ -1,4 +1,4 @@
-"""Account of the tensors of a layer's experts: each that comes is checked, none may be missing."""
+"""Ledger of the tensors of a layer's experts: checks every arrival, and completeness."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -17,13 +17,13 @@ from vllm_fp4_plugin.formats import TensorNames, UnsupportedCheckpoint
 
 
 class Form(NamedTuple):
-    """Form that a tensor must have on disk.
+    """Required form of a tensor on disk.
 
     Attributes:
-        dtype: its dtype; None: any of floats.
-        columns_per: weight columns per column of it (2 for packed data, 16 for block scales);
-            None: it is a single number, or a bias.
-        is_bias: it has a number for each row of the weight.
+        dtype: dtype; None: any floating-point dtype.
+        columns_per: weight columns per column of the tensor (2 for packed data, 16 for block
+            scales); None for a single number or a bias.
+        is_bias: the tensor has a number for each row of the weight.
     """
 
     dtype: torch.dtype | None
@@ -32,7 +32,7 @@ class Form(NamedTuple):
 
     @property
     def is_number(self) -> bool:
-        """Whether it is a single number."""
+        """Whether the tensor is a single number."""
         return self.columns_per is None and not self.is_bias
 
 
@@ -53,12 +53,12 @@ def nvfp4_forms(names: TensorNames) -> dict[str, Form]:
 class ExpertLedger:
     """Account of the tensors that the experts of one layer have received.
 
-    Every rank is given every expert's tensors, and lays aside other ranks'.
+    Every rank receives every expert's tensors, and drops tensors of other ranks' experts.
 
     Args:
         layer: vLLM's layer of routed experts.
-        prefix: its name.
-        only_held: other ranks' experts are not waited for, which these ranks miss themselves.
+        prefix: name of the layer.
+        only_held: tensors of other ranks' experts may be missing; their own ranks check these.
     """
 
     def __init__(self, layer: Any, prefix: str, *, only_held: bool = False) -> None:
@@ -75,7 +75,7 @@ class ExpertLedger:
         self._i: int = config.intermediate_size
         self._row_of = layer._map_global_expert_id_to_local_expert_id
         self._only_held = only_held
-        # vLLM can be told not to read the weights, but not the scales, of other ranks' experts.
+        # vLLM can be told to skip the weights, but not the scales, of other ranks' experts.
         self._filtered = get_current_vllm_config().parallel_config.enable_ep_weight_filter
         self._wanted: dict[str, Form | None] = {}
         self._received: dict[tuple[str, int, str], Source | None] = {}
@@ -83,11 +83,11 @@ class ExpertLedger:
         self._complete = False
 
     def expect(self, tensor: str, form: Form | None = None) -> None:
-        """Expect a tensor of every projection of every expert; of any form if none is known."""
+        """Expect a tensor of every projection of every expert; None: in any form."""
         self._wanted[tensor] = form
 
     def loader(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """Make a weight loader that notes and checks a tensor before handing it to ``inner``.
+        """Make a weight loader that records and checks a tensor before calling ``inner``.
 
         Args:
             inner: loader with the arguments of ``RoutedExperts.weight_loader``.
@@ -136,7 +136,7 @@ class ExpertLedger:
         return inner(param, part.tensor, weight_name, part.shard, part.expert, return_success)
 
     def number_parameters(self) -> list[Tensor]:
-        """Parameters of single numbers, which a model may fill whole without a loader."""
+        """Parameters of single numbers, which a model may fill directly, without a loader."""
         return [parameter for _, _, parameter in self._numbers]
 
     def watch(self, part: str, tensor: str, parameter: Tensor) -> None:
@@ -144,13 +144,13 @@ class ExpertLedger:
 
         Args:
             part: ``"w13"`` or ``"w2"``.
-            tensor: name of what it holds.
+            tensor: name of the tensor in the parameter.
             parameter: the parameter.
         """
         self._numbers.append((part, tensor, parameter))
 
     def note_filled(self, is_filled: Callable[[Tensor], bool]) -> None:
-        """Note the numbers of all experts whose parameter was filled whole, as Llama 4's are."""
+        """Record all experts' numbers as received where a model filled a whole parameter."""
         for part, tensor, parameter in self._numbers:
             if is_filled(parameter):
                 self._note_all(tensor, self.shards if part == "w13" else (DOWN,))
@@ -164,21 +164,21 @@ class ExpertLedger:
         return self.local_experts()
 
     def local_experts(self) -> list[int]:
-        """Experts of this rank, in the order in which it holds them."""
+        """Experts of this rank, in the order of its rows."""
         rows = {expert: self._row_of(expert) for expert in range(self._count)}
         return sorted((e for e, row in rows.items() if row >= 0), key=lambda expert: rows[expert])
 
     def name_of(self, tensor: str, row: int, shard: str) -> str:
-        """Name in the checkpoint of a tensor of this rank's expert ``row``."""
+        """Checkpoint name of a tensor of this rank's expert ``row``."""
         return self._name(tensor, self._held[row], shard)
 
     def begin(self) -> None:
-        """Expect everything anew: a load begins."""
+        """Start a load: expect every tensor again."""
         self._received.clear()
         self._complete = False
 
     def missing(self) -> Iterator[str]:
-        """Names that tensors have in the checkpoint which have not come."""
+        """Checkpoint names of the tensors that have not arrived."""
         for tensor in () if self._complete else self._wanted:
             is_read = not (self._filtered and tensor in ("weight", "weight_packed"))
             for expert in range(self._count):
@@ -189,9 +189,9 @@ class ExpertLedger:
                         yield self._name(tensor, expert, shard)
 
     def check_complete(self) -> None:
-        """Raise unless every tensor of every expert has come; nothing is missing from then on.
+        """Raise unless every tensor of every expert has arrived; ``missing`` is empty from then on.
 
-        vLLM asks more than once after a load, and in the midst of a reload.
+        vLLM checks more than once after a load, and during a reload.
         """
         missing = list(self.missing())
         if missing:
@@ -208,20 +208,20 @@ class ExpertLedger:
 
     def _note(self, tensor: str, loaded: Tensor, shard: str, expert: int) -> None:
         if self._complete:
-            self.begin()  # of a reload that came without saying so
+            self.begin()  # a reload that started without a notice
         form, source = self._wanted.get(tensor), source_of(loaded)
         if form is not None:
             self._check(source or self._name(tensor, expert, shard), loaded, shard, form)
         self._received[tensor, expert, shard] = source
 
     def source(self, tensor: str, row: int, shard: str, *, of_all: bool = False) -> Source | str:
-        """Tensor of the checkpoint that an expert has, or its name here.
+        """Checkpoint tensor that an expert's tensor came from, or else the expert's name here.
 
         Args:
-            tensor: its name on disk.
-            row: the expert's number among those of this rank.
+            tensor: name on disk.
+            row: index of the expert on this rank.
             shard: the projection.
-            of_all: the number is among those of all ranks.
+            of_all: ``row`` counts the experts of all ranks.
         """
         expert = row if of_all else self._held[row]
         return self._received.get((tensor, expert, shard)) or self._name(tensor, expert, shard)

@@ -23,19 +23,19 @@ class Nvfp4ExpertsMethod(ExpertsMethod):
     """Method of a layer of experts whose checkpoint holds NVFP4 weights.
 
     Args:
-        startup: as for the base, like ``options``, ``layer``, ``prefix`` and ``terms``.
-        options: the user's.
+        startup: see the base class; so for ``options``, ``layer``, ``prefix`` and ``terms``.
+        options: options of the user.
         layer: vLLM's layer of routed experts.
-        prefix: its name.
+        prefix: name of the layer.
         checkpoint: content of the checkpoint's config.
         weight_only: the checkpoint leaves activations in 16 bits.
-        terms: number of terms that the user gave.
+        terms: number of terms that the user requested.
 
     Attributes:
-        ledger: account of what was loaded.
+        ledger: account of the loaded tensors.
 
     Raises:
-        UnsupportedCheckpoint, NoKernelError: as the base.
+        UnsupportedCheckpoint, NoKernelError: see the base class.
     """
 
     def __init__(
@@ -64,16 +64,15 @@ class Nvfp4ExpertsMethod(ExpertsMethod):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Register the tensors as vLLM calls the checkpoint's: ``w13_`` or ``w2_``, then its name.
+        """Register the tensors under vLLM's names: ``w13_`` or ``w2_``, then the checkpoint's name.
 
-        Biases are of the model's dtype. Input scales of the first product are those of every
-        rank's experts.
+        Biases have the model's dtype. Input scales of gemm1 cover the experts of all ranks.
         """
         names, e = self.checkpoint.names, num_experts
         h, i, s = hidden_size, intermediate_size_per_partition, len(self.ledger.shards)
         load = self.ledger.loader(self._load)
         for name, form in nvfp4_forms(names).items():
-            # A checkpoint may carry input scales that are not used; they are read nevertheless.
+            # A checkpoint may contain unused input scales; they are read nevertheless.
             if not (name == names.input_global and self.weight_only):
                 self.ledger.expect(name, form)
             columns_per = form.columns_per
@@ -86,7 +85,7 @@ class Nvfp4ExpertsMethod(ExpertsMethod):
             for part, shape in (("w13", w13), ("w2", w2)):
                 data = torch.empty(shape, dtype=form.dtype)
                 if columns_per is None:
-                    data.fill_(torch.nan)  # so that what was never loaded cannot pass for a scale
+                    data.fill_(torch.nan)  # NaN: an unloaded scale must not pass for a scale
                 parameter = Parameter(data, requires_grad=False)
                 parameter.weight_loader = load  # type: ignore[attr-defined]
                 layer.register_parameter(f"{part}_{name}", parameter)
@@ -110,20 +109,20 @@ class Nvfp4ExpertsMethod(ExpertsMethod):
         expert_id: int,
         return_success: bool,
     ) -> bool | None:
-        """Take this rank's part of a tensor; see ``RoutedExperts.weight_loader``."""
+        """Copy this rank's part of a tensor; see ``RoutedExperts.weight_loader``."""
         row = self._locally(expert_id)
         everywhere = shard_id != DOWN and len(param) == self.moe.num_experts
         if everywhere and weight_name.endswith(self.checkpoint.names.input_global):
-            row = expert_id  # quantising is the same on every rank
+            row = expert_id  # inputs are quantised alike on every rank
         if row >= 0:
             copy_part(param.data[row], loaded_weight, shard_id, self.ledger.shards, self.moe)
         return (row >= 0) if return_success else None
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Check what was loaded, and bring it to the kernels' layout."""
+        """Check the loaded tensors, and convert them to the kernels' layout."""
         names = self.checkpoint.names
         if not hasattr(layer, f"w13_{names.weight_global}"):
-            return  # done already
+            return  # converted already
         order = (names.weight, names.block_scale, names.weight_global, names.input_global)
         keys = [f"{part}_{name}" for part in ("w13", "w2") for name in order]
         keys += [f"{part}_{BIAS}" for part in ("w13", "w2") if self.moe.has_bias]
@@ -156,7 +155,7 @@ class Nvfp4ExpertsMethod(ExpertsMethod):
         return self.ledger.shards if part == "w13" else (DOWN,)
 
     def _check_block_scales(self, part: str, scales: Tensor, data: Tensor) -> None:
-        """Raise for an expert whose block scales are none."""
+        """Raise for an expert with invalid block scales."""
         if kernel_weight.are_block_scales(scales, data):
             return
         shards, name = self._shards(part), self.checkpoint.names.block_scale
@@ -168,7 +167,7 @@ class Nvfp4ExpertsMethod(ExpertsMethod):
                 kernel_weight.check_block_scales(self.ledger.source(name, row, shard), *matrix)
 
     def _factors(self, part: str, name: str, stored: Tensor) -> Tensor:
-        """Global scales as factors, whichever way the checkpoint stores them."""
+        """Global scales as factors, from factors or divisors in the checkpoint."""
         if not kernel_weight.are_globals(stored):
             shards = self._shards(part)
             of_all = part == "w13" and name == self.checkpoint.names.input_global
@@ -180,7 +179,7 @@ class Nvfp4ExpertsMethod(ExpertsMethod):
 
 
 def _fill_dummy(tensors: Any) -> None:
-    """Fill tensors for ``--load-format dummy``, whose own random values are no valid scales."""
+    """Fill tensors for ``--load-format dummy``, whose random values are no valid scales."""
     for tensor in tensors:
         if tensor.dtype == torch.uint8:
             tensor.random_(0, 256)

@@ -1,4 +1,4 @@
-"""Method of a layer of 16-bit experts, quantised while they are loaded."""
+"""Method of a layer of 16-bit experts, quantised at load."""
 
 from itertools import product
 from typing import Any
@@ -27,21 +27,21 @@ _WEIGHT = "weight"
 class Nvfp4OnlineExpertsMethod(ExpertsMethod):
     """Method of a layer of experts whose 16-bit weights are quantised once they are complete.
 
-    They start on the meta device and exist in 16 bits for one layer at a time. Every matrix has a
-    global scale of its own; products' inputs have one per token, or stay in 16 bits.
+    Weights start on the meta device and exist in 16 bits for one layer at a time. Every matrix has
+    its own global scale; inputs of both GEMMs have a scale per token, or stay in 16 bits.
 
     Args:
-        startup: as for the base, like ``options``, ``layer``, ``prefix`` and ``terms``.
-        options: the user's.
+        startup: see the base class; so for ``options``, ``layer``, ``prefix`` and ``terms``.
+        options: options of the user.
         layer: vLLM's layer of routed experts.
-        prefix: its name.
-        terms: number of terms that the user gave.
+        prefix: name of the layer.
+        terms: number of terms that the user requested.
 
     Attributes:
-        ledger: account of what was loaded.
+        ledger: account of the loaded tensors.
 
     Raises:
-        UnsupportedCheckpoint, NoKernelError: as the base.
+        UnsupportedCheckpoint, NoKernelError: see the base class.
     """
 
     uses_meta_device = True
@@ -55,14 +55,14 @@ class Nvfp4OnlineExpertsMethod(ExpertsMethod):
         terms: GivenTerms | None = None,
     ) -> None:
         if layer.moe_config.has_bias:
-            # gpt-oss alone has them, whose stacks vLLM copies without asking a loader.
+            # Only gpt-oss has biases; vLLM copies its stacks without calling a loader.
             raise UnsupportedCheckpoint(
                 f"{prefix}: its experts have biases, must have none to be quantised at load; "
                 "quantise the checkpoint first"
             )
         super().__init__(startup, options, layer, prefix, options.activation, terms)
         self._rule = options.scales
-        # vLLM has them quantised as soon as this rank's have come, and hands over no more then.
+        # vLLM quantises once this rank's experts have arrived, and then loads no more tensors.
         self.ledger = ExpertLedger(layer, prefix, only_held=True)
 
     def create_weights(
@@ -84,7 +84,7 @@ class Nvfp4OnlineExpertsMethod(ExpertsMethod):
             parameter.weight_loader = load  # type: ignore[attr-defined]
             layer.register_parameter(f"{part}_{_WEIGHT}", parameter)
         self._locally = layer._map_global_expert_id_to_local_expert_id
-        if torch.get_default_device().type != "meta":  # or there will be no values to process
+        if torch.get_default_device().type != "meta":  # on meta, no values to process
             initialize_online_processing(layer)
 
     def _load(
@@ -96,16 +96,16 @@ class Nvfp4OnlineExpertsMethod(ExpertsMethod):
         expert_id: int,
         return_success: bool,
     ) -> bool | None:
-        """Take this rank's part of a weight; see ``RoutedExperts.weight_loader``."""
+        """Copy this rank's part of a weight; see ``RoutedExperts.weight_loader``."""
         row = self._locally(expert_id)
         if row >= 0:
             copy_part(param.data[row], loaded_weight, shard_id, self.ledger.shards, self.moe)
         return (row >= 0) if return_success else None
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Quantise each matrix with a global scale of its own, then as for any checkpoint."""
+        """Quantise each matrix with its own global scale, then convert as for any checkpoint."""
         if layer.w13_weight.dtype == torch.uint8:
-            return  # done already
+            return  # converted already
         if get_current_vllm_config().load_config.load_format != "dummy":
             self.ledger.check_complete()
         w13, w2 = layer.w13_weight.data, layer.w2_weight.data
@@ -121,7 +121,7 @@ class Nvfp4OnlineExpertsMethod(ExpertsMethod):
         matrices = weights.flatten(0, -3)
         amax = torch.stack([matrix.abs().amax() for matrix in matrices]).float()
         if self.moe.tp_size > 1:
-            # Every rank holds a part of each matrix; its scale is that of the whole.
+            # Every rank holds a part of each matrix; the scale is that of the whole matrix.
             tp = get_tp_group()
             group = tp if tp.world_size == self.moe.tp_size else get_ep_group()
             torch.distributed.all_reduce(
@@ -145,5 +145,5 @@ class Nvfp4OnlineExpertsMethod(ExpertsMethod):
 
 
 def _lay_aside(*_args: Any, return_success: bool = False, **_named: Any) -> bool | None:
-    """Take no weight of another rank's expert: it comes once this rank's have been quantised."""
+    """Ignore a weight of another rank's expert that arrives after this rank has quantised."""
     return False if return_success else None

@@ -1,9 +1,8 @@
-"""Custom ops of a layer's experts: one dispatch from 16-bit tokens to their 16-bit sums.
+"""Custom ops of a layer's experts: one dispatch from 16-bit tokens to 16-bit outputs.
 
-They call the kernels that the layer's plan chose, by name, and check nothing. Dynamo, which traces
-through vLLM's layer on CPU, sees one call: which experts a batch reaches is known on the device
-alone, and how it is cut into tiles depends on the number of tokens, which must not be specialised
-on.
+The ops call the kernels that the layer's plan names, and check nothing. Dynamo, which traces
+through vLLM's layer on CPU, sees one call: the experts that a batch reaches are known on the device
+alone, and the token tiles depend on the number of tokens, which must not be specialised on.
 """
 
 from collections.abc import Sequence
@@ -47,36 +46,35 @@ def _experts(
     beta: float,
     weight_on_input: bool,
 ) -> Tensor:
-    """Sum, for each token, what this rank's experts say in its slots, by their weights.
+    """Sum, for each token, the results of this rank's experts, by their routing weights.
 
     Args:
         x: bfloat16 or float16 ``(M, H)``.
-        topk_weights: float32 ``(M, k)``; those of slots without an expert here are not looked at.
-        topk_ids: int32 ``(M, k)``; an id that is no expert's, such as -1 for padding, adds nothing.
-        expert_map: int32 ``(E,)``, rows of the weights by id, -1 for other ranks'; None: ids are
-            rows.
-        w13: uint8 ``(L, 2, I, H/2)``, gate before up, or ``(L, I, H/2)`` without a gate; or the
-            data of their fragments.
-        w13_scale: float8_e4m3fn, blocked layout of each, or uint8, that of fragments.
-        w13_alpha: float32 ``(L, 2)`` or ``(L,)``; includes ``w13_input`` where there is one.
-        w2: uint8 ``(L, H, I/2)``, or the data of its fragments.
+        topk_weights: float32 ``(M, k)``; weights of slots without an expert on this rank are
+            unused.
+        topk_ids: int32 ``(M, k)``; an id without an expert, such as -1 for padding, adds nothing.
+        expert_map: int32 ``(E,)``, weight row of each id, -1 on other ranks; None: ids are rows.
+        w13: uint8 ``(L, 2, I, H/2)``, gate before up, or ``(L, I, H/2)`` without a gate; or their
+            data in fragment layout.
+        w13_scale: float8_e4m3fn, blocked layout of each matrix; or uint8, fragment layout.
+        w13_alpha: float32 ``(L, 2)`` or ``(L,)``; includes ``w13_input`` if given.
+        w2: uint8 ``(L, H, I/2)``, or the data in fragment layout.
         w2_scale: as ``w13_scale``.
-        w2_alpha: float32 ``(L,)``; includes ``w2_input`` where there is one.
+        w2_alpha: float32 ``(L,)``; includes ``w2_input`` if given.
         w13_input: float32 ``()``, calibrated for all experts; None: a scale per token, or 16-bit
             activations.
         w2_input: float32 ``(L,)``, calibrated for each expert; None as ``w13_input``.
-        w13_bias: of x's dtype, ``(L, 2, I)`` or ``(L, I)``; None: there is none.
+        w13_bias: of x's dtype, ``(L, 2, I)`` or ``(L, I)``; None without biases.
         w2_bias: of x's dtype, ``(L, H)``; None as ``w13_bias``.
-        sizes: the first four of ``ExpertSizes``.
+        sizes: first four fields of ``ExpertSizes``.
         kernels: targets of ``ExpertsPlan``.
         quantizes: activations are NVFP4.
-        terms: how many NVFP4 values add up to each.
-        activation: its name; see ``nvfp4_kernels.activation.Activation``, as the next three.
+        terms: NVFP4 values summed for each activation.
+        activation: name in ``nvfp4_kernels.activation.Activation``, as the next three arguments.
         limit: bound of gate and up.
         alpha: factor in the sigmoid.
-        beta: what is added to up.
-        weight_on_input: a token is multiplied by its weight before the first product, not after
-            the second.
+        beta: constant added to up.
+        weight_on_input: apply the routing weight before gemm1, not after gemm2.
 
     Returns:
         ``(M, H)`` of x's dtype.
@@ -129,8 +127,8 @@ def _routed_experts(
 ) -> Tensor:
     """Choose each token's experts by ``router_logits`` ``(M, E)``; then as ``_experts``.
 
-    ``router_bias`` is float32 ``(E,)``, or None; ``padding``, bool ``(M,)``, or None: rows that are
-    no tokens. What follows ``beta`` makes a ``Router``.
+    ``router_bias`` is float32 ``(E,)``, or None; ``padding``, bool ``(M,)`` or None, marks rows
+    without a token. The arguments after ``beta`` make a ``Router``.
     """
     router = router_of(top_k, scoring, renormalize, groups, top_groups, scale)
     of_layer, tile_tokens = _of_batch(x, sizes, w13_alpha, top_k)
@@ -150,7 +148,7 @@ def _routed_experts(
 def _of_batch(
     x: Tensor, sizes: Sequence[int], w13_alpha: Tensor, top_k: int
 ) -> tuple[ExpertSizes, int]:
-    """Sizes of the layer, and rows of a token tile of this batch."""
+    """Sizes of the layer, and rows of a token tile (padded expert block) of this batch."""
     h, i, held, total = sizes
     of_layer = ExpertSizes(h, i, held, total, gated=w13_alpha.ndim == 2)
     return of_layer, choose_tile_tokens(x.device, len(x), top_k, of_layer)
@@ -174,7 +172,7 @@ def _products(
     terms: int,
     activation: Activation,
 ) -> Tensor:
-    """Both products of tokens in tiles, and each token's sum, by ``weights`` if there are any."""
+    """Run gemm1, requantize and gemm2 on token tiles; sum per token, by ``weights`` if given."""
     _, first, between, second, combine = kernels
     groups, slots, rows, a, *scales = tiles
     a_scales, row_scale = (*scales, None, None)[:2]
@@ -188,8 +186,8 @@ def _products(
     if between:
         routing = Routing(groups, slots, rows)
         hidden, hidden_scales, row_scale = function(between)(hidden, routing, None, terms)
-    # The first product waited for the routing before it let others start: launched next, the second
-    # one may load weights while the first one ends.
+    # gemm1 waited for the routing before it let dependents start, so gemm2, launched next, may load
+    # weights while gemm1 ends.
     out, _ = function(second)(
         hidden, hidden_scales, groups, w2, w2_scale, w2_alpha, row_scale, sizes.h, None, None,
         dtype, terms, 1, not between, bias=w2_bias, global_experts=sizes.total,
@@ -197,7 +195,7 @@ def _products(
     return function(combine)(out, rows, weights, dtype)
 
 
-# Schema of what both ops are told of the layer.
+# Schema of the layer's arguments to both ops.
 _OF_LAYER = (
     "Tensor? expert_map, Tensor w13, Tensor w13_scale, Tensor w13_alpha, Tensor w2, "
     "Tensor w2_scale, Tensor w2_alpha, Tensor? w13_input, Tensor? w2_input, Tensor? w13_bias, "

@@ -22,38 +22,39 @@ from vllm_fp4_plugin.device import current_device
 from vllm_fp4_plugin.options import Activation as Inputs
 from vllm_fp4_plugin.plan import arithmetic_of, choose_kernels
 
-GATED_NAMES = (*GATED, "swigluoai")  # vLLM's, of the activations that are ours
-# Kernels that bring tokens to their tiles, from the experts chosen on or from the router's logits.
+GATED_NAMES = (*GATED, "swigluoai")  # vLLM's names of our activations
+# Dispatch kernels: align tokens to tiles, from chosen experts or from the router's logits.
 _ENTRIES = {"static": KERNELS, "per-token": PER_TOKEN_KERNELS}
 _FROM_LOGITS = {"static": from_logits.KERNELS, "per-token": from_logits.PER_TOKEN_KERNELS}
 _NO_MUL = "_no_mul"
-# vLLM's kernels of these know no other numbers. What interleaves gate and up is taken apart at
-# load, see ``stacks``.
+# vLLM's kernels of these activations accept only these constants. Interleaved gate and up are
+# separated at load, see ``stacks``.
 _OF_ONE_MODEL = {
     "swigluoai": Activation("swigluoai_uninterleave", 7.0, 1.702, 1.0),
     "swiglustep": Activation("swiglustep", 7.0),
 }
-# Of what sends tokens between data-parallel ranks: others bring kernels and layouts of their own.
+# The all-to-all backend for data-parallel ranks: others need kernels and layouts of their own.
 ALL2ALL = "allgather_reducescatter"
 
 
 @dataclass(frozen=True)
 class ExpertsPlan:
-    """Plan of how a layer of experts will run; made when it is built, before weights are loaded.
+    """Plan of a layer of experts; made when the layer is built, before weights are loaded.
 
     Attributes:
-        enter: kernel that sorts slots into token tiles and brings the tokens there, quantised or
-            not.
-        first: kernel of the first product, with the activation.
-        between: kernel that quantises its result, where the product does not do so itself.
-        second: kernel of the second.
-        combine: kernel that sums up each token's slots.
-        inputs: how the inputs of both products are quantised.
-        terms: how many NVFP4 values add up to each; 1 of those in 16 bits.
+        enter: dispatch kernel: sorts slots into token tiles (padded expert blocks) and permutes
+            tokens, quantised or not.
+        first: gemm1 kernel, with the activation.
+        between: requantize kernel for the result of gemm1; None if gemm1 quantises its own result,
+            or the result stays in 16 bits.
+        second: gemm2 kernel.
+        combine: unpermute kernel, which sums each token's slots.
+        inputs: quantization of the inputs of both GEMMs.
+        terms: NVFP4 values summed for each input element; 1 for 16-bit inputs.
         gated: experts have gate and up projections, which ``first`` takes together.
-        activation: activation between the products.
-        choice: choice of experts from the router's logits, by ``enter``; None: it is vLLM's.
-        reason: reason why it runs so and not as a reader would expect; may be empty.
+        activation: activation between the GEMMs.
+        choice: top-k choice of experts from the router's logits, by ``enter``; None: vLLM chooses.
+        reason: reason for an unexpected choice of kernels; may be empty.
     """
 
     enter: Kernel
@@ -70,13 +71,13 @@ class ExpertsPlan:
 
     @property
     def targets(self) -> list[str]:
-        """Targets of the kernels, in the order in which a forward pass runs them; "" of none."""
+        """Targets of the kernels in the order of a forward pass; "" for a missing kernel."""
         kernels = (self.enter, self.first, self.between, self.second, self.combine)
         return ["" if kernel is None else kernel.target for kernel in kernels]
 
     @property
     def arithmetic(self) -> str:
-        """Bits of weights and activations, and how the latter are scaled, for reports."""
+        """Bits of weights and activations, and scaling of activations, for reports."""
         return arithmetic_of(self.inputs, self.terms)
 
 
@@ -91,14 +92,14 @@ def make_plan(
     """Choose the kernels of a layer for this process's device.
 
     Args:
-        activation: between the products.
+        activation: activation between the GEMMs.
         gated: experts have a gate.
-        inputs: how the products' inputs are to be quantised.
-        given: number of terms that the user gave the layer.
-        choice: of its experts, where that is ours.
+        inputs: quantization of the inputs of both GEMMs.
+        given: number of terms that the user requested for the layer.
+        choice: top-k choice of experts, if our kernels choose.
 
     Raises:
-        NoKernelError: the device lacks one of them; the message lists what there is.
+        NoKernelError: the device lacks a kernel; the message lists the available ones.
     """
     table = GROUPED_SILU_MUL_GEMM if gated else GROUPED_GEMM
     entries = _ENTRIES if choice is None else _FROM_LOGITS
@@ -123,14 +124,14 @@ def make_plan(
 
 
 def activation_of(layer: Any) -> Activation:
-    """Activation of vLLM's layer of routed experts, in our words."""
+    """Our ``Activation`` for vLLM's layer of routed experts."""
     config = layer.moe_config
     name = config.activation.value.removesuffix(_NO_MUL)
     if name in _OF_ONE_MODEL:
         return _OF_ONE_MODEL[name]
     if name == "situ":
         bound = config.activation_situ_linear_beta
-        # vLLM's kernels take one that is not positive for none.
+        # vLLM's kernels treat a limit that is not positive as none.
         limit = bound if bound is not None and bound > 0 else None
         return Activation(name, limit, config.activation_situ_beta)
     return Activation(
@@ -142,7 +143,7 @@ def activation_of(layer: Any) -> Activation:
 
 
 def obstacle(layer: Any) -> str | None:
-    """Name something that a layer asks for and our kernels do not do; None: they do all of it."""
+    """Name a required feature of a layer that our kernels lack; None if they have all."""
     config = layer.moe_config
     return _of_arithmetic(config) or _of_sizes(config) or _of_ranks(config.moe_parallel_config)
 
@@ -184,7 +185,7 @@ def _of_ranks(parallel: Any) -> str | None:
 
 
 def cpu_obstacle(layer: Any) -> str | None:
-    """Name something of a layer that vLLM does not do on a CPU; None: there is nothing."""
+    """Name a required feature of a layer that vLLM lacks on a CPU; None if it has all."""
     ranks = layer.moe_config.moe_parallel_config.dp_size
     module, _, communicator = current_platform.get_device_communicator_cls().rpartition(".")
     if ranks > 1 and "all_gatherv" not in vars(getattr(import_module(module), communicator)):

@@ -1,7 +1,7 @@
-"""Router of a layer of experts: whether our kernels choose experts as vLLM would, from its logits.
+"""Router of a layer of experts: whether our kernels can choose experts exactly as vLLM would.
 
-Read from what vLLM's layer was built with. What it does not tell, such as experts that do nothing,
-shows in the routing method that vLLM names.
+The answer comes from the arguments of vLLM's layer. Features absent from these arguments, such as
+zero experts, show in the routing method that vLLM names.
 """
 
 from typing import Any, get_args
@@ -29,12 +29,12 @@ _KNOWN = (
 
 
 def choice_of(layer: Any) -> tuple[Choice | None, str]:
-    """Choice of a layer's experts from its router's logits; None, and why, where it is vLLM's."""
+    """Our top-k choice for a layer; None and the reason if vLLM must choose."""
     against = _obstacle(layer)
     if against is not None:
         return None, f"experts chosen by vLLM: {against}"
     config, bias = layer.moe_config, layer.e_score_correction_bias
-    # vLLM's router without groups and without a bias knows no factor.
+    # vLLM's router without groups and without a bias applies no scaling factor.
     scaled = layer.use_grouped_topk or bias is not None
     router = Router(
         config.experts_per_token,
@@ -76,16 +76,16 @@ def _obstacle(layer: Any) -> str | None:
 
 
 def _groups(layer: Any) -> tuple[int, int]:
-    """Number of groups, and of those that a token's experts come from."""
+    """Number of expert groups, and number of groups a token chooses from."""
     if not layer.use_grouped_topk:
         return 1, 1
     return layer.num_expert_group or 1, layer.topk_group or 1
 
 
 def padding(logits: Tensor) -> Tensor | None:
-    """Rows of a batch that are no tokens, bool ``(M,)``; None: vLLM does not say.
+    """Padding rows of a batch, bool ``(M,)``; None if vLLM does not mark padding.
 
-    Where it gathers the tokens of several ranks it says so of its own alone.
+    With tokens gathered from several ranks, vLLM marks padding only of its own.
     """
     if logits.device.type == "cpu" or not envs.VLLM_MOE_SKIP_PADDING:
         return None

@@ -1,9 +1,9 @@
-"""Projections and experts that a checkpoint stacks in one tensor, taken apart.
+"""Separation of projections and experts that a checkpoint stacks in one tensor.
 
-Llama 4 stacks all experts, and gate above up; vLLM hands over what it read transposed to
-``(E, rows, columns)``: weights of gate and up apart, of this rank's experts alone, and scales of
-both together, of all experts. gpt-oss's rows of gate and up alternate, gate first; vLLM hands them
-over by expert.
+Llama 4 stacks all experts, and gate above up; vLLM passes the loaded tensor transposed to ``(E,
+rows, columns)``: weights of gate and up separately, of this rank's experts alone, and scales of
+both together, of all experts. gpt-oss's rows of gate and up alternate, gate first; vLLM passes
+these per expert.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 GATE, UP, DOWN = "w1", "w3", "w2"  # vLLM's names of an expert's projections
-ALTERNATING, DOWN_OF_GPT_OSS = "gpt_oss_w13", "gpt_oss_w2"  # its names of gpt-oss's
+ALTERNATING, DOWN_OF_GPT_OSS = "gpt_oss_w13", "gpt_oss_w2"  # vLLM's names of gpt-oss's projections
 
 
 class Part(NamedTuple):
-    """One tensor of one projection of one expert.
+    """A single projection's tensor of a single expert.
 
     Attributes:
         tensor: ``(rows, columns)``, or a single number.
         shard: ``"w1"``, ``"w2"`` or ``"w3"``.
-        expert: its index among those of all ranks.
+        expert: index of the expert over all ranks.
     """
 
     tensor: Tensor
@@ -41,17 +41,17 @@ def apart(
     held: Sequence[int],
     count: int,
 ) -> Iterator[Part]:
-    """Take what vLLM hands over apart into one tensor for each projection of each expert.
+    """Split a tensor that vLLM loads into one tensor per projection and expert.
 
     Args:
-        loaded: as it was read: of one expert, or with one dimension more of several.
-        shard: the projection it was handed over for; of gate and up together, gate, or
-            ``ALTERNATING`` if their rows do.
-        expert: the expert, of several the first.
-        is_number: each tensor is a single number.
-        rows: of gate's weight, on all ranks.
+        loaded: the tensor as read: of one expert, or of several with a leading dimension.
+        shard: projection of the tensor; for gate and up together, gate, or ``ALTERNATING`` if their
+            rows alternate.
+        expert: the expert, or the first of several.
+        is_number: a tensor of one expert is a single number.
+        rows: rows of gate's weight over all ranks.
         shards: projections before the activation.
-        held: experts of this rank, in its order.
+        held: experts of this rank, in row order.
         count: experts of all ranks.
     """
     if shard in (ALTERNATING, DOWN_OF_GPT_OSS):
@@ -59,7 +59,7 @@ def apart(
         return
     of_one = loaded.numel() == 1 if is_number else loaded.ndim < 3
     if of_one or loaded.shape[0] not in (count, len(held)):
-        yield Part(loaded, shard, expert)  # one of several that fits nothing is refused by name
+        yield Part(loaded, shard, expert)  # a stack that does not fit is refused by name later
         return
     experts = range(count) if loaded.shape[0] == count else held
     both = shard == GATE and len(shards) > 1 and (is_number or loaded.shape[1] == 2 * rows)
@@ -84,21 +84,21 @@ def _of_gpt_oss(loaded: Tensor, shard: str, expert: int, *, is_number: bool) -> 
 def copy_part(
     place: Tensor, loaded: Tensor, shard: str, shards: Sequence[str], config: Any
 ) -> None:
-    """Copy one expert's tensor, cut to this rank's part, to where the expert's tensors are.
+    """Copy this rank's part of one expert's tensor into the expert's parameter.
 
     Args:
-        place: the expert's, ``(S, …)`` before the activation.
+        place: destination for the expert, ``(S, …)`` for the gate and up projections.
         loaded: whole tensor of one projection, its bias, or a single number.
         shard: the projection.
         shards: projections before the activation.
-        config: vLLM's of the layer.
+        config: vLLM's MoE config of the layer.
     """
     if shard != DOWN:
         place = place[shards.index(shard)]
     if place.ndim == 0:
         place.copy_(loaded.reshape(()))
         return
-    if shard == DOWN and place.ndim == 1:  # a bias: of several ranks' sums one has it
+    if shard == DOWN and place.ndim == 1:  # down's bias: rank 0 adds it, before the all-reduce
         place.copy_(loaded if config.tp_rank == 0 else torch.zeros_like(loaded))
         return
     dim = 1 if shard == DOWN else 0

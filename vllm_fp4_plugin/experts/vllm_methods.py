@@ -1,4 +1,4 @@
-"""Methods of vLLM's own for quantised experts, watched while they load."""
+"""vLLM's own methods for quantised experts, checked by a ledger while loading."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,12 +27,12 @@ from vllm_fp4_plugin.startup import Startup
 def vllm_experts(
     layer: Any, prefix: str, group: LayerGroup, checkpoint: CheckpointConfig, startup: Startup
 ) -> tuple[FusedMoEMethodBase, str]:
-    """Ask vLLM for the method of a layer of experts, and what the report calls it.
+    """Get vLLM's method for a layer of experts, and its name for the report.
 
-    The config that is asked is of this one layer: which layer is what was found out already.
+    The config passed to vLLM covers this one layer, whose scheme is already known.
 
     Raises:
-        UnsupportedCheckpoint: vLLM has none.
+        UnsupportedCheckpoint: vLLM has no method.
     """
     try:
         method = _config(prefix, group, checkpoint).get_quant_method(layer, prefix)
@@ -45,7 +45,7 @@ def vllm_experts(
 
 
 def backend(method: Any) -> str:
-    """Name of what a method of vLLM's chose to run its products on; empty if it does not say."""
+    """Name of the backend that a method of vLLM chose for its GEMMs; empty if unknown."""
     found = (
         value.name
         for name, value in vars(method).items()
@@ -55,9 +55,9 @@ def backend(method: Any) -> str:
 
 
 def keeps_16_bits(method: Any) -> bool:
-    """Whether NVFP4 products of a method of vLLM's have activations in 16 bits.
+    """Whether a method of vLLM runs NVFP4 GEMMs with 16-bit activations.
 
-    Humming's have, unless vLLM's variable for its activations says otherwise.
+    Humming does, unless vLLM's variable for its activations is set otherwise.
     """
     name = backend(method)
     return name == "MARLIN" or (name == "HUMMING" and not envs.VLLM_HUMMING_INPUT_QUANT_CONFIG)
@@ -67,7 +67,7 @@ def _config(prefix: str, group: LayerGroup, checkpoint: CheckpointConfig) -> Any
     settings = group.settings
     if group.scale == INVERSE_SCALE:
         return fp8_blocks()
-    if group.kind.is_nvfp4:  # a config of NVFP4 alone keeps none for its layers
+    if group.kind.is_nvfp4:  # a config of NVFP4 alone stores no config per layer
         written = checkpoint.format.group(group.kind, static_input=True)
         assert written is not None
         settings = written.settings
@@ -80,7 +80,7 @@ def _config(prefix: str, group: LayerGroup, checkpoint: CheckpointConfig) -> Any
         return get_quantization_config("modelopt_mixed").from_config(fields)
     fields = {
         "format": settings["format"],
-        # vLLM takes experts for linears, whatever their names.
+        # vLLM treats experts as linears under any name.
         "config_groups": {"group_0": dict(settings) | {"targets": ["Linear"]}},
         "ignore": [],
     }
@@ -94,7 +94,7 @@ def _watch(
     checkpoint: CheckpointConfig,
     startup: Startup,
 ) -> None:
-    """Have a method's tensors pass the ledger; it stays of its class, by whose name vLLM goes."""
+    """Check a method's tensors by the ledger; its class stays, as vLLM tests the class name."""
     create, process = method.create_weights, method.process_weights_after_loading
 
     def create_weights(
@@ -132,14 +132,14 @@ def _join(
     startup: Startup,
     runs_on: str,
 ) -> None:
-    """Join gate's and up's global scales where they differ, and say so in the report."""
+    """Join the global scales of gate and up where they differ, and add a note to the report."""
     names = checkpoint.names
     w13 = getattr(layer, f"w13_{names.weight_global}", None)
     if w13 is None or w13.ndim != 2 or w13.shape[1] != 2:
-        return  # no gate, or joined already by an earlier load
+        return  # no gate, or joined by an earlier load
     w2 = getattr(layer, f"w2_{names.weight_global}").data
     w2_input = getattr(layer, f"w2_{names.input_global}").data
-    # Some methods hold those of other ranks' experts, too.
+    # Some methods also hold the input scales of other ranks' experts.
     rows = ledger.local_experts() if len(w2_input) > len(w2) else list(range(len(w2)))
     scales = GlobalScales(w13.data, w2, w2_input[rows], checkpoint.format.reciprocal)
     differ = described(scales.factors())
@@ -155,7 +155,7 @@ def _join(
         join(scales)
         w2_input[rows] = scales.w2_input
         note += ": down's makes up for it"
-    elif runs_on == "HUMMING":  # it reads the layer's, not what vLLM's method passes on
+    elif runs_on == "HUMMING":  # reads the layer's scales, not those passed by vLLM's method
         note += ": Humming rounds each to 16 bits"
     else:
         note += ": vLLM takes gate's for both"

@@ -1,4 +1,4 @@
-"""Conversion of a rank's experts to what kernels take: pure functions, run once per layer."""
+"""Conversion of a rank's experts to the kernels' layout: pure functions, run once per layer."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from vllm_fp4_plugin.kernel_weight import weight_bytes
 
 
 class StoredExperts(NamedTuple):
-    """Experts of one rank as checkpoints hold them: L experts, S projections before the activation.
+    """Experts of one rank as stored on disk: L experts, S projections before the activation.
 
     Attributes:
         w13: uint8 ``(L, S, I, H/2)``, gate before up.
@@ -23,9 +23,9 @@ class StoredExperts(NamedTuple):
         w2: uint8 ``(L, H, I/2)``.
         w2_scale: float8_e4m3fn ``(L, H, I/16)``, linear.
         w2_global: float32 ``(L,)``, factors.
-        w13_input: float32 ``()``, the factor that all experts' inputs are quantised with; None:
-            none is calibrated.
-        w2_input: float32 ``(L,)``, likewise of what the activation gives.
+        w13_input: float32 ``()``, the factor that quantises all experts' inputs; None if not
+            calibrated.
+        w2_input: float32 ``(L,)``, likewise for the activation's result.
         w13_bias: 16-bit floats ``(L, S, I)``, or None.
         w2_bias: 16-bit floats ``(L, H)``, or None.
     """
@@ -43,7 +43,7 @@ class StoredExperts(NamedTuple):
 
 
 class KernelExperts(NamedTuple):
-    """Experts of one rank as ``op.experts`` takes them; see there."""
+    """Experts of one rank in the form that ``op.experts`` takes."""
 
     w13: Tensor
     w13_scale: Tensor
@@ -58,7 +58,7 @@ class KernelExperts(NamedTuple):
 
 
 def kernel_experts(stored: StoredExperts, plan: ExpertsPlan) -> KernelExperts:
-    """Bring experts to their kernels' layout and fold the global scales into alphas."""
+    """Convert experts to their kernels' layout and fold the global scales into alphas."""
     w13, w13_scale, w13_global, w2, w2_scale, w2_global, w13_input, w2_input, *biases = stored
     w13_bias, w2_bias = biases
     if plan.inputs != "static":
@@ -81,7 +81,7 @@ def kernel_experts(stored: StoredExperts, plan: ExpertsPlan) -> KernelExperts:
 
 
 def _in_layout(data: Tensor, scales: Tensor, plan: ExpertsPlan) -> tuple[Tensor, Tensor]:
-    """A weight's data and scales in the layout that the kernels take."""
+    """Data and scales of a weight in the kernels' layout."""
     if plan.first.weight_layout == "blocked":
         return data.contiguous(), to_blocked(scales)
     packed = to_fragments(data, scales)
@@ -91,7 +91,7 @@ def _in_layout(data: Tensor, scales: Tensor, plan: ExpertsPlan) -> tuple[Tensor,
 def _padded(
     more: int, w13: Tensor, w13_scale: Tensor, w2: Tensor, w2_scale: Tensor
 ) -> tuple[Tensor, ...]:
-    """Pad I with zeros: what no activation sees, as all of them map zero to zero."""
+    """Pad I with zeros: the results do not change, as every activation maps zero to zero."""
     return (
         pad(w13, (0, 0, 0, more)),
         _pad_scales(w13_scale, (0, 0, 0, more)),

@@ -1,4 +1,4 @@
-"""Formats of NVFP4 checkpoints: one module each, which reads and writes its config.
+"""NVFP4 checkpoint formats, one module each: reader and writer of the format's config.
 
 =============================  ========================  =========================
 format                         ``modelopt``              ``compressed-tensors``
@@ -11,10 +11,10 @@ input's global scale, f32      ``input_scale``           ``input_global_scale``
 global scales are              factors, amax/2688 ``()``  divisors, 2688/amax ``(1,)``
 =============================  ========================  =========================
 
-In a checkpoint of mixed precision, layers of other kinds stand beside these; in both formats their
-tensors are ``weight`` (of MXFP4 ``weight_packed``), ``weight_scale`` and, of static FP8,
-``input_scale``. Scales of FP8 blocks may be ``weight_scale_inv`` instead, in both formats: layers
-that an exporter took over from a DeepSeek-like FP8 checkpoint.
+A mixed-precision checkpoint also has layers of other schemes; in both formats their tensors are
+``weight`` (``weight_packed`` for MXFP4), ``weight_scale`` and, for static FP8, ``input_scale``.
+Scales of FP8 blocks may be ``weight_scale_inv`` instead, in both formats: layers that an exporter
+copied from a DeepSeek-like FP8 checkpoint.
 """
 
 import json
@@ -54,17 +54,17 @@ FORMATS: dict[Convention, Format] = {each.name: each for each in (ModelOpt(), Co
 
 
 def is_nvfp4(config: Mapping[str, Any]) -> bool:
-    """Whether a quantization config claims one of the NVFP4 formats; it may still be refused."""
+    """Whether a quantization config claims an NVFP4 format; such a config may still be refused."""
     return any(each.wrote(config) and each.claims_nvfp4(config) for each in FORMATS.values())
 
 
 def parse_beside(directory: Path) -> CheckpointConfig | None:
-    """Read the file that ModelOpt writes beside ``config.json``; None if there is none.
+    """Read the file that ModelOpt writes beside ``config.json``; None if there is no such file.
 
-    Older exports of mixed precision say only there which layer is what.
+    In older mixed-precision exports only this file lists the scheme of each layer.
 
     Raises:
-        UnsupportedCheckpoint: as ``parse``, or the file holds no object.
+        UnsupportedCheckpoint: see ``parse``; also if the file holds no JSON object.
     """
     file = directory / LEGACY_FILE
     if not file.is_file():
@@ -82,7 +82,8 @@ def parse(config: Mapping[str, Any]) -> CheckpointConfig:
     """Read a quantization config.
 
     Raises:
-        UnsupportedCheckpoint: naming the field, what it holds, what is accepted, and what to do.
+        UnsupportedCheckpoint: the message names the field, its value, accepted values and the
+            remedy.
     """
     for each in FORMATS.values():
         if each.wrote(config):

@@ -1,8 +1,8 @@
-"""The format of compressed-tensors (llm-compressor): its tensors, and its config read and written.
+"""Format of compressed-tensors (llm-compressor): tensor names, reader and writer of its config.
 
 ``config.json`` holds ``quantization_config`` with ``config_groups`` and their ``format``; with
 several formats, each group has its own. A group's targets are names of modules, ``re:`` regexes, or
-``Linear``, which is every linear that no other group names.
+``Linear`` for every linear without a group of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,7 +62,7 @@ _WEIGHTS: dict[Kind, dict[str, Any]] = {
 }
 _PER_TOKEN = _FP8 | {"strategy": "token", "dynamic": True}
 _INPUTS: dict[Kind, dict[str, Any] | None] = {
-    # "local": block scales are found at run time, the global scale is the stored one.
+    # "local": block scales are computed at run time, the global scale is the stored one.
     Kind.NVFP4: _FP4 | {"dynamic": "local", "observer": "static_minmax"},
     Kind.NVFP4_A16: None,
     Kind.FP8: _PER_TOKEN,
@@ -74,7 +74,7 @@ _INPUTS: dict[Kind, dict[str, Any] | None] = {
 
 
 class CompressedTensors(Format):
-    """compressed-tensors' format: the global scales are divisors."""
+    """Format of compressed-tensors, whose global scales are divisors."""
 
     name = "compressed-tensors"
     names = TensorNames(
@@ -160,7 +160,7 @@ class CompressedTensors(Format):
 
 
 def _with_packing(group: LayerGroup, config: Mapping[str, Any]) -> LayerGroup:
-    """Complete a group with the format that the whole config has, if it has none of its own.
+    """Add the config's global format to a group that has no format of its own.
 
     Raises:
         UnsupportedCheckpoint: that format holds no such weights.

@@ -1,4 +1,4 @@
-"""Readers of what both formats' configs have in common: config groups and KV-cache schemes."""
+"""Readers of the config parts shared by both formats: config groups and KV-cache schemes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from vllm_fp4_plugin.formats.fields import read_names, read_object, read_objects
 from vllm_fp4_plugin.formats.format import LayerGroup, UnsupportedCheckpoint
 from vllm_fp4_plugin.formats.kind import FP8_BLOCK_SIZE, MX_BLOCK_SIZE, Inputs, Kind
 
-EVERY_LINEAR = "Linear"  # a target that names a class, not a module
+EVERY_LINEAR = "Linear"  # target that names a class, not a module
 
 _BY_STRATEGY = {
     None: Kind.FP8,
@@ -22,15 +22,15 @@ _ACCEPTED = "must be 4-bit float (NVFP4, MXFP4) or 8-bit float (FP8, MXFP8)"
 def read_groups(config: Mapping[str, Any], remedy: str) -> list[LayerGroup]:
     """Read ``config_groups``; [] if there are none.
 
-    A group of attention alone describes a KV cache, for which there is ``kv_cache_scheme``.
+    A group of attention alone is skipped: it describes a KV cache, as ``kv_cache_scheme`` does.
 
     Args:
         config: the quantization config.
-        remedy: what to do about a checkpoint in another format.
+        remedy: advice for a checkpoint in another format.
 
     Raises:
-        UnsupportedCheckpoint: a field has another type than it must have, or a group's weights or
-            activations are in a format that nobody serves.
+        UnsupportedCheckpoint: a field has a wrong type, or no method serves the format of a group's
+            weights or activations.
     """
     found = []
     for name, group in read_objects("config_groups", config.get("config_groups")).items():
@@ -49,7 +49,7 @@ def read_groups(config: Mapping[str, Any], remedy: str) -> list[LayerGroup]:
 
 
 def input_scaling(kind: Kind, inputs: Mapping[str, Any] | None) -> Inputs:
-    """Read how layers of a kind take their input, by its quantization arguments."""
+    """Read the input scaling of layers of a scheme, from the quantization arguments."""
     if inputs is None or kind.is_nvfp4:
         return "16-bit"
     static = kind in (Kind.FP8, Kind.FP8_CHANNEL) and not inputs.get("dynamic")
@@ -57,7 +57,7 @@ def input_scaling(kind: Kind, inputs: Mapping[str, Any] | None) -> Inputs:
 
 
 def is_uniform(groups: list[LayerGroup]) -> bool:
-    """Whether all ``groups`` are NVFP4, with activations or without."""
+    """Whether all ``groups`` are NVFP4, weight-only included."""
     kinds = {group.kind for group in groups}
     return len(kinds) <= 1 and all(kind.is_nvfp4 for kind in kinds)
 
@@ -73,7 +73,7 @@ def check_any_nvfp4(field: str, groups: list[LayerGroup], remedy: str) -> None:
 
 
 def _kind(field: str, args: Any, remedy: str) -> Kind:
-    """Kind of weights by their quantization arguments; NVFP4 stands for weight-only, too."""
+    """Scheme of weights from their quantization arguments; NVFP4 also for weight-only."""
     if not isinstance(args, Mapping):
         raise UnsupportedCheckpoint(
             f"{field}: is {args!r}, must be an object that describes 4-bit or 8-bit floats; "
@@ -106,7 +106,7 @@ def _kind(field: str, args: Any, remedy: str) -> Kind:
 
 
 def _check_inputs(field: str, kind: Kind, inputs: Any, remedy: str) -> None:
-    """Raise unless activations are in the format of the weights, or left in 16 bits."""
+    """Raise unless activations are in the format of the weights, or in 16 bits."""
     if inputs is None:
         return
     args = read_object(field, inputs)
@@ -122,7 +122,7 @@ def _check_inputs(field: str, kind: Kind, inputs: Any, remedy: str) -> None:
 
 
 def _check_blocks(field: str, args: Mapping[str, Any], remedy: str) -> None:
-    """Raise unless what is said of NVFP4 values' scales, if anything, is so."""
+    """Raise unless the declared scale fields of NVFP4 values, if any, match NVFP4."""
     for name, accepted in (("strategy", ("tensor_group", "group")), ("symmetric", (True,))):
         value = args.get(name)
         if value is not None and value not in accepted:
@@ -133,7 +133,7 @@ def _check_blocks(field: str, args: Mapping[str, Any], remedy: str) -> None:
 
 
 def check_block_size(field: str, size: Any) -> None:
-    """Raise unless ``size`` is NVFP4's, or not given."""
+    """Raise unless ``size`` is NVFP4's block size, or absent."""
     if size is not None and size != BLOCK_SIZE:
         raise UnsupportedCheckpoint(
             f"{field}: is {size}, must be {BLOCK_SIZE} for NVFP4; quantise the model again"
@@ -154,7 +154,7 @@ def read_kv_scheme(scheme: Any) -> dict[str, Any] | None:
     """Read a ``kv_cache_scheme``, which must be FP8 or NVFP4; None if it is not FP8.
 
     Raises:
-        UnsupportedCheckpoint: it is another one.
+        UnsupportedCheckpoint: the scheme is neither.
     """
     if scheme is None or is_nvfp4_cache(scheme):
         return None

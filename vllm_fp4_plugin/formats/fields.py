@@ -1,4 +1,4 @@
-"""Readers of a config's fields, which name one that has another type than it must have."""
+"""Readers of a config's fields; their errors name a field of a wrong type."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,14 +7,14 @@ from vllm_fp4_plugin.formats.format import UnsupportedCheckpoint
 
 
 def read_names(field: str, value: Any) -> tuple[str, ...]:
-    """Read a list of module names or patterns; ``()`` if there is none.
+    """Read a list of module names or patterns; ``()`` if the field is absent.
 
     Args:
         field: name of the field.
-        value: what it holds.
+        value: value of the field.
 
     Raises:
-        UnsupportedCheckpoint: it is no list, or holds what is no name.
+        UnsupportedCheckpoint: the value is no list of strings.
     """
     if value is None:
         return ()
@@ -32,10 +32,10 @@ def read_names(field: str, value: Any) -> tuple[str, ...]:
 
 
 def read_object(field: str, value: Any) -> Mapping[str, Any]:
-    """Read an object; an empty one if there is none.
+    """Read an object; an empty one if the field is absent.
 
     Raises:
-        UnsupportedCheckpoint: it is something else.
+        UnsupportedCheckpoint: the value has another type.
     """
     if value is None:
         return {}
@@ -47,10 +47,10 @@ def read_object(field: str, value: Any) -> Mapping[str, Any]:
 
 
 def read_objects(field: str, value: Any) -> dict[str, Mapping[str, Any]]:
-    """Read an object of objects; an empty one if there is none.
+    """Read an object of objects; an empty one if the field is absent.
 
     Raises:
-        UnsupportedCheckpoint: it, or one of them, is something else.
+        UnsupportedCheckpoint: the value, or a value in it, has another type.
     """
     return {
         name: read_object(f"{field}.{name}", part)
@@ -59,10 +59,10 @@ def read_objects(field: str, value: Any) -> dict[str, Mapping[str, Any]]:
 
 
 def read_text(field: str, value: Any) -> str:
-    """Read a string; ``""`` if there is none.
+    """Read a string; ``""`` if the field is absent.
 
     Raises:
-        UnsupportedCheckpoint: it is something else.
+        UnsupportedCheckpoint: the value has another type.
     """
     if value is None:
         return ""

@@ -1,4 +1,4 @@
-"""Interface of a checkpoint format, and the content of a config in it."""
+"""Interface of a checkpoint format, and the parsed content of its config."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from vllm_fp4_plugin.formats.kind import Inputs, Kind
 from vllm_fp4_plugin.ignore import InvalidPattern, check_pattern
 
 SCALE = "weight_scale"
-INVERSE_SCALE = "weight_scale_inv"  # DeepSeek's name for the factors of FP8 blocks, always 2-D
+INVERSE_SCALE = "weight_scale_inv"  # DeepSeek's name for scale factors of FP8 blocks, 2-D
 
 
 class UnsupportedCheckpoint(ValueError):
@@ -19,7 +19,7 @@ class UnsupportedCheckpoint(ValueError):
 
 @dataclass(frozen=True)
 class TensorNames:
-    """Names of tensors on disk, beside the name of their module.
+    """Tensor names on disk, below the name of their module.
 
     Attributes:
         weight: codes of a linear, uint8 ``(N, K/2)``.
@@ -27,7 +27,7 @@ class TensorNames:
         weight_global: float32, one number.
         input_global: float32, one number; absent in weight-only checkpoints.
         k_scale: scale of an attention module's FP8 keys, float32, one number.
-        v_scale: scale of its values, likewise.
+        v_scale: scale of an attention module's FP8 values, float32, one number.
     """
 
     weight: str
@@ -42,11 +42,11 @@ class Format(ABC):
     """A format of NVFP4 checkpoints.
 
     Attributes:
-        name: the format, and the convention that its global scales follow.
-        names: names of its tensors.
+        name: name of the format, and of the convention of its global scales.
+        names: tensor names.
         scalar: shape of the global scales.
         reciprocal: whether the global scales are divisors (2688/amax) instead of factors.
-        scale_dims: dimensions of the scales of FP8 weights, by their kind.
+        scale_dims: number of dimensions of the scales of FP8 weights, by scheme.
     """
 
     name: ClassVar[Convention]
@@ -57,7 +57,7 @@ class Format(ABC):
 
     @abstractmethod
     def wrote(self, config: Mapping[str, Any]) -> bool:
-        """Whether a quantization config is written in the way of this format, NVFP4 or not."""
+        """Whether a quantization config follows this format, NVFP4 or not."""
 
     @abstractmethod
     def claims_nvfp4(self, config: Mapping[str, Any]) -> bool:
@@ -68,17 +68,17 @@ class Format(ABC):
         """Read a quantization config of this format.
 
         Raises:
-            UnsupportedCheckpoint: naming the field, what it holds, what is accepted, and what to
-                do.
+            UnsupportedCheckpoint: the message names the field, its value, accepted values and the
+                remedy.
         """
 
     @abstractmethod
     def group(self, kind: Kind, *, static_input: bool) -> "LayerGroup | None":
-        """Describe layers of a kind that no group of the config has; None if there is no such kind.
+        """Describe layers of a scheme without a config group; None if the format lacks the scheme.
 
         Args:
-            kind: kind that a layer's tensors have.
-            static_input: a scale of its input is stored.
+            kind: scheme of the layer's tensors.
+            static_input: the checkpoint stores an input scale.
         """
 
     @abstractmethod
@@ -94,21 +94,21 @@ class Format(ABC):
     def further_files(
         self, ignore: Sequence[str], *, weight_only: bool, fp8_kv: bool
     ) -> dict[str, dict[str, Any]]:
-        """Write the files that stand beside ``config.json``: contents by the files' names."""
+        """Write the files beside ``config.json``: contents by file name."""
         return {}
 
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Layers that are quantised in one way.
+    """Layers that share one quantization scheme.
 
     Attributes:
-        where: part of the config that describes them.
-        kind: how they are quantised.
+        where: part of the config that describes the group.
+        kind: quantization scheme.
         targets: names and patterns of the modules; None: every linear that no other group names.
-        settings: what vLLM's own config is given for such a layer.
-        inputs: how a layer that is not NVFP4 takes its input.
-        scale: name of the tensor of scales beside a weight that is not NVFP4.
+        settings: fields for vLLM's own config of such a layer.
+        inputs: input scaling of a non-NVFP4 layer.
+        scale: name of the scale tensor beside a non-NVFP4 weight.
     """
 
     where: str
@@ -120,16 +120,16 @@ class LayerGroup:
 
     @property
     def way(self) -> tuple[Kind, Inputs, str]:
-        """Way in which its layers are quantised: shards of one layer must have the same."""
+        """Key of the scheme: all shards of one layer must have the same key."""
         return self.kind, self.inputs, self.scale
 
     @property
     def called(self) -> str:
-        """Name of the way for messages."""
+        """Name of the scheme for messages."""
         return str(self.kind) if self.scale == SCALE else f"{self.kind} ({self.scale})"
 
     def scale_dims(self, format: Format) -> int:
-        """Count the dimensions of its scales on disk; 0 where the format does not say."""
+        """Number of dimensions of the scales on disk; 0 where the format leaves it open."""
         if self.scale == INVERSE_SCALE:
             return 2
         return format.scale_dims.get(self.kind, 0)
@@ -140,15 +140,15 @@ class CheckpointConfig:
     """Content of an NVFP4 checkpoint's quantization config.
 
     Attributes:
-        format: how the checkpoint is written.
-        weight_only: activations stay in 16 bits (W4A16), if not in a group.
+        format: format of the checkpoint.
+        weight_only: activations stay in 16 bits (W4A16); unused with ``groups``.
         ignore: patterns of modules left unquantised (see ``ignore.matches``).
-        targets: patterns of modules that are quantised, None for every linear.
-        kv_cache_scheme: the FP8 KV-cache scheme it declares, None without one.
-        groups: groups of a checkpoint of mixed precision, which then count instead of
-            ``weight_only`` and ``targets``; ``()``: every layer is NVFP4.
-        is_silent: a checkpoint of mixed precision, whose config does not say which layer is what.
-        nvfp4_cache: it declares an NVFP4 KV cache, instead of which another one is served.
+        targets: patterns of quantised modules, None for every linear.
+        kv_cache_scheme: the declared FP8 KV-cache scheme, or None.
+        groups: groups of a mixed-precision checkpoint, which replace ``weight_only`` and
+            ``targets``; ``()``: every quantised layer is NVFP4.
+        is_silent: a mixed-precision checkpoint whose config lists no scheme per layer.
+        nvfp4_cache: an NVFP4 KV cache is declared; another cache dtype is served instead.
     """
 
     format: Format
@@ -162,22 +162,22 @@ class CheckpointConfig:
 
     @property
     def names(self) -> TensorNames:
-        """Names of a quantised linear's tensors."""
+        """Tensor names of a quantised linear."""
         return self.format.names
 
     @property
     def declared(self) -> tuple[LayerGroup, ...]:
-        """Groups that the config declares, in the order in which they claim layers."""
+        """Groups that the config declares, in order of precedence."""
         if self.groups or self.is_silent:
             return self.groups
         kind = Kind.NVFP4_A16 if self.weight_only else Kind.NVFP4
         return (LayerGroup("the config", kind, self.targets),)
 
     def check_patterns(self) -> None:
-        """Check that every pattern can be read.
+        """Check that every pattern can be parsed.
 
         Raises:
-            UnsupportedCheckpoint: naming the first that cannot.
+            UnsupportedCheckpoint: the message names the first invalid pattern.
         """
         targets = [(f"{group.where}.targets", group.targets or ()) for group in self.groups]
         for name, patterns in (("ignore", self.ignore), ("targets", self.targets or ()), *targets):

@@ -1,4 +1,4 @@
-"""Kinds of linear layers: how the weights of one are stored, and what they take."""
+"""Quantization schemes of linear layers: format of the weights and of the inputs."""
 
 from enum import StrEnum
 from typing import Literal
@@ -6,15 +6,15 @@ from typing import Literal
 FP8_BLOCK_SIZE = 128  # rows and columns of a weight that share a scale
 MX_BLOCK_SIZE = 32  # elements of a row that share a scale
 
-# How a layer that is not NVFP4 takes its input: rounded with the scale that is stored, with scales
-# found in it, or as it is.
+# Input of a non-NVFP4 layer: rounded with the stored scale, rounded with dynamic scales, or
+# unchanged.
 Inputs = Literal["static", "dynamic", "16-bit"]
 
 
 class Kind(StrEnum):
-    """Kind of a linear layer; the value is what messages and the report call it."""
+    """Quantization scheme of a linear layer; the value is the name in messages and the report."""
 
-    NVFP4 = "NVFP4"  # activations too
+    NVFP4 = "NVFP4"  # NVFP4 activations too
     NVFP4_A16 = "NVFP4 weight-only"
     FP8 = "FP8 per-tensor"
     FP8_CHANNEL = "FP8 per-channel"
@@ -25,16 +25,16 @@ class Kind(StrEnum):
 
     @property
     def is_nvfp4(self) -> bool:
-        """Whether the weights are NVFP4, whatever the activations are."""
+        """Whether the weights are NVFP4, with any activations."""
         return self in (Kind.NVFP4, Kind.NVFP4_A16)
 
     @property
     def family(self) -> str:
-        """Format without its granularity, in lower case: ``"fp8"``, ``"mxfp8"``, ``"mxfp4"``."""
+        """Format without granularity, in lower case: ``"fp8"``, ``"mxfp8"``, ``"mxfp4"``."""
         return self.split()[0].lower()
 
     def weight_bytes(self, n: int, k: int) -> int:
-        """Bytes of a weight ``(n, k)`` on disk, scales included, of a kind that is not NVFP4."""
+        """Bytes of a non-NVFP4 weight ``(n, k)`` on disk, scales included."""
         scales = {
             Kind.FP8: 4,
             Kind.FP8_CHANNEL: 4 * n,

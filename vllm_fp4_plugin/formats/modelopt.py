@@ -1,13 +1,14 @@
-"""NVIDIA ModelOpt's format: its tensors, and its config read and written.
+"""Format of NVIDIA ModelOpt: tensor names, reader and writer of its config.
 
 * 0.31 and later: ``config.json`` holds ``quantization_config`` with ``quant_method: "modelopt"``,
   ``quant_algo``, ``ignore`` and ``config_groups``.
 * 0.29 and earlier: ``hf_quant_config.json`` holds ``quantization`` with ``quant_algo``,
-  ``group_size``, ``exclude_modules`` and ``kv_cache_quant_algo``. Later versions write it too.
+  ``group_size``, ``exclude_modules`` and ``kv_cache_quant_algo``. Later versions also write this
+  file.
 
 Exporters mix the two: every field is read at either depth, the list of 16-bit modules in either
-spelling. With ``quant_algo: MIXED_PRECISION``, ``quantized_layers`` says how each layer is
-quantised: ``{"model.layers.0.mlp.up_proj": {"quant_algo": "NVFP4"}, …}``.
+spelling. With ``quant_algo: MIXED_PRECISION``, ``quantized_layers`` lists the algorithm of each
+layer: ``{"model.layers.0.mlp.up_proj": {"quant_algo": "NVFP4"}, …}``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,7 +44,7 @@ _KINDS = {
     "FP8": Kind.FP8,
     "FP8_PER_CHANNEL_PER_TOKEN": Kind.FP8_CHANNEL,
     "FP8_PB_WO": Kind.FP8_BLOCK,
-    "FP8_BLOCK_SCALES": Kind.FP8_BLOCK,  # what some exports call it
+    "FP8_BLOCK_SCALES": Kind.FP8_BLOCK,  # field name in some exports
     "MXFP8": Kind.MXFP8,
 }
 _ALGORITHMS = {kind: name for name, kind in reversed(_KINDS.items())}
@@ -56,7 +57,7 @@ _REMEDY = "serve it with --quantization modelopt or modelopt_mixed"
 
 
 class ModelOpt(Format):
-    """ModelOpt's format: the global scales are factors."""
+    """Format of ModelOpt, whose global scales are factors."""
 
     name = "modelopt"
     names = TensorNames(
@@ -82,7 +83,7 @@ class ModelOpt(Format):
             parts = _parts(config)
             algorithm = _algorithm(parts)
             mixed = _mixed_groups(parts) if algorithm == _MIXED else []
-        except UnsupportedCheckpoint:  # told by parse, should this method be asked for
+        except UnsupportedCheckpoint:  # parse raises with the reason if our method is requested
             return False
         if algorithm != _MIXED:
             return algorithm in (_W4A4, _W4A16)
@@ -104,7 +105,7 @@ class ModelOpt(Format):
             groups = _mixed_groups(parts)
             if groups:
                 check_any_nvfp4("quantized_layers", groups, _REMEDY)
-            # Without a list, a layer is what its tensors are.
+            # Without a list, the tensors determine each layer's scheme.
             return CheckpointConfig(
                 self, True, ignore, None, scheme, tuple(groups), not groups, nvfp4_cache
             )
@@ -152,7 +153,7 @@ class ModelOpt(Format):
 
 
 def _parts(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Objects of a config that may hold its fields: the innermost first, which says most."""
+    """Objects of a config that may hold its fields: the innermost, most specific first."""
     parts = [config]
     for name in _NESTED:
         if config.get(name) is not None:
@@ -161,7 +162,7 @@ def _parts(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _find(parts: Iterable[Mapping[str, Any]], name: str) -> Any:
-    """Find a field; None if no part has it."""
+    """Find a field; None if no part has this field."""
     return next((part[name] for part in parts if part.get(name) is not None), None)
 
 
@@ -170,7 +171,7 @@ def _algorithm(parts: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _ignore(parts: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Modules that every spelling of the list names, without repetition."""
+    """Modules listed under any spelling of the ignore list, without repetition."""
     found: dict[str, None] = {}
     for part in parts:
         for name in ("ignore", "exclude_modules"):
@@ -179,10 +180,10 @@ def _ignore(parts: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 def _module(pattern: str) -> str:
-    """Module that ``X*`` stands for: X and what is below it, not every name that begins so.
+    """Module that ``X*`` stands for: X and the modules below, not every name with this prefix.
 
-    ModelOpt writes it of a module of which nothing is quantised, and a module's name covers what is
-    below it. Other wildcards mean what they say.
+    ModelOpt writes ``X*`` for a module without any quantised layer, and the name of a module covers
+    all modules below. Other wildcards keep their usual meaning.
     """
     module = pattern.removesuffix("*")
     plain = not pattern.startswith("re:") and not any(c in module for c in "*?[")
@@ -194,10 +195,10 @@ def _config_groups(parts: Iterable[Mapping[str, Any]]) -> list[LayerGroup]:
 
 
 def _of_modelopt(group: LayerGroup) -> LayerGroup:
-    """Name a config group's algorithm.
+    """Algorithm name of a config group.
 
     Raises:
-        UnsupportedCheckpoint: ModelOpt has none for it that vLLM knows.
+        UnsupportedCheckpoint: ModelOpt has no algorithm for the group that vLLM knows.
     """
     if group.kind not in _ALGORITHMS:
         raise UnsupportedCheckpoint(
@@ -207,7 +208,7 @@ def _of_modelopt(group: LayerGroup) -> LayerGroup:
 
 
 def _mixed_groups(parts: list[Mapping[str, Any]]) -> list[LayerGroup]:
-    """Groups of a checkpoint of mixed precision; [] if its config does not say."""
+    """Groups of a mixed-precision checkpoint; [] if its config does not list any."""
     layers = read_objects("quantized_layers", _find(parts, "quantized_layers"))
     if not layers:
         return [_of_modelopt(group) for group in _config_groups(parts)]
@@ -234,7 +235,7 @@ def _group(where: str, kind: Kind, targets: tuple[str, ...] | None) -> LayerGrou
 
 
 def _kv_scheme(parts: list[Mapping[str, Any]]) -> Any:
-    """Scheme of the KV cache, which an algorithm's name may stand for; None if there is none."""
+    """Scheme of the KV cache, also from an algorithm's name; None without a scheme."""
     algorithm, scheme = _find(parts, "kv_cache_quant_algo"), _find(parts, "kv_cache_scheme")
     if scheme is not None or algorithm is None:
         return scheme

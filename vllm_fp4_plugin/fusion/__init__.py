@@ -1,1 +1,1 @@
-"""Fused ops in vLLM's models: where each is allowed, and the modules that replace the model's."""
+"""Fusions in vLLM's models: checks that allow each, and the modules that replace vLLM's."""

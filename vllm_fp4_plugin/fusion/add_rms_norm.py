@@ -1,4 +1,4 @@
-"""vLLM's norms with a residual on our kernel, which lets the product after it start early."""
+"""vLLM's norms with a residual on our kernel, which lets the next GEMM start early (PDL)."""
 
 from vllm.config import VllmConfig
 
@@ -7,16 +7,16 @@ from vllm_fp4_plugin.report import LayerRecord
 
 
 def register() -> None:
-    """Have vLLM know of our kernel as a provider of its op, where it has such ops."""
+    """Register our kernel as a provider of vLLM's op, in releases with such ops."""
     if norm_kernel.has_ir():
         norm_provider.register()
 
 
 def make_default(vllm_config: VllmConfig, switched_on: bool) -> LayerRecord | None:
-    """Have norms of models built from now on run on our kernel, unless the user says otherwise.
+    """Run norms of models built from now on by our kernel, unless the user chose otherwise.
 
     Returns:
-        Record of what runs them, and why; None on a device without a kernel.
+        Record of the norms' kernel and the reason; None on a device without a kernel.
     """
     kernel = norm_kernel.find()
     if kernel is None:

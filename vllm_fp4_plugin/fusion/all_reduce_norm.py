@@ -1,7 +1,7 @@
-"""Settlement of which norms add up row-parallel layers' results, over tensor-parallel ranks.
+"""Fusion of norms with the all-reduce of row-parallel layers over tensor-parallel ranks.
 
-A row-parallel layer of ours hands on its rank's part, an ``Unreduced``; the norm that it goes to
-adds up, adds the residual, normalises and quantises in one op.
+A row-parallel layer of ours returns its rank's partial sum, an ``Unreduced``; the norm that
+consumes it all-reduces, adds the residual, normalises and quantises in one op.
 """
 
 from typing import Any, NamedTuple
@@ -18,13 +18,13 @@ from vllm_fp4_plugin.ops import flashinfer_all_reduce
 
 
 class Before(NamedTuple):
-    """Layer before a norm, and what the norm does for it.
+    """Layer before a norm, with the work that the norm does for this layer.
 
     Attributes:
-        producer: row-parallel layer of ours whose result the norm is to add up; None: ranks have
-            added it up already.
-        reduction: how it does; None without a producer.
-        said: what is to be said of it, or why there is none; empty of one rank.
+        producer: row-parallel layer of ours whose partial sums the norm all-reduces; None: the
+            norm's input is already reduced.
+        reduction: how the norm all-reduces; None without a producer.
+        said: note for the report, or the reason for no producer; empty on one rank.
     """
 
     producer: Any
@@ -36,12 +36,12 @@ NONE = Before(None, None, "")
 
 
 def before(found: Found, layer: Any, kernel: Kernel) -> Before:
-    """Find what comes before a norm that quantises.
+    """Find the layer before a norm that quantises.
 
     Args:
         found: the norm.
-        layer: linear layer that it quantises for.
-        kernel: the norm's own, with a residual.
+        layer: linear layer that consumes the quantised result.
+        kernel: kernel of the norm with a residual.
     """
     if get_tensor_model_parallel_world_size() == 1:
         return NONE
@@ -64,11 +64,11 @@ def before(found: Found, layer: Any, kernel: Kernel) -> Before:
 
 
 def vllm_does_better(config: Any, found: Before) -> str:
-    """Reason to leave a norm to vLLM, whose pass fuses it with an all-reduce that ours is not.
+    """Reason to prefer vLLM's norm, whose pass fuses an all-reduce that ours cannot; else empty.
 
     Args:
-        config: the engine's.
-        found: what comes before the norm.
+        config: config of the engine.
+        found: layer before the norm.
     """
     if found.producer is not None or not config.compilation_config.pass_config.fuse_allreduce_rms:
         return ""
@@ -77,7 +77,7 @@ def vllm_does_better(config: Any, found: Before) -> str:
 
 
 def _obstacle(plan: Any, producer: Any) -> str:
-    """Reason against adding up a layer's result in a norm; empty if there is none."""
+    """Reason why a norm cannot all-reduce a layer's partial sums; empty if it can."""
     name = producer.prefix.rpartition(".")[2]
     method = producer.quant_method
     reasons = {

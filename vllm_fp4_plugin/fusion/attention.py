@@ -1,7 +1,7 @@
-"""Settlement of what attention does beside attending, once the model around it is built.
+"""Fusions into attention, resolved once the model around it is built.
 
-Attention quantises its result for the layer that it feeds, and rotates queries and keys where it
-stores them. Any linear layer of ours that stands beside attention settles it.
+Attention quantises its result for the layer that consumes it, and rotates queries and keys when
+storing keys. Any linear layer of ours in the same module triggers the resolution.
 """
 
 from collections.abc import Sequence
@@ -23,19 +23,19 @@ OFF = "switched off (fuse_attention)"
 def settle(
     owners: Sequence[Module], layer: Any, plan: LinearPlan, report: Report, options: Options
 ) -> None:
-    """Settle attention layers of ours in the module that holds a linear layer.
+    """Resolve the fusions of attention layers of ours in the module that holds a linear layer.
 
     Args:
-        owners: complete modules that were being built when the layer was, the nearest first.
+        owners: complete modules around the layer, the innermost first.
         layer: the linear layer.
-        plan: its plan.
-        report: told what attention does, or why it does not.
-        options: the user's.
+        plan: plan of the layer.
+        report: gets a note of each fusion, or the reason against it.
+        options: options of the user.
     """
     if not owners:
         return
     for name, module in list(owners[0]._modules.items()):
-        # Hopper's stores keys itself, and its products take 16 bits.
+        # Hopper's attention stores keys itself, and its GEMMs take 16-bit inputs.
         if isinstance(module, Attention) and type(module.impl) is PagedAttentionImpl:
             said = [_settle_rotation(owners, name, module, options)]
             if plan.quantizer is not None and attention_quantize.feeds(owners[0], name, layer):
@@ -46,7 +46,7 @@ def settle(
 
 
 def _settle_rotation(owners: Sequence[Module], name: str, attention: Any, options: Options) -> str:
-    """Bind attention to the rotary embedding before it, if there is one; says so, or why not."""
+    """Fuse the rotary embedding before attention, if any; return a note, or why not."""
     owner: Any = owners[0]
     rotary_name, rotary = match_rotary.rotary_before(owner, name)
     if rotary is None or attention.impl.rotation_settled:
@@ -64,7 +64,7 @@ def _settle_rotation(owners: Sequence[Module], name: str, attention: Any, option
 
 
 def _settle_result(owner: Any, name: str, layer: Any, plan: LinearPlan, options: Options) -> str:
-    """Bind attention to the linear layer that it feeds; says so, or why not."""
+    """Fuse quantization for the consuming linear layer; return a note, or why not."""
     config, attention = get_current_vllm_config(), owner._modules[name]
     against = "" if options.fuse_attention else OFF
     if config.lora_config is not None:

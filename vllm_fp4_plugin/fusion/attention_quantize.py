@@ -1,8 +1,8 @@
-"""Attention that quantises its result for the one layer that it feeds.
+"""Attention that quantises the result for its only consumer.
 
-vLLM's ``Attention`` is no class that plugins may replace, but a layer may change class once it is
-built: ``QuantizingAttention`` adds nothing but a forward pass. It calls the same op as vLLM's,
-``unified_attention_with_output``, with the scales that vLLM's own pass would give it.
+Plugins cannot replace vLLM's ``Attention``, but the class of a built layer can be changed:
+``QuantizingAttention`` only adds a forward pass, which calls the same op as vLLM's,
+``unified_attention_with_output``, with the scales that vLLM's own fusion pass would pass.
 """
 
 from collections.abc import Callable
@@ -28,10 +28,10 @@ from vllm_fp4_plugin.ops.operands import QuantizedInput
 
 
 class QuantizingAttention(Attention):
-    """``Attention`` whose result is NVFP4 with the scale of the layer that it goes to.
+    """``Attention`` whose result is NVFP4, with the input scale of the consuming layer.
 
     Attributes:
-        feeding: that layer, in a tuple, so that it does not become a part of this one.
+        feeding: the consuming layer, in a tuple so that it is not registered as a submodule.
     """
 
     feeding: tuple[Any]
@@ -48,10 +48,10 @@ class QuantizingAttention(Attention):
 
         Args:
             query: 16-bit ``(T, Hq·D)``.
-            key: 16-bit ``(T, Hkv·D)``, or None where another layer stores it.
+            key: 16-bit ``(T, Hkv·D)``, or None if another layer stores keys.
             value: as ``key``.
-            output_shape: must be None: the heads side by side.
-            output_dtype: must be None: the query's.
+            output_shape: must be None: heads are concatenated.
+            output_dtype: must be None: dtype of the query.
 
         Raises:
             ValueError: ``output_shape`` or ``output_dtype`` is given.
@@ -71,7 +71,7 @@ class QuantizingAttention(Attention):
         data, scales = new_nvfp4_rows(heads)
         [layer] = self.feeding
         quantized = {"output_scale": layer.input_scale, "output_block_scale": scales}
-        if self.use_direct_call or not is_listened_to():  # the op is this very function
+        if self.use_direct_call or not is_listened_to():  # this function is the op itself
             unified_attention_with_output(heads, keys, values, data, self.layer_name, **quantized)
         else:
             name = _encode_layer_name(self.layer_name)
@@ -83,11 +83,11 @@ class QuantizingAttention(Attention):
 
 
 def feeds(owner: Any, name: str, layer: Any) -> bool:
-    """Whether a linear layer is called with the result of an attention, alone or among others.
+    """Whether a linear layer consumes an attention's result, alone or among other layers.
 
     Args:
         owner: complete module that holds both.
-        name: the attention's in it.
+        name: name of the attention in ``owner``.
         layer: row-parallel linear layer of ours.
     """
     names = [n for n, each in owner._modules.items() if each is layer]
@@ -100,9 +100,9 @@ def obstacle(owner: Any, name: str, attention: Any, layer: Any) -> str:
 
     Args:
         owner: module that holds both.
-        name: the attention's in it.
-        attention: that feeds the layer, see ``feeds``.
-        layer: the linear layer, whose method is settled but for this.
+        name: name of the attention in ``owner``.
+        attention: attention whose result the layer consumes, see ``feeds``.
+        layer: the linear layer; all its other fusions are resolved.
     """
     plan, kind = layer.quant_method.plan, type(owner)
     width = attention.num_heads * attention.head_size
@@ -134,14 +134,14 @@ def obstacle(owner: Any, name: str, attention: Any, layer: Any) -> str:
 
 
 def kernel_of(attention: Any) -> Kernel | None:
-    """Kernel of an attention layer that quantises, on this process's device."""
+    """Kernel of a quantising attention layer on this process's device."""
     mode = "fp8_kv" if attention.impl.is_fp8 else "float"
     wanted = batch_invariance.is_wanted()
     return QUANTIZED_KERNELS.find(current_device(), mode, wanted)  # type: ignore[arg-type]
 
 
 def hand_over(attention: Any, layer: Any) -> Kernel:
-    """Have an attention layer quantise its result for ``layer`` from now on; returns its kernel."""
+    """Make an attention layer quantise its result for ``layer``; return the kernel."""
     kernel = kernel_of(attention)
     assert kernel is not None
     attention.__class__ = QuantizingAttention
@@ -151,7 +151,7 @@ def hand_over(attention: Any, layer: Any) -> Kernel:
 
 
 def take_back(attention: Any) -> Callable[[], None]:
-    """Leave an attention layer's result in 16 bits again; returns how to undo that."""
+    """Undo the fusion: the result is in 16 bits again; return a function that redoes it."""
     if not attention.impl.quantizes:
         return lambda: None
     attention.__class__, attention.impl.quantizes = Attention, False

@@ -1,9 +1,9 @@
-"""Flow of a value through a forward pass: a submodule's result, or what the module is called with.
+"""Escape analysis of forward passes: uses of a submodule's result or of a module's input.
 
-Read from source, so that it holds for every path that a run may take: a name that holds the value
-after one branch alone is not followed further, and using it is a leak. A branch whose test is a
-constant of the built module counts as the run will take it, see ``module_constants``. The result is
-followed from statement to statement; whatever is not understood counts as a leak.
+The source code is analysed, so that the answer holds for every path of a run: a name that holds the
+value after only one branch is not followed further, and its use counts as an escape. A branch on a
+constant of the built module is resolved, see ``module_constants``. The value is followed from
+statement to statement; any construct that is not understood is an escape.
 """
 
 import ast
@@ -31,43 +31,44 @@ from vllm_fp4_plugin.fusion.module_constants import (
     functions_of,
 )
 
-# Functions that call their first argument, a module, with their second, and look at neither but
-# for a kernel registered under the module's own class; modules among the others they do not call.
+# Functions that call their first argument, a module, with their second, and otherwise only check
+# for a kernel registered under the module's class; modules among their other arguments are not
+# called.
 HANDOVERS: frozenset[Callable[..., Any]] = frozenset({maybe_fused_act_quant})
 
-_SNIPPET = 60  # characters of source that a reason quotes
+_SNIPPET = 60  # longest source quote in a reason
 
-# Run later or elsewhere than where they stand, so that order says nothing of what they see.
+# Constructs that run later or elsewhere, so that statement order does not describe their effect.
 _OUT_OF_ORDER = (
     ast.AsyncFunctionDef, ast.Await, ast.ClassDef, ast.FunctionDef, ast.GeneratorExp, ast.Global,
     ast.Lambda, ast.NamedExpr, ast.Nonlocal, ast.Yield, ast.YieldFrom,
 )  # fmt: skip
 _REFLECTION = frozenset({"eval", "exec", "globals", "locals", "super", "vars"})
-# The compiler calls a function of an imported module in another way than a method.
+# The compiler emits other instructions for a call of an imported module's function than for a
+# method.
 _DEPENDENT = frozenset({"NOP", "PRECALL", "PUSH_NULL"})
 _SAME = {"LOAD_METHOD": "LOAD_ATTR"}
 _OF_MODULES = frozenset({*vars(Module()), "__class__", "__dict__"} - {"training"})
 
 
-# What a submodule returns: its result, a pair of it and something else, a pair whose second it is,
-# or as norms do, which return a pair, of it and the new residual, where they are called with a
-# residual too.
+# Return convention of a submodule: its result; a pair whose first or second element is the result;
+# or, as for norms, the result without a residual, and with one a pair of result and new residual.
 Returns = Literal["result", "pair", "second", "norm"]
-Parameter = int | str  # of a call: its place among the positional ones, or its name
+Parameter = int | str  # argument of a call: its position, or its name
 
-# A ``Use`` that is no call: ``forward`` returns the value, as the first of a pair (0) or alone.
+# A ``Use`` without a call: ``forward`` returns the value, as the first of a pair (0) or alone.
 RETURNED = "return"
 ALONE = "alone"
 
-_ENDS = ("start_layer", "end_layer")  # attributes of vLLM's models: the layers that this rank has
+_ENDS = ("start_layer", "end_layer")  # attributes of vLLM's models: range of layers on this rank
 
 
 class Use(NamedTuple):
-    """Call of one of the owner's attributes with the value.
+    """Call of an attribute of the owner with the value as an argument.
 
     Attributes:
         attribute: the attribute.
-        parameter: what the value is passed as.
+        parameter: position or name of the argument.
     """
 
     attribute: str
@@ -76,14 +77,14 @@ class Use(NamedTuple):
 
 @dataclass(frozen=True)
 class Flow:
-    """Way that a forward pass takes a value.
+    """Uses of a value in a forward pass.
 
     Attributes:
-        uses: calls with it.
-        leak: first use beside those, in words; empty if there is none.
-        without: attributes of the owner that are called without it, there or elsewhere.
-        alone: attributes of the owner that are called with it and nothing else.
-        arguments: what calls of the producer are given, each call's parameters in order.
+        uses: calls with the value.
+        leak: description of the first escape; empty if the value does not escape.
+        without: attributes of the owner that any method calls without the value.
+        alone: attributes of the owner that are called with the value as the only argument.
+        arguments: positions or names of the arguments in each call of the producer, in order.
     """
 
     uses: frozenset[Use]
@@ -94,12 +95,12 @@ class Flow:
 
     @property
     def consumers(self) -> frozenset[str]:
-        """Attributes of the owner that are called with it."""
+        """Attributes of the owner that are called with the value."""
         return frozenset(use.attribute for use in self.uses)
 
     @property
     def called_otherwise(self) -> str:
-        """Reason that calls of a consumer without the value give; empty if there is none."""
+        """Reason against fusion: a consumer is also called without the value; else empty."""
         names = self.consumers & self.without
         if RETURNED in names:
             return "something else is returned too"
@@ -108,15 +109,15 @@ class Flow:
 
 @dataclass(frozen=True)
 class _Asked:
-    """Question that a class is read for; see ``flow_of`` and its siblings.
+    """Query of the analysis; see ``flow_of`` and its siblings.
 
     Attributes:
-        producer: the submodule whose result is followed; empty: a parameter is.
-        returns: what it returns.
+        producer: submodule whose result is followed; empty if a parameter is followed.
+        returns: return convention of the producer.
         as_input: see ``flow_of``.
         as_tensor: see ``flow_of``.
         may_return: see ``flow_of``.
-        parameter: of ``forward``, that is followed.
+        parameter: parameter of ``forward`` that is followed.
         given: see ``flow_of_parameter``.
         looped: the producer is a list of layers, see ``flow_of_layers``.
     """
@@ -142,13 +143,13 @@ def flow_of(
     """Follow the result of ``self.<producer>(…)`` through the methods of a class.
 
     Args:
-        owner: module that owns the submodule; or its class, of which no constant is known.
-        producer: its attribute there.
-        returns: what it returns.
-        as_input: it is a layer's input: others may be called with it among other arguments, and
-            its shape and dtype may be asked for. If not, with it alone.
-        as_tensor: it stays a tensor, of which a view is the same value.
-        may_return: ``forward`` may return it, which is a ``Use`` of ``RETURNED``.
+        owner: module that owns the submodule; or the module's class, which has no constants.
+        producer: attribute of the submodule in ``owner``.
+        returns: return convention of the producer.
+        as_input: the value is a layer's input: a call may have further arguments, and the value's
+            shape and dtype may be read. Otherwise the value must be the only argument.
+        as_tensor: the value stays a tensor, and a view counts as the same value.
+        may_return: ``forward`` may return the value, which is a ``Use`` of ``RETURNED``.
     """
     return _flow(owner, _Asked(producer, returns, as_input, as_tensor, may_return))
 
@@ -156,25 +157,25 @@ def flow_of(
 def flow_of_parameter(
     owner: Any, parameter: Parameter, given: frozenset[str] = frozenset()
 ) -> Flow:
-    """Follow what ``forward`` of a class is called with, as an input; see ``flow_of``.
+    """Follow a parameter of a class's ``forward``, as an input; see ``flow_of``.
 
     Args:
-        owner: the module, or its class, as for ``flow_of``.
-        parameter: of its ``forward``, as callers pass it.
-        given: parameters that are not None in the calls in question: branches for others do not
-            count.
+        owner: module or class, see ``flow_of``.
+        parameter: parameter of ``forward``, by position or name.
+        given: parameters that are never None in these calls: branches for None are skipped.
     """
     return _flow(owner, _Asked("", "result", True, parameter=parameter, given=given))
 
 
 def flow_of_layers(owner: Any, layers: str, returns: Returns) -> Flow:
-    """Follow what each layer of a list, but for the last, returns to the loop that calls them all.
+    """Follow the results of a list's layers, except the last, into the loop that calls the layers.
 
     Args:
-        owner: module, or its class, whose ``forward`` loops over the list, once, from the first to
-            the last of this rank's, and calls each.
-        layers: the list's attribute there; calls of its layers are a ``Use`` of it.
-        returns: what a layer returns.
+        owner: module, or its class, whose ``forward`` loops once over this rank's layers of the
+            list, in order, and calls each layer.
+        layers: attribute of the list in ``owner``; a call of a layer is a ``Use`` of this
+            attribute.
+        returns: return convention of a layer.
     """
     return _flow(owner, _Asked(layers, returns, True, looped=True))
 
@@ -202,33 +203,33 @@ def _flow_of_class(owner: Any, constants: Constants, asked: _Asked) -> Flow:
 
 
 class _LeakError(Exception):
-    """Use of the result, or of what could reach it, that is not known to be harmless."""
+    """Escape: a use of the value, or of a path to the value, that is not known to be harmless."""
 
 
 class _Held(Enum):
-    """Share that an expression holds of the value; None stands for none."""
+    """Part of the value in an expression; None: no part."""
 
     RESULT = "result"
-    PAIR = "pair"  # of it and something else
-    LAYER = "layer"  # the module that produces it, of a list
-    SOMETIMES = "sometimes"  # what it holds depends on the path that was taken
+    PAIR = "pair"  # pair of the value and something else
+    LAYER = "layer"  # the producer, as a loop variable over a list
+    SOMETIMES = "sometimes"  # depends on the path taken
 
 
-_State = dict[str, _Held]  # local names that hold something
+_State = dict[str, _Held]  # local names that hold a part of the value
 
 
 class _ClassReader:
-    """Reader of ``forward`` and of every method that it reaches or that names the submodule.
+    """Reader of ``forward``, of methods reached from there, and of methods that name the submodule.
 
     Args:
         owner: the class.
-        constants: attributes that tests of an instance ask for, and their values.
-        asked: what it is read for.
+        constants: attributes of an instance that branches test, with their values.
+        asked: query of the analysis.
 
     Attributes:
         uses: calls with the value so far.
-        without: attributes that are called without it.
-        alone: attributes that are called with it alone.
+        without: attributes that are called without the value.
+        alone: attributes that are called with the value alone.
         arguments: parameters of the producer's calls.
     """
 
@@ -242,29 +243,29 @@ class _ClassReader:
         self.alone: set[str] = set()
         self.arguments: set[tuple[Parameter | None, ...]] = set()
         self._stored: set[str] = set()
-        self._methods: dict[FunctionType, None] = {}  # in the order they are reached
+        self._methods: dict[FunctionType, None] = {}  # in order of discovery
 
     @property
     def followed(self) -> str:
-        """Name of what is followed, in words."""
+        """Description of the value for messages."""
         return f"{self.producer}'s result" if self.producer else f"its input {self.asked.parameter}"
 
     def returned(self, arguments: int) -> _Held | None:
-        """Share that a call of the producer with so many arguments holds; None: it is not known."""
+        """Part of the value in a producer's result, by number of call arguments; None: unknown."""
         if self.asked.returns == "norm":
             return {1: _Held.RESULT, 2: _Held.PAIR}.get(arguments)
         return _Held.RESULT if self.asked.returns == "result" else _Held.PAIR
 
     @property
     def place(self) -> int:
-        """Place of the value in a pair."""
+        """Position of the value in a pair."""
         return 1 if self.asked.returns == "second" else 0
 
     def read(self) -> None:
-        """Read all that matters.
+        """Read all relevant methods.
 
         Raises:
-            _LeakError: the result, or the submodule itself, goes elsewhere.
+            _LeakError: the value, or the submodule itself, escapes.
         """
         for name in ("__getattr__", "__getattribute__"):
             if getattr(self.owner, name) is not getattr(Module, name):
@@ -278,7 +279,7 @@ class _ClassReader:
             elif self.producer and self.producer in (*code.co_names, *code.co_consts):
                 self._methods[function] = None
         read = 0
-        while read < len(self._methods):  # which reading adds to
+        while read < len(self._methods):  # read() may append methods
             reader = _MethodReader(self, list(self._methods)[read])
             reader.read()
             self._stored |= reader.stored
@@ -289,7 +290,7 @@ class _ClassReader:
             raise _LeakError(f"{self.owner.__name__} calls no layer with {self.followed}")
 
     def reach(self, name: str) -> None:
-        """Note that a method asks ``self`` for an attribute other than the submodule."""
+        """Record that a method reads an attribute of ``self`` other than the submodule."""
         member = inspect.getattr_static(self.owner, name, None)
         found = member.fget if isinstance(member, property) else member
         if name in _OF_MODULES or found is getattr(Module, name, self):
@@ -300,9 +301,9 @@ class _ClassReader:
             raise _LeakError(f"{self.owner.__name__}.{name} is no plain method")
 
     def _check_init(self, code: CodeType) -> None:
-        """Refuse an ``__init__`` that does more with the submodule than to make it."""
+        """Refuse an ``__init__`` that does more with the submodule than assign it."""
         for step in dis.get_instructions(code):
-            # As a constant it is part of a name.
+            # As a constant, the name is only part of a layer's name.
             if step.argval == self.producer and step.opname not in ("STORE_ATTR", "LOAD_CONST"):
                 raise _LeakError(f"{self.owner.__name__}.__init__ does more than make it")
             if isinstance(step.argval, CodeType):
@@ -323,7 +324,7 @@ class _MethodReader:
         self.stored: set[str] = set()
         self._here: ast.AST | None = None
         self._given = set(owner.asked.given) if self._is_forward else set()
-        self._is_later = False  # a layer's result of the turn before is followed
+        self._is_later = False  # following the result of the previous iteration's layer
         self._loops = 0
 
     @property
@@ -342,7 +343,7 @@ class _MethodReader:
         self._block(definition.body, self._entry(definition.args))
 
     def _entry(self, given: ast.arguments) -> _State:
-        """Names that hold the value when the method is entered."""
+        """Names that hold the value on entry to the method."""
         parameter = self.owner.asked.parameter
         if parameter is None or not self._is_forward:
             return {}
@@ -362,7 +363,7 @@ class _MethodReader:
         if self.code.co_freevars:
             raise self._leak(f"takes {self.code.co_freevars[0]} from around it")
         try:
-            # Indented as it stands, or lines of its strings would begin elsewhere.
+            # Keep the indentation: dedenting would change multi-line strings.
             tree = ast.parse("if 1:\n" + inspect.getsource(self.function))
         except (OSError, TypeError, ValueError, SyntaxError):
             raise self._leak("has no source that can be read") from None
@@ -372,7 +373,7 @@ class _MethodReader:
         raise self._leak("has no source that can be read")
 
     def _is_source(self, definition: ast.FunctionDef) -> bool:
-        """Whether the code that runs is that of a definition, which the file has by now."""
+        """Whether the running code matches a definition, as the file may have changed since."""
         module = compile(ast.Module([definition], []), self.code.co_filename, "exec")
         return any(
             isinstance(code, CodeType) and _essence(code) == _essence(self.code)
@@ -380,7 +381,7 @@ class _MethodReader:
         )
 
     def _check(self, node: ast.AST) -> None:
-        """Refuse what no order of statements describes, and note what is assigned to ``self``."""
+        """Refuse constructs that run out of order; record assignments to ``self``."""
         match node:
             case ast.Name(id=name, ctx=ctx) if name in _REFLECTION or (
                 name == self._self and not isinstance(ctx, ast.Load)
@@ -404,11 +405,11 @@ class _MethodReader:
     # --- statements -----------------------------------------------------------------------
 
     def _block(self, statements: list[ast.stmt], state: _State) -> bool:
-        """Read statements; returns whether the last of them is never passed."""
+        """Read statements; return whether no path passes the last statement."""
         return any(self._statement(statement, state) for statement in statements)
 
     def _statement(self, statement: ast.stmt, state: _State) -> bool:
-        """Read a statement; returns whether no path leads to the next one."""
+        """Read a statement; return whether no path leads to the next statement."""
         self._here = statement
         match statement:
             case ast.Assign(targets=targets, value=value):
@@ -436,7 +437,7 @@ class _MethodReader:
                 layer := self._layer_of(target, iterated)
             ):
                 self._loop(layer, body, state)
-            case _:  # loops and the like, which may hold anything but the result
+            case _:  # other statements, such as loops, in which any use of the value is an escape
                 self._clean(statement, state)
                 self._forget(statement)
         return False
@@ -456,13 +457,13 @@ class _MethodReader:
         return ends and other_ends
 
     def _decided(self, test: ast.expr) -> bool | None:
-        """Outcome of a test that every run has; None: it is not known before."""
+        """Outcome of a test if the same in every run; None if unknown."""
         if self._is_settled(test):
             return isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.IsNot)
         return decided(test, self._self, self.owner.constants)
 
     def _is_settled(self, test: ast.expr) -> bool:
-        """Whether a test asks if a parameter is None that is known not to be."""
+        """Whether a test compares with None a parameter that is known not to be None."""
         match test:
             case ast.Compare(
                 left=ast.Name(id=name), ops=[ast.Is() | ast.IsNot()],
@@ -472,7 +473,7 @@ class _MethodReader:
         return False
 
     def _forget(self, statement: ast.stmt) -> None:
-        """Know nothing more of parameters that a statement may assign to."""
+        """Drop parameters that a statement may assign from the known parameters."""
         if isinstance(statement, ast.Try | ast.Match):
             self._given.clear()
         for node in ast.walk(statement):
@@ -493,7 +494,7 @@ class _MethodReader:
             self.owner.without.add(RETURNED)
 
     def _layer_of(self, target: ast.expr, iterated: ast.expr) -> str:
-        """Name of each layer in a loop over all of this rank's; empty if it is no such loop."""
+        """Loop variable if this loops over all decoder layers of the rank, else ""."""
         if not self.owner.asked.looped:
             return ""
         match iterated, target:
@@ -524,16 +525,16 @@ class _MethodReader:
         return len(ends) == len(_ENDS) and all(map(self._is_own, ends, _ENDS))
 
     def _is_own(self, node: ast.AST, attribute: str) -> bool:
-        """Whether an expression is an attribute of ``self``."""
+        """Whether an expression is this attribute of ``self``."""
         match node:
             case ast.Attribute(value=ast.Name(id=self._self), attr=attr):
                 return attr == attribute
         return False
 
     def _loop(self, layer: str, body: list[ast.stmt], state: _State) -> None:
-        """Read a loop over layers twice: what a turn leaves behind, and what the next makes of it.
+        """Read a loop over layers twice: for an iteration's result, and for its use in the next.
 
-        What the last one leaves is the last layer's result, which is not followed.
+        After the loop the name holds the last layer's result, which is not followed.
         """
         self._loops += 1
         leaving = (ast.Break, ast.Continue, ast.Return)
@@ -563,14 +564,14 @@ class _MethodReader:
                 for element in elements:
                     self._bind(element, None, state)
             case ast.Attribute(value=ast.Name(id=self._self)), None:
-                pass  # noted by _check
+                pass  # recorded by _check
             case ((ast.Attribute() | ast.Subscript() | ast.Starred()), None):
                 self._children(target, state)
             case _:
                 raise self._misused()
 
     def _join(self, state: _State, other: _State) -> None:
-        """Leave in ``state`` what names may hold after either of two branches."""
+        """Merge the names of two branches into ``state``; names that differ become SOMETIMES."""
         for name in state.keys() | other.keys():
             if state.get(name) is not other.get(name):
                 state[name] = _Held.SOMETIMES
@@ -578,7 +579,7 @@ class _MethodReader:
     # --- expressions ----------------------------------------------------------------------
 
     def _value(self, node: ast.AST, state: _State) -> _Held | None:
-        """Evaluate an expression: what it holds of the value that is followed."""
+        """Evaluate an expression: the part of the followed value in its result."""
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id=self._self), attr=attr)):
                 return self._call(node, attr, state)
@@ -647,7 +648,7 @@ class _MethodReader:
 
     @staticmethod
     def _arguments(node: ast.Call) -> list[tuple[Parameter | None, ast.expr]]:
-        """Arguments of a call, and as what they are given; None: it is not known."""
+        """Arguments of a call with their positions or names; None for a starred argument."""
         given: list[tuple[Parameter | None, ast.expr]] = [
             (None if isinstance(each, ast.Starred) else place, each)
             for place, each in enumerate(node.args)
@@ -657,7 +658,7 @@ class _MethodReader:
     def _consume(
         self, attr: str, arguments: list[tuple[Parameter | None, ast.expr]], state: _State
     ) -> None:
-        """Evaluate a call of an attribute of ``self``, maybe with the value that is followed."""
+        """Evaluate a call of an attribute of ``self``, possibly with the followed value."""
         held = [(parameter, self._value(each, state)) for parameter, each in arguments]
         if attr != self.owner.producer:
             self.owner.reach(attr)
@@ -683,7 +684,7 @@ class _MethodReader:
             self._clean(child, state)
 
     def _clean(self, node: ast.AST, state: _State) -> None:
-        """Read what may hold nothing of the result."""
+        """Read an expression that must not hold any part of the value."""
         if self._value(node, state) is not None:
             raise self._misused()
 
@@ -691,12 +692,12 @@ class _MethodReader:
         return self._leak(f"uses {self.owner.followed} elsewhere than in a layer")
 
     def _global(self, name: str) -> Any:
-        """Function that a name means which the method does not assign to."""
+        """Global function that a name refers to, unless a local variable hides it."""
         found = self.function.__globals__.get(name)
         return found if isinstance(found, FunctionType) and self._means(name, found) else None
 
     def _means(self, name: str, thing: Any) -> bool:
-        """Whether a name means something of the module or Python's, and nothing local."""
+        """Whether a name refers to ``thing``, a global or builtin, and not to a local variable."""
         code = self.code
         local = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
         known = {**vars(builtins), **self.function.__globals__}
@@ -704,7 +705,7 @@ class _MethodReader:
 
 
 def _essence(code: CodeType) -> tuple[Any, ...]:
-    """Steps of a function, but for those that depend on what its module imports, and how far."""
+    """Instructions of a function, without details that depend on imports or jump distances."""
     steps = (step for step in dis.get_instructions(code) if step.opname not in _DEPENDENT)
     return code.co_name, *(
         (_SAME.get(step.opname, step.opname), None if _is_target(step) else step.argval)

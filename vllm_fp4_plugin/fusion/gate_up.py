@@ -1,13 +1,12 @@
 """Gate and up projection, SiLU and multiplication as one op, without touching vLLM's models.
 
-vLLM's gated MLPs call ``gate_up_proj(x)`` and hand the result straight to ``SiluAndMul``. For
-layers that allow it, the projection returns a ``GateUp``, a promise that holds its input; our
-``SiluAndMul`` recognises it and calls the fused op. Plain tensors take vLLM's path. Where the layer
-after it wants NVFP4 with a calibrated scale, the op's result is just that: see ``ops.operands``.
+vLLM's gated MLPs call ``gate_up_proj(x)`` and pass the result straight to ``SiluAndMul``. Where
+this is allowed, the projection returns a ``GateUp``, a promise that holds the projection's input;
+our ``SiluAndMul`` calls the fused op on a ``GateUp``, and vLLM's code on plain tensors. If the next
+layer takes NVFP4 with a calibrated scale, the op returns that: see ``ops.operands``.
 
-Whether a layer allows it is read from the forward pass of the module that owns it, and from the
-activation that this module holds, once the model is built. In doubt it stays as it is, and the
-report says why.
+Once the model is built, the forward pass and the activation of the owning module decide whether the
+projection may be fused. In doubt it is not, and the report gives the reason.
 """
 
 import sys
@@ -33,18 +32,18 @@ PROJECTION = "gate_up_proj"
 
 @dataclass(frozen=True)
 class GateUp:
-    """Promise of the product of a fused gate and up projection.
+    """Promise of the result of a fused gate and up projection.
 
     Attributes:
         x: input of the projection, ``(..., K)``.
         layer: the projection.
         n: I, width of gate and up projection on this rank.
-        kernel: target of its kernel, see ``ops.linear.silu_mul_linear``.
-        quantizer: target of its input's kernel, or None.
-        terms: how many NVFP4 values add up to each of its input's.
-        consumer: layer that takes the result quantised; None: it is of x's dtype.
-        out_terms: how many NVFP4 values add up to each of such a result's.
-        apart: targets of the kernels of a product and its input, to run as two products; or None.
+        kernel: target of the GEMM kernel, see ``ops.linear.silu_mul_linear``.
+        quantizer: target of the kernel that quantises the input, or None.
+        terms: NVFP4 values summed for each input element.
+        consumer: layer that takes the result quantised; None: the result has x's dtype.
+        out_terms: NVFP4 values summed for each element of a quantised result.
+        apart: targets of the GEMM and quantization kernels to run two unfused GEMMs; or None.
     """
 
     x: Input
@@ -58,7 +57,7 @@ class GateUp:
     apart: tuple[str, str | None] | None = None
 
     def silu_and_mul(self) -> Input:
-        """Compute ``silu(gate) · up``: ``(..., I)`` of x's dtype, or what stands for it."""
+        """Compute ``silu(gate) · up``: ``(..., I)`` of x's dtype, or a ``QuantizedInput``."""
         x, layer = self.x, self.layer
         if self.apart is not None:
             return self._apart(*self.apart)
@@ -73,7 +72,7 @@ class GateUp:
         return QuantizedInput(data, scales, None, (*x.shape[:-1], self.n), x.dtype, terms)
 
     def _apart(self, kernel: str, quantizer: str | None) -> Tensor:
-        """Compute it as two products, each rounded to x's dtype, and torch's SiLU."""
+        """Compute the result by two GEMMs, each rounded to x's dtype, and torch's SiLU."""
         x, layer = self.x, self.layer
         gate, up = (
             linear(
@@ -95,22 +94,22 @@ class FusedSiluAndMul(SiluAndMul):
     """``SiluAndMul`` that also takes a ``GateUp``."""
 
     def forward(self, x: "Tensor | GateUp", *args: Any, **kwargs: Any) -> Input:
-        """Compute ``silu(gate) · up`` of a tensor ``(..., 2I)`` or of a promise of one."""
+        """Compute ``silu(gate) · up`` of a tensor ``(..., 2I)`` or of a ``GateUp``."""
         if isinstance(x, GateUp):
             return x.silu_and_mul()
         return super().forward(x, *args, **kwargs)
 
 
 def enable() -> None:
-    """Put ``FusedSiluAndMul`` in the place of vLLM's class, for models built from now on."""
+    """Replace vLLM's class by ``FusedSiluAndMul``, for models built from now on."""
     if op_registry_oot.get("SiluAndMul") is None:
         SiluAndMul.register_oot(FusedSiluAndMul)
-        # Registration renames the class; custom_ops directives go by the original name.
+        # Registration renames the class; custom_ops directives use the original name.
         FusedSiluAndMul.name = SiluAndMul.name
 
 
 def builders(layer: Module) -> list[Module]:
-    """Modules that are building a layer right now, the nearest first: ``__init__`` on the stack."""
+    """Modules whose ``__init__`` is on the stack while a layer is built, the innermost first."""
     found: list[Module] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -124,10 +123,11 @@ def builders(layer: Module) -> list[Module]:
 
 
 def obstacle(layer: Any, prefix: str, options: Options) -> str | None:
-    """Reason against fusing a layer, as far as one is known while the layer is built.
+    """Reason against fusing a layer, as far as known while the layer is built.
 
     Returns:
-        ``""`` if it is no gate and up projection, None if it may yet fuse, see ``owners_obstacle``.
+        ``""`` if the layer is no gate and up projection; None if fusion is still possible, see
+        ``owners_obstacle``.
     """
     if prefix.rpartition(".")[2] != PROJECTION:
         return ""
@@ -148,10 +148,10 @@ def obstacle(layer: Any, prefix: str, options: Options) -> str | None:
 
 
 def owners_obstacle(owner: Module | None, layer: Any) -> str | None:
-    """Reason against fusing a layer that its owner gives; None if there is none.
+    """Reason against fusing a layer, found in the owner; None if there is none.
 
     Args:
-        owner: the complete module whose forward pass calls the layer, as far as is known.
+        owner: complete module whose forward pass calls the layer; None if unknown.
         layer: the projection.
     """
     held: Any = None if owner is None else owner._modules.get(PROJECTION)
@@ -178,12 +178,12 @@ def owners_obstacle(owner: Module | None, layer: Any) -> str | None:
 
 
 def _projected(owner: Any, layer: Any) -> Flow:
-    """Way that a module takes its projection's result."""
+    """Uses of the projection's result in a module's forward pass."""
     return flow_of(owner, PROJECTION, "pair" if layer.return_bias else "result")
 
 
 def consumer_of(owner: Any, layer: Any) -> tuple[Any, str]:
-    """Layer that the activation's result goes to, if it goes nowhere else.
+    """Layer that is the sole consumer of the activation's result.
 
     Args:
         owner: the complete module that a projection was fused in, see ``owners_obstacle``.

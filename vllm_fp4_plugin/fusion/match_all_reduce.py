@@ -1,4 +1,4 @@
-"""Row-parallel layer whose result goes to a norm and nowhere else, found in the modules around."""
+"""Matcher for a row-parallel layer whose result goes to a norm and nowhere else."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -19,9 +19,9 @@ from vllm_fp4_plugin.fusion.forward_analysis import (
     flow_of_parameter,
 )
 
-RESIDUAL = "residual"  # what vLLM's models call it; None for the first layer alone
-_AUXILIARY = "_maybe_add_hidden_state"  # of EagleModelMixin
-# Speculation whose draft reads what is between layers of the target.
+RESIDUAL = "residual"  # name in vLLM's models; None for the first layer only
+_AUXILIARY = "_maybe_add_hidden_state"  # method of EagleModelMixin
+# Speculation methods whose draft reads values between the target's layers.
 READS_BETWEEN = frozenset({"custom_class", "dflash", "dspark", "eagle3", "extract_hidden_states"})
 
 
@@ -30,7 +30,7 @@ class Producer(NamedTuple):
 
     Attributes:
         layer: the layer; None: there is none.
-        against: reason why the norm cannot add up its result; empty if it can.
+        against: reason why the norm cannot all-reduce the layer's result; empty if it can.
     """
 
     layer: Any
@@ -38,14 +38,14 @@ class Producer(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """A module of an owner.
+    """Submodule of an owner.
 
     Attributes:
-        name: its name there.
+        name: name in the owner.
         module: the module.
-        layer: row-parallel layer whose result it returns, maybe itself; None: there is none.
-        returns: what the module returns.
-        leak: reason why there is none, if it has one.
+        layer: row-parallel layer whose result the module returns, maybe the module itself; or None.
+        returns: return convention of the module.
+        leak: reason for ``layer`` None, despite a row-parallel layer inside.
     """
 
     name: str
@@ -60,8 +60,8 @@ def producer_before(owners: Sequence[Any], norm_name: str, reads_between: bool) 
 
     Args:
         owners: complete modules, the first of which holds the norm.
-        norm_name: the norm's name there.
-        reads_between: whether a draft model reads what a layer hands to the next.
+        norm_name: name of the norm in that module.
+        reads_between: whether a draft model reads values between decoder layers.
     """
     owner = owners[0]
     feeding = list(_feeding(owner, norm_name))
@@ -76,7 +76,7 @@ def producer_before(owners: Sequence[Any], norm_name: str, reads_between: bool) 
 
 
 def _feeding(owner: Any, consumer: str) -> Iterator[tuple[_Source, Flow]]:
-    """Modules of an owner whose result goes to one of its attributes, or is ``RETURNED``."""
+    """Modules of an owner whose result goes to ``consumer``, an attribute or ``RETURNED``."""
     for source in _sources(owner):
         flow = flow_of(owner, source.name, source.returns, True, may_return=True)
         if consumer in flow.consumers:
@@ -84,13 +84,13 @@ def _feeding(owner: Any, consumer: str) -> Iterator[tuple[_Source, Flow]]:
 
 
 def _takes_input(owner: Any, norm_name: str) -> bool:
-    """Whether a norm is called with what its owner is, among the first three."""
+    """Whether a norm is called with one of the owner's first three inputs."""
     given = frozenset({RESIDUAL})
     return any(norm_name in flow_of_parameter(owner, p, given).consumers for p in range(3))
 
 
 def _leak(owner: Any) -> str:
-    """First thing that an owner does with attention, an MLP or the like but to call it."""
+    """First escape of the result of attention, an MLP or the like in an owner; else empty."""
     for source in _sources(owner):
         if source.layer is not None or source.module._modules:
             flow = flow_of(owner, source.name, source.returns, True, may_return=True)
@@ -108,7 +108,7 @@ def _not_one(feeding: Sequence[tuple[_Source, Flow]]) -> str:
 
 
 def _across(owners: Sequence[Any], norm_name: str, reads_between: bool) -> Producer:
-    """Find it for a norm that a layer's input goes to; see ``producer_before``."""
+    """Find the producer across decoder layers, for a norm of a layer's input."""
     owner, *outer = owners
     lists = [
         (model, name, list(layers))
@@ -152,13 +152,13 @@ def _across(owners: Sequence[Any], norm_name: str, reads_between: bool) -> Produ
 
 
 def _is_auxiliary(model: Any, use: Use) -> bool:
-    """Whether a use is vLLM's own note of what is between layers, for draft models that ask."""
+    """Whether a use is vLLM's recording of values between layers, for draft models."""
     noted = getattr(type(model), _AUXILIARY, None)
     return use.attribute == _AUXILIARY and noted is getattr(EagleModelMixin, _AUXILIARY)
 
 
 def _in_the_way(flow: Flow, norm_name: str) -> str:
-    """Reason why a value does not go to a norm that adds it to a residual, and nowhere else."""
+    """Reason why a value does not go to a norm with a residual, and nowhere else; else empty."""
     expected = {Use(norm_name, 0)}
     others = sorted({use.attribute for use in flow.uses - expected})
     reasons = {
@@ -177,7 +177,7 @@ def _producer(source: _Source, owners: Sequence[Any], root: Any, against: str) -
 
 
 def _obstacle(path: Sequence[Any], owners: Sequence[Any], root: Any) -> str:
-    """Reason that the modules themselves give, below the outermost one that is known."""
+    """Reason against fusion in the modules themselves; empty if there is none."""
     for module in path:
         places = (each for holder in root.modules() for each in holder._modules.values())
         if sum(each is module for each in places) > 1:
@@ -192,7 +192,7 @@ def _obstacle(path: Sequence[Any], owners: Sequence[Any], root: Any) -> str:
 
 
 def _sources(owner: Any) -> Iterator[_Source]:
-    """Modules of an owner, and whether a row-parallel layer makes what they return."""
+    """Submodules of an owner, each with the row-parallel layer behind its result, if any."""
     for name, module in owner._modules.items():
         if type(module) is RowParallelLinear:
             yield _Source(name, module, module, _returns(module))

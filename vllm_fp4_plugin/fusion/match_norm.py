@@ -1,4 +1,4 @@
-"""Norm that feeds a linear layer and nothing else, found in the modules that own the two."""
+"""Matcher for a norm whose result goes to one linear layer and nowhere else."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,17 +9,17 @@ from nvfp4_kernels.device.rowwise.tile import BLOCK, longest_row
 from vllm_fp4_plugin.fusion.forward_analysis import Use, flow_of, flow_of_parameter
 from vllm_fp4_plugin.fusion.norm_quantize import QuantizingNorm
 
-_LAYERS_PARAMETERS = (0, "input_", "x")  # of vLLM's linear layers' forward
+_LAYERS_PARAMETERS = (0, "input_", "x")  # input of vLLM's linear layers
 
 
 class Found(NamedTuple):
     """A norm whose result goes to a layer.
 
     Attributes:
-        name: the norm's name in the model.
+        name: name of the norm in the model.
         norm: the norm.
-        against: reason why it cannot quantise for the layer; empty if it can.
-        owners: modules around it, the nearest first.
+        against: reason why the norm cannot quantise for the layer; empty if it can.
+        owners: modules around the norm, the innermost first.
     """
 
     name: str
@@ -29,19 +29,19 @@ class Found(NamedTuple):
 
 
 class _Elsewhere(Exception):
-    """The result goes to other layers alone."""
+    """The result goes only to other layers."""
 
 
 def norm_before(layer: Any, prefix: str, owners: Sequence[Any], on_gpu: bool) -> Found | None:
-    """Norm whose result goes to a layer, alone or among others; None if there is none.
+    """Norm whose result goes to a layer, alone or among other consumers; None if there is none.
 
     Args:
         layer: linear layer of ours, whose input is quantised.
-        prefix: its name in the model.
-        owners: complete modules that were being built when it was, the nearest first.
-        on_gpu: a kernel is to run it, which holds a row in one CTA.
+        prefix: name of the layer in the model.
+        owners: complete modules around the layer, the innermost first.
+        on_gpu: the norm is to run on a kernel that holds a row in one CTA.
     """
-    path = [layer]  # from the layer up to what the owner holds
+    path = [layer]  # from the layer up to the owner's child
     for place, owner in enumerate(owners):
         names = [name for name, module in owner._modules.items() if module is path[-1]]
         if len(names) != 1:
@@ -64,7 +64,7 @@ def norm_before(layer: Any, prefix: str, owners: Sequence[Any], on_gpu: bool) ->
 
 
 def _obstacle(owner: Any, norm: Any, path: Sequence[Any], on_gpu: bool) -> str:
-    """Reason that the modules themselves give."""
+    """Reason against fusion in the modules themselves; empty if there is none."""
     k, most = norm.hidden_size, longest_row(words=BLOCK)
     dtypes = (path[0].params_dtype, torch.float32)
     if norm.variance_size_override is not None:
@@ -85,14 +85,14 @@ def _obstacle(owner: Any, norm: Any, path: Sequence[Any], on_gpu: bool) -> str:
 
 
 def _beyond(path: Sequence[Any], uses: frozenset[Use]) -> str:
-    """Reason that the forward passes between norm and layer give; empty if there is none.
+    """Reason against fusion in the forward passes between norm and layer; empty if there is none.
 
     Args:
-        path: the layer, its owner and so on, up to a module that is called with the result.
+        path: the layer, its owner and so on, up to the module that is called with the result.
         uses: calls with the result.
 
     Raises:
-        _Elsewhere: it does not get to the layer.
+        _Elsewhere: the result does not reach the layer.
     """
     called = path[-1]
     for below, module in zip(path[-2::-1], path[:0:-1], strict=True):

@@ -1,9 +1,9 @@
-"""Way of the positions from vLLM's runner to a rotary embedding, read from forward passes.
+"""Data flow of positions from vLLM's runner to a rotary embedding, read from forward passes.
 
-Attention that rotates takes the positions from the runner's metadata; the rotary embedding would
-take its argument. Modules of a decoder layer are read by ``forward_analysis``. Above the layers,
-models loop over the layers and wrap one another: these forward passes may do anything else, but
-must pass on the positions that they are called with, unchanged, on every way to the layers.
+Fused attention takes the positions from the runner's metadata; the rotary embedding would take its
+argument: both must be equal. Modules of a decoder layer are read by ``forward_analysis``. Above the
+layers, models loop over layers and wrap one another: these forward passes may do anything else, but
+must pass their positions unchanged on every path to the layers.
 """
 
 import ast
@@ -16,16 +16,16 @@ from torch.nn import Module, ModuleList
 
 from vllm_fp4_plugin.fusion.forward_analysis import flow_of_parameter
 
-POSITIONS = "positions"  # what vLLM's models call them
+POSITIONS = "positions"  # name of the argument in vLLM's models
 _READ = frozenset({"device", "dtype", "ndim", "numel", "shape", "size"})
 
 
 def obstacle(owners: Sequence[Any], rotary_name: str) -> str:
-    """Reason why an embedding may get other positions than attention; empty if it gets those.
+    """Reason why an embedding's positions may differ from attention's; empty if equal.
 
     Args:
-        owners: modules around the embedding, the nearest first, the whole model last.
-        rotary_name: the embedding's name in the first.
+        owners: modules around the embedding, the innermost first, the whole model last.
+        rotary_name: name of the embedding in the first of ``owners``.
     """
     name = rotary_name
     for depth, owner in enumerate(owners):
@@ -47,11 +47,11 @@ def _said(owner: Any, name: str) -> str:
 
 
 def _above(owners: Sequence[Any], depth: int) -> str:
-    """Reason that modules from one that holds a list of layers up give."""
+    """Reason in modules above the decoder layers, from ``depth`` on; empty if there is none."""
     for place in range(depth, len(owners)):
         inside = owners[:place]
         if type(owners[place]).forward is Module.forward:
-            continue  # which holds modules, and is not called
+            continue  # a plain container, which is never called
         try:
             hands_on = _Reader(owners[place], inside).hands_on()
         except _NotUnderstood as reason:
@@ -66,29 +66,29 @@ def _is_text(node: ast.AST | None, text: str) -> bool:
 
 
 class _NotUnderstood(Exception):
-    """A forward pass does with its positions something else, in words."""
+    """Use of the positions that may change them; the message describes the use."""
 
 
 class _Reader:
     """Reader of one forward pass.
 
     Args:
-        owner: module whose forward pass it is.
-        inside: modules that lead from it to the embedding.
+        owner: module of the forward pass.
+        inside: modules between the owner and the embedding.
     """
 
     def __init__(self, owner: Any, inside: Sequence[Any]) -> None:
         self.owner = owner
         self.inside = inside
-        self.layers: set[str] = set()  # local names of layers of a list
+        self.layers: set[str] = set()  # local names of list elements (layers)
         self.modules: dict[str, Any] = {}  # local names of other modules
-        self.named: set[str] = set()  # local names of arguments by name, positions among them
+        self.named: set[str] = set()  # local names of keyword dicts that include the positions
 
     def hands_on(self) -> bool:
-        """Whether the positions reach every module inside that is called.
+        """Whether the positions reach every called module on the way to the embedding.
 
         Raises:
-            _NotUnderstood: they are changed, or given another name.
+            _NotUnderstood: the positions may be changed or renamed.
         """
         function = self._function()
         parents = {id(c): p for p in ast.walk(function) for c in ast.iter_child_nodes(p)}
@@ -103,7 +103,7 @@ class _Reader:
         return bool(calls) and all(map(self._is_given, calls))
 
     def _note(self, node: ast.AST) -> None:
-        """Note local names of what leads to the embedding, or is handed to it."""
+        """Record local names of modules that lead to the embedding, and of their keyword dicts."""
         match node:
             case (
                 ast.For(iter=iterated, target=target)
@@ -128,7 +128,7 @@ class _Reader:
 
     def _function(self) -> ast.FunctionDef:
         try:
-            # Indented as it stands, or lines of its strings would begin elsewhere.
+            # Keep the indentation: dedenting would change multi-line strings.
             source = "if 1:\n" + inspect.getsource(type(self.owner).forward)
             [block] = ast.parse(source).body
             [function] = block.body if isinstance(block, ast.If) else []
@@ -143,7 +143,7 @@ class _Reader:
         return function
 
     def _check(self, name: ast.Name, parent: ast.AST) -> None:
-        """Refuse a mention of the positions by which they could change, or be called otherwise."""
+        """Refuse a use of the positions that could change or rename them."""
         match parent:
             case _ if not isinstance(name.ctx, ast.Load):
                 pass
@@ -161,7 +161,7 @@ class _Reader:
         raise _NotUnderstood(f"may change its positions ({text})")
 
     def _check_named(self, name: ast.Name, parents: dict[int, ast.AST]) -> None:
-        """Refuse a mention of named arguments by which the positions among them could change."""
+        """Refuse a use of a keyword dict that could change the positions inside."""
         parent = parents[id(name)]
         match parent:
             case ast.keyword(arg=None) | ast.Assign():
@@ -186,7 +186,7 @@ class _Reader:
         return any(layer is module for layer in layers for module in self.inside)
 
     def _leads(self, callee: ast.expr) -> bool:
-        """Whether a call leads to the embedding."""
+        """Whether a callee leads to the embedding."""
         match callee:
             case ast.Name(id=name) if name in self.layers:
                 return True
@@ -197,7 +197,7 @@ class _Reader:
         return module is not None and any(module is each for each in self.inside)
 
     def _module_of(self, node: ast.AST) -> Any:
-        """Module that an expression like ``self.language_model.model`` means, or None."""
+        """Module that an expression such as ``self.language_model.model`` refers to, or None."""
         match node:
             case ast.Name(id=name):
                 return self.owner if name == self.self_name else self.modules.get(name)
@@ -207,7 +207,7 @@ class _Reader:
         return None
 
     def _is_given(self, call: ast.Call) -> bool:
-        """Whether a call is given the positions as just these."""
+        """Whether a call passes the positions as its positions argument."""
         callee = self._callee(call.func)
         if callee is None:
             return False
@@ -229,7 +229,7 @@ class _Reader:
         return isinstance(node, ast.Name) and node.id in self.named
 
     def _callee(self, func: ast.expr) -> Any:
-        """Module inside that a call which leads there is of."""
+        """Module called by an expression that leads to the embedding."""
         module = self._module_of(func)
         if module is not None:
             return module

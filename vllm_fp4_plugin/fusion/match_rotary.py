@@ -1,4 +1,4 @@
-"""Rotary embeddings that feed attention and nothing else, found in the modules that own the two."""
+"""Matcher for a rotary embedding whose results go to attention and nowhere else."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,19 +16,19 @@ from vllm_fp4_plugin.fusion.norm_module import NormOnOurKernel
 from vllm_fp4_plugin.fusion.norm_quantize import QuantizingNorm
 from vllm_fp4_plugin.fusion.rotary import REPLACED, RotaryOnOurKernel
 
-# Parameters of an embedding's forward pass, by place; a call with more rotates otherwise.
+# Parameters of an embedding's forward, in order; calls with further arguments rotate otherwise.
 _PARAMETERS = ("positions", "query", "key")
 
 
 def rotary_before(owner: Any, name: str) -> tuple[str, Any]:
-    """Rotary embedding whose results attention may be called with, and its name.
+    """Rotary embedding whose results may go to attention, with its name.
 
     Args:
         owner: complete module that holds both.
-        name: the attention's in it.
+        name: name of the attention in ``owner``.
 
     Returns:
-        Name and embedding, of which ``obstacle`` knows more; or an empty name and None.
+        Name and embedding, to be checked by ``obstacle``; or an empty name and None.
     """
     for rotary_name, rotary in owner._modules.items():
         if type(rotary) in REPLACED or isinstance(rotary, RotaryOnOurKernel):
@@ -39,7 +39,7 @@ def rotary_before(owner: Any, name: str) -> tuple[str, Any]:
 
 
 def kernel_of(attention: Any) -> Kernel | None:
-    """Kernel that rotates and stores for an attention layer, on this process's device."""
+    """Kernel that rotates and stores for an attention layer on this process's device."""
     mode = "fp8_kv" if attention.impl.is_fp8 else "float"
     return KERNELS.find(current_device(), mode)  # type: ignore[arg-type]
 
@@ -49,8 +49,8 @@ def obstacle(owners: Sequence[Any], name: str, rotary_name: str) -> str:
 
     Args:
         owners: complete modules, the first of which holds both.
-        name: of the attention.
-        rotary_name: of the rotary embedding.
+        name: name of the attention.
+        rotary_name: name of the rotary embedding.
     """
     owner = owners[0]
     kind: Any = type(owner)
@@ -85,16 +85,16 @@ def _others(flows: Sequence[Flow], name: str) -> str:
 
 
 def _place(parameter: Parameter | None) -> int:
-    """Place of an argument of an embedding, by place or name; −1 of any other."""
+    """Position of an embedding's argument, given by position or name; −1 for other names."""
     named = _PARAMETERS.index(parameter) if parameter in _PARAMETERS else -1
     return parameter if isinstance(parameter, int) else named
 
 
 def norms_before(owner: Any, rotary_name: str) -> Iterator[tuple[str, Any, int]]:
-    """RMSNorms of heads whose results the embedding rotates and nobody else reads.
+    """RMSNorms of heads whose only consumer is the embedding.
 
     Yields:
-        Name and norm; 1 for that of queries, 2 for that of keys: its place among arguments.
+        Name, norm and argument position: 1 for the norm of queries, 2 for the norm of keys.
     """
     for name, norm in owner._modules.items():
         if type(norm) in (RMSNorm, NormOnOurKernel, QuantizingNorm):
@@ -106,7 +106,7 @@ def norms_before(owner: Any, rotary_name: str) -> Iterator[tuple[str, Any, int]]
 
 
 def norms_obstacle(owner: Any, norms: Sequence[tuple[str, Any, int]], rotary: Any) -> str:
-    """Reason why attention cannot do the norms' work too; empty if it can."""
+    """Reason why attention cannot apply the head norms too; empty if it can."""
     modules = [norm for _, norm, _ in norms]
     weights = [norm.weight for norm in modules if norm.has_weight]
     reasons = {
@@ -126,9 +126,9 @@ def norms_obstacle(owner: Any, norms: Sequence[tuple[str, Any, int]], rotary: An
 
 
 def bind(owner: Any, name: str, rotary_name: str) -> Rotation:
-    """Have attention rotate, and normalise heads where it can, from now on.
+    """Fuse rotation, and head norms where possible, into attention.
 
-    The modules themselves stay where others hold them: a rotary embedding is shared by all layers.
+    The original modules stay in place elsewhere: all layers share a rotary embedding.
     """
     attention, rotary = owner._modules[name], owner._modules[rotary_name]
     norms = list(norms_before(owner, rotary_name))
@@ -144,7 +144,7 @@ def bind(owner: Any, name: str, rotary_name: str) -> Rotation:
 
 
 def unbind(owner: Any, name: str) -> Callable[[], None]:
-    """Leave rotation, and norms of heads, to the model again; returns how to undo that."""
+    """Undo the fusion of rotation and head norms; return a function that redoes it."""
     impl = owner._modules[name].impl
     rotation, impl.rotation = impl.rotation, None
     if rotation is None:

@@ -1,8 +1,8 @@
-"""Constants of a built module that tests in its forward pass ask for, and what such tests give.
+"""Constants of a built module that its forward pass tests, and the outcome of such tests.
 
-Models of one class differ by layer in flags like ``use_rope``: a test of them takes the same branch
-in every run. An attribute counts as constant where nothing but ``__init__``, and what that alone
-calls, assigns to it.
+Models of one class differ by layer in flags like ``use_rope``: a test of a flag takes the same
+branch in every run. An attribute counts as constant if only ``__init__``, and methods called from
+there alone, assign to it.
 """
 
 import ast
@@ -20,7 +20,7 @@ from torch.nn import Module
 Constants = tuple[tuple[str, Hashable], ...]
 
 _SIMPLE = (bool, int, float, str, type(None))
-_CHANGING = frozenset({"training"})  # which eval() and train() set
+_CHANGING = frozenset({"training"})  # set by eval() and train()
 _SETTERS = frozenset({"__setattr__", "setattr", "delattr", "__dict__", "vars"})
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
@@ -30,25 +30,25 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 
 
 class _Held:
-    """Stand-in for a submodule: it is not None, and nothing else is known of it."""
+    """Stand-in for a submodule: not None, otherwise unknown."""
 
 
 HELD = _Held()
 
 
 class _Unknown(Exception):
-    """A value that follows from more than constants."""
+    """A value that depends on more than constants."""
 
 
 def functions_of(owner: type[Module]) -> Iterator[tuple[str, FunctionType]]:
-    """Methods of a class and its bases up to torch's, even those that it overrides."""
+    """Methods of a class and its bases below torch's Module, overridden methods included."""
     bases = owner.__mro__[: owner.__mro__.index(Module)]
     members = (member for base in bases for member in vars(base).items())
     return ((name, each) for name, each in members if isinstance(each, FunctionType))
 
 
 def builders_of(owner: type[Module]) -> set[str]:
-    """``__init__``, and methods that nothing but it names."""
+    """``__init__``, and methods named in ``__init__`` alone."""
     names: dict[str, set[str]] = {"__init__": set()}
     for name, function in functions_of(owner):
         names.setdefault(name, set()).update(function.__code__.co_names)
@@ -57,9 +57,9 @@ def builders_of(owner: type[Module]) -> set[str]:
 
 
 def constants_of(module: Module) -> Constants:
-    """Attributes of a module that its methods test and never change, with their values.
+    """Attributes of a module, with values, that its methods test and never change.
 
-    A submodule is there (``HELD``) or None; other attributes are plain values.
+    A submodule is either ``HELD`` (present) or None; other attributes are plain values.
     """
     kind: Any = type(module)
     found: dict[str, Hashable] = {}
@@ -72,11 +72,11 @@ def constants_of(module: Module) -> Constants:
 
 
 def decided(test: ast.expr, self_name: str, constants: Mapping[str, Hashable]) -> bool | None:
-    """Outcome of a test that constants alone settle; None: it may differ between runs.
+    """Outcome of a test that depends on constants alone; None: it may differ between runs.
 
     Args:
         test: expression of a method.
-        self_name: what the method calls its module.
+        self_name: name of the method's ``self`` parameter.
         constants: see ``constants_of``.
     """
     try:
@@ -87,7 +87,7 @@ def decided(test: ast.expr, self_name: str, constants: Mapping[str, Hashable]) -
 
 @cache
 def _tested(owner: Any) -> frozenset[str]:
-    """Attributes of ``self`` that tests of any of its methods name."""
+    """Attributes of ``self`` named in a test of any method."""
     found: set[str] = set()
     for _, function in functions_of(owner):
         try:
@@ -106,7 +106,7 @@ def _tested(owner: Any) -> frozenset[str]:
 
 @cache
 def _changed(owner: Any) -> frozenset[str]:
-    """Attributes that methods assign to once the module is built; all, where that is not known."""
+    """Attributes that methods assign after construction; all tested attributes if unknown."""
     builders, found = builders_of(owner), set[str]()
     for name, function in functions_of(owner):
         if name in builders:
@@ -153,7 +153,7 @@ def _value(node: ast.expr, self_name: str, constants: Mapping[str, Hashable]) ->
 def _compared(op: ast.cmpop, left: Any, right: Any) -> bool:
     if isinstance(op, ast.Is | ast.IsNot):
         if left is not None and right is not None:
-            raise _Unknown  # whether equal values are one object
+            raise _Unknown  # identity of equal values is unknown
         return (left is right) is isinstance(op, ast.Is)
     if any(each is HELD for each in _flat((left, right))):
         raise _Unknown
@@ -167,5 +167,5 @@ def _flat(values: Sequence[Any]) -> Iterator[Any]:
 
 def _truth(value: Any) -> bool:
     if value is HELD:
-        raise _Unknown  # a list of modules may be empty
+        raise _Unknown  # a list of modules may be empty, so its truth is unknown
     return bool(value)

@@ -1,4 +1,4 @@
-"""Kernel for vLLM's norms with a residual: devices that have the kernel, and its arguments."""
+"""Kernel for vLLM's norms with a residual: lookup by device, and supported arguments."""
 
 from importlib.util import find_spec
 
@@ -13,13 +13,13 @@ OP = "fused_add_rms_norm"
 
 
 def find() -> Kernel | None:
-    """Kernel for this process's device; None if there is none, or the reference alone."""
+    """Kernel for this process's device; None if only the reference exists."""
     kernel = KERNELS.find(current_device(), "float")
     return None if kernel is None or kernel.arch == "cpu" else kernel
 
 
 def has_ir() -> bool:
-    """Whether vLLM calls its norms as ops of its IR, which it has up to 0.33."""
+    """Whether vLLM has its norms as IR ops, as in releases up to 0.33."""
     return find_spec("vllm.ir") is not None
 
 
@@ -30,7 +30,7 @@ def takes(
     epsilon: float,
     variance_size: int | None = None,
 ) -> bool:
-    """Whether the kernel can run on these; vLLM's runs if not."""
+    """Whether the kernel supports these arguments; if not, vLLM's norm runs."""
     return (
         variance_size is None
         and weight is not None

@@ -1,6 +1,6 @@
-"""RMSNorm that runs on our kernel where it adds a residual, in a vLLM without an IR of such ops.
+"""RMSNorm that runs on our kernel when it adds a residual, for vLLM releases without IR ops.
 
-vLLM builds our class in the place of its own.
+vLLM builds our class instead of vLLM's ``RMSNorm``.
 """
 
 from typing import Any
@@ -19,10 +19,10 @@ from vllm_fp4_plugin.report import LayerRecord
 
 
 class NormOnOurKernel(RMSNorm):
-    """``RMSNorm`` that runs on our kernel, with a residual and where the kernel can.
+    """``RMSNorm`` that runs on our kernel, with a residual and supported arguments.
 
     Attributes:
-        ours: whether it does in this engine.
+        ours: whether this engine uses our kernel.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -51,36 +51,36 @@ def _is_our_engine(config: VllmConfig) -> bool:
 
 
 def obstacle(config: VllmConfig, switched_on: bool) -> str:
-    """Reason why norms of an engine of ours stay vLLM's; empty if there is none."""
+    """Reason why norms of our engine stay on vLLM's kernel; empty if there is none."""
     passes = config.compilation_config.pass_config
     taken = op_registry_oot.get("RMSNorm", NormOnOurKernel)
     reasons = {
         NORM_ROPE_KERNELS_OFF: not switched_on,
         "another plugin replaces RMSNorm": not issubclass(taken, NormOnOurKernel),
-        # By a pass that looks for its own norms.
+        # vLLM's pass matches its own norms only.
         "vLLM fuses it with an all-reduce": passes.fuse_allreduce_rms,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def put_in_place(ours: Any) -> None:
-    """Have vLLM build a class of ours from now on, in the place of its own or of another of ours.
+    """Make vLLM build this class of ours, instead of its own or of another class of ours.
 
-    Another plugin's stays.
+    A class of another plugin stays.
     """
     taken = op_registry_oot.get("RMSNorm")
     if taken is None or (issubclass(ours, taken) and ours is not taken):
         op_registry_oot.pop("RMSNorm", None)
         RMSNorm.register_oot(ours)
-        # Registration renames the class; custom_ops directives go by the original name.
+        # Registration renames the class; custom_ops directives use the original name.
         ours.name = RMSNorm.name
 
 
 def make_default(vllm_config: VllmConfig, kernel: Kernel, switched_on: bool) -> LayerRecord:
-    """Put our class in the place of vLLM's, for models built from now on.
+    """Replace vLLM's class by ours, for models built from now on.
 
     Returns:
-        Record of what runs norms with a residual, and why.
+        Record of the kernel of norms with a residual, with the reason.
     """
     put_in_place(NormOnOurKernel)
     reason = obstacle(vllm_config, switched_on)

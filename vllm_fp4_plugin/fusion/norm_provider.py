@@ -1,7 +1,7 @@
-"""Provider of vLLM's op ``fused_add_rms_norm``, in a vLLM that has an IR of such ops.
+"""Provider of vLLM's op ``fused_add_rms_norm``, for vLLM releases with IR ops.
 
-vLLM asks a list of providers for each of them; ours comes first where it has a kernel. Passes of
-vLLM see the op before they see its provider, so that they still fuse it with an all-reduce.
+vLLM keeps a priority list of providers per op; ours comes first where it has a kernel. vLLM's
+passes see the op before a provider is chosen, so all-reduce fusion still applies.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ PROVIDER = "nvfp4_tc"
 
 
 def _op() -> Any:
-    from vllm import ir  # not at the top: later releases have none
+    from vllm import ir  # not at the top: later releases have no IR
 
     return ir.ops.fused_add_rms_norm
 
@@ -38,17 +38,17 @@ def fused_add_rms_norm(
 
 
 def register() -> None:
-    """Have vLLM know of ``nvfp4_tc``, so that ``--ir-op-priority`` can name it."""
+    """Register the provider ``nvfp4_tc``, so that ``--ir-op-priority`` accepts its name."""
     op = _op()
     if PROVIDER not in op.impls:
         op.register_impl(PROVIDER, supports_args=takes)(fused_add_rms_norm)
 
 
 def make_default(vllm_config: VllmConfig, kernel: Kernel, switched_on: bool) -> LayerRecord:
-    """Put our provider first, for models built from now on, unless the user has named another.
+    """Put our provider first, for models built from now on, unless the user named others.
 
     Returns:
-        Record of what runs the op, and why.
+        Record of the op's provider, with the reason.
     """
     priority: list[str] = getattr(vllm_config.kernel_config.ir_op_priority, OP)
     default = getattr(current_platform.get_default_ir_op_priority(vllm_config), OP)

@@ -1,9 +1,10 @@
-"""RMSNorms that quantise for the one layer that they feed, without touching vLLM's models.
+"""RMSNorms that quantise for their only consumer, without touching vLLM's models.
 
-vLLM builds our class in the place of its own. It runs as vLLM's until a layer of ours, once the
-model is built, finds that the norm's result goes to it and nowhere else: see ``match_norm``. From
-then on it returns a ``QuantizedInput``, with the layer's own scale, in one launch. Over several
-ranks it may add up their parts of its input first: see ``reduction``.
+vLLM builds our class instead of vLLM's ``RMSNorm``. A norm acts like vLLM's until, once the model
+is built, a linear layer of ours turns out to be the only consumer of the result: see
+``match_norm``. From then on the norm returns a ``QuantizedInput`` with the layer's own scale, in
+one launch. On several ranks the norm may first all-reduce the partial sums of its input: see
+``reduction``.
 """
 
 from dataclasses import dataclass
@@ -25,12 +26,12 @@ from vllm_fp4_plugin.ops.operands import Input, QuantizedInput, Unreduced
 
 @dataclass(frozen=True)
 class Reduction:
-    """Addition over all ranks by the norm that reads the sum.
+    """All-reduce over ranks inside the norm that consumes the sum.
 
     Attributes:
-        tokens: up to which flashinfer's op does it, and the norm's work too; 0: never.
-        width: elements of a token that flashinfer's workspace has room for.
-        producer: row-parallel layer that hands on its rank's part.
+        tokens: most tokens for flashinfer's op, which also does the norm's work; 0: never used.
+        width: capacity of flashinfer's workspace in elements per token.
+        producer: row-parallel layer that returns its rank's partial sum.
     """
 
     tokens: int
@@ -40,14 +41,15 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Feeding:
-    """Layer that a norm feeds, and how.
+    """Consumer of a norm's result, with the kernels that quantise for it.
 
     Attributes:
-        layer: the linear layer.
-        per_token: whether each token gets a scale of its own, and not the layer's.
-        terms: how many NVFP4 values add up to each of the norm's.
-        alone, adding: the norm's kernels, without a residual and with one.
-        reduction: how it adds up what ranks hand it their parts of; None: they do that themselves.
+        layer: the consuming linear layer.
+        per_token: whether each token gets its own scale, instead of the layer's.
+        terms: NVFP4 values summed for each element of the result.
+        alone, adding: kernels of the norm, without and with a residual.
+        reduction: how the norm all-reduces the ranks' partial sums; None: its input is already
+            reduced.
     """
 
     layer: Any
@@ -62,13 +64,13 @@ class QuantizingNorm(NormOnOurKernel):
     """``RMSNorm`` that may quantise its result.
 
     Attributes:
-        feeding: what it feeds; None: it runs as its base class.
+        feeding: consumer of the quantised result; None: the norm acts like its base class.
     """
 
     feeding: Feeding | None = None
 
     def forward(self, x: "Tensor | Unreduced", *args: Any, **kwargs: Any) -> Any:
-        """See ``RMSNorm.forward_native``; the norm may be of ``QuantizedInput``."""
+        """See ``RMSNorm.forward_native``; the result may be a ``QuantizedInput``."""
         if isinstance(x, Unreduced):
             return self._reduced(x, *args, **kwargs)
         if self.feeding is None:
@@ -108,16 +110,16 @@ class QuantizingNorm(NormOnOurKernel):
 
 
 def enable() -> None:
-    """Put ``QuantizingNorm`` in the place of vLLM's class, for models built from now on.
+    """Replace vLLM's class by ``QuantizingNorm``, for models built from now on.
 
-    On a device without kernels that quantise vLLM's class stays.
+    vLLM's class stays on a device without kernels that quantise.
     """
     if kernels(per_token=False) is not None:
         put_in_place(QuantizingNorm)
 
 
 def kernels(per_token: bool) -> tuple[Kernel, Kernel] | None:
-    """Kernels of a norm on this process's device, without a residual and with one."""
+    """Kernels of a norm on this process's device, without and with a residual."""
     suffix = "_per_token" if per_token else ""
     names = f"rms_norm_quantize{suffix}", f"add_rms_norm_quantize{suffix}"
     device, wanted = current_device(), batch_invariance.is_wanted()
@@ -126,7 +128,7 @@ def kernels(per_token: bool) -> tuple[Kernel, Kernel] | None:
 
 
 def obstacle(vllm_config: VllmConfig, switched_on: bool) -> str | None:
-    """Reason why no norm of an engine is to quantise; None if there is none."""
+    """Reason why no norm of an engine may quantise; None if there is none."""
     reasons = {
         "switched off (fuse_norm)": not switched_on,
         "LoRA is enabled": vllm_config.lora_config is not None,

@@ -1,7 +1,7 @@
-"""vLLM's rotary embeddings on our kernel: queries and keys in one launch, the next started early.
+"""vLLM's rotary embeddings on our kernel: queries and keys in one launch, with PDL.
 
-Each of vLLM's classes that differ in their table of cosines and sines alone has a subclass of ours,
-which vLLM builds in its place.
+Each vLLM class that differs only in its cos/sin table has a subclass of ours, which vLLM builds
+instead.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ NAME = "rotary_emb"
 
 
 class RotaryOnOurKernel(theirs.RotaryEmbedding):
-    """Mixin that comes before a class of vLLM's and runs it on our kernel."""
+    """Mixin that runs a rotary class of vLLM on our kernel."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -36,7 +36,7 @@ class RotaryOnOurKernel(theirs.RotaryEmbedding):
             config.quant_config.startup.report.add(LayerRecord(NAME, label, "16-bit", reason, 0, 0))
 
     def obstacle(self) -> str:
-        """Reason why the kernel does not turn such heads; empty if it does."""
+        """Reason why the kernel cannot rotate such heads; empty if it can."""
         if not self.is_neox_style:
             return "it turns neighbouring elements together"
         if self.dtype not in DTYPES:
@@ -59,7 +59,7 @@ class RotaryOnOurKernel(theirs.RotaryEmbedding):
 
     @staticmethod
     def _in_our_engine(config: VllmConfig) -> bool:
-        """Whether our method serves the engine that is built, and the kernel is on."""
+        """Whether our method serves the engine under construction, and the kernel is enabled."""
         quantization = config.quant_config
         ours = quantization is not None and quantization.get_name() == METHOD
         return ours and Options.of(config).norm_rope_kernels
@@ -76,14 +76,14 @@ REPLACED = (
 
 
 def make_default(switched_on: bool) -> LayerRecord | None:
-    """Put our classes in the place of vLLM's, for models built from now on.
+    """Replace vLLM's classes by ours, for models built from now on.
 
     Returns:
-        Record that vLLM turns queries and keys, if our kernel is switched off; else None.
+        Record that vLLM rotates queries and keys, if our kernel is switched off; else None.
     """
     if _kernel() is None:
         return None
-    # vLLM keeps what it builds, and would give it to an engine that chooses otherwise.
+    # vLLM caches its embeddings, and would reuse one in an engine with another choice.
     theirs._ROPE_DICT.clear()
     if not switched_on:
         return LayerRecord(NAME, "vLLM", "16-bit", NORM_ROPE_KERNELS_OFF, 0, 0)
@@ -91,7 +91,7 @@ def make_default(switched_on: bool) -> LayerRecord | None:
         if each.__name__ not in op_registry_oot:
             ours: Any = type(f"{each.__name__}OnOurKernel", (RotaryOnOurKernel, each), {})
             each.register_oot(ours)
-            # Registration renames the class; custom_ops directives go by the original name.
+            # Registration renames the class; custom_ops directives use the original name.
             ours.name = each.name
     return None
 

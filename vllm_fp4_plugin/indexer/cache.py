@@ -8,11 +8,11 @@ from nvfp4_kernels.indexer.formats import Format
 
 
 def set_format(cache_layer: Any, fmt: Format, head_dim: int) -> None:
-    """Have vLLM allocate as many bytes as keys of ``head_dim`` take in ``fmt``.
+    """Set the size of a key in vLLM's cache spec: the bytes of ``head_dim`` elements in ``fmt``.
 
     Args:
-        cache_layer: the layer that stands for the cache, whose spec is made from its ``head_dim``,
-            which counts bytes.
+        cache_layer: layer that represents the cache; its ``head_dim``, in bytes, determines the
+            spec.
         fmt: format of the keys.
         head_dim: elements of a key.
     """
@@ -22,7 +22,7 @@ def set_format(cache_layer: Any, fmt: Format, head_dim: int) -> None:
 def pages(kv_cache: Tensor) -> Tensor:
     """View vLLM's ``(pages, block_size, bytes of a key)`` as uint8 ``(pages, page_bytes)``.
 
-    A page holds the data of all its keys and then their scales, so that a row of vLLM's is no key.
-    What vLLM leaves between pages stays there.
+    A page holds the data of all its keys, followed by all scales, so a row of vLLM's view is not a
+    key. Gaps that vLLM leaves between pages stay.
     """
     return kv_cache.view(kv_cache.shape[0], -1)

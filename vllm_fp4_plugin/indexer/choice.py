@@ -1,4 +1,4 @@
-"""Choice of the format that a layer's indexer keeps keys in, and whether our kernels serve it."""
+"""Choice of an indexer's key format, and whether our kernels serve it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ OPTION = f"{KEY}.indexer_format"
 
 
 class UnsupportedIndexer(ValueError):
-    """An indexer that a user asked for, and that our kernels do not serve."""
+    """Indexer that a user requested and our kernels do not support."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class IndexerTraits:
     """Requirements of a model's layer on its indexer.
 
     Attributes:
-        native: the format that vLLM would keep keys in.
+        native: key format that vLLM would use.
         head_dim: D.
-        top_k: keys to choose.
+        top_k: number of keys to select.
         quant_block_size: elements per scale of vLLM's FP8.
-        stored_by_model: keys are quantised and stored before the indexer is called.
-        two_level: keys are chosen among candidate blocks, which were chosen before.
+        stored_by_model: the model quantises and stores keys before it calls the indexer.
+        two_level: top-k is restricted to candidate blocks selected before.
     """
 
     native: str
@@ -51,11 +51,12 @@ class IndexerTraits:
 
 
 def choose(layer: IndexerTraits, vllm_config: Any) -> tuple[Format | None, str]:
-    """Choose the format, or None to leave the layer to vLLM's kernels; and say why.
+    """Choose the key format, or None to leave the layer to vLLM's kernels; also return the reason.
 
     Raises:
-        InvalidOption: the option has a value that does not exist.
-        UnsupportedIndexer: the option asks for what cannot be served, named with its remedy.
+        InvalidOption: the option has an unknown value.
+        UnsupportedIndexer: the option requests an unsupported configuration; the message names the
+            remedy.
     """
     asked = Options.of(vllm_config).indexer_format
     if asked is None and vllm_config.model_config.quantization != METHOD:
@@ -73,7 +74,7 @@ def choose(layer: IndexerTraits, vllm_config: Any) -> tuple[Format | None, str]:
 
 
 def scoring_kernel(fmt: Format) -> Kernel:
-    """Kernel that scores decodes; for reports."""
+    """Kernel that scores keys in decodes, for reports."""
     return SCORE_TOPK_PAGED_KERNELS.select(current_device(), fmt.name)
 
 
@@ -111,13 +112,13 @@ def _obstacles(layer: IndexerTraits, fmt: Format, vllm_config: Any) -> Iterator[
             table.select(current_device(), fmt.name)
         except NoKernelError as error:
             yield str(error)
-            return  # the others say the same
+            return  # other tables give the same error
 
 
 def has_exponent_scales() -> bool:
-    """Whether vLLM writes an FP8 key's scale as four equal exponents, as releases after 0.32 may.
+    """Whether vLLM writes an FP8 key's scale as four equal exponents; releases after 0.32 may.
 
-    A report on another device asks the vLLM of this one, which knows its own device alone.
+    A report on another device relies on this machine's vLLM, which only knows its own device.
     """
     tells = getattr(deep_gemm, "mqa_logits_use_mx_scales", None)
     if tells is None:

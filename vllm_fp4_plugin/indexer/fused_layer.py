@@ -1,10 +1,11 @@
-"""Replacements for DeepSeek V3.2's layer for CUDA, which does not call its ``SparseAttnIndexer``.
+"""Replacements for functions of DeepSeek V3.2's CUDA layer, which bypasses ``SparseAttnIndexer``.
 
-``vllm.models.deepseek_v32.attention`` builds one, and calls three functions instead:
-``fused_norm_rope`` makes keys and stores them in FP8, ``fused_q`` makes queries in FP8, and
-``sparse_attn_indexer`` scores. It looks them up under these names whenever it runs; here they get
-others, of the same arguments, which call vLLM's own for all but the indexer's part. FP8 keys and
-queries are left to vLLM, but where it writes a key's scale as exponents: our kernels read float32.
+``vllm.models.deepseek_v32.attention`` builds an indexer, but calls three functions instead:
+``fused_norm_rope`` computes keys and stores FP8, ``fused_q`` computes FP8 queries, and
+``sparse_attn_indexer`` scores. The layer looks up these names at each call; this module replaces
+them by functions with the same arguments, which call vLLM's own for all but the indexer's part. FP8
+keys and queries stay with vLLM, except where vLLM writes a key's scale as exponents: our kernels
+read float32.
 """
 
 import inspect
@@ -24,9 +25,9 @@ LAYER = "vllm.models.deepseek_v32.attention"
 
 
 def install(selector: KeySelector | None) -> None:
-    """Have the layer, if its module is loaded, choose keys as ``selector`` does, or vLLM for None.
+    """Make the layer, if its module is loaded, use ``selector``; None restores vLLM's functions.
 
-    The format holds for all layers: one option says it for all that an engine builds.
+    One format holds for all layers: the option is global to an engine.
     """
     layer: Any = sys.modules.get(LAYER)
     if layer is None:
@@ -42,11 +43,11 @@ def install(selector: KeySelector | None) -> None:
 
 
 def _left_to_vllm(selector: KeySelector) -> bool:
-    """Whether vLLM's functions store keys as the selector reads them."""
+    """Whether vLLM's functions store keys in the selector's format."""
     return selector.fmt.name == "fp8" and not choice.has_exponent_scales()
 
 
-_INDEX_K = 9  # of fused_norm_rope's arguments
+_INDEX_K = 9  # index in fused_norm_rope's arguments
 _OUT = list(inspect.signature(scoring.sparse_attn_indexer).parameters).index("topk_indices_buffer")
 
 
@@ -59,7 +60,7 @@ def sparse_attn_indexer(
     *args: Any,
     **kwargs: Any,
 ) -> Tensor:
-    """Choose keys, as vLLM's function of this name does; keys are in the cache already."""
+    """Select keys, with vLLM's signature of this name; the keys are already in the cache."""
     given = (hidden_states, k_cache_prefix, kv_cache, q_quant, q_scale, *args)
     cache_layer = get_forward_context().no_compile_layers.get(k_cache_prefix)
     if getattr(cache_layer, "key_selector", None) is None:
@@ -77,8 +78,8 @@ def fused_norm_rope(
     indexer_slot_mapping: Tensor | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """Run vLLM's function so that keys come out in 16 bits, and store them as the selector does."""
-    if indexer_k_cache is None:  # vLLM measures memory, or the layer takes over another's choice
+    """Run vLLM's function with 16-bit keys as output, and store the keys with the selector."""
+    if indexer_k_cache is None:  # profile run, or indices of another layer
         return theirs(*args, **kwargs)
     k = kwargs["index_k_out"] = torch.empty_like(args[_INDEX_K])
     q_c = theirs(*args, **kwargs)
@@ -104,7 +105,7 @@ def fused_q(
     index_rope_interleave: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Run vLLM's function without the indexer, whose queries are rotated here in 16 bits."""
+    """Run vLLM's function without the indexer; rotate the indexer's queries in 16 bits."""
     unused_q, unused_weights, mqa_q = theirs(
         positions, q_pe, q_pe_cos_sin_cache, None, None, ql_nope, q_scale, None,
         softmax_scale, head_scale, has_indexer=False, **kwargs,
@@ -116,7 +117,7 @@ def fused_q(
 
 
 def rotated(x: Tensor, cos_sin: Tensor, *, interleaved: bool) -> Tensor:
-    """Turn each vector's first elements, in pairs, by its position's angles.
+    """Rotate each vector's first elements, in pairs, by the angles of its position (RoPE).
 
     Args:
         x: ``(T, H, D)``.

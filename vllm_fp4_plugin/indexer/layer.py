@@ -1,8 +1,8 @@
-"""Queries in 16 bits from vLLM's generic DeepSeek V3.2 layer, for formats other than FP8.
+"""Generic DeepSeek V3.2 layer with 16-bit indexer queries, for key formats other than FP8.
 
 ``deepseek_v2.Indexer`` quantises its queries to FP8 before it calls ``SparseAttnIndexer``. Plugins
-may replace the layer around it, which is handed the indexer when it is built: there the indexer
-becomes one that leaves queries as they are.
+may replace the surrounding layer, which receives the indexer as an argument: our layer changes the
+indexer's class to one with unquantised queries.
 """
 
 from typing import Any
@@ -14,12 +14,12 @@ from vllm.model_executor.models.deepseek_v2 import Indexer
 
 
 class UnquantizedIndexer(Indexer):
-    """``Indexer`` whose queries stay in 16 bits, which ``KeySelectingIndexer`` takes as well."""
+    """``Indexer`` with 16-bit queries, which ``KeySelectingIndexer`` accepts as well."""
 
     def forward(
         self, hidden_states: Tensor, qr: Tensor, positions: Tensor, rotary_emb: Any
     ) -> Tensor:
-        """Choose keys for each token.
+        """Select keys for each token.
 
         Args:
             hidden_states: bfloat16 ``(T, hidden size)``.
@@ -37,7 +37,7 @@ class UnquantizedIndexer(Indexer):
         k = self.k_norm(k).unsqueeze(1)
         (q_rope, q_rest), (k_rope, k_rest) = q.split(parts, dim=-1), k.split(parts, dim=-1)
         q_rope, k_rope = rotary_emb(positions, q_rope, k_rope)
-        # Compiled rotations may add dimensions in front.
+        # Compiled rotations may add leading dimensions.
         q = torch.cat([q_rope.reshape(-1, self.n_head, self.rope_dim), q_rest], dim=-1)
         k = torch.cat([k_rope.reshape(-1, 1, self.rope_dim), k_rest], dim=-1)
         weights = weights.float() * (self.softmax_scale * self.n_head_scale)
@@ -45,7 +45,7 @@ class UnquantizedIndexer(Indexer):
 
 
 class LatentAttention(MultiHeadLatentAttentionWrapper):
-    """vLLM's layer, whose indexer keeps queries in 16 bits where the keys' format asks for it."""
+    """vLLM's layer, with an indexer whose queries stay in 16 bits unless keys are FP8."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -53,8 +53,8 @@ class LatentAttention(MultiHeadLatentAttentionWrapper):
 
 
 def keep_queries(indexer: Any) -> None:
-    """Make an ``UnquantizedIndexer`` of an ``Indexer`` whose keys are not in FP8."""
-    if type(indexer) is not Indexer:  # a model's own layer may compute something else
+    """Change the class of an ``Indexer`` without FP8 keys to ``UnquantizedIndexer``."""
+    if type(indexer) is not Indexer:  # a subclass of a model may compute something else
         return
     selector = getattr(indexer.indexer_op, "selector", None)
     if selector is not None and selector.fmt.name != "fp8":

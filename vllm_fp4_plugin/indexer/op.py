@@ -30,7 +30,7 @@ def select_keys(
     out: Tensor,
     cache_name: str,
 ) -> None:
-    """Store a step's keys, if there are any to store, and choose keys for its tokens.
+    """Store a step's keys, if given, and select keys for the step's tokens.
 
     Args:
         q: as for ``KeySelector.select``.
@@ -38,12 +38,12 @@ def select_keys(
         k: as for ``KeySelector.store``.
         weights: as for ``KeySelector.select``.
         out: as for ``KeySelector.select``.
-        cache_name: name of the layer that stands for the cache, which knows its selector.
+        cache_name: name of the layer that represents the cache and holds the selector.
     """
     context = get_forward_context()
     layer = context.no_compile_layers[cache_name]
     selector: KeySelector = layer.key_selector
-    if not isinstance(context.attn_metadata, dict):  # vLLM measures memory
+    if not isinstance(context.attn_metadata, dict):  # vLLM's profile run, which measures memory
         selector.check_queries(q, scales)
         selector.reserve(out.device)
         return
@@ -66,10 +66,10 @@ def _(
 
 
 class KeySelectingIndexer(SparseAttnIndexer):
-    """``SparseAttnIndexer`` that calls ``select_keys``, or vLLM's kernels where ours do not serve.
+    """``SparseAttnIndexer`` that calls ``select_keys``, or vLLM's kernels if ours cannot serve.
 
     Attributes:
-        selector: None: vLLM's kernels serve.
+        selector: selector of our kernels; None: vLLM's kernels serve.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class KeySelectingIndexer(SparseAttnIndexer):
             self.selector = None
             fused_layer.install(None)
             return
-        # Not SparseAttnIndexer's own, which asks for DeepGEMM and compiles Triton kernels.
+        # Not SparseAttnIndexer's own, which requires DeepGEMM and compiles Triton kernels.
         CustomOp.__init__(self)
         cache.set_format(k_cache, fmt, head_dim)
         self.k_cache = k_cache
@@ -117,9 +117,9 @@ class KeySelectingIndexer(SparseAttnIndexer):
         self.topk_tokens = topk_tokens
         self.topk_indices_buffer = topk_indices_buffer
         self.skip_k_cache_insert = skip_k_cache_insert
-        # DeepSeek V3.2's CUDA layer reads it, to hand it on.
+        # DeepSeek V3.2's CUDA layer reads this attribute and passes it on.
         self.topk_backend = vllm_config.kernel_config.sparse_indexer_topk_backend
-        # A buffer, which vLLM keeps of a model that sleeps.
+        # A buffer, as vLLM keeps the buffers of a sleeping model.
         self.register_buffer("global_scale", _global_scale(fmt), persistent=False)
         self.selector = KeySelector(
             fmt, head_dim, topk_tokens, max_model_len, max_total_seq_len, self.global_scale
@@ -139,7 +139,7 @@ class KeySelectingIndexer(SparseAttnIndexer):
         k: Tensor | None,
         weights: Tensor,
     ) -> Tensor:
-        """Choose keys; see ``KeySelector.select`` for what queries may be."""
+        """Select keys; see ``KeySelector.select`` for the formats of queries."""
         if self.selector is None:
             return super().forward(hidden_states, q_quant, k, weights)
         q, scales = q_quant if isinstance(q_quant, tuple) else (q_quant, None)
@@ -151,14 +151,14 @@ class KeySelectingIndexer(SparseAttnIndexer):
 
 
 def _global_scale(fmt: Format) -> Tensor | None:
-    """Global scale of NVFP4: 1, as the package says; None of other formats."""
+    """Global scale of NVFP4, always 1 (see the package); None for other formats."""
     if fmt.name != "nvfp4":
         return None
     return torch.ones((), dtype=torch.float32, device=current_device())
 
 
 def _split_graphs_at_op(compilation_config: Any) -> None:
-    """Keep the op out of piecewise CUDA graphs, as vLLM keeps its own: prefills differ in shape."""
+    """Keep the op out of piecewise CUDA graphs, like vLLM's own: prefills differ in shape."""
     splitting_ops = compilation_config.splitting_ops
     if splitting_ops and OP not in splitting_ops:
         splitting_ops.append(OP)

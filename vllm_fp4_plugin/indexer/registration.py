@@ -1,4 +1,4 @@
-"""Registration of our layers in the place of vLLM's."""
+"""Registration of our layers as replacements of vLLM's."""
 
 from typing import Any
 
@@ -17,14 +17,14 @@ REPLACED: tuple[tuple[Any, Any], ...] = (
 
 
 def register() -> None:
-    """Put our layers in the place of vLLM's, on CPU and CUDA, for models built from now on.
+    """Replace vLLM's layers by ours, on CPU and CUDA, for models built from now on.
 
-    Where another plugin has put something there, that stays.
+    A replacement of another plugin stays.
     """
     if not (current_platform.is_cpu() or current_platform.is_cuda()):
         return
     for theirs, ours in REPLACED:
         if theirs.__name__ not in op_registry_oot:
             theirs.register_oot(ours)
-            # Registration renames the class; custom_ops directives go by the original name.
+            # Registration renames the class; custom_ops directives use the original name.
             ours.name = theirs.name

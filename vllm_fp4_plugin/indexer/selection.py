@@ -1,6 +1,6 @@
-"""Selection of one layer's keys: stored, scored and chosen as vLLM's metadata lays them out.
+"""Store, scoring and top-k of one layer's keys, in the layout of vLLM's metadata.
 
-A step's tokens are those of the sequences that decode, then those of the sequences that prefill.
+A step's tokens are ordered: decodes first, then prefills.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Queries:
 
     Attributes:
         data: ``(T, H, ·)``.
-        scales: scales of the data; None if there are none, or the weights have taken them in.
+        scales: scales of the data; None if the format has none, or the weights include the scales.
         weights: float32 ``(T, H)``.
     """
 
@@ -43,15 +43,15 @@ class Queries:
 
 @dataclass(frozen=True, eq=False)
 class KeySelector:
-    """Store, and choice, of a layer's keys: all that is the same in every step.
+    """Store and top-k selection of a layer's keys, with all settings that stay the same.
 
     Attributes:
         fmt: format of queries and keys.
         head_dim: D.
-        top_k: keys to choose.
-        max_context_len: the most keys that a sequence can have.
-        max_gathered_keys: the most that prefills of one step are scored against at a time.
-        global_scale: float32 ``()`` of nvfp4, else None.
+        top_k: number of keys to select.
+        max_context_len: largest number of keys of a sequence.
+        max_gathered_keys: largest number of keys gathered at a time for the prefills of a step.
+        global_scale: float32 ``()`` for nvfp4, else None.
     """
 
     fmt: Format
@@ -62,10 +62,10 @@ class KeySelector:
     global_scale: Tensor | None
 
     def check_queries(self, q: Tensor, scales: Tensor | None) -> None:
-        """Raise unless the model's layer hands out queries that can be used.
+        """Raise unless the queries of the model's layer are in 16 bits or in the keys' format.
 
         Raises:
-            UnsupportedIndexer: they come in another format of few bits.
+            UnsupportedIndexer: queries are quantised in another format.
         """
         if q.dtype == torch.bfloat16:
             return
@@ -77,12 +77,12 @@ class KeySelector:
             )
 
     def reserve(self, device: torch.device) -> None:
-        """Take and give back the memory of a step's gathered keys, as vLLM measures its peak."""
+        """Allocate and free the memory of gathered keys, for the peak in vLLM's profile run."""
         count = self.max_gathered_keys * self.fmt.page_bytes(self.head_dim, 1)
         torch.empty(count, dtype=torch.uint8, device=device)
 
     def store(self, k: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
-        """Put keys into the cache.
+        """Store keys in the cache.
 
         Args:
             k: bfloat16 ``(≥ T, D)``; rows after the last slot are padding.
@@ -103,10 +103,10 @@ class KeySelector:
         metadata: Any,
         out: Tensor,
     ) -> None:
-        """Choose keys for every token of a step.
+        """Select keys for every token of a step.
 
         Args:
-            q: ``(T, H, D)``: bfloat16, or e4m3 whose scales the weights have taken in; or uint8
+            q: ``(T, H, D)``: bfloat16, or e4m3 with its scales included in the weights; or uint8
                 ``(T, H, D/2)`` of mxfp4.
             scales: int32 ``(T, H)`` with mxfp4, four E8M0 bytes each.
             weights: float32 ``(T, H)``.
@@ -137,9 +137,9 @@ class KeySelector:
         return Queries(q, scales, weights)
 
     def _prefill(self, queries: Queries, kv_cache: Tensor, chunks: Any, out: Tensor) -> None:
-        """Choose chunk by chunk, each with the keys of its sequences side by side."""
+        """Select keys chunk by chunk, with the keys of the chunk's sequences gathered."""
         for chunk in chunks:
-            # vLLM cuts the queries of a long sequence: the later chunks see the same keys.
+            # vLLM splits the queries of a long sequence: later chunks see the same keys.
             if not chunk.skip_kv_gather:
                 k, k_scales = indexer_gather_k(
                     pages(kv_cache), chunk.block_table, chunk.cu_seq_lens, chunk.total_seq_lens,
@@ -154,7 +154,7 @@ class KeySelector:
             out[rows, : self.top_k] = indices
 
     def _decode(self, queries: Queries, kv_cache: Tensor, decode: Any, out: Tensor) -> None:
-        """Choose for all at once, the queries of a sequence side by side."""
+        """Select keys for all decodes at once, with a sequence's queries contiguous."""
         tokens = len(queries.data)
         context_lens, block_table = _decode_contexts(decode, tokens)
         scales = queries.scales
@@ -165,8 +165,8 @@ class KeySelector:
             queries.weights,
             context_lens,
             block_table,
-            # Not the longest of this step: a CUDA graph, and the further steps of a draft model,
-            # run with the metadata of shorter contexts.
+            # Not the maximum of this step: a CUDA graph, and later steps of a draft model, reuse
+            # metadata of shorter contexts.
             self.max_context_len,
             self.top_k,
             self.fmt.name,
@@ -176,10 +176,11 @@ class KeySelector:
 
 
 def _decode_contexts(decode: Any, tokens: int) -> tuple[Tensor, Tensor]:
-    """Number of keys that each query sees, ``(B, next_n)``, and pages of each sequence ``(B, P)``.
+    """Number of visible keys per query ``(B, next_n)``, and pages of each sequence ``(B, P)``.
 
-    Sequences with as many queries each stay together. Otherwise, as where a CUDA graph is padded
-    with sequences that have none, every query becomes a sequence; nothing waits for the device.
+    Sequences with the same number of queries stay together. Otherwise, for instance if a CUDA graph
+    is padded with sequences without queries, every query becomes a sequence; no host sync is
+    needed.
     """
     sequences, next_n = len(decode.decode_lens), decode.seq_lens.shape[1]
     seq_lens, block_table = decode.seq_lens[:sequences], decode.block_table[:sequences]
@@ -188,8 +189,8 @@ def _decode_contexts(decode: Any, tokens: int) -> tuple[Tensor, Tensor]:
     ends = decode.decode_lens.cumsum(0)
     token = torch.arange(tokens, device=ends.device)
     sequence = torch.searchsorted(ends, token, right=True).clamp_(max=sequences - 1)
-    # The last column is that of a sequence's last query.
+    # The last column belongs to a sequence's last query.
     column = next_n - (ends[sequence] - token)
     context_lens = seq_lens[sequence, column.clamp(0, next_n - 1)]
-    context_lens = context_lens.where(column < next_n, 0)  # tokens of no sequence
+    context_lens = context_lens.where(column < next_n, 0)  # padding tokens
     return context_lens.unsqueeze(1), block_table[sequence]

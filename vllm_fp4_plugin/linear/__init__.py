@@ -1,1 +1,1 @@
-"""Linear methods of ``nvfp4-tc``: weights received from a checkpoint or quantised at load."""
+"""Linear methods of ``nvfp4-tc``: for quantised checkpoints, and for quantization at load."""

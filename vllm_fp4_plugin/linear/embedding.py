@@ -1,4 +1,4 @@
-"""Quantised embedding: rows stay in NVFP4 and are decoded as they are looked up."""
+"""Quantised embedding: rows stay in NVFP4 and are decoded at lookup."""
 
 from typing import Any
 
@@ -17,18 +17,18 @@ from vllm_fp4_plugin.startup import Startup
 
 
 class Nvfp4EmbeddingMethod(QuantizeMethodBase):
-    """Method of a vocabulary's embedding whose checkpoint holds NVFP4 weights.
+    """Method of a vocabulary embedding whose checkpoint holds NVFP4 weights.
 
     Args:
-        startup: told of the layer, and when its weights are in place.
-        prefix: the layer's name.
+        startup: notified of the layer, and when its weights are in place.
+        prefix: name of the layer.
         checkpoint: content of the checkpoint's config.
 
     Attributes:
-        optional_parameters: names of those that the checkpoint may leave out.
+        optional_parameters: names of parameters that the checkpoint may omit.
 
     Raises:
-        UnsupportedCheckpoint: the model takes its embedding as the head too, which is no lookup.
+        UnsupportedCheckpoint: the embedding is tied to the head, which multiplies.
     """
 
     optional_parameters: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class Nvfp4EmbeddingMethod(QuantizeMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Register the tensors as the checkpoint names them."""
+        """Register the tensors under the checkpoint's names."""
         k, rows = input_size_per_partition, list(output_partition_sizes)
         self.dtype = params_dtype
         self.stored = StoredWeight(
@@ -69,9 +69,9 @@ class Nvfp4EmbeddingMethod(QuantizeMethodBase):
         )
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Check what was loaded; rows keep their scales in order, so that a lookup finds them."""
+        """Check the loaded tensors; scales stay in linear order, as a lookup needs."""
         if self.stored.is_taken(layer):
-            return  # done already
+            return  # checked already
         taken = self.stored.take(layer)
         tensors = {
             "weight": taken.data,
@@ -90,5 +90,5 @@ class Nvfp4EmbeddingMethod(QuantizeMethodBase):
         return rows.dequantize(self.dtype)
 
     def apply(self, layer: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Refuse: an embedding multiplies nothing."""
+        """Refuse: an embedding has no matrix product."""
         raise TypeError(f"{self.prefix}: is an embedding, which has no product; look rows up")

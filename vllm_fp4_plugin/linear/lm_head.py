@@ -1,4 +1,4 @@
-"""Quantised ``lm_head``: the logits' product in NVFP4, on this rank's shard of the vocabulary."""
+"""Quantised ``lm_head``: an NVFP4 GEMM for the logits, on this rank's shard of the vocabulary."""
 
 from typing import Any, NoReturn
 
@@ -8,18 +8,18 @@ from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.formats.kind import FP8_BLOCK_SIZE, Kind
 from vllm_fp4_plugin.linear.method import Nvfp4LinearMethod
 
-# Models that look up rows of their head, for which a product in NVFP4 has no method.
+# Models that look up rows of their head, which an NVFP4 GEMM does not support.
 _LOOKED_UP = ("ClefFlashForJointSchema", "ClefOmniForJointSchema")
 
 
 def is_tied() -> bool:
-    """Whether the model's config says that the head is its embedding."""
+    """Whether the model's config ties the head to the embedding."""
     config = get_current_vllm_config().model_config.hf_text_config
     return bool(getattr(config, "tie_word_embeddings", False))
 
 
 def tied(prefix: str) -> UnsupportedCheckpoint:
-    """Error of a quantised head that the model replaces by its embedding."""
+    """Error of a quantised head in a model with tied embeddings."""
     return UnsupportedCheckpoint(
         f"{prefix}: is quantised, but the model takes its embedding as the head "
         "(tie_word_embeddings), must be one or the other; set tie_word_embeddings to false in "
@@ -31,8 +31,8 @@ def check(prefix: str, kind: Kind) -> None:
     """Check that a quantised head can be served.
 
     Raises:
-        UnsupportedCheckpoint: it is the embedding, the model looks up rows of it, or its scales
-            cannot be divided.
+        UnsupportedCheckpoint: the head is tied to the embedding, the model looks up rows of the
+            head, or its scales cannot be sharded.
     """
     if is_tied():
         raise tied(prefix)
@@ -52,10 +52,10 @@ def check(prefix: str, kind: Kind) -> None:
 
 
 def check_ways(layer: Any, prefix: str) -> None:
-    """Check that a model uses a head in no way but by multiplying with it.
+    """Check that a model uses a head only in matrix products.
 
     Raises:
-        UnsupportedCheckpoint: it is a DSpark draft that reads rows of the weight as they are.
+        UnsupportedCheckpoint: the model is a DSpark draft that reads rows of the weight directly.
     """
     if getattr(layer, "_retain_weight_for_gather", False):
         raise UnsupportedCheckpoint(
@@ -72,11 +72,11 @@ class Nvfp4HeadMethod(Nvfp4LinearMethod):
     """
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Check what else the model does with the head, then as any linear layer."""
+        """Check the model's other uses of the head, then convert as for any linear layer."""
         check_ways(layer, self.prefix)
         super().process_weights_after_loading(layer)
 
     def tie_weights(self, layer: Any, embed_tokens: Any) -> NoReturn:
-        """Refuse: the model's code shares the embedding though its config does not say so."""
+        """Refuse: the model's code ties the embedding although its config does not."""
         del layer, embed_tokens
         raise tied(self.prefix)

@@ -1,4 +1,4 @@
-"""Loading of a quantised layer's tensors: each that arrives is checked, none may be missing."""
+"""Ledger of a quantised layer's tensors: checks every arrival, and completeness."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,14 +16,14 @@ _QKV = ("q", "k", "v")
 class LoadLedger:
     """Account of the tensors that one layer has received.
 
-    vLLM's parameters copy whatever they are given, converting its dtype and narrowing its shape,
-    and never say when nothing came: this stands in front of them.
+    vLLM's parameters copy any tensor, converting the dtype and narrowing the shape, and never
+    report a missing tensor: this ledger checks tensors before vLLM's loaders run.
 
     Args:
         layer: the layer.
-        prefix: its name.
-        num_shards: number of its shards.
-        rows_loader: loader of its matrices.
+        prefix: name of the layer.
+        num_shards: number of shards of the layer.
+        rows_loader: loader of the layer's matrices.
     """
 
     def __init__(self, layer: Any, prefix: str, num_shards: int, rows_loader: RowsLoader) -> None:
@@ -36,11 +36,11 @@ class LoadLedger:
     def loader(
         self, tensor: str, dtype: torch.dtype, columns_per: int | None, inner: Callable[..., None]
     ) -> Callable[..., None]:
-        """Make a weight loader that checks a tensor before handing it to vLLM's ``inner``.
+        """Make a weight loader that checks a tensor before it calls vLLM's ``inner``.
 
         Args:
-            tensor: its name on disk.
-            dtype: dtype that it must have.
+            tensor: name on disk.
+            dtype: required dtype.
             columns_per: weight columns per column of the tensor (2 for packed data, 16 for block
                 scales), None for a single number.
             inner: vLLM's own loader.
@@ -72,15 +72,15 @@ class LoadLedger:
                 )
 
     def forget(self) -> None:
-        """Expect everything anew, for a reload."""
+        """Expect every tensor again, for a reload."""
         self._received.clear()
 
     def sources(self, tensor: str, count: int) -> list[Source | str]:
-        """Tensors of the checkpoint that a tensor's shards came from, or their names here.
+        """Checkpoint tensors behind the shards of a tensor, or else the shards' names here.
 
         Args:
-            tensor: its name on disk.
-            count: number of shards that the layer has them laid out in.
+            tensor: name on disk.
+            count: number of shards in the layer's layout.
         """
         if len(self._rows) != count:
             return [self._name(tensor, None)] * count
@@ -91,7 +91,7 @@ class LoadLedger:
         return f"{self.prefix}.{tensor}" + ("" if shard_id is None else f" (shard {shard_id})")
 
     def _shards(self, shard_id: Any) -> list[Any]:
-        """Shards that a loader call fills: ``None`` stands for the layer as a whole."""
+        """Shards that a loader call fills: ``None`` stands for the whole layer."""
         if shard_id is None:
             return list(self._rows)
         return list(shard_id) if isinstance(shard_id, tuple) else [shard_id]
@@ -119,9 +119,9 @@ class LoadLedger:
             return
         rows = [self._rows.get(s) for s in self._shards(shard_id)]
         if any(r is None for r in rows):
-            return  # a layer class whose shards vLLM lays out in a way of its own
+            return  # a layer class with a shard layout of its own in vLLM
         columns = self._columns // columns_per
-        if self._rows_loader.is_replaced:  # by one that picks rows, of which there may be fewer
+        if self._rows_loader.is_replaced:  # the model's loader picks rows, perhaps fewer
             rows = [len(loaded)]
         expected = (sum(r for r in rows if r is not None), columns)
         if tuple(loaded.shape) != expected:
@@ -132,7 +132,7 @@ class LoadLedger:
 
 
 def full_rows(layer: Any, num_shards: int) -> dict[Any, int | None]:
-    """Rows of each shard before tensor parallelism, by the shard ids vLLM loads them under."""
+    """Rows of each shard before tensor parallelism, by vLLM's shard ids."""
     if hasattr(layer, "total_num_kv_heads"):
         kv_heads = layer.total_num_kv_heads
         rows = (
@@ -144,7 +144,7 @@ def full_rows(layer: Any, num_shards: int) -> dict[Any, int | None]:
             return dict(zip(_QKV, rows, strict=True))
     output_sizes = getattr(layer, "output_sizes", None)
     if output_sizes is None:
-        # A head's output is padded, its rows on disk are the vocabulary's.
+        # A head's output is padded; on disk it has one row per vocabulary entry.
         return {None: getattr(layer, "org_vocab_size", layer.output_size)}
     return dict(enumerate(output_sizes))
 

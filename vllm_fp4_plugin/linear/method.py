@@ -1,4 +1,4 @@
-"""Linear method of ``nvfp4-tc`` for checkpoints that are quantised already."""
+"""Linear method of ``nvfp4-tc`` for quantised checkpoints, with the base of all linear methods."""
 
 from typing import Any
 
@@ -44,20 +44,20 @@ from vllm_fp4_plugin.warmup import Norm
 
 
 class Nvfp4LinearBase(LinearMethodBase):
-    """Method of layers quantised on disk and of those quantised at load.
+    """Base of the methods for layers quantised on disk and layers quantised at load.
 
     Args:
-        startup: told of the layer's plan, and when its weights are in place.
-        options: the user's.
-        prefix: the layer's name.
-        activation: how its input is to be quantised.
-        terms: number of terms of its input that the user gave.
+        startup: notified of the layer's plan, and when its weights are in place.
+        options: options of the user.
+        prefix: name of the layer.
+        activation: quantization of the layer's input.
+        terms: number of terms that the user requested for the layer's input.
     """
 
-    # vLLM makes one method per layer, so what is decided for the layer is kept here.
+    # vLLM makes one method per layer, so decisions about the layer are stored here.
     plan: LinearPlan
-    reason: str = ""  # for the layer's kind
-    # Kernels of a fused gate and up projection that is run as two products after all.
+    reason: str = ""  # for the layer's scheme
+    # Kernels of a gate and up projection that is fused but runs as two GEMMs.
     apart: tuple[str, str | None] | None = None
 
     def __init__(
@@ -73,11 +73,11 @@ class Nvfp4LinearBase(LinearMethodBase):
         self.prefix = prefix
         self.activation: Activation = activation
         self.terms = terms
-        self._owners: list[Module] = []  # until the layer is settled, the nearest first
+        self._owners: list[Module] = []  # innermost first; until ``settle``
         self._settled = False
         self._consumer: Any = None  # layer that takes the result quantised
-        self._hands_on_part = False  # the norm after it adds up its result
-        self._feeds_reduction = False  # such a norm quantises for it
+        self._hands_on_part = False  # the next norm all-reduces the result
+        self._feeds_reduction = False  # such a norm quantises for this layer
 
     def make_plan(
         self,
@@ -86,7 +86,7 @@ class Nvfp4LinearBase(LinearMethodBase):
         output_partition_sizes: list[int],
         params_dtype: torch.dtype,
     ) -> LinearPlan:
-        """Check that the layer can be served, and plan it; ``settle`` has the last word."""
+        """Check that the layer can be served, and plan it; ``settle`` may change the plan."""
         completeness.check_load_format(get_current_vllm_config().load_config.load_format)
         if params_dtype not in A16_DTYPES:
             raise UnsupportedCheckpoint(
@@ -112,11 +112,11 @@ class Nvfp4LinearBase(LinearMethodBase):
         )
 
     def settle(self, layer: Any) -> None:
-        """Settle what depends on the modules around a layer, now that they are complete.
+        """Resolve the fusions that depend on modules around a layer, once these are complete.
 
-        Whether a gate and up projection is fused; whether the layer after it takes its result
-        quantised; whether the norm or the attention before a layer quantises for it; and whether
-        attention beside it rotates queries and keys.
+        Whether a gate and up projection is fused; whether the consuming layer takes a quantised
+        result; whether the norm or the attention before a layer quantises for it; and whether
+        attention beside the layer rotates queries and keys.
         """
         if self._settled:
             return
@@ -177,13 +177,13 @@ class Nvfp4LinearBase(LinearMethodBase):
         hash_kernels(config, held, plan.terms, self.options)
 
     def _hand_over(self, owner: Any, layer: Any) -> tuple[Any, str]:
-        """Layer that takes the result quantised, or None; and what the report says of it."""
+        """Layer that takes the result quantised, or None; and the note for the report."""
         found, against = fused_mlp.consumer_of(owner, layer)
         method = getattr(found, "quant_method", None)
         if found is None and self.plan.quantizer is not None:
             return None, f"result in 16 bits: {against}"
         if not isinstance(method, Nvfp4LinearBase) or method.plan.quantizer is None:
-            return None, ""  # it takes 16 bits
+            return None, ""  # takes 16-bit inputs
         name = method.prefix.rpartition(".")[2]
         if method.plan.activation != "static":
             return None, f"result in 16 bits: {name} has a scale per token"
@@ -202,11 +202,11 @@ class Nvfp4LinearBase(LinearMethodBase):
 
         Args:
             layer: the layer.
-            k: elements of its input on this rank.
-            sizes: output widths of its shards on this rank.
-            dtype: dtype of its input.
-            unfused: reason against fusing it, see ``fused_mlp.obstacle``.
-            handed_over: what is to be said of its result.
+            k: input elements per token on this rank.
+            sizes: output widths of the shards on this rank.
+            dtype: dtype of the input.
+            unfused: reason against fusion, see ``fused_mlp.obstacle``.
+            handed_over: note on the layer's result, for the report.
         """
         gate_up = unfused is None
         table = SILU_MUL_GEMM_KERNELS if gate_up else GEMM_KERNELS
@@ -219,7 +219,7 @@ class Nvfp4LinearBase(LinearMethodBase):
                 f"{self.prefix}: is quantised with its activations, but MLA needs its weight "
                 "alone; quantise the model with kv_b_proj excluded"
             )
-        longest = longest_row(words=BLOCK_SIZE // 2)  # of 16-bit elements
+        longest = longest_row(words=BLOCK_SIZE // 2)  # in 16-bit elements
         if kernel.arch != "cpu" and activation == "per-token" and k > longest:
             raise UnsupportedCheckpoint(
                 f"{self.prefix}: K is {k} on each rank, must be at most {longest} on {kernel.arch} "
@@ -258,7 +258,7 @@ class Nvfp4LinearBase(LinearMethodBase):
     def kernel_weight(
         self, data: Tensor, scales: Tensor, weight_global: Tensor, input_global: Tensor | None
     ) -> weights.KernelWeight:
-        """Bring the weight to the plan's kernel's layout; see ``weights.kernel_weight``."""
+        """Convert the weight to the layout of the planned kernel; see ``weights.kernel_weight``."""
         return weights.kernel_weight(
             data,
             scales,
@@ -270,17 +270,17 @@ class Nvfp4LinearBase(LinearMethodBase):
         )
 
     def hand_on_part(self, layer: Any) -> None:
-        """Have the layer return an ``Unreduced`` from now on, and vLLM not add it up."""
+        """Return an ``Unreduced`` (partial sum) from now on, and disable vLLM's all-reduce."""
         self._hands_on_part = True
         layer.reduce_results = False
 
     def keep_part(self, layer: Any) -> None:
-        """Have the layer's result added up over all ranks by vLLM again."""
+        """Enable vLLM's all-reduce of the layer's result again."""
         self._hands_on_part = False
         layer.reduce_results = True
 
     def install(self, layer: Any, weight: weights.KernelWeight) -> None:
-        """Give the layer the tensors its forward pass reads, or the norm before it."""
+        """Register the tensors that the layer's forward pass, or the norm before it, reads."""
         scale = weight.input_scale if self._feeds_reduction else None
         tensors = {
             "weight": weight.data,
@@ -298,7 +298,7 @@ class Nvfp4LinearBase(LinearMethodBase):
     def apply(
         self, layer: Any, x: Input, bias: Tensor | None = None
     ) -> "Tensor | Unreduced | fused_mlp.GateUp":
-        """Compute the layer's product, or this rank's part; of a fused projection, promise it."""
+        """Compute the layer's GEMM, or this rank's partial sum; return a promise if fused."""
         plan = self.plan
         if isinstance(x, QuantizedInput):
             came = f"NVFP4 of {x.terms} terms"
@@ -341,16 +341,16 @@ class Nvfp4LinearMethod(Nvfp4LinearBase):
     """Method of a linear layer whose checkpoint holds NVFP4 weights.
 
     Args:
-        startup: as for the base.
-        options: as for the base.
-        prefix: as for the base.
+        startup: see the base class.
+        options: see the base class.
+        prefix: see the base class.
         checkpoint: content of the checkpoint's config.
         weight_only: the checkpoint leaves the layer's activations in 16 bits.
-        reason: reason for its kind, for the report; may be empty.
-        terms: as for the base.
+        reason: reason for the scheme, for the report; may be empty.
+        terms: see the base class.
 
     Attributes:
-        optional_parameters: names of those that the checkpoint may leave out.
+        optional_parameters: names of parameters that the checkpoint may omit.
     """
 
     optional_parameters: tuple[str, ...] = ()
@@ -380,7 +380,7 @@ class Nvfp4LinearMethod(Nvfp4LinearBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Register the tensors as the checkpoint names them."""
+        """Register the tensors under the checkpoint's names."""
         k, rows = input_size_per_partition, list(output_partition_sizes)
         self.plan = self.make_plan(layer, k, rows, params_dtype)
         self.stored = StoredWeight(
@@ -390,9 +390,9 @@ class Nvfp4LinearMethod(Nvfp4LinearBase):
         self.optional_parameters = self.stored.optional
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Check what was loaded, permute the scales, fold the global ones; runs once per load."""
+        """Check the loaded tensors, permute scales and fold global scales; runs once per load."""
         if self.stored.is_taken(layer):
-            return  # done already
+            return  # converted already
         self.settle(layer)
         stored = self.stored.take(layer)
         try:
@@ -404,7 +404,7 @@ class Nvfp4LinearMethod(Nvfp4LinearBase):
 
 
 def settle(model: Module) -> None:
-    """Settle the layers of a model whose weights are not going to be loaded."""
+    """Resolve the fusions of a model whose weights are never loaded."""
     for layer in model.modules():
         method = getattr(layer, "quant_method", None)
         if isinstance(method, Nvfp4LinearBase):

@@ -1,7 +1,7 @@
-"""Qwen4Exp's table of n-grams, which vLLM reads by the class of the quantization config.
+"""N-gram table of Qwen4Exp, which vLLM reads according to the quantization config's class.
 
-Of a class that it does not know, such as ours, it takes the table for one in 16 bits, unless the
-model's config says its dtype: vLLM 0.33 with a warning, 0.32 not at all.
+For an unknown class, such as ours, vLLM assumes a 16-bit table, unless the model's config states a
+dtype: vLLM 0.33 with a warning, 0.32 silently.
 """
 
 import re
@@ -18,10 +18,10 @@ _FIELD = "ple_embedding_dtype"
 
 
 def check(headers: Mapping[str, TensorHeader], hf_config: Any) -> None:
-    """Raise unless the table is in 16 bits, or the model's config says in what.
+    """Raise unless the table is in 16 bits, or the model's config states its dtype.
 
     Raises:
-        UnsupportedCheckpoint: vLLM would take its codes for values.
+        UnsupportedCheckpoint: vLLM would read quantised codes as 16-bit values.
     """
     configs = (hf_config, getattr(hf_config, "text_config", None))
     names = [name for each in configs for name in getattr(each, "architectures", None) or ()]

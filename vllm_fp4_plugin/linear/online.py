@@ -1,4 +1,4 @@
-"""Linear method of ``nvfp4-tc`` for 16-bit checkpoints, quantised while they are loaded."""
+"""Linear method of ``nvfp4-tc`` for 16-bit checkpoints, quantised at load."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ _REMEDY = "mend that outlier, or leave the layer unquantised with nvfp4_tc.ignor
 
 @register_weight_loader_v2_supported_method
 class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
-    """Method of a linear layer whose 16-bit weight is quantised as soon as it is complete.
+    """Method of a linear layer whose 16-bit weight is quantised once it is complete.
 
     The weight starts on the meta device and exists in 16 bits for one layer at a time, so loading
     peaks at the quantised model plus one layer.
@@ -71,13 +71,13 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
             weight_loader=rows.load,
         )
         layer.register_parameter("weight", weight)
-        if torch.get_default_device().type != "meta":  # or there will be no values to process
+        if torch.get_default_device().type != "meta":  # on meta, no values to process
             initialize_online_processing(layer)
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Quantise each shard with a global scale of its own, then as for any checkpoint."""
+        """Quantise each shard with its own global scale, then convert as for any checkpoint."""
         if layer.weight.dtype == torch.uint8:
-            return  # done already
+            return  # converted already
         self.settle(layer)
         self._check_complete(layer)
         shards = layer.weight.data.split(self.plan.shard_sizes)
@@ -89,12 +89,12 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
         self.startup.loaded(self.prefix, layer.weight.device)
 
     def _check_complete(self, layer: Any) -> None:
-        """Raise unless as many elements were loaded as the weight has.
+        """Raise unless the number of loaded elements matches the weight.
 
-        Else vLLM hands over what the allocator left there; in a reload from elsewhere than the
-        disk too, which ``completeness`` does not see.
+        Otherwise vLLM would pass uninitialised memory, also in a reload from a source other than
+        the disk, which ``completeness`` does not see.
         """
-        # vLLM counts a bias only if it comes after a weight, and any shard has more than those.
+        # vLLM counts a bias only after a weight, and any shard has more elements than a bias.
         info, needed = get_layerwise_info(layer), layer.weight.numel()
         if info.can_load() and info.load_numel < needed and not self.dummy:
             raise UnsupportedCheckpoint(
@@ -103,7 +103,7 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
             )
 
     def _names(self, layer: Any, count: int) -> list[Source | str]:
-        """Tensors of the checkpoint that the shards came from, or the layer's name for them."""
+        """Checkpoint tensors behind the shards, or else the shards' names here."""
         whole, shards = self._rows.sources.get(None), list(full_rows(layer, count))
         if whole is not None:
             return [whole] * count
@@ -118,7 +118,7 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
     def _quantize(self, layer: Any, shard: Tensor, name: Source | str) -> Nvfp4Tensor:
         amax = shard.abs().amax().float()
         if layer.tp_size > 1:
-            # Every rank holds a part of this shard; its scale is that of the whole.
+            # Every rank holds a part of this shard; the scale is that of the whole shard.
             torch.distributed.all_reduce(
                 amax, op=torch.distributed.ReduceOp.MAX, group=get_tp_group().device_group
             )
@@ -128,22 +128,22 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
 def quantize(
     name: Source | str, weight: Tensor, amax: Tensor, rule: ScaleRule, activation: Activation
 ) -> Nvfp4Tensor:
-    """Quantise a weight, or this rank's part of it, as it was loaded.
+    """Quantise a weight, or this rank's part of a weight.
 
     Args:
-        name: what it is called in messages.
+        name: name of the weight in messages.
         weight: 16-bit ``(N, K)``.
         amax: float32 ``()``, the whole weight's largest magnitude.
-        rule: how block scales are chosen.
-        activation: how its input is quantised.
+        rule: rule for block scales.
+        activation: quantization of the layer's input.
 
     Raises:
-        UnsupportedCheckpoint: it is not finite, or NVFP4 would not hold its values.
+        UnsupportedCheckpoint: a value is not finite, or NVFP4 cannot represent the weight.
     """
     global_scale = global_scale_of(amax)
     try:
         quantised = quantize_with_rule(weight, rule, global_scale=global_scale)
-    except InvalidArgument as error:  # this part is not finite, or another rank's
+    except InvalidArgument as error:  # on this rank or another
         raise UnsupportedCheckpoint(
             f"{name}: holds NaN or infinity as {dtype_name(weight.dtype)}, must be finite; serve "
             "with a --dtype that holds the checkpoint's values, or mend the checkpoint"

@@ -1,8 +1,8 @@
-"""Parameters whose loaders a model may replace without getting round what ours check.
+"""Parameters whose loaders a model may replace without bypassing our checks.
 
-vLLM's Mamba mixers do where tensor parallelism does not divide the groups, which every rank then
-holds a copy of: they give ``weight``, ``weight_scale`` and ``input_scale`` of their input
-projection a loader that picks rows.
+vLLM's Mamba mixers do so where tensor parallelism does not divide the groups, so that every rank
+holds a copy: ``weight``, ``weight_scale`` and ``input_scale`` of the input projection get a loader
+that picks rows.
 """
 
 import inspect
@@ -18,14 +18,14 @@ Loader = Callable[..., None]
 
 
 class RowsLoader:
-    """Loader of the matrices of a layer: vLLM's, or the one that a model puts in its place.
+    """Loader of a layer's matrices: vLLM's, or a replacement set by the model.
 
     Args:
-        inner: vLLM's.
+        inner: loader of vLLM.
 
     Attributes:
-        is_replaced: whether a model has put another in its place.
-        sources: tensors of the checkpoint that came last, by the ids of shards.
+        is_replaced: whether a model has replaced the loader.
+        sources: latest tensors of the checkpoint, by shard id.
     """
 
     def __init__(self, inner: Loader) -> None:
@@ -34,7 +34,7 @@ class RowsLoader:
         self.sources: dict[Any, Source] = {}
 
     def replace(self, inner: Loader) -> None:
-        """Load every matrix with ``inner`` from now on, whichever of them it was meant for."""
+        """Load every matrix of the layer with ``inner`` from now on."""
         self._inner = inner
         self.is_replaced = True
 
@@ -42,7 +42,7 @@ class RowsLoader:
     def load(self, param: Tensor, loaded_weight: Tensor, loaded_shard_id: Any = None) -> None:
         """Load a tensor into a parameter."""
         source = source_of(loaded_weight)
-        if source is not None:  # vLLM may load what it has put off once all have come
+        if source is not None:  # vLLM may call this late, once all tensors have come
             self.sources[loaded_shard_id] = source
         if loaded_shard_id is None:
             self._inner(param, loaded_weight)
@@ -51,11 +51,11 @@ class RowsLoader:
 
 
 class RowsParameter(ModelWeightParameter):
-    """Matrix ``(N, …)`` of a layer; a loader that a model gives it picks rows for it.
+    """Matrix ``(N, …)`` of a layer; a model may set a loader that picks rows.
 
     Args:
-        rows: loader that ``weight_loader`` leads to.
-        weight_loader: loader to begin with.
+        rows: loader that ``weight_loader`` calls.
+        weight_loader: initial loader.
     """
 
     def __init__(self, *, rows: RowsLoader, weight_loader: Loader, **others: Any) -> None:
@@ -65,20 +65,20 @@ class RowsParameter(ModelWeightParameter):
 
     @property
     def weight_loader(self) -> Loader:
-        """Loader that checks a tensor, and has it loaded."""
+        """Loader that checks a tensor, then loads it."""
         loader: Loader = super().weight_loader
         return loader
 
     @weight_loader.setter
     def weight_loader(self, value: Loader) -> None:
         if _leads_to(value, self._own):
-            self._weight_loader = value  # vLLM's reload wraps it, and unwraps it again
+            self._weight_loader = value  # vLLM's reload wraps the loader, and unwraps it later
         else:
             self._rows.replace(value)
 
 
 class NumberParameter(PerTensorScaleParameter):
-    """Numbers ``(S,)``, one per shard, the same on every rank, whoever picks the rows."""
+    """Numbers ``(S,)``, one per shard, the same on every rank, under any row loader."""
 
     def __init__(self, *, weight_loader: Loader, **others: Any) -> None:
         super().__init__(weight_loader=weight_loader, **others)
@@ -86,7 +86,7 @@ class NumberParameter(PerTensorScaleParameter):
 
     @property
     def weight_loader(self) -> Loader:
-        """Loader that checks a number, and has it loaded."""
+        """Loader that checks a number, then loads it."""
         loader: Loader = super().weight_loader
         return loader
 
@@ -97,5 +97,5 @@ class NumberParameter(PerTensorScaleParameter):
 
 
 def _leads_to(loader: Loader, own: Loader) -> bool:
-    """Whether a loader is ours, or wraps it."""
+    """Whether a loader is ``own``, or a wrapper of ``own``."""
     return inspect.unwrap(loader) == inspect.unwrap(own)

@@ -1,4 +1,4 @@
-"""Weight of a layer as an NVFP4 checkpoint stores it: registered, received, checked, taken out."""
+"""Weight of a layer in the form of an NVFP4 checkpoint, from registration to conversion."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ class Stored(NamedTuple):
         data: uint8 ``(N, K/2)``.
         scales: float8_e4m3fn ``(N, K/16)``, linear.
         weight_global: float32 ``(S,)``, factors, one per shard.
-        input_global: likewise; None where it is not used.
+        input_global: float32 ``(S,)``, factors, one per shard; None if unused.
     """
 
     data: Tensor
@@ -31,16 +31,16 @@ class Stored(NamedTuple):
 
 
 class StoredWeight:
-    """Parameters of a layer under their names in the checkpoint, until they have been loaded.
+    """Parameters of a layer under checkpoint names, until the load is complete.
 
     Args:
-        layer: that the parameters belong to.
-        prefix: its name.
+        layer: owner of the parameters.
+        prefix: name of the layer.
         checkpoint: content of the checkpoint's config.
         shards: rows of each shard on this rank.
         k: elements of a row on this rank.
-        vllm_loader: vLLM's own loader of a parameter.
-        static: the input has calibrated scales, which are used.
+        vllm_loader: vLLM's loader of a parameter.
+        static: calibrated input scales are used.
     """
 
     def __init__(
@@ -72,30 +72,30 @@ class StoredWeight:
 
         def globals_(name: str) -> None:
             loader = ledger.loader(name, torch.float32, None, vllm_loader)
-            # NaN, so that a shard that was never loaded cannot pass for a scale.
+            # NaN, so that an unloaded shard cannot pass for a scale.
             data = torch.full((len(shards),), float("nan"), dtype=torch.float32)
             layer.register_parameter(name, NumberParameter(data=data, weight_loader=loader))
 
         matrix(names.weight, torch.uint8, 2)
         matrix(names.block_scale, torch.float8_e4m3fn, BLOCK_SIZE)
         globals_(names.weight_global)
-        # A checkpoint may carry input scales that are not used; they are read nevertheless.
+        # A checkpoint may contain unused input scales; they are read nevertheless.
         globals_(names.input_global)
 
     @property
     def optional(self) -> tuple[str, ...]:
-        """Names of the parameters that the checkpoint may leave out."""
+        """Names of parameters that the checkpoint may omit."""
         return () if self._static else (self._checkpoint.names.input_global,)
 
     def is_taken(self, layer: Any) -> bool:
-        """Whether the layer's parameters have been taken out."""
+        """Whether the parameters have been removed from the layer."""
         return not hasattr(layer, self._checkpoint.names.weight_global)
 
     def take(self, layer: Any) -> Stored:
-        """Check what was loaded, and take the parameters out of the layer.
+        """Check the loaded tensors, and remove the parameters from the layer.
 
         Raises:
-            UnsupportedCheckpoint: something is missing, or a scale is none.
+            UnsupportedCheckpoint: a tensor is missing, or a scale is invalid.
         """
         names = self._checkpoint.names
         order = (names.weight, names.block_scale, names.weight_global, names.input_global)
@@ -118,7 +118,7 @@ class StoredWeight:
         return stored
 
     def _check_block_scales(self, scales: Tensor, data: Tensor) -> None:
-        """Raise for a shard whose block scales are none."""
+        """Raise for a shard with invalid block scales."""
         if kernel_weight.are_block_scales(scales, data):
             return
         sources = self._ledger.sources(self._checkpoint.names.block_scale, len(self._shards))
@@ -127,7 +127,7 @@ class StoredWeight:
             kernel_weight.check_block_scales(source, *shard)
 
     def _factors(self, name: str, stored: Tensor) -> Tensor:
-        """Global scales as factors, whichever way the checkpoint stores them."""
+        """Global scales as factors, from factors or divisors in the checkpoint."""
         if not kernel_weight.are_globals(stored):
             sources = self._ledger.sources(name, len(stored))
             for source, value in zip(sources, stored, strict=True):
@@ -136,7 +136,7 @@ class StoredWeight:
 
 
 def _fill_dummy(data: Tensor, scales: Tensor, weight_global: Tensor, input_global: Tensor) -> None:
-    """Fill tensors for ``--load-format dummy``, whose own random values are no valid scales."""
+    """Fill tensors for ``--load-format dummy``, whose random values are no valid scales."""
     data.random_(0, 256)
     scales.copy_(torch.ones_like(scales, dtype=torch.float32))
     weight_global.fill_(1.0 / GLOBAL_RANGE)

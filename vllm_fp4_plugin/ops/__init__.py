@@ -1,1 +1,1 @@
-"""Custom ops that compiled graphs hold: flat arguments, one dispatch to the kernel each."""
+"""Custom ops in compiled graphs: flat arguments, one dispatch to the kernel each."""

@@ -1,6 +1,6 @@
-"""Custom op that adds up all ranks' parts, adds the residual, normalises and quantises.
+"""Custom op that all-reduces partial sums, adds the residual, normalises and quantises.
 
-What runs inside depends on the number of tokens, which ``torch.compile`` must not specialise on.
+The implementation depends on the number of tokens, which ``torch.compile`` must not specialise on.
 """
 
 import torch
@@ -29,24 +29,25 @@ def _run(
     tokens: int,
     width: int,
 ) -> tuple[Tensor, Tensor]:
-    """Compute ``add_rms_norm_quantize`` of the sum of all ranks' parts.
+    """Compute ``add_rms_norm_quantize`` of the all-reduced partial sums.
 
     Args:
-        partial: 16-bit ``(M, K)``, contiguous: this rank's part; becomes the new residual.
+        partial: 16-bit ``(M, K)``, contiguous: this rank's partial sum; overwritten by the new
+            residual.
         residual: as ``partial``.
         weight: ``(K,)``.
-        eps: of the norm.
-        global_scale: float32 ``()``, the factor that multiplies the values.
-        reciprocal: its reciprocal, as flashinfer takes it.
-        terms: how many NVFP4 values add up to each.
+        eps: epsilon of the norm.
+        global_scale: float32 ``()``, factor of the quantised values.
+        reciprocal: reciprocal of ``global_scale``, for flashinfer.
+        terms: NVFP4 values summed for each element.
         kernel: target of ``add_rms_norm_quantize``.
-        tokens: up to which flashinfer's op does it all; 0: never.
-        width: elements of a token that flashinfer's workspace has room for.
+        tokens: most tokens for flashinfer's fused op; 0: never used.
+        width: capacity of flashinfer's workspace in elements per token.
 
     Returns:
         ``data`` and ``scales``, see ``nvfp4_kernels.rms_norm_quantize``.
     """
-    # Asked for even by a step of too many, as the first may be.
+    # Also called for steps with too many tokens, as the first step may be one.
     served = flashinfer_all_reduce.usable_tokens(partial, tokens, width) if tokens else 0
     if 0 < len(partial) <= served:
         data, scales = new_operand(partial, partial.shape[1], terms)
@@ -67,7 +68,7 @@ def _normalise(
     sums: Tensor,
     kernel: str,
 ) -> tuple[Tensor, Tensor]:
-    """Add the residual, which goes to ``sums``, normalise and quantise."""
+    """Add the residual in place into ``sums``, normalise and quantise."""
     data, scales, _ = function(kernel)(
         readable(total), readable(residual), weight, eps, global_scale, terms, sums
     )

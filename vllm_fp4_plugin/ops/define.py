@@ -1,4 +1,4 @@
-"""Definition of the plugin's custom ops, and how their bodies find kernels and read inputs."""
+"""Definition of the plugin's custom ops, and helpers to find kernels and read inputs."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -11,17 +11,17 @@ from torch.library import Library
 from nvfp4_kernels.runtime.launch_cache import Prepared
 from nvfp4_kernels.runtime.recording import is_listened_to
 
-ALIGNMENT = 32  # bytes: the most that a kernel's thread loads of an input at once
+ALIGNMENT = 32  # bytes: widest load of an input by a kernel's thread
 
 
 def function(target: str) -> Callable[..., Any]:
-    """Function of a ``Kernel.target``, ``"module:function"``, as its module has it now."""
+    """Look up the function of a ``Kernel.target``, ``"module:function"``, at call time."""
     module, _, name = target.partition(":")
     return getattr(import_module(module), name)
 
 
 def readable(x: Tensor) -> Tensor:
-    """Return ``x`` as kernels read it: a copy if it is columns of a wider matrix, as MLA's are."""
+    """Return ``x`` aligned and contiguous: a copy for columns of a wider matrix, as in MLA."""
     if x.is_contiguous() and x.data_ptr() % ALIGNMENT == 0:
         return x
     return x.clone(memory_format=torch.contiguous_format)
@@ -33,17 +33,18 @@ def define(
     """Define an op of ``nvfp4_tc``.
 
     Args:
-        library: that keeps it.
-        name: the op's.
-        schema: its arguments, the first one a tensor.
-        function: on any device; its calls are prepared, see ``nvfp4_kernels.runtime.launch_cache``.
-        returns: its results.
+        library: library that owns the op.
+        name: name of the op.
+        schema: arguments, the first one a tensor.
+        function: implementation on any device; launches are cached, see
+            ``nvfp4_kernels.runtime.launch_cache``.
+        returns: schema of the results.
 
     Returns:
-        The op as the plugin calls it: without torch's dispatcher where nobody listens.
+        Callable that bypasses torch's dispatcher unless a compiler or dispatch mode observes ops.
     """
     prepared = Prepared(function)
-    # Kernels launch on whatever device their tensors are on, so one registration serves all.
+    # Kernels launch on the device of their tensors, so one registration serves all devices.
     library.define(f"{name}({schema}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
     library.impl(name, prepared, "CompositeExplicitAutograd")
     op = getattr(torch.ops.nvfp4_tc, name).default

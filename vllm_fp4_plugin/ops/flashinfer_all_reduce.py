@@ -1,8 +1,8 @@
-"""FlashInfer's all-reduce with addition, RMSNorm and NVFP4 in one launch, by vLLM's own wrapper.
+"""FlashInfer's fused all-reduce, residual addition, RMSNorm and NVFP4, by vLLM's wrapper.
 
-Nothing here has run on a GPU: how the wrapper is called is held against its signature, and its
-layouts against what vLLM's own pattern gives it. FlashInfer leaves scales of padding rows as they
-are, on which no result depends, and scales of padding columns, which is why rows have none.
+This code has never run on a GPU: the call is checked against the wrapper's signature, and its
+layouts against vLLM's own pattern. FlashInfer does not write scales of padding rows, on which no
+result depends, nor of padding columns, which is why rows must have none.
 """
 
 from bisect import bisect_left
@@ -19,21 +19,21 @@ from vllm.logger import init_logger
 
 logger = init_logger("vllm.nvfp4_tc")
 
-EPSILONS = (1e-5, 1e-6)  # that vLLM's patterns call it with
-ATOM = 64  # elements of a row whose scales lie together
+EPSILONS = (1e-5, 1e-6)  # epsilons in vLLM's patterns
+ATOM = 64  # elements of a row whose scales are contiguous
 
-_usable: list[int] = []  # tokens that the workspace serves; empty until the op has run once
+_usable: list[int] = []  # token capacity of the workspace; empty until the first run
 
 
 def _wrapper() -> Any:
-    """VLLM's module, which asks a GPU's platform what there is."""
+    """Import vLLM's module; late, as it queries the GPU's platform."""
     from vllm.compilation.passes.fusion import allreduce_rms_fusion
 
     return allreduce_rms_fusion
 
 
 def widest(vllm_config: Any) -> int:
-    """Elements of a row of the workspace, which target and draft model share, as vLLM has it."""
+    """Row width of the workspace in elements: the maximum over target and draft, as in vLLM."""
     configs = [vllm_config.model_config]
     if vllm_config.speculative_config is not None:
         configs.append(vllm_config.speculative_config.draft_model_config)
@@ -43,17 +43,17 @@ def widest(vllm_config: Any) -> int:
 def most_tokens(
     vllm_config: Any, family: str, terms: int, norm: Any, dtype: torch.dtype
 ) -> tuple[int, str]:
-    """Tokens up to which the op is used for a norm.
+    """Most tokens for which the fused op serves a norm.
 
     Args:
-        vllm_config: the engine's.
-        family: of devices that the norm's own kernel is for.
-        terms: how many NVFP4 values add up to each of the norm's.
+        vllm_config: config of the engine.
+        family: device family of the norm's own kernel.
+        terms: NVFP4 values summed for each element of the norm's result.
         norm: the RMSNorm.
-        dtype: dtype of what is added up.
+        dtype: dtype of the partial sums.
 
     Returns:
-        The tokens, 0 for never; and if never, the reason.
+        Number of tokens, and the reason if the number is 0.
     """
     reasons = {
         f"none on {family}": family != "sm_100",
@@ -76,14 +76,14 @@ def most_tokens(
 
 
 def usable_tokens(x: Tensor, tokens: int, width: int) -> int:
-    """Tokens up to which the workspace serves; the first call makes it, on all ranks together.
+    """Token capacity of the workspace; the first call allocates it, on all ranks together.
 
-    That is one of the profile run, before graphs are captured.
+    The first call is in the profile run, before graph capture.
 
     Args:
-        x: what is added up.
-        tokens: that there should be room for.
-        width: elements of a token that there should be room for.
+        x: partial sum of this rank.
+        tokens: requested number of tokens.
+        width: requested elements per token.
     """
     if not _usable:
         _usable.append(_make_workspace(x, tokens, width))
@@ -117,10 +117,10 @@ def _make_workspace(x: Tensor, tokens: int, width: int) -> int:
             tp_size=ranks, num_tokens=count, hidden_dim=width, dtype=x.dtype
         )
 
-    # It may hold several buffers in turn, so that each has room for fewer.
+    # The workspace may rotate several buffers, so that each holds fewer tokens.
     counts = range(1, tokens + 1)
     served = 0 if workspace is None else bisect_left(counts, True, key=is_too_many)
-    # One rank alone would wait for the others for ever.
+    # Ranks must agree: a rank that calls the op alone would wait forever.
     agreed = torch.tensor(served)
     torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MIN, group=group)
     return int(agreed)
@@ -136,15 +136,15 @@ def run(
     data: Tensor,
     scales: Tensor,
 ) -> None:
-    """Add up the parts, add the residual, normalise, and quantise.
+    """All-reduce the partial sums, add the residual, normalise, and quantise.
 
     Args:
-        partial: 16-bit ``(M, K)``, this rank's part; becomes the new residual.
-        residual: as ``partial``; stays as it is.
+        partial: 16-bit ``(M, K)``, this rank's partial sum; overwritten by the new residual.
+        residual: as ``partial``; not modified.
         weight: of ``partial``'s dtype ``(K,)``.
-        eps: of the norm.
-        reciprocal: float32 ``()``, that of the factor which multiplies the values.
-        tokens: that the workspace has room for.
+        eps: epsilon of the norm.
+        reciprocal: float32 ``()``, reciprocal of the factor of the quantised values.
+        tokens: token capacity of the workspace.
         data: uint8 ``(M, K/2)``, to write.
         scales: float8_e4m3fn, blocked layout, to write.
     """
@@ -157,7 +157,8 @@ def run(
         rms_gamma=weight,
         rms_eps=eps,
         pattern_code=patterns.kARResidualRMSNormFP4Quant,
-        # With it, the new residual goes to allreduce_in; without it, over the old one.
+        # With norm_out, the new residual goes to allreduce_in; without, it overwrites the old
+        # residual.
         norm_out=torch.empty_like(partial),
         quant_out=data,
         scale_out=scales.view(-1, partial.shape[1] // 16),

@@ -1,10 +1,10 @@
-"""Custom ops of a linear layer's forward pass: one dispatch from its input to its result.
+"""Custom ops of a linear layer: a single dispatch from the input to the result.
 
-Inputs come in 16 bits or, from an op before, quantised; results are of 16 bits or, for the layer
-after, quantised. Each op calls the kernels that the layer's plan chose, by name, and checks
-nothing: weights were checked when they were loaded, and ``Nvfp4LinearBase.apply`` checks the
-input's dtype and width. All of it is one op, as which tile a kernel gets depends on the number of
-tokens, which ``torch.compile`` must not specialise on.
+Inputs are 16-bit tensors or already quantised; results are 16-bit or quantised for the next layer.
+Each op calls the kernels that the layer's plan names, and checks nothing: weights were checked at
+load, and ``Nvfp4LinearBase.apply`` checks the input's dtype and width. The whole pass is one op
+because the kernel's tile depends on the number of tokens, which ``torch.compile`` must not
+specialise on.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from torch.library import Library, register_fake
 from nvfp4_kernels.gemm.arguments import quantized_result
 from vllm_fp4_plugin.ops.define import define, function, readable
 
-# Of its own, not torch.library.custom_op, whose wrappers take as long as a dispatch.
+# An op library, not torch.library.custom_op, whose wrappers cost as much as a dispatch.
 _LIBRARY = Library("nvfp4_tc", "FRAGMENT")
 
 
@@ -41,12 +41,12 @@ def _operand(
 
 
 def _result_shape(x: Tensor, x_scales: Tensor | None, n: int) -> tuple[int, ...]:
-    """Shape of a 16-bit result of ``n`` columns: of a quantised input there are tokens alone."""
+    """Shape of a 16-bit result with ``n`` columns; 2-D for a quantised input."""
     return (*x.shape[:-1], n) if x_scales is None else (x.shape[-2], n)
 
 
 def _of_terms(quantizer: str | None, terms: int) -> tuple[int, ...]:
-    """Last argument of a product's kernel; those of 16-bit activations know of no terms."""
+    """Last argument of a GEMM kernel; kernels of 16-bit activations take no terms."""
     return () if quantizer is None else (terms,)
 
 
@@ -68,23 +68,23 @@ def _linear(
     """Compute ``x · weightᵀ + bias`` in NVFP4.
 
     Args:
-        x: bfloat16 or float16 ``(..., K)``; or data of a ``QuantizedInput``.
-        x_scales: of a ``QuantizedInput``; None: x is in 16 bits.
-        row_scale: of a ``QuantizedInput``, or None.
-        weight: uint8 ``(N, K/2)``, or the data of its fragments.
-        weight_scale: float8_e4m3fn, blocked layout, or uint8, that of fragments.
-        alpha: float32 ``(S,)``, one factor per shard; includes ``input_scale`` where there is one.
-        shard_sizes: the shards' widths, S numbers adding up to N.
+        x: bfloat16 or float16 ``(..., K)``, or the data of a ``QuantizedInput``.
+        x_scales: block scales of a ``QuantizedInput``; None: x is in 16 bits.
+        row_scale: row scale of a ``QuantizedInput``, or None.
+        weight: uint8 ``(N, K/2)``, or the data in fragment layout.
+        weight_scale: float8_e4m3fn, blocked layout, or uint8, fragment layout.
+        alpha: float32 ``(S,)``, one factor per shard; includes ``input_scale`` if given.
+        shard_sizes: widths of the shards, S numbers adding up to N.
         input_scale: float32 ``()``, calibrated; None: a scale per token, or 16-bit activations.
         bias: ``(N,)`` or None.
         kernel: target of a kernel of ``gemm``, see ``nvfp4_kernels.dispatch.Kernel``.
-        quantizer: target of a kernel of ``quantize``, or of ``quantize_per_token`` where there is
-            no ``input_scale``; None: activations stay in 16 bits.
-        terms: how many NVFP4 values add up to each of x.
-        dtype: of the result; x's, where that is in 16 bits.
+        quantizer: target of a kernel of ``quantize``, or of ``quantize_per_token`` without an
+            ``input_scale``; None: activations stay in 16 bits.
+        terms: NVFP4 values summed for each element of x.
+        dtype: dtype of the result; equals x's if x is in 16 bits.
 
     Returns:
-        ``(..., N)`` of ``dtype``; of a quantised input ``(M, N)``.
+        ``(..., N)`` of ``dtype``; ``(M, N)`` for a quantised input.
     """
     a, a_scales, row_scale = _operand(x, x_scales, row_scale, input_scale, quantizer, terms)
     out = function(kernel)(
@@ -111,15 +111,13 @@ def _silu_mul_linear(
     """Compute ``silu(x · gateᵀ) · (x · upᵀ)`` in NVFP4.
 
     Args:
-        x: as for ``linear``, as the next two.
-        x_scales: of a ``QuantizedInput``.
-        row_scale: of a ``QuantizedInput``.
-        weight: uint8 ``(2, N, K/2)``, gate and up projection, or ``(2, …)`` the data of their
-            fragments.
-        weight_scale: float8_e4m3fn ``(2, …)``, the blocked layout of each, or uint8, that of
-            fragments.
+        x: see ``linear``; likewise ``x_scales`` and ``row_scale``.
+        x_scales: block scales of a ``QuantizedInput``.
+        row_scale: row scale of a ``QuantizedInput``.
+        weight: uint8 ``(2, N, K/2)``, gate and up projection, or ``(2, …)`` in fragment layout.
+        weight_scale: float8_e4m3fn ``(2, …)``, blocked layout of each, or uint8, fragment layout.
         alpha: float32 ``(2,)``.
-        n: N, which fragments pad.
+        n: N without the padding of the fragment layout.
         input_scale: as for ``linear``.
         kernel: target of a kernel of ``silu_mul_gemm``.
         quantizer: as for ``linear``.
@@ -127,7 +125,7 @@ def _silu_mul_linear(
         dtype: as for ``linear``.
 
     Returns:
-        ``(..., N)`` of ``dtype``; of a quantised input ``(M, N)``.
+        ``(..., N)`` of ``dtype``; ``(M, N)`` for a quantised input.
     """
     a, a_scales, row_scale = _operand(x, x_scales, row_scale, input_scale, quantizer, terms)
     out, _ = function(kernel)(
@@ -152,22 +150,22 @@ def _silu_mul_linear_quantized(
     out_scale: Tensor,
     out_terms: int,
 ) -> tuple[Tensor, Tensor]:
-    """Compute ``silu_mul_linear``'s result as the next layer's ``QuantizedInput``.
+    """Compute ``silu_mul_linear`` with a result quantised for the next layer.
 
     Args:
-        x: as for ``silu_mul_linear``, as all others but the last two.
-        x_scales: of a ``QuantizedInput``.
-        row_scale: of a ``QuantizedInput``.
+        x: see ``silu_mul_linear``; likewise all arguments but the last two.
+        x_scales: block scales of a ``QuantizedInput``.
+        row_scale: row scale of a ``QuantizedInput``.
         weight: gate and up projection.
-        weight_scale: of each.
-        alpha: of each.
+        weight_scale: block scales of each projection.
+        alpha: alpha of each projection.
         n: N.
-        input_scale: calibrated, or None.
-        kernel: target of the product's kernel.
-        quantizer: target of the input's, or None.
-        terms: of the input.
-        out_scale: float32 ``()``, the next layer's input scale.
-        out_terms: how many NVFP4 values add up to each of the result's.
+        input_scale: calibrated scale, or None.
+        kernel: target of the GEMM kernel.
+        quantizer: target of the kernel that quantises the input, or None.
+        terms: terms of the input.
+        out_scale: float32 ``()``, input scale of the next layer.
+        out_terms: NVFP4 values summed for each element of the result.
 
     Returns:
         Data and block scales.

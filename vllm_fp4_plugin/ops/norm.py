@@ -1,4 +1,4 @@
-"""Custom ops of norms that quantise for the layer they feed: flat, as those of ``ops.linear``."""
+"""Custom ops of norms that quantise for the next layer: flat arguments, as in ``ops.linear``."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,15 +15,16 @@ Op = Callable[..., tuple[Tensor, ...]]
 
 
 def norm_op(kernel: str) -> Op:
-    """Op that calls a kernel of ``rms_norm_quantize`` or of its siblings.
+    """Make the op that calls a kernel of ``rms_norm_quantize`` or of a sibling function.
 
     Args:
-        kernel: the sibling's name, which is the op's.
+        kernel: name of the function, and of the op.
 
     Returns:
-        Op of ``x`` ``(M, K)``, the ``residual`` of its shape where there is one, ``weight``
-        ``(K,)``, ``eps``, ``global_scale`` ``()`` where it is not per token, ``terms`` and the
-        kernel's target; it returns what the sibling does, see ``nvfp4_kernels.rms_norm_quantize``.
+        Op of ``x`` ``(M, K)``, ``residual`` ``(M, K)`` if the function takes one, ``weight``
+        ``(K,)``, ``eps``, ``global_scale`` ``()`` unless scales are per token, ``terms`` and the
+        kernel's target. The results are those of the function, see
+        ``nvfp4_kernels.rms_norm_quantize``.
     """
     return _OPS[kernel]
 

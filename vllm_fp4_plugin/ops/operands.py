@@ -1,10 +1,10 @@
-"""Hand-over of a quantised input, from the op that quantised it to the layer that multiplies it.
+"""Quantised activations and partial sums that an op passes to the next layer or norm.
 
-vLLM's parallel linear layers pass what they are called with straight to their quantization method,
-so that an op before one of ours may return its result as NVFP4, with the layer's own scale, in
-place of a tensor. A row-parallel layer may likewise return its rank's part of a sum for a norm to
-add up. What is handed over and to whom is settled once the model is built, by modules whose forward
-passes were read: see ``fusion.forward_analysis``.
+vLLM's parallel linear layers pass their input straight to their quantization method, so an op
+before one of our layers may return NVFP4 with the layer's own scale, in place of a tensor. Likewise
+a row-parallel layer may return its rank's partial sum for a norm to all-reduce. Producer and
+consumer of each are resolved once the model is built, by escape analysis of forward passes: see
+``fusion.forward_analysis``.
 """
 
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class QuantizedInput:
-    """Input of a linear layer in NVFP4, as a product's kernel reads it.
+    """Input of a linear layer in NVFP4, in the layout of a GEMM kernel.
 
     Attributes:
-        data: uint8 ``(M, K/2)``, or ``(terms, M, K/2)`` of more than one term.
+        data: uint8 ``(M, K/2)``, or ``(terms, M, K/2)`` for several terms.
         scales: float8_e4m3fn, blocked layout, as ``nvfp4_kernels.quantize`` returns it.
-        row_scale: float32 ``(M,)``; None where the layer's own scale was used.
-        shape: of the 16-bit tensor that this stands for, ``(..., K)``, M tokens.
-        dtype: its dtype, which is that of the layer's result.
-        terms: how many NVFP4 values add up to each of its elements.
+        row_scale: float32 ``(M,)``; None if the layer's own scale was used.
+        shape: shape of the represented 16-bit tensor, ``(..., K)``, M tokens.
+        dtype: dtype of the represented tensor, and of the layer's result.
+        terms: NVFP4 values summed for each element.
     """
 
     data: Tensor
@@ -44,11 +44,11 @@ class QuantizedInput:
 
 @dataclass(frozen=True)
 class Unreduced:
-    """This rank's part of a row-parallel layer's result, which the norm after it adds up.
+    """Partial sum of a row-parallel layer on this rank, to be all-reduced by the next norm.
 
     Attributes:
-        partial: ``(..., N)``; the norm's op leaves the new residual in it.
-        producer: the layer's name.
+        partial: ``(..., N)``; the norm's op overwrites this tensor with the new residual.
+        producer: name of the layer.
     """
 
     partial: Tensor
@@ -68,7 +68,7 @@ class Unreduced:
         raise AttributeError(self._refusal(f"asked it for {name!r}"))
 
     def refuse(self, *operands: Any) -> NoReturn:
-        """Refuse to be computed with.
+        """Refuse any arithmetic.
 
         Raises:
             TypeError: always.
@@ -86,18 +86,18 @@ class Unreduced:
 
 
 Input = Tensor | QuantizedInput
-"""What a layer of ours may be called with."""
+"""Types of the argument of a linear layer of ours."""
 
 
 def operand(x: Input) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Data, block scales and row scales of an input, as the custom ops take them."""
+    """Data, block scales and row scales of an input, as arguments of the custom ops."""
     if isinstance(x, QuantizedInput):
         return x.data, x.scales, x.row_scale
     return x, None, None
 
 
 def shaped(out: Tensor, x: Input) -> Tensor:
-    """Give a product of ``(M, N)`` the other dimensions of its input; one of a tensor has them."""
+    """Give a result ``(M, N)`` the leading dimensions of a quantised input; others have them."""
     if isinstance(x, QuantizedInput) and len(x.shape) != 2:
         return out.view(*x.shape[:-1], out.shape[-1])
     return out

@@ -1,4 +1,4 @@
-"""Calibration: the largest input of every linear, from text run through a model piece by piece.
+"""Calibration: the largest input of every linear, from text run through a model module by module.
 
 Each module's parameters are mapped from the checkpoint when its forward starts and dropped when it
 ends.
@@ -21,18 +21,18 @@ from vllm_fp4_plugin.quantizer.maxima import Maxima, as_tensors, raise_maximum
 from vllm_fp4_plugin.quantizer.source import Source
 from vllm_fp4_plugin.quantizer.stored import ignoring
 
-# Sequences run together: the weights are read once per batch, the activations stay small.
+# Sequences per batch: the weights are read once per batch, the activations stay small.
 _BATCH_TOKENS = 8192
 
 
 @dataclass
 class Ranges:
-    """Maxima that calibration saw, each float32 ``()`` on the CPU.
+    """Maxima seen in calibration, each float32 ``()`` on the CPU.
 
     Attributes:
-        inputs: max|input| of each linear; of an expert's over all tokens, routed to it or not.
-        keys: max|key| of each attention module, as its cache receives them: after the norm and the
-            rotary embedding.
+        inputs: max|input| of each linear; for experts over all tokens, routed to this expert or
+            not.
+        keys: max|key| of each attention module, as cached: after the norm and the rotary embedding.
         values: max|value| of each attention module, likewise.
     """
 
@@ -42,7 +42,7 @@ class Ranges:
 
 
 def batch_count(sequences: Tensor) -> int:
-    """Number of batches that ``calibrate`` will run."""
+    """Number of batches in a run of ``calibrate``."""
     return len(_batches(sequences))
 
 
@@ -56,19 +56,19 @@ def calibrate(
     record_kv: bool,
     on_linear: Callable[[], None],
 ) -> Ranges:
-    """Run ``sequences`` through the decoder of ``model`` and record what its linears receive.
+    """Run ``sequences`` through the decoder of ``model`` and record the inputs of its linears.
 
     Args:
-        model: made by ``linears.build_model``; runs in bfloat16, on CUDA where there is one.
-        source: the checkpoint that holds its parameters.
+        model: model from ``linears.build_model``; runs in bfloat16, on CUDA if available.
+        source: checkpoint with the model's parameters.
         selection: the linears to record, and the experts.
         sequences: int64 ``(sequences, seq_len)`` token ids.
         record_kv: also record the keys and values that attention caches.
         on_linear: called after each recorded linear, for a progress bar.
 
     Raises:
-        QuantizerError: a linear saw no input, only zeros, or a value that is not finite; the
-            tokens or the parameters do not fit the model.
+        QuantizerError: a linear saw no input, only zeros, or a value that is not finite; the tokens
+            or the parameters do not fit the model.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     _check_tokens(model, sequences)
@@ -83,7 +83,7 @@ def calibrate(
     decoder = _decoder(model)
     head = next((n for n, module in selection.modules.items() if _is_head(model, module)), None)
     for batch in _batches(sequences):
-        # A new one each time: some layers would go on from what it holds.
+        # A new cache for each batch: some layers would continue from its contents.
         cache = _recording_cache(model, selection.layout, keys, values) if record_kv else None
         output = decoder(batch.to(device), use_cache=record_kv, past_key_values=cache)
         if head is not None:
@@ -109,8 +109,8 @@ def calibrate(
 
 
 def _decoder(model: Any) -> Any:
-    """Part of ``model`` that gives hidden states and no logits."""
-    # Llama 4's names its decoder by a prefix that only its multimodal model has.
+    """Part of ``model`` that returns hidden states, without logits."""
+    # Llama 4 names its decoder by a prefix that only its multimodal model has.
     return getattr(model, "model", model) if model.base_model is model else model.base_model
 
 
@@ -130,14 +130,14 @@ def _stream_experts(
     found: Maxima,
     on_linear: Callable[[], None],
 ) -> None:
-    """Have layers of experts map one expert at a time."""
+    """Make layers of experts map one expert at a time."""
     for layer in selection.experts:
         recorded = found if layer.linear(0, layer.last) in selection.quantized else None
         StreamedExperts(layer, source, device, recorded, on_linear).replace_forward_in(model)
 
 
 def _is_head(model: Any, name: str) -> bool:
-    """Whether a linear gives the logits: it stands behind the decoder, which runs alone."""
+    """Whether a linear computes the logits, after the decoder, which runs alone."""
     return model.get_submodule(name) is model.get_output_embeddings()
 
 
@@ -160,9 +160,9 @@ def _check_tokens(model: Any, sequences: Tensor) -> None:
 
 
 def _check_range(name: str, amax: float, largest: float, remedy: str) -> None:
-    """Raise unless readers take the scale that maps ``amax`` to the ``largest`` of a format."""
+    """Raise unless readers accept the scale that maps ``amax`` to a format's ``largest`` value."""
     lower, upper = MIN_GLOBAL * largest, MAX_GLOBAL * largest
-    if not lower <= amax <= upper:  # NaN is not either
+    if not lower <= amax <= upper:  # also false for NaN
         raise QuantizerError(
             f"{name}: the largest magnitude seen during calibration is {amax}, must be "
             f"positive, between {lower:.1e} and {upper:.1e}; use other text, or {remedy}"
@@ -176,7 +176,7 @@ def _map_parameters(model: Any, source: Source, selection: Selection, device: to
     for path, module in base.named_modules(prefix=prefix):
         for key, buffer in module._buffers.items():
             if buffer is not None:
-                # Computed ones are in no checkpoint.
+                # Computed buffers are in no checkpoint.
                 name = stored.get(f"{path}.{key}")
                 module._buffers[key] = (source.load(name) if name else buffer).to(device)
         if path in experts:
@@ -201,9 +201,9 @@ def _map_while_running(
     source: Source,
     device: torch.device,
 ) -> None:
-    """Map parameters of ``module`` while ``user`` runs, itself or a mixer that reads them."""
+    """Map parameters of ``module`` while ``user`` runs: the module, or a mixer that reads them."""
     if isinstance(module, nn.Embedding):
-        # Some models move the tokens to where its weight is, before it runs.
+        # Some models move the tokens to the device of this weight before the module runs.
         nowhere = torch.empty(0, dtype=torch.bfloat16, device=device)
         module._parameters["weight"] = nn.Parameter(nowhere, requires_grad=False)
     empty = dict(module._parameters)
@@ -233,10 +233,10 @@ def _record_input(
 
 
 def _recording_cache(model: Any, layout: Layout, keys: Maxima, values: Maxima) -> Any:
-    """Make a key/value cache that keeps no more than the largest magnitudes."""
+    """Make a key/value cache that stores only the largest magnitudes."""
     from transformers import DynamicCache
 
-    # An attention module lies deeper than the layer that may carry the same index.
+    # An attention module comes after its layer, which may have the same index.
     attention = {
         module.layer_idx: layout.module(name)
         for name, module in model.named_modules()

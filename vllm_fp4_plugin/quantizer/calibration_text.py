@@ -10,25 +10,25 @@ from torch import Tensor
 
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
 
-_PIECE_CHARACTERS = 1 << 20  # given to the tokenizer at once, which takes some 100 bytes for each
-_LINE_CHARACTERS = 1 << 24  # of .jsonl, whose lines are read whole
+_PIECE_CHARACTERS = 1 << 20  # characters per tokenizer call, which takes some 100 bytes for each
+_LINE_CHARACTERS = 1 << 24  # characters of a .jsonl line, which is read whole
 
 
 def read_sequences(file: Path, tokenizer: Any, tokens: int, seq_len: int) -> Tensor:
-    """Read the first ``tokens // seq_len`` sequences of a text, or fewer if it is shorter.
+    """Read the first ``tokens // seq_len`` sequences of a text, or fewer if the text is shorter.
 
     Args:
         file: UTF-8 text, or ``.jsonl`` with a string ``text`` in every line.
-        tokenizer: of the model. Where it starts texts with a BOS token, so does every sequence.
-        tokens: how many to read at most, ``seq_len`` or more.
+        tokenizer: tokenizer of the model. Every sequence starts with a BOS token if texts do.
+        tokens: largest number of tokens to read, ``seq_len`` or more.
         seq_len: tokens in a sequence, 2 or more.
 
     Returns:
         int64 ``(sequences, seq_len)``, without padding.
 
     Raises:
-        QuantizerError: the file is missing, not UTF-8, not as described, holds NUL characters, a
-            line of .jsonl beyond 16 Mi characters, or less than one sequence.
+        QuantizerError: the file is missing, not UTF-8 or not as described; or it holds NUL
+            characters, a .jsonl line of more than 16 Mi characters, or less than one sequence.
     """
     starts_with_bos = tokenizer("a").input_ids[0] == tokenizer.bos_token_id
     bos = [tokenizer.bos_token_id] if starts_with_bos else []

@@ -61,26 +61,26 @@ def quantize_checkpoint(
 
     Args:
         src: folder of a Hugging Face checkpoint in bfloat16, float16 or float32 safetensors, or
-            its name at the hub, whose cache must hold all of it.
-        dst: folder to write; must not exist, and is made with those above it. It appears complete
-            or not at all.
-        format: ``modelopt`` or ``compressed-tensors``, whose tensors and config are written.
-        scales: how block scales are chosen: ``absmax``, ``sweep`` or ``four-over-six``, see
+            name on the hub of a checkpoint that is completely in the cache.
+        dst: folder to write; must not exist, and is created with its parents. The folder appears
+            complete or not at all.
+        format: ``modelopt`` or ``compressed-tensors``.
+        scales: rule for block scales: ``absmax``, ``sweep`` or ``four-over-six``, see
             ``scale_search.quantize_with_rule``.
-        calibrate: a text, or ``.jsonl`` with a ``text`` per line, on which the inputs' global
-            scales are measured. Without it the checkpoint is weight-only.
-        ignore: linears to keep, beside those outside the decoder layers: names, ``*`` wildcards or
-            ``re:<regex>``.
-        lm_head: also quantise the linear that gives the logits.
+        calibrate: a text, or ``.jsonl`` with a ``text`` per line, for measuring the inputs' global
+            scales. Without a text the checkpoint is weight-only.
+        ignore: linears to keep, in addition to all outside the decoder layers: names, ``*``
+            wildcards or ``re:<regex>``.
+        lm_head: also quantise the linear that computes the logits.
         kv_cache_scheme: ``fp8`` to also measure scales for an FP8 key/value cache.
-        calibration_tokens: tokens to measure on, if the text has that many; by default 65536.
-        seq_len: tokens run as one sequence; by default 512, or as many as the model takes.
+        calibration_tokens: tokens to measure on, or fewer if the text is shorter; by default 65536.
+        seq_len: tokens per sequence; by default 512, or the model's maximum if smaller.
         shared_fused_scale: give linears that engines fuse (q/k/v, gate/up) one weight scale.
-        shared_gate_up_scale: give gate and up one weight scale, an expert's among them.
+        shared_gate_up_scale: give gate and up one weight scale, also in experts.
         max_shard_bytes: largest file to write, unless one tensor is larger.
-        dry_run: check everything, and quantise a part of one weight to tell how long all of them
-            take; write nothing.
-        console: where to show progress; None for silence.
+        dry_run: check everything, and quantise a part of one weight to estimate the total time;
+            write nothing.
+        console: console for progress; None for silence.
 
     Raises:
         QuantizerError: an argument or the checkpoint is not accepted.
@@ -109,7 +109,7 @@ def quantize_checkpoint(
         if calibrate is not None:
             sequences = _read_sequences(Path(calibrate), source, calibration_tokens, seq_len)
             tokens = sequences.numel()
-            if dry_run:  # inputs' scales are as large whatever they are
+            if dry_run:  # placeholder: the values do not change the sizes
                 ranges = calibration.Ranges(dict.fromkeys(selection.quantized, torch.ones(())))
             else:
                 record_kv = kv_cache_scheme is not None
@@ -187,7 +187,7 @@ def _default_seq_len(config: dict[str, Any]) -> int:
 
 
 def _refuse_without_text(**options: object) -> None:
-    """Raise if an option is given that matters to calibration alone."""
+    """Raise if an option for calibration is given without a calibration text."""
     for name, value in options.items():
         if value is not None:
             raise QuantizerError(
@@ -213,7 +213,7 @@ def _read_sequences(file: Path, source: Source, tokens: int, seq_len: int) -> Te
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.folder, local_files_only=True)
-    except Exception as error:  # a damaged file gives a bare one
+    except Exception as error:  # a damaged file raises a bare exception
         raise QuantizerError(
             f"src: {source.folder} holds no tokenizer that transformers can load ({error}); "
             "add its files, or leave out --calibrate"
@@ -239,6 +239,6 @@ def _calibrate(
         record_kv=record_kv,
         on_linear=lambda: progress.advance(task),
     )
-    # Engines quantise the input of a fused matrix once.
+    # Engines quantise the input of a fused matrix only once.
     inputs = {n: max(ranges.inputs[m] for m in selection.fused[n]) for n in selection.quantized}
     return calibration.Ranges(inputs, ranges.keys, ranges.values)

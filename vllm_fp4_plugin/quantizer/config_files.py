@@ -1,4 +1,4 @@
-"""Writer of ``config.json``, and of the files that a format has beside it."""
+"""Writer of ``config.json``, and of a format's further files."""
 
 import json
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ def write_configs(
     weight_only: bool,
     fp8_kv: bool,
 ) -> None:
-    """Write the model's ``config`` with its quantisation into ``folder``.
+    """Write the model's ``config`` with its quantization config into ``folder``.
 
     Args:
         folder: folder of the quantised checkpoint.
         config: the source's ``config.json``.
-        format: to write.
+        format: format to write.
         ignore: names of the linears that were not quantised.
         weight_only: inputs stay in 16 bits.
         fp8_kv: scales of an FP8 key/value cache are stored.

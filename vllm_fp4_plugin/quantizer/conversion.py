@@ -1,4 +1,4 @@
-"""Conversion of a checkpoint's tensors to those of its quantised copy."""
+"""Conversion of a checkpoint's tensors to a quantised copy."""
 
 import math
 from collections import defaultdict
@@ -22,7 +22,7 @@ from vllm_fp4_plugin.quantizer.weights import WeightQuantizer
 
 
 class Conversion:
-    """Plan of all that will be written, and its writing, tensor by tensor.
+    """Plan and writer of all tensors of the quantised copy.
 
     Without ``ranges`` the copy is weight-only.
     """
@@ -37,7 +37,7 @@ class Conversion:
     ):
         self._source = source
         self._weights = linears
-        self._linears: dict[str, list[str]] = defaultdict(list)  # by the tensor that holds them
+        self._linears: dict[str, list[str]] = defaultdict(list)  # by source tensor
         for name, weight in linears.items():
             self._linears[weight.tensor].append(name)
         self._target = target
@@ -57,7 +57,7 @@ class Conversion:
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits that one weight of a quantised linear takes, scales included."""
+        """Bits per weight of a quantised linear, scales included."""
         specs = self._source.specs
         kept = sum(spec.nbytes for name, spec in specs.items() if name not in self._linears)
         weights = sum(math.prod(weight.shape) for weight in self._weights.values())
@@ -66,10 +66,10 @@ class Conversion:
     def write(
         self, folder: Path, max_shard_bytes: int, on_tensor: Callable[[], None]
     ) -> dict[str, float]:
-        """Write all tensors into ``folder``; ``on_tensor`` is called for each one of the source.
+        """Write all tensors into ``folder``; call ``on_tensor`` for each source tensor.
 
         Returns:
-            The relative mean squared error of every quantised weight, by its linear.
+            Relative mean squared error of every quantised weight, by linear.
         """
         writer = TensorWriter(folder, self._specs, max_shard_bytes)
         errors = {}

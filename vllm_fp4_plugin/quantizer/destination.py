@@ -15,21 +15,21 @@ from types import FrameType
 
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
 
-# Weights and their indexes, in every format that checkpoints come in.
+# Weights and their indexes, in all checkpoint formats.
 _WEIGHT_SUFFIXES = (
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx",
     ".index.json",
 )  # fmt: skip
 
-# A write to an open file that fails names no file.
+# Errors of a failed write to an open file, which name no file.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 def check_destination(src: Path, dst: Path) -> None:
-    """Refuse a destination that is taken, cannot be made, or overlaps the source.
+    """Refuse a destination that exists, cannot be created, or overlaps the source.
 
     Raises:
-        QuantizerError: naming ``dst``.
+        QuantizerError: the message names ``dst``.
     """
     source, target = src.resolve(), dst.resolve()
     if source.is_relative_to(target) or target.is_relative_to(source):
@@ -51,7 +51,7 @@ def check_room(dst: Path, nbytes: int) -> None:
     """Refuse a destination on a disk with less than ``nbytes`` free.
 
     Raises:
-        QuantizerError: naming ``dst``.
+        QuantizerError: the message names ``dst``.
     """
     parent = _lowest_there(dst)
     free = shutil.disk_usage(parent).free
@@ -63,7 +63,7 @@ def check_room(dst: Path, nbytes: int) -> None:
 
 
 def _lowest_there(dst: Path) -> Path:
-    """Lowest folder above a destination that is there; a file may be in its place."""
+    """Lowest existing path above a destination; may be a file."""
     return next(path for path in dst.absolute().parents if os.path.lexists(path))
 
 
@@ -71,14 +71,13 @@ def _lowest_there(dst: Path) -> Path:
 def atomic_folder(dst: Path, nbytes: int, say: Callable[[str], None]) -> Iterator[Path]:
     """Make a hidden folder beside ``dst`` that becomes ``dst`` on success and is removed otherwise.
 
-    Folders above ``dst`` that are missing are made. An exception, Ctrl-C, SIGTERM and SIGHUP remove
-    it, and them. After SIGKILL ``.<dst>.*.partial`` stays;
-    the next run to ``dst`` removes it, and tells ``say`` so. A folder that is locked is another
-    run's, which lives.
+    Missing parents of ``dst`` are created. An exception, Ctrl-C, SIGTERM and SIGHUP remove the
+    folder and these parents. After SIGKILL ``.<dst>.*.partial`` stays; the next run to ``dst``
+    removes it, and reports this to ``say``. A locked folder belongs to another live run.
 
     Raises:
-        QuantizerError: less than ``nbytes`` are free there, it cannot be written to, or another run
-            is writing ``dst``.
+        QuantizerError: less than ``nbytes`` are free on the disk, the folder cannot be written to,
+            or another run is writing ``dst``.
     """
     parent = dst.absolute().parent
     _remove_leftovers(parent, dst, say)
@@ -99,7 +98,7 @@ def atomic_folder(dst: Path, nbytes: int, say: Callable[[str], None]) -> Iterato
 
 @contextmanager
 def _made(parent: Path) -> Iterator[None]:
-    """Make a folder and those above it; of a block that raises, nothing made stays."""
+    """Make a folder with its missing parents; remove all that were made if the block raises."""
     missing = [path for path in (parent, *parent.parents) if not path.exists()]
     try:
         if missing:
@@ -110,13 +109,13 @@ def _made(parent: Path) -> Iterator[None]:
         yield
     except BaseException:
         for folder in missing:
-            with suppress(OSError):  # another process may have put something there
+            with suppress(OSError):  # another process may have put a file there
                 folder.rmdir()
         raise
 
 
 def _remove_leftovers(parent: Path, dst: Path, say: Callable[[str], None]) -> None:
-    """Remove what runs to ``dst`` that were killed have left."""
+    """Remove folders of killed runs to ``dst``."""
     for left in sorted(parent.glob(f".{glob.escape(dst.name)}.*.partial")):
         with _locked(left) as is_ours:
             if not is_ours:
@@ -130,9 +129,9 @@ def _remove_leftovers(parent: Path, dst: Path, say: Callable[[str], None]) -> No
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[bool]:
-    """Hold a lock on a folder, which ends with its process.
+    """Hold a lock on a folder, which the kernel releases when the process ends.
 
-    False: another process holds it, or the file system has none and nobody knows.
+    Yields False if another process holds the lock, or the file system has no locks.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -148,12 +147,12 @@ def _locked(folder: Path) -> Iterator[bool]:
 
 @contextmanager
 def _writable(parent: Path, partial: Path) -> Iterator[None]:
-    """Raise what goes wrong with writing to a folder as a ``QuantizerError``."""
+    """Convert errors of writing to a folder to ``QuantizerError``."""
     try:
         yield
     except OSError as error:
         if error.errno not in _NO_ROOM and not str(error.filename).startswith(str(partial)):
-            raise  # of the source, say
+            raise  # an error of the source, for instance
         raise _unwritable(parent, error) from error
 
 

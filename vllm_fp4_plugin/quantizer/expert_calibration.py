@@ -1,7 +1,7 @@
-"""Calibration of experts: every token goes to every expert, which is mapped alone.
+"""Calibration of experts: every token goes to every expert, with one expert in memory at a time.
 
-What the layer returns is what its router asks for. An expert that few of the calibration's tokens
-are routed to is thereby measured as well as the others.
+The layer returns the sum that its router selects. An expert with few routed calibration tokens is
+thereby measured as well as the others.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from vllm_fp4_plugin.quantizer.experts import ExpertsLayer, activate
 from vllm_fp4_plugin.quantizer.maxima import Maxima, raise_maximum
 from vllm_fp4_plugin.quantizer.source import Source
 
-# Tokens that an expert takes at once: its activations stay small beside its weights.
+# Tokens per call of an expert: the activations stay small beside the weights.
 _PIECE_TOKENS = 2048
 
 
@@ -24,9 +24,10 @@ class StreamedExperts:
 
     Args:
         layer: the layer.
-        source: the checkpoint that holds its weights.
-        device: where it runs.
-        found: gets max|input| of every linear; None: the experts are kept, and not measured.
+        source: checkpoint with the layer's weights.
+        device: device of the forward pass.
+        found: receives max|input| of every linear; None: the experts are not quantised, nor
+            measured.
         on_linear: called after each linear measured.
     """
 
@@ -45,7 +46,7 @@ class StreamedExperts:
         self._on_linear = on_linear
 
     def replace_forward_in(self, model: Any) -> None:
-        """Have the experts of ``model`` run here."""
+        """Replace the forward pass of the experts in ``model``."""
         self._module = model.get_submodule(self._layer.module)
         if self._layer.weighs_input:
             block = model.get_submodule(self._layer.module.rpartition(".")[0])
@@ -54,7 +55,7 @@ class StreamedExperts:
             self._module.forward = self._run
 
     def _run(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Sum of the experts chosen, ``(tokens, H)``, weighed; in place of the module's own."""
+        """Weighted sum of the chosen experts, ``(tokens, H)``; replaces the module's forward."""
         x = hidden_states.flatten(0, -2)
         total = torch.zeros_like(x, dtype=torch.promote_types(x.dtype, top_k_weights.dtype))
         for number, first, last in self._mapped():
@@ -66,10 +67,10 @@ class StreamedExperts:
         return total.to(x.dtype).view_as(hidden_states)
 
     def _run_block(self, block: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        """Output of Llama 4's block, whose router weighs what experts receive, and its logits."""
+        """Output and logits of Llama 4's block, whose router weighs the experts' inputs."""
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
         scores, logits = block.router(x)
-        # The router's scores are zero where it sends nothing: these are what it would send.
+        # The router's scores are zero for experts not chosen: these are the scores if chosen.
         weights = logits.float().sigmoid().to(x.dtype)
         total = torch.zeros_like(x, dtype=torch.float32)
         for number, first, last in self._mapped():
@@ -81,7 +82,7 @@ class StreamedExperts:
         return block.shared_expert(x) + total.to(x.dtype), logits
 
     def _hidden(self, number: int, x: Tensor, first: Tensor, tokens: Tensor) -> Tensor:
-        """Input of an expert's last projection from ``tokens`` of ``x``; measured of all."""
+        """Input of an expert's last projection for ``tokens`` of ``x``; measured over all."""
         if self._found is None:
             return activate(self._module, linear(x[tokens], first))
         hidden = activate(self._module, linear(x, first))
@@ -90,7 +91,7 @@ class StreamedExperts:
         return hidden[tokens]
 
     def _measure_input(self, x: Tensor) -> None:
-        """Raise the maximum of the first projections' input, which is one for the layer."""
+        """Raise the maximum of the first projections' input, shared by the layer's experts."""
         assert self._found is not None
         name = self._layer.linear(0, self._layer.first[0])
         raise_maximum(self._found, name, x)
@@ -99,7 +100,7 @@ class StreamedExperts:
                 self._found[self._layer.linear(number, projection)] = self._found[name]
 
     def _mapped(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield each expert's number, its first projections as one matrix, and its last."""
+        """Yield each expert's number, first projections as one matrix, and last projection."""
         for number, expert in enumerate(self._layer.experts):
             *first, last = (
                 weight.load(self._source).to(self._device, torch.bfloat16)

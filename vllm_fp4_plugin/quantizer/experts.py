@@ -1,4 +1,4 @@
-"""Layers of experts: where their weights lie, what they compute, and which are refused."""
+"""Layers of experts: storage of their weights, arithmetic, and refusals."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from vllm_fp4_plugin.quantizer.layout import Layout
 from vllm_fp4_plugin.quantizer.source import FLOAT_DTYPES, Source
 from vllm_fp4_plugin.quantizer.stored import StoredWeight
 
-# Multiplies its input by the router's weight, and is called by its block in a way of its own.
+# Class that multiplies its input by the router's weight, with a block of a different signature.
 _WEIGHS_INPUT = "Llama4TextExperts"
 
 
@@ -21,9 +21,9 @@ class ExpertsLayer:
     """Experts of one decoder layer.
 
     Attributes:
-        module: name of their module in the model.
-        name: their name in the checkpoint, before an expert's number.
-        experts: the weights of each, by projection: gate and up, or up alone, then down.
+        module: name of the experts' module in the model.
+        name: name in the checkpoint, before an expert's number.
+        experts: weights of each expert, by projection: gate and up, or up alone, then down.
         weighs_input: the router's weight multiplies the input, not the output.
     """
 
@@ -34,12 +34,12 @@ class ExpertsLayer:
 
     @property
     def first(self) -> list[str]:
-        """Projections that the layer's input goes to."""
+        """Projections of the layer's input."""
         return list(self.experts[0])[:-1]
 
     @property
     def last(self) -> str:
-        """Projection that gives the output."""
+        """Projection that computes the output."""
         return list(self.experts[0])[-1]
 
     def linear(self, expert: int, projection: str) -> str:
@@ -57,7 +57,7 @@ def find_experts(model: nn.Module, layout: Layout, source: Source) -> list[Exper
     """Find the layers of experts of a model.
 
     Raises:
-        QuantizerError: naming experts that cannot be quantised, or a weight that is missing.
+        QuantizerError: the message names experts that cannot be quantised, or a missing weight.
     """
     layers = [
         _layer(name, module, layout, source)
@@ -76,7 +76,7 @@ def find_experts(model: nn.Module, layout: Layout, source: Source) -> list[Exper
 
 
 def activate(module: Any, projected: Tensor) -> Tensor:
-    """Compute the input of an expert's last projection from the results of its first ones."""
+    """Compute the input of an expert's last projection from the first projections' results."""
     if not getattr(module, "has_gate", True):
         return module.act_fn(projected)
     if hasattr(module, "_apply_gate"):
@@ -86,10 +86,10 @@ def activate(module: Any, projected: Tensor) -> Tensor:
 
 
 def check_blocks(layer: ExpertsLayer) -> None:
-    """Check that the rows of all weights hold whole blocks.
+    """Check that the rows of all weights consist of whole blocks.
 
     Raises:
-        QuantizerError: naming the first weight whose rows do not.
+        QuantizerError: the message names the first weight with a partial block.
     """
     for name, weight in layer.linears():
         if weight.shape[1] % BLOCK_SIZE:
@@ -141,7 +141,7 @@ def _layer(name: str, module: Any, layout: Layout, source: Source) -> ExpertsLay
 
 
 def _layer_name(stack: str, key: str) -> str:
-    """Name of the experts whose stack ``key`` the checkpoint calls ``stack``."""
+    """Name of the experts with stack ``key``, given the stack's checkpoint name."""
     name = stack.removesuffix(f".{key}")
     if name == stack or not name.endswith("experts"):
         raise QuantizerError(
@@ -164,7 +164,7 @@ def _slices(
 
 
 def _refuse_arithmetic(name: str, module: Any, weighs_input: bool) -> None:
-    """Refuse experts whose sums no engine's NVFP4 path computes, or of an unknown class."""
+    """Refuse experts without an NVFP4 path in any engine, or of an unknown class."""
     if not (weighs_input or hasattr(module, "has_gate")):
         obstacle = f"are {type(module).__name__}, whose arithmetic is unknown"
     elif getattr(module, "has_bias", False):

@@ -6,7 +6,7 @@ from vllm_fp4_plugin.quantizer.errors import QuantizerError
 
 
 def read_patterns(file: Path) -> list[str]:
-    """Read the patterns of a UTF-8 file, one a line; ``#`` at its start or after a space ends it.
+    """Read a UTF-8 file of patterns, one per line; ``#``, first or after a space, comments.
 
     Raises:
         QuantizerError: the file is missing, not UTF-8, or holds no pattern.

@@ -1,4 +1,4 @@
-"""Names that a model's tensors have in a checkpoint, by transformers' own table of conversions."""
+"""Checkpoint names of a model's tensors, from transformers' own table of conversions."""
 
 import re
 from collections import defaultdict
@@ -13,7 +13,7 @@ _OF_EXPERT = re.compile(r"(?P<layer>.+)\.(?P<expert>\d+)\.(?P<projection>[^.]+)\
 
 @dataclass(frozen=True)
 class ExpertShard:
-    """Projection of one expert that a checkpoint has as a tensor of its own.
+    """Projection of an expert that is stored as a separate tensor.
 
     Attributes:
         tensor: the tensor.
@@ -28,14 +28,14 @@ class ExpertShard:
 
 @dataclass(frozen=True)
 class Layout:
-    """Places of a model's tensors.
+    """Map between a model's tensors and its checkpoint's.
 
     Attributes:
-        tensors: tensors of the checkpoint by the model's names.
-        shards: tensors of single experts, by the model's name of the stack that they become, the
-            expert, and their order in its rows.
-        targets: the model's names by the checkpoint's, of those too that the model has not.
-        others: tensors that the model has not.
+        tensors: checkpoint names by the model's names.
+        shards: tensors of single experts, by the stack's name in the model, expert number, and
+            order in the expert's rows.
+        targets: names in the model by checkpoint name, also for tensors that the model lacks.
+        others: checkpoint tensors that the model lacks.
     """
 
     tensors: dict[str, str] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Layout:
     others: list[str] = field(default_factory=list)
 
     def module(self, name: str) -> str:
-        """Name that the checkpoint has for a module of the model, after that of a tensor below."""
+        """Checkpoint name of a module of the model, derived from a tensor of the module."""
         start = f"{name}."
         for own, stored in self.tensors.items():
             if own.startswith(start) and stored.endswith(rest := own.removeprefix(name)):
@@ -54,14 +54,14 @@ class Layout:
         return name
 
     def unknown_modules(self) -> Iterator[str]:
-        """Yield the modules with matrices that the model has not: of further heads, of towers."""
+        """Yield modules with matrices that the model lacks: of further heads, of towers."""
         for name in self.others:
             if name.endswith(".weight"):
                 yield name.removesuffix(".weight")
 
 
 def read_layout(model: Any, source: Source) -> Layout:
-    """Find where the tensors of ``model`` lie in its checkpoint."""
+    """Find the tensors of ``model`` in its checkpoint."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, rename_source_key
 
@@ -87,7 +87,7 @@ def read_layout(model: Any, source: Source) -> Layout:
 
 
 def _order_of_shard(pattern: str | None, converters: list[Any]) -> int | None:
-    """Place of what ``pattern`` names in the rows of a stack; None if it makes no such stack."""
+    """Position in a stack's rows of tensors matching ``pattern``; None if not stacked."""
     for converter in converters:
         if pattern in converter.source_patterns:
             operations = [type(each).__name__ for each in converter.operations]

@@ -1,4 +1,4 @@
-"""Choice of the linears of a model that are quantised."""
+"""Selection of the linears of a model to quantise."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from vllm_fp4_plugin.quantizer.layout import Layout, read_layout
 from vllm_fp4_plugin.quantizer.source import FLOAT_DTYPES, Source
 from vllm_fp4_plugin.quantizer.stored import StoredWeight
 
-# Inference engines make one matrix of each of these.
+# Inference engines fuse each group to one matrix.
 _GATE_UP = (("gate_proj", "up_proj"), ("w1", "w3"))
 _FUSED = (
     ("q_proj", "k_proj", "v_proj"),
@@ -24,25 +24,25 @@ _FUSED = (
     *_GATE_UP,
 )
 
-# Engines of MLA multiply it into other matrices, which takes its values and not its products.
+# MLA engines multiply this weight into other matrices, which needs its values, not a GEMM.
 _ABSORBED = "kv_b_proj"
 
-# Parts of a router's name, and of the gate that weighs a shared expert.
+# Name parts of routers, and of the gate that weighs a shared expert.
 _ROUTERS = {"gate", "router", "shared_expert_gate"}
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Linears of a model, by their modules' names in the checkpoint.
+    """Linears of a model, by their module names in the checkpoint.
 
     Attributes:
-        quantized: linears that become NVFP4, and where their weights are.
-        kept: linears that stay as they are.
-        ignore: what the quantised checkpoint's config lists as not quantised.
-        fused: the linears, itself included, that share a matrix with each quantised one.
-        modules: the model's names of the quantised linears that are modules there.
+        quantized: linears to quantise, with the location of each weight.
+        kept: linears that stay unquantised.
+        ignore: ignore list of the quantised checkpoint's config.
+        fused: for each quantised linear, all linears of its fused matrix, itself included.
+        modules: names in the model of quantised linears that are modules there.
         experts: all layers of experts.
-        layout: places of the model's tensors.
+        layout: map between the model's tensors and the checkpoint's.
     """
 
     quantized: dict[str, StoredWeight]
@@ -55,17 +55,17 @@ class Selection:
 
     @property
     def gate_up(self) -> dict[str, list[str]]:
-        """Part of ``fused`` that is a gate and its up."""
+        """Part of ``fused`` with gate and up projections."""
         leaves = {leaf for pair in _GATE_UP for leaf in pair}
         return {n: with_ for n, with_ in self.fused.items() if n.rpartition(".")[2] in leaves}
 
 
 class _EmptyOnMeta(TorchFunctionMode):
-    """Mode in which ``torch.empty``, of which layers make their parameters, allocates nothing.
+    """Mode in which ``torch.empty``, used for the parameters of layers, allocates nothing.
 
-    Nor does ``torch.zeros`` of three sizes, which some stacks of experts are made of. Unlike under
+    The same holds for ``torch.zeros`` of three sizes, used for some stacks of experts. Unlike under
     ``torch.device("meta")``, buffers computed from the config (rotary frequencies, embedding
-    scales) are real, and they are in no checkpoint.
+    scales), which are in no checkpoint, are real.
     """
 
     def __torch_function__(
@@ -78,7 +78,7 @@ class _EmptyOnMeta(TorchFunctionMode):
 
 
 def build_model(source: Source) -> Any:
-    """Build the model of a checkpoint in bfloat16, its large parameters without storage.
+    """Build the model of a checkpoint in bfloat16; large parameters have no storage.
 
     Raises:
         QuantizerError: transformers knows no decoder of that architecture.
@@ -89,7 +89,7 @@ def build_model(source: Source) -> Any:
         config = AutoConfig.from_pretrained(source.folder, local_files_only=True)
         with _EmptyOnMeta():
             model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    except Exception as error:  # its validators have exceptions of their own
+    except Exception as error:  # transformers' config validators raise exceptions of their own
         raise QuantizerError(
             f"src: transformers cannot build the model that config.json describes ({error}); "
             "give a decoder that AutoModelForCausalLM supports"
@@ -100,16 +100,16 @@ def build_model(source: Source) -> Any:
 def select_linears(
     model: nn.Module, source: Source, ignore: Sequence[str], *, lm_head: bool = False
 ) -> Selection:
-    """Divide the linears of ``model`` into those to quantise and those to keep.
+    """Select the linears of ``model`` to quantise; all others are kept.
 
-    Linears outside the decoder layers are kept, with ``lm_head`` but for the one that gives the
-    logits, as are routers, gates of shared experts, the matrix that MLA absorbs, and those that a
-    pattern of ``ignore`` covers: a name, a ``*`` wildcard or ``re:<regex>``, see
-    ``ignore.matches``. A layer of experts is covered whole or not at all.
+    The kept linears are all outside the decoder layers (with ``lm_head`` except the one for the
+    logits), routers, gates of shared experts, the matrix that MLA absorbs, and all that a pattern
+    of ``ignore`` covers: a name, a ``*`` wildcard or ``re:<regex>``, see ``ignore.matches``. A
+    layer of experts is covered whole or not at all.
 
     Raises:
-        QuantizerError: naming the pattern that covers no linear, or the tensor that cannot be
-            quantised.
+        QuantizerError: the message names a pattern that covers no linear, or a tensor that cannot
+            be quantised.
     """
     layout = read_layout(model, source)
     modules = dict(model.named_modules())
@@ -158,7 +158,7 @@ def select_linears(
 
 
 def _stored_name(name: str, layout: Layout) -> str:
-    """Name that the checkpoint has for a linear."""
+    """Checkpoint name of a linear."""
     return layout.tensors.get(f"{name}.weight", f"{name}.weight").removesuffix(".weight")
 
 
@@ -175,7 +175,7 @@ def _is_ignored(layer: ExpertsLayer, ignore: Sequence[str]) -> bool:
     """Whether patterns cover a layer of experts.
 
     Raises:
-        QuantizerError: they cover a part of it.
+        QuantizerError: the patterns cover only a part of the layer.
     """
     names = [name for name, _ in layer.linears()]
     kept = [name for name in names if matches(name, ignore)]
@@ -204,12 +204,12 @@ def _routers(modules: dict[str, nn.Module], layers: Sequence[ExpertsLayer]) -> s
 
 
 def _unknown_matrices(layout: Layout, source: Source) -> list[str]:
-    """Modules that may be linears and that transformers' model has not, such as further heads."""
+    """Modules that may be linears and are unknown to transformers' model, such as further heads."""
     return [n for n in layout.unknown_modules() if len(source.specs[f"{n}.weight"].shape) == 2]
 
 
 def _head(model: Any, linears: dict[str, nn.Linear]) -> str:
-    """Name of the linear that gives the logits."""
+    """Name of the linear that computes the logits."""
     if getattr(model.config, "tie_word_embeddings", False):
         raise QuantizerError(
             "lm_head: is the embedding (tie_word_embeddings), must have weights of its own; "
@@ -226,9 +226,9 @@ def _head(model: Any, linears: dict[str, nn.Linear]) -> str:
 
 
 def _refuse_layers_beyond(lengths: dict[str, int], layout: Layout, source: Source) -> None:
-    """Refuse layers beyond ``lengths`` of stacks, by prefix, which would stay unquantised."""
+    """Refuse layers beyond ``lengths`` (by prefix of the stack), which would stay unquantised."""
     if source.config.get("num_nextn_predict_layers"):
-        return  # those follow the decoder's own, and transformers builds none of them
+        return  # MTP layers follow the decoder's, and transformers builds no MTP layers
     for name, target in layout.targets.items():
         for prefix, length in lengths.items():
             number = target.removeprefix(prefix).partition(".")[0]

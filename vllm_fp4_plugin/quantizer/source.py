@@ -1,4 +1,4 @@
-"""Source checkpoint: its config, and its tensors one at a time."""
+"""Source checkpoint: its config, and tensors mapped separately."""
 
 import json
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ class Source:
     """A Hugging Face checkpoint on disk.
 
     Attributes:
-        folder: where it lies.
+        folder: folder of the checkpoint.
         config: the parsed ``config.json``.
         specs: dtype and shape of every tensor, in the order of the shards.
-        shards: the file that holds each tensor.
+        shards: file of each tensor.
     """
 
     folder: Path
@@ -36,8 +36,8 @@ class Source:
     shards: dict[str, Path]
 
     def load(self, name: str) -> Tensor:
-        """Map a tensor, as stored, from its file; it is freed with the last reference to it."""
-        # Opened anew each time: a mapping kept open keeps every page it ever read resident.
+        """Map a tensor, as stored, from its file; the last reference frees the tensor."""
+        # Opened anew for each tensor: a mapping kept open keeps every page it ever read resident.
         with safe_open(self.shards[name], framework="pt") as file:
             return file.get_tensor(name)
 

@@ -1,4 +1,4 @@
-"""Weights of linears where a checkpoint keeps them: alone, or in a stack of experts."""
+"""Location of a linear's weight in a checkpoint: a tensor of its own, or part of a stack."""
 
 import re
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ _EXPERT = re.compile(r"(.*\bexperts)\.\d+\.")
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """Place of a linear's weight, ``(N, K)``.
+    """Location of a linear's weight, ``(N, K)``.
 
     Attributes:
-        tensor: the tensor that holds it.
+        tensor: tensor that holds the weight.
         shape: N and K.
-        expert: its index in a stack, ``(experts, N, K)``; None: the tensor is the weight.
-        first_row: its first row in what the stack has of the expert.
+        expert: index in a stack, ``(experts, N, K)``; None: the tensor is the weight.
+        first_row: first row of the weight within the expert's part of the stack.
         is_transposed: the stack is ``(experts, K, N)``.
     """
 
@@ -30,7 +30,7 @@ class StoredWeight:
     is_transposed: bool = False
 
     def load(self, source: Source) -> Tensor:
-        """Map the weight from its file, or copy it if it is transposed there."""
+        """Map the weight from its file, or copy a weight that is stored transposed."""
         weight = source.load(self.tensor)
         if self.expert is None:
             return weight
@@ -41,6 +41,6 @@ class StoredWeight:
 
 
 def ignoring(fused: Sequence[str]) -> str:
-    """Options that keep linears which engines make one matrix of: an expert with its layer."""
+    """Options that keep all linears of a fused matrix, and an expert's whole layer."""
     names = [found[1] if (found := _EXPERT.match(name)) else name for name in fused]
     return " ".join(f"--ignore {name}" for name in dict.fromkeys(names))

@@ -17,19 +17,19 @@ class Summary:
     """Figures of a quantised checkpoint.
 
     Attributes:
-        dst: its folder.
-        quantized: linears quantised.
-        kept: linears left as they were.
-        bytes_before: of all tensors of the source.
-        bytes_after: of all tensors written.
-        bits_per_weight: of the quantised linears, their scales included.
+        dst: folder of the checkpoint.
+        quantized: number of quantised linears.
+        kept: number of linears left unquantised.
+        bytes_before: bytes of all source tensors.
+        bytes_after: bytes of all written tensors.
+        bits_per_weight: bits per weight of the quantised linears, scales included.
         mean_relative_mse: mean over quantised weights of ‖dequantised - original‖² / ‖original‖²;
-            None of a dry run.
+            None for a dry run.
         calibration_tokens: tokens the input scales were measured on; 0 for a weight-only
             checkpoint.
-        relative_mse_by_type: the mean of the weights of each type, such as ``q_proj`` or
+        relative_mse_by_type: mean relative MSE by type of linear, such as ``q_proj`` or
             ``experts.gate_proj``.
-        estimated_seconds: to quantise the weights, of a dry run; None: they are written.
+        estimated_seconds: estimated time to quantise the weights, for a dry run; else None.
     """
 
     dst: Path
@@ -44,7 +44,7 @@ class Summary:
     estimated_seconds: float | None = None
 
     def table(self) -> Table:
-        """Make a table of the figures for a terminal."""
+        """Make a terminal table of the figures."""
         activations = "16-bit (weight-only)"
         is_dry = self.estimated_seconds is not None
         if self.calibration_tokens:
@@ -70,7 +70,7 @@ class Summary:
 
 
 def mean_by_type(errors: Mapping[str, float]) -> dict[str, float]:
-    """Mean of the linears of each type; those of experts are types of their own."""
+    """Mean error by type of linear; linears of experts are types of their own."""
     found: dict[str, list[float]] = defaultdict(list)
     for name, error in errors.items():
         *above, leaf = name.split(".")

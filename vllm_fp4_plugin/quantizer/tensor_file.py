@@ -1,7 +1,7 @@
 """Writer of safetensors files whose tensors arrive one at a time.
 
-The ``safetensors`` package serialises a whole file at once; here the header is written first, from
-shapes known in advance, and every tensor then goes straight to its place.
+The ``safetensors`` package serialises a whole file at once; this writer writes the header first,
+from shapes known in advance, and then writes every tensor straight to its offset.
 """
 
 import json
@@ -47,10 +47,10 @@ class TensorSpec:
 
 
 class TensorWriter:
-    """Writer of given tensors, in any order, as Hugging Face lays out a checkpoint.
+    """Writer of declared tensors, in any order, with Hugging Face's file layout.
 
-    One ``model.safetensors``, or shards of at most ``max_shard_bytes`` (a larger tensor gets a
-    shard of its own) with an index. Memory stays at the tensor being written.
+    Writes one ``model.safetensors``, or shards of at most ``max_shard_bytes`` (a larger tensor gets
+    a shard of its own) with an index. Memory is limited to the tensor being written.
     """
 
     def __init__(self, folder: Path, specs: Mapping[str, TensorSpec], max_shard_bytes: int):
@@ -67,7 +67,7 @@ class TensorWriter:
             self._start(file, names)
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Put ``tensor``, which must match its spec, in its place."""
+        """Write ``tensor``, which must match the spec, at its offset."""
         spec = self._specs[name]
         assert (tensor.dtype, tuple(tensor.shape)) == (DTYPES[spec.dtype], spec.shape), name
         file, offset = self._places[name]
@@ -77,7 +77,7 @@ class TensorWriter:
         self._missing.remove(name)
 
     def finish(self) -> None:
-        """Check that every tensor has been written, once."""
+        """Check that every tensor has been written exactly once."""
         assert not self._missing, sorted(self._missing)
 
     def _start(self, file: Path, names: list[str]) -> None:

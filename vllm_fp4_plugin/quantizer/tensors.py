@@ -1,4 +1,4 @@
-"""Tensors of a quantised checkpoint, as its format names and shapes them; pure."""
+"""Tensors of a quantised checkpoint: names and shapes by format; pure functions."""
 
 from collections.abc import Iterator
 
@@ -33,12 +33,12 @@ def scalar_spec(format: Format) -> TensorSpec:
 def linear_tensors(
     format: Format, name: str, weight: QuantizedWeight, input_amax: Tensor | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors that ``linear_specs`` announces.
+    """Yield the tensors of ``linear_specs``.
 
     Args:
-        format: to write.
-        name: of the linear.
-        weight: quantised by the format's convention.
+        format: format to write.
+        name: name of the linear.
+        weight: weight, quantised by the format's convention.
         input_amax: largest magnitude of the linear's inputs, float32 ``()``; None: weight-only.
     """
     names = format.names

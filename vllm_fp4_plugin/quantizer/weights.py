@@ -1,4 +1,4 @@
-"""Quantiser of weights, in slices of rows, so that memory stays near one weight's size."""
+"""Quantiser of weights in slices of rows: peak memory stays near the size of one weight."""
 
 import math
 import time
@@ -23,7 +23,7 @@ from vllm_fp4_plugin.quantizer.errors import QuantizerError
 from vllm_fp4_plugin.quantizer.source import Source
 from vllm_fp4_plugin.quantizer.stored import StoredWeight, ignoring
 
-# Fits the caches, and leaves the allocator no large holes that peak memory would grow by.
+# Slices fit the caches, and leave no large holes in the allocator, which would raise peak memory.
 _SLICE_ELEMENTS = 1 << 18
 
 
@@ -34,7 +34,7 @@ class QuantizedWeight:
     Attributes:
         data: uint8 ``(rows, K/2)``.
         scales: float8_e4m3fn ``(rows, K/16)``.
-        global_scale: float32 ``()``, as the convention stores it.
+        global_scale: float32 ``()``, factor or divisor by convention.
         relative_mse: ``‖dequantised - original‖² / ‖original‖²``.
     """
 
@@ -49,13 +49,14 @@ class WeightQuantizer:
 
     Args:
         source: the checkpoint.
-        weights: where the weights of the linears are.
-        convention: whose arithmetic to follow.
-        rule: how block scales are chosen.
-        sharing: linears, ``name`` among them, whose largest weight sets the global scale of
-            ``name``; by default only its own.
-        fused: linears, ``name`` among them, that engines make one matrix of. An all-zero one takes
-            the global scale of the others, which some engines then apply to all.
+        weights: locations of the linears' weights.
+        convention: convention of the arithmetic.
+        rule: rule for block scales.
+        sharing: for each ``name``, the linears, ``name`` included, whose largest weight sets its
+            global scale; by default ``name`` alone.
+        fused: for each ``name``, the linears, ``name`` included, that engines fuse into one matrix.
+            An all-zero linear gets the global scale of the others, as some engines apply one scale
+            to all.
     """
 
     def __init__(
@@ -73,15 +74,16 @@ class WeightQuantizer:
         self._rule = rule
         self._sharing = sharing
         self._fused = fused
-        # No tensors: small ones that stay, between large ones that go, would scatter the heap.
+        # Floats, not tensors: small tensors that live on, between large freed ones, fragment the
+        # heap.
         self._known_amax: dict[str, float] = {}
 
     def quantize(self, name: str) -> QuantizedWeight:
         """Quantise ``<name>.weight``.
 
         Raises:
-            QuantizerError: naming a weight that holds NaN or infinity, or values that NVFP4 would
-                not hold.
+            QuantizerError: the message names a weight with NaN or infinity, or with values that
+                NVFP4 cannot represent.
         """
         amax = self._shared_amax(name)
         scale = self._global_scale(name, amax)
@@ -107,16 +109,16 @@ class WeightQuantizer:
         return QuantizedWeight(data, scales, scale, total.error / total.norm if total.norm else 0.0)
 
     def estimated_seconds(self) -> float:
-        """Seconds that all weights take on this machine, judged by a part of the first one.
+        """Estimate the seconds for all weights on this machine, from a part of the first weight.
 
         Raises:
-            QuantizerError: as ``quantize``.
+            QuantizerError: see ``quantize``.
         """
         name = next(iter(self._weights))
         scale = self._global_scale(name, self._shared_amax(name))
         part = _slices(self._weights[name].load(self._source))[0]
         taken = []
-        for _ in range(2):  # the first time more is read and allocated
+        for _ in range(2):  # the first run includes reading and allocation
             start = time.monotonic()
             self._packed(name, part, scale)
             taken.append(time.monotonic() - start)
@@ -124,7 +126,7 @@ class WeightQuantizer:
         return min(taken) * elements / part.numel()
 
     def _shared_amax(self, name: str) -> float:
-        """Largest magnitude of the weights that have the global scale of ``name``."""
+        """Largest magnitude of the weights that share the global scale of ``name``."""
         amax = max(self._amax(n) for n in self._sharing.get(name, [name]))
         return amax or max(self._amax(n) for n in self._fused[name])
 
@@ -139,7 +141,7 @@ class WeightQuantizer:
         return scale
 
     def _remedy(self, name: str, fault: str) -> str:
-        """Remedy of a weight that cannot be quantised; ``fault`` is what is to be mended."""
+        """Advice for a weight that cannot be quantised; ``fault`` names the part to mend."""
         file = self._source.shards[self._weights[name].tensor].name
         return f"mend {fault} in {file}, or leave it as it is with {ignoring(self._fused[name])}"
 

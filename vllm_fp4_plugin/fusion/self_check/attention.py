@@ -1,8 +1,8 @@
-"""Attention that rotates and normalises queries and keys, or quantises its result.
+"""Self-check of attention that rotates and normalises queries and keys, or quantises its result.
 
-The module that holds attention runs a prefill and a decode after it, over pages of its own. Keys in
-the pages are compared too. Softmax is made sharp enough for queries to matter: with the model's own
-scale, random inputs may all but average the values, rotated or not.
+The module around attention runs a prefill and then a decode, over pages of its own. Keys in the
+pages are compared too. The softmax is sharpened until queries matter: with the model's own scale,
+random inputs may nearly average the values, rotated or not.
 """
 
 import inspect
@@ -29,11 +29,11 @@ from vllm_fp4_plugin.fusion.self_check.neighbourhood import Neighbourhood, plain
 
 _POSITIONS = (POSITIONS, "position_ids")
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_SHARPNESS = 2.0  # standard deviation of logits
+_SHARPNESS = 2.0  # target standard deviation of the logits
 
 
 def neighbourhoods(model: Module, config: Any) -> Iterator[Neighbourhood]:
-    """Attention layers of a model that do more than to attend."""
+    """Attention layers of a model with any fusion."""
     for prefix, owner in model.named_modules():
         for name, module in owner._modules.items():
             if isinstance(module, Attention) and type(module.impl) is PagedAttentionImpl:
@@ -52,12 +52,12 @@ def _neighbourhood(name: str, trial: "_Trial") -> Neighbourhood:
 
 
 class _Trial:
-    """Runs of a module that holds attention.
+    """Runs of a module that holds attention, fused and unfused.
 
     Args:
         owner: the module.
-        name: the attention's in it.
-        config: the engine's.
+        name: name of the attention in ``owner``.
+        config: config of the engine.
     """
 
     def __init__(self, owner: Any, name: str, config: Any) -> None:
@@ -66,14 +66,14 @@ class _Trial:
         self.config = config
         self.attention: Any = owner._modules[name]
         self.impl: Any = self.attention.impl
-        self._scale: float | None = None  # of softmax
-        # So many tokens that keys are stored by an op of its own, and fill more than a page.
+        self._scale: float | None = None  # softmax scale
+        # Enough tokens that a separate op stores keys, and more than a page is filled.
         group = self.impl.num_heads // self.impl.num_kv_heads
         most = config.model_config.max_model_len - 1
         self._prefill = min(MAX_ROTARY_ROWS // group + 1, most)
 
     def separate(self) -> Any:
-        """Leave rotation to the model, and the result in 16 bits; returns how to undo that."""
+        """Undo the fusions of rotation and quantization; return a function that redoes them."""
         undone = [
             match_rotary.unbind(self.owner, self.name),
             attention_quantize.take_back(self.attention),
@@ -94,7 +94,7 @@ class _Trial:
             undo()
 
     def _sharp_scale(self) -> float:
-        """Scale with which logits of random inputs spread as far as ``_SHARPNESS``."""
+        """Softmax scale that gives logits of random inputs the deviation ``_SHARPNESS``."""
         seen: list[tuple[Tensor, Tensor]] = []
         attend = self.impl.attend
 
@@ -134,7 +134,7 @@ class _Trial:
         return [*outs, values[..., : self.impl.head_size]]
 
     def _first_layer(self) -> Any:
-        """Linear layer whose input is the module's, and not attention's."""
+        """Linear layer that takes the module's input, rather than attention's result."""
         for layer in self.owner._modules.values():
             if isinstance(layer, LinearBase) and not isinstance(layer, RowParallelLinear):
                 return layer
@@ -160,10 +160,10 @@ class _Trial:
             return plain(self.owner.forward(**given)).clone()
 
     def _arguments(self, hidden: Tensor, positions: Tensor) -> dict[str, Tensor | None]:
-        """Arguments of the module's forward pass: one beside positions and residual is its input.
+        """Arguments of the module's forward: the one beside positions and residual is the input.
 
         Raises:
-            TypeError: it takes others.
+            TypeError: the forward pass takes other arguments.
         """
         parameters = list(inspect.signature(type(self.owner).forward).parameters.values())[1:]
         needed = [p.name for p in parameters if p.default is p.empty and p.kind in _NAMED]
@@ -177,6 +177,6 @@ class _Trial:
 
 @contextmanager
 def _context(config: Any, metadata: Any, slots: Any) -> Iterator[None]:
-    """Step of vLLM's runner, as far as attention sees."""
+    """Forward context of a step of vLLM's runner, with the parts that attention reads."""
     with override_forward_context(create_forward_context(metadata, config, slot_mapping=slots)):
         yield

@@ -1,4 +1,4 @@
-"""Gate and up projections that are one op with SiLU-mul."""
+"""Self-check of gate and up projections fused with SiLU-mul."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from vllm_fp4_plugin.plan import Choice, choose_kernels
 
 
 def neighbourhoods(model: Module) -> Iterator[Neighbourhood]:
-    """Fused gate and up projections of a model, but for those that were unfused."""
+    """Gate and up projections of a model that are fused."""
     for name, layer in model.named_modules():
         method: Any = getattr(layer, "quant_method", None)
         fused = getattr(getattr(method, "plan", None), "gate_up", False)
@@ -42,7 +42,7 @@ def _neighbourhood(name: str, layer: Any) -> Neighbourhood:
 
 
 def _apart(method: Any) -> tuple[str, str | None]:
-    """Targets of the kernels that run the two projections apart."""
+    """Targets of the kernels that run the two projections unfused."""
     plan = method.plan
     choice: Choice = choose_kernels(
         KERNELS, method.activation, method.terms, batch_invariant=batch_invariance.is_wanted()

@@ -1,4 +1,4 @@
-"""Fused op with the modules around it, which can run unfused too."""
+"""Fused op with the modules around it, which can also run unfused."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from torch import Tensor
 from vllm_fp4_plugin.ops.operands import QuantizedInput, Unreduced
 
 TOKENS = 5
-_SATURATED = 2688  # of an input's global scale: the largest value that NVFP4 has with it
-_DEVIATIONS = 4  # of normal values, from 0 to that
+_SATURATED = 2688  # largest NVFP4 value under an input's global scale, in units of the scale
+_DEVIATIONS = 4  # random values of this many standard deviations reach that value
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,10 @@ class Neighbourhood:
     """Fused op of one layer.
 
     Attributes:
-        name: name of what was fused, for a reader.
-        kind: what ops that compute alike have in common, and no others.
-        results: results of the fused form, or, of ``False``, of the unfused one.
-        separate: leaves the op unfused from now on.
+        name: name of the fusion, for messages.
+        kind: key that is equal exactly for ops with the same computation.
+        results: runs the op and returns its results: fused for True, unfused for False.
+        separate: unfuses the op from now on.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Neighbourhood:
 
 
 def random_input(layer: Any, tokens: int = TOKENS) -> Tensor:
-    """Normal values ``(tokens, K)`` that a linear layer's calibrated scale takes, if it has one."""
+    """Normal random ``(tokens, K)`` within the range of a layer's calibrated scale, if any."""
     scale = getattr(layer, "input_scale", None)
     values = torch.randn(tokens, layer.input_size, generator=_generator()).to(layer.weight.device)
     if scale is not None:
@@ -41,7 +41,7 @@ def random_input(layer: Any, tokens: int = TOKENS) -> Tensor:
 
 
 def random_rows(like: Tensor, width: int, tokens: int = TOKENS, seed: int = 0) -> Tensor:
-    """Normal values ``(tokens, width)`` of a tensor's dtype and device."""
+    """Normal random ``(tokens, width)`` of a tensor's dtype and device."""
     return torch.randn(tokens, width, generator=_generator(seed)).to(like)
 
 
@@ -50,9 +50,9 @@ def _generator(seed: int = 0) -> torch.Generator:
 
 
 def product(layer: Any, x: Any) -> Tensor:
-    """Result of a linear layer of ours, before ranks add theirs up.
+    """Result of a linear layer of ours on this rank, before any all-reduce.
 
-    Of a gate and up projection, it is the activation's, or that of the layer which takes it.
+    For a gate and up projection: the activation's result, or that of the layer which consumes it.
     """
     out = layer.quant_method.apply(layer, x)
     if hasattr(out, "silu_and_mul"):
@@ -63,7 +63,7 @@ def product(layer: Any, x: Any) -> Tensor:
 
 
 def plain(out: Any) -> Tensor:
-    """Tensor of a module's result."""
+    """Tensor in a module's result."""
     first = out[0] if isinstance(out, tuple) else out
     if isinstance(first, Unreduced):
         return first.partial
@@ -73,7 +73,7 @@ def plain(out: Any) -> Tensor:
 
 
 def distance(fused: Sequence[Tensor], unfused: Sequence[Tensor]) -> float:
-    """Largest difference of two lists of results, in root mean squares of the latter."""
+    """Largest difference between two lists of results, relative to the RMS of the unfused ones."""
     furthest = 0.0
     for one, other in zip(fused, unfused, strict=True):
         size, apart = (float(x.double().norm()) for x in (other, one.double() - other.double()))

@@ -1,4 +1,4 @@
-"""Norms that quantise for the layer that they feed."""
+"""Self-check of norms that quantise for a linear layer."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from vllm_fp4_plugin.fusion.self_check.neighbourhood import Neighbourhood, produ
 
 
 def neighbourhoods(model: Module) -> Iterator[Neighbourhood]:
-    """Norms of a model with the layers that they feed."""
+    """Norms of a model, each with the layer that consumes its quantised result."""
     for name, norm in model.named_modules():
         if type(norm) is QuantizingNorm and norm.feeding is not None:
             yield _neighbourhood(name, norm)
@@ -37,7 +37,7 @@ def _neighbourhood(name: str, norm: Any) -> Neighbourhood:
         if feeding.reduction is not None:
             feeding.reduction.producer.quant_method.keep_part(feeding.reduction.producer)
 
-    # Weights differ by layer, and nothing else does.
+    # Layers differ only in their weights.
     sizes = tuple(plan.shard_sizes), plan.k, norm.weight.dtype, norm.variance_epsilon
     how = *plan.targets, plan.terms, plan.activation, feeding.alone, feeding.adding
     return Neighbourhood(f"{name} (quantises)", ("norm", *sizes, *how), results, separate)

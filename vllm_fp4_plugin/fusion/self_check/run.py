@@ -1,4 +1,4 @@
-"""Run of the self-check over a model."""
+"""Driver of the self-check over a model."""
 
 from collections.abc import Hashable, Sequence
 from itertools import chain
@@ -20,17 +20,18 @@ from vllm_fp4_plugin.plan import hash_kernels
 
 logger = init_logger("vllm.nvfp4_tc")
 
-# Codes next to one another differ by a sixth to a third of their size; where rounding moves a value
-# before it is quantised, few of them change. A rotation left out moves results by more than half.
+# Adjacent codes differ by a sixth to a third of their size; where rounding moves a value before it
+# is quantised, few codes change. A missing rotation moves results by more than half.
 ROUNDING = 0.15
 
 
 class Outcome(NamedTuple):
-    """Outcome of one kind.
+    """Outcome of the check of one kind of fused op.
 
     Attributes:
-        distance: difference of fused and unfused results, in root mean squares of the latter.
-        unknown: reason why the kind could not be run; empty if it was.
+        distance: difference between fused and unfused results, relative to the RMS of the unfused
+            ones.
+        unknown: reason why the op could not run; empty if it ran.
     """
 
     distance: float
@@ -38,21 +39,21 @@ class Outcome(NamedTuple):
 
 
 def schedule(model: Module, config: Any) -> None:
-    """Have a model checked when it is called first: by vLLM, to measure memory.
+    """Schedule the check for the model's first call: vLLM's memory profiling.
 
-    Not once it is loaded: ops keep tensors for later calls, and what is made while weights are
-    loaded is lost when an engine sleeps.
+    Not right after the load: ops keep tensors for later calls, and tensors allocated while weights
+    are loaded are lost when an engine sleeps.
 
     Args:
         model: model whose weights are in place.
-        config: the engine's.
+        config: config of the engine.
     """
 
     def first(*_: Any) -> None:
         handle.remove()
         check(model, config)
 
-    if type(model).__call__ is not Module.__call__:  # it is compiled whole, and calls no hooks
+    if type(model).__call__ is not Module.__call__:  # compiled as a whole, without hooks
         check(model, config)
         return
     handle = model.register_forward_pre_hook(first)
@@ -64,10 +65,10 @@ def check(model: Module, config: Any) -> None:
 
     Args:
         model: model whose weights are in place.
-        config: the engine's.
+        config: config of the engine.
     """
     kinds: dict[Hashable, list[Neighbourhood]] = {}
-    # A norm's results are seen through the layer that it feeds, which comes first therefore.
+    # A norm is checked through its consuming layer, so mlp comes first.
     found = mlp.neighbourhoods(model), norm.neighbourhoods(model)
     for each in chain(*found, attention.neighbourhoods(model, config)):
         kinds.setdefault(each.kind, []).append(each)
@@ -99,7 +100,7 @@ def _outcome(first: Neighbourhood) -> Outcome:
 
 
 def _agreed(outcome: Outcome, device: torch.device) -> Outcome:
-    """Outcome that all ranks of a tensor-parallel group act on."""
+    """Outcome agreed on by all ranks of a tensor-parallel group."""
     if get_tensor_model_parallel_world_size() == 1:
         return outcome
     flags = torch.tensor([bool(outcome.unknown), not outcome.distance <= ROUNDING])
@@ -112,7 +113,7 @@ def _agreed(outcome: Outcome, device: torch.device) -> Outcome:
 def _separate(members: Sequence[Neighbourhood], apart: float, config: Any) -> None:
     for each in members:
         each.separate()
-    # Compiled graphs hold what is called, and are kept by what vLLM hashes.
+    # Compiled graphs contain these calls, and vLLM caches graphs under its hash.
     held = [f"unfused at start: {each.name}" for each in members]
     hash_kernels(config, held, 1, Options.of(config))
     _tell(
