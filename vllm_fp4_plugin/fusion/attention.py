@@ -56,7 +56,7 @@ def _settle_rotation(owners: Sequence[Module], name: str, attention: Any, option
     against = against or match_rotary.obstacle(owners, name, rotary_name)
     if against:
         return f"{rotary_name} apart: {against}"
-    said = match_rotary.bind(owner, name, rotary_name).said
+    said = match_rotary.bind(owner, name, rotary_name)
     kernel = match_rotary.kernel_of(attention)
     assert kernel is not None
     hash_kernels(get_current_vllm_config(), (f"{name}: {said}", kernel.target), 1, options)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from vllm.model_executor.layers.layernorm import RMSNorm
 
 from nvfp4_kernels.device.rowwise.tile import BLOCK, longest_row
 from vllm_fp4_plugin.fusion.forward_analysis import Use, flow_of, flow_of_parameter
@@ -17,13 +18,13 @@ class Found(NamedTuple):
 
     Attributes:
         name: name of the norm in the model.
-        norm: the norm.
+        norm: the norm; a ``QuantizingNorm`` unless there is a reason against fusion.
         against: reason why the norm cannot quantise for the layer; empty if it can.
         owners: modules around the norm, the innermost first.
     """
 
     name: str
-    norm: QuantizingNorm
+    norm: Any
     against: str
     owners: Sequence[Any]
 
@@ -48,7 +49,7 @@ def norm_before(layer: Any, prefix: str, owners: Sequence[Any], on_gpu: bool) ->
             return None
         prefix = prefix.removesuffix(names[0]).rstrip(".")
         for name, norm in owner._modules.items():
-            if type(norm) is QuantizingNorm:
+            if isinstance(norm, RMSNorm):
                 flow = flow_of(owner, name, "norm", as_input=True)
                 if names[0] not in flow.consumers:
                     continue
@@ -67,6 +68,8 @@ def _obstacle(owner: Any, norm: Any, path: Sequence[Any], on_gpu: bool) -> str:
     """Reason against fusion in the modules themselves; empty if there is none."""
     k, most = norm.hidden_size, longest_row(words=BLOCK)
     dtypes = (path[0].params_dtype, torch.float32)
+    if type(norm) is not QuantizingNorm:
+        return f"it is {type(norm).__name__}, not our RMSNorm"
     if norm.variance_size_override is not None:
         return f"its variance is of {norm.variance_size_override} elements of {k}"
     if not norm.has_weight or norm.weight.dtype not in dtypes:

@@ -125,22 +125,26 @@ def norms_obstacle(owner: Any, norms: Sequence[tuple[str, Any, int]], rotary: An
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-def bind(owner: Any, name: str, rotary_name: str) -> Rotation:
+def bind(owner: Any, name: str, rotary_name: str) -> str:
     """Fuse rotation, and head norms where possible, into attention.
 
     The original modules stay in place elsewhere: all layers share a rotary embedding.
+
+    Returns:
+        Note of the fusion, and the reason why norms stay apart.
     """
     attention, rotary = owner._modules[name], owner._modules[rotary_name]
     norms = list(norms_before(owner, rotary_name))
     taken: dict[int, Any] = {}
-    if norms and not norms_obstacle(owner, norms, rotary):
+    against = norms_obstacle(owner, norms, rotary) if norms else ""
+    if norms and not against:
         taken = {place: norm for _, norm, place in norms}
         for norm in taken.values():
             leave_unnormalised(norm)
     owner._modules[rotary_name] = Unrotated(rotary)
     rotation = Rotation(rotary, taken.get(1), taken.get(2))
     attention.impl.rotation = rotation
-    return rotation
+    return f"{rotation.said}, norms of heads apart: {against}" if against else rotation.said
 
 
 def unbind(owner: Any, name: str) -> Callable[[], None]:

@@ -111,8 +111,10 @@ def _agreed(outcome: Outcome, device: torch.device) -> Outcome:
 
 
 def _separate(members: Sequence[Neighbourhood], apart: float, config: Any) -> None:
+    report = config.quant_config.startup.report
     for each in members:
         each.separate()
+        report.amend(each.name.partition(" ")[0], "unfused at start: its results differed")
     # Compiled graphs contain these calls, and vLLM caches graphs under its hash.
     held = [f"unfused at start: {each.name}" for each in members]
     hash_kernels(config, held, 1, Options.of(config))
