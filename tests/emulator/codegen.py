@@ -1,9 +1,10 @@
 """PTX -> one Python generator function per kernel and block shape.
 
-Each basic block becomes a branch of a dispatch tree; registers are local variables, uniform ones
-plain integers, the others 32-lane arrays that are never modified in place. The generator yields
-where the warp waits or may lose its turn. Where lanes part, ``m`` masks those that run and
-``stack`` holds the others with the block at which they meet again (their immediate post-dominator).
+Each basic block becomes a branch of a dispatch tree; registers are local variables: uniform
+registers are plain integers, the others 32-lane arrays that are never modified in place. The
+generator yields where the warp waits or may be preempted. Where lanes diverge, ``m`` masks the
+running lanes and ``stack`` holds the other lanes with the block at which the lanes reconverge (the
+immediate post-dominator).
 """
 
 import linecache
@@ -66,14 +67,14 @@ class Program:
     """A kernel ready to run with one block shape.
 
     Attributes:
-        kernel: as parsed.
-        granule: bytes per shadow entry its narrowest accesses allow.
-        block_count: basic blocks.
+        kernel: parsed kernel.
+        granule: bytes per shadow entry; set by the kernel's narrowest access.
+        block_count: number of basic blocks.
         block_families: per block, instruction family -> count.
-        lints: mistakes seen without running.
+        lints: mistakes found statically.
         tuples: registers that wgmma uses asynchronously.
-        shared_arrays: what lies in shared memory, by offset: static symbols, then dynamic arrays.
-        guard_bytes: by which guards behind those make shared memory larger.
+        shared_arrays: layout of shared memory by offset: static symbols, then dynamic arrays.
+        guard_bytes: bytes that the guards behind the arrays add to shared memory.
         text: the generated Python.
     """
 
@@ -234,7 +235,7 @@ def _is_narrow(instruction: Instruction) -> bool:
 
 
 class Emitter:
-    """Writes the generated function; instruction families add their lines through it."""
+    """Writer of the generated function; the instruction families append lines through it."""
 
     def __init__(self, program: Program) -> None:
         from tests.emulator.instructions import FAMILIES, RUNTIME
@@ -577,7 +578,7 @@ class Emitter:
         self.guard = ""
 
     def _run(self, family: "Emit", instruction: Instruction) -> None:
-        """An instruction's lines, after those that watch registers wgmma may be using."""
+        """Emit an instruction, preceded by the checks of registers that wgmma may be using."""
         if self.program.tuples.of and instruction.parts[0] != "wgmma":
             touched = tuple(self.program.tuples.touched(instruction))
             if touched:

@@ -1,9 +1,9 @@
-"""Findings of the emulator: one exception class per mistake, each naming where it was made.
+"""Findings of the emulator: one exception class per kind of mistake, each naming its place.
 
-Everything a kernel can do wrong is an :class:`EmulatorError`. The parts of the machine raise it
-with the fact alone; the warp that was executing adds where (:meth:`EmulatorError.at`), so that
-every report names the PTX line, the warp, the CTA and, where the PTX has ``.loc`` lines, the
-kernel's source line.
+Every mistake of a kernel is an :class:`EmulatorError`. The parts of the machine raise the error
+with the fact alone; the executing warp adds the place (:meth:`EmulatorError.at`), so that every
+report names the PTX line, the warp, the CTA and, where the PTX has ``.loc`` lines, the kernel's
+source line.
 """
 
 from dataclasses import dataclass
@@ -36,10 +36,10 @@ class Where:
 
 
 class EmulatorError(Exception):
-    """A kernel did what hardware would not forgive, or asks for what the emulator does not know.
+    """A mistake of the kernel, or a feature that the emulator does not model.
 
     Attributes:
-        fact: what is wrong, without the place.
+        fact: the mistake, without the place.
         where: the place, once known.
     """
 
@@ -49,7 +49,7 @@ class EmulatorError(Exception):
         self.where = where
 
     def at(self, where: Where) -> "EmulatorError":
-        """This error with the place it was raised from, unless it has one already."""
+        """This error, with the place of the raising instruction unless a place is set already."""
         if self.where is None:
             self.where = where
         return self
@@ -83,11 +83,11 @@ class OutOfBounds(EmulatorError):
 
 
 class ArrayOverrun(OutOfBounds):
-    """An access between the arrays of shared memory: one of them ends before it does."""
+    """An access that runs past the end of one array of shared memory into the next."""
 
 
 class Misaligned(EmulatorError):
-    """An address that is not a multiple of what the access needs."""
+    """An address that is not a multiple of the required alignment."""
 
 
 class UninitialisedRead(EmulatorError):
@@ -95,7 +95,7 @@ class UninitialisedRead(EmulatorError):
 
 
 class DataRace(EmulatorError):
-    """Two accesses to the same bytes, one of them a write, that nothing orders."""
+    """Two unordered accesses to the same bytes, at least one of them a write."""
 
 
 class MissingProxyFence(DataRace):
@@ -103,15 +103,15 @@ class MissingProxyFence(DataRace):
 
 
 class MissingTensorFence(DataRace):
-    """A barrier orders two tensor-memory accesses, without the tcgen05.fence that takes."""
+    """Two tensor-memory accesses ordered by a barrier, but without the required tcgen05.fence."""
 
 
 class MissingDependencyWait(DataRace):
-    """A launch touches what one that it may overlap has touched: griddepcontrol.wait is missing."""
+    """Access to data of an overlapping launch without griddepcontrol.wait."""
 
 
 class NarrowScope(DataRace):
-    """A release and an acquire order two accesses, but one's scope leaves out the other's CTA."""
+    """Two accesses ordered by a release and an acquire, one with a scope that excludes a CTA."""
 
 
 class UnwaitedLoad(EmulatorError):
@@ -159,7 +159,7 @@ class BarrierMisuse(EmulatorError):
 
 
 class ParityAliasing(BarrierMisuse):
-    """A wait for a parity of an mbarrier that may be the one of two phases before or after."""
+    """Wait on an mbarrier parity that may match a phase two before or after the intended phase."""
 
 
 class TensorMemoryMisuse(EmulatorError):

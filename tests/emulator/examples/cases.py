@@ -15,10 +15,11 @@ class Case:
     """One run of one example.
 
     Attributes:
-        name: unique.
-        path: under ``examples/python/CuTeDSL``.
-        arguments: of its command line.
-        sms: streaming multiprocessors to emulate; few make persistent kernels take several tiles.
+        name: unique name.
+        path: path under ``examples/python/CuTeDSL``.
+        arguments: command line arguments.
+        sms: streaming multiprocessors to emulate; a small number makes persistent kernels process
+            several tiles per CTA.
         arch: "sm_100a" or "sm_90a".
     """
 

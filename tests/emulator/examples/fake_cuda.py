@@ -1,4 +1,4 @@
-"""CUDA's Python bindings, and what of CuTe's helpers uses them, as if there were a GPU."""
+"""Stand-ins for CUDA's Python bindings, and for the CuTe helpers that use the bindings."""
 
 import ctypes
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class HardwareInfo:
 
 
 def _benchmark(call: Callable[..., Any], **options: Any) -> float:
-    """``cutlass.testing.benchmark``: no time to measure, but some examples check what it ran."""
+    """Stand-in for ``cutlass.testing.benchmark``: runs the kernel once, measures nothing."""
     arguments = options.get("kernel_arguments")
     if arguments is not None:
         call(*arguments.args, **arguments.kwargs)

@@ -1,4 +1,4 @@
-"""A device that runs nothing and writes down what it is asked to launch."""
+"""A device that records each launch request and runs nothing."""
 
 import json
 from collections.abc import Mapping

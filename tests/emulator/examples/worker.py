@@ -1,4 +1,4 @@
-"""One example in a process of its own; ``run.py`` starts it. Writes one JSON line per schedule."""
+"""Process that runs one example, started by ``run.py``; writes one JSON line per schedule."""
 
 import contextlib
 import dataclasses
@@ -93,7 +93,7 @@ def main() -> None:
     )
     from tests.emulator.machine.schedule import STANDARD
 
-    # What NVIDIA's own examples do although the PTX ISA says otherwise: noted, not refused.
+    # Behaviour of NVIDIA's own examples that violates the PTX ISA: noted, not refused.
     tolerated = (
         BarrierMisuse,
         DataRace,

@@ -1,4 +1,4 @@
-"""atom and red: what they compute, and the instructions."""
+"""atom and red: arithmetic of the operations, and the instructions."""
 
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -195,7 +195,7 @@ def _meet(
             now[at] = _result(operation, kind, before, given, memory.kind == "global")
     items = np.ascontiguousarray(now).view(ITEMS[nbytes])[:, 0]
     memory.write_lanes(distinct, nbytes, items, access)
-    # Or it is a poll that does not end by itself. What changes there and back has changed.
+    # An atomic that changes nothing is a poll; a value that changed and changed back has changed.
     moved = (old[lanes] != now[inverse]).any(1) | (old[lanes] != first[inverse]).any(1)
     changed = np.zeros(distinct.size, bool)
     changed[inverse[moved]] = True
@@ -205,7 +205,8 @@ def _meet(
     return list(np.ascontiguousarray(old.view(ITEMS[TYPE_BITS[kind] // 8]).T))
 
 
-# Of one place after another: those that work alike on signed and unsigned patterns.
+# Accumulating functions for repeated addresses; only operations that treat signed and unsigned
+# alike.
 _ACCUMULATED = {
     (operation, kind): ufunc.accumulate
     for operation, ufunc in {
@@ -236,9 +237,9 @@ def _inside(memory: "LinearMemory", places: Lanes) -> npt.NDArray[np.bool_]:
 def _batches(
     w: "Warp", space: str, addresses: Lanes, mask: Lanes | None
 ) -> list[npt.NDArray[np.intp]]:
-    """Lanes that go together: in one memory, those before which as many have the same place.
+    """Batches of lanes in which no two lanes share an address, in order of occurrence.
 
-    Where time is modelled, all of them if each has its own place, or else one after the other.
+    With a timing trace: all lanes at once if each lane has a distinct address, else one at a time.
     """
     lanes = np.flatnonzero(w.live if mask is None else mask)
     memory, places = _places(w, space, addresses[lanes])

@@ -1,4 +1,4 @@
-"""cp.async.bulk and its kin: what the tensor memory accelerator does (PTX ISA, bulk copies)."""
+"""cp.async.bulk and the other instructions of the tensor memory accelerator (PTX ISA)."""
 
 import functools
 from collections.abc import Callable, Generator
@@ -148,7 +148,7 @@ def _plain(e: "Emitter", i: Instruction) -> None:
     )
 
 
-# What generated code calls
+# Functions called by generated code
 
 
 @functools.lru_cache(maxsize=1024)
@@ -241,7 +241,7 @@ def _destinations(
 
 
 def _receive(w: "Warp", cta: "Cta", barrier: MBarrier, line: int) -> None:
-    """Notes that a copy writes to a CTA, which must wait for it before it exits."""
+    """Record that a copy writes to a CTA, which must wait for the copy before its exit."""
     cta.touch(barrier.component, barrier.phase + 1, "bulk copy", lambda: w.where(line))
 
 
@@ -357,7 +357,7 @@ def tensor_store(
 
 
 def _distinct(w: "Warp", mask: "Mask", operation: str, *operands: Any) -> list[int]:
-    """Lanes that issue: one of those that store the same bytes to the same place."""
+    """Issuing lanes; lanes that store the same bytes to the same address count as a single lane."""
     lanes = w.active(mask)
     if operation or len(lanes) == 1:
         return lanes
@@ -565,7 +565,7 @@ def replace_in_map(
         memory.write(place, changed[:_MAP_BYTES], w.access(line, "write"))
 
 
-# What a tensor map says lies in its first half; the rest is padding that kernels do not fill in.
+# The contents of a tensor map lie in its first half; the rest is padding that kernels leave unset.
 _MAP_BYTES = 64
 
 

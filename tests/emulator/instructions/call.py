@@ -80,7 +80,7 @@ def vprintf(w: "Warp", text: Any, arguments: Any, mask: "Mask", line: int) -> in
         taken = 0
 
         def take(nbytes: int, lane: int = lane) -> bytes:
-            # Arguments follow one another, each at a multiple of its size.
+            # Arguments are packed in order, each at a multiple of its size.
             nonlocal place, taken
             place += -place % nbytes
             data = _read(w, lane, place, nbytes, line)

@@ -68,7 +68,7 @@ def dependent_launch(e: "Emitter", i: Instruction) -> None:
 
 @runtime
 def await_prerequisites(w: "Warp") -> Generator[None, None, None]:
-    """Waits for the launch before, where it has not ended; what it did is visible then."""
+    """griddepcontrol.wait: wait until the preceding launch has ended and its writes are visible."""
     link = w.launch.link
     before = link.before
     while before is not None and not before.done:

@@ -34,7 +34,7 @@ def part(
 
 @runtime
 def meet(stack: Stack, w: "Warp", here: int, running: Lanes) -> tuple[int, Lanes]:
-    """Lanes to bring to a meeting point next, or all of them once they are there."""
+    """Block and lanes to run next before reconvergence at ``here``; all lanes once reconverged."""
     while stack and stack[-1][0] == here:
         _, pc, lanes = stack.pop()
         lanes = lanes & w.live
@@ -48,7 +48,7 @@ def meet(stack: Stack, w: "Warp", here: int, running: Lanes) -> tuple[int, Lanes
 
 @runtime
 def leave(stack: Stack, w: "Warp", lanes: Lanes) -> tuple[int, Lanes]:
-    """Lanes have exited: the next ones to run, or (-1, none) when there are none."""
+    """Retire exited lanes; returns the block and lanes to run next, or (-1, no lanes)."""
     w.live = w.live & ~lanes
     while stack:
         _, pc, waiting = stack.pop()

@@ -199,7 +199,7 @@ def _plain(e: "Emitter", operand: Operand, kind: str) -> str:
     return e.value(operand, kind)
 
 
-# What generated code calls
+# Functions called by generated code
 
 
 def memory_at(w: "Warp", space: str, address: int, verb: str) -> LinearMemory:
@@ -312,7 +312,7 @@ def st_uniform(
 
 
 def _lane_of(w: "Warp", mask: Lanes | None) -> int:
-    """The one lane of ``mask``, or MANY_LANES."""
+    """The lane of ``mask`` if only one is active, else MANY_LANES."""
     lanes = w.active(mask) if mask is not None else ()
     return lanes[0] if len(lanes) == 1 else MANY_LANES
 
@@ -327,7 +327,7 @@ def _meeting(w: "Warp", memory: LinearMemory, address: int) -> Place:
 
 
 def observe(w: "Warp", memory: LinearMemory, address: int, acquire: bool, scope: int) -> None:
-    """Learns, by a strong read, what strong writes have published at an address."""
+    """Acquire, by a strong read, the clocks that strong writes have published at an address."""
     published = w.launch.published.get(_meeting(w, memory, address))
     if published is not None:
         seen = published.seen(w, Scope(scope))
@@ -343,7 +343,7 @@ def publish(
     mask: Lanes | None,
     changed: bool = True,
 ) -> None:
-    """Publishes, by a strong write of the lanes of ``mask``, what it releases."""
+    """Publish the released clocks at an address, by a strong write of the lanes of ``mask``."""
     handed = w.actor.strong_write(release, Scope(scope))
     key = _meeting(w, memory, address)
     if changed:
@@ -362,7 +362,7 @@ def _by_memory(
     memory = memory_at(w, space, int(addresses[0]), verb)
     if memory.kind == "shared":
         addresses = addresses & np.uint64(0xFFFFFFFF)
-    # Below its base an address wraps to a huge one.
+    # An address below the base wraps to a huge unsigned value.
     if np.maximum.reduce(addresses - np.uint64(memory.base)) < memory.nbytes:
         return [(memory, None, addresses)]
     if space == "shared" or memory.kind == "shared":

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.emulator.machine.warp import Warp
 
 _COUNT = {"x1": 1, "x2": 2, "x4": 4}
-# Source format -> bits of an element; sixteen of them begin every 16 bytes.
+# Source format -> bits of an element; 16 packed elements begin at every 16-byte boundary.
 _PACKED = {"b6x16_p32": 6, "b4x16_p64": 4}
 # (shape, types) -> whether .trans is there: True, False or None for both (PTX ISA, ldmatrix).
 _LOADS = {

@@ -43,7 +43,7 @@ def reduce(e: "Emitter", i: Instruction) -> None:
 
 
 def _rest(e: "Emitter", i: Instruction, accepted: tuple[str, ...]) -> list[str]:
-    """Modifiers beyond those that every form needs."""
+    """Modifiers of the instruction beyond the required modifiers."""
     parts = i.parts[1:-1]
     rest = [part for part in parts if part not in _NEEDED]
     if not set(parts) >= _NEEDED or not set(rest) <= set(accepted):
@@ -78,7 +78,7 @@ def write_async(
     mask: "Mask",
     line: int,
 ) -> None:
-    """Each lane writes its values, or combines its value with what is there."""
+    """Write, or reduce into memory, each lane's values."""
     data = np.stack(values, 1).view(np.uint8).reshape(32, -1)
     nbytes = data.shape[1]
     before = w.actor.clocks.copy()

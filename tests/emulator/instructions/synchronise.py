@@ -69,7 +69,7 @@ def _cluster(e: "Emitter", i: Instruction, parts: list[str], aligned: bool) -> N
         e.write(f"yield from cluster_wait(w, {i.line})")
 
 
-# What generated code calls
+# Functions called by generated code
 
 
 @runtime

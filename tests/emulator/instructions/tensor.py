@@ -269,7 +269,7 @@ _WRITERS: dict[str, Callable[["Emitter", Instruction], None]] = {
 }
 
 
-# What generated code calls
+# Functions called by generated code
 
 
 def _ctas(w: "Warp", group: int) -> list["Cta"]:
@@ -296,7 +296,7 @@ def _touch(w: "Warp", ctas: list["Cta"], clock: int, verb: str, line: int) -> No
 def tensor_alloc(
     w: "Warp", target: Any, columns: int, group: int, line: int
 ) -> Generator[None, None, None]:
-    """A pair allocates in both CTAs at once: the second to ask gets what the first was given."""
+    """Allocate tensor memory; the second CTA of a pair gets the columns allocated by the first."""
     columns = pick(columns, 0)
     check_columns(columns)
     ctas = _ctas(w, group)
@@ -427,9 +427,9 @@ def tensor_mma(
 
 
 def _collect(w: "Warp", collector: str, operand: int) -> bool:
-    """Follows what the collector buffers hold; whether this MMA's operand comes from one.
+    """Track the collector buffers; return whether this MMA reads its operand from a buffer.
 
-    An operand that is used must be the one that filled its buffer (PTX ISA 9.7.16.10.9).
+    An operand read from a buffer must be the operand that filled the buffer (PTX ISA 9.7.16.10.9).
     """
     buffer, _, action = collector.partition("::")
     held = w.tensor.collected
@@ -637,7 +637,7 @@ def _issue_commit(
         _touch(w, [cta for cta, _ in targets], clock, "tcgen05.commit's arrival", line)
         join(handed.generic, w.tensor.phases)
         for _, barrier in targets:
-            # Commits arrive in order: the next one tells of this one's arrival.
+            # Commits arrive in order: a later commit implies the arrival of this commit.
             over = w.tensor.pipe, clock + 1
             phase = barrier.arrive(handed, sender=sender(w, barrier), over=over)
             w.tensor.phases[barrier.component] = phase

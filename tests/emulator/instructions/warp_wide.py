@@ -44,7 +44,7 @@ def shuffle(e: "Emitter", i: Instruction) -> None:
     first = target.first if isinstance(target, Pair) else target
     flag = target.second if isinstance(target, Pair) else Sink()
     if any(isinstance(o, Register) and e.storage(o.name).uniform for o in (first, flag)):
-        # One lane's value for all of them, each of which finds that lane in range.
+        # The value of one lane for all lanes; the source lane is in range for each of the lanes.
         value = e.value(source, "u32")
         if not e.is_uniform(source):
             value = f"int(({value})[{e.value(lane, 'u32')} & 31])"

@@ -121,7 +121,7 @@ def _check_written(e: "Emitter", i: Instruction, names: tuple[str, ...], how: st
     if never:
         e.write(f"wgmma_report_unwritten(w, {never[0]!r}, {how!r}, {i.line})")
         return
-    # What no instruction has written yet is still the array that it begins with.
+    # A register that no instruction has written yet is still its initial array.
     forms = [(name, e.storage(name)) for name in names if name in e.uniformity.merged]
     for code in sorted({form.code for _, form in forms}):
         zeros = e.constant(np.zeros(32, code), ("zeros", code))
@@ -155,7 +155,7 @@ def _wait(e: "Emitter", i: Instruction) -> None:
         e.write("pass")
 
 
-# What generated code calls
+# Functions called by generated code
 
 
 def _same(value: Any, what: str, line: int, w: "Warp") -> Any:

@@ -120,7 +120,7 @@ def _setp(op: Opcode, count: int | None, results: int | None) -> Lanewise:
     return Lanewise(sources, ("pred", "pred") if dual else ("pred",), coerced(run, sources), both)
 
 
-# What set writes where the comparison holds (PTX ISA, set), by destination type.
+# Value that set writes where the comparison holds (PTX ISA, set), by destination type.
 _TRUE: dict[str, Any] = {
     "u32": np.uint32(0xFFFFFFFF),
     "s32": np.uint32(0xFFFFFFFF),

@@ -91,7 +91,7 @@ def _between_integers(op: Opcode, target: str, source: str) -> Lanewise:
 
 
 def _odd_double(values: Lanes) -> Lanes:
-    """Integers as float64; those of more than 53 bits rounded to odd."""
+    """Integers as float64; integers of more than 53 bits rounded to odd."""
     if values.dtype.itemsize < 8:
         return values.astype(np.float64)
     magnitude = np.abs(values).view(np.uint64)
@@ -139,9 +139,9 @@ def _opened(kind: str) -> Function:
 
 
 def _closed(kind: str, rounding: str, *, keeps_nan: bool = False) -> Function:
-    """Conversion of float64, exact or odd, to the values or patterns given back.
+    """Conversion from float64, exact or rounded to odd, to values or bit patterns of ``kind``.
 
-    NaN becomes canonical, but for that of float64 sources, which keeps its upper bits.
+    NaN becomes canonical, except that a NaN of a float64 source keeps its upper bits.
     """
     narrower: dict[str, Function] = {"f32": to_f32, "f16": to_f16, "bf16": to_bf16}
     canonical: Function = {"f32": canonical_f32, "f16": canonical_f16}.get(kind, np.asarray)
@@ -255,7 +255,7 @@ _DIRECT = {
 
 
 def _pack(op: Opcode, count: int | None) -> Lanewise:
-    """cvt.pack.sat: two integers, saturated, in the low bits; above them those of c."""
+    """cvt.pack.sat: two saturated integers in the low bits, the low bits of c above."""
     third = bool(op.parts) and op.parts[-1] == "b32"
     if third:
         op.type(("b32",))

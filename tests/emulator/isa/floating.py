@@ -24,7 +24,7 @@ from tests.emulator.isa.semantics import (
 
 ROUNDINGS = ("rn", "rz", "rm", "rp")
 _LOW_BITS = np.array([0x0FFFFFFF], np.uint64)
-# Arrays as long as one and two values a lane: numpy is slower where it has to stretch one.
+# Arrays for 1 and for 2 values per lane: broadcasting is slower in numpy.
 _LOW_28 = {size: np.repeat(_LOW_BITS, size) for size in (32, 64)}
 _SIGN = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
@@ -71,9 +71,9 @@ def from_wide(wide: Function, rounding: str, *, ftz: bool, sat: bool = False) ->
     """A float32 instruction.
 
     Args:
-        wide: its meaning: float32 arguments, float64 result, exact or rounded to odd.
-        rounding: of that result.
-        ftz: ``.ftz``, on what goes in and comes out.
+        wide: semantics: float32 arguments, float64 result, exact or rounded to odd.
+        rounding: rounding of the float64 result to float32.
+        ftz: ``.ftz``, applied to arguments and result.
         sat: ``.sat``.
     """
 

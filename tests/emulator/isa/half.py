@@ -24,10 +24,10 @@ def _wide_f16(name: str) -> Function:
 
 
 def _wide_bf16(name: str) -> Function:
-    """bf16 arithmetic, for one more rounding.
+    """bf16 arithmetic with a wide result, to be rounded once more.
 
-    Sums and products of 8-bit significands survive the step through float32; fused ones are rounded
-    to odd in float64.
+    Rounding sums and products of 8-bit significands through float32 is safe; a fused multiply-add
+    is rounded to odd in float64.
     """
 
     def run(*patterns: Any) -> Lanes:

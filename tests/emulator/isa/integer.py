@@ -281,7 +281,7 @@ def _sad(op: Opcode, count: int | None, results: int | None) -> Lanewise:
 
 
 def _div_rem(op: Opcode, count: int | None, results: int | None) -> Lanewise:
-    """Quotient, toward zero, and its remainder; a zero divisor gives all ones, as on sm_90."""
+    """Truncated quotient and the remainder; a zero divisor gives all ones, as on sm_90."""
     check_count(op.text, count, (2,), "source")
     kind = op.type(TYPES)
     op.finish()

@@ -35,7 +35,7 @@ TARGETS = (*SOURCES, *_QUADRUPLES, "tf32")
 
 
 def convert(op: Opcode, target: str, source: str, count: int | None) -> Lanewise:
-    """The conversion whose types, at least one of them packed or tf32, have been taken already."""
+    """Conversion between already parsed types, at least one of them packed or tf32."""
     if target == "tf32" and source == "f32":
         return _to_tf32(op, count)
     if target in _HALVES and source == "f32":
@@ -138,7 +138,7 @@ def _to_tf32(op: Opcode, count: int | None) -> Lanewise:
     form = FORMATS["tf32"]
 
     def away(values: Any) -> Lanes:
-        # On sm_90 NaN loses its lower bits, maybe all that it has.
+        # On sm_90 NaN loses its lower bits, possibly all set bits of its mantissa.
         words = values.view(np.uint32)
         result: Lanes = np.where(values != values, words, words + 0x1000) & 0xFFFFE000
         return result
@@ -297,8 +297,9 @@ def stochastically(values: Lanes, form: Format, random: Any, bits: int) -> Lanes
 def _to_quadruple(op: Opcode, target: str, count: int | None) -> Lanewise:
     """cvt.rs of four values.
 
-    The PTX ISA leaves open which of their two bytes FP4's values take: here a and e the upper and
-    lower one of the upper half of the random bits, b and f those of the lower half.
+    The PTX ISA leaves open which of the random bytes each FP4 value uses: here a and e use the
+    upper and the lower byte of the upper half of the random bits, b and f the bytes of the lower
+    half.
     """
     op.choice(("rs",))
     op.choice(("satfinite",))

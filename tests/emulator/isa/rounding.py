@@ -102,7 +102,7 @@ def two_sum(a: Lanes, b: Lanes) -> tuple[F64, F64]:
 
 
 def to_odd(total: F64, error: F64) -> F64:
-    """A float64 sum, made odd where it is inexact, so that it may be rounded once more."""
+    """A float64 sum, rounded to odd if inexact, so that a second rounding is correct."""
     inexact = (error != 0) & np.isfinite(total) & (total.view(np.uint64) & 1 == 0)
     toward = np.where(error > 0, np.inf, -np.inf)
     return np.where(inexact, np.nextafter(total, toward), total)
@@ -123,10 +123,10 @@ def to_f16(values: Lanes, rounding: str) -> npt.NDArray[np.float16]:
 
 
 def flush_wide(values: Lanes, kind: str, rounding: str) -> Lanes:
-    """float64 results that are subnormal in f32 or f16 as zeros.
+    """Results in float64 with the subnormals of f32 or f16 flushed to zero.
 
-    Hardware decides after rounding, but before it limits the exponent (seen on sm_90): what rounds
-    to the smallest normal number with all its bits stays.
+    Hardware decides after rounding, but before limiting the exponent (seen on sm_90): a value that
+    rounds to the smallest normal number at full precision stays.
     """
     smallest, scale, close = _NORMAL[kind]
     small = np.abs(values) < smallest

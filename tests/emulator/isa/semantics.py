@@ -29,23 +29,23 @@ DTYPES: dict[str, type[np.generic]] = {
 class Lanewise:
     """Semantics of one instruction in each lane.
 
-    A register wider than its source's name is presented by its low bits; a result narrower than its
-    register is extended by its sign (``s``) or with zeros. ``bf16`` comes as ``b16``, packed pairs
-    as ``b32`` and ``b64``. A negated predicate ``!p`` comes negated.
+    A source register wider than the source type is presented by its low bits; a result narrower
+    than its register is sign-extended (``s``) or zero-extended. ``bf16`` is passed as ``b16``,
+    packed pairs as ``b32`` and ``b64``. A negated predicate ``!p`` is passed already negated.
 
     Attributes:
-        sources: how each source operand is presented, a key of :data:`DTYPES`; items of a vector
-            operand count one by one.
-        results: how each destination is given back; with two, the forms below give a tuple.
+        sources: type of each source operand, a key of :data:`DTYPES`; each item of a vector operand
+            counts.
+        results: type of each destination; with two, the templates below give a tuple.
         vector: an expression template over ``np`` and ``{0}``, ``{1}`` .. or a function of as many
-            arguments. At least one argument is an array; integer names may come as Python ints
-            (signed for ``s``, else masked), predicates as bools, float names as numpy scalars. What
-            replaces a placeholder is a name, a literal or in parentheses. Overflow and invalid
+            arguments. At least one argument is an array; integer arguments may be Python ints
+            (signed for ``s``, else masked), predicates bools, floats numpy scalars. A placeholder
+            is replaced by a name, a literal or a parenthesised expression. Overflow and invalid
             operations are expected: numpy's warnings have to be off (``np.errstate``).
         scalar: an expression template for sources that are all Python ints (masked unsigned, also
-            for ``s``) and bools; its value likewise. None where there is none: use ``vector``.
+            for ``s``) and bools, with a result of the same kind. None: use ``vector``.
         carry_in: the last source is the condition code CC.CF, not an operand (PTX ISA, addc).
-        carry_out: likewise the last result.
+        carry_out: the last result is CC.CF.
     """
 
     sources: tuple[str, ...]
@@ -57,7 +57,7 @@ class Lanewise:
 
 
 def mask(bits: int) -> str:
-    """The literal of ``bits`` ones."""
+    """Literal with the lowest ``bits`` bits set."""
     return f"{(1 << bits) - 1:#x}"
 
 

@@ -1,4 +1,4 @@
-"""Bulk and cp.async groups: what commit_group closes and wait_group waits for."""
+"""Bulk and cp.async groups: commit_group closes a group, wait_group waits for groups."""
 
 from collections import deque
 from collections.abc import Callable
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 class BulkGroups:
     """Groups of one kind of asynchronous copy of a warp, in order.
 
-    Operations of a group are tagged with two components: ``reads`` (their sources have been read)
-    and ``writes`` (their results are visible). Waiting for a group makes the warp come after its
-    clock. Groups are each thread's own (PTX ISA, async-group): a commit or wait that the lanes
-    which issued an operation have no part in does not count for it.
+    Operations of a group are tagged with two components: ``reads`` (the sources have been read) and
+    ``writes`` (the results are visible). Waiting for a group advances the warp's clocks to the
+    group's clock. Groups are private to a thread (PTX ISA, async-group): a commit or wait counts
+    for an operation only if the issuing lanes take part.
 
     Attributes:
         reads, writes: components.
-        clock: of the operations that are issued now, from 1.
+        clock: clock of newly issued operations, from 1.
         pending: clocks of operations that have not run yet, in order.
     """
 
@@ -53,7 +53,7 @@ class BulkGroups:
         self._warp.issue("copies", self.queue, counted, line)
 
     def mark(self) -> int:
-        """The clock of all operations so far; later ones are told apart from them."""
+        """Clock of all operations so far; later operations get a higher clock."""
         self.clock += 1
         return self.clock - 1
 
@@ -74,12 +74,13 @@ class BulkGroups:
         return min(foreign) - 1 if foreign else last
 
     def wait(self, until: int, reads_only: bool, proxy: bool = True) -> None:
-        """Completes what is pending up to a clock; the warp comes after it.
+        """Complete the pending operations up to a clock; the warp is then ordered after them.
 
         Args:
-            until: from :meth:`until`.
-            reads_only: whether results may still be on their way.
-            proxy: whether the async proxy made the copies; it sees others' after a fence only.
+            until: clock from :meth:`until`.
+            reads_only: whether only the reads have to be complete.
+            proxy: whether the async proxy made the copies, whose view of other writes needs a
+                fence.
         """
         while self.pending and self.pending[0] <= until:
             self._warp.cta.cluster.units.step_queue(self.queue)

@@ -1,8 +1,9 @@
-"""Launches in a row, each of which may run beside the one before it.
+"""Sequence of launches, each of which may overlap its predecessor.
 
-A dependent launch (programmatic stream serialization) may start once every CTA of the launch before
-it has executed griddepcontrol.launch_dependents or has exited, any other one once all before it
-have ended. What a launch knows of those before it is as ``memory.history`` says.
+A dependent launch (programmatic stream serialization) may start once every CTA of its predecessor
+has executed griddepcontrol.launch_dependents or has exited; any other launch starts once all
+earlier launches have ended. ``memory.history`` tells which accesses of earlier launches a launch is
+ordered after.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,17 +23,17 @@ if TYPE_CHECKING:
 
 
 class Link:
-    """One launch's place in the row.
+    """Position of one launch in the chain.
 
     Args:
         launch: the launch.
-        before: the one before it, None for the first.
+        before: the preceding launch, None for the first.
 
     Attributes:
-        number: in the row.
-        order: what later launches come after.
-        done: whether all of its clusters have ended, and what they wrote can be seen.
-        waiters: warps of the next launch that wait for that.
+        number: index in the chain.
+        order: record of the launch for later launches, see ``memory.history``.
+        done: whether all clusters have ended and their writes are visible.
+        waiters: warps of the next launch that wait for ``done``.
     """
 
     def __init__(self, launch: "Launch", before: "Link | None") -> None:
@@ -58,7 +59,7 @@ class Link:
         return not self.before._holding
 
     def start(self) -> None:
-        """Note what its first instruction already comes after."""
+        """Note the earlier launches that precede the launch's first instruction."""
         if self.before is None:
             return
         if self.dependent:
@@ -85,7 +86,7 @@ class Link:
         return self.launch.scheduler.give_way()
 
     def cancelled(self) -> None:
-        """A cluster will never start: clusterlaunchcontrol has handed its work to another one."""
+        """Count a cluster that never starts: clusterlaunchcontrol handed its work to another."""
         self._holding -= self.launch.cluster_size
         self._end_cluster()
 
@@ -102,11 +103,11 @@ class Link:
 
 
 class Chain:
-    """Launches of one stream that run beside one another as far as they may.
+    """Launches of one stream that overlap as far as their attributes allow.
 
     Args:
-        launches: in stream order, one or more, none of which has run.
-        sharing: of the SMs; None for an SM of its own for each CTA.
+        launches: launches in stream order, one or more, none of which has run.
+        sharing: policy of SM sharing; None gives each CTA an exclusive SM.
 
     Raises:
         LaunchError: a cluster is larger than a GPC.
@@ -170,7 +171,7 @@ class Chain:
         if alone:
             first.counters.nbytes["HBM read, each byte once"] = read
             first.counters.nbytes["HBM write, each byte once"] = written
-        else:  # whoever follows comes after all of them
+        else:  # later launches are ordered after all of the chain
             history.synchronise(first.stream)
         for launch in self.launches:
             # A finished launch is kept for its counters; a large grid leaves millions of events.

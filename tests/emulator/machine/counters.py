@@ -13,11 +13,11 @@ class Counters:
     Attributes:
         instructions: (warp index, family) -> warp instructions issued.
         nbytes: path -> bytes: "global read", "global write", "copy global to shared", ... The "HBM"
-            ones count each byte once: what a perfect L2 would still have to move.
+            paths count each byte once: the traffic that a perfect L2 would leave.
         multiplies: (kind, M, N, K, CTAs) -> tensor core instructions.
-        waits: barrier kind -> times a warp had to wait.
-        neighbours: number of a launch in its chain -> CTAs of it that CTAs of this launch found on
-            their SMs when they started.
+        waits: barrier kind -> number of waits by warps.
+        neighbours: index of a launch in the chain -> CTAs of that launch already resident on an SM
+            when a CTA of this launch started there.
     """
 
     def __init__(self, program: "Program") -> None:

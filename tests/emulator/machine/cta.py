@@ -1,4 +1,4 @@
-"""A CTA and its cluster: what their warps share."""
+"""CTAs and clusters: the state that their warps share."""
 
 import functools
 from collections.abc import Callable
@@ -40,17 +40,18 @@ class Cta:
 
     Attributes:
         position: %ctaid.
-        rank: in its cluster.
-        sm: that it is on.
-        released: whether it has let dependent launches start.
-        shared: its shared memory.
-        tensor: its tensor memory.
+        rank: rank in the cluster.
+        sm: SM of the CTA.
+        released: whether the CTA has let dependent launches start.
+        shared: shared memory.
+        tensor: tensor memory.
         barriers: CTA barriers by number.
         mbarriers: live mbarrier objects by shared address.
-        warpgroups: those that multiply, by their first warp.
-        start: component that everything after its start knows; 0 where it has no peer.
-        touches: clock, verb and place of the last access to it by each component that is not a warp
-            of its own; it may exit only after them.
+        warpgroups: warpgroups that issue wgmma, by first warp.
+        start: component of the CTA's start, which everything after the start knows; 0 without a
+            peer.
+        touches: clock, verb and place of the last access to the CTA by each component other than
+            its own warps; the CTA may exit only after these accesses.
     """
 
     def __init__(self, cluster: "Cluster", position: Position, rank: int, sm: Sm) -> None:
@@ -84,8 +85,8 @@ class Cta:
         self.warpgroups: dict[int, Warpgroup] = {}
         self.start: int = launch.events.new_component() if launch.cluster != (1, 1, 1) else 0
         self.touches: dict[int, tuple[int, str, Callable[[], Where]]] = {}
-        self._exit: Clock = {}  # what its warps came after when they exited
-        self._executed: Clock = {}  # and what had been executed, by negated component
+        self._exit: Clock = {}  # clocks of the warps at their exit
+        self._executed: Clock = {}  # executed accesses at exit, by negated component
         self.warps = [Warp(self, index) for index in range(-(-launch.threads // 32))]
         self.running = len(self.warps)
         self.registers: dict[int, int] = {}
@@ -201,7 +202,7 @@ class Cta:
         for component, (clock, verb, where) in self.touches.items():
             known = self._exit.get(component, 0)
             if verb == "generic read":
-                # Whoever uses what it has read arrives later, in whatever order of memory.
+                # A warp that uses the read data arrives later, whatever the memory order.
                 known = max(known, self._executed.get(-component, 0))
             if known < clock:
                 self.launch.report(
@@ -230,12 +231,12 @@ class Cta:
 
 
 class Cluster:
-    """CTAs that share a cluster barrier and can reach one another's shared memory.
+    """CTAs that share a cluster barrier and can access one another's shared memory.
 
     Args:
-        launch: whose grid it is part of.
-        number: in the grid.
-        sms: one for each CTA.
+        launch: launch of the cluster.
+        number: index in the grid.
+        sms: one SM for each CTA.
     """
 
     def __init__(self, launch: "Launch", number: int, sms: list[Sm]) -> None:
@@ -290,7 +291,7 @@ class Cluster:
         self.alive -= 1
 
     def units_done_for(self, cta: Cta) -> None:
-        """Bulk copies out of the CTA's shared memory must have read it before it goes."""
+        """Report bulk copies that still read the shared memory of an exiting CTA."""
         for warp in cta.warps:
             if "bulk_groups" in warp.__dict__ and warp.bulk_groups.unread():
                 self.launch.report(

@@ -1,4 +1,4 @@
-"""One kernel launch: its configuration, checked, and everything that lives as long as it runs."""
+"""One kernel launch: its checked configuration, and all state of its lifetime."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -47,23 +47,23 @@ class Launch:
         grid: CTAs along each axis, a multiple of ``cluster``.
         block: threads of a CTA along each axis.
         cluster: CTAs of a cluster along each axis.
-        dynamic_shared: bytes.
+        dynamic_shared: bytes of dynamic shared memory.
         parameters: one value per kernel parameter, as the bytes of its declared size.
         schedule: order of everything that hardware leaves open.
         attributes: further launch attributes by name; ``programmatic_stream_serialization`` lets
-            the launch overlap the one before, the others are recorded alone.
-        stream: that it is launched in.
-        traced: whether to record what every warp did, for the timing model.
-        registers: of a thread; 0 for unknown.
+            the launch overlap its predecessor, the others are only recorded.
+        stream: stream of the launch.
+        traced: whether to record every warp's work, for the timing model.
+        registers: registers per thread; 0 for unknown.
 
     Attributes:
-        needs: of each CTA, on an SM.
-        clusters: of the grid; ``cluster_size`` CTAs in each.
-        link, scheduler, events: of the chain that it runs in; its place, what gives turns, and what
-            orders its accesses.
-        known: components of earlier launches that it comes after from its start on.
-        shared_bytes: shared memory that a CTA takes of the device.
-        memory_bytes: and with the guards between its arrays.
+        needs: resources that each CTA takes of an SM.
+        clusters: clusters of the grid, ``cluster_size`` CTAs each.
+        link, scheduler, events: position in the chain, scheduler of the chain, and events that
+            order its accesses.
+        known: components of earlier launches that the launch is ordered after from the start.
+        shared_bytes: shared memory per CTA on the device.
+        memory_bytes: shared memory per CTA with the guards between the arrays.
 
     Raises:
         LaunchError: the device would refuse the launch; nothing has run.
@@ -191,7 +191,7 @@ class Launch:
     def written(self, place: Place) -> None:
         """A strong write: whoever polls that place goes on."""
         self.scheduler.polls = 0
-        # Another launch of the chain may poll global memory; its shared memory is another one's.
+        # Another launch of the chain may poll global memory, but never this launch's shared memory.
         launches = self.scheduler.launches if place[0] == GLOBAL else [self]
         for launch in launches:
             for wake in launch.pollers.pop(poll_key(place), ()):

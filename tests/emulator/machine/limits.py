@@ -35,7 +35,7 @@ class Limits:
         return self.shared_per_sm - self.shared
 
     def gpc_sizes(self) -> tuple[int, ...]:
-        """SMs of each GPC: spread over them in pairs, as evenly as they go (assumed)."""
+        """SMs of each GPC: pairs of SMs, distributed as evenly as possible (assumed)."""
         pairs = -(-self.sms // 2)
         sizes = [2 * ((pairs + number) // self.gpcs) for number in range(self.gpcs)]
         sizes[-1] -= 2 * pairs - self.sms

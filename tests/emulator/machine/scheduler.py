@@ -19,17 +19,17 @@ _PATIENCE = 50
 
 
 class Scheduler:
-    """Runs the clusters of a chain of launches, as many at a time as there is room for.
+    """Scheduler of the clusters of a chain of launches; at most as many are resident as fit.
 
-    In order: a cluster runs until it ends or waits for another one, or has only polled for a while,
-    and only then the next one starts; where SMs are shared, all for which there is room have
-    started, and a cluster gives way after it has allocated tensor memory, relinquished its permit
-    to or released dependents. At random: all resident clusters take turns.
+    In order: a cluster runs until it ends, waits for another cluster, or has only polled for a
+    while; only then does the next cluster start. Where CTAs share SMs, every cluster that fits has
+    started, and a cluster yields after it has allocated tensor memory, relinquished the allocation
+    permit or released dependents. At random: all resident clusters take turns.
 
     Args:
         chain: launches in order.
-        places: SMs for their clusters.
-        schedule: of the run.
+        places: SMs for the clusters.
+        schedule: schedule of the run.
     """
 
     def __init__(self, chain: "Chain", places: Places, schedule: Schedule) -> None:
@@ -51,7 +51,7 @@ class Scheduler:
         warp.cta.cluster.ready.append(warp)
 
     def give_way(self) -> bool:
-        """Whether a warp that has just changed what others wait for should let them go on."""
+        """Whether a warp that has just unblocked other warps should yield to them."""
         self._gave_way = self.chain.shared
         return self._gave_way
 
@@ -140,7 +140,7 @@ class Scheduler:
         units = cluster.units
         self._gave_way = False
         if not self._mixed:
-            # One cluster until it has nothing left to do by itself.
+            # Run one cluster until none of its warps can proceed alone.
             warps = sum(len(cta.warps) for cta in cluster.ctas)
             while True:
                 patience = self.polls + _PATIENCE * warps
@@ -160,7 +160,7 @@ class Scheduler:
             self._timed_out = False
 
     def _pick(self, cluster: Cluster) -> Warp:
-        """A ready warp at random; the one that is starved if there is no other, or all poll."""
+        """A ready warp at random; the starved warp only if no other is ready, or all warps poll."""
         ready = cluster.ready
         index = self._random.randrange(len(ready))
         if ready[index] is cluster.starved and len(ready) > 1 and self.polls < _PATIENCE:

@@ -1,4 +1,4 @@
-"""A warp's side of the tensor core: what orders the tcgen05 instructions it issues."""
+"""A warp's side of the tensor core: the order of the tcgen05 instructions it issues."""
 
 from typing import TYPE_CHECKING
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 class TensorUnit:
     """Components and clocks of one warp's tcgen05 work.
 
-    mma, cp and shift run in the order they are issued: one component, whose clock advances with
-    each commit. The PTX ISA promises less (tcgen05 memory consistency, pipelined instructions); see
-    ``Gpu.strict_pipe_order``. ld and st are components of their own, whose clocks advance with each
+    mma, cp and shift run in issue order: one component, whose clock advances with each commit. The
+    PTX ISA promises less (tcgen05 memory consistency, pipelined instructions); see
+    ``Gpu.strict_pipe_order``. ld and st are separate components, whose clocks advance with each
     wait.
 
     Attributes:
-        pipe, loads, stores: components; ``*_clock`` their clocks now.
-        phases: by component of an mbarrier, how many of its phases come before its commits'
-            arrivals so far, and so before those of later commits.
+        pipe, loads, stores: components; ``*_clock`` are the current clocks.
+        phases: by component of an mbarrier, the number of its phases that precede the arrivals of
+            this warp's commits so far, and so the arrivals of later commits.
     """
 
     def __init__(self, warp: "Warp") -> None:
@@ -80,7 +80,7 @@ class TensorUnit:
     def store_access(self, line: int) -> Access:
         launch, before = self._warp.launch, self._warp.actor.snapshot()
         event = self._event(self.stores, self.stores_clock, line, "tcgen05.st write", "tensor")
-        # Stores of one warp follow one another.
+        # Stores of one warp are ordered.
         return Access(
             launch.events, event, before, before.known["tensor"], launch.report, self.stores
         )

@@ -1,4 +1,4 @@
-"""A warp: 32 lanes, one program counter's worth of state, and its place in the machine."""
+"""A warp: 32 lanes, the state of one program counter, and links to the rest of the machine."""
 
 import functools
 import re
@@ -40,27 +40,27 @@ class Warp:
     """One warp of a CTA.
 
     Attributes:
-        cta: its CTA.
-        index: in the CTA.
+        cta: CTA of the warp.
+        index: index in the CTA.
         live: lanes that exist.
-        actor: its clocks.
-        jitter: whether the schedule may take the turn away at synchronisation points.
-        waits_for: what it is blocked on, for reports.
+        actor: clocks of the warp.
+        jitter: whether the schedule may preempt the warp at synchronisation points.
+        waits_for: description of the event the warp is blocked on, for reports.
         gave_up: the mbarrier.try_wait that has just given up; only a second try in a row sleeps.
-        limited: whether it sleeps in a wait that has a time limit.
+        limited: whether the warp sleeps in a wait that has a time limit.
         timed_out: whether the wait ended by its time limit.
-        unordered: its writes to shared memory that other lanes may not see before a bar.warp.sync,
-            with the lanes that have not handed them over, as bits; -1 are all.
-        unordered_reads: the same of its reads of shared memory, which others may not overwrite.
-        unreleased: the same of all its accesses to shared memory and its writes to global memory:
-            what a release by other lanes does not hand over.
-        phases: by component of an mbarrier, how many of its phases it knows to be complete from its
+        unordered: writes to shared memory that other lanes may not see before a bar.warp.sync, with
+            the lanes that have not released the write, as bits; -1 for all lanes.
+        unordered_reads: likewise reads of shared memory, which other lanes may not overwrite yet.
+        unreleased: likewise all accesses to shared memory and writes to global memory that a
+            release by other lanes does not cover.
+        phases: by component of an mbarrier, number of phases known to be complete from the warp's
             own arrivals and waits.
         blocks_run: executions of each basic block.
-        trace: what it did, or None where the launch is not traced.
-        bulk_groups, copy_groups: of cp.async.bulk and of cp.async.
-        tensor: its side of the tensor core of sm_100.
-        part: its part in its warpgroup's wgmma.
+        trace: record of the warp's work, or None where the launch is not traced.
+        bulk_groups, copy_groups: groups of cp.async.bulk and of cp.async.
+        tensor: the warp's side of the tensor core of sm_100.
+        part: the warp's part in the wgmma of its warpgroup.
         local: local memory of each lane.
     """
 
@@ -167,7 +167,7 @@ class Warp:
     def access(self, line: int, verb: str, strong: bool = False) -> Access:
         """A generic-proxy access of this warp at ``line``.
 
-        Accesses of one line between two releases are one event, and one object.
+        Accesses of one line between two releases share one event and one object.
         """
         actor = self.actor
         found: Access | None = actor.interval.get((line, verb))
@@ -185,7 +185,7 @@ class Warp:
         return OneLane(lane, frozenset(self.unordered), frozenset(self.unordered_reads))
 
     def order_lanes(self) -> None:
-        """bar.warp.sync, or a barrier: what lanes wrote others see, what they read others write."""
+        """Order the accesses of all lanes among one another: bar.warp.sync or a barrier."""
         if self.unreleased or self.unordered or self.unordered_reads:
             self.unordered.clear()
             self.unordered_reads.clear()
@@ -203,12 +203,12 @@ class Warp:
         self.unordered_reads[event] = self.unordered_reads.get(event, 0) | lanes
 
     def accessed(self, event: int, mask: Mask) -> None:
-        """Lanes have read or written what a release of theirs hands over."""
+        """Record an access of lanes, to be covered by the next release of the same lanes."""
         lanes = -1 if mask is None else self.mask_bits(mask)
         self.unreleased[event] = self.unreleased.get(event, 0) | lanes
 
     def hand_over(self, mask: Mask, handed: Clocks) -> None:
-        """Lanes release their own accesses; what others have made since then stays with them."""
+        """Release the accesses of the lanes of ``mask``, not the accesses of other lanes."""
         if self.unreleased:
             others = self.mask_bits(None) & ~self.mask_bits(mask)
             for unordered in (self.unordered, self.unordered_reads):
@@ -226,7 +226,7 @@ class Warp:
                 handed.withheld[event] = component, clock[event]
 
     def take_over(self, handed: Clocks) -> None:
-        """Drop the unordered accesses that a release ordered: lanes that waited for it see them."""
+        """Drop the unordered accesses covered by a release: the waiting lanes see them."""
         for unordered in (self.unordered, self.unordered_reads):
             if not unordered:
                 continue
@@ -242,7 +242,7 @@ class Warp:
         return (linear % x, linear // x % y, linear // (x * y))[axis].astype(np.uint32)
 
     def issue(self, unit: str, queue: Hashable, run: Callable[[], None], line: int) -> None:
-        """Hands work to an asynchronous unit; what it raises names this warp and ``line``."""
+        """Queue work for an asynchronous unit; errors of the work name this warp and ``line``."""
 
         def guarded() -> None:
             try:

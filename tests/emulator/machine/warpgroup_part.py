@@ -1,4 +1,4 @@
-"""View of its wgmma from one warp of a warpgroup: groups, and registers in flight."""
+"""One warp's view of its warpgroup: wgmma groups, and registers in flight."""
 
 from typing import TYPE_CHECKING
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class WarpgroupPart:
-    """One warp's side of its warpgroup: groups of wgmma, and the state of registers.
+    """One warp's side of a warpgroup: groups of wgmma, and the state of registers.
 
     Attributes:
         group: number of the open group, from 1.
-        touched: tuples of registers that other instructions have used since the last wgmma.fence,
-            and the PTX line.
-        flying: tuples that a wgmma in flight uses: its group and PTX line.
+        touched: register tuples used by other instructions since the last wgmma.fence, with the PTX
+            line of the use.
+        flying: register tuples that a wgmma in flight uses, with the group and PTX line.
         issued: wgmma instructions so far.
     """
 
