@@ -41,7 +41,7 @@ MISSED = ""
 
 
 def _place(mutation: Mutation) -> str:
-    """Place for the table. Waits come from one function: only their own lines tell them apart."""
+    """Place for the table. Waits share one source function: only the PTX line tells them apart."""
     if mutation.source and "_wait" not in mutation.instruction:
         return f"source {mutation.source}"
     return f"PTX {mutation.line}"

@@ -13,11 +13,11 @@ class Mutation:
     """One change of one instruction.
 
     Attributes:
-        line: 1-based, in the PTX.
-        source: line of the kernel's own source, 0 where the PTX does not say.
-        instruction: as it was.
-        change: in words.
-        text: the whole PTX with the change; its lines keep their numbers.
+        line: 1-based PTX line.
+        source: line of the kernel's source, 0 where the PTX does not say.
+        instruction: the original instruction.
+        change: description of the change.
+        text: the whole PTX with the change; line numbers stay the same.
     """
 
     line: int

@@ -24,10 +24,10 @@ CODES = {
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """One register's form.
+    """Representation of one register.
 
     Attributes:
-        name: of the Python variable.
+        name: name of the Python variable.
         bits: width; 1 for a predicate.
         code: numpy type code of its 32 lanes, or "" for one Python int or bool for the whole warp.
     """

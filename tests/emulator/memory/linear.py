@@ -66,7 +66,7 @@ class LinearMemory:
         return "shadow" in self.__dict__
 
     def regrain(self, granule: int) -> None:
-        """Starts the shadow anew with entries of ``granule`` bytes, keeping what is in it."""
+        """Rebuild the shadow with entries of ``granule`` bytes, keeping its contents."""
         old, before = self.granule, self.shadow if self.used else None
         self.granule = granule
         if before is None or granule == old:
@@ -79,7 +79,8 @@ class LinearMemory:
             writers = before.writer.reshape(-1, granule // old)
             writer = writers.max(1)
             if not self._initialised:
-                # Reading what is written in part is a finding, unless overlap already is one.
+                # Reading a partly written entry is a finding, unless the overlap is a finding
+                # already.
                 writer[(writers == NEVER).any(1) & (writer <= HOST)] = NEVER
             # Of several readers one is kept.
             readers = before.reader.reshape(-1, granule // old)
@@ -150,13 +151,13 @@ class LinearMemory:
         access: Access,
         lanes: npt.NDArray[np.int8] | None = None,
     ) -> npt.NDArray[np.generic]:
-        """One item of ``width`` bytes per address: an array of unsigned integers, V16 for 16.
+        """Read one item of ``width`` bytes per address: an array of unsigned integers, V16 for 16.
 
         Args:
             addresses: one per item.
             width: bytes of an item.
-            access: as what.
-            lanes: that ask for each item, where lanes without order between them matter.
+            access: event of the read.
+            lanes: lane that reads each item, where the order among lanes matters.
         """
         index = self._lane_index(addresses, width, "read")
         granules = self._granules(index, width)
@@ -194,7 +195,7 @@ class LinearMemory:
         return view
 
     def _lane_index(self, addresses: Lanes, width: int, verb: str) -> npt.NDArray[np.int64]:
-        # Unsigned: an address below the base wraps to a huge one, so one comparison does for both
+        # Unsigned: an address below the base wraps to a huge value, so one comparison checks both
         # ends.
         offsets = addresses - self.base
         largest = int(np.maximum.reduce(offsets))

@@ -1,4 +1,4 @@
-"""Clocks that strong writes publish, and the scopes that it takes to learn them."""
+"""Clocks that strong writes publish, and the scopes required to acquire them."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -21,12 +21,12 @@ def poll_key(place: Place) -> Place:
 
 @dataclass
 class Published:
-    """Clocks that the strong writes of one address hand over.
+    """Clocks that the strong writes of one address publish.
 
     Attributes:
-        clocks: of all of them.
-        scope: the narrowest of theirs.
-        ctas: that wrote, by cluster and rank.
+        clocks: clocks of all writes, joined.
+        scope: narrowest scope of the writes.
+        ctas: CTAs that wrote, by cluster and rank.
     """
 
     clocks: Clocks = field(default_factory=Clocks)
@@ -34,7 +34,7 @@ class Published:
     ctas: set[tuple[int, int]] = field(default_factory=set)
 
     def add(self, writer: "Warp", handed: Clocks, scope: Scope) -> None:
-        """Joins what one write hands over."""
+        """Join the clocks published by one write."""
         self.clocks.join(handed)
         self.scope = min(self.scope, scope)
         self.ctas.add((writer.cta.cluster.number, writer.cta.rank))

@@ -34,19 +34,19 @@ Lanes = npt.NDArray[np.int8] | int
 ANY_LANE = -1
 MANY_LANES = -2
 _FEW = 64  # granules
-Selection = Any  # whatever indexes a numpy array: a slice, a tuple of slices, an index array
+Selection = Any  # any numpy index: a slice, a tuple of slices, an index array
 
 
 class Access:
-    """The right to touch memory as one event, with what is known to come before it.
+    """Permission to touch memory as one event, with the events known to precede the access.
 
     Args:
-        events: the launch's events.
-        event: this access's own.
-        before: clocks of the actor when it issued the access.
+        events: events of the launch.
+        event: event of this access.
+        before: clocks of the actor at the issue of the access.
         known: events found ordered so far; kept by the actor, since order never goes away.
-        pipe: component whose earlier events are in order with this one (a tensor pipe), or 0.
-        report: takes a finding; raises it unless it is tolerated.
+        pipe: component whose earlier events are in order with this access (a tensor pipe), or 0.
+        report: called with a finding; raises the finding unless it is tolerated.
     """
 
     __slots__ = (
@@ -125,10 +125,10 @@ class Access:
         return self._view(generic_write).get(component, 0) >= self.events.clock[earlier]
 
     def _too_narrow(self, earlier: int) -> bool:
-        """Whether a release or acquire of too narrow a scope orders the two.
+        """Whether a release or acquire of too narrow a scope orders the two accesses.
 
-        Unless scopes are strict, the two are generic accesses: where a barrier orders what an
-        asynchronous unit does, NVIDIA's own kernels wait with .cta.
+        Unless scopes are strict, only generic accesses count: where a barrier orders accesses of an
+        asynchronous unit, NVIDIA's own kernels wait with .cta.
         """
         events, component = self.events, self.events.component[earlier]
         if not events.strict_scopes and (
@@ -210,11 +210,11 @@ class Access:
 
 
 class OneLane(NamedTuple):
-    """One lane that has an asynchronous unit access memory, and what others of its warp have done.
+    """One lane that issues an asynchronous access, and the unordered accesses of the other lanes.
 
     Attributes:
-        lane: of the warp.
-        unordered, unordered_reads: as of ``Access``, when it was issued.
+        lane: lane of the warp.
+        unordered, unordered_reads: as in ``Access``, at the time of the issue.
     """
 
     lane: int
@@ -344,7 +344,7 @@ class Shadow:
         access: Access,
         verb: str,
     ) -> None:
-        """Check that no lane touches what another lane of its warp has, and nothing orders."""
+        """Report a lane that touches data of another lane of its warp without ordering."""
         foreign = (events == event) & (lanes != ANY_LANE)
         foreign &= (lanes != access.lanes) | (lanes == MANY_LANES)
         if foreign.any():
@@ -360,7 +360,7 @@ class Shadow:
             )
 
     def _check_write_by_lanes(self, writers: Events32, access: Access, where: Selection) -> None:
-        """Check that no lane overwrites what another one has written or read, unordered."""
+        """Report a lane that overwrites another lane's unordered writes or reads."""
         if access.unordered:
             for event in _distinct(writers):
                 if event in access.unordered:

@@ -12,7 +12,7 @@ GRANULE = 4
 
 
 class GlobalMemory:
-    """Global memory: what the kernels may touch of the host's, allocation by allocation."""
+    """Global memory: the host allocations that kernels may touch."""
 
     def __init__(self) -> None:
         self._bases: list[int] = []
@@ -29,18 +29,19 @@ class GlobalMemory:
         writable: bool = True,
         keep: object = None,
     ) -> LinearMemory:
-        """Makes ``nbytes`` host bytes from ``address`` known to kernels.
+        """Make ``nbytes`` host bytes from ``address`` accessible to kernels.
 
         Args:
-            address: of the first byte.
-            nbytes: how many.
-            name: for reports.
+            address: address of the first byte.
+            nbytes: number of bytes.
+            name: name in reports.
             initialised: False for an output that the host never wrote: reading it is a finding.
-            writable: False for what kernels may only read.
-            keep: object to hold on to while the range is registered, such as the array it lies in.
+            writable: False for memory that kernels may only read.
+            keep: object to keep alive while the range is registered, such as the underlying array.
 
         Raises:
-            LaunchError: the range overlaps a registered one, or does not start at a multiple of 16.
+            LaunchError: the range overlaps a registered range, or does not start at a multiple of
+                16.
         """
         if address % 16:
             raise LaunchError(

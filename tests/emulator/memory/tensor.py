@@ -1,4 +1,4 @@
-"""Tensor memory as one CTA has it: the columns that it has allocated, of 128 lanes."""
+"""Tensor memory of one CTA: its allocated columns, each of 128 lanes."""
 
 import functools
 from typing import TYPE_CHECKING, Any
@@ -26,13 +26,13 @@ class TensorMemory:
 
     Args:
         cta: the CTA.
-        table: of the SM that it is on.
+        table: allocation table of the SM.
 
     Attributes:
-        cells: the data, ``[lane, column]``; made when first used, as most kernels use none.
-        owner: per column, the number of the CTA's allocation, 0 where it has none.
-        relinquished: whether the CTA has given up its right to allocate.
-        wanted: columns that a warp waits for, 0 if none does.
+        cells: the data, ``[lane, column]``; created at first use, as most kernels use none.
+        owner: per column, the number of the CTA's allocation, or 0.
+        relinquished: whether the CTA has relinquished its permit to allocate.
+        wanted: number of columns that a warp waits for, or 0.
         promised: (start, columns) that a peer's tcgen05.alloc has allocated here as well.
     """
 

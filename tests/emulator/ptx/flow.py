@@ -103,7 +103,7 @@ def written(instruction: Instruction) -> list[str]:
 
 
 def _first_source(instruction: Instruction) -> int:
-    # wgmma adds to what its accumulator holds.
+    # wgmma adds to the previous value of its accumulator.
     return 0 if instruction.parts[0] == "wgmma" else results(instruction)
 
 

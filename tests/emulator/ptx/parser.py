@@ -252,10 +252,10 @@ def _kernel(tokens: _Tokens) -> Kernel:
 
 
 def _used_parts(load: Instruction, used: int) -> list[Instruction]:
-    """Loads of the elements of a vector of which bytes are used, a bit of ``used`` each.
+    """Loads of the vector elements with any used bytes; ``used`` is a mask with a bit per byte.
 
-    The compiler reads a vector where a part of it would do, past the end of an array too, and says
-    so by a pragma (PTX ISA, used_bytes_mask). What else the registers receive, nobody reads.
+    The compiler may read a whole vector for a part of it, even past the end of an array, and says
+    so by a pragma (PTX ISA, used_bytes_mask). Nothing reads the other registers of the vector.
     """
     target, source = load.operands[0], load.operands[1]
     width = TYPE_BITS[load.parts[-1]] // 8
@@ -313,7 +313,7 @@ class _Body:
                 self._instruction()
 
     def _label(self, name: str) -> None:
-        """A label; inside of a scope it is known there alone, under a name of its own."""
+        """Define a label; a label inside of a scope is visible only there, under a unique name."""
         _, number, labels = self.scope_starts[-1]
         if number:
             labels.append(name)

@@ -11,11 +11,11 @@ class RegisterTuples:
     """The accumulators and A fragments that a kernel's wgmma instructions name.
 
     Attributes:
-        number: of each tuple of registers.
+        number: tuple of registers -> its number.
         registers: the tuples, by number.
-        accumulators: numbers of those that are accumulators.
-        of: register -> tuples it is in.
-        overlaps: number -> others that share registers with it, one of the two an accumulator.
+        accumulators: numbers of the tuples that are accumulators.
+        of: register -> numbers of the tuples with the register.
+        overlaps: number -> other tuples that share registers, one of the two an accumulator.
         unwritten: registers that no instruction writes.
     """
 

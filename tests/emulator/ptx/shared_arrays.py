@@ -1,7 +1,7 @@
-"""Arrays of a kernel in dynamic shared memory, told in comments at the end of its PTX.
+"""Arrays of a kernel in dynamic shared memory, listed in comments at the end of its PTX.
 
-To PTX, dynamic shared memory is one symbol without a size. Whoever compiles a kernel may say what
-lies in it, and leave bytes between the arrays that are nobody's: accesses to those are findings.
+To PTX, dynamic shared memory is one symbol without a size. The compiler of a kernel may append the
+layout, with guard bytes between the arrays: accesses to guard bytes are findings.
 """
 
 import bisect
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from tests.emulator.ptx.syntax import SharedArray
 
-# The most bytes behind an array that are nobody's. A row of a tile, or a column of it, is shorter.
+# Upper limit of the guard bytes behind an array. A row or column of a tile is shorter.
 MAX_GUARD = 1024
 
 _COMMENT = re.compile(

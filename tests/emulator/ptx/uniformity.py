@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tests.emulator.ptx.flow import Flow, read, registers_of, results, written
 from tests.emulator.ptx.syntax import Immediate, Instruction, Operand, Register
 
-# Families whose result is the same in all lanes if their sources are; lane-wise ones join them.
+# Families whose result is uniform if their sources are; lane-wise families are added below.
 _LIKE_SOURCES = frozenset(
     ["ld", "ldu", "mapa", "cvta", "getctarank", "isspacep", "clusterlaunchcontrol"]
 )
@@ -89,7 +89,7 @@ def analyse_uniformity(flow: Flow, block_x: int, partial: bool = False) -> Unifo
     }
 
     def confined(name: str) -> bool:
-        """Every lane that reads it has just written it: no lane can see another iteration's."""
+        """Whether every reading lane has just written the register in the same loop iteration."""
         places = definitions[name]
         if len(places) != 1:
             return False

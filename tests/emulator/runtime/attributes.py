@@ -14,8 +14,8 @@ class UnmodelledCall(EmulatorError):
     """Host code asks CUDA for something the emulator's runtime does not do."""
 
 
-# cudaLaunchAttributeID (CUDA Runtime API, "Data types used by CUDA Runtime"): those whose value is
-# one 32-bit number. 0 says to ignore the entry.
+# cudaLaunchAttributeID (CUDA Runtime API, "Data types used by CUDA Runtime"): attributes with a
+# 32-bit number as value. ID 0 means that the entry is ignored.
 _NUMBERS = {
     2: "cooperative",
     3: "synchronization_policy",
@@ -26,7 +26,7 @@ _NUMBERS = {
     14: "preferred_shared_memory_carveout",
 }
 _SHAPES = _IGNORE, _CLUSTER, _PREFERRED_CLUSTER = 0, 4, 11
-# An event and its flags. Launches run one after the other: it has happened when they return.
+# An event and its flags. Launches run one after the other: the event is complete on return.
 _EVENTS = {7: "programmatic_event", 12: "launch_completion_event"}
 _UNMODELLED = {
     1: "access_policy_window",

@@ -1,4 +1,4 @@
-"""Interface that the runtime asks of whatever runs the kernels."""
+"""Interface of the device that runs the kernels, for the runtime."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
@@ -33,7 +33,7 @@ class Device(Protocol):
         *,
         stream: int = 0,
     ) -> object:
-        """Runs one kernel to its end; raises EmulatorError."""
+        """Run one kernel to its end; raises EmulatorError."""
 
     def synchronise(self, stream: int | None = None) -> None:
         """Waits for everything launched in a stream, or in any."""

@@ -34,7 +34,7 @@ class LoadedKernel:
     """A kernel handle that host code holds.
 
     Attributes:
-        ptx: the module it is in; the device keeps what it makes of it.
+        ptx: PTX of the module; the device caches the compiled program.
         name: entry name.
         max_dynamic_shared: bytes that the host has opted in to.
         non_portable_cluster: whether the host allows clusters of more than 8 CTAs.
@@ -100,7 +100,7 @@ class Driver:
             if call is None:
                 raise UnmodelledCall(f"{name.decode()}: the emulator's runtime does not model it")
             call(*words[:count])
-        except BaseException as error:  # whatever it is, the host code's caller has to see it
+        except BaseException as error:  # every exception has to reach the caller of the host code
             self._local.pending = error
             self._set_detail(f"{type(error).__name__}: {error}")
             if isinstance(error, UnmodelledCall):

@@ -1,4 +1,4 @@
-"""CuTe's compiler, made to keep the PTX of what it compiles inside of the GPU binary."""
+"""CuTe's compiler, extended to embed the PTX of compiled kernels in the GPU binary."""
 
 import re
 import tempfile
@@ -25,14 +25,15 @@ _DUMP = re.compile(r"dump-ptx-path=([^\s}]+)")
 
 
 class PtxEmbedding(Compiler):
-    """Compiles like ``Compiler`` and adds the PTX to the fat binary in the compiled module.
+    """Compiler that works like ``Compiler`` and adds the PTX to the compiled module's fat binary.
 
-    The PTX then follows the module wherever it goes: into the JIT engine, CuTe's caches, object
-    files. Nothing has to match kernels by name.
+    The PTX then follows the module everywhere: into the JIT engine, CuTe's caches, object files.
+    Kernels need not be matched by name.
 
     Attributes:
         guards: whether each shared array gets a guard behind it (``runtime/guards.py``).
-        binaries: what ptxas makes, unless it is given options (``shim.Runtime.make_binaries``).
+        binaries: amount of work for ptxas, unless its options are set
+            (``shim.Runtime.make_binaries``).
     """
 
     guards = False
@@ -82,9 +83,10 @@ def _functions(module: ir.Module) -> Iterator[str]:
 
 
 def leave_host_code_as_it_is() -> None:
-    """Have CuTe optimise no host code, which launches a kernel a few times here.
+    """Disable CuTe's optimisation of host code, which launches a kernel only a few times here.
 
-    For each string in it CuTe looks for the name among all symbols, one by one in Python.
+    CuTe also compares each string of the host code with all symbols, one by one in Python; a symbol
+    table replaces this search.
     """
     from cutlass.base_dsl.tvm_ffi_builder.mlir_builder import MLIRBuilder
     from cutlass.cutlass_dsl import tvm_ffi_provider

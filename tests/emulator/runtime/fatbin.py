@@ -1,8 +1,8 @@
 """GPU binaries as CuTe embeds them: a container of images, to which the PTX is added.
 
-Layout of the container, as ``fatbinary`` writes it: a header of 16 bytes (magic, version, its own
-size, bytes that follow), then images, each with a header that states its kind, its own size and its
-payload's.
+Layout of the container, as written by ``fatbinary``: a header of 16 bytes (magic, version, header
+size, number of following bytes), then images, each with a header that states the kind, the header
+size and the payload size.
 """
 
 import ctypes

@@ -18,15 +18,15 @@ _SOURCE = Path(__file__).with_name("shim.c")
 
 Words = ctypes.POINTER(ctypes.c_uint64)
 _Dispatcher = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_char_p, Words, ctypes.c_int32)
-# Takes the entry point's name, its arguments as 64-bit words and their number.
+# Arguments: name of the entry point, its arguments as 64-bit words, their number.
 DispatchFunction = Callable[[bytes, Any, int], int]
 
 
 def cache_directory() -> Path:
-    """Folder of what is built once: ``XDG_CACHE_HOME``, else the user's temporary directory.
+    """Folder of cached builds: ``XDG_CACHE_HOME``, else the user's temporary directory.
 
     Raises:
-        RuntimeError: somebody else has made the latter, or may write to it.
+        RuntimeError: another user has created the temporary directory, or may write to it.
     """
     home = os.environ.get("XDG_CACHE_HOME")
     root = Path(home) if home else _own_temporary_directory()
@@ -55,7 +55,7 @@ def build() -> Path:
     digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]
     library = cache_directory() / digest / _NAME
     if library.exists():
-        # What is in a shared temporary directory is loaded only if this user put it there.
+        # A library in a shared temporary directory is loaded only if it belongs to this user.
         if library.stat().st_uid != os.getuid():
             raise RuntimeError(f"{library}: belongs to another user; set XDG_CACHE_HOME")
         return library

@@ -1,10 +1,10 @@
-"""Making CuTe DSL launch into an emulated device instead of a GPU.
+"""Replacement of the CUDA runtime that makes CuTe DSL launch into an emulated device.
 
     runtime = shim.install(Gpu())        # before anything imports cutlass
     compiled = cute.compile(..., options="--enable-tvm-ffi")
     compiled(...)                        # raises the emulator's findings as they are
 
-A function compiled without TVM FFI takes ``runtime.bind(compiled)`` before its first call.
+A function compiled without TVM FFI needs ``runtime.bind(compiled)`` before its first call.
 """
 
 import atexit
@@ -32,8 +32,8 @@ class Runtime:
     """The installed runtime.
 
     Attributes:
-        arch: what kernels are compiled for; may change.
-        library: path of the library that CuTe takes for its own.
+        arch: architecture that kernels are compiled for; may change.
+        library: path of the library that CuTe loads instead of the CUDA runtime.
     """
 
     def __init__(self, device: Device, arch: str, library: Library) -> None:
@@ -44,7 +44,7 @@ class Runtime:
         library.dispatch_to(self._driver.dispatch)
 
     def compile_for(self, arch: str) -> None:
-        """Makes CuTe compile for another architecture; what it has compiled stays as it is."""
+        """Make CuTe compile for another architecture; compiled functions stay as they are."""
         from cutlass.cutlass_dsl.cutlass import CuTeDSL, CuteExperimentalDSL
 
         self.arch = os.environ["CUTE_DSL_ARCH"] = arch
@@ -53,9 +53,10 @@ class Runtime:
             dsl.envar.arch = arch
 
     def keep_source_lines(self, kept: bool) -> None:
-        """Makes CuTe tell, or not, which lines the PTX of what it compiles comes from.
+        """Switch line information in the PTX compiled by CuTe on or off.
 
-        Findings then name the kernel's own lines; following them takes a third of a compilation.
+        With line information, findings name lines of the kernel's source; it takes a third of a
+        compilation.
         """
         from cutlass.cutlass_dsl.cutlass import CuTeDSL, CuteExperimentalDSL
 
@@ -70,10 +71,10 @@ class Runtime:
             dsl.compiler_provider.guards = guarded
 
     def make_binaries(self, binaries: Binaries) -> None:
-        """Makes ptxas do more or less for what CuTe compiles: the emulator runs the PTX.
+        """Set the work of ptxas for CuTe: the emulator runs the PTX, not the binary.
 
         Args:
-            binaries: "optimised", as CuTe has it; "plain", which takes 15% less of a compilation;
+            binaries: "optimised", CuTe's default; "plain", which takes 15% less of a compilation;
                 or "none": PTX is read and not assembled, for another 15%.
         """
         from cutlass.cutlass_dsl.cutlass import CuTeDSL, CuteExperimentalDSL
@@ -92,7 +93,7 @@ class Runtime:
 
     @contextmanager
     def raising(self) -> Iterator[None]:
-        """Raises what went wrong inside of a launch instead of CuTe's error code for it."""
+        """Context that raises an error from inside of a launch instead of CuTe's error code."""
         self._driver.take_pending()
         try:
             yield
@@ -178,7 +179,7 @@ def install(device: Device, arch: str = "sm_100a") -> Runtime:
     os.environ["CUTE_DSL_LIBS"] = str(library.path)
     os.environ["CUTE_DSL_ARCH"] = arch
     os.environ["CUTE_DSL_LINEINFO"] = "1"  # findings name the kernel's own lines
-    # What CuTe caches elsewhere has no PTX in it.
+    # CuTe's other cache entries have no PTX embedded.
     os.environ["CUTE_DSL_CACHE_DIR"] = str(cache_directory() / "cute")
     runtime = Runtime(device, arch, library)
     _use_embedding_compiler()

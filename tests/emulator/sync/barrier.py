@@ -12,13 +12,14 @@ class Barrier:
     """One of a CTA's sixteen barriers.
 
     Attributes:
-        name: for reports.
+        name: name in reports.
         expected: threads this generation waits for, 0 before the first arrival.
-        arrived: threads so far.
-        whole: whether it waits for all threads of the CTA, whatever their number.
-        generation: completions.
-        handed: what each recent generation hands over.
-        votes: predicates of bar.red in this generation, and its result once complete.
+        arrived: threads that have arrived.
+        whole: whether the barrier waits for all threads of the CTA, without a stated count.
+        generation: number of completed generations.
+        handed: clocks that each recent generation hands over.
+        votes: predicates of bar.red in this generation.
+        result: result of bar.red by completed generation.
     """
 
     name: str
@@ -45,15 +46,16 @@ class Barrier:
         votes: tuple[int, int] = (0, 0),
         whole: bool = False,
     ) -> int:
-        """Counts one warp's threads.
+        """Count the arrival of one warp's threads.
 
         Args:
             warp: index of the arriving warp.
-            threads: threads it stands for.
+            threads: number of threads of the warp.
             expected: threads the instruction names, a multiple of 32.
-            clocks: what the warp hands over.
+            clocks: clocks that the warp releases.
             votes: for bar.red, predicates that are true and threads that voted.
-            whole: the instruction names no count; ``expected`` is how many have not exited.
+            whole: whether the instruction names no count; ``expected`` then counts the threads that
+                have not exited.
 
         Returns:
             The generation the arrival belongs to.

@@ -16,17 +16,17 @@ _F8F6F4 = {0: Element.E4M3, 1: Element.E5M2, 3: Element.E2M3, 4: Element.E3M2, 5
 # Compared by identity: there is one of each.
 @dataclass(frozen=True, slots=True, eq=False)
 class Kind:
-    """Formats and modifiers a ``.kind`` accepts, whatever the instruction descriptor says.
+    """Formats and modifiers that a ``.kind`` accepts, independent of the instruction descriptor.
 
     Attributes:
         name: as in PTX, without ``kind::``.
         k: depth of one dense instruction.
         operands: element format by descriptor code.
         accumulators: accumulator format by descriptor code.
-        transpose, negate: whether those bits may be set.
+        transpose, negate: whether the transpose and negate bits may be set.
         scale_input_d: whether the accumulator may be scaled.
         scale_vectors: scales per row by qualifier; empty without block scaling.
-        padded: sub-byte operands lie in groups of 16 elements padded to 16 bytes.
+        padded: whether sub-byte operands lie in groups of 16 elements padded to 16 bytes.
     """
 
     name: str
@@ -82,7 +82,7 @@ KINDS = {
 }
 
 
-# Compared by identity, so that it is a cheap key of caches; decode_instruction makes them once.
+# Compared by identity, as a cheap cache key; decode_instruction creates each value once.
 @dataclass(frozen=True, slots=True, eq=False)
 class MmaInstruction:
     """A legal tcgen05.mma: D[m, n] (+)= A[m, k] @ B[n, k].T.
@@ -294,7 +294,7 @@ def decode_instruction(
     weight_stationary: bool = False,
     scale_vector: str | None = None,
 ) -> MmaInstruction:
-    """Take an instruction descriptor apart and check it against the tables.
+    """Decode an instruction descriptor and check it against the tables.
 
     Args:
         word: the 32-bit descriptor.
@@ -305,7 +305,7 @@ def decode_instruction(
 
     Raises:
         UnknownInstruction: the kind, or sparsity.
-        IllegalInstruction: what the PTX ISA's tables do not have.
+        IllegalInstruction: a combination that the PTX ISA's tables do not list.
     """
     if kind not in KINDS:
         raise UnknownInstruction(f"tcgen05.mma kind::{kind}: known are {_names(KINDS)}")

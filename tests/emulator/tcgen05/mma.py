@@ -1,10 +1,10 @@
 """Arithmetic of tcgen05.mma: D = A * B.T + D.
 
-Products and sums are FP32 in whatever order BLAS takes them (assumed: hardware multiplies exactly
-and adds several products at once with truncation, which no document specifies). Operands times
-their block scales are FP32 too, or FP64 where extreme UE8M0 scales could overflow FP32.
-An f16 accumulator is widened, added to, and rounded to nearest even once per instruction (assumed).
-Integers are exact and wrap around, or saturate where the instruction says so.
+Products and sums are FP32 in the order of BLAS (assumed: hardware multiplies exactly and adds
+several products at once with truncation, which no document specifies). Operands times their block
+scales are FP32 too, or FP64 where extreme UE8M0 scales could overflow FP32. An f16 accumulator is
+widened, added to, and rounded to nearest even once per instruction (assumed). Integers are exact
+and wrap around, or saturate where the instruction says so.
 """
 
 from typing import Any

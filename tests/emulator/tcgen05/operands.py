@@ -1,7 +1,8 @@
-"""A and B in shared memory: which bytes a descriptor means, and the matrix they decode to.
+"""A and B in shared memory: the bytes that a descriptor addresses, and the decoded matrix.
 
-The layouts are those of PTX ISA 9.7.16.3.3 (canonical layouts), in units of 16 bytes: every layout
-keeps 16 bytes along the leading dimension together, so one gather of 16-byte items fetches them.
+The layouts are the canonical layouts of PTX ISA 9.7.16.3.3, in units of 16 bytes: every layout
+keeps 16 bytes along the leading dimension together, so one gather of 16-byte items fetches an
+operand.
 """
 
 from dataclasses import dataclass
@@ -158,12 +159,12 @@ def byte_addresses(descriptor: SharedDescriptor, shape: OperandShape) -> npt.NDA
 
 
 def gather(shared: Bytes, descriptor: SharedDescriptor, shape: OperandShape) -> Bytes:
-    """The operand's bytes, uint8 [lines, bytes], padding left out.
+    """The operand's bytes, uint8 [lines, bytes], without padding.
 
     Args:
         shared: the CTA's shared memory; its length is a multiple of 16.
-        descriptor: where it lies.
-        shape: what to read of it.
+        descriptor: descriptor of the operand.
+        shape: part of the operand to read.
 
     Raises:
         IndexError: the operand reaches beyond the end of `shared`.
@@ -179,7 +180,7 @@ def gather(shared: Bytes, descriptor: SharedDescriptor, shape: OperandShape) -> 
 
 
 def decode_operand(raw: Bytes, shape: OperandShape) -> npt.NDArray[np.float32]:
-    """Decode what :func:`gather` fetched, to float32 [rows, k]."""
+    """Decode the bytes fetched by :func:`gather` to float32 [rows, k]."""
     matrix = decode(raw, shape.element)
     return matrix.T if shape.mn_major else matrix
 

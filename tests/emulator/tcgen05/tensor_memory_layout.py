@@ -1,8 +1,8 @@
 """Layout of D, A and block scales in tensor memory (PTX ISA 9.7.16.10.5 and 9.7.16.10.7.2).
 
-Matrices lie in rectangles of lanes x columns, so they are described as few blocks of slices rather
-than as index arrays. Which rectangle holds what is in figures of the PTX ISA; they were checked
-against CUTLASS (include/cute/atom/mma_traits_sm100_frag.hpp).
+Matrices lie in rectangles of lanes x columns, so the layout is a few blocks of slices rather than
+index arrays. The contents of each rectangle follow figures of the PTX ISA, checked against CUTLASS
+(include/cute/atom/mma_traits_sm100_frag.hpp).
 """
 
 from collections.abc import Sequence
@@ -253,7 +253,7 @@ class ScaleRegion(NamedTuple):
 def scale_regions(
     instruction: MmaInstruction, address: Address, *, for_a: bool
 ) -> tuple[ScaleRegion, ...]:
-    """Regions of one CTA's scales of A (its own rows) or of B (all n rows).
+    """Regions of one CTA's scales of A (the CTA's rows) or of B (all n rows).
 
     Raises:
         IllegalInstruction: the address is not at lane 0.

@@ -32,7 +32,7 @@ class MBarrier:
         self._settle()
 
     def expect_more(self, count: int) -> None:
-        """Arrivals beyond the expected ones, in this phase alone."""
+        """Expect additional arrivals, in this phase alone."""
         self.pending += count
 
     def drop(self, count: int) -> None:

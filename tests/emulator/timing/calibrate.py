@@ -1,4 +1,4 @@
-"""Holds the model against what others measured on B200s."""
+"""Comparison of the model with published measurements on B200s."""
 
 import json
 import os

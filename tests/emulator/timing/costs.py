@@ -1,4 +1,4 @@
-"""Costs of one PTX instruction to the warp that issues it: pipe, occupancy, latency."""
+"""Costs of one PTX instruction to the issuing warp: pipe, occupancy, latency."""
 
 import re
 from typing import NamedTuple
@@ -45,9 +45,9 @@ class Cost(NamedTuple):
     Attributes:
         issue: issue slots.
         pipe: "fma", "alu", "mufu", "fp64", "shuffle" or "" for none.
-        cycles: of that pipe of its scheduler.
-        latency: cycles until its result can be used.
-        stall: cycles until the warp issues anything else.
+        cycles: cycles of that pipe of the warp's scheduler.
+        latency: cycles until the result can be used.
+        stall: cycles until the warp can issue another instruction.
     """
 
     issue: float
@@ -139,7 +139,7 @@ class Costs:
         if {target, source} & _NARROW:
             return Cost(1, "alu", p.narrow_interval, p.convert_latency)
         if target[0] in "usb" and source[0] in "usb":
-            # Widening reads the register as it is; narrowing masks it.
+            # Widening reads the register unchanged; narrowing masks the register.
             return NOTHING if TYPE_BITS[target] >= TYPE_BITS[source] else self._integer(1)
         return Cost(1, "alu", p.convert_interval, p.convert_latency)
 

@@ -1,8 +1,8 @@
 """One warp scheduler: warps that run at once share its issue slots and pipes.
 
-Sharing is fluid: a segment that would take ``length`` cycles alone goes on at a rate of at most 1,
-less while the warps that run beside it ask for more of a pipe than there is. Warps get equal shares
-of a pipe, and what one does not need goes to the others, as a loose round robin gives it.
+Sharing is fluid: a segment of ``length`` cycles alone proceeds at a rate of at most 1, or less
+while the running warps together exceed the throughput of a pipe. Warps get equal shares of a pipe,
+and unused shares go to the other warps, as in a loose round robin.
 """
 
 from collections import defaultdict

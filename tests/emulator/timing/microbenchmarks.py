@@ -25,17 +25,17 @@ _SHARED = 160 * 1024
 
 @dataclass(frozen=True)
 class Microbenchmark:
-    """A kernel, and how to launch it.
+    """A kernel, and the configuration of its launch.
 
     Attributes:
         body: PTX between the declarations and ``ret``.
-        threads: of a CTA.
-        ctas: of the grid.
+        threads: threads of a CTA.
+        ctas: CTAs of the grid.
         shared: bytes of dynamic shared memory.
         data: bytes of global memory behind the only parameter.
         cluster: CTAs of a cluster.
-        dependent: whether it may start before the launch before it has ended.
-        target: of the PTX.
+        dependent: whether the launch may start before its predecessor has ended.
+        target: target of the PTX.
     """
 
     body: str
@@ -218,14 +218,14 @@ def late_warp(count: int) -> Microbenchmark:
 def stream(
     threads: int, loads: int, count: int, ctas: int = 1, store: bool = False, hint: str = ""
 ) -> Microbenchmark:
-    """Every thread loads 16 bytes ``loads`` times, and uses or stores them, ``count`` times over.
+    """Load 16 bytes per thread ``loads`` times, use or store the data, and repeat ``count`` times.
 
     Args:
-        threads: of a CTA.
-        loads: under way at once.
-        count: rounds.
-        ctas: of the grid.
-        store: whether to store what was loaded.
+        threads: threads of a CTA.
+        loads: loads in flight at once.
+        count: number of rounds.
+        ctas: CTAs of the grid.
+        store: whether to store the loaded data.
         hint: modifiers of the loads, such as ".L1::no_allocate".
     """
     body, fetch, use = [_OWN_PLACE], [], []

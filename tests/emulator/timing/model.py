@@ -37,16 +37,17 @@ def model(
     registers: int = 0,
     repeats: Sequence[int] = (),
 ) -> Timing:
-    """Models the time of a finished launch.
+    """Model the time of a finished launch.
 
     Args:
-        launch: of ``Gpu.launch(..., traced=True)``.
-        parameters: of the chip.
-        clusters: how many the grid has; more than were run repeat those that were.
+        launch: launch from ``Gpu.launch(..., traced=True)``.
+        parameters: parameters of the chip.
+        clusters: clusters of the grid; if more than were run, the run clusters are repeated.
         footprint: bytes that come from HBM because nothing has read them before; by default the
-            distinct ones that the clusters that were run read, for each repetition of them.
+            distinct bytes read by the run clusters, for each repetition.
         exact: whether to simulate every cluster; by default where that is cheap.
-        registers: of a thread, as ptxas says (-v): they limit the CTAs of an SM; 0 for unknown.
+        registers: registers per thread, as ptxas reports (-v), which limit the CTAs per SM; 0 for
+            unknown.
         repeats: see ``Prepared``.
 
     Raises:
@@ -117,7 +118,7 @@ class Model:
         )
 
     def _represent(self) -> tuple[Simulated, float, dict[str, float]]:
-        """Simulates one cluster of each class, and list-schedules all clusters with their times."""
+        """Simulate one cluster of each class, and list-schedule all clusters with these times."""
         classes: dict[int, list[int]] = {}
         for number, cluster in enumerate(self._traced):
             classes.setdefault(_signature(cluster), []).append(number)
@@ -146,7 +147,7 @@ class Model:
         return first, cycles, dict(busy)
 
     def _sample(self, cost: float) -> tuple[Simulated, float, dict[str, float]] | None:
-        """Simulates some waves of the whole chip, and lets the last ones go on; None if too much.
+        """Simulate some waves of the whole chip, and extrapolate; None if too expensive.
 
         Args:
             cost: trace items of a cluster, on average.
@@ -207,7 +208,7 @@ def list_schedule(times: list[float], slots: int, between: float) -> float:
 
 
 def _signature(cluster: Cluster) -> int:
-    """Equal for clusters that do the same, whatever their barriers are called."""
+    """Hash of a cluster's work, independent of the names of barriers."""
     return hash(
         tuple(
             tuple(item if isinstance(item, int) else _shape(item) for item in trace)

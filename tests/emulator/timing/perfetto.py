@@ -13,7 +13,7 @@ _WARPS, _UNITS = 1, 2  # process numbers: Perfetto shows one group of tracks for
 def trace_events(timing: Timing) -> dict[str, Any]:
     """The JSON object: one track per warp, named by its role, and one per unit of the SM.
 
-    What a unit may do several of at once, TMA copies, are asynchronous slices.
+    Work of a unit that may overlap, such as TMA copies, becomes asynchronous slices.
     """
     clock = timing.parameters.clock * 1e3  # cycles per microsecond
     roles = {warp.name: warp.role for warp in timing.warps}

@@ -1,4 +1,4 @@
-"""A traced launch as the model replays it: its script, its clusters, and what a CTA needs."""
+"""A traced launch as input of the replay: its script, its clusters, and the needs of a CTA."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -32,22 +32,22 @@ class Prepared:
     """A launch ready to be replayed.
 
     Args:
-        launch: of ``Gpu.launch(..., traced=True)``.
+        launch: launch from ``Gpu.launch(..., traced=True)``.
         p: parameters of the chip.
-        clusters: of the grid; None for those that were run.
-        registers: of a thread; 0 for unknown.
-        repeats: numbers of clusters that were run, which those of the grid repeat in turn; by
-            default all, in order.
+        clusters: clusters of the grid; None for the run clusters.
+        registers: registers per thread; 0 for unknown.
+        repeats: numbers of the run clusters that the grid's clusters repeat in turn; by default
+            all, in order.
 
     Attributes:
         traced: clusters that the grid repeats, each CTA at its rank.
         size: CTAs of a cluster.
-        clusters: of the grid.
-        needs: of a CTA.
-        deep: CTAs that an SM holds if no other launch is there.
+        clusters: clusters of the grid.
+        needs: needs of a CTA.
+        deep: CTAs that an SM holds if no other launch is resident.
         places: groups of SMs, one for each CTA of a cluster.
-        l1_bytes: that they leave of an SM's memory.
-        script: what all clusters share.
+        l1_bytes: bytes of an SM's memory that the CTAs leave to L1.
+        script: state that all clusters share.
 
     Raises:
         TimingError: the launch was not traced, or no GPC holds its clusters.
@@ -97,13 +97,14 @@ class Prepared:
         return self.places * self.deep
 
     def repeated(self, count: int) -> list[Cluster]:
-        """``count`` clusters, those to repeat one after the other."""
+        """``count`` clusters: the traced clusters, repeated in order."""
         return [self.traced[number % len(self.traced)] for number in range(count)]
 
     def some(self, count: int) -> list[Cluster]:
-        """``count`` clusters that stand for all of the grid's, of which fewer may have been run.
+        """``count`` clusters that represent the whole grid, of which only a part may have been run.
 
-        Not the first ones: of a grid whose CTAs take turns those have more to do than the last.
+        The clusters are not the first of the grid: with persistent CTAs, the first have more work
+        than the last.
         """
         if count >= len(self.traced):
             return self.repeated(count)

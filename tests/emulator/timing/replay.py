@@ -26,12 +26,13 @@ class ClusterReplay:
     """One cluster on its SMs.
 
     Args:
-        grid: that it is part of.
-        number: of it in the grid.
-        ctas: its traces, by rank.
+        grid: grid of the cluster.
+        number: number of the cluster in the grid.
+        ctas: traces of the CTAs, by rank.
         sms: the SM of each rank.
-        repetition: of the same traces; each has memory of its own.
-        done: called when its last warp has ended and its writes have.
+        repetition: number of the repetition of the same traces; each repetition has separate
+            memory.
+        done: called when the last warp and its writes have ended.
     """
 
     def __init__(
@@ -123,9 +124,9 @@ class WarpReplay:
     """One warp.
 
     Attributes:
-        name: for timelines.
+        name: name in timelines.
         started, ended: cycles, or None.
-        running: cycles in segments; ``alone`` what they would take without other warps.
+        running: cycles in segments; ``alone`` counts the cycles without contention by other warps.
         waits: (kind, PTX line) -> cycles.
     """
 
@@ -437,7 +438,7 @@ class WarpReplay:
         self._engine.at(self._engine.now, lambda: columns.give(event.amount))
 
     def _tensor_copy(self, event: Event) -> None:
-        # Copies overlap with the MMAs before them once those have begun, not with those after.
+        # Copies overlap with preceding MMAs once these have begun, not with later MMAs.
         at = max(self._engine.now, self._mma_started)
         assert isinstance(event.detail, int)
         first = self.cta.rank & -event.detail
@@ -513,7 +514,7 @@ class WarpReplay:
             self._arriving[name] = max(self._arriving.get(name, 0.0), ready)
 
     def _from_global(self, event: Event, sectors: int, at: float) -> float:
-        """Cycle when a load's sectors are there, from L1 as far as it has them."""
+        """Cycle when a load's sectors have arrived, from L1 if present there."""
         sm, grid, now = self.sm, self._grid, self._engine.now
         if event.line not in self.cluster.script.cached:
             nbytes = sectors * SECTOR

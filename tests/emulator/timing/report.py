@@ -13,7 +13,7 @@ _BOUND = 0.7  # a unit that is busy for more of the time limits the kernel
 
 
 def report(timing: Timing, least: SpeedOfLight | None = None) -> RenderableType:
-    """Time, units and warps of a launch, and how far it is from the least time of its problem."""
+    """Time, units and warps of a launch, with the ratio to the problem's speed of light."""
     head = Table.grid(padding=(0, 2))
     head.add_row("kernel", timing.kernel)
     overhead = f"and {timing.launch_us:g} µs to launch it"

@@ -1,4 +1,4 @@
-"""Names of warps and waits: what they do, and where the kernel's source says so."""
+"""Names of warps and waits: the kind of work, and its line in the kernel's source."""
 
 from tests.emulator.codegen import Program
 from tests.emulator.machine.trace import Event, WarpTrace

@@ -1,4 +1,4 @@
-"""Script of a launch: what all of its clusters share when they are replayed."""
+"""Script of a launch: the replay's data that all clusters share."""
 
 from collections import Counter
 from dataclasses import dataclass, field

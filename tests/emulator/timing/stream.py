@@ -16,16 +16,16 @@ _SHOWN = 20  # waiting warps that a deadlock's message names
 class Stream:
     """Grids in stream order.
 
-    A grid's clusters start in order, as SMs of one GPC have room for all CTAs of the next one. A
-    dependent grid may start once every CTA of the one before has executed launch_dependents or has
-    ended; another one once all CTAs of the one before have ended.
+    A grid's clusters start in order, as soon as SMs of one GPC have room for all CTAs of the next
+    cluster. A dependent grid may start once every CTA of its predecessor has executed
+    launch_dependents or has ended; any other grid once all CTAs of its predecessor have ended.
 
     Args:
-        chip: that they run on.
-        grids: in order.
+        chip: chip that the grids run on.
+        grids: grids in order.
 
     Attributes:
-        replays: of the clusters that have started.
+        replays: replays of the clusters that have started.
     """
 
     def __init__(self, chip: Chip, grids: Sequence[Ordered]) -> None:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from tests.emulator.timing.parameters import Parameters
 
-# One step of an MMA takes 32 bytes of K from each row of A and column of B, whatever the type.
+# An MMA step takes 32 bytes of K from each row of A and column of B, for any type.
 _STEP_BYTES = 32
 
 

@@ -35,7 +35,7 @@ class Box:
 
 @lru_cache(maxsize=1024)
 def box_of(tensor_map: TensorMap, rows_gathered: int | None = None) -> Box:
-    """The box, or that of a gather4 or scatter4 of ``rows_gathered`` rows.
+    """The box of a copy, or of a gather4 or scatter4 of ``rows_gathered`` rows.
 
     Raises:
         UnknownInstruction: an interleaved layout.

@@ -23,17 +23,17 @@ _FIELDS = {
 def replace_field(descriptor: bytes, field: str, value: int, ordinal: int | None = None) -> bytes:
     """``descriptor`` with ``field`` set to ``value``, numbered as the PTX ISA does.
 
-    That is: the rank less one, element types by the instruction's own table, the rest as it is.
+    The rank is stored less one, an element type by the instruction's table, other values unchanged.
     The result may be no legal tensor map until more fields are replaced.
 
     Args:
         descriptor: 128 bytes.
-        field: as in the instruction, without its dot.
+        field: name as in the instruction, without its dot.
         value: ``new_val``.
-        ordinal: ``ord``, for the fields that there is one of per dimension.
+        ordinal: ``ord``, for the fields that exist once per dimension.
 
     Raises:
-        IllegalInstruction: unknown field, or a value or ordinal out of its range.
+        IllegalInstruction: unknown field, or a value or ordinal out of range.
     """
     if field not in _FIELDS:
         raise IllegalInstruction(f"tensormap.replace .{field}, accepted {sorted(_FIELDS)}")

@@ -68,10 +68,10 @@ class Placement:
     """Placement of a box's rows in shared memory, relative to the copy's shared address.
 
     Attributes:
-        nbytes: from the shared address to the end of what the copy touches.
+        nbytes: bytes from the shared address to the end of the copied range.
         unit: bytes that stay together, 8 or 16.
-        index: for each unit of the box in order, its place; None if they lie as they are.
-        inverse: for each place its unit, where the box fills all places and has an index.
+        index: place of each unit of the box in order; None for a linear layout.
+        inverse: unit of each place, if the box fills all places and has an index.
     """
 
     nbytes: int
@@ -102,8 +102,8 @@ class Placement:
 def placement(swizzle: Swizzle, rows: int, row_bytes: int, phase: int) -> Placement:
     """Placement of ``rows`` rows at a shared address that is ``phase`` modulo 1024.
 
-    A swizzled row starts a whole span after the one before, however short it is; the bytes between
-    are left alone (seen on an H200). Rows that are not swizzled follow one another.
+    A swizzled row starts a whole span after its predecessor, however short the row; the bytes
+    between rows are left alone (seen on an H200). Rows without swizzle are contiguous.
     """
     if swizzle == Swizzle.NONE:
         return Placement(rows * row_bytes, 16, None, None)

@@ -1,4 +1,4 @@
-"""Tensor maps: the 128-byte descriptors of tile copies, and what the driver lets them say.
+"""Tensor maps: the 128-byte descriptors of tile copies, and the limits set by the driver.
 
 Only tile mode is modelled; im2col descriptors are refused.
 """
@@ -29,17 +29,17 @@ class Interleave(IntEnum):
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A tensor in global memory and the box that one copy of it moves; innermost dimension first.
+    """A tensor in global memory and the box moved by one copy; innermost dimension first.
 
     Attributes:
-        element_type: of the tensor.
-        address: of its first element.
+        element_type: type of the tensor's elements.
+        address: address of the first element.
         dims: elements along each of 1 to 5 dimensions.
         strides: bytes between elements of each dimension but the first.
         box: elements a copy spans along each dimension.
-        element_strides: of these, each how manyth is moved; the first is not looked at.
+        element_strides: step between moved elements of each dimension; the first is ignored.
         interleave: channel-interleaved layout.
-        swizzle: of the box in shared memory.
+        swizzle: swizzle of the box in shared memory.
         l2_promotion: 0 to 3, a hint.
         nan_fill: whether out-of-bounds elements read as NaN rather than 0.
     """
@@ -121,7 +121,7 @@ def _box_objection(tensor_map: TensorMap) -> str | None:
 
 
 def check(tensor_map: TensorMap, capability: int = 100) -> None:
-    """Raises IllegalInstruction for what the driver refuses on compute ``capability`` (90, 100).
+    """Raise IllegalInstruction if the driver of ``capability`` (90, 100) refuses the map.
 
     The rules are those of cuTensorMapEncodeTiled's documentation, except where an H200's driver was
     seen to accept more.

@@ -1,7 +1,7 @@
 """Tile copies between a tensor in global memory and boxes (PTX ISA 5.5.3, 9.7.9.25.5).
 
-A box passes through here as its bytes in order, row after row; :mod:`tests.emulator.tma.swizzle`
-puts them into shared memory and takes them out again.
+A box is represented by its bytes in order, row after row; :mod:`tests.emulator.tma.swizzle`
+scatters the bytes to shared memory and gathers them again.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from tests.emulator.tma.tensor_map import TensorMap
 # (address, nbytes) -> that much global memory, as a view; called once per contiguous footprint.
 Fetch = Callable[[int, int], Bytes]
 
-_OOB_NAN = 0x7FF7  # in every 16 bits, whatever the type (seen on an H200)
+_OOB_NAN = 0x7FF7  # in every 16 bits, for any type (seen on an H200)
 
 
 class Direction(StrEnum):
@@ -71,10 +71,10 @@ class Tile:
     """One box at its place in a tensor.
 
     Attributes:
-        tensor_map: of the tensor.
-        box: its shape.
-        parts: in-bounds regions, each with what it is of the box (slices of the bytes shaped as
-            the box, outermost dimension first), or None where it is the whole box.
+        tensor_map: map of the tensor.
+        box: shape of the box.
+        parts: in-bounds regions, each with its part of the box (slices of the bytes shaped as the
+            box, outermost dimension first), or None for the whole box.
     """
 
     tensor_map: TensorMap
@@ -157,8 +157,8 @@ def locate_rows(
     """The four rows of .tile::gather4 and .tile::scatter4, each from ``column``.
 
     Raises:
-        IllegalInstruction: a tensor map that is not of rank 2 with boxes of one row, or what
-            :func:`locate` raises for.
+        IllegalInstruction: a tensor map that is not of rank 2 with boxes of one row, or an error of
+            :func:`locate`.
     """
     if tensor_map.rank != 2 or tensor_map.box[1] != 1 or len(rows) != 4:
         raise IllegalInstruction(

@@ -1,6 +1,6 @@
 """Matrix descriptors of wgmma (PTX ISA, "Matrix Descriptor Format").
 
-The layouts they mean are the canonical ones that tcgen05 has too; only the words differ.
+The layouts are the canonical layouts, as for tcgen05; only the encodings differ.
 """
 
 from functools import lru_cache
