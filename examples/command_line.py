@@ -1,7 +1,7 @@
-"""Early ends of the examples' commands: one line on standard error, and a status.
+"""Early exits of the examples' commands: one line on standard error, and a status.
 
-Refusals end with 1. What the command line itself has wrong is the parser's to tell, with 2.
-Python alone is needed, as for ``examples.paths``.
+Refusals end with status 1; errors of the command line itself are reported by the parser, with
+status 2. Only Python itself is required, as for ``examples.paths``.
 """
 
 import sys

@@ -71,17 +71,17 @@ def complete(client: httpx.Client, prompts: Sequence[str], max_tokens: int, at_o
 
 
 def token_logprobs(client: httpx.Client, window: np.ndarray) -> np.ndarray:
-    """Natural log-probability of every token of ``window`` but the first, given those before it.
+    """Natural log-probability of each token of ``window`` after the first, given its prefix.
 
     Args:
-        client: of the server.
+        client: client of the server.
         window: token ids, ``(tokens,)``.
 
     Returns:
         float64, ``(tokens - 1,)``.
 
     Raises:
-        httpx.HTTPError: if the request fails.
+        httpx.HTTPError: the request failed.
     """
     body = {"prompt": window.tolist(), "max_tokens": 0, "echo": True, "logprobs": 0}
     logprobs = _post(client, body)["choices"][0]["logprobs"]["token_logprobs"]

@@ -10,7 +10,7 @@ _KERNELS = re.compile(r"(nvfp4-tc: .+|Using \S+ for .*(?:GEMM|linear).*|Using .*
 
 
 def refusal(log: str) -> str:
-    """Find what ``nvfp4-tc`` refused, by a log, as one line; empty if it did not."""
+    """The refusal of ``nvfp4-tc`` in a log, as one line; empty if there is none."""
     refused = _REFUSED.search(log)
     return refused[1].rstrip() if refused else ""
 
@@ -20,7 +20,7 @@ def root_cause(log: str) -> str:
     if refused := refusal(log):
         return refused
     lines = [line.rstrip() for line in log.splitlines()]
-    # What is logged as an error goes before what warnings may mention.
+    # Lines logged as errors go before warnings that mention an error.
     for line in [*(line for line in lines if " ERROR " in line), *lines]:
         match = _ERROR.search(line)
         if match and NOT_THE_CAUSE not in match[2]:

@@ -1,6 +1,6 @@
 """Names in vLLM of the ways to serve a model that examples compare."""
 
-# For ``--quantization``; ModelOpt's NVFP4 has a name of its own there.
+# For ``--quantization``; ModelOpt's NVFP4 has a separate name there.
 METHODS = {
     "bf16": None,
     "nvfp4-tc": "nvfp4-tc",

@@ -23,14 +23,14 @@ _SCALES = (0.5, 1.0)  # block scales are spread over it
 
 
 def write_checkpoint(folder: Path, config: dict[str, Any], format: Format) -> Path:
-    """Write a checkpoint, W4A4, unless it is there; returns ``folder``.
+    """Write a W4A4 checkpoint unless it exists; returns ``folder``.
 
-    All layers hold the same random weights, which keep what passes through them of one size.
+    All layers hold the same random weights, which preserve the magnitude of the activations.
 
     Args:
-        folder: to make; its parent is there.
-        config: of a Llama, or of a mixture of experts in ModelOpt's format.
-        format: of the files.
+        folder: folder to make, in an existing parent.
+        config: config of a Llama, or of a mixture of experts in ModelOpt's format.
+        format: format of the files.
     """
     if (folder / "config.json").exists():
         return folder

@@ -48,10 +48,10 @@ class Server:
     """A server that has answered ``/health``.
 
     Attributes:
-        url: its root, without a final slash.
-        log: file its output goes to.
+        url: root URL, without a final slash.
+        log: file of the server's output.
         ready_seconds: time from start to the first healthy answer.
-        pid: its process.
+        pid: process id.
     """
 
     url: str
@@ -92,18 +92,18 @@ def running(
     time_limit: float,
     environment: Mapping[str, str] = ENVIRONMENT,
 ) -> Iterator[Server]:
-    """Run a server for the time of a ``with`` block and stop its whole process group after it.
+    """Run a server for the time of a ``with`` block, then stop its whole process group.
 
     Args:
         command: the server's command line.
-        port: port it will listen on.
-        log: file for its output, overwritten.
-        time_limit: seconds until it must answer ``/health``.
-        environment: variables it gets besides those of this process.
+        port: port to listen on.
+        log: file for the output, overwritten.
+        time_limit: seconds until the server must answer ``/health``.
+        environment: variables added to this process's environment.
 
     Raises:
-        ServerError: if it exits or stays silent, or an HTTP call in the block fails; with the log's
-            last lines.
+        ServerError: the server exits or stays silent, or an HTTP call in the block fails; with the
+            log's last lines.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
@@ -160,7 +160,7 @@ def _failure(what: str, log: Path) -> str:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server and its engine processes, which share its process group."""
+    """End the server and the engine processes of its process group."""
     try:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(STOP_SECONDS)

@@ -31,10 +31,10 @@ def machine() -> dict[str, str]:
 
 
 def check_importable(module: str, needed_by: str) -> None:
-    """Check that an optional module is there.
+    """Check that an optional module is installed.
 
     Raises:
-        ValueError: it is not; the message says what needs it, and the remedy.
+        ValueError: the module is missing; the message names its user and the remedy.
     """
     if find_spec(module) is None:
         raise ValueError(
@@ -55,7 +55,7 @@ def check_vllm() -> None:
     vllm_installation.check_installed()
     if vllm_version().endswith("+cpu"):
         return  # which runs anywhere
-    # In a process of its own: what vLLM imports would stay beside what is measured.
+    # In a separate process: vLLM's imports would otherwise stay during the measurement.
     command = [sys.executable, "-m", vllm_installation.__name__]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -38,11 +38,11 @@ def read_sixteen_bit(checkpoint: Path) -> dict[str, Any]:
 def checkpoint_of(
     variant: Variant, model: Path, calibration: Path | None, cache: StageCache
 ) -> tuple[Path, str]:
-    """The folder to serve a variant from, and what tells it from others; made if need be.
+    """The folder to serve a variant from, and its content hash; the checkpoint is made if missing.
 
     Raises:
-        QuantizeError, QuantizerError: it cannot be made.
-        ValueError: it needs a calibration text.
+        QuantizeError, QuantizerError: the checkpoint cannot be made.
+        ValueError: the variant needs a calibration text.
     """
     if variant.input_terms is not None:
         stage = cache.stage(

@@ -48,7 +48,7 @@ def measuring(windows: int) -> Iterator[Callable[[str, str, int], None]]:
 
 
 def results(measured: Results) -> None:
-    """The tables, then what failed or is wrong, and which kernels ran."""
+    """Print the tables, then failures and flags, and the kernels that ran."""
     for line in heading(measured):
         plain(line)
     for table in tables(measured):

@@ -1,4 +1,4 @@
-"""A served model's next-token distributions on windows of text, and what is kept of them."""
+"""A served model's next-token distributions on windows of text, and their stored form."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ LOGPROB_BOUND = 1e-3
 
 
 class DistributionError(RuntimeError):
-    """A server gave no logits, or others than those that its log-probabilities come from."""
+    """A server gave no logits, or logits inconsistent with its log-probabilities."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def measure_windows(
 
 
 def _logits(client: httpx.Client, window: np.ndarray, file: Path) -> Tensor:
-    """Logits of every token of a window but the last, checked against what the server says."""
+    """Logits of a window's tokens but the last, checked against the served log-probabilities."""
     served = torch.from_numpy(served_logprobs(client, window))
     rows = len(window) - 1
     calls = call(client, "write_logits", str(file), rows)

@@ -35,7 +35,7 @@ def divergence(reference: Tensor, other: Tensor) -> Divergence:
     kl, agreement = [], []
     for p_logits, q_logits in zip(reference.split(_ROWS), other.split(_ROWS), strict=True):
         log_p, log_q = log_softmax(p_logits), log_softmax(q_logits)
-        # A token that the reference excludes costs nothing, whatever the other says.
+        # A token that the reference excludes costs nothing, for any probability in the other.
         cost = torch.where(log_p == -torch.inf, 0.0, log_p.exp() * (log_p - log_q))
         kl.append(cost.sum(-1))
         agreement.append((p_logits.argmax(-1) == q_logits.argmax(-1)).double())

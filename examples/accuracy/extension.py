@@ -19,10 +19,10 @@ class Extension(LogitsRecorder, ActivationRounder):
 
 
 def call(client: httpx.Client, method: str, *args: Any) -> Any:
-    """Call a method in every worker; what each returned.
+    """Call a method in every worker; returns the result of each.
 
     Raises:
-        httpx.HTTPError: it failed.
+        httpx.HTTPError: the call failed.
     """
     answer = client.post("/collective_rpc", json={"method": method, "args": args})
     return answer.raise_for_status().json()["results"]

@@ -35,11 +35,11 @@ class TaskScore:
     """A metric of a task, over ``samples`` documents.
 
     Attributes:
-        task: a task's name, or a group's.
-        metric: as the harness calls it; after a comma the filter, if there are several.
+        task: name of a task or of a group.
+        metric: name in the harness; after a comma the filter, if there are several.
         value: mean.
-        stderr: its standard error as the harness estimates it; NaN where it does not.
-        samples: documents.
+        stderr: standard error of the mean, as estimated by the harness; NaN without an estimate.
+        samples: number of documents.
     """
 
     task: str
@@ -61,22 +61,22 @@ def score(
 ) -> list[TaskScore]:
     """Run tasks against a server.
 
-    Prompts are sent as token ids, with what the tokenizer puts before every text. Nothing is
-    downloaded unless a task that is not one of ours asks for it.
+    Prompts are sent as token ids, with the tokenizer's special tokens before every text. Nothing is
+    downloaded unless a task of the harness itself downloads data.
 
     Args:
-        base_url: of vLLM's OpenAI-style server, without ``/v1``.
-        model: name that it serves.
+        base_url: URL of vLLM's OpenAI-style server, without ``/v1``.
+        model: served name of the model.
         tokenizer: folder of the model's tokenizer.
-        tasks: names; ours (``tasks.NAMES``), or the harness's tasks and groups. Those that run what
-            the model writes want ``HF_ALLOW_CODE_EVAL=1`` in the environment.
-        folder: for ``results_*.json`` and ``samples_*.jsonl`` of the harness.
-        limit: documents of each task, the first ones; None: all.
-        made: folder of ``make_tasks``; None: ours are made as by default, in ``folder``.
-        log: for all that the harness prints; None: ``harness.log`` in ``folder``.
+        tasks: names of our tasks (``tasks.NAMES``), or of the harness's tasks and groups. Tasks
+            that execute the model's output need ``HF_ALLOW_CODE_EVAL=1`` in the environment.
+        folder: folder for ``results_*.json`` and ``samples_*.jsonl`` of the harness.
+        limit: number of documents of each task, from the first; None: all.
+        made: folder of ``make_tasks``; None: our tasks are made with defaults, in ``folder``.
+        log: file for the harness's output; None: ``harness.log`` in ``folder``.
 
     Raises:
-        HarnessError: with one line that says why.
+        HarnessError: the run failed; the message gives the reason in one line.
     """
     _check_installed()
     folder.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ def _check_installed() -> None:
 
 
 def task_scores(results: Mapping[str, Any]) -> Iterator[TaskScore]:
-    """Scores in the harness's results; a group's tasks are left out where it has their mean."""
+    """Scores in the harness's results; tasks of a group are omitted where the group has a mean."""
     subtasks = results["group_subtasks"]
     grouped = {
         task

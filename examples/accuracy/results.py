@@ -24,15 +24,15 @@ class VariantResult:
     """Results of one variant.
 
     Attributes:
-        name, title, rounds: of the ``Variant``.
-        checkpoint: folder it was served from.
-        windows: of the text; None where it was not measured.
+        name, title, rounds: as in the ``Variant``.
+        checkpoint: folder the variant was served from.
+        windows: measurements on the text's windows; None if not measured.
         tasks: scores of lm-evaluation-harness.
-        weights: of each NVFP4 linear of its files.
-        kernels: lines of its log that say which kernels ran.
-        ready_seconds: until its server was ready.
-        errors: why it is not measured, or not wholly.
-        flags: why it is wrong.
+        weights: errors of each NVFP4 linear of the variant's files.
+        kernels: lines of the log that name the kernels that ran.
+        ready_seconds: time until the server was ready.
+        errors: reasons why the variant was not, or only partly, measured.
+        flags: reasons why the variant is wrong.
     """
 
     name: str
@@ -65,7 +65,7 @@ class VariantResult:
 
 @dataclass
 class Results:
-    """A run: ``about`` it (versions, commit, machine, options), and what it measured."""
+    """Results of a run; ``about`` holds versions, commit, machine and options."""
 
     about: dict[str, Any]
     variants: list[VariantResult] = field(default_factory=list)
@@ -81,10 +81,10 @@ class Results:
 
     @classmethod
     def read(cls, file: Path) -> "Results":
-        """Read what ``write`` has written.
+        """Read a file of :meth:`write`.
 
         Raises:
-            ValueError: it cannot be read, or holds something else.
+            ValueError: the file cannot be read, or does not hold results.
         """
         text = read_results(file, "python -m examples.accuracy measure")
         try:
@@ -130,9 +130,9 @@ class Results:
 
 
 def task_interval(score: TaskScore) -> Interval:
-    """A score's 95% interval: Wilson's of a share of answers, as nearly all or none may be right.
+    """A score's 95% interval: Wilson's interval for a share of answers, which may be near 0 or 1.
 
-    Of other means, that of the harness's standard error; of no width if it has none.
+    Other means use the harness's standard error; without an estimate the interval has no width.
     """
     share, count = score.value, score.samples
     if 0 <= share <= 1 and count > 1:

@@ -1,4 +1,4 @@
-"""One comparison, from its options to its results."""
+"""One comparison, from options to results."""
 
 import json
 import shutil

@@ -56,11 +56,12 @@ class Bench:
     """Bench that variants are measured on.
 
     Attributes:
-        stages: what was measured before.
+        stages: cache of earlier measurements.
         logs: folder of the logs of servers and tasks.
         tokenizer: folder of the tokenizer.
-        settings: the same for every variant.
-        on_state: told the variant's name, what is done now, windows done.
+        settings: settings shared by all variants.
+        on_state: called with the variant's name, the current activity, and the number of windows
+            done.
     """
 
     stages: StageCache
@@ -107,7 +108,7 @@ class AtServer:
     start: Callable[[], Server]
 
     def windows(self, reference: Stage | None, input_terms: int = 0) -> Stage:
-        """Measure the text's windows against those of ``reference``, None for itself.
+        """Measure the text's windows against those of ``reference``; None measures the reference.
 
         With ``input_terms``, activations are rounded to so many NVFP4 terms from now on.
 

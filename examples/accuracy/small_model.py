@@ -22,7 +22,7 @@ class SmallModel:
 
 
 def make_small_model(folder: Path, train_seconds: float, fresh: bool) -> SmallModel:
-    """Train it, or find it in ``folder``."""
+    """Train the small model, or find a trained model in ``folder``."""
     corpus = read_corpus()
     cache = StageCache(folder / "model", fresh)
     text = make_text(cache, corpus)

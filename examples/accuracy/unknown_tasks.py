@@ -1,4 +1,4 @@
-"""``python -m examples.accuracy.unknown_tasks FOLDER TASK...``: what the harness does not know.
+"""``python -m examples.accuracy.unknown_tasks FOLDER TASK...``: names unknown to the harness.
 
 FOLDER has further tasks; it may be empty. The last line is a JSON list of names.
 """

@@ -11,7 +11,7 @@ from nvfp4_kernels.formats.terms import MAX_TERMS
 REFERENCE = "bf16"
 ROUNDED_WEIGHTS, ROUNDED_BOTH = YARDSTICKS = ("rounded-weights", "rounded-both")
 
-# What a variant keeps in NVFP4, or in less than 16 bits beside it.
+# Tensors that a variant keeps in NVFP4, or in another format of less than 16 bits.
 Rounds = Literal["nothing", "weights", "weights and activations"]
 
 
@@ -24,17 +24,17 @@ class Variant:
     """One way to serve the model.
 
     Attributes:
-        name: file-name-safe.
-        title: what it is, for people.
-        rounds: what differs from 16 bits.
-        method: ``--quantization`` of ``vllm serve``; None: none.
-        tool: options of our quantising tool that make its files; None: it needs none.
+        name: name, safe in file names.
+        title: description for people.
+        rounds: tensors that differ from 16 bits.
+        method: ``--quantization`` of ``vllm serve``; None: no such option.
+        tool: options of the quantising tool for the variant's files; None: no files are made.
         calibrated: whether the tool gets the calibration text.
-        checkpoint: its files, if they are the user's.
-        options: more of ``vllm serve``.
-        needs_gpu: whether vLLM has it on GPUs alone.
-        input_terms: NVFP4 terms that a yardstick's activations are rounded to, 0: they stay as they
-            are; None: it is no yardstick.
+        checkpoint: folder of the files, if supplied by the user.
+        options: further options of ``vllm serve``.
+        needs_gpu: whether vLLM supports the variant on GPUs alone.
+        input_terms: NVFP4 terms that a yardstick's activations are rounded to, 0: no rounding;
+            None: not a yardstick.
     """
 
     name: str
@@ -126,9 +126,9 @@ DEFAULT_GPU = (
 
 
 def yardsticks() -> tuple[Variant, Variant]:
-    """16-bit models whose weights, and whose activations as well, are rounded to NVFP4 and back.
+    """16-bit models with weights, or weights and activations, rounded to NVFP4 and back.
 
-    They, and those with more terms, are served from the same files, one after the other.
+    All yardsticks, with any number of terms, are served from the same files, one after the other.
     """
     return (
         _yardstick(ROUNDED_WEIGHTS, "weights rounded", "weights", 0),

@@ -48,7 +48,7 @@ def demo(
 ) -> None:
     """Train a small language model, quantise it to NVFP4, serve both with vLLM and compare them.
 
-    Ends with the commands that serve what was made, which stays in --cache-dir.
+    Ends with the commands that serve the models, which stay in --cache-dir.
 
     The text is this Python's standard library: no GPU and no network are needed. A second run finds
     the model in its cache, serves it and measures again.

@@ -1,7 +1,7 @@
 """Real text found on any Python machine: the sources and documentation of its packages.
 
-A hash of its path puts a file into the training or the held-out part, so that it never changes
-sides. Identical files count once.
+The hash of a file's path assigns the file to the training or the held-out part for good. Identical
+files count once.
 """
 
 import ast
@@ -28,7 +28,7 @@ SKIPPED_FOLDERS = {
     "_vendor",
     "__pycache__",
 }
-# Tables and what programs wrote: they teach little and would fill the vocabulary with numbers.
+# Tables and generated files: they teach little and would fill the vocabulary with numbers.
 SKIPPED_FILES = {"stringprep.py", "html/entities.py", "re/_casefix.py"}
 SKIPPED_PREFIXES = ("_sysconfigdata", "config-", "lib2to3/pgen2")
 GENERATED = re.compile(
@@ -36,7 +36,7 @@ GENERATED = re.compile(
 )
 NOTICE_CHARACTERS = 1000  # within which a generated file says so
 MOST_DIGITS = 0.15  # of the characters
-LEAST_COMPRESSED = 0.12  # of a long file's size: what repeats itself more is a table
+LEAST_COMPRESSED = 0.12  # of a long file's size: a more repetitive file is a table
 LONG_CHARACTERS = 20_000
 HELD_OUT_ONE_IN = 14
 MIN_CHARACTERS = 200
@@ -46,7 +46,7 @@ CALIBRATION_CHARACTERS = 4000  # of each file
 
 @dataclass(frozen=True)
 class Document:
-    """One source file: ``path`` relative to its root, in POSIX form, and its text."""
+    """One source file: path relative to its root, in POSIX form, and text."""
 
     path: str
     text: str

@@ -98,13 +98,13 @@ def stage(finished: Stage) -> None:
 
 
 def completions(shown: Sequence[Completion]) -> None:
-    """Print each prompt in a box, and in one below it what the model wrote after it."""
+    """Print each prompt in a box, and the model's continuation in a box below."""
     for completion in shown:
         table = Table(box=box.ROUNDED, show_header=False, show_lines=True, expand=True)
         table.add_column(no_wrap=True, style="dim")
         table.add_column(overflow="fold", ratio=1)
         table.add_row("prompt", Text(completion.prompt))
-        # What is written begins in the middle of a line, and may end with empty ones.
+        # A continuation begins in the middle of a line, and may end with empty lines.
         table.add_row(f"answer\n{completion.tokens} tokens", Text(completion.text.rstrip(), "bold"))
         console.print(table)
 

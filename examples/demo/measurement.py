@@ -12,7 +12,7 @@ from examples.completions import Completion, complete, connect, token_logprobs
 from examples.demo.kernel_report import LayerKernel, parse_kernel_report
 from examples.server import Server
 
-# None ends in a space or a line break: the tokenizer joins those to what follows.
+# No prompt ends in a space or a line break: the tokenizer joins trailing space to the next word.
 PROMPTS = (
     'def read_lines(path, encoding="utf-8"):\n    """',
     "class Queue:\n    def __init__(self, maxsize=0):",
@@ -23,7 +23,7 @@ PROMPTS = (
     "    try:\n        return",
     "The methods of this class",
 )
-ALONE = 4  # prompts sent one at a time; all of them are sent at once afterwards
+ALONE = 4  # prompts sent one at a time; afterwards all prompts are sent at once
 WINDOWS_AT_ONCE = 4
 
 
@@ -32,12 +32,12 @@ class Measurement:
     """Measurements of one server.
 
     Attributes:
-        completions: greedy, of the prompts sent one at a time.
-        tokens_per_second: generated one request at a time.
-        tokens_per_second_at_once: generated with all prompts under way together.
+        completions: greedy completions of the prompts sent one at a time.
+        tokens_per_second: rate with one request at a time.
+        tokens_per_second_at_once: rate with all prompts under way together.
         logprobs: natural log-probabilities of the held-out tokens, ``(windows, tokens)``.
         kernels: kernel of every layer; empty for a model that is not quantised.
-        ready_seconds: from the server's start until it was healthy.
+        ready_seconds: time from the server's start until its first healthy answer.
     """
 
     completions: list[Completion]
@@ -53,7 +53,7 @@ class Measurement:
 
     @classmethod
     def read(cls, file: Path) -> "Measurement":
-        """Read what ``write`` has written."""
+        """Read a file of :meth:`write`."""
         fields = json.loads(file.read_text())
         fields["completions"] = [Completion(**c) for c in fields["completions"]]
         fields["kernels"] = [LayerKernel(**k) for k in fields["kernels"]]

@@ -1,4 +1,4 @@
-"""The demo's stages: what is made of what, and what a second run finds in the cache."""
+"""The demo's stages, their inputs and results, and the cache that a second run reuses."""
 
 import hashlib
 from dataclasses import asdict, dataclass

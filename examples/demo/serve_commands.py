@@ -1,4 +1,4 @@
-"""Commands that serve what the demo has made and ask it something, for a shell to take as is."""
+"""Shell commands, ready to paste, that serve and query the demo's models."""
 
 import json
 import shlex

@@ -38,7 +38,7 @@ class Contender(Protocol):
         """The layer's result for bfloat16 tokens ``(M, K)``: bfloat16 ``(M, N)``."""
 
     def seen(self, x: Tensor) -> Tensor:
-        """The tokens as they are multiplied, rounded if the contender quantises them."""
+        """The tokens as multiplied: rounded if the contender quantises activations."""
 
 
 class OursW4A16:
@@ -98,7 +98,8 @@ class Marlin:
         if not hasattr(torch.ops._C, "marlin_gemm"):
             raise Unavailable("this vLLM has no CUDA op marlin_gemm")
         self._silu_and_mul = silu_and_mul
-        # As in an engine, whose workspace outlives a launch: without it each launch clears one.
+        # As in an engine, whose workspace outlives a launch: otherwise each launch clears a new
+        # workspace.
         self._workspace = marlin.marlin_make_workspace_new(device, marlin.MARLIN_MAX_BLOCKS_PER_SM)
 
     def operands(self, layer: BenchLayer, weights: tuple[Nvfp4Tensor, ...]) -> Operands:

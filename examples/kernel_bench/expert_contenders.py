@@ -22,7 +22,7 @@ _UTILS = "vllm.model_executor.layers.quantization.utils"
 
 
 class ExpertWeights(NamedTuple):
-    """NVFP4 weights of one layer's experts held here, as a checkpoint has them.
+    """NVFP4 weights of one layer's local experts, as a checkpoint has them.
 
     Attributes:
         w13: codes ``(held, 2, i, h / 2)`` uint8, gate before up.
@@ -103,7 +103,7 @@ class Marlin:
     """vLLM's Marlin kernels, prepared and called as vLLM does."""
 
     def __init__(self, sizes: ExpertSizes) -> None:
-        """Raises Unavailable where there is no vLLM, or one without these kernels."""
+        """Raise Unavailable if vLLM is missing or lacks these kernels."""
         try:
             self._fp4: Any = import_module(f"{_UTILS}.marlin_utils_fp4")
             self._moe: Any = import_module(f"{_MOE}.experts.marlin_moe")

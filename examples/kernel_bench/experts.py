@@ -2,11 +2,11 @@
 
     python -m examples.kernel_bench.experts                          Qwen3-30B, 1 to 8192 tokens
     python -m examples.kernel_bench.experts --model deepseek-ep8 --tokens 1 64
-    python -m examples.kernel_bench.experts --choice same            all tokens choose the same ones
+    python -m examples.kernel_bench.experts --choice same            same experts for all tokens
 
 Weights in 4 bits, activations in 16: from the router's choice to each token's sum. Tokens choose
 their experts at random, all alike, or as ``--choice`` says. Each contender's launches are captured
-in a CUDA graph, weights and choices of several layers in turn, so that L2 holds none of the next;
+in a CUDA graph, weights and choices of several layers in turn, so that L2 is always cold;
 graphs replay in turn, and medians are printed. Before that, the first tokens' results are compared
 with a float32 product of decoded weights.
 """
@@ -62,7 +62,7 @@ MODELS = {
 
 
 def random_weights(sizes: ExpertSizes) -> ExpertWeights:
-    """Random codes and block scales, global ones that keep a product's sums near 1."""
+    """Random codes and block scales; the global scales keep a product's sums near 1."""
     h, i, held, _, _ = sizes
 
     def matrix(*shape: int) -> tuple[Tensor, Tensor]:
@@ -82,7 +82,7 @@ def popularity(choice: str, tokens: int, experts: int) -> Tensor:
     ranks = torch.randperm(experts, device="cuda")  # the most popular expert is anywhere
     if choice == "zipf":
         return each - (1.0 + ranks).log()
-    return each - 1e3 * ranks  # the same, whatever the noise
+    return each - 1e3 * ranks  # the same experts, with any noise
 
 
 def random_choice(model: Model, tokens: int, choice: str) -> Choice:

@@ -3,9 +3,9 @@
     python -m examples.kernel_bench.indexer_cache
     python -m examples.kernel_bench.indexer_cache --tokens 1 64 8192 --keys 131072
 
-vLLM's own kernels, which have FP8 alone, are timed beside ours where they are installed, after
-their results were compared. Launches are captured in CUDA graphs, which replay in turn; medians.
-Inputs rotate, so that L2 holds none of the next.
+vLLM's kernels, which support FP8 alone, are timed beside ours where installed, after a comparison
+of the results. Launches are captured in CUDA graphs, which replay in turn; medians.
+Inputs rotate, so that L2 is always cold.
 """
 
 import argparse

@@ -1,13 +1,13 @@
-"""A decoder layer's kernels in a row on this machine's Hopper, with one tile or another.
+"""A decoder layer's kernels in a row on this machine's Hopper, with alternative GEMM tiles.
 
     python -m examples.kernel_bench.layer
     python -m examples.kernel_bench.layer --tokens 1 --sweep o_proj down_proj
     python -m examples.kernel_bench.layer --model llama-70b-tp4
 
-Alone, a product's launch cannot fetch weights while the kernel before it ends, so that the tile
-that is fastest alone need not be so in a layer. Here the layers of a Llama, with weights and
-caches of their own, are captured as one CUDA graph per tile; graphs replay in turn; medians. Of
-llama-70b-tp4 a layer is what one of four GPUs computes, without what they tell one another.
+Benchmarked alone, a GEMM cannot prefetch weights while its predecessor ends, so the fastest tile
+alone need not be the fastest in a layer. Here the layers of a Llama, each with its own weights and
+caches, are captured as one CUDA graph per tile; graphs replay in turn; medians. A layer of
+llama-70b-tp4 is the work of one of four GPUs, without communication.
 """
 
 import argparse
@@ -74,7 +74,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Layer:
-    """Operands of a layer; what it hands on is new with every call."""
+    """Operands of a layer; its results are new tensors with every call."""
 
     shape: Shape
     weights: dict[str, list[Fragments]]
@@ -204,7 +204,7 @@ def compile_tile(choice: Choice) -> None:
 
 @contextmanager
 def chosen(tiles: dict[Problem, Choice]) -> Iterator[None]:
-    """Products of these sizes take these tiles."""
+    """Context in which GEMMs of these sizes use these tiles."""
 
     def choose_tile(problem: Problem, output: EpilogueConfig, sms: int) -> Choice:
         return tiles.get(problem) or choose_config(problem, output, sms)

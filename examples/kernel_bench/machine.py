@@ -1,4 +1,4 @@
-"""This machine's GPU: what it is, and the rates that times are set against."""
+"""This machine's GPU: its description, and the peak rates for comparison."""
 
 import statistics
 from functools import partial

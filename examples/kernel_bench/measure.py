@@ -92,7 +92,7 @@ def prepare(
     contenders: Mapping[str, Contender],
     l2_size: int,
 ) -> tuple[dict[str, Prepared], dict[str, str]]:
-    """Every contender's own copies of the weights; of those that fail in any way, why."""
+    """Every contender's copies of the weights, and the reason of each contender's failure."""
     prepared, refused = {}, {}
     for name, contender in contenders.items():
         try:
@@ -112,7 +112,7 @@ def check(
     weights: tuple[Nvfp4Tensor, ...],
     prepared: Mapping[str, Prepared],
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Each contender's error on a few rows; of those that refuse the tokens, why."""
+    """Each contender's error on a few rows, and the reason of each refusal."""
     rows = checked_rows(x.shape[0])
     errors, refused = {}, {}
     for name, ready in prepared.items():
@@ -130,7 +130,7 @@ def check(
 def capture(
     results: Results, layer: BenchLayer, x: Tensor, prepared: Mapping[str, Prepared]
 ) -> tuple[dict[str, LaunchGraph], dict[str, str]]:
-    """Each contender's graph; of those that cannot be captured, why."""
+    """Each contender's graph, and the reason of each failed capture."""
     m = x.shape[0]
     graphs, refused = {}, {}
     for name, ready in prepared.items():

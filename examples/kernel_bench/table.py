@@ -14,7 +14,7 @@ class LayerTable(NamedTuple):
 
     Attributes:
         title: the layer and its sizes.
-        headings: of the columns.
+        headings: headings of the columns.
         rows: a cell for each heading; one row for each number of tokens.
     """
 

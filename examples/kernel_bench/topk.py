@@ -5,8 +5,8 @@
     python -m examples.kernel_bench.topk --warm    one input, from L2 if it fits
 
 Each contender's launches are captured in a CUDA graph; graphs replay in turn, and medians are
-printed. Inputs rotate, so that L2 holds none of the next, unless ``--warm``. Before that, our
-result is compared with a stable sort, and the values that the others choose with ours.
+printed. Inputs rotate, so that L2 is always cold, unless ``--warm``. Before that, our
+result is compared with a stable sort, and the other contenders' values with ours.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from nvfp4_kernels.tool.timed_graphs import captured, timed
 
 COLD_BYTES = 256 << 20  # of the inputs that rotate: several times L2
 VLLM_WORKSPACE = 1 << 20
-VLLM_ROWS = 64  # of one launch of its cooperative kernel
+VLLM_ROWS = 64  # of one launch of vLLM's cooperative kernel
 Contender = Callable[[Tensor], Tensor]  # logits to chosen columns
 
 

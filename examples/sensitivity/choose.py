@@ -7,7 +7,7 @@ from examples.sensitivity.groups import BYTES_IN_16_BITS, Group, bits_per_weight
 
 
 def check_budget(groups: Sequence[Group], budget: Budget) -> None:
-    """Check what can be told of a budget before any group is measured.
+    """Check a budget as far as possible before any group is measured.
 
     Raises:
         ValueError: no group would be left to quantise, or none could stay in 16 bits.
@@ -32,7 +32,7 @@ def most_sensitive(groups: Sequence[Group], kl: Mapping[str, float], count: int)
 
 
 def worth_their_bytes(groups: Sequence[Group], kl: Mapping[str, float]) -> list[Group]:
-    """All groups, those first that win the most divergence for each byte they take more."""
+    """All groups, in descending order of divergence won back per extra byte."""
     return sorted(groups, key=lambda group: -kl[group.name] / group.extra_bytes)
 
 

@@ -20,8 +20,8 @@ class Deviation:
     """Log-probabilities and divergence of a variant; float64 ``(windows, tokens - 1)`` each.
 
     Attributes:
-        logprobs: natural log-probabilities of the tokens that came next.
-        reference: those of the 16-bit model.
+        logprobs: natural log-probabilities of the actual next tokens.
+        reference: log-probabilities of the 16-bit model.
         divergence: KL(16-bit ‖ variant) of the distributions of the next token, in nats.
     """
 
@@ -40,7 +40,7 @@ class Deviation:
 
     @property
     def log_perplexity(self) -> Interval:
-        """Increase of the log-perplexity over that of the 16-bit model."""
+        """Increase of the log-perplexity over the 16-bit model."""
         return log_perplexity_difference(self.logprobs, self.reference)
 
 

@@ -51,13 +51,13 @@ def fake_quantised(
     input_scales: Mapping[str, Tensor],
     terms: int = 1,
 ) -> Iterator[None]:
-    """Let ``linears`` compute with dequantised weights and inputs inside a ``with`` block.
+    """Context in which ``linears`` compute with dequantised weights and inputs.
 
     Args:
-        model: holds them, without gradients.
-        linears: their names.
-        weights: quantised, by linear.
-        input_scales: float32 ``()`` by linear; the inputs of one that has none stay as they are.
+        model: model with the linears, without gradients.
+        linears: names of the linears.
+        weights: quantised weights, by linear.
+        input_scales: float32 ``()`` by linear; inputs of a linear without a scale are not rounded.
         terms: NVFP4 terms that inputs are rounded to.
     """
     changed: list[tuple[Any, Tensor, Any]] = []

@@ -9,7 +9,7 @@ from vllm_fp4_plugin.quantizer.linears import Selection
 from vllm_fp4_plugin.quantizer.source import Source
 from vllm_fp4_plugin.quantizer.tensors import linear_specs
 
-# What vLLM calls the matrix of these.
+# vLLM's names of the fused matrices.
 FUSED = {("q_proj", "k_proj", "v_proj"): "qkv_proj", ("gate_proj", "up_proj"): "gate_up_proj"}
 BYTES_IN_16_BITS = 2
 
@@ -19,10 +19,10 @@ class Group:
     """Linears that are quantised together or not at all.
 
     Attributes:
-        name: of the layer they make.
-        linears: their names in the checkpoint.
-        weights: number of them.
-        quantised_bytes: of all their tensors in NVFP4, ModelOpt's format.
+        name: name of the fused layer.
+        linears: names of the linears in the checkpoint.
+        weights: number of weights.
+        quantised_bytes: bytes of all their tensors in NVFP4, ModelOpt's format.
     """
 
     name: str

@@ -20,7 +20,7 @@ from vllm_fp4_plugin.quantizer.linears import Selection, build_model, select_lin
 from vllm_fp4_plugin.quantizer.source import Source, open_source
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-CALIBRATION_LENGTH = 512  # tokens run as one sequence, as the quantising tool has them
+CALIBRATION_LENGTH = 512  # tokens run as one sequence, as in the quantising tool
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Subject:
     """A 16-bit model and the text to measure it on.
 
     Attributes:
-        name: of the checkpoint's folder and the one it lies in.
-        model: computing in the dtype asked for.
-        groups: its layers.
-        input_scales: float32 ``()`` for each linear, as the quantising tool calibrates them; empty
+        name: name of the checkpoint's folder and of its parent.
+        model: model in the requested compute dtype.
+        groups: layers of the model.
+        input_scales: float32 ``()`` for each linear, calibrated as by the quantising tool; empty
             where inputs stay in 16 bits.
         windows: int64 ``(windows, tokens)`` of the text.
     """

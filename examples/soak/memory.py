@@ -1,4 +1,4 @@
-"""Memory of a server and its processes over time, and whether it stays flat."""
+"""Memory of a server and its processes over time, with a check that it stays flat."""
 
 import statistics
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import psutil
 
-WARM_UP = 0.25  # of the time; what a server allocates once is there by then
+WARM_UP = 0.25  # of the time; one-time allocations of a server are done by then
 _PART = 5  # medians are of one such part of the rest, at either end
 MIN_SAMPLES = 2 * _PART
 # Samples are a share of the time so far apart, lest a load that ends early has too few.

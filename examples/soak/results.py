@@ -1,4 +1,4 @@
-"""Results of a soak: JSON, and what in them is a failure."""
+"""Results of a soak: JSON, and the failures in the results."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from examples.atomic_write import write_atomically
 from examples.soak.memory import Sample, growth
 from examples.soak.traffic import ERROR, EXPECTED, Outcome
 
-SHOWN = 10  # failures of one sort that are told one by one
+SHOWN = 10  # number of failures of one kind that are listed one by one
 MEGABYTE = 1e6
 
 
@@ -59,7 +59,7 @@ class Results:
     kill: Kill = field(default_factory=Kill)
 
     def failures(self) -> list[str]:
-        """Find what is not as it must be, a line each; nothing for a server that is sound."""
+        """List the failures, a line each; empty for a sound server."""
         found = _told("under load", [o for o in self.outcomes if o.verdict != EXPECTED])
         if not self.outcomes:
             found.append("no request was made")

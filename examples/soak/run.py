@@ -67,10 +67,10 @@ class Settings:
 
 
 def run(settings: Settings, results: Results, out: Path, say: Callable[[str], None]) -> None:
-    """Load a server, kill its engine, start another one; fills ``results`` on the way.
+    """Load a server, kill its engine, start another server; fills ``results`` on the way.
 
     Raises:
-        ServerError: a server could not be started, or did not answer when it was idle.
+        ServerError: a server could not be started, or did not answer while idle.
     """
     with _serving(settings, out / "server-1.log") as server:
         say(f"ready after {server.ready_seconds:.1f} s")
@@ -200,7 +200,7 @@ async def _load(
     sampling = asyncio.ensure_future(sample())
     await asyncio.gather(*(user() for _ in range(settings.at_once)))
     if sampling.done():
-        sampling.result()  # raises what ended it
+        sampling.result()  # raises the sampling's exception
     sampling.cancel()
     results.seconds = time.monotonic() - start
     say(f"{len(results.outcomes):,} requests in {results.seconds:.0f} s")
@@ -241,7 +241,7 @@ async def _kill(traffic: Traffic, server: Server, settings: Settings, results: R
     with suppress(TimeoutError):
         await asyncio.wait_for(long.streaming.wait(), _FIRST_TOKEN_SECONDS)
     under_way = [request for request in requests if not request.done()]
-    # What ended before is as any other: an error among them is a failure.
+    # Requests that ended before are judged as any other: an error among them is a failure.
     results.outcomes += [request.result() for request in requests if request.done()]
     engine.kill()
     killed = time.monotonic()

@@ -1,4 +1,4 @@
-"""Requests of every kind that a server meets, each with a verdict on what came of it."""
+"""Requests of every kind that a server meets, each with a verdict on its outcome."""
 
 import asyncio
 import random
@@ -13,7 +13,7 @@ import openai
 
 from examples.server import MODEL_NAME
 
-# Verdicts: as it must be; an error was told; neither an answer nor an error; not as it must be.
+# Verdicts: as expected; a reported error; neither an answer nor an error; an unexpected answer.
 EXPECTED, ERROR, LOST, WRONG = "expected", "error", "lost", "wrong"
 
 _LEAVE_SECONDS = 0.3  # at most, until a request is aborted
@@ -33,7 +33,7 @@ class _Lost(Exception):
 
 
 class _Wrong(Exception):
-    """An answer to what must be refused, or one of another form than was asked for."""
+    """An answer to a request that must be refused, or an answer of the wrong form."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Traffic:
 
     @property
     def kinds(self) -> dict[str, tuple[int, Callable[[], Awaitable[int]]]]:
-        """Kinds of requests by name: how many of twenty, and what makes one."""
+        """Kinds of requests by name: share in twentieths, and the function that sends a request."""
         return {
             "answer": (6, self._answer),
             "stream": (6, self._stream),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 class BadOption(ValueError):
-    """An option that cannot be measured with; names it, what came and what is accepted."""
+    """An unusable option; the message gives its name, its value and the accepted values."""
 
 
 @dataclass(frozen=True)
@@ -14,8 +14,9 @@ class Case:
     """A batch of requests that are sent at once.
 
     Attributes:
-        batch: requests.
-        prompt_tokens, output_tokens: of each; one output token makes it a prefill case.
+        batch: number of requests.
+        prompt_tokens, output_tokens: tokens of each request; with one output token the case
+            measures prefill.
     """
 
     batch: int
@@ -41,7 +42,7 @@ class Case:
 
     @property
     def tokens(self) -> int:
-        """Tokens whose rate is told: those of the prompts in a prefill case, else generated."""
+        """Tokens of the rate: prompt tokens in a prefill case, otherwise generated tokens."""
         return self.batch * (self.prompt_tokens if self.prefill else self.output_tokens)
 
     @property

@@ -54,7 +54,7 @@ def measuring(rounds: int) -> Iterator[Callable[[str, int, Told], None]]:
 
 
 def results(measured: Results) -> None:
-    """The table, then what failed, and which kernels ran."""
+    """Print the table, then the failures, and the kernels that ran."""
     for line in heading(measured):
         console.print(line, markup=False, soft_wrap=True)
     table = Table(

@@ -16,15 +16,15 @@ class VariantResult:
     """One variant, over all rounds.
 
     Attributes:
-        name: of the variant.
-        model: that it served.
-        engine_args: it was started with.
+        name: name of the variant.
+        model: served model.
+        engine_args: arguments of the engine.
         rounds: seconds of each repeat, by the case's name; a dictionary for each round that ran.
-        kernels: what its log says of the kernels that ran.
-        device: as vLLM tells it.
-        engine_seconds: until the engine was ready, in each round.
-        errors: of rounds that failed, as one line each.
-        logs: of its rounds.
+        kernels: lines of the log on the kernels that ran.
+        device: device, as reported by vLLM.
+        engine_seconds: time until the engine was ready, in each round.
+        errors: errors of failed rounds, as one line each.
+        logs: logs of the rounds.
     """
 
     name: str
@@ -57,8 +57,9 @@ class Rate:
 
     Attributes:
         median: tokens per second.
-        spread: half of what lies between the slowest and the fastest repeat, as a share of it.
-        ratio: to the baseline's median; None without one.
+        spread: half of the range between the slowest and the fastest repeat, as a share of the
+            median.
+        ratio: ratio to the baseline's median; None without a baseline.
     """
 
     median: float
@@ -88,10 +89,10 @@ class Results:
 
     @classmethod
     def read(cls, file: Path) -> "Results":
-        """Read what ``write`` has written.
+        """Read a file of :meth:`write`.
 
         Raises:
-            ValueError: it cannot be read, or holds something else.
+            ValueError: the file cannot be read, or does not hold results.
         """
         text = read_results(file, "python -m examples.throughput measure")
         try:

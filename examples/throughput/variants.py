@@ -1,4 +1,4 @@
-"""Variants compared: a model in 16 bits, or in NVFP4 as one method or another serves it."""
+"""Variants to compare: a model in 16 bits, or in NVFP4 as served by different methods."""
 
 import json
 from collections.abc import Sequence
@@ -44,10 +44,10 @@ class Variant:
         return self.shape and self.name == "bf16"
 
     def written(self, folder: Path) -> str:
-        """The model for vLLM; of a shape, what is made beneath ``folder`` for it.
+        """The model for vLLM; for a shape, a config or checkpoint written beneath ``folder``.
 
-        That is its config, or of an NVFP4 variant a checkpoint of random weights, one for all
-        variants that read its format.
+        A shape becomes its config alone or, for an NVFP4 variant, a checkpoint of random weights,
+        shared by all variants that read its format.
         """
         if not self.shape:
             return self.model

@@ -1,4 +1,4 @@
-"""``python -m examples.throughput.worker JOB PROGRESS``: one engine, its cases, its times."""
+"""``python -m examples.throughput.worker JOB PROGRESS``: process that times one engine."""
 
 import random
 import sys

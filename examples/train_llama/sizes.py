@@ -20,9 +20,9 @@ class Size:
 
 
 def _size(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int) -> dict[str, Any]:
-    """Settings for a GPU: 32,768 tokens a step; by estimate 250m needs 70 GB with them.
+    """Settings for a GPU: 32,768 tokens a step; the 250m model needs an estimated 70 GB.
 
-    All K are multiples of 64, halves of them too, as NVFP4 and two ranks want them.
+    All K, and their halves, are multiples of 64, as NVFP4 with two ranks requires.
     """
     return {
         "hidden": hidden,

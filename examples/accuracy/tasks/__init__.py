@@ -31,16 +31,17 @@ def make_tasks(
     """Write ``NAME.yaml`` and ``NAME.jsonl`` of every task, the same for the same files.
 
     Args:
-        folder: made if missing; the tasks hold its path, so make them anew instead of moving it.
-        roots: folders of Python sources. Only files that training on them holds out are used; name
-            all folders that a model was trained on.
-        count: of documents of each task; there are fewer where the text has no more.
+        folder: folder, created if missing; the tasks hold its path, so make new tasks instead of
+            moving the folder.
+        roots: folders of Python sources. Only files held out from training are used; name all
+            folders that a model was trained on.
+        count: number of documents of each task, fewer if the text is too short.
 
     Returns:
         Number of documents by the name of the task.
 
     Raises:
-        ValueError: if a root has no held-out files, or there is no document of some task.
+        ValueError: a root has no held-out files, or some task has no document.
     """
     made = _documents(tuple(roots), count)
     folder.mkdir(parents=True, exist_ok=True)

@@ -12,8 +12,8 @@ from textwrap import dedent
 
 from examples.demo.corpus import Document, read_corpus
 
-# A token stands for one byte or more: a prompt of so many bytes and what is written after it fit
-# the 1024 tokens of the demo's model, whatever the tokenizer.
+# A token stands for one byte or more: a prompt of so many bytes and its continuation fit the 1024
+# tokens of the demo's model, with any tokenizer.
 CONTEXT_BYTES = 800
 ANSWER_BYTES = 160
 
@@ -54,10 +54,10 @@ class Definition:
     """A function or class that begins with a docstring.
 
     Attributes:
-        path: of its file.
-        name: of the function or class.
-        opening: its source up to the docstring's three quotes, these included, not indented.
-        docstring: as ``help()`` shows it.
+        path: path of the source file.
+        name: name of the function or class.
+        opening: source up to and including the docstring's opening quotes, dedented.
+        docstring: text as ``help()`` shows it.
     """
 
     path: str
@@ -96,7 +96,7 @@ def one_line(text: str) -> str:
 
 
 def scattered(*key: str) -> bytes:
-    """A sort key that mixes what comes from one file with the rest, the same on every machine."""
+    """A sort key that shuffles entries of one file among all others, identical on every machine."""
     return sha256("\0".join(key).encode()).digest()
 
 
