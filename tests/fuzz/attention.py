@@ -27,7 +27,7 @@ from tests.test_kernels import oracle
 from tests.test_kernels.attention.attention_sm100 import E4M3_HALF_ULP, EXP2_ERROR
 from tests.test_kernels.oracle import Float64, float64
 
-Row = tuple[tuple[int, ...], Float64, Float64, Float64]  # its index, q, keys and values it sees
+Row = tuple[tuple[int, ...], Float64, Float64, Float64]  # index, q, and the visible keys and values
 
 
 def check_rows(
@@ -114,7 +114,7 @@ def check_attention(given: Given, result: Any, after: Given, kernel: bool = Fals
 
 
 def seen_keys(given: Given, position: int, keys: int) -> tuple[int, int]:
-    """The first key that a query at ``position`` sees, and the one after the last."""
+    """Range of the keys visible to a query at ``position``: first key, and end (exclusive)."""
     end = min(keys, position + 1) if given.get("causal", True) else keys
     window = given.get("window")
     begin = 0 if window is None else max(0, position - window + 1)
@@ -140,7 +140,7 @@ def stored(given: Given, sequence: int, positions: Sequence[int]) -> tuple[Float
 
 
 def paged_rows(given: Given) -> Iterator[Row]:
-    """Rows of all sequences but those with a NaN among their keys, which ops say nothing of."""
+    """Rows of all sequences, except sequences with a NaN among their keys (undefined results)."""
     ends = given["query_start"].tolist()
     for b, keys in enumerate(given["seq_lens"].tolist()):
         if ends[b] == ends[b + 1]:
@@ -162,7 +162,7 @@ def sparse_rows(given: Given) -> Iterator[Row]:
 
 
 def check_memory(given: Given, out: Any, after: Given) -> None:
-    """What was given to be written was written, and counters are zero again."""
+    """Check that output buffers were written, and that counters are zero again."""
     if after.get("out") is not None:
         memory = after["out"][0] if isinstance(after["out"], tuple) else after["out"]
         require(out.data_ptr() == memory.data_ptr(), "out: is not what was given")
@@ -191,7 +191,7 @@ def check_paged_quantized(given: Given, result: Any, after: Given, kernel: bool 
 
 
 def check_nvfp4_rows(given: Given, data: Tensor, scales: Tensor, values: Tensor) -> None:
-    """``values`` ``(T, H, D)`` in rows of an operand, those of all sequences."""
+    """Check ``values`` ``(T, H, D)`` of all sequences, quantised in rows of an operand."""
     rows, first = int(given["query_start"][-1]), given.get("first_row", 0)
     flat = float64(values[:rows].flatten(1))
     linear = from_blocked(scales, scales.shape[0] * 128, flat.shape[1] // 16)

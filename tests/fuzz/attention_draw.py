@@ -1,4 +1,4 @@
-"""What attention is asked: heads, pages, lists and memory, and what of it has to be refused."""
+"""Draws for attention: heads, pages, lists, memory, and arguments that have to be refused."""
 
 import math
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from tests.fuzz.ops import Given
 
 INT32 = torch.int32
 NO_PAGE = 1 << 30  # nobody may look for it
-# Rows of a KV head that fill what the sm_100 kernel has for them, and one more: those that warps
-# which split the keys stage at once (8 with an E4M3 cache), those of a CTA of such warps, a tile.
+# Rows of a KV head that fill a unit of the sm_100 kernel, and one row more. The units: rows staged
+# at once by warps of a split (8 with an E4M3 cache), rows of a CTA of such warps, a tile.
 ROWS = 1, 8, 9, 16, 17, 32, 33, 128, 129
 SPLIT_KEYS = 1024  # so many at the most, and CTAs split them
 
@@ -136,7 +136,7 @@ def draw_longest(draw: Draw, short: int) -> int:
 
 
 def draw_memory(draw: Draw, counters: int, split: bool) -> Given:
-    """What an op of a paged cache takes beside its problem."""
+    """Arguments of an op of a paged cache, besides the problem."""
     given: Given = {}
     if draw.chance(0.6 if split else 0.2):
         given["counters"] = torch.zeros(counters + draw.one(0, 5), dtype=INT32)

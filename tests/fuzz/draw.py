@@ -1,4 +1,4 @@
-"""What a seed draws: numbers, tensors of every size of value, and views with every stride."""
+"""Draws of a seed: numbers, tensors with values of every magnitude, and views with every stride."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -16,8 +16,8 @@ class Draw:
     """Random choices of one seed.
 
     Attributes:
-        rng: what they come from.
-        gpu: whether an sm_100 kernel is to take what is drawn: small, and aligned as it wants.
+        rng: source of the choices.
+        gpu: whether the draws are for an sm_100 kernel: small, and aligned as the kernel requires.
     """
 
     def __init__(self, rng: np.random.Generator, gpu: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The indexer's ops: vectors, their paged cache, scores of keys, and the best of them."""
+"""The indexer's ops: vectors, their paged cache, scores of keys, and top-k."""
 
 from collections.abc import Callable
 from functools import partial
@@ -59,7 +59,7 @@ def _same_vectors(given: Given, data: Tensor, scales: Tensor | None, x: Tensor) 
     scale = given.get("global_scale")
     expected = quantize(given["fmt"], x.contiguous(), 1.0 if scale is None else float(scale))
     wide = float64(x)
-    known = np.isfinite(wide).all(-1)  # vectors with NaN or infinity show it, each in its own way
+    known = np.isfinite(wide).all(-1)  # NaN and infinity show differently by format
     require((expected.scales is None) == (scales is None), "scales: are there, or are not")
     parts = [(data, expected.data)] + ([] if scales is None else [(scales, expected.scales)])
     for found, right in parts:
@@ -209,7 +209,7 @@ def _queries(given: Given) -> Float64:
 
 
 def _scored(q: Float64, k: Float64, weights: Float64) -> tuple[Float64, Float64]:
-    """Scores of keys, and what float32 sums in any order may be off by."""
+    """Scores of keys, and the error bound of float32 sums in any order."""
     products = np.maximum(q @ k.T, 0.0)
     sizes = np.abs(weights) @ (np.abs(q) @ np.abs(k).T)
     adds = q.shape[-1] + q.shape[0] + 8
@@ -217,7 +217,7 @@ def _scored(q: Float64, k: Float64, weights: Float64) -> tuple[Float64, Float64]
 
 
 def _rows(given: Given) -> list[tuple[Float64, Float64, int]]:
-    """For each query: scores of the keys it sees, their errors, and its first key."""
+    """For each query: scores of the visible keys, their errors, and the first key."""
     queries, weights = _queries(given), float64(given["weights"])
     if "context_lens" in given:
         lens, dim = given["context_lens"], queries.shape[-1]

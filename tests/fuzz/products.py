@@ -1,4 +1,4 @@
-"""Products with NVFP4 weights: ``gemm``, ``gemv``, ``silu_mul_gemm``, and those that quantise."""
+"""Products with NVFP4 weights: ``gemm``, ``gemv``, ``silu_mul_gemm``, and quantising variants."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -16,7 +16,7 @@ from tests.fuzz.ops import Given, Op
 from tests.test_kernels import oracle
 from tests.test_kernels.oracle import Float64, float64, unpack
 
-Value = tuple[Float64, Float64]  # and what float32 may be off by
+Value = tuple[Float64, Float64]  # value, and its float32 error bound
 
 
 # --- drawing --------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ def draw_factors(draw: Draw, *shape: int) -> Tensor:
 
 
 def _problem(draw: Draw, quantizes: bool, most_rows: int) -> tuple[Given, tuple[int, ...], Any]:
-    """What the products share: activation, row scale and terms; the sizes; how weights lie."""
+    """Common arguments of the products: activation, row scale and terms; sizes; weight layout."""
     batch, m = draw.batch(), draw.number(0, 3) if draw.chance(0.2) else draw.number(1, most_rows)
     if draw.gpu:
         batch = ()
@@ -168,7 +168,7 @@ def product(
 
 
 def activated(gate: Value, up: Value | None, activation: Activation | None) -> Value:
-    """Activation of values, and how far it carries their errors."""
+    """Activation of values, with the propagated errors."""
     if activation is None:
         return gate
     with np.errstate(all="ignore"):
@@ -187,8 +187,8 @@ def _activated(gate: Value, up: Value | None, activation: Activation) -> Value:
         bounded = limit * np.tanh(u / limit)
     out = activation.gated(torch.from_numpy(g), torch.from_numpy(u)).numpy()
     factor = np.abs(bounded + activation.beta)
-    # |f| is at most |g|, and so is what float32 makes of it; f's slope is at most 1.2, or with
-    # tanh's factor 1 + alpha / 4.
+    # |f| is at most |g|, also in float32; f's slope is at most 1.2, or with tanh's factor 1 + alpha
+    # / 4.
     slope = 1.2 + (abs(activation.alpha) / 4 if activation.name == "situ" else 0)
     f = np.abs(g) + g_error
     if limit is not None and activation.name == "swigluoai_uninterleave":

@@ -184,7 +184,7 @@ def _check_choice(
 
 
 def _greatest(values: Float64, undefined: Any) -> list[int]:
-    """Experts by value, the greatest first, NaN before all, of equal ones the lower first."""
+    """Experts by descending value, NaN first; among equal values the lower index first."""
     return [int(e) for e in np.lexsort((np.arange(len(values)), -values, ~undefined))]
 
 

@@ -72,7 +72,7 @@ def draw_add_rms_norm(draw: Draw) -> Given:
 
 
 def _check_operand(given: Given, result: Any, low: Float64, high: Float64) -> None:
-    """What quantisers make of values between two: with a scale given, or one per row."""
+    """Check quantised values between two bounds: with a given scale, or with one per row."""
     terms = given["terms"]
     if "global_scale" in given:
         quantized(result[0], result[1], low, high, given["global_scale"], terms)

@@ -160,7 +160,7 @@ def _an_array(draw: Draw, x: Tensor) -> np.ndarray:
 
 
 def _with_odd_contents(draw: Draw, x: Tensor) -> Tensor:
-    """One element far from what it was."""
+    """Copy of a tensor with one element far from its old value."""
     changed = copied(x)
     if not x.numel() or x.dtype == torch.bool:
         return x.unsqueeze(0)

@@ -1,10 +1,10 @@
-"""Models NVIDIA's public block-scaled GEMM beside ours, on the same shapes, both on one cluster.
+"""Modelled time of NVIDIA's public block-scaled GEMM beside ours, same shapes, one cluster each.
 
 python -m tests.modelled.compare --cutlass PATH
 
-NVIDIA's has no split K, no GEMV and no SiLU-mul: for a pair it gets one weight of twice the rows,
-and for one token the weights as its rows. Of its tiles the fastest is shown. Its code comes from a
-checkout, none is here.
+NVIDIA's GEMM has no split-K, no GEMV and no SiLU-mul: for a pair it gets one weight of twice the
+rows, and for one token the weights as its rows. The fastest of NVIDIA's tiles is shown. NVIDIA's
+code comes from a CUTLASS checkout; none is included here.
 """
 
 import json

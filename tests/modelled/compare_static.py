@@ -38,7 +38,7 @@ ALSO = ("MEMBAR", "CCTL", "NANOSLEEP", "R2UR")
 
 
 def theirs(example: dict[str, Any], tile: Tile, nvdisasm: Path) -> tuple[Static, int, int]:
-    """NVIDIA's kernel with ``tile``, its stages and its columns of tensor memory."""
+    """NVIDIA's kernel with ``tile``: static figures, stages, and columns of tensor memory."""
     import cutlass
     from cutlass.cute.runtime import make_fake_stream
 
@@ -92,7 +92,7 @@ def main(cutlass: Annotated[Path, typer.Option(help="checkout of NVIDIA/cutlass"
 def _try(example: dict[str, Any], tile: Tile, nvdisasm: Path) -> tuple[Static, int, int] | str:
     try:
         return theirs(example, tile, nvdisasm)
-    except Exception as error:  # a tile that theirs does not have is a row that says so
+    except Exception as error:  # a tile that NVIDIA's kernel lacks is a row with the reason
         return f"{type(error).__name__}: {str(error).splitlines()[0]}"
 
 

@@ -39,10 +39,10 @@ class Row:
 
     Attributes:
         step: the launch.
-        us: from the end of the launch before to its end.
-        gap: of that, until it may read what the launch before wrote.
-        early: µs that it was open before that.
-        hbm_bytes: that it reads.
+        us: µs from the end of the preceding launch to the end of this launch.
+        gap: part of ``us`` until the launch may read its predecessor's results.
+        early: µs that the launch was open before that moment.
+        hbm_bytes: bytes that the launch reads from HBM.
     """
 
     step: Step

@@ -2,8 +2,8 @@
 
     python -m tests.modelled.decoder_prefill                    8192 tokens of Llama 8B, two prompts
 
-Every launch alone, reading from HBM what it reads, and the gaps between them: with so many tokens
-hardly anything overlaps. A step of so many tokens is launched from the CPU, whose time is left out.
+Every launch is modelled alone, with all its reads from HBM, plus the gaps between launches: with so
+many tokens hardly anything overlaps. CPU time of the launches is left out.
 """
 
 import argparse
@@ -124,7 +124,7 @@ class Prefill:
         return attention_seconds(self, tile, shape) * 1e6
 
     def run(self, tile: "AttentionTile", shape: AttentionShape, split: bool) -> Timing:
-        """One KV head of one sequence."""
+        """Model one KV head of one sequence."""
         assert not split
         traced = paged(self._tracer, shape, (tile, 1), "q", self._quantizes)
         return model(traced.launch, registers=traced.registers)

@@ -1,4 +1,4 @@
-"""Launches of a decoder layer on a B200 with their traces, or with their prices."""
+"""Launches of a decoder layer on a B200, with traces or with prices."""
 
 import math
 from collections.abc import Callable
@@ -29,17 +29,17 @@ TRACED_CTAS = 160  # of a grid of rows, at the most
 
 
 class DecoderSm100:
-    """Launches of one model's layer at one number of tokens, one of each sequence.
+    """Launches of one model's layer at one number of tokens, one token of each sequence.
 
-    A launch that has been traced is not run again.
+    A traced launch is not run again.
 
     Args:
-        tracer: for ``"sm_100"``.
-        model: as one GPU has it.
-        tokens: of the batch.
-        keys: of each sequence, with its token.
-        known_keys: longest sequence that attention's launch is told of; a captured graph is made
-            for the model's longest.
+        tracer: tracer of ``"sm_100"``.
+        model: model, as sharded to one GPU.
+        tokens: tokens of the batch.
+        keys: keys of each sequence, including the new token.
+        known_keys: longest sequence stated to attention's launch; a captured graph uses the model's
+            longest.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class DecoderSm100:
         )
 
     def kind(self, topk: bool) -> Kind:
-        """What the list of launches depends on; ``topk`` as of ``Switches``."""
+        """Parameters of the list of launches; ``topk`` as in ``Switches``."""
         mixture = self.model.experts is not None
         return Kind(
             split=self.attention_config[1] > 1,
@@ -103,7 +103,7 @@ class DecoderSm100:
         return OpaqueLink(step.name, start + body, writes=self._written(step))
 
     def _width(self, step: Step) -> int:
-        """Elements of a token that a step reads, where it quantises them."""
+        """Elements of a token that a quantising step reads."""
         m = self.model
         widths = {"attended": m.heads * m.head_dim, "hidden": m.intermediate}
         return widths.get(step.reads, m.hidden)

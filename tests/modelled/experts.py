@@ -4,11 +4,12 @@
     python -m tests.modelled.experts --model qwen3-30b --tokens 64 --all     every tile
     python -m tests.modelled.experts --contest              a contest's grouped products
 
-A batch's tokens choose their experts at random, all alike. Both products alone, in a chain, and in
-one with what routes, quantises and sums up; then with weights of the second that are loaded while
-the first ends. Of each product two clusters run in the emulator, one with as many tiles as the
-busiest one has and one with one less; the time model (``tests/emulator/timing``) makes the grid of
-them, in their proportion. Nothing here was measured on a B200.
+A batch's tokens choose their experts at random, all alike. Modelled are both products alone, in a
+chain, and in a chain with dispatch, quantisation and combine; then with the second product's
+weights prefetched while the first product ends. Two clusters of each product run in the emulator,
+the first with as many tiles as the busiest cluster of the grid, the second with one tile less; the
+time model (``tests/emulator/timing``) builds the grid from them, in proportion. Nothing here was
+measured on a B200.
 """
 
 import argparse
@@ -208,14 +209,14 @@ def alone(traced: Traced) -> float:
 
 
 def in_chain(launches: Sequence[Traced]) -> float:
-    """Microseconds of a layer's launches, after those of a layer before."""
+    """Microseconds of a layer's launches, after the launches of a preceding layer."""
     return chain(layers(launches, LAYERS), B200_TIMING).period(len(launches))
 
 
 def report(
     grouped: GroupedSm100, name: str, shape: Shape, tokens: int, every: bool, only_chain: bool
 ) -> None:
-    """Print a layer's products at one number of tokens, on what is chosen or on every tile."""
+    """Print a layer's products at one number of tokens, with the chosen tile or with every tile."""
     from nvfp4_kernels.gemm.sm100.choose_grouped import (
         choose_grouped,
         choose_tile_tokens,

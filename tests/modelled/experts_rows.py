@@ -1,11 +1,11 @@
-"""The modelled time of what surrounds a mixture of experts' products on a B200: rows of tokens.
+"""The modelled time of the row kernels around a mixture of experts' products on a B200.
 
     python -m tests.modelled.experts_rows                        the models below, 1 to 1024 tokens
     python -m tests.modelled.experts_rows --model qwen3-30b --tokens 64 --both
 
 A batch's tokens choose their experts at random, all alike. Some of each grid's CTAs run in the
-emulator, as they are in the whole grid; the time model (``tests/emulator/timing``) makes the grid
-of them. Nothing here was measured on a B200.
+emulator, with their work in the whole grid; the time model (``tests/emulator/timing``) builds the
+grid from them. Nothing here was measured on a B200.
 """
 
 import argparse
@@ -95,7 +95,7 @@ class RowsSm100:
         return self._traced(run, [operand("logits", logits, logits.nbytes)], written)
 
     def topk_route_quantize(self, read: str, written: str) -> Traced:
-        """The batch's experts by its logits, in tiles of tokens, and each token in its rows."""
+        """Launch of top-k, routing into padded expert blocks, and quantisation of the tokens."""
         import torch
 
         from nvfp4_kernels.moe.router import Router

@@ -9,10 +9,10 @@ DRAWS = 99  # of a batch's experts, of which the most ordinary one is taken
 
 @dataclass(frozen=True)
 class Shape:
-    """A mixture of experts as one rank has it.
+    """A mixture of experts, as sharded to one rank.
 
     Attributes:
-        experts, local: of all ranks, and of this one.
+        experts, local: experts of all ranks, and of this rank.
         top_k: experts of a token.
         hidden, intermediate: sizes.
     """
@@ -24,7 +24,7 @@ class Shape:
     intermediate: int
 
     def ids(self, tokens: int) -> list[list[int]]:
-        """Experts of each token, of which this rank has the first ones."""
+        """Experts of each token; the first experts are this rank's."""
         drawn = [self._draw(tokens, random.Random(seed)) for seed in range(DRAWS)]
         hit = self.local * (1 - (1 - self.top_k / self.experts) ** tokens)
         slots = self.local * tokens * self.top_k / self.experts

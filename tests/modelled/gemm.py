@@ -1,10 +1,11 @@
-"""The modelled time of the block-scaled GEMM on a B200, beside the least time there is.
+"""The modelled time of the block-scaled GEMM on a B200, beside the speed of light.
 
     python -m tests.modelled.gemm                  a contest's shapes, a Llama 8B's layers
     python -m tests.modelled.gemm --shape 128,7168,2048 --all    every tile, fastest first
 
-One cluster runs in the emulator, with as many tiles as the busiest one has; the time model
-(``tests/emulator/timing``) makes the whole grid of it. Nothing here was measured on a B200.
+One cluster runs in the emulator, with as many tiles as the busiest cluster of the grid; the time
+model (``tests/emulator/timing``) builds the whole grid from it. Nothing here was measured on a
+B200.
 """
 
 import argparse
@@ -47,11 +48,11 @@ CYCLES_PER_US = 1850  # cycles, at the model's clock
 
 @dataclass(frozen=True)
 class Part:
-    """What one cluster does of a product.
+    """One cluster's part of a product.
 
     Attributes:
-        clusters: that work at a time.
-        tiles: of the busiest one, which are laid side by side along the weights.
+        clusters: clusters that work at a time.
+        tiles: tiles of the busiest cluster, laid side by side along the weights.
     """
 
     clusters: int
@@ -70,7 +71,7 @@ def part_of(problem: "Problem", tile: tuple[int, int], cluster: int, swap_ab: bo
 
 
 class Modeller:
-    """Installs the emulator for this process; runs one cluster of a product, models all of it."""
+    """Process-wide emulator that runs one cluster of a product and models the whole grid."""
 
     def __init__(self) -> None:
         os.environ["NVFP4_KERNELS_CACHE"] = ""

@@ -3,9 +3,9 @@
     python -m tests.modelled.indexer              decode and prefill of DeepSeek's indexer, 64 heads
     python -m tests.modelled.indexer nvfp4        of one format
 
-Launches of a few key tiles to a CTA run in the emulator, and the time model
-(``tests/emulator/timing``) times them for as many CTAs as there would be, sharing the chip: a
-launch takes a constant and a constant per key tile, and those give the time of all its key tiles.
+Launches with a few key tiles per CTA run in the emulator, and the time model
+(``tests/emulator/timing``) gives their times with a full grid that shares the chip: a launch takes
+a constant and a constant per key tile, from which the time of all its key tiles follows.
 Nothing here was measured on a B200, launches are left out.
 """
 
@@ -37,7 +37,7 @@ REGISTERS = 128  # of a thread, or more: one CTA to an SM
 
 @dataclass(frozen=True)
 class Shape:
-    """Shape of equal sequences, whose last ``queries`` tokens each see those before them."""
+    """Shape of equal sequences; each of the last ``queries`` tokens sees the preceding tokens."""
 
     fmt: "Format"
     sequences: int

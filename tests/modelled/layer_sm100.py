@@ -17,10 +17,10 @@ class ProductsSm100:
     """Products of a layer of one model at one number of tokens.
 
     Args:
-        tracer: for ``"sm_100"``.
+        tracer: tracer of ``"sm_100"``.
         shape: sizes of the model's layers.
-        tokens: of the batch.
-        terms: that each token is the sum of.
+        tokens: tokens of the batch.
+        terms: number of NVFP4 terms of each token.
     """
 
     def __init__(self, tracer: Tracer, shape: "Shape", tokens: int, terms: int = 1) -> None:
@@ -37,14 +37,14 @@ class ProductsSm100:
         quantizes: bool = False,
         most_turns: int | None = None,
     ) -> Traced:
-        """A linear layer, or gate and up projection with SiLU-mul, on the tile that is chosen.
+        """A linear layer, or gate and up projection with SiLU-mul, with the chosen tile.
 
         Args:
             name: ``"qkv_proj"``, ``"o_proj"``, ``"gate_up_proj"`` or ``"down_proj"``.
-            read: name of its input.
-            written: name of its result; L2 holds it as though it were NVFP4 in any case.
-            quantizes: the result is NVFP4, and not in 16 bits.
-            most_turns: tiles that a cluster takes, at the most; see ``turns``. None: all.
+            read: name of the input.
+            written: name of the result; L2 holds the result as though it were NVFP4 in any case.
+            quantizes: whether the result is NVFP4 rather than in 16 bits.
+            most_turns: maximum of tiles per cluster; see ``turns``. None: all.
         """
         import torch
 

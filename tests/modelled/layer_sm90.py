@@ -17,10 +17,10 @@ class LayerSm90:
     """Launches of a layer of one model at one number of tokens.
 
     Args:
-        tracer: for ``"sm_90"``.
+        tracer: tracer of ``"sm_90"``.
         shape: sizes of the model's layers.
-        tokens: one of each of so many sequences.
-        keys: of each sequence.
+        tokens: number of sequences, with one token each.
+        keys: keys of each sequence.
     """
 
     def __init__(self, tracer: Tracer, shape: "Shape", tokens: int, keys: int) -> None:

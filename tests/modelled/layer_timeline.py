@@ -13,7 +13,7 @@ from tests.emulator.timing.timeline import Slice
 LAUNCHES, UNITS, WARPS = 1, 2, 3  # process numbers; each launch's warps are a process of their own
 SHORTEST = 0.05  # µs: shorter slices of warps and units are left out
 WAIT = "waits for the launch before"
-_LANES = 3  # of launches, which overlap: one may open before the last but one has ended
+_LANES = 3  # of overlapping launches: a launch may open before the last but one has ended
 
 
 class Span(NamedTuple):
@@ -31,12 +31,13 @@ class Span(NamedTuple):
 def layer_events(timing: ChainTiming, said: Sequence[dict[str, Any]], clock: float) -> Any:
     """The JSON object of a chain's last launches.
 
-    Three groups of tracks: launches on the chip, each from when its CTAs may start; units of one
-    SM; and warps of each launch on that SM. The time runs from the end of the launch before.
+    Three groups of tracks: launches on the chip, each from the moment when its CTAs may start;
+    units of one SM; and warps of each launch on that SM. Time starts at the end of the preceding
+    launch.
 
     Args:
-        timing: of the chain.
-        said: for each of the last launches what to say of it: ``label``, and more.
+        timing: timing of the chain.
+        said: labels of each of the last launches: ``label``, and more.
         clock: GHz.
     """
     links = timing.links[-len(said) :]

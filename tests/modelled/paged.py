@@ -25,12 +25,12 @@ def live_parts(keys: int, parts: int) -> int:
 
 @dataclass(frozen=True)
 class Walk:
-    """A launch that is traced for one whose CTAs take several work tiles.
+    """A traced launch that represents a launch whose CTAs take several work tiles.
 
     Attributes:
-        sequences: with one KV head, that are traced.
-        ctas: that walk over them; 0: one for each work tile.
-        clusters: of the whole grid.
+        sequences: traced sequences, with one KV head.
+        ctas: persistent CTAs for the sequences; 0: one for each work tile.
+        clusters: clusters of the whole grid.
         repeats: see ``Traced``.
     """
 
@@ -68,19 +68,21 @@ def paged(
     merges: bool = False,
     rotates: Literal["", "plain", "norm"] = "",
 ) -> Traced:
-    """A launch of attention, of whose grid the CTAs of one KV head and sequence run, or few.
+    """A launch of attention; the CTAs of one KV head and sequence run, or a few.
 
-    The last CTAs run first: those without keys, which are done first on a GPU too, so that one with
+    The last CTAs run first: they have no keys and are done first on a GPU too, so that a CTA with
     keys merges.
 
     Args:
-        tracer: for ``"sm_100"``.
-        shape: of the sequences.
-        config: tile, and parts of each sequence's keys.
-        read: name of what holds the queries.
-        quantizes: the result is NVFP4.
-        merges: the last CTA merges the parts; else another launch, which is left out, does so.
-        rotates: it rotates queries and new keys, normed by head or plain, and stores.
+        tracer: tracer of ``"sm_100"``.
+        shape: shape of the sequences.
+        config: tile, and number of splits of each sequence's keys.
+        read: name of the operand with the queries.
+        quantizes: whether the result is NVFP4.
+        merges: whether the last CTA merges the splits; otherwise another launch, left out here,
+            does.
+        rotates: whether attention rotates queries and new keys, normed by head or plain, and
+            stores.
     """
     import torch
 

@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-ALIGNMENT = 512  # bytes, of what CUDA allocates
+ALIGNMENT = 512  # bytes: alignment of CUDA's allocations
 
 
 @dataclass(frozen=True)
 class Traced:
-    """A launch that was run, as a chain takes it.
+    """A traced launch, as input of a chain.
 
     Attributes:
-        launch: its trace.
-        clusters: of the whole grid.
-        operands: that it reads, without the layer they belong to.
+        launch: the launch with its trace.
+        clusters: clusters of the whole grid.
+        operands: operands that the launch reads, not yet assigned to a layer.
         writes: bytes by operand's name.
-        registers: of a thread.
-        repeats: clusters of the trace that those of the grid repeat in turn; all by default.
-        label: what the launch is, for timelines; empty for its kernel's name.
+        registers: registers per thread.
+        repeats: clusters of the trace that the grid's clusters repeat in turn; all by default.
+        label: name of the launch in timelines; empty for the kernel's name.
     """
 
     launch: Launch
@@ -76,12 +76,12 @@ class Tracer:
     def run(
         self, act: Callable[[], object], most: int | None = None, backwards: bool = False
     ) -> tuple[Launch, int]:
-        """The one launch that ``act`` makes, and the registers of its threads.
+        """The single launch made by ``act``, and its registers per thread.
 
         Args:
-            act: makes new tensors by ``new_empty`` alone.
+            act: function that makes new tensors by ``new_empty`` alone.
             most: clusters that run, spread over the grid; None: all.
-            backwards: the last cluster runs first.
+            backwards: whether the last cluster runs first.
         """
         import torch
 
