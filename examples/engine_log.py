@@ -16,7 +16,7 @@ def refusal(log: str) -> str:
 
 
 def root_cause(log: str) -> str:
-    """Refusal, else the first error, that a log tells of, as one line; empty without any."""
+    """Refusal, else the first error, in a log, as one line; empty if there is none."""
     if refused := refusal(log):
         return refused
     lines = [line.rstrip() for line in log.splitlines()]
@@ -29,6 +29,6 @@ def root_cause(log: str) -> str:
 
 
 def kernel_lines(log: str) -> list[str]:
-    """Lines of a log that name the kernels that run, each once."""
+    """Lines of a log that name the running kernels, each once."""
     found = [match[1] for line in log.splitlines() if (match := _KERNELS.search(line.rstrip()))]
     return list(dict.fromkeys(found))

@@ -8,7 +8,7 @@ def load_tokenizer(checkpoint: Path) -> Any:
     """The checkpoint's tokenizer.
 
     Raises:
-        ValueError: it holds none that transformers can load.
+        ValueError: the checkpoint has no tokenizer that transformers can load.
     """
     from transformers import AutoTokenizer
 

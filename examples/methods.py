@@ -1,4 +1,4 @@
-"""Names in vLLM of the ways to serve a model that examples compare."""
+"""Quantization methods to compare, with their names in vLLM."""
 
 # For ``--quantization``; ModelOpt's NVFP4 has a separate name there.
 METHODS = {

@@ -1,4 +1,4 @@
-"""Held-out perplexity, and how sure one can be of a mean over windows of text."""
+"""Held-out perplexity, with confidence intervals of means over windows of text."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ def choose_windows(tokens: np.ndarray, count: int, length: int) -> np.ndarray:
     """``count`` windows spread evenly over ``tokens``, without overlap: ``(count, length)``.
 
     Raises:
-        ValueError: if they do not fit.
+        ValueError: the windows do not fit.
     """
     if count * length > len(tokens):
         raise ValueError(

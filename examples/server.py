@@ -1,4 +1,4 @@
-"""A ``vllm serve`` of one's own: started, waited for, and always stopped."""
+"""A private ``vllm serve`` process: started, waited for, and always stopped."""
 
 import os
 import signal
@@ -31,10 +31,10 @@ ENVIRONMENT = {
 
 
 def start_limit(import_seconds: float) -> float:
-    """Seconds until a server of a small model must be ready, of a machine as fast as it is now.
+    """Seconds until a small model's server must be ready, scaled by the machine's current speed.
 
     Args:
-        import_seconds: time that this command took to import torch and all else that it needs.
+        import_seconds: time that this command took to import torch and its other modules.
     """
     return max(START_SECONDS, _IMPORTS * import_seconds)
 
@@ -63,7 +63,7 @@ class Server:
 def vllm_command(
     model: Path | str, port: int, quantization: str | None, options: Sequence[str] = ()
 ) -> list[str]:
-    """Command line that serves ``model`` under the name ``MODEL_NAME``; ``options`` are more."""
+    """Command line that serves ``model`` as ``MODEL_NAME``, with further ``options``."""
     vllm = Path(sys.executable).with_name("vllm")
     if not vllm.is_file():
         raise ServerError(

@@ -1,4 +1,4 @@
-"""A cache of stages: folders made whole or not at all, found again by a hash of their inputs."""
+"""A cache of stages: folders complete or absent, looked up by a hash of their inputs."""
 
 import hashlib
 import json
@@ -39,7 +39,7 @@ class StageCache:
 
     Attributes:
         root: cache folder, made when missing.
-        fresh: make every stage again, replacing what is cached.
+        fresh: whether to make every stage again, replacing cached stages.
         finished: the stages of this run, in order.
     """
 
@@ -95,7 +95,7 @@ class StageCache:
 
 
 def hash_files(paths: Iterable[Path]) -> str:
-    """SHA-256 over names and bytes of files; a folder stands for the files in it, but bytecode."""
+    """SHA-256 over names and bytes of files; a folder stands for its files, except bytecode."""
     digest = hashlib.sha256()
     for path in paths:
         files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def installed(*distributions: str) -> dict[str, str]:
-    """Versions of the distributions that are installed; the others are left out."""
+    """Versions of the installed distributions; missing distributions are left out."""
     found = {}
     for name in distributions:
         try:
@@ -47,7 +47,7 @@ def check_vllm() -> None:
     """Check that vLLM is installed and runs on this machine.
 
     Raises:
-        ImportError: it does not; the message has the remedy.
+        ImportError: vLLM is missing or does not run; the message has the remedy.
     """
     from vllm_fp4_plugin.engine import vllm_installation
     from vllm_fp4_plugin.versions import vllm_version
@@ -63,7 +63,7 @@ def check_vllm() -> None:
 
 
 def commit(folder: Path = Path(__file__).parent) -> str | None:
-    """Commit of the checkout of ``folder``, ``+changes`` if files differ; None if it is none."""
+    """Commit of the checkout of ``folder``, ``+changes`` if files differ; None if there is none."""
     try:
         revision = _git(folder, "rev-parse", "HEAD")
         changed = _git(folder, "status", "--porcelain", "--untracked-files=no")

@@ -117,7 +117,7 @@ def show(
 
 @app.command()
 def variants() -> None:
-    """List the variants that have names."""
+    """List the named variants."""
     from examples.accuracy.variants import DEFAULT_CPU, DEFAULT_GPU, known_variants
 
     for name, variant in known_variants("vLLM's attention").items():
@@ -138,7 +138,7 @@ def demo(
 ) -> None:
     """Train the demo's small model, and measure its variants: no GPU, no network.
 
-    A second run finds the model and all that was measured.
+    A second run reuses the model and the earlier measurements.
     """
     _start()
     started = time.monotonic()

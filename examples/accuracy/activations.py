@@ -10,7 +10,7 @@ from nvfp4_kernels.formats.terms import decode_terms, quantize_terms
 
 
 class ActivationRounder:
-    """Part of vLLM's worker, of a model in eager mode."""
+    """Extension of vLLM's worker, for a model in eager mode."""
 
     model_runner: Any  # the worker's own
 

@@ -14,7 +14,7 @@ class Divergence:
 
     Attributes:
         kl: Kullback-Leibler divergence, reference ‖ other, nats; float64 ``(tokens,)``.
-        agreement: 1 where both have the same likeliest token, else 0; float64 ``(tokens,)``.
+        agreement: 1 where both models have the same top-1 token, else 0; float64 ``(tokens,)``.
     """
 
     kl: Tensor

@@ -15,7 +15,7 @@ EXTENSION = f"{__name__}.Extension"
 
 
 class Extension(LogitsRecorder, ActivationRounder):
-    """Everything that measuring asks of a worker."""
+    """All worker methods that the measurement needs."""
 
 
 def call(client: httpx.Client, method: str, *args: Any) -> Any:

@@ -29,7 +29,7 @@ ALLOWANCE: dict[Rounds, tuple[str, float]] = {
 
 
 def weight_flags(errors: Sequence[WeightError]) -> list[str]:
-    """Why the weights are wrong, as one line; empty if they are not."""
+    """Reason why the weights are wrong, as one line; empty if they are right."""
     wrong = [e for e in errors if e.relative > RELATIVE_ERROR or abs(e.gain - 1) > GAIN]
     if not wrong:
         return []

@@ -1,4 +1,4 @@
-"""Scores of lm-evaluation-harness, asked of a running server."""
+"""Scores of lm-evaluation-harness, run against a server."""
 
 import json
 import math
@@ -27,7 +27,7 @@ _REFUSED = re.compile(r"failed! Status code: (?P<status>\d+), Response text: (?P
 
 
 class HarnessError(RuntimeError):
-    """lm-evaluation-harness is missing, cannot be asked for this, or failed."""
+    """lm-evaluation-harness is missing, does not support the request, or failed."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,9 @@ def score(
 
 
 def unknown_tasks(tasks: Sequence[str], made: Path | None = None) -> list[str]:
-    """Names in ``tasks`` that neither the harness, nor ``made``, nor we have; needs no server.
+    """Names in ``tasks`` unknown to the harness, to ``made`` and to our tasks; needs no server.
 
-    Takes seconds where a task is not one of ours: the harness reads all its task files.
+    Takes seconds if any task is the harness's own: the harness reads all its task files.
 
     Raises:
         HarnessError: lm-evaluation-harness is missing or broken.
@@ -170,7 +170,7 @@ def _metrics(fields: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
 
 
 def _context_length(base_url: str, model: str) -> int:
-    """Tokens of a prompt and its answer that the server takes."""
+    """The server's maximum of tokens in a prompt with its answer."""
     try:
         with connect(base_url) as client:
             served = client.get("/v1/models").raise_for_status().json()["data"]
@@ -186,7 +186,7 @@ def _context_length(base_url: str, model: str) -> int:
 
 
 def _run(job: dict[str, Any], folder: Path, log: Path) -> dict[str, Any]:
-    """The harness's results for ``job``, from a process of its own."""
+    """The harness's results for ``job``, from a separate process."""
     job_file = folder / "job.json"
     log.parent.mkdir(parents=True, exist_ok=True)
     job_file.write_text(json.dumps(job, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Measures the reference, the yardsticks and every variant, one after the other; judges them."""
+"""Measurement of the reference, the yardsticks and every variant in turn, with verdicts."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -38,7 +38,7 @@ class LogitsRecorder:
         model.compute_logits = compute_logits
 
     def stop_recording_logits(self) -> None:
-        """Keep nothing from now on."""
+        """Stop keeping logits."""
         self.recorded_logits = None
 
     def write_logits(self, file: str, rows: int) -> list[int]:

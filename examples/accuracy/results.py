@@ -1,4 +1,4 @@
-"""Results of a comparison, kept as JSON, and the figures made of them."""
+"""Results of a comparison, stored as JSON, and the derived figures."""
 
 import json
 import math
@@ -59,7 +59,7 @@ class VariantResult:
 
     @property
     def agreement(self) -> Interval | None:
-        """Share of tokens whose likeliest successor is the reference's."""
+        """Share of tokens with the same top-1 token as the reference."""
         return mean_interval(np.array(self.windows.agreement)) if self.windows else None
 
 
@@ -97,7 +97,7 @@ class Results:
             ) from error
 
     def named(self, name: str) -> VariantResult | None:
-        """The variant of that name, if there is one."""
+        """The variant of the given name, or None."""
         return next((variant for variant in self.variants if variant.name == name), None)
 
     def difference(self, variant: VariantResult) -> Interval | None:
@@ -109,7 +109,7 @@ class Results:
 
     @property
     def tasks(self) -> list[tuple[str, str]]:
-        """Every task and metric that some variant has a score in."""
+        """Every task and metric with a score in some variant."""
         return list(dict.fromkeys((s.task, s.metric) for v in self.variants for s in v.tasks))
 
     @property

@@ -1,4 +1,4 @@
-"""The demo's small model, trained briefly: something to measure on any machine."""
+"""The demo's small model, trained briefly: a subject for any machine."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ _DOCUMENT_CHARACTERS = 8000  # of each held-out file, so that no long one outwei
 
 @dataclass(frozen=True)
 class SmallModel:
-    """Files: the 16-bit checkpoint, a text to calibrate on, and one to measure on."""
+    """Files: the 16-bit checkpoint, a calibration text, and a text for the measurement."""
 
     checkpoint: Path
     calibration: Path

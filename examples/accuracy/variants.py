@@ -1,4 +1,4 @@
-"""Variants compared: ways to make a model's files, and to serve them."""
+"""Variants to compare: methods to make a model's files, and to serve them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Rounds = Literal["nothing", "weights", "weights and activations"]
 
 
 class BadVariant(ValueError):
-    """A variant that is unknown or cannot be measured; says what is accepted."""
+    """A variant that is unknown or cannot be measured; the message lists the accepted variants."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _rounded_terms(terms: int) -> Variant:
 
 
 def known_variants(vllm_attention: str) -> dict[str, Variant]:
-    """All variants by name; ``vllm_attention`` is the backend that vLLM itself would take."""
+    """All variants by name; ``vllm_attention`` is the backend that vLLM would choose."""
     variants = (
         Variant(REFERENCE, "as it is", "nothing", method=None),
         Variant("bf16-our-attention", "as it is, our attention", "nothing", method=None,
@@ -140,7 +140,7 @@ def parse_variants(written: Sequence[str], vllm_attention: str) -> tuple[Variant
     """Variants, each a known name or ``LABEL[:METHOD]=CHECKPOINT``, without the reference.
 
     Raises:
-        BadVariant: an unknown or repeated name, a label that names no file, no such checkpoint.
+        BadVariant: an unknown or repeated name, a label unsafe in file names, a missing checkpoint.
     """
     known = known_variants(vllm_attention)
     variants: list[Variant] = []

@@ -29,10 +29,10 @@ class WeightError:
 
 
 def weight_errors(checkpoint: Path, model: Path) -> list[WeightError]:
-    """One for each NVFP4 linear of a checkpoint; none if it has none.
+    """Errors of all NVFP4 linears of a checkpoint, in order; empty without such linears.
 
     Raises:
-        ValueError: a linear is not there, or of another shape, in the 16-bit ``model``.
+        ValueError: a linear is missing, or of another shape, in the 16-bit ``model``.
     """
     source = open_source(model)
     errors = []

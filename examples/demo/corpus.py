@@ -78,10 +78,10 @@ def read_corpus(
 
     Args:
         roots: folders of sources; ``tests``, ``site-packages`` and the like below them are skipped.
-        max_characters: of all texts together; which files stay is told by ``bounded``.
+        max_characters: limit of all texts together; ``bounded`` selects the files.
 
     Raises:
-        ValueError: if a root is no folder, or either side would be empty.
+        ValueError: a root is no folder, or either side would be empty.
     """
     for root in roots:
         if not root.is_dir():
@@ -118,7 +118,7 @@ def bounded(documents: Iterable[Document], max_characters: int) -> list[Document
 
 
 def is_held_out(path: str) -> bool:
-    """Side of a file, from its relative POSIX path alone."""
+    """Whether a file is held out, by its relative POSIX path alone."""
     return int.from_bytes(hashlib.sha256(path.encode()).digest()[:8]) % HELD_OUT_ONE_IN == 0
 
 
@@ -154,7 +154,7 @@ def _read_documents(root: Path) -> list[Document]:
 
 
 def _read_document(root: Path, path: str) -> Document | None:
-    """The document, or None where there is too little text, or none that a person wrote."""
+    """The document, or None if the text is too short or generated."""
     text = (root / path).read_text(encoding="utf-8", errors="replace")
     if path == "pydoc_data/topics.py":
         text = _topics_prose(text)

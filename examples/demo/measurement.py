@@ -1,4 +1,4 @@
-"""Everything that is measured of one model, over HTTP, from a real server."""
+"""All measurements of one model, over HTTP, from a real server."""
 
 import json
 from collections.abc import Callable
@@ -67,18 +67,18 @@ def measure(
     quantised: bool,
     on_window: Callable[[], None] = lambda: None,
 ) -> Measurement:
-    """Ask a running server for completions and for the log-probabilities of held-out text.
+    """Measure a running server: completions, and log-probabilities of held-out text.
 
     Args:
         server: a ready server.
         windows: held-out token ids, ``(windows, tokens)``.
         max_tokens: tokens to generate for each prompt.
-        quantised: whether the log must tell which kernel each layer got.
+        quantised: whether the log must report the kernel of each layer.
         on_window: called after each window.
 
     Raises:
-        httpx.HTTPError: if a request fails.
-        ValueError: if ``quantised`` and the log tells nothing of kernels.
+        httpx.HTTPError: a request fails.
+        ValueError: ``quantised`` is set and the log reports no kernels.
     """
     log = server.log.read_text(encoding="utf-8", errors="replace")
     kernels = parse_kernel_report(log) if quantised else []

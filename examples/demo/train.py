@@ -131,7 +131,7 @@ def train(
 def keep_freed_memory() -> None:
     """Tell glibc, for this whole process, to reuse large blocks.
 
-    Mapped anew in every step, they cost a third of the training speed.
+    Mapping the blocks anew in every step costs a third of the training speed.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

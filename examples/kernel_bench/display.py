@@ -36,7 +36,7 @@ def tables(results: Results) -> None:
 
 
 def written(file: Path) -> None:
-    """A file that was made."""
+    """Print the path of a written file."""
     console.print(f"written: {file}", markup=False)
 
 

@@ -75,18 +75,18 @@ def random_weights(sizes: ExpertSizes) -> ExpertWeights:
 
 
 def popularity(choice: str, tokens: int, experts: int) -> Tensor:
-    """Logarithms of how likely each token is to choose each expert, ``(tokens, experts)``."""
+    """Log-probability, up to a constant, of each expert for each token, ``(tokens, experts)``."""
     each = torch.zeros(tokens, experts, device="cuda")
     if choice == "alike":
         return each
     ranks = torch.randperm(experts, device="cuda")  # the most popular expert is anywhere
     if choice == "zipf":
         return each - (1.0 + ranks).log()
-    return each - 1e3 * ranks  # the same experts, with any noise
+    return each - 1e3 * ranks  # the same experts despite the noise
 
 
 def random_choice(model: Model, tokens: int, choice: str) -> Choice:
-    """Tokens' choices, as told."""
+    """Tokens' random choices, by the distribution ``choice``."""
     _, _, held, total, _ = model.sizes
     gumbel = -torch.empty(tokens, total, device="cuda").exponential_().log()  # no expert twice
     chosen = (popularity(choice, tokens, total) + gumbel).topk(model.top_k).indices
@@ -121,7 +121,7 @@ def decoded(codes: Tensor, scales: Tensor, global_scale: float) -> Tensor:
 def measure(
     name: str, tokens: Sequence[int], choice: str, rounds: int, contenders: Sequence[str]
 ) -> bool:
-    """Check, time and print one model; return whether all of it was right."""
+    """Check, time and print one model; return whether all results were right."""
     model = MODELS[name]
     layers = max(2, -(-COLD_BYTES // int(model.layer_bytes)))
     made, right = make_contenders(contenders, model.sizes, model.top_k), True

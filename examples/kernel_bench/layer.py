@@ -63,7 +63,7 @@ class Shape:
     head_dim: int
 
     def product(self, name: str) -> tuple[int, int, int]:
-        """Rows, K and number of its weights."""
+        """Rows, K and number of a product's weights."""
         return {
             "qkv_proj": ((self.heads + 2 * self.kv_heads) * self.head_dim, self.hidden, 1),
             "o_proj": (self.hidden, self.heads * self.head_dim, 1),
@@ -139,7 +139,7 @@ def step_of(shape: Shape, tokens: int, keys: int) -> Step:
 
 
 def forward(layer: Layer, step: Step) -> None:
-    """Run the layer in vLLM's order, with the residual stream that came in."""
+    """Run the layer in vLLM's order, with the incoming residual stream."""
     shape, alpha, tokens = layer.shape, layer.alpha[:1], len(step.x)
 
     def times(name: str, x: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ def problem_of(shape: Shape, name: str, tokens: int) -> Problem:
 
 
 def tiles_of(problem: Problem) -> Iterator[Choice]:
-    """Tiles that stream a product's weights, and fit."""
+    """Tiles that stream a product's weights, and fit in shared memory."""
     usual, _ = choose_config(problem, EpilogueConfig())
     usual = replace(usual, max_stages=MAX_STAGES)
     teams = ((1, 1), (2, 1), (2, 2), (4, 4)) if usual.uses_mma_sync else ((1, 1), (2, 1))

@@ -1,4 +1,4 @@
-"""Layers that are multiplied: the linear layers of a model, at some numbers of tokens."""
+"""Layers to benchmark: the linear layers of a model, at some numbers of tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class BenchLayer:
 
     @property
     def elements(self) -> int:
-        """Number of elements of all its matrices."""
+        """Number of elements of all matrices of the layer."""
         return self.weights * self.n * self.k
 
     def flops(self, m: int) -> float:
@@ -46,7 +46,7 @@ class BenchLayer:
         return 2.0 * m * self.elements
 
     def nbytes(self, m: int, weight_bytes: float) -> float:
-        """Bytes that must move for ``m`` tokens in bfloat16, at so many for a weight's element."""
+        """Bytes that must move for ``m`` bfloat16 tokens, by bytes per weight element."""
         return self.elements * weight_bytes + BF16_BYTES * m * (self.k + self.n)
 
 

@@ -1,4 +1,4 @@
-"""Times every contender at every layer and number of tokens, on this machine's GPU."""
+"""Timing of every contender at every layer and number of tokens, on this machine's GPU."""
 
 import math
 import statistics
@@ -30,19 +30,19 @@ WARM_UP_ROUNDS = 3
 
 @dataclass(frozen=True)
 class Prepared:
-    """A contender with a layer's weights, in as many copies as L2 asks for."""
+    """A contender with a layer's weights, in enough copies to exceed L2."""
 
     contender: Contender
     copies: list[Operands]
 
 
 def copies_beyond(l2_size: int, nbytes: float) -> int:
-    """Copies of a weight, so many that others of twice L2's size are read between two uses."""
+    """Number of copies of a weight so that twice L2's size is read between two uses of a copy."""
     return 1 + math.ceil(2 * l2_size / nbytes)
 
 
 def launches_of(seconds: float) -> int:
-    """Launches that fill a replay if each takes ``seconds``."""
+    """Number of launches that fill a replay if each takes ``seconds``."""
     return max(1, min(MOST_LAUNCHES, math.ceil(REPLAY_SECONDS / seconds)))
 
 
@@ -54,12 +54,12 @@ def measure(
     rounds: int,
     on_case: Callable[[list[Sample]], None],
 ) -> None:
-    """Adds the samples of every layer to ``results``.
+    """Add the samples of every layer to ``results``.
 
     Args:
-        results: with its layers and rates.
+        results: results with layers and rates.
         tokens: numbers of tokens.
-        contenders: by name.
+        contenders: contenders by name.
         device: a CUDA device.
         rounds: replays of each contender, which alternate.
         on_case: called with the samples of each layer and number of tokens.

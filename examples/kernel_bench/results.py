@@ -1,4 +1,4 @@
-"""Results of a run, as JSON, and the figures made of them."""
+"""Results of a run, as JSON, and the derived figures."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -109,11 +109,11 @@ class Results:
         return found
 
     def read_share(self, sample: Sample) -> float:
-        """Share of the memory's measured rate."""
+        """Achieved share of the memory's measured rate."""
         return sample.nbytes / (sample.median_us * 1e-6) / self.read_bytes_per_second
 
     def flops_share(self, sample: Sample) -> float:
-        """Share of the measured rate of cuBLAS in bfloat16."""
+        """Achieved share of the measured rate of cuBLAS in bfloat16."""
         return sample.flops / (sample.median_us * 1e-6) / self.bf16_flops_per_second
 
 

@@ -1,4 +1,4 @@
-"""``python -m examples.sensitivity``: which layers of a model lose most in NVFP4."""
+"""``python -m examples.sensitivity``: find the layers of a model that lose most in NVFP4."""
 
 import os
 import signal

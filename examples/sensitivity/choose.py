@@ -1,4 +1,4 @@
-"""Choose the groups to leave in 16 bits; pure."""
+"""Choose the groups to leave in 16 bits; pure functions."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -37,7 +37,7 @@ def worth_their_bytes(groups: Sequence[Group], kl: Mapping[str, float]) -> list[
 
 
 def within_bits(ranked: Sequence[Group], bits: float) -> list[Group]:
-    """Choose as many of ``ranked`` as fit, in order, if weights may take ``bits`` in the mean."""
+    """Choose as many of ``ranked`` as fit, in order, if weights may take ``bits`` on average."""
     chosen: list[Group] = []
     for group in ranked:
         if bits_per_weight(ranked, [*chosen, group]) <= bits:
@@ -48,7 +48,7 @@ def within_bits(ranked: Sequence[Group], bits: float) -> list[Group]:
 def fewest(count: int, is_enough: Callable[[int], bool]) -> int:
     """The smallest n from 1 to ``count`` that is enough, found by bisection.
 
-    What is enough is taken to stay so when n grows; ``count`` is taken to be enough.
+    The predicate is assumed monotonic in n, and true of ``count``.
     """
     too_few, enough = 0, count
     while enough - too_few > 1:

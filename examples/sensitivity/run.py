@@ -1,4 +1,4 @@
-"""One run: every layer measured alone, a list chosen, the whole model measured with and without."""
+"""One run: every layer measured alone, a list chosen, the whole model measured with the list."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The model under study, and everything about it that is measured once."""
+"""The model under study, with everything measured once."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,14 +57,14 @@ def open_subject(
     """Load a checkpoint, calibrate it, and tokenise the text.
 
     Args:
-        folder: of a dense decoder in 16 or 32 bits.
-        text: to measure on, UTF-8.
+        folder: folder of a dense decoder in 16 or 32 bits.
+        text: UTF-8 text to measure on.
         calibration: text for the inputs' scales; None leaves inputs in 16 bits.
-        calibration_tokens: of it at most.
-        windows: spread evenly over the text.
-        window_length: tokens in each.
-        device: where to run.
-        dtype: to compute in, of ``DTYPES``; float32 keeps rounding out of the differences.
+        calibration_tokens: maximum of calibration tokens.
+        windows: number of windows, spread evenly over the text.
+        window_length: tokens in each window.
+        device: device of the model.
+        dtype: compute dtype, of ``DTYPES``; float32 keeps rounding out of the differences.
 
     Raises:
         ValueError: the checkpoint or a text is not accepted.

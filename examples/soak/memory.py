@@ -14,7 +14,7 @@ _SHARE, _LEAST_SECONDS = 0.02, 0.02
 
 
 class Sample(NamedTuple):
-    """Memory at a moment of the load: seconds and requests since its start, bytes."""
+    """Memory at one moment of the load: seconds and requests since the start, bytes."""
 
     seconds: float
     requests: int
@@ -22,7 +22,7 @@ class Sample(NamedTuple):
 
 
 def tree_bytes(pid: int) -> int:
-    """Resident memory of a process and all below it, in bytes; shared pages count for each."""
+    """Resident memory of a process and its descendants, in bytes; shared pages count for each."""
     total = 0
     for process in _tree(pid):
         try:
@@ -33,18 +33,18 @@ def tree_bytes(pid: int) -> int:
 
 
 def engine_process(pid: int) -> psutil.Process | None:
-    """Process of the engine below a server: by its title, else the largest child; None: none."""
+    """Engine process of a server: by its title, else the largest child, or None."""
     children = psutil.Process(pid).children()
     titled = [child for child in children if "EngineCore" in " ".join(_command(child))]
     return max(titled or children, key=lambda child: child.memory_info().rss, default=None)
 
 
 def until_next(seconds: float, most: float) -> float:
-    """Seconds from a sample to the next one.
+    """Seconds from a sample to the next.
 
     Args:
-        seconds: since the start of the load.
-        most: seconds between samples, at most.
+        seconds: time since the start of the load.
+        most: maximum of seconds between samples.
     """
     return min(most, max(_LEAST_SECONDS, _SHARE * seconds))
 

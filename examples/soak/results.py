@@ -23,9 +23,9 @@ class Kill:
 
     Attributes:
         engine: title of the process.
-        outcomes: of the requests that were under way: an answer or an error, each.
-        ended_seconds: until the server had ended by itself; None: it had to be ended.
-        ready_seconds: until another server was ready.
+        outcomes: outcomes of the requests under way, each an answer or an error.
+        ended_seconds: time until the server exited by itself; None: the server had to be ended.
+        ready_seconds: time until another server was ready.
     """
 
     engine: str = ""
@@ -40,11 +40,11 @@ class Results:
 
     Attributes:
         about: command, commit, machine, versions, settings.
-        outcomes: of the requests under load.
-        samples: of memory under load.
-        seconds: that the load took.
-        memory_bound: growth of memory after the warm-up that is accepted, in bytes.
-        left: what is still under way in the engine after the load, by the server's gauges.
+        outcomes: outcomes of the requests under load.
+        samples: samples of memory under load.
+        seconds: duration of the load.
+        memory_bound: accepted growth of memory after the warm-up, in bytes.
+        left: requests still under way in the engine after the load, by the server's gauges.
         answers: greedy answers before the load, after it, and of the server after the kill.
         kill: account of the kill.
     """
@@ -96,7 +96,7 @@ class Results:
         return found
 
     def latency(self, kind: str, quantile: float) -> float:
-        """Quantile of the seconds that requests of a kind took; NaN without any."""
+        """Quantile of the seconds of requests of a kind; NaN without requests."""
         seconds = sorted(o.seconds for o in self.outcomes if o.kind == kind)
         return seconds[math.ceil(quantile * len(seconds)) - 1] if seconds else math.nan
 

@@ -38,18 +38,18 @@ class Settings:
     """Settings of a run.
 
     Attributes:
-        model: what is served.
-        quantization: as vLLM's; None: the checkpoint's own.
-        requests: number of requests at most.
-        seconds: of load at most.
+        model: served model.
+        quantization: vLLM's ``--quantization``; None: the checkpoint's own.
+        requests: maximum of requests.
+        seconds: maximum duration of the load.
         at_once: requests under way.
-        prompt_tokens: of a prompt, at most.
-        output_tokens: of an answer, at most.
-        seed: of what is drawn.
-        server_options: more options of ``vllm serve``.
+        prompt_tokens: maximum length of a prompt.
+        output_tokens: maximum length of an answer.
+        seed: seed of all random choices.
+        server_options: further options of ``vllm serve``.
         server_time_limit: seconds until a server must be ready.
         request_time_limit: seconds after which a request is lost.
-        sample_seconds: between samples of memory, at most.
+        sample_seconds: maximum time between samples of memory.
     """
 
     model: str
@@ -159,7 +159,7 @@ def _prompts(traffic: Traffic) -> list[Sequence[int]]:
 async def _idle(
     traffic: Traffic, prompts: Sequence[Sequence[int]], settings: Settings
 ) -> list[str]:
-    """Greedy answers of a server that has nothing else to do."""
+    """Greedy answers of an otherwise idle server."""
     import openai
 
     try:
@@ -220,13 +220,13 @@ async def _left(server: Server) -> dict[str, float]:
 
 
 def _gauge(text: str, name: str) -> float:
-    """Sum of a gauge over engines, of Prometheus's text; NaN, which is no zero, without it."""
+    """Sum of a gauge over engines, from Prometheus's text; NaN if the gauge is missing."""
     lines = [line for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
     return sum(float(line.rpartition(" ")[2]) for line in lines) if lines else float("nan")
 
 
 async def _kill(traffic: Traffic, server: Server, settings: Settings, results: Results) -> None:
-    """Kill the engine below a server that is answering, and wait for all to end."""
+    """Kill the engine of a busy server, and wait until all processes have ended."""
     engine = memory.engine_process(server.pid)
     if engine is None:
         raise ServerError("vllm serve: has no engine process; leave VLLM_ENABLE_V1_MULTIPROCESSING")

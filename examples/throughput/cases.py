@@ -1,4 +1,4 @@
-"""Cases: batches that an engine is asked for."""
+"""Cases: batches of requests to an engine."""
 
 import re
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ class Case:
 
     @property
     def prefill(self) -> bool:
-        """Whether it is reading prompts that is measured."""
+        """Whether the case measures prefill."""
         return self.output_tokens == 1
 
     @property
     def name(self) -> str:
-        """Unique among the cases of a run."""
+        """Unique name among the cases of a run."""
         return f"{self.batch}x{self.prompt_tokens}+{self.output_tokens}"
 
     @property
@@ -57,7 +57,7 @@ def make_cases(
     """Decode cases, then prefill cases written ``"32x1024"``: batch and prompt tokens.
 
     Raises:
-        BadOption: something else is written, no case is left, or one is there twice.
+        BadOption: a malformed case, no case at all, or a repeated case.
     """
     if batch_sizes and output_tokens < 2:
         raise BadOption(

@@ -14,10 +14,10 @@ class Job:
     """Job of an engine's process.
 
     Attributes:
-        engine_args: of ``vllm.LLM``, the model among them.
-        cases: to measure, in this order.
-        repeats: of each, after one that is not timed.
-        seed: of the prompts' random tokens.
+        engine_args: arguments of ``vllm.LLM``, including the model.
+        cases: cases to measure, in this order.
+        repeats: timed repeats of each case, after an untimed repeat.
+        seed: seed of the prompts' random tokens.
     """
 
     engine_args: dict[str, Any]
@@ -66,5 +66,5 @@ class Progress:
 
     @classmethod
     def read(cls, file: Path) -> "Progress":
-        """Read the progress last written; nothing done, if none was."""
+        """Read the last written progress; empty progress if there is none."""
         return cls(**json.loads(file.read_text())) if file.is_file() else cls()

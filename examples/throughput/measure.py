@@ -1,4 +1,4 @@
-"""Runs the variants' engines one after the other, round by round."""
+"""Measurement of the variants' engines in turn, round by round."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The comparison as a picture: for each case, how many times the baseline's rate each has."""
+"""The comparison as a picture: the variants' rates relative to the baseline, by case."""
 
 import statistics
 from pathlib import Path
@@ -23,9 +23,9 @@ BAR_INCHES = 0.46
 
 
 def plot(results: Results, file: Path) -> None:
-    """Draw grouped bars as PNG; tokens per second and the ratio are written on each.
+    """Draw grouped bars as PNG; tokens per second and the ratio are written on each bar.
 
-    Without a baseline's rate, bars are set against each case's fastest.
+    Without a baseline's rate, bars are relative to each case's fastest variant.
 
     Raises:
         ValueError: nothing was measured.

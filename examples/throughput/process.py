@@ -1,4 +1,4 @@
-"""An engine in a process of its own: started, watched, and ended with all its children."""
+"""An engine in a separate process: started, watched, and ended with all its children."""
 
 import os
 import signal

@@ -35,12 +35,12 @@ class Variant:
 
     @property
     def shape(self) -> bool:
-        """Whether there is no checkpoint, only a shape."""
+        """Whether the model is a shape without a checkpoint."""
         return self.model in SHAPES or self.model in MOE_SHAPES
 
     @property
     def dummy(self) -> bool:
-        """Whether vLLM makes up the weights: of a shape in 16 bits."""
+        """Whether vLLM generates dummy weights: for a shape in 16 bits."""
         return self.shape and self.name == "bf16"
 
     def written(self, folder: Path) -> str:
@@ -60,7 +60,7 @@ class Variant:
         return str(write_checkpoint(folder / f"{self.model}-{format.name}", config, format))
 
     def engine_args(self) -> dict[str, Any]:
-        """Arguments of the engine for this variant, but for the model."""
+        """Arguments of the engine for this variant, except the model."""
         args: dict[str, Any] = {"quantization": self.method}
         return args | ({"load_format": "dummy"} if self.dummy else {})
 
@@ -108,7 +108,7 @@ def _resolved(model: str) -> str:
 
 
 def _check_checkpoint(variant: Variant) -> None:
-    """Check that a local checkpoint is quantised as the variant needs it."""
+    """Check that a local checkpoint has the variant's quantisation."""
     folder = Path(variant.model)
     if variant.shape or not folder.is_dir():
         return

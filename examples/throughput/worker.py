@@ -11,7 +11,7 @@ from examples.throughput.job import Job, Progress
 
 
 def prompts(case: Case, vocabulary: int, seed: int) -> list[list[int]]:
-    """Random token ids, the same for every variant; no two prompts are alike."""
+    """Random token ids, the same for every variant; all prompts differ."""
     numbers = random.Random(f"{seed} {case.name}")
     # Low ids are special tokens in many vocabularies.
     low = min(100, vocabulary // 2)
@@ -22,10 +22,10 @@ def prompts(case: Case, vocabulary: int, seed: int) -> list[list[int]]:
 
 
 def generate(llm: Any, case: Case, ids: list[list[int]]) -> float:
-    """Seconds that the batch takes.
+    """Seconds of generating the batch.
 
     Raises:
-        RuntimeError: an output is not as long as was asked for.
+        RuntimeError: an output does not have the requested length.
     """
     from vllm import SamplingParams
 
@@ -46,7 +46,7 @@ def generate(llm: Any, case: Case, ids: list[list[int]]) -> float:
 
 
 def run(job: Job, file: Path) -> None:
-    """Start the engine and measure every case; ``file`` tells how far it is."""
+    """Start the engine and measure every case; ``file`` receives the progress."""
     progress = Progress(state="starting the engine", total=len(job.cases) * (1 + job.repeats))
     progress.write(file)
     try:

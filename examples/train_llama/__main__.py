@@ -1,4 +1,4 @@
-"""``python -m examples.train_llama``: a Llama worth quantising, trained on this machine."""
+"""``python -m examples.train_llama``: a Llama large enough to quantise, trained on this machine."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Quality of a checkpoint's predictions on text it was not trained on."""
+"""Quality of a checkpoint's predictions on held-out text."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The sizes of models that can be trained, each with the text and the rates that suit it."""
+"""The sizes of models that can be trained, each with a suitable amount of text and rates."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +9,9 @@ class Size:
     """One size.
 
     Attributes:
-        vocabulary: ids of the tokenizer.
-        characters: of the text to read at most.
-        settings: of ``TrainSettings``.
+        vocabulary: number of ids of the tokenizer.
+        characters: maximum of text to read.
+        settings: arguments of ``TrainSettings``.
     """
 
     vocabulary: int

@@ -1,4 +1,4 @@
-"""Tasks for lm-evaluation-harness that need no hub: made of Python sources that a machine has."""
+"""Tasks for lm-evaluation-harness that need no hub: made from the machine's Python sources."""
 
 import json
 from collections.abc import Callable, Sequence

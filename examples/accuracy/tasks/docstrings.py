@@ -36,7 +36,7 @@ class Pair:
 
 
 def first_lines(text: HeldOut) -> list[Pair]:
-    """The first line of each docstring, and the code before it."""
+    """The first line of each docstring, and the preceding code."""
     return [
         Pair(found.path, found.name, found.opening, one_line(found.docstring.split("\n")[0]))
         for document in text.documents
@@ -45,7 +45,7 @@ def first_lines(text: HeldOut) -> list[Pair]:
 
 
 def endings(text: HeldOut) -> list[Pair]:
-    """The last sentence of each docstring that has several, and all that is before it."""
+    """The last sentence of each docstring of several sentences, and all preceding text."""
     pairs = []
     for found in (f for document in text.documents for f in definitions(document)):
         *before, last = _SENTENCE_END.split(found.docstring)

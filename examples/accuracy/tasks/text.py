@@ -1,4 +1,4 @@
-"""The text that tasks are made of: held-out files only, since models were trained on the others."""
+"""The text that tasks are made of: held-out files, as models are trained on all others."""
 
 import ast
 import io
@@ -34,7 +34,7 @@ class HeldOut:
     train: tuple[str, ...]
 
     def new(self, answers: Iterable[str]) -> set[str]:
-        """Answers whose words no training file has in a row, three or more."""
+        """Answers of three or more words whose word sequence occurs in no training file."""
         by_start: dict[tuple[str, ...], dict[str, list[str]]] = {}
         for answer in answers:
             if len(words := _words(answer)) >= _START:
@@ -91,7 +91,7 @@ def definitions(document: Document) -> Iterator[Definition]:
 
 
 def one_line(text: str) -> str:
-    """``text`` with one space for every run of white space."""
+    """``text`` with each run of white space replaced by one space."""
     return " ".join(text.split())
 
 
@@ -105,7 +105,7 @@ def _words(text: str) -> list[str]:
 
 
 def _parse(document: Document) -> ast.Module:
-    """Syntax tree; empty if the text is no Python of this version."""
+    """Syntax tree; empty if the text is not valid for this Python version."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)
         try:
