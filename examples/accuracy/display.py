@@ -61,7 +61,7 @@ def results(measured: Results) -> None:
 
 
 def plain(text: str) -> None:
-    """A line."""
+    """Print a line."""
     console.print(text, markup=False, soft_wrap=True)
 
 

@@ -109,7 +109,7 @@ def run(options: Options) -> Results:
 
 
 def _device() -> tuple[bool, str]:
-    """Whether there is a GPU, and its name or the processor's."""
+    """Whether there is a GPU, and the name of the GPU or the processor."""
     import torch
 
     if torch.cuda.is_available():

@@ -114,7 +114,7 @@ def heading(measured: Results) -> list[str]:
 
 
 def plain(text: str) -> None:
-    """A line."""
+    """Print a line."""
     console.print(text, markup=False, soft_wrap=True)
 
 

@@ -184,7 +184,7 @@ class Program:
         return granules_between(self.shared_arrays, self.granule)
 
     def static_shared(self, dynamic: int) -> int:
-        """Bytes of shared memory of a CTA with ``dynamic`` bytes asked for at launch."""
+        """Bytes of shared memory per CTA, for ``dynamic`` bytes requested at launch."""
         if self._dynamic is None:
             return self._static_bytes + dynamic
         return self.shared_offsets[self._dynamic.name] + dynamic
@@ -212,7 +212,7 @@ class Program:
 
 
 def family_of(instruction: Instruction) -> str:
-    """``ld.shared``, ``tcgen05.mma``, ``fma`` ...: the name instructions are counted under."""
+    """Family under which an instruction is counted: ``ld.shared``, ``tcgen05.mma``, ``fma`` ..."""
     parts = instruction.parts
     if parts[0] in ("tcgen05", "mbarrier", "fence", "barrier", "clusterlaunchcontrol", "wgmma"):
         return ".".join(parts[:2])
@@ -293,7 +293,7 @@ class Emitter:
 
     @property
     def mask(self) -> str:
-        """Expression of the lanes that run the current instruction; "None" for all."""
+        """Expression of the mask of lanes that run the current instruction; "None" for all."""
         if self.guard:
             return self.guard
         return "m" if self.masked else "None"
@@ -320,7 +320,7 @@ class Emitter:
     def value(self, operand: Operand, kind: str) -> str:
         """Expression of ``operand`` as PTX type ``kind``: an array, or a Python scalar if uniform.
 
-        A uniform integer is unsigned for every kind but ``s..``; a uniform float becomes a numpy
+        A uniform integer is unsigned for every kind except ``s..``; a uniform float becomes a numpy
         scalar.
         """
         if isinstance(operand, Not):
@@ -401,7 +401,7 @@ class Emitter:
         return f"np.full(32, {value}, {self.dtype(code_of(kind))})"
 
     def address_of(self, symbol: Symbol) -> str:
-        """Expression of a variable's or parameter's address in its own state space."""
+        """Expression of the address of a variable or parameter in its state space."""
         program, name = self.program, symbol.name
         if name in program.shared_offsets:
             return f"(shared_base + {program.shared_offsets[name] + symbol.offset})"
@@ -435,7 +435,7 @@ class Emitter:
     # Results
 
     def assign(self, operand: Operand, expression: str, kind: str, uniform: bool = False) -> None:
-        """Writes a result of PTX type ``kind``: 32 lanes, or one scalar where ``uniform``."""
+        """Emit the write of a result of PTX type ``kind``: 32 lanes, or a scalar if ``uniform``."""
         if isinstance(operand, Sink):
             self.write(expression)
             return
@@ -496,7 +496,7 @@ class Emitter:
         return "\n".join(lines) + "\n"
 
     def _undefined(self) -> list[Storage]:
-        """Registers that no instruction writes: compilers name them for values nobody wants."""
+        """Registers that no instruction writes: compilers use such registers for unused values."""
         defined = {name for i in self.kernel.body for name in written(i)}
         used = {name for i in self.kernel.body for name in read(i)}
         return [self.storage(n) for n in sorted(used - defined) if n in self.program.storage]

@@ -16,8 +16,8 @@ class Where:
     Attributes:
         kernel: entry name.
         line: 1-based line of the PTX text.
-        text: that line.
-        source: ``file:line`` of the kernel's own source, empty where the PTX does not say.
+        text: text of the line.
+        source: ``file:line`` of the kernel's source, empty where the PTX does not say.
         cta: block index (x, y, z) in the grid, or None before any CTA runs.
         warp: warp index in its CTA, or None.
     """
@@ -59,7 +59,7 @@ class EmulatorError(Exception):
 
 
 class UnknownInstruction(EmulatorError):
-    """An instruction, or a form of one, that the emulator does not model."""
+    """An instruction, or a form of an instruction, that the emulator does not model."""
 
 
 class IllegalInstruction(EmulatorError):
@@ -67,7 +67,7 @@ class IllegalInstruction(EmulatorError):
 
 
 class PtxSyntaxError(EmulatorError):
-    """Text that is not PTX as this parser reads it."""
+    """Text that the parser cannot read as PTX."""
 
 
 class LaunchError(EmulatorError):
@@ -79,7 +79,7 @@ class CooperativeLaunchTooLarge(LaunchError):
 
 
 class OutOfBounds(EmulatorError):
-    """An access outside of every allocation, or across the end of one."""
+    """An access outside of every allocation, or across the end of an allocation."""
 
 
 class ArrayOverrun(OutOfBounds):
@@ -91,7 +91,7 @@ class Misaligned(EmulatorError):
 
 
 class UninitialisedRead(EmulatorError):
-    """A read of shared, tensor, local or global memory that nothing has written."""
+    """A read of uninitialised shared, tensor, local or global memory."""
 
 
 class DataRace(EmulatorError):
@@ -123,35 +123,35 @@ class UnwaitedMma(EmulatorError):
 
 
 class MissingRegisterFence(EmulatorError):
-    """A wgmma takes registers that other instructions have used since the last wgmma.fence."""
+    """Use of registers by a wgmma, without wgmma.fence since another instruction's access."""
 
 
 class UnstartedPeer(EmulatorError):
-    """A CTA of the cluster is touched, or is needed, before anything shows that it has started."""
+    """Access to a peer CTA that may not have started."""
 
 
 class ExitedPeer(EmulatorError):
-    """A CTA's memory is touched after it has exited, or before with nothing to order the two."""
+    """Access to the memory of a CTA that has exited, or may exit before the access."""
 
 
 class LaneReach(EmulatorError):
-    """A warp's tcgen05.ld or .st names lanes of another warp's quarter of tensor memory."""
+    """A tcgen05.ld or .st that names lanes outside the warp's quarter of tensor memory."""
 
 
 class RegisterBudget(EmulatorError):
-    """setmaxnreg that not all warps of a warpgroup execute, or that asks for too many registers."""
+    """setmaxnreg that not all warps of a warpgroup execute, or that requests too many registers."""
 
 
 class UnfinishedStore(EmulatorError):
-    """A CTA exits while bulk stores may still read its shared memory."""
+    """Exit of a CTA whose bulk stores may still read its shared memory."""
 
 
 class Deadlock(EmulatorError):
-    """No warp can go on and nothing is in flight."""
+    """Deadlock: no warp can proceed and no asynchronous work is in flight."""
 
 
 class Livelock(EmulatorError):
-    """Warps spin, and nothing that could end their spinning is left."""
+    """Warps that spin, with no pending work that could end their spinning."""
 
 
 class BarrierMisuse(EmulatorError):
@@ -169,9 +169,9 @@ class TensorMemoryMisuse(EmulatorError):
 class DivergentExecution(EmulatorError):
     """An ``.aligned`` or warp-wide instruction that not all lanes of the warp reached together.
 
-    Of wgmma: that not all warps of the warpgroup execute alike.
+    For wgmma: not all warps of the warpgroup execute the same instruction.
     """
 
 
 class KernelAssertion(EmulatorError):
-    """The kernel itself gave up: trap or a failed device assertion."""
+    """Abort by the kernel itself: trap or a failed device assertion."""

@@ -1,4 +1,4 @@
-"""Attention: dense and ragged, paged, to NVFP4, and to the keys on a list."""
+"""Attention: dense and ragged, paged, with NVFP4 output, and sparse over top-k indices."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -37,10 +37,10 @@ def check_rows(
     rows: Iterator[Row],
     kernel: bool = False,
 ) -> None:
-    """Softmax in float64, one query after the other, against ``out`` and ``lse``, if any.
+    """Check ``out`` and ``lse``, if any, against a float64 softmax, one query after the other.
 
-    The sm_100 kernel rounds weights to 16 bits, and with an E4M3 cache queries, with a scale for
-    each, and weights to E4M3, whose exponentials are coarser. Weights far below the largest are
+    The sm_100 kernel rounds weights to 16 bits; with an E4M3 cache it rounds queries, with a scale
+    for each, and weights to E4M3, whose exponentials are coarser. Weights far below the largest are
     subnormal there, or zero.
     """
     fp8 = kernel and given.get("k_scale") is not None
@@ -83,7 +83,7 @@ def check_rows(
 
 
 def in_e4m3(q: Float64) -> Float64:
-    """Queries as the kernel rounds them, with a scale per row."""
+    """Queries rounded as in the kernel, with a scale per row."""
     x = q.astype(np.float32)
     largest = np.abs(x).max(-1, keepdims=True)
     scale = np.where(largest > 0, largest * np.float32(1 / 448), np.float32(1))
@@ -122,7 +122,7 @@ def seen_keys(given: Given, position: int, keys: int) -> tuple[int, int]:
 
 
 def stored(given: Given, sequence: int, positions: Sequence[int]) -> tuple[Float64, Float64]:
-    """Keys and values at positions of a sequence, ``(n, Hkv, D)``, as the cache holds them."""
+    """Keys and values at positions of a sequence, ``(n, Hkv, D)``, as stored in the cache."""
     cache = given["kv_cache"]
     dim, size = cache.shape[-1] // 2, cache.shape[2]
     table = given["block_table"][sequence]
@@ -181,7 +181,7 @@ def check_sparse(given: Given, result: Any, after: Given, kernel: bool = False) 
 
 
 def check_paged_quantized(given: Given, result: Any, after: Given, kernel: bool = False) -> None:
-    """The bits that quantising ``paged_attention`` gives; other rows' scales stay as they were."""
+    """Check the bits: ``paged_attention``, then quantised; other rows' scales stay as they were."""
     data, scales, lse = result
     check_rows(given, None, lse, paged_rows(given), kernel)
     plain = {n: x for n, x in given.items() if n not in ("out", "input_scale", "first_row")}

@@ -82,9 +82,9 @@ def quantized(
 ) -> None:
     """Require the NVFP4 terms of values between ``low`` and ``high``, ``(..., M, K)``.
 
-    The runtime quantiser of ``nvfp4.py``, every operation in float32; ``global_scale`` is ``()`` or
-    ``(..., M)``. Codes of a block whose scale is NaN may be anything. One array given as both, the
-    signs of zeros count too.
+    The formula is the runtime quantiser of ``nvfp4.py``, with every operation in float32;
+    ``global_scale`` is ``()`` or ``(..., M)``. Codes of a block whose scale is NaN may be anything.
+    If ``low`` and ``high`` are the same array, the signs of zeros count too.
     """
     *batch, rows, k = low.shape
     shape = (*batch, *((terms,) if terms > 1 else ()), rows, k // 2)

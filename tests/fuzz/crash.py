@@ -1,4 +1,4 @@
-"""A process that a crash does not take along."""
+"""Child process that isolates the fuzzer from crashes."""
 
 import mmap
 import os

@@ -23,7 +23,7 @@ Value = tuple[Float64, Float64]  # value, and its float32 error bound
 
 
 def draw_operand(draw: Draw, *shape: int, terms: int = 1) -> tuple[Tensor, Tensor]:
-    """Data, and blocked scales with now and then zeros, the largest, or one NaN."""
+    """Data, and blocked scales with an occasional zero, largest value, or NaN."""
     stacked = shape if terms == 1 else (*shape[:-2], terms, *shape[-2:])
     data = draw.integers(0, 256, (*stacked[:-1], stacked[-1] // 2), torch.uint8)
     scales = 2.0 ** draw.rng.uniform(-6, 6, (*stacked[:-1], stacked[-1] // 16))
@@ -54,7 +54,7 @@ def draw_activation(draw: Draw, *shape: int, a16: bool, terms: int) -> tuple[Ten
 
 
 def draw_factors(draw: Draw, *shape: int) -> Tensor:
-    """Positive numbers, now and then one at an end of the range."""
+    """Positive numbers, occasionally at an end of the range."""
     factors = torch.from_numpy(draw.rng.uniform(1e-5, 1e-3, shape)).float()
     if factors.numel() and draw.chance(0.15):
         factors.view(-1)[0] = draw.one(0.0, 2.0**-126, 1e30)
@@ -117,7 +117,7 @@ def _outputs(draw: Draw, quantizes: bool) -> Given:
 
 
 def activation_values(a: Tensor, a_scales: Tensor | None, terms: int) -> Float64:
-    """The numbers that an activation stands for, without its global scale: ``(..., M, K)``."""
+    """Values of an activation without its global scale: ``(..., M, K)``."""
     if a_scales is None:
         return float64(a)
     *batch, rows, packed = a.shape
@@ -156,7 +156,8 @@ def product(
 ) -> Value:
     """``(A · Bᵀ) · factors · row_scale + bias``, with ``adds`` float32 additions in any order.
 
-    Exact but for the roundings: one for each addition, and three for the factors and the bias.
+    The value is exact; the error counts one rounding for each addition, and three for the factors
+    and the bias.
     """
     rows = 1.0 if row_scale is None else float64(row_scale)[..., None]
     added = 0.0 if bias is None else float64(bias)

@@ -33,7 +33,7 @@ WRONG_SHARE = 0.4
 
 
 class TooSlow(BaseException):
-    """A seed took longer than it may; no op may catch it."""
+    """Time limit of a seed exceeded; an exception that no op may catch."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _judged(name: str, given: Given, broken: str | None, emulated: bool) -> str:
 
 
 def _refused_as_it_has_to_be(error: Exception, op: Op, given: Given, emulated: bool) -> str:
-    """Tell a refusal that the op documents from one of a valid call."""
+    """Distinguish a documented refusal from a refusal of a valid call."""
     if isinstance(error, InvalidArgument | NoKernelError):
         if op.refused is None and emulated:
             return "refused"
@@ -113,7 +113,7 @@ def _refused_as_it_has_to_be(error: Exception, op: Op, given: Given, emulated: b
 
 
 def _refused(error: Exception, op: str, broken: str) -> str:
-    """Tell a refusal that names its reason from an accident."""
+    """Distinguish a refusal that names its reason from an accidental error."""
     said = _said(error)
     named = isinstance(error, InvalidArgument | NoKernelError)
     parts = broken.split(" ", 1)[0].split(".")

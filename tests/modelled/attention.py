@@ -42,7 +42,7 @@ LINE = (
 
 @dataclass(frozen=True)
 class Shape:
-    """Sequences that are all alike; if ``indexed``, tokens with ``keys`` each on their lists."""
+    """Equal sequences; if ``indexed``, tokens with ``keys`` top-k indices each."""
 
     batch: int
     queries: int
@@ -83,7 +83,7 @@ SHAPES = {
 
 
 class Modeller:
-    """Installs the emulator for this process and runs CTAs."""
+    """Process-wide emulator that runs CTAs of attention."""
 
     def __init__(self) -> None:
         os.environ["NVFP4_KERNELS_CACHE"] = ""
@@ -198,7 +198,7 @@ def one_head(shape: Shape, splits: int) -> "tuple[Variant, AttentionArguments, t
 
 
 def prefill(modeller: Modeller, tile: "AttentionTile", shape: Shape) -> float:
-    """Seconds: work tiles of every length, longest first, each on the SM that is free first."""
+    """Seconds of work tiles of every length, longest first, each on the SM that is free first."""
     tokens = tile.rows // shape.group
 
     def cycles(works: int, tiles: int) -> float:
@@ -224,7 +224,7 @@ def prefill(modeller: Modeller, tile: "AttentionTile", shape: Shape) -> float:
 
 
 def decode(modeller: Modeller, tile: "AttentionTile", shape: Shape, splits: int) -> float:
-    """Seconds, without the merge of splits."""
+    """Seconds of decode, without the merge of splits."""
     keys = 128 * math.ceil(math.ceil(shape.keys / 128) / splits)
     clusters = shape.batch * shape.kv_heads * splits
     timing = modeller.run(tile, replace(shape, keys=keys), splits > 1, clusters)

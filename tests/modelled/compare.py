@@ -39,7 +39,7 @@ MOST_TILES = 60  # of one cluster: smaller tiles are not the fastest where there
 
 
 def theirs(script: Path, problem: Problem) -> tuple[float, str]:
-    """Microseconds of NVIDIA's fastest tile, and that tile."""
+    """Microseconds of NVIDIA's fastest tile, and the tile."""
     swap_ab = problem.m <= FEW
     tokens, weights = max(problem.m, 8 if swap_ab else 1), problem.n * problem.weights
     same = Problem(tokens, weights, problem.k, problem.batch)
@@ -95,7 +95,7 @@ def main(
     cutlass: Annotated[Path, typer.Option(help="checkout of NVIDIA/cutlass")],
     only: Annotated[str, typer.Option(help="products whose name contains this")] = "",
 ) -> None:
-    """Prints a row per shape."""
+    """Print a row per shape."""
     script = cutlass / EXAMPLE
     if not script.is_file():
         raise typer.BadParameter(f"{script}: not there; give a checkout of NVIDIA/cutlass")

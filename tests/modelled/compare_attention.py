@@ -1,9 +1,9 @@
-"""Models NVIDIA's public attention example beside ours: one CTA of 256 queries, all keys seen.
+"""Modelled time of NVIDIA's public attention example beside ours: one CTA of 256 queries.
 
 python -m tests.modelled.compare_attention --cutlass PATH
 
-NVIDIA's ``fmha.py`` reads dense keys, ours pages of 16. Its code comes from a checkout, none is
-here.
+All queries see all keys. NVIDIA's ``fmha.py`` reads dense keys, our kernel pages of 16. NVIDIA's
+code comes from a CUTLASS checkout; none is included here.
 """
 
 import json

@@ -53,7 +53,7 @@ class Row:
 
     @property
     def least(self) -> float:
-        """Microseconds that its bytes take."""
+        """Microseconds of the launch's bytes at HBM's bandwidth."""
         return self.hbm_bytes / prices.BANDWIDTH
 
 
@@ -62,8 +62,8 @@ class Layer:
     """A layer's modelled time.
 
     Attributes:
-        rows: one for each launch, in order.
-        timing: of the chain that they are the end of.
+        rows: one row for each launch, in order.
+        timing: timing of the chain that ends with these launches.
     """
 
     rows: list[Row]
@@ -71,16 +71,16 @@ class Layer:
 
     @property
     def us(self) -> float:
-        """Microseconds from the end of the layer before to its end."""
+        """Microseconds from the end of the preceding layer to the end of this layer."""
         return sum(row.us for row in self.rows)
 
 
 def timed(launches: Launches, whole_chip: bool) -> Layer:
-    """Time of a layer that follows another one.
+    """Time of a layer that follows another layer.
 
     Args:
-        launches: of the layer.
-        whole_chip: simulate all GPCs, and not one where the whole chip is a lot.
+        launches: launches of the layer.
+        whole_chip: whether to simulate all GPCs, and not one where the whole chip is too costly.
     """
     given = layers([each for _, each in launches], LAYERS)
     timing = chain(given, gpcs=len(B200_TIMING.gpc_sizes()) if whole_chip else None)
@@ -118,7 +118,7 @@ def timeline(layer: Layer, path: Path) -> None:
 
 
 def said(layer: Layer) -> str:
-    """Where the time goes, a line for each launch."""
+    """Breakdown of the time, a line for each launch."""
     lines = []
     for row in layer.rows:
         by = row.step.by if row.step.source == "traced" else f"{row.step.by}, {row.step.source}"

@@ -39,7 +39,7 @@ NVIDIA_8192 = {"qkv_proj": 63.9, "o_proj": 42.6, "gate_up_proj": 274.7, "down_pr
 
 
 class Prefill:
-    """Times of the launches of a layer; one that is known is not run again."""
+    """Times of the launches of a layer; a known launch is not run again."""
 
     def __init__(self, tracer: Tracer, name: str, prompts: int, length: int) -> None:
         self.model: Model = MODELS[name]

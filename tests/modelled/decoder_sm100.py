@@ -56,7 +56,7 @@ class DecoderSm100:
 
     @cached_property
     def attention_config(self) -> "tuple[AttentionTile, int]":
-        """Tile, and the number of parts that keys are split into."""
+        """Tile, and the number of splits of the keys."""
         from nvfp4_kernels.attention.sm100.choose import AttentionProblem, choose_config
 
         m = self.model
@@ -128,7 +128,7 @@ class DecoderSm100:
         return replace(traced, writes=traced.writes | self._written(step))
 
     def _written(self, step: Step) -> dict[str, float]:
-        """Bytes that L2 holds after a step: as wide as 16 bits at the most, but for parts."""
+        """Bytes in L2 after a step, counted as 16-bit results, except for splits."""
         m = self.model
         if step.writes == "parts":
             return {"parts": 4.0 * self.tokens * m.heads * m.head_dim * self.live_parts}
@@ -211,7 +211,7 @@ class DecoderSm100:
 
     @property
     def live_parts(self) -> int:
-        """Parts of a sequence's keys that hold any."""
+        """Splits of a sequence's keys that hold any keys."""
         return live_parts(self.keys, self.attention_config[1])
 
     def _zeros(self, *shape: int) -> "Tensor":

@@ -50,11 +50,11 @@ class Product:
     """One grouped product of a batch.
 
     Attributes:
-        name: of its weights.
-        counts: tokens of each expert that gets some.
+        name: name of the weights.
+        counts: tokens of each expert that gets any.
         tile_tokens: rows of a tile.
-        n, k, weights: of each expert.
-        tiles, experts: that there is memory for, and that this rank has.
+        n, k, weights: sizes and number of each expert's weights.
+        tiles, experts: tiles with allocated memory, and experts of this rank.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Product:
 
     @property
     def used(self) -> int:
-        """Tiles of tokens in use."""
+        """Number of used token tiles."""
         return sum(math.ceil(count / self.tile_tokens) for count in self.counts)
 
     @property
@@ -81,14 +81,14 @@ class Product:
 
 
 class GroupedSm100:
-    """Traced launches of grouped products; one that has been traced is not run again."""
+    """Traced launches of grouped products; a traced launch is not run again."""
 
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
         self._known: dict[object, Traced] = {}
 
     def traced(self, product: Product, config: "Config", read: str, written: str) -> Traced:
-        """A launch on a tile, from an operand ``read`` to one ``written``."""
+        """A launch with a tile, from an operand ``read`` to an operand ``written``."""
         key = product, config, read, written
         if key not in self._known:
             self._known[key] = self._run(product, *config, read, written)
@@ -171,7 +171,7 @@ class GroupedSm100:
 
 
 def _proportion(extra: int, clusters: int) -> tuple[int, ...]:
-    """Clusters to repeat: number 0, with a tile more, as often as ``extra`` of ``clusters``."""
+    """Clusters to repeat; cluster 0, with a tile more, makes up ``extra`` of ``clusters``."""
     if extra == 0:
         return (0,)
     ones = max(1, round(clusters / extra))
@@ -197,14 +197,14 @@ def products(shape: Shape, tokens: int, tile_tokens: int) -> list[Product]:
 
 
 def least(given: Sequence[Product]) -> float:
-    """Microseconds that 8 TB/s allow for the weights, and 9 PFLOP/s for the sums."""
+    """Microseconds of the weights at 8 TB/s or the products at 9 PFLOP/s, whichever is longer."""
     moved = sum(len(p.counts) * p.weights * p.n * p.k * BYTES for p in given)
     flop = sum(2.0 * sum(p.counts) * p.weights * p.n * p.k for p in given)
     return max(moved / 8e6, flop / FLOP_PER_US)
 
 
 def alone(traced: Traced) -> float:
-    """Microseconds of one launch alone: with the last clusters' work at the bandwidth they have."""
+    """Microseconds of one launch alone, including the tail of its last clusters."""
     return chain(layers([traced], 1), B200_TIMING).microseconds
 
 

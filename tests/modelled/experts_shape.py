@@ -36,7 +36,7 @@ class Shape:
         return min(drawn, key=oddity)
 
     def counts(self, ids: list[list[int]]) -> list[int]:
-        """Tokens of each expert of this rank that gets some."""
+        """Tokens of each expert of this rank that gets any."""
         counts = [0] * self.experts
         for expert in (expert for of_token in ids for expert in of_token):
             counts[expert] += 1

@@ -60,7 +60,7 @@ class Part:
 
 
 def part_of(problem: "Problem", tile: tuple[int, int], cluster: int, swap_ab: bool = False) -> Part:
-    """``problem`` in tiles of a cluster of ``cluster`` CTAs; ``swap_ab``: rows are weights."""
+    """``problem`` in tiles of clusters of ``cluster`` CTAs; ``swap_ab``: rows are weights."""
     from nvfp4_kernels.devices import assumed_clusters
     from nvfp4_kernels.sm100.limits import SMS
 
@@ -109,7 +109,7 @@ class Modeller:
         return found[0]
 
     def _arguments(self, m: int, n: int, problem: "Problem") -> list[object]:
-        """Zeros: the time does not depend on values."""
+        """Arguments of zeros: the time does not depend on values."""
         import torch
 
         from nvfp4_kernels.formats.terms import data_shape, scales_shape
@@ -136,7 +136,7 @@ def operand_bytes(problem: "Problem") -> float:
 
 
 def report(modeller: Modeller, name: str, shape: tuple[int, ...], every: bool, terms: int) -> None:
-    """Prints a line for the tile that is chosen, or for every tile that fits."""
+    """Print a line for the chosen tile, or for every tile that fits."""
     from nvfp4_kernels.gemm.sm100.choose import Problem, candidates, choose_config, estimate
     from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
 

@@ -32,10 +32,10 @@ WEIGHT_BYTES = 0.5 + 1 / 16  # of an element, with its share of the scale
 
 @dataclass(frozen=True)
 class Experts:
-    """A layer's experts, of which each token takes ``top_k``.
+    """A layer's experts, with ``top_k`` experts for each token.
 
     Attributes:
-        experts, held: of all ranks, and of this one.
+        experts, held: experts of all ranks, and of this rank.
         hidden: width of the layer's input and result.
         inner: width between the products.
     """
@@ -47,7 +47,7 @@ class Experts:
     inner: int
 
     def used(self, tokens: int, tile_tokens: int) -> float:
-        """Tiles of ``tile_tokens`` that are in use here on average; of one token, experts hit."""
+        """Average number of used tiles of ``tile_tokens`` here; for one token, of hit experts."""
         p = self.top_k / self.experts
         chances = (math.comb(tokens, c) * p**c * (1 - p) ** (tokens - c) for c in range(tokens + 1))
         return self.held * sum(
@@ -55,7 +55,7 @@ class Experts:
         )
 
     def weight_bytes(self, tokens: int, weights: int) -> float:
-        """Bytes that a product reads of the weights of experts that tokens hit."""
+        """Bytes that a product reads of the weights of hit experts."""
         hit = self.used(tokens, tokens)
         return hit * weights * self.hidden * self.inner * WEIGHT_BYTES
 
@@ -97,7 +97,7 @@ class GroupedSm90:
 
     @property
     def room(self) -> int:
-        """Tiles that there is room for: all slots may be this rank's."""
+        """Allocated tiles: all slots may belong to this rank."""
         from nvfp4_kernels.moe.routing import max_tiles
 
         return max_tiles(self._tokens * self._shape.top_k, self._shape.held, self.tile_tokens)

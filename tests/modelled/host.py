@@ -51,7 +51,7 @@ CONTENTS_CHECKED = (  # on a CPU, not on a GPU
 
 @contextmanager
 def null_device() -> Iterator[None]:
-    """Within, ops on CPU tensors take the kernels of sm_100, whose launches do nothing."""
+    """Context in which ops on CPU tensors use the kernels of sm_100, whose launches do nothing."""
     from nvfp4_kernels.devices import standing_in
     from nvfp4_kernels.runtime import compile as compiler
 

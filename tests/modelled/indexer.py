@@ -59,7 +59,7 @@ class Shape:
 
     @property
     def pairs(self) -> float:
-        """Pairs of a query and a key that it sees."""
+        """Pairs of a query and a visible key."""
         return self.sequences * self.queries * (self.keys - self.queries / 2)
 
     def key_bytes(self) -> int:
@@ -71,8 +71,8 @@ class Shape:
     def limits(self) -> dict[str, float]:
         """Lower bounds in seconds: moved bytes, products, relu, and relu with its FMA.
 
-        A maximum takes the ALU, which has half as many lanes as are issued. With the FMA, which
-        does two heads at once, a product takes one and a half issues, wherever relu is computed.
+        A maximum takes the ALU, whose rate is half of the issue rate. With the FMA, which does two
+        heads at once, a product takes one and a half issues, wherever relu is computed.
         """
         moved = self.sequences * self.keys * self.key_bytes() + 4 * self.pairs
         elements = self.pairs * self.heads
@@ -95,7 +95,7 @@ SHAPES = {
 
 
 class Modeller:
-    """Time model of CTAs; installs the emulator for this process."""
+    """Time model of CTAs; installs the process-wide emulator."""
 
     def __init__(self) -> None:
         os.environ["NVFP4_KERNELS_CACHE"] = ""
@@ -106,7 +106,7 @@ class Modeller:
         torch.set_num_threads(1)
 
     def run(self, tile: "ScoreTile", shape: Shape, clusters: int, shared: bool) -> Timing:
-        """Time one CTA on pages; ``clusters`` such share the chip, and, if ``shared``, the keys."""
+        """Time one CTA on pages; ``clusters`` CTAs share the chip, and, if ``shared``, the keys."""
         import torch
 
         from nvfp4_kernels.indexer.formats import format_of

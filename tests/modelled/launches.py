@@ -102,7 +102,7 @@ class Kind:
 
 
 def launches(switches: Switches, kind: Kind = Kind()) -> list[Step]:
-    """Launches that the plugin makes for a layer, in order."""
+    """The plugin's launches for a layer, in order."""
     steps = [
         *_norm(switches, kind),
         Step("qkv_proj", "ours", "traced", "normed", "qkv"),
@@ -123,7 +123,7 @@ def launches(switches: Switches, kind: Kind = Kind()) -> list[Step]:
 
 
 def vllm_launches(kind: Kind = Kind()) -> list[Step]:
-    """Launches that vLLM 0.32 makes for a layer of ModelOpt's NVFP4 by default."""
+    """Launches of vLLM 0.32 for a layer of ModelOpt's NVFP4, by default."""
 
     def step(name: str, by: Maker = "vLLM") -> Step:
         return Step(name, by, "priced", "x", "x")
@@ -166,7 +166,7 @@ def _plain_norm(kind: Kind) -> Step:
 
 
 def _attention(switches: Switches, kind: Kind) -> list[Step]:
-    """From qkv_proj's result to o_proj's operand."""
+    """Launches from qkv_proj's result to o_proj's operand."""
     stores = switches.attention_stores and kind.decode
     quantizes, split = switches.attention_quantizes, kind.split
     written = "attended in NVFP4" if quantizes else "attended"
@@ -195,7 +195,7 @@ def _rotation(switches: Switches, kind: Kind) -> list[Step]:
 
 
 def _experts(topk: bool, few: bool) -> list[Step]:
-    """A mixture of experts, from the norm's 16-bit result on."""
+    """Launches of a mixture of experts, from the norm's 16-bit result."""
     name = "moe_topk_route_quantize" if topk else "moe_route_quantize"
     before = [Step(name, "ours", "traced", "normed in 16 bits", "routed")]
     if not few:

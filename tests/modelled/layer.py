@@ -70,7 +70,7 @@ def _link(each: Traced | OpaqueLink, number: int, handed_on: set[str]) -> Link |
 
 
 def layer_time(launches: Sequence[Traced], parameters: Parameters) -> float:
-    """Microseconds of a layer that follows another one."""
+    """Microseconds of a layer that follows another layer."""
     count = max(2, LAUNCHES // len(launches))
     return chain(layers(launches, count), parameters).period(len(launches))
 

@@ -109,11 +109,11 @@ class ProductsSm100:
         return Traced(traced, clusters, tuple(operands), writes, registers)
 
     def turns(self, name: str, quantizes: bool = False) -> int:
-        """Tiles that a cluster takes one after the other."""
+        """Tiles that a cluster processes one after the other."""
         return self._tiling(name, quantizes)[-1]
 
     def _tiling(self, name: str, quantizes: bool) -> "tuple[Tile, EpilogueConfig, int, int]":
-        """Tile and epilogue, the clusters of the grid, and the tiles of the busiest one."""
+        """Tile and epilogue, the clusters of the grid, and the tiles of the busiest cluster."""
         from nvfp4_kernels.devices import assumed_clusters
         from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config
         from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig

@@ -17,13 +17,13 @@ _LANES = 3  # of overlapping launches: a launch may open before the last but one
 
 
 class Span(NamedTuple):
-    """Microseconds of the chain that are shown."""
+    """Displayed range of the chain, in microseconds."""
 
     start: float
     end: float
 
     def within(self, start: float, end: float) -> tuple[float, float]:
-        """Start and duration of what is inside, from the span's start on."""
+        """Start and duration of the part inside, relative to the span's start."""
         start, end = max(start, self.start), min(end, self.end)
         return round(start - self.start, 3), round(end - start, 3)
 
@@ -52,7 +52,7 @@ def layer_events(timing: ChainTiming, said: Sequence[dict[str, Any]], clock: flo
 
 
 def write(timing: ChainTiming, said: Sequence[dict[str, Any]], clock: float, path: Path) -> None:
-    """Write the timeline to a file that the viewer opens."""
+    """Write the timeline to a file for the viewer."""
     events = layer_events(timing, said, clock)
     lines = ",\n".join(json.dumps(each) for each in events["traceEvents"])
     path.write_text(f'{{"displayTimeUnit": "ns", "traceEvents": [\n{lines}\n]}}\n')

@@ -1,4 +1,4 @@
-"""Traced launches of paged attention as the plugin makes them, of few KV heads of sequences."""
+"""Traced launches of paged attention as in the plugin, of few KV heads of sequences."""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ MOST_CTAS = 8  # of a trace whose CTAs walk
 
 
 def live_parts(keys: int, parts: int) -> int:
-    """Parts of a sequence that hold keys."""
+    """Splits of a sequence that hold keys."""
     tiles = math.ceil(keys / KEY_TILE)
     return math.ceil(tiles / math.ceil(tiles / parts))
 
@@ -41,7 +41,7 @@ class Walk:
 
 
 def walk(heads: int, parts: int, places: int, at_once: int) -> Walk:
-    """Traced for ``heads`` of all sequences in ``parts``, on ``places``, ``at_once`` of an SM's."""
+    """Walk for ``heads`` of all sequences in ``parts``, on ``places``, ``at_once`` per SM."""
     works = heads * parts
     if works <= places:
         return Walk(1, 0, works, tuple(n // heads for n in range(works)))

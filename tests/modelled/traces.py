@@ -43,9 +43,10 @@ class Traced:
 
 
 def aligned(tensor: "Tensor") -> "Tensor":
-    """The same values where a GPU's allocator could have put them: on 512 bytes.
+    """Copy of a tensor with a GPU allocator's alignment of 512 bytes.
 
-    A CPU's puts them on 64, so that rows of 128 bytes straddle lines that cost a pass each.
+    A CPU allocator aligns to 64 bytes, so that rows of 128 bytes straddle lines that cost a pass
+    each.
     """
     import torch
 
@@ -56,7 +57,7 @@ def aligned(tensor: "Tensor") -> "Tensor":
 
 
 class Tracer:
-    """The emulator in the place of CPU, for kernels of one architecture; once in a process.
+    """Emulator as the device of CPU tensors, for kernels of one architecture; once per process.
 
     Args:
         arch: ``"sm_90"`` or ``"sm_100"``.
@@ -104,7 +105,7 @@ class Tracer:
 
     @contextmanager
     def _watched(self, compiling: Any, functions: list[Any]) -> Iterator[None]:
-        """Kernels may touch the tensors that a launch was given; what is compiled is kept."""
+        """Let kernels touch the launch's tensors, and keep the compiled kernels."""
         compiled, watchers = compiling.compiled, compiling.watchers
 
         def recorded(*given: Any) -> Any:
@@ -125,5 +126,5 @@ class Tracer:
 
 
 def operand(name: str, tensor: "Tensor", total: float, streamed: bool = False) -> Operand:
-    """A tensor of the traced run that stands for ``total`` bytes of the whole problem's."""
+    """A tensor of the traced run that represents ``total`` bytes of the whole problem."""
     return Operand(name, tensor.data_ptr(), tensor.nbytes, total, streamed)

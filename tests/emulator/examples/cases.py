@@ -1,4 +1,4 @@
-"""NVIDIA's examples and the arguments to run them with: small, but of several tiles."""
+"""NVIDIA's examples with their arguments: small problems of several tiles."""
 
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -237,7 +237,7 @@ def _epilogues() -> list[Case]:
 
 
 def _generic() -> list[Case]:
-    """Examples written for every GPU, or for Ampere with instructions that Blackwell has too."""
+    """Examples for every GPU, or for Ampere with instructions that Blackwell still supports."""
     ampere, quick = "cute/ampere/kernel/", "--warmup_iterations 0 --iterations 1"
     return [
         Case(
@@ -434,7 +434,7 @@ EXCLUDED = {
 
 
 def unlisted(cutlass: Path) -> list[str]:
-    """Examples of a checkout that are neither a case nor excluded."""
+    """Examples of a checkout that are neither listed as a case nor excluded."""
     folder = cutlass / "examples/python/CuTeDSL"
     scripts = {str(script.relative_to(folder)) for script in folder.rglob("*.py")}
     return sorted(

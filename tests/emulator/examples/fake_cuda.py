@@ -15,7 +15,8 @@ class HardwareInfo:
     """``cutlass.utils.HardwareInfo`` of the emulated chip.
 
     Attributes:
-        sms: streaming multiprocessors; few, so that persistent kernels take several tiles.
+        sms: streaming multiprocessors; a small number makes persistent kernels process several
+            tiles per CTA.
     """
 
     sms = 148
@@ -58,10 +59,10 @@ class _Heap:
 
 
 def install(runtime: Runtime, sms: int) -> None:
-    """Patches the bindings and CuTe in this process.
+    """Patch the bindings and CuTe in this process.
 
     Args:
-        runtime: the installed one; its errors come out of CuTe's calls.
+        runtime: the installed runtime, whose errors CuTe's calls raise.
         sms: streaming multiprocessors that CuTe's ``HardwareInfo`` reports.
     """
     import cutlass.cute.testing

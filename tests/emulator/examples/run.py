@@ -39,7 +39,7 @@ class Outcome:
 
 @contextmanager
 def preloaded() -> Iterator[str]:
-    """Path of the library to preload, for as long as the context lasts."""
+    """Path of the library to preload, valid inside the context."""
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder, "libaligned.so")
         source = Path(__file__).with_name("aligned.c")
@@ -101,7 +101,7 @@ def _row(case: Case, outcomes: list[Outcome]) -> str:
 
 
 def update(path: Path, rows: dict[str, str]) -> None:
-    """Puts rows by case into the table in a Markdown file, which keeps its others.
+    """Update rows of the table in a Markdown file, by case; other rows stay.
 
     Raises:
         typer.BadParameter: the file has no such table.

@@ -24,7 +24,7 @@ _ADDRESS = re.compile(r"0x[0-9a-f]{8,}")
 
 
 class _Counted(WithLiveStorages):
-    """Knows whether anything has been launched."""
+    """Device that records whether anything has been launched."""
 
     launches = 0
 
@@ -34,7 +34,7 @@ class _Counted(WithLiveStorages):
 
 
 class _Watched(io.TextIOBase):
-    """Standard output that remembers a line which says that something failed."""
+    """Standard output that records a line reporting a failure."""
 
     def __init__(self, to: TextIO) -> None:
         self._to = to

@@ -116,7 +116,7 @@ def atomic(
     order: str,
     scope: int,
 ) -> list[Lanes]:
-    """Lane after lane where they meet, or all at once; returns the old values."""
+    """Execute an atomic lane by lane if addresses repeat, else at once; returns the old values."""
     width, count = TYPE_BITS[kind] // 8, len(values[0])
     nbytes = width * count
     access = w.access(line, "atomic", strong=True)
@@ -165,9 +165,10 @@ def _meet(
     mask: Lanes | None,
     scope: int,
 ) -> list[Lanes]:
-    """Relaxed operations of ``lanes`` that meet at ``places``; returns the old values.
+    """Relaxed operations of ``lanes`` with repeated ``places``; returns the old values.
 
-    All are of one warp: memory is read before the first and written after the last.
+    All lanes belong to one warp: memory is read before the first operation and written after the
+    last.
     """
     operation, kind = what
     nbytes = operands[0].shape[1]
@@ -229,7 +230,7 @@ def _places(w: "Warp", space: str, addresses: Lanes) -> tuple["LinearMemory", La
 
 
 def _inside(memory: "LinearMemory", places: Lanes) -> npt.NDArray[np.bool_]:
-    """Mask of the places that are in the memory."""
+    """Mask of the places inside the memory."""
     inside: npt.NDArray[np.bool_] = places - np.uint64(memory.base) < np.uint64(memory.nbytes)
     return inside
 

@@ -35,7 +35,7 @@ _RANKS = ("1d", "2d", "3d", "4d", "5d")
 
 
 def write(e: "Emitter", i: Instruction) -> None:
-    """Writes any cp.*bulk* instruction."""
+    """Emit any cp.*bulk* instruction."""
     parts = i.parts
     if "commit_group" in parts:
         e.write(f"w.bulk_groups.commit(w.mask_bits({e.mask}))")
@@ -191,7 +191,7 @@ def _async_access(
 
 
 def _fetch(w: "Warp", tile: Tile, access: Access, writes: bool) -> Callable[[int, int], Bytes]:
-    """Global memory for a tile copy, with the bytes of each region checked first."""
+    """Global memory for a tile copy; the bytes of each region are checked first."""
     regions = {footprint.address: footprint for footprint, _ in tile.parts}
 
     def fetch(address: int, nbytes: int) -> Bytes:
@@ -214,7 +214,7 @@ def _fetch(w: "Warp", tile: Tile, access: Access, writes: bool) -> Callable[[int
 def _destinations(
     w: "Warp", place: int, barrier: int, ranks: Any, group: int, lane: int
 ) -> list[tuple["Cta", int, MBarrier]]:
-    """CTAs that receive a copy, where, and the mbarrier that each one's bytes complete on."""
+    """CTAs that receive a copy, each with the destination address and its mbarrier."""
     cluster = w.cta.cluster
     if ranks is None:
         cta = w.cta_at(place)
@@ -415,7 +415,7 @@ def bulk_load(
     mask: "Mask",
     line: int,
 ) -> None:
-    """Into shared memory, from global memory or from the CTA's own shared memory."""
+    """Copy into shared memory, from global memory or from the CTA's own shared memory."""
     if operation:
         bulk_rules.check_reduction(operation, kind, "shared::cluster")
     for lane in w.active(mask):

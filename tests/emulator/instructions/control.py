@@ -20,7 +20,7 @@ Stack = list[tuple[int, int, Lanes]]
 def part(
     stack: Stack, taken: Lanes, running: Lanes, target: int, following: int, meeting: int
 ) -> tuple[int, Lanes]:
-    """Sends lanes two ways: returns where to go on and with which lanes."""
+    """Split diverging lanes; returns the block to continue with and its lanes."""
     other = running & ~taken
     taken = running & taken
     if not other.any():
@@ -136,5 +136,5 @@ def stop(e: "Emitter", i: Instruction) -> None:
 
 @family("pragma", "nanosleep", "pmevent")
 def nothing(e: "Emitter", i: Instruction) -> None:
-    """Timing only; the scheduler may take the turn away."""
+    """No architectural effect; yields to the scheduler."""
     e.write("yield")

@@ -58,7 +58,7 @@ def _call(e: "Emitter", semantics: Lanewise, opcode: str, arguments: list[str]) 
 
 
 def _scalar_call(e: "Emitter", semantics: Lanewise, opcode: str) -> str:
-    """A function of Python ints that goes through the vector form."""
+    """A function of Python ints, evaluated by the vector form."""
     codes = [np.dtype(code_of(kind)) for kind in semantics.sources]
     body = semantics.vector
     vector = compiled(body, len(codes)) if isinstance(body, str) else body
@@ -148,7 +148,7 @@ def _with_carry(
     target: Operand,
     sources: list[Operand],
 ) -> None:
-    """add.cc and its kin: the condition code CC.CF lives in a variable of its own."""
+    """add.cc and the other carry instructions: the condition code CC.CF has a separate variable."""
     own = semantics.sources[: len(sources)]
     arguments = [e.lanes(s, kind) for s, kind in zip(sources, own, strict=True)]
     if semantics.carry_in:

@@ -1,4 +1,4 @@
-"""ld, st, atom, red, prefetch: the generic proxy's way to memory."""
+"""ld, st, atom, red, prefetch: memory accesses through the generic proxy."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -75,13 +75,13 @@ def scope_of(i: Instruction, default: Scope) -> Scope:
 
 
 def _polls(e: "Emitter", form: _Form) -> None:
-    """Strong accesses are where threads meet: others get a turn before each."""
+    """Emit a yield before a strong access, so that other threads get a turn."""
     if form.strong and form.space != "param":
         e.write("yield")
 
 
 def _parks(e: "Emitter", form: _Form) -> None:
-    """A load that has polled in vain sleeps until somebody writes there."""
+    """Emit a yield for a load that sleeps after polling in vain, until a write to its address."""
     if form.strong and form.space != "param":
         e.write("if not w.ready: yield")
 
@@ -206,7 +206,7 @@ def memory_at(w: "Warp", space: str, address: int, verb: str) -> LinearMemory:
     """The memory that an address of a state space lies in.
 
     Raises:
-        OutOfBounds: there is none.
+        OutOfBounds: no memory has the address.
     """
     if space == "generic":
         top = address >> WINDOW_SHIFT
@@ -322,7 +322,7 @@ def misaligned(memory: LinearMemory, address: int, nbytes: int) -> None:
 
 
 def _meeting(w: "Warp", memory: LinearMemory, address: int) -> Place:
-    """The key of what is published at an address: shared memory is each cluster's own."""
+    """Key of the published clocks at an address; shared memory is keyed by cluster."""
     return w.cta.cluster.number if memory.kind == "shared" else GLOBAL, address
 
 
@@ -454,7 +454,7 @@ def st_lanes(
     scope: int,
     own: bool = True,
 ) -> None:
-    """Each lane's items; ``own`` is False where lanes bring one another's, as in stmatrix."""
+    """Store each lane's items; ``own`` is False if lanes store other lanes' items (stmatrix)."""
     if space == "local" or _is_local(space, addresses):
         _local(w, addresses, width, len(values), mask, line, values)
         return
@@ -509,7 +509,7 @@ def _note_lanes(
 
 
 def bank_passes(where: Lanes, nbytes: int) -> int:
-    """Turns that lanes of ``nbytes`` each take at shared memory's 32 banks of 4 bytes."""
+    """Bank cycles of an access of ``nbytes`` per lane to shared memory's 32 banks of 4 bytes."""
     # Wide accesses go in groups of lanes that together move 128 bytes.
     words = (where[:, None] // 4 + np.arange(max(nbytes // 4, 1), dtype=np.uint64)).astype(int)
     group = max(128 // max(nbytes, 4), 1)
@@ -521,7 +521,7 @@ def bank_passes(where: Lanes, nbytes: int) -> int:
 
 
 def sectors(where: Lanes, nbytes: int) -> tuple[tuple[tuple[int, int], ...], int, int]:
-    """Runs of 32-byte sectors (first, count) that lanes of ``nbytes`` touch, sectors, and lines."""
+    """Runs of 32-byte sectors (first, count) that lanes of ``nbytes`` touch; sectors; lines."""
     ends = np.concatenate([where, where + np.uint64(nbytes - 1)]).astype(np.int64)
     found = np.unique(ends // SECTOR)
     starts = np.flatnonzero(np.diff(found, prepend=-2) != 1)
@@ -565,7 +565,7 @@ def _local(
 
 @family("prefetch", "prefetchu", "discard", "applypriority")
 def hint(e: "Emitter", i: Instruction) -> None:
-    """Cache hints: the address must be good, nothing else happens."""
+    """Cache hints: only the address is checked."""
     target = i.operands[0]
     if i.has("tensormap"):
         e.write(f"# {i.opcode}")

@@ -157,7 +157,7 @@ def barrier_at(w: "Warp", address: int) -> tuple["Cta", MBarrier]:
 
 
 def check_visible(w: "Warp", barrier: MBarrier, cta: "Cta", remote: bool) -> None:
-    """The warp must come after the mbarrier's initialisation."""
+    """Check that the mbarrier's initialisation is visible to the warp."""
     component, clock = barrier.initialiser
     clocks = w.actor.clocks
     if max(clocks.generic.get(component, 0), clocks.inits.get(component, 0)) < clock:
@@ -243,12 +243,12 @@ def mbarrier_arrive(
 
 
 def near(w: "Warp", barrier: MBarrier) -> bool:
-    """Whether the mbarrier is one of the warp's own CTA."""
+    """Whether the mbarrier belongs to the warp's CTA."""
     return barrier.address >> RANK_SHIFT == w.cta.rank
 
 
 def sender(w: "Warp", barrier: MBarrier, wide: bool = True, relaxed: bool = False) -> Sender:
-    """Kind of sender that this warp is to an mbarrier."""
+    """Kind of sender that this warp is for an mbarrier."""
     if relaxed:
         return Sender.RELAXED
     if near(w, barrier):

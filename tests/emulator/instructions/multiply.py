@@ -115,7 +115,7 @@ def _rows(registers: tuple[Lanes, ...], kind: str, halves: int) -> npt.NDArray[A
 
 
 def _sums(registers: tuple[Lanes, ...], kind: str) -> npt.NDArray[Any]:
-    """C as a matrix: lane t holds columns 2 (t % 4) and the next of rows t / 4 and t / 4 + 8."""
+    """C as a matrix: lane t holds columns 2 (t % 4) and the next, in rows t / 4 and t / 4 + 8."""
     packed = np.stack(registers)
     if kind == "f16":
         return packed.view(np.float16).reshape(16, 8)

@@ -1,4 +1,4 @@
-"""st.async and red.async: stores and reductions that an mbarrier of their target counts."""
+"""st.async and red.async: stores and reductions that complete on an mbarrier of the target CTA."""
 
 from typing import TYPE_CHECKING, Any
 

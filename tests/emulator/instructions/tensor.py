@@ -273,7 +273,7 @@ _WRITERS: dict[str, Callable[["Emitter", Instruction], None]] = {
 
 
 def _ctas(w: "Warp", group: int) -> list["Cta"]:
-    """The CTAs that take part, even rank first."""
+    """The participating CTAs, even rank first."""
     w.launch.use_cta_group(group)
     if group == 1:
         return [w.cta]
@@ -287,7 +287,7 @@ def _ctas(w: "Warp", group: int) -> list["Cta"]:
 
 
 def _touch(w: "Warp", ctas: list["Cta"], clock: int, verb: str, line: int) -> None:
-    """Notes an access of the tensor pipe to each CTA."""
+    """Record an access of the tensor pipe to each CTA."""
     for cta in ctas:
         cta.touch(w.tensor.pipe, clock, verb, lambda: w.where(line))
 
@@ -319,7 +319,7 @@ def tensor_alloc(
 
 
 def _allocated(w: "Warp", ctas: list["Cta"], columns: int) -> int | None:
-    """First of the columns that a CTA, or a pair, now has; None while it has to wait."""
+    """First column of a CTA's or a pair's allocation; None while the allocation has to wait."""
     own = w.cta.tensor
     if own.promised:
         start, promised = own.promised.pop(0)
@@ -360,7 +360,7 @@ def chunks_of(descriptor: SharedDescriptor, shape: OperandShape) -> np.ndarray:
 
 
 def _check_cells(w: "Warp", cta: "Cta", columns: Any, verb: str) -> None:
-    """The columns must be allocated, all by one allocation."""
+    """Check that a single allocation holds all the columns."""
     try:
         cta.tensor.check_cells(columns, verb)
     except TensorMemoryMisuse as finding:
@@ -557,7 +557,7 @@ def _issue_shift(w: "Warp", group: int, target: int, line: int) -> None:
 
 
 def _reachable(w: "Warp", part: Fragment, address: int) -> TensorAddress:
-    """The place a load or store names; beyond a warp's lanes hardware takes the low bits."""
+    """The address of a load or store; lanes beyond the warp's quarter wrap to the low bits."""
     place = split_address(address)
     try:
         check_access(part, place, w.index)
@@ -597,7 +597,7 @@ def tensor_st(
 
 @runtime
 def tensor_commit(w: "Warp", group: int, address: Any, ranks: Any, mask: "Mask", line: int) -> None:
-    """An arrival on the mbarrier once everything issued so far is done."""
+    """Arrive on the mbarrier once everything issued so far is complete."""
     for lane in w.active(mask):
         chosen = None if ranks is None else pick(ranks, lane)
         _issue_commit(w, group, pick(address, lane), chosen, mask, line)

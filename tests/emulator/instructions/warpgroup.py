@@ -116,7 +116,7 @@ def _multiply(e: "Emitter", i: Instruction) -> None:
 
 
 def _check_written(e: "Emitter", i: Instruction, names: tuple[str, ...], how: str) -> None:
-    """Code that reports registers without a value of the kernel's own."""
+    """Emit code that reports registers which the kernel never writes."""
     never = sorted(e.program.tuples.unwritten.intersection(names))
     if never:
         e.write(f"wgmma_report_unwritten(w, {never[0]!r}, {how!r}, {i.line})")
@@ -233,6 +233,6 @@ def wgmma_sleep(w: "Warp", until: int) -> None:
 
 @runtime
 def wgmma_touch(w: "Warp", touched: tuple[tuple[int, str, str], ...], line: int) -> None:
-    """Registers that an ordinary instruction uses while a wgmma is in flight."""
+    """Report registers used by an ordinary instruction while a wgmma is in flight."""
     for number, verb, register in touched:
         w.part.touch(number, verb, register, line)

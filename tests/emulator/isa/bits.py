@@ -49,7 +49,7 @@ def _cnot(op: Opcode, count: int | None, results: int | None) -> Lanewise:
 def lop3(table: int) -> Function:
     """The bitwise function of three words whose truth table is ``table``.
 
-    It is evaluated as an exclusive or of products (algebraic normal form).
+    The function is evaluated as an exclusive or of products (algebraic normal form).
     """
     terms = []
     for product in range(8):
@@ -246,7 +246,7 @@ def _brev(op: Opcode, count: int | None, results: int | None) -> Lanewise:
 
 
 def _ones(length: Any) -> Lanes:
-    """uint64 words with that many low bits set; numpy clamps shifts at 64."""
+    """uint64 words with the given number of low bits set; numpy clamps shifts at 64."""
     return np.left_shift(np.uint64(1), length, dtype=np.uint64) - np.uint64(1)
 
 

@@ -154,7 +154,7 @@ def _closed(kind: str, rounding: str, *, keeps_nan: bool = False) -> Function:
 
 
 def _to_integer(op: Opcode, target: str, source: str) -> Lanewise:
-    """Saturating; where NaN goes depends on the types (PTX ISA, cvt, Integer Notes)."""
+    """Saturating conversion; the result for NaN depends on the types (PTX ISA, cvt)."""
     integral = INTEGRAL[op.choice(_INTEGRAL)[:2]]
     ftz = source == "f32" and op.flag("ftz")
     op.flag("sat")  # saturation is the default
@@ -222,7 +222,7 @@ def _between_floats(op: Opcode, target: str, source: str) -> Lanewise:
 
 
 def _integral_float(op: Opcode, kind: str) -> Lanewise:
-    """cvt.rni.f32.f32 and its kin: to an integral value of the same type."""
+    """cvt.rni.f32.f32 and similar: conversion to an integral value of the same type."""
     integral = INTEGRAL[op.choice(_INTEGRAL)[:2]]
     ftz = kind == "f32" and op.flag("ftz")
     sat = kind != "bf16" and op.flag("sat")

@@ -17,7 +17,7 @@ _OOB_NAN = 0x7FF7  # of f16 and bf16, as seen on sm_90 (PTX ISA, OOB-NaN)
 
 
 def _wide_f16(name: str) -> Function:
-    """f16 arithmetic in float64: where that is inexact, it is far from every float16 midpoint."""
+    """f16 arithmetic in float64: an inexact float64 result is far from every float16 midpoint."""
     if name == "fma":
         return lambda a, b, c: np.multiply(a, b, dtype=np.float64) + c
     return lambda a, b: _NUMPY[name](a, b, dtype=np.float64)
@@ -78,7 +78,7 @@ def _bf16(name: str, *, negative_to_zero: bool) -> Function:
 
 
 def _out_of_bounds(function: Function) -> Function:
-    """``.oob``: +0 where a factor is the NaN of an out-of-bounds load; of addends it stays NaN."""
+    """``.oob``: +0 where a factor is the NaN of an out-of-bounds load; such an addend stays NaN."""
 
     def run(*values: Any) -> Lanes:
         result = function(*values)

@@ -1,8 +1,8 @@
 """cvt to and from packed halves, FP8, FP6, FP4 and UE8M0, and to tf32 (PTX ISA, cvt).
 
-Narrow results are looked up. A table has an entry for each bfloat16 pattern: a float32 value is cut
-to its upper half first, whose last bit also says whether anything was cut off, so that no rounding
-to fewer than 7 mantissa bits can tell the difference.
+Narrow results come from lookup tables with an entry for each bfloat16 pattern: a float32 value is
+first cut to its upper half, whose last bit is set if a nonzero part was cut off, so that no
+rounding to fewer than 7 mantissa bits can tell the difference.
 """
 
 from functools import cache
@@ -160,7 +160,7 @@ def _to_tf32(op: Opcode, count: int | None) -> Lanewise:
 
 
 def _keyed_values(source: str) -> Lanes:
-    """float64 value of every 16-bit pattern that indexes a table for this source."""
+    """float64 value of every 16-bit table index for this source."""
     patterns = np.arange(1 << 16, dtype=np.uint16)
     with np.errstate(all="ignore"):
         if source == "f16x2":
@@ -223,7 +223,7 @@ def _halves_of(name: str, target: str, clamps: bool) -> Lanes:
 
 
 def _keys(pairs: Lanes) -> Lanes:
-    """Index of float32 pairs into a table: the upper half, its last bit set where more follows."""
+    """Table index of float32 pairs: the upper half, its last bit set if the rest is nonzero."""
     halves = pairs.view(np.uint16)
     result: Lanes = halves[:, 1::2] | halves[:, 0::2].astype(np.bool_)
     return result
@@ -276,13 +276,13 @@ def _from_pair(op: Opcode, source: str, count: int | None, table: Lanes) -> Lane
 
 
 def stochastically(values: Lanes, form: Format, random: Any, bits: int) -> Lanes:
-    """Each value rounded up in magnitude where its cut-off part and the random bits carry.
+    """Each value rounded up in magnitude if its cut-off part plus the random bits carry.
 
     Args:
         values: float64 holding float32 values.
         form: target format.
         random: ``bits`` random bits each, added to the top of the cut-off part (PTX ISA, .rs).
-        bits: how many.
+        bits: number of random bits.
     """
     step = quantum(values, form)
     scaled = np.ldexp(np.abs(values), -step)

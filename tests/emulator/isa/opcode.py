@@ -1,4 +1,4 @@
-"""Taking an opcode apart, so that no modifier goes unnoticed."""
+"""Parsing of an opcode, so that no modifier goes unnoticed."""
 
 from collections.abc import Collection
 from typing import NoReturn
@@ -20,7 +20,7 @@ class Opcode:
         self.family, *self.parts = text.split(".")
 
     def flag(self, name: str) -> bool:
-        """Take the modifier ``name``; whether it was there."""
+        """Take the modifier ``name``; returns whether the opcode has it."""
         if name not in self.parts:
             return False
         self.parts.remove(name)

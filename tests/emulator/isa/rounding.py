@@ -1,4 +1,4 @@
-"""Rounding float64 values to narrower formats, by every rule cvt and arithmetic know."""
+"""Rounding of float64 values to narrower formats, by every rule of cvt and arithmetic."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,8 +36,8 @@ class Format:
         exponent: bits of the exponent.
         mantissa: stored bits of the mantissa.
         largest: greatest finite magnitude.
-        infinite: whether it has infinities.
-        nan: encoding of the canonical NaN; the largest magnitude where there is none.
+        infinite: whether the format has infinities.
+        nan: encoding of the canonical NaN; the largest magnitude in a format without NaN.
     """
 
     exponent: int
@@ -76,7 +76,7 @@ def rounded(values: Lanes, form: Format, rounding: str) -> F64:
 
     Args:
         values: float64, exact or rounded to odd.
-        form: target.
+        form: target format.
         rounding: a key of ``INTEGRAL``.
     """
     step = quantum(values, form)
@@ -148,7 +148,7 @@ def to_bf16(values: Lanes, rounding: str) -> npt.NDArray[np.uint16]:
 
 
 def cut_to_bf16(values: Lanes, rounding: str) -> npt.NDArray[np.uint16]:
-    """Likewise, but NaN keeps its upper bits."""
+    """bfloat16 patterns of float32 values; NaN keeps its upper bits."""
     exact = rounded(values, FORMATS["bf16"], rounding).astype(np.float32)
     return (exact.view(np.uint32) >> 16).astype(np.uint16)
 
@@ -160,7 +160,7 @@ def from_bf16(patterns: Lanes) -> npt.NDArray[np.float32]:
 
 
 def encode(numbers: F64, form: Format) -> npt.NDArray[np.uint32]:
-    """Patterns of numbers that the format has; NaN becomes canonical."""
+    """Bit patterns of values exact in the format; NaN becomes canonical."""
     magnitude = np.abs(np.where(np.isfinite(numbers), numbers, 0.0))
     # Zero and subnormal numbers share the step of the smallest normal one.
     step = quantum(np.maximum(magnitude, 2.0 ** (1 - form.bias)), form)

@@ -1,4 +1,4 @@
-"""The form in which every instruction's meaning is given to the code generator."""
+"""Representation of each instruction's semantics for the code generator."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ def signed(place: int, bits: int) -> str:
 
 
 def coerced(function: Function, sources: tuple[str, ...]) -> Function:
-    """``function`` with Python ints and bools made numpy scalars of the presented dtype."""
+    """``function`` with Python ints and bools converted to numpy scalars of the presented dtype."""
     dtypes = [DTYPES[name] for name in sources]
 
     def call(*values: Any) -> Any:
@@ -116,7 +116,7 @@ def elementwise(
 
 
 def check_count(text: str, came: int | None, accepted: Collection[int], what: str) -> int:
-    """The number of operands of an instruction: the first of ``accepted`` unless another came."""
+    """Check an instruction's number of operands; the default is the first of ``accepted``."""
     choices = list(accepted)
     if came is None:
         return choices[0]

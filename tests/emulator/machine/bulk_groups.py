@@ -37,13 +37,13 @@ class BulkGroups:
         self.queue = ("group", self.reads)
 
     def issued(self, line: int, lanes: int) -> int:
-        """An operation of ``lanes`` (a bit each) joins the open group; returns its clock."""
+        """Add an operation of ``lanes`` (a bit each) to the open group; returns its clock."""
         known, first = self._outstanding.get(self.clock, (0, line))
         self._outstanding[self.clock] = known | lanes, first
         return self.clock
 
     def queue_work(self, clock: int, run: Callable[[], None], line: int) -> None:
-        """Hands over an operation's work, which ends its place among ``pending``."""
+        """Queue an operation's work, which removes the operation from ``pending``."""
         self.pending.append(clock)
 
         def counted() -> None:
@@ -58,7 +58,7 @@ class BulkGroups:
         return self.clock - 1
 
     def commit(self, lanes: int) -> None:
-        """Closes the open group, unless it holds operations of other lanes alone."""
+        """Close the open group, unless it holds operations of other lanes alone."""
         start = self._closed[-1] if self._closed else 0
         issuers = [bits for clock, (bits, _) in self._outstanding.items() if clock > start]
         if issuers and not any(bits & lanes for bits in issuers):
@@ -66,7 +66,7 @@ class BulkGroups:
         self._closed.append(self.mark())
 
     def until(self, allowed: int, lanes: int) -> int:
-        """Clock up to which a wait by ``lanes`` for all but the latest groups reaches."""
+        """Clock covered by a wait of ``lanes`` for all except the latest groups."""
         if allowed >= len(self._closed):
             return 0
         last = self._closed[-1 - allowed]
@@ -92,7 +92,7 @@ class BulkGroups:
             del self._outstanding[clock]
 
     def unread(self) -> bool:
-        """Whether an operation was issued that nobody waited for."""
+        """Whether an operation was issued without a wait."""
         return bool(self._outstanding)
 
     def oldest(self) -> Where:

@@ -49,7 +49,7 @@ class Link:
 
     @property
     def earlier(self) -> "list[Link]":
-        """The launches before it, the nearest first."""
+        """The preceding launches, the nearest first."""
         return [] if self.before is None else [self.before, *self.before.earlier]
 
     @property
@@ -69,7 +69,7 @@ class Link:
                 self.launch.known.append(link.launch.events.done)
 
     def learn(self) -> list[int]:
-        """Components that griddepcontrol.wait learns of, once the launch before has ended."""
+        """Components covered by griddepcontrol.wait, once the preceding launch has ended."""
         if self.before is None or not self.dependent:
             return []
         self.order.running = running = self.before.order.running_after()
@@ -78,7 +78,7 @@ class Link:
         ]
 
     def release(self, cta: "Cta") -> bool:
-        """A CTA no longer keeps the next launch waiting; whether another warp should go on now."""
+        """Count a CTA's release of dependents; returns whether the warp should yield."""
         if cta.released:
             return False
         cta.released = True
@@ -134,7 +134,7 @@ class Chain:
             launch.scheduler = scheduler
 
     def next_link(self) -> Link | None:
-        """The launch whose clusters are to start next, None if none may."""
+        """The next launch whose clusters may start, or None."""
         for link in self.links:
             if link.launch.has_next:
                 return link if link.may_start else None

@@ -40,13 +40,13 @@ class Counters:
 
     @property
     def l2_hits(self) -> float:
-        """Share of the bytes read from global memory that a perfect L2 would have served."""
+        """Share of the bytes read from global memory that a perfect L2 would serve."""
         paths = ("global read", "copy global to shared", "cp.async")
         total = sum(self.nbytes[path] for path in paths)
         return 1 - self.nbytes["HBM read, each byte once"] / total if total else 0.0
 
     def add_blocks(self, warp: int, blocks_run: list[int]) -> None:
-        """Adds a finished warp's executions of each basic block."""
+        """Add a finished warp's executions of each basic block."""
         before = self._blocks.get(warp)
         if before is not None:
             blocks_run = [a + b for a, b in zip(before, blocks_run, strict=True)]

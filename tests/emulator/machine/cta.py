@@ -105,7 +105,7 @@ class Cta:
         return found
 
     def warpgroup(self, warp: int) -> Warpgroup:
-        """The warpgroup that a warp is in."""
+        """The warpgroup of a warp."""
         first = warp & ~3
         found = self.warpgroups.get(first)
         if found is None:
@@ -151,7 +151,7 @@ class Cta:
         memory.shadow.mark(granules, MBARRIER)
 
     def invalidate_mbarrier(self, address: int, warp: Warp, line: int) -> None:
-        """mbarrier.inval: the bytes are ordinary memory again, without a value."""
+        """mbarrier.inval: turn the bytes into ordinary, uninitialised memory."""
         self.mbarrier(address)
         del self.mbarriers[address]
         memory = self.shared
@@ -160,7 +160,7 @@ class Cta:
         memory.shadow.mark(slice(start, start + 8 // memory.granule), event)
 
     def set_registers(self, warp: Warp, count: int, more: bool) -> None:
-        """setmaxnreg: the sum over all warps must stay within the register file."""
+        """setmaxnreg: check that the sum over all warps stays within the register file."""
         self.registers[warp.index] = count
         self.register_changes.setdefault(warp.index, []).append(count)
         total = sum(self.registers.values()) * 32
@@ -173,7 +173,7 @@ class Cta:
             )
 
     def _check_register_changes(self) -> None:
-        """The warps of a warpgroup execute the same setmaxnreg (PTX ISA, setmaxnreg)."""
+        """Check that all warps of a warpgroup execute the same setmaxnreg (PTX ISA, setmaxnreg)."""
         for first in range(0, len(self.warps), 4):
             group = range(first, min(first + 4, len(self.warps)))
             changes = [self.register_changes.get(index, []) for index in group]
@@ -186,7 +186,7 @@ class Cta:
                 )
 
     def touch(self, component: int, clock: int, verb: str, where: Callable[[], Where]) -> None:
-        """Note an access to this CTA, by a peer or an asynchronous unit, as it is made."""
+        """Note an access to this CTA by a peer or an asynchronous unit, when it is made."""
         self.touches[component] = clock, verb, where
         if not self.alive:
             self.launch.report(
@@ -270,7 +270,7 @@ class Cluster:
         self.starved = launch.schedule.starved_of([w for cta in self.ctas for w in cta.warps])
 
     def start_late(self) -> bool:
-        """Start the CTA that the schedule has held back; False if there is none left."""
+        """Start the CTA held back by the schedule; False if there is none."""
         self.ready += self._late
         late, self._late = self._late, []
         return bool(late)
@@ -303,7 +303,7 @@ class Cluster:
                 )
 
     def state(self) -> list[str]:
-        """Every barrier that somebody waits for, and who, for a deadlock report."""
+        """State of every barrier with waiters, and the waiters, for a deadlock report."""
         lines = []
         for cta in self.ctas:
             for warp in cta.warps:

@@ -78,7 +78,7 @@ class Gpu:
         self._programs: dict[tuple[int, str, Dimensions], Program] = {}
 
     def load(self, ptx: str) -> Module:
-        """Parses PTX; the same text is parsed once."""
+        """Parse PTX; the same text is parsed once."""
         module = self._modules.get(ptx)
         if module is None:
             module = self._modules[ptx] = parse(ptx)
@@ -102,11 +102,11 @@ class Gpu:
         return self._variables[key].ctypes.data
 
     def clusters_to_run(self, count: int) -> Sequence[int]:
-        """Numbers of a grid's clusters that run, in order."""
+        """Numbers of the grid's clusters to run, in order."""
         return range(count)
 
     def synchronise(self, stream: int | None = None) -> None:
-        """Waits for a stream, or for all: no later launch overlaps its launches."""
+        """Wait for a stream, or for all: later launches do not overlap its launches."""
         self._run_waiting()
         self.history.synchronise(stream)
 

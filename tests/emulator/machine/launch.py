@@ -185,11 +185,11 @@ class Launch:
 
     @property
     def resident_clusters(self) -> int:
-        """Clusters that the chip holds at once, GPCs aside."""
+        """Clusters that the chip holds at once, without regard to GPCs."""
         return max(1, self._resident_ctas() // self.cluster_size)
 
     def written(self, place: Place) -> None:
-        """A strong write: whoever polls that place goes on."""
+        """Wake pollers of a place after a strong write."""
         self.scheduler.polls = 0
         # Another launch of the chain may poll global memory, but never this launch's shared memory.
         launches = self.scheduler.launches if place[0] == GLOBAL else [self]
@@ -209,18 +209,18 @@ class Launch:
 
     @property
     def has_next(self) -> bool:
-        """Whether there is a cluster that nobody has started or cancelled."""
+        """Whether a cluster remains that is neither started nor cancelled."""
         return self._next < self.clusters
 
     def next_cluster(self) -> int | None:
-        """The next cluster of the grid that nobody has started or cancelled."""
+        """The next cluster of the grid that is neither started nor cancelled."""
         if not self.has_next:
             return None
         self._next += 1
         return self._order[self._next - 1]
 
     def new_trace(self, warp: Warp) -> WarpTrace | None:
-        """The list that a warp records into, None unless the launch is traced."""
+        """The list for a warp's trace, None unless the launch is traced."""
         if self.traces is None:
             return None
         cta = warp.cta
@@ -233,7 +233,7 @@ class Launch:
         return record
 
     def use_cta_group(self, group: int) -> None:
-        """All tcgen05 instructions of a kernel must name the same cta_group (PTX ISA, tcgen05)."""
+        """Check that all tcgen05 instructions of a kernel name the same cta_group (PTX ISA)."""
         if self.cta_group not in (0, group):
             raise IllegalInstruction(
                 f"cta_group::{group} in a kernel that has used cta_group::{self.cta_group}"
@@ -241,7 +241,7 @@ class Launch:
         self.cta_group = group
 
     def clock(self, warp: Warp) -> int:
-        """A clock that only ever grows; it counts the warp's executed blocks, not cycles."""
+        """A monotonic clock that counts the warp's executed blocks, not cycles."""
         return sum(warp.blocks_run)
 
     def sm_of(self, cta: Cta) -> int:
@@ -262,7 +262,7 @@ class Launch:
         return self._parameter_memory
 
     def report(self, finding: EmulatorError) -> None:
-        """Takes a finding: raised at once, unless the chip was told to tolerate its kind."""
+        """Record a finding, and raise it unless the chip tolerates its kind."""
         if not isinstance(finding, self.gpu.tolerated):
             raise finding
         line = finding.where.line if finding.where else 0

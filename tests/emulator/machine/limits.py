@@ -12,11 +12,11 @@ class Limits:
     Attributes:
         sms: streaming multiprocessors.
         shared: bytes of shared memory a CTA may have; ``shared_per_sm`` with the system's share.
-        threads: of a CTA; ``threads_per_sm`` resident.
-        cluster: CTAs of a cluster without opting in to more.
+        threads: threads of a CTA; ``threads_per_sm`` resident.
+        cluster: portable cluster size, in CTAs.
         registers: 32-bit registers of an SM.
         ctas_per_sm: resident CTAs.
-        gpcs: graphics processing clusters: no cluster of CTAs reaches beyond one.
+        gpcs: graphics processing clusters: a cluster of CTAs lies within one GPC.
     """
 
     sms: int = 148

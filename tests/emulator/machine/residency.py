@@ -43,8 +43,8 @@ def needs_of(launch: "Launch", registers: int = 0) -> Needs:
     """Needs of each CTA of ``launch``.
 
     Args:
-        launch: whose shared memory and threads count.
-        registers: of a thread; 0 for unknown, which then limit nothing.
+        launch: launch with its shared memory and threads.
+        registers: registers per thread; 0 for unknown, which limits nothing.
     """
     threads = -(-launch.threads // _WARP) * _WARP
     each = max(1, -(-registers // _REGISTER_UNIT) * _REGISTER_UNIT)
@@ -138,13 +138,13 @@ class Floor(Generic[SomePlace]):
         return found
 
     def take(self, size: int, needs: Needs) -> list[SomePlace] | None:
-        """:meth:`find`, and the room that the cluster needs."""
+        """SMs as from :meth:`find`, with the room for the cluster reserved."""
         found = self.find(size, needs)
         for sm in found or ():
             sm.room.take(needs)
         return found
 
     def give(self, sms: Iterable[SomePlace], needs: Needs) -> None:
-        """Gives back a cluster's room."""
+        """Release a cluster's room."""
         for sm in sms:
             sm.room.take(needs, -1)

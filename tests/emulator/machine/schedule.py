@@ -1,4 +1,4 @@
-"""Legal order of a run: who goes on next, and when asynchronous work completes."""
+"""Legal order of a run: the next warp to run, and the completion of asynchronous work."""
 
 import random
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class Schedule:
         return self.name
 
     def starved_of(self, warps: Sequence[T]) -> T | None:
-        """The warp of a cluster that waits for all others, if there is one."""
+        """The starved warp of a cluster, which waits for all other warps, or None."""
         return self.random().choice(warps) if self.starved else None
 
     def random(self) -> random.Random:

@@ -1,4 +1,4 @@
-"""Turns: which cluster, which warp, and when asynchronous work completes."""
+"""Scheduling of clusters, of warps, and of the completion of asynchronous work."""
 
 from typing import TYPE_CHECKING
 
@@ -56,10 +56,10 @@ class Scheduler:
         return self._gave_way
 
     def run(self) -> None:
-        """Runs all grids.
+        """Run all grids.
 
         Raises:
-            Deadlock, Livelock: nothing can go on, or nothing does.
+            Deadlock, Livelock: no warp can proceed, or none makes progress.
         """
         while True:
             if self._eager:
@@ -90,14 +90,14 @@ class Scheduler:
                 self._end(cluster)
 
     def _first(self, movable: list[Cluster]) -> Cluster:
-        """The cluster whose turn it is; of several launches, unless all poll, by their order."""
+        """The next cluster to run; among several launches by their order, unless all poll."""
         if len(self.launches) == 1 or self.polls >= _PATIENCE:
             return movable[0]
         chosen = max if self._schedule.successor_first else min
         return chosen(movable, key=lambda cluster: cluster.launch.link.number)
 
     def _time_out(self) -> bool:
-        """Ends all waits that have a time limit, unless that has just been tried in vain."""
+        """End all waits with a time limit, unless the last attempt was in vain."""
         if self._timed_out:
             return False
         self._timed_out = True

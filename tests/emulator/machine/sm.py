@@ -52,7 +52,7 @@ class Sm:
         self.launches: Counter[int] = Counter()
 
     def start(self, number: int) -> Counter[int]:
-        """Takes in a CTA of a launch; returns its neighbours."""
+        """Place a CTA of a launch on the SM; returns its neighbours."""
         before = self.launches.copy()
         self.launches[number] += 1
         return before
@@ -65,15 +65,15 @@ class Places(Protocol):
         """An SM for each CTA of a cluster; None while there is no room."""
 
     def give(self, sms: Iterable[Sm], needs: Needs) -> None:
-        """Gives back a cluster's room."""
+        """Release a cluster's room."""
 
 
 class Apart:
-    """An SM of its own for each CTA, of as many clusters at a time as the chip holds.
+    """Placement on exclusive SMs, for as many clusters at a time as the chip holds.
 
     Args:
-        limits: of the chip.
-        clusters: that it holds.
+        limits: limits of the chip.
+        clusters: number of clusters that the chip holds.
     """
 
     def __init__(self, limits: Limits, clusters: int) -> None:
@@ -92,7 +92,7 @@ class Apart:
         return found
 
     def give(self, sms: Iterable[Sm], needs: Needs) -> None:
-        """Gives back a cluster's room."""
+        """Release a cluster's room."""
         self._left += 1
 
 
@@ -100,12 +100,12 @@ def shared_floor(limits: Limits, sharing: Sharing, largest: int) -> Floor[Sm]:
     """All SMs of a chip.
 
     Args:
-        limits: of the chip.
-        sharing: of its SMs.
+        limits: limits of the chip.
+        sharing: policy of SM sharing.
         largest: CTAs of the largest cluster.
 
     Raises:
-        LaunchError: no GPC holds it.
+        LaunchError: no GPC holds the largest cluster.
     """
     sizes = limits.gpc_sizes()
     if largest > max(sizes):

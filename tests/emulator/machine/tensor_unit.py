@@ -64,7 +64,7 @@ class TensorUnit:
         return Access(launch.events, event, before, before.known[proxy], launch.report, self.pipe)
 
     def copy_access(self, before: Snapshot, line: int) -> Access:
-        """A write of cp to tensor memory: with a strict pipe, in order with nothing before it."""
+        """A write of cp to tensor memory: with a strict pipe, not ordered after earlier work."""
         access = self.pipe_access(before, line, "tcgen05.cp write")
         if self._warp.launch.gpu.strict_pipe_order:
             access.pipe = 0
@@ -86,7 +86,7 @@ class TensorUnit:
         )
 
     def commit(self) -> int:
-        """Closes the work so far; returns its clock."""
+        """Close the work so far; returns its clock."""
         self.pipe_clock += 1
         return self.pipe_clock - 1
 

@@ -120,7 +120,7 @@ class Warp:
         return self.launch.program.where(line, self.cta.position, self.index)
 
     def line(self) -> int:
-        """PTX line the warp is at."""
+        """PTX line of the warp's current instruction."""
         frame = self.program.gi_frame
         return self.launch.program.line_of(frame.f_lineno) if frame is not None else 0
 
@@ -133,18 +133,18 @@ class Warp:
         detail: object = None,
         where: Touched = (),
     ) -> None:
-        """Records an event, where the launch is traced."""
+        """Record an event if the launch is traced."""
         if self.trace is not None:
             self.trace.append(Event(kind, line, key, amount, detail, where))
 
     # Other CTAs of the cluster
 
     def cta_at(self, address: int) -> "Cta":
-        """The CTA whose shared memory a shared::cluster address names, to be touched."""
+        """The CTA addressed by a shared::cluster address; the access is recorded."""
         return self.reach(address >> RANK_SHIFT, address)
 
     def reach(self, rank: int, address: int = 0) -> "Cta":
-        """The CTA of a rank, to be touched: it must be there."""
+        """The CTA of a rank; reports a CTA that may not have started."""
         if rank == self.cta.rank:
             return self.cta
         cta = self.cta.cluster.peer(rank, address)
@@ -181,7 +181,7 @@ class Warp:
         return found
 
     def one_lane(self, lane: int) -> OneLane:
-        """A lane that issues asynchronous work now."""
+        """A lane that issues asynchronous work now, with the unordered accesses of other lanes."""
         return OneLane(lane, frozenset(self.unordered), frozenset(self.unordered_reads))
 
     def order_lanes(self) -> None:
@@ -193,12 +193,12 @@ class Warp:
             self.actor.advance()
 
     def wrote(self, event: int, mask: Mask) -> None:
-        """Lanes have written to shared memory."""
+        """Record a write to shared memory by lanes."""
         lanes = -1 if mask is None else self.mask_bits(mask)
         self.unordered[event] = self.unordered.get(event, 0) | lanes
 
     def read(self, event: int, mask: Mask) -> None:
-        """Lanes read shared memory."""
+        """Record a read of shared memory by lanes."""
         lanes = -1 if mask is None else self.mask_bits(mask)
         self.unordered_reads[event] = self.unordered_reads.get(event, 0) | lanes
 
@@ -260,12 +260,13 @@ class Warp:
         what: Callable[[], str],
         limited: bool = False,
     ) -> None:
-        """Goes to sleep until ``waiters`` are woken; the generated code yields right after.
+        """Put the warp to sleep until ``waiters`` are woken; the generated code yields right after.
 
         Args:
             waiters: list to join.
-            what: is waited for, for reports.
-            limited: whether the wait has a time limit, and ends by it when nothing else can go on.
+            what: description of the awaited event, for reports.
+            limited: whether the wait has a time limit, which ends the wait when nothing else can
+                run.
         """
         self.ready = False
         self.waits_for = what
@@ -276,7 +277,7 @@ class Warp:
         waiters.append(lambda: self.wake(number))
 
     def polled(self, line: int, places: Sequence[Place], value: bytes) -> None:
-        """Notes a strong load; after a few that saw the same it sleeps until somebody writes."""
+        """Note a strong load; after a few loads of the same value the warp sleeps until a write."""
         poll = line, places, value, self.actor.now
         self._polls = self._polls + 1 if poll == self._poll else 0
         self._poll = poll
@@ -294,7 +295,7 @@ class Warp:
             self.launch.scheduler.resume(self)
 
     def time_out(self) -> None:
-        """Ends a limited wait."""
+        """End a wait with a time limit."""
         self.timed_out = True
         self._awake()
         self.cta.cluster.ready.append(self)
@@ -314,7 +315,7 @@ class Warp:
         return (np.flatnonzero(self.live if mask is None else mask)).tolist()
 
     def require_all(self, mask: Mask, what: str) -> None:
-        """Require, for ``.aligned`` instructions, that every lane that has not exited is here."""
+        """Require, for ``.aligned`` instructions, that every lane that has not exited is active."""
         if mask is not None and not (mask | ~self.live).all():
             missing = np.flatnonzero(self.live & ~mask).tolist()
             self.launch.report(
@@ -322,10 +323,10 @@ class Warp:
             )
 
     def run(self) -> bool:
-        """Goes on until it waits or ends; False at the end.
+        """Run until the warp waits or ends; False at the end.
 
         Raises:
-            EmulatorError: with the place it came from.
+            EmulatorError: a finding with its place.
         """
         try:
             self.program.send(None)
@@ -346,7 +347,7 @@ class Warp:
         return True
 
     def _line_in(self, error: Exception) -> int:
-        """PTX line of the generated code that an exception passed through."""
+        """PTX line of the generated code that raised an exception."""
         frames, line = error.__traceback__, 0
         while frames is not None:
             if frames.tb_frame.f_code is self.launch.program.code:

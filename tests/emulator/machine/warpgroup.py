@@ -42,7 +42,7 @@ class Form:
 
     Attributes:
         n: columns of D.
-        element: of A and B.
+        element: element type of A and B.
         negative: whether the product is subtracted.
         a_transposed, b_transposed: whether M or N, not K, is the leading dimension.
     """
@@ -121,7 +121,7 @@ class Warpgroup:
 
     @property
     def whole(self) -> bool:
-        """Whether all of its threads exist."""
+        """Whether all threads of the warpgroup exist."""
         return self._cta.threads >= 32 * (self.first + WARPS)
 
     # All warps alike
@@ -144,7 +144,7 @@ class Warpgroup:
             self._report_missing(warp, line, gone)
 
     def leave(self, warp: "Warp") -> None:
-        """A warp exits: it must not owe the others an instruction."""
+        """Exit of a warp; reports instructions that only the other warps have executed."""
         number = self._taken[warp.index - self.first] - self._dropped
         if number < len(self._steps):
             line = self._steps[number][0]
@@ -181,7 +181,7 @@ class Warpgroup:
         return self._arriving.setdefault(number, multiply)
 
     def issue(self, warp: "Warp", number: int) -> None:
-        """Hands a wgmma to the tensor core, if all warps have arrived at it."""
+        """Queue a wgmma for the tensor core, if all warps have arrived."""
         multiply = self._arriving[number]
         if len(multiply.before) < WARPS:
             return
@@ -209,7 +209,7 @@ class Warpgroup:
         warp.issue("tensor", self._queue, run, multiply.line)
 
     def _multiply(self, multiply: Multiply) -> None:
-        """Sums are exact and rounded once, as of ``mma.sync``; or as on an H200."""
+        """Product with exact sums, rounded once as in ``mma.sync``; or rounded as on an H200."""
         form, shared = multiply.form, self._cta.shared.whole
         if multiply.a is None:
             words = np.stack([multiply.fragments[warp] for warp in range(WARPS)])
@@ -263,7 +263,7 @@ class Warpgroup:
 
 
 def _meet(clocks: list[Clock]) -> Clock:
-    """The earlier of all, component by component."""
+    """Earliest clock of each component."""
     first, *others = clocks
     return {
         component: min(clock, *(other[component] for other in others))

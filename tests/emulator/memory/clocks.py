@@ -59,7 +59,7 @@ class Scope(IntEnum):
 
 
 def join(into: Clock, other: Clock) -> None:
-    """``into`` becomes the later of both, component by component."""
+    """Raise ``into`` to the later clock of both, component by component."""
     for component, clock in other.items():
         if component not in into or into[component] < clock:  # no call: barriers do little else
             into[component] = clock
@@ -89,7 +89,7 @@ class Clocks:
         )
 
     def narrowed(self) -> "Clocks":
-        """Clocks that are learned through too narrow a scope."""
+        """Clocks as learned through too narrow a scope."""
         found = self.copy()
         found.narrow = dict.fromkeys(self.generic, 0)
         return found
@@ -163,7 +163,8 @@ class Origin:
     Attributes:
         verb: "generic write", "TMA read" ...
         proxy: "generic", "async" or "tensor".
-        strong: an atomic, volatile, relaxed, acquire or release access: two of them never race.
+        strong: whether the access is atomic, volatile, relaxed, acquire or release: two strong
+            accesses never race.
         where: place, resolved when reported.
     """
 
@@ -223,7 +224,7 @@ class Events:
         self._number = 0
 
     def split(self, count: int) -> "list[Events]":
-        """The same events, for each of several launches that run beside one another."""
+        """The same events, for each of several overlapping launches."""
         self._launch_of = {}
         found = []
         for number in range(count):
@@ -243,7 +244,7 @@ class Events:
                 component[event], clock[event] = self.done, 1
 
     def launch_of(self, event: int) -> int:
-        """Number of the launch that an event is of."""
+        """Number of an event's launch."""
         return self._launch_of[self.component[event]] if self._launch_of else 0
 
     def new_component(self) -> int:
@@ -259,7 +260,7 @@ class Events:
         return len(self.clock) - 1
 
     def readers(self, number: int) -> frozenset[int]:
-        """The events behind a reader number: one event, or a set numbered below zero."""
+        """The events of a reader number: one event, or a set (negative number)."""
         return self._sets[-number] if number < 0 else frozenset((number,))
 
     def reader_number(self, events: frozenset[int]) -> int:
@@ -306,13 +307,13 @@ class Actor:
         self._fence_reach = Scope.CTA  # that a fence needs to learn them well
 
     def snapshot(self) -> Snapshot:
-        """The clocks now, not to be changed; the same object until they do."""
+        """Read-only copy of the current clocks; the same object until the clocks change."""
         if self._snapshot is None:
             self._snapshot = Snapshot(self.clocks, self.events.strict_scopes)
         return self._snapshot
 
     def release(self) -> Clocks:
-        """Clocks that a release at this point hands over; later accesses are not part of it."""
+        """Clocks of a release at this point; later accesses are not part of the release."""
         handed = self.clocks.copy()
         self.advance()
         return handed
@@ -352,12 +353,12 @@ class Actor:
         self._snapshot = None
 
     def fence_proxy(self) -> None:
-        """fence.proxy.async: generic writes so far are visible to the async proxy."""
+        """fence.proxy.async: make generic writes so far visible to the async proxy."""
         join(self.clocks.proxy, self.clocks.generic)
         self.advance()
 
     def fence_inits(self) -> None:
-        """fence.mbarrier_init: even a relaxed cluster arrival publishes the mbarriers so far."""
+        """fence.mbarrier_init: let even a relaxed cluster arrival publish the mbarriers so far."""
         self.clocks.inits[self.component] = self.now
         self.advance()
 
@@ -375,7 +376,7 @@ class Actor:
         self._fence_wanted.join(handed)
 
     def seen(self, component: int) -> int:
-        """The clock of a component that arrivals of any kind have told of."""
+        """The clock of a component, as learned from arrivals of any kind."""
         wanted = self._fence_wanted.generic
         return max(self.clocks.generic.get(component, 0), wanted.get(component, 0))
 
@@ -387,11 +388,11 @@ class Actor:
         return clocks.generic.get(component, 0) >= clock
 
     def learned(self, component: int) -> bool:
-        """Whether it has learned of a component through arrivals of any kind."""
+        """Whether the actor has learned of a component through arrivals of any kind."""
         return component in self.clocks.inits or component in self._fence_wanted.inits
 
     def fence_tensor_before(self) -> None:
-        """tcgen05.fence::before_thread_sync: later releases publish finished tcgen05 work."""
+        """tcgen05.fence::before_thread_sync: let later releases publish finished tcgen05 work."""
         join(self.clocks.generic, self.clocks.tensor)
         join(self.clocks.fenced, self.clocks.tensor)
         self._snapshot = None
@@ -410,7 +411,7 @@ class Actor:
         self._fence_released = self.release(), scope
 
     def strong_write(self, releasing: bool, scope: Scope) -> tuple[Clocks, Scope] | None:
-        """Clocks that a strong write publishes at its address, and to whom."""
+        """Clocks that a strong write publishes at its address, and their scope; None if nothing."""
         if releasing:
             return self.release(), scope
         if self._fence_released is None:

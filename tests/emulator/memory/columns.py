@@ -1,4 +1,4 @@
-"""Columns of one SM's tensor memory: which CTA holds which, and which may ask for more."""
+"""Columns of one SM's tensor memory: their owners, and the permit to allocate."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -52,13 +52,13 @@ class Columns:
             self.wake()
 
     def wake(self) -> None:
-        """Lets everybody who waits look again."""
+        """Wake all waiters."""
         waiters, self.waiters = self.waiters, []
         for wake in waiters:
             wake()
 
     def holder_of(self, first: int, last: int) -> "TensorMemory | None":
-        """Whoever holds one of the columns ``[first, last)``."""
+        """Owner of any of the columns ``[first, last)``, or None."""
         for start, (columns, holder) in sorted(self.holders.items()):
             if start < last and first < start + columns:
                 return holder

@@ -77,12 +77,12 @@ class History:
         self._sets: list[frozenset[int]] = []
 
     def begin(self, kernel: str, stream: int, dependent: bool) -> tuple[Grid, Events]:
-        """The next launch.
+        """Begin the next launch.
 
         Args:
             kernel: entry name.
-            stream: in which it is launched.
-            dependent: whether with programmatic stream serialization.
+            stream: stream of the launch.
+            dependent: whether the launch uses programmatic stream serialization.
         """
         running = self._running.pop(stream, {})
         if not dependent:
@@ -106,14 +106,14 @@ class History:
         return counted
 
     def synchronise(self, stream: int | None = None) -> None:
-        """All launches of a stream are over, or of all streams."""
+        """Mark all launches of a stream, or of all streams, as ended."""
         if stream is None:
             self._running.clear()
         else:
             self._running.pop(stream, None)
 
     def forget(self) -> None:
-        """Everything counts as the host's."""
+        """Attribute all accesses to the host."""
         self._running.clear()
         self._accesses, self._sets = [], []
         for memory in self._memory.used():

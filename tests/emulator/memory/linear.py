@@ -20,14 +20,14 @@ class LinearMemory:
     """``nbytes`` bytes from ``base``, each access checked for bounds, alignment and order.
 
     Args:
-        name: for reports.
+        name: name in reports.
         base: address of the first byte, a multiple of 16.
         data: the bytes.
         granule: bytes per shadow entry, 1 or 4; no generic access of the launch is narrower.
-        initialised: whether reads before any write are fine.
-        writable: whether writes are.
+        initialised: whether reads before any write are allowed.
+        writable: whether writes are allowed.
         kind: state space, for counts.
-        whole: bytes from address 0 of the window on, which end with ``data``.
+        whole: bytes from address 0 of the window to the end of ``data``.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class LinearMemory:
 
     @functools.cached_property
     def shadow(self) -> Shadow:
-        """Made when first used. Of whole 16-byte items, to be viewed at every access width."""
+        """Shadow, created at first use; whole 16-byte items, for views at every access width."""
         granules = -(-self.nbytes // self.granule)
         return Shadow(
             -(-granules // 16) * 16, self.name, self._initialised, self.base, self.granule
@@ -62,7 +62,7 @@ class LinearMemory:
 
     @property
     def used(self) -> bool:
-        """Whether there is a shadow: whether a kernel has touched it."""
+        """Whether a kernel has touched the memory, so that there is a shadow."""
         return "shadow" in self.__dict__
 
     def regrain(self, granule: int) -> None:
@@ -116,23 +116,23 @@ class LinearMemory:
         self.data[start : start + values.size] = values
 
     def written_by(self, address: int, nbytes: int, lane: int) -> None:
-        """Remembers which lane has written a range."""
+        """Record the lane that has written a range."""
         _, granules = self._span(address, nbytes, "write")
         self.shadow.lane[granules] = lane
 
     def bytes_at(self, address: int, nbytes: int, verb: str) -> Bytes:
-        """A view without any record: the caller marks the shadow."""
+        """A view without any record: the caller updates the shadow."""
         start, _ = self._span(address, nbytes, verb)
         return self.data[start : start + nbytes]
 
     def write_window(self, address: int, nbytes: int, access: Access) -> Bytes:
-        """A view to write to; all of it counts as written."""
+        """A writable view; all its bytes count as written."""
         start, granules = self._span(address, nbytes, "write")
         self.shadow.write(granules, access)
         return self.data[start : start + nbytes]
 
     def read_chunks(self, chunks: npt.NDArray[np.intp], access: Access) -> None:
-        """Checks and records reads of 16-byte chunks, numbered from address 0 of the window."""
+        """Check and record reads of 16-byte chunks, numbered from address 0 of the window."""
         first = (self.base & 0xFFFFFF) // 16
         lowest, highest = int(chunks.min()), int(chunks.max())
         if lowest < first or (highest + 1 - first) * 16 > self.nbytes:

@@ -15,7 +15,7 @@ _WIDEST = 16  # bytes of a strong access
 
 
 def poll_key(place: Place) -> Place:
-    """Key that a write has in common with polls of any part of it."""
+    """Key shared by a write and the polls of any part of its bytes."""
     return place[0], place[1] // _WIDEST
 
 
@@ -40,13 +40,13 @@ class Published:
         self.ctas.add((writer.cta.cluster.number, writer.cta.rank))
 
     def reach(self, reader: "Warp") -> Scope:
-        """Narrowest scope that includes the reader and all who wrote."""
+        """Narrowest scope that includes the reader and all writers."""
         cluster, rank = reader.cta.cluster.number, reader.cta.rank
         if self.ctas == {(cluster, rank)}:
             return Scope.CTA
         return Scope.CLUSTER if {c for c, _ in self.ctas} == {cluster} else Scope.GPU
 
     def seen(self, reader: "Warp", scope: Scope) -> Clocks:
-        """Clocks that a read of ``scope`` learns."""
+        """Clocks learned by a read of ``scope``."""
         well = min(scope, self.scope) >= self.reach(reader)
         return self.clocks if well else self.clocks.narrowed()

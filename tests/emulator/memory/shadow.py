@@ -1,4 +1,4 @@
-"""Shadow of memory: who last wrote and read each granule, and whether that precedes an access."""
+"""Shadow of memory: last writer and readers of each granule, checked against each access."""
 
 import functools
 from collections.abc import Callable, Collection, Sequence
@@ -77,7 +77,7 @@ class Access:
         self.lanes: Lanes = ANY_LANE
 
     def after_write(self, earlier: int, memory: str, verb: str) -> None:
-        """Checks that the write ``earlier`` happens before this access."""
+        """Check that the write ``earlier`` happens before this access."""
         if earlier in self.known or earlier == self.event:
             return
         if earlier == MBARRIER:
@@ -92,7 +92,7 @@ class Access:
             self.known.add(earlier)
 
     def after_reads(self, number: int, memory: str, verb: str) -> None:
-        """Checks that the reads behind reader ``number`` happen before this write."""
+        """Check that the reads of reader ``number`` happen before this write."""
         if number in self.known or number == self.event:
             return
         mine = self.events.origin[self.event]
@@ -199,7 +199,7 @@ class Access:
         )
 
     def joined(self, number: int) -> int:
-        """The reader number of ``number``'s readers and this access."""
+        """The reader number of ``number``'s readers plus this access."""
         if number in self.known or number == self.event:
             return self.event
         earlier = self.events.readers(number)
@@ -222,7 +222,7 @@ class OneLane(NamedTuple):
     unordered_reads: frozenset[int]
 
     def given(self, access: Access) -> Access:
-        """``access`` as this lane's."""
+        """``access`` attributed to this lane."""
         access.lanes, access.unordered = self.lane, self.unordered
         access.unordered_reads = self.unordered_reads
         return access
@@ -245,13 +245,14 @@ class Shadow:
     """Last writer and readers of each granule.
 
     Args:
-        shape: granules.
-        name: of the memory, for reports.
-        initialised: whether the host has written it.
-        base, step: address of the first granule and bytes of one, for reports; step 0 for cells.
+        shape: shape of the granules.
+        name: name of the memory in reports.
+        initialised: whether the host has written the memory.
+        base, step: address of the first granule and bytes per granule, for reports; step 0 for
+            cells.
 
     Attributes:
-        between: says between which arrays an offset lies, where the memory has guards.
+        between: function that names the arrays around an offset, where the memory has guards.
     """
 
     def __init__(
@@ -276,7 +277,7 @@ class Shadow:
         self.between = between
 
     def read(self, where: Selection, access: Access) -> None:
-        """Checks and records a read of the selected granules."""
+        """Check and record a read of the selected granules."""
         readers = self.reader[where]
         joined = self._read(self.writer[where], readers, access, where)
         if joined is not None:
@@ -291,7 +292,7 @@ class Shadow:
     def _read(
         self, writers: Events32, readers: Events32, access: Access, where: Selection = None
     ) -> "Events32 | int | None":
-        """Checks a read; returns the reader numbers to record, None if they do not change."""
+        """Check a read; returns the reader numbers to record, None if they do not change."""
         for event in _distinct(writers):
             if event in access.unordered and access.lanes is not ANY_LANE:
                 self._check_lanes(event, writers, self.lane[where], access, "read")
@@ -314,17 +315,17 @@ class Shadow:
 
     @functools.cached_property
     def lane(self) -> npt.NDArray[np.int8]:
-        """Lane that wrote each granule; made for shared memory alone."""
+        """Lane that wrote each granule; for shared memory alone."""
         return np.full(self.writer.shape, ANY_LANE, np.int8)
 
     @functools.cached_property
     def reading(self) -> tuple[Events32, npt.NDArray[np.int8]]:
-        """Last read of each granule by lanes, and which; made for shared memory alone."""
+        """Last read of each granule by lanes, and the lane; for shared memory alone."""
         shape = self.writer.shape
         return np.zeros(shape, np.int32), np.full(shape, ANY_LANE, np.int8)
 
     def _read_by_lanes(self, where: Selection, access: Access) -> None:
-        """Record the lanes that read; several, where another's read is unordered too."""
+        """Record the reading lanes; as several lanes if another lane's read is unordered too."""
         events, lanes = self.reading
         before, mine = events[where], access.lanes
         others = np.zeros(before.shape, bool)
@@ -397,7 +398,7 @@ class Shadow:
         return ""
 
     def write(self, where: Selection, access: Access) -> None:
-        """Checks and records a write of the selected granules."""
+        """Check and record a write of the selected granules."""
         self.order(where, access)
         self.writer[where] = access.event
         self.reader[where] = 0
@@ -409,7 +410,7 @@ class Shadow:
         readers[...] = 0
 
     def order(self, where: Selection, access: Access) -> None:
-        """Checks that everything done to the selected granules happens before ``access``."""
+        """Check that all earlier accesses to the selected granules happen before ``access``."""
         self._order(self.writer[where], self.reader[where], access, where)
 
     def _order(
@@ -426,6 +427,6 @@ class Shadow:
             access.after_reads(number, self.name, "write")
 
     def mark(self, where: Selection, event: int) -> None:
-        """Sets the writer without a check: allocation, mbarrier objects, the host."""
+        """Set the writer without a check: allocation, mbarrier objects, the host."""
         self.writer[where] = event
         self.reader[where] = 0

@@ -90,7 +90,7 @@ class GlobalMemory:
         """The allocation that holds ``address``.
 
         Raises:
-            OutOfBounds: there is none; the message names the nearest.
+            OutOfBounds: there is no such allocation; the message names the nearest.
         """
         index = bisect.bisect_right(self._bases, address) - 1
         if index >= 0 and self._memories[index].contains(address):
@@ -105,7 +105,7 @@ class GlobalMemory:
     def of_lanes(
         self, addresses: Lanes, verb: str
     ) -> list[tuple[LinearMemory, "np.ndarray | None"]]:
-        """Allocations that ``addresses`` fall into, each with the lanes that do (None: all)."""
+        """Allocations that ``addresses`` fall into, each with its lanes (None: all)."""
         memory = self.at(int(addresses[0]), verb)
         inside = addresses - memory.base < memory.nbytes
         if inside.all():
@@ -129,6 +129,6 @@ class GlobalMemory:
         return [memory for memory in self._memories if memory.used]
 
     def regrain(self, granule: int) -> None:
-        """Shadow entries of ``granule`` bytes from here on."""
+        """Use shadow entries of ``granule`` bytes from here on."""
         for memory in self._memories:
             memory.regrain(granule)

@@ -98,11 +98,12 @@ class _Tokens:
 
 
 def parse(text: str) -> Module:
-    """Reads a PTX module.
+    """Parse a PTX module.
 
     Raises:
         PtxSyntaxError: the text is not PTX; the message names the line.
-        UnknownInstruction: it uses a directive that is not modelled, such as a device function.
+        UnknownInstruction: the text uses a directive that is not modelled, such as a device
+            function.
     """
     tokens = _Tokens(text)
     module = Module(target="", kernels={}, variables={}, lines=tokens.lines, files={})
@@ -145,7 +146,7 @@ def parse(text: str) -> Module:
 
 
 def _declared_function(tokens: _Tokens) -> None:
-    """A prototype such as vprintf's; bodies are refused, CuTe DSL inlines everything."""
+    """Parse a prototype such as vprintf's; bodies are refused, as CuTe DSL inlines everything."""
     line = tokens.line
     while tokens.peek() not in (";", "{", ""):
         tokens.next()
@@ -155,7 +156,7 @@ def _declared_function(tokens: _Tokens) -> None:
 
 
 def _skip_section(tokens: _Tokens) -> None:
-    """Debug sections hold nothing that runs."""
+    """Skip a debug section, which holds no code."""
     while not tokens.accept("{"):
         tokens.next()
     depth = 1
@@ -171,7 +172,7 @@ def _dimensions(tokens: _Tokens) -> tuple[int, int, int]:
 
 
 def _variable(tokens: _Tokens, space: str) -> Variable:
-    """The rest of a declaration after its space: ``.align 4 .b8 name[16] = {...};``."""
+    """Parse the rest of a declaration after its space: ``.align 4 .b8 name[16] = {...};``."""
     align, width = 1, 0
     while tokens.peek().startswith("."):
         word = tokens.next()
@@ -275,7 +276,7 @@ def _used_parts(load: Instruction, used: int) -> list[Instruction]:
 
 
 class _Body:
-    """Reads a kernel's statements. Braces open scopes whose registers get names of their own."""
+    """Parser of a kernel's statements. Braces open scopes with private register names."""
 
     def __init__(self, tokens: _Tokens, kernel: Kernel) -> None:
         self.tokens = tokens
@@ -408,7 +409,7 @@ class _Body:
         return Vector(tuple(items))
 
     def _move_of_parameter(self, opcode: str, operands: list[Operand]) -> tuple[str, list[Operand]]:
-        """``st.param`` to, or ``ld.param`` from, a call's parameter as the move that it is."""
+        """``st.param`` to, or ``ld.param`` from, a call's parameter, as a plain move."""
         place = 0 if opcode.startswith("st.") else 1
         address = operands[place]
         if not isinstance(address, Address) or not isinstance(address.start, Register):

@@ -70,7 +70,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """``_``: a result that is not wanted."""
+    """``_``: a discarded result."""
 
 
 Operand = Register | Not | Immediate | Symbol | Vector | Pair | Address | Sink
@@ -81,11 +81,11 @@ class Instruction:
     """One statement.
 
     Attributes:
-        opcode: with all modifiers, ``ld.shared.v4.b32``.
+        opcode: opcode with all modifiers, ``ld.shared.v4.b32``.
         parts: ``opcode`` split at its dots.
-        operands: in textual order, destinations first.
+        operands: operands in textual order, destinations first.
         guard: predicate register of ``@%p``, or None.
-        guard_negated: of ``@!%p``.
+        guard_negated: whether the guard is ``@!%p``.
         line: 1-based line in the PTX text.
         source: index into ``Kernel.sources`` of the ``.loc`` in force, -1 for none.
     """

@@ -1,4 +1,4 @@
-"""Launch and device attributes, by the names CUDA's documentation gives them."""
+"""Launch and device attributes, by their names in CUDA's documentation."""
 
 import struct
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class UnmodelledCall(EmulatorError):
-    """Host code asks CUDA for something the emulator's runtime does not do."""
+    """A CUDA request of host code that the emulator's runtime does not support."""
 
 
 # cudaLaunchAttributeID (CUDA Runtime API, "Data types used by CUDA Runtime"): attributes with a
@@ -80,7 +80,7 @@ def device_attribute(limits: "Limits", capability: tuple[int, int], attribute: i
     """Value of a ``cudaDeviceAttr`` of the emulated chip.
 
     Raises:
-        UnmodelledCall: an attribute without a value here.
+        UnmodelledCall: an attribute without a modelled value.
     """
     values = {
         1: limits.threads,  # maxThreadsPerBlock

@@ -1,4 +1,4 @@
-"""Driver that CuTe's host code calls: load libraries, answer questions, launch."""
+"""Driver that CuTe's host code calls: library loading, queries, launches."""
 
 import ctypes
 import struct
@@ -47,15 +47,15 @@ class LoadedKernel:
 
 
 class Driver:
-    """Answers the entry points of CuTe's runtime library for one device.
+    """Entry points of CuTe's runtime library for one device.
 
     An exception in an entry point cannot cross the host code's native frames: the host code sees an
     error code, and the exception waits in :meth:`take_pending` of the same thread.
 
     Args:
-        device: runs the kernels; may be replaced at any time.
+        device: device that runs the kernels; may be replaced at any time.
         capability: (10, 0) for sm_100a, (10, 3) for sm_103a, (9, 0) for sm_90a.
-        set_detail: takes the text that goes with an error code.
+        set_detail: called with the text that belongs to an error code.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Driver:
         }
 
     def dispatch(self, name: bytes, words: Any, count: int) -> int:
-        """Runs one entry point; returns a ``cudaError_t``."""
+        """Run one entry point; returns a ``cudaError_t``."""
         try:
             call = self._calls.get(name.decode())
             if call is None:
@@ -112,7 +112,7 @@ class Driver:
 
     @property
     def pending(self) -> BaseException | None:
-        """The latest exception of this thread's host code, unless somebody has taken it."""
+        """The latest untaken exception of this thread's host code."""
         return getattr(self._local, "pending", None)
 
     def take_pending(self) -> BaseException | None:
@@ -138,7 +138,7 @@ class Driver:
         return sum(v.nbytes for v in variables if v.space == "shared")
 
     def _guards(self, kernel: LoadedKernel) -> int:
-        """Bytes of dynamic shared memory that the device would not need."""
+        """Bytes of guards in dynamic shared memory, which the device would not need."""
         return guard_bytes(self.device.load(kernel.ptx).kernels[kernel.name].shared_arrays)
 
     def _library(self, handle: int) -> str:

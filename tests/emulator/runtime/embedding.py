@@ -66,14 +66,14 @@ class PtxEmbedding(Compiler):
 
 
 class _NoEngine:
-    """Placeholder for the engine of a TVM FFI function, which CuTe replaces by another at once.
+    """Placeholder for the engine of a TVM FFI function, which CuTe replaces at once.
 
-    CuTe's own would compile the host code once more, a tenth of a compilation, for an entry that
-    nothing calls.
+    CuTe's own engine would compile the host code once more, a tenth of a compilation, for an entry
+    that nothing calls.
     """
 
     def lookup(self, name: str) -> None:
-        """No entry but TVM FFI's."""
+        """Lookup that finds no entry: only TVM FFI's entries are used."""
 
 
 def _functions(module: ir.Module) -> Iterator[str]:
@@ -107,7 +107,7 @@ def leave_host_code_as_it_is() -> None:
 
 
 def _add_empty_kernel(module: ir.Module) -> None:
-    """Add to the kernels one that does nothing: ptxas wants one to assemble."""
+    """Add an empty kernel to the kernels: ptxas needs a kernel to assemble."""
     for operation in module.body.operations:
         if operation.operation.name == "gpu.module":
             with module.context, ir.Location.unknown():

@@ -34,7 +34,7 @@ def read_image(address: int) -> bytes:
     """The whole container that starts at ``address`` of this process.
 
     Raises:
-        ValueError: there is no fat binary.
+        ValueError: the memory holds no fat binary.
     """
     header, nbytes = _check(ctypes.string_at(address, _HEADER.size))
     return ctypes.string_at(address, header + nbytes)
@@ -64,7 +64,8 @@ def ptx_of(image: bytes) -> str:
     """The PTX that ``image`` holds.
 
     Raises:
-        ValueError: it holds none; it was compiled before the emulator was installed, or elsewhere.
+        ValueError: the image holds no PTX: its kernel was compiled before the emulator was
+            installed, or elsewhere.
     """
     header, nbytes = _check(image)
     at, end = header, header + nbytes

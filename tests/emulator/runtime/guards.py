@@ -67,7 +67,7 @@ def _kernel_of(operation: Any) -> str:
 
 
 def _guarded(operation: Any) -> SharedArray:
-    """Make an array longer by its guard."""
+    """Extend an array by its guard."""
     result = operation.results[0].value  # the tensor made by CuTe's bindings
     match = _TYPE.fullmatch(str(result.type))
     partition = operation.attributes["smem.partition_id"]
@@ -85,7 +85,7 @@ def _guarded(operation: Any) -> SharedArray:
 
 
 def _raise_limit(check: Any, added: dict[str, int]) -> None:
-    """Let CuTe's own check of the size, which prints, allow for the guards."""
+    """Raise the limit of CuTe's size check, which prints, by the guards."""
     size, limit = (operand.owner for operand in check.operands)
     if getattr(size, "name", "") != "cute.kernel_smem_size":
         return

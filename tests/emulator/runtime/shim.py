@@ -64,7 +64,7 @@ class Runtime:
             dsl.envar.lineinfo = kept
 
     def guard_shared_arrays(self, guarded: bool) -> None:
-        """Makes CuTe leave bytes between shared arrays, or not, that no access may touch."""
+        """Switch guards between CuTe's shared arrays on or off; no access may touch a guard."""
         from cutlass.cutlass_dsl.cutlass import CuTeDSL, CuteExperimentalDSL
 
         for dsl in (CuTeDSL._get_dsl(), CuteExperimentalDSL._get_dsl()):
@@ -84,7 +84,7 @@ class Runtime:
 
     @property
     def device(self) -> Device:
-        """Device that runs the kernels; replaceable at any time, compiled functions stay good."""
+        """Device that runs the kernels; replaceable at any time, compiled functions stay valid."""
         return self._driver.device
 
     @device.setter
@@ -107,7 +107,7 @@ class Runtime:
             raise pending
 
     def bind(self, compiled: Any) -> Any:
-        """Makes a function compiled without TVM FFI callable, and raise findings as they are.
+        """Make a function compiled without TVM FFI callable, with findings raised as they are.
 
         CuTe would count devices and unload the library through CUDA's own Python bindings, which
         know nothing of this runtime.
@@ -136,7 +136,7 @@ class Runtime:
         return compiled
 
     def error_class(self) -> type[BaseException]:
-        """A class for TVM FFI to raise: its instances are this thread's pending exceptions."""
+        """Exception class for TVM FFI: its instances are this thread's pending exceptions."""
         take_pending = self._driver.take_pending
 
         class Pending(RuntimeError):
@@ -147,16 +147,16 @@ class Runtime:
 
 
 def installed() -> Runtime | None:
-    """The runtime of this process, if there is one."""
+    """The installed runtime of this process, or None."""
     return _installed
 
 
 def install(device: Device, arch: str = "sm_100a") -> Runtime:
-    """Makes CuTe DSL compile for ``arch`` and launch on ``device`` in this process from here on.
+    """Make CuTe DSL compile for ``arch`` and launch on ``device`` in this process from here on.
 
     Args:
-        device: runs the kernels. Installing again replaces it.
-        arch: "sm_100a", "sm_103a" or "sm_90a". Installing again changes it.
+        device: device that runs the kernels. Installing again replaces the device.
+        arch: "sm_100a", "sm_103a" or "sm_90a". Installing again changes the architecture.
 
     Raises:
         RuntimeError: cutlass is imported already, or there is no C compiler.

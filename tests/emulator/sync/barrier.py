@@ -84,7 +84,7 @@ class Barrier:
         return generation
 
     def leave(self, threads: int) -> None:
-        """A warp exits: a barrier for all threads no longer waits for it (PTX ISA, exit)."""
+        """Exit of a warp: barriers for all threads no longer wait for the warp (PTX ISA, exit)."""
         if self.whole and self.arrived:
             self.expected -= threads
             self._settle()
@@ -108,7 +108,7 @@ class Barrier:
 
 @dataclass
 class ClusterBarrier:
-    """The barrier all threads of a cluster share; arrive and wait may be apart.
+    """The barrier shared by all threads of a cluster; arrive and wait may be apart.
 
     Attributes:
         expected: warps of the cluster that have not exited.
@@ -126,7 +126,7 @@ class ClusterBarrier:
         return f"cluster barrier: {len(self.arrived)} of {self.expected} warps arrived"
 
     def arrive(self, warp: tuple[int, int], clocks: Clocks) -> int:
-        """Counts a warp. Returns the generation."""
+        """Count a warp's arrival; returns the generation."""
         if warp in self.arrived:
             raise BarrierMisuse(
                 "barrier.cluster.arrive twice without a barrier.cluster.wait in between"
@@ -138,7 +138,7 @@ class ClusterBarrier:
         return generation
 
     def leave(self) -> None:
-        """A warp exited: the barrier no longer waits for it."""
+        """Exit of a warp: the barrier no longer waits for the warp."""
         self.expected -= 1
         self._settle()
 

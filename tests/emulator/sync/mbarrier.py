@@ -12,7 +12,7 @@ MAX_COUNT = 2**20 - 1
 
 
 class Sender(Enum):
-    """Threads that an arrival comes from, as far as an acquire of it is concerned."""
+    """Origin of an arrival, as far as an acquire distinguishes it."""
 
     NEAR = "of the mbarrier's CTA"
     PEER = "of another CTA, with cluster scope"
@@ -102,7 +102,7 @@ class MBarrier:
         self._transact(nbytes)
 
     def handed_to(self, wide: bool) -> Clocks:
-        """Clocks that a wait acquires, with cluster scope if ``wide``, else with the CTA's."""
+        """Clocks that a wait acquires, at cluster scope if ``wide``, else at CTA scope."""
         if wide or not self._peers:
             return self.handed
         found = self.handed.copy()
@@ -113,11 +113,11 @@ class MBarrier:
         return found
 
     def waited(self, component: int, clock: int, where: Callable[[], Where]) -> None:
-        """Notes that a wait for the last completed phase is over."""
+        """Note the end of a wait for the last completed phase."""
         self._waited[component] = clock, where
 
     def known_complete(self, phase: int, actor: Actor) -> bool:
-        """Whether a warp comes after every arrival of ``phase``."""
+        """Whether a warp is ordered after every arrival of ``phase``."""
         back = self.phase - phase  # 1: the phase that has just completed
         return 0 < back <= len(self.arrivals) and self.arrivals[-back].known_to(actor)
 
@@ -152,7 +152,7 @@ class MBarrier:
         return phase
 
     def complete(self, nbytes: int, clocks: Clocks | None = None, near: bool = True) -> None:
-        """Counts the bytes of a copy, issued by this CTA if ``near``."""
+        """Count the bytes of a copy, issued by this CTA if ``near``."""
         self._arriving.generic[self.component] = self.phase + 1
         if clocks is not None:
             self._receive(clocks, Sender.NEAR if near else Sender.PEER)
@@ -166,7 +166,7 @@ class MBarrier:
         sender: Sender = Sender.NEAR,
         over: tuple[int, int] | None = None,
     ) -> int:
-        """mbarrier.arrive_drop: arrivals now, and as many fewer in all later phases."""
+        """mbarrier.arrive_drop: arrive, and reduce the count of all later phases likewise."""
         if count > self.expected:
             raise BarrierMisuse(f"arrive_drop of {count} on {self}")
         self.expected -= count
@@ -210,7 +210,7 @@ class MBarrier:
             wake()
 
     def _check_waits(self) -> None:
-        """Whoever waited for the last phase was done before the current one could complete."""
+        """Check that waits for the last phase ended before the current phase could complete."""
         for component, (clock, where) in self._waited.items():
             if self._arriving.generic.get(component, 0) < clock:
                 self._report(

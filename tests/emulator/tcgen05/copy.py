@@ -33,7 +33,7 @@ class Copy:
     """A tcgen05.cp without its operands.
 
     Attributes:
-        shape: as in PTX.
+        shape: shape as in PTX.
         multicast: ``warpx2::02_13``, ``warpx2::01_23``, ``warpx4`` or None.
         source: ``b6x16_p32`` or ``b4x16_p64``, decompressed to ``b8x16``, or None.
     """
@@ -87,13 +87,13 @@ def source_shape(copy: Copy) -> OperandShape:
 
 
 def source_addresses(copy: Copy, descriptor: SharedDescriptor) -> npt.NDArray[np.intp]:
-    """Byte addresses [rows, bytes] that the copy reads, padding left out."""
+    """Byte addresses [rows, bytes] that the copy reads, without padding."""
     return byte_addresses(descriptor, source_shape(copy))
 
 
 @lru_cache(maxsize=256)
 def destination_lanes(copy: Copy, lane: int) -> tuple[tuple[slice, slice], ...]:
-    """Slices of lanes and the slices of source rows they receive.
+    """Slices of lanes, each with the slice of source rows that the lanes receive.
 
     Raises:
         IllegalInstruction: the rows do not fit at that lane.

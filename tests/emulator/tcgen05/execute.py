@@ -155,10 +155,10 @@ def _read_b(mma: Mma, ctas: Sequence[CtaMemory]) -> Floats:
 
 
 def execute(mma: Mma, ctas: Sequence[CtaMemory]) -> None:
-    """Perform the instruction on the memories of the CTAs that take part, rank 0 first.
+    """Perform the instruction on the memories of the participating CTAs, rank 0 first.
 
     Raises:
-        IllegalInstruction, UnknownInstruction, OutOfBounds: as the parts do.
+        IllegalInstruction, UnknownInstruction, OutOfBounds: as the called functions.
         IndexError: an operand lies beyond the end of shared memory.
     """
     check(mma)
@@ -214,7 +214,7 @@ class Footprint(NamedTuple):
 
 
 def footprint(mma: Mma) -> Footprint:
-    """The cells that :func:`execute` reads and writes; errors as there.
+    """The cells that :func:`execute` reads and writes, with the same errors.
 
     Lanes that disable-output-lane excludes are among the writes. Padding of sub-byte operands is
     not among the reads.

@@ -1,4 +1,4 @@
-"""Instruction descriptors of tcgen05.mma, and which kind takes which types and shapes.
+"""Instruction descriptors of tcgen05.mma, with the types and shapes of each kind.
 
 PTX ISA 9.7.16.2.1 (Table 39, shapes), 9.7.16.4.2 (Tables 42-44, the 32 bits), 9.7.16.10.1 (Tables
 51-52, transpose and negate) and 9.7.16.10.7.1 (Tables 56-57, block scales).
@@ -41,7 +41,7 @@ class Kind:
 
     @property
     def block_scaled(self) -> bool:
-        """Whether A and B come with block scales."""
+        """Whether A and B have block scales."""
         return self.scale_vectors is not None
 
 
@@ -88,11 +88,11 @@ class MmaInstruction:
     """A legal tcgen05.mma: D[m, n] (+)= A[m, k] @ B[n, k].T.
 
     Attributes:
-        kind: its ``.kind``.
+        kind: kind of the MMA.
         cta_group: CTAs taking part, 1 or 2; m and n count the whole pair.
         weight_stationary: the ``.ws`` form.
         scales: block scales per row of A and of B; 0 without block scaling.
-        scale_id_a, scale_id_b: first byte of a scale word that is used.
+        scale_id_a, scale_id_b: first used byte of a scale word.
         max_shift: largest column shift of B (``.ws`` only).
     """
 
@@ -127,7 +127,7 @@ class MmaInstruction:
 
     @property
     def b_rows(self) -> int:
-        """Rows of B (columns of D) that each CTA brings; either CTA of a pair uses all n."""
+        """Rows of B (columns of D) that each CTA loads; both CTAs of a pair use all n."""
         return self.n // self.cta_group
 
 

@@ -27,7 +27,7 @@ def scale_operand(matrix: Floats, scales: Bytes, scale_format: ScaleFormat) -> F
     Args:
         matrix: float32 [rows, k].
         scales: uint8 [rows, scales], each for k / scales adjacent elements.
-        scale_format: of the scales.
+        scale_format: format of the scales.
 
     Returns:
         float32 [rows, k], or float64 where a scale is extreme.
@@ -65,11 +65,11 @@ def multiply_accumulate(
         instruction: formats of D, negation and saturation.
         a: [rows, k], block scales already applied.
         b: [n, k], likewise.
-        words: D before, uint32 [rows, n], or None where enable-input-d is false.
+        words: previous D, uint32 [rows, n], or None where enable-input-d is false.
         scale_input_d: 0 to 15.
 
     Returns:
-        D after, uint32 [rows, n].
+        New D, uint32 [rows, n].
 
     Raises:
         IllegalInstruction: scale_input_d is out of range or not for this kind.

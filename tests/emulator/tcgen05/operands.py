@@ -96,7 +96,7 @@ def _mn_major_offsets(
 
 
 def _check(descriptor: SharedDescriptor, shape: OperandShape) -> None:
-    """Type, major-ness and swizzle must fit (PTX ISA 9.7.16.10.3, Table 54)."""
+    """Check that type, major-ness and swizzle fit (PTX ISA 9.7.16.10.3, Table 54)."""
     if not shape.mn_major:
         return
     wide = shape.element.bits == 32
@@ -113,7 +113,7 @@ def _check(descriptor: SharedDescriptor, shape: OperandShape) -> None:
 def _chunks(
     phase: int, leading: int, stride: int, mode: Swizzle, shape: OperandShape
 ) -> npt.NDArray[np.intp]:
-    """Indices of 16-byte chunks [lines, chunks] from where `phase` is counted from."""
+    """Indices of 16-byte chunks [lines, chunks], relative to the origin of `phase`."""
     descriptor = SharedDescriptor(phase, leading, stride, mode)
     _check(descriptor, shape)
     if shape.mn_major:
@@ -137,11 +137,11 @@ def _chunks(
 def chunk_index(
     descriptor: SharedDescriptor, shape: OperandShape
 ) -> tuple[int, npt.NDArray[np.intp]]:
-    """Place of the operand: a byte address, and indices of 16-byte chunks counted from there.
+    """Place of the operand: a byte address, and indices of 16-byte chunks from that address.
 
     Returns:
         The address (a multiple of 1024) and a read-only index [lines, chunks]. A line is a row of a
-        K-major operand, a k of an MN-major one.
+        K-major operand, a k of an MN-major operand.
     """
     phase = descriptor.start % _PATTERN
     index = _chunks(phase, descriptor.leading, descriptor.stride, descriptor.swizzle, shape)
@@ -150,7 +150,7 @@ def chunk_index(
 
 @lru_cache(maxsize=1024)
 def byte_addresses(descriptor: SharedDescriptor, shape: OperandShape) -> npt.NDArray[np.intp]:
-    """Byte addresses [lines, bytes] that the operand is read from, padding left out."""
+    """Byte addresses [lines, bytes] of the operand, without padding."""
     start, index = chunk_index(descriptor, shape)
     addresses = start + index[:, :, None] * _CHUNK + np.arange(shape.payload)
     addresses = addresses.reshape(len(index), -1)

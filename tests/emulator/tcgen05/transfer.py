@@ -1,4 +1,4 @@
-"""tcgen05.ld, tcgen05.st and tcgen05.shift: which cell of tensor memory is whose register.
+"""tcgen05.ld, tcgen05.st and tcgen05.shift: mapping of tensor memory cells to registers.
 
 PTX ISA 9.7.16.2.3.1 has the fragments as figures; the layouts here are CUTLASS's
 (include/cute/atom/copy_traits_sm100.hpp).
@@ -23,13 +23,13 @@ class Fragment:
     """Mapping of a warp's registers to tensor memory.
 
     Attributes:
-        shape: as in PTX.
+        shape: shape as in PTX.
         registers: 32-bit registers per thread.
         rows: lanes touched, 16 or 32.
         packed: ``.pack::16b`` / ``.unpack::16b``: a register holds the low halves of two columns.
         lanes: lane offset [registers, 32 threads].
-        columns: column offset [registers, 32 threads]; of the first column where packed.
-        width: columns from the base address to the last one touched.
+        columns: column offset [registers, 32 threads]; if packed, of the first column.
+        width: columns from the base address to the last touched column.
     """
 
     shape: str
@@ -217,11 +217,11 @@ def shift_down(tensor: Words, address: Address) -> None:
     """tcgen05.shift.down: lane i of 32 takes the 32 bytes of lane i + 1; the last lane stays.
 
     PTX ISA 9.7.16.9.3 has the shape 31x256b; the direction is CUTLASS's (tcgen05_mma, a_shift).
-    That only the subpartition of the address is shifted is assumed.
+    That only the address's subpartition is shifted is assumed.
 
     Raises:
         IllegalInstruction: the lane is not a multiple of 32.
-        OutOfBounds: the columns end beyond the last one.
+        OutOfBounds: the columns end beyond the last column of tensor memory.
     """
     lane, column = address
     if lane % SUBPARTITION or lane >= 4 * SUBPARTITION:

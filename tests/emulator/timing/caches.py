@@ -78,7 +78,7 @@ def _rows(region: Footprint) -> npt.NDArray[np.int64]:
 
 
 def _reads_of(event: Event) -> int:
-    """Bytes that an event asks of L2, prefetches aside."""
+    """Bytes that an event reads from L2, without prefetches."""
     detail = event.detail
     if event.kind == "copy":
         assert isinstance(detail, tuple)

@@ -75,10 +75,10 @@ class ChainTiming:
     """A chain's modelled time.
 
     Attributes:
-        links: its launches, in order.
-        busy: unit -> part of the chain's time it worked, averaged over the SMs that were simulated.
-        gpcs: SMs of the GPCs that were simulated, which stand for all of the chip's.
-        timeline: of the first SM.
+        links: times of the launches, in order.
+        busy: unit -> fraction of the chain's time, averaged over the simulated SMs.
+        gpcs: SMs of the simulated GPCs, which represent all of the chip's.
+        timeline: timeline of the first SM.
     """
 
     links: list[LinkTime]
@@ -88,7 +88,7 @@ class ChainTiming:
 
     @property
     def microseconds(self) -> float:
-        """Time until the last launch has ended."""
+        """Microseconds until the last launch has ended."""
         return self.links[-1].ended
 
     def period(self, count: int) -> float:
@@ -173,7 +173,7 @@ def _supply(link: Link, prepared: Prepared, l2: L2) -> Supply:
 
 
 def _missing(link: Link | OpaqueLink, l2: L2) -> dict[str, float]:
-    """Bytes of each operand that L2 does not hold when a launch reads it; L2 after the launch."""
+    """Bytes of each operand missing in L2 when a launch starts; L2 becomes the state after it."""
     missing = {each.name: l2.read(each) for each in link.operands}
     for name, nbytes in link.writes.items():
         l2.write(name, nbytes)
@@ -188,10 +188,10 @@ def _grid(
     gpcs: tuple[int, ...],
     share: float,
 ) -> Ordered:
-    """The part of a launch that runs on GPCs of so many SMs.
+    """The part of a launch on GPCs of the given sizes.
 
-    Rounded up, so that it takes as many waves as the whole grid on the whole chip; its clusters'
-    bytes are scaled to make up for that.
+    The part is rounded up, so that it has as many waves as the whole grid on the whole chip; the
+    clusters' bytes are scaled to compensate.
     """
     if isinstance(link, OpaqueLink):
         return OpaqueGrid(chip, link, sum(_missing(link, l2).values()))

@@ -90,7 +90,7 @@ class Banks:
         self.work = 0.0
 
     def serve(self, at: float, nbytes: float) -> float:
-        """Cycle when bytes asked for at ``at`` have all been served."""
+        """Cycle when all bytes requested at ``at`` have been served."""
         self.work += nbytes
         pieces = math.ceil(nbytes / self._piece)
         pairs = self._chance.choices(self._banks, k=2 * pieces)

@@ -58,7 +58,7 @@ class Cost(NamedTuple):
 
 
 def is_event(instruction: Instruction) -> bool:
-    """Whether executions of it leave events in a trace."""
+    """Whether an execution of the instruction leaves an event in a trace."""
     parts = instruction.parts
     if parts[0] in ("ld", "ldu") and "param" in parts[1]:
         return False
@@ -68,14 +68,14 @@ def is_event(instruction: Instruction) -> bool:
 
 
 def is_load(instruction: Instruction) -> bool:
-    """Whether it fetches registers from memory behind the warp's back."""
+    """Whether the instruction fetches registers from memory asynchronously."""
     return instruction.parts[0] in _LOADS and is_event(instruction)
 
 
 class Costs:
-    """Prices instructions by one chip's parameters.
+    """Prices of instructions by one chip's parameters.
 
-    PTX is priced as if every instruction became one of the machine's, except that register moves,
+    Each PTX instruction is priced as one machine instruction, except that register moves,
     address-space casts, signs of float32 and 64-bit widening cost nothing and 64-bit integer
     arithmetic costs two.
     """
@@ -186,7 +186,7 @@ class Costs:
         return p.proxy_fence_latency
 
     def _warp_multiply(self, parts: tuple[str, ...]) -> Cost:
-        """mma.sync, which the tensor core of the warp's scheduler does."""
+        """mma.sync, executed by the tensor core of the warp's scheduler."""
         shape = next(part for part in parts if part[0] == "m" and part[1].isdigit())
         m, n, k = (int(size) for size in re.findall(r"\d+", shape))
         bits = TYPE_BITS.get(parts[-3], 8)  # of A
@@ -198,7 +198,7 @@ NOTHING = Cost(0, "", 0, 0)
 
 
 def _is_special(instruction: Instruction) -> bool:
-    """``mov`` from ``%tid.x`` and its kin; virtual registers end in their number."""
+    """Whether a ``mov`` reads a special register (``%tid.x``); names of others end in a number."""
     source = instruction.operands[1]
     return isinstance(source, Register) and (
         not source.name[-1].isdigit() or source.name == "%clock64"

@@ -1,4 +1,4 @@
-"""A device that models the time of everything it runs."""
+"""A device that models the time of every launch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn

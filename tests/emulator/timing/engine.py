@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 
 
 class Engine:
-    """Runs actions in the order of their times; ``now`` is the time in cycles."""
+    """Event queue that runs actions in the order of their times; ``now`` is the time in cycles."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -39,7 +39,7 @@ class Ordered:
         self._waiters: list[Callable[[], None]] = []
 
     def on_release(self, act: Callable[[], None]) -> None:
-        """Calls ``act`` once the next launch may open."""
+        """Call ``act`` once the next launch may open."""
         self._released = act
         if self._lets_open:
             self.let_next_open()
@@ -52,7 +52,7 @@ class Ordered:
             act()
 
     def wait(self, wake: Callable[[], None]) -> bool:
-        """Whether this grid is complete; if not, ``wake`` is called once it is."""
+        """Whether this grid is complete; if not, ``wake`` is called at its completion."""
         if self.complete:
             return True
         self._waiters.append(wake)
@@ -109,7 +109,7 @@ class Grid(Ordered):
         self._prefetched: dict[tuple[int, int], deque[list[float]]] = {}
 
     def release(self, cluster: int, rank: int) -> None:
-        """A CTA, which has executed launch_dependents or has ended, holds up nobody any more."""
+        """Count a CTA that has executed launch_dependents or has ended."""
         self._holding.discard((cluster, rank))
         if not self._holding and not self._lets_open:
             self.let_next_open()
@@ -117,7 +117,7 @@ class Grid(Ordered):
     # Memory
 
     def l1(self, sm: Sm) -> L1:
-        """L1 of an SM as far as this grid's loads have filled it."""
+        """L1 of an SM, as filled by this grid's loads."""
         found = self._caches.get(sm.number)
         if found is None:
             found = self._caches[sm.number] = L1(self.prepared.l1_bytes)
@@ -152,7 +152,7 @@ class Grid(Ordered):
         return max(end + latency, self._taken(early, nbytes * hits.prefetched))
 
     def _taken(self, early: deque[list[float]], nbytes: float) -> float:
-        """Cycle when the oldest prefetched bytes have come from L2."""
+        """Cycle when the oldest prefetched bytes have arrived from L2."""
         ready = 0.0
         while nbytes > 0 and early:
             oldest = early[0]
@@ -165,7 +165,7 @@ class Grid(Ordered):
         return ready
 
     def prefetch(self, sm: Sm, at: float, where: Touched, nbytes: float) -> None:
-        """Bytes come from HBM to L2."""
+        """Prefetch bytes from HBM to L2."""
         operand = self.supply.operand_of(where)
         missing = self.supply.hits(operand).prefetch_miss
         end = at

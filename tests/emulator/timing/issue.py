@@ -36,7 +36,7 @@ class Scheduler:
         self.used: defaultdict[str, float] = defaultdict(float)
 
     def start(self, segment: Segment, done: Callable[[], None]) -> None:
-        """Runs a segment of one warp; calls ``done`` at its end."""
+        """Run a segment of one warp; calls ``done`` at its end."""
         length = segment.length
         for pipe, cycles in segment.slots.items():
             self.used[pipe] += cycles
@@ -78,7 +78,7 @@ class Scheduler:
 
 
 def share_pipes(jobs: list[_Job]) -> None:
-    """Sets the rates of jobs: pipe by pipe, the most wanted first, in equal shares."""
+    """Set the rates of jobs: pipe by pipe, the most requested pipe first, in equal shares."""
     wanted: defaultdict[str, float] = defaultdict(float)
     for job in jobs:
         job.rate = 1.0

@@ -1,4 +1,4 @@
-"""Model of a traced launch: residency, waves, and which clusters to simulate."""
+"""Model of a traced launch: residency, waves, and the choice of clusters to simulate."""
 
 import math
 from collections import defaultdict
@@ -81,7 +81,7 @@ class Model:
             yield "what comes from HBM exceeds L2: reads that miss it again are not counted"
 
     def run(self, exact: bool | None) -> Timing:
-        """Simulates what is needed, and puts the grid's time together."""
+        """Simulate the chosen clusters, and compute the grid's time."""
         resident = self._prepared.resident
         total = sum(len(w) for cluster in self._traced for cta in cluster for w in cta.warps)
         cost = total / len(self._traced)
@@ -170,7 +170,7 @@ class Model:
         return two, two.cycles + more * (two.cycles - one.cycles), busy
 
     def _simulate(self, clusters: list[Cluster], gpcs: tuple[int, ...], share: float) -> Simulated:
-        """Runs clusters in order on GPCs of so many SMs with ``share`` of the bandwidth."""
+        """Simulate clusters in order on GPCs of the given sizes with ``share`` of the bandwidth."""
         engine, timeline = Engine(), Timeline("SM 0")
         chip = Chip(engine, self._p, gpcs, share, {0: timeline})
         grid = Grid(chip, self._prepared, self._supply, clusters)
@@ -200,7 +200,7 @@ class Model:
 
 
 def list_schedule(times: list[float], slots: int, between: float) -> float:
-    """Cycle when the last of ``times`` ends; they start in order, each in the first free slot."""
+    """Cycle when the last of ``times`` ends; jobs start in order, each in the first free slot."""
     free = [-between] * slots
     for time in times:
         heapreplace(free, free[0] + between + time)
@@ -227,7 +227,7 @@ def _shape(event: Event) -> tuple[object, ...]:
 
 
 def _by_length(clusters: list[Cluster]) -> list[list[int]]:
-    """Clusters of similar trace length together, a typical one first."""
+    """Clusters grouped by similar trace length, a typical cluster of each group first."""
     lengths = [sum(len(w) for cta in cluster for w in cta.warps) for cluster in clusters]
     order = sorted(range(len(clusters)), key=lengths.__getitem__)
     step = math.ceil(len(order) / _MOST_CLASSES)

@@ -1,4 +1,4 @@
-"""Launch of a chain that is known by its time alone, such as another library's kernel."""
+"""Launch of a chain with a known time but no trace, such as another library's kernel."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ class OpaqueGrid(Ordered):
         self._cycles = link.microseconds * 1e3 * chip.p.clock
 
     def start(self, ended: Callable[[], None]) -> None:
-        """Runs from now on, once the grid before is complete; ``ended`` is called at its end."""
+        """Start once the preceding grid is complete; ``ended`` is called at the end."""
         engine = self.chip.engine
 
         def body() -> None:

@@ -45,7 +45,7 @@ def _assumed(value: float, unit: str, why: str) -> Any:
 
 @dataclass(frozen=True)
 class Parameters:
-    """A chip. Units are in the table; "cycles" are cycles of ``clock``."""
+    """Parameters of a chip. Units are in the table; "cycles" are cycles of ``clock``."""
 
     # The chip
     sms: float = _is(B200.sms, "SMs", "datasheet")
@@ -267,7 +267,7 @@ class Parameters:
 
     @property
     def limits(self) -> Limits:
-        """Limits that CTAs find room in."""
+        """Limits of residency."""
         return Limits(
             sms=int(self.sms),
             shared_per_sm=int(self.shared_per_sm),
@@ -303,7 +303,7 @@ B200_TIMING = Parameters()
 
 @dataclass(frozen=True)
 class H200Parameters(Parameters):
-    """A chip with Hopper's figures where they are known; it has no tcgen05."""
+    """A chip with Hopper's figures where known; without tcgen05."""
 
     sms: float = _is(H200.sms, "SMs", "datasheet")
     clock: float = _is(1.98, "GHz", "datasheet: boost; that of this project's measurements")

@@ -83,17 +83,17 @@ class Prepared:
 
     @property
     def ctas(self) -> list[CtaTrace]:
-        """CTAs of the clusters that the grid repeats."""
+        """CTAs of the traced clusters."""
         return [cta for cluster in self.traced for cta in cluster]
 
     @property
     def repeat(self) -> float:
-        """Number of times that the grid repeats them."""
+        """Number of times that the grid repeats the traced clusters."""
         return self.clusters / len(self.traced)
 
     @property
     def resident(self) -> int:
-        """Clusters of this launch alone that the chip holds."""
+        """Clusters that the chip holds if this launch runs alone."""
         return self.places * self.deep
 
     def repeated(self, count: int) -> list[Cluster]:

@@ -1,4 +1,4 @@
-"""Measurements that others published, to hold the model against."""
+"""Published measurements, for comparison with the model."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

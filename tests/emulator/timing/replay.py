@@ -1,4 +1,4 @@
-"""Replays the traces of one cluster's warps in time."""
+"""Timed replay of the traces of one cluster's warps."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator
@@ -82,7 +82,7 @@ class ClusterReplay:
         return found
 
     def allocation(self, rank: int, ctas: int, columns: int) -> Meeting:
-        """The next allocation of a CTA, or of its pair: the first of the two to ask takes both."""
+        """The next allocation of a CTA or its pair: a pair's first request allocates for both."""
         first = rank & -ctas
         key = (first, self._asked[rank])
         self._asked[rank] += 1
@@ -95,11 +95,11 @@ class ClusterReplay:
         return found
 
     def drains(self, until: float) -> None:
-        """Writes are under way until then; the cluster's SMs are not free before."""
+        """Note writes under way until ``until``; the cluster's SMs are not free before."""
         self._drained = max(self._drained, until)
 
     def warp_ended(self, rank: int) -> None:
-        """A warp of a CTA has ended; a CTA without warps keeps nobody from starting."""
+        """Count the end of a warp; a CTA without warps releases the next launch."""
         self._running[rank] -= 1
         if not self._running[rank]:
             del self._running[rank]
@@ -110,7 +110,7 @@ class ClusterReplay:
 
 @dataclass
 class _Groups:
-    """Cycles when each group of copies has been read, and written."""
+    """Cycles when each group of copies has been read, and when it has been written."""
 
     read: dict[int, float] = field(default_factory=dict)
     written: dict[int, float] = field(default_factory=dict)
@@ -167,7 +167,7 @@ class WarpReplay:
         self.stuck: str = ""
 
     def go(self) -> None:
-        """Goes on until the warp sleeps or waits."""
+        """Run until the warp sleeps or waits."""
         now = self._engine.now
         if self.started is None:
             self.started = now
@@ -234,7 +234,7 @@ class WarpReplay:
         return names[segment.line]
 
     def _stall(self, last: Segment, segment: Segment) -> float:
-        """Cycles between two segments: results still in a pipe, and the jump between them."""
+        """Stall cycles between two segments: results still in a pipe, and the jump."""
         stall = 0.0
         for name, late in last.late.items():
             early = segment.early.get(name)
@@ -260,7 +260,7 @@ class WarpReplay:
             )
 
     def _block(self, kind: str, line: int, start: float, what: str) -> Process:
-        """Waits to be woken."""
+        """Block until woken."""
         self.stuck = f"{self.name} waits at PTX line {line} for {what}"
         yield None
         self.stuck = ""
@@ -289,7 +289,7 @@ class WarpReplay:
             )
 
     def _asks_again(self, event: Event) -> bool:
-        """Whether a wait that gave up is followed by another one for the same phase."""
+        """Whether a failed try_wait is followed by another try_wait for the same phase."""
         following = self.trace[self._position : self._position + _LOOK_AHEAD]
         again = (e for e in following if isinstance(e, Event) and e[:3:2] == event[:3:2])
         return next((e.amount == event.amount for e in again), False)
@@ -400,7 +400,7 @@ class WarpReplay:
         self._grid.prefetch(self.sm, self._engine.now, event.where, event.amount)
 
     def _turns(self, tags: int, width: float) -> float:
-        """Cycles that lanes which ask for ``width`` bytes each keep the way to L1 busy."""
+        """Cycles for which lanes with ``width`` bytes each occupy the path to L1."""
         return tags * max(1.0, width / self._p.l1_lane_bytes)
 
     def _mma(self, event: Event) -> None:
@@ -582,14 +582,14 @@ class WarpReplay:
         self._multiplies.append(self._multiplied)
 
     def _warpgroup_wait(self, event: Event) -> Process:
-        """Waits for all but the last groups; they end in order."""
+        """Wait for all groups but the last; groups end in order."""
         known = len(self._multiplies) - event.amount
         until = self._multiplies[known - 1] if known > 0 else 0.0
         yield from self._sleep(until, "wgmma", event.line)
 
 
 def _nothing(warp: WarpReplay, event: Event) -> None:
-    """Do nothing: the event only says something about others."""
+    """Ignore an event that only describes others."""
 
 
 _HANDLERS: dict[str, Callable[[WarpReplay, Event], Process | None]] = {

@@ -1,4 +1,4 @@
-"""A :class:`Timing` as tables to read."""
+"""Tables of a :class:`Timing`."""
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table

@@ -68,7 +68,7 @@ class Timing:
 
     @property
     def sustained_microseconds(self) -> float:
-        """The same cycles at the clock to which power holds long tensor-bound kernels."""
+        """Microseconds at the clock that long tensor-bound kernels sustain at the power limit."""
         return self.cycles / self.parameters.sustained_clock / 1e3
 
     @property
@@ -78,15 +78,15 @@ class Timing:
 
     @property
     def limit(self) -> tuple[str, float]:
-        """The unit that is busy for the largest part of the time, and that part.
+        """The unit with the largest busy fraction, and that fraction.
 
-        Far below 1, latency, waits or an uneven grid set the time, not a unit.
+        A fraction far below 1 means that latency, waits or an uneven grid set the time, not a unit.
         """
         return max(self.busy.items(), key=lambda item: item[1], default=("none", 0.0))
 
     @property
     def tensor_efficiency(self) -> float:
-        """Part of the kernel's time that an MMA pipe worked, which does not depend on the clock."""
+        """Fraction of the kernel's time in which an MMA pipe works, independent of the clock."""
         return self.busy.get("tensor core", 0.0)
 
 

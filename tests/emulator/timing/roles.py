@@ -18,12 +18,12 @@ _ROLES = {
 
 
 def place(program: Program, line: int) -> str:
-    """The kernel's source line of a PTX line, without its folders, or that line."""
+    """The source line of a PTX line, without folders, or the PTX line."""
     return program.where(line).source.rpartition("/")[2] or f"PTX line {line}"
 
 
 def role_of(program: Program, trace: WarpTrace) -> str:
-    """``MMA (gemm.py:310)``."""
+    """Role such as ``MMA (gemm.py:310)``."""
     first: dict[str, Event] = {}
     for item in trace:
         if isinstance(item, Event):

@@ -122,7 +122,7 @@ def _taken(cost: Cost) -> float:
 def _dependencies(
     part: list[Instruction], priced: list[Cost]
 ) -> tuple[list[list[int]], list[float]]:
-    """Each instruction's producers, and the longest chain of latencies from it to the end."""
+    """Each instruction's producers, and the longest latency chain from there to the end."""
     producer: dict[str, int] = {}
     before: list[list[int]] = []
     for index, instruction in enumerate(part):

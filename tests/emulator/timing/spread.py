@@ -1,4 +1,4 @@
-"""A part of many that stands for all of them."""
+"""Representative sample of a sequence."""
 
 from itertools import pairwise
 from random import Random

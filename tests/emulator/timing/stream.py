@@ -1,4 +1,4 @@
-"""Runs grids one after the other on simulated SMs, as a stream with dependent launches does."""
+"""Execution of grids in stream order on simulated SMs, with dependent launches."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -39,10 +39,10 @@ class Stream:
             grid.before = before
 
     def run(self) -> None:
-        """Runs all grids.
+        """Run all grids.
 
         Raises:
-            TimingError: some never end.
+            TimingError: some grids never end.
         """
         self._start_next()
         self._engine.run()
@@ -68,7 +68,7 @@ class Stream:
         self._engine.at(self._engine.now + delay, self._start_next)
 
     def _fill(self, delay: float) -> None:
-        """Starts clusters of the grid that was opened last while there is room."""
+        """Start clusters of the last opened grid while there is room."""
         grid = self._grids[self._open]
         if not isinstance(grid, Grid):
             return
@@ -91,7 +91,7 @@ class Stream:
             self._over(grid)
 
     def _over(self, grid: Ordered) -> None:
-        """The last of a grid and of its writes has ended."""
+        """End of a grid, after its last cluster and its writes."""
         grid.ended = self._engine.now
         grid.let_next_open()
         flush = self._chip.p.grid_flush * 1e3 * self._chip.p.clock

@@ -124,7 +124,7 @@ class Supply:
         cached: frozenset[int],
         missing: float | None,
     ) -> Hits:
-        """Shares the bytes from HBM out to prefetches and to the loads that come after them."""
+        """Distribute the bytes from HBM among prefetches and later loads."""
         fetched = [e for events in ctas for e in events if e.kind == "prefetch"]
         prefetched = repeat * sum(event.amount for event in fetched)
         reads = repeat * sum(l2_reads(events, cached) for events in ctas)

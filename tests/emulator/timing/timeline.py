@@ -1,4 +1,4 @@
-"""Timeline of one SM, for people to look at."""
+"""Timeline of one SM, for viewing."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -26,8 +26,8 @@ class Timeline:
     """Slices of one SM.
 
     Attributes:
-        name: of the SM.
-        slices: in the order they were known.
+        name: name of the SM.
+        slices: slices in the order of recording.
     """
 
     name: str

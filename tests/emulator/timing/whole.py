@@ -1,4 +1,4 @@
-"""Time of a whole problem from a few steps' small runs, and the least that is possible."""
+"""Time of a whole problem from small runs of a few steps, and the speed of light."""
 
 from dataclasses import dataclass, replace
 
@@ -15,8 +15,8 @@ class SpeedOfLight:
     """The least time of a problem.
 
     Attributes:
-        tensor_us: for its arithmetic on the tensor cores.
-        hbm_us: for its bytes.
+        tensor_us: µs of the arithmetic on the tensor cores.
+        hbm_us: µs of the bytes from and to HBM.
     """
 
     tensor_us: float

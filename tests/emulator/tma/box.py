@@ -29,7 +29,7 @@ class Box:
 
     @property
     def transaction_bytes(self) -> int:
-        """Bytes that complete_tx counts: those moved, out of bounds or not, paddings not."""
+        """Bytes that complete_tx counts: all moved bytes, in or out of bounds, without padding."""
         return self.rows * self.packed_row_bytes
 
 
@@ -60,7 +60,8 @@ def place(tensor_map: TensorMap, box: Box, shared_address: int) -> Placement:
     """Placement of the box in shared memory from ``shared_address``.
 
     Raises:
-        Misaligned: an address that is no multiple of 128 (seen on an H200, for loads and stores).
+        Misaligned: an address that is not a multiple of 128 (seen on an H200, for loads and
+            stores).
     """
     if shared_address % SHARED_ALIGNMENT:
         raise Misaligned(

@@ -46,11 +46,11 @@ def combine(operation: str, kind: str, old: Bytes, new: Bytes, flush: bool = Fal
         operation: add, min, max, inc, dec, and, or, xor.
         kind: PTX type of the elements.
         old: contiguous bytes.
-        new: as many.
+        new: contiguous bytes, of the same length.
         flush: whether an addition flushes subnormals of f32.
 
     Raises:
-        IllegalInstruction: the operation does not work on this type.
+        IllegalInstruction: the operation does not support this type.
     """
     if kind not in ACCEPTED.get(operation, ()):
         raise IllegalInstruction(

@@ -1,4 +1,4 @@
-"""tensormap.replace: one field of a descriptor set anew (PTX ISA 9.7.9.28)."""
+"""tensormap.replace: replacement of one field of a descriptor (PTX ISA 9.7.9.28)."""
 
 from tests.emulator.findings import IllegalInstruction
 from tests.emulator.tma.element_type import REPLACE_ELEMENT_TYPES
@@ -59,7 +59,7 @@ def replace_field(descriptor: bytes, field: str, value: int, ordinal: int | None
 
 
 def _parts(field: str, value: int, ordinal: int) -> list[tuple[int, int, int]]:
-    """(first bit, width, content) of every part of the descriptor that the field takes."""
+    """(first bit, width, content) of every part of the descriptor that the field occupies."""
     flags = 64
     if field == "global_address":
         return [(0, 64, value)]

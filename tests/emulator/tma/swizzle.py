@@ -1,4 +1,4 @@
-"""Shared-memory swizzles: where a box's bytes go, as a permutation of small units."""
+"""Shared-memory swizzles: places of a box's bytes, as a permutation of small units."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -14,7 +14,7 @@ _ITEM: dict[int, Any] = {8: np.uint64, 16: np.complex128}  # moved as they are, 
 
 
 class Swizzle(IntEnum):
-    """Numbered as the driver does (CUtensorMapSwizzle)."""
+    """Swizzle modes, numbered as in the driver (CUtensorMapSwizzle)."""
 
     NONE = 0
     B32 = 1
@@ -26,7 +26,7 @@ class Swizzle(IntEnum):
 
     @property
     def span(self) -> int:
-        """Bytes within which chunks change places; rows of a swizzled box start this far apart."""
+        """Bytes within which chunks are permuted; rows of a swizzled box start this far apart."""
         return (0, 32, 64, 128, 128, 128, 128)[self]
 
     @property
@@ -80,7 +80,7 @@ class Placement:
     inverse: npt.NDArray[np.intp] | None
 
     def scatter(self, box: Bytes, window: Bytes) -> None:
-        """Writes the box's bytes (in order, contiguous) to the ``nbytes`` of shared memory."""
+        """Write the box's bytes (in order, contiguous) to the ``nbytes`` of shared memory."""
         if self.index is None:
             window[...] = box.reshape(-1)
             return
@@ -92,7 +92,7 @@ class Placement:
             window.view(item)[self.index] = units
 
     def gather(self, window: Bytes) -> Bytes:
-        """The box's bytes in order, out of the ``nbytes`` of shared memory."""
+        """The box's bytes in order, from the ``nbytes`` of shared memory."""
         if self.index is None:
             return window.copy()
         return window.view(_ITEM[self.unit]).take(self.index).view(np.uint8)

@@ -20,7 +20,7 @@ _RESERVED_WORD_1 = 0xFFC0_000D  # bits 1 and 21 are set by some encoders, withou
 
 
 class Interleave(IntEnum):
-    """Numbered as the driver does (CUtensorMapInterleave)."""
+    """Interleave modes, numbered as in the driver (CUtensorMapInterleave)."""
 
     NONE = 0
     B16 = 1
@@ -87,7 +87,7 @@ def _shape_objection(tensor_map: TensorMap) -> str | None:
 
 
 def _moved_bytes(tensor_map: TensorMap) -> int:
-    """Bytes of a box as the driver counts them: whole element strides alone."""
+    """Bytes of a box as counted by the driver: whole element strides alone."""
     steps = zip(tensor_map.box, tensor_map.element_strides, strict=True)
     return prod(b // s for b, s in steps) * tensor_map.element_type.bits // 8
 
@@ -136,7 +136,7 @@ def check(tensor_map: TensorMap, capability: int = 100) -> None:
 
 
 def encode(tensor_map: TensorMap, capability: int = 100) -> bytes:
-    """The descriptor, byte for byte as the driver makes it.
+    """The descriptor, byte for byte as encoded by the driver.
 
     Raises:
         IllegalInstruction: the driver refuses these arguments.
@@ -170,10 +170,10 @@ def encode(tensor_map: TensorMap, capability: int = 100) -> bytes:
 
 @lru_cache(maxsize=1024)
 def decode(descriptor: bytes, capability: int = 100) -> TensorMap:
-    """The tensor map that ``descriptor`` (128 bytes) holds; the same object for the same bytes.
+    """The tensor map in ``descriptor`` (128 bytes); the same object for the same bytes.
 
     Raises:
-        IllegalInstruction: no tiled tensor map looks like this, or a copy with it would be illegal.
+        IllegalInstruction: the bytes are no tiled tensor map, or a copy with it would be illegal.
     """
     if len(descriptor) != NBYTES:
         raise IllegalInstruction(f"tensor map of {len(descriptor)} bytes, accepted {NBYTES}")
