@@ -18,7 +18,7 @@ from torch import Tensor
 from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE
 from vllm_fp4_plugin.formats.format import Format
 
-_CODE_RMS = 2.93  # of E2M1 values whose bits are random
+_CODE_RMS = 2.93  # RMS of E2M1 values with random bits
 _SCALES = (0.5, 1.0)  # block scales are spread over it
 
 
@@ -80,7 +80,7 @@ def _layer(
     norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
     if experts:
         yield "mlp.gate.weight", _normal((experts, hidden), hidden**-0.5, generator)
-        norms |= {"self_attn.q_norm": head, "self_attn.k_norm": head}  # as Qwen 3 has them
+        norms |= {"self_attn.q_norm": head, "self_attn.k_norm": head}  # as in Qwen 3
     for norm, width in norms.items():
         yield f"{norm}.weight", torch.ones(width, dtype=torch.bfloat16)
 

@@ -54,7 +54,7 @@ def check_vllm() -> None:
 
     vllm_installation.check_installed()
     if vllm_version().endswith("+cpu"):
-        return  # which runs anywhere
+        return  # vLLM's CPU build runs anywhere
     # In a separate process: vLLM's imports would otherwise stay during the measurement.
     command = [sys.executable, "-m", vllm_installation.__name__]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

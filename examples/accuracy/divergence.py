@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_ROWS = 64  # at a time: 128k float64 values each are 64 MB
+_ROWS = 64  # rows at a time: 128k float64 values each are 64 MB
 
 
 @dataclass(frozen=True)

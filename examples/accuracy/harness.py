@@ -93,7 +93,7 @@ def score(
             "base_url": f"{base_url}/v1/completions",
             "tokenizer": str(tokenizer),
             "tokenizer_backend": "huggingface",
-            "add_bos_token": True,  # if the tokenizer is one that does
+            "add_bos_token": True,  # if the tokenizer adds BOS
             "num_concurrent": REQUESTS_AT_ONCE,
             "max_length": _context_length(base_url, model),
         },

@@ -29,7 +29,7 @@ class LogitsRecorder:
 
         def compute_logits(*args: Any, **kwargs: Any) -> Tensor | None:
             logits = compute(*args, **kwargs)
-            # Only some ranks have them.
+            # Only some ranks have the logits.
             if logits is not None and self.recorded_logits is not None:
                 # Later steps may change the logits in place.
                 self.recorded_logits.append(logits.detach().to("cpu", copy=True))

@@ -16,7 +16,7 @@ from examples.atomic_write import write_atomically
 from examples.paths import read_results
 from examples.perplexity import Interval, mean_interval
 
-_Z = 1.96  # of 95% of a normal distribution
+_Z = 1.96  # quantile of a normal distribution for a 95% interval
 
 
 @dataclass

@@ -9,7 +9,7 @@ from examples.demo.pipeline import make_model, make_text
 from examples.demo.train import TrainSettings
 from examples.stages import StageCache
 
-_DOCUMENT_CHARACTERS = 8000  # of each held-out file, so that no long one outweighs the others
+_DOCUMENT_CHARACTERS = 8000  # per held-out file, so that no long file outweighs the others
 
 
 @dataclass(frozen=True)

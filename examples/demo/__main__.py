@@ -12,7 +12,7 @@ import typer
 from examples.command_line import refusals
 
 CACHE = Path(__file__).parents[2] / ".cache" / "demo"
-EXPERTS = 8  # of a layer, with --moe
+EXPERTS = 8  # experts of a layer, with --moe
 
 app = typer.Typer(add_completion=False)
 
@@ -55,8 +55,8 @@ def demo(
     """
     started = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    # Read when torch is loaded, hence the late imports: threads that spin while they wait halve the
-    # speed where anything else runs.
+    # Read when torch is loaded, hence the late imports: spinning idle threads halve the speed on a
+    # busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from examples.demo.pipeline import MeasureSettings
     from examples.demo.run import run

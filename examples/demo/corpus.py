@@ -35,13 +35,13 @@ GENERATED = re.compile(
     r"auto-?generated|automatically generated|@generated|file generated|do not (edit|modify)", re.I
 )
 NOTICE_CHARACTERS = 1000  # within which a generated file says so
-MOST_DIGITS = 0.15  # of the characters
-LEAST_COMPRESSED = 0.12  # of a long file's size: a more repetitive file is a table
+MOST_DIGITS = 0.15  # share of the characters
+LEAST_COMPRESSED = 0.12  # compressed share of a long file: a more repetitive file is a table
 LONG_CHARACTERS = 20_000
 HELD_OUT_ONE_IN = 14
 MIN_CHARACTERS = 200
 CALIBRATION_FILES = 64
-CALIBRATION_CHARACTERS = 4000  # of each file
+CALIBRATION_CHARACTERS = 4000  # per file
 
 
 @dataclass(frozen=True)

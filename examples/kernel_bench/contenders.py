@@ -15,7 +15,7 @@ from nvfp4_kernels.formats.nvfp4 import GLOBAL_RANGE, Nvfp4Tensor, quantize_acti
 
 Operands = tuple[Tensor, ...]
 SiluAndMul = Callable[[Tensor], Tensor]
-LARGEST_TOKEN = 6.0  # of unit noise; larger ones would saturate
+LARGEST_TOKEN = 6.0  # units of the noise; larger values saturate
 
 
 class Unavailable(RuntimeError):

@@ -24,7 +24,7 @@ from nvfp4_kernels import decode_attention
 from nvfp4_kernels.tool.timed_graphs import Step, captured, timed
 
 PAGE_SIZE = 16
-COLD_BYTES = 256 << 20  # of the caches that rotate: several times L2
+COLD_BYTES = 256 << 20  # rotating caches: several times L2
 MAX_SPLITS = 32  # vLLM's bound in CUDA graphs
 BOUND = 0.01
 
@@ -69,7 +69,7 @@ class Shared:
 
 def step_of(case: Case) -> Shared:
     """Metadata of a decoding step, as in vLLM."""
-    from vllm.vllm_flash_attn import get_scheduler_metadata  # of vLLM's GPU build alone
+    from vllm.vllm_flash_attn import get_scheduler_metadata  # only in vLLM's GPU build
 
     per_sequence = case.pages // case.batch
     table = torch.zeros(case.batch, case.max_context // PAGE_SIZE, dtype=torch.int32)

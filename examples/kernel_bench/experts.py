@@ -34,10 +34,10 @@ from nvfp4_kernels.gemm.grouped.tile_tokens import ExpertSizes
 from nvfp4_kernels.tool.timed_graphs import captured, timed
 
 TOKENS = tuple(2**power for power in range(14))
-COLD_BYTES = 512 << 20  # of the weights that rotate: several times L2
+COLD_BYTES = 512 << 20  # rotating weights: several times L2
 CHECKED_TOKENS = 8  # whose results are compared
-TOLERANCE = 0.01  # of norms: bfloat16 rounds by 2⁻⁹ three times
-BYTES = 0.5 + 1 / 16  # of an element, with its share of the scale
+TOLERANCE = 0.01  # relative, on norms: bfloat16 rounds by 2⁻⁹ three times
+BYTES = 0.5 + 1 / 16  # per element, with its share of the scale
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def exact(model: Model, weights: ExpertWeights, choice: Choice, x: Tensor) -> Te
     for token, ids in enumerate(choice.ids.tolist()):
         for slot, expert in enumerate(ids):
             if expert >= model.sizes.held:
-                continue  # of another rank
+                continue  # expert of another rank
             w13 = decoded(weights.w13[expert], weights.w13_scales[expert], of_w13)
             gate, up = w13 @ x[token].float()
             hidden = (torch.nn.functional.silu(gate) * up).to(x.dtype).float()

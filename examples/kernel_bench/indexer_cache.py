@@ -25,7 +25,7 @@ from nvfp4_kernels.tool.timed_graphs import Step, captured, timed
 
 HEADS, HEAD_DIM, BLOCK_SIZE = 64, 128, 64
 FORMATS = ("nvfp4", "mxfp4", "fp8", "bf16")
-COLD_BYTES = 256 << 20  # of the inputs that rotate: several times L2
+COLD_BYTES = 256 << 20  # rotating inputs: several times L2
 KEY_BYTES = 2 * HEAD_DIM  # bfloat16
 SLOT_BYTES = 8
 
@@ -136,7 +136,7 @@ def vllm_ops():  # type: ignore[no-untyped-def]
     """Cache ops of vLLM, or None if vLLM is not installed."""
     if find_spec("vllm") is None:
         return None
-    import_module("vllm._custom_ops")  # registers them
+    import_module("vllm._custom_ops")  # registers the ops
     return torch.ops._C_cache_ops
 
 

@@ -16,7 +16,7 @@ def random_weights(layer: BenchLayer, device: torch.device) -> tuple[Nvfp4Tensor
 
     All matrices have one global scale, a power of two, so that bfloat16 holds each value exactly.
     """
-    rms = 2.9 * 0.6 * 448  # of the codes, of the block scales
+    rms = 2.9 * 0.6 * 448  # RMS of the codes, of the block scales
     global_scale = torch.tensor(rms * layer.k**0.5, device=device).reciprocal().log2().round()
     made = []
     for _ in range(layer.weights):

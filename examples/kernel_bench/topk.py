@@ -24,9 +24,9 @@ from examples.kernel_bench.machine import cuda_device
 from nvfp4_kernels import indexer_topk
 from nvfp4_kernels.tool.timed_graphs import captured, timed
 
-COLD_BYTES = 256 << 20  # of the inputs that rotate: several times L2
+COLD_BYTES = 256 << 20  # rotating inputs: several times L2
 VLLM_WORKSPACE = 1 << 20
-VLLM_ROWS = 64  # of one launch of vLLM's cooperative kernel
+VLLM_ROWS = 64  # per launch of vLLM's cooperative kernel
 Contender = Callable[[Tensor], Tensor]  # logits to chosen columns
 
 

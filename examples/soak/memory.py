@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import psutil
 
-WARM_UP = 0.25  # of the time; one-time allocations of a server are done by then
-_PART = 5  # medians are of one such part of the rest, at either end
+WARM_UP = 0.25  # share of the time; one-time allocations are done by then
+_PART = 5  # medians are of the first and the last fifth of the rest
 MIN_SAMPLES = 2 * _PART
 # Samples are a share of the time so far apart, lest a load that ends early has too few.
 _SHARE, _LEAST_SECONDS = 0.02, 0.02

@@ -13,7 +13,7 @@ from examples.atomic_write import write_atomically
 from examples.soak.memory import Sample, growth
 from examples.soak.traffic import ERROR, EXPECTED, Outcome
 
-SHOWN = 10  # number of failures of one kind that are listed one by one
+SHOWN = 10  # listed failures of one kind
 MEGABYTE = 1e6
 
 

@@ -24,7 +24,7 @@ from examples.soak.traffic import Traffic
 ANSWERS = 8  # greedy ones that are compared
 _SETTLE_SECONDS = 60.0  # for aborted requests to leave the engine
 _END_SECONDS = 60.0  # for a server to end that has lost its engine
-_FIRST_TOKEN_SECONDS = 30.0  # at most, until the engine is killed
+_FIRST_TOKEN_SECONDS = 30.0  # until the engine is killed, at most
 # Of a connection that is used again. A server closes one that was idle for longer, perhaps just
 # when it is used: on a busy machine, where a client may read an answer a minute late, after vLLM's
 # 5 s and after 60 s too.

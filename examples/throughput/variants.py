@@ -13,7 +13,7 @@ from examples.random_checkpoint import write_checkpoint
 from examples.throughput.cases import BadOption
 from vllm_fp4_plugin.formats import FORMATS
 
-_OF_EXPERTS = ("nvfp4-tc", "modelopt")  # which serve ModelOpt's files
+_OF_EXPERTS = ("nvfp4-tc", "modelopt")  # variants that serve ModelOpt's files
 
 
 @dataclass(frozen=True)

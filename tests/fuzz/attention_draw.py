@@ -11,11 +11,11 @@ from tests.fuzz.draw import BF16, E4M3, FP16, FP32, Draw
 from tests.fuzz.ops import Given
 
 INT32 = torch.int32
-NO_PAGE = 1 << 30  # nobody may look for it
+NO_PAGE = 1 << 30  # a page index that no access may use
 # Rows of a KV head that fill a unit of the sm_100 kernel, and one row more. The units: rows staged
 # at once by warps of a split (8 with an E4M3 cache), rows of a CTA of such warps, a tile.
 ROWS = 1, 8, 9, 16, 17, 32, 33, 128, 129
-SPLIT_KEYS = 1024  # so many at the most, and CTAs split them
+SPLIT_KEYS = 1024  # with this upper bound, CTAs split the keys
 
 
 def draw_heads(draw: Draw) -> tuple[int, int, int]:

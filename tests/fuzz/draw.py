@@ -76,7 +76,7 @@ class Draw:
         """The same values, occasionally in rows of a wider tensor, with last stride 1."""
         if x.ndim < 2 or not self.chance(0.4):
             return self.odd(x)
-        # 64 bytes keep rows where a GPU wants them.
+        # Row offsets of 64 bytes keep the alignment that a GPU kernel needs.
         step = 64 // x.element_size()
         apart = step * self.number(1, 2) if self.gpu else self.number(1, 40)
         before = step * self.number(0, 1) if self.gpu else self.number(0, apart)

@@ -233,7 +233,7 @@ def _rows(given: Given) -> list[tuple[Float64, Float64, int]]:
 
 def _paged_keys(given: Given, b: int, count: int, dim: int) -> Float64:
     if not count or count <= given.get("top_k", 0):
-        return np.zeros((count, dim))  # which nobody reads
+        return np.zeros((count, dim))  # never read
     parts = [_key(given, b, key, dim) for key in range(count)]
     return np.stack([
         dequantize(given["fmt"], data[None], None if scales is None else scales[None])[0]

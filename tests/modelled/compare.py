@@ -35,7 +35,7 @@ THEIRS: list[Theirs] = [
     (256, 256, 4, 1),
 ]
 FEW = 32  # tokens
-MOST_TILES = 60  # of one cluster: smaller tiles are not the fastest where there are more
+MOST_TILES = 60  # per cluster: with more tiles, smaller tiles are not the fastest
 
 
 def theirs(script: Path, problem: Problem) -> tuple[float, str]:

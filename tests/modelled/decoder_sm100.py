@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ELEMENT = 2  # bytes of an activation
 EPS = 1e-5
-TRACED_CTAS = 160  # of a grid of rows, at the most
+TRACED_CTAS = 160  # per grid of row kernels, at most
 
 
 class DecoderSm100:

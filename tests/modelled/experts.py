@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     Config = tuple[Tile, EpilogueConfig]
 
-BYTES = 0.5 + 1 / 16  # of an NVFP4 element, with its share of the scale
-LAYERS = 3  # in a chain: the first has nobody to overlap
+BYTES = 0.5 + 1 / 16  # per NVFP4 element, with its share of the scale
+LAYERS = 3  # in a chain: the first has no predecessor to overlap
 FLOP_PER_US = 9.0e9
 
 
@@ -115,7 +115,7 @@ class GroupedSm100:
         clusters = min(each * product.tiles, slots)
         turns, extra = divmod(each * product.used, clusters)
         rows = min(tokens, beside)
-        part = (2 * turns + bool(extra)) * along  # of two clusters, or of one twice as many
+        part = (2 * turns + bool(extra)) * along  # of two clusters, or one of twice the tiles
         groups = torch.tensor([1 if part else 0, 0, 0], dtype=torch.int32)
 
         def packed(batch: tuple[int, ...], height: int) -> list[torch.Tensor]:

@@ -23,7 +23,7 @@ from tests.modelled.traces import Traced, Tracer, aligned, operand
 if TYPE_CHECKING:
     from torch import Tensor
 
-TRACED_CTAS = 160  # of a grid, at the most
+TRACED_CTAS = 160  # per grid, at most
 
 
 class RowsSm100:

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 
 TOKENS = (1, 8, 64, 256, 1024)
-DRAWS = 99  # of a batch's experts, of which the most ordinary one is taken
+DRAWS = 99  # draws of a batch's experts; the most typical draw is used
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ SHAPES = {
     "gate and up, 8192 tokens": (8192, 14336, 4096, 1, 2),
     "down, 8192 tokens": (8192, 4096, 14336, 1, 1),
 }
-BYTES = 0.5 + 1 / 16  # of an NVFP4 element, with its share of the scale
+BYTES = 0.5 + 1 / 16  # per NVFP4 element, with its share of the scale
 CYCLES_PER_US = 1850  # cycles, at the model's clock
 
 

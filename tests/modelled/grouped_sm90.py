@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig, Tile
 
 TOKENS = (1, 8, 64, 256)
-WEIGHT_BYTES = 0.5 + 1 / 16  # of an element, with its share of the scale
+WEIGHT_BYTES = 0.5 + 1 / 16  # per element, with its share of the scale
 
 
 @dataclass(frozen=True)

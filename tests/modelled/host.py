@@ -142,7 +142,7 @@ def measured(source: Path, layer: Any, engines: Engines) -> dict[str, dict[str, 
 
 def main() -> None:
     """Print a line for each step of each engine, with its share of the first engine's time."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # this process is the one that is patched
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # this process is patched
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     from vllm.model_executor.models.llama import LlamaDecoderLayer
     from vllm.model_executor.models.qwen3_moe import Qwen3MoeDecoderLayer

@@ -32,7 +32,7 @@ FLOPS = {"nvfp4": 9e15, "mxfp4": 9e15, "fp8": 4.5e15, "bf16": 2.25e15}  # dense
 ALU_LANES, ISSUED_LANES = 64, 128  # per cycle of an SM
 KEYS, PAGE = 128, 64
 FEW, MANY = 24, 40  # key tiles of a CTA
-REGISTERS = 128  # of a thread, or more: one CTA to an SM
+REGISTERS = 128  # per thread, or more: one CTA per SM
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Literal
 
 Maker = Literal["ours", "vLLM", "FlashInfer", "cuBLAS"]
 Source = Literal["traced", "priced"]
-# Of FlashInfer: with the norm, and with its quantisation too.
+# FlashInfer's all-reduces: with the norm, and with its quantisation too.
 ALL_REDUCE_NORM = "all_reduce_add_rms_norm"
 ALL_REDUCE_QUANTIZE = f"{ALL_REDUCE_NORM}_quantize"
 ALL_REDUCE = "all_reduce"  # vLLM's, alone

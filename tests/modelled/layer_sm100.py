@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from examples.kernel_bench.layer import Shape
     from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
 
-BYTES = 0.5 + 1 / 16  # of an NVFP4 element, with its share of the scale
+BYTES = 0.5 + 1 / 16  # per NVFP4 element, with its share of the scale
 ELEMENT = 2  # bytes of a result
 
 

@@ -13,7 +13,7 @@ from tests.emulator.timing.timeline import Slice
 LAUNCHES, UNITS, WARPS = 1, 2, 3  # process numbers; each launch's warps are a process of their own
 SHORTEST = 0.05  # µs: shorter slices of warps and units are left out
 WAIT = "waits for the launch before"
-_LANES = 3  # of overlapping launches: a launch may open before the last but one has ended
+_LANES = 3  # tracks of overlapping launches: a launch may open before the last but one has ended
 
 
 class Span(NamedTuple):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 PAGE = 16  # keys
 EPS = 1e-6
 KEY_TILE = 128
-MOST_CTAS = 8  # of a trace whose CTAs walk
+MOST_CTAS = 8  # per trace of persistent CTAs
 
 
 def live_parts(keys: int, parts: int) -> int:

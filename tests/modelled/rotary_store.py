@@ -17,7 +17,7 @@ from tests.modelled.traces import Traced, Tracer, aligned, operand
 TOKENS = (1, 64, 8192)
 HEADS = 32, 8, 128  # query heads, KV heads and D
 PAGE_SIZE = 16
-TRACED_CTAS = 160  # of a grid, at the most
+TRACED_CTAS = 160  # per grid, at most
 
 
 def traced(

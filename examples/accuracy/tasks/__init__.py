@@ -11,7 +11,7 @@ from examples.accuracy.tasks import docstrings, words
 from examples.accuracy.tasks.text import HeldOut, read_held_out
 from examples.demo.corpus import STANDARD_LIBRARY
 
-DOCUMENTS = 200  # at most, of each task
+DOCUMENTS = 200  # per task, at most
 
 _MAKERS: dict[str, Callable[[HeldOut, int], list[dict[str, Any]]]] = {
     "docstring_match": lambda text, count: docstrings.questions(

@@ -21,7 +21,7 @@ from examples.accuracy.tasks.text import (
 )
 
 CHOICES = 4
-LEAST_BYTES = 25  # of an answer
+LEAST_BYTES = 25  # per answer
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 
 

@@ -11,7 +11,7 @@ from examples.demo.corpus import Document
 
 EARLIER_USES = 2
 LONGEST = 20  # characters of a word
-# Whoever always writes the same word is right about once in so many times.
+# A constant answer is right about once in so many times.
 ONCE_IN = 50
 
 

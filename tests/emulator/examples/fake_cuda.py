@@ -143,7 +143,7 @@ def _raising(runtime: Runtime, run_compiled: Callable[..., Any]) -> Callable[...
         try:
             with runtime.raising():
                 return run_compiled(self, arguments)
-        except CooperativeLaunchTooLarge as refused:  # the one that an example expects
+        except CooperativeLaunchTooLarge as refused:  # an error that an example expects
             code = cudart.cudaError_t.cudaErrorCooperativeLaunchTooLarge
             raise DSLCudaRuntimeError(code, code.name) from refused
 

@@ -34,7 +34,7 @@ Lanes = npt.NDArray[Any]
 
 _RELEASING = ("release", "acq_rel", "sc")
 _SWAPS = ("exch", "cas")
-_SWAPPED = frozenset({"b16", "b32", "b64", "b128"})  # of exch and cas (PTX ISA, atom)
+_SWAPPED = frozenset({"b16", "b32", "b64", "b128"})  # types of exch and cas (PTX ISA, atom)
 
 
 def _result(operation: str, kind: str, old: Bytes, operands: list[Bytes], flush: bool) -> Bytes:

@@ -232,7 +232,7 @@ def _destinations(
     result = []
     for rank in range(len(cluster.ctas)):
         if chosen >> rank & 1:
-            # With a pair, the mbarrier is in the CTA of the same parity as the one named.
+            # With a pair, the mbarrier is in the CTA with the parity of the named CTA.
             owner_rank = rank & ~1 | barrier >> 24 & 1 if group == 2 else rank
             owner, found = barrier_at(w, owner_rank << 24 | barrier & 0xFFFFFF)
             check_visible(w, found, owner, True)

@@ -121,7 +121,7 @@ def leave_kernel(e: "Emitter", i: Instruction) -> None:
     gone = e.temporary()
     e.write(f"{gone} = {sense}{form.name} & {running}")
     with e.indented(f"if {gone}.any():"):
-        # The others go on at the next block, as if they had been waiting there.
+        # The other lanes continue at the next block, as if they had been waiting there.
         e.write(f"stack.append((-1, {number + 1}, {running} & ~{gone}))")
         e.write(f"pc, m = leave(stack, w, {gone})")
         e.write("if pc < 0: return")

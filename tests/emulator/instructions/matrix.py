@@ -137,7 +137,7 @@ def ldmatrix(w: "Warp", addresses: np.ndarray, form: _Form, line: int) -> list[n
         if form.transposed:
             tiles = tiles.transpose(0, 2, 1)
     elif form.shape == "m8n16":
-        # Columns 4 (t % 4) and on of row t / 4: rows as they are.
+        # Lane t holds columns from 4 (t % 4) of row t / 4: no rearrangement.
         tiles = rows
     else:
         # The same of rows t / 4 and, in the next register, t / 4 + 8 of the transpose.

@@ -100,7 +100,8 @@ def write_async(
         def run(
             address: int = address, cta: Any = cta, found: Any = found, lane: int = lane
         ) -> None:
-            # In the generic proxy, unlike bulk copies (PTX ISA, st.async and red.async).
+            # The access is in the generic proxy, unlike bulk copies (PTX ISA, st.async and
+            # red.async).
             origin = Origin(verb, "generic", bool(operation), lambda: w.where(line))
             event = w.launch.events.new(found.component, found.phase + 1, origin)
             access = Access(w.launch.events, event, before, {0, 1}, w.launch.report)

@@ -358,7 +358,7 @@ def _permute(a: Any, b: Any, c: Any) -> Lanes:
     source = _byte_pairs(a, b)
     if c.__class__ is int or c.size == 1:
         places, signs = _selectors(int(c if c.__class__ is int else c[0]), len(source))
-        found = source.take(places)  # of the bytes of all lanes
+        found = source.take(places)  # bytes of all lanes
     else:
         nibbles = c[:, None] >> np.array([0, 4, 8, 12], np.uint32) & 15
         signs = nibbles > 7

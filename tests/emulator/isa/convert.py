@@ -135,7 +135,7 @@ def _opened(kind: str) -> Function:
         return lambda values: from_bf16(values).astype(np.float64)
     if kind == "f16":  # float32 on the way makes signalling NaN quiet
         return lambda values: values.astype(np.float32).astype(np.float64)
-    return lambda values: values.astype(np.float64) * 1.0  # which quiets NaN, too
+    return lambda values: values.astype(np.float64) * 1.0  # the product quiets NaN, too
 
 
 def _closed(kind: str, rounding: str, *, keeps_nan: bool = False) -> Function:
@@ -165,7 +165,7 @@ def _to_integer(op: Opcode, target: str, source: str) -> Lanewise:
     missing = 0
     if source == "f64" or bits == 64:
         missing = low if target[0] == "s" else 1 << (bits - 1)
-    # No float has 2^63 - 1: what is not below the power of two above ``high`` is ``high``.
+    # No float equals 2^63 - 1: a value not below the power of two above ``high`` becomes ``high``.
     above = float(high + 1)
     wide: dict[str, Function] = {"f16": lambda v: v.astype(np.float32), "bf16": from_bf16}
     opened = wide.get(source, np.asarray)

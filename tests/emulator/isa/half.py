@@ -13,7 +13,7 @@ from tests.emulator.isa.semantics import Function, Lanes, Lanewise, check_count,
 
 TYPES = ("f16", "bf16", "f16x2", "bf16x2")
 _NUMPY = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
-_OOB_NAN = 0x7FF7  # of f16 and bf16, as seen on sm_90 (PTX ISA, OOB-NaN)
+_OOB_NAN = 0x7FF7  # f16 and bf16, as seen on sm_90 (PTX ISA, OOB-NaN)
 
 
 def _wide_f16(name: str) -> Function:

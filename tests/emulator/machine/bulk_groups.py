@@ -32,7 +32,7 @@ class BulkGroups:
         self.clock = 1
         self.pending: deque[int] = deque()
         self._closed: list[int] = []  # last clock of each group
-        # Operations that nobody has waited for: clock -> lanes that issued them, and first line.
+        # Operations without a wait: clock -> issuing lanes, and first line.
         self._outstanding: dict[int, tuple[int, int]] = {}
         self.queue = ("group", self.reads)
 

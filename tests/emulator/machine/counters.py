@@ -22,7 +22,7 @@ class Counters:
 
     def __init__(self, program: "Program") -> None:
         self._program = program
-        self._blocks: dict[int, list[int]] = {}  # by warp, executions of each basic block
+        self._blocks: dict[int, list[int]] = {}  # warp -> executions of each basic block
         self.nbytes: Counter[str] = Counter()
         self.multiplies: Counter[tuple[str, int, int, int, int]] = Counter()
         self.waits: Counter[str] = Counter()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Dimensions = tuple[int, int, int]
 
-MAX_GRID_YZ = 65535  # of every compute capability
+MAX_GRID_YZ = 65535  # for every compute capability
 
 
 def _count(dimensions: Dimensions) -> int:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-CTA_SLOTS = 32  # of an SM, compute capability 9.0 and 10.0
+CTA_SLOTS = 32  # per SM, compute capability 9.0 and 10.0
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _WARP = 32
 _REGISTER_UNIT = 8  # per thread: allocation granularity
-_MAX_REGISTERS = 248  # of a thread, in whole units
+_MAX_REGISTERS = 248  # per thread, in whole units
 
 
 class Needs(NamedTuple):

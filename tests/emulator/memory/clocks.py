@@ -304,7 +304,7 @@ class Actor:
         self._snapshot: Snapshot | None = None
         self._fence_released: tuple[Clocks, Scope] | None = None
         self._fence_wanted = Clocks()
-        self._fence_reach = Scope.CTA  # that a fence needs to learn them well
+        self._fence_reach = Scope.CTA  # scope that a fence needs to acquire the wanted clocks
 
     def snapshot(self) -> Snapshot:
         """Read-only copy of the current clocks; the same object until the clocks change."""

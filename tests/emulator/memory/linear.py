@@ -82,7 +82,7 @@ class LinearMemory:
                 # Reading a partly written entry is a finding, unless the overlap is a finding
                 # already.
                 writer[(writers == NEVER).any(1) & (writer <= HOST)] = NEVER
-            # Of several readers one is kept.
+            # Only one of several readers is kept.
             readers = before.reader.reshape(-1, granule // old)
             reader = np.where(readers.min(1) < 0, readers.min(1), readers.max(1))
         size = min(writer.size, self.shadow.writer.size)

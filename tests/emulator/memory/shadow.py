@@ -234,7 +234,7 @@ def _distinct(events: Events32) -> Sequence[int]:
         found = set(events.ravel().tolist())
         return tuple(found) if len(found) == 1 else sorted(found)
     flat = events.ravel()
-    changes = flat[1:] != flat[:-1]  # a few: neighbours are mostly of one event
+    changes = flat[1:] != flat[:-1]  # few: neighbouring granules mostly share an event
     first: int = flat.item(0)
     if not changes.any():
         return (first,)

@@ -287,7 +287,7 @@ class _Body:
         self.call_parameters: set[str] = set()
         self.source = -1
         self.source_index: dict[tuple[int, int], int] = {}
-        self.used_bytes: int | None = None  # of the load that follows
+        self.used_bytes: int | None = None  # used_bytes_mask of the next load
 
     def read(self) -> None:
         tokens, kernel = self.tokens, self.kernel

@@ -79,7 +79,7 @@ class MBarrier:
         self.initialiser = initialiser
         self.waiters: list[Callable[[], None]] = []
         self.arrivals: deque[Arrivals] = deque(maxlen=2)
-        self._arrivals = Arrivals()  # of the current phase
+        self._arrivals = Arrivals()  # arrivals of the current phase
         self._arriving = Clocks()
         self._report = report
         self._near: Clock = {}  # clocks released by threads of the same CTA

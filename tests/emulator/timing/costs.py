@@ -189,7 +189,7 @@ class Costs:
         """mma.sync, executed by the tensor core of the warp's scheduler."""
         shape = next(part for part in parts if part[0] == "m" and part[1].isdigit())
         m, n, k = (int(size) for size in re.findall(r"\d+", shape))
-        bits = TYPE_BITS.get(parts[-3], 8)  # of A
+        bits = TYPE_BITS.get(parts[-3], 8)  # bits of an element of A
         cycles = m * n * k * bits / 16 / self._p.warp_multiply_rate
         return Cost(1, "mma.sync", cycles, max(cycles, self._p.warp_multiply_latency))
 

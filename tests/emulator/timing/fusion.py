@@ -8,7 +8,7 @@ from tests.emulator.ptx.syntax import Immediate, Instruction, Register
 
 _LOGIC = frozenset(("and", "or", "xor", "not"))
 _OPERANDS = 3
-_CONSTANTS = 1  # of the operands: others have to be in registers first
+_CONSTANTS = 1  # constant operands: further constants need registers
 
 
 def absorbed(blocks: Iterable[list[Instruction]]) -> set[int]:

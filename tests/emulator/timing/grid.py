@@ -96,7 +96,7 @@ class Grid(Ordered):
         self.supply = supply
         self.hbm = supply.hbm
         self.scale = scale
-        self.prefix = f"{label}: " if label else ""  # of its warps' names
+        self.prefix = f"{label}: " if label else ""  # prefix of the warps' names
         repetitions: Counter[int] = Counter()
         order = []
         for number, cluster in enumerate(clusters):

@@ -69,7 +69,7 @@ class MeasuredStream(NamedTuple):
     """GB/s of one CTA on each SM of an H200 that reads HBM 16 bytes per load (hopper_memory.cu)."""
 
     threads: int
-    loads: int  # of a thread, under way at once
+    loads: int  # loads of a thread, under way at once
     rate: float
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _ROW = 128  # bytes of a box that the copy engine handles at once
 _LOOK_AHEAD = 64
-_WARP_ROWS = 16  # of the 64 of a wgmma
+_WARP_ROWS = 16  # rows of a warp, out of the 64 of a wgmma
 Process = Generator[float | None, None, None]
 
 

@@ -57,7 +57,7 @@ class ElementType(Enum):
         return self.sub_byte and self.code != 11
 
 
-# By the number tensormap.replace takes (PTX ISA 9.7.9.28, table of new_val).
+# Index: number in tensormap.replace (PTX ISA 9.7.9.28, table of new_val).
 REPLACE_ELEMENT_TYPES = (
     ElementType.U8,
     ElementType.U16,

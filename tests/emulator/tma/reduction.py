@@ -68,7 +68,7 @@ def _add(old: Items, new: Items, kind: str, flush: bool) -> Items:
         old, new = _flushed(old), _flushed(new)
     total: Items = old + new
     if kind == "f64":
-        # NaNs pass as they are, the source's first; inf - inf is the negative quiet NaN (H200).
+        # NaNs pass unchanged, the source's first; inf - inf is the negative quiet NaN (H200).
         total = np.where(np.isnan(old), old, total)
         return np.where(np.isnan(new), new, total)
     if kind in ("f16", "bf16", "f32"):

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 
-_ITEM: dict[int, Any] = {8: np.uint64, 16: np.complex128}  # moved as they are, never computed with
+_ITEM: dict[int, Any] = {8: np.uint64, 16: np.complex128}  # moved unchanged, never computed with
 
 
 class Swizzle(IntEnum):
