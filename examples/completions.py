@@ -13,8 +13,8 @@ from examples.server import MODEL_NAME
 
 TIMEOUT = 120  # seconds for one request
 
-# Taking the likeliest token each time, so small a model repeats itself; speeds compare only if
-# every completion has the same length.
+# With greedy sampling, a model this small repeats itself; speeds compare only if every completion
+# has the same length.
 SAMPLING = {"temperature": 0.7, "seed": 0, "ignore_eos": True}
 
 

@@ -2,7 +2,7 @@
 
 import re
 
-# vLLM hides the engine's own error behind this one.
+# vLLM hides the engine's own error behind this error.
 NOT_THE_CAUSE = "initialization failed"
 _ERROR = re.compile(r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception|Checkpoint|Option)): (.+)$")
 _REFUSED = re.compile(r"^nvfp4-tc: refused: (.+)$", re.MULTILINE)

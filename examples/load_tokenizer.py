@@ -14,7 +14,7 @@ def load_tokenizer(checkpoint: Path) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
-    except Exception as error:  # a damaged file gives a bare one
+    except Exception as error:  # a damaged file raises a bare Exception
         raise ValueError(
             f"model: {checkpoint} holds no tokenizer that transformers can load ({error}); add "
             "its files"

@@ -19,7 +19,7 @@ from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE
 from vllm_fp4_plugin.formats.format import Format
 
 _CODE_RMS = 2.93  # RMS of E2M1 values with random bits
-_SCALES = (0.5, 1.0)  # block scales are spread over it
+_SCALES = (0.5, 1.0)  # range of the random block scales
 
 
 def write_checkpoint(folder: Path, config: dict[str, Any], format: Format) -> Path:

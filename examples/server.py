@@ -20,8 +20,8 @@ HOST = "127.0.0.1"
 MODEL_NAME = "demo"
 LOG_TAIL_LINES = 25
 STOP_SECONDS = 15
-START_SECONDS = 600.0  # for a small model to be ready, which takes 20 to 30 on a quiet machine
-_IMPORTS = 30  # a start is so many times as long as the imports of an example, and more
+START_SECONDS = 600.0  # for a small model's server, which takes 20 to 30 on a quiet machine
+_IMPORTS = 30  # start-up time, at least, as a multiple of an example's import time
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
@@ -72,7 +72,7 @@ def vllm_command(
     command = [str(vllm), "serve", str(model), "--host", HOST, "--port", str(port)]
     command += ["--served-model-name", MODEL_NAME]
     command += ["--max-num-batched-tokens", "2048", "--max-num-seqs", "16"]
-    # Compiling costs more than it saves here; the prefix cache would flatter the speeds.
+    # Compiling costs more than it saves here; the prefix cache would inflate the speeds.
     command += ["--enforce-eager", "--no-enable-prefix-caching"]
     return [*command, *(["--quantization", quantization] if quantization else []), *options]
 

@@ -156,7 +156,7 @@ def demo(
     wanted = NAMES if tasks is None else _split(tasks)
 
     def options() -> Options:
-        # Mistakes, before the model is trained.
+        # Check for mistakes before the model is trained.
         parse_variants(_split(variants), "")
         check_tasks(wanted, None)
         check_folder(out, "--out")

@@ -20,7 +20,7 @@ from rich.table import Table as RichTable
 from examples.accuracy.results import Results
 from examples.accuracy.table import FOOTNOTE, Table, heading, kernels, remarks, tables
 
-# In a file or a pipe, a row stays on its line.
+# In a file or a pipe, rows do not wrap.
 console = Console(width=None if sys.stdout.isatty() else 190, highlight=False)
 
 

@@ -74,7 +74,7 @@ def _terms(terms: int) -> Variant:
 
 
 def _yardstick(name: str, title: str, rounds: Rounds, input_terms: int) -> Variant:
-    eager = ("--enforce-eager",)  # or hooks on its layers would not run
+    eager = ("--enforce-eager",)  # otherwise the hooks on its layers would not run
     return Variant(name, title, rounds, method=None, options=eager, input_terms=input_terms)
 
 
@@ -110,14 +110,14 @@ def known_variants(vllm_attention: str) -> dict[str, Variant]:
         _online("nvfp4-tc-online-four-over-six", "four-over-six"),
         *(_terms(terms) for terms in (2, 3)),
         *(_rounded_terms(terms) for terms in range(2, MAX_TERMS + 1)),
-        # vLLM's loader takes one of the scales of q/k/v, and of gate/up, for all.
+        # vLLM's loader applies one of the scales of q/k/v, and of gate/up, to all.
         Variant("modelopt", "ModelOpt files, vLLM's own kernels", _BOTH, needs_gpu=True,
                 method=METHODS["modelopt"], tool=(*_MODELOPT, "--shared-fused-scale")),
     )  # fmt: skip
     return {variant.name: variant for variant in variants}
 
 
-# Measured if none are asked for.
+# Measured by default.
 DEFAULT_CPU = ("nvfp4-tc", "nvfp4-tc-online-four-over-six", "nvfp4-tc-w4a16")
 DEFAULT_GPU = (
     "nvfp4-tc", "nvfp4-tc-sweep", "nvfp4-tc-four-over-six", "nvfp4-tc-w4a16", "nvfp4-tc-fp8-kv",

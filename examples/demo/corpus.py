@@ -34,7 +34,7 @@ SKIPPED_PREFIXES = ("_sysconfigdata", "config-", "lib2to3/pgen2")
 GENERATED = re.compile(
     r"auto-?generated|automatically generated|@generated|file generated|do not (edit|modify)", re.I
 )
-NOTICE_CHARACTERS = 1000  # within which a generated file says so
+NOTICE_CHARACTERS = 1000  # leading characters searched for a generated-file notice
 MOST_DIGITS = 0.15  # share of the characters
 LEAST_COMPRESSED = 0.12  # compressed share of a long file: a more repetitive file is a table
 LONG_CHARACTERS = 20_000

@@ -77,7 +77,7 @@ def run(
     absmax = make_quantised(cache, model, text, scales="absmax")
     display.stage(absmax)
     live_start = time.monotonic()
-    # Never from the cache: this is the plugin at work.
+    # Never from the cache: this stage shows the plugin at work.
     measurement = serve_and_measure(cache, absmax, windows, measuring)
     live_seconds = time.monotonic() - live_start
     rows.append(_figures("NVFP4 absmax", absmax.folder, measurement, bf16))

@@ -189,7 +189,7 @@ def _loss(model: DecoderModel, batch: Tensor) -> Tensor:
             logits = model(input_ids=batch[:, :-1], use_cache=False).logits
         else:
             out = model(input_ids=batch[:, :-1], use_cache=False, output_router_logits=True)
-            # Without it a few experts take all tokens.
+            # Without this loss a few experts take all tokens.
             balance, logits = model.router_aux_loss_coef * out.aux_loss, out.logits
         return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten()) + balance
 

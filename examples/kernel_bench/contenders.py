@@ -237,7 +237,7 @@ def vllm_silu_and_mul() -> SiluAndMul:
         Unavailable: vLLM is missing or lacks the op.
     """
     try:
-        import_module("vllm._custom_ops")  # registers it
+        import_module("vllm._custom_ops")  # registers the op
     except (ImportError, OSError, AttributeError, RuntimeError) as error:
         raise Unavailable(f"vLLM cannot be imported ({_first_line(error)})") from error
     if not hasattr(torch.ops._C, "silu_and_mul"):

@@ -35,7 +35,7 @@ from nvfp4_kernels.tool.timed_graphs import captured, timed
 
 TOKENS = tuple(2**power for power in range(14))
 COLD_BYTES = 512 << 20  # rotating weights: several times L2
-CHECKED_TOKENS = 8  # whose results are compared
+CHECKED_TOKENS = 8  # tokens with compared results
 TOLERANCE = 0.01  # relative, on norms: bfloat16 rounds by 2⁻⁹ three times
 BYTES = 0.5 + 1 / 16  # per element, with its share of the scale
 
@@ -56,7 +56,7 @@ class Model:
 MODELS = {
     "qwen3-30b": Model(ExpertSizes(2048, 768, 128, 128), 8),
     "deepseek-ep8": Model(ExpertSizes(7168, 2048, 32, 256), 8),
-    # With SiLU and without biases, which are none of a layer's bytes.
+    # With SiLU and without biases, which do not count among a layer's bytes.
     "gpt-oss-120b": Model(ExpertSizes(2880, 2880, 128, 128), 4),
 }
 
@@ -79,7 +79,7 @@ def popularity(choice: str, tokens: int, experts: int) -> Tensor:
     each = torch.zeros(tokens, experts, device="cuda")
     if choice == "alike":
         return each
-    ranks = torch.randperm(experts, device="cuda")  # the most popular expert is anywhere
+    ranks = torch.randperm(experts, device="cuda")  # the most popular expert has a random index
     if choice == "zipf":
         return each - (1.0 + ranks).log()
     return each - 1e3 * ranks  # the same experts despite the noise

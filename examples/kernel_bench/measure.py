@@ -23,7 +23,7 @@ from examples.kernel_bench.results import Results, Sample
 from nvfp4_kernels.formats.nvfp4 import Nvfp4Tensor
 from nvfp4_kernels.tool.timed_graphs import LaunchGraph, captured, timed
 
-REPLAY_SECONDS = 2e-3  # so long that the two events around a replay do not count
+REPLAY_SECONDS = 2e-3  # long enough that the two events around a replay do not count
 MOST_LAUNCHES = 256
 WARM_UP_ROUNDS = 3
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from examples.perplexity import Interval
 from examples.sensitivity.results import Results
 
-# In a file or a pipe, a row stays on its line.
+# In a file or a pipe, rows do not wrap.
 console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
 ROWS = 20
 

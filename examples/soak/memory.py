@@ -9,7 +9,7 @@ import psutil
 WARM_UP = 0.25  # share of the time; one-time allocations are done by then
 _PART = 5  # medians are of the first and the last fifth of the rest
 MIN_SAMPLES = 2 * _PART
-# Samples are a share of the time so far apart, lest a load that ends early has too few.
+# The sampling interval is a share of the elapsed time, so that a short load has enough samples.
 _SHARE, _LEAST_SECONDS = 0.02, 0.02
 
 
@@ -27,7 +27,7 @@ def tree_bytes(pid: int) -> int:
     for process in _tree(pid):
         try:
             total += process.memory_info().rss
-        except psutil.NoSuchProcess:  # it ended meanwhile
+        except psutil.NoSuchProcess:  # the process ended meanwhile
             continue
     return total
 

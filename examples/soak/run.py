@@ -21,13 +21,13 @@ from examples.soak.memory import Sample
 from examples.soak.results import MEGABYTE, Results
 from examples.soak.traffic import Traffic
 
-ANSWERS = 8  # greedy ones that are compared
+ANSWERS = 8  # number of compared greedy answers
 _SETTLE_SECONDS = 60.0  # for aborted requests to leave the engine
-_END_SECONDS = 60.0  # for a server to end that has lost its engine
+_END_SECONDS = 60.0  # for a server without its engine to end
 _FIRST_TOKEN_SECONDS = 30.0  # until the engine is killed, at most
-# Of a connection that is used again. A server closes one that was idle for longer, perhaps just
-# when it is used: on a busy machine, where a client may read an answer a minute late, after vLLM's
-# 5 s and after 60 s too.
+# Limit for reused connections. A server closes a connection that was idle for longer, perhaps just
+# at its reuse: vLLM's after 5 s, and on a busy machine, where a client may read an answer a minute
+# late, after 60 s too.
 _IDLE_SECONDS = 2.0
 _SERVER_IDLE_SECONDS = 3600
 _GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
@@ -122,7 +122,8 @@ def _client(server: Server, settings: Settings) -> Any:
         base_url=f"{server.url}/v1",
         api_key="none",
         max_retries=0,
-        # Proxies of the environment are not for this machine; lost requests are told by us.
+        # Proxies of the environment are not for this machine; this program itself reports lost
+        # requests.
         http_client=httpx.AsyncClient(trust_env=False, limits=connections, timeout=None),  # noqa: S113
         timeout=None,
     )
@@ -231,7 +232,7 @@ async def _kill(traffic: Traffic, server: Server, settings: Settings, results: R
     if engine is None:
         raise ServerError("vllm serve: has no engine process; leave VLLM_ENABLE_V1_MULTIPROCESSING")
     results.kill.engine = engine.name()
-    # As long as can be, so that they are under way.
+    # As long as possible, so that the requests are still under way.
     room = traffic.max_model_len - traffic.prompt_tokens
     long = dataclasses.replace(
         traffic, output_tokens=room, has_full_length=True, streaming=asyncio.Event()

@@ -20,7 +20,7 @@ from rich.text import Text
 from examples.throughput.job import Progress as Told
 from examples.throughput.results import Rate, Results
 
-# In a file or a pipe, a row stays on its line.
+# In a file or a pipe, rows do not wrap.
 console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
 
 

@@ -67,7 +67,7 @@ def run(job: Job, file: Path) -> None:
                 )
                 progress.write(file)
                 seconds = generate(llm, case, ids)
-                if repeat:  # the first compiles, captures and tunes
+                if repeat:  # the first repeat compiles, captures and tunes
                     times.append(seconds)
                 progress.done += 1
         progress.state, progress.finished = "done", True

@@ -253,9 +253,9 @@ class Emitter:
         self._line = 0
         self._names = 0
         self._constants: dict[object, str] = {}
-        self.block = -1  # the current one's number
-        self.masked = False  # whether it runs under ``m``
-        self.guard = ""  # lanes that run the current instruction beyond ``m``, a variable's name
+        self.block = -1  # number of the current block
+        self.masked = False  # whether the current block runs under ``m``
+        self.guard = ""  # variable with the lanes of the current instruction, if fewer than ``m``
         self.specials: set[str] = set()
 
     # Writing
@@ -454,7 +454,8 @@ class Emitter:
             if code[1:] == form.code[1:]:
                 expression = f"({expression}).view({self.dtype(form.code)})"
             else:
-                # A result narrower than its register is extended, by its sign if it has one.
+                # A result narrower than its register is sign-extended if signed, else
+                # zero-extended.
                 if code[0] == "f":
                     expression, code = f"({expression}).view({self.dtype('u' + code[1:])})", "u"
                 wide = ("i" if code[0] == "i" else "u") + form.code[1:]

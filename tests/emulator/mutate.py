@@ -133,7 +133,7 @@ def main(
     out: Annotated[Path | None, typer.Option(help="file to write the table to")] = None,
 ) -> None:
     """Print the table."""
-    from tests.test_emulator.kernels.subjects import subjects  # this one needs CuTe
+    from tests.test_emulator.kernels.subjects import subjects  # this import needs CuTe
 
     lines = [_HEADER]
     print(_HEADER)

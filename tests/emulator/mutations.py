@@ -198,7 +198,7 @@ def _rank(s: Statement) -> list[Change]:
     return [("the next CTA", s.with_register("b32", "add.u32 {}, 1", 2))]
 
 
-# The first that matches an opcode.
+# The first pattern that matches an opcode applies.
 _RULES: tuple[tuple[str, Rule], ...] = (
     (r"mbarrier\.init", _init),
     (r"mbarrier\.(arrive|complete_tx|expect_tx)", _arrive),

@@ -78,7 +78,7 @@ def check_rows(
             lost = least * np.abs(v).sum(0) + SMALLEST
             scale_of_values = given.get("v_scale")
             if scale_of_values is not None and not bool(scale_of_values.isfinite()):
-                value = value * float(scale_of_values)  # 0 times it, where no key is seen
+                value = value * float(scale_of_values)  # 0 times the scale if no key is visible
             near(f"out{at}", out[index][head], value, (2 * off + weight + 1e-5) * spread + lost)
 
 

@@ -227,7 +227,7 @@ def draw_sparse(draw: Draw) -> Given:
     for asked, there in zip(queries, keys, strict=True):
         for _ in range(asked):
             lens[row] = draw.number(0, width) if there else 0
-            listed = draw.rng.integers(0, max(1, there), int(lens[row]))  # some come twice
+            listed = draw.rng.integers(0, max(1, there), int(lens[row]))  # some indices repeat
             indices[row, : int(lens[row])] = torch.from_numpy(listed).to(INT32)
             row += 1
     given = {

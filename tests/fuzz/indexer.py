@@ -168,7 +168,7 @@ def _weights(draw: Draw, rows: int, heads: int) -> Tensor:
 
 def draw_contiguous(draw: Draw, chooses: bool) -> Given:
     fmt, make, heads, dim = _sizes(draw)
-    make = grid if chooses else make  # a choice is judged where scores are exact
+    make = grid if chooses else make  # top-k is judged where scores are exact
     tokens, keys = draw.number(0, 6), draw.number(0, 60)
     q, k = make(fmt, draw.rng, tokens, heads, dim), make(fmt, draw.rng, keys, dim)
     ks = draw.integers(0, keys + 1, (tokens,), INT32)

@@ -84,7 +84,7 @@ def _judged(name: str, given: Given, broken: str | None, emulated: bool) -> str:
         return _refused(error, name, broken)
     except Exception as error:
         raise Wrong(f"{type(error).__name__}: {error}") from error
-    if _on_no_device(given):  # torch asks the op for shapes alone, or it would have refused
+    if _on_no_device(given):  # meta tensors: torch asks for shapes alone, and the op cannot refuse
         return "shapes alone"
     if broken is None and op.refused is not None:
         refused = op.refused(before, emulated)
@@ -119,7 +119,7 @@ def _refused(error: Exception, op: str, broken: str) -> str:
     parts = broken.split(" ", 1)[0].split(".")
     if any(names_argument(said, part) for part in parts) and (named or _is_schema(error)):
         return "refused"
-    if "can't allocate memory" in said:  # a size of the result; there is no other limit to it
+    if "can't allocate memory" in said:  # an absurd result size, which only memory limits
         return "refused"
     message = said.split(": ", 1)[1]
     if named and any(message.startswith(name) for name in (*_NAMES, *parameters(op))):

@@ -32,7 +32,7 @@ CLOCK = 1.85e9
 SMS = 148
 FLOPS = {False: 2.25e15, True: 4.5e15}  # dense, of 16-bit and of E4M3 operands
 BYTES = 8e12  # per second
-INDEXED_OF = 4  # keys of a sequence for each that is on a list
+INDEXED_OF = 4  # keys of a sequence per top-k index
 WORKS = 5  # work tiles of one CTA in a trace
 LINE = (
     "{name:34} {us:9.1f} us, roofline {bound:9.1f} ({fraction:4.0%}) {rate}; {tile}, "

@@ -27,7 +27,7 @@ from tests.modelled.traces import Traced, Tracer
 TOKENS = (1, 8, 16, 64, 256)
 KEYS = 1024
 LAYERS = 2  # in a chain: the first has no predecessor to overlap
-WHOLE_CHIP = 1  # tokens, up to which all GPCs are simulated: few CTAs of a grid have work then
+WHOLE_CHIP = 1  # tokens up to which all GPCs are simulated: few CTAs of a grid have work then
 VLLM = "vllm"
 
 Launches = Sequence[tuple[Step, Traced | OpaqueLink]]

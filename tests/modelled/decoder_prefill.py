@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from nvfp4_kernels.attention.sm100.tile import AttentionTile
 
-TURNS = 4, 8  # tiles of a cluster that are run, where it has more
+TURNS = 4, 8  # traced tiles per cluster, where a cluster has more
 TRACED_CTAS = 160
 EPS = 1e-5
 VLLM = "vllm"
@@ -48,7 +48,7 @@ class Prefill:
         self._products = ProductsSm100(tracer, self.model.shape(), self.tokens)
         self._prompts, self._length = prompts, length
         self._sizes = self.model.sizes(self.tokens, length)
-        self._quantizes = False  # attention its result
+        self._quantizes = False  # whether attention quantises its result
         self._known: dict[tuple[str, str, bool], float] = {}
 
     def layer(self, variant: str) -> list[tuple[Step, float]]:

@@ -178,7 +178,7 @@ class DecoderSm100:
         traced, _ = rotary_store.traced(self._tracer, self.tokens, m.qk_norm, False, sizes)
         [qkv, *others] = traced.operands
         operands = replace(qkv, name=step.reads), *others
-        # All layers read the same, so that L2 still holds it.
+        # All layers read the same operand, so that L2 still holds it.
         return replace(traced, operands=operands, writes={each.name: each.total for each in others})
 
     def _attention(self, step: Step) -> Traced:
@@ -253,7 +253,7 @@ class Mixture:
             product = self._products[number]
             output = EpilogueConfig("nvfp4" if step.quantizes else "bfloat16")
             tile, output = choose_grouped(product.problem, output)
-            if number == 1:  # it may load weights while the first product ends
+            if number == 1:  # the second product may load weights while the first ends
                 tile = replace(tile, routed_before=True)
             return self._grouped.traced(product, (tile, output), step.reads, step.writes)
         if step.name in ("moe_topk", "moe_route"):

@@ -36,7 +36,7 @@ LAYERS = 3  # in a chain: the first has no predecessor to overlap
 FLOP_PER_US = 9.0e9
 
 
-# Tokens of each expert, N and K; the time that a bandwidth of 8 TB/s and 1.5 GHz allow.
+# Tokens of each expert, N and K; lower bound of the time at 8 TB/s and 1.5 GHz.
 CONTEST = {
     "8 experts, 4096 × 7168": ((80, 176, 128, 72, 64, 248, 96, 160), 4096, 7168, 18.833),
     "8 experts, 7168 × 2048": ((40, 76, 168, 72, 164, 148, 196, 160), 7168, 2048, 10.667),
@@ -108,7 +108,7 @@ class GroupedSm100:
         tokens, n, k, weights = product.tile_tokens, product.n, product.k, product.weights
         down = tile.rows * max(1, tile.cluster_m // tile.ctas)
         across = tile.columns * tile.cluster_n
-        # Tiles of the weights for each tile of tokens, and of the tokens' side in one.
+        # Extents of a cluster's tile: along the weights' rows, and along the tokens.
         along, beside = (down, across) if tile.swap_ab else (across, down)
         each = math.ceil(n / along) * math.ceil(tokens / beside)
         slots = assumed_clusters(SMS, tile.cluster)

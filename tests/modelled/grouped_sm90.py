@@ -114,7 +114,7 @@ class GroupedSm90:
         problem = GroupedProblem(self.room, self.tile_tokens, shape.held, n, k, weights, everywhere)
         output = EpilogueConfig(activation=SILU if weights == 2 else None)
         tile, output = choose_grouped_config(problem, output)
-        # Routing is the first product's prerequisite, and settled before the second's.
+        # Routing precedes the first product, and is visible before the second.
         return replace(tile, routed_before=weights == 1), output
 
     def product(self, weights: int) -> Traced:

@@ -12,7 +12,7 @@ Source = Literal["traced", "priced"]
 # FlashInfer's all-reduces: with the norm, and with its quantisation too.
 ALL_REDUCE_NORM = "all_reduce_add_rms_norm"
 ALL_REDUCE_QUANTIZE = f"{ALL_REDUCE_NORM}_quantize"
-ALL_REDUCE = "all_reduce"  # vLLM's, alone
+ALL_REDUCE = "all_reduce"  # vLLM's, not fused
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def vllm_launches(kind: Kind = Kind()) -> list[Step]:
         return Step(name, by, "priced", "x", "x")
 
     norms = [step("add_rms_norm"), step("quantize")]
-    if kind.ranks > 1:  # the quantisation is in it
+    if kind.ranks > 1:  # quantisation is part of the all-reduce
         norms = [step(ALL_REDUCE_QUANTIZE, "FlashInfer")]
     return [
         *norms,
@@ -160,7 +160,7 @@ def _norm(switches: Switches, kind: Kind) -> list[Step]:
 
 def _plain_norm(kind: Kind) -> Step:
     """Sum with the residual and norm, in 16 bits."""
-    # Over several GPUs vLLM's pass fuse_allreduce_rms takes the norms, by default.
+    # Over several GPUs vLLM's pass fuse_allreduce_rms fuses the norms, by default.
     name, by = ("add_rms_norm", "vLLM") if kind.ranks == 1 else (ALL_REDUCE_NORM, "FlashInfer")
     return Step(name, by, "priced", "x", "normed in 16 bits")  # type: ignore[arg-type]
 

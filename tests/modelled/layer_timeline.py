@@ -10,8 +10,8 @@ from tests.emulator.timing.chain import LinkTime
 from tests.emulator.timing.perfetto import metadata, natural
 from tests.emulator.timing.timeline import Slice
 
-LAUNCHES, UNITS, WARPS = 1, 2, 3  # process numbers; each launch's warps are a process of their own
-SHORTEST = 0.05  # µs: shorter slices of warps and units are left out
+LAUNCHES, UNITS, WARPS = 1, 2, 3  # process numbers; each launch's warps form a separate process
+SHORTEST = 0.05  # µs: shorter slices are omitted
 WAIT = "waits for the launch before"
 _LANES = 3  # tracks of overlapping launches: a launch may open before the last but one has ended
 

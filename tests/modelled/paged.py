@@ -49,7 +49,7 @@ def walk(heads: int, parts: int, places: int, at_once: int) -> Walk:
     found = []
     for ctas in range(at_once, MOST_CTAS + 1, at_once):
         sequences = max(1, round(works / places * ctas / parts))
-        has_more = sequences * parts - each * ctas  # the first CTAs have one more
+        has_more = sequences * parts - each * ctas  # the first CTAs have one work tile more
         if 0 <= has_more <= ctas:
             found.append((abs(has_more / ctas - more / places), ctas, sequences, has_more))
     _, ctas, sequences, has_more = min(found)

@@ -27,12 +27,12 @@ BODIES = {
 ALL_REDUCE_US = 6.0  # few tokens over four GPUs; assumed, as no figure is published
 # All-reduces fused with the norm, or its quantisation too: the exchange hides the extra work.
 _ALL_REDUCES = frozenset({ALL_REDUCE, ALL_REDUCE_NORM, ALL_REDUCE_QUANTIZE})
-ATTENTION = (3.5, 0.84 * 8e6)  # least, and bytes in a µs
-GEMM_FIXED, GEMM_EACH_K = 2.0, 0.735 / 1024  # and for each of K, without split K
+ATTENTION = (3.5, 0.84 * 8e6)  # least µs, and bytes per µs
+GEMM_FIXED, GEMM_EACH_K = 2.0, 0.735 / 1024  # fixed µs, and µs per element of K, without split-K
 GEMM_START, GEMM_BANDWIDTH = 1.9, 7.0e6
-GEMM_RATE = 7.2e9  # FLOP in a µs: NVIDIA's kernel reaches 7.0 and 8.1 PFLOP/s of many tokens
+GEMM_RATE = 7.2e9  # FLOP per µs: NVIDIA's kernel reaches 7.0 and 8.1 PFLOP/s with many tokens
 STEP_US = 30.0  # per step, besides layers and lm_head: embedding, last norm, sampling
-ROUTER_US = 3.0  # 16-bit product of K = 2048, as cuBLAS has published times with launch of 5.1
+ROUTER_US = 3.0  # 16-bit product of K = 2048; cuBLAS's published time with the launch is 5.1
 
 
 @dataclass(frozen=True)

@@ -49,12 +49,12 @@ def make_tasks(
         data = folder.resolve() / f"{name}.jsonl"
         data.write_text("".join(json.dumps(document) + "\n" for document in documents))
         task = Template(Path(__file__).with_name(f"{name}.yaml").read_text())
-        # A JSON string is one of YAML.
+        # A JSON string is a YAML string too.
         (folder / f"{name}.yaml").write_text(task.substitute(data=json.dumps(str(data))))
     return {name: len(documents) for name, documents in made.items()}
 
 
-@cache  # for each variant that is measured
+@cache  # computed once for all measured variants
 def _documents(roots: tuple[Path, ...], count: int) -> dict[str, list[dict[str, Any]]]:
     text = read_held_out(roots)
     made = {name: make(text, count) for name, make in _MAKERS.items()}

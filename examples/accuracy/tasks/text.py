@@ -17,7 +17,7 @@ from examples.demo.corpus import Document, read_corpus
 CONTEXT_BYTES = 800
 ANSWER_BYTES = 160
 
-_START = 3  # words by which an answer is looked for
+_START = 3  # words of an answer's lookup key
 _QUOTES = re.compile(r'[ \t]+"""(?=[A-Z])')
 
 

@@ -34,7 +34,7 @@ def questions(text: HeldOut, count: int) -> list[dict[str, str]]:
 
 
 def _places(document: Document) -> Iterator[dict[str, str]]:
-    """Places of a word after one space, such that the prompt before contains the word twice."""
+    """Candidate words after one space, with the word repeated in the preceding prompt."""
     lines = list(io.StringIO(document.text))
     starts = [0]
     for line in lines:

@@ -396,7 +396,7 @@ CASES = (
 
 
 _TASKS = "experimental/task_scheduling/blackwell/tutorial/"
-# Patterns of the examples that are not run, and why.
+# Patterns of excluded examples, with the reasons.
 EXCLUDED = {
     "cute/hopper/kernel/dense_gemm/dense_gemm_fp8_*": "wgmma of FP8, which is not modelled",
     "cute/blackwell_geforce/*": "sm_120",

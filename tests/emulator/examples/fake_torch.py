@@ -181,7 +181,8 @@ def install(sms: int, arch: str = "sm_100a") -> None:
         (torch.Tensor, tensor),
         (dlpack, {"to_dlpack": _on_cuda(vars(dlpack)["to_dlpack"])}),
         (torch._C, {"_cuda_getCurrentRawStream": lambda device: 0}),
-        # Before 2.10 torch has no scaled_grouped_mm, which only GPUs run: examples then do without.
+        # torch before 2.10 has no scaled_grouped_mm, which only GPUs support: examples then do
+        # without.
         (torch, {"_scaled_mm": block_scaled_mm, "__version__": "2.9.0"}),
         (torch.profiler, {"profile": Profile}),
     ):

@@ -143,7 +143,7 @@ def atomic(
         items = np.ascontiguousarray(after).view(ITEMS[nbytes])[:, 0]
         memory.write_lanes(places, nbytes, items, access)
         old[lanes] = before
-        # Or it is a poll that does not end by itself.
+        # An operation that changes nothing is a poll, which wakes no other warp.
         changed = (before != after).any(1).tolist()
         for address, differs in zip(places.tolist(), changed, strict=True):
             publish(w, memory, address, release, scope, mask, differs)

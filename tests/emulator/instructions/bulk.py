@@ -423,7 +423,7 @@ def bulk_load(
         shared = pick(target, lane) & 0xFFFFFFFF
         bulk_rules.check_copy(nbytes, shared, origin)
         if not nbytes:
-            continue  # moves and completes nothing (seen on an H200)
+            continue  # an ignored copy: moves and completes nothing (seen on an H200)
         signal = pick(barrier, lane) & 0xFFFFFFFF
         copies = _destinations(w, shared, signal, ranks, 1, lane)
         before, issuer = w.actor.snapshot(), w.one_lane(lane)

@@ -65,7 +65,7 @@ class _Form:
         self.width = max(TYPE_BITS[self.kind] // 8, 1)
         self.nbytes = self.width * self.count
         self.strong = self.order not in ("weak",)
-        self.reach = int(scope_of(i, Scope.SYS))  # volatile and mmio name none
+        self.reach = int(scope_of(i, Scope.SYS))  # volatile and mmio name no scope
 
 
 def scope_of(i: Instruction, default: Scope) -> Scope:
@@ -510,7 +510,7 @@ def _note_lanes(
 
 def bank_passes(where: Lanes, nbytes: int) -> int:
     """Bank cycles of an access of ``nbytes`` per lane to shared memory's 32 banks of 4 bytes."""
-    # Wide accesses go in groups of lanes that together move 128 bytes.
+    # Wide accesses are split into groups of lanes that together move 128 bytes.
     words = (where[:, None] // 4 + np.arange(max(nbytes // 4, 1), dtype=np.uint64)).astype(int)
     group = max(128 // max(nbytes, 4), 1)
     passes = 0
@@ -555,7 +555,7 @@ def _local(
                 found[n][lane] = data.view(ITEMS[width])[0]
             else:
                 w.local[lane].write(place, values[n][lane : lane + 1].view(np.uint8), access)
-    # The lanes' local memories interleave: lanes that use the same place make whole sectors.
+    # The lanes' local memories interleave: accesses of lanes to the same offset fill whole sectors.
     lanes = len(w.active(mask))
     nbytes = width * count * lanes
     detail = ("local", lanes, -(-nbytes // SECTOR), -(-nbytes // _LINE))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _COUNT = {"x1": 1, "x2": 2, "x4": 4}
 # Source format -> bits of an element; 16 packed elements begin at every 16-byte boundary.
 _PACKED = {"b6x16_p32": 6, "b4x16_p64": 4}
-# (shape, types) -> whether .trans is there: True, False or None for both (PTX ISA, ldmatrix).
+# (shape, types) -> whether .trans is present: True, False or None for both (PTX ISA, ldmatrix).
 _LOADS = {
     ("m8n8", "b16"): None,
     ("m16n16", "b8"): True,
@@ -140,7 +140,7 @@ def ldmatrix(w: "Warp", addresses: np.ndarray, form: _Form, line: int) -> list[n
         # Lane t holds columns from 4 (t % 4) of row t / 4: no rearrangement.
         tiles = rows
     else:
-        # The same of rows t / 4 and, in the next register, t / 4 + 8 of the transpose.
+        # Likewise, for rows t / 4 and, in the next register, t / 4 + 8 of the transpose.
         tiles = rows.reshape(form.count, 16, 16).transpose(0, 2, 1)
     lanes = np.ascontiguousarray(tiles).reshape(-1).view(np.uint32)
     return list(lanes.reshape(form.registers, 32))

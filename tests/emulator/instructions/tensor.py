@@ -422,7 +422,7 @@ def tensor_mma(
         _issue_mma(w, mma, _ctas(w, group), lane, line)
         counted = (kind, instruction.m, instruction.n, instruction.k, group)
         w.launch.counters.multiplies[counted] += 1
-        near = from_tensor or (held and not ws)  # A comes from the core itself
+        near = from_tensor or (held and not ws)  # A comes from the tensor core itself
         w.note("mma", line, detail=(*counted, instruction.scales, near))
 
 
@@ -446,7 +446,7 @@ def _collect(w: "Warp", collector: str, operand: int) -> bool:
     if action == "fill":
         held[buffer] = operand
     else:
-        # Without a fill, the operand takes the buffer and does not stay.
+        # Without a fill, the operand passes through the buffer and is not kept.
         held.pop(buffer or "a", None)
     return False
 

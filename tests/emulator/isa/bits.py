@@ -63,7 +63,7 @@ def lop3(table: int) -> Function:
     return function
 
 
-# Tables that depend on fewer than three operands: their value ignores a, b or c.
+# Tables that depend on fewer than three operands: the function ignores a, b or c.
 _IGNORING = frozenset(
     code
     for code in range(256)
@@ -84,7 +84,7 @@ def _lop3(op: Opcode, count: int | None, results: int | None) -> Lanewise:
         if not 0 <= code <= 255:
             raise IllegalInstruction(f"{op.text}: immLut {code}, expected 0 to 255 (PTX ISA, lop3)")
         value = lop3(code)(a, b, c)
-        if code in _IGNORING:  # some tables leave out the operands that have lanes
+        if code in _IGNORING:  # some tables ignore the operands that have lanes
             shape = np.broadcast(a, b, c).shape
             value = np.full(shape, value, np.uint32)
         return value
@@ -112,7 +112,7 @@ def _shift(op: Opcode, count: int | None, results: int | None) -> Lanewise:
     name = kind if kind[0] == "s" else f"b{bits}"
     sign, ufunc = ("<<", "left_shift") if op.family == "shl" else (">>", "right_shift")
     if bits == 32:
-        # A signed amount keeps int32 >> amount in 32 bits; a negative one counts as too large.
+        # A signed amount keeps int32 >> amount in 32 bits; a negative amount counts as too large.
         return Lanewise(
             (name, "s32" if kind[0] == "s" else "b32"),
             (name,),

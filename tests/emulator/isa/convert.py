@@ -133,7 +133,7 @@ def _opened(kind: str) -> Function:
     """Conversion of presented values to float64."""
     if kind == "bf16":
         return lambda values: from_bf16(values).astype(np.float64)
-    if kind == "f16":  # float32 on the way makes signalling NaN quiet
+    if kind == "f16":  # the detour through float32 makes signalling NaN quiet
         return lambda values: values.astype(np.float32).astype(np.float64)
     return lambda values: values.astype(np.float64) * 1.0  # the product quiets NaN, too
 

@@ -63,7 +63,7 @@ def min_max(op: Opcode, count: int | None, kind: str) -> Lanewise:
     magnitude = kind != "f64" and op.flag("abs")
     exclusive = magnitude and not three and op.flag("xorsign")
     if magnitude and not three and not exclusive:
-        op.refuse("abs")  # two operands have it with .xorsign alone
+        op.refuse("abs")  # the two-operand form takes abs with .xorsign alone
     ftz = kind in ("f32", "f16", "f16x2") and op.flag("ftz")
     op.finish()
     function: Function = extreme(op.family, nan=nan)

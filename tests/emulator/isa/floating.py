@@ -62,7 +62,7 @@ def _wide(name: str, rounding: str) -> Function:
         return lambda a, b: _wide_sum(a, -b, rounding)
     if name == "fma":
         return lambda a, b, c: _wide_sum(np.multiply(a, b, dtype=np.float64), c, rounding)
-    # Products are exact in float64; quotients that are not come close to no float32 number.
+    # Products are exact in float64; an inexact quotient is not close to any float32 number.
     ufunc = np.multiply if name == "mul" else np.divide
     return lambda a, b: ufunc(a, b, dtype=np.float64)
 

@@ -17,7 +17,7 @@ _BY_FAMILY: dict[str, _Builder] = {
     **moves.FAMILIES,
     **approximate.FAMILIES,
 }
-# Arithmetic families are told apart by their type.
+# Arithmetic families are distinguished by type.
 _BY_TYPE: tuple[Mapping[str, _Builder], ...] = (integer.FAMILIES, floating.FAMILIES, half.FAMILIES)
 FAMILIES = frozenset(_BY_FAMILY).union(*_BY_TYPE)
 
@@ -52,7 +52,7 @@ def lookup(opcode: str, sources: int | None = None, results: int | None = None) 
     if builder is None:
         families = _arithmetic(op)
         if op.family not in families:
-            # Such as fma.s32: let the family that exists say which types it has.
+            # An unknown type such as fma.s32: the known family reports its types.
             families = next(known for known in _BY_TYPE if op.family in known)
         builder = families[op.family]
     return builder(op, sources, results)

@@ -186,7 +186,7 @@ def _ue8m0_codes(rounding: str, finite: bool) -> Lanes:
     magnitude = np.arange(1 << 16) & 0x7FFF
     codes = magnitude >> 7
     if rounding == "rp":
-        # 2^-127, a subnormal bfloat16, is code 0 itself.
+        # 2^-127, a subnormal bfloat16, has code 0.
         codes += (magnitude & 0x7F != 0) & (magnitude > 0x40) & (magnitude < 0x7F80)
     if finite:
         codes = np.where((codes > 254) & (magnitude <= 0x7F80), 254, codes)

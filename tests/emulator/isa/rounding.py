@@ -162,9 +162,9 @@ def from_bf16(patterns: Lanes) -> npt.NDArray[np.float32]:
 def encode(numbers: F64, form: Format) -> npt.NDArray[np.uint32]:
     """Bit patterns of values exact in the format; NaN becomes canonical."""
     magnitude = np.abs(np.where(np.isfinite(numbers), numbers, 0.0))
-    # Zero and subnormal numbers share the step of the smallest normal one.
+    # Zero and subnormal numbers share the step of the smallest normal number.
     step = quantum(np.maximum(magnitude, 2.0 ** (1 - form.bias)), form)
-    # Adding the biased exponent carries the leading one of a normal mantissa.
+    # Adding the biased exponent carries the implicit leading bit of a normal mantissa.
     biased = step + form.mantissa + form.bias - 1
     patterns = np.ldexp(magnitude, -step).astype(np.int64) + (biased << form.mantissa)
     top = ((1 << form.exponent) - 1) << form.mantissa

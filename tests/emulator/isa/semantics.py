@@ -14,7 +14,7 @@ from tests.emulator.findings import IllegalInstruction
 Lanes = npt.NDArray[Any]
 Function = Callable[..., Any]
 
-# How an operand or a result of each name is presented: one element of this dtype for each lane.
+# Presentation of an operand or result by type name: one element of this dtype for each lane.
 DTYPES: dict[str, type[np.generic]] = {
     "pred": np.bool_,
     **{f"{kind}{bits}": getattr(np, f"uint{bits}") for kind in "bu" for bits in (8, 16, 32, 64)},

@@ -45,7 +45,7 @@ class Link:
         self.done = False
         self.waiters: list[Callable[[], None]] = []
         self._clusters_left = launch.clusters
-        self._holding = launch.clusters * launch.cluster_size  # CTAs that keep the next one waiting
+        self._holding = launch.clusters * launch.cluster_size  # CTAs that block the next launch
 
     @property
     def earlier(self) -> "list[Link]":
@@ -151,7 +151,7 @@ class Chain:
             for lint in launch.program.lints:
                 launch.report(UnwaitedLoad(lint.fact, launch.program.where(lint.line)))
         alone = len(self.links) == 1
-        # The first of several comes after everything before it.
+        # The first launch of several is ordered after all earlier launches.
         order, events = history.begin(
             first.program.kernel.name, first.stream, alone and self.links[0].dependent
         )

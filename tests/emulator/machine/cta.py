@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.emulator.machine.launch import Launch
 
 # The first kilobyte belongs to the system on sm_90 and later. Kernels clear bit 24 of a shared
-# address, the lowest one of the rank, to name the leader of a pair.
+# address, the lowest bit of the rank, to name the leader of a pair.
 SHARED_BASE = 1024
 
 Position = tuple[int, int, int]
@@ -65,7 +65,7 @@ class Cta:
         self.rank = rank
         self.threads = launch.threads
         self.alive = True
-        # A few chunks more than the CTA has: descriptors count in 16 bytes.
+        # A few chunks beyond the CTA's memory: descriptors address units of 16 bytes.
         whole = np.zeros(SHARED_BASE + -(-launch.memory_bytes // 16) * 16, np.uint8)
         self.shared = LinearMemory(
             f"shared memory of CTA {position}",

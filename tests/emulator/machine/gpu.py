@@ -68,7 +68,7 @@ class Gpu:
         self.strict_scopes = strict_scopes
         self.rounds_like_h200 = rounds_like_h200
         self.sharing = sharing
-        self._waiting: list[Launch] | None = None  # launches that run once all are there
+        self._waiting: list[Launch] | None = None  # launches deferred to the end of the context
         self.memory = GlobalMemory()
         self.history = History(self.memory)
         self.findings: list[EmulatorError] = []

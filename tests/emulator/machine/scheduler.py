@@ -12,9 +12,9 @@ from tests.emulator.machine.warp import Warp
 if TYPE_CHECKING:
     from tests.emulator.machine.chain import Chain
 
-# Turns in which warps only polled before the run is called endless, per resident warp.
+# Polling turns, per resident warp, after which a run counts as a livelock.
 _POLLS = 2000
-# And before a cluster that runs in order gives way to the others, which it may be polling for.
+# Polling turns after which an in-order cluster yields to the clusters that it may be polling for.
 _PATIENCE = 50
 
 
@@ -42,7 +42,7 @@ class Scheduler:
         self._timed_out = False
         self._random = schedule.random()
         self._mixed = schedule.warps == "random"
-        self._eager = self._mixed or chain.shared  # to start clusters
+        self._eager = self._mixed or chain.shared  # whether clusters start as soon as they fit
         self._gave_way = False
 
     def resume(self, warp: Warp) -> None:

@@ -26,7 +26,7 @@ class TensorUnit:
 
     def __init__(self, warp: "Warp") -> None:
         self._warp = warp
-        self.collected: dict[str, int] = {}  # collector buffer -> the operand it holds
+        self.collected: dict[str, int] = {}  # collector buffer -> operand in the buffer
         self.phases: Clock = {}
         events: Events = warp.launch.events
         self.pipe = events.new_component()

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from tests.emulator.machine.launch import Launch
 
 LANES = 32
-_POLLS = 3  # loads that see the same before a warp sleeps
-_REMEMBERED = 64  # accesses that no bar.warp.sync has followed; older ones count as released
+_POLLS = 3  # loads of the same value before a warp sleeps
+_REMEMBERED = 64  # accesses not yet followed by a bar.warp.sync; older accesses count as released
 RANK_SHIFT = 24  # a shared address carries the rank of its CTA in the cluster above this bit
 Mask = npt.NDArray[np.bool_] | None
 Program: TypeAlias = "GeneratorType[None, None, None]"
@@ -162,7 +162,7 @@ class Warp:
         if cta is not self.cta:
             cta.touch(self.actor.component, clock, verb, lambda: self.where(line))
 
-    # Who is asking, for memory
+    # Memory accesses of this warp
 
     def access(self, line: int, verb: str, strong: bool = False) -> Access:
         """A generic-proxy access of this warp at ``line``.
@@ -335,7 +335,7 @@ class Warp:
         except EmulatorError as error:
             raise error.at(self.where(self._line_in(error))) from None
         except NameError as error:
-            # The generated code holds registers in variables; nothing else there can be missing.
+            # The generated code holds registers in variables; a missing name is always a register.
             named = re.search(r"'(\w+)'", str(error))
             register = self.launch.program.register_of(named.group(1)) if named else None
             if register is None:

@@ -40,8 +40,8 @@ from tests.emulator.findings import EmulatorError, Where
 
 Clock = dict[int, int]
 
-NEVER = 0  # event of memory nothing has written
-HOST = 1  # event of everything that the launch comes after
+NEVER = 0  # event of uninitialised memory
+HOST = 1  # event of everything that precedes the launch
 MBARRIER = 2  # event of the eight bytes of a live mbarrier object
 GUARD = -1  # event of bytes between the arrays of shared memory
 
@@ -61,7 +61,7 @@ class Scope(IntEnum):
 def join(into: Clock, other: Clock) -> None:
     """Raise ``into`` to the later clock of both, component by component."""
     for component, clock in other.items():
-        if component not in into or into[component] < clock:  # no call: barriers do little else
+        if component not in into or into[component] < clock:  # no call: a hot loop
             into[component] = clock
 
 

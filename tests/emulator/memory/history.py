@@ -30,7 +30,7 @@ from tests.emulator.memory.clocks import (
 from tests.emulator.memory.spaces import GlobalMemory
 
 Numbers = npt.NDArray[np.int32]
-RUN = 4096  # numbers for each run that changed: with fewer, all are written at once, faster
+RUN = 4096  # elements per changed run; with shorter runs, one write of the whole array is faster
 
 
 @dataclass(eq=False)
@@ -86,7 +86,7 @@ class History:
         """
         running = self._running.pop(stream, {})
         if not dependent:
-            # Ordered with everything: as quick as if the host had written it all.
+            # The launch is ordered after everything: all earlier accesses count as the host's.
             running = {}
             self._settle(Events(self._earlier({}), self._sets))
         return Grid(kernel, running), Events(self._earlier(running), self._sets)
@@ -204,7 +204,7 @@ class _Numbering:
             return self._append(grid, origin) if grid in self._running else HOST
         assert self._own is not None
         origin = self._events.origin[event]
-        # Without CTA and warp: this event stands for all of the line's.
+        # No CTA or warp: the event represents all accesses of the line.
         place = replace(origin.where(), cta=None, warp=None)
         key = origin.verb, origin.strong, place.line
         if key not in self._own_lines:
@@ -220,7 +220,7 @@ class _Numbering:
 def _renumber(numbers: Numbers, new: Callable[[int], int]) -> tuple[Numbers, Numbers]:
     """Replace every number in place; returns the old number and the length of each run."""
     first = numbers.item(0)
-    if numbers.item(-1) == first and (numbers == first).all():  # as most memories are
+    if numbers.item(-1) == first and (numbers == first).all():  # true of most memories
         if (only := new(first)) != first:
             numbers[...] = only
         return np.array([first], np.int32), np.array([numbers.size], np.int32)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from tests.emulator.machine.warp import Warp
 
 GLOBAL = -1
-Place = tuple[int, int]  # the cluster whose shared memory it is in, or GLOBAL; the address
+Place = tuple[int, int]  # number of the cluster whose shared memory it is, or GLOBAL; address
 
 _WIDEST = 16  # bytes of a strong access
 

@@ -69,9 +69,9 @@ class Access:
         self.known = known
         self.report = report
         self.pipe = pipe
-        # Writes and reads of the same warp that no bar.warp.sync has ordered, and the lanes that
-        # access now: one for all granules, one for each, MANY_LANES, or ANY_LANE where that does
-        # not matter.
+        # Writes and reads of the same warp that no bar.warp.sync has ordered, and the accessing
+        # lanes: one for all granules, one for each, MANY_LANES, or ANY_LANE where the lane does not
+        # matter.
         self.unordered: Collection[int] = frozenset()
         self.unordered_reads: Collection[int] = frozenset()
         self.lanes: Lanes = ANY_LANE
@@ -230,7 +230,7 @@ class OneLane(NamedTuple):
 
 def _distinct(events: Events32) -> Sequence[int]:
     """The events of some granules, in order."""
-    if events.size <= _FEW:  # as lanes have: numpy's own calls take longer than their work
+    if events.size <= _FEW:  # typical for lanes: numpy's own calls have more overhead than work
         found = set(events.ravel().tolist())
         return tuple(found) if len(found) == 1 else sorted(found)
     flat = events.ravel()
@@ -335,7 +335,7 @@ class Shadow:
         lanes[where] = np.where(others, np.int8(MANY_LANES), mine)
         events[where] = access.event
         if isinstance(mine, np.ndarray) and (mixed := lanes[where] != mine).any():
-            lanes[where[mixed]] = MANY_LANES  # or one lane, the last, would stand for all
+            lanes[where[mixed]] = MANY_LANES  # otherwise the last lane would stand for all
 
     def _check_lanes(
         self,

@@ -91,7 +91,7 @@ def registers_of(operand: Operand) -> Iterator[str]:
 def _registers(operands: Sequence[Operand]) -> list[str]:
     names: list[str] = []
     for operand in operands:
-        if type(operand) is Register:  # as most are
+        if type(operand) is Register:  # true of most operands
             names.append(operand.name)
         else:
             names += registers_of(operand)
@@ -210,7 +210,7 @@ def analyse(kernel: Kernel) -> Flow:
     dominator = nx.immediate_dominators(graph, 0)
     dominator[0] = 0
     backwards = graph.reverse(copy=True)
-    # An endless loop never reaches the end: give it an edge, so that every block has a meeting
+    # An endless loop never reaches the end: add an edge, so that every block has a reconvergence
     # point.
     for index in set(range(len(blocks))) - nx.descendants(backwards, _EXIT):
         backwards.add_edge(_EXIT, index)

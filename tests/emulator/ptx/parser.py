@@ -61,7 +61,7 @@ class _Tokens:
                 append((kind, match[kind], match.start(kind)))
         if end != len(text):
             space = re.compile(_SPACE, re.DOTALL).match(text, end)
-            assert space  # it may be empty
+            assert space  # the token may be empty
             end = space.end()
             number = bisect.bisect_right(starts, end)
             raise PtxSyntaxError(

@@ -77,7 +77,7 @@ def live_storages() -> list[Range]:
         storage = item.untyped_storage()
         address, nbytes = storage.data_ptr(), storage.nbytes()
         if address % _ALIGNMENT:
-            continue  # mapped from a file; no kernel can have been given it
+            continue  # mapped from a file, so no kernel has it as an argument
         if address and (address not in found or found[address].nbytes < nbytes):
             kind = str(item.dtype).removeprefix("torch.")
             # Register the whole storage: the tensor may be a view.

@@ -57,7 +57,7 @@ def decode_launch_attributes(data: bytes) -> tuple[Dimensions, dict[str, int]]:
         if identity == _CLUSTER:
             cluster = struct.unpack_from("<III", data, at + _VALUE)
         elif identity == _PREFERRED_CLUSTER:
-            # A wish that a device may leave unfulfilled, as this one does.
+            # An optional hint, which this device ignores.
             for axis, extent in zip(
                 "xyz", struct.unpack_from("<III", data, at + _VALUE), strict=True
             ):

@@ -45,7 +45,7 @@ class PtxEmbedding(Compiler):
         return super().jit(module, 0, shared_libs)
 
     def compile(self, module: ir.Module, pipeline: str, *args: Any, **kwargs: Any) -> ir.Module:
-        if _PASS not in pipeline:  # a pipeline for looking at IR: there is no GPU binary
+        if _PASS not in pipeline:  # a pipeline for inspecting IR has no GPU binary
             return super().compile(module, pipeline, *args, **kwargs)
         arrays = guard(module) if self.guards else ""
         options = _PTXAS_OPTIONS[self.binaries]
@@ -60,7 +60,7 @@ class PtxEmbedding(Compiler):
                 pipeline = pipeline.replace(_PASS, f"{_PASS}dump-ptx-path={path} ", 1)
             compiled = super().compile(module, pipeline, *args, **kwargs)
             written = sorted(path.parent.glob(f"{path.name}.*ptx"), key=lambda p: p.stat().st_mtime)
-            if written:  # none where the module has no kernels
+            if written:  # empty if the module has no kernels
                 _embed(compiled, f"{written[-1].read_text()}\n{arrays}")
         return compiled
 

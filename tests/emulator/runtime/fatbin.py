@@ -13,7 +13,7 @@ _HEADER = struct.Struct("<IHHQ")
 _IMAGE = struct.Struct("<HHIQ")
 _PTX_HEADER_BYTES = 64
 _PTX = 1
-# Offset of an image's compressed size; 0 where the payload is stored as it is.
+# Offset of an image's compressed size; 0 for an uncompressed payload.
 _COMPRESSED = struct.Struct("<I")
 
 

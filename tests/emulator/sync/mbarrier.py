@@ -85,7 +85,7 @@ class MBarrier:
         self._near: Clock = {}  # clocks released by threads of the same CTA
         self._peers = False  # whether threads of other CTAs have arrived
         self._relaxed = False  # whether this phase has a relaxed arrival
-        # Who has waited for the phase before the current one: clock after the wait, and where.
+        # Waits for the preceding phase: component -> clock after the wait, and place.
         self._waited: dict[int, tuple[int, Callable[[], Where]]] = {}
 
     def __str__(self) -> str:

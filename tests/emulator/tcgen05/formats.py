@@ -76,7 +76,7 @@ _CONTAINERS = _EIGHT_BITS | {
 }
 
 _SCALES = {
-    # The sign bit is no part of UE4M3; who reads scales refuses it.
+    # The sign bit is not part of UE4M3; the reader of scales refuses a set sign.
     ScaleFormat.UE4M3: _table(ml_dtypes.float8_e4m3fn, 256),
     # 0xFF is NaN, 0 is 2^-127 (OCP microscaling formats 1.0).
     ScaleFormat.UE8M0: _table(ml_dtypes.float8_e8m0fnu, 256),

@@ -17,7 +17,7 @@ from tests.emulator.tcgen05.formats import Bytes, Element, Floats, ScaleFormat, 
 from tests.emulator.tcgen05.instruction import MmaInstruction
 from tests.emulator.tcgen05.tensor_memory_layout import accumulator_values
 
-# Within 2^+-60, FP32 holds every scaled element, and products that leave it leave D's range too.
+# Within 2^+-60, FP32 holds every scaled element; a product outside FP32 is outside D's range too.
 _NARROW_EXPONENTS = (127 - 60, 127 + 60)
 
 
@@ -43,7 +43,7 @@ def scale_operand(matrix: Floats, scales: Bytes, scale_format: ScaleFormat) -> F
 
 
 def _integer(instruction: MmaInstruction, product: Floats, words: Words | None) -> Words:
-    # |product| <= 32 * 255 * 255 < 2^24, so FP32 sums were exact.
+    # |product| <= 32 * 255 * 255 < 2^24, so FP32 sums are exact.
     total = product.astype(np.int64)
     if words is not None:
         total += words.view(np.int32)

@@ -27,7 +27,7 @@ from tests.emulator.timing.published import (
 )
 from tests.emulator.timing.tensor_core import MmaShape, completion, interval
 
-_FAR = 2.0  # from here on a table says that the model is off
+_FAR = 2.0  # error factor from which a table flags the model as off
 
 
 def verdict(modelled: float, measured: float) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.emulator.machine.launch import Launch
 
 _ATTRIBUTE = "programmatic_stream_serialization"
-_BUDGET = 400_000  # trace items that are simulated without taking some GPCs for all
+_BUDGET = 400_000  # trace items up to which all GPCs are simulated
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Link:
     Attributes:
         launch: launch from ``Gpu.launch(..., traced=True)``. A launch with
             ``programmatic_stream_serialization`` overlaps its predecessor.
-        clusters: clusters of the grid; if more than were run, the run clusters are repeated. None:
-            the run clusters.
+        clusters: clusters of the grid; the traced clusters repeat to fill the grid. None: the
+            traced clusters alone.
         operands: operands that the launch reads, distinguished by address. HBM supplies the part of
             an operand that L2 does not hold; L2 holds all other data read. Without operands, all
             distinct bytes read come from HBM.

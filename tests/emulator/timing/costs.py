@@ -23,7 +23,7 @@ _INTEGERS = frozenset(
         "createpolicy",
     )
 )
-# An issue slot and no more: jumps are priced where they are taken, the rest by omission.
+# An issue slot only; the price of a jump is added where it is taken.
 _ISSUED = frozenset(
     (
         *("bra", "brx", "ret", "exit", "call", "trap", "brkpt"),
@@ -116,7 +116,7 @@ class Costs:
             steps = 10 if family == "div" else 1
             return Cost(steps, "fp64", steps * p.double_interval, steps * p.double_latency)
         if family in ("abs", "neg") and kind == "f32":
-            return NOTHING  # a modifier of the operand where the result is used
+            return NOTHING  # a modifier of the operand at the use of the result
         if family in _FLOATS and kind in ("f32", "f32x2", "f16", "bf16", "f16x2", "bf16x2"):
             if kind == "f32x2":
                 return Cost(1, "fma", p.packed_fma_interval, p.arithmetic_latency)
@@ -169,7 +169,7 @@ class Costs:
         if family in _ISSUED:
             return Cost(1, "", 0, 1)
         if family == "shl" and kind == "b32":
-            # The assembler multiplies, which leaves the busier pipe of logic free.
+            # The assembler uses a multiply, which keeps the busier logic pipe free.
             return Cost(1, "fma", p.multiply_interval, p.arithmetic_latency)
         if family in _INTEGERS:
             return self._integer(2 if TYPE_BITS.get(kind, 32) == 64 else 1)

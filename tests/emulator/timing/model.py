@@ -22,9 +22,9 @@ from tests.emulator.timing.timeline import Timeline
 if TYPE_CHECKING:
     from tests.emulator.machine.launch import Launch
 
-_BUDGET = 200_000  # trace items that are simulated without asking which are alike
+_BUDGET = 200_000  # trace items up to which every cluster is simulated
 _MOST_CLASSES = 12
-_WAVES = 5  # to simulate of a grid of many more
+_WAVES = 5  # simulated waves of a grid with many more
 
 
 def model(
@@ -42,9 +42,9 @@ def model(
     Args:
         launch: launch from ``Gpu.launch(..., traced=True)``.
         parameters: parameters of the chip.
-        clusters: clusters of the grid; if more than were run, the run clusters are repeated.
+        clusters: clusters of the grid; the traced clusters repeat to fill the grid.
         footprint: bytes that come from HBM because nothing has read them before; by default the
-            distinct bytes read by the run clusters, for each repetition.
+            distinct bytes read by the traced clusters, for each repetition.
         exact: whether to simulate every cluster; by default where that is cheap.
         registers: registers per thread, as ptxas reports (-v), which limit the CTAs per SM; 0 for
             unknown.

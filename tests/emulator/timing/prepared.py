@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.emulator.machine.launch import Launch
 
 Cluster = list[CtaTrace]
-# Loads with these pass L1 by.
+# Loads with these modifiers bypass L1.
 _UNCACHED = frozenset(
     (
         *("cg", "cs", "cv", "lu", "L1::no_allocate", "volatile", "mmio"),
@@ -34,9 +34,9 @@ class Prepared:
     Args:
         launch: launch from ``Gpu.launch(..., traced=True)``.
         p: parameters of the chip.
-        clusters: clusters of the grid; None for the run clusters.
+        clusters: clusters of the grid; None for the traced clusters.
         registers: registers per thread; 0 for unknown.
-        repeats: numbers of the run clusters that the grid's clusters repeat in turn; by default
+        repeats: numbers of the traced clusters that the grid's clusters repeat in turn; by default
             all, in order.
 
     Attributes:

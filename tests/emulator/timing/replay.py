@@ -192,7 +192,7 @@ class WarpReplay:
             item = trace[self._position]
             self._position += 1
             if not isinstance(item, int):
-                yield from self._event(item)  # an event of no instruction this model knows
+                yield from self._event(item)  # an event without an instruction known to the model
                 continue
             for segment in blocks[item]:
                 yield from self._segment(segment, last, ended)
@@ -280,7 +280,7 @@ class WarpReplay:
         if not event.detail and (
             event.line in self.cluster.script.polls or not self._asks_again(event)
         ):
-            return  # it was no more than a look
+            return  # a single poll
         barrier = self.cluster.mbarrier(event.key)
         start = self._engine.now
         if not barrier.wait(event.amount, self._wake_later):
@@ -571,7 +571,7 @@ class WarpReplay:
         part = self.index % len(sm.schedulers)
         cycles = max(n / p.warpgroup_columns, p.warpgroup_least if from_registers else 0.0)
         begin, end = sm.warpgroup[part].serve(self._engine.now, cycles)
-        # The four warps of a warpgroup take the same B; each brings a quarter of A.
+        # The four warps of a warpgroup share B; each loads a quarter of A.
         sm.shared_bytes += 2 * k * (n / 4 + (0 if from_registers else _WARP_ROWS))
         self._multiplied = end + p.warpgroup_latency
         self._chip.flops += 2 * _WARP_ROWS * n * k

@@ -9,7 +9,7 @@ from tests.emulator.timing.whole import SpeedOfLight
 
 _UNITS = {"issue": "issue slots", "fma": "FMA", "alu": "ALU", "mufu": "MUFU", "fp64": "FP64"}
 _SHOWN_WAITS = 3
-_BOUND = 0.7  # a unit that is busy for more of the time limits the kernel
+_BOUND = 0.7  # busy fraction above which a unit limits the kernel
 
 
 def report(timing: Timing, least: SpeedOfLight | None = None) -> RenderableType:

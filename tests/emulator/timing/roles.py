@@ -3,7 +3,7 @@
 from tests.emulator.codegen import Program
 from tests.emulator.machine.trace import Event, WarpTrace
 
-# The first kind of event that a warp has names its role.
+# A warp's role is named by the first listed kind among its events.
 _ROLES = {
     "mma": "MMA",
     "copy": "TMA load",

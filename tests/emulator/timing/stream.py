@@ -10,7 +10,7 @@ from tests.emulator.timing.grid import Grid, Ordered
 from tests.emulator.timing.opaque import OpaqueGrid
 from tests.emulator.timing.replay import ClusterReplay
 
-_SHOWN = 20  # waiting warps that a deadlock's message names
+_SHOWN = 20  # waiting warps in a deadlock's message
 
 
 class Stream:

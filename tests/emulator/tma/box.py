@@ -45,7 +45,7 @@ def box_of(tensor_map: TensorMap, rows_gathered: int | None = None) -> Box:
             f"tensor map with {tensor_map.interleave.name} interleave: only uninterleaved layouts "
             "are modelled"
         )
-    # A traversal stride moves ceil(box / stride) elements; the first one is ignored without an
+    # A traversal stride moves ceil(box / stride) elements; the first stride is ignored without an
     # interleave (CUDA driver API, cuTensorMapEncodeTiled; both seen on an H200).
     steps = (1, *tensor_map.element_strides[1:])
     counts = tuple(-(-b // step) for b, step in zip(tensor_map.box, steps, strict=True))

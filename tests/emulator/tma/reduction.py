@@ -73,7 +73,7 @@ def _add(old: Items, new: Items, kind: str, flush: bool) -> Items:
         return np.where(np.isnan(new), new, total)
     if kind in ("f16", "bf16", "f32"):
         bits = total.view(f"u{total.itemsize}")
-        # Every NaN becomes the canonical one (seen on an H200).
+        # Every NaN becomes canonical (seen on an H200).
         bits[np.isnan(total)] = 0x7FFF_FFFF if kind == "f32" else 0x7FFF
     return _flushed(total) if flush else total
 
@@ -88,7 +88,7 @@ def _extreme(pick: Callable[[Items, Items], Items]) -> Callable[[Items, Items, s
     def reduce(old: Items, new: Items, kind: str, flush: bool) -> Items:
         if kind not in ("f16", "bf16"):
             return pick(old, new)
-        # Numbers win over NaN, and -0 < +0: compared as integers that order as the values do.
+        # Numbers win over NaN, and -0 < +0: compared as integers of the same order.
         keys = [x ^ (x >> 15 & 0x7FFF) for x in (old.view(np.int16), new.view(np.int16))]
         least = keys[0] == pick(keys[0], keys[1])
         chosen = np.where(np.isnan(old), new, np.where(np.isnan(new) | least, old, new))

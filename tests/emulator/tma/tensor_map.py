@@ -16,7 +16,7 @@ from tests.emulator.tma.swizzle import Swizzle
 NBYTES = 128
 # Box bytes beyond the shared memory of a CTA are refused; 256 KiB were, on an H200.
 _LARGEST_BOX = 227 * 1024
-_RESERVED_WORD_1 = 0xFFC0_000D  # bits 1 and 21 are set by some encoders, without a difference
+_RESERVED_WORD_1 = 0xFFC0_000D  # some encoders set bits 1 and 21, without effect
 
 
 class Interleave(IntEnum):
@@ -161,7 +161,7 @@ def encode(tensor_map: TensorMap, capability: int = 100) -> bytes:
     low = [stride & 0xFFFF_FFFF for stride in strides]
     high = sum((stride >> 32) << 4 * i for i, stride in enumerate(strides))
     word_6 = sum(step << 3 * i for i, step in enumerate(steps)) | box[0] << 24
-    # Words 8 and 9 are the driver's notes: bytes of a box, and the swizzle's period.
+    # Words 8 and 9 are redundant: bytes of a box, and the swizzle's period.
     notes = (_moved_bytes(tensor_map), 1024 if swizzle > Swizzle.B128 else swizzle.period)
     words = (tensor_map.address, word_1, *low, high, *dims, word_6)
     lanes = sum(extent << 8 * i for i, extent in enumerate(box[1:]))
