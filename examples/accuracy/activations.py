@@ -21,7 +21,7 @@ class ActivationRounder:
 
         Settings of an earlier call are replaced.
 
-        The linears are those of the decoder layers, as in the quantising tool.
+        The linears of the decoder layers are chosen, as in the quantising tool.
 
         Raises:
             RuntimeError: the model is compiled, and its layers' hooks do not run.

@@ -42,7 +42,7 @@ class LogitsRecorder:
         self.recorded_logits = None
 
     def write_logits(self, file: str, rows: int) -> list[int]:
-        """Write the kept logits of one prompt, and clear them.
+        """Write the kept logits of one prompt to a file, and clear the record.
 
         Args:
             file: safetensors file to write; ``logits`` ``(rows, vocabulary)`` as the model gave

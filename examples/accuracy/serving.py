@@ -108,7 +108,7 @@ class AtServer:
     start: Callable[[], Server]
 
     def windows(self, reference: Stage | None, input_terms: int = 0) -> Stage:
-        """Measure the text's windows against those of ``reference``; None measures the reference.
+        """Measure the text's windows against ``reference``'s; None measures the reference itself.
 
         With ``input_terms``, activations are rounded to so many NVFP4 terms from now on.
 

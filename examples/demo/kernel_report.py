@@ -8,7 +8,7 @@ LINE = re.compile(r"nvfp4-tc: (?P<layer>\S+) ×(?P<count>\d+): (?P<kernel>.+)$")
 
 @dataclass(frozen=True)
 class LayerKernel:
-    """A kernel and the ``count`` layers of one group that run on it."""
+    """A group of ``count`` layers, and the kernel of the group."""
 
     layer: str
     count: int

@@ -21,7 +21,7 @@ class Variant:
     """One way to serve the model.
 
     Attributes:
-        name: as written, without the model.
+        name: name as given, without the model.
         model: path, name at the hub, or a key of ``SHAPES`` or ``MOE_SHAPES``.
     """
 

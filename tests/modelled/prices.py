@@ -56,7 +56,7 @@ class Sizes:
         return self.kv_heads * self.head_dim
 
     def moved(self, name: str, width: int) -> float:
-        """Bytes read and written by a small kernel; ``width`` is that of the quantised rows."""
+        """Bytes read and written by a small kernel; ``width``: elements of a quantised row."""
         each = {
             "add_rms_norm": 8 * self.hidden,
             "quantize": 2.5625 * width,

@@ -34,9 +34,9 @@ class _Form:
 
     Attributes:
         shape: m8n8, m16n16, m8n16 or m16n8.
-        count: matrices.
+        count: number of matrices.
         transposed: .trans.
-        bits: of an element in shared memory.
+        bits: bits of an element in shared memory.
         space: shared or generic.
     """
 

@@ -262,7 +262,7 @@ class Launch:
         return self._parameter_memory
 
     def report(self, finding: EmulatorError) -> None:
-        """Record a finding, and raise it unless the chip tolerates its kind."""
+        """Record a finding, and raise the finding unless the chip tolerates its kind."""
         if not isinstance(finding, self.gpu.tolerated):
             raise finding
         line = finding.where.line if finding.where else 0

@@ -82,7 +82,7 @@ class Room:
         self._shared = self._threads = self._registers = 0
 
     def holds(self, needs: Needs) -> bool:
-        """Whether one more CTA fits; an empty SM holds any CTA, whatever its stated needs."""
+        """Whether one more CTA fits; an empty SM holds any CTA, regardless of the stated needs."""
         limits = self._limits
         return not self.ctas or (
             self.ctas < limits.ctas_per_sm

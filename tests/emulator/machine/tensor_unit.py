@@ -20,7 +20,7 @@ class TensorUnit:
 
     Attributes:
         pipe, loads, stores: components; ``*_clock`` are the current clocks.
-        phases: by component of an mbarrier, the number of its phases that precede the arrivals of
+        phases: mbarrier component -> number of its phases that precede the arrivals of
             this warp's commits so far, and so the arrivals of later commits.
     """
 

@@ -226,7 +226,7 @@ class Warp:
                 handed.withheld[event] = component, clock[event]
 
     def take_over(self, handed: Clocks) -> None:
-        """Drop the unordered accesses covered by a release: the waiting lanes see them."""
+        """Drop the unordered accesses that a release covers: waiting lanes see their effects."""
         for unordered in (self.unordered, self.unordered_reads):
             if not unordered:
                 continue

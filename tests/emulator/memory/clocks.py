@@ -411,7 +411,7 @@ class Actor:
         self._fence_released = self.release(), scope
 
     def strong_write(self, releasing: bool, scope: Scope) -> tuple[Clocks, Scope] | None:
-        """Clocks that a strong write publishes at its address, and their scope; None if nothing."""
+        """Clocks and scope that a strong write publishes at its address; None without a release."""
         if releasing:
             return self.release(), scope
         if self._fence_released is None:

@@ -85,7 +85,7 @@ def _guarded(operation: Any) -> SharedArray:
 
 
 def _raise_limit(check: Any, added: dict[str, int]) -> None:
-    """Raise the limit of CuTe's size check, which prints, by the guards."""
+    """Raise the limit of CuTe's own size check by the size of the guards."""
     size, limit = (operand.owner for operand in check.operands)
     if getattr(size, "name", "") != "cute.kernel_smem_size":
         return

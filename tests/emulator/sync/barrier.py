@@ -53,7 +53,7 @@ class Barrier:
             threads: number of threads of the warp.
             expected: threads the instruction names, a multiple of 32.
             clocks: clocks that the warp releases.
-            votes: for bar.red, predicates that are true and threads that voted.
+            votes: number of true predicates and of voting threads of bar.red.
             whole: whether the instruction names no count; ``expected`` then counts the threads that
                 have not exited.
 

@@ -25,7 +25,7 @@ class Arrivals:
     """Arrivals of one phase; an actor ordered after all of them knows that the phase is complete.
 
     Attributes:
-        over: by component, the clock from which on its releases imply its arrivals.
+        over: component -> clock from which on its releases imply its arrivals.
         untold: whether the phase also needs bytes, or arrivals that no clock implies.
     """
 
@@ -135,7 +135,7 @@ class MBarrier:
             count: number of arrivals.
             sender: kind of the arriving party.
             over: component, and the clock from which on its releases imply the arrivals; None if
-                only the phase itself tells of the arrivals.
+                only the phase itself implies the arrivals.
         """
         phase = self.phase
         if count < 1:

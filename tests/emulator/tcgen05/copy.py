@@ -149,7 +149,7 @@ def write_words(tensor: Words, copy: Copy, address: Address, words: Words) -> No
     """Write the words read by :func:`source_words` to tensor memory.
 
     Raises:
-        IllegalInstruction: as :func:`destination_lanes`.
+        IllegalInstruction: see :func:`destination_lanes`.
         OutOfBounds: the columns end beyond the last column of tensor memory.
     """
     lane, column = address

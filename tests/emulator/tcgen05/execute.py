@@ -158,7 +158,7 @@ def execute(mma: Mma, ctas: Sequence[CtaMemory]) -> None:
     """Perform the instruction on the memories of the participating CTAs, rank 0 first.
 
     Raises:
-        IllegalInstruction, UnknownInstruction, OutOfBounds: as the called functions.
+        IllegalInstruction, UnknownInstruction, OutOfBounds: errors of the called functions.
         IndexError: an operand lies beyond the end of shared memory.
     """
     check(mma)

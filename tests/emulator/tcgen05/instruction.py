@@ -19,7 +19,7 @@ class Kind:
     """Formats and modifiers that a ``.kind`` accepts, independent of the instruction descriptor.
 
     Attributes:
-        name: as in PTX, without ``kind::``.
+        name: name in PTX, without ``kind::``.
         k: depth of one dense instruction.
         operands: element format by descriptor code.
         accumulators: accumulator format by descriptor code.

@@ -218,7 +218,7 @@ def read_a(
     """One CTA's A in tensor memory as float32 [m / cta_group, k].
 
     Raises:
-        IllegalInstruction: as :func:`a_blocks`, and replicas that differ.
+        IllegalInstruction: see :func:`a_blocks`; or replicas that differ.
     """
     blocks = a_blocks(instruction, address, d_lane)
     words = read_block_matrix(tensor, blocks, instruction.a_rows, _A_COLUMNS)
@@ -295,8 +295,8 @@ def read_scale_bytes(
     """The scales of A's or B's rows, uint8 [rows, scales per row].
 
     Raises:
-        IllegalInstruction: as :func:`scale_regions`; copies that differ; a negative UE4M3 scale.
-        OutOfBounds: as :func:`scale_regions`.
+        IllegalInstruction: see :func:`scale_regions`; copies that differ; a negative UE4M3 scale.
+        OutOfBounds: see :func:`scale_regions`.
     """
     scale_id = instruction.scale_id_a if for_a else instruction.scale_id_b
     parts = []

@@ -123,8 +123,8 @@ def _box_objection(tensor_map: TensorMap) -> str | None:
 def check(tensor_map: TensorMap, capability: int = 100) -> None:
     """Raise IllegalInstruction if the driver of ``capability`` (90, 100) refuses the map.
 
-    The rules are those of cuTensorMapEncodeTiled's documentation, except where an H200's driver was
-    seen to accept more.
+    The rules follow cuTensorMapEncodeTiled's documentation, except where an H200's driver was seen
+    to accept more.
     """
     objection = _shape_objection(tensor_map) or _box_objection(tensor_map)
     if capability < 100 and tensor_map.element_type.sub_byte:
