@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Atomic file writes: a file is complete or absent."""
 
 import os
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Early ends of the examples' commands: one line on standard error, and a status.
+"""Early exits of the examples' commands: one line on standard error, and a status.
 
-Refusals end with 1. What the command line itself has wrong is the parser's to tell, with 2.
-Python alone is needed, as for ``examples.paths``.
+Refusals end with status 1; errors of the command line itself are reported by the parser, with
+status 2. Only Python itself is required, as for ``examples.paths``.
 """
 
 import sys
@@ -13,13 +13,13 @@ REFUSED, INTERRUPTED = 1, 130
 
 @contextmanager
 def refusals(kept: str = "nothing was written") -> Iterator[None]:
-    """End the program where something is refused within, or Ctrl-C is pressed.
+    """Context that ends the program with one line on a refusal or Ctrl-C.
 
-    Errors of the examples, bad values and files that cannot be read or written are refusals; others
-    are mistakes of the code, which keep their tracebacks.
+    Errors of the examples, bad values and files that cannot be read or written are refusals; other
+    exceptions are bugs, which keep their tracebacks.
 
     Args:
-        kept: what is left of an interrupted run, for a message.
+        kept: files left by an interrupted run, for a message.
 
     Raises:
         SystemExit: with status ``REFUSED`` or ``INTERRUPTED``.
@@ -37,7 +37,7 @@ def refusals(kept: str = "nothing was written") -> Iterator[None]:
 
 
 def _message(error: Exception) -> str:
-    """Message of an error; Python's own of a missing vLLM has no remedy."""
+    """Message of an error; a remedy is added to Python's message of a missing vLLM."""
     if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "vllm":
         return (
             f"vllm: {error}; install the extra `cuda` of vllm-fp4-plugin on a machine with a GPU, "

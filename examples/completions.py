@@ -13,14 +13,14 @@ from examples.server import MODEL_NAME
 
 TIMEOUT = 120  # seconds for one request
 
-# Taking the likeliest token each time, so small a model repeats itself; speeds compare only if
-# every completion has the same length.
+# With greedy sampling, a model this small repeats itself; speeds compare only if every completion
+# has the same length.
 SAMPLING = {"temperature": 0.7, "seed": 0, "ignore_eos": True}
 
 
 @dataclass(frozen=True)
 class Completion:
-    """A prompt and the ``tokens`` tokens of ``text`` the model wrote after it."""
+    """A prompt and the model's continuation ``text`` of ``tokens`` tokens."""
 
     prompt: str
     text: str
@@ -29,7 +29,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class Batch:
-    """Completions in the order of their prompts, and the seconds until all were there."""
+    """Completions in the order of their prompts, and the seconds until all were complete."""
 
     completions: list[Completion]
     seconds: float
@@ -41,21 +41,21 @@ class Batch:
 
 
 def connect(url: str) -> httpx.Client:
-    """A client of the server at ``url``; proxies of the environment are not for this machine."""
+    """A client of the server at ``url``, without the environment's proxies."""
     return httpx.Client(base_url=url, timeout=TIMEOUT, trust_env=False)
 
 
 def complete(client: httpx.Client, prompts: Sequence[str], max_tokens: int, at_once: int) -> Batch:
-    """Complete every prompt, the same way each time.
+    """Complete every prompt, deterministically.
 
     Args:
-        client: of the server.
+        client: client of the server.
         prompts: texts to continue.
-        max_tokens: tokens to generate for each.
+        max_tokens: tokens to generate for each prompt.
         at_once: requests under way at a time.
 
     Raises:
-        httpx.HTTPError: if a request fails.
+        httpx.HTTPError: a request fails.
     """
 
     def one(prompt: str) -> Completion:
@@ -71,17 +71,17 @@ def complete(client: httpx.Client, prompts: Sequence[str], max_tokens: int, at_o
 
 
 def token_logprobs(client: httpx.Client, window: np.ndarray) -> np.ndarray:
-    """Natural log-probability of every token of ``window`` but the first, given those before it.
+    """Natural log-probability of each token of ``window`` after the first, given its prefix.
 
     Args:
-        client: of the server.
+        client: client of the server.
         window: token ids, ``(tokens,)``.
 
     Returns:
         float64, ``(tokens - 1,)``.
 
     Raises:
-        httpx.HTTPError: if the request fails.
+        httpx.HTTPError: the request failed.
     """
     body = {"prompt": window.tolist(), "max_tokens": 0, "echo": True, "logprobs": 0}
     logprobs = _post(client, body)["choices"][0]["logprobs"]["token_logprobs"]

@@ -2,7 +2,7 @@
 
 import re
 
-# vLLM hides the engine's own error behind this one.
+# vLLM hides the engine's own error behind this error.
 NOT_THE_CAUSE = "initialization failed"
 _ERROR = re.compile(r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception|Checkpoint|Option)): (.+)$")
 _REFUSED = re.compile(r"^nvfp4-tc: refused: (.+)$", re.MULTILINE)
@@ -10,17 +10,17 @@ _KERNELS = re.compile(r"(nvfp4-tc: .+|Using \S+ for .*(?:GEMM|linear).*|Using .*
 
 
 def refusal(log: str) -> str:
-    """Find what ``nvfp4-tc`` refused, by a log, as one line; empty if it did not."""
+    """The refusal of ``nvfp4-tc`` in a log, as one line; empty if there is none."""
     refused = _REFUSED.search(log)
     return refused[1].rstrip() if refused else ""
 
 
 def root_cause(log: str) -> str:
-    """Refusal, else the first error, that a log tells of, as one line; empty without any."""
+    """Refusal, else the first error, in a log, as one line; empty if there is none."""
     if refused := refusal(log):
         return refused
     lines = [line.rstrip() for line in log.splitlines()]
-    # What is logged as an error goes before what warnings may mention.
+    # Lines logged as errors go before warnings that mention an error.
     for line in [*(line for line in lines if " ERROR " in line), *lines]:
         match = _ERROR.search(line)
         if match and NOT_THE_CAUSE not in match[2]:
@@ -29,6 +29,6 @@ def root_cause(log: str) -> str:
 
 
 def kernel_lines(log: str) -> list[str]:
-    """Lines of a log that name the kernels that run, each once."""
+    """Lines of a log that name the running kernels, each once."""
     found = [match[1] for line in log.splitlines() if (match := _KERNELS.search(line.rstrip()))]
     return list(dict.fromkeys(found))

@@ -31,7 +31,7 @@ def _llama(
     }
 
 
-# llama-70b-tp4 is what one of four GPUs computes, but for embeddings, head and communication.
+# llama-70b-tp4 is one GPU's part of four, without embeddings, head and communication.
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-8b": _llama(4096, 14336, 32, heads=32, kv_heads=8),
     "llama-70b-tp4": _llama(8192, 7168, 80, heads=16, kv_heads=2),

@@ -8,13 +8,13 @@ def load_tokenizer(checkpoint: Path) -> Any:
     """The checkpoint's tokenizer.
 
     Raises:
-        ValueError: it holds none that transformers can load.
+        ValueError: the checkpoint has no tokenizer that transformers can load.
     """
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
-    except Exception as error:  # a damaged file gives a bare one
+    except Exception as error:  # a damaged file raises a bare Exception
         raise ValueError(
             f"model: {checkpoint} holds no tokenizer that transformers can load ({error}); add "
             "its files"

@@ -1,4 +1,4 @@
-"""Log-probabilities that a causal model of transformers gives text."""
+"""Log-probabilities of text by a causal model of transformers."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ def log_probabilities(model: Any, windows: Tensor) -> Tensor:
     """Natural log-probabilities of every token of the vocabulary after each token but the last.
 
     Args:
-        model: on the device of ``windows``.
+        model: model on the device of ``windows``.
         windows: int64 ``(windows, tokens)``.
 
     Returns:
@@ -22,5 +22,5 @@ def log_probabilities(model: Any, windows: Tensor) -> Tensor:
 
 
 def of_next_tokens(logprobs: Tensor, windows: Tensor) -> np.ndarray:
-    """Log-probabilities of the tokens that did come: float64 ``(windows, tokens - 1)``."""
+    """Log-probabilities of the actual next tokens: float64 ``(windows, tokens - 1)``."""
     return logprobs.gather(-1, windows[:, 1:, None]).squeeze(-1).double().cpu().numpy()

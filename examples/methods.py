@@ -1,6 +1,6 @@
-"""Names in vLLM of the ways to serve a model that examples compare."""
+"""Quantization methods to compare, with their names in vLLM."""
 
-# For ``--quantization``; ModelOpt's NVFP4 has a name of its own there.
+# For ``--quantization``; ModelOpt's NVFP4 has a separate name there.
 METHODS = {
     "bf16": None,
     "nvfp4-tc": "nvfp4-tc",

@@ -12,7 +12,7 @@ def _qwen3_moe(
         "model_type": "qwen3_moe",
         "hidden_act": "silu",
         "hidden_size": hidden,
-        "intermediate_size": 3 * hidden,  # of layers without experts: there are none
+        "intermediate_size": 3 * hidden,  # unused: every layer has experts
         "moe_intermediate_size": moe_intermediate,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,

@@ -1,4 +1,4 @@
-"""Files and folders that options name, checked before anything that takes long.
+"""Files and folders named by options, checked before any long work.
 
 Needs Python alone, unlike the kernels' tool: results are also shown where torch is not installed.
 """
@@ -11,7 +11,7 @@ def check_folder(folder: Path, argument: str) -> None:
     """Check that a folder is there, or can be made, and takes files; makes nothing.
 
     Raises:
-        ValueError: it does not; the message names the argument, and the remedy.
+        ValueError: the folder is unusable; the message names the argument, and the remedy.
     """
     folder = folder.resolve()
     there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
@@ -26,10 +26,10 @@ def check_folder(folder: Path, argument: str) -> None:
 
 
 def check_file(file: Path, argument: str) -> None:
-    """Check that a file can be written, in a folder that is there.
+    """Check that a file can be written, in an existing folder.
 
     Raises:
-        ValueError: it cannot; the message names the argument, and the remedy.
+        ValueError: the file cannot be written; the message names the argument, and the remedy.
     """
     if file.is_dir():
         raise ValueError(f"{argument}: {file} is a folder, must be a file; name one in it")
@@ -46,7 +46,7 @@ def read_results(file: Path, written_by: str) -> str:
     """The text of a file of results.
 
     Raises:
-        ValueError: it cannot be read; the message names the argument, and the remedy.
+        ValueError: the file cannot be read; the message names the argument, and the remedy.
     """
     try:
         return file.read_text()

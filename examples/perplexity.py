@@ -1,4 +1,4 @@
-"""Held-out perplexity, and how sure one can be of a mean over windows of text."""
+"""Held-out perplexity, with confidence intervals of means over windows of text."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ def choose_windows(tokens: np.ndarray, count: int, length: int) -> np.ndarray:
     """``count`` windows spread evenly over ``tokens``, without overlap: ``(count, length)``.
 
     Raises:
-        ValueError: if they do not fit.
+        ValueError: the windows do not fit.
     """
     if count * length > len(tokens):
         raise ValueError(
@@ -37,16 +37,17 @@ def perplexity(logprobs: np.ndarray) -> float:
 def log_perplexity_difference(
     logprobs: np.ndarray, reference: np.ndarray, resamples: int = 10_000, seed: int = 0
 ) -> Interval:
-    """Increase of the log-perplexity over that of a reference on the same windows.
+    """Increase of the log-perplexity over a reference on the same windows.
 
     Args:
         logprobs: log-probabilities ``(windows, tokens)``.
-        reference: the reference model's, same tokens and shape.
-        resamples: bootstrap samples; windows are drawn whole, their tokens depend on one another.
-        seed: of the draws.
+        reference: the reference model's log-probabilities, same tokens and shape.
+        resamples: bootstrap samples; whole windows are drawn, as the tokens of a window are
+            dependent.
+        seed: seed of the draws.
 
     Raises:
-        ValueError: if the shapes differ.
+        ValueError: the shapes differ.
     """
     if logprobs.shape != reference.shape:
         raise ValueError(

@@ -21,18 +21,18 @@ def quantize_command(source: Path, target: Path, options: Sequence[str]) -> list
 
 
 def quantize(source: Path, target: Path, options: Sequence[str]) -> None:
-    """Run the tool; it shows its own progress.
+    """Run the quantising tool, which shows its own progress.
 
-    It runs above ``target`` and is given that folder's name alone, which it prints: stages are made
-    in folders that are renamed once they are whole.
+    The tool runs in the parent of ``target`` and is given, and prints, that folder's name alone:
+    stages are made in folders that are renamed when complete.
 
     Args:
         source: a BF16 checkpoint.
         target: folder to write, not there yet.
-        options: of the tool, such as ``--scales sweep``; files among them by their whole paths.
+        options: options of the tool, such as ``--scales sweep``; files by their absolute paths.
 
     Raises:
-        QuantizeError: if the tool fails; it has then said why.
+        QuantizeError: the tool fails, after printing the reason.
     """
     command = quantize_command(source.resolve(), Path(target.name), options)
     # As found from this folder.

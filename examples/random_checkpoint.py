@@ -1,8 +1,8 @@
-"""Checkpoints of random NVFP4 weights that pass for a shape.
+"""Checkpoints of random NVFP4 weights with a built-in shape.
 
-vLLM's dummy weights would send all tokens to the same few experts, and leave codes as memory was,
-under block scales that round to zero: products of zeros, for which a GPU draws less power and
-keeps a higher clock.
+vLLM's dummy weights would send all tokens to the same few experts, and leave codes uninitialised
+under block scales that round to zero: products of zeros, for which a GPU draws less power and keeps
+a higher clock.
 """
 
 import json
@@ -18,19 +18,19 @@ from torch import Tensor
 from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE
 from vllm_fp4_plugin.formats.format import Format
 
-_CODE_RMS = 2.93  # of E2M1 values whose bits are random
-_SCALES = (0.5, 1.0)  # block scales are spread over it
+_CODE_RMS = 2.93  # RMS of E2M1 values with random bits
+_SCALES = (0.5, 1.0)  # range of the random block scales
 
 
 def write_checkpoint(folder: Path, config: dict[str, Any], format: Format) -> Path:
-    """Write a checkpoint, W4A4, unless it is there; returns ``folder``.
+    """Write a W4A4 checkpoint unless it exists; returns ``folder``.
 
-    All layers hold the same random weights, which keep what passes through them of one size.
+    All layers hold the same random weights, which preserve the magnitude of the activations.
 
     Args:
-        folder: to make; its parent is there.
-        config: of a Llama, or of a mixture of experts in ModelOpt's format.
-        format: of the files.
+        folder: folder to make, in an existing parent.
+        config: config of a Llama, or of a mixture of experts in ModelOpt's format.
+        format: format of the files.
     """
     if (folder / "config.json").exists():
         return folder
@@ -80,13 +80,13 @@ def _layer(
     norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
     if experts:
         yield "mlp.gate.weight", _normal((experts, hidden), hidden**-0.5, generator)
-        norms |= {"self_attn.q_norm": head, "self_attn.k_norm": head}  # as Qwen 3 has them
+        norms |= {"self_attn.q_norm": head, "self_attn.k_norm": head}  # as in Qwen 3
     for norm, width in norms.items():
         yield f"{norm}.weight", torch.ones(width, dtype=torch.bfloat16)
 
 
 def _nvfp4(n: int, k: int, format: Format, generator: torch.Generator) -> dict[str, Tensor]:
-    """Tensors of an ``(n, k)`` matrix beside its name, of values near ``k ** -0.5``."""
+    """Tensors of an ``(n, k)`` matrix with their names, for values near ``k ** -0.5``."""
     low, high = _SCALES
     scales = torch.empty(n, k // BLOCK_SIZE).uniform_(low, high, generator=generator)
     factors = 1 / (_CODE_RMS * math.sqrt(k) * (low + high) / 2), 2.0**-9

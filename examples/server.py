@@ -1,4 +1,4 @@
-"""A ``vllm serve`` of one's own: started, waited for, and always stopped."""
+"""A private ``vllm serve`` process: started, waited for, and always stopped."""
 
 import os
 import signal
@@ -20,8 +20,8 @@ HOST = "127.0.0.1"
 MODEL_NAME = "demo"
 LOG_TAIL_LINES = 25
 STOP_SECONDS = 15
-START_SECONDS = 600.0  # for a small model to be ready, which takes 20 to 30 on a quiet machine
-_IMPORTS = 30  # a start is so many times as long as the imports of an example, and more
+START_SECONDS = 600.0  # for a small model's server, which takes 20 to 30 on a quiet machine
+_IMPORTS = 30  # start-up time, at least, as a multiple of an example's import time
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
@@ -31,10 +31,10 @@ ENVIRONMENT = {
 
 
 def start_limit(import_seconds: float) -> float:
-    """Seconds until a server of a small model must be ready, of a machine as fast as it is now.
+    """Seconds until a small model's server must be ready, scaled by the machine's current speed.
 
     Args:
-        import_seconds: time that this command took to import torch and all else that it needs.
+        import_seconds: time that this command took to import torch and its other modules.
     """
     return max(START_SECONDS, _IMPORTS * import_seconds)
 
@@ -48,10 +48,10 @@ class Server:
     """A server that has answered ``/health``.
 
     Attributes:
-        url: its root, without a final slash.
-        log: file its output goes to.
+        url: root URL, without a final slash.
+        log: file of the server's output.
         ready_seconds: time from start to the first healthy answer.
-        pid: its process.
+        pid: process id.
     """
 
     url: str
@@ -63,7 +63,7 @@ class Server:
 def vllm_command(
     model: Path | str, port: int, quantization: str | None, options: Sequence[str] = ()
 ) -> list[str]:
-    """Command line that serves ``model`` under the name ``MODEL_NAME``; ``options`` are more."""
+    """Command line that serves ``model`` as ``MODEL_NAME``, with further ``options``."""
     vllm = Path(sys.executable).with_name("vllm")
     if not vllm.is_file():
         raise ServerError(
@@ -72,7 +72,7 @@ def vllm_command(
     command = [str(vllm), "serve", str(model), "--host", HOST, "--port", str(port)]
     command += ["--served-model-name", MODEL_NAME]
     command += ["--max-num-batched-tokens", "2048", "--max-num-seqs", "16"]
-    # Compiling costs more than it saves here; the prefix cache would flatter the speeds.
+    # Compiling costs more than it saves here; the prefix cache would inflate the speeds.
     command += ["--enforce-eager", "--no-enable-prefix-caching"]
     return [*command, *(["--quantization", quantization] if quantization else []), *options]
 
@@ -92,18 +92,18 @@ def running(
     time_limit: float,
     environment: Mapping[str, str] = ENVIRONMENT,
 ) -> Iterator[Server]:
-    """Run a server for the time of a ``with`` block and stop its whole process group after it.
+    """Run a server for the time of a ``with`` block, then stop its whole process group.
 
     Args:
         command: the server's command line.
-        port: port it will listen on.
-        log: file for its output, overwritten.
-        time_limit: seconds until it must answer ``/health``.
-        environment: variables it gets besides those of this process.
+        port: port to listen on.
+        log: file for the output, overwritten.
+        time_limit: seconds until the server must answer ``/health``.
+        environment: variables added to this process's environment.
 
     Raises:
-        ServerError: if it exits or stays silent, or an HTTP call in the block fails; with the log's
-            last lines.
+        ServerError: the server exits or stays silent, or an HTTP call in the block fails; with the
+            log's last lines.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
@@ -160,7 +160,7 @@ def _failure(what: str, log: Path) -> str:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server and its engine processes, which share its process group."""
+    """End the server and the engine processes of its process group."""
     try:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(STOP_SECONDS)

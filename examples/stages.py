@@ -1,4 +1,4 @@
-"""A cache of stages: folders made whole or not at all, found again by a hash of their inputs."""
+"""A cache of stages: folders complete or absent, looked up by a hash of their inputs."""
 
 import hashlib
 import json
@@ -19,11 +19,11 @@ class Stage:
     """A finished stage.
 
     Attributes:
-        name: what it made.
-        folder: where its files are.
-        content: SHA-256 of those files; later stages put it among their inputs.
-        seconds: time it took to make, or to find again.
-        reused: whether it was found in the cache.
+        name: name of the stage.
+        folder: folder of the stage's files.
+        content: SHA-256 of the files; later stages include it in their inputs.
+        seconds: time to make the stage, or to find it again.
+        reused: whether the stage was found in the cache.
     """
 
     name: str
@@ -39,7 +39,7 @@ class StageCache:
 
     Attributes:
         root: cache folder, made when missing.
-        fresh: make every stage again, replacing what is cached.
+        fresh: whether to make every stage again, replacing cached stages.
         finished: the stages of this run, in order.
     """
 
@@ -54,13 +54,14 @@ class StageCache:
         code: Iterable[Path],
         make: Callable[[Path], None],
     ) -> Stage:
-        """Find a stage made from the same inputs by the same code, or make it.
+        """Find a stage made from the same inputs by the same code, or make a new stage.
 
         Args:
-            name: file-name-safe name of the stage.
-            inputs: everything its result depends on, as JSON values.
-            code: files and packages that make it; a change in any of them makes it anew.
-            make: fills the empty folder it is given. What it has written goes when it raises.
+            name: name of the stage, safe in file names.
+            inputs: everything the result depends on, as JSON values.
+            code: files and packages that make the stage; any change in the code makes the stage
+                anew.
+            make: function that fills the given empty folder. If it raises, the folder is removed.
         """
         start = time.monotonic()
         key = hashlib.sha256(
@@ -79,7 +80,7 @@ class StageCache:
         self, name: str, inputs: dict[str, Any], folder: Path, make: Callable[[Path], None]
     ) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
-        # A folder beside the final one: a rename is atomic within one file system only.
+        # A folder beside the final folder: a rename is atomic within one file system only.
         with tempfile.TemporaryDirectory(
             dir=self.root, prefix=f".{name}-", ignore_cleanup_errors=True
         ) as workspace:
@@ -94,7 +95,7 @@ class StageCache:
 
 
 def hash_files(paths: Iterable[Path]) -> str:
-    """SHA-256 over names and bytes of files; a folder stands for the files in it, but bytecode."""
+    """SHA-256 over names and bytes of files; a folder stands for its files, except bytecode."""
     digest = hashlib.sha256()
     for path in paths:
         files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
@@ -110,6 +111,6 @@ def hash_files(paths: Iterable[Path]) -> str:
 
 
 def plugin_sources() -> list[Path]:
-    """Source folders of the plugin and its kernels, without importing them."""
+    """Source folders of the plugin and its kernels, found without an import."""
     specs = [find_spec(name) for name in ("vllm_fp4_plugin", "nvfp4_kernels")]
     return [Path(spec.origin).parent for spec in specs if spec is not None and spec.origin]

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def installed(*distributions: str) -> dict[str, str]:
-    """Versions of the distributions that are installed; the others are left out."""
+    """Versions of the installed distributions; missing distributions are left out."""
     found = {}
     for name in distributions:
         try:
@@ -31,10 +31,10 @@ def machine() -> dict[str, str]:
 
 
 def check_importable(module: str, needed_by: str) -> None:
-    """Check that an optional module is there.
+    """Check that an optional module is installed.
 
     Raises:
-        ValueError: it is not; the message says what needs it, and the remedy.
+        ValueError: the module is missing; the message names its user and the remedy.
     """
     if find_spec(module) is None:
         raise ValueError(
@@ -47,15 +47,15 @@ def check_vllm() -> None:
     """Check that vLLM is installed and runs on this machine.
 
     Raises:
-        ImportError: it does not; the message has the remedy.
+        ImportError: vLLM is missing or does not run; the message has the remedy.
     """
     from vllm_fp4_plugin.engine import vllm_installation
     from vllm_fp4_plugin.versions import vllm_version
 
     vllm_installation.check_installed()
     if vllm_version().endswith("+cpu"):
-        return  # which runs anywhere
-    # In a process of its own: what vLLM imports would stay beside what is measured.
+        return  # vLLM's CPU build runs anywhere
+    # In a separate process: vLLM's imports would otherwise stay during the measurement.
     command = [sys.executable, "-m", vllm_installation.__name__]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -63,7 +63,7 @@ def check_vllm() -> None:
 
 
 def commit(folder: Path = Path(__file__).parent) -> str | None:
-    """Commit of the checkout of ``folder``, ``+changes`` if files differ; None if it is none."""
+    """Commit of the checkout of ``folder``, ``+changes`` if files differ; None if there is none."""
     try:
         revision = _git(folder, "rev-parse", "HEAD")
         changed = _git(folder, "status", "--porcelain", "--untracked-files=no")

@@ -1,4 +1,4 @@
-"""``python -m examples.accuracy``: what quantised variants of a model lose, measured as served."""
+"""``python -m examples.accuracy``: accuracy loss of a model's quantised variants, as served."""
 
 import os
 import shlex
@@ -56,13 +56,13 @@ def measure(
     """Make a model's variants, serve each with vLLM, and compare them with the 16-bit checkpoint.
 
     Perplexity of a text, divergence of next-token distributions and top-1 agreement, task scores.
-    A second run with the same --out measures only what has changed since.
+    A second run with the same --out measures only variants that have changed since.
 
     A variant is marked as wrong, and the command ends with status 1, if a stored weight is more
-    than 20 % off the 16-bit one or 3 % larger or smaller (NVFP4 rounds by 8 to 10 %), or if it
-    diverges more than 3 times as far as the 16-bit model with what it rounds rounded to NVFP4 and
-    back, which is served as `rounded-weights` and `rounded-both`; a variant that rounds nothing
-    may diverge no further than `rounded-weights`.
+    than 20 % off the 16-bit weight or 3 % larger or smaller (NVFP4 rounds by 8 to 10 %), or if the
+    variant diverges more than 3 times as far as a yardstick: the 16-bit model with the same tensors
+    rounded to NVFP4 and back, served as `rounded-weights` and `rounded-both`. A variant that rounds
+    nothing may diverge no further than `rounded-weights`.
     """
     _start()
     from examples.accuracy.run import Options
@@ -117,7 +117,7 @@ def show(
 
 @app.command()
 def variants() -> None:
-    """List the variants that have names."""
+    """List the named variants."""
     from examples.accuracy.variants import DEFAULT_CPU, DEFAULT_GPU, known_variants
 
     for name, variant in known_variants("vLLM's attention").items():
@@ -138,11 +138,11 @@ def demo(
 ) -> None:
     """Train the demo's small model, and measure its variants: no GPU, no network.
 
-    A second run finds the model and all that was measured.
+    A second run reuses the model and the earlier measurements.
     """
     _start()
     started = time.monotonic()
-    # For a model as small as this a process less to start is worth more than what it takes over.
+    # For a model this small, starting one process less outweighs the benefit of an engine process.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     from examples.accuracy.run import Options, check_tasks
     from examples.accuracy.small_model import make_small_model
@@ -156,7 +156,7 @@ def demo(
     wanted = NAMES if tasks is None else _split(tasks)
 
     def options() -> Options:
-        # Mistakes, before the model is trained.
+        # Check for mistakes before the model is trained.
         parse_variants(_split(variants), "")
         check_tasks(wanted, None)
         check_folder(out, "--out")

@@ -10,18 +10,18 @@ from nvfp4_kernels.formats.terms import decode_terms, quantize_terms
 
 
 class ActivationRounder:
-    """Part of vLLM's worker, of a model in eager mode."""
+    """Extension of vLLM's worker, for a model in eager mode."""
 
     model_runner: Any  # the worker's own
 
     rounding: list[RemovableHandle] | None = None
 
     def round_activations(self, terms: int = 1) -> int:
-        """Round them from now on, with a scale for each token; returns the number of linears.
+        """Round activations from now on, with a scale per token; returns the number of linears.
 
-        What an earlier call has asked for no longer holds.
+        Settings of an earlier call are replaced.
 
-        Those are the linears of the decoder layers, as those that our tool quantises.
+        The linears of the decoder layers are chosen, as in the quantising tool.
 
         Raises:
             RuntimeError: the model is compiled, and its layers' hooks do not run.
@@ -41,7 +41,7 @@ class ActivationRounder:
 def round_inputs(
     model: nn.Module, linear: type[nn.Module], terms: int = 1
 ) -> list[RemovableHandle]:
-    """Round what every ``linear`` of the layers of ``model`` gets; returns a hook for each."""
+    """Round the input of every ``linear`` in the layers of ``model``; returns a hook for each."""
     modules = dict(model.named_modules())
     stacks = tuple(f"{name}." for name, m in modules.items() if isinstance(m, nn.ModuleList))
     chosen = [m for name, m in modules.items() if isinstance(m, linear) and name.startswith(stacks)]

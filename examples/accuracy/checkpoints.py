@@ -1,4 +1,4 @@
-"""The files that variants are served from: the user's, or made of them and kept."""
+"""The folders that variants are served from: the user's checkpoint, or files made from it."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from vllm_fp4_plugin.quantizer.errors import QuantizerError
 
 
 def fingerprint(checkpoint: Path) -> str:
-    """Changes with names, sizes and times of a checkpoint's files; they are not read."""
+    """Fingerprint of a checkpoint from names, sizes and times of its files, which are not read."""
     files = sorted(file for file in checkpoint.rglob("*") if file.is_file())
     stats = [(str(file.relative_to(checkpoint)), file.stat()) for file in files]
     described = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
@@ -21,10 +21,10 @@ def fingerprint(checkpoint: Path) -> str:
 
 
 def read_sixteen_bit(checkpoint: Path) -> dict[str, Any]:
-    """The config of the text model of a checkpoint that others can be made of.
+    """The text model's config of a 16-bit checkpoint that variants can be made from.
 
     Raises:
-        ValueError: it does not.
+        ValueError: the checkpoint is not supported.
     """
     from vllm_fp4_plugin.quantizer.source import open_source
 
@@ -38,11 +38,11 @@ def read_sixteen_bit(checkpoint: Path) -> dict[str, Any]:
 def checkpoint_of(
     variant: Variant, model: Path, calibration: Path | None, cache: StageCache
 ) -> tuple[Path, str]:
-    """The folder to serve a variant from, and what tells it from others; made if need be.
+    """The folder to serve a variant from, and its content hash; the checkpoint is made if missing.
 
     Raises:
-        QuantizeError, QuantizerError: it cannot be made.
-        ValueError: it needs a calibration text.
+        QuantizeError, QuantizerError: the checkpoint cannot be made.
+        ValueError: the variant needs a calibration text.
     """
     if variant.input_terms is not None:
         stage = cache.stage(

@@ -20,7 +20,7 @@ from rich.table import Table as RichTable
 from examples.accuracy.results import Results
 from examples.accuracy.table import FOOTNOTE, Table, heading, kernels, remarks, tables
 
-# In a file or a pipe, a row stays on its line.
+# In a file or a pipe, rows do not wrap.
 console = Console(width=None if sys.stdout.isatty() else 190, highlight=False)
 
 
@@ -48,7 +48,7 @@ def measuring(windows: int) -> Iterator[Callable[[str, str, int], None]]:
 
 
 def results(measured: Results) -> None:
-    """The tables, then what failed or is wrong, and which kernels ran."""
+    """Print the tables, then failures and flags, and the kernels that ran."""
     for line in heading(measured):
         plain(line)
     for table in tables(measured):
@@ -61,7 +61,7 @@ def results(measured: Results) -> None:
 
 
 def plain(text: str) -> None:
-    """A line."""
+    """Print a line."""
     console.print(text, markup=False, soft_wrap=True)
 
 

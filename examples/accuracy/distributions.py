@@ -1,4 +1,4 @@
-"""A served model's next-token distributions on windows of text, and what is kept of them."""
+"""A served model's next-token distributions on windows of text, and their stored form."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ LOGPROB_BOUND = 1e-3
 
 
 class DistributionError(RuntimeError):
-    """A server gave no logits, or others than those that its log-probabilities come from."""
+    """A server gave no logits, or logits inconsistent with its log-probabilities."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Windows:
     Attributes:
         logprob: natural log-probability of the text's tokens.
         kl: divergence from the reference's distributions, nats per token.
-        agreement: share of tokens where the likeliest one is the reference's.
+        agreement: share of tokens with the same top-1 token as the reference.
     """
 
     logprob: list[float]
@@ -45,17 +45,17 @@ def measure_windows(
     folder: Path,
     on_window: Callable[[], None],
 ) -> Windows:
-    """Measure each window; one is in memory at a time.
+    """Measure the windows, one in memory at a time.
 
     Args:
-        url: of a server with ``Extension``, in development mode.
+        url: URL of a server with ``Extension``, in development mode.
         windows: token ids, ``(windows, tokens)``.
-        reference: folder of the reference's logits; None: this is the reference.
-        folder: where logits are written; only a reference's stay.
-        on_window: called after each.
+        reference: folder of the reference's logits; None: this model is the reference.
+        folder: folder for logits; only the reference's logits are kept.
+        on_window: called after each window.
 
     Raises:
-        DistributionError: as it says.
+        DistributionError: the server's logits are missing or inconsistent.
         ValueError: logits are NaN, or of another shape than the reference's.
         httpx.HTTPError: a request fails.
     """
@@ -80,7 +80,7 @@ def measure_windows(
 
 
 def _logits(client: httpx.Client, window: np.ndarray, file: Path) -> Tensor:
-    """Logits of every token of a window but the last, checked against what the server says."""
+    """Logits of a window's tokens but the last, checked against the served log-probabilities."""
     served = torch.from_numpy(served_logprobs(client, window))
     rows = len(window) - 1
     calls = call(client, "write_logits", str(file), rows)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_ROWS = 64  # at a time: 128k float64 values each are 64 MB
+_ROWS = 64  # rows at a time: 128k float64 values each are 64 MB
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class Divergence:
 
     Attributes:
         kl: Kullback-Leibler divergence, reference ‖ other, nats; float64 ``(tokens,)``.
-        agreement: 1 where both have the same likeliest token, else 0; float64 ``(tokens,)``.
+        agreement: 1 where both models have the same top-1 token, else 0; float64 ``(tokens,)``.
     """
 
     kl: Tensor
@@ -35,7 +35,7 @@ def divergence(reference: Tensor, other: Tensor) -> Divergence:
     kl, agreement = [], []
     for p_logits, q_logits in zip(reference.split(_ROWS), other.split(_ROWS), strict=True):
         log_p, log_q = log_softmax(p_logits), log_softmax(q_logits)
-        # A token that the reference excludes costs nothing, whatever the other says.
+        # A token that the reference excludes costs nothing, for any probability in the other.
         cost = torch.where(log_p == -torch.inf, 0.0, log_p.exp() * (log_p - log_q))
         kl.append(cost.sum(-1))
         agreement.append((p_logits.argmax(-1) == q_logits.argmax(-1)).double())

@@ -15,14 +15,14 @@ EXTENSION = f"{__name__}.Extension"
 
 
 class Extension(LogitsRecorder, ActivationRounder):
-    """Everything that measuring asks of a worker."""
+    """All worker methods that the measurement needs."""
 
 
 def call(client: httpx.Client, method: str, *args: Any) -> Any:
-    """Call a method in every worker; what each returned.
+    """Call a method in every worker; returns the result of each.
 
     Raises:
-        httpx.HTTPError: it failed.
+        httpx.HTTPError: the call failed.
     """
     answer = client.post("/collective_rpc", json={"method": method, "args": args})
     return answer.raise_for_status().json()["results"]

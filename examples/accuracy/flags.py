@@ -1,13 +1,14 @@
 """Variants that are further from the reference than their format can explain.
 
-Weights: rounding to NVFP4 puts a weight 8 to 10 % off, in random directions. One that is more than
-20 % off, or that is 3 % larger or smaller as a whole, has wrong scales.
+Weights: rounding to NVFP4 puts a weight 8 to 10 % off, in random directions. A weight that is more
+than 20 % off, or 3 % larger or smaller as a whole, has wrong scales.
 
-Served: what rounding costs is measured in the same run, with yardsticks in which neither our files
-nor our kernels have a part: the 16-bit model with its weights, and with weights and activations,
-rounded to NVFP4 and back. A variant may diverge 3 times as far as the yardstick that rounds what it
-rounds, which leaves room for calibrated scales and an FP8 KV cache; one that rounds nothing, no
-further than rounded weights. A variant whose whole 95 % interval lies above computes wrongly.
+Served: the cost of rounding is measured in the same run, with yardsticks independent of our files
+and our kernels: the 16-bit model with its weights, and with weights and activations, rounded to
+NVFP4 and back. A variant may diverge 3 times as far as the yardstick with the same tensors rounded,
+which leaves room for calibrated scales and an FP8 KV cache; a variant that rounds nothing, no
+further than rounded weights. A variant whose whole 95 % interval lies above the limit computes
+wrongly.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from examples.perplexity import Interval
 
 RELATIVE_ERROR = 0.20
 GAIN = 0.03
-# The yardstick of what a variant rounds, and how many times as far it may diverge.
+# Rounded tensors of a variant -> its yardstick, and the allowed multiple of its divergence.
 ALLOWANCE: dict[Rounds, tuple[str, float]] = {
     "nothing": (ROUNDED_WEIGHTS, 1.0),
     "weights": (ROUNDED_WEIGHTS, 3.0),
@@ -28,7 +29,7 @@ ALLOWANCE: dict[Rounds, tuple[str, float]] = {
 
 
 def weight_flags(errors: Sequence[WeightError]) -> list[str]:
-    """Why the weights are wrong, as one line; empty if they are not."""
+    """Reason why the weights are wrong, as one line; empty if they are right."""
     wrong = [e for e in errors if e.relative > RELATIVE_ERROR or abs(e.gain - 1) > GAIN]
     if not wrong:
         return []
@@ -41,12 +42,12 @@ def weight_flags(errors: Sequence[WeightError]) -> list[str]:
 
 
 def served_flags(kl: Interval, rounds: Rounds, yardsticks: Mapping[str, Interval]) -> list[str]:
-    """Why the served distributions are wrong, as one line; empty if they are not.
+    """Reason why the served distributions are wrong, as one line; empty if they are right.
 
     Args:
         kl: divergence from the reference.
-        rounds: what the variant rounds.
-        yardsticks: their divergences, by name.
+        rounds: tensors that the variant rounds.
+        yardsticks: divergences of the yardsticks, by name.
     """
     name, allowance = ALLOWANCE[rounds]
     explained = yardsticks[name].estimate

@@ -1,4 +1,4 @@
-"""Scores of lm-evaluation-harness, asked of a running server."""
+"""Scores of lm-evaluation-harness, run against a server."""
 
 import json
 import math
@@ -27,7 +27,7 @@ _REFUSED = re.compile(r"failed! Status code: (?P<status>\d+), Response text: (?P
 
 
 class HarnessError(RuntimeError):
-    """lm-evaluation-harness is missing, cannot be asked for this, or failed."""
+    """lm-evaluation-harness is missing, does not support the request, or failed."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class TaskScore:
     """A metric of a task, over ``samples`` documents.
 
     Attributes:
-        task: a task's name, or a group's.
-        metric: as the harness calls it; after a comma the filter, if there are several.
+        task: name of a task or of a group.
+        metric: name in the harness; after a comma the filter, if there are several.
         value: mean.
-        stderr: its standard error as the harness estimates it; NaN where it does not.
-        samples: documents.
+        stderr: standard error of the mean, as estimated by the harness; NaN without an estimate.
+        samples: number of documents.
     """
 
     task: str
@@ -61,22 +61,22 @@ def score(
 ) -> list[TaskScore]:
     """Run tasks against a server.
 
-    Prompts are sent as token ids, with what the tokenizer puts before every text. Nothing is
-    downloaded unless a task that is not one of ours asks for it.
+    Prompts are sent as token ids, with the tokenizer's special tokens before every text. Nothing is
+    downloaded unless a task of the harness itself downloads data.
 
     Args:
-        base_url: of vLLM's OpenAI-style server, without ``/v1``.
-        model: name that it serves.
+        base_url: URL of vLLM's OpenAI-style server, without ``/v1``.
+        model: served name of the model.
         tokenizer: folder of the model's tokenizer.
-        tasks: names; ours (``tasks.NAMES``), or the harness's tasks and groups. Those that run what
-            the model writes want ``HF_ALLOW_CODE_EVAL=1`` in the environment.
-        folder: for ``results_*.json`` and ``samples_*.jsonl`` of the harness.
-        limit: documents of each task, the first ones; None: all.
-        made: folder of ``make_tasks``; None: ours are made as by default, in ``folder``.
-        log: for all that the harness prints; None: ``harness.log`` in ``folder``.
+        tasks: names of our tasks (``tasks.NAMES``), or of the harness's tasks and groups. Tasks
+            that execute the model's output need ``HF_ALLOW_CODE_EVAL=1`` in the environment.
+        folder: folder for ``results_*.json`` and ``samples_*.jsonl`` of the harness.
+        limit: number of documents of each task, from the first; None: all.
+        made: folder of ``make_tasks``; None: our tasks are made with defaults, in ``folder``.
+        log: file for the harness's output; None: ``harness.log`` in ``folder``.
 
     Raises:
-        HarnessError: with one line that says why.
+        HarnessError: the run failed; the message gives the reason in one line.
     """
     _check_installed()
     folder.mkdir(parents=True, exist_ok=True)
@@ -93,7 +93,7 @@ def score(
             "base_url": f"{base_url}/v1/completions",
             "tokenizer": str(tokenizer),
             "tokenizer_backend": "huggingface",
-            "add_bos_token": True,  # if the tokenizer is one that does
+            "add_bos_token": True,  # if the tokenizer adds BOS
             "num_concurrent": REQUESTS_AT_ONCE,
             "max_length": _context_length(base_url, model),
         },
@@ -109,9 +109,9 @@ def score(
 
 
 def unknown_tasks(tasks: Sequence[str], made: Path | None = None) -> list[str]:
-    """Names in ``tasks`` that neither the harness, nor ``made``, nor we have; needs no server.
+    """Names in ``tasks`` unknown to the harness, to ``made`` and to our tasks; needs no server.
 
-    Takes seconds where a task is not one of ours: the harness reads all its task files.
+    Takes seconds if any task is the harness's own: the harness reads all its task files.
 
     Raises:
         HarnessError: lm-evaluation-harness is missing or broken.
@@ -144,7 +144,7 @@ def _check_installed() -> None:
 
 
 def task_scores(results: Mapping[str, Any]) -> Iterator[TaskScore]:
-    """Scores in the harness's results; a group's tasks are left out where it has their mean."""
+    """Scores in the harness's results; tasks of a group are omitted where the group has a mean."""
     subtasks = results["group_subtasks"]
     grouped = {
         task
@@ -170,7 +170,7 @@ def _metrics(fields: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
 
 
 def _context_length(base_url: str, model: str) -> int:
-    """Tokens of a prompt and its answer that the server takes."""
+    """The server's maximum of tokens in a prompt with its answer."""
     try:
         with connect(base_url) as client:
             served = client.get("/v1/models").raise_for_status().json()["data"]
@@ -186,7 +186,7 @@ def _context_length(base_url: str, model: str) -> int:
 
 
 def _run(job: dict[str, Any], folder: Path, log: Path) -> dict[str, Any]:
-    """The harness's results for ``job``, from a process of its own."""
+    """The harness's results for ``job``, from a separate process."""
     job_file = folder / "job.json"
     log.parent.mkdir(parents=True, exist_ok=True)
     job_file.write_text(json.dumps(job, indent=1) + "\n")

@@ -1,6 +1,7 @@
 """``python -m examples.accuracy.harness_worker JOB``: run lm-evaluation-harness once.
 
-As its own command does, but without reading its 14,000 task files where none of them is asked for.
+Equivalent to the harness's command, but without reading its 14,000 task files when no task of the
+harness is requested.
 """
 
 import json
@@ -9,7 +10,7 @@ from pathlib import Path
 
 
 def main(job_file: Path) -> None:
-    """Do what ``job_file`` says, and write results and samples where it says."""
+    """Run the job in ``job_file``, and write results and samples to the paths named there."""
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
     from lm_eval.tasks import TaskManager

@@ -5,7 +5,7 @@ from examples.accuracy.table import FOOTNOTE, Table, heading, remarks, tables
 
 
 def markdown(results: Results) -> str:
-    """Render the results: heading, tables, and what failed or is wrong."""
+    """Render the results: heading, tables, failures and flags."""
     parts = ["  \n".join(heading(results)), *(_table(table) for table in tables(results)), FOOTNOTE]
     if lines := remarks(results):
         parts.append("\n".join(f"- {line}" for line in lines))

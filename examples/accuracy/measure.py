@@ -1,4 +1,4 @@
-"""Measures the reference, the yardsticks and every variant, one after the other; judges them."""
+"""Measurement of the reference, the yardsticks and every variant in turn, with verdicts."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,11 +26,11 @@ class Comparison:
 
     Attributes:
         model: 16-bit checkpoint.
-        calibration: text for variants whose files are made with one.
-        bench: where variants are measured.
-        gpu: whether the servers run on one.
-        results: filled variant by variant.
-        file: the results are written to, after each.
+        calibration: text for variants whose files need calibration.
+        bench: bench that measures the variants.
+        gpu: whether the servers run on a GPU.
+        results: results, filled variant by variant.
+        file: file of the results, written after each variant.
     """
 
     model: Path
@@ -41,9 +41,9 @@ class Comparison:
     file: Path
 
     def measure(self, variants: Sequence[Variant]) -> None:
-        """Measure ``variants`` and what they are set against.
+        """Measure ``variants``, the reference and the yardsticks.
 
-        One that fails is shown with its error; without the reference nothing can be compared.
+        A variant that fails is shown with its error; without the reference nothing can be compared.
         """
         reference = self._reference()
         if reference is None or not variants:
@@ -102,7 +102,7 @@ class Comparison:
 
     @contextmanager
     def _failing(self, result: VariantResult, variant: Variant) -> Iterator[None]:
-        """Whatever goes wrong with a variant is among its errors."""
+        """Context that turns exceptions into the variant's errors."""
         try:
             yield
         except ServerError as error:
@@ -117,7 +117,7 @@ class Comparison:
 
 
 def judge(result: VariantResult, results: Results) -> None:
-    """Set the flags of a variant: by its weights, and by what it served if the yardsticks are."""
+    """Set the flags of a variant: by its weights and, given all yardsticks, by its divergence."""
     result.flags = weight_flags(result.weights)
     named = {name: results.named(name) for name in YARDSTICKS}
     explained = {name: found.kl for name, found in named.items() if found and found.kl}

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class LogitsRecorder:
-    """Part of vLLM's worker: keeps what the model's head computes, until it is written."""
+    """Extension of vLLM's worker that keeps the logits of the model's head for a later write."""
 
     # The worker's own:
     model_runner: Any
@@ -29,36 +29,37 @@ class LogitsRecorder:
 
         def compute_logits(*args: Any, **kwargs: Any) -> Tensor | None:
             logits = compute(*args, **kwargs)
-            # Only some ranks have them.
+            # Only some ranks have the logits.
             if logits is not None and self.recorded_logits is not None:
-                # What follows may change them in place.
+                # Later steps may change the logits in place.
                 self.recorded_logits.append(logits.detach().to("cpu", copy=True))
             return logits
 
         model.compute_logits = compute_logits
 
     def stop_recording_logits(self) -> None:
-        """Keep nothing from now on."""
+        """Stop keeping logits."""
         self.recorded_logits = None
 
     def write_logits(self, file: str, rows: int) -> list[int]:
-        """Write what was kept of one prompt, and forget it.
+        """Write the kept logits of one prompt to a file, and clear the record.
 
         Args:
-            file: to write, safetensors; ``logits`` ``(rows, vocabulary)`` as the model gave them.
-            rows: tokens of the prompt but the first.
+            file: safetensors file to write; ``logits`` ``(rows, vocabulary)`` as the model gave
+                them.
+            rows: number of prompt tokens after the first.
 
         Returns:
             Rows of each call of the head; empty on ranks that do not write.
         """
         kept = self.recorded_logits or []
         lengths = [len(logits) for logits in kept]
-        # With tensor parallelism every rank may have the whole of them.
+        # With tensor parallelism every rank may have the full logits.
         if not kept or self.rank % self.parallel_config.tensor_parallel_size:
             kept.clear()
             return []
-        # The head also computes the last token's logits, from which the next one is drawn: in a
-        # call of its own, or as the prompt's last row.
+        # The head also computes the last token's logits, from which the next token is drawn: in a
+        # separate call, or as the prompt's last row.
         prompt = torch.cat([kept[0][:0], *(logits for logits in kept if len(logits) > 1)])
         kept.clear()
         if len(prompt) in (rows, rows + 1):

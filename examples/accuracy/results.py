@@ -1,4 +1,4 @@
-"""Results of a comparison, kept as JSON, and the figures made of them."""
+"""Results of a comparison, stored as JSON, and the derived figures."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from examples.atomic_write import write_atomically
 from examples.paths import read_results
 from examples.perplexity import Interval, mean_interval
 
-_Z = 1.96  # of 95% of a normal distribution
+_Z = 1.96  # quantile of a normal distribution for a 95% interval
 
 
 @dataclass
@@ -24,15 +24,15 @@ class VariantResult:
     """Results of one variant.
 
     Attributes:
-        name, title, rounds: of the ``Variant``.
-        checkpoint: folder it was served from.
-        windows: of the text; None where it was not measured.
+        name, title, rounds: as in the ``Variant``.
+        checkpoint: folder the variant was served from.
+        windows: measurements on the text's windows; None if not measured.
         tasks: scores of lm-evaluation-harness.
-        weights: of each NVFP4 linear of its files.
-        kernels: lines of its log that say which kernels ran.
-        ready_seconds: until its server was ready.
-        errors: why it is not measured, or not wholly.
-        flags: why it is wrong.
+        weights: errors of each NVFP4 linear of the variant's files.
+        kernels: lines of the log that name the kernels that ran.
+        ready_seconds: time until the server was ready.
+        errors: reasons why the variant was not, or only partly, measured.
+        flags: reasons why the variant is wrong.
     """
 
     name: str
@@ -59,13 +59,13 @@ class VariantResult:
 
     @property
     def agreement(self) -> Interval | None:
-        """Share of tokens whose likeliest successor is the reference's."""
+        """Share of tokens with the same top-1 token as the reference."""
         return mean_interval(np.array(self.windows.agreement)) if self.windows else None
 
 
 @dataclass
 class Results:
-    """A run: ``about`` it (versions, commit, machine, options), and what it measured."""
+    """Results of a run; ``about`` holds versions, commit, machine and options."""
 
     about: dict[str, Any]
     variants: list[VariantResult] = field(default_factory=list)
@@ -81,10 +81,10 @@ class Results:
 
     @classmethod
     def read(cls, file: Path) -> "Results":
-        """Read what ``write`` has written.
+        """Read a file of :meth:`write`.
 
         Raises:
-            ValueError: it cannot be read, or holds something else.
+            ValueError: the file cannot be read, or does not hold results.
         """
         text = read_results(file, "python -m examples.accuracy measure")
         try:
@@ -97,7 +97,7 @@ class Results:
             ) from error
 
     def named(self, name: str) -> VariantResult | None:
-        """The variant of that name, if there is one."""
+        """The variant of the given name, or None."""
         return next((variant for variant in self.variants if variant.name == name), None)
 
     def difference(self, variant: VariantResult) -> Interval | None:
@@ -109,7 +109,7 @@ class Results:
 
     @property
     def tasks(self) -> list[tuple[str, str]]:
-        """Every task and metric that some variant has a score in."""
+        """Every task and metric with a score in some variant."""
         return list(dict.fromkeys((s.task, s.metric) for v in self.variants for s in v.tasks))
 
     @property
@@ -130,9 +130,9 @@ class Results:
 
 
 def task_interval(score: TaskScore) -> Interval:
-    """A score's 95% interval: Wilson's of a share of answers, as nearly all or none may be right.
+    """A score's 95% interval: Wilson's interval for a share of answers, which may be near 0 or 1.
 
-    Of other means, that of the harness's standard error; of no width if it has none.
+    Other means use the harness's standard error; without an estimate the interval has no width.
     """
     share, count = score.value, score.samples
     if 0 <= share <= 1 and count > 1:

@@ -1,7 +1,7 @@
 """A 16-bit checkpoint whose weights were rounded to NVFP4 and back.
 
-Any engine serves it with plain products, so that what it loses is what the format costs: neither
-our files nor our kernels have a part in it.
+Any engine serves the checkpoint with 16-bit matmuls, so that the loss is the format's alone,
+independent of our files and our kernels.
 """
 
 import json
@@ -18,10 +18,11 @@ _SHARD_BYTES = 5_000_000_000
 
 
 def round_checkpoint(source_folder: Path, target: Path) -> None:
-    """Write ``target``, tensor by tensor; the linears are those our tool quantises.
+    """Write ``target``, tensor by tensor; the quantising tool's choice of linears is rounded.
 
     Raises:
-        QuantizerError: the checkpoint is not one that our tool accepts, or stacks its experts.
+        QuantizerError: the quantising tool does not accept the checkpoint, or the checkpoint stacks
+            its experts.
     """
     source = open_source(source_folder)
     selected = select_linears(build_model(source), source, ()).quantized

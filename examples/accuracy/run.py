@@ -1,4 +1,4 @@
-"""One comparison, from its options to its results."""
+"""One comparison, from options to results."""
 
 import json
 import shutil
@@ -29,18 +29,19 @@ class Options:
 
     Attributes:
         model: folder of the 16-bit checkpoint.
-        variants: names and own checkpoints, see ``variants``; none: those fit for the machine.
-        text: to measure on.
+        variants: names and own checkpoints, see ``variants``; empty: the variants that suit the
+            machine.
+        text: text to measure on.
         calibrate: text that scales of activations are measured on.
-        tasks: of lm-evaluation-harness.
-        task_limit: samples of each; None: all.
-        local_tasks: folder that `python -m examples.accuracy.tasks` has written; None: ours are
-            made of the standard library.
-        out: folder for results, logs and all that is made.
-        windows, window_length: of the text, and tokens in each.
-        server_options: more of ``vllm serve``, for every variant.
+        tasks: tasks of lm-evaluation-harness.
+        task_limit: samples of each task; None: all.
+        local_tasks: folder written by `python -m examples.accuracy.tasks`; None: our tasks are made
+            from the standard library.
+        out: folder for results, logs and all intermediate files.
+        windows, window_length: windows of the text, and tokens in each.
+        server_options: further options of ``vllm serve``, for every variant.
         server_time_limit: seconds until a server must be ready.
-        fresh: measure everything anew.
+        fresh: whether to measure everything anew.
     """
 
     model: Path
@@ -62,7 +63,7 @@ def run(options: Options) -> Results:
     """Measure, and show the results.
 
     Raises:
-        ValueError: an option cannot be measured with.
+        ValueError: an option is unusable.
     """
     check_vllm()
     gpu, device = _device()
@@ -108,7 +109,7 @@ def run(options: Options) -> Results:
 
 
 def _device() -> tuple[bool, str]:
-    """Whether there is a GPU, and its name or the processor's."""
+    """Whether there is a GPU, and the name of the GPU or the processor."""
     import torch
 
     if torch.cuda.is_available():
@@ -117,7 +118,7 @@ def _device() -> tuple[bool, str]:
 
 
 def _local_tasks(options: Options) -> Path | None:
-    """The folder of the local tasks, if any of them is wanted; made if it is not given."""
+    """The given folder of local tasks; a new folder if tasks are requested without it."""
     if not set(options.tasks) & set(NAMES) or options.local_tasks is not None:
         return options.local_tasks
     folder = options.out / "tasks"
@@ -137,7 +138,7 @@ def _check_calibration(options: Options, variants: tuple[Variant, ...]) -> None:
 
 
 def _check_text(file: Path) -> None:
-    """The beginning is enough: the quantising tool reads no more of a long text."""
+    """Check the beginning of the text: the quantising tool reads no more of a long text."""
     try:
         with file.open(encoding="utf-8") as stream:
             empty = not stream.read(_BEGINNING).strip()
@@ -153,7 +154,7 @@ def _check_text(file: Path) -> None:
 
 
 def check_tasks(tasks: tuple[str, ...], made: Path | None) -> None:
-    """Check that tasks can be asked for.
+    """Check that tasks are available.
 
     Raises:
         ValueError: lm-evaluation-harness is missing, or has no such task.
@@ -172,7 +173,7 @@ def check_tasks(tasks: tuple[str, ...], made: Path | None) -> None:
 
 
 def _check_lengths(options: Options, config: dict[str, Any]) -> None:
-    """A window, and the token that a server draws after it, must fit the model."""
+    """Check that a window, and the token that a server draws after it, fit the model."""
     longest = config.get("max_position_embeddings")
     if longest is not None and options.window_length >= longest:
         raise ValueError(
@@ -182,7 +183,7 @@ def _check_lengths(options: Options, config: dict[str, Any]) -> None:
 
 
 def _check_disk(options: Options, config: dict[str, Any]) -> None:
-    """Room for the reference's logits, which are kept; 16 bits each."""
+    """Check that the disk has room for the reference's logits, in 16 bits each."""
     needed = 2 * options.windows * options.window_length * config.get("vocab_size", 0)
     free = shutil.disk_usage(options.out).free
     if needed > free:

@@ -1,4 +1,4 @@
-"""A variant at its server: its distributions and task scores, found again or measured."""
+"""A variant at its server: its distributions and task scores, cached or measured."""
 
 import hashlib
 import json
@@ -36,10 +36,10 @@ class Settings:
 
     Attributes:
         windows: token ids, ``(windows, tokens)``.
-        tasks: of lm-evaluation-harness.
-        task_limit: samples of each; None: all.
-        made_tasks: folder of ``tasks.make_tasks``; None: no task is one of ours.
-        server_options: more of ``vllm serve``.
+        tasks: tasks of lm-evaluation-harness.
+        task_limit: samples of each task; None: all.
+        made_tasks: folder of ``tasks.make_tasks``; None: no local tasks.
+        server_options: further options of ``vllm serve``.
         server_time_limit: seconds until a server must be ready.
     """
 
@@ -56,11 +56,12 @@ class Bench:
     """Bench that variants are measured on.
 
     Attributes:
-        stages: what was measured before.
+        stages: cache of earlier measurements.
         logs: folder of the logs of servers and tasks.
         tokenizer: folder of the tokenizer.
-        settings: the same for every variant.
-        on_state: told the variant's name, what is done now, windows done.
+        settings: settings shared by all variants.
+        on_state: called with the variant's name, the current activity, and the number of windows
+            done.
     """
 
     stages: StageCache
@@ -75,7 +76,7 @@ class Bench:
 
     @contextmanager
     def at_server(self, variant: Variant, checkpoint: Path, content: str) -> Iterator["AtServer"]:
-        """Measure a variant; its server is started when something has to be measured, once.
+        """Measure a variant; its server starts once, when the first measurement is not cached.
 
         Raises:
             ServerError: the server fails.
@@ -98,7 +99,7 @@ class Bench:
 
 @dataclass
 class AtServer:
-    """A variant, and the server that ``start`` gives."""
+    """A variant, and the server started by ``start``."""
 
     bench: Bench
     variant: Variant
@@ -107,7 +108,7 @@ class AtServer:
     start: Callable[[], Server]
 
     def windows(self, reference: Stage | None, input_terms: int = 0) -> Stage:
-        """Measure the text's windows against those of ``reference``, None for itself.
+        """Measure the text's windows against ``reference``'s; None measures the reference itself.
 
         With ``input_terms``, activations are rounded to so many NVFP4 terms from now on.
 
@@ -195,7 +196,7 @@ def _round_activations(server: Server, terms: int) -> None:
 
 
 def windows_of(stage: Stage) -> tuple[Windows, list[str], float]:
-    """Results that ``AtServer.windows`` has kept: figures, kernels' lines, seconds to readiness."""
+    """Results cached by ``AtServer.windows``: figures, kernel lines, seconds to readiness."""
     kept = json.loads((stage.folder / _FIGURES).read_text())
     return Windows(**kept["windows"]), kept["kernels"], kept["ready_seconds"]
 

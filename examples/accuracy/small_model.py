@@ -1,4 +1,4 @@
-"""The demo's small model, trained briefly: something to measure on any machine."""
+"""The demo's small model, trained briefly: a subject for any machine."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +9,12 @@ from examples.demo.pipeline import make_model, make_text
 from examples.demo.train import TrainSettings
 from examples.stages import StageCache
 
-_DOCUMENT_CHARACTERS = 8000  # of each held-out file, so that no long one outweighs the others
+_DOCUMENT_CHARACTERS = 8000  # per held-out file, so that no long file outweighs the others
 
 
 @dataclass(frozen=True)
 class SmallModel:
-    """Files: the 16-bit checkpoint, a text to calibrate on, and one to measure on."""
+    """Files: the 16-bit checkpoint, a calibration text, and a text for the measurement."""
 
     checkpoint: Path
     calibration: Path
@@ -22,7 +22,7 @@ class SmallModel:
 
 
 def make_small_model(folder: Path, train_seconds: float, fresh: bool) -> SmallModel:
-    """Train it, or find it in ``folder``."""
+    """Train the small model, or find a trained model in ``folder``."""
     corpus = read_corpus()
     cache = StageCache(folder / "model", fresh)
     text = make_text(cache, corpus)

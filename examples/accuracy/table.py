@@ -43,7 +43,7 @@ def heading(results: Results) -> list[str]:
 
 
 def kernels(results: Results) -> list[str]:
-    """Each line in which a log tells of kernels, and the variants that told it."""
+    """Each kernel line of the logs, with the variants whose logs have the line."""
     told: dict[str, list[str]] = {}
     for variant in results.variants:
         for line in variant.kernels:
@@ -52,7 +52,7 @@ def kernels(results: Results) -> list[str]:
 
 
 def remarks(results: Results) -> list[str]:
-    """Remarks: variants that failed, that are wrong, and that could not be judged."""
+    """Remarks: variants that failed, that are wrong, or that could not be judged."""
     lines = [f"{v.name} failed: {error}" for v in results.variants for error in v.errors]
     lines += [f"{v.name} is wrong: {flag}" for v in results.variants for flag in v.flags]
     found = [v for v in map(results.named, YARDSTICKS) if v is not None]

@@ -11,7 +11,7 @@ from examples.perplexity import choose_windows
 def read_windows(file: Path, checkpoint: Path, count: int, length: int) -> np.ndarray:
     """``count`` windows of ``length`` ids spread evenly over a text: int64 ``(count, length)``.
 
-    Each begins with the BOS token, if the checkpoint's tokenizer starts texts with one.
+    Each window begins with the BOS token, if the checkpoint's tokenizer starts texts with BOS.
 
     Raises:
         ValueError: the file is no UTF-8 text or too short, or the tokenizer cannot be loaded.

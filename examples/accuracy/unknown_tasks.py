@@ -1,4 +1,4 @@
-"""``python -m examples.accuracy.unknown_tasks FOLDER TASK...``: what the harness does not know.
+"""``python -m examples.accuracy.unknown_tasks FOLDER TASK...``: names unknown to the harness.
 
 FOLDER has further tasks; it may be empty. The last line is a JSON list of names.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def unknown_tasks(folder: str, tasks: Sequence[str]) -> list[str]:
-    """Names that are neither a task, group or tag of the harness or ``folder``, nor a file."""
+    """Names that are no task, group or tag of the harness or of ``folder``, and no file."""
     from lm_eval.tasks import TaskManager
 
     known = set(TaskManager(include_path=folder or None).all_tasks)

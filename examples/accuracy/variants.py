@@ -1,4 +1,4 @@
-"""Variants compared: ways to make a model's files, and to serve them."""
+"""Variants to compare: methods to make a model's files, and to serve them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from nvfp4_kernels.settings import MAX_TERMS
 REFERENCE = "bf16"
 ROUNDED_WEIGHTS, ROUNDED_BOTH = YARDSTICKS = ("rounded-weights", "rounded-both")
 
-# What a variant keeps in NVFP4, or in less than 16 bits beside it.
+# Tensors that a variant keeps in NVFP4, or in another format of less than 16 bits.
 Rounds = Literal["nothing", "weights", "weights and activations"]
 
 
 class BadVariant(ValueError):
-    """A variant that is unknown or cannot be measured; says what is accepted."""
+    """A variant that is unknown or cannot be measured; the message lists the accepted variants."""
 
 
 @dataclass(frozen=True)
@@ -24,17 +24,17 @@ class Variant:
     """One way to serve the model.
 
     Attributes:
-        name: file-name-safe.
-        title: what it is, for people.
-        rounds: what differs from 16 bits.
-        method: ``--quantization`` of ``vllm serve``; None: none.
-        tool: options of our quantising tool that make its files; None: it needs none.
+        name: name, safe in file names.
+        title: description for people.
+        rounds: tensors that differ from 16 bits.
+        method: ``--quantization`` of ``vllm serve``; None: no such option.
+        tool: options of the quantising tool for the variant's files; None: no files are made.
         calibrated: whether the tool gets the calibration text.
-        checkpoint: its files, if they are the user's.
-        options: more of ``vllm serve``.
-        needs_gpu: whether vLLM has it on GPUs alone.
-        input_terms: NVFP4 terms that a yardstick's activations are rounded to, 0: they stay as they
-            are; None: it is no yardstick.
+        checkpoint: folder of the files, if supplied by the user.
+        options: further options of ``vllm serve``.
+        needs_gpu: whether vLLM supports the variant on GPUs alone.
+        input_terms: NVFP4 terms that a yardstick's activations are rounded to, 0: no rounding;
+            None: not a yardstick.
     """
 
     name: str
@@ -74,7 +74,7 @@ def _terms(terms: int) -> Variant:
 
 
 def _yardstick(name: str, title: str, rounds: Rounds, input_terms: int) -> Variant:
-    eager = ("--enforce-eager",)  # or hooks on its layers would not run
+    eager = ("--enforce-eager",)  # otherwise the hooks on its layers would not run
     return Variant(name, title, rounds, method=None, options=eager, input_terms=input_terms)
 
 
@@ -84,7 +84,7 @@ def _rounded_terms(terms: int) -> Variant:
 
 
 def known_variants(vllm_attention: str) -> dict[str, Variant]:
-    """All variants by name; ``vllm_attention`` is the backend that vLLM itself would take."""
+    """All variants by name; ``vllm_attention`` is the backend that vLLM would choose."""
     variants = (
         Variant(REFERENCE, "as it is", "nothing", method=None),
         Variant("bf16-our-attention", "as it is, our attention", "nothing", method=None,
@@ -110,14 +110,14 @@ def known_variants(vllm_attention: str) -> dict[str, Variant]:
         _online("nvfp4-tc-online-four-over-six", "four-over-six"),
         *(_terms(terms) for terms in (2, 3)),
         *(_rounded_terms(terms) for terms in range(2, MAX_TERMS + 1)),
-        # vLLM's loader takes one of the scales of q/k/v, and of gate/up, for all.
+        # vLLM's loader applies one of the scales of q/k/v, and of gate/up, to all.
         Variant("modelopt", "ModelOpt files, vLLM's own kernels", _BOTH, needs_gpu=True,
                 method=METHODS["modelopt"], tool=(*_MODELOPT, "--shared-fused-scale")),
     )  # fmt: skip
     return {variant.name: variant for variant in variants}
 
 
-# Measured if none are asked for.
+# Measured by default.
 DEFAULT_CPU = ("nvfp4-tc", "nvfp4-tc-online-four-over-six", "nvfp4-tc-w4a16")
 DEFAULT_GPU = (
     "nvfp4-tc", "nvfp4-tc-sweep", "nvfp4-tc-four-over-six", "nvfp4-tc-w4a16", "nvfp4-tc-fp8-kv",
@@ -126,9 +126,9 @@ DEFAULT_GPU = (
 
 
 def yardsticks() -> tuple[Variant, Variant]:
-    """16-bit models whose weights, and whose activations as well, are rounded to NVFP4 and back.
+    """16-bit models with weights, or weights and activations, rounded to NVFP4 and back.
 
-    They, and those with more terms, are served from the same files, one after the other.
+    All yardsticks, with any number of terms, are served from the same files, one after the other.
     """
     return (
         _yardstick(ROUNDED_WEIGHTS, "weights rounded", "weights", 0),
@@ -140,7 +140,7 @@ def parse_variants(written: Sequence[str], vllm_attention: str) -> tuple[Variant
     """Variants, each a known name or ``LABEL[:METHOD]=CHECKPOINT``, without the reference.
 
     Raises:
-        BadVariant: an unknown or repeated name, a label that names no file, no such checkpoint.
+        BadVariant: an unknown or repeated name, a label unsafe in file names, a missing checkpoint.
     """
     known = known_variants(vllm_attention)
     variants: list[Variant] = []

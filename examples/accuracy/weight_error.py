@@ -1,4 +1,4 @@
-"""Error of a checkpoint's NVFP4 weights against the 16-bit ones they should stand for."""
+"""Error of a checkpoint's NVFP4 weights against the original 16-bit weights."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ class WeightError:
     """Error of one linear's weight.
 
     Attributes:
-        layer: its name.
-        relative: norm of what its weight is off, over the 16-bit weight's norm.
-        gain: what the 16-bit weight must be multiplied by to come closest to it.
+        layer: name of the layer.
+        relative: norm of the weight's error over the norm of the 16-bit weight.
+        gain: factor by which the 16-bit weight comes closest to the NVFP4 weight.
     """
 
     layer: str
@@ -29,10 +29,10 @@ class WeightError:
 
 
 def weight_errors(checkpoint: Path, model: Path) -> list[WeightError]:
-    """One for each NVFP4 linear of a checkpoint; none if it has none.
+    """Errors of all NVFP4 linears of a checkpoint, in order; empty without such linears.
 
     Raises:
-        ValueError: a linear is not there, or of another shape, in the 16-bit ``model``.
+        ValueError: a linear is missing, or of another shape, in the 16-bit ``model``.
     """
     source = open_source(model)
     errors = []

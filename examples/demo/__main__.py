@@ -12,7 +12,7 @@ import typer
 from examples.command_line import refusals
 
 CACHE = Path(__file__).parents[2] / ".cache" / "demo"
-EXPERTS = 8  # of a layer, with --moe
+EXPERTS = 8  # experts of a layer, with --moe
 
 app = typer.Typer(add_completion=False)
 
@@ -48,15 +48,15 @@ def demo(
 ) -> None:
     """Train a small language model, quantise it to NVFP4, serve both with vLLM and compare them.
 
-    Ends with the commands that serve what was made, which stays in --cache-dir.
+    Ends with the commands that serve the models, which stay in --cache-dir.
 
     The text is this Python's standard library: no GPU and no network are needed. A second run finds
     the model in its cache, serves it and measures again.
     """
     started = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    # Read when torch is loaded, hence the late imports: threads that spin while they wait halve the
-    # speed where anything else runs.
+    # Read when torch is loaded, hence the late imports: spinning idle threads halve the speed on a
+    # busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from examples.demo.pipeline import MeasureSettings
     from examples.demo.run import run

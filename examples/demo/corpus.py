@@ -1,7 +1,7 @@
 """Real text found on any Python machine: the sources and documentation of its packages.
 
-A hash of its path puts a file into the training or the held-out part, so that it never changes
-sides. Identical files count once.
+The hash of a file's path assigns the file to the training or the held-out part for good. Identical
+files count once.
 """
 
 import ast
@@ -28,25 +28,25 @@ SKIPPED_FOLDERS = {
     "_vendor",
     "__pycache__",
 }
-# Tables and what programs wrote: they teach little and would fill the vocabulary with numbers.
+# Tables and generated files: they teach little and would fill the vocabulary with numbers.
 SKIPPED_FILES = {"stringprep.py", "html/entities.py", "re/_casefix.py"}
 SKIPPED_PREFIXES = ("_sysconfigdata", "config-", "lib2to3/pgen2")
 GENERATED = re.compile(
     r"auto-?generated|automatically generated|@generated|file generated|do not (edit|modify)", re.I
 )
-NOTICE_CHARACTERS = 1000  # within which a generated file says so
-MOST_DIGITS = 0.15  # of the characters
-LEAST_COMPRESSED = 0.12  # of a long file's size: what repeats itself more is a table
+NOTICE_CHARACTERS = 1000  # leading characters searched for a generated-file notice
+MOST_DIGITS = 0.15  # share of the characters
+LEAST_COMPRESSED = 0.12  # compressed share of a long file: a more repetitive file is a table
 LONG_CHARACTERS = 20_000
 HELD_OUT_ONE_IN = 14
 MIN_CHARACTERS = 200
 CALIBRATION_FILES = 64
-CALIBRATION_CHARACTERS = 4000  # of each file
+CALIBRATION_CHARACTERS = 4000  # per file
 
 
 @dataclass(frozen=True)
 class Document:
-    """One source file: ``path`` relative to its root, in POSIX form, and its text."""
+    """One source file: path relative to its root, in POSIX form, and text."""
 
     path: str
     text: str
@@ -78,10 +78,10 @@ def read_corpus(
 
     Args:
         roots: folders of sources; ``tests``, ``site-packages`` and the like below them are skipped.
-        max_characters: of all texts together; which files stay is told by ``bounded``.
+        max_characters: limit of all texts together; ``bounded`` selects the files.
 
     Raises:
-        ValueError: if a root is no folder, or either side would be empty.
+        ValueError: a root is no folder, or either side would be empty.
     """
     for root in roots:
         if not root.is_dir():
@@ -118,7 +118,7 @@ def bounded(documents: Iterable[Document], max_characters: int) -> list[Document
 
 
 def is_held_out(path: str) -> bool:
-    """Side of a file, from its relative POSIX path alone."""
+    """Whether a file is held out, by its relative POSIX path alone."""
     return int.from_bytes(hashlib.sha256(path.encode()).digest()[:8]) % HELD_OUT_ONE_IN == 0
 
 
@@ -154,7 +154,7 @@ def _read_documents(root: Path) -> list[Document]:
 
 
 def _read_document(root: Path, path: str) -> Document | None:
-    """The document, or None where there is too little text, or none that a person wrote."""
+    """The document, or None if the text is too short or generated."""
     text = (root / path).read_text(encoding="utf-8", errors="replace")
     if path == "pydoc_data/topics.py":
         text = _topics_prose(text)

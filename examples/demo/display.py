@@ -54,7 +54,7 @@ def training() -> Iterator[Callable[[TrainProgress], None]]:
 
 @contextmanager
 def serving(name: str, windows: int) -> Iterator[tuple[Callable[[], None], Callable[[], None]]]:
-    """A spinner until the server is ready, then a bar over windows; yields a callback for each."""
+    """A spinner until the server is ready, then a bar over windows; yields a callback."""
     with _progress() as progress:
         start = progress.add_task(f"{name}: starting vllm serve", total=None)
         bar = progress.add_task(f"{name}: completions", total=windows, visible=False, start=False)
@@ -71,7 +71,7 @@ def serving(name: str, windows: int) -> Iterator[tuple[Callable[[], None], Calla
 
 
 def rule(title: str) -> None:
-    """Head a part of the run."""
+    """Print the heading of a part of the run."""
     console.rule(title, align="left")
 
 
@@ -92,31 +92,31 @@ def trained(parameters: int, last: TrainProgress) -> None:
 
 
 def stage(finished: Stage) -> None:
-    """Print the folder of a stage, and whether it was made now."""
+    """Print the folder of a stage, and whether the stage was made now."""
     how = "found in the cache" if finished.reused else f"made in {finished.seconds:.1f} s"
     console.print(f"{finished.name}: {how}, {finished.folder}", soft_wrap=True)
 
 
 def completions(shown: Sequence[Completion]) -> None:
-    """Print each prompt in a box, and in one below it what the model wrote after it."""
+    """Print each prompt in a box, and the model's continuation in a box below."""
     for completion in shown:
         table = Table(box=box.ROUNDED, show_header=False, show_lines=True, expand=True)
         table.add_column(no_wrap=True, style="dim")
         table.add_column(overflow="fold", ratio=1)
         table.add_row("prompt", Text(completion.prompt))
-        # What is written begins in the middle of a line, and may end with empty ones.
+        # A continuation begins in the middle of a line, and may end with empty lines.
         table.add_row(f"answer\n{completion.tokens} tokens", Text(completion.text.rstrip(), "bold"))
         console.print(table)
 
 
 def kernels(report: Sequence[LayerKernel]) -> None:
-    """Print the kernel of each layer, as the server told it."""
+    """Print the kernel of each layer, as reported by the server."""
     for row in report:
         console.print(f"nvfp4-tc: {row.layer} ×{row.count}: {row.kernel}", markup=False)
 
 
 def models(rows: Sequence[dict[str, Any]], tokens: int) -> None:
-    """The comparison of the served models."""
+    """Print the comparison of the served models."""
     title = f"Served models; perplexity (ppl) over {tokens:,} held-out tokens"
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     at_once = f"{len(PROMPTS)} at once"
@@ -139,21 +139,21 @@ def models(rows: Sequence[dict[str, Any]], tokens: int) -> None:
 
 
 def kept(figures: Path, checkpoints: Mapping[str, Path]) -> None:
-    """Print where everything is that stays after the run."""
+    """Print the paths of the files that stay after the run."""
     rule("What was made stays here")
     for what, path in {**checkpoints, "figures": figures}.items():
         console.print(f"{what}: {path}", markup=False, soft_wrap=True)
 
 
 def commands(made: ServeCommands) -> None:
-    """Print commands, each on a line that a shell takes."""
+    """Print commands, each as one shell line."""
     rule("To serve it, and to ask it from another terminal")
     for command in made:
         console.print(f"\n{command}", markup=False, soft_wrap=True)
 
 
 def times(rows: Sequence[dict[str, Any]]) -> None:
-    """Seconds of each stage."""
+    """Print the seconds of each stage."""
     table = Table(title="Time", box=box.SIMPLE_HEAD)
     table.add_column("stage")
     table.add_column("seconds", justify="right")

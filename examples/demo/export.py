@@ -10,7 +10,7 @@ from examples.demo.train import DecoderModel
 
 
 def save_checkpoint(model: DecoderModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write the model in BF16, its generation settings and its tokenizer into ``folder``."""
+    """Write the model in BF16, the generation settings and the tokenizer into ``folder``."""
     disable_progress_bar()
     model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,

@@ -1,4 +1,4 @@
-"""The lines in which the server tells what kernel every layer got."""
+"""Lines of the server's log that report the kernel of every layer."""
 
 import re
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ LINE = re.compile(r"nvfp4-tc: (?P<layer>\S+) ×(?P<count>\d+): (?P<kernel>.+)$")
 
 @dataclass(frozen=True)
 class LayerKernel:
-    """``count`` layers of one group, and the kernel that runs them."""
+    """A group of ``count`` layers, and the kernel of the group."""
 
     layer: str
     count: int

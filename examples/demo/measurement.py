@@ -1,4 +1,4 @@
-"""Everything that is measured of one model, over HTTP, from a real server."""
+"""All measurements of one model, over HTTP, from a real server."""
 
 import json
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from examples.completions import Completion, complete, connect, token_logprobs
 from examples.demo.kernel_report import LayerKernel, parse_kernel_report
 from examples.server import Server
 
-# None ends in a space or a line break: the tokenizer joins those to what follows.
+# No prompt ends in a space or a line break: the tokenizer joins trailing space to the next word.
 PROMPTS = (
     'def read_lines(path, encoding="utf-8"):\n    """',
     "class Queue:\n    def __init__(self, maxsize=0):",
@@ -23,7 +23,7 @@ PROMPTS = (
     "    try:\n        return",
     "The methods of this class",
 )
-ALONE = 4  # prompts sent one at a time; all of them are sent at once afterwards
+ALONE = 4  # prompts sent one at a time; afterwards all prompts are sent at once
 WINDOWS_AT_ONCE = 4
 
 
@@ -32,12 +32,12 @@ class Measurement:
     """Measurements of one server.
 
     Attributes:
-        completions: greedy, of the prompts sent one at a time.
-        tokens_per_second: generated one request at a time.
-        tokens_per_second_at_once: generated with all prompts under way together.
+        completions: greedy completions of the prompts sent one at a time.
+        tokens_per_second: rate with one request at a time.
+        tokens_per_second_at_once: rate with all prompts under way together.
         logprobs: natural log-probabilities of the held-out tokens, ``(windows, tokens)``.
         kernels: kernel of every layer; empty for a model that is not quantised.
-        ready_seconds: from the server's start until it was healthy.
+        ready_seconds: time from the server's start until its first healthy answer.
     """
 
     completions: list[Completion]
@@ -53,7 +53,7 @@ class Measurement:
 
     @classmethod
     def read(cls, file: Path) -> "Measurement":
-        """Read what ``write`` has written."""
+        """Read a file of :meth:`write`."""
         fields = json.loads(file.read_text())
         fields["completions"] = [Completion(**c) for c in fields["completions"]]
         fields["kernels"] = [LayerKernel(**k) for k in fields["kernels"]]
@@ -67,18 +67,18 @@ def measure(
     quantised: bool,
     on_window: Callable[[], None] = lambda: None,
 ) -> Measurement:
-    """Ask a running server for completions and for the log-probabilities of held-out text.
+    """Measure a running server: completions, and log-probabilities of held-out text.
 
     Args:
         server: a ready server.
         windows: held-out token ids, ``(windows, tokens)``.
         max_tokens: tokens to generate for each prompt.
-        quantised: whether the log must tell which kernel each layer got.
+        quantised: whether the log must report the kernel of each layer.
         on_window: called after each window.
 
     Raises:
-        httpx.HTTPError: if a request fails.
-        ValueError: if ``quantised`` and the log tells nothing of kernels.
+        httpx.HTTPError: a request fails.
+        ValueError: ``quantised`` is set and the log reports no kernels.
     """
     log = server.log.read_text(encoding="utf-8", errors="replace")
     kernels = parse_kernel_report(log) if quantised else []

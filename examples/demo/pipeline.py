@@ -1,4 +1,4 @@
-"""The demo's stages: what is made of what, and what a second run finds in the cache."""
+"""The demo's stages, their inputs and results, and the cache that a second run reuses."""
 
 import hashlib
 from dataclasses import asdict, dataclass
@@ -40,7 +40,7 @@ class MeasureSettings:
 
 
 def make_text(cache: StageCache, corpus: Corpus) -> Stage:
-    """Tokenizer, token streams and calibration text; all but ``held_out.npy`` of training files."""
+    """Tokenizer, token streams, calibration text; only ``held_out.npy`` is of held-out files."""
 
     def make(folder: Path) -> None:
         texts = [document.text for document in corpus.train]
@@ -100,11 +100,11 @@ def held_out_windows(text: Stage, settings: MeasureSettings) -> np.ndarray:
 def serve_and_measure(
     cache: StageCache, model: Stage, windows: np.ndarray, settings: MeasureSettings
 ) -> Measurement:
-    """Start a server for a checkpoint, measure it, and stop the server.
+    """Start a server for a checkpoint, measure the model, and stop the server.
 
     Raises:
-        ServerError: if the server fails.
-        ValueError: if the server of a quantised model does not tell which kernels it runs.
+        ServerError: the server fails.
+        ValueError: the server of a quantised model does not report its kernels.
     """
     quantised = model.name != "bf16"
     port = free_port()
@@ -122,7 +122,7 @@ def serve_and_measure(
 def measured_before(
     cache: StageCache, model: Stage, windows: np.ndarray, settings: MeasureSettings
 ) -> Measurement:
-    """``serve_and_measure``, or the cached result of an earlier run of it."""
+    """``serve_and_measure``, or the cached result of an earlier run."""
 
     def make(folder: Path) -> None:
         serve_and_measure(cache, model, windows, settings).write(folder / "measurement.json")

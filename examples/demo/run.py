@@ -1,4 +1,4 @@
-"""One run of the demo: its stages in order, and the figures they give."""
+"""One run of the demo: the stages in order, and the resulting figures."""
 
 import json
 import time
@@ -41,13 +41,13 @@ def run(
     variants: bool,
     started: float,
 ) -> Path:
-    """Run every stage, show its outcome and what to do with it; figures go into the cache folder.
+    """Run every stage, show its outcome and the next commands; figures go into the cache folder.
 
     Args:
-        cache: what earlier runs have made.
-        training: how the model is trained.
-        measuring: how the models are measured.
-        variants: also quantise with searched scales, and measure that.
+        cache: cache with the stages of earlier runs.
+        training: settings of the model's training.
+        measuring: settings of the measurements.
+        variants: whether to quantise and measure with searched scales too.
         started: ``time.monotonic()`` when the command began, imports included.
 
     Returns:
@@ -77,7 +77,7 @@ def run(
     absmax = make_quantised(cache, model, text, scales="absmax")
     display.stage(absmax)
     live_start = time.monotonic()
-    # Never from the cache: this is the plugin at work.
+    # Never from the cache: this stage shows the plugin at work.
     measurement = serve_and_measure(cache, absmax, windows, measuring)
     live_seconds = time.monotonic() - live_start
     rows.append(_figures("NVFP4 absmax", absmax.folder, measurement, bf16))

@@ -1,4 +1,4 @@
-"""Commands that serve what the demo has made and ask it something, for a shell to take as is."""
+"""Shell commands, ready to paste, that serve and query the demo's models."""
 
 import json
 import shlex
@@ -17,7 +17,7 @@ _ENVIRONMENT = "VLLM_CPU_KVCACHE_SPACE=1 HF_HUB_OFFLINE=1"
 
 
 class ServeCommands(NamedTuple):
-    """Command lines of a server, and of a request to it."""
+    """Command lines of a server, and of a request to the server."""
 
     serve: str
     request: str
@@ -27,8 +27,8 @@ def serve_commands(checkpoint: Path, quantization: str, max_tokens: int) -> Serv
     """Command lines for a checkpoint, which run in any folder.
 
     Args:
-        checkpoint: folder of it.
-        quantization: as vLLM's.
+        checkpoint: folder of the checkpoint.
+        quantization: vLLM's ``--quantization``.
         max_tokens: tokens of the answer.
     """
     port = _free_port()

@@ -58,7 +58,7 @@ def train_tokenizer(
 def encode_documents(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> np.ndarray:
     """One stream of ids, uint16 ``(tokens,)``: BOS text EOS, one document after another."""
     eos = tokenizer.eos_token_id
-    encode = tokenizer.backend_tokenizer.encode_batch_fast  # of some: encodings are large
+    encode = tokenizer.backend_tokenizer.encode_batch_fast  # in chunks: encodings are large
     return np.concatenate(
         [
             np.array([*encoding.ids, eos], dtype=np.uint16)

@@ -26,23 +26,24 @@ DecoderModel: TypeAlias = LlamaForCausalLM | Qwen3MoeForCausalLM
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Everything a training run depends on, but its text.
+    """All settings of a training run, except its text.
 
     Attributes:
-        seconds: wall-clock budget; the learning rate follows it, so that every run ends cooled.
+        seconds: wall-clock budget; the learning rate follows the budget, so that every run ends
+            cooled.
         steps: optimizer steps instead of a budget of time: the result can be reproduced.
         threads: CPU threads.
-        device: where to train, ``cpu`` or ``cuda``.
-        compile: compile the decoder layer; that comes before the budget begins.
-        seed: of the weights and of the order of the text.
+        device: training device, ``cpu`` or ``cuda``.
+        compile: whether to compile the decoder layer, before the budget begins.
+        seed: seed of the weights and of the order of the text.
         hidden, intermediate, layers, heads, kv_heads, head_dim: the model's sizes.
         experts: experts of a layer, of the shape of Qwen3-MoE's; 0: a Llama.
-        experts_per_token: how many each token goes to; they share ``intermediate``.
+        experts_per_token: top-k of the router; the chosen experts share ``intermediate``.
         batch, sequence: sequences a step, tokens a sequence.
         matrix_rate: peak learning rate of Muon, for the layers' matrices.
         other_rate: peak learning rate of AdamW, for embeddings and norms.
         expert_rate: peak learning rate of AdamW, for experts and routers.
-        momentum: of Muon.
+        momentum: momentum of Muon.
         warmup, cooldown: shares of the run in which the rates rise to their peaks and fall to 0.
     """
 
@@ -92,14 +93,14 @@ def train(
     Args:
         settings: sizes, budget and rates.
         tokens: the text as one stream of ids, ``(tokens,)``.
-        tokenizer: whose ids they are.
+        tokenizer: tokenizer of the ids.
         on_step: called after every step.
 
     Returns:
         The model on ``settings.device``, parameters in float32, and the last progress.
 
     Raises:
-        ValueError: if the text is shorter than one batch.
+        ValueError: the text is shorter than one batch.
     """
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
@@ -130,7 +131,7 @@ def train(
 def keep_freed_memory() -> None:
     """Tell glibc, for this whole process, to reuse large blocks.
 
-    Mapped anew in every step, they cost a third of the training speed.
+    Mapping the blocks anew in every step costs a third of the training speed.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -174,7 +175,7 @@ def learning_rate_share(done: float, warmup: float, cooldown: float) -> float:
 
 
 def _compile_layers(model: DecoderModel, batch: Tensor) -> None:
-    """Compile what one layer does, which serves them all; the first run of it takes the time."""
+    """Compile one decoder layer, shared by all layers; the first run takes the compile time."""
     for layer in model.model.layers:
         layer.compile()
     _loss(model, batch).backward()
@@ -188,7 +189,7 @@ def _loss(model: DecoderModel, batch: Tensor) -> Tensor:
             logits = model(input_ids=batch[:, :-1], use_cache=False).logits
         else:
             out = model(input_ids=batch[:, :-1], use_cache=False, output_router_logits=True)
-            # Without it a few experts take all tokens.
+            # Without this loss a few experts take all tokens.
             balance, logits = model.router_aux_loss_coef * out.aux_loss, out.logits
         return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten()) + balance
 
@@ -204,7 +205,7 @@ def _step(model: DecoderModel, batch: Tensor, optimizers: list[Optimizer]) -> Te
 
 def _optimizers(model: DecoderModel, settings: TrainSettings) -> list[Optimizer]:
     layers = dict(model.model.layers.named_parameters())
-    # Muon takes matrices, experts are stacks of them.
+    # Muon takes matrices; experts are stacks of matrices.
     routed = [p for name, p in layers.items() if settings.experts and ".mlp." in name]
     matrices = [p for p in layers.values() if p.ndim == 2 and not _holds(routed, p)]
     others = [p for p in model.parameters() if not _holds([*matrices, *routed], p)]

@@ -50,7 +50,7 @@ def _positive(text: str) -> int:
 
 
 def measure(given: argparse.Namespace) -> int:
-    """Measure, and write the results after every case; 1 if one of ours is wrong or refused."""
+    """Measure, write the results after every case; 1 if a kernel of ours is wrong or refused."""
     from examples.kernel_bench import machine
     from examples.kernel_bench.contenders import (
         Contender,
@@ -116,7 +116,7 @@ def _line(samples: Sequence[Sample]) -> str:
 
 
 def show(given: argparse.Namespace) -> int:
-    """Print the table; draw and write what was asked for."""
+    """Print the table; draw the plot and write the page if requested."""
     results = Results.read(given.results)
     check_importable("rich", "the table")
     if given.plot:
@@ -141,7 +141,7 @@ def show(given: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; its exit status."""
+    """Run the command; returns its exit status."""
     given = parser().parse_args(arguments)
     with refusals("what was measured is kept"):
         return measure(given) if given.command == "measure" else show(given)

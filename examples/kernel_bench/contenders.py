@@ -15,30 +15,30 @@ from nvfp4_kernels.formats.nvfp4 import GLOBAL_RANGE, Nvfp4Tensor, quantize_acti
 
 Operands = tuple[Tensor, ...]
 SiluAndMul = Callable[[Tensor], Tensor]
-LARGEST_TOKEN = 6.0  # of unit noise; larger ones would saturate
+LARGEST_TOKEN = 6.0  # units of the noise; larger values saturate
 
 
 class Unavailable(RuntimeError):
-    """A contender that this machine does not have; says why."""
+    """A contender that this machine lacks; the message gives the reason."""
 
 
 class Contender(Protocol):
-    """One way to compute a layer.
+    """One implementation of a layer.
 
     Attributes:
-        weight_bytes: that an element of the weight takes.
+        weight_bytes: bytes per element of the weight.
     """
 
     weight_bytes: float
 
     def operands(self, layer: BenchLayer, weights: tuple[Nvfp4Tensor, ...]) -> Operands:
-        """The layer's weights as this contender keeps them; done once, at load."""
+        """The layer's weights in this contender's format; prepared once, at load."""
 
     def launch(self, layer: BenchLayer, x: Tensor, operands: Operands) -> Tensor:
         """The layer's result for bfloat16 tokens ``(M, K)``: bfloat16 ``(M, N)``."""
 
     def seen(self, x: Tensor) -> Tensor:
-        """The tokens as they are multiplied, rounded if the contender quantises them."""
+        """The tokens as multiplied: rounded if the contender quantises activations."""
 
 
 class OursW4A16:
@@ -88,7 +88,7 @@ class Marlin:
     weight_bytes = NVFP4_BYTES
 
     def __init__(self, device: torch.device, silu_and_mul: SiluAndMul) -> None:
-        """Raises Unavailable where there is no vLLM, or one without this kernel."""
+        """Raise Unavailable if vLLM is missing or lacks this kernel."""
         package = "vllm.model_executor.layers.quantization.utils"
         try:
             self._fp4: Any = import_module(f"{package}.marlin_utils_fp4")
@@ -98,7 +98,8 @@ class Marlin:
         if not hasattr(torch.ops._C, "marlin_gemm"):
             raise Unavailable("this vLLM has no CUDA op marlin_gemm")
         self._silu_and_mul = silu_and_mul
-        # As in an engine, whose workspace outlives a launch: without it each launch clears one.
+        # As in an engine, whose workspace outlives a launch: otherwise each launch clears a new
+        # workspace.
         self._workspace = marlin.marlin_make_workspace_new(device, marlin.MARLIN_MAX_BLOCKS_PER_SM)
 
     def operands(self, layer: BenchLayer, weights: tuple[Nvfp4Tensor, ...]) -> Operands:
@@ -137,7 +138,7 @@ class Humming:
     weight_bytes = NVFP4_BYTES
 
     def __init__(self, silu_and_mul: SiluAndMul) -> None:
-        """Raises Unavailable where there is no vLLM with it, or no Humming."""
+        """Raise Unavailable if vLLM or Humming is missing."""
         try:
             chosen = import_module("vllm.model_executor.kernels.linear.nvfp4.humming")
             self._utils: Any = import_module(
@@ -211,7 +212,7 @@ def make_contender(name: str, device: torch.device, silu_and_mul: SiluAndMul) ->
     """A contender for a CUDA device.
 
     Raises:
-        Unavailable: this machine does not have it.
+        Unavailable: this machine lacks the contender.
     """
     if name == "marlin":
         return Marlin(device, silu_and_mul)
@@ -233,10 +234,10 @@ def vllm_silu_and_mul() -> SiluAndMul:
     """SiLU-and-multiply by vLLM's CUDA op, over a row's two halves.
 
     Raises:
-        Unavailable: there is no vLLM with it.
+        Unavailable: vLLM is missing or lacks the op.
     """
     try:
-        import_module("vllm._custom_ops")  # registers it
+        import_module("vllm._custom_ops")  # registers the op
     except (ImportError, OSError, AttributeError, RuntimeError) as error:
         raise Unavailable(f"vLLM cannot be imported ({_first_line(error)})") from error
     if not hasattr(torch.ops._C, "silu_and_mul"):
@@ -251,13 +252,13 @@ def vllm_silu_and_mul() -> SiluAndMul:
 
 
 def torch_silu_and_mul(gate_up: Tensor) -> Tensor:
-    """The same of torch's own, which are two launches."""
+    """SiLU-and-multiply by torch, in two launches."""
     gate, up = gate_up.chunk(2, dim=-1)
     return torch.nn.functional.silu(gate) * up
 
 
 def _alpha(layer: BenchLayer, weights: tuple[Nvfp4Tensor, ...], input_scale: float) -> Tensor:
-    """A factor for each shard, or for each of a pair: float32."""
+    """A global factor for each shard, or for each weight of a pair: float32."""
     factors = 2 if layer.gate_up else len(layer.shard_sizes)
     return (weights[0].global_scale * input_scale).repeat(factors)
 

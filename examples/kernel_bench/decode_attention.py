@@ -3,10 +3,10 @@
     python -m examples.kernel_bench.decode_attention
     python -m examples.kernel_bench.decode_attention --heads 16 --kv-heads 2 --batch 1 --context 512
 
-Both are captured as vLLM captures a decoding step: rows of the block table, and the bound on
-lengths, are as long as the model's context; FlashAttention has its schedule made before. Results
+Both are captured as in vLLM's decoding step: rows of the block table, and the bound on
+lengths, are as long as the model's context; FlashAttention's schedule is made beforehand. Results
 and caches are compared first. Launches are in CUDA graphs, which replay in turn; medians. Caches
-rotate, so that L2 holds none of the next.
+rotate, so that L2 is always cold.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from nvfp4_kernels import decode_attention
 from nvfp4_kernels.tool.timed_graphs import Step, captured, timed
 
 PAGE_SIZE = 16
-COLD_BYTES = 256 << 20  # of the caches that rotate: several times L2
+COLD_BYTES = 256 << 20  # rotating caches: several times L2
 MAX_SPLITS = 32  # vLLM's bound in CUDA graphs
 BOUND = 0.01
 
@@ -42,7 +42,7 @@ class Case:
 
     @property
     def bytes(self) -> int:
-        """Size of keys and values."""
+        """Bytes of keys and values."""
         return self.batch * self.context * self.kv_heads * 2 * self.head_dim * 2
 
     @property
@@ -68,8 +68,8 @@ class Shared:
 
 
 def step_of(case: Case) -> Shared:
-    """Metadata of a decoding step, as vLLM makes it."""
-    from vllm.vllm_flash_attn import get_scheduler_metadata  # of vLLM's GPU build alone
+    """Metadata of a decoding step, as in vLLM."""
+    from vllm.vllm_flash_attn import get_scheduler_metadata  # only in vLLM's GPU build
 
     per_sequence = case.pages // case.batch
     table = torch.zeros(case.batch, case.max_context // PAGE_SIZE, dtype=torch.int32)
@@ -109,7 +109,7 @@ def theirs(qkv: list[Tensor], cache: Tensor, case: Case, shared: Shared, out: Te
 
 
 def contenders(case: Case) -> dict[str, list[Step]]:
-    """Compared on the first cache."""
+    """Contenders, after a comparison on the first cache."""
     torch.manual_seed(0)
     shared = step_of(case)
     width = (case.heads + 2 * case.kv_heads) * case.head_dim

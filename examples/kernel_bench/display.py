@@ -11,7 +11,7 @@ from rich.text import Text
 from examples.kernel_bench.results import Results
 from examples.kernel_bench.table import footnote, heading, layer_tables, refusals
 
-# In a file or a pipe, a row stays on its line.
+# In a file or a pipe, rows do not wrap.
 console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
 
 
@@ -36,7 +36,7 @@ def tables(results: Results) -> None:
 
 
 def written(file: Path) -> None:
-    """A file that was made."""
+    """Print the path of a written file."""
     console.print(f"written: {file}", markup=False)
 
 

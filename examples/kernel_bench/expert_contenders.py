@@ -22,7 +22,7 @@ _UTILS = "vllm.model_executor.layers.quantization.utils"
 
 
 class ExpertWeights(NamedTuple):
-    """NVFP4 weights of one layer's experts held here, as a checkpoint has them.
+    """NVFP4 weights of one layer's local experts, as a checkpoint has them.
 
     Attributes:
         w13: codes ``(held, 2, i, h / 2)`` uint8, gate before up.
@@ -42,7 +42,7 @@ class ExpertWeights(NamedTuple):
 class Choice(NamedTuple):
     """The router's choice: ``ids`` int32 and ``weights`` float32, both ``(M, top_k)``.
 
-    ``expert_map`` gives each expert's place here or -1, int32; None where all are held.
+    ``expert_map`` gives each expert's local index or -1, int32; None if all experts are local.
     """
 
     ids: Tensor
@@ -51,10 +51,10 @@ class Choice(NamedTuple):
 
 
 class ExpertContender(Protocol):
-    """One way to compute a layer of experts."""
+    """One implementation of a layer of experts."""
 
     def operands(self, weights: ExpertWeights) -> Any:
-        """The layer's weights as this contender keeps them; done once, at load."""
+        """The layer's weights in this contender's format; prepared once, at load."""
 
     def launch(self, operands: Any, choice: Choice, x: Tensor) -> Tensor:
         """The tokens' weighted sums for bfloat16 tokens ``(M, h)``: bfloat16 ``(M, h)``."""
@@ -103,7 +103,7 @@ class Marlin:
     """vLLM's Marlin kernels, prepared and called as vLLM does."""
 
     def __init__(self, sizes: ExpertSizes) -> None:
-        """Raises Unavailable where there is no vLLM, or one without these kernels."""
+        """Raise Unavailable if vLLM is missing or lacks these kernels."""
         try:
             self._fp4: Any = import_module(f"{_UTILS}.marlin_utils_fp4")
             self._moe: Any = import_module(f"{_MOE}.experts.marlin_moe")
@@ -142,7 +142,7 @@ class Humming:
     """Humming's kernels, which vLLM prefers to Marlin on a Hopper, prepared and called by vLLM."""
 
     def __init__(self, sizes: ExpertSizes, top_k: int) -> None:
-        """Raises Unavailable where there is no vLLM with it, or no Humming."""
+        """Raise Unavailable if vLLM or Humming is missing."""
         try:
             self._utils: Any = import_module(f"{_UTILS}.humming.moe")
             self._activation: Any = import_module(f"{_MOE}.activation").MoEActivation.SILU
@@ -225,7 +225,7 @@ class Humming:
 def make_contenders(
     names: Sequence[str], sizes: ExpertSizes, top_k: int
 ) -> dict[str, ExpertContender]:
-    """Contenders of ``CONTENDERS`` that this machine has; says which it lacks, and why."""
+    """Available contenders of ``CONTENDERS``; prints each missing contender with the reason."""
     made: dict[str, ExpertContender] = {}
     for name in names:
         try:

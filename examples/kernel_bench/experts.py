@@ -2,11 +2,11 @@
 
     python -m examples.kernel_bench.experts                          Qwen3-30B, 1 to 8192 tokens
     python -m examples.kernel_bench.experts --model deepseek-ep8 --tokens 1 64
-    python -m examples.kernel_bench.experts --choice same            all tokens choose the same ones
+    python -m examples.kernel_bench.experts --choice same            same experts for all tokens
 
 Weights in 4 bits, activations in 16: from the router's choice to each token's sum. Tokens choose
 their experts at random, all alike, or as ``--choice`` says. Each contender's launches are captured
-in a CUDA graph, weights and choices of several layers in turn, so that L2 holds none of the next;
+in a CUDA graph, weights and choices of several layers in turn, so that L2 is always cold;
 graphs replay in turn, and medians are printed. Before that, the first tokens' results are compared
 with a float32 product of decoded weights.
 """
@@ -34,10 +34,10 @@ from nvfp4_kernels.gemm.grouped.tile_tokens import ExpertSizes
 from nvfp4_kernels.tool.timed_graphs import captured, timed
 
 TOKENS = tuple(2**power for power in range(14))
-COLD_BYTES = 512 << 20  # of the weights that rotate: several times L2
-CHECKED_TOKENS = 8  # whose results are compared
-TOLERANCE = 0.01  # of norms: bfloat16 rounds by 2⁻⁹ three times
-BYTES = 0.5 + 1 / 16  # of an element, with its share of the scale
+COLD_BYTES = 512 << 20  # rotating weights: several times L2
+CHECKED_TOKENS = 8  # tokens with compared results
+TOLERANCE = 0.01  # relative, on norms: bfloat16 rounds by 2⁻⁹ three times
+BYTES = 0.5 + 1 / 16  # per element, with its share of the scale
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ class Model:
 MODELS = {
     "qwen3-30b": Model(ExpertSizes(2048, 768, 128, 128), 8),
     "deepseek-ep8": Model(ExpertSizes(7168, 2048, 32, 256), 8),
-    # With SiLU and without biases, which are none of a layer's bytes.
+    # With SiLU and without biases, which do not count among a layer's bytes.
     "gpt-oss-120b": Model(ExpertSizes(2880, 2880, 128, 128), 4),
 }
 
 
 def random_weights(sizes: ExpertSizes) -> ExpertWeights:
-    """Random codes and block scales, global ones that keep a product's sums near 1."""
+    """Random codes and block scales; the global scales keep a product's sums near 1."""
     h, i, held, _, _ = sizes
 
     def matrix(*shape: int) -> tuple[Tensor, Tensor]:
@@ -75,18 +75,18 @@ def random_weights(sizes: ExpertSizes) -> ExpertWeights:
 
 
 def popularity(choice: str, tokens: int, experts: int) -> Tensor:
-    """Logarithms of how likely each token is to choose each expert, ``(tokens, experts)``."""
+    """Log-probability, up to a constant, of each expert for each token, ``(tokens, experts)``."""
     each = torch.zeros(tokens, experts, device="cuda")
     if choice == "alike":
         return each
-    ranks = torch.randperm(experts, device="cuda")  # the most popular expert is anywhere
+    ranks = torch.randperm(experts, device="cuda")  # the most popular expert has a random index
     if choice == "zipf":
         return each - (1.0 + ranks).log()
-    return each - 1e3 * ranks  # the same, whatever the noise
+    return each - 1e3 * ranks  # the same experts despite the noise
 
 
 def random_choice(model: Model, tokens: int, choice: str) -> Choice:
-    """Tokens' choices, as told."""
+    """Tokens' random choices, by the distribution ``choice``."""
     _, _, held, total, _ = model.sizes
     gumbel = -torch.empty(tokens, total, device="cuda").exponential_().log()  # no expert twice
     chosen = (popularity(choice, tokens, total) + gumbel).topk(model.top_k).indices
@@ -104,7 +104,7 @@ def exact(model: Model, weights: ExpertWeights, choice: Choice, x: Tensor) -> Te
     for token, ids in enumerate(choice.ids.tolist()):
         for slot, expert in enumerate(ids):
             if expert >= model.sizes.held:
-                continue  # of another rank
+                continue  # expert of another rank
             w13 = decoded(weights.w13[expert], weights.w13_scales[expert], of_w13)
             gate, up = w13 @ x[token].float()
             hidden = (torch.nn.functional.silu(gate) * up).to(x.dtype).float()
@@ -121,7 +121,7 @@ def decoded(codes: Tensor, scales: Tensor, global_scale: float) -> Tensor:
 def measure(
     name: str, tokens: Sequence[int], choice: str, rounds: int, contenders: Sequence[str]
 ) -> bool:
-    """Check, time and print one model; return whether all of it was right."""
+    """Check, time and print one model; return whether all results were right."""
     model = MODELS[name]
     layers = max(2, -(-COLD_BYTES // int(model.layer_bytes)))
     made, right = make_contenders(contenders, model.sizes, model.top_k), True

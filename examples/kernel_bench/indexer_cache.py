@@ -3,9 +3,9 @@
     python -m examples.kernel_bench.indexer_cache
     python -m examples.kernel_bench.indexer_cache --tokens 1 64 8192 --keys 131072
 
-vLLM's own kernels, which have FP8 alone, are timed beside ours where they are installed, after
-their results were compared. Launches are captured in CUDA graphs, which replay in turn; medians.
-Inputs rotate, so that L2 holds none of the next.
+vLLM's kernels, which support FP8 alone, are timed beside ours where installed, after a comparison
+of the results. Launches are captured in CUDA graphs, which replay in turn; medians.
+Inputs rotate, so that L2 is always cold.
 """
 
 import argparse
@@ -25,13 +25,13 @@ from nvfp4_kernels.tool.timed_graphs import Step, captured, timed
 
 HEADS, HEAD_DIM, BLOCK_SIZE = 64, 128, 64
 FORMATS = ("nvfp4", "mxfp4", "fp8", "bf16")
-COLD_BYTES = 256 << 20  # of the inputs that rotate: several times L2
+COLD_BYTES = 256 << 20  # rotating inputs: several times L2
 KEY_BYTES = 2 * HEAD_DIM  # bfloat16
 SLOT_BYTES = 8
 
 
 def global_scale(fmt: str) -> Tensor | None:
-    """Global scale of a format that has one."""
+    """Global scale, for a format with a global scale."""
     return torch.tensor(0.001, device="cuda") if fmt == "nvfp4" else None
 
 
@@ -48,12 +48,12 @@ def stored_bytes(fmt: Format) -> int:
 
 
 def vllm_view(cache: Tensor) -> Tensor:
-    """Cache in the shape that vLLM's kernels take."""
+    """Cache in the shape of vLLM's kernels."""
     return cache.view(len(cache), BLOCK_SIZE, -1)
 
 
 def store(tokens: int) -> dict[str, tuple[list[Step], int]]:
-    """Steps by contender, and the bytes that one moves."""
+    """Steps by contender, and the bytes moved by one step."""
     slots = torch.randperm(max(tokens, 1 << 17), device="cuda")[:tokens]
     copies = max(2, -(-COLD_BYTES // (tokens * KEY_BYTES * 2)))
     inputs = [
@@ -82,7 +82,7 @@ def store(tokens: int) -> dict[str, tuple[list[Step], int]]:
 
 
 def gather(keys: int) -> dict[str, tuple[list[Step], int]]:
-    """Steps that gather the keys of four sequences, by contender, and the bytes that one moves."""
+    """Steps that gather the keys of four sequences, by contender, and the bytes of a step."""
     starts = torch.arange(0, keys + 1, keys // 4, dtype=torch.int32, device="cuda")
     pages = keys // BLOCK_SIZE
     found: dict[str, tuple[list[Step], int]] = {}
@@ -116,7 +116,7 @@ def gather(keys: int) -> dict[str, tuple[list[Step], int]]:
 
 
 def quantize(tokens: int) -> dict[str, tuple[list[Step], int]]:
-    """Steps by contender, and the bytes that one moves."""
+    """Steps by contender, and the bytes moved by one step."""
     vectors = tokens * HEADS
     copies = min(64, max(2, COLD_BYTES // (vectors * KEY_BYTES)))
     inputs = [
@@ -133,10 +133,10 @@ def quantize(tokens: int) -> dict[str, tuple[list[Step], int]]:
 
 
 def vllm_ops():  # type: ignore[no-untyped-def]
-    """VLLM's cache ops, if it is installed."""
+    """Cache ops of vLLM, or None if vLLM is not installed."""
     if find_spec("vllm") is None:
         return None
-    import_module("vllm._custom_ops")  # registers them
+    import_module("vllm._custom_ops")  # registers the ops
     return torch.ops._C_cache_ops
 
 

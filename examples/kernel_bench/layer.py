@@ -1,13 +1,13 @@
-"""A decoder layer's kernels in a row on this machine's Hopper, with one tile or another.
+"""A decoder layer's kernels in a row on this machine's Hopper, with alternative GEMM tiles.
 
     python -m examples.kernel_bench.layer
     python -m examples.kernel_bench.layer --tokens 1 --sweep o_proj down_proj
     python -m examples.kernel_bench.layer --model llama-70b-tp4
 
-Alone, a product's launch cannot fetch weights while the kernel before it ends, so that the tile
-that is fastest alone need not be so in a layer. Here the layers of a Llama, with weights and
-caches of their own, are captured as one CUDA graph per tile; graphs replay in turn; medians. Of
-llama-70b-tp4 a layer is what one of four GPUs computes, without what they tell one another.
+Benchmarked alone, a GEMM cannot prefetch weights while its predecessor ends, so the fastest tile
+alone need not be the fastest in a layer. Here the layers of a Llama, each with its own weights and
+caches, are captured as one CUDA graph per tile; graphs replay in turn; medians. A layer of
+llama-70b-tp4 is the work of one of four GPUs, without communication.
 """
 
 import argparse
@@ -63,7 +63,7 @@ class Shape:
     head_dim: int
 
     def product(self, name: str) -> tuple[int, int, int]:
-        """Rows, K and number of its weights."""
+        """Rows, K and number of a product's weights."""
         return {
             "qkv_proj": ((self.heads + 2 * self.kv_heads) * self.head_dim, self.hidden, 1),
             "o_proj": (self.hidden, self.heads * self.head_dim, 1),
@@ -74,7 +74,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Layer:
-    """Operands of a layer; what it hands on is new with every call."""
+    """Operands of a layer; its results are new tensors with every call."""
 
     shape: Shape
     weights: dict[str, list[Fragments]]
@@ -139,7 +139,7 @@ def step_of(shape: Shape, tokens: int, keys: int) -> Step:
 
 
 def forward(layer: Layer, step: Step) -> None:
-    """Run the layer in vLLM's order, with the residual stream that came in."""
+    """Run the layer in vLLM's order, with the incoming residual stream."""
     shape, alpha, tokens = layer.shape, layer.alpha[:1], len(step.x)
 
     def times(name: str, x: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ def problem_of(shape: Shape, name: str, tokens: int) -> Problem:
 
 
 def tiles_of(problem: Problem) -> Iterator[Choice]:
-    """Tiles that stream a product's weights, and fit."""
+    """Tiles that stream a product's weights, and fit in shared memory."""
     usual, _ = choose_config(problem, EpilogueConfig())
     usual = replace(usual, max_stages=MAX_STAGES)
     teams = ((1, 1), (2, 1), (2, 2), (4, 4)) if usual.uses_mma_sync else ((1, 1), (2, 1))
@@ -204,7 +204,7 @@ def compile_tile(choice: Choice) -> None:
 
 @contextmanager
 def chosen(tiles: dict[Problem, Choice]) -> Iterator[None]:
-    """Products of these sizes take these tiles."""
+    """Context in which GEMMs of these sizes use these tiles."""
 
     def choose_tile(problem: Problem, output: EpilogueConfig, sms: int) -> Choice:
         return tiles.get(problem) or choose_config(problem, output, sms)

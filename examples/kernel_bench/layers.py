@@ -1,4 +1,4 @@
-"""Layers that are multiplied: the linear layers of a model, at some numbers of tokens."""
+"""Layers to benchmark: the linear layers of a model, at some numbers of tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ NVFP4_BYTES = 0.5 + 1 / 16  # a code, and its share of a block scale
 
 @dataclass(frozen=True)
 class BenchLayer:
-    """A linear layer; or gate and up projection with SiLU-and-multiply after them.
+    """A linear layer, or gate and up projection with SiLU-and-multiply after them.
 
     Attributes:
-        name: as models call it.
-        n, k: rows of the weight, or of gate and of up alone, and elements of one.
-        gate_up: whether it is gate and up projection, fused.
-        shard_sizes: rows of the projections that lie side by side in it, e.g. of q, k and v.
+        name: name in models.
+        n, k: rows of the weight, or of gate and of up alone, and elements of a row.
+        gate_up: whether the layer is the fused gate and up projection.
+        shard_sizes: rows of the fused projections, e.g. of q, k and v.
     """
 
     name: str
@@ -38,7 +38,7 @@ class BenchLayer:
 
     @property
     def elements(self) -> int:
-        """Number of elements of all its matrices."""
+        """Number of elements of all matrices of the layer."""
         return self.weights * self.n * self.k
 
     def flops(self, m: int) -> float:
@@ -46,7 +46,7 @@ class BenchLayer:
         return 2.0 * m * self.elements
 
     def nbytes(self, m: int, weight_bytes: float) -> float:
-        """Bytes that must move for ``m`` tokens in bfloat16, at so many for a weight's element."""
+        """Bytes that must move for ``m`` bfloat16 tokens, by bytes per weight element."""
         return self.elements * weight_bytes + BF16_BYTES * m * (self.k + self.n)
 
 
@@ -55,10 +55,10 @@ def read_layers(model: str, names: Sequence[str] | None = None) -> list[BenchLay
 
     Args:
         model: a key of ``SHAPES``, or a path to the file or its folder.
-        names: of the layers wanted; None for all.
+        names: names of the selected layers; None for all.
 
     Raises:
-        UnusableModel: no such model or layer; the message names what there is.
+        UnusableModel: no such model or layer; the message lists the known names.
     """
     found = [_bench_layer(read, layer.name) for read in [_read(model)] for layer in read.layers]
     there_is = [layer.name for layer in found]

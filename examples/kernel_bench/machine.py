@@ -1,4 +1,4 @@
-"""This machine's GPU: what it is, and the rates that times are set against."""
+"""This machine's GPU: its description, and the peak rates for comparison."""
 
 import statistics
 from functools import partial
@@ -57,12 +57,12 @@ def about(device: torch.device) -> dict[str, Any]:
 
 
 def l2_bytes(device: torch.device) -> int:
-    """Size of the cache that weights must not be found in."""
+    """Size of L2, which must not hold weights between launches."""
     return int(torch.cuda.get_device_properties(device).L2_cache_size)
 
 
 def read_rate(device: torch.device) -> float:
-    """Bytes per second that a sum over 2 GiB reads."""
+    """Bytes per second of reading, from a sum over 2 GiB."""
     data = torch.ones(READ_BYTES // 4, device=device)
     return READ_BYTES / _seconds(data.sum)
 

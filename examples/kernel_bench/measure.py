@@ -1,4 +1,4 @@
-"""Times every contender at every layer and number of tokens, on this machine's GPU."""
+"""Timing of every contender at every layer and number of tokens, on this machine's GPU."""
 
 import math
 import statistics
@@ -23,26 +23,26 @@ from examples.kernel_bench.results import Results, Sample
 from nvfp4_kernels.formats.nvfp4 import Nvfp4Tensor
 from nvfp4_kernels.tool.timed_graphs import LaunchGraph, captured, timed
 
-REPLAY_SECONDS = 2e-3  # so long that the two events around a replay do not count
+REPLAY_SECONDS = 2e-3  # long enough that the two events around a replay do not count
 MOST_LAUNCHES = 256
 WARM_UP_ROUNDS = 3
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A contender with a layer's weights, in as many copies as L2 asks for."""
+    """A contender with a layer's weights, in enough copies to exceed L2."""
 
     contender: Contender
     copies: list[Operands]
 
 
 def copies_beyond(l2_size: int, nbytes: float) -> int:
-    """Copies of a weight, so many that others of twice L2's size are read between two uses."""
+    """Number of copies of a weight so that twice L2's size is read between two uses of a copy."""
     return 1 + math.ceil(2 * l2_size / nbytes)
 
 
 def launches_of(seconds: float) -> int:
-    """Launches that fill a replay if each takes ``seconds``."""
+    """Number of launches that fill a replay if each takes ``seconds``."""
     return max(1, min(MOST_LAUNCHES, math.ceil(REPLAY_SECONDS / seconds)))
 
 
@@ -54,12 +54,12 @@ def measure(
     rounds: int,
     on_case: Callable[[list[Sample]], None],
 ) -> None:
-    """Adds the samples of every layer to ``results``.
+    """Add the samples of every layer to ``results``.
 
     Args:
-        results: with its layers and rates.
+        results: results with layers and rates.
         tokens: numbers of tokens.
-        contenders: by name.
+        contenders: contenders by name.
         device: a CUDA device.
         rounds: replays of each contender, which alternate.
         on_case: called with the samples of each layer and number of tokens.
@@ -92,7 +92,7 @@ def prepare(
     contenders: Mapping[str, Contender],
     l2_size: int,
 ) -> tuple[dict[str, Prepared], dict[str, str]]:
-    """Every contender's own copies of the weights; of those that fail in any way, why."""
+    """Every contender's copies of the weights, and the reason of each contender's failure."""
     prepared, refused = {}, {}
     for name, contender in contenders.items():
         try:
@@ -112,7 +112,7 @@ def check(
     weights: tuple[Nvfp4Tensor, ...],
     prepared: Mapping[str, Prepared],
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Each contender's error on a few rows; of those that refuse the tokens, why."""
+    """Each contender's error on a few rows, and the reason of each refusal."""
     rows = checked_rows(x.shape[0])
     errors, refused = {}, {}
     for name, ready in prepared.items():
@@ -130,7 +130,7 @@ def check(
 def capture(
     results: Results, layer: BenchLayer, x: Tensor, prepared: Mapping[str, Prepared]
 ) -> tuple[dict[str, LaunchGraph], dict[str, str]]:
-    """Each contender's graph; of those that cannot be captured, why."""
+    """Each contender's graph, and the reason of each failed capture."""
     m = x.shape[0]
     graphs, refused = {}, {}
     for name, ready in prepared.items():

@@ -1,4 +1,4 @@
-"""Random operands, and the product that every contender must give."""
+"""Random operands, and the reference product."""
 
 import torch
 from torch import Tensor
@@ -12,11 +12,11 @@ LARGEST_ERROR = 2.0**-6
 
 
 def random_weights(layer: BenchLayer, device: torch.device) -> tuple[Nvfp4Tensor, ...]:
-    """One weight, or gate and up projection, whose products with unit noise are of unit size.
+    """One weight, or gate and up projection; products with unit noise have unit size.
 
     All matrices have one global scale, a power of two, so that bfloat16 holds each value exactly.
     """
-    rms = 2.9 * 0.6 * 448  # of the codes, of the block scales
+    rms = 2.9 * 0.6 * 448  # RMS of the codes, of the block scales
     global_scale = torch.tensor(rms * layer.k**0.5, device=device).reciprocal().log2().round()
     made = []
     for _ in range(layer.weights):

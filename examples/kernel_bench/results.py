@@ -1,4 +1,4 @@
-"""Results of a run, as JSON, and the figures made of them."""
+"""Results of a run, as JSON, and the derived figures."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -15,19 +15,19 @@ CONTENDERS = ("ours", "humming", "marlin", "bf16")
 
 @dataclass(frozen=True)
 class Sample:
-    """One contender at one layer and number of tokens.
+    """Result of one contender at one layer and number of tokens.
 
     Attributes:
-        layer: its name.
+        layer: name of the layer.
         m: tokens.
-        contender: its name.
+        contender: name of the contender.
         median_us, least_us, most_us: microseconds of a launch, over the replays.
-        launches: in each replay, on ``copies`` of the weight in turn.
-        copies: of the weight.
-        nbytes: that must move.
-        flops: that must be computed.
+        launches: launches in each replay, on ``copies`` of the weight in turn.
+        copies: copies of the weight.
+        nbytes: bytes that must move.
+        flops: operations that must be computed.
         error: largest difference from the exact result, as a share of its largest value.
-        refused: why nothing was measured; empty otherwise.
+        refused: reason why nothing was measured; empty otherwise.
     """
 
     layer: str
@@ -45,7 +45,7 @@ class Sample:
 
     @property
     def wrong(self) -> bool:
-        """Whether the result was not what it must be; NaN is wrong too."""
+        """Whether the result is off by more than the tolerance; NaN is wrong too."""
         return not self.refused and not self.error <= LARGEST_ERROR
 
 
@@ -55,11 +55,11 @@ class Results:
 
     Attributes:
         about: versions, commit, GPU, options.
-        read_bytes_per_second: of memory, measured in the same run.
-        bf16_flops_per_second: of cuBLAS at a large square product, likewise.
-        layers: that were measured.
-        notes: what was left out, and why.
-        samples: in the order they were taken.
+        read_bytes_per_second: rate of memory reads, measured in the same run.
+        bf16_flops_per_second: rate of cuBLAS at a large square product, likewise.
+        layers: measured layers.
+        notes: omissions and their reasons.
+        samples: samples in the order of measurement.
     """
 
     about: dict[str, Any]
@@ -75,10 +75,10 @@ class Results:
 
     @classmethod
     def read(cls, file: Path) -> "Results":
-        """Read what ``write`` has written.
+        """Read a file of :meth:`write`.
 
         Raises:
-            ValueError: it cannot be read, or holds something else.
+            ValueError: the file cannot be read, or does not hold results.
         """
         text = read_results(file, "python -m examples.kernel_bench measure")
         try:
@@ -109,11 +109,11 @@ class Results:
         return found
 
     def read_share(self, sample: Sample) -> float:
-        """Share of the memory's measured rate."""
+        """Achieved share of the memory's measured rate."""
         return sample.nbytes / (sample.median_us * 1e-6) / self.read_bytes_per_second
 
     def flops_share(self, sample: Sample) -> float:
-        """Share of the measured rate of cuBLAS in bfloat16."""
+        """Achieved share of the measured rate of cuBLAS in bfloat16."""
         return sample.flops / (sample.median_us * 1e-6) / self.bf16_flops_per_second
 
 

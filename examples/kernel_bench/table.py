@@ -14,7 +14,7 @@ class LayerTable(NamedTuple):
 
     Attributes:
         title: the layer and its sizes.
-        headings: of the columns.
+        headings: headings of the columns.
         rows: a cell for each heading; one row for each number of tokens.
     """
 
@@ -105,7 +105,7 @@ def _shares(results: Results, ours: Sample | None) -> list[str]:
 
 
 def refusals(results: Results) -> Sequence[str]:
-    """Each reason for a missing figure once, with the contender and where it was first given."""
+    """Each reason for a missing figure once, with the contender and its first occurrence."""
     found: dict[tuple[str, str], str] = {}
     for s in results.samples:
         if s.refused:

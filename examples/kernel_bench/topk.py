@@ -5,8 +5,8 @@
     python -m examples.kernel_bench.topk --warm    one input, from L2 if it fits
 
 Each contender's launches are captured in a CUDA graph; graphs replay in turn, and medians are
-printed. Inputs rotate, so that L2 holds none of the next, unless ``--warm``. Before that, our
-result is compared with a stable sort, and the values that the others choose with ours.
+printed. Inputs rotate, so that L2 is always cold, unless ``--warm``. Before that, our
+result is compared with a stable sort, and the other contenders' values with ours.
 """
 
 import argparse
@@ -24,15 +24,15 @@ from examples.kernel_bench.machine import cuda_device
 from nvfp4_kernels import indexer_topk
 from nvfp4_kernels.tool.timed_graphs import captured, timed
 
-COLD_BYTES = 256 << 20  # of the inputs that rotate: several times L2
+COLD_BYTES = 256 << 20  # rotating inputs: several times L2
 VLLM_WORKSPACE = 1 << 20
-VLLM_ROWS = 64  # of one launch of its cooperative kernel
+VLLM_ROWS = 64  # per launch of vLLM's cooperative kernel
 Contender = Callable[[Tensor], Tensor]  # logits to chosen columns
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Rows of scores, and how many are wanted of each."""
+    """Rows of scores, and k."""
 
     rows: int
     columns: int
@@ -44,7 +44,7 @@ class Problem:
 
 
 def contenders(problem: Problem) -> dict[str, Contender]:
-    """Contenders that this machine has."""
+    """Contenders available on this machine."""
     lens = torch.full((problem.rows,), problem.columns, dtype=torch.int32, device="cuda")
     return {
         "ours": lambda logits: indexer_topk(logits, lens, problem.k)[0],
@@ -54,7 +54,7 @@ def contenders(problem: Problem) -> dict[str, Contender]:
 
 
 def vllm_contenders(problem: Problem, lens: Tensor) -> dict[str, Contender]:
-    """Decode kernels of vLLM, called as its ``IndexerTopK`` does."""
+    """Decode kernels of vLLM, called as in vLLM's ``IndexerTopK``."""
     try:
         import_module("vllm._custom_ops")  # registers the ops
     except ImportError as missing:
@@ -87,7 +87,7 @@ def vllm_contenders(problem: Problem, lens: Tensor) -> dict[str, Contender]:
 
 
 def check(name: str, chosen: Tensor, logits: Tensor, k: int) -> str:
-    """Compare columns with the best; ours also in the choice among equal values and in order."""
+    """Compare columns with the top-k; for our kernel also ties and the order."""
     order = logits.sort(dim=1, descending=True, stable=True)
     if name == "ours":
         right = torch.equal(chosen.long(), order.indices[:, :k].sort(dim=1).values)

@@ -1,4 +1,4 @@
-"""``python -m examples.sensitivity``: which layers of a model lose most in NVFP4."""
+"""``python -m examples.sensitivity``: find the layers of a model that lose most in NVFP4."""
 
 import os
 import signal
@@ -61,11 +61,12 @@ def sensitivity(
         str, typer.Option(metavar="float32|bfloat16", help="To compute in.")
     ] = "float32",
 ) -> None:
-    """Quantise each layer of a model alone, and measure how far the model is from itself then.
+    """Quantise each layer of a model alone, and measure its divergence from the original model.
 
-    Layers are what the server runs: q, k and v are one, gate and up another. A list of those to
-    leave in 16 bits is chosen, for `python -m vllm_fp4_plugin quantize --ignore-file`, and the
-    whole model measured with and without it, on windows that it was not chosen on.
+    Layers are the server's fused layers: q, k and v together, gate and up together. A list of
+    layers
+    to leave in 16 bits is chosen, for `python -m vllm_fp4_plugin quantize --ignore-file`, and the
+    whole model measured with and without the list, on windows not used for the choice.
     """
     started = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

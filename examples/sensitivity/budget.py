@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Budget:
-    """Exactly one of these is not None.
+    """Budget of the list; exactly one attribute is not None.
 
     Attributes:
         win_back: share of the quantised model's divergence that the list must win back, 0 to 1.
-        max_ignored: layers on it.
+        max_ignored: number of layers on the list.
         keep_bits: mean bits per weight that the quantised model may take.
     """
 
@@ -21,10 +21,10 @@ class Budget:
 def make_budget(
     win_back: float | None, max_ignored: int | None, keep_bits: float | None, default: float
 ) -> Budget:
-    """The budget that was asked for, else to win back ``default``.
+    """The requested budget; by default, to win back ``default``.
 
     Raises:
-        ValueError: more than one was asked for, or one out of its range.
+        ValueError: more than one budget was requested, or a value out of range.
     """
     given = {"win_back": win_back, "max_ignored": max_ignored, "keep_bits": keep_bits}
     named = [name for name, value in given.items() if value is not None]

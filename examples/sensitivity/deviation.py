@@ -1,4 +1,4 @@
-"""Deviation of a model with quantised layers from itself in 16 bits."""
+"""Deviation of a model with quantised layers from the 16-bit model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -20,8 +20,8 @@ class Deviation:
     """Log-probabilities and divergence of a variant; float64 ``(windows, tokens - 1)`` each.
 
     Attributes:
-        logprobs: natural log-probabilities of the tokens that came next.
-        reference: those of the 16-bit model.
+        logprobs: natural log-probabilities of the actual next tokens.
+        reference: log-probabilities of the 16-bit model.
         divergence: KL(16-bit ‖ variant) of the distributions of the next token, in nats.
     """
 
@@ -30,17 +30,17 @@ class Deviation:
     divergence: np.ndarray
 
     def of_windows(self, chosen: slice) -> "Deviation":
-        """The same of some windows."""
+        """The deviation on the chosen windows."""
         return Deviation(self.logprobs[chosen], self.reference[chosen], self.divergence[chosen])
 
     @property
     def kl(self) -> Interval:
-        """The mean divergence; windows are drawn whole for the interval."""
+        """The mean divergence; the bootstrap interval draws whole windows."""
         return mean_interval(self.divergence.mean(axis=1))
 
     @property
     def log_perplexity(self) -> Interval:
-        """Increase of the log-perplexity over that of the 16-bit model."""
+        """Increase of the log-perplexity over the 16-bit model."""
         return log_perplexity_difference(self.logprobs, self.reference)
 
 
@@ -51,15 +51,15 @@ def measure(
     windows_at_once: int,
     on_variant: Callable[[], None] = lambda: None,
 ) -> dict[str, Deviation]:
-    """Run every window through the 16-bit model and through each variant of it.
+    """Run every window through the 16-bit model and through each of its variants.
 
     Memory grows by two distributions, ``windows_at_once · tokens · vocabulary · 4`` bytes each.
 
     Args:
         subject: model and windows.
-        quantised: quantises the linears it is given inside a ``with`` block.
-        variants: by name, the linears that each has quantised.
-        windows_at_once: run together.
+        quantised: quantises the given linears inside a ``with`` block.
+        variants: quantised linears of each variant, by name.
+        windows_at_once: windows run together.
         on_variant: called after each variant of each batch.
     """
     parts: dict[str, list[tuple[np.ndarray, ...]]] = {name: [] for name in variants}

@@ -13,7 +13,7 @@ from rich.table import Table
 from examples.perplexity import Interval
 from examples.sensitivity.results import Results
 
-# In a file or a pipe, a row stays on its line.
+# In a file or a pipe, rows do not wrap.
 console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
 ROWS = 20
 
@@ -33,7 +33,7 @@ def progress(title: str, total: int) -> Iterator[Callable[[], None]]:
 
 
 def results(found: Results) -> None:
-    """The most sensitive layers, then the whole model with and without the list."""
+    """Print the most sensitive layers, then the whole model with and without the list."""
     layers = sorted(found.groups, key=lambda row: -row.kl.estimate)
     shown = layers[:ROWS]
     more = f", the first {ROWS} of {len(layers)}" if len(layers) > ROWS else ""

@@ -1,4 +1,4 @@
-"""A model that computes with the values NVFP4 would give, for a while."""
+"""A model that temporarily computes with values rounded to NVFP4."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,10 +20,10 @@ def quantise_weights(
     """Quantise each linear's weight as the quantising tool does.
 
     Args:
-        model: holds the linears.
-        linears: their names.
-        rule: whose block scales to keep.
-        on_linear: called after each.
+        model: model with the linears.
+        linears: names of the linears.
+        rule: rule of the block scales to keep.
+        on_linear: called after each linear.
 
     Returns:
         The weights by ``rule``; and, for each linear, ‖dequantised - original‖² by every rule, and
@@ -51,13 +51,13 @@ def fake_quantised(
     input_scales: Mapping[str, Tensor],
     terms: int = 1,
 ) -> Iterator[None]:
-    """Let ``linears`` compute with dequantised weights and inputs inside a ``with`` block.
+    """Context in which ``linears`` compute with dequantised weights and inputs.
 
     Args:
-        model: holds them, without gradients.
-        linears: their names.
-        weights: quantised, by linear.
-        input_scales: float32 ``()`` by linear; the inputs of one that has none stay as they are.
+        model: model with the linears, without gradients.
+        linears: names of the linears.
+        weights: quantised weights, by linear.
+        input_scales: float32 ``()`` by linear; inputs of a linear without a scale are not rounded.
         terms: NVFP4 terms that inputs are rounded to.
     """
     changed: list[tuple[Any, Tensor, Any]] = []

@@ -1,4 +1,4 @@
-"""The layers of a model as servers run them: linears that share a matrix are one."""
+"""The layers of a model as servers run them: linears fused into a matrix form one layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from vllm_fp4_plugin.quantizer.linears import Selection
 from vllm_fp4_plugin.quantizer.source import Source
 from vllm_fp4_plugin.quantizer.tensors import linear_specs
 
-# What vLLM calls the matrix of these.
+# vLLM's names of the fused matrices.
 FUSED = {("q_proj", "k_proj", "v_proj"): "qkv_proj", ("gate_proj", "up_proj"): "gate_up_proj"}
 BYTES_IN_16_BITS = 2
 
@@ -19,10 +19,10 @@ class Group:
     """Linears that are quantised together or not at all.
 
     Attributes:
-        name: of the layer they make.
-        linears: their names in the checkpoint.
-        weights: number of them.
-        quantised_bytes: of all their tensors in NVFP4, ModelOpt's format.
+        name: name of the fused layer.
+        linears: names of the linears in the checkpoint.
+        weights: number of weights.
+        quantised_bytes: bytes of all their tensors in NVFP4, ModelOpt's format.
     """
 
     name: str
@@ -32,12 +32,12 @@ class Group:
 
     @property
     def extra_bytes(self) -> int:
-        """Bytes that leaving it in 16 bits adds."""
+        """Bytes added by leaving the group in 16 bits."""
         return BYTES_IN_16_BITS * self.weights - self.quantised_bytes
 
     @property
     def kind(self) -> str:
-        """The last part of its name, alike in every decoder layer."""
+        """The last part of the group's name, the same in every decoder layer."""
         return self.name.rpartition(".")[2]
 
 
@@ -46,8 +46,8 @@ def find_groups(source: Source, selection: Selection, weight_only: bool) -> list
 
     Args:
         source: the 16-bit checkpoint.
-        selection: its linears.
-        weight_only: no scales of inputs are stored.
+        selection: selected linears of the checkpoint.
+        weight_only: whether no input scales are stored.
     """
     members = dict.fromkeys(tuple(selection.fused[name]) for name in selection.quantized)
     return [_group(source, linears, weight_only) for linears in members]

@@ -1,13 +1,13 @@
-"""Numbers of NVFP4 terms of the inputs, as the command takes them."""
+"""Numbers of NVFP4 terms of the inputs, as parsed from the command line."""
 
 from nvfp4_kernels.settings import MAX_TERMS
 
 
 def parse_input_terms(written: str, calibrated: bool) -> tuple[int, ...]:
-    """Numbers with commas between, each once; 0 stands for inputs in 16 bits.
+    """Parse comma-separated numbers, each once; 0 stands for inputs in 16 bits.
 
     Raises:
-        ValueError: one is out of range or there twice, or inputs have no scales.
+        ValueError: a number is out of range or repeated, or inputs have no scales.
     """
     numbers = [part.strip() for part in written.split(",")]
     known = {str(terms): terms for terms in range(MAX_TERMS + 1)}

@@ -1,4 +1,4 @@
-"""The layers as a picture: the error of their weights above, what each costs alone below."""
+"""The layers as a picture: weight errors above, divergence of each layer alone below."""
 
 from pathlib import Path
 from typing import Any

@@ -13,12 +13,12 @@ class GroupResult:
     """One layer.
 
     Attributes:
-        group: its linears and bytes.
+        group: linears and bytes of the layer.
         weight_error: ‖dequantised - original‖² / ‖original‖² by rule of scales.
-        kl: mean divergence, in nats, when it alone is quantised.
-        log_perplexity: by how much that rises then.
-        ignored: whether it is on the list.
-        kl_with_terms: the divergence with other numbers of terms of its inputs; 0: 16-bit inputs.
+        kl: mean divergence, in nats, with this layer alone quantised.
+        log_perplexity: increase of the log-perplexity, likewise.
+        ignored: whether the layer is on the list.
+        kl_with_terms: divergence by other numbers of terms of the inputs; 0: 16-bit inputs.
     """
 
     group: Group
@@ -34,10 +34,10 @@ class Whole:
     """A model of which several layers are quantised, on the windows a list is judged on.
 
     Attributes:
-        bits_per_weight: mean over the linears of decoder layers, those in 16 bits too.
-        nbytes: of those linears.
+        bits_per_weight: mean over the linears of decoder layers, including linears in 16 bits.
+        nbytes: bytes of the linears of decoder layers.
         kl: mean divergence from the 16-bit model, in nats.
-        log_perplexity: by how much it is above the 16-bit model's.
+        log_perplexity: increase of the log-perplexity over the 16-bit model.
     """
 
     bits_per_weight: float
@@ -57,15 +57,15 @@ class Results:
 
     Attributes:
         about: model, options, versions, machine.
-        perplexity: of the 16-bit model, on the windows a list is judged on.
-        tokens: predicted in those windows.
-        rule: of the block scales that were measured.
+        perplexity: perplexity of the 16-bit model, on the windows a list is judged on.
+        tokens: number of tokens predicted in those windows.
+        rule: rule of the measured block scales.
         groups: every layer, in the model's order, on all windows.
-        quantised: all layers quantised.
-        quantised_with_terms: the same with other numbers of terms of the inputs.
-        with_list: all but those on the list.
-        kl_won: the difference of the two, window by window.
-        log_perplexity_won: likewise.
+        quantised: model with all layers quantised.
+        quantised_with_terms: the same by other numbers of terms of the inputs.
+        with_list: model with all layers quantised except the list.
+        kl_won: difference of the divergences of ``quantised`` and ``with_list``, window by window.
+        log_perplexity_won: likewise for the log-perplexity.
     """
 
     about: dict[str, Any]

@@ -1,4 +1,4 @@
-"""One run: every layer measured alone, a list chosen, the whole model measured with and without."""
+"""One run: every layer measured alone, a list chosen, the whole model measured with the list."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -29,8 +29,8 @@ from examples.versions import commit, installed, machine
 from nvfp4_kernels.formats.scale_search import SCALE_RULES, ScaleRule
 
 DISTRIBUTIONS = ("vllm-fp4-plugin", "torch", "transformers")
-# A list is chosen on every other window and judged on those between: what was fitted to noise does
-# not count as won.
+# A list is chosen on every other window and judged on the remaining windows, so that a fit to noise
+# does not count as won.
 CHOOSING, JUDGING = slice(0, None, 2), slice(1, None, 2)
 
 
@@ -47,14 +47,14 @@ def run(
     """Measure, choose, show, and write ``ignore.txt``, ``results.json`` and ``sensitivity.png``.
 
     Args:
-        subject: the model and what it is measured on.
+        subject: the model, with the text for the measurement.
         scales: the rule of the block scales to measure.
         input_terms: NVFP4 terms of the inputs, 0 for inputs in 16 bits; the list is chosen by the
-            first, the others are measured beside it.
-        budget: how long the list may get.
-        windows_at_once: run together.
-        options: of the command, for the record.
-        device: its name, for the record.
+            first number, the others are measured in addition.
+        budget: limit of the list.
+        windows_at_once: windows run together.
+        options: options of the command, for the record.
+        device: name of the device, for the record.
         out: folder to write to, made when missing.
 
     Raises:

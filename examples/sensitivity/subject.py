@@ -1,4 +1,4 @@
-"""The model under study, and everything about it that is measured once."""
+"""The model under study, with everything measured once."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from vllm_fp4_plugin.quantizer.linears import Selection, build_model, select_lin
 from vllm_fp4_plugin.quantizer.source import Source, open_source
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-CALIBRATION_LENGTH = 512  # tokens run as one sequence, as the quantising tool has them
+CALIBRATION_LENGTH = 512  # tokens run as one sequence, as in the quantising tool
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Subject:
     """A 16-bit model and the text to measure it on.
 
     Attributes:
-        name: of the checkpoint's folder and the one it lies in.
-        model: computing in the dtype asked for.
-        groups: its layers.
-        input_scales: float32 ``()`` for each linear, as the quantising tool calibrates them; empty
+        name: name of the checkpoint's folder and of its parent.
+        model: model in the requested compute dtype.
+        groups: layers of the model.
+        input_scales: float32 ``()`` for each linear, calibrated as by the quantising tool; empty
             where inputs stay in 16 bits.
         windows: int64 ``(windows, tokens)`` of the text.
     """
@@ -57,14 +57,14 @@ def open_subject(
     """Load a checkpoint, calibrate it, and tokenise the text.
 
     Args:
-        folder: of a dense decoder in 16 or 32 bits.
-        text: to measure on, UTF-8.
+        folder: folder of a dense decoder in 16 or 32 bits.
+        text: UTF-8 text to measure on.
         calibration: text for the inputs' scales; None leaves inputs in 16 bits.
-        calibration_tokens: of it at most.
-        windows: spread evenly over the text.
-        window_length: tokens in each.
-        device: where to run.
-        dtype: to compute in, of ``DTYPES``; float32 keeps rounding out of the differences.
+        calibration_tokens: maximum of calibration tokens.
+        windows: number of windows, spread evenly over the text.
+        window_length: tokens in each window.
+        device: device of the model.
+        dtype: compute dtype, of ``DTYPES``; float32 keeps rounding out of the differences.
 
     Raises:
         ValueError: the checkpoint or a text is not accepted.

@@ -1,1 +1,1 @@
-"""A server under load for a long time: what becomes of its requests, answers and memory."""
+"""A server under load for a long time: verdicts on its requests, answers and memory."""

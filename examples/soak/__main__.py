@@ -47,10 +47,10 @@ def soak(
         float, typer.Option(min=0.01, help="Between samples of memory, at most.")
     ] = 1,
 ) -> None:
-    """Serve a model, load it with all that clients do, kill its engine, and serve it again.
+    """Serve a model under every kind of client load, kill its engine, and serve the model again.
 
     Ends with status 1 if a request was lost or wrong, if an idle server's greedy answers changed,
-    if its memory grew, or if requests stayed in the engine that their clients had left.
+    if the server's memory grew, or if abandoned requests stayed in the engine.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     from examples.paths import check_folder

@@ -6,7 +6,7 @@ from examples.soak.traffic import ERROR, EXPECTED, LOST, WRONG
 
 
 def markdown(results: Results) -> str:
-    """Markdown page: what ran where, and what came of it."""
+    """Markdown page: model and machine, then the results."""
     return "\n".join(
         [*_head(results), *_requests(results), *_rest(results), *_verdict(results), ""]
     )

@@ -1,4 +1,4 @@
-"""Memory of a server and its processes over time, and whether it stays flat."""
+"""Memory of a server and its processes over time, with a check that it stays flat."""
 
 import statistics
 from collections.abc import Sequence
@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 import psutil
 
-WARM_UP = 0.25  # of the time; what a server allocates once is there by then
-_PART = 5  # medians are of one such part of the rest, at either end
+WARM_UP = 0.25  # share of the time; one-time allocations are done by then
+_PART = 5  # medians are of the first and the last fifth of the rest
 MIN_SAMPLES = 2 * _PART
-# Samples are a share of the time so far apart, lest a load that ends early has too few.
+# The sampling interval is a share of the elapsed time, so that a short load has enough samples.
 _SHARE, _LEAST_SECONDS = 0.02, 0.02
 
 
 class Sample(NamedTuple):
-    """Memory at a moment of the load: seconds and requests since its start, bytes."""
+    """Memory at one moment of the load: seconds and requests since the start, bytes."""
 
     seconds: float
     requests: int
@@ -22,29 +22,29 @@ class Sample(NamedTuple):
 
 
 def tree_bytes(pid: int) -> int:
-    """Resident memory of a process and all below it, in bytes; shared pages count for each."""
+    """Resident memory of a process and its descendants, in bytes; shared pages count for each."""
     total = 0
     for process in _tree(pid):
         try:
             total += process.memory_info().rss
-        except psutil.NoSuchProcess:  # it ended meanwhile
+        except psutil.NoSuchProcess:  # the process ended meanwhile
             continue
     return total
 
 
 def engine_process(pid: int) -> psutil.Process | None:
-    """Process of the engine below a server: by its title, else the largest child; None: none."""
+    """Engine process of a server: by its title, else the largest child, or None."""
     children = psutil.Process(pid).children()
     titled = [child for child in children if "EngineCore" in " ".join(_command(child))]
     return max(titled or children, key=lambda child: child.memory_info().rss, default=None)
 
 
 def until_next(seconds: float, most: float) -> float:
-    """Seconds from a sample to the next one.
+    """Seconds from a sample to the next.
 
     Args:
-        seconds: since the start of the load.
-        most: seconds between samples, at most.
+        seconds: time since the start of the load.
+        most: maximum of seconds between samples.
     """
     return min(most, max(_LEAST_SECONDS, _SHARE * seconds))
 

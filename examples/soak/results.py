@@ -1,4 +1,4 @@
-"""Results of a soak: JSON, and what in them is a failure."""
+"""Results of a soak: JSON, and the failures in the results."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from examples.atomic_write import write_atomically
 from examples.soak.memory import Sample, growth
 from examples.soak.traffic import ERROR, EXPECTED, Outcome
 
-SHOWN = 10  # failures of one sort that are told one by one
+SHOWN = 10  # listed failures of one kind
 MEGABYTE = 1e6
 
 
@@ -23,9 +23,9 @@ class Kill:
 
     Attributes:
         engine: title of the process.
-        outcomes: of the requests that were under way: an answer or an error, each.
-        ended_seconds: until the server had ended by itself; None: it had to be ended.
-        ready_seconds: until another server was ready.
+        outcomes: outcomes of the requests under way, each an answer or an error.
+        ended_seconds: time until the server exited by itself; None: the server had to be ended.
+        ready_seconds: time until another server was ready.
     """
 
     engine: str = ""
@@ -40,11 +40,11 @@ class Results:
 
     Attributes:
         about: command, commit, machine, versions, settings.
-        outcomes: of the requests under load.
-        samples: of memory under load.
-        seconds: that the load took.
-        memory_bound: growth of memory after the warm-up that is accepted, in bytes.
-        left: what is still under way in the engine after the load, by the server's gauges.
+        outcomes: outcomes of the requests under load.
+        samples: samples of memory under load.
+        seconds: duration of the load.
+        memory_bound: accepted growth of memory after the warm-up, in bytes.
+        left: requests still under way in the engine after the load, by the server's gauges.
         answers: greedy answers before the load, after it, and of the server after the kill.
         kill: account of the kill.
     """
@@ -59,7 +59,7 @@ class Results:
     kill: Kill = field(default_factory=Kill)
 
     def failures(self) -> list[str]:
-        """Find what is not as it must be, a line each; nothing for a server that is sound."""
+        """List the failures, a line each; empty for a sound server."""
         found = _told("under load", [o for o in self.outcomes if o.verdict != EXPECTED])
         if not self.outcomes:
             found.append("no request was made")
@@ -96,7 +96,7 @@ class Results:
         return found
 
     def latency(self, kind: str, quantile: float) -> float:
-        """Quantile of the seconds that requests of a kind took; NaN without any."""
+        """Quantile of the seconds of requests of a kind; NaN without requests."""
         seconds = sorted(o.seconds for o in self.outcomes if o.kind == kind)
         return seconds[math.ceil(quantile * len(seconds)) - 1] if seconds else math.nan
 

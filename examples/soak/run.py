@@ -21,13 +21,13 @@ from examples.soak.memory import Sample
 from examples.soak.results import MEGABYTE, Results
 from examples.soak.traffic import Traffic
 
-ANSWERS = 8  # greedy ones that are compared
+ANSWERS = 8  # number of compared greedy answers
 _SETTLE_SECONDS = 60.0  # for aborted requests to leave the engine
-_END_SECONDS = 60.0  # for a server to end that has lost its engine
-_FIRST_TOKEN_SECONDS = 30.0  # at most, until the engine is killed
-# Of a connection that is used again. A server closes one that was idle for longer, perhaps just
-# when it is used: on a busy machine, where a client may read an answer a minute late, after vLLM's
-# 5 s and after 60 s too.
+_END_SECONDS = 60.0  # for a server without its engine to end
+_FIRST_TOKEN_SECONDS = 30.0  # until the engine is killed, at most
+# Limit for reused connections. A server closes a connection that was idle for longer, perhaps just
+# at its reuse: vLLM's after 5 s, and on a busy machine, where a client may read an answer a minute
+# late, after 60 s too.
 _IDLE_SECONDS = 2.0
 _SERVER_IDLE_SECONDS = 3600
 _GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
@@ -38,18 +38,18 @@ class Settings:
     """Settings of a run.
 
     Attributes:
-        model: what is served.
-        quantization: as vLLM's; None: the checkpoint's own.
-        requests: number of requests at most.
-        seconds: of load at most.
+        model: served model.
+        quantization: vLLM's ``--quantization``; None: the checkpoint's own.
+        requests: maximum of requests.
+        seconds: maximum duration of the load.
         at_once: requests under way.
-        prompt_tokens: of a prompt, at most.
-        output_tokens: of an answer, at most.
-        seed: of what is drawn.
-        server_options: more options of ``vllm serve``.
+        prompt_tokens: maximum length of a prompt.
+        output_tokens: maximum length of an answer.
+        seed: seed of all random choices.
+        server_options: further options of ``vllm serve``.
         server_time_limit: seconds until a server must be ready.
         request_time_limit: seconds after which a request is lost.
-        sample_seconds: between samples of memory, at most.
+        sample_seconds: maximum time between samples of memory.
     """
 
     model: str
@@ -67,10 +67,10 @@ class Settings:
 
 
 def run(settings: Settings, results: Results, out: Path, say: Callable[[str], None]) -> None:
-    """Load a server, kill its engine, start another one; fills ``results`` on the way.
+    """Load a server, kill its engine, start another server; fills ``results`` on the way.
 
     Raises:
-        ServerError: a server could not be started, or did not answer when it was idle.
+        ServerError: a server could not be started, or did not answer while idle.
     """
     with _serving(settings, out / "server-1.log") as server:
         say(f"ready after {server.ready_seconds:.1f} s")
@@ -122,7 +122,8 @@ def _client(server: Server, settings: Settings) -> Any:
         base_url=f"{server.url}/v1",
         api_key="none",
         max_retries=0,
-        # Proxies of the environment are not for this machine; lost requests are told by us.
+        # Proxies of the environment are not for this machine; this program itself reports lost
+        # requests.
         http_client=httpx.AsyncClient(trust_env=False, limits=connections, timeout=None),  # noqa: S113
         timeout=None,
     )
@@ -159,7 +160,7 @@ def _prompts(traffic: Traffic) -> list[Sequence[int]]:
 async def _idle(
     traffic: Traffic, prompts: Sequence[Sequence[int]], settings: Settings
 ) -> list[str]:
-    """Greedy answers of a server that has nothing else to do."""
+    """Greedy answers of an otherwise idle server."""
     import openai
 
     try:
@@ -200,7 +201,7 @@ async def _load(
     sampling = asyncio.ensure_future(sample())
     await asyncio.gather(*(user() for _ in range(settings.at_once)))
     if sampling.done():
-        sampling.result()  # raises what ended it
+        sampling.result()  # raises the sampling's exception
     sampling.cancel()
     results.seconds = time.monotonic() - start
     say(f"{len(results.outcomes):,} requests in {results.seconds:.0f} s")
@@ -220,18 +221,18 @@ async def _left(server: Server) -> dict[str, float]:
 
 
 def _gauge(text: str, name: str) -> float:
-    """Sum of a gauge over engines, of Prometheus's text; NaN, which is no zero, without it."""
+    """Sum of a gauge over engines, from Prometheus's text; NaN if the gauge is missing."""
     lines = [line for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
     return sum(float(line.rpartition(" ")[2]) for line in lines) if lines else float("nan")
 
 
 async def _kill(traffic: Traffic, server: Server, settings: Settings, results: Results) -> None:
-    """Kill the engine below a server that is answering, and wait for all to end."""
+    """Kill the engine of a busy server, and wait until all processes have ended."""
     engine = memory.engine_process(server.pid)
     if engine is None:
         raise ServerError("vllm serve: has no engine process; leave VLLM_ENABLE_V1_MULTIPROCESSING")
     results.kill.engine = engine.name()
-    # As long as can be, so that they are under way.
+    # As long as possible, so that the requests are still under way.
     room = traffic.max_model_len - traffic.prompt_tokens
     long = dataclasses.replace(
         traffic, output_tokens=room, has_full_length=True, streaming=asyncio.Event()
@@ -241,7 +242,7 @@ async def _kill(traffic: Traffic, server: Server, settings: Settings, results: R
     with suppress(TimeoutError):
         await asyncio.wait_for(long.streaming.wait(), _FIRST_TOKEN_SECONDS)
     under_way = [request for request in requests if not request.done()]
-    # What ended before is as any other: an error among them is a failure.
+    # Requests that ended before are judged as any other: an error among them is a failure.
     results.outcomes += [request.result() for request in requests if request.done()]
     engine.kill()
     killed = time.monotonic()

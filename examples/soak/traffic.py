@@ -1,4 +1,4 @@
-"""Requests of every kind that a server meets, each with a verdict on what came of it."""
+"""Requests of every kind that a server meets, each with a verdict on its outcome."""
 
 import asyncio
 import random
@@ -13,7 +13,7 @@ import openai
 
 from examples.server import MODEL_NAME
 
-# Verdicts: as it must be; an error was told; neither an answer nor an error; not as it must be.
+# Verdicts: as expected; a reported error; neither an answer nor an error; an unexpected answer.
 EXPECTED, ERROR, LOST, WRONG = "expected", "error", "lost", "wrong"
 
 _LEAVE_SECONDS = 0.3  # at most, until a request is aborted
@@ -29,11 +29,11 @@ _MALFORMED: tuple[Mapping[str, Any], ...] = (
 
 
 class _Lost(Exception):
-    """A request that ended without all of its answer, and without an error."""
+    """A request that ended without a complete answer, and without an error."""
 
 
 class _Wrong(Exception):
-    """An answer to what must be refused, or one of another form than was asked for."""
+    """An answer to a request that must be refused, or an answer of the wrong form."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Outcome:
     """Outcome of a request.
 
     Attributes:
-        kind: of the request, see ``Traffic.kinds``.
+        kind: kind of the request, see ``Traffic.kinds``.
         verdict: ``EXPECTED``, ``ERROR``, ``LOST`` or ``WRONG``.
-        seconds: it took.
-        tokens: that were generated and received.
-        detail: of what is not as expected.
+        seconds: duration of the request.
+        tokens: tokens generated and received.
+        detail: description of an unexpected outcome.
     """
 
     kind: str
@@ -62,11 +62,11 @@ class Traffic:
     Attributes:
         client: ``openai.AsyncOpenAI`` that does not retry.
         text: token ids that prompts are cut from.
-        max_model_len: tokens that the server takes at most.
-        prompt_tokens: of a prompt, at most.
-        output_tokens: of an answer, at most.
+        max_model_len: the server's maximum of tokens.
+        prompt_tokens: maximum length of a prompt.
+        output_tokens: maximum length of an answer.
         time_limit: seconds after which a request without an answer is lost.
-        draw: of kinds, lengths and moments.
+        draw: random source of kinds, lengths and moments.
         has_full_length: whether all answers have ``output_tokens``.
         streaming: set once a first token was received in a stream.
     """
@@ -83,7 +83,7 @@ class Traffic:
 
     @property
     def kinds(self) -> dict[str, tuple[int, Callable[[], Awaitable[int]]]]:
-        """Kinds of requests by name: how many of twenty, and what makes one."""
+        """Kinds of requests by name: share in twentieths, and the function that sends a request."""
         return {
             "answer": (6, self._answer),
             "stream": (6, self._stream),
@@ -95,13 +95,13 @@ class Traffic:
         }
 
     async def any(self) -> Outcome:
-        """One request of a kind that is drawn."""
+        """Send one request of a random kind."""
         kinds = self.kinds
         [kind] = self.draw.choices(list(kinds), [weight for weight, _ in kinds.values()])
         return await self.one(kind)
 
     async def one(self, kind: str) -> Outcome:
-        """One request of a kind."""
+        """Send one request of the given kind."""
         start, tokens, verdict, detail = time.monotonic(), 0, EXPECTED, ""
         try:
             async with asyncio.timeout(self.time_limit):
@@ -117,7 +117,7 @@ class Traffic:
         return Outcome(kind, verdict, time.monotonic() - start, tokens, detail)
 
     async def greedy(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[str]:
-        """Likeliest continuations of prompts, asked for one after the other."""
+        """Greedy continuations of prompts, requested one after the other."""
         answers = []
         for prompt in prompts:
             async with asyncio.timeout(self.time_limit):
@@ -205,7 +205,7 @@ class Traffic:
 
 
 def _said(error: BaseException) -> str:
-    """Error with its causes: openai's says of a connection no more than that it failed."""
+    """Error with its causes: openai's message on a connection says only that it failed."""
     said = f"{type(error).__name__}: {error}"
     return f"{said} ({_said(error.__cause__)})" if error.__cause__ else said
 
@@ -222,7 +222,7 @@ async def _refused(request: Awaitable[Any], *statuses: int) -> None:
 
 
 def _whole(answer: Any, wanted: int, choices: int = 1) -> int:
-    """Number of tokens of an answer that must be whole."""
+    """Number of tokens of an answer that must be complete."""
     got = answer.usage.completion_tokens
     if len(answer.choices) != choices or got != wanted:
         raise _Wrong(f"has {got} tokens of {wanted} in {len(answer.choices)} of {choices} answers")

@@ -1,7 +1,7 @@
 """``python -m examples.throughput``: offline throughput through vLLM, variants side by side.
 
-``measure`` runs the engines, each in a process of its own, and writes results.json; ``show`` makes
-the table and the plot of it, here or elsewhere.
+``measure`` runs each engine in a separate process, and writes results.json; ``show`` makes
+the table and the plot from results.json, here or elsewhere.
 """
 
 import argparse
@@ -168,7 +168,7 @@ def _show(results: Results, png: Path | None) -> None:
 
 
 def show(given: argparse.Namespace) -> int:
-    """Print the table, and draw the plot if asked to."""
+    """Print the table, and draw the plot if requested."""
     results = Results.read(given.results)
     check_importable("rich", "the table")
     if given.plot:
@@ -179,7 +179,7 @@ def show(given: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; its exit status."""
+    """Run the command; returns its exit status."""
     given = parser().parse_args(arguments)
     with refusals("finished rounds are kept"):
         return measure(given) if given.command == "measure" else show(given)

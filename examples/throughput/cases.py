@@ -1,4 +1,4 @@
-"""Cases: batches that an engine is asked for."""
+"""Cases: batches of requests to an engine."""
 
 import re
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 class BadOption(ValueError):
-    """An option that cannot be measured with; names it, what came and what is accepted."""
+    """An unusable option; the message gives its name, its value and the accepted values."""
 
 
 @dataclass(frozen=True)
@@ -14,8 +14,9 @@ class Case:
     """A batch of requests that are sent at once.
 
     Attributes:
-        batch: requests.
-        prompt_tokens, output_tokens: of each; one output token makes it a prefill case.
+        batch: number of requests.
+        prompt_tokens, output_tokens: tokens of each request; with one output token the case
+            measures prefill.
     """
 
     batch: int
@@ -24,12 +25,12 @@ class Case:
 
     @property
     def prefill(self) -> bool:
-        """Whether it is reading prompts that is measured."""
+        """Whether the case measures prefill."""
         return self.output_tokens == 1
 
     @property
     def name(self) -> str:
-        """Unique among the cases of a run."""
+        """Unique name among the cases of a run."""
         return f"{self.batch}x{self.prompt_tokens}+{self.output_tokens}"
 
     @property
@@ -41,7 +42,7 @@ class Case:
 
     @property
     def tokens(self) -> int:
-        """Tokens whose rate is told: those of the prompts in a prefill case, else generated."""
+        """Tokens of the rate: prompt tokens in a prefill case, otherwise generated tokens."""
         return self.batch * (self.prompt_tokens if self.prefill else self.output_tokens)
 
     @property
@@ -56,7 +57,7 @@ def make_cases(
     """Decode cases, then prefill cases written ``"32x1024"``: batch and prompt tokens.
 
     Raises:
-        BadOption: something else is written, no case is left, or one is there twice.
+        BadOption: a malformed case, no case at all, or a repeated case.
     """
     if batch_sizes and output_tokens < 2:
         raise BadOption(

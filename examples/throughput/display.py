@@ -20,7 +20,7 @@ from rich.text import Text
 from examples.throughput.job import Progress as Told
 from examples.throughput.results import Rate, Results
 
-# In a file or a pipe, a row stays on its line.
+# In a file or a pipe, rows do not wrap.
 console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
 
 
@@ -54,7 +54,7 @@ def measuring(rounds: int) -> Iterator[Callable[[str, int, Told], None]]:
 
 
 def results(measured: Results) -> None:
-    """The table, then what failed, and which kernels ran."""
+    """Print the table, then the failures, and the kernels that ran."""
     for line in heading(measured):
         console.print(line, markup=False, soft_wrap=True)
     table = Table(
@@ -114,7 +114,7 @@ def heading(measured: Results) -> list[str]:
 
 
 def plain(text: str) -> None:
-    """A line."""
+    """Print a line."""
     console.print(text, markup=False, soft_wrap=True)
 
 

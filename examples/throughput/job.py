@@ -1,4 +1,4 @@
-"""Job of one engine's process, and its progress: two JSON files."""
+"""Job and progress of one engine's process: two JSON files."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -14,10 +14,10 @@ class Job:
     """Job of an engine's process.
 
     Attributes:
-        engine_args: of ``vllm.LLM``, the model among them.
-        cases: to measure, in this order.
-        repeats: of each, after one that is not timed.
-        seed: of the prompts' random tokens.
+        engine_args: arguments of ``vllm.LLM``, including the model.
+        cases: cases to measure, in this order.
+        repeats: timed repeats of each case, after an untimed repeat.
+        seed: seed of the prompts' random tokens.
     """
 
     engine_args: dict[str, Any]
@@ -31,7 +31,7 @@ class Job:
 
     @classmethod
     def read(cls, file: Path) -> "Job":
-        """Read what ``write`` has written."""
+        """Read a file of :meth:`write`."""
         fields = json.loads(file.read_text())
         fields["cases"] = tuple(Case(**case) for case in fields["cases"])
         return cls(**fields)
@@ -39,16 +39,16 @@ class Job:
 
 @dataclass
 class Progress:
-    """Progress of an engine's process; written again and again, each time whole.
+    """Progress of an engine's process; each update rewrites the whole file.
 
     Attributes:
-        state: what it does now.
-        done, total: batches generated, those that are not timed among them.
+        state: current activity.
+        done, total: batches generated, including untimed batches.
         finished: whether all is done.
-        error: why it ended early; empty otherwise.
-        device: name of the accelerator or processor, as vLLM tells it.
-        engine_seconds: until the engine was ready.
-        seconds: of each repeat, by the case's name.
+        error: reason of an early end; empty otherwise.
+        device: name of the accelerator or processor, as reported by vLLM.
+        engine_seconds: time until the engine was ready.
+        seconds: seconds of each repeat, by the case's name.
     """
 
     state: str = "starting"
@@ -66,5 +66,5 @@ class Progress:
 
     @classmethod
     def read(cls, file: Path) -> "Progress":
-        """Read the progress last written; nothing done, if none was."""
+        """Read the last written progress; empty progress if there is none."""
         return cls(**json.loads(file.read_text())) if file.is_file() else cls()

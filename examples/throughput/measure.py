@@ -1,4 +1,4 @@
-"""Runs the variants' engines one after the other, round by round."""
+"""Measurement of the variants' engines in turn, round by round."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,10 +27,10 @@ class Settings:
     """Settings that variants are measured with.
 
     Attributes:
-        repeats: timed, of each case in each round.
-        rounds: in which every variant is started once.
-        seed: of the prompts.
-        time_limit: seconds for one engine, its start among them.
+        repeats: timed repeats of each case in each round.
+        rounds: rounds, in each of which every variant is started once.
+        seed: seed of the prompts.
+        time_limit: seconds for one engine, including its start.
     """
 
     repeats: int = 3
@@ -48,11 +48,11 @@ def engine_args(
     enforce_eager: bool,
     more: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Arguments of ``vllm.LLM`` that all variants have; ``more`` has the last word.
+    """Arguments of ``vllm.LLM`` that all variants have; ``more`` overrides the other arguments.
 
     Raises:
-        BadOption: a length that some case does not fit into, a share that is none, or ``more`` has
-            what another option sets.
+        BadOption: a case exceeds a length, a share is out of range, or ``more`` has an argument
+            that another option sets.
     """
     for name in more:
         if name in _SET_BY:
@@ -94,15 +94,15 @@ def measure(
     on_progress: Callable[[str, int, Progress], None],
     on_outcome: Callable[[str, Outcome], None],
 ) -> None:
-    """Adds every variant's rounds to ``results``, which are written after each.
+    """Add every variant's rounds to ``results``, and write the results after each round.
 
     Args:
-        results: with a ``VariantResult`` for each of ``variants``.
-        variants: to compare; one that fails does not keep the others from running.
+        results: results with a ``VariantResult`` for each of ``variants``.
+        variants: variants to compare; a failure of one variant does not stop the others.
         engine: arguments that all variants have.
-        settings: how often.
-        folder: for ``results.json`` and ``engines/``, where logs lie.
-        on_progress: called with the variant, the round and how far it is.
+        settings: repeats, rounds and limits.
+        folder: folder for ``results.json`` and for ``engines/`` with the logs.
+        on_progress: called with the variant, the round and the progress.
         on_outcome: called with the variant at the end of each of its rounds.
     """
     engines = folder / "engines"

@@ -1,4 +1,4 @@
-"""The comparison as a picture: for each case, how many times the baseline's rate each has."""
+"""The comparison as a picture: the variants' rates relative to the baseline, by case."""
 
 import statistics
 from pathlib import Path
@@ -23,9 +23,9 @@ BAR_INCHES = 0.46
 
 
 def plot(results: Results, file: Path) -> None:
-    """Draw grouped bars as PNG; tokens per second and the ratio are written on each.
+    """Draw grouped bars as PNG; tokens per second and the ratio are written on each bar.
 
-    Without a baseline's rate, bars are set against each case's fastest.
+    Without a baseline's rate, bars are relative to each case's fastest variant.
 
     Raises:
         ValueError: nothing was measured.
@@ -42,7 +42,7 @@ def plot(results: Results, file: Path) -> None:
         axis.axhline(1, color="#444444", lw=0.8, zorder=3)
     axis.set_ylabel(f"times the rate of {results.baseline if whole else 'the fastest'}")
     axis.set_xticks(range(len(cases)), [case.title.replace(" ", "\n", 1) for case in cases])
-    axis.set_ylim(top=1.12 * axis.get_ylim()[1])  # for what is written above the tallest
+    axis.set_ylim(top=1.12 * axis.get_ylim()[1])  # room for the text above the tallest bar
     axis.grid(axis="y", color="#eeeeee")
     axis.set_axisbelow(True)
     axis.tick_params(axis="x", length=0)

@@ -1,4 +1,4 @@
-"""An engine in a process of its own: started, watched, and ended with all its children."""
+"""An engine in a separate process: started, watched, and ended with all its children."""
 
 import os
 import signal
@@ -28,10 +28,10 @@ class Outcome:
     """Outcome of an engine's process.
 
     Attributes:
-        progress: what it last told.
-        error: why it failed, else empty.
-        kernels: lines of its log that say which kernels ran, each once.
-        log: everything it printed.
+        progress: last reported progress.
+        error: reason of the failure, else empty.
+        kernels: lines of the log that name the kernels that ran, each once.
+        log: complete output of the process.
     """
 
     progress: Progress
@@ -53,14 +53,14 @@ def run_job(
     time_limit: float,
     on_progress: Callable[[Progress], None],
 ) -> Outcome:
-    """Run ``job`` in a process of its own; whatever goes wrong is its outcome.
+    """Run ``job`` in a separate process; any error is part of the outcome.
 
     Args:
-        job: what to do.
-        folder: for ``NAME.job.json``, ``NAME.json`` and ``NAME.log``.
-        name: of the variant and round.
-        time_limit: seconds that it may take.
-        on_progress: called whenever it has told more.
+        job: job to run.
+        folder: folder for ``NAME.job.json``, ``NAME.json`` and ``NAME.log``.
+        name: name of the variant and round.
+        time_limit: seconds allowed for the process.
+        on_progress: called after each report of progress.
     """
     job_file, told, log = (folder / f"{name}{end}" for end in (".job.json", ".json", ".log"))
     job.write(job_file)
@@ -92,7 +92,7 @@ def _watch(
     time_limit: float,
     on_progress: Callable[[Progress], None],
 ) -> str:
-    """Wait until the process has ended or is done; return why it was given up, if it was."""
+    """Wait until the process has ended or is done; returns the reason for giving up, or ""."""
     until = time.monotonic() + time_limit
     while True:
         ended = process.poll() is not None
@@ -106,7 +106,7 @@ def _watch(
 
 
 def _end(process: subprocess.Popen[bytes], finished: bool) -> None:
-    """Let a process that is done leave by itself; end the others, and what is left of its group."""
+    """Let a finished process exit by itself; end an unfinished process and its process group."""
     try:
         if not finished:
             with suppress(ProcessLookupError):
@@ -120,7 +120,7 @@ def _end(process: subprocess.Popen[bytes], finished: bool) -> None:
 
 
 def failure(progress: Progress, log: str, exit_code: int | None) -> str:
-    """Why a process ended before it was done, as one line."""
+    """Reason of a process's early end, as one line."""
     if progress.error and NOT_THE_CAUSE not in progress.error:
         return progress.error
     lines = [line.strip() for line in log.splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""Results of a comparison, as JSON, and the figures made of them."""
+"""Results of a comparison, as JSON, and the derived figures."""
 
 import json
 import statistics
@@ -16,15 +16,15 @@ class VariantResult:
     """One variant, over all rounds.
 
     Attributes:
-        name: of the variant.
-        model: that it served.
-        engine_args: it was started with.
+        name: name of the variant.
+        model: served model.
+        engine_args: arguments of the engine.
         rounds: seconds of each repeat, by the case's name; a dictionary for each round that ran.
-        kernels: what its log says of the kernels that ran.
-        device: as vLLM tells it.
-        engine_seconds: until the engine was ready, in each round.
-        errors: of rounds that failed, as one line each.
-        logs: of its rounds.
+        kernels: lines of the log on the kernels that ran.
+        device: device, as reported by vLLM.
+        engine_seconds: time until the engine was ready, in each round.
+        errors: errors of failed rounds, as one line each.
+        logs: logs of the rounds.
     """
 
     name: str
@@ -42,12 +42,12 @@ class VariantResult:
         return [case.tokens / s for one in self.rounds for s in one.get(case.name, [])]
 
     def runs_references(self) -> bool:
-        """Whether a kernel that ran is a reference: after a layer's name comes its kernel."""
+        """Whether a reference kernel ran, by the kernel names after the layers' names."""
         kernels = (line.partition(": ")[2].partition(",")[0] for line in self.kernels)
         return any("/reference" in kernel for kernel in kernels)
 
     def is_of_a_cpu(self) -> bool:
-        """Whether it ran on a CPU, which vLLM tells by that name alone."""
+        """Whether the variant ran on a CPU, by vLLM's device name."""
         return self.device.lower().startswith("cpu")
 
 
@@ -57,8 +57,9 @@ class Rate:
 
     Attributes:
         median: tokens per second.
-        spread: half of what lies between the slowest and the fastest repeat, as a share of it.
-        ratio: to the baseline's median; None without one.
+        spread: half of the range between the slowest and the fastest repeat, as a share of the
+            median.
+        ratio: ratio to the baseline's median; None without a baseline.
     """
 
     median: float
@@ -72,9 +73,9 @@ class Results:
 
     Attributes:
         about: versions, commit, machine, options.
-        cases: that were measured.
-        baseline: name of the variant that the others are set against.
-        variants: in the order they were given.
+        cases: measured cases.
+        baseline: name of the variant that the others are compared with.
+        variants: variants in the given order.
     """
 
     about: dict[str, Any]
@@ -88,10 +89,10 @@ class Results:
 
     @classmethod
     def read(cls, file: Path) -> "Results":
-        """Read what ``write`` has written.
+        """Read a file of :meth:`write`.
 
         Raises:
-            ValueError: it cannot be read, or holds something else.
+            ValueError: the file cannot be read, or does not hold results.
         """
         text = read_results(file, "python -m examples.throughput measure")
         try:
@@ -106,7 +107,7 @@ class Results:
             ) from error
 
     def warning(self) -> str:
-        """Line about speeds that tell nothing of a GPU's; empty where they do."""
+        """Warning that the speeds do not represent a GPU's; empty if they do."""
         if any(variant.runs_references() for variant in self.variants):
             return "Reference kernels are exact, not fast: these are no GPU speeds."
         if any(variant.is_of_a_cpu() for variant in self.variants):
@@ -114,12 +115,12 @@ class Results:
         return ""
 
     def variant(self, name: str) -> VariantResult:
-        """The variant of that name."""
+        """The variant of the given name."""
         [found] = [variant for variant in self.variants if variant.name == name]
         return found
 
     def rate(self, variant: VariantResult, case: Case) -> Rate | None:
-        """A variant's rate in a case; None where it was not measured."""
+        """A variant's rate in a case; None if not measured."""
         rates = variant.rates(case)
         if not rates:
             return None

@@ -1,4 +1,4 @@
-"""Variants compared: a model in 16 bits, or in NVFP4 as one method or another serves it."""
+"""Variants to compare: a model in 16 bits, or in NVFP4 as served by different methods."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from examples.random_checkpoint import write_checkpoint
 from examples.throughput.cases import BadOption
 from vllm_fp4_plugin.formats import FORMATS
 
-_OF_EXPERTS = ("nvfp4-tc", "modelopt")  # which serve ModelOpt's files
+_OF_EXPERTS = ("nvfp4-tc", "modelopt")  # variants that serve ModelOpt's files
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Variant:
     """One way to serve the model.
 
     Attributes:
-        name: as written, without the model.
+        name: name as given, without the model.
         model: path, name at the hub, or a key of ``SHAPES`` or ``MOE_SHAPES``.
     """
 
@@ -35,19 +35,19 @@ class Variant:
 
     @property
     def shape(self) -> bool:
-        """Whether there is no checkpoint, only a shape."""
+        """Whether the model is a shape without a checkpoint."""
         return self.model in SHAPES or self.model in MOE_SHAPES
 
     @property
     def dummy(self) -> bool:
-        """Whether vLLM makes up the weights: of a shape in 16 bits."""
+        """Whether vLLM generates dummy weights: for a shape in 16 bits."""
         return self.shape and self.name == "bf16"
 
     def written(self, folder: Path) -> str:
-        """The model for vLLM; of a shape, what is made beneath ``folder`` for it.
+        """The model for vLLM; for a shape, a config or checkpoint written beneath ``folder``.
 
-        That is its config, or of an NVFP4 variant a checkpoint of random weights, one for all
-        variants that read its format.
+        A shape becomes its config alone or, for an NVFP4 variant, a checkpoint of random weights,
+        shared by all variants that read its format.
         """
         if not self.shape:
             return self.model
@@ -60,7 +60,7 @@ class Variant:
         return str(write_checkpoint(folder / f"{self.model}-{format.name}", config, format))
 
     def engine_args(self) -> dict[str, Any]:
-        """Arguments of the engine for this variant, but for the model."""
+        """Arguments of the engine for this variant, except the model."""
         args: dict[str, Any] = {"quantization": self.method}
         return args | ({"load_format": "dummy"} if self.dummy else {})
 
@@ -108,7 +108,7 @@ def _resolved(model: str) -> str:
 
 
 def _check_checkpoint(variant: Variant) -> None:
-    """Check that a local checkpoint is quantised as the variant needs it."""
+    """Check that a local checkpoint has the variant's quantisation."""
     folder = Path(variant.model)
     if variant.shape or not folder.is_dir():
         return

@@ -1,4 +1,4 @@
-"""``python -m examples.throughput.worker JOB PROGRESS``: one engine, its cases, its times."""
+"""``python -m examples.throughput.worker JOB PROGRESS``: process that times one engine."""
 
 import random
 import sys
@@ -11,7 +11,7 @@ from examples.throughput.job import Job, Progress
 
 
 def prompts(case: Case, vocabulary: int, seed: int) -> list[list[int]]:
-    """Random token ids, the same for every variant; no two prompts are alike."""
+    """Random token ids, the same for every variant; all prompts differ."""
     numbers = random.Random(f"{seed} {case.name}")
     # Low ids are special tokens in many vocabularies.
     low = min(100, vocabulary // 2)
@@ -22,10 +22,10 @@ def prompts(case: Case, vocabulary: int, seed: int) -> list[list[int]]:
 
 
 def generate(llm: Any, case: Case, ids: list[list[int]]) -> float:
-    """Seconds that the batch takes.
+    """Seconds of generating the batch.
 
     Raises:
-        RuntimeError: an output is not as long as was asked for.
+        RuntimeError: an output does not have the requested length.
     """
     from vllm import SamplingParams
 
@@ -46,7 +46,7 @@ def generate(llm: Any, case: Case, ids: list[list[int]]) -> float:
 
 
 def run(job: Job, file: Path) -> None:
-    """Start the engine and measure every case; ``file`` tells how far it is."""
+    """Start the engine and measure every case; ``file`` receives the progress."""
     progress = Progress(state="starting the engine", total=len(job.cases) * (1 + job.repeats))
     progress.write(file)
     try:
@@ -67,7 +67,7 @@ def run(job: Job, file: Path) -> None:
                 )
                 progress.write(file)
                 seconds = generate(llm, case, ids)
-                if repeat:  # the first compiles, captures and tunes
+                if repeat:  # the first repeat compiles, captures and tunes
                     times.append(seconds)
                 progress.done += 1
         progress.state, progress.finished = "done", True

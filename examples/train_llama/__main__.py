@@ -1,4 +1,4 @@
-"""``python -m examples.train_llama``: a Llama worth quantising, trained on this machine."""
+"""``python -m examples.train_llama``: a Llama large enough to quantise, trained on this machine."""
 
 import os
 import shutil
@@ -45,8 +45,8 @@ def train_llama(
 ) -> None:
     """Train a Llama on the Python sources of this machine and write it in BF16.
 
-    Beside it come text to calibrate and text to measure on, both from files of their own: what the
-    quantising tool and the examples that measure need.
+    Texts for calibration and for measurement are written beside the model, from separate files: the
+    inputs of the quantising tool and of the examples that measure.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, below

@@ -1,4 +1,4 @@
-"""Quality of a checkpoint's predictions on text it was not trained on."""
+"""Quality of a checkpoint's predictions on held-out text."""
 
 from pathlib import Path
 
@@ -16,16 +16,16 @@ WINDOWS_AT_ONCE = 8
 def held_out_perplexity(
     checkpoint: Path, tokens: np.ndarray, length: int, device: str
 ) -> tuple[float, int]:
-    """Perplexity of a checkpoint in the dtype it is stored in.
+    """Perplexity of a checkpoint in its stored dtype.
 
     Args:
         checkpoint: folder to load from.
         tokens: held-out ids, ``(tokens,)``.
-        length: tokens in a window; up to ``WINDOWS`` of them are spread over the text.
-        device: where to run.
+        length: tokens in a window; up to ``WINDOWS`` windows are spread over the text.
+        device: device of the model.
 
     Returns:
-        The perplexity, and over how many tokens.
+        The perplexity, and its number of tokens.
 
     Raises:
         ValueError: there is less than one window.

@@ -1,4 +1,4 @@
-"""One training run: text, tokenizer, model, and the files they become."""
+"""One training run: text, tokenizer, model, and the written files."""
 
 import json
 import time
@@ -42,8 +42,8 @@ def run(
     Args:
         out: folder that gets ``bf16/``, ``calibration.txt``, ``held_out.txt``, ``training.json``.
         roots: folders of Python sources.
-        characters: of all text at most.
-        vocabulary: ids of the tokenizer.
+        characters: maximum of all text.
+        vocabulary: number of ids of the tokenizer.
         settings: sizes, budget, device and rates.
 
     Returns:

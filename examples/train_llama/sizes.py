@@ -1,4 +1,4 @@
-"""The sizes of models that can be trained, each with the text and the rates that suit it."""
+"""The sizes of models that can be trained, each with a suitable amount of text and rates."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +9,9 @@ class Size:
     """One size.
 
     Attributes:
-        vocabulary: ids of the tokenizer.
-        characters: of the text to read at most.
-        settings: of ``TrainSettings``.
+        vocabulary: number of ids of the tokenizer.
+        characters: maximum of text to read.
+        settings: arguments of ``TrainSettings``.
     """
 
     vocabulary: int
@@ -20,9 +20,9 @@ class Size:
 
 
 def _size(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int) -> dict[str, Any]:
-    """Settings for a GPU: 32,768 tokens a step; by estimate 250m needs 70 GB with them.
+    """Settings for a GPU: 32,768 tokens a step; the 250m model needs an estimated 70 GB.
 
-    All K are multiples of 64, halves of them too, as NVFP4 and two ranks want them.
+    All K, and their halves, are multiples of 64, as NVFP4 with two ranks requires.
     """
     return {
         "hidden": hidden,

@@ -1,4 +1,4 @@
-"""A functional Blackwell, and Hopper: compiled PTX, run on the CPU and watched while it runs."""
+"""Functional emulator of Blackwell and Hopper: compiled PTX, run on the CPU with checks."""
 
 from tests.emulator.findings import EmulatorError
 from tests.emulator.machine.gpu import Gpu

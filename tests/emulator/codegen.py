@@ -1,9 +1,10 @@
 """PTX -> one Python generator function per kernel and block shape.
 
-Each basic block becomes a branch of a dispatch tree; registers are local variables, uniform ones
-plain integers, the others 32-lane arrays that are never modified in place. The generator yields
-where the warp waits or may lose its turn. Where lanes part, ``m`` masks those that run and
-``stack`` holds the others with the block at which they meet again (their immediate post-dominator).
+Each basic block becomes a branch of a dispatch tree; registers are local variables: uniform
+registers are plain integers, the others 32-lane arrays that are never modified in place. The
+generator yields where the warp waits or may be preempted. Where lanes diverge, ``m`` masks the
+running lanes and ``stack`` holds the other lanes with the block at which the lanes reconverge (the
+immediate post-dominator).
 """
 
 import linecache
@@ -66,14 +67,14 @@ class Program:
     """A kernel ready to run with one block shape.
 
     Attributes:
-        kernel: as parsed.
-        granule: bytes per shadow entry its narrowest accesses allow.
-        block_count: basic blocks.
+        kernel: parsed kernel.
+        granule: bytes per shadow entry; set by the kernel's narrowest access.
+        block_count: number of basic blocks.
         block_families: per block, instruction family -> count.
-        lints: mistakes seen without running.
+        lints: mistakes found statically.
         tuples: registers that wgmma uses asynchronously.
-        shared_arrays: what lies in shared memory, by offset: static symbols, then dynamic arrays.
-        guard_bytes: by which guards behind those make shared memory larger.
+        shared_arrays: layout of shared memory by offset: static symbols, then dynamic arrays.
+        guard_bytes: bytes that the guards behind the arrays add to shared memory.
         text: the generated Python.
     """
 
@@ -183,7 +184,7 @@ class Program:
         return granules_between(self.shared_arrays, self.granule)
 
     def static_shared(self, dynamic: int) -> int:
-        """Bytes of shared memory of a CTA with ``dynamic`` bytes asked for at launch."""
+        """Bytes of shared memory per CTA, for ``dynamic`` bytes requested at launch."""
         if self._dynamic is None:
             return self._static_bytes + dynamic
         return self.shared_offsets[self._dynamic.name] + dynamic
@@ -211,7 +212,7 @@ class Program:
 
 
 def family_of(instruction: Instruction) -> str:
-    """``ld.shared``, ``tcgen05.mma``, ``fma`` ...: the name instructions are counted under."""
+    """Family under which an instruction is counted: ``ld.shared``, ``tcgen05.mma``, ``fma`` ..."""
     parts = instruction.parts
     if parts[0] in ("tcgen05", "mbarrier", "fence", "barrier", "clusterlaunchcontrol", "wgmma"):
         return ".".join(parts[:2])
@@ -234,7 +235,7 @@ def _is_narrow(instruction: Instruction) -> bool:
 
 
 class Emitter:
-    """Writes the generated function; instruction families add their lines through it."""
+    """Writer of the generated function; the instruction families append lines through it."""
 
     def __init__(self, program: Program) -> None:
         from tests.emulator.instructions import FAMILIES, RUNTIME
@@ -252,9 +253,9 @@ class Emitter:
         self._line = 0
         self._names = 0
         self._constants: dict[object, str] = {}
-        self.block = -1  # the current one's number
-        self.masked = False  # whether it runs under ``m``
-        self.guard = ""  # lanes that run the current instruction beyond ``m``, a variable's name
+        self.block = -1  # number of the current block
+        self.masked = False  # whether the current block runs under ``m``
+        self.guard = ""  # variable with the lanes of the current instruction, if fewer than ``m``
         self.specials: set[str] = set()
 
     # Writing
@@ -292,7 +293,7 @@ class Emitter:
 
     @property
     def mask(self) -> str:
-        """Expression of the lanes that run the current instruction; "None" for all."""
+        """Expression of the mask of lanes that run the current instruction; "None" for all."""
         if self.guard:
             return self.guard
         return "m" if self.masked else "None"
@@ -319,7 +320,7 @@ class Emitter:
     def value(self, operand: Operand, kind: str) -> str:
         """Expression of ``operand`` as PTX type ``kind``: an array, or a Python scalar if uniform.
 
-        A uniform integer is unsigned for every kind but ``s..``; a uniform float becomes a numpy
+        A uniform integer is unsigned for every kind except ``s..``; a uniform float becomes a numpy
         scalar.
         """
         if isinstance(operand, Not):
@@ -400,7 +401,7 @@ class Emitter:
         return f"np.full(32, {value}, {self.dtype(code_of(kind))})"
 
     def address_of(self, symbol: Symbol) -> str:
-        """Expression of a variable's or parameter's address in its own state space."""
+        """Expression of the address of a variable or parameter in its state space."""
         program, name = self.program, symbol.name
         if name in program.shared_offsets:
             return f"(shared_base + {program.shared_offsets[name] + symbol.offset})"
@@ -434,7 +435,7 @@ class Emitter:
     # Results
 
     def assign(self, operand: Operand, expression: str, kind: str, uniform: bool = False) -> None:
-        """Writes a result of PTX type ``kind``: 32 lanes, or one scalar where ``uniform``."""
+        """Emit the write of a result of PTX type ``kind``: 32 lanes, or a scalar if ``uniform``."""
         if isinstance(operand, Sink):
             self.write(expression)
             return
@@ -453,7 +454,8 @@ class Emitter:
             if code[1:] == form.code[1:]:
                 expression = f"({expression}).view({self.dtype(form.code)})"
             else:
-                # A result narrower than its register is extended, by its sign if it has one.
+                # A result narrower than its register is sign-extended if signed, else
+                # zero-extended.
                 if code[0] == "f":
                     expression, code = f"({expression}).view({self.dtype('u' + code[1:])})", "u"
                 wide = ("i" if code[0] == "i" else "u") + form.code[1:]
@@ -495,7 +497,7 @@ class Emitter:
         return "\n".join(lines) + "\n"
 
     def _undefined(self) -> list[Storage]:
-        """Registers that no instruction writes: compilers name them for values nobody wants."""
+        """Registers that no instruction writes: compilers use such registers for unused values."""
         defined = {name for i in self.kernel.body for name in written(i)}
         used = {name for i in self.kernel.body for name in read(i)}
         return [self.storage(n) for n in sorted(used - defined) if n in self.program.storage]
@@ -577,7 +579,7 @@ class Emitter:
         self.guard = ""
 
     def _run(self, family: "Emit", instruction: Instruction) -> None:
-        """An instruction's lines, after those that watch registers wgmma may be using."""
+        """Emit an instruction, preceded by the checks of registers that wgmma may be using."""
         if self.program.tuples.of and instruction.parts[0] != "wgmma":
             touched = tuple(self.program.tuples.touched(instruction))
             if touched:

@@ -1,9 +1,9 @@
-"""Findings of the emulator: one exception class per mistake, each naming where it was made.
+"""Findings of the emulator: one exception class per kind of mistake, each naming its place.
 
-Everything a kernel can do wrong is an :class:`EmulatorError`. The parts of the machine raise it
-with the fact alone; the warp that was executing adds where (:meth:`EmulatorError.at`), so that
-every report names the PTX line, the warp, the CTA and, where the PTX has ``.loc`` lines, the
-kernel's source line.
+Every mistake of a kernel is an :class:`EmulatorError`. The parts of the machine raise the error
+with the fact alone; the executing warp adds the place (:meth:`EmulatorError.at`), so that every
+report names the PTX line, the warp, the CTA and, where the PTX has ``.loc`` lines, the kernel's
+source line.
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ class Where:
     Attributes:
         kernel: entry name.
         line: 1-based line of the PTX text.
-        text: that line.
-        source: ``file:line`` of the kernel's own source, empty where the PTX does not say.
+        text: text of the line.
+        source: ``file:line`` of the kernel's source, empty where the PTX does not say.
         cta: block index (x, y, z) in the grid, or None before any CTA runs.
         warp: warp index in its CTA, or None.
     """
@@ -36,10 +36,10 @@ class Where:
 
 
 class EmulatorError(Exception):
-    """A kernel did what hardware would not forgive, or asks for what the emulator does not know.
+    """A mistake of the kernel, or a feature that the emulator does not model.
 
     Attributes:
-        fact: what is wrong, without the place.
+        fact: the mistake, without the place.
         where: the place, once known.
     """
 
@@ -49,7 +49,7 @@ class EmulatorError(Exception):
         self.where = where
 
     def at(self, where: Where) -> "EmulatorError":
-        """This error with the place it was raised from, unless it has one already."""
+        """This error, with the place of the raising instruction unless a place is set already."""
         if self.where is None:
             self.where = where
         return self
@@ -59,7 +59,7 @@ class EmulatorError(Exception):
 
 
 class UnknownInstruction(EmulatorError):
-    """An instruction, or a form of one, that the emulator does not model."""
+    """An instruction, or a form of an instruction, that the emulator does not model."""
 
 
 class IllegalInstruction(EmulatorError):
@@ -67,7 +67,7 @@ class IllegalInstruction(EmulatorError):
 
 
 class PtxSyntaxError(EmulatorError):
-    """Text that is not PTX as this parser reads it."""
+    """Text that the parser cannot read as PTX."""
 
 
 class LaunchError(EmulatorError):
@@ -79,23 +79,23 @@ class CooperativeLaunchTooLarge(LaunchError):
 
 
 class OutOfBounds(EmulatorError):
-    """An access outside of every allocation, or across the end of one."""
+    """An access outside of every allocation, or across the end of an allocation."""
 
 
 class ArrayOverrun(OutOfBounds):
-    """An access between the arrays of shared memory: one of them ends before it does."""
+    """An access that runs past the end of one array of shared memory into the next."""
 
 
 class Misaligned(EmulatorError):
-    """An address that is not a multiple of what the access needs."""
+    """An address that is not a multiple of the required alignment."""
 
 
 class UninitialisedRead(EmulatorError):
-    """A read of shared, tensor, local or global memory that nothing has written."""
+    """A read of uninitialised shared, tensor, local or global memory."""
 
 
 class DataRace(EmulatorError):
-    """Two accesses to the same bytes, one of them a write, that nothing orders."""
+    """Two unordered accesses to the same bytes, at least one of them a write."""
 
 
 class MissingProxyFence(DataRace):
@@ -103,15 +103,15 @@ class MissingProxyFence(DataRace):
 
 
 class MissingTensorFence(DataRace):
-    """A barrier orders two tensor-memory accesses, without the tcgen05.fence that takes."""
+    """Two tensor-memory accesses ordered by a barrier, but without the required tcgen05.fence."""
 
 
 class MissingDependencyWait(DataRace):
-    """A launch touches what one that it may overlap has touched: griddepcontrol.wait is missing."""
+    """Access to data of an overlapping launch without griddepcontrol.wait."""
 
 
 class NarrowScope(DataRace):
-    """A release and an acquire order two accesses, but one's scope leaves out the other's CTA."""
+    """Two accesses ordered by a release and an acquire, one with a scope that excludes a CTA."""
 
 
 class UnwaitedLoad(EmulatorError):
@@ -123,35 +123,35 @@ class UnwaitedMma(EmulatorError):
 
 
 class MissingRegisterFence(EmulatorError):
-    """A wgmma takes registers that other instructions have used since the last wgmma.fence."""
+    """Use of registers by a wgmma, without wgmma.fence since another instruction's access."""
 
 
 class UnstartedPeer(EmulatorError):
-    """A CTA of the cluster is touched, or is needed, before anything shows that it has started."""
+    """Access to a peer CTA that may not have started."""
 
 
 class ExitedPeer(EmulatorError):
-    """A CTA's memory is touched after it has exited, or before with nothing to order the two."""
+    """Access to the memory of a CTA that has exited, or may exit before the access."""
 
 
 class LaneReach(EmulatorError):
-    """A warp's tcgen05.ld or .st names lanes of another warp's quarter of tensor memory."""
+    """A tcgen05.ld or .st that names lanes outside the warp's quarter of tensor memory."""
 
 
 class RegisterBudget(EmulatorError):
-    """setmaxnreg that not all warps of a warpgroup execute, or that asks for too many registers."""
+    """setmaxnreg that not all warps of a warpgroup execute, or that requests too many registers."""
 
 
 class UnfinishedStore(EmulatorError):
-    """A CTA exits while bulk stores may still read its shared memory."""
+    """Exit of a CTA whose bulk stores may still read its shared memory."""
 
 
 class Deadlock(EmulatorError):
-    """No warp can go on and nothing is in flight."""
+    """Deadlock: no warp can proceed and no asynchronous work is in flight."""
 
 
 class Livelock(EmulatorError):
-    """Warps spin, and nothing that could end their spinning is left."""
+    """Warps that spin, with no pending work that could end their spinning."""
 
 
 class BarrierMisuse(EmulatorError):
@@ -159,7 +159,7 @@ class BarrierMisuse(EmulatorError):
 
 
 class ParityAliasing(BarrierMisuse):
-    """A wait for a parity of an mbarrier that may be the one of two phases before or after."""
+    """Wait on an mbarrier parity that may match a phase two before or after the intended phase."""
 
 
 class TensorMemoryMisuse(EmulatorError):
@@ -169,9 +169,9 @@ class TensorMemoryMisuse(EmulatorError):
 class DivergentExecution(EmulatorError):
     """An ``.aligned`` or warp-wide instruction that not all lanes of the warp reached together.
 
-    Of wgmma: that not all warps of the warpgroup execute alike.
+    For wgmma: not all warps of the warpgroup execute the same instruction.
     """
 
 
 class KernelAssertion(EmulatorError):
-    """The kernel itself gave up: trap or a failed device assertion."""
+    """Abort by the kernel itself: trap or a failed device assertion."""

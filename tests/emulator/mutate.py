@@ -1,9 +1,9 @@
-"""Breaking the synchronisation of a kernel that works, one instruction at a time.
+"""Breaking the synchronisation of a correct kernel, one instruction at a time.
 
     python -m tests.emulator.mutate [--kernel NAME] [--out tests/emulator/MUTATIONS.md]
 
-A mutation that runs through every schedule unnoticed is a gap of the emulator, unless the
-instruction was redundant: then the table says why.
+A mutant that survives every schedule is a gap of the emulator, unless the instruction was
+redundant: then the table gives the reason.
 """
 
 import time
@@ -20,35 +20,35 @@ from tests.emulator.mutations import Mutation, mutations
 
 
 class Subject(Protocol):
-    """A kernel that works.
+    """A correct kernel.
 
     Attributes:
-        name: in the table.
-        text: its PTX.
+        name: name in the table.
+        text: PTX of the kernel.
     """
 
     name: str
     text: str
 
     def run(self, text: str, schedule: Schedule) -> bool:
-        """Launches ``text`` in the kernel's place; whether the result is right."""
+        """Launch ``text`` in place of the kernel; returns whether the result is right."""
 
     def reason(self, mutation: Mutation) -> str:
-        """Why it need not be caught, or nothing."""
+        """Reason why the mutant need not be caught, or ""."""
 
 
 MISSED = ""
 
 
 def _place(mutation: Mutation) -> str:
-    """Place for the table. Waits come from one function: only their own lines tell them apart."""
+    """Place for the table. Waits share one source function: only the PTX line tells them apart."""
     if mutation.source and "_wait" not in mutation.instruction:
         return f"source {mutation.source}"
     return f"PTX {mutation.line}"
 
 
 def outcome(subject: Subject, text: str, schedule: Schedule) -> str:
-    """The finding's name, "wrong numbers", or ``MISSED``."""
+    """Name of the finding, "wrong numbers", or ``MISSED``."""
     try:
         return MISSED if subject.run(text, schedule) else "wrong numbers"
     except EmulatorError as finding:
@@ -71,10 +71,10 @@ def first_catch(
 
 @dataclass
 class Row:
-    """Mutations alike: of instructions on one source line, or written alike.
+    """Similar mutants: of instructions on one source line, or with the same text.
 
     Attributes:
-        cases: each with its outcomes by schedule.
+        cases: each mutant with its outcomes by schedule.
     """
 
     subject: Subject
@@ -103,7 +103,7 @@ class Row:
 
 
 def rows(subject: Subject, schedules: Sequence[Schedule] = STANDARD) -> Iterator[Row]:
-    """Runs every mutation of a kernel."""
+    """Run every mutant of a kernel."""
     for schedule in schedules:
         unchanged = outcome(subject, subject.text, schedule)
         if unchanged != MISSED:
@@ -132,8 +132,8 @@ def main(
     kernel: Annotated[str, typer.Option(help="only the kernel of this name")] = "",
     out: Annotated[Path | None, typer.Option(help="file to write the table to")] = None,
 ) -> None:
-    """Prints the table."""
-    from tests.test_emulator.kernels.subjects import subjects  # this one needs CuTe
+    """Print the table."""
+    from tests.test_emulator.kernels.subjects import subjects  # this import needs CuTe
 
     lines = [_HEADER]
     print(_HEADER)

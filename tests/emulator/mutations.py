@@ -1,4 +1,4 @@
-"""Changes of synchronising instructions, one at a time, in the text of a PTX kernel."""
+"""Mutants of a PTX kernel: single changes of synchronising instructions."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -13,11 +13,11 @@ class Mutation:
     """One change of one instruction.
 
     Attributes:
-        line: 1-based, in the PTX.
-        source: line of the kernel's own source, 0 where the PTX does not say.
-        instruction: as it was.
-        change: in words.
-        text: the whole PTX with the change; its lines keep their numbers.
+        line: 1-based PTX line.
+        source: line of the kernel's source, 0 where the PTX does not say.
+        instruction: the original instruction.
+        change: description of the change.
+        text: the whole PTX with the change; line numbers stay the same.
     """
 
     line: int
@@ -29,7 +29,7 @@ class Mutation:
 
 @dataclass(frozen=True)
 class Statement:
-    """An instruction's line, taken apart."""
+    """An instruction's line, split into its parts."""
 
     guard: str
     opcode: str
@@ -39,12 +39,12 @@ class Statement:
         return f"{self.opcode} {', '.join(self.operands)}".strip()
 
     def line(self, opcode: str = "", **changed: str) -> str:
-        """The statement with another opcode, or operands replaced by number: ``_1="%r2"``."""
+        """The line with another opcode, or with operands replaced by number: ``_1="%r2"``."""
         operands = [changed.get(f"_{n}", old) for n, old in enumerate(self.operands)]
         return f"{self.guard}{opcode or self.opcode} {', '.join(operands)};"
 
     def with_register(self, kind: str, make: str, number: int) -> str:
-        """The statement with operand ``number`` made by ``make``: "add.u32 {}, 1" of it."""
+        """The line with operand ``number`` computed by ``make``, such as "add.u32 {}, 1"."""
         old = self.operands[number]
         name, rest = make.split(" ", 1)
         return (
@@ -108,7 +108,7 @@ def _wait(s: Statement) -> list[Change]:
 
 
 def _narrowed(s: Statement) -> list[Change]:
-    """A scope of the cluster that becomes the CTA's."""
+    """A cluster scope narrowed to the CTA."""
     narrow = re.sub(r"\.(acquire|release)\.cluster\b(?!:)", r".\1.cta", s.opcode)
     return [] if narrow == s.opcode else [("for its CTA alone", s.line(narrow))]
 
@@ -198,7 +198,7 @@ def _rank(s: Statement) -> list[Change]:
     return [("the next CTA", s.with_register("b32", "add.u32 {}, 1", 2))]
 
 
-# The first that matches an opcode.
+# The first pattern that matches an opcode applies.
 _RULES: tuple[tuple[str, Rule], ...] = (
     (r"mbarrier\.init", _init),
     (r"mbarrier\.(arrive|complete_tx|expect_tx)", _arrive),
@@ -232,7 +232,7 @@ def mutations(text: str, only: str = "") -> Iterator[Mutation]:
 
     Args:
         text: PTX.
-        only: how the opcodes begin that are changed; all if empty.
+        only: prefixes of the opcodes to change; all opcodes if empty.
     """
     lines = text.splitlines()
     source = 0

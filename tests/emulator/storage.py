@@ -24,10 +24,10 @@ CODES = {
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """One register's form.
+    """Representation of one register.
 
     Attributes:
-        name: of the Python variable.
+        name: name of the Python variable.
         bits: width; 1 for a predicate.
         code: numpy type code of its 32 lanes, or "" for one Python int or bool for the whole warp.
     """
@@ -60,7 +60,7 @@ def _float_votes(body: list[Instruction]) -> dict[str, int]:
 
 
 def assign_storage(kernel: Kernel, uniformity: Uniformity) -> dict[str, Storage]:
-    """Chooses the form of every register of ``kernel``."""
+    """Choose the form of every register of ``kernel``."""
     votes = _float_votes(kernel.body)
     forms = {}
     for number, (name, kind) in enumerate(kernel.registers.items()):

@@ -1,4 +1,4 @@
-"""Windows of generic addresses, above the host's: shared, local memory, parameters."""
+"""Windows of generic addresses, above the host's addresses: shared, local memory, parameters."""
 
 WINDOW_SHIFT = 60
 LOCAL_WINDOW = 5 << WINDOW_SHIFT

@@ -11,7 +11,7 @@ from tests.fuzz.run import EMULATED, OPS, run_seeds
 
 @dataclass(frozen=True)
 class Options:
-    """What is asked for, and how to ask for the same with other seeds."""
+    """Options of a run, and the command that repeats the run with other seeds."""
 
     first: int
     seeds: int
@@ -39,7 +39,7 @@ class Options:
 
 
 def main(given: Sequence[str], begins: Callable[[int], object] = lambda seed: None) -> int:
-    """Run what is asked for; the status is 1 with findings."""
+    """Run the requested seeds; the status is 1 with findings."""
     asked = Options.of(given)
     table = run_seeds(
         asked.first, asked.seeds, asked.minutes, asked.ops, asked.emulated, asked.again,

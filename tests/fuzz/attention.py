@@ -1,4 +1,4 @@
-"""Attention: dense and ragged, paged, to NVFP4, and to the keys on a list."""
+"""Attention: dense and ragged, paged, with NVFP4 output, and sparse over top-k indices."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ from tests.test_kernels import oracle
 from tests.test_kernels.attention.attention_sm100 import E4M3_HALF_ULP, EXP2_ERROR
 from tests.test_kernels.oracle import Float64, float64
 
-Row = tuple[tuple[int, ...], Float64, Float64, Float64]  # its index, q, keys and values it sees
+Row = tuple[tuple[int, ...], Float64, Float64, Float64]  # index, q, and the visible keys and values
 
 
 def check_rows(
@@ -37,10 +37,10 @@ def check_rows(
     rows: Iterator[Row],
     kernel: bool = False,
 ) -> None:
-    """Softmax in float64, one query after the other, against ``out`` and ``lse``, if any.
+    """Check ``out`` and ``lse``, if any, against a float64 softmax, one query after the other.
 
-    The sm_100 kernel rounds weights to 16 bits, and with an E4M3 cache queries, with a scale for
-    each, and weights to E4M3, whose exponentials are coarser. Weights far below the largest are
+    The sm_100 kernel rounds weights to 16 bits; with an E4M3 cache it rounds queries, with a scale
+    for each, and weights to E4M3, whose exponentials are coarser. Weights far below the largest are
     subnormal there, or zero.
     """
     fp8 = kernel and given.get("k_scale") is not None
@@ -78,12 +78,12 @@ def check_rows(
             lost = least * np.abs(v).sum(0) + SMALLEST
             scale_of_values = given.get("v_scale")
             if scale_of_values is not None and not bool(scale_of_values.isfinite()):
-                value = value * float(scale_of_values)  # 0 times it, where no key is seen
+                value = value * float(scale_of_values)  # 0 times the scale if no key is visible
             near(f"out{at}", out[index][head], value, (2 * off + weight + 1e-5) * spread + lost)
 
 
 def in_e4m3(q: Float64) -> Float64:
-    """Queries as the kernel rounds them, with a scale per row."""
+    """Queries rounded as in the kernel, with a scale per row."""
     x = q.astype(np.float32)
     largest = np.abs(x).max(-1, keepdims=True)
     scale = np.where(largest > 0, largest * np.float32(1 / 448), np.float32(1))
@@ -114,7 +114,7 @@ def check_attention(given: Given, result: Any, after: Given, kernel: bool = Fals
 
 
 def seen_keys(given: Given, position: int, keys: int) -> tuple[int, int]:
-    """The first key that a query at ``position`` sees, and the one after the last."""
+    """Range of the keys visible to a query at ``position``: first key, and end (exclusive)."""
     end = min(keys, position + 1) if given.get("causal", True) else keys
     window = given.get("window")
     begin = 0 if window is None else max(0, position - window + 1)
@@ -122,7 +122,7 @@ def seen_keys(given: Given, position: int, keys: int) -> tuple[int, int]:
 
 
 def stored(given: Given, sequence: int, positions: Sequence[int]) -> tuple[Float64, Float64]:
-    """Keys and values at positions of a sequence, ``(n, Hkv, D)``, as the cache holds them."""
+    """Keys and values at positions of a sequence, ``(n, Hkv, D)``, as stored in the cache."""
     cache = given["kv_cache"]
     dim, size = cache.shape[-1] // 2, cache.shape[2]
     table = given["block_table"][sequence]
@@ -140,7 +140,7 @@ def stored(given: Given, sequence: int, positions: Sequence[int]) -> tuple[Float
 
 
 def paged_rows(given: Given) -> Iterator[Row]:
-    """Rows of all sequences but those with a NaN among their keys, which ops say nothing of."""
+    """Rows of all sequences, except sequences with a NaN among their keys (undefined results)."""
     ends = given["query_start"].tolist()
     for b, keys in enumerate(given["seq_lens"].tolist()):
         if ends[b] == ends[b + 1]:
@@ -162,7 +162,7 @@ def sparse_rows(given: Given) -> Iterator[Row]:
 
 
 def check_memory(given: Given, out: Any, after: Given) -> None:
-    """What was given to be written was written, and counters are zero again."""
+    """Check that output buffers were written, and that counters are zero again."""
     if after.get("out") is not None:
         memory = after["out"][0] if isinstance(after["out"], tuple) else after["out"]
         require(out.data_ptr() == memory.data_ptr(), "out: is not what was given")
@@ -181,7 +181,7 @@ def check_sparse(given: Given, result: Any, after: Given, kernel: bool = False) 
 
 
 def check_paged_quantized(given: Given, result: Any, after: Given, kernel: bool = False) -> None:
-    """The bits that quantising ``paged_attention`` gives; other rows' scales stay as they were."""
+    """Check the bits: ``paged_attention``, then quantised; other rows' scales stay as they were."""
     data, scales, lse = result
     check_rows(given, None, lse, paged_rows(given), kernel)
     plain = {n: x for n, x in given.items() if n not in ("out", "input_scale", "first_row")}
@@ -191,7 +191,7 @@ def check_paged_quantized(given: Given, result: Any, after: Given, kernel: bool 
 
 
 def check_nvfp4_rows(given: Given, data: Tensor, scales: Tensor, values: Tensor) -> None:
-    """``values`` ``(T, H, D)`` in rows of an operand, those of all sequences."""
+    """Check ``values`` ``(T, H, D)`` of all sequences, quantised in rows of an operand."""
     rows, first = int(given["query_start"][-1]), given.get("first_row", 0)
     flat = float64(values[:rows].flatten(1))
     linear = from_blocked(scales, scales.shape[0] * 128, flat.shape[1] // 16)

@@ -1,4 +1,4 @@
-"""What attention is asked: heads, pages, lists and memory, and what of it has to be refused."""
+"""Draws for attention: heads, pages, lists, memory, and arguments that have to be refused."""
 
 import math
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from tests.fuzz.draw import BF16, E4M3, FP16, FP32, Draw
 from tests.fuzz.ops import Given
 
 INT32 = torch.int32
-NO_PAGE = 1 << 30  # nobody may look for it
-# Rows of a KV head that fill what the sm_100 kernel has for them, and one more: those that warps
-# which split the keys stage at once (8 with an E4M3 cache), those of a CTA of such warps, a tile.
+NO_PAGE = 1 << 30  # a page index that no access may use
+# Rows of a KV head that fill a unit of the sm_100 kernel, and one row more. The units: rows staged
+# at once by warps of a split (8 with an E4M3 cache), rows of a CTA of such warps, a tile.
 ROWS = 1, 8, 9, 16, 17, 32, 33, 128, 129
-SPLIT_KEYS = 1024  # so many at the most, and CTAs split them
+SPLIT_KEYS = 1024  # with this upper bound, CTAs split the keys
 
 
 def draw_heads(draw: Draw) -> tuple[int, int, int]:
-    """Heads of queries and of keys, and D."""
+    """Numbers of query heads and of KV heads, and D."""
     group = draw.one(1, 1, 2, 2, 4, 8, 9, 32, 33) if draw.gpu else draw.one(1, 2, 4)
     heads = draw.number(1, 3) if group < 8 else 1
     return group * heads, heads, 16 * draw.number(1, 16)
@@ -28,7 +28,7 @@ def draw_heads(draw: Draw) -> tuple[int, int, int]:
 def draw_queries(
     draw: Draw, count: int, group: int, short: int, most: int = max(ROWS)
 ) -> list[int]:
-    """Up to ``short`` queries each; on a GPU one sequence has ``ROWS``, of which ``most``."""
+    """Up to ``short`` queries each; on a GPU one sequence has up to ``most`` rows, of ``ROWS``."""
     queries = draw.lengths(count, 0, short)
     if draw.gpu and queries:
         rows = draw.one(*(n for n in ROWS if group <= n <= most or n == 1))
@@ -76,7 +76,7 @@ def draw_attention(draw: Draw) -> Given:
 
 @dataclass(frozen=True)
 class Pages:
-    """A paged cache, and which pages and slots its sequences have."""
+    """A paged cache, and the pages and slots of its sequences."""
 
     cache: Tensor
     table: Tensor
@@ -97,7 +97,7 @@ def draw_pages(
     size: int,
     most_keys: int = 0,
 ) -> Pages:
-    """Keys in shuffled pages, NaN where no key is; heads before tokens, or after, or of a layer.
+    """Keys in shuffled pages, NaN in empty slots; heads before or after tokens, or a layer view.
 
     The table has room for ``most_keys``.
     """
@@ -126,17 +126,17 @@ def draw_page_size(draw: Draw) -> int:
 
 
 def draw_most_keys(draw: Draw) -> int:
-    """Upper bound on the keys of a sequence, so that CTAs split them, or 0."""
+    """Upper bound on the keys of a sequence, large enough that CTAs split the keys, or 0."""
     return draw.one(0, SPLIT_KEYS, 2 * SPLIT_KEYS) if draw.gpu else 0
 
 
 def draw_longest(draw: Draw, short: int) -> int:
-    """Keys of the longest sequence: a GPU may have several tiles of them."""
+    """Keys of the longest sequence: several tiles of keys on a GPU."""
     return draw.one(short, 300) if draw.gpu else short
 
 
 def draw_memory(draw: Draw, counters: int, split: bool) -> Given:
-    """What an op of a paged cache takes beside its problem."""
+    """Arguments of an op of a paged cache, besides the problem."""
     given: Given = {}
     if draw.chance(0.6 if split else 0.2):
         given["counters"] = torch.zeros(counters + draw.one(0, 5), dtype=INT32)
@@ -152,7 +152,7 @@ def fits_nvfp4(q: Tensor) -> bool:
 
 
 def draw_nvfp4_rows(draw: Draw, q: Tensor) -> Given:
-    """Now and then, memory for the result as rows of a taller operand."""
+    """Rows of a taller operand as output memory, in some of the draws."""
     if not draw.chance(0.3):
         return {}
     (rows, heads, dim), first = q.shape, draw.one(0, 3, 130)
@@ -175,7 +175,7 @@ def refused(given: Given, kernel: bool) -> str | None:
 
 
 def refused_sparse(given: Given, kernel: bool) -> str | None:
-    """The same of lists, whose keys may be in pages of any size."""
+    """The same as ``refused`` for sparse attention, whose pages may have any size."""
     return None if not kernel or _in_steps(given, given["q"].shape[-1]) else "kv_cache"
 
 
@@ -227,7 +227,7 @@ def draw_sparse(draw: Draw) -> Given:
     for asked, there in zip(queries, keys, strict=True):
         for _ in range(asked):
             lens[row] = draw.number(0, width) if there else 0
-            listed = draw.rng.integers(0, max(1, there), int(lens[row]))  # some come twice
+            listed = draw.rng.integers(0, max(1, there), int(lens[row]))  # some indices repeat
             indices[row, : int(lens[row])] = torch.from_numpy(listed).to(INT32)
             row += 1
     given = {

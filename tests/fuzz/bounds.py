@@ -1,7 +1,7 @@
 """Bounds on results: from the least to the largest value that an op's rounding may leave.
 
-Every step that an op rounds keeps order, so that what it makes of a value between two others lies
-between what it makes of those. Where both are the same the result is known to the bit.
+Every rounding step of an op is monotonic, so that the result for a value between two others lies
+between the results of the two. Where both results are equal, the result is known to the bit.
 """
 
 import numpy as np
@@ -51,7 +51,7 @@ def near(name: str, found: Tensor, expected: Float64, error: Float64) -> None:
 
 
 def row_there(name: str, x: Tensor, index: int) -> Tensor:
-    """Row of a tensor that there is; what an op makes of any other is wrong."""
+    """Row ``index`` of a tensor; the op must refuse an index out of range."""
     require(0 <= index < len(x), f"{name}: {index} was accepted, {len(x)} are there")
     return x[index]
 
@@ -82,9 +82,9 @@ def quantized(
 ) -> None:
     """Require the NVFP4 terms of values between ``low`` and ``high``, ``(..., M, K)``.
 
-    The runtime quantiser of ``nvfp4.py``, every operation in float32; ``global_scale`` is ``()`` or
-    ``(..., M)``. Codes of a block whose scale is NaN may be anything. One array given as both, the
-    signs of zeros count too.
+    The formula is the runtime quantiser of ``nvfp4.py``, with every operation in float32;
+    ``global_scale`` is ``()`` or ``(..., M)``. Codes of a block whose scale is NaN may be anything.
+    If ``low`` and ``high`` are the same array, the signs of zeros count too.
     """
     *batch, rows, k = low.shape
     shape = (*batch, *((terms,) if terms > 1 else ()), rows, k // 2)
@@ -122,7 +122,7 @@ def quantized(
 def linear_scales(
     scales: Tensor, batch: list[int], rows: int, k: int, terms: int, written: bool = False
 ) -> Float64:
-    """Linear scales ``(..., [terms,] M, K/16)`` of blocked ones, padding zero if ``written``."""
+    """Linear scales ``(..., [terms,] M, K/16)`` of blocked scales; padding zero if ``written``."""
     columns = k // 16
     if terms == 1:
         linear = from_blocked(scales, rows, columns)

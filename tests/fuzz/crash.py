@@ -1,4 +1,4 @@
-"""A process that a crash does not take along."""
+"""Child process that isolates the fuzzer from crashes."""
 
 import mmap
 import os
@@ -12,9 +12,9 @@ SEED = struct.Struct("q")
 
 
 def guarded(work: Callable[[Callable[[int], None]], int], options: str = "") -> int:
-    """Do ``work`` in a child, and return its status; of a crash tell the seed.
+    """Run ``work`` in a child process and return its status; after a crash, report the seed.
 
-    ``work`` is given what to call with each seed as it begins.
+    ``work`` is given a function to call with each seed at its start.
     """
     shared = mmap.mmap(-1, SEED.size)
     child = os.fork()

@@ -1,4 +1,4 @@
-"""Arguments in a line."""
+"""Description of arguments in one line."""
 
 from collections.abc import Mapping
 from typing import Any

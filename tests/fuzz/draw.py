@@ -1,4 +1,4 @@
-"""What a seed draws: numbers, tensors of every size of value, and views with every stride."""
+"""Draws of a seed: numbers, tensors with values of every magnitude, and views with every stride."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -16,8 +16,8 @@ class Draw:
     """Random choices of one seed.
 
     Attributes:
-        rng: what they come from.
-        gpu: whether an sm_100 kernel is to take what is drawn: small, and aligned as it wants.
+        rng: source of the choices.
+        gpu: whether the draws are for an sm_100 kernel: small, and aligned as the kernel requires.
     """
 
     def __init__(self, rng: np.random.Generator, gpu: bool = False) -> None:
@@ -31,7 +31,7 @@ class Draw:
         return options[int(self.rng.integers(len(options)))]
 
     def number(self, low: int, high: int) -> int:
-        """From ``low`` to ``high``, both included; one in five is an end."""
+        """Number from ``low`` to ``high``, inclusive; one draw in five is an end of the range."""
         if self.chance(0.2):
             return self.one(low, high)
         return int(self.rng.integers(low, high + 1))
@@ -44,7 +44,7 @@ class Draw:
         return self.one((), (), (), (1,), (2,), (0,), (2, 1), (1, 3))
 
     def floats(self, shape: Sequence[int], dtype: torch.dtype, octaves: int = 6) -> Tensor:
-        """Normal values, rows of sizes that many octaves apart, some rows and elements zero."""
+        """Normal values; rows scaled by up to 2^±``octaves``, some rows and elements zero."""
         sizes = 2.0 ** self.rng.uniform(-octaves, octaves, (*shape[:-1], 1))
         values = self.rng.standard_normal(shape) * sizes
         if self.chance(0.3):
@@ -54,7 +54,7 @@ class Draw:
         return torch.from_numpy(np.asarray(values)).to(dtype)
 
     def extremes(self, x: Tensor) -> Tensor:
-        """The same with, now and then, an element of the largest, the least, NaN or infinity."""
+        """The same, with an occasional element at an end of the range, NaN or infinity."""
         if x.numel() and self.chance(0.2):
             info = torch.finfo(x.dtype)
             what = self.one(info.max, -info.max, info.tiny, info.tiny / 4, torch.nan, torch.inf)
@@ -62,7 +62,7 @@ class Draw:
         return x
 
     def scalar(self, usual: float) -> Tensor:
-        """A float32 scale, positive and finite; one in five from the ends of the range."""
+        """A float32 scale, positive and finite; one draw in five from the ends of the range."""
         if self.chance(0.2):
             return torch.tensor(self.one(2.0**-126, 1e-30, 1.0, 1e20, 3e38), dtype=FP32)
         return torch.tensor(usual * 2.0 ** self.rng.uniform(-4, 4), dtype=FP32)
@@ -73,10 +73,10 @@ class Draw:
     # --- strides ------------------------------------------------------------------------------
 
     def rows(self, x: Tensor) -> Tensor:
-        """The same values, now and then in rows of a wider tensor, the last stride 1."""
+        """The same values, occasionally in rows of a wider tensor, with last stride 1."""
         if x.ndim < 2 or not self.chance(0.4):
             return self.odd(x)
-        # 64 bytes keep rows where a GPU wants them.
+        # Row offsets of 64 bytes keep the alignment that a GPU kernel needs.
         step = 64 // x.element_size()
         apart = step * self.number(1, 2) if self.gpu else self.number(1, 40)
         before = step * self.number(0, 1) if self.gpu else self.number(0, apart)
@@ -86,14 +86,14 @@ class Draw:
         return self.odd(view)
 
     def heads(self, x: Tensor) -> Tensor:
-        """``(..., H, D)``, now and then among the heads of a wider projection."""
+        """``(..., H, D)``, occasionally among the heads of a wider projection."""
         if not self.chance(0.5):
             return self.odd(x)
         wider = torch.cat([x, x[..., :1, :], x], -2)
         return self.odd(wider[..., x.shape[-2] + 1 :, :])
 
     def strided(self, x: Tensor) -> Tensor:
-        """The same values with any strides, where an op takes them."""
+        """The same values with any strides that the op accepts."""
         if self.gpu or not x.ndim or not self.chance(0.4):
             return self.rows(x)
         if x.ndim > 1 and self.chance(0.5):
@@ -103,7 +103,7 @@ class Draw:
         return apart[..., ::2]
 
     def odd(self, x: Tensor) -> Tensor:
-        """Now and then with a stride that no index is multiplied by, where a size is 1."""
+        """The same tensor, occasionally with an arbitrary stride in a dimension of size 1."""
         if 1 not in x.shape[:-1] or not self.chance(0.5):
             return x
         strides = [

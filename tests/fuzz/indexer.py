@@ -1,4 +1,4 @@
-"""The indexer's ops: vectors, their paged cache, scores of keys, and the best of them."""
+"""The indexer's ops: vectors, their paged cache, scores of keys, and top-k."""
 
 from collections.abc import Callable
 from functools import partial
@@ -59,7 +59,7 @@ def _same_vectors(given: Given, data: Tensor, scales: Tensor | None, x: Tensor) 
     scale = given.get("global_scale")
     expected = quantize(given["fmt"], x.contiguous(), 1.0 if scale is None else float(scale))
     wide = float64(x)
-    known = np.isfinite(wide).all(-1)  # vectors with NaN or infinity show it, each in its own way
+    known = np.isfinite(wide).all(-1)  # NaN and infinity show differently by format
     require((expected.scales is None) == (scales is None), "scales: are there, or are not")
     parts = [(data, expected.data)] + ([] if scales is None else [(scales, expected.scales)])
     for found, right in parts:
@@ -106,7 +106,7 @@ def check_store_k(given: Given, result: Any, after: Given) -> None:
 
 
 def _key(given: Given, b: int, key: int, dim: int) -> tuple[Tensor, Tensor | None]:
-    """Data and scales of a key, as bytes lie in the cache."""
+    """Data and scales of a key, in the byte layout of the cache."""
     fmt, size = given["fmt"], given["block_size"]
     data_bytes, scale_bytes = KEY_BYTES[fmt](dim)
     number, at = int(given["block_table"][b, key // size]), key % size
@@ -120,7 +120,7 @@ def _key(given: Given, b: int, key: int, dim: int) -> tuple[Tensor, Tensor | Non
 
 
 def _filled(draw: Draw, fmt: str, make: Callable[..., Any], keys: list[int], dim: int) -> Given:
-    """A cache with keys in shuffled pages, and its table."""
+    """A cache with keys in shuffled pages, and its block table."""
     size = draw.one(16, 32) if draw.gpu else draw.number(1, 20)
     counts = [-(-n // size) for n in keys]
     order = draw.rng.permutation(sum(counts) + 2).tolist()
@@ -157,7 +157,7 @@ def check_gather_k(given: Given, result: Any, after: Given) -> None:
 
 
 def _sizes(draw: Draw) -> tuple[str, Callable[..., Any], int, int]:
-    """Format, values, heads and D; values whose sums are exact are half of all."""
+    """Format, values, heads and D; in half of the draws, values whose sums are exact."""
     heads = draw.one(8, 16) if draw.gpu else draw.number(1, 12)
     return draw.one(*FORMATS), draw.one(grid, any_values), heads, _dim(draw)
 
@@ -168,7 +168,7 @@ def _weights(draw: Draw, rows: int, heads: int) -> Tensor:
 
 def draw_contiguous(draw: Draw, chooses: bool) -> Given:
     fmt, make, heads, dim = _sizes(draw)
-    make = grid if chooses else make  # a choice is judged where scores are exact
+    make = grid if chooses else make  # top-k is judged where scores are exact
     tokens, keys = draw.number(0, 6), draw.number(0, 60)
     q, k = make(fmt, draw.rng, tokens, heads, dim), make(fmt, draw.rng, keys, dim)
     ks = draw.integers(0, keys + 1, (tokens,), INT32)
@@ -209,7 +209,7 @@ def _queries(given: Given) -> Float64:
 
 
 def _scored(q: Float64, k: Float64, weights: Float64) -> tuple[Float64, Float64]:
-    """Scores of keys, and what float32 sums in any order may be off by."""
+    """Scores of keys, and the error bound of float32 sums in any order."""
     products = np.maximum(q @ k.T, 0.0)
     sizes = np.abs(weights) @ (np.abs(q) @ np.abs(k).T)
     adds = q.shape[-1] + q.shape[0] + 8
@@ -217,7 +217,7 @@ def _scored(q: Float64, k: Float64, weights: Float64) -> tuple[Float64, Float64]
 
 
 def _rows(given: Given) -> list[tuple[Float64, Float64, int]]:
-    """For each query: scores of the keys it sees, their errors, and its first key."""
+    """For each query: scores of the visible keys, their errors, and the first key."""
     queries, weights = _queries(given), float64(given["weights"])
     if "context_lens" in given:
         lens, dim = given["context_lens"], queries.shape[-1]
@@ -233,7 +233,7 @@ def _rows(given: Given) -> list[tuple[Float64, Float64, int]]:
 
 def _paged_keys(given: Given, b: int, count: int, dim: int) -> Float64:
     if not count or count <= given.get("top_k", 0):
-        return np.zeros((count, dim))  # which nobody reads
+        return np.zeros((count, dim))  # never read
     parts = [_key(given, b, key, dim) for key in range(count)]
     return np.stack([
         dequantize(given["fmt"], data[None], None if scales is None else scales[None])[0]
@@ -249,7 +249,7 @@ def check_logits(given: Given, result: Any, after: Given) -> None:
 
 
 def check_score_topk(given: Given, result: Any, after: Given) -> None:
-    """The best keys, where scores are exact; elsewhere any that rounding may have preferred."""
+    """Check top-k keys: exact where scores are exact, elsewhere up to rounding."""
     indices, valid = result
     for row, (scores, errors, _) in enumerate(_rows(given)):
         top_k, found = given["top_k"], indices[row].tolist()

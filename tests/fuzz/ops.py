@@ -1,4 +1,4 @@
-"""What the fuzzer knows of an op: how to draw arguments, and how to judge what it made of them."""
+"""The fuzzer's interface of an op: how to draw its arguments, and how to judge its result."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ class Op:
     """An op of ``nvfp4_kernels``.
 
     Attributes:
-        draw: arguments from the domain that the op documents.
-        check: raises ``Wrong`` unless the formula explains the result. It is told the arguments as
-            they were before the call, the result, and the arguments as they are now, and knows
+        draw: draws arguments from the op's documented domain.
+        check: raises ``Wrong`` unless the formula explains the result. Its arguments are the op's
+            arguments before the call, the result, and the op's arguments after the call, and
             nothing else, so that it judges a call with any arguments.
         emulated: whether there is an sm_100 kernel that the fuzzer runs.
-        kernel_check: what judges its result, where a kernel rounds what the reference does not;
-            None: ``check``.
-        refused: names the argument that has to be refused of arguments that ``draw`` gives, None
-            if there is none; it is told whether the sm_100 kernel runs. None: of a reference
-            nothing, and of a kernel anything by name.
+        kernel_check: check of the kernel's result, where the kernel rounds a value that the
+            reference does not; None: ``check``.
+        refused: name of the argument that has to be refused among the drawn arguments, or None; the
+            second argument tells whether the sm_100 kernel runs. None: a reference may refuse
+            nothing, a kernel any argument by name.
     """
 
     draw: Callable[[Draw], Given]

@@ -1,4 +1,4 @@
-"""Products with NVFP4 weights: ``gemm``, ``gemv``, ``silu_mul_gemm``, and those that quantise."""
+"""Products with NVFP4 weights: ``gemm``, ``gemv``, ``silu_mul_gemm``, and quantising variants."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -16,14 +16,14 @@ from tests.fuzz.ops import Given, Op
 from tests.test_kernels import oracle
 from tests.test_kernels.oracle import Float64, float64, unpack
 
-Value = tuple[Float64, Float64]  # and what float32 may be off by
+Value = tuple[Float64, Float64]  # value, and its float32 error bound
 
 
 # --- drawing --------------------------------------------------------------------------------------
 
 
 def draw_operand(draw: Draw, *shape: int, terms: int = 1) -> tuple[Tensor, Tensor]:
-    """Data, and blocked scales with now and then zeros, the largest, or one NaN."""
+    """Data, and blocked scales with an occasional zero, largest value, or NaN."""
     stacked = shape if terms == 1 else (*shape[:-2], terms, *shape[-2:])
     data = draw.integers(0, 256, (*stacked[:-1], stacked[-1] // 2), torch.uint8)
     scales = 2.0 ** draw.rng.uniform(-6, 6, (*stacked[:-1], stacked[-1] // 16))
@@ -54,7 +54,7 @@ def draw_activation(draw: Draw, *shape: int, a16: bool, terms: int) -> tuple[Ten
 
 
 def draw_factors(draw: Draw, *shape: int) -> Tensor:
-    """Positive numbers, now and then one at an end of the range."""
+    """Positive numbers, occasionally at an end of the range."""
     factors = torch.from_numpy(draw.rng.uniform(1e-5, 1e-3, shape)).float()
     if factors.numel() and draw.chance(0.15):
         factors.view(-1)[0] = draw.one(0.0, 2.0**-126, 1e30)
@@ -62,7 +62,7 @@ def draw_factors(draw: Draw, *shape: int) -> Tensor:
 
 
 def _problem(draw: Draw, quantizes: bool, most_rows: int) -> tuple[Given, tuple[int, ...], Any]:
-    """What the products share: activation, row scale and terms; the sizes; how weights lie."""
+    """Common arguments of the products: activation, row scale and terms; sizes; weight layout."""
     batch, m = draw.batch(), draw.number(0, 3) if draw.chance(0.2) else draw.number(1, most_rows)
     if draw.gpu:
         batch = ()
@@ -117,7 +117,7 @@ def _outputs(draw: Draw, quantizes: bool) -> Given:
 
 
 def activation_values(a: Tensor, a_scales: Tensor | None, terms: int) -> Float64:
-    """The numbers that an activation stands for, without its global scale: ``(..., M, K)``."""
+    """Values of an activation without its global scale: ``(..., M, K)``."""
     if a_scales is None:
         return float64(a)
     *batch, rows, packed = a.shape
@@ -156,7 +156,8 @@ def product(
 ) -> Value:
     """``(A · Bᵀ) · factors · row_scale + bias``, with ``adds`` float32 additions in any order.
 
-    Exact but for the roundings: one for each addition, and three for the factors and the bias.
+    The value is exact; the error counts one rounding for each addition, and three for the factors
+    and the bias.
     """
     rows = 1.0 if row_scale is None else float64(row_scale)[..., None]
     added = 0.0 if bias is None else float64(bias)
@@ -168,7 +169,7 @@ def product(
 
 
 def activated(gate: Value, up: Value | None, activation: Activation | None) -> Value:
-    """Activation of values, and how far it carries their errors."""
+    """Activation of values, with the propagated errors."""
     if activation is None:
         return gate
     with np.errstate(all="ignore"):
@@ -187,8 +188,8 @@ def _activated(gate: Value, up: Value | None, activation: Activation) -> Value:
         bounded = limit * np.tanh(u / limit)
     out = activation.gated(torch.from_numpy(g), torch.from_numpy(u)).numpy()
     factor = np.abs(bounded + activation.beta)
-    # |f| is at most |g|, and so is what float32 makes of it; f's slope is at most 1.2, or with
-    # tanh's factor 1 + alpha / 4.
+    # |f| is at most |g|, also in float32; f's slope is at most 1.2, or with tanh's factor 1 + alpha
+    # / 4.
     slope = 1.2 + (abs(activation.alpha) / 4 if activation.name == "situ" else 0)
     f = np.abs(g) + g_error
     if limit is not None and activation.name == "swigluoai_uninterleave":

@@ -1,4 +1,4 @@
-"""One seed: draw, perhaps break, call, judge. And many: a table of what became of them."""
+"""One seed: draw, perhaps break, call, judge. Many seeds: a table of the outcomes."""
 
 import signal
 import time
@@ -33,20 +33,20 @@ WRONG_SHARE = 0.4
 
 
 class TooSlow(BaseException):
-    """A seed took longer than it may; no op may catch it."""
+    """Time limit of a seed exceeded; an exception that no op may catch."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a seed.
+    """Outcome of a seed.
 
     Attributes:
-        op: its name.
+        op: name of the op.
         outcome: ``"compared"``; ``"refused"``, by the name of the broken argument; ``"refused by
-            another"``, an argument that it no longer fits; ``"shapes alone"``, of a tensor without
-            a device, which torch asks for without calling the op; or ``"finding"``.
-        drawn: the arguments, and which one is broken.
-        finding: what went wrong.
+            another"``, by an argument that no longer fits; ``"shapes alone"``, for a tensor on the
+            meta device, where torch asks for shapes without calling the op; or ``"finding"``.
+        drawn: the arguments, and which of them is broken.
+        finding: description of the finding.
     """
 
     op: str
@@ -56,14 +56,14 @@ class Verdict:
 
 
 def run_seed(seed: int, ops: Sequence[str] = tuple(OPS), emulated: bool = False) -> Verdict:
-    """Run one seed; the op depends on ``ops``, what is drawn for it on the seed alone."""
+    """Run one seed; the op depends on ``ops``, the op's draws on the seed alone."""
     name = ops[int(np.random.default_rng([seed, 0]).integers(len(ops)))]
     draw = Draw(np.random.default_rng([seed, 1]), emulated)
     given = OPS[name].draw(draw)
     broken = None if emulated or not draw.chance(WRONG_SHARE) else break_one(draw, given)
     drawn = described(given) + (f"; broken: {broken}" if broken else "")
     try:
-        # Judges run within too, and with them the kernels that a fused one is made of.
+        # Judges run inside too, with the separate kernels that a fused kernel is compared with.
         limit = EMULATED_SECONDS if emulated else SECONDS
         with _limited(limit), _emulator(seed) if emulated else nullcontext():
             outcome = _judged(name, given, broken, emulated)
@@ -84,7 +84,7 @@ def _judged(name: str, given: Given, broken: str | None, emulated: bool) -> str:
         return _refused(error, name, broken)
     except Exception as error:
         raise Wrong(f"{type(error).__name__}: {error}") from error
-    if _on_no_device(given):  # torch asks the op for shapes alone, or it would have refused
+    if _on_no_device(given):  # meta tensors: torch asks for shapes alone, and the op cannot refuse
         return "shapes alone"
     if broken is None and op.refused is not None:
         refused = op.refused(before, emulated)
@@ -102,7 +102,7 @@ def _judged(name: str, given: Given, broken: str | None, emulated: bool) -> str:
 
 
 def _refused_as_it_has_to_be(error: Exception, op: Op, given: Given, emulated: bool) -> str:
-    """Tell a refusal that the op documents from one of a valid call."""
+    """Distinguish a documented refusal from a refusal of a valid call."""
     if isinstance(error, InvalidArgument | NoKernelError):
         if op.refused is None and emulated:
             return "refused"
@@ -113,13 +113,13 @@ def _refused_as_it_has_to_be(error: Exception, op: Op, given: Given, emulated: b
 
 
 def _refused(error: Exception, op: str, broken: str) -> str:
-    """Tell a refusal that names its reason from an accident."""
+    """Distinguish a refusal that names its reason from an accidental error."""
     said = _said(error)
     named = isinstance(error, InvalidArgument | NoKernelError)
     parts = broken.split(" ", 1)[0].split(".")
     if any(names_argument(said, part) for part in parts) and (named or _is_schema(error)):
         return "refused"
-    if "can't allocate memory" in said:  # a size of the result; there is no other limit to it
+    if "can't allocate memory" in said:  # an absurd result size, which only memory limits
         return "refused"
     message = said.split(": ", 1)[1]
     if named and any(message.startswith(name) for name in (*_NAMES, *parameters(op))):
@@ -136,7 +136,7 @@ def _on_no_device(given: Given) -> bool:
     return any(isinstance(x, torch.Tensor) and x.device.type == "meta" for x in parts)
 
 
-# What messages begin with that is no argument of every op.
+# Names at the start of messages that are not arguments of every op.
 _NAMES = "output", "out_scales", *Router._fields
 
 
@@ -156,7 +156,7 @@ def _emulator(seed: int) -> Iterator[None]:
 
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Interrupt what takes longer."""
+    """Context that raises TooSlow after ``seconds``."""
 
     def stop(*_: object) -> None:
         raise TooSlow(f"took more than {seconds:.0f} s")
@@ -206,17 +206,17 @@ def run_seeds(
     told: Callable[[str], Any] = lambda line: None,
     begins: Callable[[int], Any] = lambda seed: None,
 ) -> Table:
-    """Run seeds one after the other, in time.
+    """Run seeds in order, within the time limit.
 
     Args:
-        first: the first.
-        seeds: how many.
-        minutes: after which no other begins; None: any number.
-        ops: to choose from.
+        first: first seed.
+        seeds: number of seeds.
+        minutes: time after which no other seed begins; None: no limit.
+        ops: ops to choose from.
         emulated: whether sm_100 kernels run, in the emulator.
-        options: of the command that repeats one.
-        told: hears of progress and findings.
-        begins: hears of each seed before it runs.
+        options: options of the command that repeats a seed.
+        told: called with lines of progress and findings.
+        begins: called with each seed before it runs.
     """
     table, begun, heard = Table(), time.monotonic(), time.monotonic()
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Wrong arguments: one of a valid call's is broken."""
+"""Wrong arguments: one argument of a valid call is broken."""
 
 import inspect
 import re
@@ -15,12 +15,12 @@ from tests.fuzz.ops import Given
 
 
 def names_argument(message: str, name: str) -> bool:
-    """Whether a message has an argument's name as a word; of an activation, as the torch op's."""
+    """Whether a message has an argument's name as a word; for an activation, the torch op's."""
     return re.search(rf"\b(act_)?{re.escape(name)}\b", message) is not None
 
 
 def copied(given: Any) -> Any:
-    """Arguments in memory of their own, with the same strides."""
+    """Copies of arguments in separate memory, with the same strides."""
     if isinstance(given, Tensor):
         if given.device.type != "cpu":
             return given
@@ -37,7 +37,7 @@ def copied(given: Any) -> Any:
 
 
 def break_one(draw: Draw, given: Given) -> str:
-    """Break one of the arguments in place; say which, and how."""
+    """Break one of the arguments in place; returns its name and the change."""
     names = [name for name, x in given.items() if x is not None]
     name = draw.one(*names)
     value = given[name]
@@ -146,7 +146,7 @@ def _transposed(draw: Draw, x: Tensor) -> Tensor:
 
 
 def _misaligned(draw: Draw, x: Tensor) -> Tensor:
-    """One element after where memory begins."""
+    """The tensor one element past an aligned address."""
     moved = torch.zeros(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)
     return moved.copy_(x)
 
@@ -160,7 +160,7 @@ def _an_array(draw: Draw, x: Tensor) -> np.ndarray:
 
 
 def _with_odd_contents(draw: Draw, x: Tensor) -> Tensor:
-    """One element far from what it was."""
+    """Copy of a tensor with one element far from its old value."""
     changed = copied(x)
     if not x.numel() or x.dtype == torch.bool:
         return x.unsqueeze(0)
@@ -184,5 +184,5 @@ _TENSOR: tuple[Callable[[Draw, Tensor], Any], ...] = (
 
 
 def parameters(name: str) -> list[str]:
-    """Arguments that an op has."""
+    """Parameter names of an op."""
     return list(inspect.signature(getattr(nvfp4_kernels, name)).parameters)

@@ -2,11 +2,11 @@
 
     python -m tests.modelled.attention                      prefill and decode of a Llama 8B's heads
 
-CTAs of a few lengths run in the emulator, and the time model (``tests/emulator/timing``) times
-them: a work tile's time is a constant and a constant per key tile. Prefill is those times, longest
-first, on the SMs of the chip; decode is the model's own answer for as many CTAs as there are, all
-of them simulated as they share HBM, each with one work tile: CTAs that take several are modelled in
-``decoder_layer``. Nothing here was measured on a B200, launches are left out.
+CTAs of a few lengths run in the emulator, and the time model (``tests/emulator/timing``) gives
+their times: a work tile takes a constant and a constant per key tile. Prefill schedules these
+times, longest first, on the SMs of the chip. Decode simulates all CTAs of the grid, each with one
+work tile, as they share HBM; CTAs with several work tiles are modelled in ``decoder_layer``.
+Nothing here was measured on a B200, launches are left out.
 """
 
 import heapq
@@ -32,8 +32,8 @@ CLOCK = 1.85e9
 SMS = 148
 FLOPS = {False: 2.25e15, True: 4.5e15}  # dense, of 16-bit and of E4M3 operands
 BYTES = 8e12  # per second
-INDEXED_OF = 4  # keys of a sequence for each that is on a list
-WORKS = 5  # that one CTA takes in a trace
+INDEXED_OF = 4  # keys of a sequence per top-k index
+WORKS = 5  # work tiles of one CTA in a trace
 LINE = (
     "{name:34} {us:9.1f} us, roofline {bound:9.1f} ({fraction:4.0%}) {rate}; {tile}, "
     "{splits} splits"
@@ -42,7 +42,7 @@ LINE = (
 
 @dataclass(frozen=True)
 class Shape:
-    """Sequences that are all alike; if ``indexed``, tokens with ``keys`` each on their lists."""
+    """Equal sequences; if ``indexed``, tokens with ``keys`` top-k indices each."""
 
     batch: int
     queries: int
@@ -83,7 +83,7 @@ SHAPES = {
 
 
 class Modeller:
-    """Installs the emulator for this process and runs CTAs."""
+    """Process-wide emulator that runs CTAs of attention."""
 
     def __init__(self) -> None:
         os.environ["NVFP4_KERNELS_CACHE"] = ""
@@ -96,7 +96,7 @@ class Modeller:
     def run(
         self, tile: "AttentionTile", shape: Shape, split: bool, clusters: int | None = None
     ) -> Timing:
-        """One KV head of one sequence, paged; of ``clusters`` that share the chip."""
+        """Model one KV head of one paged sequence, for ``clusters`` that share the chip."""
         from nvfp4_kernels.attention.sm100.kernel import FmhaSm100
         from nvfp4_kernels.runtime.compile import launch
 
@@ -120,14 +120,14 @@ class Modeller:
 
 
 def one_head(shape: Shape, splits: int) -> "tuple[Variant, AttentionArguments, tuple[Tensor, ...]]":
-    """Launch on one KV head of one sequence, paged.
+    """Arguments of a launch on one KV head of one paged sequence.
 
     Args:
-        shape: of the sequences.
-        splits: CTAs that share its keys and write parts; 0: one that writes the result.
+        shape: shape of the sequences.
+        splits: CTAs that share the keys and write splits; 0: one CTA that writes the result.
 
     Returns:
-        The kernel's variant, its arguments, and the tensors of these: queries, cache, and others.
+        The kernel's variant, its arguments, and their tensors: queries, cache, and others.
     """
     import torch
 
@@ -198,7 +198,7 @@ def one_head(shape: Shape, splits: int) -> "tuple[Variant, AttentionArguments, t
 
 
 def prefill(modeller: Modeller, tile: "AttentionTile", shape: Shape) -> float:
-    """Seconds: work tiles of every length, longest first, each on the SM that is free first."""
+    """Seconds of work tiles of every length, longest first, each on the SM that is free first."""
     tokens = tile.rows // shape.group
 
     def cycles(works: int, tiles: int) -> float:
@@ -209,7 +209,7 @@ def prefill(modeller: Modeller, tile: "AttentionTile", shape: Shape) -> float:
     few, many = cycles(1, 8), cycles(1, 12)
     each = (many - few) / 4
     start, fixed = 0.0, few - 8 * each
-    if tile.takes_over:  # one CTA has them all, the next ones after the first
+    if tile.takes_over:  # one CTA has all tiles; later tiles follow the first
         lengths = [math.ceil(12 - n * tokens / 128) for n in range(WORKS)]
         fixed = (cycles(WORKS, 12) - many - each * sum(lengths[1:])) / (WORKS - 1)
         start = few - 8 * each - fixed
@@ -224,7 +224,7 @@ def prefill(modeller: Modeller, tile: "AttentionTile", shape: Shape) -> float:
 
 
 def decode(modeller: Modeller, tile: "AttentionTile", shape: Shape, splits: int) -> float:
-    """Seconds, without the merge of splits."""
+    """Seconds of decode, without the merge of splits."""
     keys = 128 * math.ceil(math.ceil(shape.keys / 128) / splits)
     clusters = shape.batch * shape.kv_heads * splits
     timing = modeller.run(tile, replace(shape, keys=keys), splits > 1, clusters)

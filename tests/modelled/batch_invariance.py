@@ -1,9 +1,10 @@
-"""The modelled cost on a B200 of one tile for every batch, against the tile that is chosen.
+"""The modelled cost on a B200 of one tile for all batch sizes, against the chosen tile.
 
     python -m tests.modelled.batch_invariance products     a Llama 8B's, of 1 to 8192 tokens
     python -m tests.modelled.batch_invariance attention    its decodes and a prefill
 
-As ``tests.modelled.gemm`` and ``tests.modelled.attention``, each without launches; attention also
+As in ``tests.modelled.gemm`` and ``tests.modelled.attention``, each without launches; attention
+also
 without the merge of split keys. Nothing here was measured on a B200.
 """
 
@@ -32,7 +33,7 @@ LINE = "{name:24} {chosen:8.1f} us chosen, {fixed:8.1f} us fixed: {ratio:.2f}"
 
 
 def products() -> None:
-    """Print a line for each product and number of tokens, and one for all of a layer's."""
+    """Print a line for each product and number of tokens, and a line for a whole layer."""
     modeller = gemm.Modeller()
     from nvfp4_kernels.gemm.sm100.choose import Problem, choose_batch_invariant, choose_config
     from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig

@@ -1,10 +1,10 @@
-"""Models NVIDIA's public block-scaled GEMM beside ours, on the same shapes, both on one cluster.
+"""Modelled time of NVIDIA's public block-scaled GEMM beside ours, same shapes, one cluster each.
 
 python -m tests.modelled.compare --cutlass PATH
 
-NVIDIA's has no split K, no GEMV and no SiLU-mul: for a pair it gets one weight of twice the rows,
-and for one token the weights as its rows. Of its tiles the fastest is shown. Its code comes from a
-checkout, none is here.
+NVIDIA's GEMM has no split-K, no GEMV and no SiLU-mul: for a pair it gets one weight of twice the
+rows, and for one token the weights as its rows. The fastest of NVIDIA's tiles is shown. NVIDIA's
+code comes from a CUTLASS checkout; none is included here.
 """
 
 import json
@@ -35,11 +35,11 @@ THEIRS: list[Theirs] = [
     (256, 256, 4, 1),
 ]
 FEW = 32  # tokens
-MOST_TILES = 60  # of one cluster: smaller tiles are not the fastest where there are more
+MOST_TILES = 60  # per cluster: with more tiles, smaller tiles are not the fastest
 
 
 def theirs(script: Path, problem: Problem) -> tuple[float, str]:
-    """Microseconds of NVIDIA's fastest tile, and that tile."""
+    """Microseconds of NVIDIA's fastest tile, and the tile."""
     swap_ab = problem.m <= FEW
     tokens, weights = max(problem.m, 8 if swap_ab else 1), problem.n * problem.weights
     same = Problem(tokens, weights, problem.k, problem.batch)
@@ -95,7 +95,7 @@ def main(
     cutlass: Annotated[Path, typer.Option(help="checkout of NVIDIA/cutlass")],
     only: Annotated[str, typer.Option(help="products whose name contains this")] = "",
 ) -> None:
-    """Prints a row per shape."""
+    """Print a row per shape."""
     script = cutlass / EXAMPLE
     if not script.is_file():
         raise typer.BadParameter(f"{script}: not there; give a checkout of NVIDIA/cutlass")

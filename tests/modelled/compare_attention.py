@@ -1,9 +1,9 @@
-"""Models NVIDIA's public attention example beside ours: one CTA of 256 queries, all keys seen.
+"""Modelled time of NVIDIA's public attention example beside ours: one CTA of 256 queries.
 
 python -m tests.modelled.compare_attention --cutlass PATH
 
-NVIDIA's ``fmha.py`` reads dense keys, ours pages of 16. Its code comes from a checkout, none is
-here.
+All queries see all keys. NVIDIA's ``fmha.py`` reads dense keys, our kernel pages of 16. NVIDIA's
+code comes from a CUTLASS checkout; none is included here.
 """
 
 import json
@@ -37,7 +37,7 @@ def theirs(script: Path, head_dim: int, keys: int) -> float:
 
 
 def ours(modeller: Modeller, head_dim: int, keys: int) -> float:
-    """Cycles of our kernel: as its masks allow, the queries are the last of their sequence."""
+    """Cycles of our kernel with its causal mask: the queries are the last of their sequence."""
     shape = Shape(1, QUERIES, QUERIES + keys, head_dim, kv_heads=1, group=1)
     tile, _ = choose_config(shape.problem())
     return modeller.run(tile, shape, split=False).cycles

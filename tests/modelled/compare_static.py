@@ -1,8 +1,9 @@
-"""Puts NVIDIA's public block-scaled GEMM through the same static report as ours, tile by tile.
+"""Static report of NVIDIA's public block-scaled GEMM beside ours, tile by tile.
 
 python -m tests.modelled.compare_static --cutlass PATH
 
-Compiles for sm_100a without a GPU. NVIDIA's code comes from a checkout, none is here.
+Compiles for sm_100a without a GPU. NVIDIA's code comes from a CUTLASS checkout; none is included
+here.
 """
 
 import os
@@ -38,7 +39,7 @@ ALSO = ("MEMBAR", "CCTL", "NANOSLEEP", "R2UR")
 
 
 def theirs(example: dict[str, Any], tile: Tile, nvdisasm: Path) -> tuple[Static, int, int]:
-    """NVIDIA's kernel with ``tile``, its stages and its columns of tensor memory."""
+    """NVIDIA's kernel with ``tile``: static figures, stages, and columns of tensor memory."""
     import cutlass
     from cutlass.cute.runtime import make_fake_stream
 
@@ -52,7 +53,7 @@ def theirs(example: dict[str, Any], tile: Tile, nvdisasm: Path) -> tuple[Static,
 
 
 def ours(tile: Tile, nvdisasm: Path) -> tuple[Static, int, int]:
-    """The same of our kernel."""
+    """Our kernel with ``tile``: static figures, stages, and columns of tensor memory."""
     from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm
 
     kernel = BlockScaledGemm(tile, EpilogueConfig("bfloat16", store="tma"))
@@ -60,7 +61,7 @@ def ours(tile: Tile, nvdisasm: Path) -> tuple[Static, int, int]:
 
 
 def main(cutlass: Annotated[Path, typer.Option(help="checkout of NVIDIA/cutlass")]) -> None:
-    """Prints a table with two rows per tile."""
+    """Print a table with two rows per tile."""
     script = cutlass / EXAMPLE
     if not script.is_file():
         raise typer.BadParameter(f"{script}: not there; give a checkout of NVIDIA/cutlass")
@@ -92,7 +93,7 @@ def main(cutlass: Annotated[Path, typer.Option(help="checkout of NVIDIA/cutlass"
 def _try(example: dict[str, Any], tile: Tile, nvdisasm: Path) -> tuple[Static, int, int] | str:
     try:
         return theirs(example, tile, nvdisasm)
-    except Exception as error:  # a tile that theirs does not have is a row that says so
+    except Exception as error:  # a tile that NVIDIA's kernel lacks is a row with the reason
         return f"{type(error).__name__}: {str(error).splitlines()[0]}"
 
 

@@ -26,8 +26,8 @@ from tests.modelled.traces import Traced, Tracer
 
 TOKENS = (1, 8, 16, 64, 256)
 KEYS = 1024
-LAYERS = 2  # in a chain: the first has nobody to overlap
-WHOLE_CHIP = 1  # tokens, up to which all GPCs are simulated: few CTAs of a grid have work then
+LAYERS = 2  # in a chain: the first has no predecessor to overlap
+WHOLE_CHIP = 1  # tokens up to which all GPCs are simulated: few CTAs of a grid have work then
 VLLM = "vllm"
 
 Launches = Sequence[tuple[Step, Traced | OpaqueLink]]
@@ -39,10 +39,10 @@ class Row:
 
     Attributes:
         step: the launch.
-        us: from the end of the launch before to its end.
-        gap: of that, until it may read what the launch before wrote.
-        early: µs that it was open before that.
-        hbm_bytes: that it reads.
+        us: µs from the end of the preceding launch to the end of this launch.
+        gap: part of ``us`` until the launch may read its predecessor's results.
+        early: µs that the launch was open before that moment.
+        hbm_bytes: bytes that the launch reads from HBM.
     """
 
     step: Step
@@ -53,7 +53,7 @@ class Row:
 
     @property
     def least(self) -> float:
-        """Microseconds that its bytes take."""
+        """Microseconds of the launch's bytes at HBM's bandwidth."""
         return self.hbm_bytes / prices.BANDWIDTH
 
 
@@ -62,8 +62,8 @@ class Layer:
     """A layer's modelled time.
 
     Attributes:
-        rows: one for each launch, in order.
-        timing: of the chain that they are the end of.
+        rows: one row for each launch, in order.
+        timing: timing of the chain that ends with these launches.
     """
 
     rows: list[Row]
@@ -71,16 +71,16 @@ class Layer:
 
     @property
     def us(self) -> float:
-        """Microseconds from the end of the layer before to its end."""
+        """Microseconds from the end of the preceding layer to the end of this layer."""
         return sum(row.us for row in self.rows)
 
 
 def timed(launches: Launches, whole_chip: bool) -> Layer:
-    """Time of a layer that follows another one.
+    """Time of a layer that follows another layer.
 
     Args:
-        launches: of the layer.
-        whole_chip: simulate all GPCs, and not one where the whole chip is a lot.
+        launches: launches of the layer.
+        whole_chip: whether to simulate all GPCs, and not one where the whole chip is too costly.
     """
     given = layers([each for _, each in launches], LAYERS)
     timing = chain(given, gpcs=len(B200_TIMING.gpc_sizes()) if whole_chip else None)
@@ -118,7 +118,7 @@ def timeline(layer: Layer, path: Path) -> None:
 
 
 def said(layer: Layer) -> str:
-    """Where the time goes, a line for each launch."""
+    """Breakdown of the time, a line for each launch."""
     lines = []
     for row in layer.rows:
         by = row.step.by if row.step.source == "traced" else f"{row.step.by}, {row.step.source}"

@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Model:
-    """A model as one GPU has it.
+    """A model, as sharded to one GPU.
 
     Attributes:
         hidden, intermediate, heads, kv_heads, head_dim: sizes of a layer.
-        max_keys: longest sequence, which a captured graph is made for.
-        layers: of the model.
+        max_keys: longest sequence, which a captured graph supports.
+        layers: layers of the model.
         ranks: GPUs.
-        qk_norm: queries and keys are normed by head.
-        experts: in the MLP's place, or None.
+        qk_norm: whether queries and keys are normed by head.
+        experts: experts instead of the MLP, or None.
         vocabulary: rows of lm_head.
     """
 
@@ -43,7 +43,7 @@ class Model:
         return Shape(self.hidden, self.intermediate, self.heads, self.kv_heads, self.head_dim)
 
     def step_us(self, layer_us: float) -> float:
-        """Microseconds of a step of few tokens: its layers, lm_head in 16 bits, and the rest."""
+        """Microseconds of a decoding step: its layers, lm_head in 16 bits, and the rest."""
         head = 2.0 * self.vocabulary * self.hidden / BANDWIDTH
         return self.layers * layer_us + head + STEP_US
 

@@ -2,8 +2,8 @@
 
     python -m tests.modelled.decoder_prefill                    8192 tokens of Llama 8B, two prompts
 
-Every launch alone, reading from HBM what it reads, and the gaps between them: with so many tokens
-hardly anything overlaps. A step of so many tokens is launched from the CPU, whose time is left out.
+Every launch is modelled alone, with all its reads from HBM, plus the gaps between launches: with so
+many tokens hardly anything overlaps. CPU time of the launches is left out.
 """
 
 import argparse
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from nvfp4_kernels.attention.sm100.tile import AttentionTile
 
-TURNS = 4, 8  # tiles of a cluster that are run, where it has more
+TURNS = 4, 8  # traced tiles per cluster, where a cluster has more
 TRACED_CTAS = 160
 EPS = 1e-5
 VLLM = "vllm"
@@ -39,7 +39,7 @@ NVIDIA_8192 = {"qkv_proj": 63.9, "o_proj": 42.6, "gate_up_proj": 274.7, "down_pr
 
 
 class Prefill:
-    """Times of the launches of a layer; one that is known is not run again."""
+    """Times of the launches of a layer; a known launch is not run again."""
 
     def __init__(self, tracer: Tracer, name: str, prompts: int, length: int) -> None:
         self.model: Model = MODELS[name]
@@ -48,7 +48,7 @@ class Prefill:
         self._products = ProductsSm100(tracer, self.model.shape(), self.tokens)
         self._prompts, self._length = prompts, length
         self._sizes = self.model.sizes(self.tokens, length)
-        self._quantizes = False  # attention its result
+        self._quantizes = False  # whether attention quantises its result
         self._known: dict[tuple[str, str, bool], float] = {}
 
     def layer(self, variant: str) -> list[tuple[Step, float]]:
@@ -124,7 +124,7 @@ class Prefill:
         return attention_seconds(self, tile, shape) * 1e6
 
     def run(self, tile: "AttentionTile", shape: AttentionShape, split: bool) -> Timing:
-        """One KV head of one sequence."""
+        """Model one KV head of one sequence."""
         assert not split
         traced = paged(self._tracer, shape, (tile, 1), "q", self._quantizes)
         return model(traced.launch, registers=traced.registers)

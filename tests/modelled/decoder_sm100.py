@@ -1,4 +1,4 @@
-"""Launches of a decoder layer on a B200 with their traces, or with their prices."""
+"""Launches of a decoder layer on a B200, with traces or with prices."""
 
 import math
 from collections.abc import Callable
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 ELEMENT = 2  # bytes of an activation
 EPS = 1e-5
-TRACED_CTAS = 160  # of a grid of rows, at the most
+TRACED_CTAS = 160  # per grid of row kernels, at most
 
 
 class DecoderSm100:
-    """Launches of one model's layer at one number of tokens, one of each sequence.
+    """Launches of one model's layer at one number of tokens, one token of each sequence.
 
-    A launch that has been traced is not run again.
+    A traced launch is not run again.
 
     Args:
-        tracer: for ``"sm_100"``.
-        model: as one GPU has it.
-        tokens: of the batch.
-        keys: of each sequence, with its token.
-        known_keys: longest sequence that attention's launch is told of; a captured graph is made
-            for the model's longest.
+        tracer: tracer of ``"sm_100"``.
+        model: model, as sharded to one GPU.
+        tokens: tokens of the batch.
+        keys: keys of each sequence, including the new token.
+        known_keys: longest sequence stated to attention's launch; a captured graph uses the model's
+            longest.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class DecoderSm100:
 
     @cached_property
     def attention_config(self) -> "tuple[AttentionTile, int]":
-        """Tile, and the number of parts that keys are split into."""
+        """Tile, and the number of splits of the keys."""
         from nvfp4_kernels.attention.sm100.choose import AttentionProblem, choose_config
 
         m = self.model
@@ -67,7 +67,7 @@ class DecoderSm100:
         )
 
     def kind(self, topk: bool) -> Kind:
-        """What the list of launches depends on; ``topk`` as of ``Switches``."""
+        """Parameters of the list of launches; ``topk`` as in ``Switches``."""
         mixture = self.model.experts is not None
         return Kind(
             split=self.attention_config[1] > 1,
@@ -103,7 +103,7 @@ class DecoderSm100:
         return OpaqueLink(step.name, start + body, writes=self._written(step))
 
     def _width(self, step: Step) -> int:
-        """Elements of a token that a step reads, where it quantises them."""
+        """Elements of a token that a quantising step reads."""
         m = self.model
         widths = {"attended": m.heads * m.head_dim, "hidden": m.intermediate}
         return widths.get(step.reads, m.hidden)
@@ -128,7 +128,7 @@ class DecoderSm100:
         return replace(traced, writes=traced.writes | self._written(step))
 
     def _written(self, step: Step) -> dict[str, float]:
-        """Bytes that L2 holds after a step: as wide as 16 bits at the most, but for parts."""
+        """Bytes in L2 after a step, counted as 16-bit results, except for splits."""
         m = self.model
         if step.writes == "parts":
             return {"parts": 4.0 * self.tokens * m.heads * m.head_dim * self.live_parts}
@@ -178,7 +178,7 @@ class DecoderSm100:
         traced, _ = rotary_store.traced(self._tracer, self.tokens, m.qk_norm, False, sizes)
         [qkv, *others] = traced.operands
         operands = replace(qkv, name=step.reads), *others
-        # All layers read the same, so that L2 still holds it.
+        # All layers read the same operand, so that L2 still holds it.
         return replace(traced, operands=operands, writes={each.name: each.total for each in others})
 
     def _attention(self, step: Step) -> Traced:
@@ -211,7 +211,7 @@ class DecoderSm100:
 
     @property
     def live_parts(self) -> int:
-        """Parts of a sequence's keys that hold any."""
+        """Splits of a sequence's keys that hold any keys."""
         return live_parts(self.keys, self.attention_config[1])
 
     def _zeros(self, *shape: int) -> "Tensor":
@@ -253,7 +253,7 @@ class Mixture:
             product = self._products[number]
             output = EpilogueConfig("nvfp4" if step.quantizes else "bfloat16")
             tile, output = choose_grouped(product.problem, output)
-            if number == 1:  # it may load weights while the first product ends
+            if number == 1:  # the second product may load weights while the first ends
                 tile = replace(tile, routed_before=True)
             return self._grouped.traced(product, (tile, output), step.reads, step.writes)
         if step.name in ("moe_topk", "moe_route"):

@@ -4,11 +4,12 @@
     python -m tests.modelled.experts --model qwen3-30b --tokens 64 --all     every tile
     python -m tests.modelled.experts --contest              a contest's grouped products
 
-A batch's tokens choose their experts at random, all alike. Both products alone, in a chain, and in
-one with what routes, quantises and sums up; then with weights of the second that are loaded while
-the first ends. Of each product two clusters run in the emulator, one with as many tiles as the
-busiest one has and one with one less; the time model (``tests/emulator/timing``) makes the grid of
-them, in their proportion. Nothing here was measured on a B200.
+A batch's tokens choose their experts at random, all alike. Modelled are both products alone, in a
+chain, and in a chain with dispatch, quantisation and combine; then with the second product's
+weights prefetched while the first product ends. Two clusters of each product run in the emulator,
+the first with as many tiles as the busiest cluster of the grid, the second with one tile less; the
+time model (``tests/emulator/timing``) builds the grid from them, in proportion. Nothing here was
+measured on a B200.
 """
 
 import argparse
@@ -30,12 +31,12 @@ if TYPE_CHECKING:
 
     Config = tuple[Tile, EpilogueConfig]
 
-BYTES = 0.5 + 1 / 16  # of an NVFP4 element, with its share of the scale
-LAYERS = 3  # in a chain: the first has nobody to overlap
+BYTES = 0.5 + 1 / 16  # per NVFP4 element, with its share of the scale
+LAYERS = 3  # in a chain: the first has no predecessor to overlap
 FLOP_PER_US = 9.0e9
 
 
-# Tokens of each expert, N and K; the time that a bandwidth of 8 TB/s and 1.5 GHz allow.
+# Tokens of each expert, N and K; lower bound of the time at 8 TB/s and 1.5 GHz.
 CONTEST = {
     "8 experts, 4096 × 7168": ((80, 176, 128, 72, 64, 248, 96, 160), 4096, 7168, 18.833),
     "8 experts, 7168 × 2048": ((40, 76, 168, 72, 164, 148, 196, 160), 7168, 2048, 10.667),
@@ -49,11 +50,11 @@ class Product:
     """One grouped product of a batch.
 
     Attributes:
-        name: of its weights.
-        counts: tokens of each expert that gets some.
+        name: name of the weights.
+        counts: tokens of each expert that gets any.
         tile_tokens: rows of a tile.
-        n, k, weights: of each expert.
-        tiles, experts: that there is memory for, and that this rank has.
+        n, k, weights: sizes and number of each expert's weights.
+        tiles, experts: tiles with allocated memory, and experts of this rank.
     """
 
     name: str
@@ -67,7 +68,7 @@ class Product:
 
     @property
     def used(self) -> int:
-        """Tiles of tokens in use."""
+        """Number of used token tiles."""
         return sum(math.ceil(count / self.tile_tokens) for count in self.counts)
 
     @property
@@ -80,14 +81,14 @@ class Product:
 
 
 class GroupedSm100:
-    """Traced launches of grouped products; one that has been traced is not run again."""
+    """Traced launches of grouped products; a traced launch is not run again."""
 
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
         self._known: dict[object, Traced] = {}
 
     def traced(self, product: Product, config: "Config", read: str, written: str) -> Traced:
-        """A launch on a tile, from an operand ``read`` to one ``written``."""
+        """A launch with a tile, from an operand ``read`` to an operand ``written``."""
         key = product, config, read, written
         if key not in self._known:
             self._known[key] = self._run(product, *config, read, written)
@@ -107,14 +108,14 @@ class GroupedSm100:
         tokens, n, k, weights = product.tile_tokens, product.n, product.k, product.weights
         down = tile.rows * max(1, tile.cluster_m // tile.ctas)
         across = tile.columns * tile.cluster_n
-        # Tiles of the weights for each tile of tokens, and of the tokens' side in one.
+        # Extents of a cluster's tile: along the weights' rows, and along the tokens.
         along, beside = (down, across) if tile.swap_ab else (across, down)
         each = math.ceil(n / along) * math.ceil(tokens / beside)
         slots = assumed_clusters(SMS, tile.cluster)
         clusters = min(each * product.tiles, slots)
         turns, extra = divmod(each * product.used, clusters)
         rows = min(tokens, beside)
-        part = (2 * turns + bool(extra)) * along  # of two clusters, or of one twice as many
+        part = (2 * turns + bool(extra)) * along  # of two clusters, or one of twice the tiles
         groups = torch.tensor([1 if part else 0, 0, 0], dtype=torch.int32)
 
         def packed(batch: tuple[int, ...], height: int) -> list[torch.Tensor]:
@@ -170,7 +171,7 @@ class GroupedSm100:
 
 
 def _proportion(extra: int, clusters: int) -> tuple[int, ...]:
-    """Clusters to repeat: number 0, with a tile more, as often as ``extra`` of ``clusters``."""
+    """Clusters to repeat; cluster 0, with a tile more, makes up ``extra`` of ``clusters``."""
     if extra == 0:
         return (0,)
     ones = max(1, round(clusters / extra))
@@ -196,26 +197,26 @@ def products(shape: Shape, tokens: int, tile_tokens: int) -> list[Product]:
 
 
 def least(given: Sequence[Product]) -> float:
-    """Microseconds that 8 TB/s allow for the weights, and 9 PFLOP/s for the sums."""
+    """Microseconds of the weights at 8 TB/s or the products at 9 PFLOP/s, whichever is longer."""
     moved = sum(len(p.counts) * p.weights * p.n * p.k * BYTES for p in given)
     flop = sum(2.0 * sum(p.counts) * p.weights * p.n * p.k for p in given)
     return max(moved / 8e6, flop / FLOP_PER_US)
 
 
 def alone(traced: Traced) -> float:
-    """Microseconds of one launch alone: with the last clusters' work at the bandwidth they have."""
+    """Microseconds of one launch alone, including the tail of its last clusters."""
     return chain(layers([traced], 1), B200_TIMING).microseconds
 
 
 def in_chain(launches: Sequence[Traced]) -> float:
-    """Microseconds of a layer's launches, after those of a layer before."""
+    """Microseconds of a layer's launches, after the launches of a preceding layer."""
     return chain(layers(launches, LAYERS), B200_TIMING).period(len(launches))
 
 
 def report(
     grouped: GroupedSm100, name: str, shape: Shape, tokens: int, every: bool, only_chain: bool
 ) -> None:
-    """Print a layer's products at one number of tokens, on what is chosen or on every tile."""
+    """Print a layer's products at one number of tokens, with the chosen tile or with every tile."""
     from nvfp4_kernels.gemm.sm100.choose_grouped import (
         choose_grouped,
         choose_tile_tokens,

@@ -1,11 +1,11 @@
-"""The modelled time of what surrounds a mixture of experts' products on a B200: rows of tokens.
+"""The modelled time of the row kernels around a mixture of experts' products on a B200.
 
     python -m tests.modelled.experts_rows                        the models below, 1 to 1024 tokens
     python -m tests.modelled.experts_rows --model qwen3-30b --tokens 64 --both
 
 A batch's tokens choose their experts at random, all alike. Some of each grid's CTAs run in the
-emulator, as they are in the whole grid; the time model (``tests/emulator/timing``) makes the grid
-of them. Nothing here was measured on a B200.
+emulator, with their work in the whole grid; the time model (``tests/emulator/timing``) builds the
+grid from them. Nothing here was measured on a B200.
 """
 
 import argparse
@@ -23,17 +23,17 @@ from tests.modelled.traces import Traced, Tracer, aligned, operand
 if TYPE_CHECKING:
     from torch import Tensor
 
-TRACED_CTAS = 160  # of a grid, at the most
+TRACED_CTAS = 160  # per grid, at most
 
 
 class RowsSm100:
-    """Traced launches of a layer beside its products.
+    """Traced launches of a layer besides its products.
 
     Args:
-        tracer: for ``"sm_100"``.
-        shape: of the layer.
-        tokens: of the batch.
-        tile_tokens: rows of a token tile; None: as many as the plugin takes.
+        tracer: tracer of ``"sm_100"``.
+        shape: shape of the layer.
+        tokens: tokens of the batch.
+        tile_tokens: rows of a token tile; None: the plugin's choice.
     """
 
     def __init__(
@@ -59,19 +59,19 @@ class RowsSm100:
         self._routing = Routing(*map(aligned, parts))
 
     def before_products(self, read: str, written: str) -> list[Traced]:
-        """Launches from the router's logits to NVFP4 in token tiles, as the plugin makes them."""
+        """Launches from the router's logits to NVFP4 in padded expert blocks, as in the plugin."""
         if self.is_one_launch(topk=True):
             return [self.topk_route_quantize(read, written)]
         return [self.topk(), *self.after_topk(read, written)]
 
     def after_topk(self, read: str, written: str) -> list[Traced]:
-        """Launches from the chosen experts on, where vLLM chooses."""
+        """Launches after top-k, where vLLM computes top-k."""
         if self.is_one_launch(topk=False):
             return [self.route_quantize(read, written)]
         return [self.route(), self.quantize(read, written)]
 
     def is_one_launch(self, topk: bool) -> bool:
-        """Whether routing and quantising are one, and the choice of experts too if ``topk``."""
+        """Whether routing and quantisation are one launch, with top-k too if ``topk``."""
         from nvfp4_kernels.moe.quantize.choose import choose_config
         from nvfp4_kernels.moe.route_quantize.choose import is_one_launch
         from nvfp4_kernels.moe.topk_route.choose import choose_config as choose_topk
@@ -85,7 +85,7 @@ class RowsSm100:
         return is_one_launch(math.prod(slots), self._tile_tokens, rows.threads)
 
     def topk(self) -> Traced:
-        """The experts of each token, by its logits."""
+        """Launch of top-k of each token's logits."""
         from nvfp4_kernels.moe.router import Router
         from nvfp4_kernels.moe.topk.kernel import moe_topk
 
@@ -95,7 +95,7 @@ class RowsSm100:
         return self._traced(run, [operand("logits", logits, logits.nbytes)], written)
 
     def topk_route_quantize(self, read: str, written: str) -> Traced:
-        """The batch's experts by its logits, in tiles of tokens, and each token in its rows."""
+        """Launch of top-k, routing into padded expert blocks, and quantisation of the tokens."""
         import torch
 
         from nvfp4_kernels.moe.router import Router
@@ -110,7 +110,7 @@ class RowsSm100:
         return self._traced(run, operands, self._written(written))
 
     def _logits(self) -> "Tensor":
-        """Logits that choose the batch's experts, in the order of its slots."""
+        """Logits whose top-k are the batch's experts, in the order of the slots."""
         import torch
 
         tokens, top_k = self._ids.shape
@@ -119,7 +119,7 @@ class RowsSm100:
         return aligned(logits.scatter_(1, self._ids.long(), order).bfloat16())
 
     def route_quantize(self, read: str, written: str) -> Traced:
-        """The batch in tiles of tokens, and each token in its rows."""
+        """Launch that routes the batch into padded expert blocks and quantises its tokens."""
         import torch
 
         from nvfp4_kernels.moe.route_quantize.sm100 import moe_route_quantize
@@ -131,7 +131,7 @@ class RowsSm100:
         return self._traced(run, [self._tokens(read, run.args[0])], self._written(written))
 
     def route(self) -> Traced:
-        """The batch in tiles of tokens."""
+        """Launch that routes the batch into padded expert blocks."""
         from nvfp4_kernels.moe.route.kernel import moe_route
 
         ids = self._ids
@@ -139,7 +139,7 @@ class RowsSm100:
         return self._traced(run, [operand("ids", ids, ids.nbytes)], {"routing": 8.0 * len(ids)})
 
     def quantize(self, read: str, written: str) -> Traced:
-        """Each token into its rows."""
+        """Launch that quantises each token into its rows."""
         import torch
 
         from nvfp4_kernels.moe.quantize.sm100 import moe_quantize
@@ -148,7 +148,7 @@ class RowsSm100:
         return self._traced(run, [self._tokens(read, run.args[0])], self._written(written))
 
     def combine(self, read: str, written: str) -> Traced:
-        """The sum of each token's rows."""
+        """Launch that combines each token's rows."""
         import torch
 
         from nvfp4_kernels.moe.combine.kernel import moe_combine
@@ -167,7 +167,7 @@ class RowsSm100:
         return aligned(torch.zeros(len(self._ids), self._shape.hidden, dtype=torch.bfloat16))
 
     def _tokens(self, name: str, x: "Tensor") -> Operand:
-        """Tokens of which any slot is this rank's; the others nobody reads."""
+        """Tokens with any slot on this rank; no launch reads the other tokens."""
         return operand(name, x, 2.0 * int((self._routing.rows >= 0).any(1).sum()) * x.shape[1])
 
     def _written(self, name: str) -> dict[str, float]:
@@ -184,7 +184,7 @@ class RowsSm100:
 
 
 def microseconds(launches: Sequence[Traced]) -> float:
-    """Time of launches in a row, from the start of the first on; L2 is empty."""
+    """Microseconds of launches in a row, from the start of the first; L2 is empty."""
     return chain(layers(launches, 1), B200_TIMING).microseconds
 
 

@@ -4,15 +4,15 @@ import random
 from dataclasses import dataclass
 
 TOKENS = (1, 8, 64, 256, 1024)
-DRAWS = 99  # of a batch's experts, of which the most ordinary one is taken
+DRAWS = 99  # draws of a batch's experts; the most typical draw is used
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A mixture of experts as one rank has it.
+    """A mixture of experts, as sharded to one rank.
 
     Attributes:
-        experts, local: of all ranks, and of this one.
+        experts, local: experts of all ranks, and of this rank.
         top_k: experts of a token.
         hidden, intermediate: sizes.
     """
@@ -24,7 +24,7 @@ class Shape:
     intermediate: int
 
     def ids(self, tokens: int) -> list[list[int]]:
-        """Experts of each token, of which this rank has the first ones."""
+        """Experts of each token; the first experts are this rank's."""
         drawn = [self._draw(tokens, random.Random(seed)) for seed in range(DRAWS)]
         hit = self.local * (1 - (1 - self.top_k / self.experts) ** tokens)
         slots = self.local * tokens * self.top_k / self.experts
@@ -36,7 +36,7 @@ class Shape:
         return min(drawn, key=oddity)
 
     def counts(self, ids: list[list[int]]) -> list[int]:
-        """Tokens of each expert of this rank that gets some."""
+        """Tokens of each expert of this rank that gets any."""
         counts = [0] * self.experts
         for expert in (expert for of_token in ids for expert in of_token):
             counts[expert] += 1

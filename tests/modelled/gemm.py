@@ -1,10 +1,11 @@
-"""The modelled time of the block-scaled GEMM on a B200, beside the least time there is.
+"""The modelled time of the block-scaled GEMM on a B200, beside the speed of light.
 
     python -m tests.modelled.gemm                  a contest's shapes, a Llama 8B's layers
     python -m tests.modelled.gemm --shape 128,7168,2048 --all    every tile, fastest first
 
-One cluster runs in the emulator, with as many tiles as the busiest one has; the time model
-(``tests/emulator/timing``) makes the whole grid of it. Nothing here was measured on a B200.
+One cluster runs in the emulator, with as many tiles as the busiest cluster of the grid; the time
+model (``tests/emulator/timing``) builds the whole grid from it. Nothing here was measured on a
+B200.
 """
 
 import argparse
@@ -41,17 +42,17 @@ SHAPES = {
     "gate and up, 8192 tokens": (8192, 14336, 4096, 1, 2),
     "down, 8192 tokens": (8192, 4096, 14336, 1, 1),
 }
-BYTES = 0.5 + 1 / 16  # of an NVFP4 element, with its share of the scale
+BYTES = 0.5 + 1 / 16  # per NVFP4 element, with its share of the scale
 CYCLES_PER_US = 1850  # cycles, at the model's clock
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one cluster does of a product.
+    """One cluster's part of a product.
 
     Attributes:
-        clusters: that work at a time.
-        tiles: of the busiest one, which are laid side by side along the weights.
+        clusters: clusters that work at a time.
+        tiles: tiles of the busiest cluster, laid side by side along the weights.
     """
 
     clusters: int
@@ -59,7 +60,7 @@ class Part:
 
 
 def part_of(problem: "Problem", tile: tuple[int, int], cluster: int, swap_ab: bool = False) -> Part:
-    """``problem`` in tiles of a cluster of ``cluster`` CTAs; ``swap_ab``: rows are weights."""
+    """``problem`` in tiles of clusters of ``cluster`` CTAs; ``swap_ab``: rows are weights."""
     from nvfp4_kernels.devices import assumed_clusters
     from nvfp4_kernels.sm100.limits import SMS
 
@@ -70,7 +71,7 @@ def part_of(problem: "Problem", tile: tuple[int, int], cluster: int, swap_ab: bo
 
 
 class Modeller:
-    """Installs the emulator for this process; runs one cluster of a product, models all of it."""
+    """Process-wide emulator that runs one cluster of a product and models the whole grid."""
 
     def __init__(self) -> None:
         os.environ["NVFP4_KERNELS_CACHE"] = ""
@@ -108,7 +109,7 @@ class Modeller:
         return found[0]
 
     def _arguments(self, m: int, n: int, problem: "Problem") -> list[object]:
-        """Zeros: the time does not depend on values."""
+        """Arguments of zeros: the time does not depend on values."""
         import torch
 
         from nvfp4_kernels.formats.terms import data_shape, scales_shape
@@ -135,7 +136,7 @@ def operand_bytes(problem: "Problem") -> float:
 
 
 def report(modeller: Modeller, name: str, shape: tuple[int, ...], every: bool, terms: int) -> None:
-    """Prints a line for the tile that is chosen, or for every tile that fits."""
+    """Print a line for the chosen tile, or for every tile that fits."""
     from nvfp4_kernels.gemm.sm100.choose import Problem, candidates, choose_config, estimate
     from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
 

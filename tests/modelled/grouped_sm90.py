@@ -1,14 +1,14 @@
-"""The modelled time of both products of a mixture of experts on an H200, beside the least there is.
+"""The modelled time of both products of a mixture of experts on an H200, beside the lower bound.
 
     python -m tests.modelled.grouped_sm90                       Qwen3-30B, 1 to 256 tokens
     python -m tests.modelled.grouped_sm90 --tokens 64 --tile-tokens 16
     python -m tests.modelled.grouped_sm90 --model deepseek-ep8 --tokens 2
     python -m tests.modelled.grouped_sm90 --model deepseek-ep8 --unaware
 
-Tokens choose experts alike. With ``--unaware`` a rank's tiles are chosen as if all slots were its
-own. The tiles of the busiest SM run in the emulator, each of an expert of its own; the time model
-makes the grid of them, with the CTAs of a split that get no tile, as there is room for the slots of
-all ranks; and a chain of layers with weights of their own: each launch starts while the one before
+Tokens choose experts alike. With ``--unaware`` a rank's tiles are chosen as if the rank owned all
+slots. The tiles of the busiest SM run in the emulator, each of a different expert; the time model
+builds the grid from them, with the idle CTAs of a split, as the grid has room for the slots of
+all ranks; and a chain of layers with separate weights: each launch starts while its predecessor
 ends. Routing, gathering and summing are left out. Nothing here was measured.
 """
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig, Tile
 
 TOKENS = (1, 8, 64, 256)
-WEIGHT_BYTES = 0.5 + 1 / 16  # of an element, with its share of the scale
+WEIGHT_BYTES = 0.5 + 1 / 16  # per element, with its share of the scale
 
 
 @dataclass(frozen=True)
 class Experts:
-    """A layer's experts, of which each token takes ``top_k``.
+    """A layer's experts, with ``top_k`` experts for each token.
 
     Attributes:
-        experts, held: of all ranks, and of this one.
+        experts, held: experts of all ranks, and of this rank.
         hidden: width of the layer's input and result.
         inner: width between the products.
     """
@@ -47,7 +47,7 @@ class Experts:
     inner: int
 
     def used(self, tokens: int, tile_tokens: int) -> float:
-        """Tiles of ``tile_tokens`` that are in use here on average; of one token, experts hit."""
+        """Average number of used tiles of ``tile_tokens`` here; for one token, of hit experts."""
         p = self.top_k / self.experts
         chances = (math.comb(tokens, c) * p**c * (1 - p) ** (tokens - c) for c in range(tokens + 1))
         return self.held * sum(
@@ -55,7 +55,7 @@ class Experts:
         )
 
     def weight_bytes(self, tokens: int, weights: int) -> float:
-        """Bytes that a product reads of the weights of experts that tokens hit."""
+        """Bytes that a product reads of the weights of hit experts."""
         hit = self.used(tokens, tokens)
         return hit * weights * self.hidden * self.inner * WEIGHT_BYTES
 
@@ -70,11 +70,11 @@ class GroupedSm90:
     """Launches of one layer's experts at one number of tokens.
 
     Args:
-        tracer: for ``"sm_90"``.
-        shape: of the experts.
+        tracer: tracer of ``"sm_90"``.
+        shape: shape of the experts.
         tokens: M.
-        tile_tokens: of a tile; 0: what the chooser takes.
-        aware: whether products are told how many experts there are on all ranks.
+        tile_tokens: tokens of a tile; 0: the chooser's value.
+        aware: whether products know the number of experts on all ranks.
     """
 
     def __init__(
@@ -97,13 +97,13 @@ class GroupedSm90:
 
     @property
     def room(self) -> int:
-        """Tiles that there is room for: all slots may be this rank's."""
+        """Allocated tiles: all slots may belong to this rank."""
         from nvfp4_kernels.moe.routing import max_tiles
 
         return max_tiles(self._tokens * self._shape.top_k, self._shape.held, self.tile_tokens)
 
     def config(self, weights: int) -> "tuple[Tile, EpilogueConfig]":
-        """What the chooser takes for the first product, of two weights, or for the second."""
+        """The chooser's tile for the first product, of two weights, or for the second product."""
         from nvfp4_kernels.activation import SILU
         from nvfp4_kernels.gemm.sm90.choose_grouped import GroupedProblem, choose_grouped_config
         from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig
@@ -114,7 +114,7 @@ class GroupedSm90:
         problem = GroupedProblem(self.room, self.tile_tokens, shape.held, n, k, weights, everywhere)
         output = EpilogueConfig(activation=SILU if weights == 2 else None)
         tile, output = choose_grouped_config(problem, output)
-        # Routing is the first product's prerequisite, and settled before the second's.
+        # Routing precedes the first product, and is visible before the second.
         return replace(tile, routed_before=weights == 1), output
 
     def product(self, weights: int) -> Traced:
@@ -132,7 +132,7 @@ class GroupedSm90:
         n, k = (shape.inner, shape.hidden) if weights == 2 else (shape.hidden, shape.inner)
         used = self._shape.used(self._tokens, tile.tokens)
         total = used * math.ceil(n / tile.rows)
-        # Persistent CTAs share the tiles of their SM; those with parts have one each.
+        # Persistent CTAs share the tiles of their SM; split CTAs have one tile each.
         clusters, count, idle = math.ceil(total), 1, 0
         if tile.parts > 1:
             idle = max(0, self.room * math.ceil(n / tile.rows) - clusters)

@@ -1,13 +1,13 @@
-"""Measured host time of a decoder layer: what Python and torch take to launch it, eager.
+"""Measured host time of a decoder layer: cost of eager launches in Python and torch.
 
     python -m tests.modelled.host
 
-A vLLM engine on CPU prefills a text, and decodes one at a time, with the kernels of sm_100 on
-a device that does nothing: ops check their arguments, allocate results and put launch arguments
-together, and launch nobody. A call like one before is prepared
-(``nvfp4_kernels.runtime.launch_cache``), or, for comparison, checked anew each time. Norms,
-rotation and store of vLLM's, where a layer has them, are its C++ ops on as many tokens. A dense
-layer is Llama's; one of experts is Qwen3's, and vLLM's own Python a part of its time. Times are
+A vLLM engine on CPU prefills a text, and decodes one token at a time, with the kernels of sm_100 on
+a device that does nothing: ops check their arguments, allocate results and assemble launch
+arguments, without a launch. A repeated call uses the launch cache
+(``nvfp4_kernels.runtime.launch_cache``), or, for comparison, is checked anew each time. vLLM's
+norms, rotation and store, where a layer has them, are its C++ ops on as many tokens. A dense
+layer is Llama's; a layer of experts is Qwen3's, which includes vLLM's own Python. Times are
 medians, in turns, of one process: only their ratio means anything.
 """
 
@@ -51,7 +51,7 @@ CONTENTS_CHECKED = (  # on a CPU, not on a GPU
 
 @contextmanager
 def null_device() -> Iterator[None]:
-    """Within, ops on CPU tensors take the kernels of sm_100, whose launches do nothing."""
+    """Context in which ops on CPU tensors use the kernels of sm_100, whose launches do nothing."""
     from nvfp4_kernels.devices import standing_in
     from nvfp4_kernels.runtime import compile as compiler
 
@@ -65,7 +65,7 @@ def null_device() -> Iterator[None]:
 
 
 def _as_on_a_gpu(patch: pytest.MonkeyPatch) -> None:
-    """One C++ op each for what vLLM runs in several on CPU."""
+    """Replace operations that vLLM on CPU runs as several ops by a single C++ op each."""
     from vllm.model_executor.layers.layernorm import RMSNorm
     from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 
@@ -141,8 +141,8 @@ def measured(source: Path, layer: Any, engines: Engines) -> dict[str, dict[str, 
 
 
 def main() -> None:
-    """Print a line for each step of each engine, and its part of the first one's time."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # this process is the one that is patched
+    """Print a line for each step of each engine, with its share of the first engine's time."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # this process is patched
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     from vllm.model_executor.models.llama import LlamaDecoderLayer
     from vllm.model_executor.models.qwen3_moe import Qwen3MoeDecoderLayer

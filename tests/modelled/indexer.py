@@ -3,9 +3,9 @@
     python -m tests.modelled.indexer              decode and prefill of DeepSeek's indexer, 64 heads
     python -m tests.modelled.indexer nvfp4        of one format
 
-Launches of a few key tiles to a CTA run in the emulator, and the time model
-(``tests/emulator/timing``) times them for as many CTAs as there would be, sharing the chip: a
-launch takes a constant and a constant per key tile, and those give the time of all its key tiles.
+Launches with a few key tiles per CTA run in the emulator, and the time model
+(``tests/emulator/timing``) gives their times with a full grid that shares the chip: a launch takes
+a constant and a constant per key tile, from which the time of all its key tiles follows.
 Nothing here was measured on a B200, launches are left out.
 """
 
@@ -32,12 +32,12 @@ FLOPS = {"nvfp4": 9e15, "mxfp4": 9e15, "fp8": 4.5e15, "bf16": 2.25e15}  # dense
 ALU_LANES, ISSUED_LANES = 64, 128  # per cycle of an SM
 KEYS, PAGE = 128, 64
 FEW, MANY = 24, 40  # key tiles of a CTA
-REGISTERS = 128  # of a thread, or more: one CTA to an SM
+REGISTERS = 128  # per thread, or more: one CTA per SM
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Shape of equal sequences, whose last ``queries`` tokens each see those before them."""
+    """Shape of equal sequences; each of the last ``queries`` tokens sees the preceding tokens."""
 
     fmt: "Format"
     sequences: int
@@ -59,7 +59,7 @@ class Shape:
 
     @property
     def pairs(self) -> float:
-        """Pairs of a query and a key that it sees."""
+        """Pairs of a query and a visible key."""
         return self.sequences * self.queries * (self.keys - self.queries / 2)
 
     def key_bytes(self) -> int:
@@ -71,8 +71,8 @@ class Shape:
     def limits(self) -> dict[str, float]:
         """Lower bounds in seconds: moved bytes, products, relu, and relu with its FMA.
 
-        A maximum takes the ALU, which has half as many lanes as are issued. With the FMA, which
-        does two heads at once, a product takes one and a half issues, wherever relu is computed.
+        A maximum takes the ALU, whose rate is half of the issue rate. With the FMA, which does two
+        heads at once, a product takes one and a half issues, wherever relu is computed.
         """
         moved = self.sequences * self.keys * self.key_bytes() + 4 * self.pairs
         elements = self.pairs * self.heads
@@ -95,7 +95,7 @@ SHAPES = {
 
 
 class Modeller:
-    """Time model of CTAs; installs the emulator for this process."""
+    """Time model of CTAs; installs the process-wide emulator."""
 
     def __init__(self) -> None:
         os.environ["NVFP4_KERNELS_CACHE"] = ""
@@ -106,7 +106,7 @@ class Modeller:
         torch.set_num_threads(1)
 
     def run(self, tile: "ScoreTile", shape: Shape, clusters: int, shared: bool) -> Timing:
-        """Time one CTA on pages; ``clusters`` such share the chip, and, if ``shared``, the keys."""
+        """Time one CTA on pages; ``clusters`` CTAs share the chip, and, if ``shared``, the keys."""
         import torch
 
         from nvfp4_kernels.indexer.formats import format_of

@@ -1,7 +1,7 @@
-"""Launches of a decoder layer on Blackwell, as data: which there are, in order, and whose.
+"""Launches of a decoder layer on Blackwell, as data: the kernels, in order, with their makers.
 
-``launches`` makes the list from a few switches; ``decoder_sm100`` gives each launch a time. Names
-of ours are those of ops, or of layers where a product is meant.
+``launches`` makes the list from a few switches; ``decoder_sm100`` gives each launch a time. Our
+launches have the names of ops or, for products, of layers.
 """
 
 from dataclasses import dataclass, replace
@@ -9,10 +9,10 @@ from typing import Literal
 
 Maker = Literal["ours", "vLLM", "FlashInfer", "cuBLAS"]
 Source = Literal["traced", "priced"]
-# Of FlashInfer: with the norm, and with its quantisation too.
+# FlashInfer's all-reduces: with the norm, and with its quantisation too.
 ALL_REDUCE_NORM = "all_reduce_add_rms_norm"
 ALL_REDUCE_QUANTIZE = f"{ALL_REDUCE_NORM}_quantize"
-ALL_REDUCE = "all_reduce"  # vLLM's, alone
+ALL_REDUCE = "all_reduce"  # vLLM's, not fused
 
 
 @dataclass(frozen=True)
@@ -20,13 +20,13 @@ class Step:
     """One launch of a layer.
 
     Attributes:
-        name: what it does.
-        by: whose kernel it is.
-        source: where its time comes from: the kernel's trace, or bytes and a stated constant.
-        reads: name of the activation it reads.
-        writes: name of the one it writes.
-        quantizes: its result is NVFP4, where another one would be possible.
-        merges: it is attention that merges the parts of split keys.
+        name: name of the work.
+        by: maker of the kernel.
+        source: source of the time: the kernel's trace, or bytes and a stated constant.
+        reads: name of the input activation.
+        writes: name of the output activation.
+        quantizes: whether the result is NVFP4 where 16 bits would be possible.
+        merges: whether attention merges the splits of the keys.
     """
 
     name: str
@@ -40,17 +40,17 @@ class Step:
 
 @dataclass(frozen=True)
 class Switches:
-    """What a layer's launches do beside their own work.
+    """Fusions of a layer's launches.
 
     Attributes:
-        norm: norms quantise for the layer that they feed (the option ``fuse_norm``).
-        mlp: gate and up projection hand over NVFP4 (``fuse_mlp``).
-        attention_quantizes: attention, or the merge of its parts, writes NVFP4
+        norm: norms quantise for the following layer (the option ``fuse_norm``).
+        mlp: gate and up projection write NVFP4 (``fuse_mlp``).
+        attention_quantizes: attention, or the merge of its splits, writes NVFP4
             (``fuse_attention``).
-        attention_merges: the last CTA of a sequence merges the parts of split keys.
-        rotary_store: one kernel of ours turns queries and keys, and stores keys and values.
-        attention_stores: decode attention does that itself (``rotary_attention``).
-        topk: experts are chosen where their tokens are brought together, not by vLLM before.
+        attention_merges: the last CTA of a sequence merges the splits of its keys.
+        rotary_store: one kernel of ours rotates queries and keys, and stores keys and values.
+        attention_stores: decode attention rotates and stores itself (``rotary_attention``).
+        topk: the dispatch kernel computes top-k, instead of a preceding launch of vLLM.
     """
 
     norm: bool = True
@@ -78,18 +78,18 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class Kind:
-    """What else the launches depend on.
+    """Further parameters of the list of launches.
 
     Attributes:
         decode: each sequence has one token; else all are prompts.
         split: keys are split over CTAs.
-        experts: a mixture of experts takes the MLP's place.
+        experts: a mixture of experts replaces the MLP.
         qk_norm: queries and keys are normed by head.
-        ranks: GPUs of the model, which add up o_proj's and down_proj's results.
-        fused_all_reduce: FlashInfer's op adds up, normalises and quantises: it is installed, and
-            tokens are few enough.
-        few: so few tokens that one launch brings them to their experts; two, or three from the
-            router's logits on, where they are more.
+        ranks: GPUs of the model, which all-reduce the results of o_proj and down_proj.
+        fused_all_reduce: FlashInfer's op all-reduces, normalises and quantises: FlashInfer is
+            installed, and the batch is small enough.
+        few: whether the batch is small enough for a single dispatch launch; otherwise there are two
+            launches, or three starting from the router's logits.
     """
 
     decode: bool = True
@@ -102,7 +102,7 @@ class Kind:
 
 
 def launches(switches: Switches, kind: Kind = Kind()) -> list[Step]:
-    """Launches that the plugin makes for a layer, in order."""
+    """The plugin's launches for a layer, in order."""
     steps = [
         *_norm(switches, kind),
         Step("qkv_proj", "ours", "traced", "normed", "qkv"),
@@ -123,13 +123,13 @@ def launches(switches: Switches, kind: Kind = Kind()) -> list[Step]:
 
 
 def vllm_launches(kind: Kind = Kind()) -> list[Step]:
-    """Launches that vLLM 0.32 makes for a layer of ModelOpt's NVFP4 by default."""
+    """Launches of vLLM 0.32 for a layer of ModelOpt's NVFP4, by default."""
 
     def step(name: str, by: Maker = "vLLM") -> Step:
         return Step(name, by, "priced", "x", "x")
 
     norms = [step("add_rms_norm"), step("quantize")]
-    if kind.ranks > 1:  # the quantisation is in it
+    if kind.ranks > 1:  # quantisation is part of the all-reduce
         norms = [step(ALL_REDUCE_QUANTIZE, "FlashInfer")]
     return [
         *norms,
@@ -160,13 +160,13 @@ def _norm(switches: Switches, kind: Kind) -> list[Step]:
 
 def _plain_norm(kind: Kind) -> Step:
     """Sum with the residual and norm, in 16 bits."""
-    # Over several GPUs vLLM's pass fuse_allreduce_rms takes the norms, by default.
+    # Over several GPUs vLLM's pass fuse_allreduce_rms fuses the norms, by default.
     name, by = ("add_rms_norm", "vLLM") if kind.ranks == 1 else (ALL_REDUCE_NORM, "FlashInfer")
     return Step(name, by, "priced", "x", "normed in 16 bits")  # type: ignore[arg-type]
 
 
 def _attention(switches: Switches, kind: Kind) -> list[Step]:
-    """From qkv_proj's result to o_proj's operand."""
+    """Launches from qkv_proj's result to o_proj's operand."""
     stores = switches.attention_stores and kind.decode
     quantizes, split = switches.attention_quantizes, kind.split
     written = "attended in NVFP4" if quantizes else "attended"
@@ -195,7 +195,7 @@ def _rotation(switches: Switches, kind: Kind) -> list[Step]:
 
 
 def _experts(topk: bool, few: bool) -> list[Step]:
-    """A mixture of experts, from the norm's 16-bit result on."""
+    """Launches of a mixture of experts, from the norm's 16-bit result."""
     name = "moe_topk_route_quantize" if topk else "moe_route_quantize"
     before = [Step(name, "ours", "traced", "normed in 16 bits", "routed")]
     if not few:

@@ -1,13 +1,13 @@
-"""The modelled time of a decode layer's launches in a row, each of which overlaps the one before.
+"""The modelled time of a decode layer's launches in a chain, each overlapping its predecessor.
 
     python -m tests.modelled.layer                      products in a chain, on a B200
     python -m tests.modelled.layer --model llama-70b-tp4 --tokens 1 64
     python -m tests.modelled.layer --arch sm_90         products and whole layers beside an H200's
 
-Of each launch one cluster runs in the emulator; the time model (``tests/emulator/timing``) makes
-the grids of it, and the chain. Layers follow one another with weights of their own: the time of a
-layer, or of a product, is from the end of one to the end of the next. On sm_90, where times were
-measured, each modelled one is followed by its error. ``decoder_layer`` has whole layers on a B200.
+One cluster of each launch runs in the emulator; the time model (``tests/emulator/timing``) builds
+the grids from it, and the chain. Consecutive layers have separate weights: the time of a layer, or
+of a product, is from its predecessor's end to its own end. On sm_90, where times were
+measured, each modelled time is followed by its error. ``decoder_layer`` has whole layers on a B200.
 """
 
 import argparse
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 MODELS = ("llama-8b", "llama-70b-tp4")
 PRODUCTS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 TOKENS = {"sm_90": (1, 4, 8, 16, 32, 64, 128), "sm_100": (1, 8, 16, 32, 64, 128, 256)}
-LAUNCHES = 3  # at least, in a chain of one product: the first has nobody to overlap
-# Of the runs that are compared with: what they read, and the cycles of a µs that the chooser of
-# sm_90 was fitted with.
+LAUNCHES = 3  # at least, in a chain of one product: the first has no predecessor to overlap
+# Settings of the measured runs: read bandwidth, and the cycles of a µs that the chooser of sm_90
+# was fitted with.
 MEASURED_H200 = replace(H200_TIMING, hbm_bandwidth=4.4, clock=1.7)
 
 
 def layers(launches: Sequence[Traced | OpaqueLink], count: int) -> list[Link | OpaqueLink]:
-    """Launches of ``count`` layers; what none of their launches writes, each has of its own."""
+    """Launches of ``count`` layers; an operand that no launch writes is separate for each layer."""
     handed_on = {name for each in launches for name in each.writes}
     return [_link(each, number, handed_on) for number in range(count) for each in launches]
 
@@ -70,20 +70,20 @@ def _link(each: Traced | OpaqueLink, number: int, handed_on: set[str]) -> Link |
 
 
 def layer_time(launches: Sequence[Traced], parameters: Parameters) -> float:
-    """Microseconds of a layer that follows another one."""
+    """Microseconds of a layer that follows another layer."""
     count = max(2, LAUNCHES // len(launches))
     return chain(layers(launches, count), parameters).period(len(launches))
 
 
 def compared(name: str, modelled: float, measured: float | None) -> str:
-    """A modelled time, with its error where there is a measured one, in µs."""
+    """A modelled time in µs, with its error if there is a measured time."""
     if measured is None:
         return f"{name} {modelled:.1f}"
     return f"{name} {modelled:.1f} of {measured:g} ({modelled / measured - 1:+.0%})"
 
 
 def hopper(tracer: Tracer, model_name: str, shape: "Shape", tokens: int, keys: int) -> str:
-    """Products one by one and the whole layer on an H200, beside what was measured."""
+    """Products one by one and the whole layer on an H200, beside measured times."""
     p = MEASURED_H200
     layer = LayerSm90(tracer, shape, tokens, keys)
     read = {"qkv_proj": "normed", "o_proj": "attended", "gate_up_proj": "normed", "down_proj": "y"}

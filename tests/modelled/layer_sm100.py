@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from examples.kernel_bench.layer import Shape
     from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
 
-BYTES = 0.5 + 1 / 16  # of an NVFP4 element, with its share of the scale
+BYTES = 0.5 + 1 / 16  # per NVFP4 element, with its share of the scale
 ELEMENT = 2  # bytes of a result
 
 
@@ -17,10 +17,10 @@ class ProductsSm100:
     """Products of a layer of one model at one number of tokens.
 
     Args:
-        tracer: for ``"sm_100"``.
+        tracer: tracer of ``"sm_100"``.
         shape: sizes of the model's layers.
-        tokens: of the batch.
-        terms: that each token is the sum of.
+        tokens: tokens of the batch.
+        terms: number of NVFP4 terms of each token.
     """
 
     def __init__(self, tracer: Tracer, shape: "Shape", tokens: int, terms: int = 1) -> None:
@@ -37,14 +37,14 @@ class ProductsSm100:
         quantizes: bool = False,
         most_turns: int | None = None,
     ) -> Traced:
-        """A linear layer, or gate and up projection with SiLU-mul, on the tile that is chosen.
+        """A linear layer, or gate and up projection with SiLU-mul, with the chosen tile.
 
         Args:
             name: ``"qkv_proj"``, ``"o_proj"``, ``"gate_up_proj"`` or ``"down_proj"``.
-            read: name of its input.
-            written: name of its result; L2 holds it as though it were NVFP4 in any case.
-            quantizes: the result is NVFP4, and not in 16 bits.
-            most_turns: tiles that a cluster takes, at the most; see ``turns``. None: all.
+            read: name of the input.
+            written: name of the result; L2 holds the result as though it were NVFP4 in any case.
+            quantizes: whether the result is NVFP4 rather than in 16 bits.
+            most_turns: maximum of tiles per cluster; see ``turns``. None: all.
         """
         import torch
 
@@ -109,11 +109,11 @@ class ProductsSm100:
         return Traced(traced, clusters, tuple(operands), writes, registers)
 
     def turns(self, name: str, quantizes: bool = False) -> int:
-        """Tiles that a cluster takes one after the other."""
+        """Tiles that a cluster processes one after the other."""
         return self._tiling(name, quantizes)[-1]
 
     def _tiling(self, name: str, quantizes: bool) -> "tuple[Tile, EpilogueConfig, int, int]":
-        """Tile and epilogue, the clusters of the grid, and the tiles of the busiest one."""
+        """Tile and epilogue, the clusters of the grid, and the tiles of the busiest cluster."""
         from nvfp4_kernels.devices import assumed_clusters
         from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config
         from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig

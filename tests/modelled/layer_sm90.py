@@ -17,10 +17,10 @@ class LayerSm90:
     """Launches of a layer of one model at one number of tokens.
 
     Args:
-        tracer: for ``"sm_90"``.
+        tracer: tracer of ``"sm_90"``.
         shape: sizes of the model's layers.
-        tokens: one of each of so many sequences.
-        keys: of each sequence.
+        tokens: number of sequences, with one token each.
+        keys: keys of each sequence.
     """
 
     def __init__(self, tracer: Tracer, shape: "Shape", tokens: int, keys: int) -> None:
@@ -34,8 +34,8 @@ class LayerSm90:
 
         Args:
             name: ``"qkv_proj"``, ``"o_proj"``, ``"gate_up_proj"`` or ``"down_proj"``.
-            read: name of its input.
-            written: name of its result.
+            read: name of the input.
+            written: name of the result.
         """
         import torch
 
@@ -127,7 +127,7 @@ class LayerSm90:
         return Traced(traced, tokens * traced.clusters, operands, {"rotated": nbytes}, registers)
 
     def attention(self) -> Traced:
-        """Decode attention over a paged cache; it stores the token's key and value."""
+        """Decode attention over a paged cache, including the store of the token's key and value."""
         import torch
 
         from nvfp4_kernels.attention.decode.sm90.choose import choose_config

@@ -10,20 +10,20 @@ from tests.emulator.timing.chain import LinkTime
 from tests.emulator.timing.perfetto import metadata, natural
 from tests.emulator.timing.timeline import Slice
 
-LAUNCHES, UNITS, WARPS = 1, 2, 3  # process numbers; each launch's warps are a process of their own
-SHORTEST = 0.05  # µs: shorter slices of warps and units are left out
+LAUNCHES, UNITS, WARPS = 1, 2, 3  # process numbers; each launch's warps form a separate process
+SHORTEST = 0.05  # µs: shorter slices are omitted
 WAIT = "waits for the launch before"
-_LANES = 3  # of launches, which overlap: one may open before the last but one has ended
+_LANES = 3  # tracks of overlapping launches: a launch may open before the last but one has ended
 
 
 class Span(NamedTuple):
-    """Microseconds of the chain that are shown."""
+    """Displayed range of the chain, in microseconds."""
 
     start: float
     end: float
 
     def within(self, start: float, end: float) -> tuple[float, float]:
-        """Start and duration of what is inside, from the span's start on."""
+        """Start and duration of the part inside, relative to the span's start."""
         start, end = max(start, self.start), min(end, self.end)
         return round(start - self.start, 3), round(end - start, 3)
 
@@ -31,12 +31,13 @@ class Span(NamedTuple):
 def layer_events(timing: ChainTiming, said: Sequence[dict[str, Any]], clock: float) -> Any:
     """The JSON object of a chain's last launches.
 
-    Three groups of tracks: launches on the chip, each from when its CTAs may start; units of one
-    SM; and warps of each launch on that SM. The time runs from the end of the launch before.
+    Three groups of tracks: launches on the chip, each from the moment when its CTAs may start;
+    units of one SM; and warps of each launch on that SM. Time starts at the end of the preceding
+    launch.
 
     Args:
-        timing: of the chain.
-        said: for each of the last launches what to say of it: ``label``, and more.
+        timing: timing of the chain.
+        said: labels of each of the last launches: ``label``, and more.
         clock: GHz.
     """
     links = timing.links[-len(said) :]
@@ -51,7 +52,7 @@ def layer_events(timing: ChainTiming, said: Sequence[dict[str, Any]], clock: flo
 
 
 def write(timing: ChainTiming, said: Sequence[dict[str, Any]], clock: float, path: Path) -> None:
-    """Write the timeline to a file that the viewer opens."""
+    """Write the timeline to a file for the viewer."""
     events = layer_events(timing, said, clock)
     lines = ",\n".join(json.dumps(each) for each in events["traceEvents"])
     path.write_text(f'{{"displayTimeUnit": "ns", "traceEvents": [\n{lines}\n]}}\n')

@@ -1,4 +1,4 @@
-"""Traced launches of paged attention as the plugin makes them, of few KV heads of sequences."""
+"""Traced launches of paged attention as in the plugin, of few KV heads of sequences."""
 
 import math
 from dataclasses import dataclass
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
 PAGE = 16  # keys
 EPS = 1e-6
 KEY_TILE = 128
-MOST_CTAS = 8  # of a trace whose CTAs walk
+MOST_CTAS = 8  # per trace of persistent CTAs
 
 
 def live_parts(keys: int, parts: int) -> int:
-    """Parts of a sequence that hold keys."""
+    """Splits of a sequence that hold keys."""
     tiles = math.ceil(keys / KEY_TILE)
     return math.ceil(tiles / math.ceil(tiles / parts))
 
 
 @dataclass(frozen=True)
 class Walk:
-    """A launch that is traced for one whose CTAs take several work tiles.
+    """A traced launch that represents a launch whose CTAs take several work tiles.
 
     Attributes:
-        sequences: with one KV head, that are traced.
-        ctas: that walk over them; 0: one for each work tile.
-        clusters: of the whole grid.
+        sequences: traced sequences, with one KV head.
+        ctas: persistent CTAs for the sequences; 0: one for each work tile.
+        clusters: clusters of the whole grid.
         repeats: see ``Traced``.
     """
 
@@ -41,7 +41,7 @@ class Walk:
 
 
 def walk(heads: int, parts: int, places: int, at_once: int) -> Walk:
-    """Traced for ``heads`` of all sequences in ``parts``, on ``places``, ``at_once`` of an SM's."""
+    """Walk for ``heads`` of all sequences in ``parts``, on ``places``, ``at_once`` per SM."""
     works = heads * parts
     if works <= places:
         return Walk(1, 0, works, tuple(n // heads for n in range(works)))
@@ -49,7 +49,7 @@ def walk(heads: int, parts: int, places: int, at_once: int) -> Walk:
     found = []
     for ctas in range(at_once, MOST_CTAS + 1, at_once):
         sequences = max(1, round(works / places * ctas / parts))
-        has_more = sequences * parts - each * ctas  # the first CTAs have one more
+        has_more = sequences * parts - each * ctas  # the first CTAs have one work tile more
         if 0 <= has_more <= ctas:
             found.append((abs(has_more / ctas - more / places), ctas, sequences, has_more))
     _, ctas, sequences, has_more = min(found)
@@ -68,19 +68,21 @@ def paged(
     merges: bool = False,
     rotates: Literal["", "plain", "norm"] = "",
 ) -> Traced:
-    """A launch of attention, of whose grid the CTAs of one KV head and sequence run, or few.
+    """A launch of attention; the CTAs of one KV head and sequence run, or a few.
 
-    The last CTAs run first: those without keys, which are done first on a GPU too, so that one with
+    The last CTAs run first: they have no keys and are done first on a GPU too, so that a CTA with
     keys merges.
 
     Args:
-        tracer: for ``"sm_100"``.
-        shape: of the sequences.
-        config: tile, and parts of each sequence's keys.
-        read: name of what holds the queries.
-        quantizes: the result is NVFP4.
-        merges: the last CTA merges the parts; else another launch, which is left out, does so.
-        rotates: it rotates queries and new keys, normed by head or plain, and stores.
+        tracer: tracer of ``"sm_100"``.
+        shape: shape of the sequences.
+        config: tile, and number of splits of each sequence's keys.
+        read: name of the operand with the queries.
+        quantizes: whether the result is NVFP4.
+        merges: whether the last CTA merges the splits; otherwise another launch, left out here,
+            does.
+        rotates: whether attention rotates queries and new keys, normed by head or plain, and
+            stores.
     """
     import torch
 

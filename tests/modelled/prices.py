@@ -1,11 +1,11 @@
-"""Prices of launches that are not traced: kernels of others.
+"""Prices of launches that are not traced: kernels of other projects.
 
-Microseconds on a B200. A small kernel of others takes a constant or its bytes' time, whichever is
-longer, and starts ``GAP`` after the one before has ended: vLLM's own quantisation of 1 to 64 tokens
-is published as 2.0 µs (vLLM pull request 49775), of which 0.7 are its work. A GEMM of vLLM's takes
-what this model has NVIDIA's ``dense_blockscaled_gemm_persistent`` take, which does not split K:
-4.99, 12.62 and 3.55 µs of K = 4096, 14336 and 2048. FlashInfer's published times of one token are
-1 µs above that.
+Microseconds on a B200. A small kernel takes a constant or the time of its bytes, whichever is
+longer, and starts ``GAP`` after its predecessor has ended: vLLM's own quantisation of 1 to 64
+tokens is published as 2.0 µs (vLLM pull request 49775), of which 0.7 are its work. A GEMM of vLLM's
+takes as long as NVIDIA's ``dense_blockscaled_gemm_persistent`` in this model, which has no split-K:
+4.99, 12.62 and 3.55 µs at K = 4096, 14336 and 2048. FlashInfer's published times for one token are
+1 µs higher.
 """
 
 from dataclasses import dataclass
@@ -24,20 +24,20 @@ BODIES = {
     "merge_segments": 0.9,
     "top_k": 1.25,
 }
-ALL_REDUCE_US = 6.0  # of few tokens over four GPUs; assumed, nobody published it
-# With the norm, or its quantisation too, in the same launch: their work is hidden by the exchange.
+ALL_REDUCE_US = 6.0  # few tokens over four GPUs; assumed, as no figure is published
+# All-reduces fused with the norm, or its quantisation too: the exchange hides the extra work.
 _ALL_REDUCES = frozenset({ALL_REDUCE, ALL_REDUCE_NORM, ALL_REDUCE_QUANTIZE})
-ATTENTION = (3.5, 0.84 * 8e6)  # least, and bytes in a µs
-GEMM_FIXED, GEMM_EACH_K = 2.0, 0.735 / 1024  # and for each of K, without split K
+ATTENTION = (3.5, 0.84 * 8e6)  # least µs, and bytes per µs
+GEMM_FIXED, GEMM_EACH_K = 2.0, 0.735 / 1024  # fixed µs, and µs per element of K, without split-K
 GEMM_START, GEMM_BANDWIDTH = 1.9, 7.0e6
-GEMM_RATE = 7.2e9  # FLOP in a µs: NVIDIA's kernel reaches 7.0 and 8.1 PFLOP/s of many tokens
-STEP_US = 30.0  # of a step beside its layers and lm_head: embedding, last norm, sampling
-ROUTER_US = 3.0  # 16-bit product of K = 2048, as cuBLAS has published times with launch of 5.1
+GEMM_RATE = 7.2e9  # FLOP per µs: NVIDIA's kernel reaches 7.0 and 8.1 PFLOP/s with many tokens
+STEP_US = 30.0  # per step, besides layers and lm_head: embedding, last norm, sampling
+ROUTER_US = 3.0  # 16-bit product of K = 2048; cuBLAS's published time with the launch is 5.1
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What bytes and times of a layer depend on."""
+    """Sizes that the bytes and times of a layer depend on."""
 
     tokens: int
     hidden: int
@@ -56,7 +56,7 @@ class Sizes:
         return self.kv_heads * self.head_dim
 
     def moved(self, name: str, width: int) -> float:
-        """Bytes read and written by a small kernel; ``width`` is that of what it quantises."""
+        """Bytes read and written by a small kernel; ``width``: elements of a quantised row."""
         each = {
             "add_rms_norm": 8 * self.hidden,
             "quantize": 2.5625 * width,
@@ -70,7 +70,7 @@ class Sizes:
         return float(self.tokens * each)
 
     def product(self, name: str) -> tuple[int, int]:
-        """Rows and K of a product's weights, gate and up as one."""
+        """Rows and K of a product's weights, gate and up as one matrix."""
         return {
             "qkv_proj": (self.q + 2 * self.kv, self.hidden),
             "o_proj": (self.hidden, self.q),
@@ -83,9 +83,9 @@ def body(step: Step, sizes: Sizes, width: int = 0) -> float:
     """Microseconds of a launch's own work.
 
     Args:
-        step: with a price.
-        sizes: of the layer.
-        width: elements of a token that it quantises, if it does that alone.
+        step: launch with a price.
+        sizes: sizes of the layer.
+        width: elements per token of a launch that only quantises.
     """
     name = step.name
     if name in _ALL_REDUCES:

@@ -1,10 +1,10 @@
-"""The modelled time of ``rotary_store`` on a B200, beside what its bytes alone would take.
+"""The modelled time of ``rotary_store`` on a B200, beside the time of its bytes alone.
 
     python -m tests.modelled.rotary_store                     Llama 8B's heads, 1 to 8192 tokens
     python -m tests.modelled.rotary_store --norms --fp8       Qwen3's norms, an E4M3 cache
 
-Some of each grid's CTAs run in the emulator, as they are in the whole grid; the time model
-(``tests/emulator/timing``) makes the grid of them. L2 is empty. Nothing was measured on a B200.
+Some of each grid's CTAs run in the emulator, with their work in the whole grid; the time model
+(``tests/emulator/timing``) builds the grid from them. L2 is empty. Nothing was measured on a B200.
 """
 
 import argparse
@@ -17,13 +17,13 @@ from tests.modelled.traces import Traced, Tracer, aligned, operand
 TOKENS = (1, 64, 8192)
 HEADS = 32, 8, 128  # query heads, KV heads and D
 PAGE_SIZE = 16
-TRACED_CTAS = 160  # of a grid, at the most
+TRACED_CTAS = 160  # per grid, at most
 
 
 def traced(
     tracer: Tracer, tokens: int, norms: bool, fp8: bool, sizes: tuple[int, int, int] = HEADS
 ) -> tuple[Traced, float]:
-    """The launch for a batch of tokens, each at the end of a page of its own, and its bytes."""
+    """The launch for a batch of tokens, each at the end of a different page, and its bytes."""
     import torch
 
     from nvfp4_kernels.rotary.store.launch import rotary_store

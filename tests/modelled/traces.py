@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-ALIGNMENT = 512  # bytes, of what CUDA allocates
+ALIGNMENT = 512  # bytes: alignment of CUDA's allocations
 
 
 @dataclass(frozen=True)
 class Traced:
-    """A launch that was run, as a chain takes it.
+    """A traced launch, as input of a chain.
 
     Attributes:
-        launch: its trace.
-        clusters: of the whole grid.
-        operands: that it reads, without the layer they belong to.
+        launch: the launch with its trace.
+        clusters: clusters of the whole grid.
+        operands: operands that the launch reads, not yet assigned to a layer.
         writes: bytes by operand's name.
-        registers: of a thread.
-        repeats: clusters of the trace that those of the grid repeat in turn; all by default.
-        label: what the launch is, for timelines; empty for its kernel's name.
+        registers: registers per thread.
+        repeats: clusters of the trace that the grid's clusters repeat in turn; all by default.
+        label: name of the launch in timelines; empty for the kernel's name.
     """
 
     launch: Launch
@@ -43,9 +43,10 @@ class Traced:
 
 
 def aligned(tensor: "Tensor") -> "Tensor":
-    """The same values where a GPU's allocator could have put them: on 512 bytes.
+    """Copy of a tensor with a GPU allocator's alignment of 512 bytes.
 
-    A CPU's puts them on 64, so that rows of 128 bytes straddle lines that cost a pass each.
+    A CPU allocator aligns to 64 bytes, so that rows of 128 bytes straddle lines that cost a pass
+    each.
     """
     import torch
 
@@ -56,7 +57,7 @@ def aligned(tensor: "Tensor") -> "Tensor":
 
 
 class Tracer:
-    """The emulator in the place of CPU, for kernels of one architecture; once in a process.
+    """Emulator as the device of CPU tensors, for kernels of one architecture; once per process.
 
     Args:
         arch: ``"sm_90"`` or ``"sm_100"``.
@@ -76,12 +77,12 @@ class Tracer:
     def run(
         self, act: Callable[[], object], most: int | None = None, backwards: bool = False
     ) -> tuple[Launch, int]:
-        """The one launch that ``act`` makes, and the registers of its threads.
+        """The single launch made by ``act``, and its registers per thread.
 
         Args:
-            act: makes new tensors by ``new_empty`` alone.
+            act: function that makes new tensors by ``new_empty`` alone.
             most: clusters that run, spread over the grid; None: all.
-            backwards: the last cluster runs first.
+            backwards: whether the last cluster runs first.
         """
         import torch
 
@@ -104,7 +105,7 @@ class Tracer:
 
     @contextmanager
     def _watched(self, compiling: Any, functions: list[Any]) -> Iterator[None]:
-        """Kernels may touch the tensors that a launch was given; what is compiled is kept."""
+        """Let kernels touch the launch's tensors, and keep the compiled kernels."""
         compiled, watchers = compiling.compiled, compiling.watchers
 
         def recorded(*given: Any) -> Any:
@@ -125,5 +126,5 @@ class Tracer:
 
 
 def operand(name: str, tensor: "Tensor", total: float, streamed: bool = False) -> Operand:
-    """A tensor of the traced run that stands for ``total`` bytes of the whole problem's."""
+    """A tensor of the traced run that represents ``total`` bytes of the whole problem."""
     return Operand(name, tensor.data_ptr(), tensor.nbytes, total, streamed)

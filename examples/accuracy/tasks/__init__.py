@@ -1,4 +1,4 @@
-"""Tasks for lm-evaluation-harness that need no hub: made of Python sources that a machine has."""
+"""Tasks for lm-evaluation-harness that need no hub: made from the machine's Python sources."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from examples.accuracy.tasks import docstrings, words
 from examples.accuracy.tasks.text import HeldOut, read_held_out
 from examples.demo.corpus import STANDARD_LIBRARY
 
-DOCUMENTS = 200  # at most, of each task
+DOCUMENTS = 200  # per task, at most
 
 _MAKERS: dict[str, Callable[[HeldOut, int], list[dict[str, Any]]]] = {
     "docstring_match": lambda text, count: docstrings.questions(
@@ -31,16 +31,17 @@ def make_tasks(
     """Write ``NAME.yaml`` and ``NAME.jsonl`` of every task, the same for the same files.
 
     Args:
-        folder: made if missing; the tasks hold its path, so make them anew instead of moving it.
-        roots: folders of Python sources. Only files that training on them holds out are used; name
-            all folders that a model was trained on.
-        count: of documents of each task; there are fewer where the text has no more.
+        folder: folder, created if missing; the tasks hold its path, so make new tasks instead of
+            moving the folder.
+        roots: folders of Python sources. Only files held out from training are used; name all
+            folders that a model was trained on.
+        count: number of documents of each task, fewer if the text is too short.
 
     Returns:
         Number of documents by the name of the task.
 
     Raises:
-        ValueError: if a root has no held-out files, or there is no document of some task.
+        ValueError: a root has no held-out files, or some task has no document.
     """
     made = _documents(tuple(roots), count)
     folder.mkdir(parents=True, exist_ok=True)
@@ -48,12 +49,12 @@ def make_tasks(
         data = folder.resolve() / f"{name}.jsonl"
         data.write_text("".join(json.dumps(document) + "\n" for document in documents))
         task = Template(Path(__file__).with_name(f"{name}.yaml").read_text())
-        # A JSON string is one of YAML.
+        # A JSON string is a YAML string too.
         (folder / f"{name}.yaml").write_text(task.substitute(data=json.dumps(str(data))))
     return {name: len(documents) for name, documents in made.items()}
 
 
-@cache  # for each variant that is measured
+@cache  # computed once for all measured variants
 def _documents(roots: tuple[Path, ...], count: int) -> dict[str, list[dict[str, Any]]]:
     text = read_held_out(roots)
     made = {name: make(text, count) for name, make in _MAKERS.items()}

@@ -24,7 +24,7 @@ def tasks(
 ) -> None:
     """Write tasks made of Python sources that the demo's training leaves out.
 
-    lm-evaluation-harness finds them with --include_path.
+    lm-evaluation-harness reads the tasks with --include_path.
     """
     with refusals():
         check_folder(out, "--out")

@@ -1,8 +1,8 @@
 """Choosing the code that a docstring belongs to: multiple choice without cues.
 
-Four texts and what follows each of them make four questions with the same four choices. A model is
-asked after which text the answer is likeliest: how likely or long an answer is by itself does not
-matter, and whoever does not read it is right once in four times, exactly.
+Four texts and the continuation of each make four questions with the same four choices. The model is
+asked for the text after which the answer is likeliest: the likelihood and length of an answer alone
+do not matter, and a model that ignores the answer is right exactly once in four times.
 """
 
 import re
@@ -21,13 +21,13 @@ from examples.accuracy.tasks.text import (
 )
 
 CHOICES = 4
-LEAST_BYTES = 25  # of an answer
+LEAST_BYTES = 25  # per answer
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A text and its answer, what follows it; of the definition ``name`` in the file ``path``."""
+    """A text and its continuation as the answer; from definition ``name`` in the file ``path``."""
 
     path: str
     name: str
@@ -36,7 +36,7 @@ class Pair:
 
 
 def first_lines(text: HeldOut) -> list[Pair]:
-    """The first line of each docstring, and the code before it."""
+    """The first line of each docstring, and the preceding code."""
     return [
         Pair(found.path, found.name, found.opening, one_line(found.docstring.split("\n")[0]))
         for document in text.documents
@@ -45,7 +45,7 @@ def first_lines(text: HeldOut) -> list[Pair]:
 
 
 def endings(text: HeldOut) -> list[Pair]:
-    """The last sentence of each docstring that has several, and all that is before it."""
+    """The last sentence of each docstring of several sentences, and all preceding text."""
     pairs = []
     for found in (f for document in text.documents for f in definitions(document)):
         *before, last = _SENTENCE_END.split(found.docstring)
@@ -59,8 +59,8 @@ def endings(text: HeldOut) -> list[Pair]:
 def questions(pairs: Iterable[Pair], text: HeldOut, count: int) -> list[dict[str, Any]]:
     """Choose at most ``count`` documents for the harness, in whole groups of four.
 
-    Left out are answers whose words a training file has, too, and those that come twice. The
-    answers of a group are of about the same length, and of different files and definitions.
+    Answers whose words also occur in a training file, and repeated answers, are left out. The
+    answers of a group are of about the same length, and from different files and definitions.
     """
     fitting = [
         pair
@@ -94,7 +94,7 @@ def _without_repeats(pairs: Iterable[Pair]) -> list[Pair]:
 
 
 def _groups(pairs: Iterable[Pair]) -> list[list[Pair]]:
-    """Neighbours by length of the answer; those that a group cannot take wait for the next."""
+    """Group answers of similar length; a conflicting pair is deferred to the next group."""
     waiting = sorted(pairs, key=lambda pair: (len(pair.answer), scattered(pair.answer)))
     groups = []
     while waiting:

@@ -1,4 +1,4 @@
-"""The text that tasks are made of: held-out files only, since models were trained on the others."""
+"""The text that tasks are made of: held-out files, as models are trained on all others."""
 
 import ast
 import io
@@ -12,12 +12,12 @@ from textwrap import dedent
 
 from examples.demo.corpus import Document, read_corpus
 
-# A token stands for one byte or more: a prompt of so many bytes and what is written after it fit
-# the 1024 tokens of the demo's model, whatever the tokenizer.
+# A token stands for one byte or more: a prompt of so many bytes and its continuation fit the 1024
+# tokens of the demo's model, with any tokenizer.
 CONTEXT_BYTES = 800
 ANSWER_BYTES = 160
 
-_START = 3  # words by which an answer is looked for
+_START = 3  # words of an answer's lookup key
 _QUOTES = re.compile(r'[ \t]+"""(?=[A-Z])')
 
 
@@ -34,7 +34,7 @@ class HeldOut:
     train: tuple[str, ...]
 
     def new(self, answers: Iterable[str]) -> set[str]:
-        """Answers whose words no training file has in a row, three or more."""
+        """Answers of three or more words whose word sequence occurs in no training file."""
         by_start: dict[tuple[str, ...], dict[str, list[str]]] = {}
         for answer in answers:
             if len(words := _words(answer)) >= _START:
@@ -54,10 +54,10 @@ class Definition:
     """A function or class that begins with a docstring.
 
     Attributes:
-        path: of its file.
-        name: of the function or class.
-        opening: its source up to the docstring's three quotes, these included, not indented.
-        docstring: as ``help()`` shows it.
+        path: path of the source file.
+        name: name of the function or class.
+        opening: source up to and including the docstring's opening quotes, dedented.
+        docstring: text as ``help()`` shows it.
     """
 
     path: str
@@ -91,12 +91,12 @@ def definitions(document: Document) -> Iterator[Definition]:
 
 
 def one_line(text: str) -> str:
-    """``text`` with one space for every run of white space."""
+    """``text`` with each run of white space replaced by one space."""
     return " ".join(text.split())
 
 
 def scattered(*key: str) -> bytes:
-    """A sort key that mixes what comes from one file with the rest, the same on every machine."""
+    """A sort key that shuffles entries of one file among all others, identical on every machine."""
     return sha256("\0".join(key).encode()).digest()
 
 
@@ -105,7 +105,7 @@ def _words(text: str) -> list[str]:
 
 
 def _parse(document: Document) -> ast.Module:
-    """Syntax tree; empty if the text is no Python of this version."""
+    """Syntax tree; empty if the text is not valid for this Python version."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)
         try:

@@ -1,4 +1,4 @@
-"""Writing the next word of code, one that was used before: greedy, so that decoding counts too."""
+"""Prediction of the next word of code, a repeated word: greedy, so that decoding counts too."""
 
 import io
 import re
@@ -11,12 +11,12 @@ from examples.demo.corpus import Document
 
 EARLIER_USES = 2
 LONGEST = 20  # characters of a word
-# Whoever always writes the same word is right about once in so many times.
+# A constant answer is right about once in so many times.
 ONCE_IN = 50
 
 
 def questions(text: HeldOut, count: int) -> list[dict[str, str]]:
-    """Choose at most ``count`` documents for the harness; no word of a file is asked for twice."""
+    """Choose at most ``count`` documents for the harness; each word of a file is used once."""
     places = (place for document in text.documents for place in _places(document))
     seen: set[tuple[str, str]] = set()
     words: Counter[str] = Counter()
@@ -34,7 +34,7 @@ def questions(text: HeldOut, count: int) -> list[dict[str, str]]:
 
 
 def _places(document: Document) -> Iterator[dict[str, str]]:
-    """Words of code after one space that the prompt, which ends before the space, has twice."""
+    """Candidate words after one space, with the word repeated in the preceding prompt."""
     lines = list(io.StringIO(document.text))
     starts = [0]
     for line in lines:
@@ -52,7 +52,7 @@ def _places(document: Document) -> Iterator[dict[str, str]]:
 
 
 def _tokens(source: str) -> list[tokenize.TokenInfo]:
-    """Tokens of a file; none if it is no Python of this version."""
+    """Tokens of a file; empty if the file is not valid for this Python version."""
     try:
         return list(tokenize.generate_tokens(io.StringIO(source).readline))
     except (tokenize.TokenError, SyntaxError):

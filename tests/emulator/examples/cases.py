@@ -1,4 +1,4 @@
-"""NVIDIA's examples and the arguments to run them with: small, but of several tiles."""
+"""NVIDIA's examples with their arguments: small problems of several tiles."""
 
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -15,10 +15,11 @@ class Case:
     """One run of one example.
 
     Attributes:
-        name: unique.
-        path: under ``examples/python/CuTeDSL``.
-        arguments: of its command line.
-        sms: streaming multiprocessors to emulate; few make persistent kernels take several tiles.
+        name: unique name.
+        path: path under ``examples/python/CuTeDSL``.
+        arguments: command line arguments.
+        sms: streaming multiprocessors to emulate; a small number makes persistent kernels process
+            several tiles per CTA.
         arch: "sm_100a" or "sm_90a".
     """
 
@@ -236,7 +237,7 @@ def _epilogues() -> list[Case]:
 
 
 def _generic() -> list[Case]:
-    """Examples written for every GPU, or for Ampere with instructions that Blackwell has too."""
+    """Examples for every GPU, or for Ampere with instructions that Blackwell still supports."""
     ampere, quick = "cute/ampere/kernel/", "--warmup_iterations 0 --iterations 1"
     return [
         Case(
@@ -395,7 +396,7 @@ CASES = (
 
 
 _TASKS = "experimental/task_scheduling/blackwell/tutorial/"
-# Patterns of the examples that are not run, and why.
+# Patterns of excluded examples, with the reasons.
 EXCLUDED = {
     "cute/hopper/kernel/dense_gemm/dense_gemm_fp8_*": "wgmma of FP8, which is not modelled",
     "cute/blackwell_geforce/*": "sm_120",
@@ -433,7 +434,7 @@ EXCLUDED = {
 
 
 def unlisted(cutlass: Path) -> list[str]:
-    """Examples of a checkout that are neither a case nor excluded."""
+    """Examples of a checkout that are neither listed as a case nor excluded."""
     folder = cutlass / "examples/python/CuTeDSL"
     scripts = {str(script.relative_to(folder)) for script in folder.rglob("*.py")}
     return sorted(

@@ -1,4 +1,4 @@
-"""CUDA's Python bindings, and what of CuTe's helpers uses them, as if there were a GPU."""
+"""Stand-ins for CUDA's Python bindings, and for the CuTe helpers that use the bindings."""
 
 import ctypes
 from collections.abc import Callable
@@ -15,7 +15,8 @@ class HardwareInfo:
     """``cutlass.utils.HardwareInfo`` of the emulated chip.
 
     Attributes:
-        sms: streaming multiprocessors; few, so that persistent kernels take several tiles.
+        sms: streaming multiprocessors; a small number makes persistent kernels process several
+            tiles per CTA.
     """
 
     sms = 148
@@ -33,7 +34,7 @@ class HardwareInfo:
 
 
 def _benchmark(call: Callable[..., Any], **options: Any) -> float:
-    """``cutlass.testing.benchmark``: no time to measure, but some examples check what it ran."""
+    """Stand-in for ``cutlass.testing.benchmark``: runs the kernel once, measures nothing."""
     arguments = options.get("kernel_arguments")
     if arguments is not None:
         call(*arguments.args, **arguments.kwargs)
@@ -58,10 +59,10 @@ class _Heap:
 
 
 def install(runtime: Runtime, sms: int) -> None:
-    """Patches the bindings and CuTe in this process.
+    """Patch the bindings and CuTe in this process.
 
     Args:
-        runtime: the installed one; its errors come out of CuTe's calls.
+        runtime: the installed runtime, whose errors CuTe's calls raise.
         sms: streaming multiprocessors that CuTe's ``HardwareInfo`` reports.
     """
     import cutlass.cute.testing
@@ -142,7 +143,7 @@ def _raising(runtime: Runtime, run_compiled: Callable[..., Any]) -> Callable[...
         try:
             with runtime.raising():
                 return run_compiled(self, arguments)
-        except CooperativeLaunchTooLarge as refused:  # the one that an example expects
+        except CooperativeLaunchTooLarge as refused:  # an error that an example expects
             code = cudart.cudaError_t.cudaErrorCooperativeLaunchTooLarge
             raise DSLCudaRuntimeError(code, code.name) from refused
 

@@ -1,4 +1,4 @@
-"""torch as if it had a GPU: tensors "on cuda" are CPU tensors, copies to and from it are copies."""
+"""torch with a simulated GPU: tensors "on cuda" are CPU tensors, transfers make copies."""
 
 import contextlib
 import ctypes
@@ -23,7 +23,7 @@ def _is_cuda(value: object) -> bool:
 
 
 class CudaIsCpu(TorchFunctionMode):
-    """Creates on the CPU what is asked for on cuda; a move between the two makes a copy."""
+    """Creation of "cuda" tensors on the CPU; a move between the devices makes a copy."""
 
     def __torch_function__(
         self,
@@ -44,7 +44,7 @@ class CudaIsCpu(TorchFunctionMode):
 
 
 class Stream:
-    """A CUDA stream, on which everything has always finished."""
+    """A CUDA stream without pending work."""
 
     cuda_stream = 0
     device = torch.device("cpu")
@@ -79,14 +79,14 @@ class Event:
 
 
 class Graph:
-    """A CUDA graph that ran once, when it was captured."""
+    """A CUDA graph whose work ran once, at capture."""
 
     def __init__(self, *args: object, **kwargs: object) -> None: ...
     def replay(self) -> None: ...
 
 
 class Profile:
-    """``torch.profiler.profile`` that saw nothing."""
+    """``torch.profiler.profile`` without any recorded event."""
 
     def __init__(self, *args: object, **kwargs: object) -> None: ...
     def __enter__(self) -> "Profile":
@@ -110,7 +110,7 @@ def _copy(tensor: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor
 
 
 def _on_cuda(dlpack: Callable[..., object]) -> Callable[..., object]:
-    """``__dlpack__`` whose capsules say that the memory is a GPU's."""
+    """``__dlpack__`` whose capsules report GPU memory."""
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
@@ -124,11 +124,11 @@ def _on_cuda(dlpack: Callable[..., object]) -> Callable[..., object]:
 
 
 def install(sms: int, arch: str = "sm_100a") -> None:
-    """Patches torch in this process.
+    """Patch torch in this process.
 
     Args:
-        sms: streaming multiprocessors that device properties report.
-        arch: "sm_100a" or "sm_90a", that they report too.
+        sms: streaming multiprocessors in the device properties.
+        arch: "sm_100a" or "sm_90a", reported in the device properties.
     """
     properties = SimpleNamespace(
         name="emulated H200" if arch == "sm_90a" else "emulated B200",
@@ -181,7 +181,8 @@ def install(sms: int, arch: str = "sm_100a") -> None:
         (torch.Tensor, tensor),
         (dlpack, {"to_dlpack": _on_cuda(vars(dlpack)["to_dlpack"])}),
         (torch._C, {"_cuda_getCurrentRawStream": lambda device: 0}),
-        # Before 2.10 torch has no scaled_grouped_mm, which only GPUs run: examples then do without.
+        # torch before 2.10 has no scaled_grouped_mm, which only GPUs support: examples then do
+        # without.
         (torch, {"_scaled_mm": block_scaled_mm, "__version__": "2.9.0"}),
         (torch.profiler, {"profile": Profile}),
     ):

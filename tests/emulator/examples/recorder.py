@@ -1,4 +1,4 @@
-"""A device that runs nothing and writes down what it is asked to launch."""
+"""A device that records each launch request and runs nothing."""
 
 import json
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from tests.emulator.runtime.device import Dimensions
 
 
 class Recorder:
-    """Writes ``<name>.<n>.ptx`` per module and ``<name>.<n>.json`` with the launches of it.
+    """Recorder of ``<name>.<n>.ptx`` per module and ``<name>.<n>.json`` with the module's launches.
 
     Args:
-        folder: where to; None keeps the launches in memory only.
-        name: of the files.
+        folder: output folder; None keeps the launches in memory only.
+        name: prefix of the files.
     """
 
     def __init__(self, folder: Path | None = None, name: str = "kernel") -> None:

@@ -29,7 +29,7 @@ _RULE = "| --- | --- | --- | --- | --- | --- |"
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of one example in one schedule."""
+    """Result and findings of one example in one schedule."""
 
     schedule: str
     result: str
@@ -39,7 +39,7 @@ class Outcome:
 
 @contextmanager
 def preloaded() -> Iterator[str]:
-    """Path of the library to preload, for as long as the context lasts."""
+    """Path of the library to preload, valid inside the context."""
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder, "libaligned.so")
         source = Path(__file__).with_name("aligned.c")
@@ -60,7 +60,7 @@ def run_case(
     log: Path | None,
     limit: int,
 ) -> list[Outcome]:
-    """Runs one example in a process of its own, at most ``limit`` seconds."""
+    """Run one example in a separate process, for at most ``limit`` seconds."""
     environment = {**os.environ, "LD_PRELOAD": preload, "OMP_NUM_THREADS": "1"}
     module = "tests.emulator.examples.worker"
     command = [sys.executable, "-m", module, case.name, str(cutlass), schedules, record]
@@ -73,7 +73,7 @@ def run_case(
 
 
 def _call(command: list[str], environment: dict[str, str], limit: int) -> tuple[str, str]:
-    """A command's output, and how it failed, if it did."""
+    """Output of a command, and the reason of its failure ("" if the command succeeded)."""
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=limit, check=False
@@ -101,7 +101,7 @@ def _row(case: Case, outcomes: list[Outcome]) -> str:
 
 
 def update(path: Path, rows: dict[str, str]) -> None:
-    """Puts rows by case into the table in a Markdown file, which keeps its others.
+    """Update rows of the table in a Markdown file, by case; other rows stay.
 
     Raises:
         typer.BadParameter: the file has no such table.

@@ -1,4 +1,4 @@
-"""One example in a process of its own; ``run.py`` starts it. Writes one JSON line per schedule."""
+"""Process that runs one example, started by ``run.py``; writes one JSON line per schedule."""
 
 import contextlib
 import dataclasses
@@ -24,7 +24,7 @@ _ADDRESS = re.compile(r"0x[0-9a-f]{8,}")
 
 
 class _Counted(WithLiveStorages):
-    """Knows whether anything has been launched."""
+    """Device that records whether anything has been launched."""
 
     launches = 0
 
@@ -34,7 +34,7 @@ class _Counted(WithLiveStorages):
 
 
 class _Watched(io.TextIOBase):
-    """Standard output that remembers a line which says that something failed."""
+    """Standard output that records a line reporting a failure."""
 
     def __init__(self, to: TextIO) -> None:
         self._to = to
@@ -93,7 +93,7 @@ def main() -> None:
     )
     from tests.emulator.machine.schedule import STANDARD
 
-    # What NVIDIA's own examples do although the PTX ISA says otherwise: noted, not refused.
+    # Behaviour of NVIDIA's own examples that violates the PTX ISA: noted, not refused.
     tolerated = (
         BarrierMisuse,
         DataRace,

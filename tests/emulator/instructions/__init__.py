@@ -1,4 +1,4 @@
-"""Instruction families: each file writes the code of its family and holds what that calls."""
+"""Instruction families: each file emits the code of one family and holds its runtime functions."""
 
 from tests.emulator.instructions import (
     atomic,

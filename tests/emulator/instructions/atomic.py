@@ -1,4 +1,4 @@
-"""atom and red: what they compute, and the instructions."""
+"""atom and red: arithmetic of the operations, and the instructions."""
 
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ Lanes = npt.NDArray[Any]
 
 _RELEASING = ("release", "acq_rel", "sc")
 _SWAPS = ("exch", "cas")
-_SWAPPED = frozenset({"b16", "b32", "b64", "b128"})  # of exch and cas (PTX ISA, atom)
+_SWAPPED = frozenset({"b16", "b32", "b64", "b128"})  # types of exch and cas (PTX ISA, atom)
 
 
 def _result(operation: str, kind: str, old: Bytes, operands: list[Bytes], flush: bool) -> Bytes:
@@ -116,7 +116,7 @@ def atomic(
     order: str,
     scope: int,
 ) -> list[Lanes]:
-    """Lane after lane where they meet, or all at once; returns the old values."""
+    """Execute an atomic lane by lane if addresses repeat, else at once; returns the old values."""
     width, count = TYPE_BITS[kind] // 8, len(values[0])
     nbytes = width * count
     access = w.access(line, "atomic", strong=True)
@@ -143,7 +143,7 @@ def atomic(
         items = np.ascontiguousarray(after).view(ITEMS[nbytes])[:, 0]
         memory.write_lanes(places, nbytes, items, access)
         old[lanes] = before
-        # Or it is a poll that does not end by itself.
+        # An operation that changes nothing is a poll, which wakes no other warp.
         changed = (before != after).any(1).tolist()
         for address, differs in zip(places.tolist(), changed, strict=True):
             publish(w, memory, address, release, scope, mask, differs)
@@ -165,9 +165,10 @@ def _meet(
     mask: Lanes | None,
     scope: int,
 ) -> list[Lanes]:
-    """Relaxed operations of ``lanes`` that meet at ``places``; returns the old values.
+    """Relaxed operations of ``lanes`` with repeated ``places``; returns the old values.
 
-    All are of one warp: memory is read before the first and written after the last.
+    All lanes belong to one warp: memory is read before the first operation and written after the
+    last.
     """
     operation, kind = what
     nbytes = operands[0].shape[1]
@@ -195,7 +196,7 @@ def _meet(
             now[at] = _result(operation, kind, before, given, memory.kind == "global")
     items = np.ascontiguousarray(now).view(ITEMS[nbytes])[:, 0]
     memory.write_lanes(distinct, nbytes, items, access)
-    # Or it is a poll that does not end by itself. What changes there and back has changed.
+    # An atomic that changes nothing is a poll; a value that changed and changed back has changed.
     moved = (old[lanes] != now[inverse]).any(1) | (old[lanes] != first[inverse]).any(1)
     changed = np.zeros(distinct.size, bool)
     changed[inverse[moved]] = True
@@ -205,7 +206,8 @@ def _meet(
     return list(np.ascontiguousarray(old.view(ITEMS[TYPE_BITS[kind] // 8]).T))
 
 
-# Of one place after another: those that work alike on signed and unsigned patterns.
+# Accumulating functions for repeated addresses; only operations that treat signed and unsigned
+# alike.
 _ACCUMULATED = {
     (operation, kind): ufunc.accumulate
     for operation, ufunc in {
@@ -228,7 +230,7 @@ def _places(w: "Warp", space: str, addresses: Lanes) -> tuple["LinearMemory", La
 
 
 def _inside(memory: "LinearMemory", places: Lanes) -> npt.NDArray[np.bool_]:
-    """Mask of the places that are in the memory."""
+    """Mask of the places inside the memory."""
     inside: npt.NDArray[np.bool_] = places - np.uint64(memory.base) < np.uint64(memory.nbytes)
     return inside
 
@@ -236,9 +238,9 @@ def _inside(memory: "LinearMemory", places: Lanes) -> npt.NDArray[np.bool_]:
 def _batches(
     w: "Warp", space: str, addresses: Lanes, mask: Lanes | None
 ) -> list[npt.NDArray[np.intp]]:
-    """Lanes that go together: in one memory, those before which as many have the same place.
+    """Batches of lanes in which no two lanes share an address, in order of occurrence.
 
-    Where time is modelled, all of them if each has its own place, or else one after the other.
+    With a timing trace: all lanes at once if each lane has a distinct address, else one at a time.
     """
     lanes = np.flatnonzero(w.live if mask is None else mask)
     memory, places = _places(w, space, addresses[lanes])

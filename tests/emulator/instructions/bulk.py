@@ -1,4 +1,4 @@
-"""cp.async.bulk and its kin: what the tensor memory accelerator does (PTX ISA, bulk copies)."""
+"""cp.async.bulk and the other instructions of the tensor memory accelerator (PTX ISA)."""
 
 import functools
 from collections.abc import Callable, Generator
@@ -35,7 +35,7 @@ _RANKS = ("1d", "2d", "3d", "4d", "5d")
 
 
 def write(e: "Emitter", i: Instruction) -> None:
-    """Writes any cp.*bulk* instruction."""
+    """Emit any cp.*bulk* instruction."""
     parts = i.parts
     if "commit_group" in parts:
         e.write(f"w.bulk_groups.commit(w.mask_bits({e.mask}))")
@@ -148,7 +148,7 @@ def _plain(e: "Emitter", i: Instruction) -> None:
     )
 
 
-# What generated code calls
+# Functions called by generated code
 
 
 @functools.lru_cache(maxsize=1024)
@@ -191,7 +191,7 @@ def _async_access(
 
 
 def _fetch(w: "Warp", tile: Tile, access: Access, writes: bool) -> Callable[[int, int], Bytes]:
-    """Global memory for a tile copy, with the bytes of each region checked first."""
+    """Global memory for a tile copy; the bytes of each region are checked first."""
     regions = {footprint.address: footprint for footprint, _ in tile.parts}
 
     def fetch(address: int, nbytes: int) -> Bytes:
@@ -214,7 +214,7 @@ def _fetch(w: "Warp", tile: Tile, access: Access, writes: bool) -> Callable[[int
 def _destinations(
     w: "Warp", place: int, barrier: int, ranks: Any, group: int, lane: int
 ) -> list[tuple["Cta", int, MBarrier]]:
-    """CTAs that receive a copy, where, and the mbarrier that each one's bytes complete on."""
+    """CTAs that receive a copy, each with the destination address and its mbarrier."""
     cluster = w.cta.cluster
     if ranks is None:
         cta = w.cta_at(place)
@@ -232,7 +232,7 @@ def _destinations(
     result = []
     for rank in range(len(cluster.ctas)):
         if chosen >> rank & 1:
-            # With a pair, the mbarrier is in the CTA of the same parity as the one named.
+            # With a pair, the mbarrier is in the CTA with the parity of the named CTA.
             owner_rank = rank & ~1 | barrier >> 24 & 1 if group == 2 else rank
             owner, found = barrier_at(w, owner_rank << 24 | barrier & 0xFFFFFF)
             check_visible(w, found, owner, True)
@@ -241,7 +241,7 @@ def _destinations(
 
 
 def _receive(w: "Warp", cta: "Cta", barrier: MBarrier, line: int) -> None:
-    """Notes that a copy writes to a CTA, which must wait for it before it exits."""
+    """Record that a copy writes to a CTA, which must wait for the copy before its exit."""
     cta.touch(barrier.component, barrier.phase + 1, "bulk copy", lambda: w.where(line))
 
 
@@ -357,7 +357,7 @@ def tensor_store(
 
 
 def _distinct(w: "Warp", mask: "Mask", operation: str, *operands: Any) -> list[int]:
-    """Lanes that issue: one of those that store the same bytes to the same place."""
+    """Issuing lanes; lanes that store the same bytes to the same address count as a single lane."""
     lanes = w.active(mask)
     if operation or len(lanes) == 1:
         return lanes
@@ -415,7 +415,7 @@ def bulk_load(
     mask: "Mask",
     line: int,
 ) -> None:
-    """Into shared memory, from global memory or from the CTA's own shared memory."""
+    """Copy into shared memory, from global memory or from the CTA's own shared memory."""
     if operation:
         bulk_rules.check_reduction(operation, kind, "shared::cluster")
     for lane in w.active(mask):
@@ -423,7 +423,7 @@ def bulk_load(
         shared = pick(target, lane) & 0xFFFFFFFF
         bulk_rules.check_copy(nbytes, shared, origin)
         if not nbytes:
-            continue  # moves and completes nothing (seen on an H200)
+            continue  # an ignored copy: moves and completes nothing (seen on an H200)
         signal = pick(barrier, lane) & 0xFFFFFFFF
         copies = _destinations(w, shared, signal, ranks, 1, lane)
         before, issuer = w.actor.snapshot(), w.one_lane(lane)
@@ -565,7 +565,7 @@ def replace_in_map(
         memory.write(place, changed[:_MAP_BYTES], w.access(line, "write"))
 
 
-# What a tensor map says lies in its first half; the rest is padding that kernels do not fill in.
+# The contents of a tensor map lie in its first half; the rest is padding that kernels leave unset.
 _MAP_BYTES = 64
 
 

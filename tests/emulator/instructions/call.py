@@ -1,4 +1,4 @@
-"""call: the functions that the driver brings along, vprintf and __assertfail."""
+"""call: the device functions built into the driver, vprintf and __assertfail."""
 
 import ctypes
 import re
@@ -73,14 +73,14 @@ def _string(w: "Warp", lane: int, address: int, line: int) -> str:
 
 @runtime
 def vprintf(w: "Warp", text: Any, arguments: Any, mask: "Mask", line: int) -> int:
-    """Lane after lane; returns how many arguments the (last lane's) format takes."""
+    """Print lane by lane; returns the number of arguments in the last lane's format."""
     count = 0
     for lane in w.active(mask):
         place = pick(arguments, lane)
         taken = 0
 
         def take(nbytes: int, lane: int = lane) -> bytes:
-            # Arguments follow one another, each at a multiple of its size.
+            # Arguments are packed in order, each at a multiple of its size.
             nonlocal place, taken
             place += -place % nbytes
             data = _read(w, lane, place, nbytes, line)
@@ -101,11 +101,11 @@ def formatted(text: str, take: Callable[[int], bytes], string: Callable[[int], s
 
     Args:
         text: printf format.
-        take: the next argument's bytes, given how many it has.
-        string: the C string at an address.
+        take: function from a size in bytes to the next argument's bytes.
+        string: function from an address to the C string there.
 
     Raises:
-        IllegalInstruction: a conversion that CUDA's printf does not have.
+        IllegalInstruction: a conversion that CUDA's printf does not support.
     """
     parts = []
     end = 0

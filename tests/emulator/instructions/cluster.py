@@ -36,7 +36,7 @@ def map_address(e: "Emitter", i: Instruction) -> None:
 
 @runtime
 def mapped(w: "Warp", address: Any, rank: Any, window: int, wide: bool) -> Any:
-    """The same place in a peer's shared memory; that there is a peer shows when it is used."""
+    """The same offset in a peer's shared memory; the peer's existence is checked at the access."""
     if isinstance(address, np.ndarray) or isinstance(rank, np.ndarray):
         inside = np.asarray(address).astype(np.uint64) & np.uint64(0xFFFFFF)
         found = (np.asarray(rank).astype(np.uint64) << np.uint64(24)) | inside | np.uint64(window)
@@ -68,7 +68,7 @@ def dependent_launch(e: "Emitter", i: Instruction) -> None:
 
 @runtime
 def await_prerequisites(w: "Warp") -> Generator[None, None, None]:
-    """Waits for the launch before, where it has not ended; what it did is visible then."""
+    """griddepcontrol.wait: wait until the preceding launch has ended and its writes are visible."""
     link = w.launch.link
     before = link.before
     while before is not None and not before.done:
@@ -156,7 +156,7 @@ def first_cta(response: Any) -> list[Any]:
 def try_cancel(
     w: "Warp", response: Any, barrier: Any, multicast: bool, mask: "Mask", line: int
 ) -> None:
-    """Asks for the grid's next cluster; the async proxy writes the answer to shared memory."""
+    """CLC try_cancel: request the next cluster; the async proxy writes the response to smem."""
     for lane in w.active(mask):
         _cancel(w, pick(response, lane), pick(barrier, lane), multicast, line)
 

@@ -20,7 +20,7 @@ Stack = list[tuple[int, int, Lanes]]
 def part(
     stack: Stack, taken: Lanes, running: Lanes, target: int, following: int, meeting: int
 ) -> tuple[int, Lanes]:
-    """Sends lanes two ways: returns where to go on and with which lanes."""
+    """Split diverging lanes; returns the block to continue with and its lanes."""
     other = running & ~taken
     taken = running & taken
     if not other.any():
@@ -34,7 +34,7 @@ def part(
 
 @runtime
 def meet(stack: Stack, w: "Warp", here: int, running: Lanes) -> tuple[int, Lanes]:
-    """Lanes to bring to a meeting point next, or all of them once they are there."""
+    """Block and lanes to run next before reconvergence at ``here``; all lanes once reconverged."""
     while stack and stack[-1][0] == here:
         _, pc, lanes = stack.pop()
         lanes = lanes & w.live
@@ -48,7 +48,7 @@ def meet(stack: Stack, w: "Warp", here: int, running: Lanes) -> tuple[int, Lanes
 
 @runtime
 def leave(stack: Stack, w: "Warp", lanes: Lanes) -> tuple[int, Lanes]:
-    """Lanes have exited: the next ones to run, or (-1, none) when there are none."""
+    """Retire exited lanes; returns the block and lanes to run next, or (-1, no lanes)."""
     w.live = w.live & ~lanes
     while stack:
         _, pc, waiting = stack.pop()
@@ -121,7 +121,7 @@ def leave_kernel(e: "Emitter", i: Instruction) -> None:
     gone = e.temporary()
     e.write(f"{gone} = {sense}{form.name} & {running}")
     with e.indented(f"if {gone}.any():"):
-        # The others go on at the next block, as if they had been waiting there.
+        # The other lanes continue at the next block, as if they had been waiting there.
         e.write(f"stack.append((-1, {number + 1}, {running} & ~{gone}))")
         e.write(f"pc, m = leave(stack, w, {gone})")
         e.write("if pc < 0: return")
@@ -136,5 +136,5 @@ def stop(e: "Emitter", i: Instruction) -> None:
 
 @family("pragma", "nanosleep", "pmevent")
 def nothing(e: "Emitter", i: Instruction) -> None:
-    """Timing only; the scheduler may take the turn away."""
+    """No architectural effect; yields to the scheduler."""
     e.write("yield")

@@ -81,7 +81,7 @@ def copy_async(
     mask: "Mask",
     line: int,
 ) -> None:
-    """Each lane's ``size`` bytes: those beyond ``source_size`` are zero, all where ``ignored``."""
+    """Copy ``size`` bytes per lane: zero beyond ``source_size``, or all zero where ``ignored``."""
     allowed = (16,) if cache == "cg" else (4, 8, 16)
     if size not in allowed:
         raise IllegalInstruction(f"cp.async.{cache} of {size} bytes: must be one of {allowed}")
@@ -148,7 +148,7 @@ def wait_copies(w: "Warp", allowed: int, mask: "Mask", line: int) -> Generator[N
 
 @runtime
 def copies_arrive(w: "Warp", address: Any, noinc: bool, mask: "Mask", line: int) -> None:
-    """cp.async.mbarrier.arrive: an arrival once all earlier cp.async of the lane are done."""
+    """cp.async.mbarrier.arrive: arrive once all earlier cp.async of the lane are complete."""
     groups = w.copy_groups
     handed = w.actor.release()
     clock = handed.generic[groups.writes] = groups.mark()

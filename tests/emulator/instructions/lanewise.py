@@ -1,4 +1,4 @@
-"""Lane-wise instructions: what :mod:`tests.emulator.isa` computes, written into generated code."""
+"""Lane-wise instructions: the semantics of :mod:`tests.emulator.isa`, emitted as generated code."""
 
 from typing import TYPE_CHECKING
 
@@ -58,7 +58,7 @@ def _call(e: "Emitter", semantics: Lanewise, opcode: str, arguments: list[str]) 
 
 
 def _scalar_call(e: "Emitter", semantics: Lanewise, opcode: str) -> str:
-    """A function of Python ints that goes through the vector form."""
+    """A function of Python ints, evaluated by the vector form."""
     codes = [np.dtype(code_of(kind)) for kind in semantics.sources]
     body = semantics.vector
     vector = compiled(body, len(codes)) if isinstance(body, str) else body
@@ -124,7 +124,7 @@ def _unsigned(e: "Emitter", operand: Operand, kind: str) -> str:
     if kind == "pred":
         return e.value(operand, kind)
     value = e.value(operand, f"u{TYPE_BITS[kind]}")
-    # %tid.x >> 5: its source differs between lanes, its result does not.
+    # %tid.x >> 5: the source differs between lanes, the result does not.
     return value if e.is_uniform(operand) else f"int({value}[0])"
 
 
@@ -148,7 +148,7 @@ def _with_carry(
     target: Operand,
     sources: list[Operand],
 ) -> None:
-    """add.cc and its kin: the condition code CC.CF lives in a variable of its own."""
+    """add.cc and the other carry instructions: the condition code CC.CF has a separate variable."""
     own = semantics.sources[: len(sources)]
     arguments = [e.lanes(s, kind) for s, kind in zip(sources, own, strict=True)]
     if semantics.carry_in:
@@ -259,7 +259,7 @@ def _unpack(e: "Emitter", kind: str, target: Vector, source: Operand) -> None:
         return
     name = e.temporary()
     present = e.value(source, "b128" if kind == "b128" else f"u{TYPE_BITS[kind]}")
-    # Rows of a copy: what follows needs its lanes side by side.
+    # Rows of a copy: the following code needs the lanes of a row side by side.
     e.write(
         f"{name} = np.ascontiguousarray(np.ascontiguousarray({present})"
         f".view({e.dtype(f'u{bits // 8}')}).reshape(32, {len(items)}).T)"
@@ -271,7 +271,7 @@ def _unpack(e: "Emitter", kind: str, target: Vector, source: Operand) -> None:
 
 @family("cvta")
 def convert_address(e: "Emitter", i: Instruction) -> None:
-    """Convert a state space's addresses to generic ones or back: windows, see ``codegen``."""
+    """Convert addresses to or from generic addressing; for the windows see ``codegen``."""
     target, source = i.operands
     bits = TYPE_BITS[i.parts[-1]]
     value = e.address_of(source) if isinstance(source, Symbol) else e.value(source, f"u{bits}")

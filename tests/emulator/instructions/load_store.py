@@ -1,4 +1,4 @@
-"""ld, st, atom, red, prefetch: the generic proxy's way to memory."""
+"""ld, st, atom, red, prefetch: memory accesses through the generic proxy."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +65,7 @@ class _Form:
         self.width = max(TYPE_BITS[self.kind] // 8, 1)
         self.nbytes = self.width * self.count
         self.strong = self.order not in ("weak",)
-        self.reach = int(scope_of(i, Scope.SYS))  # volatile and mmio name none
+        self.reach = int(scope_of(i, Scope.SYS))  # volatile and mmio name no scope
 
 
 def scope_of(i: Instruction, default: Scope) -> Scope:
@@ -75,13 +75,13 @@ def scope_of(i: Instruction, default: Scope) -> Scope:
 
 
 def _polls(e: "Emitter", form: _Form) -> None:
-    """Strong accesses are where threads meet: others get a turn before each."""
+    """Emit a yield before a strong access, so that other threads get a turn."""
     if form.strong and form.space != "param":
         e.write("yield")
 
 
 def _parks(e: "Emitter", form: _Form) -> None:
-    """A load that has polled in vain sleeps until somebody writes there."""
+    """Emit a yield for a load that sleeps after polling in vain, until a write to its address."""
     if form.strong and form.space != "param":
         e.write("if not w.ready: yield")
 
@@ -199,14 +199,14 @@ def _plain(e: "Emitter", operand: Operand, kind: str) -> str:
     return e.value(operand, kind)
 
 
-# What generated code calls
+# Functions called by generated code
 
 
 def memory_at(w: "Warp", space: str, address: int, verb: str) -> LinearMemory:
     """The memory that an address of a state space lies in.
 
     Raises:
-        OutOfBounds: there is none.
+        OutOfBounds: no memory has the address.
     """
     if space == "generic":
         top = address >> WINDOW_SHIFT
@@ -312,7 +312,7 @@ def st_uniform(
 
 
 def _lane_of(w: "Warp", mask: Lanes | None) -> int:
-    """The one lane of ``mask``, or MANY_LANES."""
+    """The lane of ``mask`` if only one is active, else MANY_LANES."""
     lanes = w.active(mask) if mask is not None else ()
     return lanes[0] if len(lanes) == 1 else MANY_LANES
 
@@ -322,12 +322,12 @@ def misaligned(memory: LinearMemory, address: int, nbytes: int) -> None:
 
 
 def _meeting(w: "Warp", memory: LinearMemory, address: int) -> Place:
-    """The key of what is published at an address: shared memory is each cluster's own."""
+    """Key of the published clocks at an address; shared memory is keyed by cluster."""
     return w.cta.cluster.number if memory.kind == "shared" else GLOBAL, address
 
 
 def observe(w: "Warp", memory: LinearMemory, address: int, acquire: bool, scope: int) -> None:
-    """Learns, by a strong read, what strong writes have published at an address."""
+    """Acquire, by a strong read, the clocks that strong writes have published at an address."""
     published = w.launch.published.get(_meeting(w, memory, address))
     if published is not None:
         seen = published.seen(w, Scope(scope))
@@ -343,7 +343,7 @@ def publish(
     mask: Lanes | None,
     changed: bool = True,
 ) -> None:
-    """Publishes, by a strong write of the lanes of ``mask``, what it releases."""
+    """Publish the released clocks at an address, by a strong write of the lanes of ``mask``."""
     handed = w.actor.strong_write(release, Scope(scope))
     key = _meeting(w, memory, address)
     if changed:
@@ -362,7 +362,7 @@ def _by_memory(
     memory = memory_at(w, space, int(addresses[0]), verb)
     if memory.kind == "shared":
         addresses = addresses & np.uint64(0xFFFFFFFF)
-    # Below its base an address wraps to a huge one.
+    # An address below the base wraps to a huge unsigned value.
     if np.maximum.reduce(addresses - np.uint64(memory.base)) < memory.nbytes:
         return [(memory, None, addresses)]
     if space == "shared" or memory.kind == "shared":
@@ -454,7 +454,7 @@ def st_lanes(
     scope: int,
     own: bool = True,
 ) -> None:
-    """Each lane's items; ``own`` is False where lanes bring one another's, as in stmatrix."""
+    """Store each lane's items; ``own`` is False if lanes store other lanes' items (stmatrix)."""
     if space == "local" or _is_local(space, addresses):
         _local(w, addresses, width, len(values), mask, line, values)
         return
@@ -509,8 +509,8 @@ def _note_lanes(
 
 
 def bank_passes(where: Lanes, nbytes: int) -> int:
-    """Turns that lanes of ``nbytes`` each take at shared memory's 32 banks of 4 bytes."""
-    # Wide accesses go in groups of lanes that together move 128 bytes.
+    """Bank cycles of an access of ``nbytes`` per lane to shared memory's 32 banks of 4 bytes."""
+    # Wide accesses are split into groups of lanes that together move 128 bytes.
     words = (where[:, None] // 4 + np.arange(max(nbytes // 4, 1), dtype=np.uint64)).astype(int)
     group = max(128 // max(nbytes, 4), 1)
     passes = 0
@@ -521,7 +521,7 @@ def bank_passes(where: Lanes, nbytes: int) -> int:
 
 
 def sectors(where: Lanes, nbytes: int) -> tuple[tuple[tuple[int, int], ...], int, int]:
-    """Runs of 32-byte sectors (first, count) that lanes of ``nbytes`` touch, sectors, and lines."""
+    """Runs of 32-byte sectors (first, count) that lanes of ``nbytes`` touch; sectors; lines."""
     ends = np.concatenate([where, where + np.uint64(nbytes - 1)]).astype(np.int64)
     found = np.unique(ends // SECTOR)
     starts = np.flatnonzero(np.diff(found, prepend=-2) != 1)
@@ -555,7 +555,7 @@ def _local(
                 found[n][lane] = data.view(ITEMS[width])[0]
             else:
                 w.local[lane].write(place, values[n][lane : lane + 1].view(np.uint8), access)
-    # The lanes' local memories interleave: lanes that use the same place make whole sectors.
+    # The lanes' local memories interleave: accesses of lanes to the same offset fill whole sectors.
     lanes = len(w.active(mask))
     nbytes = width * count * lanes
     detail = ("local", lanes, -(-nbytes // SECTOR), -(-nbytes // _LINE))
@@ -565,7 +565,7 @@ def _local(
 
 @family("prefetch", "prefetchu", "discard", "applypriority")
 def hint(e: "Emitter", i: Instruction) -> None:
-    """Cache hints: the address must be good, nothing else happens."""
+    """Cache hints: only the address is checked."""
     target = i.operands[0]
     if i.has("tensormap"):
         e.write(f"# {i.opcode}")

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from tests.emulator.machine.warp import Warp
 
 _COUNT = {"x1": 1, "x2": 2, "x4": 4}
-# Source format -> bits of an element; sixteen of them begin every 16 bytes.
+# Source format -> bits of an element; 16 packed elements begin at every 16-byte boundary.
 _PACKED = {"b6x16_p32": 6, "b4x16_p64": 4}
-# (shape, types) -> whether .trans is there: True, False or None for both (PTX ISA, ldmatrix).
+# (shape, types) -> whether .trans is present: True, False or None for both (PTX ISA, ldmatrix).
 _LOADS = {
     ("m8n8", "b16"): None,
     ("m16n16", "b8"): True,
@@ -34,9 +34,9 @@ class _Form:
 
     Attributes:
         shape: m8n8, m16n16, m8n16 or m16n8.
-        count: matrices.
+        count: number of matrices.
         transposed: .trans.
-        bits: of an element in shared memory.
+        bits: bits of an element in shared memory.
         space: shared or generic.
     """
 
@@ -137,10 +137,10 @@ def ldmatrix(w: "Warp", addresses: np.ndarray, form: _Form, line: int) -> list[n
         if form.transposed:
             tiles = tiles.transpose(0, 2, 1)
     elif form.shape == "m8n16":
-        # Columns 4 (t % 4) and on of row t / 4: rows as they are.
+        # Lane t holds columns from 4 (t % 4) of row t / 4: no rearrangement.
         tiles = rows
     else:
-        # The same of rows t / 4 and, in the next register, t / 4 + 8 of the transpose.
+        # Likewise, for rows t / 4 and, in the next register, t / 4 + 8 of the transpose.
         tiles = rows.reshape(form.count, 16, 16).transpose(0, 2, 1)
     lanes = np.ascontiguousarray(tiles).reshape(-1).view(np.uint32)
     return list(lanes.reshape(form.registers, 32))

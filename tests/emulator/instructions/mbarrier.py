@@ -142,7 +142,7 @@ _WRITERS = {
 }
 
 
-# What generated code calls
+# Functions called by generated code
 
 
 def pick(value: Any, lane: int) -> int:
@@ -157,7 +157,7 @@ def barrier_at(w: "Warp", address: int) -> tuple["Cta", MBarrier]:
 
 
 def check_visible(w: "Warp", barrier: MBarrier, cta: "Cta", remote: bool) -> None:
-    """The warp must come after the mbarrier's initialisation."""
+    """Check that the mbarrier's initialisation is visible to the warp."""
     component, clock = barrier.initialiser
     clocks = w.actor.clocks
     if max(clocks.generic.get(component, 0), clocks.inits.get(component, 0)) < clock:
@@ -209,7 +209,7 @@ def mbarrier_arrive(
     clocks = w.actor.relaxed() if relaxed else w.actor.release()
     if not relaxed:
         w.hand_over(mask, clocks)
-    over = w.actor.component, w.actor.now + relaxed  # of what it releases from here on
+    over = w.actor.component, w.actor.now + relaxed  # a release from here on implies the arrival
     flipped: set[tuple[object, ...]] = set()
     for lane in w.active(mask):
         cta, barrier = barrier_at(w, pick(address, lane))
@@ -243,12 +243,12 @@ def mbarrier_arrive(
 
 
 def near(w: "Warp", barrier: MBarrier) -> bool:
-    """Whether the mbarrier is one of the warp's own CTA."""
+    """Whether the mbarrier belongs to the warp's CTA."""
     return barrier.address >> RANK_SHIFT == w.cta.rank
 
 
 def sender(w: "Warp", barrier: MBarrier, wide: bool = True, relaxed: bool = False) -> Sender:
-    """Kind of sender that this warp is to an mbarrier."""
+    """Kind of sender that this warp is for an mbarrier."""
     if relaxed:
         return Sender.RELAXED
     if near(w, barrier):
@@ -292,12 +292,12 @@ def mbarrier_wait(
     parity: bool,
     line: int,
 ) -> Generator[None, None, bool]:
-    """test_wait, or try_wait: asked twice in a row, the latter sleeps until its phase completes."""
+    """test_wait or try_wait; a second try_wait in a row sleeps until the phase completes."""
     cta, barrier = barrier_at(w, address)
     if cta is not w.cta:
         raise BarrierMisuse(f"wait on an mbarrier of another CTA: {barrier} of CTA {cta.position}")
     check_visible(w, barrier, cta, False)
-    # The phase that must have completed: the one in progress if its parity is the one asked for.
+    # The phase that must have completed: the current phase if its parity is the awaited parity.
     wanted = barrier.phase - _done(barrier, phase, parity)
     if parity:
         _check_parity(w, barrier, wanted)
@@ -307,7 +307,7 @@ def mbarrier_wait(
         w.launch.counters.waits["mbarrier"] += 1
         attempt = (line, barrier.key, phase)
         if w.gave_up != attempt:
-            # A try_wait may give up: it is asked again, unless it was no more than a look.
+            # A first failed try_wait only polls; a repeated try_wait sleeps.
             w.gave_up = attempt
             w.note("wait", line, barrier.key, wanted, False)
             if w.jitter:
@@ -338,7 +338,7 @@ def mbarrier_wait(
 
 
 def _check_parity(w: "Warp", barrier: MBarrier, wanted: int) -> None:
-    """The warp must know that the phase before the one it waits for is complete."""
+    """Report a parity wait unless the warp knows that the preceding phase is complete."""
     known = max(w.phases.get(barrier.component, 0), w.actor.seen(barrier.component))
     if known < wanted and not barrier.known_complete(wanted - 1, w.actor):
         w.launch.report(
@@ -366,7 +366,7 @@ def mbarrier_wait_lanes(
     parity: bool,
     line: int,
 ) -> Generator[None, None, np.ndarray]:
-    """Waits lane after lane; lanes of one mbarrier and phase share one wait."""
+    """Wait lane by lane; lanes with the same mbarrier and phase share one wait."""
     result = np.zeros(32, bool)
     seen: dict[tuple[int, int], bool] = {}
     for lane in w.active(mask):

@@ -102,10 +102,10 @@ def _items(operand: Operand) -> tuple[Operand, ...]:
 
 
 def _rows(registers: tuple[Lanes, ...], kind: str, halves: int) -> npt.NDArray[Any]:
-    """A fragment as a matrix: A with two halves of eight rows, the transpose of B with one.
+    """A fragment as a matrix: A with two halves of eight rows, or the transpose of B with one half.
 
-    Lane t holds row t / 4; with two halves, every second register is of row t / 4 + 8. What lies in
-    a register is consecutive along K, and the four lanes of a row follow one another.
+    Lane t holds row t / 4; with two halves, every second register holds row t / 4 + 8. The elements
+    of a register are consecutive along K, and the four lanes of a row are consecutive too.
     """
     packed = np.stack(registers)
     if kind == "tf32":
@@ -115,7 +115,7 @@ def _rows(registers: tuple[Lanes, ...], kind: str, halves: int) -> npt.NDArray[A
 
 
 def _sums(registers: tuple[Lanes, ...], kind: str) -> npt.NDArray[Any]:
-    """C as a matrix: lane t holds columns 2 (t % 4) and the next of rows t / 4 and t / 4 + 8."""
+    """C as a matrix: lane t holds columns 2 (t % 4) and the next, in rows t / 4 and t / 4 + 8."""
     packed = np.stack(registers)
     if kind == "f16":
         return packed.view(np.float16).reshape(16, 8)

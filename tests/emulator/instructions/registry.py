@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def family(*names: str) -> Callable[["Emit"], "Emit"]:
-    """Registers the writer of all instructions whose first part is one of ``names``."""
+    """Register the emitter of all instructions whose first part is one of ``names``."""
 
     def register(emit: "Emit") -> "Emit":
         for name in names:
@@ -27,6 +27,6 @@ def family(*names: str) -> Callable[["Emit"], "Emit"]:
 
 
 def runtime(function: F) -> F:
-    """Makes ``function`` callable from generated code under its own name."""
+    """Make ``function`` callable from generated code under its own name."""
     RUNTIME[function.__name__] = function
     return function

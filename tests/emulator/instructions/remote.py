@@ -1,4 +1,4 @@
-"""st.async and red.async: stores and reductions that an mbarrier of their target counts."""
+"""st.async and red.async: stores and reductions that complete on an mbarrier of the target CTA."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,7 @@ def reduce(e: "Emitter", i: Instruction) -> None:
 
 
 def _rest(e: "Emitter", i: Instruction, accepted: tuple[str, ...]) -> list[str]:
-    """Modifiers beyond those that every form needs."""
+    """Modifiers of the instruction beyond the required modifiers."""
     parts = i.parts[1:-1]
     rest = [part for part in parts if part not in _NEEDED]
     if not set(parts) >= _NEEDED or not set(rest) <= set(accepted):
@@ -78,7 +78,7 @@ def write_async(
     mask: "Mask",
     line: int,
 ) -> None:
-    """Each lane writes its values, or combines its value with what is there."""
+    """Write, or reduce into memory, each lane's values."""
     data = np.stack(values, 1).view(np.uint8).reshape(32, -1)
     nbytes = data.shape[1]
     before = w.actor.clocks.copy()
@@ -100,7 +100,8 @@ def write_async(
         def run(
             address: int = address, cta: Any = cta, found: Any = found, lane: int = lane
         ) -> None:
-            # In the generic proxy, unlike bulk copies (PTX ISA, st.async and red.async).
+            # The access is in the generic proxy, unlike bulk copies (PTX ISA, st.async and
+            # red.async).
             origin = Origin(verb, "generic", bool(operation), lambda: w.where(line))
             event = w.launch.events.new(found.component, found.phase + 1, origin)
             access = Access(w.launch.events, event, before, {0, 1}, w.launch.report)

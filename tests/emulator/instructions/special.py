@@ -30,8 +30,8 @@ _SCALARS = {
     "%globaltimer": "w.launch.clock(w)",
     "%globaltimer_lo": "(w.launch.clock(w) & 0xffffffff)",
     "%dynamic_smem_size": "w.launch.dynamic_shared",
-    # The total is what is allocated, in units of 128 bytes; the aggregate counts the system's part,
-    # and no rounding (both seen on an H200).
+    # The total is the allocated size, in units of 128 bytes; the aggregate counts the system's part
+    # without rounding (both seen on an H200).
     "%total_smem_size": "(-(-w.launch.shared_bytes // 128) * 128)",
     "%aggr_smem_size": "(w.launch.shared_bytes + (w.cta.shared.base & 0xffffff))",
     "%cluster_ctarank": "w.cta.rank",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def barrier(e: "Emitter", i: Instruction) -> None:
     parts = [p for p in i.parts[1:] if p != "cta"]
     if parts[0] == "warp":
-        # Lanes of a warp run in step here; the mask says which must come together.
+        # Lanes of a warp run in lockstep here; the mask names the lanes that must arrive together.
         e.write(f"bar_warp_sync(w, {e.value(i.operands[0], 'u32')}, {e.mask})")
         return
     aligned = i.parts[0] == "bar" or "aligned" in parts
@@ -69,7 +69,7 @@ def _cluster(e: "Emitter", i: Instruction, parts: list[str], aligned: bool) -> N
         e.write(f"yield from cluster_wait(w, {i.line})")
 
 
-# What generated code calls
+# Functions called by generated code
 
 
 @runtime

@@ -269,11 +269,11 @@ _WRITERS: dict[str, Callable[["Emitter", Instruction], None]] = {
 }
 
 
-# What generated code calls
+# Functions called by generated code
 
 
 def _ctas(w: "Warp", group: int) -> list["Cta"]:
-    """The CTAs that take part, even rank first."""
+    """The participating CTAs, even rank first."""
     w.launch.use_cta_group(group)
     if group == 1:
         return [w.cta]
@@ -287,7 +287,7 @@ def _ctas(w: "Warp", group: int) -> list["Cta"]:
 
 
 def _touch(w: "Warp", ctas: list["Cta"], clock: int, verb: str, line: int) -> None:
-    """Notes an access of the tensor pipe to each CTA."""
+    """Record an access of the tensor pipe to each CTA."""
     for cta in ctas:
         cta.touch(w.tensor.pipe, clock, verb, lambda: w.where(line))
 
@@ -296,7 +296,7 @@ def _touch(w: "Warp", ctas: list["Cta"], clock: int, verb: str, line: int) -> No
 def tensor_alloc(
     w: "Warp", target: Any, columns: int, group: int, line: int
 ) -> Generator[None, None, None]:
-    """A pair allocates in both CTAs at once: the second to ask gets what the first was given."""
+    """Allocate tensor memory; the second CTA of a pair gets the columns allocated by the first."""
     columns = pick(columns, 0)
     check_columns(columns)
     ctas = _ctas(w, group)
@@ -319,7 +319,7 @@ def tensor_alloc(
 
 
 def _allocated(w: "Warp", ctas: list["Cta"], columns: int) -> int | None:
-    """First of the columns that a CTA, or a pair, now has; None while it has to wait."""
+    """First column of a CTA's or a pair's allocation; None while the allocation has to wait."""
     own = w.cta.tensor
     if own.promised:
         start, promised = own.promised.pop(0)
@@ -360,7 +360,7 @@ def chunks_of(descriptor: SharedDescriptor, shape: OperandShape) -> np.ndarray:
 
 
 def _check_cells(w: "Warp", cta: "Cta", columns: Any, verb: str) -> None:
-    """The columns must be allocated, all by one allocation."""
+    """Check that a single allocation holds all the columns."""
     try:
         cta.tensor.check_cells(columns, verb)
     except TensorMemoryMisuse as finding:
@@ -422,14 +422,14 @@ def tensor_mma(
         _issue_mma(w, mma, _ctas(w, group), lane, line)
         counted = (kind, instruction.m, instruction.n, instruction.k, group)
         w.launch.counters.multiplies[counted] += 1
-        near = from_tensor or (held and not ws)  # A comes from the core itself
+        near = from_tensor or (held and not ws)  # A comes from the tensor core itself
         w.note("mma", line, detail=(*counted, instruction.scales, near))
 
 
 def _collect(w: "Warp", collector: str, operand: int) -> bool:
-    """Follows what the collector buffers hold; whether this MMA's operand comes from one.
+    """Track the collector buffers; return whether this MMA reads its operand from a buffer.
 
-    An operand that is used must be the one that filled its buffer (PTX ISA 9.7.16.10.9).
+    An operand read from a buffer must be the operand that filled the buffer (PTX ISA 9.7.16.10.9).
     """
     buffer, _, action = collector.partition("::")
     held = w.tensor.collected
@@ -446,7 +446,7 @@ def _collect(w: "Warp", collector: str, operand: int) -> bool:
     if action == "fill":
         held[buffer] = operand
     else:
-        # Without a fill, the operand takes the buffer and does not stay.
+        # Without a fill, the operand passes through the buffer and is not kept.
         held.pop(buffer or "a", None)
     return False
 
@@ -557,7 +557,7 @@ def _issue_shift(w: "Warp", group: int, target: int, line: int) -> None:
 
 
 def _reachable(w: "Warp", part: Fragment, address: int) -> TensorAddress:
-    """The place a load or store names; beyond a warp's lanes hardware takes the low bits."""
+    """The address of a load or store; lanes beyond the warp's quarter wrap to the low bits."""
     place = split_address(address)
     try:
         check_access(part, place, w.index)
@@ -597,7 +597,7 @@ def tensor_st(
 
 @runtime
 def tensor_commit(w: "Warp", group: int, address: Any, ranks: Any, mask: "Mask", line: int) -> None:
-    """An arrival on the mbarrier once everything issued so far is done."""
+    """Arrive on the mbarrier once everything issued so far is complete."""
     for lane in w.active(mask):
         chosen = None if ranks is None else pick(ranks, lane)
         _issue_commit(w, group, pick(address, lane), chosen, mask, line)
@@ -637,7 +637,7 @@ def _issue_commit(
         _touch(w, [cta for cta, _ in targets], clock, "tcgen05.commit's arrival", line)
         join(handed.generic, w.tensor.phases)
         for _, barrier in targets:
-            # Commits arrive in order: the next one tells of this one's arrival.
+            # Commits arrive in order: a later commit implies the arrival of this commit.
             over = w.tensor.pipe, clock + 1
             phase = barrier.arrive(handed, sender=sender(w, barrier), over=over)
             w.tensor.phases[barrier.component] = phase

@@ -1,4 +1,4 @@
-"""Across the lanes of a warp: shfl, vote, match, redux, elect, activemask."""
+"""Warp-wide instructions: shfl, vote, match, redux, elect, activemask."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ _LANE = np.arange(32)
 
 
 def _members(e: "Emitter", i: Instruction, operand: Any) -> None:
-    """The member mask must name exactly lanes that are here."""
+    """Check that the member mask names exactly the present lanes."""
     if isinstance(operand, Immediate) and operand.value & 0xFFFFFFFF == 0xFFFFFFFF:
         if e.mask != "None":
             e.write(f"members(w, 0xffffffff, {e.mask}, {i.opcode!r})")
@@ -44,7 +44,7 @@ def shuffle(e: "Emitter", i: Instruction) -> None:
     first = target.first if isinstance(target, Pair) else target
     flag = target.second if isinstance(target, Pair) else Sink()
     if any(isinstance(o, Register) and e.storage(o.name).uniform for o in (first, flag)):
-        # One lane's value for all of them, each of which finds that lane in range.
+        # The value of one lane for all lanes; the source lane is in range for each of the lanes.
         value = e.value(source, "u32")
         if not e.is_uniform(source):
             value = f"int(({value})[{e.value(lane, 'u32')} & 31])"
@@ -130,7 +130,7 @@ def active_mask(e: "Emitter", i: Instruction) -> None:
 
 @family("elect")
 def elect(e: "Emitter", i: Instruction) -> None:
-    """The leader is the lowest lane named; hardware promises only that it never changes."""
+    """Elect the lowest named lane; hardware promises only a deterministic leader."""
     target = i.operands[0]
     first = target.first if isinstance(target, Pair) else target
     flag = target.second if isinstance(target, Pair) else Sink()

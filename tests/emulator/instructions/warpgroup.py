@@ -116,12 +116,12 @@ def _multiply(e: "Emitter", i: Instruction) -> None:
 
 
 def _check_written(e: "Emitter", i: Instruction, names: tuple[str, ...], how: str) -> None:
-    """Code that reports registers without a value of the kernel's own."""
+    """Emit code that reports registers which the kernel never writes."""
     never = sorted(e.program.tuples.unwritten.intersection(names))
     if never:
         e.write(f"wgmma_report_unwritten(w, {never[0]!r}, {how!r}, {i.line})")
         return
-    # What no instruction has written yet is still the array that it begins with.
+    # A register that no instruction has written yet is still its initial array.
     forms = [(name, e.storage(name)) for name in names if name in e.uniformity.merged]
     for code in sorted({form.code for _, form in forms}):
         zeros = e.constant(np.zeros(32, code), ("zeros", code))
@@ -155,7 +155,7 @@ def _wait(e: "Emitter", i: Instruction) -> None:
         e.write("pass")
 
 
-# What generated code calls
+# Functions called by generated code
 
 
 def _same(value: Any, what: str, line: int, w: "Warp") -> Any:
@@ -233,6 +233,6 @@ def wgmma_sleep(w: "Warp", until: int) -> None:
 
 @runtime
 def wgmma_touch(w: "Warp", touched: tuple[tuple[int, str, str], ...], line: int) -> None:
-    """Registers that an ordinary instruction uses while a wgmma is in flight."""
+    """Report registers used by an ordinary instruction while a wgmma is in flight."""
     for number, verb, register in touched:
         w.part.touch(number, verb, register, line)

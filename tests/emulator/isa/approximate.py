@@ -1,8 +1,8 @@
 """rcp, sqrt, rsqrt, sin, cos, lg2, ex2 and tanh (PTX ISA, Floating Point).
 
-Hardware approximates; here every ``.approx`` result is the correctly rounded one, but for float64's
-own errors. The bounds PTX gives for hardware: rcp 1 ulp; sqrt 2^-23 and rsqrt 2^-22.9 relative; sin
-and cos 2^-20.5 absolute in [-2π, 2π]; lg2 2^-22; ex2 2 ulp; tanh 2^-11 relative; in f16 ex2 2^-9.9
+Hardware approximates; here every ``.approx`` result is correctly rounded, except for float64's own
+errors. The bounds PTX gives for hardware: rcp 1 ulp; sqrt 2^-23 and rsqrt 2^-22.9 relative; sin and
+cos 2^-20.5 absolute in [-2π, 2π]; lg2 2^-22; ex2 2 ulp; tanh 2^-11 relative; in f16 ex2 2^-9.9
 relative and tanh 2^-10.987 absolute; in bf16 ex2 2^-7 relative and tanh 2^-8 absolute.
 """
 
@@ -50,7 +50,7 @@ _FUNCTIONS: dict[str, Function] = {
 
 
 def ex2_ftz(values: Any) -> Lanes:
-    """ex2.approx.ftz.f32: results below 2^-126 are zero; subnormal arguments give 1 as zeros do."""
+    """ex2.approx.ftz.f32: results below 2^-126 are zero; subnormals give 1, as does zero."""
     result: Lanes = np.exp2(values, dtype=np.float64).astype(np.float32)
     normal = values >= _LEAST_EXPONENT
     if count_nonzero(normal) == result.size:
@@ -87,7 +87,7 @@ def _f32(op: Opcode, count: int | None, results: int | None) -> Lanewise:
 
 
 def _half(op: Opcode, name: str, kind: str) -> Lanewise:
-    """ex2 and tanh of halves; ex2 of bf16 comes with .ftz alone."""
+    """ex2 and tanh of halves; ex2 of bf16 exists with .ftz alone."""
     function = _FUNCTIONS[name]
     if kind.startswith("f16"):
         op.finish()

@@ -49,7 +49,7 @@ def _cnot(op: Opcode, count: int | None, results: int | None) -> Lanewise:
 def lop3(table: int) -> Function:
     """The bitwise function of three words whose truth table is ``table``.
 
-    It is evaluated as an exclusive or of products (algebraic normal form).
+    The function is evaluated as an exclusive or of products (algebraic normal form).
     """
     terms = []
     for product in range(8):
@@ -63,7 +63,7 @@ def lop3(table: int) -> Function:
     return function
 
 
-# Tables that depend on fewer than three operands: their value ignores a, b or c.
+# Tables that depend on fewer than three operands: the function ignores a, b or c.
 _IGNORING = frozenset(
     code
     for code in range(256)
@@ -84,7 +84,7 @@ def _lop3(op: Opcode, count: int | None, results: int | None) -> Lanewise:
         if not 0 <= code <= 255:
             raise IllegalInstruction(f"{op.text}: immLut {code}, expected 0 to 255 (PTX ISA, lop3)")
         value = lop3(code)(a, b, c)
-        if code in _IGNORING:  # some tables leave out the operands that have lanes
+        if code in _IGNORING:  # some tables ignore the operands that have lanes
             shape = np.broadcast(a, b, c).shape
             value = np.full(shape, value, np.uint32)
         return value
@@ -112,7 +112,7 @@ def _shift(op: Opcode, count: int | None, results: int | None) -> Lanewise:
     name = kind if kind[0] == "s" else f"b{bits}"
     sign, ufunc = ("<<", "left_shift") if op.family == "shl" else (">>", "right_shift")
     if bits == 32:
-        # A signed amount keeps int32 >> amount in 32 bits; a negative one counts as too large.
+        # A signed amount keeps int32 >> amount in 32 bits; a negative amount counts as too large.
         return Lanewise(
             (name, "s32" if kind[0] == "s" else "b32"),
             (name,),
@@ -246,7 +246,7 @@ def _brev(op: Opcode, count: int | None, results: int | None) -> Lanewise:
 
 
 def _ones(length: Any) -> Lanes:
-    """uint64 words with that many low bits set; numpy clamps shifts at 64."""
+    """uint64 words with the given number of low bits set; numpy clamps shifts at 64."""
     return np.left_shift(np.uint64(1), length, dtype=np.uint64) - np.uint64(1)
 
 
@@ -348,7 +348,7 @@ def _byte_pairs(a: Any, b: Any) -> Lanes:
 
 @lru_cache(maxsize=1024)
 def _selectors(control: int, rows: int) -> tuple[Lanes, Lanes | None]:
-    """Places of a generic permute's bytes in lanes of 8, and which of them give their sign."""
+    """Byte indices of a generic permute in 8-byte lanes, and the mask of sign selectors."""
     nibbles = np.array([control >> shift & 15 for shift in (0, 4, 8, 12)])
     signs = nibbles > 7
     return np.arange(0, 8 * rows, 8)[:, None] + (nibbles & 7), signs if signs.any() else None
@@ -358,7 +358,7 @@ def _permute(a: Any, b: Any, c: Any) -> Lanes:
     source = _byte_pairs(a, b)
     if c.__class__ is int or c.size == 1:
         places, signs = _selectors(int(c if c.__class__ is int else c[0]), len(source))
-        found = source.take(places)  # of the bytes of all lanes
+        found = source.take(places)  # bytes of all lanes
     else:
         nibbles = c[:, None] >> np.array([0, 4, 8, 12], np.uint32) & 15
         signs = nibbles > 7

@@ -62,12 +62,12 @@ def _flushes(op: Opcode, kind: str) -> bool:
 
 
 def _presented(kind: str) -> str:
-    """Name under which a compared source of this type comes."""
+    """Type name of a source in comparisons of this type."""
     return {"bf16": "b16", "f16x2": "b32", "bf16x2": "b32"}.get(kind, kind)
 
 
 def _opened(kind: str, flush: bool) -> Function | None:
-    """Conversion of presented values to those numpy compares; None where they are the same."""
+    """Conversion of presented values to comparable values; None if no conversion is needed."""
     if kind in ("f16", "f16x2"):
         if kind == "f16":
             return flush_f16 if flush else None
@@ -120,7 +120,7 @@ def _setp(op: Opcode, count: int | None, results: int | None) -> Lanewise:
     return Lanewise(sources, ("pred", "pred") if dual else ("pred",), coerced(run, sources), both)
 
 
-# What set writes where the comparison holds (PTX ISA, set), by destination type.
+# Value that set writes where the comparison holds (PTX ISA, set), by destination type.
 _TRUE: dict[str, Any] = {
     "u32": np.uint32(0xFFFFFFFF),
     "s32": np.uint32(0xFFFFFFFF),

@@ -91,7 +91,7 @@ def _between_integers(op: Opcode, target: str, source: str) -> Lanewise:
 
 
 def _odd_double(values: Lanes) -> Lanes:
-    """Integers as float64; those of more than 53 bits rounded to odd."""
+    """Integers as float64; integers of more than 53 bits rounded to odd."""
     if values.dtype.itemsize < 8:
         return values.astype(np.float64)
     magnitude = np.abs(values).view(np.uint64)
@@ -133,15 +133,15 @@ def _opened(kind: str) -> Function:
     """Conversion of presented values to float64."""
     if kind == "bf16":
         return lambda values: from_bf16(values).astype(np.float64)
-    if kind == "f16":  # float32 on the way makes signalling NaN quiet
+    if kind == "f16":  # the detour through float32 makes signalling NaN quiet
         return lambda values: values.astype(np.float32).astype(np.float64)
-    return lambda values: values.astype(np.float64) * 1.0  # which quiets NaN, too
+    return lambda values: values.astype(np.float64) * 1.0  # the product quiets NaN, too
 
 
 def _closed(kind: str, rounding: str, *, keeps_nan: bool = False) -> Function:
-    """Conversion of float64, exact or odd, to the values or patterns given back.
+    """Conversion from float64, exact or rounded to odd, to values or bit patterns of ``kind``.
 
-    NaN becomes canonical, but for that of float64 sources, which keeps its upper bits.
+    NaN becomes canonical, except that a NaN of a float64 source keeps its upper bits.
     """
     narrower: dict[str, Function] = {"f32": to_f32, "f16": to_f16, "bf16": to_bf16}
     canonical: Function = {"f32": canonical_f32, "f16": canonical_f16}.get(kind, np.asarray)
@@ -154,7 +154,7 @@ def _closed(kind: str, rounding: str, *, keeps_nan: bool = False) -> Function:
 
 
 def _to_integer(op: Opcode, target: str, source: str) -> Lanewise:
-    """Saturating; where NaN goes depends on the types (PTX ISA, cvt, Integer Notes)."""
+    """Saturating conversion; the result for NaN depends on the types (PTX ISA, cvt)."""
     integral = INTEGRAL[op.choice(_INTEGRAL)[:2]]
     ftz = source == "f32" and op.flag("ftz")
     op.flag("sat")  # saturation is the default
@@ -165,7 +165,7 @@ def _to_integer(op: Opcode, target: str, source: str) -> Lanewise:
     missing = 0
     if source == "f64" or bits == 64:
         missing = low if target[0] == "s" else 1 << (bits - 1)
-    # No float has 2^63 - 1: what is not below the power of two above ``high`` is ``high``.
+    # No float equals 2^63 - 1: a value not below the power of two above ``high`` becomes ``high``.
     above = float(high + 1)
     wide: dict[str, Function] = {"f16": lambda v: v.astype(np.float32), "bf16": from_bf16}
     opened = wide.get(source, np.asarray)
@@ -222,7 +222,7 @@ def _between_floats(op: Opcode, target: str, source: str) -> Lanewise:
 
 
 def _integral_float(op: Opcode, kind: str) -> Lanewise:
-    """cvt.rni.f32.f32 and its kin: to an integral value of the same type."""
+    """cvt.rni.f32.f32 and similar: conversion to an integral value of the same type."""
     integral = INTEGRAL[op.choice(_INTEGRAL)[:2]]
     ftz = kind == "f32" and op.flag("ftz")
     sat = kind != "bf16" and op.flag("sat")
@@ -255,7 +255,7 @@ _DIRECT = {
 
 
 def _pack(op: Opcode, count: int | None) -> Lanewise:
-    """cvt.pack.sat: two integers, saturated, in the low bits; above them those of c."""
+    """cvt.pack.sat: two saturated integers in the low bits, the low bits of c above."""
     third = bool(op.parts) and op.parts[-1] == "b32"
     if third:
         op.type(("b32",))

@@ -1,4 +1,4 @@
-"""``count_nonzero`` of numpy without the Python around it, which takes longer than 32 lanes do."""
+"""``count_nonzero`` of numpy without its Python wrapper, which takes longer than 32 lanes do."""
 
 from numpy._core.multiarray import count_nonzero
 

@@ -1,4 +1,4 @@
-"""float64 arithmetic, directed or fused, lane by lane over fractions: rare, so it may be slow."""
+"""float64 arithmetic, directed or fused, lane by lane over fractions: slow, but rarely needed."""
 
 import math
 from collections.abc import Callable
@@ -42,11 +42,12 @@ def lanes_of(
     otherwise: Callable[..., float],
     rounding: str,
 ) -> Callable[..., Lanes]:
-    """A float64 function of lanes from its exact meaning.
+    """A float64 function of lanes from its exact definition.
 
     Args:
-        exact: of fractions; None where it has no finite nonzero value.
-        otherwise: of floats, for lanes with special values or without an exact nonzero result.
+        exact: function of fractions; None where there is no finite nonzero value.
+        otherwise: function of floats, for lanes with special values or without an exact nonzero
+            result.
         rounding: rn, rz, rm or rp.
     """
 
@@ -65,7 +66,7 @@ def lanes_of(
 
 
 def zero_sum(a: float, b: float, rounding: str) -> float:
-    """Sum that is special or zero: opposite values cancel to -0 only under rm."""
+    """Sum with a special value or zero: opposite values cancel to -0 only under rm."""
     total = float(np.float64(a) + np.float64(b))
     if total == 0 and rounding == "rm" and math.copysign(1, a) != math.copysign(1, b):
         return -0.0

@@ -45,7 +45,7 @@ def extreme(name: str, *, nan: bool) -> Callable[[Any, Any], Lanes]:
 
 
 def _exclusive_sign(function: Function) -> Function:
-    """``.xorsign.abs``: of the magnitudes, with the sign of the product."""
+    """``.xorsign.abs``: extreme of the magnitudes, with the sign of the product."""
 
     def run(a: Any, b: Any) -> Lanes:
         found = function(np.abs(a), np.abs(b))
@@ -56,14 +56,14 @@ def _exclusive_sign(function: Function) -> Function:
 
 
 def min_max(op: Opcode, count: int | None, kind: str) -> Lanewise:
-    """Instructions min and max of a floating-point type, taken from the opcode already."""
+    """Instructions min and max of an already parsed floating-point type."""
     three = count == 3 and kind == "f32"
     check_count(op.text, count, (2, 3) if kind == "f32" else (2,), "source")
     nan = kind != "f64" and op.flag("NaN")
     magnitude = kind != "f64" and op.flag("abs")
     exclusive = magnitude and not three and op.flag("xorsign")
     if magnitude and not three and not exclusive:
-        op.refuse("abs")  # two operands have it with .xorsign alone
+        op.refuse("abs")  # the two-operand form takes abs with .xorsign alone
     ftz = kind in ("f32", "f16", "f16x2") and op.flag("ftz")
     op.finish()
     function: Function = extreme(op.family, nan=nan)
@@ -91,6 +91,6 @@ def min_max(op: Opcode, count: int | None, kind: str) -> Lanewise:
 
 
 def to_patterns(values: Lanes) -> Lanes:
-    """bfloat16 patterns of float32 values that bfloat16 has."""
+    """bfloat16 patterns of float32 values that are exact in bfloat16."""
     patterns: Lanes = (values.view(np.uint32) >> 16).astype(np.uint16)
     return patterns

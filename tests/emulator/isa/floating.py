@@ -24,7 +24,7 @@ from tests.emulator.isa.semantics import (
 
 ROUNDINGS = ("rn", "rz", "rm", "rp")
 _LOW_BITS = np.array([0x0FFFFFFF], np.uint64)
-# Arrays as long as one and two values a lane: numpy is slower where it has to stretch one.
+# Arrays for 1 and for 2 values per lane: broadcasting is slower in numpy.
 _LOW_28 = {size: np.repeat(_LOW_BITS, size) for size in (32, 64)}
 _SIGN = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
@@ -62,7 +62,7 @@ def _wide(name: str, rounding: str) -> Function:
         return lambda a, b: _wide_sum(a, -b, rounding)
     if name == "fma":
         return lambda a, b, c: _wide_sum(np.multiply(a, b, dtype=np.float64), c, rounding)
-    # Products are exact in float64; quotients that are not come close to no float32 number.
+    # Products are exact in float64; an inexact quotient is not close to any float32 number.
     ufunc = np.multiply if name == "mul" else np.divide
     return lambda a, b: ufunc(a, b, dtype=np.float64)
 
@@ -71,9 +71,9 @@ def from_wide(wide: Function, rounding: str, *, ftz: bool, sat: bool = False) ->
     """A float32 instruction.
 
     Args:
-        wide: its meaning: float32 arguments, float64 result, exact or rounded to odd.
-        rounding: of that result.
-        ftz: ``.ftz``, on what goes in and comes out.
+        wide: semantics: float32 arguments, float64 result, exact or rounded to odd.
+        rounding: rounding of the float64 result to float32.
+        ftz: ``.ftz``, applied to arguments and result.
         sat: ``.sat``.
     """
 

@@ -14,18 +14,18 @@ NAN_F16 = np.uint16(0x7FFF).view(np.float16)
 
 
 def flush_f32(values: Any) -> Any:
-    """Subnormal float32 values as zeros of the same sign; all others as they are."""
+    """Subnormal float32 values as zeros of the same sign; all other values unchanged."""
     return values * (np.abs(values) >= _SMALLEST_F32)
 
 
 def any_tiny(values: Any) -> bool:
-    """Whether a float32 value is subnormal, or the least normal number, to which one may round."""
+    """Whether any float32 value is subnormal, or the least normal number, a possible rounding."""
     tiny = count_nonzero(np.abs(values) <= _SMALLEST_F32)
     return bool(tiny) and tiny + count_nonzero(values) != values.size
 
 
 def flush_f16(values: Any) -> Any:
-    """Likewise for float16."""
+    """Subnormal float16 values as zeros of the same sign; all other values unchanged."""
     return values * (np.abs(values) >= _SMALLEST_F16)
 
 

@@ -13,21 +13,21 @@ from tests.emulator.isa.semantics import Function, Lanes, Lanewise, check_count,
 
 TYPES = ("f16", "bf16", "f16x2", "bf16x2")
 _NUMPY = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
-_OOB_NAN = 0x7FF7  # of f16 and bf16, as seen on sm_90 (PTX ISA, OOB-NaN)
+_OOB_NAN = 0x7FF7  # f16 and bf16, as seen on sm_90 (PTX ISA, OOB-NaN)
 
 
 def _wide_f16(name: str) -> Function:
-    """f16 arithmetic in float64: where that is inexact, it is far from every float16 midpoint."""
+    """f16 arithmetic in float64: an inexact float64 result is far from every float16 midpoint."""
     if name == "fma":
         return lambda a, b, c: np.multiply(a, b, dtype=np.float64) + c
     return lambda a, b: _NUMPY[name](a, b, dtype=np.float64)
 
 
 def _wide_bf16(name: str) -> Function:
-    """bf16 arithmetic, for one more rounding.
+    """bf16 arithmetic with a wide result, to be rounded once more.
 
-    Sums and products of 8-bit significands survive the step through float32; fused ones are rounded
-    to odd in float64.
+    Rounding sums and products of 8-bit significands through float32 is safe; a fused multiply-add
+    is rounded to odd in float64.
     """
 
     def run(*patterns: Any) -> Lanes:
@@ -78,7 +78,7 @@ def _bf16(name: str, *, negative_to_zero: bool) -> Function:
 
 
 def _out_of_bounds(function: Function) -> Function:
-    """``.oob``: +0 where a factor is the NaN of an out-of-bounds load; of addends it stays NaN."""
+    """``.oob``: +0 where a factor is the NaN of an out-of-bounds load; such an addend stays NaN."""
 
     def run(*values: Any) -> Lanes:
         result = function(*values)

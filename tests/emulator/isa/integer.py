@@ -105,14 +105,14 @@ def _carrying(op: Opcode, kind: str, *, has_input: bool, has_output: bool) -> La
 
 
 def _with_carry_in(op: Opcode, count: int | None, results: int | None) -> Lanewise:
-    """Sum and difference with a carry from before."""
+    """Sum and difference with a carry in."""
     check_count(op.text, count, (2,), "source")
     kind = op.type(("u32", "s32", "u64", "s64"))
     return _carrying(op, kind, has_input=True, has_output=op.flag("cc"))
 
 
 def high_product(a: Any, b: Any, kind: str) -> Lanes:
-    """Upper half of the product, of the operands' dtype."""
+    """Upper half of the product, in the operands' dtype."""
     is_signed, bits = _parts(kind)
     if bits < 64:
         wide = DTYPES[f"{kind[0]}{2 * bits}"]
@@ -281,7 +281,7 @@ def _sad(op: Opcode, count: int | None, results: int | None) -> Lanewise:
 
 
 def _div_rem(op: Opcode, count: int | None, results: int | None) -> Lanewise:
-    """Quotient, toward zero, and its remainder; a zero divisor gives all ones, as on sm_90."""
+    """Truncated quotient and the remainder; a zero divisor gives all ones, as on sm_90."""
     check_count(op.text, count, (2,), "source")
     kind = op.type(TYPES)
     op.finish()

@@ -1,4 +1,4 @@
-"""Lookup of an opcode's meaning: the one entrance to the lane-wise instructions."""
+"""Lookup of an opcode's semantics: the single entry point of the lane-wise instructions."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -17,7 +17,7 @@ _BY_FAMILY: dict[str, _Builder] = {
     **moves.FAMILIES,
     **approximate.FAMILIES,
 }
-# Arithmetic families are told apart by their type.
+# Arithmetic families are distinguished by type.
 _BY_TYPE: tuple[Mapping[str, _Builder], ...] = (integer.FAMILIES, floating.FAMILIES, half.FAMILIES)
 FAMILIES = frozenset(_BY_FAMILY).union(*_BY_TYPE)
 
@@ -33,13 +33,13 @@ def _arithmetic(op: Opcode) -> Mapping[str, _Builder]:
 
 @cache
 def lookup(opcode: str, sources: int | None = None, results: int | None = None) -> Lanewise | None:
-    """Semantics of a lane-wise instruction; None where the opcode is of no lane-wise family.
+    """Semantics of a lane-wise instruction; None if the opcode belongs to no lane-wise family.
 
     Args:
-        opcode: with its modifiers, ``"setp.lt.and.s32"``.
-        sources: source operands that the instruction has, where forms differ by that (three-operand
-            ``max.f32``); items of a vector operand count one by one. None: the usual form.
-        results: destinations it has; 2 for ``p|q``. None: the usual form.
+        opcode: opcode with its modifiers, ``"setp.lt.and.s32"``.
+        sources: number of source operands, where forms differ by the number (three-operand
+            ``max.f32``); each item of a vector operand counts. None: the usual form.
+        results: number of destinations; 2 for ``p|q``. None: the usual form.
 
     Raises:
         UnknownInstruction: a modifier or type that the family lacks or that is not modelled.
@@ -52,7 +52,7 @@ def lookup(opcode: str, sources: int | None = None, results: int | None = None) 
     if builder is None:
         families = _arithmetic(op)
         if op.family not in families:
-            # Such as fma.s32: let the family that exists say which types it has.
+            # An unknown type such as fma.s32: the known family reports its types.
             families = next(known for known in _BY_TYPE if op.family in known)
         builder = families[op.family]
     return builder(op, sources, results)

@@ -1,8 +1,8 @@
 """cvt to and from packed halves, FP8, FP6, FP4 and UE8M0, and to tf32 (PTX ISA, cvt).
 
-Narrow results are looked up. A table has an entry for each bfloat16 pattern: a float32 value is cut
-to its upper half first, whose last bit also says whether anything was cut off, so that no rounding
-to fewer than 7 mantissa bits can tell the difference.
+Narrow results come from lookup tables with an entry for each bfloat16 pattern: a float32 value is
+first cut to its upper half, whose last bit is set if a nonzero part was cut off, so that no
+rounding to fewer than 7 mantissa bits can tell the difference.
 """
 
 from functools import cache
@@ -35,7 +35,7 @@ TARGETS = (*SOURCES, *_QUADRUPLES, "tf32")
 
 
 def convert(op: Opcode, target: str, source: str, count: int | None) -> Lanewise:
-    """The conversion whose types, at least one of them packed or tf32, have been taken already."""
+    """Conversion between already parsed types, at least one of them packed or tf32."""
     if target == "tf32" and source == "f32":
         return _to_tf32(op, count)
     if target in _HALVES and source == "f32":
@@ -138,7 +138,7 @@ def _to_tf32(op: Opcode, count: int | None) -> Lanewise:
     form = FORMATS["tf32"]
 
     def away(values: Any) -> Lanes:
-        # On sm_90 NaN loses its lower bits, maybe all that it has.
+        # On sm_90 NaN loses its lower bits, possibly all set bits of its mantissa.
         words = values.view(np.uint32)
         result: Lanes = np.where(values != values, words, words + 0x1000) & 0xFFFFE000
         return result
@@ -160,7 +160,7 @@ def _to_tf32(op: Opcode, count: int | None) -> Lanewise:
 
 
 def _keyed_values(source: str) -> Lanes:
-    """float64 value of every 16-bit pattern that indexes a table for this source."""
+    """float64 value of every 16-bit table index for this source."""
     patterns = np.arange(1 << 16, dtype=np.uint16)
     with np.errstate(all="ignore"):
         if source == "f16x2":
@@ -186,7 +186,7 @@ def _ue8m0_codes(rounding: str, finite: bool) -> Lanes:
     magnitude = np.arange(1 << 16) & 0x7FFF
     codes = magnitude >> 7
     if rounding == "rp":
-        # 2^-127, a subnormal bfloat16, is code 0 itself.
+        # 2^-127, a subnormal bfloat16, has code 0.
         codes += (magnitude & 0x7F != 0) & (magnitude > 0x40) & (magnitude < 0x7F80)
     if finite:
         codes = np.where((codes > 254) & (magnitude <= 0x7F80), 254, codes)
@@ -223,7 +223,7 @@ def _halves_of(name: str, target: str, clamps: bool) -> Lanes:
 
 
 def _keys(pairs: Lanes) -> Lanes:
-    """Index of float32 pairs into a table: the upper half, its last bit set where more follows."""
+    """Table index of float32 pairs: the upper half, its last bit set if the rest is nonzero."""
     halves = pairs.view(np.uint16)
     result: Lanes = halves[:, 1::2] | halves[:, 0::2].astype(np.bool_)
     return result
@@ -276,13 +276,13 @@ def _from_pair(op: Opcode, source: str, count: int | None, table: Lanes) -> Lane
 
 
 def stochastically(values: Lanes, form: Format, random: Any, bits: int) -> Lanes:
-    """Each value rounded up in magnitude where its cut-off part and the random bits carry.
+    """Each value rounded up in magnitude if its cut-off part plus the random bits carry.
 
     Args:
         values: float64 holding float32 values.
         form: target format.
         random: ``bits`` random bits each, added to the top of the cut-off part (PTX ISA, .rs).
-        bits: how many.
+        bits: number of random bits.
     """
     step = quantum(values, form)
     scaled = np.ldexp(np.abs(values), -step)
@@ -297,8 +297,9 @@ def stochastically(values: Lanes, form: Format, random: Any, bits: int) -> Lanes
 def _to_quadruple(op: Opcode, target: str, count: int | None) -> Lanewise:
     """cvt.rs of four values.
 
-    The PTX ISA leaves open which of their two bytes FP4's values take: here a and e the upper and
-    lower one of the upper half of the random bits, b and f those of the lower half.
+    The PTX ISA leaves open which of the random bytes each FP4 value uses: here a and e use the
+    upper and the lower byte of the upper half of the random bits, b and f the bytes of the lower
+    half.
     """
     op.choice(("rs",))
     op.choice(("satfinite",))

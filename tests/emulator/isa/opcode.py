@@ -1,4 +1,4 @@
-"""Taking an opcode apart, so that no modifier goes unnoticed."""
+"""Parsing of an opcode, so that no modifier goes unnoticed."""
 
 from collections.abc import Collection
 from typing import NoReturn
@@ -7,12 +7,12 @@ from tests.emulator.findings import UnknownInstruction
 
 
 class Opcode:
-    """The dot-separated parts of one opcode; a builder takes those it knows, then calls finish.
+    """The dot-separated parts of an opcode; a builder takes the known parts, then calls finish.
 
     Attributes:
         text: the opcode as written, for messages.
-        family: its first part.
-        parts: what has not been taken yet, in order.
+        family: the first part.
+        parts: parts not taken yet, in order.
     """
 
     def __init__(self, text: str) -> None:
@@ -20,14 +20,14 @@ class Opcode:
         self.family, *self.parts = text.split(".")
 
     def flag(self, name: str) -> bool:
-        """Take the modifier ``name``; whether it was there."""
+        """Take the modifier ``name``; returns whether the opcode has it."""
         if name not in self.parts:
             return False
         self.parts.remove(name)
         return True
 
     def choice(self, names: Collection[str], default: str | None = None) -> str:
-        """Take the one modifier among ``names``; ``default`` where there is none."""
+        """Take the single modifier among ``names``; return ``default`` if the opcode has none."""
         for part in self.parts:
             if part in names:
                 self.parts.remove(part)
@@ -48,6 +48,6 @@ class Opcode:
         raise UnknownInstruction(f"{self.text}: .{part} is not modelled for this form")
 
     def finish(self) -> None:
-        """Refuse what nobody has taken."""
+        """Refuse any part that has not been taken."""
         if self.parts:
             self.refuse(self.parts[0])

@@ -1,4 +1,4 @@
-"""Rounding float64 values to narrower formats, by every rule cvt and arithmetic know."""
+"""Rounding of float64 values to narrower formats, by every rule of cvt and arithmetic."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,8 +36,8 @@ class Format:
         exponent: bits of the exponent.
         mantissa: stored bits of the mantissa.
         largest: greatest finite magnitude.
-        infinite: whether it has infinities.
-        nan: encoding of the canonical NaN; the largest magnitude where there is none.
+        infinite: whether the format has infinities.
+        nan: encoding of the canonical NaN; the largest magnitude in a format without NaN.
     """
 
     exponent: int
@@ -76,7 +76,7 @@ def rounded(values: Lanes, form: Format, rounding: str) -> F64:
 
     Args:
         values: float64, exact or rounded to odd.
-        form: target.
+        form: target format.
         rounding: a key of ``INTEGRAL``.
     """
     step = quantum(values, form)
@@ -102,7 +102,7 @@ def two_sum(a: Lanes, b: Lanes) -> tuple[F64, F64]:
 
 
 def to_odd(total: F64, error: F64) -> F64:
-    """A float64 sum, made odd where it is inexact, so that it may be rounded once more."""
+    """A float64 sum, rounded to odd if inexact, so that a second rounding is correct."""
     inexact = (error != 0) & np.isfinite(total) & (total.view(np.uint64) & 1 == 0)
     toward = np.where(error > 0, np.inf, -np.inf)
     return np.where(inexact, np.nextafter(total, toward), total)
@@ -123,10 +123,10 @@ def to_f16(values: Lanes, rounding: str) -> npt.NDArray[np.float16]:
 
 
 def flush_wide(values: Lanes, kind: str, rounding: str) -> Lanes:
-    """float64 results that are subnormal in f32 or f16 as zeros.
+    """Results in float64 with the subnormals of f32 or f16 flushed to zero.
 
-    Hardware decides after rounding, but before it limits the exponent (seen on sm_90): what rounds
-    to the smallest normal number with all its bits stays.
+    Hardware decides after rounding, but before limiting the exponent (seen on sm_90): a value that
+    rounds to the smallest normal number at full precision stays.
     """
     smallest, scale, close = _NORMAL[kind]
     small = np.abs(values) < smallest
@@ -148,7 +148,7 @@ def to_bf16(values: Lanes, rounding: str) -> npt.NDArray[np.uint16]:
 
 
 def cut_to_bf16(values: Lanes, rounding: str) -> npt.NDArray[np.uint16]:
-    """Likewise, but NaN keeps its upper bits."""
+    """bfloat16 patterns of float32 values; NaN keeps its upper bits."""
     exact = rounded(values, FORMATS["bf16"], rounding).astype(np.float32)
     return (exact.view(np.uint32) >> 16).astype(np.uint16)
 
@@ -160,11 +160,11 @@ def from_bf16(patterns: Lanes) -> npt.NDArray[np.float32]:
 
 
 def encode(numbers: F64, form: Format) -> npt.NDArray[np.uint32]:
-    """Patterns of numbers that the format has; NaN becomes canonical."""
+    """Bit patterns of values exact in the format; NaN becomes canonical."""
     magnitude = np.abs(np.where(np.isfinite(numbers), numbers, 0.0))
-    # Zero and subnormal numbers share the step of the smallest normal one.
+    # Zero and subnormal numbers share the step of the smallest normal number.
     step = quantum(np.maximum(magnitude, 2.0 ** (1 - form.bias)), form)
-    # Adding the biased exponent carries the leading one of a normal mantissa.
+    # Adding the biased exponent carries the implicit leading bit of a normal mantissa.
     biased = step + form.mantissa + form.bias - 1
     patterns = np.ldexp(magnitude, -step).astype(np.int64) + (biased << form.mantissa)
     top = ((1 << form.exponent) - 1) << form.mantissa

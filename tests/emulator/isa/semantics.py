@@ -1,4 +1,4 @@
-"""The form in which every instruction's meaning is given to the code generator."""
+"""Representation of each instruction's semantics for the code generator."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from tests.emulator.findings import IllegalInstruction
 Lanes = npt.NDArray[Any]
 Function = Callable[..., Any]
 
-# How an operand or a result of each name is presented: one element of this dtype for each lane.
+# Presentation of an operand or result by type name: one element of this dtype for each lane.
 DTYPES: dict[str, type[np.generic]] = {
     "pred": np.bool_,
     **{f"{kind}{bits}": getattr(np, f"uint{bits}") for kind in "bu" for bits in (8, 16, 32, 64)},
@@ -29,23 +29,23 @@ DTYPES: dict[str, type[np.generic]] = {
 class Lanewise:
     """Semantics of one instruction in each lane.
 
-    A register wider than its source's name is presented by its low bits; a result narrower than its
-    register is extended by its sign (``s``) or with zeros. ``bf16`` comes as ``b16``, packed pairs
-    as ``b32`` and ``b64``. A negated predicate ``!p`` comes negated.
+    A source register wider than the source type is presented by its low bits; a result narrower
+    than its register is sign-extended (``s``) or zero-extended. ``bf16`` is passed as ``b16``,
+    packed pairs as ``b32`` and ``b64``. A negated predicate ``!p`` is passed already negated.
 
     Attributes:
-        sources: how each source operand is presented, a key of :data:`DTYPES`; items of a vector
-            operand count one by one.
-        results: how each destination is given back; with two, the forms below give a tuple.
+        sources: type of each source operand, a key of :data:`DTYPES`; each item of a vector operand
+            counts.
+        results: type of each destination; with two, the templates below give a tuple.
         vector: an expression template over ``np`` and ``{0}``, ``{1}`` .. or a function of as many
-            arguments. At least one argument is an array; integer names may come as Python ints
-            (signed for ``s``, else masked), predicates as bools, float names as numpy scalars. What
-            replaces a placeholder is a name, a literal or in parentheses. Overflow and invalid
+            arguments. At least one argument is an array; integer arguments may be Python ints
+            (signed for ``s``, else masked), predicates bools, floats numpy scalars. A placeholder
+            is replaced by a name, a literal or a parenthesised expression. Overflow and invalid
             operations are expected: numpy's warnings have to be off (``np.errstate``).
         scalar: an expression template for sources that are all Python ints (masked unsigned, also
-            for ``s``) and bools; its value likewise. None where there is none: use ``vector``.
+            for ``s``) and bools, with a result of the same kind. None: use ``vector``.
         carry_in: the last source is the condition code CC.CF, not an operand (PTX ISA, addc).
-        carry_out: likewise the last result.
+        carry_out: the last result is CC.CF.
     """
 
     sources: tuple[str, ...]
@@ -57,7 +57,7 @@ class Lanewise:
 
 
 def mask(bits: int) -> str:
-    """The literal of ``bits`` ones."""
+    """Literal with the lowest ``bits`` bits set."""
     return f"{(1 << bits) - 1:#x}"
 
 
@@ -68,7 +68,7 @@ def signed(place: int, bits: int) -> str:
 
 
 def coerced(function: Function, sources: tuple[str, ...]) -> Function:
-    """``function`` with Python ints and bools made numpy scalars of the presented dtype."""
+    """``function`` with Python ints and bools converted to numpy scalars of the presented dtype."""
     dtypes = [DTYPES[name] for name in sources]
 
     def call(*values: Any) -> Any:
@@ -116,7 +116,7 @@ def elementwise(
 
 
 def check_count(text: str, came: int | None, accepted: Collection[int], what: str) -> int:
-    """The number of operands of an instruction: the first of ``accepted`` unless another came."""
+    """Check an instruction's number of operands; the default is the first of ``accepted``."""
     choices = list(accepted)
     if came is None:
         return choices[0]

@@ -1,1 +1,1 @@
-"""The chip: grids of clusters of CTAs of warps, and the order in which they go on."""
+"""The chip: grids of clusters of CTAs of warps, and the order of their execution."""

@@ -1,4 +1,4 @@
-"""Bulk and cp.async groups: what commit_group closes and wait_group waits for."""
+"""Bulk and cp.async groups: commit_group closes a group, wait_group waits for groups."""
 
 from collections import deque
 from collections.abc import Callable
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 class BulkGroups:
     """Groups of one kind of asynchronous copy of a warp, in order.
 
-    Operations of a group are tagged with two components: ``reads`` (their sources have been read)
-    and ``writes`` (their results are visible). Waiting for a group makes the warp come after its
-    clock. Groups are each thread's own (PTX ISA, async-group): a commit or wait that the lanes
-    which issued an operation have no part in does not count for it.
+    Operations of a group are tagged with two components: ``reads`` (the sources have been read) and
+    ``writes`` (the results are visible). Waiting for a group advances the warp's clocks to the
+    group's clock. Groups are private to a thread (PTX ISA, async-group): a commit or wait counts
+    for an operation only if the issuing lanes take part.
 
     Attributes:
         reads, writes: components.
-        clock: of the operations that are issued now, from 1.
+        clock: clock of newly issued operations, from 1.
         pending: clocks of operations that have not run yet, in order.
     """
 
@@ -32,18 +32,18 @@ class BulkGroups:
         self.clock = 1
         self.pending: deque[int] = deque()
         self._closed: list[int] = []  # last clock of each group
-        # Operations that nobody has waited for: clock -> lanes that issued them, and first line.
+        # Operations without a wait: clock -> issuing lanes, and first line.
         self._outstanding: dict[int, tuple[int, int]] = {}
         self.queue = ("group", self.reads)
 
     def issued(self, line: int, lanes: int) -> int:
-        """An operation of ``lanes`` (a bit each) joins the open group; returns its clock."""
+        """Add an operation of ``lanes`` (a bit each) to the open group; returns its clock."""
         known, first = self._outstanding.get(self.clock, (0, line))
         self._outstanding[self.clock] = known | lanes, first
         return self.clock
 
     def queue_work(self, clock: int, run: Callable[[], None], line: int) -> None:
-        """Hands over an operation's work, which ends its place among ``pending``."""
+        """Queue an operation's work, which removes the operation from ``pending``."""
         self.pending.append(clock)
 
         def counted() -> None:
@@ -53,12 +53,12 @@ class BulkGroups:
         self._warp.issue("copies", self.queue, counted, line)
 
     def mark(self) -> int:
-        """The clock of all operations so far; later ones are told apart from them."""
+        """Clock of all operations so far; later operations get a higher clock."""
         self.clock += 1
         return self.clock - 1
 
     def commit(self, lanes: int) -> None:
-        """Closes the open group, unless it holds operations of other lanes alone."""
+        """Close the open group, unless it holds operations of other lanes alone."""
         start = self._closed[-1] if self._closed else 0
         issuers = [bits for clock, (bits, _) in self._outstanding.items() if clock > start]
         if issuers and not any(bits & lanes for bits in issuers):
@@ -66,7 +66,7 @@ class BulkGroups:
         self._closed.append(self.mark())
 
     def until(self, allowed: int, lanes: int) -> int:
-        """Clock up to which a wait by ``lanes`` for all but the latest groups reaches."""
+        """Clock covered by a wait of ``lanes`` for all except the latest groups."""
         if allowed >= len(self._closed):
             return 0
         last = self._closed[-1 - allowed]
@@ -74,12 +74,13 @@ class BulkGroups:
         return min(foreign) - 1 if foreign else last
 
     def wait(self, until: int, reads_only: bool, proxy: bool = True) -> None:
-        """Completes what is pending up to a clock; the warp comes after it.
+        """Complete the pending operations up to a clock; the warp is then ordered after them.
 
         Args:
-            until: from :meth:`until`.
-            reads_only: whether results may still be on their way.
-            proxy: whether the async proxy made the copies; it sees others' after a fence only.
+            until: clock from :meth:`until`.
+            reads_only: whether only the reads have to be complete.
+            proxy: whether the async proxy made the copies, whose view of other writes needs a
+                fence.
         """
         while self.pending and self.pending[0] <= until:
             self._warp.cta.cluster.units.step_queue(self.queue)
@@ -91,7 +92,7 @@ class BulkGroups:
             del self._outstanding[clock]
 
     def unread(self) -> bool:
-        """Whether an operation was issued that nobody waited for."""
+        """Whether an operation was issued without a wait."""
         return bool(self._outstanding)
 
     def oldest(self) -> Where:

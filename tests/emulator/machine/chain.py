@@ -1,8 +1,9 @@
-"""Launches in a row, each of which may run beside the one before it.
+"""Sequence of launches, each of which may overlap its predecessor.
 
-A dependent launch (programmatic stream serialization) may start once every CTA of the launch before
-it has executed griddepcontrol.launch_dependents or has exited, any other one once all before it
-have ended. What a launch knows of those before it is as ``memory.history`` says.
+A dependent launch (programmatic stream serialization) may start once every CTA of its predecessor
+has executed griddepcontrol.launch_dependents or has exited; any other launch starts once all
+earlier launches have ended. ``memory.history`` tells which accesses of earlier launches a launch is
+ordered after.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,17 +23,17 @@ if TYPE_CHECKING:
 
 
 class Link:
-    """One launch's place in the row.
+    """Position of one launch in the chain.
 
     Args:
         launch: the launch.
-        before: the one before it, None for the first.
+        before: the preceding launch, None for the first.
 
     Attributes:
-        number: in the row.
-        order: what later launches come after.
-        done: whether all of its clusters have ended, and what they wrote can be seen.
-        waiters: warps of the next launch that wait for that.
+        number: index in the chain.
+        order: record of the launch for later launches, see ``memory.history``.
+        done: whether all clusters have ended and their writes are visible.
+        waiters: warps of the next launch that wait for ``done``.
     """
 
     def __init__(self, launch: "Launch", before: "Link | None") -> None:
@@ -44,11 +45,11 @@ class Link:
         self.done = False
         self.waiters: list[Callable[[], None]] = []
         self._clusters_left = launch.clusters
-        self._holding = launch.clusters * launch.cluster_size  # CTAs that keep the next one waiting
+        self._holding = launch.clusters * launch.cluster_size  # CTAs that block the next launch
 
     @property
     def earlier(self) -> "list[Link]":
-        """The launches before it, the nearest first."""
+        """The preceding launches, the nearest first."""
         return [] if self.before is None else [self.before, *self.before.earlier]
 
     @property
@@ -58,7 +59,7 @@ class Link:
         return not self.before._holding
 
     def start(self) -> None:
-        """Note what its first instruction already comes after."""
+        """Note the earlier launches that precede the launch's first instruction."""
         if self.before is None:
             return
         if self.dependent:
@@ -68,7 +69,7 @@ class Link:
                 self.launch.known.append(link.launch.events.done)
 
     def learn(self) -> list[int]:
-        """Components that griddepcontrol.wait learns of, once the launch before has ended."""
+        """Components covered by griddepcontrol.wait, once the preceding launch has ended."""
         if self.before is None or not self.dependent:
             return []
         self.order.running = running = self.before.order.running_after()
@@ -77,7 +78,7 @@ class Link:
         ]
 
     def release(self, cta: "Cta") -> bool:
-        """A CTA no longer keeps the next launch waiting; whether another warp should go on now."""
+        """Count a CTA's release of dependents; returns whether the warp should yield."""
         if cta.released:
             return False
         cta.released = True
@@ -85,7 +86,7 @@ class Link:
         return self.launch.scheduler.give_way()
 
     def cancelled(self) -> None:
-        """A cluster will never start: clusterlaunchcontrol has handed its work to another one."""
+        """Count a cluster that never starts: clusterlaunchcontrol handed its work to another."""
         self._holding -= self.launch.cluster_size
         self._end_cluster()
 
@@ -102,11 +103,11 @@ class Link:
 
 
 class Chain:
-    """Launches of one stream that run beside one another as far as they may.
+    """Launches of one stream that overlap as far as their attributes allow.
 
     Args:
-        launches: in stream order, one or more, none of which has run.
-        sharing: of the SMs; None for an SM of its own for each CTA.
+        launches: launches in stream order, one or more, none of which has run.
+        sharing: policy of SM sharing; None gives each CTA an exclusive SM.
 
     Raises:
         LaunchError: a cluster is larger than a GPC.
@@ -133,7 +134,7 @@ class Chain:
             launch.scheduler = scheduler
 
     def next_link(self) -> Link | None:
-        """The launch whose clusters are to start next, None if none may."""
+        """The next launch whose clusters may start, or None."""
         for link in self.links:
             if link.launch.has_next:
                 return link if link.may_start else None
@@ -150,7 +151,7 @@ class Chain:
             for lint in launch.program.lints:
                 launch.report(UnwaitedLoad(lint.fact, launch.program.where(lint.line)))
         alone = len(self.links) == 1
-        # The first of several comes after everything before it.
+        # The first launch of several is ordered after all earlier launches.
         order, events = history.begin(
             first.program.kernel.name, first.stream, alone and self.links[0].dependent
         )
@@ -170,7 +171,7 @@ class Chain:
         if alone:
             first.counters.nbytes["HBM read, each byte once"] = read
             first.counters.nbytes["HBM write, each byte once"] = written
-        else:  # whoever follows comes after all of them
+        else:  # later launches are ordered after all of the chain
             history.synchronise(first.stream)
         for launch in self.launches:
             # A finished launch is kept for its counters; a large grid leaves millions of events.

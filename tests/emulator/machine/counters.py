@@ -13,16 +13,16 @@ class Counters:
     Attributes:
         instructions: (warp index, family) -> warp instructions issued.
         nbytes: path -> bytes: "global read", "global write", "copy global to shared", ... The "HBM"
-            ones count each byte once: what a perfect L2 would still have to move.
+            paths count each byte once: the traffic that a perfect L2 would leave.
         multiplies: (kind, M, N, K, CTAs) -> tensor core instructions.
-        waits: barrier kind -> times a warp had to wait.
-        neighbours: number of a launch in its chain -> CTAs of it that CTAs of this launch found on
-            their SMs when they started.
+        waits: barrier kind -> number of waits by warps.
+        neighbours: index of a launch in the chain -> CTAs of that launch already resident on an SM
+            when a CTA of this launch started there.
     """
 
     def __init__(self, program: "Program") -> None:
         self._program = program
-        self._blocks: dict[int, list[int]] = {}  # by warp, executions of each basic block
+        self._blocks: dict[int, list[int]] = {}  # warp -> executions of each basic block
         self.nbytes: Counter[str] = Counter()
         self.multiplies: Counter[tuple[str, int, int, int, int]] = Counter()
         self.waits: Counter[str] = Counter()
@@ -40,13 +40,13 @@ class Counters:
 
     @property
     def l2_hits(self) -> float:
-        """Share of the bytes read from global memory that a perfect L2 would have served."""
+        """Share of the bytes read from global memory that a perfect L2 would serve."""
         paths = ("global read", "copy global to shared", "cp.async")
         total = sum(self.nbytes[path] for path in paths)
         return 1 - self.nbytes["HBM read, each byte once"] / total if total else 0.0
 
     def add_blocks(self, warp: int, blocks_run: list[int]) -> None:
-        """Adds a finished warp's executions of each basic block."""
+        """Add a finished warp's executions of each basic block."""
         before = self._blocks.get(warp)
         if before is not None:
             blocks_run = [a + b for a, b in zip(before, blocks_run, strict=True)]

@@ -1,4 +1,4 @@
-"""A CTA and its cluster: what their warps share."""
+"""CTAs and clusters: the state that their warps share."""
 
 import functools
 from collections.abc import Callable
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.emulator.machine.launch import Launch
 
 # The first kilobyte belongs to the system on sm_90 and later. Kernels clear bit 24 of a shared
-# address, the lowest one of the rank, to name the leader of a pair.
+# address, the lowest bit of the rank, to name the leader of a pair.
 SHARED_BASE = 1024
 
 Position = tuple[int, int, int]
@@ -40,17 +40,18 @@ class Cta:
 
     Attributes:
         position: %ctaid.
-        rank: in its cluster.
-        sm: that it is on.
-        released: whether it has let dependent launches start.
-        shared: its shared memory.
-        tensor: its tensor memory.
+        rank: rank in the cluster.
+        sm: SM of the CTA.
+        released: whether the CTA has let dependent launches start.
+        shared: shared memory.
+        tensor: tensor memory.
         barriers: CTA barriers by number.
         mbarriers: live mbarrier objects by shared address.
-        warpgroups: those that multiply, by their first warp.
-        start: component that everything after its start knows; 0 where it has no peer.
-        touches: clock, verb and place of the last access to it by each component that is not a warp
-            of its own; it may exit only after them.
+        warpgroups: warpgroups that issue wgmma, by first warp.
+        start: component of the CTA's start, which everything after the start knows; 0 without a
+            peer.
+        touches: clock, verb and place of the last access to the CTA by each component other than
+            its own warps; the CTA may exit only after these accesses.
     """
 
     def __init__(self, cluster: "Cluster", position: Position, rank: int, sm: Sm) -> None:
@@ -64,7 +65,7 @@ class Cta:
         self.rank = rank
         self.threads = launch.threads
         self.alive = True
-        # A few chunks more than the CTA has: descriptors count in 16 bytes.
+        # A few chunks beyond the CTA's memory: descriptors address units of 16 bytes.
         whole = np.zeros(SHARED_BASE + -(-launch.memory_bytes // 16) * 16, np.uint8)
         self.shared = LinearMemory(
             f"shared memory of CTA {position}",
@@ -84,8 +85,8 @@ class Cta:
         self.warpgroups: dict[int, Warpgroup] = {}
         self.start: int = launch.events.new_component() if launch.cluster != (1, 1, 1) else 0
         self.touches: dict[int, tuple[int, str, Callable[[], Where]]] = {}
-        self._exit: Clock = {}  # what its warps came after when they exited
-        self._executed: Clock = {}  # and what had been executed, by negated component
+        self._exit: Clock = {}  # clocks of the warps at their exit
+        self._executed: Clock = {}  # executed accesses at exit, by negated component
         self.warps = [Warp(self, index) for index in range(-(-launch.threads // 32))]
         self.running = len(self.warps)
         self.registers: dict[int, int] = {}
@@ -104,7 +105,7 @@ class Cta:
         return found
 
     def warpgroup(self, warp: int) -> Warpgroup:
-        """The warpgroup that a warp is in."""
+        """The warpgroup of a warp."""
         first = warp & ~3
         found = self.warpgroups.get(first)
         if found is None:
@@ -150,7 +151,7 @@ class Cta:
         memory.shadow.mark(granules, MBARRIER)
 
     def invalidate_mbarrier(self, address: int, warp: Warp, line: int) -> None:
-        """mbarrier.inval: the bytes are ordinary memory again, without a value."""
+        """mbarrier.inval: turn the bytes into ordinary, uninitialised memory."""
         self.mbarrier(address)
         del self.mbarriers[address]
         memory = self.shared
@@ -159,7 +160,7 @@ class Cta:
         memory.shadow.mark(slice(start, start + 8 // memory.granule), event)
 
     def set_registers(self, warp: Warp, count: int, more: bool) -> None:
-        """setmaxnreg: the sum over all warps must stay within the register file."""
+        """setmaxnreg: check that the sum over all warps stays within the register file."""
         self.registers[warp.index] = count
         self.register_changes.setdefault(warp.index, []).append(count)
         total = sum(self.registers.values()) * 32
@@ -172,7 +173,7 @@ class Cta:
             )
 
     def _check_register_changes(self) -> None:
-        """The warps of a warpgroup execute the same setmaxnreg (PTX ISA, setmaxnreg)."""
+        """Check that all warps of a warpgroup execute the same setmaxnreg (PTX ISA, setmaxnreg)."""
         for first in range(0, len(self.warps), 4):
             group = range(first, min(first + 4, len(self.warps)))
             changes = [self.register_changes.get(index, []) for index in group]
@@ -185,7 +186,7 @@ class Cta:
                 )
 
     def touch(self, component: int, clock: int, verb: str, where: Callable[[], Where]) -> None:
-        """Note an access to this CTA, by a peer or an asynchronous unit, as it is made."""
+        """Note an access to this CTA by a peer or an asynchronous unit, when it is made."""
         self.touches[component] = clock, verb, where
         if not self.alive:
             self.launch.report(
@@ -201,7 +202,7 @@ class Cta:
         for component, (clock, verb, where) in self.touches.items():
             known = self._exit.get(component, 0)
             if verb == "generic read":
-                # Whoever uses what it has read arrives later, in whatever order of memory.
+                # A warp that uses the read data arrives later, whatever the memory order.
                 known = max(known, self._executed.get(-component, 0))
             if known < clock:
                 self.launch.report(
@@ -230,12 +231,12 @@ class Cta:
 
 
 class Cluster:
-    """CTAs that share a cluster barrier and can reach one another's shared memory.
+    """CTAs that share a cluster barrier and can access one another's shared memory.
 
     Args:
-        launch: whose grid it is part of.
-        number: in the grid.
-        sms: one for each CTA.
+        launch: launch of the cluster.
+        number: index in the grid.
+        sms: one SM for each CTA.
     """
 
     def __init__(self, launch: "Launch", number: int, sms: list[Sm]) -> None:
@@ -269,7 +270,7 @@ class Cluster:
         self.starved = launch.schedule.starved_of([w for cta in self.ctas for w in cta.warps])
 
     def start_late(self) -> bool:
-        """Start the CTA that the schedule has held back; False if there is none left."""
+        """Start the CTA held back by the schedule; False if there is none."""
         self.ready += self._late
         late, self._late = self._late, []
         return bool(late)
@@ -290,7 +291,7 @@ class Cluster:
         self.alive -= 1
 
     def units_done_for(self, cta: Cta) -> None:
-        """Bulk copies out of the CTA's shared memory must have read it before it goes."""
+        """Report bulk copies that still read the shared memory of an exiting CTA."""
         for warp in cta.warps:
             if "bulk_groups" in warp.__dict__ and warp.bulk_groups.unread():
                 self.launch.report(
@@ -302,7 +303,7 @@ class Cluster:
                 )
 
     def state(self) -> list[str]:
-        """Every barrier that somebody waits for, and who, for a deadlock report."""
+        """State of every barrier with waiters, and the waiters, for a deadlock report."""
         lines = []
         for cta in self.ctas:
             for warp in cta.warps:

@@ -1,4 +1,4 @@
-"""The chip: its limits, its memory, and kernels to launch on it."""
+"""The chip: limits, memory, and kernel launches."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,29 +25,28 @@ class Gpu:
     """A functional model of one device.
 
     Args:
-        limits: of the chip; ``B200`` by default, or ``H200``.
-        schedule: order of everything that hardware leaves open, for launches that name none.
+        limits: limits of the chip; ``B200`` by default, or ``H200``.
+        schedule: order of everything that hardware leaves open, for launches without a schedule.
         tolerated: findings that are collected in ``Launch.findings`` instead of raised.
         strict_tensor_fences: whether a barrier orders tcgen05 accesses only with
-            ``tcgen05.fence::before_thread_sync`` and ``::after_thread_sync`` around it, as the PTX
-            ISA demands. NVIDIA's own kernels leave them out where an mbarrier follows a wait or
-            commit.
-        strict_pipe_order: whether a tcgen05.cp that overwrites what an earlier MMA reads has to
-            wait for that MMA's commit: the PTX ISA promises the order of a cp before an MMA alone.
+            ``tcgen05.fence::before_thread_sync`` and ``::after_thread_sync`` around the barrier, as
+            the PTX ISA demands. NVIDIA's own kernels omit the fences where an mbarrier follows a
+            wait or commit.
+        strict_pipe_order: whether a tcgen05.cp that overwrites the operand of an earlier MMA has to
+            wait for the MMA's commit: the PTX ISA promises the order of a cp before an MMA alone.
             Every kernel with one set of scale columns, NVIDIA's too, relies on more.
-        strict_scopes: whether an mbarrier.arrive or a wait with a scope that leaves out the other's
-            CTA orders nothing there that TMA or the tensor core does, as the PTX ISA has it.
-            NVIDIA's own kernels leave the scope out, which is .cta.
-        rounds_like_h200: whether wgmma rounds its sums to the bit as an H200 does, at up to 5 ms
-            each.
-        sharing: how CTAs share SMs; None gives each one to itself. See also :meth:`shared` and
-            :meth:`overlapped`.
+        strict_scopes: whether an mbarrier.arrive or a wait whose scope excludes the other side's
+            CTA leaves TMA and tensor core accesses unordered there, as the PTX ISA has it. NVIDIA's
+            own kernels omit the scope, and the default is .cta.
+        rounds_like_h200: whether wgmma rounds sums bit-exactly as an H200 does, at up to 5 ms each.
+        sharing: policy of SM sharing among CTAs; None gives each CTA an exclusive SM. See also
+            :meth:`shared` and :meth:`overlapped`.
 
     Attributes:
         memory: global memory; ranges are registered before a launch.
-        history: what earlier launches did to it.
-        launches: the latest launch last.
-        findings: what was tolerated, over all launches.
+        history: accesses of earlier launches to global memory.
+        launches: launches so far, the latest last.
+        findings: tolerated findings of all launches.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class Gpu:
         self.strict_scopes = strict_scopes
         self.rounds_like_h200 = rounds_like_h200
         self.sharing = sharing
-        self._waiting: list[Launch] | None = None  # launches that run once all are there
+        self._waiting: list[Launch] | None = None  # launches deferred to the end of the context
         self.memory = GlobalMemory()
         self.history = History(self.memory)
         self.findings: list[EmulatorError] = []
@@ -79,7 +78,7 @@ class Gpu:
         self._programs: dict[tuple[int, str, Dimensions], Program] = {}
 
     def load(self, ptx: str) -> Module:
-        """Parses PTX; the same text is parsed once."""
+        """Parse PTX; the same text is parsed once."""
         module = self._modules.get(ptx)
         if module is None:
             module = self._modules[ptx] = parse(ptx)
@@ -103,11 +102,11 @@ class Gpu:
         return self._variables[key].ctypes.data
 
     def clusters_to_run(self, count: int) -> Sequence[int]:
-        """Numbers of a grid's clusters that run, in order."""
+        """Numbers of the grid's clusters to run, in order."""
         return range(count)
 
     def synchronise(self, stream: int | None = None) -> None:
-        """Waits for a stream, or for all: no later launch overlaps its launches."""
+        """Wait for a stream, or for all: later launches do not overlap its launches."""
         self._run_waiting()
         self.history.synchronise(stream)
 
@@ -125,10 +124,10 @@ class Gpu:
         traced: bool = False,
         stream: int = 0,
     ) -> Launch:
-        """Runs one kernel to its end.
+        """Run one kernel to its end.
 
         Args:
-            module: from :meth:`load`.
+            module: module from :meth:`load`.
             kernel: entry name.
             grid: CTAs along x, y, z.
             block: threads of a CTA along x, y, z.
@@ -136,12 +135,12 @@ class Gpu:
             dynamic_shared: bytes of dynamic shared memory.
             parameters: the bytes of each kernel parameter.
             attributes: further launch attributes.
-            schedule: instead of the chip's.
-            traced: whether to record what every warp did (``Launch.traces``), for the timing model.
-            stream: handle of the stream; launches of several still run one after the other.
+            schedule: replaces the chip's schedule.
+            traced: whether to record every warp's work (``Launch.traces``), for the timing model.
+            stream: handle of the stream; launches of several streams still run one after the other.
 
         Returns:
-            The finished launch, with its counters; within :meth:`overlapped` it is yet to run.
+            The finished launch, with its counters; within :meth:`overlapped`, a launch yet to run.
 
         Raises:
             EmulatorError: a finding, naming the place.
@@ -178,7 +177,7 @@ class Gpu:
 
     @contextmanager
     def shared(self, sharing: Sharing = Sharing()) -> Iterator[None]:  # noqa: B008 — frozen
-        """Let CTAs share SMs, and what these have, within."""
+        """Context in which CTAs may be co-resident on an SM and compete for its resources."""
         before, self.sharing = self.sharing, sharing
         try:
             yield
@@ -187,10 +186,10 @@ class Gpu:
 
     @contextmanager
     def overlapped(self, sharing: Sharing = Sharing()) -> Iterator[None]:  # noqa: B008 — frozen
-        """Run launches within beside one another, as far as their attributes let them.
+        """Context whose launches overlap as far as their attributes allow.
 
-        None of them runs before the end, or :meth:`synchronise`: their results are there after it.
-        All are of one stream and run in the first one's schedule.
+        The launches run at the end of the context or at :meth:`synchronise`; results exist only
+        from then on. All launches belong to one stream and run in the schedule of the first launch.
         """
         if self._waiting is not None:
             raise LaunchError("overlapped: within another one; leave that first")

@@ -1,4 +1,4 @@
-"""One kernel launch: its configuration, checked, and everything that lives as long as it runs."""
+"""One kernel launch: its checked configuration, and all state of its lifetime."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Dimensions = tuple[int, int, int]
 
-MAX_GRID_YZ = 65535  # of every compute capability
+MAX_GRID_YZ = 65535  # for every compute capability
 
 
 def _count(dimensions: Dimensions) -> int:
@@ -47,23 +47,23 @@ class Launch:
         grid: CTAs along each axis, a multiple of ``cluster``.
         block: threads of a CTA along each axis.
         cluster: CTAs of a cluster along each axis.
-        dynamic_shared: bytes.
+        dynamic_shared: bytes of dynamic shared memory.
         parameters: one value per kernel parameter, as the bytes of its declared size.
         schedule: order of everything that hardware leaves open.
         attributes: further launch attributes by name; ``programmatic_stream_serialization`` lets
-            the launch overlap the one before, the others are recorded alone.
-        stream: that it is launched in.
-        traced: whether to record what every warp did, for the timing model.
-        registers: of a thread; 0 for unknown.
+            the launch overlap its predecessor, the others are only recorded.
+        stream: stream of the launch.
+        traced: whether to record every warp's work, for the timing model.
+        registers: registers per thread; 0 for unknown.
 
     Attributes:
-        needs: of each CTA, on an SM.
-        clusters: of the grid; ``cluster_size`` CTAs in each.
-        link, scheduler, events: of the chain that it runs in; its place, what gives turns, and what
-            orders its accesses.
-        known: components of earlier launches that it comes after from its start on.
-        shared_bytes: shared memory that a CTA takes of the device.
-        memory_bytes: and with the guards between its arrays.
+        needs: resources that each CTA takes of an SM.
+        clusters: clusters of the grid, ``cluster_size`` CTAs each.
+        link, scheduler, events: position in the chain, scheduler of the chain, and events that
+            order its accesses.
+        known: components of earlier launches that the launch is ordered after from the start.
+        shared_bytes: shared memory per CTA on the device.
+        memory_bytes: shared memory per CTA with the guards between the arrays.
 
     Raises:
         LaunchError: the device would refuse the launch; nothing has run.
@@ -185,13 +185,13 @@ class Launch:
 
     @property
     def resident_clusters(self) -> int:
-        """Clusters that the chip holds at once, GPCs aside."""
+        """Clusters that the chip holds at once, without regard to GPCs."""
         return max(1, self._resident_ctas() // self.cluster_size)
 
     def written(self, place: Place) -> None:
-        """A strong write: whoever polls that place goes on."""
+        """Wake pollers of a place after a strong write."""
         self.scheduler.polls = 0
-        # Another launch of the chain may poll global memory; its shared memory is another one's.
+        # Another launch of the chain may poll global memory, but never this launch's shared memory.
         launches = self.scheduler.launches if place[0] == GLOBAL else [self]
         for launch in launches:
             for wake in launch.pollers.pop(poll_key(place), ()):
@@ -209,18 +209,18 @@ class Launch:
 
     @property
     def has_next(self) -> bool:
-        """Whether there is a cluster that nobody has started or cancelled."""
+        """Whether a cluster remains that is neither started nor cancelled."""
         return self._next < self.clusters
 
     def next_cluster(self) -> int | None:
-        """The next cluster of the grid that nobody has started or cancelled."""
+        """The next cluster of the grid that is neither started nor cancelled."""
         if not self.has_next:
             return None
         self._next += 1
         return self._order[self._next - 1]
 
     def new_trace(self, warp: Warp) -> WarpTrace | None:
-        """The list that a warp records into, None unless the launch is traced."""
+        """The list for a warp's trace, None unless the launch is traced."""
         if self.traces is None:
             return None
         cta = warp.cta
@@ -233,7 +233,7 @@ class Launch:
         return record
 
     def use_cta_group(self, group: int) -> None:
-        """All tcgen05 instructions of a kernel must name the same cta_group (PTX ISA, tcgen05)."""
+        """Check that all tcgen05 instructions of a kernel name the same cta_group (PTX ISA)."""
         if self.cta_group not in (0, group):
             raise IllegalInstruction(
                 f"cta_group::{group} in a kernel that has used cta_group::{self.cta_group}"
@@ -241,7 +241,7 @@ class Launch:
         self.cta_group = group
 
     def clock(self, warp: Warp) -> int:
-        """A clock that only ever grows; it counts the warp's executed blocks, not cycles."""
+        """A monotonic clock that counts the warp's executed blocks, not cycles."""
         return sum(warp.blocks_run)
 
     def sm_of(self, cta: Cta) -> int:
@@ -262,7 +262,7 @@ class Launch:
         return self._parameter_memory
 
     def report(self, finding: EmulatorError) -> None:
-        """Takes a finding: raised at once, unless the chip was told to tolerate its kind."""
+        """Record a finding, and raise the finding unless the chip tolerates its kind."""
         if not isinstance(finding, self.gpu.tolerated):
             raise finding
         line = finding.where.line if finding.where else 0

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-CTA_SLOTS = 32  # of an SM, compute capability 9.0 and 10.0
+CTA_SLOTS = 32  # per SM, compute capability 9.0 and 10.0
 
 
 @dataclass(frozen=True)
@@ -12,11 +12,11 @@ class Limits:
     Attributes:
         sms: streaming multiprocessors.
         shared: bytes of shared memory a CTA may have; ``shared_per_sm`` with the system's share.
-        threads: of a CTA; ``threads_per_sm`` resident.
-        cluster: CTAs of a cluster without opting in to more.
+        threads: threads of a CTA; ``threads_per_sm`` resident.
+        cluster: portable cluster size, in CTAs.
         registers: 32-bit registers of an SM.
         ctas_per_sm: resident CTAs.
-        gpcs: graphics processing clusters: no cluster of CTAs reaches beyond one.
+        gpcs: graphics processing clusters: a cluster of CTAs lies within one GPC.
     """
 
     sms: int = 148
@@ -35,7 +35,7 @@ class Limits:
         return self.shared_per_sm - self.shared
 
     def gpc_sizes(self) -> tuple[int, ...]:
-        """SMs of each GPC: spread over them in pairs, as evenly as they go (assumed)."""
+        """SMs of each GPC: pairs of SMs, distributed as evenly as possible (assumed)."""
         pairs = -(-self.sms // 2)
         sizes = [2 * ((pairs + number) // self.gpcs) for number in range(self.gpcs)]
         sizes[-1] -= 2 * pairs - self.sms

@@ -1,4 +1,4 @@
-"""Room on SMs: what a CTA takes of one, and which SMs of one GPC can hold a cluster."""
+"""Room on SMs: the resources of a CTA, and the SMs of one GPC that can hold a cluster."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from tests.emulator.machine.launch import Launch
 
 _WARP = 32
-_REGISTER_UNIT = 8  # of a thread: registers are given out in multiples of it
-_MAX_REGISTERS = 248  # of a thread, in whole units
+_REGISTER_UNIT = 8  # per thread: allocation granularity
+_MAX_REGISTERS = 248  # per thread, in whole units
 
 
 class Needs(NamedTuple):
-    """Needs of one CTA.
+    """Resources that one CTA needs.
 
     Attributes:
-        shared: bytes of shared memory, with those that the system reserves.
-        threads: in whole warps.
-        registers: of all threads.
+        shared: bytes of shared memory, including bytes reserved by the system.
+        threads: threads, in whole warps.
+        registers: registers of all threads.
     """
 
     shared: int
@@ -43,8 +43,8 @@ def needs_of(launch: "Launch", registers: int = 0) -> Needs:
     """Needs of each CTA of ``launch``.
 
     Args:
-        launch: whose shared memory and threads count.
-        registers: of a thread; 0 for unknown, which then limit nothing.
+        launch: launch with its shared memory and threads.
+        registers: registers per thread; 0 for unknown, which limits nothing.
     """
     threads = -(-launch.threads // _WARP) * _WARP
     each = max(1, -(-registers // _REGISTER_UNIT) * _REGISTER_UNIT)
@@ -52,15 +52,15 @@ def needs_of(launch: "Launch", registers: int = 0) -> Needs:
 
 
 def registers_of(kernel: Kernel, declared: Mapping[str, int], limits: Limits) -> int:
-    """Registers of a thread when a kernel starts; 0 for unknown.
+    """Registers per thread at the start of a kernel; 0 for unknown.
 
-    PTX names them only with ``.maxnreg``. Where setmaxnreg moves them between warps, ptxas gives
-    each thread what ``.maxntid`` and ``.minnctapersm`` leave (assumed).
+    PTX states the number only with ``.maxnreg``. Where setmaxnreg moves registers between warps,
+    ptxas gives each thread the share that ``.maxntid`` and ``.minnctapersm`` leave (assumed).
 
     Args:
-        kernel: as parsed.
-        declared: of kernels that are known better, by name.
-        limits: of the chip.
+        kernel: parsed kernel.
+        declared: known registers per thread, by kernel name.
+        limits: limits of the chip.
     """
     if kernel.name in declared:
         return declared[kernel.name]
@@ -82,7 +82,7 @@ class Room:
         self._shared = self._threads = self._registers = 0
 
     def holds(self, needs: Needs) -> bool:
-        """Whether one more CTA fits; an empty SM holds any, whatever a caller said of it."""
+        """Whether one more CTA fits; an empty SM holds any CTA, regardless of the stated needs."""
         limits = self._limits
         return not self.ctas or (
             self.ctas < limits.ctas_per_sm
@@ -92,7 +92,7 @@ class Room:
         )
 
     def take(self, needs: Needs, count: int = 1) -> None:
-        """Takes what ``count`` CTAs need; a negative number gives it back."""
+        """Reserve the resources of ``count`` CTAs; a negative count releases resources."""
         self.ctas += count
         self._shared += count * needs.shared
         self._threads += count * needs.threads
@@ -100,7 +100,7 @@ class Room:
 
 
 class Place(Protocol):
-    """An SM, as what CTAs find room on."""
+    """An SM, as the placement of CTAs sees the SM."""
 
     gpc: int
     room: Room
@@ -110,11 +110,11 @@ SomePlace = TypeVar("SomePlace", bound=Place)
 
 
 class Floor(Generic[SomePlace]):
-    """SMs by GPC. A cluster has an SM for each of its CTAs, all in one GPC.
+    """SMs by GPC. A cluster takes one SM for each of its CTAs, all in one GPC.
 
     Args:
-        sms: of the chip, or of a part of it.
-        packed: whether a cluster goes where most CTAs are already, instead of where fewest are.
+        sms: SMs of the chip, or of a part of the chip.
+        packed: whether a cluster goes to the SMs with the most CTAs instead of the fewest.
     """
 
     def __init__(self, sms: Iterable[SomePlace], packed: bool = False) -> None:
@@ -138,13 +138,13 @@ class Floor(Generic[SomePlace]):
         return found
 
     def take(self, size: int, needs: Needs) -> list[SomePlace] | None:
-        """:meth:`find`, and the room that the cluster needs."""
+        """SMs as from :meth:`find`, with the room for the cluster reserved."""
         found = self.find(size, needs)
         for sm in found or ():
             sm.room.take(needs)
         return found
 
     def give(self, sms: Iterable[SomePlace], needs: Needs) -> None:
-        """Gives back a cluster's room."""
+        """Release a cluster's room."""
         for sm in sms:
             sm.room.take(needs, -1)

@@ -1,4 +1,4 @@
-"""Legal order of a run: who goes on next, and when asynchronous work completes."""
+"""Legal order of a run: the next warp to run, and the completion of asynchronous work."""
 
 import random
 from collections.abc import Sequence
@@ -13,18 +13,18 @@ class Schedule:
     """One legal order of everything the hardware leaves open.
 
     Attributes:
-        name: how reports call it.
-        warps: "in_order" lets a warp run until it waits; "random" changes warps at synchronisation
-            points too, and picks the next one, its CTA and its cluster at random.
+        name: name in reports.
+        warps: "in_order" lets a warp run until it waits; "random" also switches warps at
+            synchronisation points, and picks the next warp, its CTA and its cluster at random.
         copies: bulk and cp.async copies complete "eager" (at issue), "late" (when nothing else can
-            go on) or "random"ly in between, in any order their ordering rules allow.
+            run) or "random"ly in between, in any order that the ordering rules allow.
         tensor: the same for the tensor core's instructions.
-        seed: of the random choices.
-        late_cta: rank of the CTA of each cluster that starts once nothing else can go on, from the
-            last if negative; None for none.
-        starved: whether one warp of each cluster, picked at random, goes on only when no other can.
-        successor_first: whether, of launches that run beside one another, the later ones go on as
-            long as they can; without it the earlier ones. At random where warps are.
+        seed: seed of the random choices.
+        late_cta: rank of the CTA of each cluster that starts only once nothing else can run,
+            counted from the last if negative; None for no late CTA.
+        starved: whether one warp of each cluster, picked at random, runs only when no other can.
+        successor_first: whether, of overlapping launches, the later launches run as long as they
+            can; otherwise the earlier launches do. At random where ``warps`` is "random".
     """
 
     name: str
@@ -40,7 +40,7 @@ class Schedule:
         return self.name
 
     def starved_of(self, warps: Sequence[T]) -> T | None:
-        """The warp of a cluster that waits for all others, if there is one."""
+        """The starved warp of a cluster, which waits for all other warps, or None."""
         return self.random().choice(warps) if self.starved else None
 
     def random(self) -> random.Random:

@@ -1,4 +1,4 @@
-"""Turns: which cluster, which warp, and when asynchronous work completes."""
+"""Scheduling of clusters, of warps, and of the completion of asynchronous work."""
 
 from typing import TYPE_CHECKING
 
@@ -12,24 +12,24 @@ from tests.emulator.machine.warp import Warp
 if TYPE_CHECKING:
     from tests.emulator.machine.chain import Chain
 
-# Turns in which warps only polled before the run is called endless, per resident warp.
+# Polling turns, per resident warp, after which a run counts as a livelock.
 _POLLS = 2000
-# And before a cluster that runs in order gives way to the others, which it may be polling for.
+# Polling turns after which an in-order cluster yields to the clusters that it may be polling for.
 _PATIENCE = 50
 
 
 class Scheduler:
-    """Runs the clusters of a chain of launches, as many at a time as there is room for.
+    """Scheduler of the clusters of a chain of launches; at most as many are resident as fit.
 
-    In order: a cluster runs until it ends or waits for another one, or has only polled for a while,
-    and only then the next one starts; where SMs are shared, all for which there is room have
-    started, and a cluster gives way after it has allocated tensor memory, relinquished its permit
-    to or released dependents. At random: all resident clusters take turns.
+    In order: a cluster runs until it ends, waits for another cluster, or has only polled for a
+    while; only then does the next cluster start. Where CTAs share SMs, every cluster that fits has
+    started, and a cluster yields after it has allocated tensor memory, relinquished the allocation
+    permit or released dependents. At random: all resident clusters take turns.
 
     Args:
         chain: launches in order.
-        places: SMs for their clusters.
-        schedule: of the run.
+        places: SMs for the clusters.
+        schedule: schedule of the run.
     """
 
     def __init__(self, chain: "Chain", places: Places, schedule: Schedule) -> None:
@@ -42,7 +42,7 @@ class Scheduler:
         self._timed_out = False
         self._random = schedule.random()
         self._mixed = schedule.warps == "random"
-        self._eager = self._mixed or chain.shared  # to start clusters
+        self._eager = self._mixed or chain.shared  # whether clusters start as soon as they fit
         self._gave_way = False
 
     def resume(self, warp: Warp) -> None:
@@ -51,15 +51,15 @@ class Scheduler:
         warp.cta.cluster.ready.append(warp)
 
     def give_way(self) -> bool:
-        """Whether a warp that has just changed what others wait for should let them go on."""
+        """Whether a warp that has just unblocked other warps should yield to them."""
         self._gave_way = self.chain.shared
         return self._gave_way
 
     def run(self) -> None:
-        """Runs all grids.
+        """Run all grids.
 
         Raises:
-            Deadlock, Livelock: nothing can go on, or nothing does.
+            Deadlock, Livelock: no warp can proceed, or none makes progress.
         """
         while True:
             if self._eager:
@@ -90,14 +90,14 @@ class Scheduler:
                 self._end(cluster)
 
     def _first(self, movable: list[Cluster]) -> Cluster:
-        """The cluster whose turn it is; of several launches, unless all poll, by their order."""
+        """The next cluster to run; among several launches by their order, unless all poll."""
         if len(self.launches) == 1 or self.polls >= _PATIENCE:
             return movable[0]
         chosen = max if self._schedule.successor_first else min
         return chosen(movable, key=lambda cluster: cluster.launch.link.number)
 
     def _time_out(self) -> bool:
-        """Ends all waits that have a time limit, unless that has just been tried in vain."""
+        """End all waits with a time limit, unless the last attempt was in vain."""
         if self._timed_out:
             return False
         self._timed_out = True
@@ -140,7 +140,7 @@ class Scheduler:
         units = cluster.units
         self._gave_way = False
         if not self._mixed:
-            # One cluster until it has nothing left to do by itself.
+            # Run one cluster until none of its warps can proceed alone.
             warps = sum(len(cta.warps) for cta in cluster.ctas)
             while True:
                 patience = self.polls + _PATIENCE * warps
@@ -160,7 +160,7 @@ class Scheduler:
             self._timed_out = False
 
     def _pick(self, cluster: Cluster) -> Warp:
-        """A ready warp at random; the one that is starved if there is no other, or all poll."""
+        """A ready warp at random; the starved warp only if no other is ready, or all warps poll."""
         ready = cluster.ready
         index = self._random.randrange(len(ready))
         if ready[index] is cluster.starved and len(ready) > 1 and self.polls < _PATIENCE:

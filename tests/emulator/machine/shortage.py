@@ -1,4 +1,4 @@
-"""Tensor memory that a deadlock's warps wait for: who holds it, and how to let it go."""
+"""Tensor memory that a deadlock's warps wait for: the CTAs that hold columns, and the remedy."""
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""SMs of the chip: what CTAs find room on, and how they share it."""
+"""SMs of the chip: room for CTAs, and the policy of sharing an SM."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -17,14 +17,15 @@ class Sharing:
 
     Attributes:
         exclusive_permit: whether a CTA that has allocated tensor memory keeps the other CTAs of its
-            SM from that until it executes tcgen05.relinquish_alloc_permit or exits, as NVIDIA's
-            kernels take it to be. The PTX ISA says only that it may allocate no more itself. A
-            kernel should be right either way.
-        registers: of a thread, by kernel, as ptxas says (-v). Of others ``.maxnreg`` counts, or, of
-            those with setmaxnreg, what ``.maxntid`` and ``.minnctapersm`` leave each thread
-            (assumed); without any, registers limit nothing.
-        packed: whether a CTA goes to the SM that has most of them already and room for one more,
-            instead of to the one with fewest: as on a chip that others keep busy.
+            SM from allocating until tcgen05.relinquish_alloc_permit or its exit, as NVIDIA's
+            kernels assume. The PTX ISA says only that the CTA itself may allocate no more. A kernel
+            should be right either way.
+        registers: registers per thread, by kernel, as ptxas reports (-v). For other kernels
+            ``.maxnreg`` counts or, with setmaxnreg, the share that ``.maxntid`` and
+            ``.minnctapersm`` leave each thread (assumed); without any of these, registers limit
+            nothing.
+        packed: whether a CTA goes to the fullest SM with room for one more CTA, instead of the
+            emptiest SM: as on a chip that others keep busy.
     """
 
     exclusive_permit: bool = True
@@ -36,11 +37,11 @@ class Sm:
     """One streaming multiprocessor.
 
     Attributes:
-        number: on the chip.
-        gpc: that it is part of.
-        room: for CTAs.
-        columns: of its tensor memory.
-        launches: numbers, in their chain, of the launches whose CTAs are on it, one for each CTA.
+        number: index on the chip.
+        gpc: GPC of the SM.
+        room: room for CTAs.
+        columns: columns of tensor memory.
+        launches: chain index of the launch of each resident CTA, with the number of its CTAs.
     """
 
     def __init__(self, number: int, gpc: int, room: Room, columns: Columns) -> None:
@@ -51,7 +52,7 @@ class Sm:
         self.launches: Counter[int] = Counter()
 
     def start(self, number: int) -> Counter[int]:
-        """Takes in a CTA of a launch; returns its neighbours."""
+        """Place a CTA of a launch on the SM; returns its neighbours."""
         before = self.launches.copy()
         self.launches[number] += 1
         return before
@@ -64,15 +65,15 @@ class Places(Protocol):
         """An SM for each CTA of a cluster; None while there is no room."""
 
     def give(self, sms: Iterable[Sm], needs: Needs) -> None:
-        """Gives back a cluster's room."""
+        """Release a cluster's room."""
 
 
 class Apart:
-    """An SM of its own for each CTA, of as many clusters at a time as the chip holds.
+    """Placement on exclusive SMs, for as many clusters at a time as the chip holds.
 
     Args:
-        limits: of the chip.
-        clusters: that it holds.
+        limits: limits of the chip.
+        clusters: number of clusters that the chip holds.
     """
 
     def __init__(self, limits: Limits, clusters: int) -> None:
@@ -91,7 +92,7 @@ class Apart:
         return found
 
     def give(self, sms: Iterable[Sm], needs: Needs) -> None:
-        """Gives back a cluster's room."""
+        """Release a cluster's room."""
         self._left += 1
 
 
@@ -99,12 +100,12 @@ def shared_floor(limits: Limits, sharing: Sharing, largest: int) -> Floor[Sm]:
     """All SMs of a chip.
 
     Args:
-        limits: of the chip.
-        sharing: of its SMs.
+        limits: limits of the chip.
+        sharing: policy of SM sharing.
         largest: CTAs of the largest cluster.
 
     Raises:
-        LaunchError: no GPC holds it.
+        LaunchError: no GPC holds the largest cluster.
     """
     sizes = limits.gpc_sizes()
     if largest > max(sizes):

@@ -1,4 +1,4 @@
-"""A warp's side of the tensor core: what orders the tcgen05 instructions it issues."""
+"""A warp's side of the tensor core: the order of the tcgen05 instructions it issues."""
 
 from typing import TYPE_CHECKING
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 class TensorUnit:
     """Components and clocks of one warp's tcgen05 work.
 
-    mma, cp and shift run in the order they are issued: one component, whose clock advances with
-    each commit. The PTX ISA promises less (tcgen05 memory consistency, pipelined instructions); see
-    ``Gpu.strict_pipe_order``. ld and st are components of their own, whose clocks advance with each
+    mma, cp and shift run in issue order: one component, whose clock advances with each commit. The
+    PTX ISA promises less (tcgen05 memory consistency, pipelined instructions); see
+    ``Gpu.strict_pipe_order``. ld and st are separate components, whose clocks advance with each
     wait.
 
     Attributes:
-        pipe, loads, stores: components; ``*_clock`` their clocks now.
-        phases: by component of an mbarrier, how many of its phases come before its commits'
-            arrivals so far, and so before those of later commits.
+        pipe, loads, stores: components; ``*_clock`` are the current clocks.
+        phases: mbarrier component -> number of its phases that precede the arrivals of
+            this warp's commits so far, and so the arrivals of later commits.
     """
 
     def __init__(self, warp: "Warp") -> None:
         self._warp = warp
-        self.collected: dict[str, int] = {}  # collector buffer -> the operand it holds
+        self.collected: dict[str, int] = {}  # collector buffer -> operand in the buffer
         self.phases: Clock = {}
         events: Events = warp.launch.events
         self.pipe = events.new_component()
@@ -64,7 +64,7 @@ class TensorUnit:
         return Access(launch.events, event, before, before.known[proxy], launch.report, self.pipe)
 
     def copy_access(self, before: Snapshot, line: int) -> Access:
-        """A write of cp to tensor memory: with a strict pipe, in order with nothing before it."""
+        """A write of cp to tensor memory: with a strict pipe, not ordered after earlier work."""
         access = self.pipe_access(before, line, "tcgen05.cp write")
         if self._warp.launch.gpu.strict_pipe_order:
             access.pipe = 0
@@ -80,13 +80,13 @@ class TensorUnit:
     def store_access(self, line: int) -> Access:
         launch, before = self._warp.launch, self._warp.actor.snapshot()
         event = self._event(self.stores, self.stores_clock, line, "tcgen05.st write", "tensor")
-        # Stores of one warp follow one another.
+        # Stores of one warp are ordered.
         return Access(
             launch.events, event, before, before.known["tensor"], launch.report, self.stores
         )
 
     def commit(self) -> int:
-        """Closes the work so far; returns its clock."""
+        """Close the work so far; returns its clock."""
         self.pipe_clock += 1
         return self.pipe_clock - 1
 

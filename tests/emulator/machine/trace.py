@@ -1,7 +1,7 @@
-"""Record of what every warp did, in its own order: the input of the timing model.
+"""Record of every warp's work, in program order: the input of the timing model.
 
-A warp's trace is a list of basic block numbers and of events. Events follow the block they happened
-in, in program order, and name the PTX line; an instruction that no lane ran leaves none.
+A warp's trace is a list of basic block numbers and of events. Events follow their block, in program
+order, and name the PTX line; an instruction that no lane ran leaves no event.
 """
 
 from dataclasses import dataclass
@@ -22,19 +22,19 @@ class Event(NamedTuple):
         kind: one of
             "init" (an mbarrier: key, amount = its arrival count),
             "wait" (an mbarrier's phase: key, amount = phase that must have completed, from 0,
-            detail = whether it had when the wait ended),
+            detail = whether the phase was complete when the wait ended),
             "arrive" (key, amount = count), "expect" (key, amount = bytes),
             "drop" (arrive_drop: key, amount = count),
             "complete" (complete_tx: key, amount = bytes),
             "copy" (a bulk copy into shared memory: amount = bytes read, detail = (path, keys of the
-            mbarriers it completes on, bytes per destination)),
-            "store" (a bulk copy out of it: amount = bytes, key = its group),
-            "async_copy" (cp.async: amount = bytes, key = its group, detail = (lanes, sectors read,
+            mbarriers that the copy completes on, bytes per destination)),
+            "store" (a bulk copy out of shared memory: amount = bytes, key = the bulk group),
+            "async_copy" (cp.async: amount = bytes, key = the group, detail = (lanes, sectors read,
             passes over shared memory's banks, tags)),
             "wait_group" (key = the warp's groups, amount = last group waited for,
             detail = "reads" or "writes"),
             "async_arrive" (cp.async.mbarrier.arrive: key, amount = arrivals, detail = whether the
-            phase expects them already),
+            phase's arrival count includes them already),
             "prefetch" (to L2: amount = bytes),
             "mma" (detail = (kind, M, N, K, CTAs, scale blocks, A in tensor memory)),
             "tensor_alloc" (amount = columns, detail = CTAs), "tensor_free" (amount = columns),
@@ -52,11 +52,11 @@ class Event(NamedTuple):
             "warpgroup_mma" (a warp's part of a wgmma: detail = (N, K, A in registers)),
             "warpgroup_commit", "warpgroup_wait" (amount = groups that may still be under way).
         line: PTX line.
-        key: what other warps' events about the same thing share.
+        key: identity of the object, shared with events of other warps about the same object.
         amount: see ``kind``.
         detail: see ``kind``.
-        where: what reads of global memory touch: runs of sectors (first, count), or the regions of
-            a tensor copy.
+        where: ranges of global memory read: runs of sectors (first, count), or the regions of a
+            tensor copy.
     """
 
     kind: str
@@ -75,10 +75,10 @@ class CtaTrace:
     """One CTA's warps.
 
     Attributes:
-        position: in the grid.
-        cluster: number of its cluster; CTAs of one cluster run together.
-        rank: in the cluster.
-        warps: their traces, by warp index.
+        position: position in the grid.
+        cluster: number of the cluster; CTAs of one cluster run together.
+        rank: rank in the cluster.
+        warps: traces by warp index.
     """
 
     position: tuple[int, int, int]

@@ -1,4 +1,4 @@
-"""Asynchronous work in flight: queues that complete in order, and when the schedule lets them."""
+"""Asynchronous work in flight: queues with in-order completion, at times set by the schedule."""
 
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -9,7 +9,7 @@ Work = Callable[[], None]
 
 
 class Units:
-    """Queues of work: each completes in order, independently of the others."""
+    """Queues of work: each queue completes in order, independently of the other queues."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._policy = {"copies": schedule.copies, "tensor": schedule.tensor}
@@ -17,14 +17,14 @@ class Units:
         self._queues: dict[Hashable, deque[Work]] = {}
 
     def issue(self, unit: str, queue: Hashable, work: Work) -> None:
-        """Hands over work of ``unit`` ("copies" or "tensor")."""
+        """Queue work of ``unit`` ("copies" or "tensor")."""
         if self._policy[unit] == "eager" and queue not in self._queues:
             work()
         else:
             self._queues.setdefault(queue, deque()).append(work)
 
     def step_queue(self, queue: Hashable) -> None:
-        """Completes the oldest work of one queue."""
+        """Complete the oldest work of one queue."""
         self._step(queue)
 
     @property
@@ -32,13 +32,13 @@ class Units:
         return not self._queues
 
     def may_step(self) -> bool:
-        """Whether, under a random schedule, something completes now, before anybody needs it."""
+        """Whether, under a random schedule, an operation completes now, before it is needed."""
         return (
             bool(self._queues) and "random" in self._policy.values() and self._random.random() < 0.5
         )
 
     def step(self) -> None:
-        """Completes one operation: the oldest, or one at random."""
+        """Complete one operation: the oldest, or a random one."""
         queues = list(self._queues)
         random = "random" in self._policy.values()
         self._step(self._random.choice(queues) if random else queues[0])

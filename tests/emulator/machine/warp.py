@@ -1,4 +1,4 @@
-"""A warp: 32 lanes, one program counter's worth of state, and its place in the machine."""
+"""A warp: 32 lanes, the state of one program counter, and links to the rest of the machine."""
 
 import functools
 import re
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from tests.emulator.machine.launch import Launch
 
 LANES = 32
-_POLLS = 3  # loads that see the same before a warp sleeps
-_REMEMBERED = 64  # accesses that no bar.warp.sync has followed; older ones count as released
+_POLLS = 3  # loads of the same value before a warp sleeps
+_REMEMBERED = 64  # accesses not yet followed by a bar.warp.sync; older accesses count as released
 RANK_SHIFT = 24  # a shared address carries the rank of its CTA in the cluster above this bit
 Mask = npt.NDArray[np.bool_] | None
 Program: TypeAlias = "GeneratorType[None, None, None]"
@@ -40,27 +40,27 @@ class Warp:
     """One warp of a CTA.
 
     Attributes:
-        cta: its CTA.
-        index: in the CTA.
+        cta: CTA of the warp.
+        index: index in the CTA.
         live: lanes that exist.
-        actor: its clocks.
-        jitter: whether the schedule may take the turn away at synchronisation points.
-        waits_for: what it is blocked on, for reports.
+        actor: clocks of the warp.
+        jitter: whether the schedule may preempt the warp at synchronisation points.
+        waits_for: description of the event the warp is blocked on, for reports.
         gave_up: the mbarrier.try_wait that has just given up; only a second try in a row sleeps.
-        limited: whether it sleeps in a wait that has a time limit.
+        limited: whether the warp sleeps in a wait that has a time limit.
         timed_out: whether the wait ended by its time limit.
-        unordered: its writes to shared memory that other lanes may not see before a bar.warp.sync,
-            with the lanes that have not handed them over, as bits; -1 are all.
-        unordered_reads: the same of its reads of shared memory, which others may not overwrite.
-        unreleased: the same of all its accesses to shared memory and its writes to global memory:
-            what a release by other lanes does not hand over.
-        phases: by component of an mbarrier, how many of its phases it knows to be complete from its
+        unordered: writes to shared memory that other lanes may not see before a bar.warp.sync, with
+            the lanes that have not released the write, as bits; -1 for all lanes.
+        unordered_reads: likewise reads of shared memory, which other lanes may not overwrite yet.
+        unreleased: likewise all accesses to shared memory and writes to global memory that a
+            release by other lanes does not cover.
+        phases: by component of an mbarrier, number of phases known to be complete from the warp's
             own arrivals and waits.
         blocks_run: executions of each basic block.
-        trace: what it did, or None where the launch is not traced.
-        bulk_groups, copy_groups: of cp.async.bulk and of cp.async.
-        tensor: its side of the tensor core of sm_100.
-        part: its part in its warpgroup's wgmma.
+        trace: record of the warp's work, or None where the launch is not traced.
+        bulk_groups, copy_groups: groups of cp.async.bulk and of cp.async.
+        tensor: the warp's side of the tensor core of sm_100.
+        part: the warp's part in the wgmma of its warpgroup.
         local: local memory of each lane.
     """
 
@@ -120,7 +120,7 @@ class Warp:
         return self.launch.program.where(line, self.cta.position, self.index)
 
     def line(self) -> int:
-        """PTX line the warp is at."""
+        """PTX line of the warp's current instruction."""
         frame = self.program.gi_frame
         return self.launch.program.line_of(frame.f_lineno) if frame is not None else 0
 
@@ -133,18 +133,18 @@ class Warp:
         detail: object = None,
         where: Touched = (),
     ) -> None:
-        """Records an event, where the launch is traced."""
+        """Record an event if the launch is traced."""
         if self.trace is not None:
             self.trace.append(Event(kind, line, key, amount, detail, where))
 
     # Other CTAs of the cluster
 
     def cta_at(self, address: int) -> "Cta":
-        """The CTA whose shared memory a shared::cluster address names, to be touched."""
+        """The CTA addressed by a shared::cluster address; the access is recorded."""
         return self.reach(address >> RANK_SHIFT, address)
 
     def reach(self, rank: int, address: int = 0) -> "Cta":
-        """The CTA of a rank, to be touched: it must be there."""
+        """The CTA of a rank; reports a CTA that may not have started."""
         if rank == self.cta.rank:
             return self.cta
         cta = self.cta.cluster.peer(rank, address)
@@ -162,12 +162,12 @@ class Warp:
         if cta is not self.cta:
             cta.touch(self.actor.component, clock, verb, lambda: self.where(line))
 
-    # Who is asking, for memory
+    # Memory accesses of this warp
 
     def access(self, line: int, verb: str, strong: bool = False) -> Access:
         """A generic-proxy access of this warp at ``line``.
 
-        Accesses of one line between two releases are one event, and one object.
+        Accesses of one line between two releases share one event and one object.
         """
         actor = self.actor
         found: Access | None = actor.interval.get((line, verb))
@@ -181,11 +181,11 @@ class Warp:
         return found
 
     def one_lane(self, lane: int) -> OneLane:
-        """A lane that issues asynchronous work now."""
+        """A lane that issues asynchronous work now, with the unordered accesses of other lanes."""
         return OneLane(lane, frozenset(self.unordered), frozenset(self.unordered_reads))
 
     def order_lanes(self) -> None:
-        """bar.warp.sync, or a barrier: what lanes wrote others see, what they read others write."""
+        """Order the accesses of all lanes among one another: bar.warp.sync or a barrier."""
         if self.unreleased or self.unordered or self.unordered_reads:
             self.unordered.clear()
             self.unordered_reads.clear()
@@ -193,22 +193,22 @@ class Warp:
             self.actor.advance()
 
     def wrote(self, event: int, mask: Mask) -> None:
-        """Lanes have written to shared memory."""
+        """Record a write to shared memory by lanes."""
         lanes = -1 if mask is None else self.mask_bits(mask)
         self.unordered[event] = self.unordered.get(event, 0) | lanes
 
     def read(self, event: int, mask: Mask) -> None:
-        """Lanes read shared memory."""
+        """Record a read of shared memory by lanes."""
         lanes = -1 if mask is None else self.mask_bits(mask)
         self.unordered_reads[event] = self.unordered_reads.get(event, 0) | lanes
 
     def accessed(self, event: int, mask: Mask) -> None:
-        """Lanes have read or written what a release of theirs hands over."""
+        """Record an access of lanes, to be covered by the next release of the same lanes."""
         lanes = -1 if mask is None else self.mask_bits(mask)
         self.unreleased[event] = self.unreleased.get(event, 0) | lanes
 
     def hand_over(self, mask: Mask, handed: Clocks) -> None:
-        """Lanes release their own accesses; what others have made since then stays with them."""
+        """Release the accesses of the lanes of ``mask``, not the accesses of other lanes."""
         if self.unreleased:
             others = self.mask_bits(None) & ~self.mask_bits(mask)
             for unordered in (self.unordered, self.unordered_reads):
@@ -226,7 +226,7 @@ class Warp:
                 handed.withheld[event] = component, clock[event]
 
     def take_over(self, handed: Clocks) -> None:
-        """Drop the unordered accesses that a release ordered: lanes that waited for it see them."""
+        """Drop the unordered accesses that a release covers: waiting lanes see their effects."""
         for unordered in (self.unordered, self.unordered_reads):
             if not unordered:
                 continue
@@ -242,7 +242,7 @@ class Warp:
         return (linear % x, linear // x % y, linear // (x * y))[axis].astype(np.uint32)
 
     def issue(self, unit: str, queue: Hashable, run: Callable[[], None], line: int) -> None:
-        """Hands work to an asynchronous unit; what it raises names this warp and ``line``."""
+        """Queue work for an asynchronous unit; errors of the work name this warp and ``line``."""
 
         def guarded() -> None:
             try:
@@ -260,12 +260,13 @@ class Warp:
         what: Callable[[], str],
         limited: bool = False,
     ) -> None:
-        """Goes to sleep until ``waiters`` are woken; the generated code yields right after.
+        """Put the warp to sleep until ``waiters`` are woken; the generated code yields right after.
 
         Args:
             waiters: list to join.
-            what: is waited for, for reports.
-            limited: whether the wait has a time limit, and ends by it when nothing else can go on.
+            what: description of the awaited event, for reports.
+            limited: whether the wait has a time limit, which ends the wait when nothing else can
+                run.
         """
         self.ready = False
         self.waits_for = what
@@ -276,7 +277,7 @@ class Warp:
         waiters.append(lambda: self.wake(number))
 
     def polled(self, line: int, places: Sequence[Place], value: bytes) -> None:
-        """Notes a strong load; after a few that saw the same it sleeps until somebody writes."""
+        """Note a strong load; after a few loads of the same value the warp sleeps until a write."""
         poll = line, places, value, self.actor.now
         self._polls = self._polls + 1 if poll == self._poll else 0
         self._poll = poll
@@ -294,7 +295,7 @@ class Warp:
             self.launch.scheduler.resume(self)
 
     def time_out(self) -> None:
-        """Ends a limited wait."""
+        """End a wait with a time limit."""
         self.timed_out = True
         self._awake()
         self.cta.cluster.ready.append(self)
@@ -314,7 +315,7 @@ class Warp:
         return (np.flatnonzero(self.live if mask is None else mask)).tolist()
 
     def require_all(self, mask: Mask, what: str) -> None:
-        """Require, for ``.aligned`` instructions, that every lane that has not exited is here."""
+        """Require, for ``.aligned`` instructions, that every lane that has not exited is active."""
         if mask is not None and not (mask | ~self.live).all():
             missing = np.flatnonzero(self.live & ~mask).tolist()
             self.launch.report(
@@ -322,10 +323,10 @@ class Warp:
             )
 
     def run(self) -> bool:
-        """Goes on until it waits or ends; False at the end.
+        """Run until the warp waits or ends; False at the end.
 
         Raises:
-            EmulatorError: with the place it came from.
+            EmulatorError: a finding with its place.
         """
         try:
             self.program.send(None)
@@ -334,7 +335,7 @@ class Warp:
         except EmulatorError as error:
             raise error.at(self.where(self._line_in(error))) from None
         except NameError as error:
-            # The generated code holds registers in variables; nothing else there can be missing.
+            # The generated code holds registers in variables; a missing name is always a register.
             named = re.search(r"'(\w+)'", str(error))
             register = self.launch.program.register_of(named.group(1)) if named else None
             if register is None:
@@ -346,7 +347,7 @@ class Warp:
         return True
 
     def _line_in(self, error: Exception) -> int:
-        """PTX line of the generated code that an exception passed through."""
+        """PTX line of the generated code that raised an exception."""
         frames, line = error.__traceback__, 0
         while frames is not None:
             if frames.tb_frame.f_code is self.launch.program.code:

@@ -1,8 +1,8 @@
-"""A warpgroup: four warps whose wgmma instructions are one, and what of theirs is in flight.
+"""A warpgroup: four warps that execute wgmma together, and its wgmma in flight.
 
-Warps arrive at a wgmma one after the other. The last one hands it to the tensor core, which runs
-the warpgroup's in order, each when the schedule lets it. Accumulators of one chain stay here; a
-warp gets its rows of them back from the wait that covers the chain's last wgmma.
+Warps arrive at a wgmma one after the other. The last warp hands the wgmma to the tensor core, which
+runs the warpgroup's instructions in order, each when the schedule permits. Accumulators of a chain
+stay here; a warp gets its accumulator rows from the wait that covers the chain's last wgmma.
 """
 
 from collections import deque
@@ -42,7 +42,7 @@ class Form:
 
     Attributes:
         n: columns of D.
-        element: of A and B.
+        element: element type of A and B.
         negative: whether the product is subtracted.
         a_transposed, b_transposed: whether M or N, not K, is the leading dimension.
     """
@@ -67,15 +67,15 @@ class Multiply:
     """One wgmma of a warpgroup.
 
     Attributes:
-        form: its modifiers.
+        form: modifiers of the instruction.
         accumulator: number of D's registers.
-        adds: whether D is added to.
-        a: where A lies, None for registers.
-        b: where B lies.
-        group: that it belongs to, from 1.
+        adds: whether the product is added to D.
+        a: descriptor of A in shared memory, None for A in registers.
+        b: descriptor of B in shared memory.
+        group: number of the wgmma group, from 1.
         line: PTX line.
         fragments: words of A, one entry per warp that has arrived.
-        sums: of D before, likewise; empty where D is not added to or in flight already.
+        sums: previous values of D, likewise; empty where D is overwritten or in flight already.
         before: clocks of each warp that has arrived.
     """
 
@@ -92,12 +92,12 @@ class Multiply:
 
 
 class Warpgroup:
-    """Four warps of a CTA, the first of them a multiple of four.
+    """Four warps of a CTA, the first with an index that is a multiple of four.
 
     Attributes:
-        pipe: component of its wgmma instructions; the clock is their group's number.
-        completed: wgmma instructions that are done.
-        waiters: warps that wait for one to be.
+        pipe: component of the wgmma instructions; the clock is the group's number.
+        completed: number of completed wgmma instructions.
+        waiters: warps that wait for a completion.
     """
 
     def __init__(self, cta: "Cta", first: int) -> None:
@@ -110,7 +110,7 @@ class Warpgroup:
         self._sums: dict[int, Floats] = {}
         self._arriving: dict[int, Multiply] = {}
         self._merged: tuple[tuple[Snapshot, ...], Snapshot] | None = None
-        # What the four warps execute: steps that some have taken and others not yet.
+        # Sequence of the four warps: steps that some warps have executed and others not yet.
         self._steps: deque[tuple[int, object]] = deque()
         self._taken = [0] * WARPS
         self._dropped = 0
@@ -121,13 +121,13 @@ class Warpgroup:
 
     @property
     def whole(self) -> bool:
-        """Whether all of its threads exist."""
+        """Whether all threads of the warpgroup exist."""
         return self._cta.threads >= 32 * (self.first + WARPS)
 
     # All warps alike
 
     def step(self, warp: "Warp", line: int, detail: object = None) -> None:
-        """A warp executes a wgmma instruction: all four execute the same ones in the same order."""
+        """Execute a warp's wgmma instruction; all four warps must execute the same sequence."""
         own = warp.index - self.first
         number = self._taken[own] - self._dropped
         self._taken[own] += 1
@@ -144,7 +144,7 @@ class Warpgroup:
             self._report_missing(warp, line, gone)
 
     def leave(self, warp: "Warp") -> None:
-        """A warp exits: it must not owe the others an instruction."""
+        """Exit of a warp; reports instructions that only the other warps have executed."""
         number = self._taken[warp.index - self.first] - self._dropped
         if number < len(self._steps):
             line = self._steps[number][0]
@@ -177,11 +177,11 @@ class Warpgroup:
     # Multiplying
 
     def arrive(self, number: int, multiply: Multiply) -> Multiply:
-        """A warp is at its ``number``-th wgmma; returns the one that the warpgroup shares."""
+        """Register a warp's arrival at wgmma ``number``; returns the warpgroup's shared record."""
         return self._arriving.setdefault(number, multiply)
 
     def issue(self, warp: "Warp", number: int) -> None:
-        """Hands a wgmma to the tensor core, if all warps have arrived at it."""
+        """Queue a wgmma for the tensor core, if all warps have arrived."""
         multiply = self._arriving[number]
         if len(multiply.before) < WARPS:
             return
@@ -209,7 +209,7 @@ class Warpgroup:
         warp.issue("tensor", self._queue, run, multiply.line)
 
     def _multiply(self, multiply: Multiply) -> None:
-        """Sums are exact and rounded once, as of ``mma.sync``; or as on an H200."""
+        """Product with exact sums, rounded once as in ``mma.sync``; or rounded as on an H200."""
         form, shared = multiply.form, self._cta.shared.whole
         if multiply.a is None:
             words = np.stack([multiply.fragments[warp] for warp in range(WARPS)])
@@ -248,7 +248,7 @@ class Warpgroup:
         return access
 
     def _before_all(self, multiply: Multiply) -> Snapshot:
-        """Snapshot of what precedes the wgmma in all four warps."""
+        """Snapshot of the clocks that precede the wgmma in all four warps."""
         parts = tuple(multiply.before[warp] for warp in range(WARPS))
         if self._merged is None or any(
             a is not b for a, b in zip(self._merged[0], parts, strict=True)
@@ -263,7 +263,7 @@ class Warpgroup:
 
 
 def _meet(clocks: list[Clock]) -> Clock:
-    """The earlier of all, component by component."""
+    """Earliest clock of each component."""
     first, *others = clocks
     return {
         component: min(clock, *(other[component] for other in others))

@@ -1,4 +1,4 @@
-"""View of its wgmma from one warp of a warpgroup: groups, and registers in flight."""
+"""One warp's view of its warpgroup: wgmma groups, and registers in flight."""
 
 from typing import TYPE_CHECKING
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class WarpgroupPart:
-    """One warp's side of its warpgroup: groups of wgmma, and the state of registers.
+    """One warp's side of a warpgroup: groups of wgmma, and the state of registers.
 
     Attributes:
         group: number of the open group, from 1.
-        touched: tuples of registers that other instructions have used since the last wgmma.fence,
-            and the PTX line.
-        flying: tuples that a wgmma in flight uses: its group and PTX line.
+        touched: register tuples used by other instructions since the last wgmma.fence, with the PTX
+            line of the use.
+        flying: register tuples that a wgmma in flight uses, with the group and PTX line.
         issued: wgmma instructions so far.
     """
 
@@ -34,7 +34,7 @@ class WarpgroupPart:
         self._ends: list[int] = []  # wgmma instructions up to the end of each group
 
     def require_whole(self, line: int) -> None:
-        """The warpgroup must have four whole warps."""
+        """Check that the warpgroup has four whole warps."""
         if not self.warpgroup.whole:
             self._warp.launch.report(
                 DivergentExecution(
@@ -45,7 +45,7 @@ class WarpgroupPart:
             )
 
     def fence(self) -> None:
-        """wgmma.fence: registers as they are now may be taken."""
+        """wgmma.fence: make the current values of registers usable by wgmma."""
         self._fenced = True
         self.touched.clear()
 
@@ -55,14 +55,14 @@ class WarpgroupPart:
         self.group += 1
 
     def until(self, pending: int) -> int:
-        """The group that a wait for all but the ``pending`` latest reaches; 0 for none."""
+        """The group covered by a wait for all except the ``pending`` latest groups; 0 for none."""
         return max(0, len(self._ends) - pending)
 
     def done(self, group: int) -> bool:
         return group == 0 or self.warpgroup.completed >= self._ends[group - 1]
 
     def land(self, group: int) -> dict[int, Floats]:
-        """Groups up to ``group`` are done: accumulators that are at rest now, as registers."""
+        """Retire groups up to ``group``: returns the completed accumulators as registers."""
         found = {}
         if group:
             self._warp.actor.finished(self.warpgroup.pipe, group)
@@ -73,7 +73,7 @@ class WarpgroupPart:
         return found
 
     def take(self, accumulator: int, a: int | None, line: int) -> None:
-        """Registers of a wgmma at ``line``: fenced, and not of another one in flight."""
+        """Check that a wgmma's registers are fenced, and not used by another wgmma in flight."""
         own = (accumulator,) if a is None else (accumulator, a)
         if not self._fenced:
             self._report_fence(line, "before the first wgmma of a warp")
@@ -98,7 +98,7 @@ class WarpgroupPart:
         )
 
     def touch(self, number: int, verb: str, register: str, line: int) -> None:
-        """Reports the use of a register while it is in flight."""
+        """Report the use of a register while a wgmma in flight uses it."""
         if number not in self.flying:
             return
         group, issued = self.flying[number]
@@ -115,7 +115,7 @@ class WarpgroupPart:
         )
 
     def leave(self) -> None:
-        """The warp exits."""
+        """Exit of the warp."""
         self.warpgroup.leave(self._warp)
         if self.flying:
             line = min(line for _, line in self.flying.values())

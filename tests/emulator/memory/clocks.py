@@ -1,33 +1,32 @@
-"""Happens-before: vector clocks over warps and asynchronous units, through three views.
+"""Happens-before: vector clocks over warps and asynchronous units, in several views.
 
-A *component* is whatever orders its own work: a warp, an mbarrier's phases (which the bulk copies
-that complete on it share), the tensor pipe of an issuing warp, a warp's bulk groups, its tcgen05.ld
-and .st. An access is an *event*: a component, that component's clock, and where it was made. Event
-e happens before an actor's next access when the actor's clock of e's component has reached e's.
+A *component* is a unit that orders its own work: a warp, an mbarrier's phases (and the bulk copies
+that complete on the mbarrier), the tensor pipe of an issuing warp, a warp's bulk groups, its
+tcgen05.ld and .st. An access is an *event*: a component, the component's clock, and the place of
+the access. Event e happens before an actor's next access when the actor's clock of e's component
+has reached e's clock.
 
-Barriers alone do not order everything. Each actor therefore holds three views of the same clocks:
+Barriers alone do not order everything. Each actor therefore holds several views of the same clocks:
 
-``generic``  what its own loads and stores come after;
-``proxy``    which generic writes the async proxy sees from here on (PTX ISA, Async proxy): brought
-up to
-             ``generic`` by fence.proxy.async;
-``tensor``   what its own tcgen05 instructions come after (PTX ISA, tcgen05 memory consistency):
-brought
-             up to ``generic`` by tcgen05.fence::after_thread_sync, and published by
-             ::before_thread_sync.
-``inits``    whose mbarriers are initialised, and which CTAs have started: fence.mbarrier_init
-             publishes the one, and a CTA's start the other, even through a relaxed arrival on the
-             cluster barrier.
-``fenced``   what tcgen05.commit and tcgen05.fence::before_thread_sync publish even through relaxed
-             arrivals: after a relaxed wait it is tcgen05.fence::after_thread_sync that learns it.
+``generic``  events that precede the actor's loads and stores;
+``proxy``    generic writes visible to the async proxy from here on (PTX ISA, Async proxy);
+             fence.proxy.async raises this view to ``generic``;
+``tensor``   events that precede the actor's tcgen05 instructions (PTX ISA, tcgen05 memory
+             consistency); tcgen05.fence::after_thread_sync raises this view to ``generic``,
+             and ::before_thread_sync publishes it.
+``inits``    initialised mbarriers and started CTAs: fence.mbarrier_init publishes an
+             initialisation, a CTA's start publishes the start, even through a relaxed arrival on
+             the cluster barrier.
+``fenced``   events that tcgen05.commit and tcgen05.fence::before_thread_sync publish even through
+             relaxed arrivals; after a relaxed wait, tcgen05.fence::after_thread_sync acquires them.
 
 Two exceptions to ``generic`` travel along, both mostly empty:
 
-``narrow``   components that were learned through a release or an acquire whose scope leaves out the
-             other's CTA (PTX ISA, Scope), with the clock that is known well: for the generic
-             accesses of both, that is no order.
-``withheld`` accesses of lanes that had no part in a release of their warp and that no bar.warp.sync
-             had ordered before it.
+``narrow``   components learned through a release or an acquire whose scope excludes the other
+             side's CTA (PTX ISA, Scope), with the clock learned through sufficient scopes: for
+             generic accesses of both sides, a narrow scope gives no order.
+``withheld`` accesses of lanes that took no part in a release of their warp and that no
+             bar.warp.sync had ordered before the release.
 """
 
 import copy
@@ -41,13 +40,13 @@ from tests.emulator.findings import EmulatorError, Where
 
 Clock = dict[int, int]
 
-NEVER = 0  # event of memory nothing has written
-HOST = 1  # event of everything that the launch comes after
+NEVER = 0  # event of uninitialised memory
+HOST = 1  # event of everything that precedes the launch
 MBARRIER = 2  # event of the eight bytes of a live mbarrier object
 GUARD = -1  # event of bytes between the arrays of shared memory
 
 PREREQUISITE = 1  # component of earlier launches that griddepcontrol.wait waits for
-UNREACHED = 2  # component of those that it does not
+UNREACHED = 2  # component of earlier launches that griddepcontrol.wait does not cover
 
 
 class Scope(IntEnum):
@@ -60,15 +59,15 @@ class Scope(IntEnum):
 
 
 def join(into: Clock, other: Clock) -> None:
-    """``into`` becomes the later of both, component by component."""
+    """Raise ``into`` to the later clock of both, component by component."""
     for component, clock in other.items():
-        if component not in into or into[component] < clock:  # no call: barriers do little else
+        if component not in into or into[component] < clock:  # no call: a hot loop
             into[component] = clock
 
 
 @dataclass(slots=True)
 class Clocks:
-    """The views; also what a release hands over."""
+    """Clocks of all views, of an actor or of a release."""
 
     generic: Clock = field(default_factory=dict)
     proxy: Clock = field(default_factory=dict)
@@ -90,17 +89,17 @@ class Clocks:
         )
 
     def narrowed(self) -> "Clocks":
-        """Clocks that are learned through too narrow a scope."""
+        """Clocks as learned through too narrow a scope."""
         found = self.copy()
         found.narrow = dict.fromkeys(self.generic, 0)
         return found
 
     def well_known(self, component: int) -> int:
-        """Clock of a component as far as it was learned through scopes that include it."""
+        """Clock of a component, as far as learned through scopes that include this CTA."""
         return self.narrow.get(component, self.generic.get(component, 0))
 
     def join(self, other: "Clocks") -> None:
-        """Merge what an acquire learns. tcgen05 accesses do not come after it by that alone."""
+        """Merge the clocks of an acquire. An acquire alone does not order tcgen05 accesses."""
         if self.narrow or other.narrow:
             self._join_narrow(other)
         if self.withheld or other.withheld:
@@ -113,7 +112,7 @@ class Clocks:
             join(self.fenced, other.fenced)
 
     def _join_narrow(self, other: "Clocks") -> None:
-        """Keep as narrow what neither side knows well."""
+        """Keep as narrow the clocks that neither side knows through a sufficient scope."""
         for component in {**self.narrow, **other.narrow}:
             mine, theirs = (
                 (side.generic.get(component, 0), side.narrow.get(component))
@@ -126,7 +125,7 @@ class Clocks:
                 self.narrow.pop(component, None)
 
     def _join_withheld(self, other: "Clocks") -> None:
-        """Keep as withheld what neither side has been handed."""
+        """Keep as withheld the accesses that neither side knows as released."""
         self.withheld = {
             event: place
             for event, place in {**self.withheld, **other.withheld}.items()
@@ -139,7 +138,7 @@ class Clocks:
 
 
 class Snapshot(Clocks):
-    """An actor's clocks when it issued asynchronous work, and what is known to precede it.
+    """Clocks of an actor at the issue of asynchronous work, and events known to precede the work.
 
     Scopes do not matter to asynchronous work unless ``strict_scopes``.
     """
@@ -164,7 +163,8 @@ class Origin:
     Attributes:
         verb: "generic write", "TMA read" ...
         proxy: "generic", "async" or "tensor".
-        strong: an atomic, volatile, relaxed, acquire or release access: two of them never race.
+        strong: whether the access is atomic, volatile, relaxed, acquire or release: two strong
+            accesses never race.
         where: place, resolved when reported.
     """
 
@@ -176,11 +176,11 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """Accesses of an earlier launch, one event of this one.
+    """Accesses of an earlier launch, represented by one event of this launch.
 
     Attributes:
-        component: PREREQUISITE, UNREACHED, or 0 if this launch comes after them.
-        origin: with the PTX line, but no CTA or warp.
+        component: PREREQUISITE, UNREACHED, or 0 if this launch is ordered after the accesses.
+        origin: origin with the PTX line, but no CTA or warp.
         unwaited: kernel launched in between whose griddepcontrol.wait is missing, if UNREACHED.
     """
 
@@ -194,14 +194,14 @@ class Events:
 
     Args:
         earlier: events of earlier launches, numbered first.
-        sets: of readers among those.
+        sets: sets of readers among the earlier events.
 
     Attributes:
-        earlier: by number.
-        first: the first event of the launch's own.
-        last_set: the last reader number that is not of the launch's own.
-        done: component of all that the launch has done, once it has ended, where launches run
-            beside one another and share their events.
+        earlier: earlier events by number.
+        first: first event of this launch.
+        last_set: last set of readers that is not from this launch.
+        done: component of all of the launch's accesses once it has ended, where launches overlap
+            and share their events.
         strict_scopes: see ``Gpu``.
     """
 
@@ -224,7 +224,7 @@ class Events:
         self._number = 0
 
     def split(self, count: int) -> "list[Events]":
-        """The same events, for each of several launches that run beside one another."""
+        """The same events, for each of several overlapping launches."""
         self._launch_of = {}
         found = []
         for number in range(count):
@@ -235,7 +235,7 @@ class Events:
         return found
 
     def finish(self) -> None:
-        """The launch has ended: one component stands for all that it has done."""
+        """Mark the launch as ended: one component stands for all of its accesses."""
         if self._launch_of is None:
             return
         component, clock = self.component, self.clock
@@ -244,7 +244,7 @@ class Events:
                 component[event], clock[event] = self.done, 1
 
     def launch_of(self, event: int) -> int:
-        """Number of the launch that an event is of."""
+        """Number of an event's launch."""
         return self._launch_of[self.component[event]] if self._launch_of else 0
 
     def new_component(self) -> int:
@@ -260,7 +260,7 @@ class Events:
         return len(self.clock) - 1
 
     def readers(self, number: int) -> frozenset[int]:
-        """The events behind a reader number: one event, or a set numbered below zero."""
+        """The events of a reader number: one event, or a set (negative number)."""
         return self._sets[-number] if number < 0 else frozenset((number,))
 
     def reader_number(self, events: frozenset[int]) -> int:
@@ -277,19 +277,19 @@ Report = Callable[[EmulatorError], None]
 
 
 class Actor:
-    """One warp, as the thing that is ordered with others.
+    """One warp as an actor of the happens-before order.
 
     Args:
-        events: the launch's.
+        events: events of the launch.
         strict: whether tcgen05 accesses need the tcgen05.fence instructions around a barrier. If
-            not, every acquire and release has them built in.
+            not, every acquire and release includes the fences.
 
     Attributes:
-        clocks: its three views.
-        component: its own.
-        now: its own clock, advanced by each release.
-        known: events known to come before its generic accesses.
-        interval: its accesses since the last release or fence, by PTX line and verb.
+        clocks: the views of the actor's clocks.
+        component: component of the actor.
+        now: clock of the actor's component, advanced by each release.
+        known: events known to precede the actor's generic accesses.
+        interval: accesses since the last release or fence, by PTX line and verb.
     """
 
     def __init__(self, events: Events, strict: bool) -> None:
@@ -304,22 +304,22 @@ class Actor:
         self._snapshot: Snapshot | None = None
         self._fence_released: tuple[Clocks, Scope] | None = None
         self._fence_wanted = Clocks()
-        self._fence_reach = Scope.CTA  # that a fence needs to learn them well
+        self._fence_reach = Scope.CTA  # scope that a fence needs to acquire the wanted clocks
 
     def snapshot(self) -> Snapshot:
-        """The clocks now, not to be changed; the same object until they do."""
+        """Read-only copy of the current clocks; the same object until the clocks change."""
         if self._snapshot is None:
             self._snapshot = Snapshot(self.clocks, self.events.strict_scopes)
         return self._snapshot
 
     def release(self) -> Clocks:
-        """Clocks that a release at this point hands over; later accesses are not part of it."""
+        """Clocks of a release at this point; later accesses are not part of the release."""
         handed = self.clocks.copy()
         self.advance()
         return handed
 
     def advance(self) -> None:
-        """Accesses from here on are later than what has just been fenced or handed over."""
+        """Start a new interval: later accesses come after the preceding fence or release."""
         self.now += 1
         self.clocks.generic[self.component] = self.now
         self.interval = {}
@@ -334,13 +334,13 @@ class Actor:
     def finished(
         self, component: int, clock: int, tensor: bool = False, proxy: bool = True
     ) -> None:
-        """Work of one of its own units is done: a group of copies, its tcgen05.ld or .st.
+        """Order the actor after completed work of a unit: a group of copies, tcgen05.ld or .st.
 
         Args:
-            component: of the unit.
-            clock: that it has reached.
-            tensor: a tcgen05.ld or .st.
-            proxy: whether the async proxy sees it, which it does of what it has done itself.
+            component: component of the unit.
+            clock: clock that the unit has reached.
+            tensor: whether the work is a tcgen05.ld or .st.
+            proxy: whether the async proxy sees the work: true of the proxy's own work.
         """
         clocks = self.clocks
         views = [clocks.tensor] if tensor else [clocks.generic, clocks.tensor]
@@ -353,52 +353,52 @@ class Actor:
         self._snapshot = None
 
     def fence_proxy(self) -> None:
-        """fence.proxy.async: generic writes so far are visible to the async proxy."""
+        """fence.proxy.async: make generic writes so far visible to the async proxy."""
         join(self.clocks.proxy, self.clocks.generic)
         self.advance()
 
     def fence_inits(self) -> None:
-        """fence.mbarrier_init: even a relaxed cluster arrival publishes the mbarriers so far."""
+        """fence.mbarrier_init: let even a relaxed cluster arrival publish the mbarriers so far."""
         self.clocks.inits[self.component] = self.now
         self.advance()
 
     def relaxed(self) -> Clocks:
-        """Clocks that a relaxed arrival hands over: what fences before it have published."""
+        """Clocks that a relaxed arrival hands over: published by earlier fences."""
         handed = self._fence_released[0].copy() if self._fence_released else Clocks()
         join(handed.inits, self.clocks.inits)
         join(handed.fenced, self.clocks.fenced)
-        # Under its negated component: what the warp has executed, its loads among that.
+        # Under the negated component: the instructions that the warp has executed, loads included.
         handed.inits[-self.component] = self.now
         return handed
 
     def observe(self, handed: Clocks) -> None:
-        """A relaxed wait: a fence after it learns what the arrivals handed over."""
+        """Note the clocks behind a relaxed wait: a later fence acquires these clocks."""
         self._fence_wanted.join(handed)
 
     def seen(self, component: int) -> int:
-        """The clock of a component that arrivals of any kind have told of."""
+        """The clock of a component, as learned from arrivals of any kind."""
         wanted = self._fence_wanted.generic
         return max(self.clocks.generic.get(component, 0), wanted.get(component, 0))
 
     def knows(self, component: int, clock: int) -> bool:
-        """Whether it comes after a clock of a component; of strict scopes, through wide ones."""
+        """Whether the actor comes after a component's clock, if strict through wide scopes."""
         clocks = self.clocks
         if self.events.strict_scopes:
             return clocks.well_known(component) >= clock
         return clocks.generic.get(component, 0) >= clock
 
     def learned(self, component: int) -> bool:
-        """Whether it has learned of a component through arrivals of any kind."""
+        """Whether the actor has learned of a component through arrivals of any kind."""
         return component in self.clocks.inits or component in self._fence_wanted.inits
 
     def fence_tensor_before(self) -> None:
-        """tcgen05.fence::before_thread_sync: later releases publish finished tcgen05 work."""
+        """tcgen05.fence::before_thread_sync: let later releases publish finished tcgen05 work."""
         join(self.clocks.generic, self.clocks.tensor)
         join(self.clocks.fenced, self.clocks.tensor)
         self._snapshot = None
 
     def fence_tensor_after(self) -> None:
-        """tcgen05.fence::after_thread_sync: later tcgen05 work comes after what was acquired."""
+        """tcgen05.fence::after_thread_sync: order later tcgen05 work after the acquired events."""
         join(self.clocks.tensor, self.clocks.generic)
         join(self.clocks.tensor, self._fence_wanted.fenced)
         self._snapshot = None
@@ -411,7 +411,7 @@ class Actor:
         self._fence_released = self.release(), scope
 
     def strong_write(self, releasing: bool, scope: Scope) -> tuple[Clocks, Scope] | None:
-        """Clocks that a strong write publishes at its address, and to whom."""
+        """Clocks and scope that a strong write publishes at its address; None without a release."""
         if releasing:
             return self.release(), scope
         if self._fence_released is None:
@@ -420,7 +420,7 @@ class Actor:
         return clocks.copy(), min(scope, fenced)
 
     def strong_read(self, published: Clocks, acquiring: bool, reach: Scope) -> None:
-        """Learns what was published; a relaxed read, at a fence that reaches the publishers."""
+        """Acquire published clocks, of a relaxed read at a fence that reaches the publishers."""
         if acquiring:
             self.acquire(published)
         else:

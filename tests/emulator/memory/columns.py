@@ -1,4 +1,4 @@
-"""Columns of one SM's tensor memory: which CTA holds which, and which may ask for more."""
+"""Columns of one SM's tensor memory: their owners, and the permit to allocate."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -13,12 +13,12 @@ class Columns:
     """Allocation table that the CTAs on one SM share.
 
     Args:
-        exclusive: whether a CTA that has allocated keeps the others from it until it gives up its
-            permit or exits.
+        exclusive: whether a CTA that has allocated blocks the other CTAs from allocating until the
+            CTA relinquishes its permit or exits.
 
     Attributes:
-        holders: first column -> columns, and who has them.
-        permit: who keeps the others from allocating.
+        holders: first column -> number of columns, and the owner.
+        permit: owner of the exclusive permit to allocate.
         waiters: warps that wait for columns or for the permit.
     """
 
@@ -52,13 +52,13 @@ class Columns:
             self.wake()
 
     def wake(self) -> None:
-        """Lets everybody who waits look again."""
+        """Wake all waiters."""
         waiters, self.waiters = self.waiters, []
         for wake in waiters:
             wake()
 
     def holder_of(self, first: int, last: int) -> "TensorMemory | None":
-        """Whoever holds one of the columns ``[first, last)``."""
+        """Owner of any of the columns ``[first, last)``, or None."""
         for start, (columns, holder) in sorted(self.holders.items()):
             if start < last and first < start + columns:
                 return holder
@@ -66,10 +66,10 @@ class Columns:
 
 
 def find_columns(tables: Sequence[Columns], columns: int) -> int | None:
-    """First column of the lowest range that is free on all of some SMs; None if there is none.
+    """First column of the lowest range that is free on all of the SMs; None if no range is free.
 
-    A pair of CTAs has the same columns in both: one address names its accumulator. Ranges begin at
-    multiples of their size (assumed).
+    A pair of CTAs allocates the same columns in both: one address names the accumulator of the
+    pair. Ranges begin at multiples of their size (assumed).
     """
     for start in range(0, COLUMNS, columns):
         if all(table.has_free(start, columns) for table in tables):

@@ -1,14 +1,14 @@
-"""Earlier launches' accesses to global memory, for launches that may overlap them.
+"""Earlier launches' accesses to global memory, for later launches that may overlap them.
 
-A launch comes after everything before it in its stream, unless it is launched with programmatic
-stream serialization. Then it may start once every CTA of the launch before has executed
-griddepcontrol.launch_dependents or has exited, neither of which makes that launch's accesses
-visible; its own griddepcontrol.wait comes after all of them (PTX ISA, griddepcontrol; CUDA
+A launch is ordered after everything before it in its stream, unless it is launched with
+programmatic stream serialization. Then the launch may start once every CTA of its predecessor has
+executed griddepcontrol.launch_dependents or has exited, neither of which makes the predecessor's
+accesses visible; griddepcontrol.wait makes them all visible (PTX ISA, griddepcontrol; CUDA
 Programming Guide, Programmatic Dependent Launch). Hence, for A, B, C launched in that order:
 
-- B's wait covers A. That B has ended says that A has, if any thread of B has waited.
+- B's wait covers A. The end of B implies the end of A if any thread of B has waited.
 - C's wait covers B, and A only if B waited. Before C's wait, B's accesses are never ordered with
-  C's; A's are, if B waited and released no dependents before it had.
+C's accesses; A's are, if B waited and released no dependents before its wait.
 """
 
 from collections.abc import Callable, Sequence, Set
@@ -30,19 +30,19 @@ from tests.emulator.memory.clocks import (
 from tests.emulator.memory.spaces import GlobalMemory
 
 Numbers = npt.NDArray[np.int32]
-RUN = 4096  # numbers for each run that changed: with fewer, all are written at once, faster
+RUN = 4096  # elements per changed run; with shorter runs, one write of the whole array is faster
 
 
 @dataclass(eq=False)
 class Grid:
-    """One launch, as what later ones come after.
+    """One launch, as seen by the order of later launches.
 
     Attributes:
         kernel: entry name.
-        running: grids that may not have ended when it starts. Its griddepcontrol.wait waits for
-            them, except where a kernel is named: the one whose missing wait hides them.
+        running: grid that may still run when this launch starts -> kernel whose missing
+            griddepcontrol.wait leaves the grid unordered; "" if this launch's wait covers the grid.
         waited: whether a warp has executed griddepcontrol.wait.
-        released_early: whether one that did not come after a wait has released dependents.
+        released_early: whether a warp has released dependents without a preceding wait.
     """
 
     kernel: str
@@ -64,38 +64,38 @@ class Grid:
 
 
 class History:
-    """Record of what launches so far have done to global memory, access by access of their PTX.
+    """Record of all launches' accesses to global memory, by PTX access.
 
     Args:
-        memory: global memory. Its shadow holds, between launches, numbers of these accesses.
+        memory: global memory. Between launches its shadow holds numbers of the recorded accesses.
     """
 
     def __init__(self, memory: GlobalMemory) -> None:
         self._memory = memory
-        self._running: dict[int, dict[Grid, str]] = {}  # by stream: what its next launch may meet
+        self._running: dict[int, dict[Grid, str]] = {}  # by stream, for its next launch
         self._accesses: list[tuple[Grid, Origin]] = []  # from event MBARRIER + 1 on
         self._sets: list[frozenset[int]] = []
 
     def begin(self, kernel: str, stream: int, dependent: bool) -> tuple[Grid, Events]:
-        """The next launch.
+        """Begin the next launch.
 
         Args:
             kernel: entry name.
-            stream: in which it is launched.
-            dependent: whether with programmatic stream serialization.
+            stream: stream of the launch.
+            dependent: whether the launch uses programmatic stream serialization.
         """
         running = self._running.pop(stream, {})
         if not dependent:
-            # Ordered with everything: as quick as if the host had written it all.
+            # The launch is ordered after everything: all earlier accesses count as the host's.
             running = {}
             self._settle(Events(self._earlier({}), self._sets))
         return Grid(kernel, running), Events(self._earlier(running), self._sets)
 
     def end(self, stream: int, grid: Grid, events: Events) -> tuple[int, int]:
-        """The launch is over; its events are not needed any more.
+        """End a launch and drop its events.
 
         Returns:
-            Bytes that it read and bytes that it wrote, each counted once.
+            Bytes read and bytes written by the launch, each byte counted once.
         """
         running = grid.running_after()
         grid.running = {}
@@ -106,14 +106,14 @@ class History:
         return counted
 
     def synchronise(self, stream: int | None = None) -> None:
-        """All launches of a stream are over, or of all streams."""
+        """Mark all launches of a stream, or of all streams, as ended."""
         if stream is None:
             self._running.clear()
         else:
             self._running.pop(stream, None)
 
     def forget(self) -> None:
-        """Everything counts as the host's."""
+        """Attribute all accesses to the host."""
         self._running.clear()
         self._accesses, self._sets = [], []
         for memory in self._memory.used():
@@ -131,7 +131,7 @@ class History:
         return found
 
     def _settle(self, events: Events, own: Grid | None = None) -> tuple[int, int]:
-        """Renumbers what the shadow holds: ``own``'s events, and those a launch may still meet."""
+        """Renumber the shadow's events: ``own``'s, and events that a launch may still overlap."""
         if own is None and not self._running:
             if self._accesses:
                 self.forget()
@@ -153,17 +153,17 @@ class History:
 
 
 class _Numbering:
-    """Event numbers of the next launch for those of the last one: one per PTX line and grid.
+    """Event numbers of the next launch in place of the last launch's: one per PTX line and grid.
 
     Args:
-        earlier: accesses before the last launch's own.
-        events: of the last launch.
+        earlier: accesses before the last launch.
+        events: events of the last launch.
         own: the last launch; None if it has no events of its own.
-        running: grids that some launch may still meet; what others did counts as the host's.
+        running: grids that a launch may still overlap; accesses of other grids count as the host's.
 
     Attributes:
-        accesses: by new number, from MBARRIER + 1 on.
-        sets: of readers, by new number from -1 down.
+        accesses: accesses by new number, from MBARRIER + 1 on.
+        sets: sets of readers, by new number from -1 down.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class _Numbering:
             return self._append(grid, origin) if grid in self._running else HOST
         assert self._own is not None
         origin = self._events.origin[event]
-        # Without CTA and warp: this event stands for all of the line's.
+        # No CTA or warp: the event represents all accesses of the line.
         place = replace(origin.where(), cta=None, warp=None)
         key = origin.verb, origin.strong, place.line
         if key not in self._own_lines:
@@ -218,9 +218,9 @@ class _Numbering:
 
 
 def _renumber(numbers: Numbers, new: Callable[[int], int]) -> tuple[Numbers, Numbers]:
-    """Replaces every number in place; returns the old ones, run by run, and the runs' lengths."""
+    """Replace every number in place; returns the old number and the length of each run."""
     first = numbers.item(0)
-    if numbers.item(-1) == first and (numbers == first).all():  # as most memories are
+    if numbers.item(-1) == first and (numbers == first).all():  # true of most memories
         if (only := new(first)) != first:
             numbers[...] = only
         return np.array([first], np.int32), np.array([numbers.size], np.int32)
@@ -232,7 +232,7 @@ def _renumber(numbers: Numbers, new: Callable[[int], int]) -> tuple[Numbers, Num
     (changed,) = np.nonzero((replaced != distinct)[inverse])
     if len(changed) > numbers.size // RUN:
         numbers[...] = np.repeat(replaced[inverse], lengths)
-    else:  # large memory, little of it touched
+    else:  # large memory, little of it touched by the launch
         for run in changed.tolist():
             numbers[starts[run] : starts[run] + lengths[run]] = replaced[inverse[run]]
     return values, lengths

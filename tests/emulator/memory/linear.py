@@ -20,14 +20,14 @@ class LinearMemory:
     """``nbytes`` bytes from ``base``, each access checked for bounds, alignment and order.
 
     Args:
-        name: for reports.
+        name: name in reports.
         base: address of the first byte, a multiple of 16.
         data: the bytes.
         granule: bytes per shadow entry, 1 or 4; no generic access of the launch is narrower.
-        initialised: whether reads before any write are fine.
-        writable: whether writes are.
+        initialised: whether reads before any write are allowed.
+        writable: whether writes are allowed.
         kind: state space, for counts.
-        whole: bytes from address 0 of the window on, which end with ``data``.
+        whole: bytes from address 0 of the window to the end of ``data``.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class LinearMemory:
 
     @functools.cached_property
     def shadow(self) -> Shadow:
-        """Made when first used. Of whole 16-byte items, to be viewed at every access width."""
+        """Shadow, created at first use; whole 16-byte items, for views at every access width."""
         granules = -(-self.nbytes // self.granule)
         return Shadow(
             -(-granules // 16) * 16, self.name, self._initialised, self.base, self.granule
@@ -62,11 +62,11 @@ class LinearMemory:
 
     @property
     def used(self) -> bool:
-        """Whether there is a shadow: whether a kernel has touched it."""
+        """Whether a kernel has touched the memory, so that there is a shadow."""
         return "shadow" in self.__dict__
 
     def regrain(self, granule: int) -> None:
-        """Starts the shadow anew with entries of ``granule`` bytes, keeping what is in it."""
+        """Rebuild the shadow with entries of ``granule`` bytes, keeping its contents."""
         old, before = self.granule, self.shadow if self.used else None
         self.granule = granule
         if before is None or granule == old:
@@ -79,9 +79,10 @@ class LinearMemory:
             writers = before.writer.reshape(-1, granule // old)
             writer = writers.max(1)
             if not self._initialised:
-                # Reading what is written in part is a finding, unless overlap already is one.
+                # Reading a partly written entry is a finding, unless the overlap is a finding
+                # already.
                 writer[(writers == NEVER).any(1) & (writer <= HOST)] = NEVER
-            # Of several readers one is kept.
+            # Only one of several readers is kept.
             readers = before.reader.reshape(-1, granule // old)
             reader = np.where(readers.min(1) < 0, readers.min(1), readers.max(1))
         size = min(writer.size, self.shadow.writer.size)
@@ -115,23 +116,23 @@ class LinearMemory:
         self.data[start : start + values.size] = values
 
     def written_by(self, address: int, nbytes: int, lane: int) -> None:
-        """Remembers which lane has written a range."""
+        """Record the lane that has written a range."""
         _, granules = self._span(address, nbytes, "write")
         self.shadow.lane[granules] = lane
 
     def bytes_at(self, address: int, nbytes: int, verb: str) -> Bytes:
-        """A view without any record: the caller marks the shadow."""
+        """A view without any record: the caller updates the shadow."""
         start, _ = self._span(address, nbytes, verb)
         return self.data[start : start + nbytes]
 
     def write_window(self, address: int, nbytes: int, access: Access) -> Bytes:
-        """A view to write to; all of it counts as written."""
+        """A writable view; all its bytes count as written."""
         start, granules = self._span(address, nbytes, "write")
         self.shadow.write(granules, access)
         return self.data[start : start + nbytes]
 
     def read_chunks(self, chunks: npt.NDArray[np.intp], access: Access) -> None:
-        """Checks and records reads of 16-byte chunks, numbered from address 0 of the window."""
+        """Check and record reads of 16-byte chunks, numbered from address 0 of the window."""
         first = (self.base & 0xFFFFFF) // 16
         lowest, highest = int(chunks.min()), int(chunks.max())
         if lowest < first or (highest + 1 - first) * 16 > self.nbytes:
@@ -150,13 +151,13 @@ class LinearMemory:
         access: Access,
         lanes: npt.NDArray[np.int8] | None = None,
     ) -> npt.NDArray[np.generic]:
-        """One item of ``width`` bytes per address: an array of unsigned integers, V16 for 16.
+        """Read one item of ``width`` bytes per address: an array of unsigned integers, V16 for 16.
 
         Args:
             addresses: one per item.
             width: bytes of an item.
-            access: as what.
-            lanes: that ask for each item, where lanes without order between them matter.
+            access: event of the read.
+            lanes: lane that reads each item, where the order among lanes matters.
         """
         index = self._lane_index(addresses, width, "read")
         granules = self._granules(index, width)
@@ -194,7 +195,7 @@ class LinearMemory:
         return view
 
     def _lane_index(self, addresses: Lanes, width: int, verb: str) -> npt.NDArray[np.int64]:
-        # Unsigned: an address below the base wraps to a huge one, so one comparison does for both
+        # Unsigned: an address below the base wraps to a huge value, so one comparison checks both
         # ends.
         offsets = addresses - self.base
         largest = int(np.maximum.reduce(offsets))

@@ -1,4 +1,4 @@
-"""Clocks that strong writes publish, and the scopes that it takes to learn them."""
+"""Clocks that strong writes publish, and the scopes required to acquire them."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -9,24 +9,24 @@ if TYPE_CHECKING:
     from tests.emulator.machine.warp import Warp
 
 GLOBAL = -1
-Place = tuple[int, int]  # the cluster whose shared memory it is in, or GLOBAL; the address
+Place = tuple[int, int]  # number of the cluster whose shared memory it is, or GLOBAL; address
 
 _WIDEST = 16  # bytes of a strong access
 
 
 def poll_key(place: Place) -> Place:
-    """Key that a write has in common with polls of any part of it."""
+    """Key shared by a write and the polls of any part of its bytes."""
     return place[0], place[1] // _WIDEST
 
 
 @dataclass
 class Published:
-    """Clocks that the strong writes of one address hand over.
+    """Clocks that the strong writes of one address publish.
 
     Attributes:
-        clocks: of all of them.
-        scope: the narrowest of theirs.
-        ctas: that wrote, by cluster and rank.
+        clocks: clocks of all writes, joined.
+        scope: narrowest scope of the writes.
+        ctas: CTAs that wrote, by cluster and rank.
     """
 
     clocks: Clocks = field(default_factory=Clocks)
@@ -34,19 +34,19 @@ class Published:
     ctas: set[tuple[int, int]] = field(default_factory=set)
 
     def add(self, writer: "Warp", handed: Clocks, scope: Scope) -> None:
-        """Joins what one write hands over."""
+        """Join the clocks published by one write."""
         self.clocks.join(handed)
         self.scope = min(self.scope, scope)
         self.ctas.add((writer.cta.cluster.number, writer.cta.rank))
 
     def reach(self, reader: "Warp") -> Scope:
-        """Narrowest scope that includes the reader and all who wrote."""
+        """Narrowest scope that includes the reader and all writers."""
         cluster, rank = reader.cta.cluster.number, reader.cta.rank
         if self.ctas == {(cluster, rank)}:
             return Scope.CTA
         return Scope.CLUSTER if {c for c, _ in self.ctas} == {cluster} else Scope.GPU
 
     def seen(self, reader: "Warp", scope: Scope) -> Clocks:
-        """Clocks that a read of ``scope`` learns."""
+        """Clocks learned by a read of ``scope``."""
         well = min(scope, self.scope) >= self.reach(reader)
         return self.clocks if well else self.clocks.narrowed()

@@ -1,4 +1,4 @@
-"""Shadow of memory: who last wrote and read each granule, and whether that precedes an access."""
+"""Shadow of memory: last writer and readers of each granule, checked against each access."""
 
 import functools
 from collections.abc import Callable, Collection, Sequence
@@ -34,19 +34,19 @@ Lanes = npt.NDArray[np.int8] | int
 ANY_LANE = -1
 MANY_LANES = -2
 _FEW = 64  # granules
-Selection = Any  # whatever indexes a numpy array: a slice, a tuple of slices, an index array
+Selection = Any  # any numpy index: a slice, a tuple of slices, an index array
 
 
 class Access:
-    """The right to touch memory as one event, with what is known to come before it.
+    """Permission to touch memory as one event, with the events known to precede the access.
 
     Args:
-        events: the launch's events.
-        event: this access's own.
-        before: clocks of the actor when it issued the access.
+        events: events of the launch.
+        event: event of this access.
+        before: clocks of the actor at the issue of the access.
         known: events found ordered so far; kept by the actor, since order never goes away.
-        pipe: component whose earlier events are in order with this one (a tensor pipe), or 0.
-        report: takes a finding; raises it unless it is tolerated.
+        pipe: component whose earlier events are in order with this access (a tensor pipe), or 0.
+        report: called with a finding; raises the finding unless it is tolerated.
     """
 
     __slots__ = (
@@ -69,15 +69,15 @@ class Access:
         self.known = known
         self.report = report
         self.pipe = pipe
-        # Writes and reads of the same warp that no bar.warp.sync has ordered, and the lanes that
-        # access now: one for all granules, one for each, MANY_LANES, or ANY_LANE where that does
-        # not matter.
+        # Writes and reads of the same warp that no bar.warp.sync has ordered, and the accessing
+        # lanes: one for all granules, one for each, MANY_LANES, or ANY_LANE where the lane does not
+        # matter.
         self.unordered: Collection[int] = frozenset()
         self.unordered_reads: Collection[int] = frozenset()
         self.lanes: Lanes = ANY_LANE
 
     def after_write(self, earlier: int, memory: str, verb: str) -> None:
-        """Checks that the write ``earlier`` happens before this access."""
+        """Check that the write ``earlier`` happens before this access."""
         if earlier in self.known or earlier == self.event:
             return
         if earlier == MBARRIER:
@@ -92,7 +92,7 @@ class Access:
             self.known.add(earlier)
 
     def after_reads(self, number: int, memory: str, verb: str) -> None:
-        """Checks that the reads behind reader ``number`` happen before this write."""
+        """Check that the reads of reader ``number`` happen before this write."""
         if number in self.known or number == self.event:
             return
         mine = self.events.origin[self.event]
@@ -125,10 +125,10 @@ class Access:
         return self._view(generic_write).get(component, 0) >= self.events.clock[earlier]
 
     def _too_narrow(self, earlier: int) -> bool:
-        """Whether a release or acquire of too narrow a scope orders the two.
+        """Whether a release or acquire of too narrow a scope orders the two accesses.
 
-        Unless scopes are strict, the two are generic accesses: where a barrier orders what an
-        asynchronous unit does, NVIDIA's own kernels wait with .cta.
+        Unless scopes are strict, only generic accesses count: where a barrier orders accesses of an
+        asynchronous unit, NVIDIA's own kernels wait with .cta.
         """
         events, component = self.events, self.events.component[earlier]
         if not events.strict_scopes and (
@@ -199,7 +199,7 @@ class Access:
         )
 
     def joined(self, number: int) -> int:
-        """The reader number of ``number``'s readers and this access."""
+        """The reader number of ``number``'s readers plus this access."""
         if number in self.known or number == self.event:
             return self.event
         earlier = self.events.readers(number)
@@ -210,11 +210,11 @@ class Access:
 
 
 class OneLane(NamedTuple):
-    """One lane that has an asynchronous unit access memory, and what others of its warp have done.
+    """One lane that issues an asynchronous access, and the unordered accesses of the other lanes.
 
     Attributes:
-        lane: of the warp.
-        unordered, unordered_reads: as of ``Access``, when it was issued.
+        lane: lane of the warp.
+        unordered, unordered_reads: as in ``Access``, at the time of the issue.
     """
 
     lane: int
@@ -222,7 +222,7 @@ class OneLane(NamedTuple):
     unordered_reads: frozenset[int]
 
     def given(self, access: Access) -> Access:
-        """``access`` as this lane's."""
+        """``access`` attributed to this lane."""
         access.lanes, access.unordered = self.lane, self.unordered
         access.unordered_reads = self.unordered_reads
         return access
@@ -230,11 +230,11 @@ class OneLane(NamedTuple):
 
 def _distinct(events: Events32) -> Sequence[int]:
     """The events of some granules, in order."""
-    if events.size <= _FEW:  # as lanes have: numpy's own calls take longer than their work
+    if events.size <= _FEW:  # typical for lanes: numpy's own calls have more overhead than work
         found = set(events.ravel().tolist())
         return tuple(found) if len(found) == 1 else sorted(found)
     flat = events.ravel()
-    changes = flat[1:] != flat[:-1]  # a few: neighbours are mostly of one event
+    changes = flat[1:] != flat[:-1]  # few: neighbouring granules mostly share an event
     first: int = flat.item(0)
     if not changes.any():
         return (first,)
@@ -245,13 +245,14 @@ class Shadow:
     """Last writer and readers of each granule.
 
     Args:
-        shape: granules.
-        name: of the memory, for reports.
-        initialised: whether the host has written it.
-        base, step: address of the first granule and bytes of one, for reports; step 0 for cells.
+        shape: shape of the granules.
+        name: name of the memory in reports.
+        initialised: whether the host has written the memory.
+        base, step: address of the first granule and bytes per granule, for reports; step 0 for
+            cells.
 
     Attributes:
-        between: says between which arrays an offset lies, where the memory has guards.
+        between: function that names the arrays around an offset, where the memory has guards.
     """
 
     def __init__(
@@ -276,7 +277,7 @@ class Shadow:
         self.between = between
 
     def read(self, where: Selection, access: Access) -> None:
-        """Checks and records a read of the selected granules."""
+        """Check and record a read of the selected granules."""
         readers = self.reader[where]
         joined = self._read(self.writer[where], readers, access, where)
         if joined is not None:
@@ -291,7 +292,7 @@ class Shadow:
     def _read(
         self, writers: Events32, readers: Events32, access: Access, where: Selection = None
     ) -> "Events32 | int | None":
-        """Checks a read; returns the reader numbers to record, None if they do not change."""
+        """Check a read; returns the reader numbers to record, None if they do not change."""
         for event in _distinct(writers):
             if event in access.unordered and access.lanes is not ANY_LANE:
                 self._check_lanes(event, writers, self.lane[where], access, "read")
@@ -314,17 +315,17 @@ class Shadow:
 
     @functools.cached_property
     def lane(self) -> npt.NDArray[np.int8]:
-        """Lane that wrote each granule; made for shared memory alone."""
+        """Lane that wrote each granule; for shared memory alone."""
         return np.full(self.writer.shape, ANY_LANE, np.int8)
 
     @functools.cached_property
     def reading(self) -> tuple[Events32, npt.NDArray[np.int8]]:
-        """Last read of each granule by lanes, and which; made for shared memory alone."""
+        """Last read of each granule by lanes, and the lane; for shared memory alone."""
         shape = self.writer.shape
         return np.zeros(shape, np.int32), np.full(shape, ANY_LANE, np.int8)
 
     def _read_by_lanes(self, where: Selection, access: Access) -> None:
-        """Record the lanes that read; several, where another's read is unordered too."""
+        """Record the reading lanes; as several lanes if another lane's read is unordered too."""
         events, lanes = self.reading
         before, mine = events[where], access.lanes
         others = np.zeros(before.shape, bool)
@@ -334,7 +335,7 @@ class Shadow:
         lanes[where] = np.where(others, np.int8(MANY_LANES), mine)
         events[where] = access.event
         if isinstance(mine, np.ndarray) and (mixed := lanes[where] != mine).any():
-            lanes[where[mixed]] = MANY_LANES  # or one lane, the last, would stand for all
+            lanes[where[mixed]] = MANY_LANES  # otherwise the last lane would stand for all
 
     def _check_lanes(
         self,
@@ -344,7 +345,7 @@ class Shadow:
         access: Access,
         verb: str,
     ) -> None:
-        """Check that no lane touches what another lane of its warp has, and nothing orders."""
+        """Report a lane that touches data of another lane of its warp without ordering."""
         foreign = (events == event) & (lanes != ANY_LANE)
         foreign &= (lanes != access.lanes) | (lanes == MANY_LANES)
         if foreign.any():
@@ -360,7 +361,7 @@ class Shadow:
             )
 
     def _check_write_by_lanes(self, writers: Events32, access: Access, where: Selection) -> None:
-        """Check that no lane overwrites what another one has written or read, unordered."""
+        """Report a lane that overwrites another lane's unordered writes or reads."""
         if access.unordered:
             for event in _distinct(writers):
                 if event in access.unordered:
@@ -397,7 +398,7 @@ class Shadow:
         return ""
 
     def write(self, where: Selection, access: Access) -> None:
-        """Checks and records a write of the selected granules."""
+        """Check and record a write of the selected granules."""
         self.order(where, access)
         self.writer[where] = access.event
         self.reader[where] = 0
@@ -409,7 +410,7 @@ class Shadow:
         readers[...] = 0
 
     def order(self, where: Selection, access: Access) -> None:
-        """Checks that everything done to the selected granules happens before ``access``."""
+        """Check that all earlier accesses to the selected granules happen before ``access``."""
         self._order(self.writer[where], self.reader[where], access, where)
 
     def _order(
@@ -426,6 +427,6 @@ class Shadow:
             access.after_reads(number, self.name, "write")
 
     def mark(self, where: Selection, event: int) -> None:
-        """Sets the writer without a check: allocation, mbarrier objects, the host."""
+        """Set the writer without a check: allocation, mbarrier objects, the host."""
         self.writer[where] = event
         self.reader[where] = 0

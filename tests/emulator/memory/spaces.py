@@ -12,7 +12,7 @@ GRANULE = 4
 
 
 class GlobalMemory:
-    """Global memory: what the kernels may touch of the host's, allocation by allocation."""
+    """Global memory: the host allocations that kernels may touch."""
 
     def __init__(self) -> None:
         self._bases: list[int] = []
@@ -29,18 +29,19 @@ class GlobalMemory:
         writable: bool = True,
         keep: object = None,
     ) -> LinearMemory:
-        """Makes ``nbytes`` host bytes from ``address`` known to kernels.
+        """Make ``nbytes`` host bytes from ``address`` accessible to kernels.
 
         Args:
-            address: of the first byte.
-            nbytes: how many.
-            name: for reports.
+            address: address of the first byte.
+            nbytes: number of bytes.
+            name: name in reports.
             initialised: False for an output that the host never wrote: reading it is a finding.
-            writable: False for what kernels may only read.
-            keep: object to hold on to while the range is registered, such as the array it lies in.
+            writable: False for memory that kernels may only read.
+            keep: object to keep alive while the range is registered, such as the underlying array.
 
         Raises:
-            LaunchError: the range overlaps a registered one, or does not start at a multiple of 16.
+            LaunchError: the range overlaps a registered range, or does not start at a multiple of
+                16.
         """
         if address % 16:
             raise LaunchError(
@@ -89,7 +90,7 @@ class GlobalMemory:
         """The allocation that holds ``address``.
 
         Raises:
-            OutOfBounds: there is none; the message names the nearest.
+            OutOfBounds: there is no such allocation; the message names the nearest.
         """
         index = bisect.bisect_right(self._bases, address) - 1
         if index >= 0 and self._memories[index].contains(address):
@@ -104,7 +105,7 @@ class GlobalMemory:
     def of_lanes(
         self, addresses: Lanes, verb: str
     ) -> list[tuple[LinearMemory, "np.ndarray | None"]]:
-        """Allocations that ``addresses`` fall into, each with the lanes that do (None: all)."""
+        """Allocations that ``addresses`` fall into, each with its lanes (None: all)."""
         memory = self.at(int(addresses[0]), verb)
         inside = addresses - memory.base < memory.nbytes
         if inside.all():
@@ -128,6 +129,6 @@ class GlobalMemory:
         return [memory for memory in self._memories if memory.used]
 
     def regrain(self, granule: int) -> None:
-        """Shadow entries of ``granule`` bytes from here on."""
+        """Use shadow entries of ``granule`` bytes from here on."""
         for memory in self._memories:
             memory.regrain(granule)

@@ -1,4 +1,4 @@
-"""Tensor memory as one CTA has it: the columns that it has allocated, of 128 lanes."""
+"""Tensor memory of one CTA: its allocated columns, each of 128 lanes."""
 
 import functools
 from typing import TYPE_CHECKING, Any
@@ -26,13 +26,13 @@ class TensorMemory:
 
     Args:
         cta: the CTA.
-        table: of the SM that it is on.
+        table: allocation table of the SM.
 
     Attributes:
-        cells: the data, ``[lane, column]``; made when first used, as most kernels use none.
-        owner: per column, the number of the CTA's allocation, 0 where it has none.
-        relinquished: whether the CTA has given up its right to allocate.
-        wanted: columns that a warp waits for, 0 if none does.
+        cells: the data, ``[lane, column]``; created at first use, as most kernels use none.
+        owner: per column, the number of the CTA's allocation, or 0.
+        relinquished: whether the CTA has relinquished its permit to allocate.
+        wanted: number of columns that a warp waits for, or 0.
         promised: (start, columns) that a peer's tcgen05.alloc has allocated here as well.
     """
 
@@ -56,7 +56,7 @@ class TensorMemory:
         return Shadow((LANES, COLUMNS), self.name)
 
     def check_permit(self) -> None:
-        """Refuse an allocation of a CTA that has given up the right to it."""
+        """Refuse an allocation by a CTA that has relinquished its permit."""
         if self.relinquished:
             raise TensorMemoryMisuse("tcgen05.alloc after tcgen05.relinquish_alloc_permit")
 
@@ -73,7 +73,7 @@ class TensorMemory:
         self.shadow.mark((slice(None), slice(start, start + columns)), 0)
 
     def promise(self, start: int, columns: int) -> None:
-        """Columns that a peer has allocated here as well; a warp that waits for some takes them."""
+        """Note columns that a peer has allocated here as well, for a warp waiting for columns."""
         self.promised.append((start, columns))
         self.table.wake()
 
@@ -89,11 +89,11 @@ class TensorMemory:
         self.table.give(start)
 
     def order_free(self, start: int, columns: int, access: Access) -> None:
-        """Everything done to the columns must happen before they are freed."""
+        """Check that all accesses to the columns happen before the deallocation."""
         self.shadow.order((slice(None), slice(start, start + columns)), access)
 
     def check_columns(self, first: int, last: int, verb: str) -> None:
-        """``[first, last)`` must lie in one allocation."""
+        """Check that ``[first, last)`` lies in one allocation."""
         if first < 0 or last > COLUMNS or not self.owner[first:last].all():
             live = ", ".join(f"[{s}, {s + n})" for s, n in sorted(self._allocations.items()))
             holder = self.table.holder_of(first, last)

@@ -1,1 +1,1 @@
-"""PTX text: parsed, cut into basic blocks, and analysed for what is uniform across a warp."""
+"""PTX text: parsed, cut into basic blocks, and analysed for uniformity across a warp."""

@@ -1,4 +1,4 @@
-"""Control flow: basic blocks, dominators, loops, and where divergent lanes meet again."""
+"""Control flow: basic blocks, dominators, loops, and reconvergence points of divergent lanes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -91,7 +91,7 @@ def registers_of(operand: Operand) -> Iterator[str]:
 def _registers(operands: Sequence[Operand]) -> list[str]:
     names: list[str] = []
     for operand in operands:
-        if type(operand) is Register:  # as most are
+        if type(operand) is Register:  # true of most operands
             names.append(operand.name)
         else:
             names += registers_of(operand)
@@ -103,12 +103,12 @@ def written(instruction: Instruction) -> list[str]:
 
 
 def _first_source(instruction: Instruction) -> int:
-    # wgmma adds to what its accumulator holds.
+    # wgmma adds to the previous value of its accumulator.
     return 0 if instruction.parts[0] == "wgmma" else results(instruction)
 
 
 def read(instruction: Instruction) -> list[str]:
-    """Registers read, the guard among them."""
+    """Registers read, including the guard."""
     names = _registers(instruction.operands[_first_source(instruction) :])
     if instruction.guard is not None:
         names.append(instruction.guard)
@@ -122,7 +122,8 @@ class Block:
     Attributes:
         first, last: half-open range in ``Kernel.body``.
         successors: block indices; -1 is the end of the kernel.
-        reconverges_at: block where lanes that part at this block's end meet again, -1 for the end.
+        reconverges_at: block where lanes that diverge at this block's end reconverge, -1 for the
+            end.
         loop: index of the innermost loop's header block, -1 outside of loops.
     """
 
@@ -135,7 +136,7 @@ class Block:
 
 @dataclass
 class Flow:
-    """A kernel's blocks in textual order, and each one's immediate dominator (itself for entry)."""
+    """A kernel's blocks in textual order, each with its immediate dominator (entry: itself)."""
 
     kernel: Kernel
     blocks: list[Block]
@@ -150,7 +151,7 @@ class Flow:
         return True
 
     def between(self, start: int) -> set[int]:
-        """Blocks that run before lanes parted at ``start``'s end have met again."""
+        """Blocks that run before lanes that diverged at ``start``'s end have reconverged."""
         stop = self.blocks[start].reconverges_at
         found: set[int] = set()
         waiting = list(self.blocks[start].successors)
@@ -175,7 +176,7 @@ def _targets(kernel: Kernel, instruction: Instruction) -> list[int]:
 
 
 def analyse(kernel: Kernel) -> Flow:
-    """Cuts ``kernel`` into basic blocks and finds dominators, loops and reconvergence points."""
+    """Cut ``kernel`` into basic blocks and find dominators, loops and reconvergence points."""
     body = kernel.body
     starts = {0, *kernel.labels.values()}
     for index, instruction in enumerate(body):
@@ -209,7 +210,7 @@ def analyse(kernel: Kernel) -> Flow:
     dominator = nx.immediate_dominators(graph, 0)
     dominator[0] = 0
     backwards = graph.reverse(copy=True)
-    # An endless loop never reaches the end: give it an edge, so that every block has a meeting
+    # An endless loop never reaches the end: add an edge, so that every block has a reconvergence
     # point.
     for index in set(range(len(blocks))) - nx.descendants(backwards, _EXIT):
         backwards.add_edge(_EXIT, index)
@@ -222,7 +223,7 @@ def analyse(kernel: Kernel) -> Flow:
 
 
 def _find_loops(flow: Flow, graph: nx.DiGraph) -> None:
-    """Marks each block with its innermost natural loop."""
+    """Mark each block with its innermost natural loop."""
     loops: dict[int, set[int]] = {}
     for tail, head in graph.edges:
         if _EXIT in (tail, head) or tail not in flow.dominator or not flow.dominates(head, tail):

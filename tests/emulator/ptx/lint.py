@@ -1,8 +1,9 @@
-"""Lint of a kernel: mistakes that can be seen without running it.
+"""Static lint of a kernel: mistakes that need no run to find.
 
-``tcgen05.ld`` is asynchronous: its registers hold nothing until ``tcgen05.wait::ld`` (PTX ISA,
-tcgen05.wait). Compilers move arithmetic on them across the wait, which ptxas puts right, so that
-only what leaves the registers counts: a store, a branch, an exchange with other lanes.
+``tcgen05.ld`` is asynchronous: its registers are undefined until ``tcgen05.wait::ld`` (PTX ISA,
+tcgen05.wait). Compilers move arithmetic on these registers across the wait, and ptxas corrects the
+order, so that only uses outside of registers count: a store, a branch, an exchange with other
+lanes.
 """
 
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ def _leaves_registers(instruction: Instruction) -> bool:
 
 
 def unwaited_loads(flow: Flow) -> list[Lint]:
-    """Values of a tcgen05.ld that leave the registers on some path without a wait::ld."""
+    """Values of a tcgen05.ld used outside of registers on some path without a wait::ld."""
     body = flow.kernel.body
     entering: list[dict[str, int]] = [{} for _ in flow.blocks]
     found: dict[int, Lint] = {}
@@ -68,7 +69,7 @@ def unwaited_loads(flow: Flow) -> list[Lint]:
 
 
 def _step(instruction: Instruction, pending: dict[str, int], found: dict[int, Lint]) -> None:
-    """One instruction: which registers are pending after it, and what it does wrong."""
+    """Track the pending registers across one instruction, and record its mistake, if any."""
     parts = instruction.parts
     if parts[0] == "tcgen05" and parts[1] == "wait::ld":
         if instruction.guard is None:

@@ -61,7 +61,7 @@ class _Tokens:
                 append((kind, match[kind], match.start(kind)))
         if end != len(text):
             space = re.compile(_SPACE, re.DOTALL).match(text, end)
-            assert space  # it may be empty
+            assert space  # the token may be empty
             end = space.end()
             number = bisect.bisect_right(starts, end)
             raise PtxSyntaxError(
@@ -98,11 +98,12 @@ class _Tokens:
 
 
 def parse(text: str) -> Module:
-    """Reads a PTX module.
+    """Parse a PTX module.
 
     Raises:
         PtxSyntaxError: the text is not PTX; the message names the line.
-        UnknownInstruction: it uses a directive that is not modelled, such as a device function.
+        UnknownInstruction: the text uses a directive that is not modelled, such as a device
+            function.
     """
     tokens = _Tokens(text)
     module = Module(target="", kernels={}, variables={}, lines=tokens.lines, files={})
@@ -145,7 +146,7 @@ def parse(text: str) -> Module:
 
 
 def _declared_function(tokens: _Tokens) -> None:
-    """A prototype such as vprintf's; bodies are refused, CuTe DSL inlines everything."""
+    """Parse a prototype such as vprintf's; bodies are refused, as CuTe DSL inlines everything."""
     line = tokens.line
     while tokens.peek() not in (";", "{", ""):
         tokens.next()
@@ -155,7 +156,7 @@ def _declared_function(tokens: _Tokens) -> None:
 
 
 def _skip_section(tokens: _Tokens) -> None:
-    """Debug sections hold nothing that runs."""
+    """Skip a debug section, which holds no code."""
     while not tokens.accept("{"):
         tokens.next()
     depth = 1
@@ -171,7 +172,7 @@ def _dimensions(tokens: _Tokens) -> tuple[int, int, int]:
 
 
 def _variable(tokens: _Tokens, space: str) -> Variable:
-    """The rest of a declaration after its space: ``.align 4 .b8 name[16] = {...};``."""
+    """Parse the rest of a declaration after its space: ``.align 4 .b8 name[16] = {...};``."""
     align, width = 1, 0
     while tokens.peek().startswith("."):
         word = tokens.next()
@@ -252,10 +253,10 @@ def _kernel(tokens: _Tokens) -> Kernel:
 
 
 def _used_parts(load: Instruction, used: int) -> list[Instruction]:
-    """Loads of the elements of a vector of which bytes are used, a bit of ``used`` each.
+    """Loads of the vector elements with any used bytes; ``used`` is a mask with a bit per byte.
 
-    The compiler reads a vector where a part of it would do, past the end of an array too, and says
-    so by a pragma (PTX ISA, used_bytes_mask). What else the registers receive, nobody reads.
+    The compiler may read a whole vector for a part of it, even past the end of an array, and says
+    so by a pragma (PTX ISA, used_bytes_mask). Nothing reads the other registers of the vector.
     """
     target, source = load.operands[0], load.operands[1]
     width = TYPE_BITS[load.parts[-1]] // 8
@@ -275,7 +276,7 @@ def _used_parts(load: Instruction, used: int) -> list[Instruction]:
 
 
 class _Body:
-    """Reads a kernel's statements. Braces open scopes whose registers get names of their own."""
+    """Parser of a kernel's statements. Braces open scopes with private register names."""
 
     def __init__(self, tokens: _Tokens, kernel: Kernel) -> None:
         self.tokens = tokens
@@ -286,7 +287,7 @@ class _Body:
         self.call_parameters: set[str] = set()
         self.source = -1
         self.source_index: dict[tuple[int, int], int] = {}
-        self.used_bytes: int | None = None  # of the load that follows
+        self.used_bytes: int | None = None  # used_bytes_mask of the next load
 
     def read(self) -> None:
         tokens, kernel = self.tokens, self.kernel
@@ -313,7 +314,7 @@ class _Body:
                 self._instruction()
 
     def _label(self, name: str) -> None:
-        """A label; inside of a scope it is known there alone, under a name of its own."""
+        """Define a label; a label inside of a scope is visible only there, under a unique name."""
         _, number, labels = self.scope_starts[-1]
         if number:
             labels.append(name)
@@ -408,7 +409,7 @@ class _Body:
         return Vector(tuple(items))
 
     def _move_of_parameter(self, opcode: str, operands: list[Operand]) -> tuple[str, list[Operand]]:
-        """``st.param`` to, or ``ld.param`` from, a call's parameter as the move that it is."""
+        """``st.param`` to, or ``ld.param`` from, a call's parameter, as a plain move."""
         place = 0 if opcode.startswith("st.") else 1
         address = operands[place]
         if not isinstance(address, Address) or not isinstance(address.start, Register):

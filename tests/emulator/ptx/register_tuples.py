@@ -1,4 +1,4 @@
-"""Registers that wgmma reads or writes while the warp goes on: numbered tuples of one kernel."""
+"""Registers that wgmma accesses asynchronously: numbered tuples of one kernel."""
 
 from dataclasses import dataclass, field
 
@@ -11,11 +11,11 @@ class RegisterTuples:
     """The accumulators and A fragments that a kernel's wgmma instructions name.
 
     Attributes:
-        number: of each tuple of registers.
+        number: tuple of registers -> its number.
         registers: the tuples, by number.
-        accumulators: numbers of those that are accumulators.
-        of: register -> tuples it is in.
-        overlaps: number -> others that share registers with it, one of the two an accumulator.
+        accumulators: numbers of the tuples that are accumulators.
+        of: register -> numbers of the tuples with the register.
+        overlaps: number -> other tuples that share registers, one of the two an accumulator.
         unwritten: registers that no instruction writes.
     """
 
@@ -37,7 +37,7 @@ class RegisterTuples:
     def touched(self, instruction: Instruction) -> list[tuple[int, str, str]]:
         """Uses of tuples by an ordinary instruction: (tuple, "read" or "write", register).
 
-        Reading A is no concern of a wgmma that reads it too.
+        Reading A is allowed while a wgmma reads A.
         """
         found: dict[int, tuple[int, str, str]] = {}
         for name in read(instruction):
@@ -51,7 +51,7 @@ class RegisterTuples:
 
 
 def register_tuples(kernel: Kernel) -> RegisterTuples:
-    """Numbers the tuples of all ``wgmma.mma_async`` of a kernel."""
+    """Number the tuples of all ``wgmma.mma_async`` of a kernel."""
     tuples = RegisterTuples()
     for instruction in kernel.body:
         if instruction.parts[:2] != ("wgmma", "mma_async"):

@@ -1,7 +1,7 @@
-"""Arrays of a kernel in dynamic shared memory, told in comments at the end of its PTX.
+"""Arrays of a kernel in dynamic shared memory, listed in comments at the end of its PTX.
 
-To PTX, dynamic shared memory is one symbol without a size. Whoever compiles a kernel may say what
-lies in it, and leave bytes between the arrays that are nobody's: accesses to those are findings.
+To PTX, dynamic shared memory is one symbol without a size. The compiler of a kernel may append the
+layout, with guard bytes between the arrays: accesses to guard bytes are findings.
 """
 
 import bisect
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from tests.emulator.ptx.syntax import SharedArray
 
-# The most bytes behind an array that are nobody's. A row of a tile, or a column of it, is shorter.
+# Upper limit of the guard bytes behind an array. A row or column of a tile is shorter.
 MAX_GUARD = 1024
 
 _COMMENT = re.compile(
@@ -31,7 +31,7 @@ def comments(kernel: str, arrays: Sequence[SharedArray]) -> str:
 
 
 def told(text: str) -> dict[str, list[SharedArray]]:
-    """Arrays of each kernel as comments in a PTX text tell them."""
+    """Arrays of each kernel, parsed from comments of a PTX text."""
     found: dict[str, list[SharedArray]] = {}
     for match in _COMMENT.finditer(text):
         offset, nbytes, guard, align = map(int, match["numbers"].split())
@@ -41,12 +41,12 @@ def told(text: str) -> dict[str, list[SharedArray]]:
 
 
 def guard_of(nbytes: int) -> int:
-    """Bytes to leave behind an array: as many as it has, in 16s, for an index twice too large."""
+    """Guard bytes behind an array: the array's size in 16s, for an index up to twice too large."""
     return min(-(-nbytes // 16) * 16, MAX_GUARD)
 
 
 def laid_out(arrays: Sequence[SharedArray]) -> list[SharedArray]:
-    """Arrays at the offsets where CuTe DSL puts them: in order, each at its alignment."""
+    """Arrays at the offsets of CuTe DSL: in order, each at its alignment."""
     placed, end = [], 0
     for array in arrays:
         offset = -(-end // array.align) * array.align
@@ -61,13 +61,13 @@ def end_of(arrays: Sequence[SharedArray]) -> int:
 
 
 def guard_bytes(arrays: Sequence[SharedArray]) -> int:
-    """Bytes by which the guards enlarge dynamic shared memory."""
+    """Bytes that the guards add to dynamic shared memory."""
     bare = [SharedArray(0, array.nbytes, 0, array.align) for array in arrays]
     return end_of(arrays) - end_of(laid_out(bare))
 
 
 def granules_between(arrays: Sequence[SharedArray], granule: int) -> npt.NDArray[np.intp]:
-    """Numbers of the granules, of ``granule`` bytes, in which no array has a byte."""
+    """Numbers of the granules, of ``granule`` bytes, without a byte of any array."""
     starts = [*(array.offset for array in arrays[1:]), end_of(arrays)]
     return np.concatenate(
         [
@@ -78,7 +78,7 @@ def granules_between(arrays: Sequence[SharedArray], granule: int) -> npt.NDArray
 
 
 def between(arrays: Sequence[SharedArray], offset: int) -> str:
-    """Say which array ends before ``offset``, where none is."""
+    """Name of the array that ends before ``offset``, where no array lies."""
     number = bisect.bisect(arrays, offset, key=lambda array: array.offset) - 1
     array = arrays[number]
     beyond = offset - array.offset - array.nbytes

@@ -70,7 +70,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """``_``: a result that is not wanted."""
+    """``_``: a discarded result."""
 
 
 Operand = Register | Not | Immediate | Symbol | Vector | Pair | Address | Sink
@@ -81,11 +81,11 @@ class Instruction:
     """One statement.
 
     Attributes:
-        opcode: with all modifiers, ``ld.shared.v4.b32``.
+        opcode: opcode with all modifiers, ``ld.shared.v4.b32``.
         parts: ``opcode`` split at its dots.
-        operands: in textual order, destinations first.
+        operands: operands in textual order, destinations first.
         guard: predicate register of ``@%p``, or None.
-        guard_negated: of ``@!%p``.
+        guard_negated: whether the guard is ``@!%p``.
         line: 1-based line in the PTX text.
         source: index into ``Kernel.sources`` of the ``.loc`` in force, -1 for none.
     """
@@ -107,9 +107,9 @@ class Variable:
     """A ``.shared``, ``.local``, ``.const`` or ``.global`` variable, or a parameter.
 
     Attributes:
-        nbytes: its size; 0 for an ``extern`` array.
-        align: bytes.
-        initial: its bytes where the text gives them, else None.
+        nbytes: size in bytes; 0 for an ``extern`` array.
+        align: alignment in bytes.
+        initial: initial bytes if the text gives them, else None.
     """
 
     name: str
@@ -124,17 +124,17 @@ class Kernel:
     """One ``.entry``.
 
     Attributes:
-        parameters: in order.
+        parameters: parameters in order.
         registers: virtual register -> PTX type without its dot.
-        labels: label -> index into ``body`` of the instruction that follows it.
+        labels: label -> index into ``body`` of the following instruction.
         required_block: ``.reqntid``, or None.
         max_block: product of ``.maxntid``, or None.
         required_cluster: ``.reqnctapercluster``, or None.
         max_registers: ``.maxnreg``, or None.
-        min_ctas: ``.minnctapersm``, 1 without it.
-        variables: shared and local variables declared inside of it.
-        sources: places in the kernel's own source, as (file number, line).
-        shared_arrays: arrays in dynamic shared memory by offset; none where nobody tells.
+        min_ctas: ``.minnctapersm``, 1 by default.
+        variables: shared and local variables declared inside of the entry.
+        sources: places in the kernel's source, as (file number, line).
+        shared_arrays: arrays in dynamic shared memory by offset; empty if the PTX lists none.
     """
 
     name: str
@@ -154,14 +154,14 @@ class Kernel:
 
 @dataclass
 class SharedArray:
-    """An array in dynamic shared memory, as a comment that goes with the PTX tells.
+    """An array in dynamic shared memory, as listed by a comment in the PTX.
 
     Attributes:
-        offset: in dynamic shared memory.
-        nbytes: its own.
-        guard: bytes after it that are nobody's.
-        align: of its first byte.
-        source: ``file:line`` where it is made, or empty.
+        offset: offset in dynamic shared memory.
+        nbytes: size in bytes without the guard.
+        guard: number of guard bytes behind the array.
+        align: alignment of the first byte.
+        source: ``file:line`` of the allocation, or empty.
     """
 
     offset: int

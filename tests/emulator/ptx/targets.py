@@ -1,4 +1,4 @@
-"""Instructions that only some targets have (PTX ISA, "Target ISA Notes" of each)."""
+"""Instructions available on some targets only (PTX ISA, "Target ISA Notes" of each)."""
 
 import re
 
@@ -9,11 +9,11 @@ _NARROW = frozenset(["e2m1x2", "e2m3x2", "e3m2x2", "ue8m0x2", "b6x16_p32", "b4x1
 
 
 def missing_target(target: str, instruction: Instruction) -> str:
-    """The target an instruction needs where a module's is another one, else "".
+    """The target an instruction needs if the module's target differs, else "".
 
     Args:
-        target: of the module, such as ``sm_90a``.
-        instruction: any.
+        target: target of the module, such as ``sm_90a``.
+        instruction: any instruction.
     """
     number = re.match(r"sm_(\d+)", target)
     if number is None:

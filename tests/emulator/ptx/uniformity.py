@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tests.emulator.ptx.flow import Flow, read, registers_of, results, written
 from tests.emulator.ptx.syntax import Immediate, Instruction, Operand, Register
 
-# Families whose result is the same in all lanes if their sources are; lane-wise ones join them.
+# Families whose result is uniform if their sources are; lane-wise families are added below.
 _LIKE_SOURCES = frozenset(
     ["ld", "ldu", "mapa", "cvta", "getctarank", "isspacep", "clusterlaunchcontrol"]
 )
@@ -30,7 +30,7 @@ class Uniformity:
         divergent: registers that may differ between the lanes of a warp.
         masked: blocks that some lanes of a warp may run without the others.
         merged: registers whose writes in a masked block must keep the other lanes' values.
-        meeting: blocks at which parted lanes meet again.
+        meeting: blocks at which diverged lanes reconverge.
     """
 
     divergent: frozenset[str]
@@ -46,7 +46,7 @@ def _special_is_divergent(name: str, block_x: int) -> bool:
 
 
 def _is_warp_index(instruction: Instruction, divergent: set[str], block_x: int) -> bool:
-    """``shr.u32 d, %tid.x, 5``-like: the same for all lanes when rows are whole warps."""
+    """Whether the instruction is like ``shr.u32 d, %tid.x, 5``: uniform if rows are whole warps."""
     operands = instruction.operands
     return (
         instruction.parts[0] == "shr"
@@ -60,15 +60,14 @@ def _is_warp_index(instruction: Instruction, divergent: set[str], block_x: int) 
 
 
 def analyse_uniformity(flow: Flow, block_x: int, partial: bool = False) -> Uniformity:
-    """Runs the analysis.
+    """Run the analysis.
 
     Args:
         flow: the kernel's control flow.
-        block_x: threads of a CTA along x; thread rows that are not whole warps leave nothing
-        uniform
-            in ``%tid.y``.
-        partial: whether lanes are missing from the start (partial warps): all blocks run masked
-        then.
+        block_x: threads of a CTA along x; if thread rows are not whole warps, nothing in ``%tid.y``
+            is uniform.
+        partial: whether lanes are missing from the start (partial warps): all blocks then run
+            masked.
     """
     body, blocks = flow.kernel.body, flow.blocks
     definitions: dict[str, list[tuple[int, int]]] = defaultdict(list)
@@ -89,7 +88,7 @@ def analyse_uniformity(flow: Flow, block_x: int, partial: bool = False) -> Unifo
     }
 
     def confined(name: str) -> bool:
-        """Every lane that reads it has just written it: no lane can see another iteration's."""
+        """Whether every reading lane has just written the register in the same loop iteration."""
         places = definitions[name]
         if len(places) != 1:
             return False

@@ -21,7 +21,7 @@ _ALIGNMENT = 16  # bytes, of a device's allocations at least
 
 @dataclass(frozen=True)
 class Range:
-    """Bytes that kernels may touch, and what reports call them."""
+    """Bytes that kernels may touch, with a name for reports."""
 
     address: int
     nbytes: int
@@ -41,10 +41,10 @@ class MemoryDevice(Device, Protocol):
 
 
 class Allocations:
-    """Keeps a device's global memory in step with what the host has allocated.
+    """Synchronisation of a device's global memory with the host's allocations.
 
     Args:
-        memory: to register ranges with.
+        memory: global memory in which ranges are registered.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -52,7 +52,7 @@ class Allocations:
         self._known: dict[int, int] = {}
 
     def synchronise(self, ranges: Iterable[Range]) -> None:
-        """Makes exactly ``ranges`` known, leaving alone those that already are."""
+        """Register exactly ``ranges``; ranges that are registered already stay as they are."""
         wanted = {r.address: r for r in ranges if r.nbytes}
         for address, nbytes in list(self._known.items()):
             if address not in wanted or wanted[address].nbytes != nbytes:
@@ -65,7 +65,7 @@ class Allocations:
 
 
 def live_storages() -> list[Range]:
-    """The storage of every CPU tensor that Python can reach, each once."""
+    """The storage of every CPU tensor reachable from Python, each once."""
     found: dict[int, Range] = {}
     # Not isinstance: there are many objects, and torch's own check runs Python code.
     kinds = _with_subclasses(torch.Tensor)
@@ -77,10 +77,10 @@ def live_storages() -> list[Range]:
         storage = item.untyped_storage()
         address, nbytes = storage.data_ptr(), storage.nbytes()
         if address % _ALIGNMENT:
-            continue  # mapped from a file; no kernel can have been given it
+            continue  # mapped from a file, so no kernel has it as an argument
         if address and (address not in found or found[address].nbytes < nbytes):
             kind = str(item.dtype).removeprefix("torch.")
-            # The whole storage: the tensor at hand may be a view of it.
+            # Register the whole storage: the tensor may be a view.
             found[address] = Range(address, nbytes, f"{kind}[{nbytes // item.element_size()}]")
     return list(found.values())
 
@@ -93,10 +93,10 @@ def _with_subclasses(kind: type[object]) -> set[type[object]]:
 
 
 class WithLiveStorages:
-    """A device whose kernels may touch every live CPU tensor's storage, and nothing else.
+    """A device whose kernels may touch the storage of every live CPU tensor, and nothing else.
 
-    For programs that cannot say what they pass to their kernels. Whether the host has written a
-    tensor is not known: all count as initialised.
+    For programs that cannot name the tensors passed to their kernels. The host's writes to tensors
+    are not tracked: all tensors count as initialised.
     """
 
     def __init__(self, device: MemoryDevice) -> None:

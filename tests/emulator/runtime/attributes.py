@@ -1,4 +1,4 @@
-"""Launch and device attributes, by the names CUDA's documentation gives them."""
+"""Launch and device attributes, by their names in CUDA's documentation."""
 
 import struct
 from typing import TYPE_CHECKING
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 class UnmodelledCall(EmulatorError):
-    """Host code asks CUDA for something the emulator's runtime does not do."""
+    """A CUDA request of host code that the emulator's runtime does not support."""
 
 
-# cudaLaunchAttributeID (CUDA Runtime API, "Data types used by CUDA Runtime"): those whose value is
-# one 32-bit number. 0 says to ignore the entry.
+# cudaLaunchAttributeID (CUDA Runtime API, "Data types used by CUDA Runtime"): attributes with a
+# 32-bit number as value. ID 0 means that the entry is ignored.
 _NUMBERS = {
     2: "cooperative",
     3: "synchronization_policy",
@@ -26,7 +26,7 @@ _NUMBERS = {
     14: "preferred_shared_memory_carveout",
 }
 _SHAPES = _IGNORE, _CLUSTER, _PREFERRED_CLUSTER = 0, 4, 11
-# An event and its flags. Launches run one after the other: it has happened when they return.
+# An event and its flags. Launches run one after the other: the event is complete on return.
 _EVENTS = {7: "programmatic_event", 12: "launch_completion_event"}
 _UNMODELLED = {
     1: "access_policy_window",
@@ -57,7 +57,7 @@ def decode_launch_attributes(data: bytes) -> tuple[Dimensions, dict[str, int]]:
         if identity == _CLUSTER:
             cluster = struct.unpack_from("<III", data, at + _VALUE)
         elif identity == _PREFERRED_CLUSTER:
-            # A wish that a device may leave unfulfilled, as this one does.
+            # An optional hint, which this device ignores.
             for axis, extent in zip(
                 "xyz", struct.unpack_from("<III", data, at + _VALUE), strict=True
             ):
@@ -80,7 +80,7 @@ def device_attribute(limits: "Limits", capability: tuple[int, int], attribute: i
     """Value of a ``cudaDeviceAttr`` of the emulated chip.
 
     Raises:
-        UnmodelledCall: an attribute without a value here.
+        UnmodelledCall: an attribute without a modelled value.
     """
     values = {
         1: limits.threads,  # maxThreadsPerBlock

@@ -1,4 +1,4 @@
-"""Interface that the runtime asks of whatever runs the kernels."""
+"""Interface of the device that runs the kernels, for the runtime."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
@@ -12,13 +12,13 @@ Dimensions = tuple[int, int, int]
 
 
 class Device(Protocol):
-    """A machine that runs PTX; ``tests.emulator.machine.gpu.Gpu`` is one."""
+    """A machine that runs PTX, such as ``tests.emulator.machine.gpu.Gpu``."""
 
     @property
     def limits(self) -> "Limits": ...
 
     def load(self, ptx: str) -> Module:
-        """Takes in a PTX text; the same text costs nothing the second time."""
+        """Load a PTX text; loading the same text again costs nothing."""
 
     def launch(
         self,
@@ -33,7 +33,7 @@ class Device(Protocol):
         *,
         stream: int = 0,
     ) -> object:
-        """Runs one kernel to its end; raises EmulatorError."""
+        """Run one kernel to its end; raises EmulatorError."""
 
     def synchronise(self, stream: int | None = None) -> None:
-        """Waits for everything launched in a stream, or in any."""
+        """Wait for everything launched in a stream, or in any stream."""

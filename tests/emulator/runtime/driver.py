@@ -1,4 +1,4 @@
-"""Driver that CuTe's host code calls: load libraries, answer questions, launch."""
+"""Driver that CuTe's host code calls: library loading, queries, launches."""
 
 import ctypes
 import struct
@@ -34,7 +34,7 @@ class LoadedKernel:
     """A kernel handle that host code holds.
 
     Attributes:
-        ptx: the module it is in; the device keeps what it makes of it.
+        ptx: PTX of the module; the device caches the compiled program.
         name: entry name.
         max_dynamic_shared: bytes that the host has opted in to.
         non_portable_cluster: whether the host allows clusters of more than 8 CTAs.
@@ -47,15 +47,15 @@ class LoadedKernel:
 
 
 class Driver:
-    """Answers the entry points of CuTe's runtime library for one device.
+    """Entry points of CuTe's runtime library for one device.
 
     An exception in an entry point cannot cross the host code's native frames: the host code sees an
     error code, and the exception waits in :meth:`take_pending` of the same thread.
 
     Args:
-        device: runs the kernels; may be replaced at any time.
+        device: device that runs the kernels; may be replaced at any time.
         capability: (10, 0) for sm_100a, (10, 3) for sm_103a, (9, 0) for sm_90a.
-        set_detail: takes the text that goes with an error code.
+        set_detail: called with the text that belongs to an error code.
     """
 
     def __init__(
@@ -94,13 +94,13 @@ class Driver:
         }
 
     def dispatch(self, name: bytes, words: Any, count: int) -> int:
-        """Runs one entry point; returns a ``cudaError_t``."""
+        """Run one entry point; returns a ``cudaError_t``."""
         try:
             call = self._calls.get(name.decode())
             if call is None:
                 raise UnmodelledCall(f"{name.decode()}: the emulator's runtime does not model it")
             call(*words[:count])
-        except BaseException as error:  # whatever it is, the host code's caller has to see it
+        except BaseException as error:  # every exception has to reach the caller of the host code
             self._local.pending = error
             self._set_detail(f"{type(error).__name__}: {error}")
             if isinstance(error, UnmodelledCall):
@@ -112,7 +112,7 @@ class Driver:
 
     @property
     def pending(self) -> BaseException | None:
-        """The latest exception of this thread's host code, unless somebody has taken it."""
+        """The latest untaken exception of this thread's host code."""
         return getattr(self._local, "pending", None)
 
     def take_pending(self) -> BaseException | None:
@@ -138,7 +138,7 @@ class Driver:
         return sum(v.nbytes for v in variables if v.space == "shared")
 
     def _guards(self, kernel: LoadedKernel) -> int:
-        """Bytes of dynamic shared memory that the device would not need."""
+        """Bytes of guards in dynamic shared memory, which the device would not need."""
         return guard_bytes(self.device.load(kernel.ptx).kernels[kernel.name].shared_arrays)
 
     def _library(self, handle: int) -> str:

@@ -1,4 +1,4 @@
-"""CuTe's compiler, made to keep the PTX of what it compiles inside of the GPU binary."""
+"""CuTe's compiler, extended to embed the PTX of compiled kernels in the GPU binary."""
 
 import re
 import tempfile
@@ -25,14 +25,15 @@ _DUMP = re.compile(r"dump-ptx-path=([^\s}]+)")
 
 
 class PtxEmbedding(Compiler):
-    """Compiles like ``Compiler`` and adds the PTX to the fat binary in the compiled module.
+    """Compiler that works like ``Compiler`` and adds the PTX to the compiled module's fat binary.
 
-    The PTX then follows the module wherever it goes: into the JIT engine, CuTe's caches, object
-    files. Nothing has to match kernels by name.
+    The PTX then follows the module everywhere: into the JIT engine, CuTe's caches, object files.
+    Kernels need not be matched by name.
 
     Attributes:
         guards: whether each shared array gets a guard behind it (``runtime/guards.py``).
-        binaries: what ptxas makes, unless it is given options (``shim.Runtime.make_binaries``).
+        binaries: amount of work for ptxas, unless its options are set
+            (``shim.Runtime.make_binaries``).
     """
 
     guards = False
@@ -44,7 +45,7 @@ class PtxEmbedding(Compiler):
         return super().jit(module, 0, shared_libs)
 
     def compile(self, module: ir.Module, pipeline: str, *args: Any, **kwargs: Any) -> ir.Module:
-        if _PASS not in pipeline:  # a pipeline for looking at IR: there is no GPU binary
+        if _PASS not in pipeline:  # a pipeline for inspecting IR has no GPU binary
             return super().compile(module, pipeline, *args, **kwargs)
         arrays = guard(module) if self.guards else ""
         options = _PTXAS_OPTIONS[self.binaries]
@@ -59,20 +60,20 @@ class PtxEmbedding(Compiler):
                 pipeline = pipeline.replace(_PASS, f"{_PASS}dump-ptx-path={path} ", 1)
             compiled = super().compile(module, pipeline, *args, **kwargs)
             written = sorted(path.parent.glob(f"{path.name}.*ptx"), key=lambda p: p.stat().st_mtime)
-            if written:  # none where the module has no kernels
+            if written:  # empty if the module has no kernels
                 _embed(compiled, f"{written[-1].read_text()}\n{arrays}")
         return compiled
 
 
 class _NoEngine:
-    """Placeholder for the engine of a TVM FFI function, which CuTe replaces by another at once.
+    """Placeholder for the engine of a TVM FFI function, which CuTe replaces at once.
 
-    CuTe's own would compile the host code once more, a tenth of a compilation, for an entry that
-    nothing calls.
+    CuTe's own engine would compile the host code once more, a tenth of a compilation, for an entry
+    that nothing calls.
     """
 
     def lookup(self, name: str) -> None:
-        """No entry but TVM FFI's."""
+        """Lookup that finds no entry: only TVM FFI's entries are used."""
 
 
 def _functions(module: ir.Module) -> Iterator[str]:
@@ -82,9 +83,10 @@ def _functions(module: ir.Module) -> Iterator[str]:
 
 
 def leave_host_code_as_it_is() -> None:
-    """Have CuTe optimise no host code, which launches a kernel a few times here.
+    """Disable CuTe's optimisation of host code, which launches a kernel only a few times here.
 
-    For each string in it CuTe looks for the name among all symbols, one by one in Python.
+    CuTe also compares each string of the host code with all symbols, one by one in Python; a symbol
+    table replaces this search.
     """
     from cutlass.base_dsl.tvm_ffi_builder.mlir_builder import MLIRBuilder
     from cutlass.cutlass_dsl import tvm_ffi_provider
@@ -105,7 +107,7 @@ def leave_host_code_as_it_is() -> None:
 
 
 def _add_empty_kernel(module: ir.Module) -> None:
-    """Add to the kernels one that does nothing: ptxas wants one to assemble."""
+    """Add an empty kernel to the kernels: ptxas needs a kernel to assemble."""
     for operation in module.body.operations:
         if operation.operation.name == "gpu.module":
             with module.context, ir.Location.unknown():

@@ -1,8 +1,8 @@
 """GPU binaries as CuTe embeds them: a container of images, to which the PTX is added.
 
-Layout of the container, as ``fatbinary`` writes it: a header of 16 bytes (magic, version, its own
-size, bytes that follow), then images, each with a header that states its kind, its own size and its
-payload's.
+Layout of the container, as written by ``fatbinary``: a header of 16 bytes (magic, version, header
+size, number of following bytes), then images, each with a header that states the kind, the header
+size and the payload size.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ _HEADER = struct.Struct("<IHHQ")
 _IMAGE = struct.Struct("<HHIQ")
 _PTX_HEADER_BYTES = 64
 _PTX = 1
-# Offset of an image's compressed size; 0 where the payload is stored as it is.
+# Offset of an image's compressed size; 0 for an uncompressed payload.
 _COMPRESSED = struct.Struct("<I")
 
 
@@ -34,7 +34,7 @@ def read_image(address: int) -> bytes:
     """The whole container that starts at ``address`` of this process.
 
     Raises:
-        ValueError: there is no fat binary.
+        ValueError: the memory holds no fat binary.
     """
     header, nbytes = _check(ctypes.string_at(address, _HEADER.size))
     return ctypes.string_at(address, header + nbytes)
@@ -64,7 +64,8 @@ def ptx_of(image: bytes) -> str:
     """The PTX that ``image`` holds.
 
     Raises:
-        ValueError: it holds none; it was compiled before the emulator was installed, or elsewhere.
+        ValueError: the image holds no PTX: its kernel was compiled before the emulator was
+            installed, or elsewhere.
     """
     header, nbytes = _check(image)
     at, end = header, header + nbytes

@@ -1,8 +1,8 @@
 """Guards behind the shared arrays of kernels that CuTe DSL compiles.
 
-What CuTe hands to its compiler still has one operation for each array, ``cute.memref.alloca``;
-what comes out has offsets alone. Each array is made longer by a guard, and where that puts them all
-goes with the PTX.
+The IR passed to CuTe's compiler still has one operation per array, ``cute.memref.alloca``; the
+output has only offsets. Each array is extended by a guard, and the resulting layout is appended to
+the PTX.
 """
 
 import re
@@ -25,10 +25,10 @@ def guard(module: ir.Module) -> str:
     """Put guards behind the shared arrays of a module that is about to be compiled.
 
     Returns:
-        What to append to its PTX.
+        Text to append to the module's PTX.
 
     Raises:
-        RuntimeError: it has shared memory of which the layout is not known.
+        RuntimeError: the module has shared memory of unknown layout.
     """
     found: dict[str, list[Any]] = {}
     checks: list[Any] = []
@@ -67,8 +67,8 @@ def _kernel_of(operation: Any) -> str:
 
 
 def _guarded(operation: Any) -> SharedArray:
-    """Make an array longer by its guard."""
-    result = operation.results[0].value  # of the tensor that CuTe's bindings make of it
+    """Extend an array by its guard."""
+    result = operation.results[0].value  # the tensor made by CuTe's bindings
     match = _TYPE.fullmatch(str(result.type))
     partition = operation.attributes["smem.partition_id"]
     if match is None or ir.IntegerAttr(partition).value != _USER_PARTITION:
@@ -85,7 +85,7 @@ def _guarded(operation: Any) -> SharedArray:
 
 
 def _raise_limit(check: Any, added: dict[str, int]) -> None:
-    """Let CuTe's own check of the size, which prints, allow for the guards."""
+    """Raise the limit of CuTe's own size check by the size of the guards."""
     size, limit = (operand.owner for operand in check.operands)
     if getattr(size, "name", "") != "cute.kernel_smem_size":
         return

@@ -18,15 +18,15 @@ _SOURCE = Path(__file__).with_name("shim.c")
 
 Words = ctypes.POINTER(ctypes.c_uint64)
 _Dispatcher = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_char_p, Words, ctypes.c_int32)
-# Takes the entry point's name, its arguments as 64-bit words and their number.
+# Arguments: name of the entry point, its arguments as 64-bit words, their number.
 DispatchFunction = Callable[[bytes, Any, int], int]
 
 
 def cache_directory() -> Path:
-    """Folder of what is built once: ``XDG_CACHE_HOME``, else the user's temporary directory.
+    """Folder of cached builds: ``XDG_CACHE_HOME``, else the user's temporary directory.
 
     Raises:
-        RuntimeError: somebody else has made the latter, or may write to it.
+        RuntimeError: another user has created the temporary directory, or may write to it.
     """
     home = os.environ.get("XDG_CACHE_HOME")
     root = Path(home) if home else _own_temporary_directory()
@@ -47,7 +47,7 @@ def _own_temporary_directory() -> Path:
 
 
 def build() -> Path:
-    """Path of the built library; compiles it if this source has not been compiled yet.
+    """Path of the built library; compiles this source unless a build is cached.
 
     Raises:
         RuntimeError: there is no C compiler, or it fails.
@@ -55,7 +55,7 @@ def build() -> Path:
     digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]
     library = cache_directory() / digest / _NAME
     if library.exists():
-        # What is in a shared temporary directory is loaded only if this user put it there.
+        # A library in a shared temporary directory is loaded only if it belongs to this user.
         if library.stat().st_uid != os.getuid():
             raise RuntimeError(f"{library}: belongs to another user; set XDG_CACHE_HOME")
         return library
@@ -83,8 +83,9 @@ class Library:
     """The loaded library.
 
     Args:
-        path: of the library.
-        mode: how to load it; globally, and before CuTe's own, for CuTe to find it.
+        path: path of the library.
+        mode: load mode; global, and before CuTe's own library, so that CuTe finds this library
+            first.
     """
 
     def __init__(self, path: Path, mode: int = ctypes.RTLD_GLOBAL) -> None:
@@ -96,14 +97,14 @@ class Library:
         self._swap.restype = ctypes.c_void_p
 
     def dispatch_to(self, function: DispatchFunction | None) -> None:
-        """Sends every entry point's calls to ``function``; None: to nobody."""
+        """Route the calls of every entry point to ``function``; None: to no function."""
         dispatcher = _Dispatcher(function) if function else None
         self._swap(dispatcher)
         self._dispatcher = dispatcher  # ctypes keeps no reference
 
     @contextmanager
     def lent_to(self, function: DispatchFunction) -> Iterator[ctypes.CDLL]:
-        """The entry points, with their calls sent to ``function`` as long as the context lasts."""
+        """Context in which the calls of the entry points are routed to ``function``."""
         dispatcher = _Dispatcher(function)
         previous = self._swap(dispatcher)
         try:
@@ -112,5 +113,5 @@ class Library:
             self._swap(ctypes.c_void_p(previous))
 
     def set_detail(self, text: str) -> None:
-        """The text that goes with the next error code."""
+        """Set the text of the next error code."""
         self._library.emulator_set_detail(text.encode())

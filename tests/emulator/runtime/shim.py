@@ -1,10 +1,10 @@
-"""Making CuTe DSL launch into an emulated device instead of a GPU.
+"""Replacement of the CUDA runtime that makes CuTe DSL launch into an emulated device.
 
     runtime = shim.install(Gpu())        # before anything imports cutlass
     compiled = cute.compile(..., options="--enable-tvm-ffi")
     compiled(...)                        # raises the emulator's findings as they are
 
-A function compiled without TVM FFI takes ``runtime.bind(compiled)`` before its first call.
+A function compiled without TVM FFI needs ``runtime.bind(compiled)`` before its first call.
 """
 
 import atexit
@@ -32,8 +32,8 @@ class Runtime:
     """The installed runtime.
 
     Attributes:
-        arch: what kernels are compiled for; may change.
-        library: path of the library that CuTe takes for its own.
+        arch: architecture that kernels are compiled for; may change.
+        library: path of the library that CuTe loads instead of the CUDA runtime.
     """
 
     def __init__(self, device: Device, arch: str, library: Library) -> None:
@@ -44,7 +44,7 @@ class Runtime:
         library.dispatch_to(self._driver.dispatch)
 
     def compile_for(self, arch: str) -> None:
-        """Makes CuTe compile for another architecture; what it has compiled stays as it is."""
+        """Make CuTe compile for another architecture; compiled functions stay as they are."""
         from cutlass.cutlass_dsl.cutlass import CuTeDSL, CuteExperimentalDSL
 
         self.arch = os.environ["CUTE_DSL_ARCH"] = arch
@@ -53,9 +53,10 @@ class Runtime:
             dsl.envar.arch = arch
 
     def keep_source_lines(self, kept: bool) -> None:
-        """Makes CuTe tell, or not, which lines the PTX of what it compiles comes from.
+        """Switch line information in the PTX compiled by CuTe on or off.
 
-        Findings then name the kernel's own lines; following them takes a third of a compilation.
+        With line information, findings name lines of the kernel's source; it takes a third of a
+        compilation.
         """
         from cutlass.cutlass_dsl.cutlass import CuTeDSL, CuteExperimentalDSL
 
@@ -63,17 +64,17 @@ class Runtime:
             dsl.envar.lineinfo = kept
 
     def guard_shared_arrays(self, guarded: bool) -> None:
-        """Makes CuTe leave bytes between shared arrays, or not, that no access may touch."""
+        """Switch guards between CuTe's shared arrays on or off; no access may touch a guard."""
         from cutlass.cutlass_dsl.cutlass import CuTeDSL, CuteExperimentalDSL
 
         for dsl in (CuTeDSL._get_dsl(), CuteExperimentalDSL._get_dsl()):
             dsl.compiler_provider.guards = guarded
 
     def make_binaries(self, binaries: Binaries) -> None:
-        """Makes ptxas do more or less for what CuTe compiles: the emulator runs the PTX.
+        """Set the work of ptxas for CuTe: the emulator runs the PTX, not the binary.
 
         Args:
-            binaries: "optimised", as CuTe has it; "plain", which takes 15% less of a compilation;
+            binaries: "optimised", CuTe's default; "plain", which takes 15% less of a compilation;
                 or "none": PTX is read and not assembled, for another 15%.
         """
         from cutlass.cutlass_dsl.cutlass import CuTeDSL, CuteExperimentalDSL
@@ -83,7 +84,7 @@ class Runtime:
 
     @property
     def device(self) -> Device:
-        """Device that runs the kernels; replaceable at any time, compiled functions stay good."""
+        """Device that runs the kernels; replaceable at any time, compiled functions stay valid."""
         return self._driver.device
 
     @device.setter
@@ -92,7 +93,7 @@ class Runtime:
 
     @contextmanager
     def raising(self) -> Iterator[None]:
-        """Raises what went wrong inside of a launch instead of CuTe's error code for it."""
+        """Context that raises an error from inside of a launch instead of CuTe's error code."""
         self._driver.take_pending()
         try:
             yield
@@ -106,7 +107,7 @@ class Runtime:
             raise pending
 
     def bind(self, compiled: Any) -> Any:
-        """Makes a function compiled without TVM FFI callable, and raise findings as they are.
+        """Make a function compiled without TVM FFI callable, with findings raised as they are.
 
         CuTe would count devices and unload the library through CUDA's own Python bindings, which
         know nothing of this runtime.
@@ -135,7 +136,7 @@ class Runtime:
         return compiled
 
     def error_class(self) -> type[BaseException]:
-        """A class for TVM FFI to raise: its instances are this thread's pending exceptions."""
+        """Exception class for TVM FFI: its instances are this thread's pending exceptions."""
         take_pending = self._driver.take_pending
 
         class Pending(RuntimeError):
@@ -146,16 +147,16 @@ class Runtime:
 
 
 def installed() -> Runtime | None:
-    """The runtime of this process, if there is one."""
+    """The installed runtime of this process, or None."""
     return _installed
 
 
 def install(device: Device, arch: str = "sm_100a") -> Runtime:
-    """Makes CuTe DSL compile for ``arch`` and launch on ``device`` in this process from here on.
+    """Make CuTe DSL compile for ``arch`` and launch on ``device`` in this process from here on.
 
     Args:
-        device: runs the kernels. Installing again replaces it.
-        arch: "sm_100a", "sm_103a" or "sm_90a". Installing again changes it.
+        device: device that runs the kernels. Installing again replaces the device.
+        arch: "sm_100a", "sm_103a" or "sm_90a". Installing again changes the architecture.
 
     Raises:
         RuntimeError: cutlass is imported already, or there is no C compiler.
@@ -178,7 +179,7 @@ def install(device: Device, arch: str = "sm_100a") -> Runtime:
     os.environ["CUTE_DSL_LIBS"] = str(library.path)
     os.environ["CUTE_DSL_ARCH"] = arch
     os.environ["CUTE_DSL_LINEINFO"] = "1"  # findings name the kernel's own lines
-    # What CuTe caches elsewhere has no PTX in it.
+    # CuTe's other cache entries have no PTX embedded.
     os.environ["CUTE_DSL_CACHE_DIR"] = str(cache_directory() / "cute")
     runtime = Runtime(device, arch, library)
     _use_embedding_compiler()

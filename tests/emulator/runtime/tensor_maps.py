@@ -28,9 +28,10 @@ def encode_tiled(
     Args:
         element_type: CUtensorMapDataType.
         rank: 1 to 5.
-        address: of the tensor.
+        address: address of the tensor.
         dims: address of ``rank`` 64-bit extents, innermost first.
-        strides: address of ``rank - 1`` 64-bit strides in bytes, of all but the innermost.
+        strides: address of ``rank - 1`` 64-bit strides in bytes, of all dimensions but the
+            innermost.
         box: address of ``rank`` 32-bit extents.
         element_strides: address of ``rank`` 32-bit steps.
         interleave: CUtensorMapInterleave.

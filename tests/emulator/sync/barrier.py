@@ -12,13 +12,14 @@ class Barrier:
     """One of a CTA's sixteen barriers.
 
     Attributes:
-        name: for reports.
+        name: name in reports.
         expected: threads this generation waits for, 0 before the first arrival.
-        arrived: threads so far.
-        whole: whether it waits for all threads of the CTA, whatever their number.
-        generation: completions.
-        handed: what each recent generation hands over.
-        votes: predicates of bar.red in this generation, and its result once complete.
+        arrived: threads that have arrived.
+        whole: whether the barrier waits for all threads of the CTA, without a stated count.
+        generation: number of completed generations.
+        handed: clocks that each recent generation hands over.
+        votes: predicates of bar.red in this generation.
+        result: result of bar.red by completed generation.
     """
 
     name: str
@@ -45,15 +46,16 @@ class Barrier:
         votes: tuple[int, int] = (0, 0),
         whole: bool = False,
     ) -> int:
-        """Counts one warp's threads.
+        """Count the arrival of one warp's threads.
 
         Args:
             warp: index of the arriving warp.
-            threads: threads it stands for.
+            threads: number of threads of the warp.
             expected: threads the instruction names, a multiple of 32.
-            clocks: what the warp hands over.
-            votes: for bar.red, predicates that are true and threads that voted.
-            whole: the instruction names no count; ``expected`` is how many have not exited.
+            clocks: clocks that the warp releases.
+            votes: number of true predicates and of voting threads of bar.red.
+            whole: whether the instruction names no count; ``expected`` then counts the threads that
+                have not exited.
 
         Returns:
             The generation the arrival belongs to.
@@ -82,7 +84,7 @@ class Barrier:
         return generation
 
     def leave(self, threads: int) -> None:
-        """A warp exits: a barrier for all threads no longer waits for it (PTX ISA, exit)."""
+        """Exit of a warp: barriers for all threads no longer wait for the warp (PTX ISA, exit)."""
         if self.whole and self.arrived:
             self.expected -= threads
             self._settle()
@@ -106,7 +108,7 @@ class Barrier:
 
 @dataclass
 class ClusterBarrier:
-    """The barrier all threads of a cluster share; arrive and wait may be apart.
+    """The barrier shared by all threads of a cluster; arrive and wait may be apart.
 
     Attributes:
         expected: warps of the cluster that have not exited.
@@ -124,7 +126,7 @@ class ClusterBarrier:
         return f"cluster barrier: {len(self.arrived)} of {self.expected} warps arrived"
 
     def arrive(self, warp: tuple[int, int], clocks: Clocks) -> int:
-        """Counts a warp. Returns the generation."""
+        """Count a warp's arrival; returns the generation."""
         if warp in self.arrived:
             raise BarrierMisuse(
                 "barrier.cluster.arrive twice without a barrier.cluster.wait in between"
@@ -136,7 +138,7 @@ class ClusterBarrier:
         return generation
 
     def leave(self) -> None:
-        """A warp exited: the barrier no longer waits for it."""
+        """Exit of a warp: the barrier no longer waits for the warp."""
         self.expected -= 1
         self._settle()
 

@@ -12,7 +12,7 @@ MAX_COUNT = 2**20 - 1
 
 
 class Sender(Enum):
-    """Threads that an arrival comes from, as far as an acquire of it is concerned."""
+    """Origin of an arrival, as far as an acquire distinguishes it."""
 
     NEAR = "of the mbarrier's CTA"
     PEER = "of another CTA, with cluster scope"
@@ -22,18 +22,18 @@ class Sender(Enum):
 
 @dataclass
 class Arrivals:
-    """Arrivals of one phase: who knows of all of them knows that it is complete.
+    """Arrivals of one phase; an actor ordered after all of them knows that the phase is complete.
 
     Attributes:
-        over: by component, the clock from which on whatever it hands over comes after its arrival.
-        untold: whether it takes more than those: bytes, or arrivals that nothing else tells of.
+        over: component -> clock from which on its releases imply its arrivals.
+        untold: whether the phase also needs bytes, or arrivals that no clock implies.
     """
 
     over: Clock = field(default_factory=dict)
     untold: bool = False
 
     def known_to(self, actor: Actor) -> bool:
-        """Whether a warp has made them, or comes after them."""
+        """Whether an actor has made the arrivals, or is ordered after them."""
         return not self.untold and all(
             component == actor.component or actor.knows(component, clock)
             for component, clock in self.over.items()
@@ -44,17 +44,17 @@ class MBarrier:
     """One mbarrier.
 
     Attributes:
-        address: in the shared memory of its CTA.
+        address: address in the shared memory of its CTA.
         expected: arrivals of each phase.
         pending: arrivals the current phase still needs.
         transactions: bytes expected and not yet complete; may be negative within a phase.
-        phase: phases completed.
-        handed: what a wait on the last completed phase acquires.
-        fenced: whether its initialisation has been published beyond the initialising thread.
-        component: of its phases, and of the bulk copies that complete on it; their clock is
-            ``phase + 1``.
-        key: how traces call it.
-        arrivals: those of the last two completed phases, the latest last.
+        phase: number of completed phases.
+        handed: clocks acquired by a wait on the last completed phase.
+        fenced: whether the initialisation has been published beyond the initialising thread.
+        component: component of the phases, and of the bulk copies that complete on the mbarrier;
+            the clock is ``phase + 1``.
+        key: identifier in traces.
+        arrivals: arrivals of the last two completed phases, the latest last.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class MBarrier:
         self.initialiser = initialiser
         self.waiters: list[Callable[[], None]] = []
         self.arrivals: deque[Arrivals] = deque(maxlen=2)
-        self._arrivals = Arrivals()  # of the current phase
+        self._arrivals = Arrivals()  # arrivals of the current phase
         self._arriving = Clocks()
         self._report = report
-        self._near: Clock = {}  # what threads of its own CTA have handed over
-        self._peers = False  # whether others have
-        self._relaxed = False  # whether this phase has an arrival that hands over nothing
-        # Who has waited for the phase before the current one: clock after the wait, and where.
+        self._near: Clock = {}  # clocks released by threads of the same CTA
+        self._peers = False  # whether threads of other CTAs have arrived
+        self._relaxed = False  # whether this phase has a relaxed arrival
+        # Waits for the preceding phase: component -> clock after the wait, and place.
         self._waited: dict[int, tuple[int, Callable[[], Where]]] = {}
 
     def __str__(self) -> str:
@@ -102,7 +102,7 @@ class MBarrier:
         self._transact(nbytes)
 
     def handed_to(self, wide: bool) -> Clocks:
-        """Clocks that a wait acquires, with cluster scope if ``wide``, else with the CTA's."""
+        """Clocks that a wait acquires, at cluster scope if ``wide``, else at CTA scope."""
         if wide or not self._peers:
             return self.handed
         found = self.handed.copy()
@@ -113,11 +113,11 @@ class MBarrier:
         return found
 
     def waited(self, component: int, clock: int, where: Callable[[], Where]) -> None:
-        """Notes that a wait for the last completed phase is over."""
+        """Note the end of a wait for the last completed phase."""
         self._waited[component] = clock, where
 
     def known_complete(self, phase: int, actor: Actor) -> bool:
-        """Whether a warp comes after every arrival of ``phase``."""
+        """Whether a warp is ordered after every arrival of ``phase``."""
         back = self.phase - phase  # 1: the phase that has just completed
         return 0 < back <= len(self.arrivals) and self.arrivals[-back].known_to(actor)
 
@@ -128,14 +128,14 @@ class MBarrier:
         sender: Sender = Sender.NEAR,
         over: tuple[int, int] | None = None,
     ) -> int:
-        """Counts arrivals; returns the phase they belong to.
+        """Count arrivals; returns the phase of the arrivals.
 
         Args:
-            clocks: what they hand over.
-            count: how many.
-            sender: whose they are.
-            over: component, and its clock from which on it hands over that they have been made;
-                None where nothing but the phase itself tells.
+            clocks: clocks that the arrivals release.
+            count: number of arrivals.
+            sender: kind of the arriving party.
+            over: component, and the clock from which on its releases imply the arrivals; None if
+                only the phase itself implies the arrivals.
         """
         phase = self.phase
         if count < 1:
@@ -152,7 +152,7 @@ class MBarrier:
         return phase
 
     def complete(self, nbytes: int, clocks: Clocks | None = None, near: bool = True) -> None:
-        """Counts the bytes of a copy, issued by this CTA if ``near``."""
+        """Count the bytes of a copy, issued by this CTA if ``near``."""
         self._arriving.generic[self.component] = self.phase + 1
         if clocks is not None:
             self._receive(clocks, Sender.NEAR if near else Sender.PEER)
@@ -166,7 +166,7 @@ class MBarrier:
         sender: Sender = Sender.NEAR,
         over: tuple[int, int] | None = None,
     ) -> int:
-        """mbarrier.arrive_drop: arrivals now, and as many fewer in all later phases."""
+        """mbarrier.arrive_drop: arrive, and reduce the count of all later phases likewise."""
         if count > self.expected:
             raise BarrierMisuse(f"arrive_drop of {count} on {self}")
         self.expected -= count
@@ -202,7 +202,7 @@ class MBarrier:
         self.pending = self.expected
         self.arrivals.append(self._arrivals)
         self._arrivals = Arrivals()
-        # Phases follow one another: what an earlier one handed over stays handed over.
+        # Phases are ordered: clocks handed over by an earlier phase stay handed over.
         self.handed.join(self._arriving)
         self._arriving = Clocks()
         waiters, self.waiters = self.waiters, []
@@ -210,7 +210,7 @@ class MBarrier:
             wake()
 
     def _check_waits(self) -> None:
-        """Whoever waited for the last phase was done before the current one could complete."""
+        """Check that waits for the last phase ended before the current phase could complete."""
         for component, (clock, where) in self._waited.items():
             if self._arriving.generic.get(component, 0) < clock:
                 self._report(

@@ -9,10 +9,10 @@ _ACCEPTED = (32, 64, 128, 256, 512)
 
 
 def check_columns(columns: int) -> None:
-    """Refuse a column count that is no power of two from 32 to 512.
+    """Refuse a column count that is not a power of two from 32 to 512.
 
     Raises:
-        IllegalInstruction: it is not.
+        IllegalInstruction: the count is not accepted.
     """
     if columns not in _ACCEPTED:
         raise IllegalInstruction(
@@ -22,10 +22,10 @@ def check_columns(columns: int) -> None:
 
 
 def check_allocation(columns: int, previous: int | None, *, relinquished: bool) -> None:
-    """Refuse an allocation that its CTA may not make.
+    """Refuse an allocation that the CTA may not make.
 
     Args:
-        columns: columns asked for.
+        columns: requested columns.
         previous: columns of the CTA's last allocation, None before the first.
         relinquished: whether the CTA has given up its permit.
 
@@ -51,7 +51,7 @@ def find_columns(allocated: Mapping[int, int], columns: int) -> int | None:
 
     Args:
         allocated: column count by first column.
-        columns: columns wanted. Ranges begin at multiples of it (assumed).
+        columns: requested columns. Ranges begin at multiples of this number (assumed).
     """
     for first in range(0, COLUMNS, columns):
         if all(
@@ -62,11 +62,11 @@ def find_columns(allocated: Mapping[int, int], columns: int) -> int | None:
 
 
 def check_deallocation(allocated: Mapping[int, int], address: int, columns: int) -> int:
-    """The first column of the allocation that an address and a count name.
+    """The first column of the allocation named by an address and a count.
 
     Raises:
         IllegalInstruction: a bad count.
-        TensorMemoryMisuse: no such allocation, or one of another size.
+        TensorMemoryMisuse: no such allocation, or an allocation of another size.
     """
     check_columns(columns)
     lane, first = split_address(address)

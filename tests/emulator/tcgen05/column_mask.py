@@ -30,7 +30,7 @@ def decode_column_mask(word: int, m: int, n: int, max_shift: int) -> ColumnMask:
         word: the descriptor.
         m: rows of the instruction.
         n: columns of the instruction.
-        max_shift: what the instruction descriptor allows, 0, 8, 16 or 32.
+        max_shift: largest shift that the instruction descriptor allows, 0, 8, 16 or 32.
 
     Raises:
         IllegalInstruction: reserved bits are set, or the shift is more than allowed.
@@ -50,7 +50,7 @@ def decode_column_mask(word: int, m: int, n: int, max_shift: int) -> ColumnMask:
         )
     if not word >> 39 & 1:
         return ColumnMask(shift, None)
-    # The table swaps the spans' names; its own examples 2-4, and CUTLASS, have them this way.
+    # The table swaps the names of the spans; its examples 2-4, and CUTLASS, use this order.
     zeros = (word >> 40 & 0xFF) + 1
     uses = (word >> 48 & 0xFF) + 1
     banks = 128 // m

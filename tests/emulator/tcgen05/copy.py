@@ -1,8 +1,8 @@
 """tcgen05.cp: shared memory to tensor memory (PTX ISA 9.7.16.9).
 
-The source is a K-major matrix of 16- or 32-byte rows; which lanes a row goes to is CUTLASS's
-(include/cute/atom/copy_traits_sm100.hpp, UTCCP). With cta_group::2 both CTAs copy, each from
-its own shared memory to its own tensor memory (CUTLASS).
+The source is a K-major matrix of 16- or 32-byte rows; the lanes of each row follow CUTLASS
+(include/cute/atom/copy_traits_sm100.hpp, UTCCP). With cta_group::2 both CTAs copy, each from the
+CTA's shared memory to the same CTA's tensor memory (CUTLASS).
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Copy:
     """A tcgen05.cp without its operands.
 
     Attributes:
-        shape: as in PTX.
+        shape: shape as in PTX.
         multicast: ``warpx2::02_13``, ``warpx2::01_23``, ``warpx4`` or None.
         source: ``b6x16_p32`` or ``b4x16_p64``, decompressed to ``b8x16``, or None.
     """
@@ -87,20 +87,20 @@ def source_shape(copy: Copy) -> OperandShape:
 
 
 def source_addresses(copy: Copy, descriptor: SharedDescriptor) -> npt.NDArray[np.intp]:
-    """Byte addresses [rows, bytes] that the copy reads, padding left out."""
+    """Byte addresses [rows, bytes] that the copy reads, without padding."""
     return byte_addresses(descriptor, source_shape(copy))
 
 
 @lru_cache(maxsize=256)
 def destination_lanes(copy: Copy, lane: int) -> tuple[tuple[slice, slice], ...]:
-    """Slices of lanes and the slices of source rows they receive.
+    """Slices of lanes, each with the slice of source rows that the lanes receive.
 
     Raises:
         IllegalInstruction: the rows do not fit at that lane.
     """
     match copy.shape, copy.multicast:
         case "4x256b", _:
-            # One row for each subpartition, at the same lane of it.
+            # One row for each subpartition, at the same lane of each.
             if lane >= 32:
                 raise IllegalInstruction(
                     f"tcgen05.cp .4x256b at lane {lane}: accepted are 0 to 31, the lane of every"
@@ -146,11 +146,11 @@ def source_words(shared: Bytes, copy: Copy, descriptor: SharedDescriptor) -> Wor
 
 
 def write_words(tensor: Words, copy: Copy, address: Address, words: Words) -> None:
-    """Write what :func:`source_words` read to tensor memory.
+    """Write the words read by :func:`source_words` to tensor memory.
 
     Raises:
-        IllegalInstruction: as :func:`destination_lanes`.
-        OutOfBounds: the columns end beyond the last one.
+        IllegalInstruction: see :func:`destination_lanes`.
+        OutOfBounds: the columns end beyond the last column of tensor memory.
     """
     lane, column = address
     if column + copy.columns > COLUMNS:

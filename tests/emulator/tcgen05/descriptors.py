@@ -47,7 +47,7 @@ class SharedDescriptor:
 
 @lru_cache(maxsize=4096)
 def decode_shared_descriptor(word: int) -> SharedDescriptor:
-    """Take a 64-bit descriptor apart.
+    """Decode a 64-bit descriptor.
 
     Raises:
         IllegalInstruction: version, reserved bits or layout type are not as specified.

@@ -1,4 +1,4 @@
-"""A whole tcgen05.mma on the memories of one CTA or a pair, and the cells it touches."""
+"""A whole tcgen05.mma on the memories of one CTA or a pair, and the cells that the MMA touches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,15 +44,15 @@ class Mma:
 
     Attributes:
         instruction: shape and formats.
-        d: where D is.
-        a: A in shared memory, or where it is in tensor memory.
+        d: address of D.
+        a: A in shared memory, or the address of A in tensor memory.
         b: B in shared memory.
         accumulate: enable-input-d.
-        scales_a, scales_b: where the block scales are, for block-scaled kinds.
-        disable_output_lane: its words, or empty.
+        scales_a, scales_b: addresses of the block scales, for block-scaled kinds.
+        disable_output_lane: words of the lane mask, or empty.
         scale_input_d: 0 to 15.
         column_mask: zero-column mask (``.ws``).
-        a_shift: ``.ashift``; A is shifted after it has been used (CUTLASS).
+        a_shift: ``.ashift``; A is shifted after its use (CUTLASS).
         collector: ``a::fill`` ... ``b3::discard``, or None; changes no result.
     """
 
@@ -155,10 +155,10 @@ def _read_b(mma: Mma, ctas: Sequence[CtaMemory]) -> Floats:
 
 
 def execute(mma: Mma, ctas: Sequence[CtaMemory]) -> None:
-    """Perform the instruction on the memories of the CTAs that take part, rank 0 first.
+    """Perform the instruction on the memories of the participating CTAs, rank 0 first.
 
     Raises:
-        IllegalInstruction, UnknownInstruction, OutOfBounds: as the parts do.
+        IllegalInstruction, UnknownInstruction, OutOfBounds: errors of the called functions.
         IndexError: an operand lies beyond the end of shared memory.
     """
     check(mma)
@@ -214,7 +214,7 @@ class Footprint(NamedTuple):
 
 
 def footprint(mma: Mma) -> Footprint:
-    """The cells that :func:`execute` reads and writes; errors as there.
+    """The cells that :func:`execute` reads and writes, with the same errors.
 
     Lanes that disable-output-lane excludes are among the writes. Padding of sub-byte operands is
     not among the reads.

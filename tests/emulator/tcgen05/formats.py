@@ -13,7 +13,7 @@ Floats = npt.NDArray[Any]
 
 
 class Element(Enum):
-    """An element format: its PTX name and its width in bits."""
+    """An element format: PTX name and width in bits."""
 
     F16 = ("f16", 16)
     BF16 = ("bf16", 16)
@@ -46,7 +46,7 @@ def _table(dtype: Any, codes: int) -> npt.NDArray[np.float32]:
 
 
 def _pairs(table: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """Both elements of two adjacent codes, as one 8-byte item so that one gather fetches both."""
+    """Elements of each pair of adjacent codes, packed in 8 bytes for a single gather."""
     low = np.tile(table, len(table))
     high = np.repeat(table, len(table))
     return np.stack([low, high], axis=1).view(np.float64)[:, 0]
@@ -76,7 +76,7 @@ _CONTAINERS = _EIGHT_BITS | {
 }
 
 _SCALES = {
-    # The sign bit is no part of UE4M3; who reads scales refuses it.
+    # The sign bit is not part of UE4M3; the reader of scales refuses a set sign.
     ScaleFormat.UE4M3: _table(ml_dtypes.float8_e4m3fn, 256),
     # 0xFF is NaN, 0 is 2^-127 (OCP microscaling formats 1.0).
     ScaleFormat.UE8M0: _table(ml_dtypes.float8_e8m0fnu, 256),

@@ -1,4 +1,4 @@
-"""Instruction descriptors of tcgen05.mma, and which kind takes which types and shapes.
+"""Instruction descriptors of tcgen05.mma, with the types and shapes of each kind.
 
 PTX ISA 9.7.16.2.1 (Table 39, shapes), 9.7.16.4.2 (Tables 42-44, the 32 bits), 9.7.16.10.1 (Tables
 51-52, transpose and negate) and 9.7.16.10.7.1 (Tables 56-57, block scales).
@@ -16,17 +16,17 @@ _F8F6F4 = {0: Element.E4M3, 1: Element.E5M2, 3: Element.E2M3, 4: Element.E3M2, 5
 # Compared by identity: there is one of each.
 @dataclass(frozen=True, slots=True, eq=False)
 class Kind:
-    """Formats and modifiers a ``.kind`` accepts, whatever the instruction descriptor says.
+    """Formats and modifiers that a ``.kind`` accepts, independent of the instruction descriptor.
 
     Attributes:
-        name: as in PTX, without ``kind::``.
+        name: name in PTX, without ``kind::``.
         k: depth of one dense instruction.
         operands: element format by descriptor code.
         accumulators: accumulator format by descriptor code.
-        transpose, negate: whether those bits may be set.
+        transpose, negate: whether the transpose and negate bits may be set.
         scale_input_d: whether the accumulator may be scaled.
         scale_vectors: scales per row by qualifier; empty without block scaling.
-        padded: sub-byte operands lie in groups of 16 elements padded to 16 bytes.
+        padded: whether sub-byte operands lie in groups of 16 elements padded to 16 bytes.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Kind:
 
     @property
     def block_scaled(self) -> bool:
-        """Whether A and B come with block scales."""
+        """Whether A and B have block scales."""
         return self.scale_vectors is not None
 
 
@@ -82,17 +82,17 @@ KINDS = {
 }
 
 
-# Compared by identity, so that it is a cheap key of caches; decode_instruction makes them once.
+# Compared by identity, as a cheap cache key; decode_instruction creates each value once.
 @dataclass(frozen=True, slots=True, eq=False)
 class MmaInstruction:
     """A legal tcgen05.mma: D[m, n] (+)= A[m, k] @ B[n, k].T.
 
     Attributes:
-        kind: its ``.kind``.
+        kind: kind of the MMA.
         cta_group: CTAs taking part, 1 or 2; m and n count the whole pair.
         weight_stationary: the ``.ws`` form.
         scales: block scales per row of A and of B; 0 without block scaling.
-        scale_id_a, scale_id_b: first byte of a scale word that is used.
+        scale_id_a, scale_id_b: first used byte of a scale word.
         max_shift: largest column shift of B (``.ws`` only).
     """
 
@@ -127,7 +127,7 @@ class MmaInstruction:
 
     @property
     def b_rows(self) -> int:
-        """Rows of B (columns of D) that each CTA brings; either CTA of a pair uses all n."""
+        """Rows of B (columns of D) that each CTA loads; both CTAs of a pair use all n."""
         return self.n // self.cta_group
 
 
@@ -294,7 +294,7 @@ def decode_instruction(
     weight_stationary: bool = False,
     scale_vector: str | None = None,
 ) -> MmaInstruction:
-    """Take an instruction descriptor apart and check it against the tables.
+    """Decode an instruction descriptor and check it against the tables.
 
     Args:
         word: the 32-bit descriptor.
@@ -305,7 +305,7 @@ def decode_instruction(
 
     Raises:
         UnknownInstruction: the kind, or sparsity.
-        IllegalInstruction: what the PTX ISA's tables do not have.
+        IllegalInstruction: a combination that the PTX ISA's tables do not list.
     """
     if kind not in KINDS:
         raise UnknownInstruction(f"tcgen05.mma kind::{kind}: known are {_names(KINDS)}")

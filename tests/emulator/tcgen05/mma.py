@@ -1,10 +1,10 @@
 """Arithmetic of tcgen05.mma: D = A * B.T + D.
 
-Products and sums are FP32 in whatever order BLAS takes them (assumed: hardware multiplies exactly
-and adds several products at once with truncation, which no document specifies). Operands times
-their block scales are FP32 too, or FP64 where extreme UE8M0 scales could overflow FP32.
-An f16 accumulator is widened, added to, and rounded to nearest even once per instruction (assumed).
-Integers are exact and wrap around, or saturate where the instruction says so.
+Products and sums are FP32 in the order of BLAS (assumed: hardware multiplies exactly and adds
+several products at once with truncation, which no document specifies). Operands times their block
+scales are FP32 too, or FP64 where extreme UE8M0 scales could overflow FP32. An f16 accumulator is
+widened, added to, and rounded to nearest even once per instruction (assumed). Integers are exact
+and wrap around, or saturate where the instruction says so.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from tests.emulator.tcgen05.formats import Bytes, Element, Floats, ScaleFormat, 
 from tests.emulator.tcgen05.instruction import MmaInstruction
 from tests.emulator.tcgen05.tensor_memory_layout import accumulator_values
 
-# Within 2^+-60, FP32 holds every scaled element, and products that leave it leave D's range too.
+# Within 2^+-60, FP32 holds every scaled element; a product outside FP32 is outside D's range too.
 _NARROW_EXPONENTS = (127 - 60, 127 + 60)
 
 
@@ -27,7 +27,7 @@ def scale_operand(matrix: Floats, scales: Bytes, scale_format: ScaleFormat) -> F
     Args:
         matrix: float32 [rows, k].
         scales: uint8 [rows, scales], each for k / scales adjacent elements.
-        scale_format: of the scales.
+        scale_format: format of the scales.
 
     Returns:
         float32 [rows, k], or float64 where a scale is extreme.
@@ -43,7 +43,7 @@ def scale_operand(matrix: Floats, scales: Bytes, scale_format: ScaleFormat) -> F
 
 
 def _integer(instruction: MmaInstruction, product: Floats, words: Words | None) -> Words:
-    # |product| <= 32 * 255 * 255 < 2^24, so FP32 sums were exact.
+    # |product| <= 32 * 255 * 255 < 2^24, so FP32 sums are exact.
     total = product.astype(np.int64)
     if words is not None:
         total += words.view(np.int32)
@@ -65,11 +65,11 @@ def multiply_accumulate(
         instruction: formats of D, negation and saturation.
         a: [rows, k], block scales already applied.
         b: [n, k], likewise.
-        words: D before, uint32 [rows, n], or None where enable-input-d is false.
+        words: previous D, uint32 [rows, n], or None where enable-input-d is false.
         scale_input_d: 0 to 15.
 
     Returns:
-        D after, uint32 [rows, n].
+        New D, uint32 [rows, n].
 
     Raises:
         IllegalInstruction: scale_input_d is out of range or not for this kind.

@@ -1,7 +1,8 @@
-"""A and B in shared memory: which bytes a descriptor means, and the matrix they decode to.
+"""A and B in shared memory: the bytes that a descriptor addresses, and the decoded matrix.
 
-The layouts are those of PTX ISA 9.7.16.3.3 (canonical layouts), in units of 16 bytes: every layout
-keeps 16 bytes along the leading dimension together, so one gather of 16-byte items fetches them.
+The layouts are the canonical layouts of PTX ISA 9.7.16.3.3, in units of 16 bytes: every layout
+keeps 16 bytes along the leading dimension together, so one gather of 16-byte items fetches an
+operand.
 """
 
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ def _mn_major_offsets(
 
 
 def _check(descriptor: SharedDescriptor, shape: OperandShape) -> None:
-    """Type, major-ness and swizzle must fit (PTX ISA 9.7.16.10.3, Table 54)."""
+    """Check that type, major-ness and swizzle fit (PTX ISA 9.7.16.10.3, Table 54)."""
     if not shape.mn_major:
         return
     wide = shape.element.bits == 32
@@ -112,7 +113,7 @@ def _check(descriptor: SharedDescriptor, shape: OperandShape) -> None:
 def _chunks(
     phase: int, leading: int, stride: int, mode: Swizzle, shape: OperandShape
 ) -> npt.NDArray[np.intp]:
-    """Indices of 16-byte chunks [lines, chunks] from where `phase` is counted from."""
+    """Indices of 16-byte chunks [lines, chunks], relative to the origin of `phase`."""
     descriptor = SharedDescriptor(phase, leading, stride, mode)
     _check(descriptor, shape)
     if shape.mn_major:
@@ -136,11 +137,11 @@ def _chunks(
 def chunk_index(
     descriptor: SharedDescriptor, shape: OperandShape
 ) -> tuple[int, npt.NDArray[np.intp]]:
-    """Place of the operand: a byte address, and indices of 16-byte chunks counted from there.
+    """Place of the operand: a byte address, and indices of 16-byte chunks from that address.
 
     Returns:
         The address (a multiple of 1024) and a read-only index [lines, chunks]. A line is a row of a
-        K-major operand, a k of an MN-major one.
+        K-major operand, a k of an MN-major operand.
     """
     phase = descriptor.start % _PATTERN
     index = _chunks(phase, descriptor.leading, descriptor.stride, descriptor.swizzle, shape)
@@ -149,7 +150,7 @@ def chunk_index(
 
 @lru_cache(maxsize=1024)
 def byte_addresses(descriptor: SharedDescriptor, shape: OperandShape) -> npt.NDArray[np.intp]:
-    """Byte addresses [lines, bytes] that the operand is read from, padding left out."""
+    """Byte addresses [lines, bytes] of the operand, without padding."""
     start, index = chunk_index(descriptor, shape)
     addresses = start + index[:, :, None] * _CHUNK + np.arange(shape.payload)
     addresses = addresses.reshape(len(index), -1)
@@ -158,12 +159,12 @@ def byte_addresses(descriptor: SharedDescriptor, shape: OperandShape) -> npt.NDA
 
 
 def gather(shared: Bytes, descriptor: SharedDescriptor, shape: OperandShape) -> Bytes:
-    """The operand's bytes, uint8 [lines, bytes], padding left out.
+    """The operand's bytes, uint8 [lines, bytes], without padding.
 
     Args:
         shared: the CTA's shared memory; its length is a multiple of 16.
-        descriptor: where it lies.
-        shape: what to read of it.
+        descriptor: descriptor of the operand.
+        shape: part of the operand to read.
 
     Raises:
         IndexError: the operand reaches beyond the end of `shared`.
@@ -179,7 +180,7 @@ def gather(shared: Bytes, descriptor: SharedDescriptor, shape: OperandShape) -> 
 
 
 def decode_operand(raw: Bytes, shape: OperandShape) -> npt.NDArray[np.float32]:
-    """Decode what :func:`gather` fetched, to float32 [rows, k]."""
+    """Decode the bytes fetched by :func:`gather` to float32 [rows, k]."""
     matrix = decode(raw, shape.element)
     return matrix.T if shape.mn_major else matrix
 

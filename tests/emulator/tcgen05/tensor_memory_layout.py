@@ -1,8 +1,8 @@
 """Layout of D, A and block scales in tensor memory (PTX ISA 9.7.16.10.5 and 9.7.16.10.7.2).
 
-Matrices lie in rectangles of lanes x columns, so they are described as few blocks of slices rather
-than as index arrays. Which rectangle holds what is in figures of the PTX ISA; they were checked
-against CUTLASS (include/cute/atom/mma_traits_sm100_frag.hpp).
+Matrices lie in rectangles of lanes x columns, so the layout is a few blocks of slices rather than
+index arrays. The contents of each rectangle follow figures of the PTX ISA, checked against CUTLASS
+(include/cute/atom/mma_traits_sm100_frag.hpp).
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class Address(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A rectangle of tensor memory and the part of the matrix that lies there.
+    """A rectangle of tensor memory and its part of the matrix.
 
     Attributes:
         lanes, columns: slices of tensor memory.
@@ -102,7 +102,7 @@ def accumulator_blocks(instruction: MmaInstruction, address: Address) -> tuple[B
     Every element takes a whole column, also f16 (PTX ISA 9.7.16.10.4.1).
 
     Raises:
-        IllegalInstruction: the lane is not where the layout may begin.
+        IllegalInstruction: the layout may not begin at the lane.
         OutOfBounds: D ends beyond the last column.
     """
     m, n = instruction.m, instruction.n
@@ -126,7 +126,7 @@ def a_blocks(instruction: MmaInstruction, address: Address, d_lane: int) -> tupl
     """Blocks of one CTA's A, words [m / cta_group, 8]; blocks of the same rows are replicas.
 
     Raises:
-        IllegalInstruction: A is M-major, or its lane is not where the layout may begin.
+        IllegalInstruction: A is M-major, or the layout may not begin at the lane.
         UnknownInstruction: `.ws` with M = 32 or 64.
         OutOfBounds: A ends beyond the last column.
     """
@@ -160,7 +160,7 @@ def a_blocks(instruction: MmaInstruction, address: Address, d_lane: int) -> tupl
 def read_block_matrix(
     tensor: npt.NDArray[Any], blocks: tuple[Block, ...], rows: int, entries: int
 ) -> npt.NDArray[Any]:
-    """The matrix [rows, entries] that the blocks hold; a view where it is a single block."""
+    """The matrix [rows, entries] held by the blocks; a view for a single block."""
     if len(blocks) == 1:
         return tensor[blocks[0].lanes, blocks[0].columns]
     matrix = np.empty((rows, entries), dtype=tensor.dtype)
@@ -175,7 +175,7 @@ def write_block_matrix(
     matrix: npt.NDArray[Any],
     disabled: npt.NDArray[np.bool_] | None = None,
 ) -> None:
-    """Write the matrix [rows, entries] to the blocks, leaving out disabled lanes (bool [128])."""
+    """Write the matrix [rows, entries] to the blocks, except disabled lanes (bool [128])."""
     for block in blocks:
         target = tensor[block.lanes, block.columns]
         source = matrix[block.rows, block.entries]
@@ -186,7 +186,7 @@ def write_block_matrix(
 
 
 def disabled_lanes(masks: Sequence[int], cta_group: int) -> list[npt.NDArray[np.bool_] | None]:
-    """The lanes, bool [128] per CTA, that ``disable-output-lane`` excludes; None where none is.
+    """Lanes, bool [128] per CTA, that ``disable-output-lane`` excludes; None if it excludes none.
 
     Raises:
         IllegalInstruction: not four words per CTA (PTX ISA 9.7.16.10.9.1).
@@ -218,7 +218,7 @@ def read_a(
     """One CTA's A in tensor memory as float32 [m / cta_group, k].
 
     Raises:
-        IllegalInstruction: as :func:`a_blocks`, and replicas that differ.
+        IllegalInstruction: see :func:`a_blocks`; or replicas that differ.
     """
     blocks = a_blocks(instruction, address, d_lane)
     words = read_block_matrix(tensor, blocks, instruction.a_rows, _A_COLUMNS)
@@ -253,7 +253,7 @@ class ScaleRegion(NamedTuple):
 def scale_regions(
     instruction: MmaInstruction, address: Address, *, for_a: bool
 ) -> tuple[ScaleRegion, ...]:
-    """Regions of one CTA's scales of A (its own rows) or of B (all n rows).
+    """Regions of one CTA's scales of A (the CTA's rows) or of B (all n rows).
 
     Raises:
         IllegalInstruction: the address is not at lane 0.
@@ -295,8 +295,8 @@ def read_scale_bytes(
     """The scales of A's or B's rows, uint8 [rows, scales per row].
 
     Raises:
-        IllegalInstruction: as :func:`scale_regions`; copies that differ; a negative UE4M3 scale.
-        OutOfBounds: as :func:`scale_regions`.
+        IllegalInstruction: see :func:`scale_regions`; copies that differ; a negative UE4M3 scale.
+        OutOfBounds: see :func:`scale_regions`.
     """
     scale_id = instruction.scale_id_a if for_a else instruction.scale_id_b
     parts = []

@@ -1,4 +1,4 @@
-"""tcgen05.ld, tcgen05.st and tcgen05.shift: which cell of tensor memory is whose register.
+"""tcgen05.ld, tcgen05.st and tcgen05.shift: mapping of tensor memory cells to registers.
 
 PTX ISA 9.7.16.2.3.1 has the fragments as figures; the layouts here are CUTLASS's
 (include/cute/atom/copy_traits_sm100.hpp).
@@ -23,13 +23,13 @@ class Fragment:
     """Mapping of a warp's registers to tensor memory.
 
     Attributes:
-        shape: as in PTX.
+        shape: shape as in PTX.
         registers: 32-bit registers per thread.
         rows: lanes touched, 16 or 32.
         packed: ``.pack::16b`` / ``.unpack::16b``: a register holds the low halves of two columns.
         lanes: lane offset [registers, 32 threads].
-        columns: column offset [registers, 32 threads]; of the first column where packed.
-        width: columns from the base address to the last one touched.
+        columns: column offset [registers, 32 threads]; if packed, of the first column.
+        width: columns from the base address to the last touched column.
     """
 
     shape: str
@@ -54,7 +54,7 @@ def fragment(
         half_split: immHalfSplitoff, columns to the second half of ``16x32bx2``.
 
     Raises:
-        IllegalInstruction: shape, count or half_split are not what PTX ISA 9.7.16.8.3 has.
+        IllegalInstruction: PTX ISA 9.7.16.8.3 does not list the shape, count or half_split.
     """
     if shape not in _REGISTERS:
         raise IllegalInstruction(
@@ -106,14 +106,14 @@ def check_access(part: Fragment, address: Address, warp: int) -> None:
     """Refuse cells that a warp cannot reach, or that do not exist.
 
     Args:
-        part: what is loaded or stored.
+        part: fragment to load or store.
         address: the instruction's taddr.
         warp: index of the warp in its CTA.
 
     Raises:
         LaneReach: the lanes are not in the warp's quarter (PTX ISA 9.7.16.8.1).
-        IllegalInstruction: the lane is not where the shape may begin (assumed).
-        OutOfBounds: the columns end beyond the last one.
+        IllegalInstruction: the shape may not begin at the lane (assumed).
+        OutOfBounds: the columns end beyond the last column of tensor memory.
     """
     lane, column = address
     quarter = warp % 4
@@ -180,14 +180,14 @@ def store(tensor: Words, part: Fragment, address: Address, registers: Words) -> 
 def reduce_columns(
     registers: Words, operation: str, kind: str, *, absolute: bool = False, nan: bool = False
 ) -> Words:
-    """The redval of tcgen05.ld.red, uint32 [32], over the registers [registers, 32] it loaded.
+    """The redval of tcgen05.ld.red, uint32 [32], over the loaded registers.
 
     Args:
-        registers: what a ``.32x32b`` or ``.16x32bx2`` load of at least x2 returned.
+        registers: [registers, 32], loaded by a ``.32x32b`` or ``.16x32bx2`` load of at least x2.
         operation: ``min`` or ``max``.
         kind: ``f32``, ``u32`` or ``s32``.
         absolute: ``.abs`` (f32 only).
-        nan: ``.NaN``: a NaN makes the result NaN instead of being passed over (f32 only).
+        nan: ``.NaN``: a NaN makes the result NaN instead of being ignored (f32 only).
 
     Raises:
         IllegalInstruction: qualifiers that PTX ISA 9.7.16.8.3 does not have.
@@ -217,11 +217,11 @@ def shift_down(tensor: Words, address: Address) -> None:
     """tcgen05.shift.down: lane i of 32 takes the 32 bytes of lane i + 1; the last lane stays.
 
     PTX ISA 9.7.16.9.3 has the shape 31x256b; the direction is CUTLASS's (tcgen05_mma, a_shift).
-    That only the subpartition of the address is shifted is assumed.
+    That only the address's subpartition is shifted is assumed.
 
     Raises:
         IllegalInstruction: the lane is not a multiple of 32.
-        OutOfBounds: the columns end beyond the last one.
+        OutOfBounds: the columns end beyond the last column of tensor memory.
     """
     lane, column = address
     if lane % SUBPARTITION or lane >= 4 * SUBPARTITION:

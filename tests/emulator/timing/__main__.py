@@ -44,7 +44,7 @@ def example(
     only: Annotated[str, typer.Option(help="kernels whose name contains this")] = "",
     timeline: Annotated[str, typer.Option(help="file for the last launch's Perfetto JSON")] = "",
 ) -> None:
-    """Runs an example and prints the modelled time of each of its launches."""
+    """Run an example and print the modelled time of each of its launches."""
     lines = calibration.run_example(script, arguments, sms, clusters, footprint, only, timeline)
     for line in lines:
         if not line.startswith(MARK):

@@ -11,7 +11,7 @@ class MBarrier:
 
     Attributes:
         expected: arrivals of a phase.
-        phase: phases completed.
+        phase: number of completed phases.
     """
 
     def __init__(self, expected: int) -> None:
@@ -32,16 +32,16 @@ class MBarrier:
         self._settle()
 
     def expect_more(self, count: int) -> None:
-        """Arrivals beyond the expected ones, in this phase alone."""
+        """Expect additional arrivals, in this phase alone."""
         self.pending += count
 
     def drop(self, count: int) -> None:
-        """Arrives, and is expected no more in later phases."""
+        """Arrive, and reduce the expected arrivals of later phases."""
         self.expected -= count
         self.arrive(count)
 
     def transact(self, nbytes: int) -> None:
-        """Bytes expected, or with a minus sign completed."""
+        """Expect bytes, or complete bytes if negative."""
         self.transactions += nbytes
         self._settle()
 
@@ -67,7 +67,7 @@ class Meeting:
 
     Attributes:
         missing: warps that have not arrived.
-        warps: that take part.
+        warps: participating warps.
     """
 
     def __init__(self, warps: int) -> None:
@@ -97,7 +97,7 @@ class Columns:
         self._waiters: deque[tuple[int, Callable[[], None]]] = deque()
 
     def take(self, count: int, wake: Callable[[], None]) -> bool:
-        """Whether they are free; if not, ``wake`` is called once they have been taken."""
+        """Whether the columns are free; if not, ``wake`` is called once they are allocated."""
         if self._waiters or count > self._free:
             self._waiters.append((count, wake))
             return False

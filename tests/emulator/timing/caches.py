@@ -13,18 +13,18 @@ Runs = Iterable[tuple[int, int]]
 
 
 class L1:
-    """An SM's cache of global memory: sectors, the one used longest ago leaves first."""
+    """An SM's cache of global memory, by sector, with LRU replacement."""
 
     def __init__(self, nbytes: float) -> None:
         self._capacity = int(nbytes) // SECTOR
         self._ready: OrderedDict[int, float] = OrderedDict()
 
     def look(self, runs: Runs, space: int = 0) -> tuple[list[int], float]:
-        """Sectors that are missing, and when those that are there, or under way, have arrived.
+        """Missing sectors, and the cycle when the present or pending sectors have arrived.
 
         Args:
             runs: first sectors and counts.
-            space: what keeps addresses of repetitions of the same cluster apart.
+            space: number that separates the addresses of repetitions of the same cluster.
         """
         missing, until = [], 0.0
         known = self._ready
@@ -70,7 +70,7 @@ def distinct_bytes(touched: Iterable[Touched]) -> int:
 
 
 def _rows(region: Footprint) -> npt.NDArray[np.int64]:
-    """First sector of each row of a region and the one after its last."""
+    """First sector of each row of a region, and the sector after its last."""
     places = np.array([region.address], np.int64)
     for size, stride in zip(region.shape[:-1], region.strides[:-1], strict=True):
         places = (places[:, None] + np.arange(size, dtype=np.int64) * stride).reshape(-1)
@@ -78,7 +78,7 @@ def _rows(region: Footprint) -> npt.NDArray[np.int64]:
 
 
 def _reads_of(event: Event) -> int:
-    """Bytes that an event asks of L2, prefetches aside."""
+    """Bytes that an event reads from L2, without prefetches."""
     detail = event.detail
     if event.kind == "copy":
         assert isinstance(detail, tuple)
@@ -93,7 +93,7 @@ def _reads_of(event: Event) -> int:
 
 
 def l2_reads(events: Iterable[Event], cached: frozenset[int]) -> int:
-    """Bytes that one CTA asks of L2 if L1 keeps what loads at the PTX lines ``cached`` fetched."""
+    """Bytes that one CTA reads from L2 if L1 caches the loads at the PTX lines ``cached``."""
     kept: list[Touched] = []
     total = 0
     for event in events:

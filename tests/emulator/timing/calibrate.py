@@ -1,4 +1,4 @@
-"""Holds the model against what others measured on B200s."""
+"""Comparison of the model with published measurements on B200s."""
 
 import json
 import os
@@ -27,11 +27,11 @@ from tests.emulator.timing.published import (
 )
 from tests.emulator.timing.tensor_core import MmaShape, completion, interval
 
-_FAR = 2.0  # from here on a table says that the model is off
+_FAR = 2.0  # error factor from which a table flags the model as off
 
 
 def verdict(modelled: float, measured: float) -> str:
-    """The model's error, in words where it is large."""
+    """The model's error, described in words if large."""
     error = modelled / measured - 1
     far = max(modelled / measured, measured / modelled) >= _FAR
     return f"{error:+.0%}" + (" OFF BY MORE THAN 2x" if far else "")
@@ -60,7 +60,7 @@ def multiplies(p: Parameters = B200_TIMING) -> Table:
 
 
 def copy_cycles(row: MeasuredCopies, p: Parameters) -> float:
-    """Modelled cycles per copy of each SM in the loop that was measured."""
+    """Modelled cycles per copy of each SM in the published loop."""
     few, many = (
         model(
             copy_loop(row.nbytes, row.stages, count).run(), p, clusters=int(p.sms), footprint=1e15
@@ -129,7 +129,7 @@ def run_example(
     only: str = "",
     timeline: str = "",
 ) -> Iterator[str]:
-    """Output lines of an example whose launches are timed, in a process of its own.
+    """Output lines of an example with timed launches, run in a separate process.
 
     Raises:
         RuntimeError: the example failed.
@@ -145,7 +145,7 @@ def run_example(
 
 
 def kernel_cycles(kernel: Kernel, cutlass: Path, p: Parameters) -> tuple[float, float]:
-    """Cycles of the whole problem, and the part of them that MMA pipes work."""
+    """Cycles of the whole problem, and the share in which the MMA pipes work."""
     found: list[dict[str, float]] = []
     for size in kernel.sizes:
         lines = run_example(

@@ -1,4 +1,4 @@
-"""Model of launches in a row, each of which may start while the one before it ends."""
+"""Model of a chain of launches, each of which may start before its predecessor has ended."""
 
 import math
 from collections import defaultdict
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.emulator.machine.launch import Launch
 
 _ATTRIBUTE = "programmatic_stream_serialization"
-_BUDGET = 400_000  # trace items that are simulated without taking some GPCs for all
+_BUDGET = 400_000  # trace items up to which all GPCs are simulated
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,17 @@ class Link:
     """One launch of a chain.
 
     Attributes:
-        launch: of ``Gpu.launch(..., traced=True)``. It overlaps the one before it if it was
-            launched with ``programmatic_stream_serialization``.
-        clusters: of the grid; more than were run repeat those that were. None: those that were.
-        operands: that it reads, told apart by their addresses. HBM brings what L2 does not hold of
-            an operand, and L2 holds all else that is read. Without any, the distinct bytes that it
-            reads come from HBM.
-        writes: bytes that it writes, by operand's name: L2 holds them afterwards.
-        registers: of a thread, as ptxas says (-v); 0 for unknown.
+        launch: launch from ``Gpu.launch(..., traced=True)``. A launch with
+            ``programmatic_stream_serialization`` overlaps its predecessor.
+        clusters: clusters of the grid; the traced clusters repeat to fill the grid. None: the
+            traced clusters alone.
+        operands: operands that the launch reads, distinguished by address. HBM supplies the part of
+            an operand that L2 does not hold; L2 holds all other data read. Without operands, all
+            distinct bytes read come from HBM.
+        writes: bytes written, by operand name: L2 holds them afterwards.
+        registers: registers per thread, as ptxas reports (-v); 0 for unknown.
         repeats: see ``Prepared``.
-        label: what the launch is, for times and timelines; empty for its kernel's name.
+        label: name of the launch in times and timelines; empty for the kernel's name.
     """
 
     launch: "Launch"
@@ -56,10 +57,10 @@ class LinkTime:
 
     Attributes:
         kernel: entry name, or the launch's label.
-        opened: µs from the chain's start until its clusters may start.
-        begun: µs until it may read what the launch before wrote.
-        ended: µs from the chain's start until the last of them and its writes are done.
-        hbm_bytes: read by it.
+        opened: µs from the chain's start until the launch's clusters may start.
+        begun: µs until the launch may read its predecessor's results.
+        ended: µs from the chain's start until the last cluster and its writes are done.
+        hbm_bytes: bytes read from HBM.
     """
 
     kernel: str
@@ -74,10 +75,10 @@ class ChainTiming:
     """A chain's modelled time.
 
     Attributes:
-        links: its launches, in order.
-        busy: unit -> part of the chain's time it worked, averaged over the SMs that were simulated.
-        gpcs: SMs of the GPCs that were simulated, which stand for all of the chip's.
-        timeline: of the first SM.
+        links: times of the launches, in order.
+        busy: unit -> fraction of the chain's time, averaged over the simulated SMs.
+        gpcs: SMs of the simulated GPCs, which represent all of the chip's.
+        timeline: timeline of the first SM.
     """
 
     links: list[LinkTime]
@@ -87,11 +88,11 @@ class ChainTiming:
 
     @property
     def microseconds(self) -> float:
-        """Time until the last launch has ended."""
+        """Microseconds until the last launch has ended."""
         return self.links[-1].ended
 
     def period(self, count: int) -> float:
-        """Microseconds from the end of the launch ``count`` before the last one to its end."""
+        """Microseconds between the ends of the last launch and of the launch ``count`` before."""
         if not 0 < count < len(self.links):
             raise ValueError(f"count: {count}, accepted 1 to {len(self.links) - 1}; add launches")
         return self.links[-1].ended - self.links[-1 - count].ended
@@ -103,16 +104,16 @@ def chain(
     *,
     gpcs: int | None = None,
 ) -> ChainTiming:
-    """Models the time of launches in stream order.
+    """Model the time of launches in stream order.
 
     Args:
         links: one or more launches.
-        parameters: of the chip.
-        gpcs: how many GPCs to simulate, with their share of the clusters and of the bandwidth; by
-            default all where that is cheap, else one.
+        parameters: parameters of the chip.
+        gpcs: number of GPCs to simulate, with their share of the clusters and of the bandwidth; by
+            default all where simulation is cheap, else one.
 
     Raises:
-        TimingError: there are no launches, one was not traced, or the chain never ends.
+        TimingError: there are no launches, a launch was not traced, or the chain never ends.
     """
     if not links:
         raise TimingError("links: none, accepted one launch or more")
@@ -164,7 +165,7 @@ def _time(grid: Ordered, p: Parameters) -> LinkTime:
 
 
 def _supply(link: Link, prepared: Prepared, l2: L2) -> Supply:
-    """Reads of a launch from HBM, given what the launches before it have left in L2."""
+    """Reads of a launch from HBM, given the contents of L2 after the preceding launches."""
     missing = _missing(link, l2)
     by_operand = (lambda each: missing[each.name]) if link.operands else None
     cached = prepared.script.cached
@@ -172,7 +173,7 @@ def _supply(link: Link, prepared: Prepared, l2: L2) -> Supply:
 
 
 def _missing(link: Link | OpaqueLink, l2: L2) -> dict[str, float]:
-    """Bytes of each operand that L2 does not hold when a launch reads it; L2 after the launch."""
+    """Bytes of each operand missing in L2 when a launch starts; L2 becomes the state after it."""
     missing = {each.name: l2.read(each) for each in link.operands}
     for name, nbytes in link.writes.items():
         l2.write(name, nbytes)
@@ -187,10 +188,10 @@ def _grid(
     gpcs: tuple[int, ...],
     share: float,
 ) -> Ordered:
-    """The part of a launch that runs on GPCs of so many SMs.
+    """The part of a launch on GPCs of the given sizes.
 
-    Rounded up, so that it takes as many waves as the whole grid on the whole chip; its clusters'
-    bytes are scaled to make up for that.
+    The part is rounded up, so that it has as many waves as the whole grid on the whole chip; the
+    clusters' bytes are scaled to compensate.
     """
     if isinstance(link, OpaqueLink):
         return OpaqueGrid(chip, link, sum(_missing(link, l2).values()))

@@ -11,26 +11,26 @@ from tests.emulator.timing.issue import Scheduler
 from tests.emulator.timing.parameters import Parameters
 from tests.emulator.timing.timeline import Timeline
 
-QUARTERS = 4  # of tensor memory's lanes; a warp reaches those of its number modulo 4
+QUARTERS = 4  # of tensor memory's lanes; a warp reaches the quarter of its index modulo 4
 
 
 class Sm:
     """One streaming multiprocessor.
 
     Attributes:
-        number: among the simulated ones.
-        schedulers: its warp schedulers.
-        tensor: MMA pipe, in cycles; ``tensor_copies`` does tcgen05.cp.
+        number: index among the simulated SMs.
+        schedulers: warp schedulers.
+        tensor: MMA pipe, in cycles; ``tensor_copies`` executes tcgen05.cp.
         tma: copy engine, in rows of 128 bytes.
-        fills, stores: the ways in from L2, of loads and cp.async, and out to it, in bytes.
+        fills, stores: paths from L2 (loads and cp.async) and to L2, in bytes.
         shared: port of loads and stores to shared memory and L1, in passes of 128 bytes.
-        gpc: that it is part of.
-        room: for CTAs.
-        columns: of tensor memory.
-        warpgroup: each scheduler's part of the tensor core that wgmma keeps busy, in cycles.
+        gpc: GPC of the SM.
+        room: room for CTAs.
+        columns: columns of tensor memory.
+        warpgroup: each scheduler's part of the tensor core for wgmma, in cycles.
         reads, writes: tensor memory's ports, one for each quarter of the lanes, in registers.
-        shared_bytes: moved in or out of shared memory by whatever unit.
-        timeline: what is recorded of it, or None.
+        shared_bytes: bytes moved in or out of shared memory by any unit.
+        timeline: recorded timeline of the SM, or None.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Sm:
         self._shared_bandwidth = p.shared_bandwidth
 
     def busy(self) -> dict[str, float]:
-        """Cycles of work by unit; those of several alike are averaged."""
+        """Cycles of work by unit; averaged over units of the same kind."""
         found: defaultdict[str, float] = defaultdict(float)
         for scheduler in self.schedulers:
             for pipe, cycles in scheduler.used.items():
@@ -74,9 +74,9 @@ class Sm:
 
 
 class Banks:
-    """HBM: bytes go piece by piece to many banks, so that some wait while other banks idle.
+    """HBM: requests are split into pieces over many banks, so that some queue while others idle.
 
-    A piece goes to the less busy of two banks, which stands for what reorders requests.
+    A piece goes to the less busy of two random banks, which models request reordering.
 
     Attributes:
         work: bytes so far.
@@ -90,7 +90,7 @@ class Banks:
         self.work = 0.0
 
     def serve(self, at: float, nbytes: float) -> float:
-        """Cycle when bytes asked for at ``at`` have all been served."""
+        """Cycle when all bytes requested at ``at`` have been served."""
         self.work += nbytes
         pieces = math.ceil(nbytes / self._piece)
         pairs = self._chance.choices(self._banks, k=2 * pieces)
@@ -102,18 +102,18 @@ class Banks:
 
 
 class Chip:
-    """The SMs that are simulated, and their share of what the whole chip has.
+    """The simulated SMs, and their share of the chip's L2 and HBM.
 
     Args:
-        engine: of the simulation.
+        engine: engine of the simulation.
         p: parameters.
-        gpcs: SMs to simulate of each GPC.
-        share: part of L2's and HBM's bandwidth that is theirs.
-        observed: SMs to record a timeline of.
+        gpcs: number of SMs to simulate in each GPC.
+        share: simulated SMs' part of the bandwidth of L2 and HBM.
+        observed: SMs to record, with the timeline of each.
 
     Attributes:
-        l2, hbm: in bytes.
-        flops: of the tensor cores.
+        l2, hbm: servers of L2 and HBM, in bytes.
+        flops: operations of the tensor cores.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Costs of one PTX instruction to the warp that issues it: pipe, occupancy, latency."""
+"""Costs of one PTX instruction to the issuing warp: pipe, occupancy, latency."""
 
 import re
 from typing import NamedTuple
@@ -23,7 +23,7 @@ _INTEGERS = frozenset(
         "createpolicy",
     )
 )
-# An issue slot and no more: jumps are priced where they are taken, the rest by omission.
+# An issue slot only; the price of a jump is added where it is taken.
 _ISSUED = frozenset(
     (
         *("bra", "brx", "ret", "exit", "call", "trap", "brkpt"),
@@ -45,9 +45,9 @@ class Cost(NamedTuple):
     Attributes:
         issue: issue slots.
         pipe: "fma", "alu", "mufu", "fp64", "shuffle" or "" for none.
-        cycles: of that pipe of its scheduler.
-        latency: cycles until its result can be used.
-        stall: cycles until the warp issues anything else.
+        cycles: cycles of that pipe of the warp's scheduler.
+        latency: cycles until the result can be used.
+        stall: cycles until the warp can issue another instruction.
     """
 
     issue: float
@@ -58,7 +58,7 @@ class Cost(NamedTuple):
 
 
 def is_event(instruction: Instruction) -> bool:
-    """Whether executions of it leave events in a trace."""
+    """Whether an execution of the instruction leaves an event in a trace."""
     parts = instruction.parts
     if parts[0] in ("ld", "ldu") and "param" in parts[1]:
         return False
@@ -68,14 +68,14 @@ def is_event(instruction: Instruction) -> bool:
 
 
 def is_load(instruction: Instruction) -> bool:
-    """Whether it fetches registers from memory behind the warp's back."""
+    """Whether the instruction fetches registers from memory asynchronously."""
     return instruction.parts[0] in _LOADS and is_event(instruction)
 
 
 class Costs:
-    """Prices instructions by one chip's parameters.
+    """Prices of instructions by one chip's parameters.
 
-    PTX is priced as if every instruction became one of the machine's, except that register moves,
+    Each PTX instruction is priced as one machine instruction, except that register moves,
     address-space casts, signs of float32 and 64-bit widening cost nothing and 64-bit integer
     arithmetic costs two.
     """
@@ -116,7 +116,7 @@ class Costs:
             steps = 10 if family == "div" else 1
             return Cost(steps, "fp64", steps * p.double_interval, steps * p.double_latency)
         if family in ("abs", "neg") and kind == "f32":
-            return NOTHING  # a modifier of the operand where the result is used
+            return NOTHING  # a modifier of the operand at the use of the result
         if family in _FLOATS and kind in ("f32", "f32x2", "f16", "bf16", "f16x2", "bf16x2"):
             if kind == "f32x2":
                 return Cost(1, "fma", p.packed_fma_interval, p.arithmetic_latency)
@@ -139,7 +139,7 @@ class Costs:
         if {target, source} & _NARROW:
             return Cost(1, "alu", p.narrow_interval, p.convert_latency)
         if target[0] in "usb" and source[0] in "usb":
-            # Widening reads the register as it is; narrowing masks it.
+            # Widening reads the register unchanged; narrowing masks the register.
             return NOTHING if TYPE_BITS[target] >= TYPE_BITS[source] else self._integer(1)
         return Cost(1, "alu", p.convert_interval, p.convert_latency)
 
@@ -169,7 +169,7 @@ class Costs:
         if family in _ISSUED:
             return Cost(1, "", 0, 1)
         if family == "shl" and kind == "b32":
-            # The assembler multiplies, which leaves the busier pipe of logic free.
+            # The assembler uses a multiply, which keeps the busier logic pipe free.
             return Cost(1, "fma", p.multiply_interval, p.arithmetic_latency)
         if family in _INTEGERS:
             return self._integer(2 if TYPE_BITS.get(kind, 32) == 64 else 1)
@@ -186,10 +186,10 @@ class Costs:
         return p.proxy_fence_latency
 
     def _warp_multiply(self, parts: tuple[str, ...]) -> Cost:
-        """mma.sync, which the tensor core of the warp's scheduler does."""
+        """mma.sync, executed by the tensor core of the warp's scheduler."""
         shape = next(part for part in parts if part[0] == "m" and part[1].isdigit())
         m, n, k = (int(size) for size in re.findall(r"\d+", shape))
-        bits = TYPE_BITS.get(parts[-3], 8)  # of A
+        bits = TYPE_BITS.get(parts[-3], 8)  # bits of an element of A
         cycles = m * n * k * bits / 16 / self._p.warp_multiply_rate
         return Cost(1, "mma.sync", cycles, max(cycles, self._p.warp_multiply_latency))
 
@@ -198,7 +198,7 @@ NOTHING = Cost(0, "", 0, 0)
 
 
 def _is_special(instruction: Instruction) -> bool:
-    """``mov`` from ``%tid.x`` and its kin; virtual registers end in their number."""
+    """Whether a ``mov`` reads a special register (``%tid.x``); names of others end in a number."""
     source = instruction.operands[1]
     return isinstance(source, Register) and (
         not source.name[-1].isdigit() or source.name == "%clock64"

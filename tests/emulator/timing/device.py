@@ -1,4 +1,4 @@
-"""A device that models the time of everything it runs."""
+"""A device that models the time of every launch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
@@ -13,13 +13,13 @@ from tests.emulator.timing.spread import spread
 
 
 class TimedGpu(Gpu):
-    """Traces every launch, and hands it over once it is done.
+    """A device that traces every launch, and passes each finished launch to a callback.
 
     Attributes:
-        finished: called with each launch; None leaves it be.
-        most: clusters of a grid that run, spread over it; None: all. Those that are left out write
-            nothing, and none may wait for them.
-        backwards: run the last cluster of a grid first.
+        finished: callback for each launch; None ignores launches.
+        most: number of clusters of a grid to run, spread over the grid; None: all. Omitted clusters
+            write nothing, and no cluster may wait for them.
+        backwards: whether the last cluster of a grid runs first.
     """
 
     finished: Callable[[Launch], None] | None = None
@@ -31,7 +31,7 @@ class TimedGpu(Gpu):
         return chosen[::-1] if self.backwards else chosen
 
     def overlapped(self, sharing: Sharing = Sharing()) -> NoReturn:  # noqa: B008 — frozen
-        """Refuse: launches are handed over, with their traces, as they end one by one.
+        """Refuse overlap: each launch and its traces are passed on as soon as the launch ends.
 
         Raises:
             LaunchError: always.

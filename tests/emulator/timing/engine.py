@@ -1,4 +1,4 @@
-"""Time: a queue of what happens when, and servers that do one thing after the other."""
+"""Simulated time: an event queue, and servers that process requests in order."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 
 
 class Engine:
-    """Runs actions in the order of their times; ``now`` is the time in cycles."""
+    """Event queue that runs actions in the order of their times; ``now`` is the time in cycles."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -26,13 +26,13 @@ class Engine:
 
 @dataclass
 class Server:
-    """A unit that serves requests in the order they come.
+    """A unit that serves requests in order of arrival.
 
     Attributes:
-        rate: of work per cycle.
-        free: when it can begin the next one.
-        busy: cycles it has worked.
-        work: it has done.
+        rate: work per cycle.
+        free: cycle at which the next request can begin.
+        busy: cycles of work so far.
+        work: amount of work so far.
     """
 
     rate: float = 1.0

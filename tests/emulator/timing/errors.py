@@ -2,4 +2,4 @@
 
 
 class TimingError(Exception):
-    """A trace that cannot be replayed, or an instruction that has no price."""
+    """A trace that cannot be replayed, or an instruction without a price."""

@@ -1,8 +1,8 @@
-"""One of NVIDIA's examples in a process of its own, with the time of each of its launches.
+"""Process that runs one of NVIDIA's examples and reports the time of each launch.
 
-``__main__`` starts it. Arguments: the script, its own arguments, SMs to emulate, clusters of the
-grid to extrapolate to (0 for those run), bytes from HBM (-1 for the default), part of the kernels'
-names and a file for the timeline.
+``__main__`` starts the process. Arguments: the script, the script's arguments, SMs to emulate,
+clusters of the grid to extrapolate to (0: the traced clusters), bytes from HBM (-1 for the
+default), part of the kernels' names and a file for the timeline.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Logic that the assembler puts into one instruction: LOP3 takes any function of three operands."""
+"""Logic that the assembler merges into one instruction: LOP3 takes any function of 3 operands."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -8,14 +8,14 @@ from tests.emulator.ptx.syntax import Immediate, Instruction, Register
 
 _LOGIC = frozenset(("and", "or", "xor", "not"))
 _OPERANDS = 3
-_CONSTANTS = 1  # of the operands: others have to be in registers first
+_CONSTANTS = 1  # constant operands: further constants need registers
 
 
 def absorbed(blocks: Iterable[list[Instruction]]) -> set[int]:
-    """Lines of logic on 32 bits whose only reader is logic that can do its work as well.
+    """Lines of 32-bit logic whose only reader is logic that can absorb the operation.
 
     Args:
-        blocks: of a kernel, each the instructions of one basic block.
+        blocks: basic blocks of a kernel, each a list of instructions.
     """
     blocks = list(blocks)
     readers = Counter(name for body in blocks for i in body for name in read(i))

@@ -1,4 +1,4 @@
-"""One launch on its way over the chip: when its clusters may start, and where its bytes are."""
+"""Progress of one launch over the chip: when its clusters may start, and the path of its bytes."""
 
 from collections import Counter, deque
 from collections.abc import Callable
@@ -11,18 +11,18 @@ from tests.emulator.timing.supply import Supply
 
 
 class Ordered:
-    """One launch in a stream: what comes before it, and when the next one may open.
+    """One launch in a stream: its predecessor, and the time when the next launch may open.
 
     Args:
-        chip: that it runs on.
-        label: what the launch is.
-        dependent: whether it may start before the grid before it has ended.
+        chip: chip of the launch.
+        label: name of the launch.
+        dependent: whether the launch may start before its predecessor has ended.
 
     Attributes:
-        opened, ended: cycles: clusters may start, and all writes are done.
-        complete: whether what it wrote can be seen by a grid that waits for it.
-        before: the launch before it.
-        hbm: bytes that it reads from HBM.
+        opened, ended: cycles at which clusters may start, and at which all writes are done.
+        complete: whether the launch's writes are visible to a grid that waits for the launch.
+        before: the preceding launch.
+        hbm: bytes that the launch reads from HBM.
     """
 
     hbm: float
@@ -39,7 +39,7 @@ class Ordered:
         self._waiters: list[Callable[[], None]] = []
 
     def on_release(self, act: Callable[[], None]) -> None:
-        """Calls ``act`` once the next launch may open."""
+        """Call ``act`` once the next launch may open."""
         self._released = act
         if self._lets_open:
             self.let_next_open()
@@ -52,14 +52,14 @@ class Ordered:
             act()
 
     def wait(self, wake: Callable[[], None]) -> bool:
-        """Whether this grid is complete; if not, ``wake`` is called once it is."""
+        """Whether this grid is complete; if not, ``wake`` is called at its completion."""
         if self.complete:
             return True
         self._waiters.append(wake)
         return False
 
     def finish(self) -> None:
-        """Lets what the grid wrote be seen from now on."""
+        """Make the grid's writes visible from now on."""
         self.complete = True
         for wake in self._waiters:
             wake()
@@ -69,13 +69,13 @@ class Grid(Ordered):
     """A launch of traced clusters.
 
     Args:
-        chip: that it runs on.
+        chip: chip of the launch.
         prepared: the launch.
-        supply: what its reads bring from HBM.
-        clusters: traces, in the order they start.
-        dependent: whether it may start before the grid before it has ended.
-        scale: bytes of L2 and HBM that one of a cluster's stands for.
-        label: what the launch is; empty for its kernel's name.
+        supply: source of the bytes that the launch reads.
+        clusters: traces, in the order of their start.
+        dependent: whether the launch may start before its predecessor has ended.
+        scale: bytes of L2 and HBM for each byte of a simulated cluster.
+        label: name of the launch; empty for the kernel's name.
 
     Attributes:
         waiting: (number, traces, repetition) of clusters that have not started, the next last.
@@ -96,7 +96,7 @@ class Grid(Ordered):
         self.supply = supply
         self.hbm = supply.hbm
         self.scale = scale
-        self.prefix = f"{label}: " if label else ""  # of its warps' names
+        self.prefix = f"{label}: " if label else ""  # prefix of the warps' names
         repetitions: Counter[int] = Counter()
         order = []
         for number, cluster in enumerate(clusters):
@@ -109,7 +109,7 @@ class Grid(Ordered):
         self._prefetched: dict[tuple[int, int], deque[list[float]]] = {}
 
     def release(self, cluster: int, rank: int) -> None:
-        """A CTA, which has executed launch_dependents or has ended, holds up nobody any more."""
+        """Count a CTA that has executed launch_dependents or has ended."""
         self._holding.discard((cluster, rank))
         if not self._holding and not self._lets_open:
             self.let_next_open()
@@ -117,29 +117,29 @@ class Grid(Ordered):
     # Memory
 
     def l1(self, sm: Sm) -> L1:
-        """L1 of an SM as far as this grid's loads have filled it."""
+        """L1 of an SM, as filled by this grid's loads."""
         found = self._caches.get(sm.number)
         if found is None:
             found = self._caches[sm.number] = L1(self.prepared.l1_bytes)
         return found
 
     def fetch(self, sm: Sm, at: float, where: Touched, nbytes: float, filled: float = 0.0) -> float:
-        """Cycle when bytes asked for at ``at`` have all come from L2 and HBM.
+        """Cycle when all bytes requested at ``at`` have arrived from L2 and HBM.
 
-        A part of them waits for the oldest prefetches of the SM that nobody has waited for.
+        The share of prefetched bytes waits for the oldest prefetches of the SM.
 
         Args:
-            sm: that asks.
-            at: cycle.
-            where: they are.
-            nbytes: of whole sectors.
-            filled: when its way from L2 has let them all through.
+            sm: requesting SM.
+            at: cycle of the request.
+            where: place of the bytes.
+            nbytes: bytes of whole sectors.
+            filled: cycle when the path from L2 has passed all bytes.
         """
         chip, p = self.chip, self.chip.p
         operand = self.supply.operand_of(where)
         hits = self.supply.hits(operand)
         missing = nbytes * hits.miss
-        # What HBM brings takes L2's bandwidth when it comes, not in front of what L2 has.
+        # Bytes from HBM take L2's bandwidth on arrival, not ahead of L2's hits.
         _, end = chip.l2.serve(at, (nbytes - missing) * self.scale)
         end = max(end, filled)
         latency = p.l2_latency
@@ -152,7 +152,7 @@ class Grid(Ordered):
         return max(end + latency, self._taken(early, nbytes * hits.prefetched))
 
     def _taken(self, early: deque[list[float]], nbytes: float) -> float:
-        """Cycle when the oldest prefetched bytes have come from L2."""
+        """Cycle when the oldest prefetched bytes have arrived from L2."""
         ready = 0.0
         while nbytes > 0 and early:
             oldest = early[0]
@@ -165,7 +165,7 @@ class Grid(Ordered):
         return ready
 
     def prefetch(self, sm: Sm, at: float, where: Touched, nbytes: float) -> None:
-        """Bytes come from HBM to L2."""
+        """Prefetch bytes from HBM to L2."""
         operand = self.supply.operand_of(where)
         missing = self.supply.hits(operand).prefetch_miss
         end = at
@@ -175,9 +175,10 @@ class Grid(Ordered):
         early.append([end + missing * self.chip.p.hbm_latency, nbytes])
 
     def write(self, at: float, nbytes: float) -> float:
-        """Cycle when bytes sent at ``at`` have been taken; what is written goes on to HBM.
+        """Cycle when bytes sent at ``at`` have been accepted; written bytes go on to HBM.
 
-        L2 takes them when a bank begins with them: nobody waits until it has ended.
+        L2 accepts bytes when an HBM bank begins to write them: nothing waits for the end of the
+        write.
         """
         chip, nbytes = self.chip, nbytes * self.scale
         _, end = chip.l2.serve(at, nbytes)

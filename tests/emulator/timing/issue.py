@@ -1,8 +1,8 @@
 """One warp scheduler: warps that run at once share its issue slots and pipes.
 
-Sharing is fluid: a segment that would take ``length`` cycles alone goes on at a rate of at most 1,
-less while the warps that run beside it ask for more of a pipe than there is. Warps get equal shares
-of a pipe, and what one does not need goes to the others, as a loose round robin gives it.
+Sharing is fluid: a segment of ``length`` cycles alone proceeds at a rate of at most 1, or less
+while the running warps together exceed the throughput of a pipe. Warps get equal shares of a pipe,
+and unused shares go to the other warps, as in a loose round robin.
 """
 
 from collections import defaultdict
@@ -36,7 +36,7 @@ class Scheduler:
         self.used: defaultdict[str, float] = defaultdict(float)
 
     def start(self, segment: Segment, done: Callable[[], None]) -> None:
-        """Runs a segment of one warp; calls ``done`` at its end."""
+        """Run a segment of one warp; calls ``done`` at its end."""
         length = segment.length
         for pipe, cycles in segment.slots.items():
             self.used[pipe] += cycles
@@ -78,7 +78,7 @@ class Scheduler:
 
 
 def share_pipes(jobs: list[_Job]) -> None:
-    """Sets the rates of jobs: pipe by pipe, the most wanted first, in equal shares."""
+    """Set the rates of jobs: pipe by pipe, the most requested pipe first, in equal shares."""
     wanted: defaultdict[str, float] = defaultdict(float)
     for job in jobs:
         job.rate = 1.0

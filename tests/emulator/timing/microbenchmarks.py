@@ -1,4 +1,4 @@
-"""Small kernels whose time is known, by hand or from published measurements of the same loop."""
+"""Small kernels of known time, by hand or from published measurements of the same loop."""
 
 import struct
 from dataclasses import dataclass
@@ -25,17 +25,17 @@ _SHARED = 160 * 1024
 
 @dataclass(frozen=True)
 class Microbenchmark:
-    """A kernel, and how to launch it.
+    """A kernel, and the configuration of its launch.
 
     Attributes:
         body: PTX between the declarations and ``ret``.
-        threads: of a CTA.
-        ctas: of the grid.
+        threads: threads of a CTA.
+        ctas: CTAs of the grid.
         shared: bytes of dynamic shared memory.
         data: bytes of global memory behind the only parameter.
         cluster: CTAs of a cluster.
-        dependent: whether it may start before the launch before it has ended.
-        target: of the PTX.
+        dependent: whether the launch may start before its predecessor has ended.
+        target: target of the PTX.
     """
 
     body: str
@@ -48,7 +48,10 @@ class Microbenchmark:
     target: str = "sm_100a"
 
     def run(self, gpu: Gpu | None = None) -> Launch:
-        """Runs it, traced. Findings are let be: its memory holds nothing that matters."""
+        """Run the kernel with a trace.
+
+        Findings are ignored: the memory holds no meaningful data.
+        """
         gpu = gpu or Gpu(tolerated=(EmulatorError,))
         data = np.zeros(self.data + 256, np.uint8)
         data = data[-data.ctypes.data % 256 :][: self.data]
@@ -69,7 +72,7 @@ class Microbenchmark:
 
 
 def chain(instruction: str, count: int, threads: int = 32) -> Microbenchmark:
-    """``count`` times the same instruction, which is to depend on itself, in every warp."""
+    """Chain of ``count`` copies of an instruction that depends on itself, in every warp."""
     setup = "mov.b32 %f1, 0f3F800000; mov.b32 %f2, 0f3F800000; mov.b32 %r1, 1; mov.b32 %r2, 3;\n"
     return Microbenchmark(setup + (instruction + "\n") * count, threads)
 
@@ -93,15 +96,15 @@ mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r10], {parity};
 def multiply_loop(
     kind: str, m: int, n: int, count: int, batches: int = 1, from_tensor: bool = False
 ) -> Microbenchmark:
-    """``batches`` times ``count`` MMAs of one CTA and a commit; then waits for it.
+    """Loop of ``batches`` commits of ``count`` MMAs of one CTA each, with a wait for each commit.
 
     Args:
         kind: "f16" or "f8f6f4".
         m: rows of A.
         n: columns of B.
         count: MMAs before each commit.
-        batches: commits.
-        from_tensor: A in tensor memory.
+        batches: number of commits.
+        from_tensor: whether A is in tensor memory.
     """
     # Descriptors without swizzle: rows of 16 bytes, 8 to a core matrix; version 1.
     layout = (1 << 46) | (8 << 16) | (16 << 32)
@@ -127,12 +130,12 @@ def multiply_loop(
 
 
 def warpgroup_loop(n: int, count: int, threads: int = 128, pending: int = 0) -> Microbenchmark:
-    """``count`` wgmma of N = ``n``, A in registers, a group each; then a wait for most of them.
+    """Loop of ``count`` wgmma of N = ``n``, A in registers, one per group, then a partial wait.
 
     Args:
         n: columns, at most 128.
-        count: of wgmma.
-        threads: of a CTA, a multiple of a warpgroup's 128.
+        count: number of wgmma.
+        threads: threads of a CTA, a multiple of a warpgroup's 128.
         pending: groups that may still be under way after the wait.
     """
     sums = ", ".join(f"%f{number}" for number in range(n // 2))
@@ -154,7 +157,7 @@ def warpgroup_loop(n: int, count: int, threads: int = 128, pending: int = 0) -> 
 
 
 def copy_loop(nbytes: int, stages: int, count: int, ctas: int = 1) -> Microbenchmark:
-    """``count`` bulk copies of ``nbytes`` from global memory, ``stages`` of them under way."""
+    """Loop of ``count`` bulk copies of ``nbytes`` from global memory, ``stages`` in flight."""
     init = "".join(f"mbarrier.init.shared::cta.b64 [%r40+{8 * s}], 1;\n" for s in range(stages))
     load = (
         "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r40+{barrier}], {nbytes};\n"
@@ -179,7 +182,7 @@ def copy_loop(nbytes: int, stages: int, count: int, ctas: int = 1) -> Microbench
 
 
 def store_loop(nbytes: int, count: int) -> Microbenchmark:
-    """``count`` bulk stores of ``nbytes``, each waited for until its source has been read."""
+    """Loop of ``count`` bulk stores of ``nbytes``, each with a wait for the read of its source."""
     store = (
         f"cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r40], {nbytes};\n"
         "cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;\n"
@@ -206,7 +209,7 @@ def tensor_reads(registers: int, count: int) -> Microbenchmark:
 
 
 def late_warp(count: int) -> Microbenchmark:
-    """Four warps meet at a barrier; the first gets there after ``count`` dependent FMAs."""
+    """Four warps meet at a barrier; the first arrives after ``count`` dependent FMAs."""
     fma = "fma.rn.f32 %f1, %f1, %f2, %f2;\n"
     return Microbenchmark(
         "mov.b32 %f1, 0f3F800000;\nmov.b32 %f2, 0f3F800000;\nmov.u32 %r1, %tid.x;\n"
@@ -218,14 +221,14 @@ def late_warp(count: int) -> Microbenchmark:
 def stream(
     threads: int, loads: int, count: int, ctas: int = 1, store: bool = False, hint: str = ""
 ) -> Microbenchmark:
-    """Every thread loads 16 bytes ``loads`` times, and uses or stores them, ``count`` times over.
+    """Load 16 bytes per thread ``loads`` times, use or store the data, and repeat ``count`` times.
 
     Args:
-        threads: of a CTA.
-        loads: under way at once.
-        count: rounds.
-        ctas: of the grid.
-        store: whether to store what was loaded.
+        threads: threads of a CTA.
+        loads: loads in flight at once.
+        count: number of rounds.
+        ctas: CTAs of the grid.
+        store: whether to store the loaded data.
         hint: modifiers of the loads, such as ".L1::no_allocate".
     """
     body, fetch, use = [_OWN_PLACE], [], []
@@ -257,7 +260,7 @@ mad.lo.s32 %r41, %r1, 16, %r40;
 
 
 def async_stream(threads: int, stages: int, count: int, ctas: int = 1) -> Microbenchmark:
-    """The same with cp.async: groups of 16 bytes for each thread, ``stages`` of them under way."""
+    """Loop of cp.async: groups of 16 bytes for each thread, ``stages`` groups in flight."""
     copy = (
         "cp.async.cg.shared.global [%r41+{place}], [%rd1], 16;\ncp.async.commit_group;\n"
         f"cp.async.wait_group {stages - 1};\nadd.u64 %rd1, %rd1, {16 * threads * ctas};\n"

@@ -1,4 +1,4 @@
-"""Model of a traced launch: residency, waves, and which clusters to simulate."""
+"""Model of a traced launch: residency, waves, and the choice of clusters to simulate."""
 
 import math
 from collections import defaultdict
@@ -22,9 +22,9 @@ from tests.emulator.timing.timeline import Timeline
 if TYPE_CHECKING:
     from tests.emulator.machine.launch import Launch
 
-_BUDGET = 200_000  # trace items that are simulated without asking which are alike
+_BUDGET = 200_000  # trace items up to which every cluster is simulated
 _MOST_CLASSES = 12
-_WAVES = 5  # to simulate of a grid of many more
+_WAVES = 5  # simulated waves of a grid with many more
 
 
 def model(
@@ -37,16 +37,17 @@ def model(
     registers: int = 0,
     repeats: Sequence[int] = (),
 ) -> Timing:
-    """Models the time of a finished launch.
+    """Model the time of a finished launch.
 
     Args:
-        launch: of ``Gpu.launch(..., traced=True)``.
-        parameters: of the chip.
-        clusters: how many the grid has; more than were run repeat those that were.
+        launch: launch from ``Gpu.launch(..., traced=True)``.
+        parameters: parameters of the chip.
+        clusters: clusters of the grid; the traced clusters repeat to fill the grid.
         footprint: bytes that come from HBM because nothing has read them before; by default the
-            distinct ones that the clusters that were run read, for each repetition of them.
+            distinct bytes read by the traced clusters, for each repetition.
         exact: whether to simulate every cluster; by default where that is cheap.
-        registers: of a thread, as ptxas says (-v): they limit the CTAs of an SM; 0 for unknown.
+        registers: registers per thread, as ptxas reports (-v), which limit the CTAs per SM; 0 for
+            unknown.
         repeats: see ``Prepared``.
 
     Raises:
@@ -80,7 +81,7 @@ class Model:
             yield "what comes from HBM exceeds L2: reads that miss it again are not counted"
 
     def run(self, exact: bool | None) -> Timing:
-        """Simulates what is needed, and puts the grid's time together."""
+        """Simulate the chosen clusters, and compute the grid's time."""
         resident = self._prepared.resident
         total = sum(len(w) for cluster in self._traced for cta in cluster for w in cta.warps)
         cost = total / len(self._traced)
@@ -117,7 +118,7 @@ class Model:
         )
 
     def _represent(self) -> tuple[Simulated, float, dict[str, float]]:
-        """Simulates one cluster of each class, and list-schedules all clusters with their times."""
+        """Simulate one cluster of each class, and list-schedule all clusters with these times."""
         classes: dict[int, list[int]] = {}
         for number, cluster in enumerate(self._traced):
             classes.setdefault(_signature(cluster), []).append(number)
@@ -146,7 +147,7 @@ class Model:
         return first, cycles, dict(busy)
 
     def _sample(self, cost: float) -> tuple[Simulated, float, dict[str, float]] | None:
-        """Simulates some waves of the whole chip, and lets the last ones go on; None if too much.
+        """Simulate some waves of the whole chip, and extrapolate; None if too expensive.
 
         Args:
             cost: trace items of a cluster, on average.
@@ -169,7 +170,7 @@ class Model:
         return two, two.cycles + more * (two.cycles - one.cycles), busy
 
     def _simulate(self, clusters: list[Cluster], gpcs: tuple[int, ...], share: float) -> Simulated:
-        """Runs clusters in order on GPCs of so many SMs with ``share`` of the bandwidth."""
+        """Simulate clusters in order on GPCs of the given sizes with ``share`` of the bandwidth."""
         engine, timeline = Engine(), Timeline("SM 0")
         chip = Chip(engine, self._p, gpcs, share, {0: timeline})
         grid = Grid(chip, self._prepared, self._supply, clusters)
@@ -199,7 +200,7 @@ class Model:
 
 
 def list_schedule(times: list[float], slots: int, between: float) -> float:
-    """Cycle when the last of ``times`` ends; they start in order, each in the first free slot."""
+    """Cycle when the last of ``times`` ends; jobs start in order, each in the first free slot."""
     free = [-between] * slots
     for time in times:
         heapreplace(free, free[0] + between + time)
@@ -207,7 +208,7 @@ def list_schedule(times: list[float], slots: int, between: float) -> float:
 
 
 def _signature(cluster: Cluster) -> int:
-    """Equal for clusters that do the same, whatever their barriers are called."""
+    """Hash of a cluster's work, independent of the names of barriers."""
     return hash(
         tuple(
             tuple(item if isinstance(item, int) else _shape(item) for item in trace)
@@ -226,7 +227,7 @@ def _shape(event: Event) -> tuple[object, ...]:
 
 
 def _by_length(clusters: list[Cluster]) -> list[list[int]]:
-    """Clusters of similar trace length together, a typical one first."""
+    """Clusters grouped by similar trace length, a typical cluster of each group first."""
     lengths = [sum(len(w) for cta in cluster for w in cta.warps) for cluster in clusters]
     order = sorted(range(len(clusters)), key=lengths.__getitem__)
     step = math.ceil(len(order) / _MOST_CLASSES)

@@ -1,4 +1,4 @@
-"""Launch of a chain that is known by its time alone, such as another library's kernel."""
+"""Launch of a chain with a known time but no trace, such as another library's kernel."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,16 +10,17 @@ from tests.emulator.timing.supply import Operand
 
 @dataclass(frozen=True)
 class OpaqueLink:
-    """One launch of a chain that nobody traced.
+    """One launch of a chain without a trace.
 
-    It holds no room on an SM and takes no bandwidth from the others.
+    The launch occupies no SM and takes no bandwidth from other launches.
 
     Attributes:
-        label: what the launch is.
-        microseconds: from the moment that it may read what the launch before wrote to its end.
-        dependent: whether it takes part in dependent launches: it opens as soon as the one before
-            lets it, lets the next one open at once, and waits for the one before.
-        operands, writes: as a ``Link``'s; addresses do not matter.
+        label: name of the launch.
+        microseconds: time from the moment when the launch may read its predecessor's results to its
+            end.
+        dependent: whether the launch takes part in dependent launches: it opens as soon as its
+            predecessor permits, permits its successor at once, and waits for its predecessor.
+        operands, writes: as in ``Link``; addresses do not matter.
     """
 
     label: str
@@ -38,7 +39,7 @@ class OpaqueGrid(Ordered):
         self._cycles = link.microseconds * 1e3 * chip.p.clock
 
     def start(self, ended: Callable[[], None]) -> None:
-        """Runs from now on, once the grid before is complete; ``ended`` is called at its end."""
+        """Start once the preceding grid is complete; ``ended`` is called at the end."""
         engine = self.chip.engine
 
         def body() -> None:

@@ -1,11 +1,11 @@
-"""Every number the timing model uses, in one table, each with where it comes from.
+"""Every number of the timing model, in one table, with the source of each.
 
 Sources:
     datasheet: NVIDIA's figures for the HGX B200 (148 SMs, dense BF16 2.25 PFLOP/s, HBM 8 TB/s).
     SemiAnalysis: github.com/SemiAnalysisAI/microbench-blackwell, results measured on a B200 at
         1.965 GHz; "CUTLASS loop" is its cutlass_gemm_mainloop, whose MMA-bound rows imply 1.277.
     H200: this project's own microbenchmarks of the same PTX on an H200 (sm_90), the nearest silicon
-        at hand (hopper_latencies.cu, hopper_memory.cu); that a B200 does the same is an assumption.
+        at hand (hopper_latencies.cu, hopper_memory.cu); equal figures on a B200 are an assumption.
     guide: CUDA C++ Programming Guide, arithmetic throughput per clock and SM (9.0; taken for 10.0).
     FA4: FlashAttention-4 (arXiv 2603.05451), which gives 8192 BF16 FLOP, 16 exponentials and 128
         bytes of shared memory per clock and SM of a B200.
@@ -21,11 +21,11 @@ class Parameter(NamedTuple):
     """One row of the table.
 
     Attributes:
-        name: of the field of :class:`Parameters`.
-        value: in ``unit``.
-        unit: what it counts.
-        source: where it comes from.
-        assumed: whether nobody has measured or published it for a B200.
+        name: name of the field of :class:`Parameters`.
+        value: value in ``unit``.
+        unit: unit of the value.
+        source: source of the value.
+        assumed: whether the value is neither measured nor published for a B200.
     """
 
     name: str
@@ -45,7 +45,7 @@ def _assumed(value: float, unit: str, why: str) -> Any:
 
 @dataclass(frozen=True)
 class Parameters:
-    """A chip. Units are in the table; "cycles" are cycles of ``clock``."""
+    """Parameters of a chip. Units are in the table; "cycles" are cycles of ``clock``."""
 
     # The chip
     sms: float = _is(B200.sms, "SMs", "datasheet")
@@ -267,7 +267,7 @@ class Parameters:
 
     @property
     def limits(self) -> Limits:
-        """Limits that CTAs find room in."""
+        """Limits of residency."""
         return Limits(
             sms=int(self.sms),
             shared_per_sm=int(self.shared_per_sm),
@@ -303,7 +303,7 @@ B200_TIMING = Parameters()
 
 @dataclass(frozen=True)
 class H200Parameters(Parameters):
-    """A chip with Hopper's figures where they are known; it has no tcgen05."""
+    """A chip with Hopper's figures where known; without tcgen05."""
 
     sms: float = _is(H200.sms, "SMs", "datasheet")
     clock: float = _is(1.98, "GHz", "datasheet: boost; that of this project's measurements")

@@ -13,7 +13,7 @@ _WARPS, _UNITS = 1, 2  # process numbers: Perfetto shows one group of tracks for
 def trace_events(timing: Timing) -> dict[str, Any]:
     """The JSON object: one track per warp, named by its role, and one per unit of the SM.
 
-    What a unit may do several of at once, TMA copies, are asynchronous slices.
+    Work of a unit that may overlap, such as TMA copies, becomes asynchronous slices.
     """
     clock = timing.parameters.clock * 1e3  # cycles per microsecond
     roles = {warp.name: warp.role for warp in timing.warps}
@@ -44,7 +44,7 @@ def trace_events(timing: Timing) -> dict[str, Any]:
 
 
 def write(timing: Timing, path: Path) -> None:
-    """Writes the timeline to a file that the viewers open."""
+    """Write the timeline to a file for trace viewers."""
     path.write_text(json.dumps(trace_events(timing)))
 
 
@@ -54,5 +54,5 @@ def metadata(kind: str, name: str, process: int, thread: int = 0) -> dict[str, A
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """Sorts ``warp 10`` after ``warp 9``."""
+    """Sort key that puts ``warp 10`` after ``warp 9``."""
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]

@@ -1,4 +1,4 @@
-"""A traced launch as the model replays it: its script, its clusters, and what a CTA needs."""
+"""A traced launch as input of the replay: its script, its clusters, and the needs of a CTA."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.emulator.machine.launch import Launch
 
 Cluster = list[CtaTrace]
-# Loads with these pass L1 by.
+# Loads with these modifiers bypass L1.
 _UNCACHED = frozenset(
     (
         *("cg", "cs", "cv", "lu", "L1::no_allocate", "volatile", "mmio"),
@@ -32,22 +32,22 @@ class Prepared:
     """A launch ready to be replayed.
 
     Args:
-        launch: of ``Gpu.launch(..., traced=True)``.
+        launch: launch from ``Gpu.launch(..., traced=True)``.
         p: parameters of the chip.
-        clusters: of the grid; None for those that were run.
-        registers: of a thread; 0 for unknown.
-        repeats: numbers of clusters that were run, which those of the grid repeat in turn; by
-            default all, in order.
+        clusters: clusters of the grid; None for the traced clusters.
+        registers: registers per thread; 0 for unknown.
+        repeats: numbers of the traced clusters that the grid's clusters repeat in turn; by default
+            all, in order.
 
     Attributes:
         traced: clusters that the grid repeats, each CTA at its rank.
         size: CTAs of a cluster.
-        clusters: of the grid.
-        needs: of a CTA.
-        deep: CTAs that an SM holds if no other launch is there.
+        clusters: clusters of the grid.
+        needs: needs of a CTA.
+        deep: CTAs that an SM holds if no other launch is resident.
         places: groups of SMs, one for each CTA of a cluster.
-        l1_bytes: that they leave of an SM's memory.
-        script: what all clusters share.
+        l1_bytes: bytes of an SM's memory that the CTAs leave to L1.
+        script: state that all clusters share.
 
     Raises:
         TimingError: the launch was not traced, or no GPC holds its clusters.
@@ -83,27 +83,28 @@ class Prepared:
 
     @property
     def ctas(self) -> list[CtaTrace]:
-        """CTAs of the clusters that the grid repeats."""
+        """CTAs of the traced clusters."""
         return [cta for cluster in self.traced for cta in cluster]
 
     @property
     def repeat(self) -> float:
-        """Number of times that the grid repeats them."""
+        """Number of times that the grid repeats the traced clusters."""
         return self.clusters / len(self.traced)
 
     @property
     def resident(self) -> int:
-        """Clusters of this launch alone that the chip holds."""
+        """Clusters that the chip holds if this launch runs alone."""
         return self.places * self.deep
 
     def repeated(self, count: int) -> list[Cluster]:
-        """``count`` clusters, those to repeat one after the other."""
+        """``count`` clusters: the traced clusters, repeated in order."""
         return [self.traced[number % len(self.traced)] for number in range(count)]
 
     def some(self, count: int) -> list[Cluster]:
-        """``count`` clusters that stand for all of the grid's, of which fewer may have been run.
+        """``count`` clusters that represent the whole grid, of which only a part may have been run.
 
-        Not the first ones: of a grid whose CTAs take turns those have more to do than the last.
+        The clusters are not the first of the grid: with persistent CTAs, the first have more work
+        than the last.
         """
         if count >= len(self.traced):
             return self.repeated(count)

@@ -1,4 +1,4 @@
-"""Measurements that others published, to hold the model against."""
+"""Published measurements, for comparison with the model."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -69,7 +69,7 @@ class MeasuredStream(NamedTuple):
     """GB/s of one CTA on each SM of an H200 that reads HBM 16 bytes per load (hopper_memory.cu)."""
 
     threads: int
-    loads: int  # of a thread, under way at once
+    loads: int  # loads of a thread, under way at once
     rate: float
 
 
@@ -91,23 +91,24 @@ STREAM_MANY = 4600.0  # GB/s read by many CTAs of 256 threads, of 1 or 4 loads e
 
 @dataclass(frozen=True)
 class Kernel:
-    """One of NVIDIA's examples, whole or put together from two small runs.
+    """One of NVIDIA's examples, run as a whole or extrapolated from two small runs.
 
-    The small runs do one and two steps of what each cluster repeats; the whole does ``steps``.
+    The small runs have one and two steps of the work that each cluster repeats; the whole run has
+    ``steps``.
 
     Attributes:
-        name: unique.
-        script: under ``examples/python/CuTeDSL``.
-        arguments: with ``{steps}`` where the runs differ.
-        sizes: what stands there for one and for two steps; only one where the whole is run.
-        sms: to emulate, so that one cluster does all the steps; 0 for the whole chip.
-        clusters: of the chip in each run.
+        name: unique name.
+        script: path under ``examples/python/CuTeDSL``.
+        arguments: command line, with ``{steps}`` where the runs differ.
+        sizes: values of ``{steps}`` for one and for two steps; a single value for a whole run.
+        sms: SMs to emulate, so that one cluster does all the steps; 0 for the whole chip.
+        clusters: clusters of the chip in each run.
         footprint: bytes that all clusters read from HBM in one step.
-        steps: of the longest cluster in the whole problem.
-        waves: of such clusters, one after the other.
-        flops: of the whole problem.
-        published: (TFLOP/s, source), what people measured for the same problem.
-        launched: whether they measured with the launch.
+        steps: steps of the longest cluster in the whole problem.
+        waves: number of such clusters, one after the other.
+        flops: operations of the whole problem.
+        published: (TFLOP/s, source) of published measurements of the same problem.
+        launched: whether the measurements include the launch.
     """
 
     name: str

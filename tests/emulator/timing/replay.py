@@ -1,4 +1,4 @@
-"""Replays the traces of one cluster's warps in time."""
+"""Timed replay of the traces of one cluster's warps."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _ROW = 128  # bytes of a box that the copy engine handles at once
 _LOOK_AHEAD = 64
-_WARP_ROWS = 16  # of the 64 of a wgmma
+_WARP_ROWS = 16  # rows of a warp, out of the 64 of a wgmma
 Process = Generator[float | None, None, None]
 
 
@@ -26,12 +26,13 @@ class ClusterReplay:
     """One cluster on its SMs.
 
     Args:
-        grid: that it is part of.
-        number: of it in the grid.
-        ctas: its traces, by rank.
+        grid: grid of the cluster.
+        number: number of the cluster in the grid.
+        ctas: traces of the CTAs, by rank.
         sms: the SM of each rank.
-        repetition: of the same traces; each has memory of its own.
-        done: called when its last warp has ended and its writes have.
+        repetition: number of the repetition of the same traces; each repetition has separate
+            memory.
+        done: called when the last warp and its writes have ended.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class ClusterReplay:
         return found
 
     def allocation(self, rank: int, ctas: int, columns: int) -> Meeting:
-        """The next allocation of a CTA, or of its pair: the first of the two to ask takes both."""
+        """The next allocation of a CTA or its pair: a pair's first request allocates for both."""
         first = rank & -ctas
         key = (first, self._asked[rank])
         self._asked[rank] += 1
@@ -94,11 +95,11 @@ class ClusterReplay:
         return found
 
     def drains(self, until: float) -> None:
-        """Writes are under way until then; the cluster's SMs are not free before."""
+        """Note writes under way until ``until``; the cluster's SMs are not free before."""
         self._drained = max(self._drained, until)
 
     def warp_ended(self, rank: int) -> None:
-        """A warp of a CTA has ended; a CTA without warps keeps nobody from starting."""
+        """Count the end of a warp; a CTA without warps releases the next launch."""
         self._running[rank] -= 1
         if not self._running[rank]:
             del self._running[rank]
@@ -109,7 +110,7 @@ class ClusterReplay:
 
 @dataclass
 class _Groups:
-    """Cycles when each group of copies has been read, and written."""
+    """Cycles when each group of copies has been read, and when it has been written."""
 
     read: dict[int, float] = field(default_factory=dict)
     written: dict[int, float] = field(default_factory=dict)
@@ -123,9 +124,9 @@ class WarpReplay:
     """One warp.
 
     Attributes:
-        name: for timelines.
+        name: name in timelines.
         started, ended: cycles, or None.
-        running: cycles in segments; ``alone`` what they would take without other warps.
+        running: cycles in segments; ``alone`` counts the cycles without contention by other warps.
         waits: (kind, PTX line) -> cycles.
     """
 
@@ -166,7 +167,7 @@ class WarpReplay:
         self.stuck: str = ""
 
     def go(self) -> None:
-        """Goes on until the warp sleeps or waits."""
+        """Run until the warp sleeps or waits."""
         now = self._engine.now
         if self.started is None:
             self.started = now
@@ -191,7 +192,7 @@ class WarpReplay:
             item = trace[self._position]
             self._position += 1
             if not isinstance(item, int):
-                yield from self._event(item)  # an event of no instruction this model knows
+                yield from self._event(item)  # an event without an instruction known to the model
                 continue
             for segment in blocks[item]:
                 yield from self._segment(segment, last, ended)
@@ -233,7 +234,7 @@ class WarpReplay:
         return names[segment.line]
 
     def _stall(self, last: Segment, segment: Segment) -> float:
-        """Cycles between two segments: results still in a pipe, and the jump between them."""
+        """Stall cycles between two segments: results still in a pipe, and the jump."""
         stall = 0.0
         for name, late in last.late.items():
             early = segment.early.get(name)
@@ -259,7 +260,7 @@ class WarpReplay:
             )
 
     def _block(self, kind: str, line: int, start: float, what: str) -> Process:
-        """Waits to be woken."""
+        """Block until woken."""
         self.stuck = f"{self.name} waits at PTX line {line} for {what}"
         yield None
         self.stuck = ""
@@ -279,7 +280,7 @@ class WarpReplay:
         if not event.detail and (
             event.line in self.cluster.script.polls or not self._asks_again(event)
         ):
-            return  # it was no more than a look
+            return  # a single poll
         barrier = self.cluster.mbarrier(event.key)
         start = self._engine.now
         if not barrier.wait(event.amount, self._wake_later):
@@ -288,7 +289,7 @@ class WarpReplay:
             )
 
     def _asks_again(self, event: Event) -> bool:
-        """Whether a wait that gave up is followed by another one for the same phase."""
+        """Whether a failed try_wait is followed by another try_wait for the same phase."""
         following = self.trace[self._position : self._position + _LOOK_AHEAD]
         again = (e for e in following if isinstance(e, Event) and e[:3:2] == event[:3:2])
         return next((e.amount == event.amount for e in again), False)
@@ -399,7 +400,7 @@ class WarpReplay:
         self._grid.prefetch(self.sm, self._engine.now, event.where, event.amount)
 
     def _turns(self, tags: int, width: float) -> float:
-        """Cycles that lanes which ask for ``width`` bytes each keep the way to L1 busy."""
+        """Cycles for which lanes with ``width`` bytes each occupy the path to L1."""
         return tags * max(1.0, width / self._p.l1_lane_bytes)
 
     def _mma(self, event: Event) -> None:
@@ -437,7 +438,7 @@ class WarpReplay:
         self._engine.at(self._engine.now, lambda: columns.give(event.amount))
 
     def _tensor_copy(self, event: Event) -> None:
-        # Copies overlap with the MMAs before them once those have begun, not with those after.
+        # Copies overlap with preceding MMAs once these have begun, not with later MMAs.
         at = max(self._engine.now, self._mma_started)
         assert isinstance(event.detail, int)
         first = self.cta.rank & -event.detail
@@ -513,7 +514,7 @@ class WarpReplay:
             self._arriving[name] = max(self._arriving.get(name, 0.0), ready)
 
     def _from_global(self, event: Event, sectors: int, at: float) -> float:
-        """Cycle when a load's sectors are there, from L1 as far as it has them."""
+        """Cycle when a load's sectors have arrived, from L1 if present there."""
         sm, grid, now = self.sm, self._grid, self._engine.now
         if event.line not in self.cluster.script.cached:
             nbytes = sectors * SECTOR
@@ -570,7 +571,7 @@ class WarpReplay:
         part = self.index % len(sm.schedulers)
         cycles = max(n / p.warpgroup_columns, p.warpgroup_least if from_registers else 0.0)
         begin, end = sm.warpgroup[part].serve(self._engine.now, cycles)
-        # The four warps of a warpgroup take the same B; each brings a quarter of A.
+        # The four warps of a warpgroup share B; each loads a quarter of A.
         sm.shared_bytes += 2 * k * (n / 4 + (0 if from_registers else _WARP_ROWS))
         self._multiplied = end + p.warpgroup_latency
         self._chip.flops += 2 * _WARP_ROWS * n * k
@@ -581,14 +582,14 @@ class WarpReplay:
         self._multiplies.append(self._multiplied)
 
     def _warpgroup_wait(self, event: Event) -> Process:
-        """Waits for all but the last groups; they end in order."""
+        """Wait for all groups but the last; groups end in order."""
         known = len(self._multiplies) - event.amount
         until = self._multiplies[known - 1] if known > 0 else 0.0
         yield from self._sleep(until, "wgmma", event.line)
 
 
 def _nothing(warp: WarpReplay, event: Event) -> None:
-    """Do nothing: the event only says something about others."""
+    """Ignore an event that only describes others."""
 
 
 _HANDLERS: dict[str, Callable[[WarpReplay, Event], Process | None]] = {

@@ -1,4 +1,4 @@
-"""A :class:`Timing` as tables to read."""
+"""Tables of a :class:`Timing`."""
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -9,11 +9,11 @@ from tests.emulator.timing.whole import SpeedOfLight
 
 _UNITS = {"issue": "issue slots", "fma": "FMA", "alu": "ALU", "mufu": "MUFU", "fp64": "FP64"}
 _SHOWN_WAITS = 3
-_BOUND = 0.7  # a unit that is busy for more of the time limits the kernel
+_BOUND = 0.7  # busy fraction above which a unit limits the kernel
 
 
 def report(timing: Timing, least: SpeedOfLight | None = None) -> RenderableType:
-    """Time, units and warps of a launch, and how far it is from the least time of its problem."""
+    """Time, units and warps of a launch, with the ratio to the problem's speed of light."""
     head = Table.grid(padding=(0, 2))
     head.add_row("kernel", timing.kernel)
     overhead = f"and {timing.launch_us:g} µs to launch it"

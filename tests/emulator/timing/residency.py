@@ -4,10 +4,10 @@ from tests.emulator.timing.errors import TimingError
 
 
 def clusters_at_once(gpcs: tuple[int, ...], size: int) -> int:
-    """Clusters of ``size`` CTAs that GPCs of so many SMs hold, with a CTA on each SM.
+    """Clusters of ``size`` CTAs that GPCs of the given sizes hold, with a CTA on each SM.
 
     Raises:
-        TimingError: no GPC holds one.
+        TimingError: no GPC holds a cluster.
     """
     count = sum(sms // size for sms in gpcs)
     if not count:

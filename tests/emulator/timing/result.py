@@ -8,14 +8,14 @@ from tests.emulator.timing.timeline import Timeline
 
 @dataclass(frozen=True)
 class WarpTime:
-    """Cycles of a warp's life, by what they went to.
+    """Cycles of a warp's life, by cause.
 
     Attributes:
         name: CTA rank and warp index.
-        role: what it mostly does, and where in the kernel's source that is, if known.
-        total: from its CTA's start to its end.
-        running: issuing; ``contended`` is the part that other warps of its scheduler cost it.
-        waiting: what it waited for -> cycles, the longest first.
+        role: main work of the warp, with the line of the kernel's source, if known.
+        total: cycles from the CTA's start to the warp's end.
+        running: cycles of issue; ``contended`` is the part caused by other warps of the scheduler.
+        waiting: cause of the wait -> cycles, the longest first.
     """
 
     name: str
@@ -32,17 +32,17 @@ class Timing:
 
     Attributes:
         kernel: entry name.
-        parameters: it was modelled with.
-        cycles: of the kernel on the GPU, without the overhead of launching.
-        launch_us: that overhead.
-        clusters: of the grid; ``waves`` full or partial ones of them, ``resident`` at a time.
-        exact: whether every cluster was simulated; else representatives stand for their like.
-        busy: unit -> part of the kernel's time it worked, averaged over all SMs of the chip.
-        flops: of the tensor cores in the whole grid.
-        read_bytes, hbm_bytes: asked of L2, and of HBM by it.
-        warps: of the first simulated cluster.
-        timeline: of the first SM.
-        notes: what else to know.
+        parameters: parameters of the model.
+        cycles: cycles of the kernel on the GPU, without launch overhead.
+        launch_us: launch overhead.
+        clusters: clusters of the grid; ``waves`` full or partial waves of ``resident`` clusters.
+        exact: whether every cluster was simulated; otherwise, representatives of similar clusters.
+        busy: unit -> fraction of the kernel's time, averaged over all SMs of the chip.
+        flops: operations of the tensor cores in the whole grid.
+        read_bytes, hbm_bytes: bytes read from L2, and by L2 from HBM.
+        warps: warps of the first simulated cluster.
+        timeline: timeline of the first SM.
+        notes: further remarks.
     """
 
     kernel: str
@@ -68,7 +68,7 @@ class Timing:
 
     @property
     def sustained_microseconds(self) -> float:
-        """The same cycles at the clock to which power holds long tensor-bound kernels."""
+        """Microseconds at the clock that long tensor-bound kernels sustain at the power limit."""
         return self.cycles / self.parameters.sustained_clock / 1e3
 
     @property
@@ -78,25 +78,25 @@ class Timing:
 
     @property
     def limit(self) -> tuple[str, float]:
-        """The unit that is busy for the largest part of the time, and that part.
+        """The unit with the largest busy fraction, and that fraction.
 
-        Far below 1, latency, waits or an uneven grid set the time, not a unit.
+        A fraction far below 1 means that latency, waits or an uneven grid set the time, not a unit.
         """
         return max(self.busy.items(), key=lambda item: item[1], default=("none", 0.0))
 
     @property
     def tensor_efficiency(self) -> float:
-        """Part of the kernel's time that an MMA pipe worked, which does not depend on the clock."""
+        """Fraction of the kernel's time in which an MMA pipe works, independent of the clock."""
         return self.busy.get("tensor core", 0.0)
 
 
 @dataclass
 class Simulated:
-    """Findings of one simulation.
+    """Result of one simulation.
 
     Attributes:
-        cycles: until its last cluster ended.
-        busy: unit -> cycles, summed over its SMs; "L2" and "HBM" in bytes, "FLOP" in operations.
+        cycles: cycles until the last cluster ended.
+        busy: unit -> cycles, summed over the SMs; "L2" and "HBM" in bytes, "FLOP" in operations.
     """
 
     cycles: float

@@ -1,9 +1,9 @@
-"""Names of warps and waits: what they do, and where the kernel's source says so."""
+"""Names of warps and waits: the kind of work, and its line in the kernel's source."""
 
 from tests.emulator.codegen import Program
 from tests.emulator.machine.trace import Event, WarpTrace
 
-# The first kind of event that a warp has names its role.
+# A warp's role is named by the first listed kind among its events.
 _ROLES = {
     "mma": "MMA",
     "copy": "TMA load",
@@ -18,12 +18,12 @@ _ROLES = {
 
 
 def place(program: Program, line: int) -> str:
-    """The kernel's source line of a PTX line, without its folders, or that line."""
+    """The source line of a PTX line, without folders, or the PTX line."""
     return program.where(line).source.rpartition("/")[2] or f"PTX line {line}"
 
 
 def role_of(program: Program, trace: WarpTrace) -> str:
-    """``MMA (gemm.py:310)``."""
+    """Role such as ``MMA (gemm.py:310)``."""
     first: dict[str, Event] = {}
     for item in trace:
         if isinstance(item, Event):

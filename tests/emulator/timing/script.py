@@ -1,4 +1,4 @@
-"""Script of a launch: what all of its clusters share when they are replayed."""
+"""Script of a launch: the replay's data that all clusters share."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -14,14 +14,14 @@ class Script:
 
     Attributes:
         program: the kernel.
-        segments: of each basic block.
+        segments: segments of each basic block.
         expected: arrivals of a phase, by mbarrier.
         meetings: warps of each generation of a CTA or cluster barrier.
         owners: position of the CTA that waits on an mbarrier.
         polls: PTX lines of waits that do not block.
         releases: PTX lines of cluster arrivals that order memory.
         cached: PTX lines of loads that L1 may answer.
-        names: of PTX lines, for timelines; filled as they are needed.
+        names: names of PTX lines, for timelines; filled on demand.
     """
 
     program: Program

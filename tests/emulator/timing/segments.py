@@ -1,4 +1,4 @@
-"""A kernel cut into straight-line segments, and what one warp alone needs for each.
+"""A kernel cut into straight-line segments, with the cost of each for a warp that runs alone.
 
 Segments end at instructions whose traces leave events, and before the first use of a value that a
 load may still be fetching. In between, time depends on issue slots, pipes and dependencies only, so
@@ -17,17 +17,17 @@ from tests.emulator.timing.fusion import absorbed
 
 @dataclass(eq=False)
 class Segment:
-    """Instructions that one warp issues without waiting for anything but its own arithmetic.
+    """Instructions that one warp issues with no wait other than for its own arithmetic.
 
     Attributes:
-        block: basic block it belongs to.
-        length: cycles from its first to its last issue, with one warp on the scheduler.
-        slots: pipe -> cycles of the pipe it takes; "issue" counts instructions.
-        line: PTX line of its last instruction; events of that line follow it.
-        waits: registers of loads that must have arrived before it starts.
-        loads: registers that its last instruction, a load, fetches.
-        branch: whether it ends its block with a jump.
-        late: register -> cycles after the segment's end at which its value is there.
+        block: basic block of the segment.
+        length: cycles from the first to the last issue, with one warp on the scheduler.
+        slots: pipe -> cycles of the pipe; "issue" counts instructions.
+        line: PTX line of the last instruction; events of that line follow the segment.
+        waits: registers of loads that must have arrived before the segment starts.
+        loads: registers that the last instruction, a load, fetches.
+        branch: whether the segment ends the block with a jump.
+        late: register -> cycles after the segment's end at which its value is ready.
         early: register -> cycle of its first use.
     """
 
@@ -115,14 +115,14 @@ def _schedule(
 
 
 def _taken(cost: Cost) -> float:
-    """Cycles until the warp can issue what follows."""
+    """Cycles until the warp can issue the next instruction."""
     return max(cost.issue, cost.stall)
 
 
 def _dependencies(
     part: list[Instruction], priced: list[Cost]
 ) -> tuple[list[list[int]], list[float]]:
-    """Each instruction's producers, and the longest chain of latencies from it to the end."""
+    """Each instruction's producers, and the longest latency chain from there to the end."""
     producer: dict[str, int] = {}
     before: list[list[int]] = []
     for index, instruction in enumerate(part):
@@ -147,7 +147,7 @@ def _issue_times(
     for index, earlier in enumerate(before):
         for producer in set(earlier):
             after[producer].append(index)
-    # Instructions by the time their operands are there; those that can go now by longest chain.
+    # Instructions by the time their operands are ready; ready instructions by the longest chain.
     later = [(0.0, -remaining[i], i) for i in range(last) if not missing[i]]
     heapify(later)
     now: list[tuple[float, int]] = []
@@ -178,6 +178,6 @@ def _issue_times(
             continue
         place(index, clock)
         clock += _taken(priced[index])
-    # What ends the segment, an event or a jump, comes last.
+    # The instruction that ends the segment, an event or a jump, comes last.
     place(last, max(clock, operands[last], free.get(priced[last].pipe, 0.0)))
     return issued

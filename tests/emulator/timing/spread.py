@@ -1,13 +1,13 @@
-"""A part of many that stands for all of them."""
+"""Representative sample of a sequence."""
 
 from itertools import pairwise
 from random import Random
 
 
 def spread(count: int, some: int) -> list[int]:
-    """``some`` of ``count`` numbers, one at random of every ``count / some`` in a row.
+    """``some`` of ``count`` numbers: one at random in each run of ``count / some``.
 
-    At random, so that what comes back every few numbers is met as often as it is among all of them.
+    The choice is random so that a property that recurs every few numbers keeps its frequency.
     """
     draw = Random(0)
     ends = [number * count // some for number in range(some + 1)]

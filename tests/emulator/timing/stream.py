@@ -1,4 +1,4 @@
-"""Runs grids one after the other on simulated SMs, as a stream with dependent launches does."""
+"""Execution of grids in stream order on simulated SMs, with dependent launches."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,22 +10,22 @@ from tests.emulator.timing.grid import Grid, Ordered
 from tests.emulator.timing.opaque import OpaqueGrid
 from tests.emulator.timing.replay import ClusterReplay
 
-_SHOWN = 20  # waiting warps that a deadlock's message names
+_SHOWN = 20  # waiting warps in a deadlock's message
 
 
 class Stream:
     """Grids in stream order.
 
-    A grid's clusters start in order, as SMs of one GPC have room for all CTAs of the next one. A
-    dependent grid may start once every CTA of the one before has executed launch_dependents or has
-    ended; another one once all CTAs of the one before have ended.
+    A grid's clusters start in order, as soon as SMs of one GPC have room for all CTAs of the next
+    cluster. A dependent grid may start once every CTA of its predecessor has executed
+    launch_dependents or has ended; any other grid once all CTAs of its predecessor have ended.
 
     Args:
-        chip: that they run on.
-        grids: in order.
+        chip: chip that the grids run on.
+        grids: grids in order.
 
     Attributes:
-        replays: of the clusters that have started.
+        replays: replays of the clusters that have started.
     """
 
     def __init__(self, chip: Chip, grids: Sequence[Ordered]) -> None:
@@ -39,10 +39,10 @@ class Stream:
             grid.before = before
 
     def run(self) -> None:
-        """Runs all grids.
+        """Run all grids.
 
         Raises:
-            TimingError: some never end.
+            TimingError: some grids never end.
         """
         self._start_next()
         self._engine.run()
@@ -68,7 +68,7 @@ class Stream:
         self._engine.at(self._engine.now + delay, self._start_next)
 
     def _fill(self, delay: float) -> None:
-        """Starts clusters of the grid that was opened last while there is room."""
+        """Start clusters of the last opened grid while there is room."""
         grid = self._grids[self._open]
         if not isinstance(grid, Grid):
             return
@@ -91,7 +91,7 @@ class Stream:
             self._over(grid)
 
     def _over(self, grid: Ordered) -> None:
-        """The last of a grid and of its writes has ended."""
+        """End of a grid, after its last cluster and its writes."""
         grid.ended = self._engine.now
         grid.let_next_open()
         flush = self._chip.p.grid_flush * 1e3 * self._chip.p.clock

@@ -1,4 +1,4 @@
-"""Supply of the bytes that a launch reads: from HBM, or from what L2 still holds."""
+"""Supply of the bytes that a launch reads: from HBM, or from L2's remaining contents."""
 
 from bisect import bisect_right
 from collections import OrderedDict
@@ -20,11 +20,11 @@ class Operand:
     """Memory that a launch reads.
 
     Attributes:
-        name: that the launches of a chain know it by.
-        address: of its first byte in the run that was traced.
-        nbytes: from there, in that run.
-        total: bytes of it in the whole problem.
-        streamed: whether it takes nobody's place in L2, as loads with evict_first have it.
+        name: name of the operand among the launches of a chain.
+        address: address of the first byte in the traced run.
+        nbytes: bytes from ``address`` in the traced run.
+        total: bytes of the operand in the whole problem.
+        streamed: whether the operand evicts nothing from L2, as loads with evict_first do.
     """
 
     name: str
@@ -35,12 +35,12 @@ class Operand:
 
 
 class Hits(NamedTuple):
-    """Shares of the bytes read, by where they come from.
+    """Shares of the bytes read, by source.
 
     Attributes:
-        miss: of loads' bytes, from HBM.
-        prefetched: of loads' bytes, what prefetches have asked for before.
-        prefetch_miss: of prefetched bytes, from HBM.
+        miss: share of loads' bytes that comes from HBM.
+        prefetched: share of loads' bytes that a prefetch has requested before.
+        prefetch_miss: share of prefetched bytes that comes from HBM.
     """
 
     miss: float = 0.0
@@ -52,14 +52,14 @@ class Supply:
     """Shares of HBM in a launch's reads, operand by operand.
 
     Args:
-        ctas: traced, of which the launch has ``repeat`` times as many.
+        ctas: traced CTAs; the launch has ``repeat`` times as many.
         cached: PTX lines of loads that L1 may answer.
-        operands: that reads are told apart by; none: all reads are alike.
-        missing: bytes of each operand that come from HBM; None: the distinct ones that the traced
-            CTAs read, for each repetition. What belongs to no operand is in L2.
+        operands: operands that reads are assigned to; empty: all reads are alike.
+        missing: bytes of each operand that come from HBM; None: the distinct bytes that the traced
+            CTAs read, for each repetition. Data of no operand is in L2.
 
     Attributes:
-        reads: bytes asked of L2, prefetches aside.
+        reads: bytes read from L2 without prefetches.
         hbm: bytes from HBM.
 
     Raises:
@@ -94,7 +94,7 @@ class Supply:
             self._hits[number] = self._share_out(events, repeat, cached, nbytes)
 
     def operand_of(self, where: Touched) -> int:
-        """Number of the operand that a read touches; −1 for none of those known."""
+        """Number of the operand that a read touches; −1 for memory of no known operand."""
         if not where or not self._starts:
             return -1
         first = where[0]
@@ -124,7 +124,7 @@ class Supply:
         cached: frozenset[int],
         missing: float | None,
     ) -> Hits:
-        """Shares the bytes from HBM out to prefetches and to the loads that come after them."""
+        """Distribute the bytes from HBM among prefetches and later loads."""
         fetched = [e for events in ctas for e in events if e.kind == "prefetch"]
         prefetched = repeat * sum(event.amount for event in fetched)
         reads = repeat * sum(l2_reads(events, cached) for events in ctas)
@@ -146,21 +146,21 @@ class Supply:
 
 
 class L2:
-    """Operands that L2 holds in whole or in part; the one used longest ago leaves first."""
+    """Operands that L2 holds in whole or in part, with LRU replacement."""
 
     def __init__(self, capacity: float) -> None:
         self._capacity = capacity
         self._held: OrderedDict[str, float] = OrderedDict()
 
     def read(self, operand: Operand) -> float:
-        """Bytes of an operand that are missing; L2 then holds what it can, unless streamed."""
+        """Missing bytes of an operand; L2 then holds as much as fits, unless it is streamed."""
         missing = max(0.0, operand.total - self._held.get(operand.name, 0.0))
         if not operand.streamed:
             self.write(operand.name, operand.total)
         return missing
 
     def write(self, name: str, nbytes: float) -> None:
-        """L2 holds what has just been written, as far as it has room."""
+        """Record written bytes as held by L2, as far as there is room."""
         self._held.pop(name, None)
         self._held[name] = min(nbytes, self._capacity)
         excess = sum(self._held.values()) - self._capacity

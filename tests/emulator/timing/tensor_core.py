@@ -4,12 +4,12 @@ from typing import NamedTuple
 
 from tests.emulator.timing.parameters import Parameters
 
-# One step of an MMA takes 32 bytes of K from each row of A and column of B, whatever the type.
+# An MMA step takes 32 bytes of K from each row of A and column of B, for any type.
 _STEP_BYTES = 32
 
 
 class MmaShape(NamedTuple):
-    """An MMA as events describe it.
+    """An MMA, as recorded in events.
 
     Attributes:
         kind: "f16", "tf32", "f8f6f4", "i8", "mxf8f6f4", "mxf4", "mxf4nvf4".
@@ -44,7 +44,7 @@ def shared_bytes(shape: MmaShape) -> int:
 def interval(shape: MmaShape, p: Parameters) -> float:
     """Cycles until the next MMA can begin: arithmetic, or operands from shared memory.
 
-    A pair with M = 128 spreads its 64 rows per SM over the whole core: half the cycles.
+    A pair with M = 128 spreads its 64 rows per SM over the whole tensor core: half the cycles.
     """
     return max(_arithmetic(shape, p), shared_bytes(shape) / p.shared_bandwidth)
 

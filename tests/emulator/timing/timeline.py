@@ -1,17 +1,17 @@
-"""Timeline of one SM, for people to look at."""
+"""Timeline of one SM, for viewing."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
 class Slice(NamedTuple):
-    """Something that took time on a track.
+    """Work that took time on a track.
 
     Attributes:
         track: warp or unit.
-        name: what it was.
+        name: kind of work.
         start, end: cycles.
-        overlaps: whether others of its track may be under way at once.
+        overlaps: whether other slices of the track may be under way at once.
     """
 
     track: str
@@ -26,8 +26,8 @@ class Timeline:
     """Slices of one SM.
 
     Attributes:
-        name: of the SM.
-        slices: in the order they were known.
+        name: name of the SM.
+        slices: slices in the order of recording.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Timeline:
     _latest: dict[str, int] = field(default_factory=dict)
 
     def add(self, track: str, name: str, start: float, end: float, overlaps: bool = False) -> None:
-        """Adds a slice; one that continues the last of its track, under the same name, joins it."""
+        """Add a slice; merge a slice that continues the track's last slice of the same name."""
         if end <= start:
             return
         if not overlaps:

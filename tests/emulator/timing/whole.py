@@ -1,4 +1,4 @@
-"""Time of a whole problem from a few steps' small runs, and the least that is possible."""
+"""Time of a whole problem from small runs of a few steps, and the speed of light."""
 
 from dataclasses import dataclass, replace
 
@@ -15,8 +15,8 @@ class SpeedOfLight:
     """The least time of a problem.
 
     Attributes:
-        tensor_us: for its arithmetic on the tensor cores.
-        hbm_us: for its bytes.
+        tensor_us: µs of the arithmetic on the tensor cores.
+        hbm_us: µs of the bytes from and to HBM.
     """
 
     tensor_us: float
@@ -38,14 +38,14 @@ def speed_of_light(
     kind: str = "mxf4nvf4",
     parameters: Parameters = B200_TIMING,
 ) -> SpeedOfLight:
-    """The least time of a problem, whatever the kernel.
+    """The least time of a problem on the chip, for any kernel.
 
     Args:
-        flops: two for each multiply-add.
+        flops: operations, two for each multiply-add.
         read: bytes from HBM, each counted once.
         written: bytes to HBM.
-        kind: of MMA, as in ``tcgen05.mma.kind::``.
-        parameters: of the chip.
+        kind: kind of the MMA, as in ``tcgen05.mma.kind::``.
+        parameters: parameters of the chip.
 
     Raises:
         ValueError: an unknown kind.
@@ -59,13 +59,13 @@ def speed_of_light(
 
 
 def extrapolate(few: Timing, many: Timing, steps: tuple[float, float, float]) -> Timing:
-    """The time of a problem that does more of the same steps than two that were modelled.
+    """Time of a problem with more steps than two modelled launches.
 
     Args:
-        few: with steps[0] of what is repeated, such as tiles of K or of a persistent CTA; more of
-            them than the kernel's pipelines are deep.
-        many: of the same grid, with steps[1] of them.
-        steps: in ``few``, in ``many``, and in the problem asked for.
+        few: launch with steps[0] of the repeated work, such as tiles of K or of a persistent CTA;
+            more steps than the kernel's pipelines are deep.
+        many: launch of the same grid with steps[1].
+        steps: steps in ``few``, in ``many``, and in the problem.
 
     Raises:
         ValueError: steps that do not grow, or grids that differ.

@@ -29,13 +29,13 @@ class Box:
 
     @property
     def transaction_bytes(self) -> int:
-        """Bytes that complete_tx counts: those moved, out of bounds or not, paddings not."""
+        """Bytes that complete_tx counts: all moved bytes, in or out of bounds, without padding."""
         return self.rows * self.packed_row_bytes
 
 
 @lru_cache(maxsize=1024)
 def box_of(tensor_map: TensorMap, rows_gathered: int | None = None) -> Box:
-    """The box, or that of a gather4 or scatter4 of ``rows_gathered`` rows.
+    """The box of a copy, or of a gather4 or scatter4 of ``rows_gathered`` rows.
 
     Raises:
         UnknownInstruction: an interleaved layout.
@@ -45,7 +45,7 @@ def box_of(tensor_map: TensorMap, rows_gathered: int | None = None) -> Box:
             f"tensor map with {tensor_map.interleave.name} interleave: only uninterleaved layouts "
             "are modelled"
         )
-    # A traversal stride moves ceil(box / stride) elements; the first one is ignored without an
+    # A traversal stride moves ceil(box / stride) elements; the first stride is ignored without an
     # interleave (CUDA driver API, cuTensorMapEncodeTiled; both seen on an H200).
     steps = (1, *tensor_map.element_strides[1:])
     counts = tuple(-(-b // step) for b, step in zip(tensor_map.box, steps, strict=True))
@@ -60,7 +60,8 @@ def place(tensor_map: TensorMap, box: Box, shared_address: int) -> Placement:
     """Placement of the box in shared memory from ``shared_address``.
 
     Raises:
-        Misaligned: an address that is no multiple of 128 (seen on an H200, for loads and stores).
+        Misaligned: an address that is not a multiple of 128 (seen on an H200, for loads and
+            stores).
     """
     if shared_address % SHARED_ALIGNMENT:
         raise Misaligned(

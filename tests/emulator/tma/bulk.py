@@ -22,11 +22,11 @@ _ACCEPTED_SHARED = {
 
 
 def check_copy(nbytes: int, *addresses: int) -> None:
-    """Checks the size of a bulk copy or prefetch and its addresses (PTX ISA 9.7.9.25.4.1).
+    """Check the size of a bulk copy or prefetch and its addresses (PTX ISA 9.7.9.25.4.1).
 
     Raises:
-        IllegalInstruction: a size that is no multiple of 16.
-        Misaligned: an address that is none.
+        IllegalInstruction: a size that is not a multiple of 16.
+        Misaligned: an address that is not a multiple of 16.
     """
     if nbytes % 16:
         raise IllegalInstruction(f"bulk copy of {nbytes} bytes, accepted multiples of 16")
@@ -36,7 +36,7 @@ def check_copy(nbytes: int, *addresses: int) -> None:
 
 
 def check_reduction(operation: str, kind: str, destination: str, noftz: bool = False) -> None:
-    """Checks a bulk reduction's operation and type.
+    """Check a bulk reduction's operation and type.
 
     Args:
         operation: add, min, max, inc, dec, and, or, xor.

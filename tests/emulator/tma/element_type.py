@@ -1,4 +1,4 @@
-"""Element types of a tensor map, with every number they go by."""
+"""Element types of a tensor map, with their encodings."""
 
 from enum import Enum
 
@@ -9,9 +9,9 @@ class ElementType(Enum):
     Attributes:
         driver: number in the driver's argument list (CUtensorMapDataType).
         code: number in the descriptor.
-        rounds: whether the descriptor also asks for TF32, which loads round to.
+        rounds: whether the descriptor requests TF32 rounding on loads.
         bits: width in global memory.
-        kind: type that a reduction works on, "" where none does.
+        kind: element type of reductions, "" if there are none.
     """
 
     U8 = (0, 0, False, 8, "")
@@ -53,11 +53,11 @@ class ElementType(Enum):
 
     @property
     def padded(self) -> bool:
-        """Whether 16 elements take 16 bytes of shared memory, fewer in global memory."""
+        """Whether 16 elements take 16 bytes of shared memory, but fewer in global memory."""
         return self.sub_byte and self.code != 11
 
 
-# By the number tensormap.replace takes (PTX ISA 9.7.9.28, table of new_val).
+# Index: number in tensormap.replace (PTX ISA 9.7.9.28, table of new_val).
 REPLACE_ELEMENT_TYPES = (
     ElementType.U8,
     ElementType.U16,

@@ -46,11 +46,11 @@ def combine(operation: str, kind: str, old: Bytes, new: Bytes, flush: bool = Fal
         operation: add, min, max, inc, dec, and, or, xor.
         kind: PTX type of the elements.
         old: contiguous bytes.
-        new: as many.
+        new: contiguous bytes, of the same length.
         flush: whether an addition flushes subnormals of f32.
 
     Raises:
-        IllegalInstruction: the operation does not work on this type.
+        IllegalInstruction: the operation does not support this type.
     """
     if kind not in ACCEPTED.get(operation, ()):
         raise IllegalInstruction(
@@ -68,12 +68,12 @@ def _add(old: Items, new: Items, kind: str, flush: bool) -> Items:
         old, new = _flushed(old), _flushed(new)
     total: Items = old + new
     if kind == "f64":
-        # NaNs pass as they are, the source's first; inf - inf is the negative quiet NaN (H200).
+        # NaNs pass unchanged, the source's first; inf - inf is the negative quiet NaN (H200).
         total = np.where(np.isnan(old), old, total)
         return np.where(np.isnan(new), new, total)
     if kind in ("f16", "bf16", "f32"):
         bits = total.view(f"u{total.itemsize}")
-        # Every NaN becomes the canonical one (seen on an H200).
+        # Every NaN becomes canonical (seen on an H200).
         bits[np.isnan(total)] = 0x7FFF_FFFF if kind == "f32" else 0x7FFF
     return _flushed(total) if flush else total
 
@@ -88,7 +88,7 @@ def _extreme(pick: Callable[[Items, Items], Items]) -> Callable[[Items, Items, s
     def reduce(old: Items, new: Items, kind: str, flush: bool) -> Items:
         if kind not in ("f16", "bf16"):
             return pick(old, new)
-        # Numbers win over NaN, and -0 < +0: compared as integers that order as the values do.
+        # Numbers win over NaN, and -0 < +0: compared as integers of the same order.
         keys = [x ^ (x >> 15 & 0x7FFF) for x in (old.view(np.int16), new.view(np.int16))]
         least = keys[0] == pick(keys[0], keys[1])
         chosen = np.where(np.isnan(old), new, np.where(np.isnan(new) | least, old, new))

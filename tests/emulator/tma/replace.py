@@ -1,4 +1,4 @@
-"""tensormap.replace: one field of a descriptor set anew (PTX ISA 9.7.9.28)."""
+"""tensormap.replace: replacement of one field of a descriptor (PTX ISA 9.7.9.28)."""
 
 from tests.emulator.findings import IllegalInstruction
 from tests.emulator.tma.element_type import REPLACE_ELEMENT_TYPES
@@ -23,17 +23,17 @@ _FIELDS = {
 def replace_field(descriptor: bytes, field: str, value: int, ordinal: int | None = None) -> bytes:
     """``descriptor`` with ``field`` set to ``value``, numbered as the PTX ISA does.
 
-    That is: the rank less one, element types by the instruction's own table, the rest as it is.
+    The rank is stored less one, an element type by the instruction's table, other values unchanged.
     The result may be no legal tensor map until more fields are replaced.
 
     Args:
         descriptor: 128 bytes.
-        field: as in the instruction, without its dot.
+        field: name as in the instruction, without its dot.
         value: ``new_val``.
-        ordinal: ``ord``, for the fields that there is one of per dimension.
+        ordinal: ``ord``, for the fields that exist once per dimension.
 
     Raises:
-        IllegalInstruction: unknown field, or a value or ordinal out of its range.
+        IllegalInstruction: unknown field, or a value or ordinal out of range.
     """
     if field not in _FIELDS:
         raise IllegalInstruction(f"tensormap.replace .{field}, accepted {sorted(_FIELDS)}")
@@ -59,7 +59,7 @@ def replace_field(descriptor: bytes, field: str, value: int, ordinal: int | None
 
 
 def _parts(field: str, value: int, ordinal: int) -> list[tuple[int, int, int]]:
-    """(first bit, width, content) of every part of the descriptor that the field takes."""
+    """(first bit, width, content) of every part of the descriptor that the field occupies."""
     flags = 64
     if field == "global_address":
         return [(0, 64, value)]

@@ -1,4 +1,4 @@
-"""Shared-memory swizzles: where a box's bytes go, as a permutation of small units."""
+"""Shared-memory swizzles: places of a box's bytes, as a permutation of small units."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 
-_ITEM: dict[int, Any] = {8: np.uint64, 16: np.complex128}  # moved as they are, never computed with
+_ITEM: dict[int, Any] = {8: np.uint64, 16: np.complex128}  # moved unchanged, never computed with
 
 
 class Swizzle(IntEnum):
-    """Numbered as the driver does (CUtensorMapSwizzle)."""
+    """Swizzle modes, numbered as in the driver (CUtensorMapSwizzle)."""
 
     NONE = 0
     B32 = 1
@@ -26,7 +26,7 @@ class Swizzle(IntEnum):
 
     @property
     def span(self) -> int:
-        """Bytes within which chunks change places; rows of a swizzled box start this far apart."""
+        """Bytes within which chunks are permuted; rows of a swizzled box start this far apart."""
         return (0, 32, 64, 128, 128, 128, 128)[self]
 
     @property
@@ -68,10 +68,10 @@ class Placement:
     """Placement of a box's rows in shared memory, relative to the copy's shared address.
 
     Attributes:
-        nbytes: from the shared address to the end of what the copy touches.
+        nbytes: bytes from the shared address to the end of the copied range.
         unit: bytes that stay together, 8 or 16.
-        index: for each unit of the box in order, its place; None if they lie as they are.
-        inverse: for each place its unit, where the box fills all places and has an index.
+        index: place of each unit of the box in order; None for a linear layout.
+        inverse: unit of each place, if the box fills all places and has an index.
     """
 
     nbytes: int
@@ -80,7 +80,7 @@ class Placement:
     inverse: npt.NDArray[np.intp] | None
 
     def scatter(self, box: Bytes, window: Bytes) -> None:
-        """Writes the box's bytes (in order, contiguous) to the ``nbytes`` of shared memory."""
+        """Write the box's bytes (in order, contiguous) to the ``nbytes`` of shared memory."""
         if self.index is None:
             window[...] = box.reshape(-1)
             return
@@ -92,7 +92,7 @@ class Placement:
             window.view(item)[self.index] = units
 
     def gather(self, window: Bytes) -> Bytes:
-        """The box's bytes in order, out of the ``nbytes`` of shared memory."""
+        """The box's bytes in order, from the ``nbytes`` of shared memory."""
         if self.index is None:
             return window.copy()
         return window.view(_ITEM[self.unit]).take(self.index).view(np.uint8)
@@ -102,8 +102,8 @@ class Placement:
 def placement(swizzle: Swizzle, rows: int, row_bytes: int, phase: int) -> Placement:
     """Placement of ``rows`` rows at a shared address that is ``phase`` modulo 1024.
 
-    A swizzled row starts a whole span after the one before, however short it is; the bytes between
-    are left alone (seen on an H200). Rows that are not swizzled follow one another.
+    A swizzled row starts a whole span after its predecessor, however short the row; the bytes
+    between rows are left alone (seen on an H200). Rows without swizzle are contiguous.
     """
     if swizzle == Swizzle.NONE:
         return Placement(rows * row_bytes, 16, None, None)

@@ -1,4 +1,4 @@
-"""Tensor maps: the 128-byte descriptors of tile copies, and what the driver lets them say.
+"""Tensor maps: the 128-byte descriptors of tile copies, and the limits set by the driver.
 
 Only tile mode is modelled; im2col descriptors are refused.
 """
@@ -16,11 +16,11 @@ from tests.emulator.tma.swizzle import Swizzle
 NBYTES = 128
 # Box bytes beyond the shared memory of a CTA are refused; 256 KiB were, on an H200.
 _LARGEST_BOX = 227 * 1024
-_RESERVED_WORD_1 = 0xFFC0_000D  # bits 1 and 21 are set by some encoders, without a difference
+_RESERVED_WORD_1 = 0xFFC0_000D  # some encoders set bits 1 and 21, without effect
 
 
 class Interleave(IntEnum):
-    """Numbered as the driver does (CUtensorMapInterleave)."""
+    """Interleave modes, numbered as in the driver (CUtensorMapInterleave)."""
 
     NONE = 0
     B16 = 1
@@ -29,17 +29,17 @@ class Interleave(IntEnum):
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A tensor in global memory and the box that one copy of it moves; innermost dimension first.
+    """A tensor in global memory and the box moved by one copy; innermost dimension first.
 
     Attributes:
-        element_type: of the tensor.
-        address: of its first element.
+        element_type: type of the tensor's elements.
+        address: address of the first element.
         dims: elements along each of 1 to 5 dimensions.
         strides: bytes between elements of each dimension but the first.
         box: elements a copy spans along each dimension.
-        element_strides: of these, each how manyth is moved; the first is not looked at.
+        element_strides: step between moved elements of each dimension; the first is ignored.
         interleave: channel-interleaved layout.
-        swizzle: of the box in shared memory.
+        swizzle: swizzle of the box in shared memory.
         l2_promotion: 0 to 3, a hint.
         nan_fill: whether out-of-bounds elements read as NaN rather than 0.
     """
@@ -87,7 +87,7 @@ def _shape_objection(tensor_map: TensorMap) -> str | None:
 
 
 def _moved_bytes(tensor_map: TensorMap) -> int:
-    """Bytes of a box as the driver counts them: whole element strides alone."""
+    """Bytes of a box as counted by the driver: whole element strides alone."""
     steps = zip(tensor_map.box, tensor_map.element_strides, strict=True)
     return prod(b // s for b, s in steps) * tensor_map.element_type.bits // 8
 
@@ -121,10 +121,10 @@ def _box_objection(tensor_map: TensorMap) -> str | None:
 
 
 def check(tensor_map: TensorMap, capability: int = 100) -> None:
-    """Raises IllegalInstruction for what the driver refuses on compute ``capability`` (90, 100).
+    """Raise IllegalInstruction if the driver of ``capability`` (90, 100) refuses the map.
 
-    The rules are those of cuTensorMapEncodeTiled's documentation, except where an H200's driver was
-    seen to accept more.
+    The rules follow cuTensorMapEncodeTiled's documentation, except where an H200's driver was seen
+    to accept more.
     """
     objection = _shape_objection(tensor_map) or _box_objection(tensor_map)
     if capability < 100 and tensor_map.element_type.sub_byte:
@@ -136,7 +136,7 @@ def check(tensor_map: TensorMap, capability: int = 100) -> None:
 
 
 def encode(tensor_map: TensorMap, capability: int = 100) -> bytes:
-    """The descriptor, byte for byte as the driver makes it.
+    """The descriptor, byte for byte as encoded by the driver.
 
     Raises:
         IllegalInstruction: the driver refuses these arguments.
@@ -161,7 +161,7 @@ def encode(tensor_map: TensorMap, capability: int = 100) -> bytes:
     low = [stride & 0xFFFF_FFFF for stride in strides]
     high = sum((stride >> 32) << 4 * i for i, stride in enumerate(strides))
     word_6 = sum(step << 3 * i for i, step in enumerate(steps)) | box[0] << 24
-    # Words 8 and 9 are the driver's notes: bytes of a box, and the swizzle's period.
+    # Words 8 and 9 are redundant: bytes of a box, and the swizzle's period.
     notes = (_moved_bytes(tensor_map), 1024 if swizzle > Swizzle.B128 else swizzle.period)
     words = (tensor_map.address, word_1, *low, high, *dims, word_6)
     lanes = sum(extent << 8 * i for i, extent in enumerate(box[1:]))
@@ -170,10 +170,10 @@ def encode(tensor_map: TensorMap, capability: int = 100) -> bytes:
 
 @lru_cache(maxsize=1024)
 def decode(descriptor: bytes, capability: int = 100) -> TensorMap:
-    """The tensor map that ``descriptor`` (128 bytes) holds; the same object for the same bytes.
+    """The tensor map in ``descriptor`` (128 bytes); the same object for the same bytes.
 
     Raises:
-        IllegalInstruction: no tiled tensor map looks like this, or a copy with it would be illegal.
+        IllegalInstruction: the bytes are no tiled tensor map, or a copy with it would be illegal.
     """
     if len(descriptor) != NBYTES:
         raise IllegalInstruction(f"tensor map of {len(descriptor)} bytes, accepted {NBYTES}")

@@ -1,7 +1,7 @@
 """Tile copies between a tensor in global memory and boxes (PTX ISA 5.5.3, 9.7.9.25.5).
 
-A box passes through here as its bytes in order, row after row; :mod:`tests.emulator.tma.swizzle`
-puts them into shared memory and takes them out again.
+A box is represented by its bytes in order, row after row; :mod:`tests.emulator.tma.swizzle`
+scatters the bytes to shared memory and gathers them again.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from tests.emulator.tma.tensor_map import TensorMap
 # (address, nbytes) -> that much global memory, as a view; called once per contiguous footprint.
 Fetch = Callable[[int, int], Bytes]
 
-_OOB_NAN = 0x7FF7  # in every 16 bits, whatever the type (seen on an H200)
+_OOB_NAN = 0x7FF7  # in every 16 bits, for any type (seen on an H200)
 
 
 class Direction(StrEnum):
@@ -39,10 +39,10 @@ class Footprint:
     """Bytes of global memory that a copy touches.
 
     Attributes:
-        address: of the first.
-        shape: of the region, outermost dimension first; the last counts consecutive bytes.
-        strides: in bytes, one per dimension, the last 1.
-        nbytes: from the first byte to the last.
+        address: address of the first byte.
+        shape: shape of the region, outermost dimension first; the last counts consecutive bytes.
+        strides: strides in bytes, one per dimension, the last 1.
+        nbytes: bytes from the first byte to the last.
     """
 
     address: int
@@ -53,8 +53,8 @@ class Footprint:
     def of(self, memory: npt.NDArray[Any], granule: int = 1) -> npt.NDArray[Any]:
         """The region as a view of ``memory``, which has one item per ``granule`` bytes.
 
-        ``memory`` starts with the granule of the first byte. A granule that is touched in part
-        counts; ``granule`` divides 16.
+        ``memory`` starts with the granule of the first byte. A partly touched granule counts;
+        ``granule`` divides 16.
         """
         item = memory.itemsize
         shape, strides = self.shape, self.strides
@@ -71,10 +71,10 @@ class Tile:
     """One box at its place in a tensor.
 
     Attributes:
-        tensor_map: of the tensor.
-        box: its shape.
-        parts: in-bounds regions, each with what it is of the box (slices of the bytes shaped as
-            the box, outermost dimension first), or None where it is the whole box.
+        tensor_map: map of the tensor.
+        box: shape of the box.
+        parts: in-bounds regions, each with its part of the box (slices of the bytes shaped as the
+            box, outermost dimension first), or None for the whole box.
     """
 
     tensor_map: TensorMap
@@ -86,7 +86,7 @@ class Tile:
         return (*self.box.counts[:0:-1], self.box.packed_row_bytes)
 
     def read(self, fetch: Fetch) -> Bytes:
-        """The box's bytes in order, out-of-bounds elements filled; contiguous."""
+        """The box's bytes in order, contiguous, with out-of-bounds elements filled."""
         kind = self.tensor_map.element_type
         parts = self.parts
         if len(parts) == 1 and parts[0][1] is None:
@@ -103,14 +103,14 @@ class Tile:
         return _padded(packed, kind) if kind.padded else packed.reshape(-1)
 
     def write(self, box: Bytes, fetch: Fetch) -> None:
-        """Copies the in-bounds part of the box's bytes to global memory."""
+        """Copy the in-bounds part of the box's bytes to global memory."""
         packed = self._packed(box)
         for footprint, where in self.parts:
             view = footprint.of(fetch(footprint.address, footprint.nbytes))
             view[...] = packed if where is None else packed[where]
 
     def reduce(self, operation: str, box: Bytes, fetch: Fetch) -> None:
-        """Folds the in-bounds part of the box's elements into global memory."""
+        """Reduce the in-bounds part of the box's elements into global memory."""
         kind = self.tensor_map.element_type
         packed = self._packed(box)
         for footprint, where in self.parts:
@@ -157,8 +157,8 @@ def locate_rows(
     """The four rows of .tile::gather4 and .tile::scatter4, each from ``column``.
 
     Raises:
-        IllegalInstruction: a tensor map that is not of rank 2 with boxes of one row, or what
-            :func:`locate` raises for.
+        IllegalInstruction: a tensor map that is not of rank 2 with boxes of one row, or an error of
+            :func:`locate`.
     """
     if tensor_map.rank != 2 or tensor_map.box[1] != 1 or len(rows) != 4:
         raise IllegalInstruction(
@@ -205,7 +205,7 @@ def _region(
     coordinates: tuple[int, ...],
     direction: Direction,
 ) -> tuple[Footprint, tuple[slice, ...] | None] | None:
-    """The part of ``counts`` elements at ``coordinates`` that is in bounds; None: there is none."""
+    """The in-bounds part of ``counts`` elements at ``coordinates``; None if there is none."""
     bits = tensor_map.element_type.bits
     first, extent = coordinates[0], tensor_map.dims[0]
     if direction in (Direction.STORE, Direction.REDUCE):
@@ -245,7 +245,7 @@ def _region(
 
 
 def _rounded(data: Bytes) -> Bytes:
-    """FP32 to TF32 as loads round it: to nearest even, NaN to one pattern (seen on an H200)."""
+    """FP32 to TF32, rounded as by loads: to nearest even, NaN to one pattern (seen on an H200)."""
     bits = np.ascontiguousarray(data).view(np.uint32)
     nan = (bits & 0x7FFF_FFFF) > 0x7F80_0000
     rounded = (bits + 0xFFF + (bits >> 13 & 1)) & np.uint32(0xFFFF_E000)

@@ -1,6 +1,6 @@
 """Matrix descriptors of wgmma (PTX ISA, "Matrix Descriptor Format").
 
-The layouts they mean are the canonical ones that tcgen05 has too; only the words differ.
+The layouts are the canonical layouts, as for tcgen05; only the encodings differ.
 """
 
 from functools import lru_cache
@@ -14,10 +14,10 @@ _FIELDS = 0x3FFF | 0x3FFF << 16 | 0x3FFF << 32 | 0b111 << 49 | 0b11 << 62
 
 @lru_cache(maxsize=4096)
 def decode_descriptor(word: int) -> SharedDescriptor:
-    """Takes a 64-bit descriptor apart.
+    """Decode a 64-bit descriptor.
 
     Raises:
-        IllegalInstruction: bits are set that have no meaning.
+        IllegalInstruction: reserved bits are set.
         Misaligned: the start lies in the middle of the swizzle's pattern.
         UnknownInstruction: the base offset is not 0.
     """

@@ -21,8 +21,8 @@ WARPS = 4
 def a_matrix(registers: Words, element: Element) -> Floats:
     """A, float32 [64, 16], from words [warp, register, lane].
 
-    A register holds columns 2 (t % 4) and the next: of the upper row, of the lower row, and of both
-    again 8 columns on.
+    A register holds columns 2 (t % 4) and the next: first of the upper row, then of the lower row,
+    then of both rows again 8 columns on.
     """
     raw = np.ascontiguousarray(registers).reshape(-1, 32).view(np.uint8)
     elements = decode(raw, element).reshape(WARPS, 2, 2, 8, 4, 2)
@@ -32,8 +32,8 @@ def a_matrix(registers: Words, element: Element) -> Floats:
 def d_matrix(registers: npt.NDArray[Any]) -> Floats:
     """D, [64, N], from float32 [warp, register, lane].
 
-    Registers 4 j to 4 j + 3 hold columns 8 j + 2 (t % 4) and the next, of the upper and then of the
-    lower row.
+    Registers 4 j to 4 j + 3 hold columns 8 j + 2 (t % 4) and the next, first of the upper row, then
+    of the lower row.
     """
     columns = registers.shape[1] // 4
     parts = registers.reshape(WARPS, columns, 2, 2, 8, 4)

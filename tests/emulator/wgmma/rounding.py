@@ -1,9 +1,9 @@
-"""Sums as an H200 rounds them: slower than a matrix product, and the same to the bit.
+"""Sums rounded bit-exactly as on an H200: slower than a matrix product.
 
-Found from recorded sums (``silicon/cases/wgmma.py``), of normal numbers: NVIDIA documents none of
-it. A wgmma adds its 16 products and D before at once. Each is cut off, toward zero, 25 bits below
-the largest exponent, where a product's exponent is the sum of its factors'. So is what comes out,
-to float32.
+The rule was found from recorded sums of normal numbers (``silicon/cases/wgmma.py``): NVIDIA
+documents no part of it. A wgmma adds its 16 products and the previous D at once. Each term is
+truncated, toward zero, 25 bits below the largest exponent, where a product's exponent is the sum of
+the exponents of its factors. The sum is truncated to float32 as well.
 """
 
 import numpy as np
@@ -27,10 +27,10 @@ def multiply_accumulate(a: Floats, b: Floats, before: Floats | None) -> Floats:
     Args:
         a: [rows, 16], of f16 or bf16 values.
         b: [n, 16], likewise.
-        before: D, [rows, n]; None where it is not added to.
+        before: D, [rows, n]; None if D is overwritten.
 
     Returns:
-        float32 [rows, n]; what is not finite is rounded as numpy does.
+        float32 [rows, n]; non-finite values are rounded as numpy does.
     """
     rows, columns = a.astype(np.float64), b.astype(np.float64)
     terms = rows[:, None, :] * columns[None, :, :]
