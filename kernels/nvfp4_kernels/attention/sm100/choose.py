@@ -24,16 +24,16 @@ class AttentionProblem:
     """Host integers that a launch knows.
 
     Attributes:
-        batch: sequences.
-        queries: maximum of a sequence.
-        keys: maximum of a sequence.
+        batch: number of sequences.
+        queries: most queries of a sequence.
+        keys: most keys of a sequence.
         kv_heads: KV heads.
         group: query heads of each KV head.
         head_dim: D.
         fp8: whether the cache is E4M3.
         window: keys a query sees; 0: all.
-        indexed: whether every token has a list of keys; then ``batch`` counts tokens, each a query
-            of its own.
+        indexed: whether every token has a list of keys; then ``batch`` counts tokens, each with one
+            query.
         batch_invariant: see ``Scoring``: one tile for prefills and decodes, and no splits.
     """
 
@@ -53,10 +53,10 @@ class AttentionProblem:
 def choose_config(problem: AttentionProblem, sms: int = SMS) -> tuple[AttentionTile, int]:
     """Choose the tile, and the splits of the keys that fill the device.
 
-    Two query tiles where there are rows for both and tensor memory holds them. Rows that one warp
-    holds, those of most decodes, split their keys over four warps. Splits fill one wave of CTAs;
-    with such rows, which wait for memory, there are more where the last of several waves would
-    leave most of the device idle. A part never has next to nothing to do.
+    Two query tiles where there are rows for both and tensor memory holds them. If one warp holds
+    all rows, as in most decodes, four warps split the keys. Split-KV fills one wave of CTAs; such
+    decodes, which are memory-bound, get more splits where the last of several waves would leave
+    most of the device idle. A split never has next to no keys.
     """
     if problem.batch_invariant:
         tile = AttentionTile(
@@ -97,7 +97,8 @@ def choose_config(problem: AttentionProblem, sms: int = SMS) -> tuple[AttentionT
 
 
 def _decode_seconds(tile: AttentionTile, ctas: int, tiles: int, places: int, splits: int) -> float:
-    """Estimated time of ``ctas`` times ``splits`` CTAs that share ``tiles`` key tiles each.
+    """Estimated time of ``ctas`` · ``splits`` CTAs, where ``splits`` of them share ``tiles`` key
+    tiles.
 
     Every wave waits for memory, or for its CTAs' chains of MMAs and softmax.
     """

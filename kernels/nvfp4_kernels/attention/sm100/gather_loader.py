@@ -1,4 +1,4 @@
-"""Load warp of the indexed layout: TMA gathers of the keys on each token's list."""
+"""Load warp of the indexed layout: TMA gathers of the keys listed for each token."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -37,7 +37,7 @@ class KeyLists:
         indices: int32 [tokens, stride], positions in the token's sequence.
         stride: elements between lists.
         query_start: int32 [sequences + 1], tokens.
-        sequences: their number.
+        sequences: number of sequences.
         map_strides: of the cache.
     """
 
@@ -60,7 +60,9 @@ class GatherLoader(TmaLoader):
 
     @cute.jit
     def _page_table(self, source: Source, work: WorkTile) -> Array:
-        """Pages of the token's sequence, whose index is the count of later starts up to it."""
+        """Pages of the token's sequence; its index is the number of later sequences' starts ≤ the
+        token.
+        """
         lists, lane = self.lists, cute.arch.lane_idx()
         starts = Array(lists.query_start, shape=(1,))
         ended = Int32(0)

@@ -28,7 +28,7 @@ def exp2_mixed(values: list[Float32], emulated: int, degree: int) -> list[Float3
 
 
 def emulated_among(values: list[Float32], emulated: int) -> list[Float32]:
-    """Values whose powers ``exp2_mixed`` emulates."""
+    """Values for which ``exp2_mixed`` emulates the exponential."""
     return [value for index, value in enumerate(values) if _is_emulated(index, emulated)]
 
 
@@ -102,7 +102,7 @@ def fadd_reduce(values: list[Float32]) -> Float32:
 
 
 def add_folded(sums: list[Float32], values: list[Float32]) -> list[Float32]:
-    """Add values to ``SUMS`` independent sums, or begin those if there are none."""
+    """Add values to ``SUMS`` independent sums; with no sums yet, start new ones."""
     for first in range(0, len(values), SUMS):
         part = values[first : first + SUMS]
         sums = _add_packed(sums, part) if sums else part

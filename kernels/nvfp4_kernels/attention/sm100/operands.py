@@ -1,4 +1,4 @@
-"""MMA operands in shared memory, their descriptors, and tensor maps of keys and values.
+"""MMA operands in shared memory with their descriptors, and tensor maps of keys and values.
 
 A tile of rows is [chunk, row, chunk bytes], chunks as wide as their swizzle. Queries and keys are
 K-major operands, values are MN-major: both are what TMA writes for a box of [rows, chunk bytes].

@@ -1,4 +1,4 @@
-"""Queries that are rotated on their way to shared memory, and new keys on theirs to the cache."""
+"""Rotary embedding of queries on load, and of new keys before the store to the cache."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,13 +26,13 @@ class RotationArguments(NamedTuple):
 
     Attributes:
         new_k, new_v: keys and values of the queries' tokens.
-        cache: written.
+        cache: KV cache, written.
         slots: int64 [tokens], negative for a token that is not stored.
         table: [positions, R], R/2 cosines and R/2 sines.
         q_norm, k_norm: [D]; null without a norm.
         eps: added to mean squares.
-        settled: 1 if lengths, pages and older keys may be read while the kernel before this one
-            ends, else 0.
+        settled: 1 if lengths, pages and older keys may be read before the preceding kernel ends,
+            else 0.
     """
 
     new_k: TokenHeads
@@ -48,9 +48,9 @@ class RotationArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class RotatingQueryLoader:
-    """Prologue of the softmax warps, as ``QueryLoader``, of queries that it rotates.
+    """Prologue of the softmax warps, as ``QueryLoader``, that also rotates queries.
 
-    A token's position is that of its key among its sequence's.
+    A token's position is the index of its key in the sequence.
     """
 
     tile: AttentionTile
@@ -67,7 +67,9 @@ class RotatingQueryLoader:
         row: QueryRow,
         warp: Int32,
     ) -> Float32:
-        """Load the warp's rows of a query tile, zeros past the last; return the own row's scale."""
+        """Load the warp's rows of a query tile, zeros past the last; return the scale of this
+        thread's row.
+        """
         head, lane = self.rotation.heads, cute.arch.lane_idx()
         heads, part = Heads(head, self.rotation.store), part_of(head, lane % head.lanes)
         start = QueryLoader(self.tile, self.variant).row_units(queries, work, row)
@@ -111,7 +113,7 @@ class RotatingQueryLoader:
 
     @cute.jit
     def _quantize(self, shared: Array, row: Int32, part: Part, pieces: list[Vector]) -> Float32:
-        """Quantise a row to E4M3 and store it; return its scale."""
+        """Quantise a row to E4M3 and store the codes; return the row's scale."""
         values = [list(widen(piece).to_elements()) for piece in pieces]
         amax = fmax_reduce([cute.math.abs(value) for piece in values for value in piece])
         distance = 1
@@ -140,9 +142,9 @@ class RotatingQueryLoader:
 
 @dataclass(frozen=True)
 class NewKeys:
-    """Store, by the load warp, of the keys and values of the queries' own tokens.
+    """Store of the query tokens' own keys and values, by the load warp.
 
-    Each CTA stores those of its own key tiles, before it has TMA load them.
+    Each CTA stores the new keys of its own key tiles, then loads these tiles with TMA.
     """
 
     variant: Variant
@@ -154,7 +156,7 @@ class NewKeys:
         return self.variant.rotation
 
     def first_tile(self, work: WorkTile) -> Int32:
-        """The CTA's first key tile with a new key, counted from its own first."""
+        """Index of the first key tile with a new key among the CTA's key tiles."""
         return cutlass.max(work.position // KEYS - work.first_tile, 0)
 
     @cute.jit
@@ -165,7 +167,7 @@ class NewKeys:
         v_scale: cute.Pointer,
         work: WorkTile,
     ) -> None:
-        """Normalise and rotate keys, and store them and their values."""
+        """Normalise and rotate the new keys, then store keys and values."""
         head, how, lane = self.rotation.heads, self.rotation.store, cute.arch.lane_idx()
         heads, part = Heads(head, how), part_of(head, lane % head.lanes)
         divisors: list[store.Divisor] = []

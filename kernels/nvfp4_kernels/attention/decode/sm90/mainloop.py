@@ -155,7 +155,7 @@ class Mainloop:
         return [tanh(score * inner) * outer for score in scores]
 
     def _masked(self, logits: list[Float32], work: WorkTile, start: Int32) -> list[Float32]:
-        """Logits, those of keys that the token does not see set to −∞."""
+        """Logits, with −∞ for keys that the token does not see."""
         first = start + cute.arch.lane_idx() % 4 * 2
         masked = []
         for index, logit in enumerate(logits):

@@ -17,7 +17,8 @@ class WorkTile:
     Attributes:
         sequence, kv_head: indices.
         rank: of the CTA in its cluster.
-        begin, end: keys that the token sees, ``begin <= key < end``; its own is the last.
+        begin, end: keys that the token sees, ``begin <= key < end``; the token's own key is the
+            last.
         first: first box of the warp's first step, counted from the sequence's first key.
         steps: number of steps, ``step_stride`` boxes apart.
         stores: whether the token's own key is in the warp's last step.

@@ -36,7 +36,8 @@ class DecodeTile:
         group: query heads of a KV head, up to 16.
         splits: CTAs of a cluster, which split the keys of a sequence.
         keys: of a warp's step: 16, or 32, which hides more latency.
-        max_stages: upper bound on the stages of a warp's ring, which else takes the memory left.
+        max_stages: upper bound on the stages of a warp's ring; None: as many as fit in shared
+            memory.
     """
 
     head_dim: int
@@ -77,7 +78,7 @@ class DecodeTile:
 
     @property
     def step_stride(self) -> int:
-        """Stride of a warp's steps in boxes: those of all warps of the cluster."""
+        """Stride of a warp's steps in boxes: the boxes of one step of all warps of the cluster."""
         return self.warps * self.boxes
 
     # --- shared memory ------------------------------------------------------------------------
