@@ -1,5 +1,4 @@
-"""Activations of a feed-forward layer: gated (gate and up projections) or of a single projection.
-"""
+"""Activations of a feed-forward layer: gated (gate and up projections) or of one projection."""
 
 from typing import Literal, NamedTuple, get_args
 

@@ -1,8 +1,8 @@
-"""Functions of rows on a CPU whose result for a row depends, to the bit, on that row alone.
+"""Row-wise functions on a CPU, batch-invariant: a row of the result depends on its input row alone.
 
-torch picks the order of a product's sums by the sizes of its matrices, and computes exponentials by
-vectors of elements but those at the end of a tensor, or of a thread's part of it, one by one, by
-other code. Here every row is a call of its own, always of the same sizes.
+torch picks the summation order of a product by the matrices' sizes, and computes exponentials with
+vector code except in the scalar tail of a tensor or thread chunk. Here every row is a separate
+call, always of the same sizes.
 """
 
 from collections.abc import Callable

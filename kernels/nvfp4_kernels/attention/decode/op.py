@@ -26,8 +26,7 @@ def decode_attention(
     sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Attention of each sequence's last token to all its keys; also stores the token's key and
-    value.
+    """Attention of each sequence's last token to all its keys; stores the token's key and value.
 
     One launch instead of a store into the cache, ``paged_attention`` over splits of the keys and
     their merge. The call does not synchronise with the device, and only the result depends on the

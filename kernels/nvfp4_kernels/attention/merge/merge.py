@@ -97,8 +97,7 @@ class SegmentMerge:
         thread: Int32,
         threads: cutlass.Constexpr,
     ) -> None:
-        """Merge and store ``width`` columns from ``column`` on; the thread of column 0 also stores
-        the LSE.
+        """Merge and store a vector from ``column`` on; the thread of column 0 also stores the LSE.
 
         Args:
             arguments: of the launch.
@@ -136,9 +135,7 @@ class SegmentMerge:
         index: Int64,
         inside: Boolean,
     ) -> None:
-        """Quantise blocks: of the threads that merged parts of a block, the first quantises all of
-        it.
-        """
+        """Quantise blocks: the first of the threads that share a block quantises all of it."""
         scale = global_scale(Array(arguments.input_scale, shape=(1,)).load(0))
         elements = list(values.to_elements())
         for distance in cutlass.range_constexpr(1, BLOCK // self.tile.width):

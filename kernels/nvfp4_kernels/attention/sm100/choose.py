@@ -97,8 +97,7 @@ def choose_config(problem: AttentionProblem, sms: int = SMS) -> tuple[AttentionT
 
 
 def _decode_seconds(tile: AttentionTile, ctas: int, tiles: int, places: int, splits: int) -> float:
-    """Estimated time of ``ctas`` · ``splits`` CTAs, where ``splits`` of them share ``tiles`` key
-    tiles.
+    """Estimated time of ``ctas`` · ``splits`` CTAs; ``splits`` CTAs share ``tiles`` key tiles.
 
     Every wave waits for memory, or for its CTAs' chains of MMAs and softmax.
     """

@@ -1,5 +1,4 @@
-"""Quantisation to E4M3, by the softmax warps, of queries that query warps have copied in 16 bits.
-"""
+"""Quantisation to E4M3, by the softmax warps, of queries that query warps copied in 16 bits."""
 
 from dataclasses import dataclass
 

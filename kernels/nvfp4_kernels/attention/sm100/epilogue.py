@@ -58,8 +58,7 @@ class AttentionResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Epilogue:
-    """Role of the softmax warps after the main loop; rows past the end of the sequence are not
-    stored.
+    """Role of the softmax warps after the main loop; rows past the sequence's end are not stored.
 
     A thread has a row of O in tensor memory. Rows are staged in shared memory, so that neighbouring
     lanes store neighbouring bytes. A row is staged in the memory of its query; if query warps
@@ -224,8 +223,7 @@ class Epilogue:
         first: Int32,
         live: cutlass.Boolean,
     ) -> None:
-        """Stage a row of O times ``factor`` as NVFP4 codes, and store block scales from ``first``
-        on.
+        """Stage a row of O times ``factor`` as NVFP4 codes; store block scales from ``first`` on.
         """
         own, quantizer = warp * WARP_ROWS + recomputed_lane(), self._quantizer
         scale, bits = quantizer.scale(result.input_scale), Uint32(0)

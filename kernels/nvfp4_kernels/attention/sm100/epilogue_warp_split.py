@@ -47,8 +47,7 @@ class Staged:
 
 @dataclass(frozen=True)
 class WarpSplitEpilogue(Epilogue):
-    """Epilogue for warp-split keys: a warp's lanes of O are partial sums over a quarter of the
-    keys.
+    """Epilogue for warp-split keys: a warp's lanes of O are partial sums over a quarter of keys.
 
     Partial sums are staged in shared memory as float32, as many columns at a time as fit in the
     memory of the queries, and are added up in the order of the warps. With few rows, as in most
@@ -271,9 +270,7 @@ class WarpSplitEpilogue(Epilogue):
         return sums
 
     def _place(self, staged: Staged, warp: int, row: Int32, byte: Int32) -> Int32:
-        """Offset of a warp's staged row; columns beyond a row's room occupy the room of absent
-        rows.
-        """
+        """Offset of a warp's staged row; columns past a row's room use the room of absent rows."""
         width, own = self.tile.row_bytes, warp * WARP_ROWS + row
         if staged.columns > self._staged_columns:
             own, byte = own + byte // width * staged.rows, byte % width

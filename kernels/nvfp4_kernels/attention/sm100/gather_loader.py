@@ -60,7 +60,7 @@ class GatherLoader(TmaLoader):
 
     @cute.jit
     def _page_table(self, source: Source, work: WorkTile) -> Array:
-        """Pages of the token's sequence; its index is the number of later sequences' starts ≤ the
+        """Pages of the token's sequence; its index counts the starts of later sequences ≤ the
         token.
         """
         lists, lane = self.lists, cute.arch.lane_idx()

@@ -348,8 +348,7 @@ class FmhaSm100:
 
     @cute.jit
     def _lead(self, arguments: AttentionArguments, memory: Memory) -> None:
-        """Role of the scheduler warp: take this CTA's work tile, then those of cancelled CTAs
-        (CLC).
+        """Role of the scheduler warp: this CTA's work tile, then those of cancelled CTAs (CLC).
 
         The next request is issued as soon as all warps have begun with the previous work tile.
         """
@@ -512,9 +511,7 @@ class FmhaSm100:
             self._sync()
 
     def _sync(self) -> None:
-        """Barrier over the softmax warps: the next queries overwrite memory that all warps have
-        read.
-        """
+        """Barrier over the softmax warps: the next queries overwrite memory that all have read."""
         ptx.barrier_cta_sync(SYNC_BARRIER, thread_count=WARPS * WARP_ROWS)
 
     def _load_queries(

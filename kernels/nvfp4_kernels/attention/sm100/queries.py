@@ -45,8 +45,8 @@ class QueryLoader:
     def run(
         self, queries: Queries, shared: Array, work: WorkTile, row: QueryRow, warp: Int32
     ) -> Float32:
-        """Load the warp's rows of a query tile, zeros past the last; return the scale of this
-        thread's row.
+        """Load the warp's rows of a query tile, zeros past the last; return the thread's row's
+        scale.
         """
         rows = self._rows
         start = self.row_units(queries, work, row)

@@ -29,8 +29,7 @@ class QueryCopier:
     def run(
         self, queries: Queries, shared: Array, barriers: Barriers, work: WorkTile, query_tile: Int32
     ) -> None:
-        """Copy a query tile, zeros past the last row, once the previous work tile's queries are
-        consumed.
+        """Copy a query tile, zeros past the last row, once the previous queries are consumed.
 
         The consumers are QK, or the softmax warps where these quantise.
 

@@ -67,8 +67,8 @@ class RotatingQueryLoader:
         row: QueryRow,
         warp: Int32,
     ) -> Float32:
-        """Load the warp's rows of a query tile, zeros past the last; return the scale of this
-        thread's row.
+        """Load the warp's rows of a query tile, zeros past the last; return the thread's row's
+        scale.
         """
         head, lane = self.rotation.heads, cute.arch.lane_idx()
         heads, part = Heads(head, self.rotation.store), part_of(head, lane % head.lanes)

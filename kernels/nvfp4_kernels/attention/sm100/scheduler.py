@@ -51,8 +51,7 @@ class SequenceLengths(NamedTuple):
 
 @dataclass(frozen=True)
 class WalkOrder:
-    """Order of work tiles of the static persistent scheduler: all first splits, then all second
-    ones.
+    """Order of work tiles of the static persistent scheduler: all first splits, then all second.
 
     Splits without keys thus come last. Divisors come from the host, as a division takes a hundred
     cycles.
@@ -67,8 +66,7 @@ class WalkOrder:
 
 
 class Before(NamedTuple):
-    """Pipeline counts: tiles that the CTA has processed before a work tile, for the barriers'
-    phases.
+    """Pipeline counts: tiles that the CTA has processed before a work tile, for barrier phases.
 
     Attributes:
         tiles: number of key tiles.
@@ -88,8 +86,7 @@ class Before(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkTile:
-    """Work tile of a CTA: some rows of one sequence and KV head, and some of the keys that they
-    see.
+    """Work tile of a CTA: some rows of one sequence and KV head, and some of their keys.
 
     Attributes:
         batch, kv_head, split: indices; if indexed, ``batch`` is the token.
@@ -132,9 +129,7 @@ class WorkTile:
         return found
 
     def turn(self, query_tile: Int32 | int, index: Int32) -> Int32:
-        """Number of the ``index``-th key tile among all key tiles that the CTA's query tile has
-        processed.
-        """
+        """Number of the ``index``-th key tile among all key tiles of the CTA's query tile."""
         before: Int32 | int = self.before.first
         if len(self.tiles) > 1 and isinstance(query_tile, int):
             before = self.before[-2:][query_tile]

@@ -165,8 +165,7 @@ class AttentionTile:
 
     @property
     def stages_beside(self) -> bool:
-        """Whether the result is staged in separate memory, because the next queries are loaded
-        meanwhile.
+        """Whether the result is staged in separate memory, as the next queries are already loading.
         """
         return self.takes_over and not self.fp8
 
@@ -214,8 +213,7 @@ class AttentionTile:
 
     @property
     def staging_row_bytes(self) -> int:
-        """Bytes of a row that the epilogue stages: a query's row, or part of a row in separate
-        memory.
+        """Bytes of a row that the epilogue stages: a query's, or part of a row in separate memory.
         """
         return STAGING_BYTES if self.stages_beside else self.row_bytes
 
@@ -241,9 +239,7 @@ class AttentionTile:
 
     @property
     def s_stages(self) -> int:
-        """Stages of S per query tile: two where no second query tile or CTA overlaps with the
-        softmax.
-        """
+        """Stages of S per query tile: two where nothing else overlaps with the softmax."""
         return 2 if self.query_tiles == self.ctas_per_sm == 1 else 1
 
     @property

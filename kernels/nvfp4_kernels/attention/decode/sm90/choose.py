@@ -13,8 +13,7 @@ LONG_STEP_HEAD_DIM = 128  # maximum: with more, shared memory holds no ring of l
 def choose_config(
     batch: int, kv_heads: int, group: int, head_dim: int, max_keys: int, sms: int = SMS
 ) -> DecodeTile:
-    """Choose as many splits as there are otherwise idle SMs, as long as each of their warps has
-    keys.
+    """Choose as many splits as there are otherwise idle SMs, while each of their warps has keys.
 
     Steps are long where an SM has one CTA: loads in flight and independent work are scarce there.
     With more CTAs than SMs, two share an SM.

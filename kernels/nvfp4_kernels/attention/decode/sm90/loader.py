@@ -78,9 +78,7 @@ def cache_map(
 
 @dataclass(frozen=True)
 class TmaLoader:
-    """TMA loads of a warp, issued by its leader; a stage is refilled once all lanes have read its
-    keys.
-    """
+    """TMA loads of a warp, issued by its leader; a stage is refilled once all lanes have read."""
 
     tile: DecodeTile
     variant: Variant
