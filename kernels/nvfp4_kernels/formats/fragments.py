@@ -177,8 +177,7 @@ class _Codes(NamedTuple):
 
 
 def _pack(target: Fragments, data: Tensor, raw: Tensor, codes: _Codes) -> None:
-    """Write rows of matrices of a stack, ``(matrices, rows, K/2)``; ``raw``: bytes of the scales.
-    """
+    """Write rows of matrices of a stack, ``(matrices, rows, K/2)``; ``raw``: scales as bytes."""
     padded_n, padded_k = -data.shape[1] % TILE, -2 * data.shape[2] % TILE
     blocks = data.unflatten(-1, (-1, BLOCK_SIZE // 2))
     blocks = blocks * (raw & 0x7F != 0).unsqueeze(-1) ^ ((raw >> 7) * 0x88).unsqueeze(-1)

@@ -288,8 +288,7 @@ def row_global_scales(x: Tensor) -> Tensor:
 
 
 def _divide(x: Tensor, by: float) -> Tensor:
-    """``x / by``, rounded the same on all devices: on CUDA a Python divisor becomes a reciprocal.
-    """
+    """``x / by``, rounded alike on all devices: on CUDA a Python divisor becomes a reciprocal."""
     return x / x.new_tensor(by)
 
 

@@ -1,4 +1,4 @@
-"""Checks of arguments that several of the indexer's ops take: vectors, caches and indices."""
+"""Argument checks shared by the indexer's ops: vectors, caches and indices."""
 
 import torch
 from torch import Tensor
@@ -135,7 +135,7 @@ def check_pages(cache: Tensor, block_table: Tensor, block_size: int, lengths: Te
 
 
 def check_indices(name: str, x: Tensor, shape: tuple[int, ...], remedy: str) -> None:
-    """Raise unless ``x`` is contiguous int32 of this shape."""
+    """Raise unless ``x`` is contiguous int32 of ``shape``."""
     check_dtype(name, x, (torch.int32,))
     check_shape(name, x, shape, remedy)
     check_contiguous(name, x)

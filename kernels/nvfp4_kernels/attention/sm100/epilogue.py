@@ -223,8 +223,7 @@ class Epilogue:
         first: Int32,
         live: cutlass.Boolean,
     ) -> None:
-        """Stage a row of O times ``factor`` as NVFP4 codes; store block scales from ``first`` on.
-        """
+        """Stage a row of O times ``factor`` as NVFP4 codes; store scales from ``first`` on."""
         own, quantizer = warp * WARP_ROWS + recomputed_lane(), self._quantizer
         scale, bits = quantizer.scale(result.input_scale), Uint32(0)
         for start in cutlass.range_constexpr(0, self.tile.head_dim, PAIR):

@@ -60,9 +60,7 @@ class GatherLoader(TmaLoader):
 
     @cute.jit
     def _page_table(self, source: Source, work: WorkTile) -> Array:
-        """Pages of the token's sequence; its index counts the starts of later sequences ≤ the
-        token.
-        """
+        """Pages of the token's sequence, whose index is the number of later starts ≤ the token."""
         lists, lane = self.lists, cute.arch.lane_idx()
         starts = Array(lists.query_start, shape=(1,))
         ended = Int32(0)

@@ -273,8 +273,7 @@ class Mma:
         part: int,
         accumulate: Boolean,
     ) -> None:
-        """O of a query tile and a part of the keys: MMAs along the keys, 32 bytes of P at a time.
-        """
+        """O of a query tile and a part of the keys: MMAs along keys, 32 bytes of P at a time."""
         tile = self.tile
         instruction = self._instruction(tile.head_dim, mn_major_b=True)
         keys = MMA_BYTES // tile.element_bytes

@@ -36,8 +36,7 @@ class RowQuantizer:
 
     @property
     def whole_atoms(self) -> bool:
-        """Whether a head's scales fill whole atoms: four scales, of 64 columns, then form a word.
-        """
+        """Whether a head's scales fill whole atoms: the scales of 64 columns then form a word."""
         return self.tile.head_dim % MMA_K == 0
 
     def first_pair(

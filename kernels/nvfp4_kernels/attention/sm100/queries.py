@@ -45,9 +45,7 @@ class QueryLoader:
     def run(
         self, queries: Queries, shared: Array, work: WorkTile, row: QueryRow, warp: Int32
     ) -> Float32:
-        """Load the warp's rows of a query tile, zeros past the last; return the thread's row's
-        scale.
-        """
+        """Load the warp's rows of a query tile, zeros past the last; return this thread's scale."""
         rows = self._rows
         start = self.row_units(queries, work, row)
         scale = Float32(1.0)

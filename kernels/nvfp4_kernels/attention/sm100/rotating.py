@@ -67,9 +67,7 @@ class RotatingQueryLoader:
         row: QueryRow,
         warp: Int32,
     ) -> Float32:
-        """Load the warp's rows of a query tile, zeros past the last; return the thread's row's
-        scale.
-        """
+        """Load the warp's rows of a query tile, zeros past the last; return this thread's scale."""
         head, lane = self.rotation.heads, cute.arch.lane_idx()
         heads, part = Heads(head, self.rotation.store), part_of(head, lane % head.lanes)
         start = QueryLoader(self.tile, self.variant).row_units(queries, work, row)

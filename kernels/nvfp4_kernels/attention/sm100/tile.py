@@ -165,8 +165,7 @@ class AttentionTile:
 
     @property
     def stages_beside(self) -> bool:
-        """Whether the result is staged in separate memory, as the next queries are already loading.
-        """
+        """Whether the result is staged in separate memory, as the next queries already load."""
         return self.takes_over and not self.fp8
 
     @property
@@ -213,8 +212,7 @@ class AttentionTile:
 
     @property
     def staging_row_bytes(self) -> int:
-        """Bytes of a row that the epilogue stages: a query's, or part of a row in separate memory.
-        """
+        """Bytes of a row that the epilogue stages: a query's, or a part in separate memory."""
         return STAGING_BYTES if self.stages_beside else self.row_bytes
 
     @property
@@ -268,8 +266,7 @@ class AttentionTile:
         return self.s_column(tile, stage)
 
     def p_offset(self, part: int) -> int:
-        """Offset of a part's columns in P; with S in parts, each part of P stays in its part of S.
-        """
+        """Offset of a part's columns in P; with S in parts, P of a part stays in its part of S."""
         first = self.first_key(part)
         return first if self.split_s else first * self.element_bytes // 4
 
@@ -297,8 +294,7 @@ class AttentionTile:
 
     @property
     def exp2_degree(self) -> int:
-        """Degree of the polynomial that emulates exponentials: lower where the FMA units are busy.
-        """
+        """Degree of the polynomial that emulates exponentials: lower where FMA units are busy."""
         return 3 if self.fp8 and self.query_tiles == 2 else 4
 
     @property

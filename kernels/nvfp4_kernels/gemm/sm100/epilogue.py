@@ -172,8 +172,7 @@ class Epilogue:
         acc_empty: Array,
         leader: Boolean,
     ) -> None:
-        """Finish a tile column by column: stores of earlier columns overlap with later ones' math.
-        """
+        """Finish a tile column by column: stores of a column overlap with math of the next."""
         tile, scaling, store = self.tile, Scaling(self.tile, self.output), ColumnStore(self.output)
         width = min(LOAD_COLUMNS if tile.split_k > 1 else _EARLY_COLUMNS, tile.split_columns)
         loads = tile.split_columns // width
@@ -213,8 +212,7 @@ class Epilogue:
 
     @property
     def _direct(self) -> bool:
-        """Whether values are stored straight from registers, each thread's for consecutive tokens.
-        """
+        """Whether values are stored straight from registers, consecutive tokens per thread."""
         return self.tile.swap_ab and self.output.dtype != "nvfp4"
 
     @property

@@ -48,9 +48,7 @@ class Nvfp4Store:
     def _rows(
         self, result: OutputTensor, chunk: Chunk, values: list[Float32], scale: GlobalScale
     ) -> None:
-        """Store four blocks of a thread's row for each term; their four scales form one word.
-
-        """
+        """Store four blocks of a thread's row for each term; the four scales form one word."""
         data, terms = Array(result.data, shape=(1,)), self.output.terms.count
         inside = chunk.row < result.m
         left = result.n - chunk.column if inside else Int32(0)

@@ -1,8 +1,9 @@
-"""Dequantisation in registers: fragments in shared memory to the words ``wgmma`` takes as A.
+"""Dequantisation in registers: from fragments in shared memory to A operands of ``wgmma``.
 
 Every product of an E2M1 element and its scale has at most 6 significant bits, exact in bfloat16 and
-float16. What comes out is 2⁻⁷ of the value: an element's bits, put where the exponent ends, are
-2⁻¹²⁶ (float16: 2⁻¹⁴) of it, a scale's 2¹¹⁹ (2⁷). ``UNSCALE`` times the sums makes up for it.
+float16. The results are 2⁻⁷ of the values: an element's bits, placed at the end of the exponent
+field, are 2⁻¹²⁶ (float16: 2⁻¹⁴) of the element, a scale's bits 2¹¹⁹ (2⁷) of the scale. The sums are
+therefore multiplied by ``UNSCALE``.
 """
 
 import cutlass.cute as cute
@@ -21,7 +22,7 @@ _F16_SHIFT = 3  # from bfloat16's lowest bits of the exponent to float16's
 
 
 def load(data: Array, scales: Array, warp: Int32, lane: Int32) -> tuple[list[Uint32], list[Uint32]]:
-    """A lane's words of a tile: one per 16 of K, and two of scales."""
+    """A lane's words of a tile: one word per 16 elements of K, and two words of scales."""
     words = data.load((warp * LANES + lane) * 4, STEPS, alignment=16).to_elements()
     factors = scales.load((warp * 8 + lane // 4) * 2, 2, alignment=8).to_elements()
     return [Uint32(word) for word in words], [Uint32(word) for word in factors]
@@ -30,7 +31,7 @@ def load(data: Array, scales: Array, warp: Int32, lane: Int32) -> tuple[list[Uin
 def dequantized(
     words: list[Uint32], factors: list[Uint32], step: int, dtype: ActDtype
 ) -> list[Uint32]:
-    """A of one step: upper row, lower row, and both again 8 elements on."""
+    """A fragment of one step: upper row, lower row, and both rows 8 elements further."""
     scales = _scales(factors[step // 2], step % 2, dtype)
     pairs = _pairs(words[step], dtype)
     return [_times(pair, scales, i % 2, dtype) for i, pair in enumerate(pairs)]
@@ -48,7 +49,7 @@ def _scales(word: Uint32, odd: int, dtype: ActDtype) -> Uint32:
 
 
 def _pairs(word: Uint32, dtype: ActDtype) -> list[Uint32]:
-    """The four pairs of a word, without their scales."""
+    """The four pairs of a word, not yet scaled."""
     pairs = []
     for rotations in ROTATIONS:
         pair = Uint32(0)

@@ -28,14 +28,14 @@ Pair = tuple[Float32, Float32]
 
 @dataclass(frozen=True)
 class Epilogue:
-    """Role of four warps per group. A thread has one key of each tile."""
+    """Role of four warps per group; a thread has one key of each tile."""
 
     tile: ScoreTile
     variant: Variant
     visitor: ScoreVisitor
 
     def coord(self, warp: Int32) -> EpilogueCoord:
-        """Coordinate of a warp of the CTA; an extent of one is known at compile time."""
+        """Coordinate of a warp of the CTA; coordinates of extent 1 are compile-time constants."""
         number, groups, sets = warp // GROUP_WARPS, self.tile.groups, self.tile.pingpong
         group = number % groups if groups > 1 else Int32(0)
         pingpong = number // groups if sets > 1 else Int32(0)

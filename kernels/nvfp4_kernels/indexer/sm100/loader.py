@@ -35,7 +35,7 @@ class TmaOperands:
 
 @dataclass(frozen=True)
 class TmaLoader:
-    """Role of one warp: each lane copies boxes of one page."""
+    """Role of one warp: each lane copies one page's boxes."""
 
     tile: ScoreTile
     variant: Variant
@@ -78,7 +78,7 @@ class TmaLoader:
     def _load_queries(
         self, operands: TmaOperands, barriers: Barriers, scheduler: TileScheduler, leader: Boolean
     ) -> None:
-        """Load the queries; behind the last come rows whose columns nobody reads."""
+        """Load the queries; rows past the last query fill columns that are never read."""
         tile = self.tile
         if leader:
             ptx.mbarrier_arrive_expect_tx(barriers.q_full, tile.query_bytes)
@@ -102,7 +102,7 @@ class TmaLoader:
         page: Int32,
         leader: Boolean,
     ) -> None:
-        """Load one key tile, one box per lane at a time."""
+        """Load one key tile, a box per lane at a time."""
         tile, variant = self.tile, self.variant
         k_full = barriers.k_full.subview(stage)
         if leader:
