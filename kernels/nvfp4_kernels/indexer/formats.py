@@ -86,9 +86,7 @@ class Format:
         return block_size * (self.data_bytes(head_dim) + self.scale_bytes(head_dim))
 
     def empty(self, like: Tensor, shape: tuple[int, ...], head_dim: int) -> list[Tensor]:
-        """Allocate data and scales (if the format has any) of ``shape`` vectors on ``like``'s
-        device.
-        """
+        """Allocate data and scales, if any, of ``shape`` vectors on ``like``'s device."""
         data = like.new_empty((*shape, *self.data_shape(head_dim)), dtype=self.data_dtype)
         if self.scale_dtype is None:
             return [data]

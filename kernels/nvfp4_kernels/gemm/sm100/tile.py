@@ -220,8 +220,7 @@ class Tile:
         return self.m_operands * m_side + n_side
 
     def depth(self, epilogue_bytes: int) -> int:
-        """Stages of the operand ring beside the epilogue's shared memory; at least two are needed.
-        """
+        """Stages of the operand ring beside the epilogue's shared memory; at least two needed."""
         left = MAX_SHARED_BYTES - BARRIER_BYTES - epilogue_bytes
         return min(left // self.stage_bytes, self.max_stages)
 

@@ -184,8 +184,7 @@ def invariant_parts(problem: Problem, sms: int = SMS) -> int:
 def _few_token_invariant(
     problem: Problem, parts: int, output: EpilogueConfig, sms: int
 ) -> tuple[Tile, EpilogueConfig]:
-    """The tile for up to 64 tokens: one warpgroup, with as many CTAs per SM as there is work for.
-    """
+    """The tile for up to 64 tokens: one warpgroup, as many CTAs per SM as there is work for."""
     tokens = next(t for t in _FEW_TOKENS if t >= problem.m)
     plain = Tile(tokens, problem.weights, warpgroups=1, split_k=parts)
     tiles = [

@@ -33,7 +33,8 @@ _SPREAD = 10  # standard deviations of a Poisson distribution that are summed
 
 @dataclass(frozen=True)
 class GroupedProblem:
-    """At most ``tiles`` tiles of ``tile_tokens`` tokens, each times the weights of an expert.
+    """Grouped GEMM of up to ``tiles`` tiles of ``tile_tokens`` tokens, each with an expert's
+    weights.
 
     Attributes:
         experts: experts of this rank.
@@ -53,9 +54,7 @@ class GroupedProblem:
 
     @property
     def slots(self) -> int:
-        """Slots of all ranks for which tiles are allocated: inverse of ``max_tiles``, up to
-        rounding.
-        """
+        """Slots of all ranks that fit in the tiles: inverse of ``max_tiles``, up to rounding."""
         more = self.tiles * self.tile_tokens - (self.tile_tokens - 1) * self.experts
         return self.tiles if self.tiles <= self.experts else more
 

@@ -45,8 +45,7 @@ class Ring:
 
 
 def map_of_tokens(tile: Tile, act: ActDtype, x: cute.Pointer, m: Int32, k: Int32) -> TensorMap:
-    """Tensor map [element, token], or [element of a K tile, token, K tile] so that a box is a
-    stage.
+    """Tensor map [element, token], or [element of a K tile, token, K tile]: a box is a stage.
 
     With one K tile per stage the last K tile may be partial: the copy is padded with zeros.
     """

@@ -60,8 +60,7 @@ class SplitK:
             ptx.barrier_cta_sync(BARRIER, thread_count=tile.warpgroups * WARPGROUP)
 
     def join_cluster_barriers(self) -> None:
-        """Take part in the cluster barriers: for the load warp after its role, and CTAs without a
-        tile.
+        """Join the cluster barriers: the load warp after its role, and CTAs without a tile.
 
         Either all CTAs of a cluster have a tile, or none has. Without tiles all threads could exit,
         as exited threads are not waited for; but every arrival is paired with a wait.

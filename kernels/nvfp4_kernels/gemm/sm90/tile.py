@@ -145,8 +145,7 @@ class Tile:
 
     @property
     def reallocates_registers(self) -> bool:
-        """Whether the load warp is in a warpgroup with three idle warps, which give up registers.
-        """
+        """Whether the load warp comes with three idle warps, which give up their registers."""
         # Parts in turn have the sums so far beside their own.
         return self.columns * (1 + (self.parts_in_turn > 1)) >= 192
 

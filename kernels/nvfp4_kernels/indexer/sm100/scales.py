@@ -41,8 +41,7 @@ class ScaleLoader:
 
     @property
     def _prefetch(self) -> int:
-        """Prefetch distance in tiles of this warp; bounded, as earlier stages must be published
-        first.
+        """Prefetch distance in tiles of this warp: a stage must be published before the next wait.
         """
         return min(MAX_PREFETCH, (self.tile.stages - SCALE_WARPS) // SCALE_WARPS)
 

@@ -26,8 +26,7 @@ class HeadWeights(NamedTuple):
 
 
 def is_doubled(tile: ScoreTile, pair: int) -> bool:
-    """Whether relu of a query's ``pair``-th two heads is doubled; doubled pairs are evenly spread.
-    """
+    """Whether relu of a query's ``pair``-th two heads is doubled; such pairs are evenly spread."""
     return pair * 3 % PAIRS < tile.doubled
 
 

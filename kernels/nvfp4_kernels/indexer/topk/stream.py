@@ -59,8 +59,7 @@ def stream(group: ThreadGroup, row: RowSlice, low: Uint64, top_k: Int32) -> Int3
 
 @cute.jit
 def _append_ends(group: ThreadGroup, row: RowSlice, low: Uint64) -> None:
-    """Append elements before the first quad (lanes 0 to 3) and after the last quad (lanes 4 to 7).
-    """
+    """Append elements before the first quad (lanes 0 to 3) and after the last (lanes 4 to 7)."""
     column = group.lane
     inside = (group.rank == 0) & (column < row.head)
     if group.lane >= QUAD:

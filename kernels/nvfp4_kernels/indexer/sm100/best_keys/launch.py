@@ -59,8 +59,7 @@ def score_topk_paged(
 
 
 def _best(name: str, scoring: Scoring, like: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """Select the top-k keys of each query; ``name``: argument that determines the number of keys.
-    """
+    """Select the top-k keys of each query; ``name``: argument that bounds the number of keys."""
     rows, keys = scoring.rows, scoring.problem.keys
     if rows == 0 or keys == 0 or scoring.keyless:
         return like.new_full((rows, top_k), NO_KEY), like.new_zeros((rows,))

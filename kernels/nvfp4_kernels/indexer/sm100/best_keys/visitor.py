@@ -47,9 +47,7 @@ class TopkVisitor:
     selection: Selection
 
     def min_keys(self, out: TopkOutput) -> Int32:
-        """Fewest keys for which a query is scored: ``top_k + 1``; other queries select all their
-        keys.
-        """
+        """Fewest keys for which a query is scored: ``top_k + 1``; others select all keys."""
         return out.top_k + 1
 
     def allocate(self) -> SharedStorage:
