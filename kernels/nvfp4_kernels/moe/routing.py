@@ -55,9 +55,7 @@ def max_tiles(slots: int, experts: int, tile_tokens: int) -> int:
 
 
 def expected_slots(slots: int, experts: int, global_experts: int) -> int:
-    """Expected slots of this rank's ``experts``, if ``slots`` spread evenly over all ranks'
-    experts.
-    """
+    """Expected slots of this rank's ``experts``, if ``slots`` spread evenly over all experts."""
     return round(slots * min(1.0, experts / max(1, global_experts)))
 
 

@@ -1,4 +1,4 @@
-"""Limits of an SM of Blackwell's data-centre GPUs, and sizes that its tensor core fixes.
+"""Limits of an SM of Blackwell's data-centre GPUs, and tensor core sizes.
 
 No CuTe in here.
 """

@@ -1,4 +1,4 @@
-"""Limits of an SM of Hopper, and sizes that its tensor core fixes. No CuTe in here."""
+"""Limits of an SM of Hopper, and tensor core sizes. No CuTe in here."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Cases of the quantising ops: compared bit by bit where no approximation comes before them."""
+"""Cases of the quantising ops: bit by bit where no approximation precedes quantisation."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -37,9 +37,9 @@ class QuantizeCase:
     """One op on random values.
 
     Attributes:
-        op: its name.
+        op: name of the op.
         m, k: rows, and elements of a row of the result.
-        dtype: of the input.
+        dtype: dtype of the input.
     """
 
     op: str

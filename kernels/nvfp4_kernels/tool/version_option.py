@@ -1,4 +1,4 @@
-"""``--version``: what is installed, for a report of a defect."""
+"""``--version``: installed versions, for bug reports."""
 
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
@@ -14,7 +14,7 @@ _DISTRIBUTIONS = {
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of this package, torch and CuTe DSL; ``not installed`` where there is none."""
+    """Versions of this package, torch and CuTe DSL; ``not installed`` for a missing package."""
     return {name: _version(each) for name, each in _DISTRIBUTIONS.items()}
 
 

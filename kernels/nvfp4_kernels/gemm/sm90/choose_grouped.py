@@ -33,8 +33,7 @@ _SPREAD = 10  # standard deviations of a Poisson distribution that are summed
 
 @dataclass(frozen=True)
 class GroupedProblem:
-    """Grouped GEMM of up to ``tiles`` tiles of ``tile_tokens`` tokens, each with an expert's
-    weights.
+    """Grouped GEMM of at most ``tiles`` tiles of ``tile_tokens`` tokens, each of one expert.
 
     Attributes:
         experts: experts of this rank.

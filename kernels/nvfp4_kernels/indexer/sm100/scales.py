@@ -41,8 +41,7 @@ class ScaleLoader:
 
     @property
     def _prefetch(self) -> int:
-        """Prefetch distance in tiles of this warp: a stage must be published before the next wait.
-        """
+        """Prefetch distance in tiles of this warp: stages must be published before a wait."""
         return min(MAX_PREFETCH, (self.tile.stages - SCALE_WARPS) // SCALE_WARPS)
 
     @cute.jit

@@ -114,9 +114,7 @@ class StoreVectors:
         first: Int32,
         inside: Boolean,
     ) -> None:
-        """Store a vector's elements from ``first`` on; the block's first lane also stores the
-        scale.
-        """
+        """Store a vector's elements from ``first`` on; the block's first lane stores the scale."""
         layout = self.layout
         data_at = Int64(vector) * layout.data_bytes
         scale_at = Int64(vector) * layout.scale_bytes

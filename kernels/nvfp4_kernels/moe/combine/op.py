@@ -16,8 +16,7 @@ def moe_combine(
     topk_weights: Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """Weighted sum over each token's slots in float32, in slot order; one rounding to
-    ``out_dtype``.
+    """Weighted sum over each token's slots in float32, in slot order, with one rounding.
 
     Each product is rounded to float32, then added. A token's result depends on its own slots alone.
 

@@ -47,8 +47,7 @@ def turns_of_tile(tile: RowTile, tile_tokens: int, k: int) -> int:
 
 
 def ctas_of(turns: int, threads: int, sms: int) -> int:
-    """CTAs for at most ``turns`` turns: as many as can be resident, each taking turns in sequence.
-    """
+    """CTAs for at most ``turns`` turns: as many as can be resident, each taking several turns."""
     return max(1, min(turns, sms * max(1, RESIDENT_THREADS // threads)))
 
 

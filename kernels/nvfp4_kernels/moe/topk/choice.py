@@ -164,8 +164,7 @@ class TokenChoice:
         peak: Float32,
         total: Float32,
     ) -> list[Int32]:
-        """Order-preserving integers of the selection scores; the lowest value for absent experts.
-        """
+        """Order-preserving integers of the selection scores; the lowest for absent experts."""
         orders = []
         for number, (expert, value) in enumerate(zip(self._experts(lane), values, strict=True)):
             order = order_of(value)
@@ -185,7 +184,7 @@ class TokenChoice:
     def _weight(
         self, logit: Float32, is_slot: cutlass.Boolean, peak: Float32, total: Float32
     ) -> Float32:
-        """Unnormalised routing weight of this lane's slot."""
+        """Routing weight of this lane's slot, from ``logit`` and the softmax's peak and total."""
         if self.router.scoring == "sigmoid":
             part = sigmoid(logit)
         else:

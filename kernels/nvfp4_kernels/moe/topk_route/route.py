@@ -38,8 +38,7 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True)
 class TopkRoute:
-    """Top-k and sort: each CTA of a cluster selects for a share of the tokens, then sorts all
-    slots.
+    """Top-k and sort: each CTA of a cluster selects for some tokens, then sorts all slots.
 
     All clusters do the same work, so that no cluster waits for another. The last CTA of the grid
     writes the routing, the last cluster the weights.
@@ -127,8 +126,7 @@ class TopkRoute:
                     Array(weights, shape=(1,)).store(weight, Int64(token) * top_k + lane)
 
     def _id(self, batch: Batch, memory: Memory, slot: Int32) -> Int32:
-        """Expert id of a slot, from the CTA of the cluster that selected it; -1 past the last slot.
-        """
+        """Expert id of a slot, read from the selecting CTA of the cluster; -1 past the last."""
         # Selected rather than branched around, so that a thread's loads all start before it waits.
         inside = slot < batch.count
         slot = Int32(cutlass.select_(inside, slot, Int32(0)))

@@ -33,8 +33,7 @@ def rms_norm_quantize(
 
     Args:
         x: bfloat16, float16 or float32 ``(..., M, K)``, K a multiple of 16; on sm_100 at most
-            24576. On a GPU the elements of a row lie side by side, and rows evenly spaced by a
-            multiple of 32 bytes, the first on such a multiple.
+            24576. On a GPU the last stride is 1, and rows are evenly spaced and 32-byte aligned.
         weight: ``(K,)`` of ``x``'s dtype or float32, contiguous.
         eps: added to the mean square, 0 or more.
         global_scale: float32 ``()``, the global scale of the result.
