@@ -9,7 +9,7 @@ from torch import Tensor
 from nvfp4_kernels.devices import dtype_name
 from nvfp4_kernels.runtime.recording import keep_unprepared
 
-ALIGNMENT = 16  # bytes: of what threads load at once, and of the strides of a tensor map
+ALIGNMENT = 16  # bytes: alignment of vector loads and of tensor map strides
 
 
 class InvalidArgument(ValueError):

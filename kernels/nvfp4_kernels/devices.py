@@ -6,22 +6,22 @@ from contextlib import contextmanager
 
 import torch
 
-# An architecture runs the kernels of its family, which is named after its first member, compiled
-# for the architecture itself.
+# Family of each architecture, named after its first member. An architecture runs its family's
+# kernels, compiled for the architecture itself.
 FAMILIES = {"sm_90": "sm_90", "sm_100": "sm_100", "sm_103": "sm_100"}
-# Their GPUs, as people know them.
+# Common names of their GPUs.
 GPUS = {"sm_90": "H100, H200", "sm_100": "B200, GB200", "sm_103": "B300, GB300"}
 # Streaming multiprocessors where no GPU can be asked: of an H200, a B200 and a GB300.
 SM_COUNTS = {"sm_90": 132, "sm_100": 148, "sm_103": 152}
 ELEMENT_BITS: dict[str, int] = {"bfloat16": 16, "float16": 16, "float32": 32, "nvfp4": 4}
 
-# GPCs of the data-centre GPUs, over which SMs are spread in pairs, as evenly as they go: an
-# assumption, and chips differ. A cluster lies in one GPC.
+# GPCs of the data-centre GPUs; SMs are assumed to be spread over GPCs in pairs, as evenly as
+# possible, though chips differ. A cluster lies in one GPC.
 GPCS = 8
 
 LAST_DEFECTIVE_DRIVER, SMALL_MAP_BYTES = 13010, 131072  # see ``defective_map_bytes``
 
-# What a device type stands in for; a test's emulator takes CPU tensors as those of a GPU.
+# Architecture that a device type stands in for; a test's emulator runs CPU tensors as such a GPU.
 _STAND_INS: dict[str, str] = {}
 _epoch = 0  # how often that has changed
 

@@ -67,12 +67,12 @@ class Kernel:
         return getattr(import_module(module), function)
 
 
-# Variant and target; and the weight's layout where it is not the blocked one.
+# Variant and target, and the weight's layout unless blocked.
 Entry = tuple[str, str] | tuple[str, str, WeightLayout]
 
 Names = tuple[tuple[str, str], ...]  # of pairs of arguments
 
-# Python's types for those of a torch op's arguments; torch takes no bool for a number here.
+# Python types for a torch op's argument types; torch accepts no bool as a number here.
 _TYPES: dict[str, tuple[type, ...]] = {
     "Tensor": (Tensor,),
     "int": (int, Integral),

@@ -189,7 +189,7 @@ def check_indices(name: str, x: Tensor, dims: int) -> None:
 
 
 def check_start_shape(query_start: Tensor) -> None:
-    """Raise if ``query_start`` is empty: without sequences it still has one element."""
+    """Raise if ``query_start`` is empty: even without sequences an element is required."""
     if query_start.shape[0] == 0:
         raise InvalidArgument(
             "query_start: is empty, must hold B + 1 starts; for no sequence pass one 0"

@@ -1,10 +1,10 @@
 """``attention`` and ``paged_attention`` in torch: the formula, and the kernels on CPU.
 
-Queries are taken in tiles of one sequence each. Tiles of equal size, such as those of all sequences
-that decode, are computed side by side, a block of keys at a time, with a running maximum and sum
-per row: memory does not grow with the length of a sequence. With ``Scoring.batch_invariant`` each
-query is a tile computed by itself, and the tensor sizes depend on the query's position alone: torch
-picks the summation order of a GEMM and the code of exponentials by size.
+Queries are taken in tiles of one sequence each. Tiles of equal size, such as the tiles of all
+decoding sequences, are computed side by side, a block of keys at a time, with a running maximum and
+sum per row: memory does not grow with the length of a sequence. With ``Scoring.batch_invariant``
+each query is a tile computed by itself, and the tensor sizes depend on the query's position alone:
+torch picks the summation order of a GEMM and the code of exponentials by size.
 """
 
 import itertools
@@ -31,7 +31,7 @@ LOWEST = torch.finfo(torch.float32).min
 
 @dataclass(frozen=True)
 class Tile:
-    """Queries of one sequence, and the keys that they see.
+    """Queries of one sequence, and their visible keys.
 
     Attributes:
         sequence: index of the sequence.
@@ -296,7 +296,7 @@ def _attend_tiles(
         rescale = before.sub_(row_max[:n]).exp2_()
         row_sum[:n].mul_(rescale).add_(p.sum(-1, keepdim=True))
         values[:n].mul_(rescale).add_(p @ v)
-    # A row without keys has values of 0; its sum is that of its sink, or 0.
+    # A row without keys has o = 0; its sum is the sink's, or 0.
     values /= row_sum.where(row_sum > 0, 1)
     lse = (row_max + row_sum.log2()) / LOG2_E
     out, lse = (
@@ -358,7 +358,7 @@ def _bias(tiles: Sequence[Tile], start: int, keys: int, scoring: Scoring) -> Ten
 def to_float32(x: Tensor) -> Tensor:
     """Convert to float32, contiguous."""
     if x.dtype == torch.float8_e4m3fn:
-        # torch converts float8 one by one, which takes five times longer.
+        # torch converts float8 element by element, which takes five times longer.
         codes = x.view(torch.uint8).to(torch.int32, memory_format=torch.contiguous_format)
         return _E4M3.index_select(0, codes.flatten()).view(x.shape)
     return x.to(torch.float32, memory_format=torch.contiguous_format)

@@ -8,7 +8,7 @@ from cutlass.cute.runtime import make_ptr
 
 Arguments = TypeVar("Arguments", bound=tuple[Any, ...])
 
-ALIGNMENT = 16  # bytes: what TMA asks of a pointer, and of a thread's widest load
+ALIGNMENT = 16  # bytes: alignment for TMA, and for a thread's widest load
 
 
 def example(

@@ -37,15 +37,15 @@ SMALLEST_ROW_SCALE = 2.0**-118
 ATOM_ROWS = 128
 ATOM_COLS = 4
 
-# What a producer calls the global scale: "modelopt" stores the factor max|x| / 2688 and multiplies
-# by it, "compressed-tensors" stores the divisor 2688 / max|x| and divides. The two round
-# differently, so each producer's packing needs its own arithmetic.
+# Meaning of a producer's global scale: "modelopt" stores the factor max|x| / 2688 and multiplies by
+# it, "compressed-tensors" stores the divisor 2688 / max|x| and divides. The two round differently,
+# so each producer's packing needs its own arithmetic.
 Convention = Literal["modelopt", "compressed-tensors"]
 
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 # The largest magnitude that rounds to each code but the last. Ties round to the even code: the
-# midpoints .75, 1.75 and 3.5 round up, so one ulp less than they is the bound there.
+# midpoints .75, 1.75 and 3.5 round up, so that their bound is one ulp less.
 _UPPER_BOUNDS = (
     0.25, 0.75 - 2.0**-24, 1.25, 1.75 - 2.0**-23, 2.5, 3.5 - 2.0**-22, 5.0
 )  # fmt: skip

@@ -208,7 +208,7 @@ def check_activation(
 
 
 def check_shards(alpha: Tensor, shard_sizes: Sequence[int], n: int) -> None:
-    """Check that there is one alpha per output shard and that the shards add up to N."""
+    """Check the number of alphas against the output shards, and that the shards add up to N."""
     check_dtype("alpha", alpha, (torch.float32,))
     check_shape("alpha", alpha, (len(shard_sizes),), "one factor per shard of the output")
     if sum(shard_sizes) != n or min(shard_sizes, default=0) < 0:
@@ -233,7 +233,7 @@ def check_bias(bias: Tensor | None, n: int) -> None:
 
 
 def check_batch(a: Tensor, name: str, b: Tensor, terms: int = 1) -> None:
-    """Check batch dimensions: those of a batched weight equal the activation's."""
+    """Check batch dimensions: a batched weight must have the activation's."""
     batch = batch_of(a, terms)
     if b.ndim > 2 and batch != tuple(b.shape[:-2]):
         raise InvalidArgument(

@@ -45,7 +45,7 @@ def gemm(
     and ``bias`` are applied to the accumulator, which is then rounded once.
 
     On sm_90 all arguments but ``a`` may be read while preceding kernels that allow programmatic
-    dependent launch still run: these kernels must not write those arguments.
+    dependent launch still run: these kernels must not write any argument but ``a``.
 
     Args:
         a: w4a4: uint8 ``(..., M, K/2)``, two E2M1 codes per byte; w4a16 (``a_scales`` None):

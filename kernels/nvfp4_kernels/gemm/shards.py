@@ -8,7 +8,7 @@ from cutlass import Int32
 
 from nvfp4_kernels.gemm.arguments import MAX_SHARDS
 
-# Where each shard but the last ends, along the weight's rows; zeros behind those there are.
+# End of each shard but the last, along the weight's rows; zeros for absent shards.
 ShardEnds = tuple[Int32, Int32, Int32, Int32, Int32, Int32, Int32]
 assert len(get_args(ShardEnds)) == MAX_SHARDS - 1
 

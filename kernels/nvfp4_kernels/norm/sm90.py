@@ -75,7 +75,7 @@ class AddRmsNormSm90:
         """Load the weight before the wait for preceding kernels, then add and normalise."""
         steps, dtype, k = range(self.tile.steps), TYPES[self.dtype], arguments.k
         inputs = (arguments.x, arguments.residual)
-        # At once: the next kernel loads its weights while the one before this one ends.
+        # At once: the next kernel loads its weights while the preceding kernel ends.
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         row = Int64(cute.arch.block_idx()[0])
         factors = [self._load(arguments.weight, Int64(0), step, k) for step in steps]

@@ -17,7 +17,7 @@ from nvfp4_kernels.rotary.store import tile as rotary_store
 from nvfp4_kernels.rotary.store.tile import HeadTile
 from nvfp4_kernels.sm100.limits import SMS, WARP_ROWS
 
-# What the KV cache holds: the model's own dtype, or E4M3.
+# Dtype of the KV cache: the model's own dtype, or E4M3.
 Cache = Literal["auto", "fp8"]
 CACHES: tuple[Cache, ...] = ("auto", "fp8")
 PAGE_SIZE = 16  # keys: vLLM's default

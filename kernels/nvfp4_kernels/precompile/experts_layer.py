@@ -28,7 +28,7 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Experts:
-    """MoE layer on one GPU: all that its kernels depend on except the tokens.
+    """MoE layer on a GPU: all parameters of its kernels except the tokens.
 
     Attributes:
         sizes: sizes of the experts.
@@ -55,7 +55,7 @@ class Experts:
     choice: Choice | None = None
 
     def served(self, family: str, inputs: Inputs, terms: int) -> "Experts":
-        """The layer as a family's kernels serve it: with its input quantisation and padded weights.
+        """The layer as a family's kernels serve it: input quantisation and padded weights.
 
         Args:
             family: family of the GPU's architecture.

@@ -24,7 +24,7 @@ _TOPK, _TOPK_ROUTE = "nvfp4_kernels.moe.topk", "nvfp4_kernels.moe.topk_route"
 def row_specs(
     experts: Experts, tokens: int, tile_tokens: int, sms: int
 ) -> Iterator[tuple[str, KernelSpec]]:
-    """Kernels for one number of tokens, apart from the GEMMs, each with its purpose.
+    """Kernels for a number of tokens, apart from the GEMMs, each with its purpose.
 
     Args:
         experts: the MoE layer.
@@ -72,7 +72,7 @@ def row_specs(
 
 
 def _choice(experts: Experts) -> KernelSpec | None:
-    """Router top-k, if these kernels do it."""
+    """Configuration of the router top-k, or None."""
     if experts.choice is None:
         return None
     router, dtype, biased = experts.choice

@@ -11,7 +11,7 @@ from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.quantize.choose import choose_config as choose_quantize
 from nvfp4_kernels.sm100.limits import SMS
 
-# How activations are scaled: by one calibrated number, or one for each token.
+# Scaling of activations: one calibrated global scale, or one per token.
 Activation = Literal["static", "per-token"]
 ACTIVATIONS: tuple[Activation, ...] = ("static", "per-token")
 _ELEMENT_SIZE = 2  # of bfloat16 and float16

@@ -105,7 +105,7 @@ class RotaryEmbeddingSm90:
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         thread, (token, group, _) = cute.arch.thread_idx()[0], cute.arch.block_idx()
         slot, vector = thread // tile.head_threads, thread % tile.head_threads
-        # Positions, cosines and sines are older than the kernel before this one.
+        # Preceding kernels must not write positions, cosines and sines.
         position = Int64(Array(arguments.positions, shape=(1,)).load(Int64(token)))
         table = Array(arguments.cos_sin_cache, shape=(1,))
         start = position * tile.rotary_dim + vector % tile.rotary_threads * PIECE

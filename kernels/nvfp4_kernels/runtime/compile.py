@@ -1,4 +1,4 @@
-"""Compilation of CuTe DSL kernels, their cache and their launch, common to all ops.
+"""Compilation, cache and launch of CuTe DSL kernels, common to all ops.
 
 A kernel is a frozen dataclass whose fields are its configuration. Its compiled form, host code and
 cubin in one object file, is cached under a digest of the configuration, this package's source and
@@ -34,7 +34,7 @@ _DEFAULT_CACHE = "~/.cache/nvfp4_kernels"
 ARCH_VARIABLE = "CUTE_DSL_ARCH"
 COMPILERS_CACHE_VARIABLE = "CUTE_DSL_CACHE_DIR"
 _SYMBOL = "launch"
-# CuTe's settings that say where things are, not what is compiled; the arch has its own place.
+# CuTe's settings for paths, which do not affect compilation; the arch is handled separately.
 _PLACES = ("_ARCH", "_DIR", "_LIBS")
 # LLVM's name and feature for any processor of a kind.
 _ANY_HOST = {"x86_64": ("x86-64", "+sse2"), "aarch64": ("generic", "+neon")}
@@ -42,7 +42,7 @@ _ANY_HOST = {"x86_64": ("x86-64", "+sse2"), "aarch64": ("generic", "+neon")}
 # CuTe DSL compiles in state that all threads share.
 _one_at_a_time = threading.Lock()
 
-# Told of a launch's tensors before it: an emulator has to know what memory the device has.
+# Hook called with a launch's tensors before it: an emulator must know the device's memory.
 watchers: list[Callable[[list[Tensor]], None]] = []
 
 
@@ -176,7 +176,7 @@ def build(kernel: DeviceKernel, place: Path) -> None:
         function.export_to_c(str(written), _SYMBOL)
         seal(written)
         with written.open("rb") as file:
-            os.fsync(file)  # before it has its name
+            os.fsync(file)  # before the rename
         os.replace(written, place)
 
 
@@ -217,7 +217,7 @@ def _loadable(place: Path) -> Iterator[None]:
         yield
     except UnusableCache:
         raise
-    except Exception as error:  # the linker has classes of its own
+    except Exception as error:  # the linker has its own exception classes
         raise UnusableCache(
             f"{CACHE_VARIABLE}: {place} cannot be loaded ({_line(error)}), must be as it was "
             "compiled; if it is damaged, delete it, and it is compiled again"

@@ -46,7 +46,7 @@ def build_apart(kernels: Sequence[DeviceKernel], jobs: int) -> list[str]:
                 with process.stdin as to_process:
                     pickle.dump(list(share), to_process)
             except BrokenPipeError:
-                continue  # what it says tells why
+                continue  # its output has the reason
         failures = []
         for process, _, errors in started:
             status = process.wait()
@@ -74,7 +74,7 @@ def _main() -> None:
         try:
             if not place.exists():
                 build(kernel, place)
-        except Exception as error:  # the compiler has classes of its own
+        except Exception as error:  # the compiler has its own exception classes
             failures.append(f"{type(error).__name__}: {' '.join(str(error).split())}")
     if failures:
         sys.exit(failures[0])

@@ -1,8 +1,8 @@
 """Prepared launches: results of a call's checks and choices, cached for similar calls.
 
-If the dtypes, shapes, strides, devices and alignments of a call's tensors and its numbers equal
-those of an earlier call, a look-up replaces the checks and the choice of a kernel. The call then
-only allocates its results and writes addresses into the launch's arguments. A function with other
+If a call has the numbers of an earlier call, and tensors of the same dtypes, shapes, strides,
+devices and alignments, a look-up replaces the checks and the choice of a kernel. The call then only
+allocates its results and writes addresses into the launch's arguments. A function with other
 effects, such as reading contents, is not prepared: see ``nvfp4_kernels.runtime.recording``.
 """
 
@@ -18,7 +18,7 @@ from nvfp4_kernels.devices import is_reference_device, stand_in_epoch
 from nvfp4_kernels.runtime.recording import Recording, active, relation
 from nvfp4_kernels.runtime.replay import Replay
 
-# Bytes that addresses are compared modulo of: a multiple of what any check asks for.
+# Modulus in bytes for comparing addresses: a multiple of every checked alignment.
 ALIGNMENT = 64
 # Calls that a function keeps; a server sees batches of ever other sizes.
 MAX_REPLAYS = 256
@@ -86,7 +86,7 @@ class Prepared:
         key = self.key(given, pointers)
         if key is None:
             return self.function(*given)
-        replay = self.replays.get(key, _UNKNOWN)  # of several threads one may empty it
+        replay = self.replays.get(key, _UNKNOWN)  # another thread may empty it
         if replay is _UNKNOWN:
             return self._record(key, given)
         return self.function(*given) if replay is None else replay.run(given, pointers)

@@ -45,7 +45,7 @@ class Trust(NamedTuple):
         """
         if status.st_uid in self.users:
             return
-        # Where everybody may write, a file's group may be the folder's, whoever wrote the file.
+        # In a world-writable folder a new file's group may be the folder's, for any writer.
         if status.st_gid in self.groups and not path.parent.lstat().st_mode & stat.S_IWOTH:
             return
         own = _user(os.geteuid())
@@ -161,7 +161,7 @@ def create_folder(path: Path, mode: int) -> None:
         OSError: the folder cannot be created.
     """
     missing = [each for each in (path, *path.parents) if not each.exists()]
-    for each in reversed(missing):  # ``Path.mkdir`` gives parents what the mask leaves of 777
+    for each in reversed(missing):  # ``Path.mkdir`` creates parents with 777 less the umask
         each.mkdir(mode, exist_ok=True)
     path.mkdir(exist_ok=True)  # raises where something else has the name
 

@@ -12,7 +12,7 @@ REGISTERS = 65536  # of an SM
 SM_SHARED_BYTES = 228 * 1024
 CTA_RESERVED_BYTES = 1024
 MAX_SHARED_BYTES = SM_SHARED_BYTES - CTA_RESERVED_BYTES
-BARRIER_BYTES = 2048  # a CTA's mbarriers, and what alignment costs
+BARRIER_BYTES = 2048  # a CTA's mbarriers, and padding for alignment
 
-# What the tensor core multiplies here.
+# Dtypes of tensor core operands here.
 ActDtype = Literal["bfloat16", "float16"]

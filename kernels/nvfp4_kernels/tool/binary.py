@@ -14,7 +14,7 @@ _ELF_IMAGE = 2
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _NOBITS = 8  # a section that takes room in memory alone
-# Attributes, and the form of those that carry a string of bytes.
+# Attributes, and the form of attributes with a string of bytes.
 _REGISTERS, _FRAME, _THREADS = 0x2F, 0x11, 0x10
 _SIZED = 4
 

@@ -55,7 +55,7 @@ def build_one(spec: KernelSpec) -> Built:
     except OSError:
         raise  # the folder is at fault, and will be for the next one too
     except Exception as error:
-        # The compiler raises classes of its own; any of them costs this kernel and no other.
+        # The compiler raises its own exception classes; any of them costs only this kernel.
         return Built(spec, path, 0, time.monotonic() - started, f"{type(error).__name__}: {error}")
     return Built(spec, path, path.stat().st_size, time.monotonic() - started)
 

@@ -31,7 +31,7 @@ def doubts() -> list[Task]:
         ForcedProductCase(ODD_COLUMNS, (tile,), 300, 424, 8192)
         for tile in (Tile(96), Tile(96, two_cta=True, cluster_m=2))
     ]
-    # Single CTAs in between end one by one, and leave one SM of a pair free before the other.
+    # Single CTAs in between end separately, and free one SM of a pair before the other.
     single = Tile(128)
     tasks += [
         ForcedProductCase(STAGGERED, tiles, 600, 520, 256, LAUNCHES)

@@ -18,10 +18,9 @@ from nvfp4_kernels.tool.report import describe
 from nvfp4_kernels.tool.task import Figures, Machine
 
 COUNTS = (1, 0, 3, 2)  # tiles of each expert
-SPARE = 2  # tiles that there is memory for beside those in use
+SPARE = 2  # allocated tiles beyond the tiles in use
 OF_NO_EXPERT = 2**30
-# Any activation here grows at most that much faster than its argument, relu² aside, and is at most
-# so many float32 steps of it off.
+# Bounds on activations: growth relative to the argument, relu² aside, and error in float32 steps.
 SLOPE, STEPS = 1.25, 16
 ROOT_MEAN_SQUARE = 47  # of random operands
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 # Offset, predicate if any, and the instruction without its modifiers.
 _LINE = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)")
-# What the report shows of the mix, and what each is for.
+# Instructions in the report, and their purposes.
 SHOWN = {
     "UTCOMMA": "block-scaled MMA",
     "UTCCP": "scales to tensor memory",

@@ -1,4 +1,4 @@
-"""MoE model on one GPU, from Hugging Face's ``config.json``: parameters of its kernels."""
+"""Kernel parameters of an MoE model on a GPU, from Hugging Face's ``config.json``."""
 
 from typing import NamedTuple
 
@@ -31,8 +31,8 @@ _GATED = {
     "gelu_pytorch_tanh": Activation("gelu_tanh"),
 }
 _UNGATED = {"relu2": Activation("relu2")}
-_STEP_LIMIT = 7  # the one that vLLM has a kernel for
-# With biases; what its config calls SiLU is not.
+_STEP_LIMIT = 7  # the only one with a vLLM kernel
+# GPT-OSS: has biases; its ``hidden_act: silu`` is clamped SwiGLU.
 _GPT_OSS = {"gpt_oss": Activation("swigluoai_uninterleave", 7.0, 1.702, 1.0)}
 _WEIGHT_ON_INPUT = ("llama4_text",)
 # Families whose router is a softmax without groups, of 16-bit logits, renormalised as
@@ -211,7 +211,7 @@ def _mlp_widths(config: ModelConfig) -> dict[str, int]:
         fields.get(key) for key in ("first_k_dense_replace", "mlp_only_layers", "num_dense_layers")
     )
     if config.model_type == "llama4_text":
-        # One shared expert, as wide as the routed ones.
+        # One shared expert, as wide as a routed expert.
         widths["shared"] = config.number("intermediate_size")
         if fields.get("interleave_moe_layer_step", 1) > 1:
             widths[""] = config.number("intermediate_size_mlp")

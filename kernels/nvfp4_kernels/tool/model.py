@@ -9,7 +9,7 @@ from nvfp4_kernels.tool.config_file import ModelConfig, UnusableModel, load_conf
 
 # They have a bias on q, k and v, and no field that says so.
 _BIASED_QKV = ("qwen2", "qwen2_moe")
-# What no field says of attention either: each head has a norm; it turns neighbouring elements.
+# Facts of attention in no config field: each head has a norm; pairs are neighbouring elements.
 _QK_NORMS = ("qwen3", "qwen3_moe")
 _NEIGHBOURS = ("cohere", "cohere2", "glm", "glm4")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -61,7 +61,7 @@ def dense_model(
 def attention_layers(
     config: ModelConfig, tensor_parallel: int
 ) -> tuple[Attention, tuple[Layer, Layer]]:
-    """Ordinary attention on one GPU, and its projections."""
+    """Ordinary attention on a GPU, and the projections around it."""
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
     kv_heads = config.number("num_key_value_heads", default=heads)
     if heads % kv_heads:

@@ -21,8 +21,8 @@ OPS = (
     "silu_mul_quantize",
     "silu_mul_quantize_per_token",
 )
-# An approximate reciprocal or root may turn a rounding of the value before it is quantised, and
-# that one of its code, or of the whole block's scale.
+# An approximate reciprocal or root may change the rounding of a value before quantisation, and so
+# its code, or the whole block's scale.
 MOST_DIFFERING = 0.02
 MOST_STEPS = 3.0
 _ROOMS = {

@@ -24,7 +24,7 @@ class Inputs(NamedTuple):
 
 
 CALIBRATED = Inputs("static")
-# What is served of weights alone: inputs in so many terms that they lose less than 16 bits do.
+# Weight-only checkpoints are served with inputs in enough terms to lose less than 16 bits do.
 OF_WEIGHTS_ALONE = Inputs("per-token", EXACT_TERMS)
 # Of a checkpoint in 16 bits, which is quantised at load or elsewhere: either way.
 EITHER = (CALIBRATED, Inputs("per-token"))

@@ -30,7 +30,7 @@ WEIGHT_ERROR = 24 * 2.0**-23  # of an exponential and a sum, relative
 
 @dataclass(frozen=True)
 class RoutedCase:
-    """One op on a random batch, with invalid ids and ids of other ranks' experts in its slots.
+    """Test of an op on a random batch, with invalid ids and other ranks' ids in its slots.
 
     Attributes:
         op: name of the op.

@@ -113,7 +113,7 @@ class Isolated:
             if connection.poll(self._limit):
                 outcome: Outcome = connection.recv()
                 if outcome.error:
-                    self.close()  # what failed may have left the GPU unusable to its process
+                    self.close()  # a failed task may have left the GPU unusable to its process
                 return outcome
         except EOFError:
             process.join()

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-# The distribution that this package comes in, the library it computes with, and its compiler.
+# Distributions: this package, torch, and the compiler.
 _DISTRIBUTIONS = {
     "nvfp4_kernels": "vllm-fp4-plugin",
     "torch": "torch",

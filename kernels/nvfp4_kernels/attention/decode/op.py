@@ -36,7 +36,8 @@ def decode_attention(
     be multiplied by 0. The result is deterministic: the same arguments give the same bits.
 
     On sm_90 ``kv_cache`` and the index tensors may be read while preceding kernels that allow
-    programmatic dependent launch still run: these kernels must not write those tensors.
+    programmatic dependent launch still run: these kernels must not write the cache or index
+    tensors.
 
     Args:
         q: bfloat16 or float16 ``(B, Hq, D)``: one token of each sequence. D a multiple of 16 up to

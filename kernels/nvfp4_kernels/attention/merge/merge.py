@@ -100,9 +100,9 @@ class SegmentMerge:
         """Merge and store a vector from ``column`` on; the thread of column 0 also stores the LSE.
 
         Args:
-            arguments: of the launch.
-            row: of a token and head.
-            column: of the row, a multiple of ``width``.
+            arguments: arguments of the launch.
+            row: row of a token and head.
+            column: first column, a multiple of ``width``.
             inside: whether the row exists; all threads of a warp call.
             slots: see ``Segments``.
             thread: see ``Segments``.

@@ -26,7 +26,7 @@ class MergeSegmentsSm100:
     """Merge whose threads all have the same role: 16 bytes of a row each.
 
     Attributes:
-        tile: of a thread.
+        tile: work of a thread.
     """
 
     tile: MergeTile

@@ -40,10 +40,10 @@ class CopiedQueries:
             copied: rows of the query tile in 16 bits.
             shared: memory of the query tile; the warp has already stored its rows of the last
                 result.
-            barriers: of the CTA.
+            barriers: mbarriers of the CTA.
             work: work tile, with keys.
-            query_tile: of the warp.
-            warp: of the query tile.
+            query_tile: query tile of the warp.
+            warp: warp of the query tile.
         """
         own = warp * WARP_ROWS + recomputed_lane()
         wait(barriers.copied.subview(query_tile), work.before.works)

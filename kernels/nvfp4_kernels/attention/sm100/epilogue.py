@@ -128,14 +128,14 @@ class Epilogue:
         Args:
             result: result of the launch.
             shared: memory of the query tile's rows; its queries have been read by now.
-            barriers: of the CTA.
+            barriers: mbarriers of the CTA.
             lanes: tensor memory of the warp.
-            query_tile: of the warp.
+            query_tile: query tile of the warp.
             tiles: key tiles of the query tile.
-            work: of the CTA.
-            row: of the thread.
-            warp: of the query tile.
-            state: of the row, after the last key tile.
+            work: work tile of the CTA.
+            row: row of the thread.
+            warp: warp of the query tile.
+            state: state of the row, after the last key tile.
             v_scale: scale of stored values.
         """
         tile = self.tile

@@ -38,7 +38,7 @@ class KeyLists:
         stride: elements between lists.
         query_start: int32 [sequences + 1], tokens.
         sequences: number of sequences.
-        map_strides: of the cache.
+        map_strides: strides of the cache in map rows.
     """
 
     indices: cute.Pointer
@@ -53,7 +53,7 @@ class GatherLoader(TmaLoader):
     """Role of one warp: each lane gathers four rows of a chunk at a time.
 
     Attributes:
-        lists: of this launch.
+        lists: lists of this launch.
     """
 
     lists: KeyLists

@@ -61,7 +61,7 @@ class AttentionArguments(NamedTuple):
         k, v: keys and values, addressed by row of a page, head and page.
         k_strides, v_strides: strides of ``k`` and ``v``; multiples of ``map_stride`` if indexed.
         map_stride: elements between rows of the tensor maps that gathers read.
-        map_rows: rows of those tensor maps.
+        map_rows: rows of the tensor maps that gathers read.
         result: outputs, and the sinks.
         lengths: starts and lengths of sequences.
         block_table: int32 [sequences, table_stride], pages.
@@ -304,7 +304,7 @@ class FmhaSm100:
                 map_strides,
             )
             loader = GatherLoader(tile, variant, lists)
-        # Any argument, lengths too, may be written by the kernel before this one.
+        # The preceding kernel may write any argument, including lengths.
         if cutlass.const_expr(variant.rotation is None) or arguments.rotation.settled == 0:
             ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         sizes, lengths, none = arguments.sizes, arguments.lengths, Int32(0)
@@ -348,7 +348,7 @@ class FmhaSm100:
 
     @cute.jit
     def _lead(self, arguments: AttentionArguments, memory: Memory) -> None:
-        """Role of the scheduler warp: this CTA's work tile, then those of cancelled CTAs (CLC).
+        """Role of the scheduler warp: this CTA's work tile, then work of cancelled CTAs (CLC).
 
         The next request is issued as soon as all warps have begun with the previous work tile.
         """
@@ -480,7 +480,8 @@ class FmhaSm100:
             row_scale = self._load_queries(arguments, shared, work, row, tile_warp)
         if cutlass.const_expr(not tile.takes_over or tile.quantizes_copied):
             ptx.bar_warp_sync(cute.arch.FULL_MASK)
-            # The MMA warp waits for no queries without keys: those of later ones would overtake it.
+            # Without keys the MMA warp does not wait for queries: it would consume later queries'
+            # arrivals.
             if ptx.elect_sync() and work.max_tiles() > 0:
                 ptx.mbarrier_arrive(barriers.q_full.subview(query_tile))
         if cutlass.const_expr(tile.fp8):

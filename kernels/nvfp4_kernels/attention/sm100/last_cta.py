@@ -33,9 +33,9 @@ class LastCta:
     """Role of the softmax warps with split-KV, after the epilogue has stored a partial result.
 
     The CTAs of a block of rows that have keys increment a semaphore; the last CTA merges all
-    partial results in the order of the splits, whatever order the CTAs finished in. The semaphore
-    wraps around to zero, ready for the next launch. If no CTA has keys, the first CTA stores the
-    empty merge.
+    partial results in the order of the splits, independent of the order in which CTAs finish. The
+    semaphore wraps around to zero, ready for the next launch. If no CTA has keys, the first CTA
+    stores the empty merge.
     """
 
     tile: AttentionTile
@@ -57,11 +57,11 @@ class LastCta:
         Args:
             arguments: partial results and result.
             counters: semaphores, int32 [batch, KV heads], zero before and after the launch.
-            sizes: of the launch.
+            sizes: sizes of the launch.
             shared: memory of the queries, free by now.
             is_last: int32 in shared memory, through which one thread informs the others.
-            work: of the CTA.
-            warp: of the softmax warps.
+            work: work tile of the CTA.
+            warp: index among the softmax warps.
         """
         thread = warp * WARP_ROWS + cute.arch.lane_idx()
         self._sync()  # every part of the CTA has been stored, and staged rows have been read
@@ -83,8 +83,8 @@ class LastCta:
 
     def _count(self, counter: cute.Pointer, parts: Int32) -> Int32:
         """Increment the semaphore of ``parts`` CTAs; return 1 in the last CTA, else 0."""
-        # Releases the parts of this CTA, which its barrier has ordered before, and acquires those
-        # of all that came earlier.
+        # Releases this CTA's partial results, ordered by the barrier, and acquires those of earlier
+        # CTAs.
         before = ptx.inline_ptx(
             "atom.acq_rel.gpu.global.inc.u32 {$w0}, [{$r0}], {$r1};",
             write_only_types=[Int32],

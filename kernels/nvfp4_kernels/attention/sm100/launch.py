@@ -41,7 +41,7 @@ class Rotating:
 
     Attributes:
         rotation: compile-time rotation of the kernel.
-        arguments: of the launch.
+        arguments: arguments of the launch.
     """
 
     rotation: Rotation

@@ -27,7 +27,7 @@ _TAKE = "\n".join((
 
 @dataclass(frozen=True)
 class LaunchControl:
-    """CLC requests of one warp for the grid's next CTA, one in flight at a time.
+    """CLC requests of a warp for the grid's next CTA, one in flight at a time.
 
     A CTA whose launch is cancelled never starts (PTX ISA, clusterlaunchcontrol). Work is thus
     distributed dynamically, in grid order.

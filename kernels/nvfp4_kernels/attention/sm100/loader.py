@@ -19,7 +19,7 @@ from nvfp4_kernels.sm100.limits import WARP_ROWS
 
 PREFETCH = 3  # key tiles whose positions are loaded before their copies
 
-# Coordinates of a lane's part of a key tile: one for a box of rows, a list of them for a gather.
+# Coordinates of a lane's part of a key tile: a number for a box of rows, a list for a gather.
 Coordinates = Any
 
 
@@ -48,7 +48,7 @@ class Source:
 
 @dataclass(frozen=True)
 class TmaLoader:
-    """Role of one warp: each lane copies one page's boxes.
+    """Role of a warp: each lane copies the boxes of a page.
 
     Tiles are loaded in the order in which the MMA warp uses them. Pages are looked up one tile
     ahead of the copies, and positions one more tile ahead.
@@ -93,12 +93,13 @@ class TmaLoader:
         """Let the next kernel start; then drain: wait for the last release of every stage.
 
         Args:
-            barriers: of the CTA.
+            barriers: mbarriers of the CTA.
             tiles: number of key tiles loaded.
         """
         tile, count = self.tile, 2 * tiles
         if cutlass.const_expr(self.variant.rotation is not None):
-            # Not before: whoever starts then knows that all before this kernel has ended.
+            # Not earlier: a dependent kernel may assume that all kernels before this one have
+            # ended.
             ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         # The next kernel's loads now compete with no loads of this CTA.
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)

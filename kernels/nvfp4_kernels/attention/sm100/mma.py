@@ -30,7 +30,7 @@ from nvfp4_kernels.sm100.descriptors import advance
 from nvfp4_kernels.sm100.limits import MMA_BYTES
 from nvfp4_kernels.sm100.tensor_memory import tensor_pointer
 
-A_COLUMNS = 8  # columns of P in tensor memory that one MMA reads: 32 bytes of its K dimension
+A_COLUMNS = 8  # columns of P in tensor memory per MMA: 32 bytes of its K dimension
 
 
 @dataclass(frozen=True)

@@ -46,9 +46,9 @@ class RowQuantizer:
 
         Args:
             first_row: the launch's first row among the rows of the operand.
-            num_heads: of the operand.
-            work: of the CTA.
-            row: of the thread.
+            num_heads: query heads of the operand.
+            work: work tile of the CTA.
+            row: row of the thread.
             head: its query head.
         """
         index, blocks = first_row + work.first_query + row.token, self.tile.head_dim // BLOCK
@@ -68,7 +68,7 @@ class RowQuantizer:
         """Store two pairs of scales from ``pair`` on as a word if atoms are whole, else one pair.
 
         Args:
-            scales: of the operand.
+            scales: block scales of the operand.
             first: the row's ``first_pair``.
             pair: index of the first pair in the row.
             bits: four scales, or two in the lower half.

@@ -34,11 +34,11 @@ class QueryCopier:
         The consumers are QK, or the softmax warps where these quantise.
 
         Args:
-            queries: in global memory.
+            queries: queries in global memory.
             shared: memory of the query tile's rows in 16 bits.
-            barriers: of the CTA.
-            work: with keys.
-            query_tile: of the warp.
+            barriers: mbarriers of the CTA.
+            work: work tile, with keys.
+            query_tile: query tile of the warp.
         """
         quantized, mine = self.tile.quantizes_copied, query_tile
         empty = barriers.taken.subview(mine) if quantized else barriers.q_empty

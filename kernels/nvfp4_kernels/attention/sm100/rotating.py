@@ -75,7 +75,7 @@ class RotatingQueryLoader:
         factors: list[Vector] = []
         if cutlass.const_expr(self.rotation.store.q_norm):
             factors = heads.factors(arguments.q_norm, part)
-        # Rows of a warp that there are come first.
+        # Existing rows of a warp come first.
         there = cute.arch.popc(cute.arch.vote_ballot_sync(start >= 0))
         turns = cute.ceil_div(Int32(there), at_once)
         for turn in cutlass.range(turns, head.lanes, unroll=1):
@@ -142,7 +142,7 @@ class RotatingQueryLoader:
 class NewKeys:
     """Store of the query tokens' own keys and values, by the load warp.
 
-    Each CTA stores the new keys of its own key tiles, then loads these tiles with TMA.
+    Each CTA stores the new keys of its key tiles, then loads these tiles with TMA.
     """
 
     variant: Variant
@@ -202,6 +202,6 @@ class NewKeys:
                 store_pair(
                     how, arguments.cache, slot, work.kv_head, part, key, value, head.head_dim
                 )
-        # TMA reads them next, in whichever lane has their page.
+        # TMA reads the stored keys next, issued by the lane with their page.
         ptx.fence_proxy(ptx.Proxy.ASYNC_GLOBAL)
         ptx.bar_warp_sync(cute.arch.FULL_MASK)

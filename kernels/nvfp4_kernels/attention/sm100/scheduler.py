@@ -173,9 +173,9 @@ def work_tile(
     """Work tile of this CTA; the longest first, since the last block of queries sees most keys.
 
     Args:
-        tile: of the kernel.
-        variant: of the kernel.
-        sizes: of the launch.
+        tile: tile of the kernel.
+        variant: variant of the kernel.
+        sizes: sizes of the launch.
         lengths: starts and lengths of sequences.
         order: ``WalkOrder`` if static persistent, else None.
         number: index of the work tile in ``order``; without an order, grid index of the CTA

@@ -32,7 +32,7 @@ from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.sm100.barriers import fence_and_arrive
 from nvfp4_kernels.sm100.tensor_memory import SHAPE, load_columns, tensor_pointer
 
-LOAD_COLUMNS = 16  # of one tcgen05.ld, which overlaps with exponentials of the one before
+LOAD_COLUMNS = 16  # columns of one tcgen05.ld, which overlaps with the previous load's exponentials
 
 
 @dataclass(frozen=True)
@@ -176,12 +176,12 @@ class Softmax:
 
         Args:
             part: index of the part in the key tile.
-            barriers: of the CTA.
-            query_tile: of the warp.
+            barriers: mbarriers of the CTA.
+            query_tile: query tile of the warp.
             turn: number of the key tile among the CTA's.
             follows: whether another key tile of the same rows precedes.
-            columns: of the query tile.
-            row: of the thread.
+            columns: tensor memory columns of the query tile.
+            row: row of the thread.
             start: first key of the warp in this tile.
             row_max: before this part.
             row_sum: before this part.

@@ -318,7 +318,7 @@ class AttentionTile:
 
 @dataclass(frozen=True)
 class Rotation:
-    """Rotary embedding of queries and of the new keys, and the store of the latter to the cache.
+    """Rotary embedding of queries and new keys, and the store of these keys to the cache.
 
     Attributes:
         heads: threads of a head.
@@ -334,9 +334,9 @@ class Variant:
     """Variant of the kernel; see ``attention``, ``paged_attention`` and ``sparse_attention``.
 
     Attributes:
-        dtype: of queries and result.
-        layout: of keys and values; indexed: every token is a sequence, with a list of keys in
-            pages.
+        dtype: dtype of queries and result.
+        layout: layout of keys and values; indexed: every token is a sequence, with a list of keys
+            in pages.
         page_size: keys of a page; 0 unless paged or indexed.
         causal, window, soft_cap, sinks: whether the launch has them.
         split: split-KV: whether CTAs split the keys and store float32 partial results.

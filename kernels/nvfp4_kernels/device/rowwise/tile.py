@@ -18,7 +18,7 @@ ATOM_BLOCKS = 4
 WARP = 32
 WARPS, MAX_WARPS = 8, 16  # of a CTA
 LOADED_WORDS = 32  # 32-bit registers a thread loads before it waits
-HELD_WORDS, MAX_HELD_WORDS = 36, 51  # that it keeps of its rows between two passes
+HELD_WORDS, MAX_HELD_WORDS = 36, 51  # registers of row data that a thread keeps between two passes
 HELD_BLOCKS = 4  # that it keeps at most where there are many rows
 
 

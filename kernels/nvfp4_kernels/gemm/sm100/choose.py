@@ -25,9 +25,9 @@ MACS_PER_CYCLE = 16384
 OPERAND_BYTES_PER_CYCLE = 101  # of shared memory, into the tensor core
 MEMORY_BYTES_PER_CYCLE = 3930
 LOAD_BYTES_PER_CYCLE = 64  # of each SM, from L2, with all at work
-RING_BYTES_PER_CYCLE = 112  # of one SM, whose ring is what is under way
+RING_BYTES_PER_CYCLE = 112  # of one SM: its ring bounds the bytes in flight
 LATENCY = 2230  # of memory, until its bytes flow
-CLUSTER = 980  # of starting and ending one whose CTAs share loads
+CLUSTER = 980  # of starting and ending a cluster with multicast
 SPLIT = 450  # of a cluster whose CTAs split K
 EXCHANGE, EXCHANGE_COLUMN = 120, 4.3  # of the parts of a split
 EPILOGUE_COLUMN, UNBOXED_COLUMN = 16.7, 6
@@ -102,7 +102,7 @@ def choose_config(
     return min(fitting, key=lambda each: cost_in_layer(problem, each[0], each[1], sms))
 
 
-# Tokens that the one tile of all batches is weighed by.
+# Numbers of tokens by which the batch-invariant tile is judged.
 INVARIANT_TOKENS = (1, 16, 64, 256, 1024, 8192)
 
 
@@ -124,7 +124,7 @@ def choose_batch_invariant(
     assert problem.terms == 1, "the layout of several terms depends on the tokens"
     problems = [replace(problem, m=m) for m in INVARIANT_TOKENS]
     least = [cost_in_layer(p, *choose_config(p, output, sms), sms) for p in problems]
-    # A tile of fewer tokens is the only one: it reads scales from an atom's first row on.
+    # A tile of fewer tokens must be the only tile: it reads scales from an atom's first row on.
     tiles = [t for t in SWAP_AB if t.split_k == 1 and t.columns >= MAX_FEW_TOKENS] + REGULAR
     if problem.weights == 2:  # with swap_ab SiLUs of several tokens would share a reciprocal
         tiles = GATE_UP
@@ -169,7 +169,7 @@ def with_store(output: EpilogueConfig, tile: Tile, n: int) -> EpilogueConfig:
         return replace(output, store="element")
     if output.dtype == "nvfp4":
         return replace(output, store="vector")
-    # Two boxes at least: one leaves while the next one is computed.
+    # At least two boxes: the store of a box overlaps with the math of the next.
     tile_bytes = tile.split_columns * bits // 8
     box_bytes = next((size for size in (128, 64) if tile_bytes >= 2 * size), 0)
     if not box_bytes:

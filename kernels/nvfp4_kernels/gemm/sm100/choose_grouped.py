@@ -36,11 +36,12 @@ from nvfp4_kernels.moe.routing import tile_tokens_of
 from nvfp4_kernels.sm100.limits import CTA_ROWS, SMS
 
 IN_CHAIN = 980  # cycles that a cluster costs beside its start and end, in a chain of launches
-HAND_OVER = 900  # at least, of a split's tile: its parts go to and fro before the next one's
+HAND_OVER = 900  # minimum per split-K tile: the exchange of partial sums precedes the next tile's
 # Pairs of CTAs with weights on the M side: of each, two read half of the tokens' rows.
 _SWAP_AB_PAIRS = [Tile(c, swap_ab=True, two_cta=True, cluster_m=2) for c in (64, 128, 256)]
-# Ranks that may share the experts, each with its part of the slots. All are weighed, however many
-# there are: what is in use is a guess even so, and a tile should lose little whatever it is.
+# Possible numbers of ranks that share the experts, each with its part of the slots. All are
+# weighed, even if the number is known: the tiles in use are a guess anyway, and a tile should lose
+# little in any case.
 _RANKS = (1, 2, 4, 8)
 
 

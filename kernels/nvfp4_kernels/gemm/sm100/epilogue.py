@@ -21,9 +21,9 @@ from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
 from nvfp4_kernels.sm100.limits import CTA_ROWS, WARP_ROWS
 from nvfp4_kernels.sm100.tensor_memory import tensor_pointer
 
-LOAD_COLUMNS = 32  # that a thread holds of each accumulator at a time
-_EARLY_COLUMNS = 16  # of which the next ones are on their way meanwhile
-_FINISHED_COLUMNS = 8  # that are computed before those before them leave
+LOAD_COLUMNS = 32  # columns of each accumulator that a thread holds at a time
+_EARLY_COLUMNS = 16  # columns of a load, while the next columns are in flight
+_FINISHED_COLUMNS = 8  # columns computed while the previous columns are stored
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Sums:
-    """Accumulated sums of one tile, as a warp addresses them.
+    """Accumulated sums of a tile, and a warp's position in the tile.
 
     Attributes:
         partials: ``Partials`` of split-K, or None.
@@ -92,7 +92,7 @@ class Epilogue:
         lane = cute.arch.lane_idx()
         leader = ptx.elect_sync()  # the same lane throughout: bulk groups are a thread's own
         lanes = tensor + ((warp * WARP_ROWS) << 16)
-        # Factors, and the result's memory, may be in use by the kernel before this one.
+        # The preceding kernel may still use the factors and the result's memory.
         if cutlass.const_expr(not tile.counts_first):
             ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         for index in cutlass.range(state.num_tiles, unroll=1):
@@ -122,7 +122,7 @@ class Epilogue:
             if cutlass.const_expr(tile.split_k > 1):
                 more = index + 1 < state.num_tiles
                 split.release(scratch.partials, state.rank, lane, more)
-        # What frees tensor memory comes after the last reads of it.
+        # Freeing tensor memory comes after the last reads of it.
         ptx.tcgen05_fence(ptx.Tcgen05Fence.BEFORE_THREAD_SYNC)
 
     @cute.jit
@@ -207,7 +207,7 @@ class Epilogue:
     def drain(self) -> None:
         """Wait until TMA stores have read this CTA's shared memory, so that the CTA may exit."""
         if cutlass.const_expr(self.output.store == "tma"):
-            # By every lane: those that have stored nothing have nothing to wait for.
+            # By every lane: lanes without stores have nothing to wait for.
             ptx.cp_async_bulk_wait_group(0, read=True)
 
     @property

@@ -179,7 +179,7 @@ class BlockScaledGemm:
         scales_extent: Extent,
         n_side: bool,
     ) -> Maps:
-        """Tensor maps of an operand and its scales; a box is one CTA's multicast slice."""
+        """Tensor maps of an operand and of the scales; a box is a multicast slice."""
         tile = self.tile
         rows = tile.b_rows // tile.sharers_b if n_side else CTA_ROWS // tile.cluster_n
         atoms = tile.atoms_n if n_side else 1

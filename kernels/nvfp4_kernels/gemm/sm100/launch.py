@@ -212,7 +212,7 @@ def new_result(
     terms: int,
     out_terms: int,
 ) -> tuple[Tensor, Tensor | None, OutDtype]:
-    """Memory for a result of ``n`` columns, its blocked scales or None, and its ``Output``.
+    """Memory for a result of ``n`` columns, blocked scales or None, and the ``Output``.
 
     ``data``: the activations, of ``terms`` terms.
     """

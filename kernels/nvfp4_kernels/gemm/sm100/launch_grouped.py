@@ -111,5 +111,5 @@ def grouped_gemm(
     return out, out_scales
 
 
-# Of weights in pairs that is what it computes.
+# For pairs of weights it computes this op.
 grouped_silu_mul_gemm = grouped_gemm

@@ -82,7 +82,7 @@ class TmaLoader:
         for index in cutlass.range(state.num_tiles, unroll=1):
             coord = tile_coord(tile, state, index)
             if cutlass.const_expr(not expects and not tile.counts_first):
-                if index == 0:  # all that can be done without the kernel before is done
+                if index == 0:  # all work independent of the preceding kernel is done
                     ptx.griddepcontrol(ptx.GridDepAction.WAIT)
             for step in cutlass.range(state.k_steps, unroll=1):
                 full = barriers.full.subview(stage)

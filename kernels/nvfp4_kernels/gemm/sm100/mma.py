@@ -104,7 +104,7 @@ class Mma:
         """
         tile = self.tile
         if cutlass.const_expr(tile.accumulators == 2 and tile.overlap > 0):
-            # The one before has the other accumulator, for the (index - 1) // 2-th time.
+            # The previous tile has the other accumulator, for the (index - 1) // 2-th time.
             wait(acc_empty.subview((index + 1) % 2), (index + 1) // 2 - 1)
         else:
             turn = index // tile.accumulators

@@ -32,7 +32,7 @@ class Chunk:
     """Position of a thread's values in the result.
 
     Attributes:
-        row, column: of the first value, along the M and the N side.
+        row, column: indices of the first value, along the M and the N side.
         batch: index of the matrix.
         weight: index of the weight matrix.
         number: running number of the chunk in this warp.

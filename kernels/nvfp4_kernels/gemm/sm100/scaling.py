@@ -112,7 +112,7 @@ class Scaling:
         """Stage the per-column vectors in this warp's shared memory, a lane per column."""
         tile, output = self.tile, self.output
         if cutlass.const_expr(output.column_vectors(tile) > 0):
-            ptx.bar_warp_sync(cute.arch.FULL_MASK)  # the tile before has been read
+            ptx.bar_warp_sync(cute.arch.FULL_MASK)  # previous tile's vectors are consumed
             for start in cutlass.range_constexpr(0, tile.split_columns, WARP_ROWS):
                 here = column + start + lane
                 factor, biases = Float32(1.0), []

@@ -73,7 +73,7 @@ class SplitK:
         """Send the accumulators at ``source`` to the CTAs that finish them."""
         tile = self.tile
         wait(partials.partials_empty, index - 1, CLUSTER)
-        # What several CTAs get is loaded together, as far as registers go.
+        # Columns for several CTAs are loaded together, as far as registers allow.
         columns = tile.weights * tile.split_columns
         together = min(_SENT_TO, max(1, _SENT_COLUMNS // columns))
         for first in cutlass.range_constexpr(1, tile.split_k, together):
@@ -129,8 +129,8 @@ class SplitK:
     ) -> list[list[Vector]]:
         """Addends of this CTA's columns of every product: own partial sum first, then the peers'.
 
-        The order is fixed, whatever the order of arrival. ``awaited``: number of the tile for whose
-        partial sums to wait, or None. ``added``: return the sum, formed in this order.
+        The order is fixed, independent of the order of arrival. ``awaited``: number of the tile for
+        whose partial sums to wait, or None. ``added``: return the sum, formed in this order.
         """
         tile, width = self.tile, self.width
         first, products = rank * tile.split_columns + columns.start, range(tile.weights)

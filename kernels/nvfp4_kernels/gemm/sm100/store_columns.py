@@ -55,8 +55,8 @@ class ColumnStore:
         word = Uint32 if dtype.width == 32 else Uint16
         converted = Vector.from_elements(tuple(values), Float32).to(dtype).bitcast(word)
         tokens = range(offset, offset + len(values))
-        # All before the first store, as nothing moves over a store; each of its own, as the
-        # compiler would make one chain of 64-bit sums of them.
+        # All addresses before the first store, as nothing is reordered across a store; each
+        # computed separately, as the compiler would otherwise chain 64-bit additions.
         addresses = [
             ptx.inline_ptx(
                 f"mad.wide.u32 {{$w0}}, {{$r0}}, {token * self._size}, {{$r1}};",

@@ -30,8 +30,8 @@ EPILOGUE_WARPS = 4
 STORE_SLOTS = 2
 TRANSPOSE_PITCH = WARP_ROWS + 4  # floats: rows of 16 bytes that start in different banks
 MAX_STAGES = 12
-# mbarriers, the tensor memory's address, and what alignment costs; and the KB of static shared
-# memory that ptxas states for each kernel.
+# mbarriers, the tensor memory's address, and padding for alignment; and the KB of static shared
+# memory that ptxas reports for each kernel.
 BARRIER_BYTES = 2048
 
 Store = Literal["tma", "vector", "element"]
@@ -212,7 +212,7 @@ class Tile:
 
     @property
     def loaded_bytes(self) -> float:
-        """Bytes that one CTA fetches per stage: its multicast slices."""
+        """Bytes that a CTA fetches per stage, i.e. the CTA's multicast slices."""
         scales = ATOMS_K * ATOM_BYTES
         m_side = (CTA_ROWS * TILE_BYTES + scales) / self.cluster_n
         n_side = self.n_operands * self.b_rows * TILE_BYTES / self.sharers_b

@@ -36,10 +36,10 @@ class _Cut(NamedTuple):
     max_stages: int = MAX_STAGES
 
 
-# Few tokens: every CTA is there at once, so that each SM has loads under way. By weights, rows of
-# 64 and K / 64, what was fastest with up to 8, 16, 32 and 64 tokens; the nearest one counts. It was
-# so in a layer (``examples/kernel_bench/layer.py``), where weights come while the kernel before
-# ends: a ring shorter than memory allows leaves the next kernel room to start.
+# Few tokens: all CTAs are resident at once, so that each SM has loads in flight. By weights, rows
+# of 64 and K / 64: the fastest tiles with up to 8, 16, 32 and 64 tokens; the nearest entry counts.
+# Measured in a layer (``examples/kernel_bench/layer.py``), where weights are loaded while the
+# preceding kernel ends: a ring shorter than memory allows leaves the next kernel room to start.
 _FEW_TOKEN_CUTS = {
     (1, 40, 128): (
         _Cut(1, 4, 8),
@@ -256,7 +256,7 @@ def _few_token_config(
 
 def _together(problem: Problem, tile: Tile, sms: int) -> int:
     """CTAs per SM: as many as the grid has, if their registers fit."""
-    # Accumulators, and what decoding takes: with more CTAs these would not stay in registers.
+    # Registers for accumulators and decoding: with more CTAs these would spill.
     room = REGISTERS // (tile.threads * (68 + tile.columns // 2))
     return min(math.ceil(ctas(problem, tile) / sms), room)
 
@@ -267,12 +267,12 @@ def many_token_configs(
     """Tiles for many tokens that can serve the problem, each with the store of its result."""
     weights = problem.weights
     tiles = [Tile(tokens, weights) for tokens in _STEP[weights]]
-    # Each accumulator of a pair by a warpgroup of its own: both have room up to 128 tokens only.
+    # One warpgroup per accumulator of a pair: both have room up to 128 tokens only.
     tiles += [
         Tile(tokens, 2, weight_per_warpgroup=True) for tokens in range(96, 257, 32) if weights == 2
     ]
     tiles += [replace(t, k_tiles=2) for t in tiles if t.accumulators == 1 and t.columns <= 128]
-    # Clusters lie within a GPC, so that those of four do not reach every SM.
+    # Clusters lie within a GPC, so that clusters of four do not reach every SM.
     parts = [
         replace(t, split_k=split) for t in tiles if not t.weight_per_warpgroup for split in (2, 4)
     ]

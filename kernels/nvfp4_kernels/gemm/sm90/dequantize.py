@@ -14,7 +14,7 @@ from nvfp4_kernels.formats.fragments import LANES, ROTATIONS, SCALE_BIT, STEPS, 
 from nvfp4_kernels.sm90.limits import ActDtype
 
 UNSCALE = 2.0**7
-# What a scale of 5 bits of exponent and 3 of mantissa has above them in bfloat16, in both halves.
+# Bits above a scale (5 bits of exponent, 3 of mantissa) in bfloat16, in both halves.
 _BF16_TOP = 0x70007000
 _BF16_SCALES, _F16_SCALES = 0x0FF00FF0, 0x7F807F80
 _SIGNS, _F16_MAGNITUDES = 0x80008000, 0x0E000E00
@@ -41,7 +41,7 @@ def _scales(word: Uint32, odd: int, dtype: ActDtype) -> Uint32:
     """Scales of the upper and the lower row, in the low and the high half of a word."""
     turn = 8 * odd
     if dtype == "bfloat16":
-        # The grid is one deep, which ptxas cannot know: what it takes for a variable stays in a
+        # The grid has depth 1, which ptxas cannot know: a value that looks variable stays in a
         # register, and one LOP3 has it beside the mask, where two constants would need two.
         top = Uint32(_BF16_TOP - 1) + Uint32(cute.arch.grid_dim()[2])
         return _rotated(word, turn) & Uint32(_BF16_SCALES) | top

@@ -15,7 +15,7 @@ from nvfp4_kernels.gemm.sm90.scheduler import SchedulerState, TileCoord, matrix,
 from nvfp4_kernels.gemm.sm90.tile import DATA_BYTES, SCALE_BYTES, SLICED_TOKENS, Tile
 from nvfp4_kernels.sm90.limits import ROW_BYTES, WARPGROUP, ActDtype
 
-EVICT_FIRST = 0x12F0000000000000  # what createpolicy.fractional.L2::evict_first.b64 makes
+EVICT_FIRST = 0x12F0000000000000  # result of createpolicy.fractional.L2::evict_first.b64
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class TmaLoader:
         ahead = Int32(0)
         if cutlass.const_expr(self.tile.knows_weights):
             ahead = self._load_ahead(token_map, weights, ring, state, n, k)
-        # The next kernel may start as soon as there is room for it. Not before this one has waited:
-        # what ran earlier is then complete, and it may read that without waiting.
+        # The next kernel may start as soon as there is room. Not before this kernel's wait: results
+        # of earlier kernels are then complete, and the next kernel may read them without waiting.
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         for index in cutlass.range(state.num_tiles, unroll=1):
             coord = tile_coord(state, index)
@@ -156,7 +156,7 @@ class TmaLoader:
         """Number of an operand's first tile in its weight."""
         tile = self.tile
         row = coord.rows * (tile.rows // TILE) + operand // tile.weights
-        # Beyond the last row there is nothing: what comes instead is not stored.
+        # Past the last row the loaded values are undefined, and not stored.
         row = cutlass.min(row, cute.ceil_div(n, TILE) - 1)
         rows = Int64(row)
         if tile.grouped:

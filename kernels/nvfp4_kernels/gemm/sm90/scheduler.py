@@ -27,7 +27,7 @@ class RasterOrder:
 
 @dataclass(frozen=True)
 class TileCoord:
-    """A tile: index of its block of rows, its token tile, and its expert's weights."""
+    """A tile: indices of the block of rows, the token tile, and the expert's weights."""
 
     rows: Int32
     tokens: Int32

@@ -71,7 +71,7 @@ class SplitK:
             ptx.barrier_cluster_wait()
 
     def added(self, parts: Array, product: int, row: Int32, token: Int32) -> Float32:
-        """Sum of a row of this CTA's share; the order is fixed, whatever the order of arrival."""
+        """Sum of a row of this CTA's share, in an order independent of the order of arrival."""
         total = Float32(0.0)
         for part in range(self.tile.parts):
             total = total + parts.load(self._place(Int32(part), product, row) + token)

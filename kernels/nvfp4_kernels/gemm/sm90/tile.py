@@ -27,9 +27,9 @@ LOAD_REGISTERS, MULTIPLY_REGISTERS = 24, 240  # per thread, where registers are 
 PITCH = TILE + 4  # floats: neighbouring tokens start in different banks
 FEW_TOKENS = 16  # that mma.sync takes with less to issue than wgmma
 SLICED_TOKENS = 32  # that it takes where warpgroups take turns
-MOST_COLUMNS_IN_TURN = 128  # of a part's sums beside those so far
+MOST_COLUMNS_IN_TURN = 128  # registers of a part's sums beside the running sums
 CHUNK = 32  # tokens that the epilogue turns at a time
-BARRIER = 1  # named barrier of the first warpgroup; behind those of all, one for them together
+BARRIER = 1  # named barrier of the first warpgroup; after the warpgroups', one for all together
 
 OutDtype = Literal["bfloat16", "float16", "float32"]
 
@@ -164,7 +164,8 @@ class Tile:
         """Stages of the operand ring beside an epilogue's shared memory."""
         left = SM_SHARED_BYTES // self.ctas_per_sm - CTA_RESERVED_BYTES
         room = (left - BARRIER_BYTES - epilogue_bytes) // self.stage_bytes
-        # A stage is always the same slice's: one that comes every other time mistakes the phase.
+        # A stage always belongs to the same slice: a slice that used every other phase would
+        # mistake it.
         return min(room, self.max_stages) // self.slices * self.slices
 
 

@@ -19,8 +19,8 @@ from nvfp4_kernels.sm100.barriers import fence_and_arrive
 from nvfp4_kernels.sm100.limits import WARP_ROWS
 from nvfp4_kernels.sm100.tensor_memory import load_columns
 
-MAX_LOAD = 16  # columns of one tcgen05.ld; the last ones are summed under the next
-CHAINS = 2  # of pairs of sums, so that an addition need not wait for the one before
+MAX_LOAD = 16  # columns of one tcgen05.ld; summed under the next load
+CHAINS = 2  # pairs of sums, so that an addition need not wait for the previous addition
 NEAREST = ptx.FPRoundingMode.RN
 
 Pair = tuple[Float32, Float32]

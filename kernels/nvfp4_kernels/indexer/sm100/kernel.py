@@ -143,7 +143,7 @@ class IndexerLogitsSm100:
         if warp == tile.mma_warp and ptx.elect_sync():
             initialise(tile, barriers)
         ptx.barrier_cta_sync()
-        # Ranges, and everything else, may be what the kernel before this one has written.
+        # The preceding kernel may write ranges, and all other arguments.
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         scheduler = tile_scheduler(tile, variant, inputs.sizes, inputs.ranges, min_keys)
         if warp < tile.epilogue_warps:

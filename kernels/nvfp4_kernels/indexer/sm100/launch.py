@@ -16,7 +16,7 @@ from nvfp4_kernels.indexer.sm100.tile import HEAD_DIMS, MAX_HEADS
 from nvfp4_kernels.indexer.sm100.variant import Variant
 from nvfp4_kernels.indexer.sm100.weights import HeadWeights
 
-ALIGNMENT = 16  # bytes: what a tensor map needs of addresses and strides
+ALIGNMENT = 16  # bytes: alignment of a tensor map's addresses and strides
 MIN_PAGE = 16  # keys: the scales behind them then begin on a multiple of 16 bytes
 
 

@@ -35,7 +35,7 @@ class TmaOperands:
 
 @dataclass(frozen=True)
 class TmaLoader:
-    """Role of one warp: each lane copies one page's boxes."""
+    """Role of a warp: each lane copies the boxes of a page."""
 
     tile: ScoreTile
     variant: Variant

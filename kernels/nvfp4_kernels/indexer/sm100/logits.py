@@ -88,7 +88,7 @@ class LogitsVisitor:
     def visit(self, state: list[LogitRow], number: int, key: Int32, score: Float32) -> None:
         """Store the score, or −∞ for a key that only other queries of the CTA see."""
         row = state[number]
-        # Selected, not multiplied: what a key that is not seen scores may be NaN.
+        # Selected, not multiplied: a masked key's score may be NaN.
         seen = key < row.seen.end
         if not self.variant.paged:
             seen = seen & (key >= row.seen.begin)

@@ -50,7 +50,7 @@ class KeyRange:
 
 @dataclass(frozen=True)
 class TileScheduler:
-    """Scheduler state of a CTA: queries of one sequence, and some of their visible key tiles.
+    """Scheduler state of a CTA: queries of a sequence, and some of their visible key tiles.
 
     Unscored queries see no key. Masked key tiles, which no query of the CTA sees, are also split
     among CTAs: some visitors must write them.

@@ -12,7 +12,7 @@ from nvfp4_kernels.indexer.topk.tile import LINE, QUAD, QUADS, SAMPLE, WARP, Top
 
 LINES = SAMPLE // (LINE * QUAD)
 DEVIATIONS = 4.0  # standard deviations above the expected number of maxima
-EXTRA_MAXIMA = 6.0  # beyond those: few are not normally distributed
+EXTRA_MAXIMA = 6.0  # beyond the standard deviations: small counts are not normally distributed
 
 
 @cute.jit

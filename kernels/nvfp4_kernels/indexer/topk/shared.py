@@ -9,9 +9,10 @@ from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.indexer.topk.tile import BINS, MAX_CLUSTER, MAX_TIES, WARP, TopkTile
 
-# Indices into ``counters``: candidates appended, or refused by a full buffer; those stored until it
-# was full; keys listed as ties; of a histogram, the bin that holds the wanted rank, its keys, those
-# in bins above, those of it that CTAs of lower rank hold, and the keys of all bins.
+# Indices into ``counters``: candidates appended, or refused by a full buffer; candidates stored
+# until the buffer was full; keys listed as ties; of a histogram, the bin that holds the wanted
+# rank, the bin's keys, keys in higher bins, the bin's keys in CTAs of lower rank, and the keys of
+# all bins.
 APPENDED, FILLED, LISTED, BIN, WITHIN, ABOVE, BEFORE, TOTAL = range(8)
 NUM_COUNTERS = 8
 CTA_HISTOGRAM = 0  # not read by peers; passes over the cluster alternate between the others

@@ -15,8 +15,9 @@ MANTISSA_BITS = 23  # of float32
 EXPONENT_BIAS = 127
 FP8_LEAST = 1e-4
 MXFP4_LEAST = 6.0 * 2.0**-126
-# The largest element as 1.f · 2^n: adding what f lacks to 2 carries exactly when a mantissa is
-# greater, so that the exponent of the sum is that of the least power of two, above by n.
+# Largest number of a format, 1.f · 2^n, as (complement of f, n): adding the complement to a
+# mantissa carries exactly if the mantissa exceeds f, so that the exponent of the sum less n is that
+# of the least power-of-two scale.
 E4M3_CARRY, E4M3_EXPONENT = 0x7FFFFF - 0x600000, 8
 E2M1_CARRY, E2M1_EXPONENT = 0x7FFFFF - 0x400000, 2
 INFINITY = 0x7F800000

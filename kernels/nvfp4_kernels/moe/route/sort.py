@@ -172,7 +172,7 @@ def take(sort: Sorter, expert: Int32) -> Int32:
     counted = Int32(0)
     if expert >= 0:
         counted = sort.counts[at]
-    ptx.bar_warp_sync(cute.arch.FULL_MASK)  # read by all lanes before one of them writes
+    ptx.bar_warp_sync(cute.arch.FULL_MASK)  # all lanes read before any lane writes
     if (expert >= 0) & (before == 0):
         sort.counts.store(counted + cute.arch.popc(same).to(Int32), at)
     ptx.bar_warp_sync(cute.arch.FULL_MASK)

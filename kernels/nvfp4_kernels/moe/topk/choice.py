@@ -108,7 +108,7 @@ class TokenChoice:
     def weigh(self, given: Logits, token: Int32, lane: Int32, chosen: Chosen) -> Float32:
         """Routing weight of this lane's slot."""
         logit = value_of(chosen.order)
-        if self.biased:  # which has changed what was ordered by
+        if self.biased:  # the bias has changed the ordered values
             logit = Float32(self._load(given, Int64(token) * self.experts, chosen.expert))
         weight = self._weight(logit, lane < self.router.top_k, chosen.peak, chosen.total)
         return Float32(cutlass.select_(chosen.id < 0, Float32(0.0), weight))
@@ -232,7 +232,7 @@ class TokenChoice:
             chosen = Int32(cutlass.select_(lane == slot, expert, chosen))
             order = Int32(cutlass.select_(lane == slot, top, order))
             orders = self._without(lane, orders, expert)
-        if self.is_packed:  # the lower half is what a bfloat16 has there
+        if self.is_packed:  # lower half of a bfloat16 as float32
             half = Int32(LOW_HALF)
             order = Int32(cutlass.select_(order < 0, order | half, order & ~half))
         return chosen, order
@@ -263,7 +263,7 @@ class TokenChoice:
             for each, order in zip(self._experts(lane), orders, strict=True)
         ]
         best, expert = self._first(lane, members)
-        if self.is_packed:  # of equal groups, the lower one is the better one
+        if self.is_packed:  # ties go to the lower group
             return best & Int32(~LOW_HALF)
         if not self.biased:
             return best

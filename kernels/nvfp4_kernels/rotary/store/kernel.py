@@ -103,7 +103,7 @@ class RotaryStore:
     def kernel(self, arguments: RotaryStoreArguments) -> None:
         """Load the norm's weight before the wait for preceding kernels; then process the heads."""
         tile, variant = self.tile, self.variant
-        # At once: the next kernel may do what it does before its own wait.
+        # At once: the next kernel may run up to its own wait.
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         block, thread = cute.arch.block_idx()[0], cute.arch.thread_idx()[0]
         unit, part = thread // tile.lanes, part_of(tile, thread % tile.lanes)

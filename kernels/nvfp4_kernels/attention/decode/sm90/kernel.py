@@ -23,7 +23,7 @@ class DecodeArguments(NamedTuple):
     """Arguments of a launch.
 
     Attributes:
-        q, key, value: of each sequence's new token.
+        q, key, value: vectors of each sequence's new token.
         kv_cache: [page, head, row, 2·D], a key and then its value.
         cache_strides: strides of ``kv_cache``.
         block_table: int32 [sequences, table_stride], pages.
@@ -124,11 +124,11 @@ class DecodeAttentionSm90:
         rings = Array(Float32, WARPS * merge.part_words, space=AddressSpace.smem, alignment=1024)
         barriers = Array(Int64, WARPS * tile.stages, space=AddressSpace.smem, alignment=8)
         ring = Ring(rings.subview(warp * merge.part_words), barriers.subview(warp * tile.stages))
-        # Lengths, table and keys of earlier tokens are older than the kernel before this one.
+        # No preceding kernel that may still run writes lengths, table and earlier tokens' keys.
         work = work_tile(tile, variant, arguments.seq_lens, arguments.window, warp)
         TmaLoader(tile, variant).start(cache, ring, work, leader)
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
-        # After the wait: the next kernel may read, without waiting, what ran before this one.
+        # After the wait: the next kernel may then read results of earlier kernels without a wait.
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         part = Mainloop(tile, variant).run(
             cache,

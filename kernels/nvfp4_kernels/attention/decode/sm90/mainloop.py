@@ -22,7 +22,7 @@ class LogitScaling(NamedTuple):
     """Factors that turn Q·Kᵀ into logits in units of ln 2.
 
     Attributes:
-        scale: of ``q · k``.
+        scale: factor of ``q · k``.
         soft_cap: unused without one.
     """
 

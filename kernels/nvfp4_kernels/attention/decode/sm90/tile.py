@@ -35,7 +35,7 @@ class DecodeTile:
         head_dim: D.
         group: query heads of a KV head, up to 16.
         splits: CTAs of a cluster, which split the keys of a sequence.
-        keys: of a warp's step: 16, or 32, which hides more latency.
+        keys: keys of a warp's step: 16, or 32, which hides more latency.
         max_stages: upper bound on the stages of a warp's ring; None: as many as fit in shared
             memory.
     """
@@ -141,7 +141,7 @@ class Variant:
     """Variant of the kernel.
 
     Attributes:
-        dtype: of queries, keys, values and result.
+        dtype: dtype of queries, keys, values and result.
         page_size: keys of a page, a power of two.
         window: whether a token sees only the last keys.
         soft_cap: whether logits are capped.

@@ -110,7 +110,7 @@ class TopkVisitor:
         max_entries = self.selection.max_entries(tile)
         if (phase > 0) & (phase % self.selection.sync_phases == 0):
             full = Boolean(False)
-            # The lane that appended last sees that the buffer is full, whatever the others see.
+            # The lane that appended last sees that the buffer is full, even if others do not.
             if group.lane == 0:
                 for number in cutlass.range_constexpr(tile.group_queries):
                     full = full | (
