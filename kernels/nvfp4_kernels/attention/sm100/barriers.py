@@ -22,18 +22,20 @@ class Barriers:
     With two stages of S, the softmax may run one key tile ahead of PV, and QK one ahead of both:
     a barrier per stage keeps every wait within one phase of its barrier.
 
-    | barrier | arrive count | completed by | phase | |---|---|---|---| | ``kv_full[stage]`` |
-    ``TMA_ARRIVALS`` | copies into the ring | wrap-around of the ring | | ``kv_empty[stage]`` |
-    ``MMA_ARRIVALS`` | commit of MMAs that read it | same | | ``tail_full`` | ``TMA_ARRIVALS`` |
-    copies of the tile whose tail is zeroed | 0 | | ``q_full[query tile]`` | ``q_arrivals`` | Q in
-    shared memory | work tile | | ``q_empty`` | ``MMA_ARRIVALS`` | commit of the last QK of a work
-    tile | same | | ``copied[query tile]`` | ``COPY_ARRIVALS`` | queries that are to be quantised |
-    same | | ``taken[query tile]`` | ``SOFTMAX_ARRIVALS`` | copied queries in registers | same | |
-    ``s_full[query tile, stage, part]`` | ``MMA_ARRIVALS`` | commit of QK | turn of the stages | |
-    ``s_empty[query tile]`` | ``SOFTMAX_ARRIVALS`` | S in registers | key tile | | ``p_full[query
-    tile, stage, part]`` | ``SOFTMAX_ARRIVALS`` | P stored, O rescaled | same | | ``o_full[query
-    tile, stage, part]`` | ``MMA_ARRIVALS`` | commit of PV | same | | ``stored`` |
-    ``SOFTMAX_ARRIVALS`` | epilogue of the first of two query tiles | its work tile |
+    | barrier | arrive count | completed by | phase |
+    |---|---|---|---|
+    | ``kv_full[stage]`` | ``TMA_ARRIVALS`` | copies into the ring | wrap-around of the ring |
+    | ``kv_empty[stage]`` | ``MMA_ARRIVALS`` | commit of MMAs that read it | same |
+    | ``tail_full`` | ``TMA_ARRIVALS`` | copies of the tile whose tail is zeroed | 0 |
+    | ``q_full[query tile]`` | ``q_arrivals`` | Q in shared memory | work tile |
+    | ``q_empty`` | ``MMA_ARRIVALS`` | commit of the last QK of a work tile | same |
+    | ``copied[query tile]`` | ``COPY_ARRIVALS`` | queries that are to be quantised | same |
+    | ``taken[query tile]`` | ``SOFTMAX_ARRIVALS`` | copied queries in registers | same |
+    | ``s_full[query tile, stage, part]`` | ``MMA_ARRIVALS`` | commit of QK | turn of the stages |
+    | ``s_empty[query tile]`` | ``SOFTMAX_ARRIVALS`` | S in registers | key tile |
+    | ``p_full[query tile, stage, part]`` | ``SOFTMAX_ARRIVALS`` | P stored, O rescaled | same |
+    | ``o_full[query tile, stage, part]`` | ``MMA_ARRIVALS`` | commit of PV | same |
+    | ``stored`` | ``SOFTMAX_ARRIVALS`` | epilogue of the first of two query tiles | its work tile |
     """
 
     kv_full: Array

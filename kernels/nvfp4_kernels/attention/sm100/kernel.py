@@ -132,10 +132,12 @@ class Memory:
 class FmhaSm100:
     """Flash attention with tcgen05, warp-specialised: one work tile per CTA, or persistent.
 
-    | warps | role | |---|---| | 4 per query tile | load or quantise Q, softmax, epilogue; warp 0
-    allocates tensor memory | | 1 | ``Mma``: issues QK and PV | | 1 | ``TmaLoader`` or
-    ``GatherLoader``: fills the ring of key and value tiles | | 2, with two query tiles |
-    ``QueryCopier`` with a CLC scheduler, else idle: see below |
+    | warps | role |
+    |---|---|
+    | 4 per query tile | load or quantise Q, softmax, epilogue; warp 0 allocates tensor memory |
+    | 1 | ``Mma``: issues QK and PV |
+    | 1 | ``TmaLoader`` or ``GatherLoader``: fills the ring of key and value tiles |
+    | 2, with two query tiles | ``QueryCopier`` with a CLC scheduler, else idle: see below |
 
     Work tiles of few rows (``walks``) have a static persistent scheduler. With two query tiles
     (``takes_over``) the scheduler is dynamic, through cluster launch control (CLC): the epilogue of

@@ -14,11 +14,12 @@ from nvfp4_kernels.gemm.sm100.tile import EPILOGUE_WARPS, Tile
 class Barriers:
     """mbarriers in shared memory, one per stage or accumulator.
 
-    | barrier | arrive count | by | |---|---|---| | ``full[stage]``, in the tile's first CTA | 1,
-    and bytes | the weights' loader; TMA's copies | | ``empty[stage]`` | tiles of the cluster that
-    read this CTA's loads | the tiles' commits | | ``acc_full[accumulator]``, in each CTA of the
-    tile | 1 | the tile's last commit | | ``acc_empty[accumulator]``, in the tile's first CTA | 4
-    per CTA of the tile | epilogue warps |
+    | barrier | arrive count | by |
+    |---|---|---|
+    | ``full[stage]``, in the tile's first CTA | 1, and bytes | the weights' loader; TMA's copies |
+    | ``empty[stage]`` | tiles of the cluster that read this CTA's loads | the tiles' commits |
+    | ``acc_full[accumulator]``, in each CTA of the tile | 1 | the tile's last commit |
+    | ``acc_empty[accumulator]``, in the tile's first CTA | 4 per CTA of the tile | epilogue warps |
     """
 
     full: Array

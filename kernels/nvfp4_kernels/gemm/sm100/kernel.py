@@ -94,10 +94,12 @@ class GemmArguments(NamedTuple):
 class BlockScaledGemm:
     """One compiled variant of the warp-specialised, persistent GEMM.
 
-    | warps | role | pipelines | |---|---|---| | 0–3 | ``Epilogue``; 0 allocates tensor memory, 3
-    sets up split-K | consumes accumulators | | 4 | ``Mma``, in the first CTA of each tile |
-    consumes operands, produces accumulators | | 5 | ``TmaLoader`` of the weights; initialises
-    ``Barriers`` | produces operands | | 6 | ``TmaLoader`` of the activations | produces operands |
+    | warps | role | pipelines |
+    |---|---|---|
+    | 0–3 | ``Epilogue``; 0 allocates tensor memory, 3 sets up split-K | consumes accumulators |
+    | 4 | ``Mma``, in the first CTA of each tile | consumes operands, produces accumulators |
+    | 5 | ``TmaLoader`` of the weights; initialises ``Barriers`` | produces operands |
+    | 6 | ``TmaLoader`` of the activations | produces operands |
 
         TmaLoader  --full-->   Mma  --acc_full-->   Epilogue
                    <--empty--       <--acc_empty--

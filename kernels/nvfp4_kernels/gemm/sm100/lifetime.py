@@ -22,11 +22,12 @@ _START, _ALLOCATED, _END = 1, 2, 3  # named barriers
 class Lifetime:
     """Set-up and exit barriers over the threads of a CTA or its cluster.
 
-    | barrier | threads | guarantee after it | |---|---|---| | start | all; of a coupled cluster |
-    mbarriers are initialised; all CTAs have started | | allocated | epilogue and MMA warps | tensor
-    memory's address is in shared memory | | meeting | all, of a split's cluster | all CTAs have
-    started, ``Partials`` is initialised | | end | epilogue warps; all, of a coupled cluster | no
-    peer signals it or reads tensor memory |
+    | barrier | threads | guarantee after it |
+    |---|---|---|
+    | start | all; of a coupled cluster | mbarriers are initialised; all CTAs have started |
+    | allocated | epilogue and MMA warps | tensor memory's address is in shared memory |
+    | meeting | all; split-K: of the cluster | all CTAs have started, ``Partials`` initialised |
+    | end | epilogue warps; all, of a coupled cluster | no peer signals it or reads tensor memory |
 
     Without coupled CTAs the warp that initialises the mbarriers arrives at the start and does not
     wait. Load warps never wait for tensor memory, which a preceding kernel may hold. With split-K,

@@ -38,9 +38,10 @@ class SplitK:
     Each warp exchanges with the same warp of the other CTAs. A CTA only pushes, never pulls, and
     waits for all data and arrivals sent to it, so that it may exit as soon as it is done.
 
-    | barrier | arrivals | by | |---|---|---| | ``partials_full``, per warp | 32 per other CTA |
-    every thread that has sent values here | | ``partials_empty``, per warp | 1 per other CTA | each
-    CTA that has added up this CTA's values |
+    | barrier | arrivals | by |
+    |---|---|---|
+    | ``partials_full``, per warp | 32 per other CTA | every thread that has sent values here |
+    | ``partials_empty``, per warp | 1 per other CTA | each CTA that has added this CTA's values |
     """
 
     tile: Tile

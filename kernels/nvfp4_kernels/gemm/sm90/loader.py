@@ -62,8 +62,10 @@ def map_of_tokens(tile: Tile, act: ActDtype, x: cute.Pointer, m: Int32, k: Int32
 class TmaLoader:
     """Role of one thread.
 
-    | barrier | arrivals | by | |---|---|---| | ``full[stage]`` | 1 and its bytes | every copy | |
-    ``empty[stage]`` | every thread of a slice's warpgroups | threads that have read the stage |
+    | barrier | arrivals | by |
+    |---|---|---|
+    | ``full[stage]`` | 1 and its bytes | every copy |
+    | ``empty[stage]`` | every thread of a slice's warpgroups | threads that have read the stage |
     """
 
     tile: Tile
