@@ -53,7 +53,7 @@ class Tile:
         two_cta: whether pairs of CTAs compute tiles of 256 rows, each holding half of the N side.
         cluster_m, cluster_n: CTAs along either side, which multicast their shared operands.
         split_k: CTAs of a cluster that split K and then reduce.
-        max_stages: bound on the operand ring's depth; None: as deep as fits in shared memory.
+        max_stages: upper bound on the operand ring's depth; less if shared memory is short.
         scale_sets: buffers in tensor memory for the scales of K steps, used alternately. With one
             set, the copy of scales relies on the order of the tensor core's pipe; with two, the
             copy waits until the MMAs that read the set are done (see ``Mma``).

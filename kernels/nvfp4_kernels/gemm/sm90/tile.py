@@ -48,7 +48,7 @@ class Tile:
             as many CTAs of ``split_k``.
         slices: warpgroups that share rows, take alternate stages and then reduce.
         ctas_per_sm: CTAs that must fit on an SM.
-        max_stages: bound on the operand ring's depth; None: as deep as fits in shared memory.
+        max_stages: upper bound on the operand ring's depth; less if shared memory is short.
         weight_per_warpgroup: whether each of two warpgroups takes one weight of gate and up.
         grouped: whether each token tile has its own expert, from a stack of weights; the number of
             tiles is read on the device.

@@ -36,8 +36,7 @@ class DecodeTile:
         group: query heads of a KV head, up to 16.
         splits: CTAs of a cluster, which split the keys of a sequence.
         keys: keys of a warp's step: 16, or 32, which hides more latency.
-        max_stages: upper bound on the stages of a warp's ring; None: as many as fit in shared
-            memory.
+        max_stages: upper bound on the stages of a warp's ring; fewer if shared memory is short.
     """
 
     head_dim: int
