@@ -40,7 +40,7 @@ class Exchange:
         own, other = self._area(scratch, group), self._area(scratch, 1 - group)
         taken: list[Float32] = []
         for start in range(0, half, count):
-            self._sync()  # the previous content has been read
+            self._sync()  # what lay here has been read
             for at in range(0, count, FOUR):
                 four = given[start + at : start + at + FOUR]
                 other.store(Vector.from_elements(tuple(four), Float32), _place(at), alignment=16)
