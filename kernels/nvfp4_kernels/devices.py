@@ -23,7 +23,7 @@ LAST_DEFECTIVE_DRIVER, SMALL_MAP_BYTES = 13010, 131072  # see ``defective_map_by
 
 # Architecture that a device type stands in for; a test's emulator runs CPU tensors as such a GPU.
 _STAND_INS: dict[str, str] = {}
-_epoch = 0  # how often that has changed
+_epoch = 0  # incremented by each change
 
 
 @contextmanager

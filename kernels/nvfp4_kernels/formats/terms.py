@@ -36,7 +36,7 @@ from nvfp4_kernels.formats.nvfp4 import (
 MAX_TERMS = 4
 # Of NVFP4 activations in place of 16-bit ones: the fewest that lose less than bfloat16 does.
 EXACT_TERMS = 3
-PACKED_ROWS = 32  # at the most, of which the scales of all terms share an atom
+PACKED_ROWS = 32  # most rows for which the scales of all terms share an atom
 
 
 def check_terms(name: str, terms: int) -> None:

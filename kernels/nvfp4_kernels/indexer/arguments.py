@@ -142,7 +142,7 @@ def check_indices(name: str, x: Tensor, shape: tuple[int, ...], remedy: str) -> 
 
 
 def check_top_k(top_k: int) -> None:
-    """Raise unless ``top_k`` keys can be chosen."""
+    """Raise unless ``top_k`` is in the supported range."""
     if not 1 <= top_k <= MAX_TOP_K:
         raise InvalidArgument(
             f"top_k: is {top_k}, must be from 1 to {MAX_TOP_K}; choose in several calls"

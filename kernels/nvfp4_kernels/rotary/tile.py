@@ -14,7 +14,7 @@ class RotaryTile:
         head_dim: D.
         rotary_dim: R.
         slots: heads that threads process at once.
-        steps: heads of a thread, one after the other.
+        steps: heads per thread, in sequence.
     """
 
     head_dim: int

@@ -110,7 +110,7 @@ class Prepared:
                 if kind in _PLAIN:
                     key += kind, x
                 elif kind is float:
-                    key += kind, x.hex()  # which tells zeros apart, and a NaN equals itself
+                    key += kind, x.hex()  # hex distinguishes 0.0 and -0.0, and a NaN equals itself
                 elif (kind is list or kind is tuple) and _LISTED.issuperset(map(type, x)):
                     key += kind, tuple(x)
                 else:

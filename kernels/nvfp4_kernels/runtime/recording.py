@@ -115,7 +115,7 @@ class Recording(TorchDispatchMode):
         elif view is not x:
             tensor, offset = self._sources[id(x)]
             if not view.numel() and x.numel():
-                self.obstacle = f"{func} of no elements"  # whose address is 0
+                self.obstacle = f"{func} of no elements"  # an empty tensor's address is 0
             self._sources[id(view)] = Source(tensor, offset + view.data_ptr() - x.data_ptr())
 
     def source(self, x: Any) -> Source | None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 TRUST_VARIABLE = "NVFP4_KERNELS_CACHE_TRUST"
 _ROOT = 0
-_MAX_LINKS = 40  # as many as Linux follows
+_MAX_LINKS = 40  # Linux's limit
 
 
 class UntrustedPath(ValueError):

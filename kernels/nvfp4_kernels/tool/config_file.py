@@ -7,7 +7,7 @@ from typing import Any
 
 from nvfp4_kernels.precompile.model import DTYPES, Dtype
 
-LEGACY_FILE = "hf_quant_config.json"  # in which older exports say how they are quantised
+LEGACY_FILE = "hf_quant_config.json"  # quantisation config of older exports
 
 
 class UnusableModel(ValueError):

@@ -7,7 +7,7 @@ import torch
 
 from nvfp4_kernels.tool.timed_graphs import captured, timed
 
-LAUNCHES = 40  # in a graph, at least
+LAUNCHES = 40  # minimum per graph
 REPLAYS = 15
 
 

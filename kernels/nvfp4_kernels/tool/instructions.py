@@ -24,7 +24,7 @@ SHOWN = {
     "STS": "shared store",
     "SYNCS": "mbarrier operation",
 }
-LOCAL = ("LDL", "STL")  # where spilled registers go
+LOCAL = ("LDL", "STL")  # accesses of spilled registers
 
 
 class NoDisassembler(RuntimeError):

@@ -24,7 +24,7 @@ ROUTED_TOKENS = ("moe_route_quantize", "moe_route_quantize_per_token", "moe_rout
 CHOSEN_TOKENS = tuple(op.replace("moe_", "moe_topk_") for op in ROUTED_TOKENS)
 OPS = ("moe_topk", "moe_route", *TOKENS, *ROUTED_TOKENS, *CHOSEN_TOKENS, "moe_combine")
 GLOBAL_SCALE = 0.002
-RANKS = 4  # whose experts alternate
+RANKS = 4  # ranks with alternating experts
 WEIGHT_ERROR = 24 * 2.0**-23  # of an exponential and a sum, relative
 
 

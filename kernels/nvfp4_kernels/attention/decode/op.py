@@ -28,12 +28,12 @@ def decode_attention(
 ) -> Tensor:
     """Attention of each sequence's last token to all its keys; stores the token's key and value.
 
-    One launch instead of a store into the cache, ``paged_attention`` over splits of the keys and
-    their merge. The call does not synchronise with the device, and only the result depends on the
+    A single launch instead of a store into the cache, ``paged_attention`` with split-KV and a
+    merge. The call does not synchronise with the device, and only the result depends on the
     contents of index tensors: a CUDA graph may capture it. Slots of a page beyond a sequence's
     length, and entries of its row in ``block_table`` for pages without a key that its token sees,
-    may hold anything. Values before a window, in the page where it begins, must be finite: they may
-    be multiplied by 0. The result is deterministic: the same arguments give the same bits.
+    may hold anything. Values before a window, in the page where it begins, must be finite, as P = 0
+    may multiply them. The result is deterministic: the same arguments give the same bits.
 
     On sm_90 ``kv_cache`` and the index tensors may be read while preceding kernels that allow
     programmatic dependent launch still run: these kernels must not write the cache or index

@@ -109,7 +109,7 @@ def _decode_seconds(tile: AttentionTile, ctas: int, tiles: int, places: int, spl
         left -= wave
     if splits == 1:
         return seconds
-    parts = splits * ctas * tile.rows * tile.head_dim * 4  # at the most: a tile may have fewer rows
+    parts = splits * ctas * tile.rows * tile.head_dim * 4  # upper bound
     return seconds + MERGE_SECONDS + 2 * parts / BYTES_PER_SECOND
 
 

@@ -27,7 +27,7 @@ from nvfp4_kernels.sm100.tensor_memory import load_columns
 SYNC_BARRIER = 1  # named barrier of the softmax warps
 THREADS = WARPS * WARP_ROWS
 STATE_BYTES = 8  # of a row's ``SoftmaxState`` in shared memory
-OUT_COLUMNS = 8  # that a thread adds up and stores at a time
+OUT_COLUMNS = 8  # columns that a thread adds up and stores at a time
 
 
 @dataclass(frozen=True)

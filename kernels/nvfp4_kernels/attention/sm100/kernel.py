@@ -155,7 +155,7 @@ class FmhaSm100:
     are 4 for ``q_full``, ``s_empty`` and ``p_full``, one per softmax warp, and 1 for all others: an
     arrive.expect_tx or a tcgen05.commit. ``q_full`` too has a count of 1 where query warps copy
     16-bit queries of two query tiles: ``Barriers``. The MMA warp waits for ``s_empty`` only where P
-    has columns of its own.
+    does not share the columns of S.
 
     Where the variant merges, ``LastCta`` follows the epilogue.
     """

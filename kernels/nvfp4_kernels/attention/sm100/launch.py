@@ -103,7 +103,7 @@ def attention(
     """See ``nvfp4_kernels.attention.op.attention``.
 
     Raises:
-        InvalidArgument: too many sequences, or strides that are no multiples of 16 bytes.
+        InvalidArgument: too many sequences, or strides that are not multiples of 16 bytes.
     """
     if query_start is None or max_query_len is None or max_key_len is None:
         batch, queries, keys = q.shape[0], q.shape[1], k.shape[1]
@@ -135,8 +135,8 @@ def paged_attention(
     """See ``nvfp4_kernels.attention.op.paged_attention``.
 
     Raises:
-        InvalidArgument: a page size that the kernel lacks, a D that is no multiple of 32 with an
-            E4M3 cache, too many sequences, or strides that are no multiples of 16 bytes.
+        InvalidArgument: an unsupported page size, a D that is not a multiple of 32 with an E4M3
+            cache, too many sequences, or strides that are not multiples of 16 bytes.
     """
     page_size, head_dim, arch = kv_cache.shape[2], q.shape[-1], device_arch(q.device)
     if page_size < 16 or page_size & (page_size - 1):

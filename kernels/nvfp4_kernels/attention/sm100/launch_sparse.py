@@ -29,7 +29,7 @@ def sparse_attention(
 
     Raises:
         InvalidArgument: a cache whose rows no tensor map can address, a D that is not a multiple of
-            32 with an E4M3 cache, or strides that are no multiples of 16 bytes.
+            32 with an E4M3 cache, or strides that are not multiples of 16 bytes.
     """
     head_dim = q.shape[-1]
     check_rows(device_arch(q.device), kv_cache=kv_cache)

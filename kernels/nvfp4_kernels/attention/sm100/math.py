@@ -8,8 +8,8 @@ from nvfp4_kernels.attention.sm100.polynomials import EXP2
 from nvfp4_kernels.device.math import exp2
 
 LN_2 = 0.6931471805599453
-EXP2_MIN = -127.0  # its biased exponent is that of zero
-EXP2_SHIFT = 1.5 * 2.0**23  # its last place is worth 1; the low bits of its mantissa are 0
+EXP2_MIN = -127.0  # biased exponent 0, as of zero
+EXP2_SHIFT = 1.5 * 2.0**23  # one ulp is 1; the low bits of the mantissa are 0
 SUMS = 8  # of a row that are added to by turns: an addition takes four cycles
 NEAREST = ptx.FPRoundingMode.RN
 
@@ -40,7 +40,7 @@ def _exp2_emulated(values: list[Float32], degree: int) -> list[Float32]:
     """2^x of x ≤ 128, as 2^n · 2^r with n the nearest integer; 0 from -127 on.
 
     Adding a number with a unit of 1 in its last place leaves n in the sum's low bits, from where an
-    integer multiply-add brings it to the exponent of 2^r.
+    integer multiply-add shifts n to the exponent of 2^r.
     """
     low = [cute.arch.fmax(x, EXP2_MIN, nan=True) for x in values]
     pair = (low[0], low[1])

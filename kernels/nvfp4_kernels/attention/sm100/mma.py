@@ -46,9 +46,9 @@ class Descriptors:
 class Mma:
     """Role of one warp.
 
-    With ``qk_before_pv``, QK of the next key tile is issued before PV of this one, so that it
-    overlaps with the softmax; otherwise S, or each part of it, may only be overwritten once PV has
-    read P from its columns. No barrier enforces this: MMAs are issued in this order, and the tensor
+    With ``qk_before_pv``, QK of the next key tile is issued before PV of the current tile, and so
+    overlaps with the softmax; otherwise S, or a part of S, may only be overwritten once PV has read
+    P from its columns. No barrier enforces this: MMAs are issued in this order, and the tensor
     core's pipe keeps the order, on which every kernel that overlays P on S relies. The PTX ISA
     guarantees the order only for MMAs of the same accumulator and shape (tcgen05 memory consistency
     model, pipelined instructions). All lanes run the loop, one issues: ptxas of CUDA 13.0 crashes

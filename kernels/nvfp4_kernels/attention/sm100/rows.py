@@ -1,8 +1,8 @@
 """Moves of a warp's 32 rows between global and shared memory: neighbouring lanes on one row.
 
-The softmax gives every thread a row of its own; coalesced accesses want several lanes on each row.
-Rows are exchanged through shared memory in the layout of the tensor core's operands, whose swizzle
-avoids bank conflicts either way.
+In the softmax every thread has a row; coalesced accesses need several lanes per row. Rows are
+exchanged through shared memory in the layout of the tensor core's operands, whose swizzle avoids
+bank conflicts either way.
 """
 
 from dataclasses import dataclass

@@ -143,7 +143,7 @@ class AttentionTile:
         """Threads of softmax warps, the MMA warp, the load warp, and two more.
 
         Registers are reallocated between warpgroups (PTX ISA, setmaxnreg): two query warps, or two
-        idle ones, complete one.
+        idle warps, complete a warpgroup.
         """
         return 32 * (WARPS * self.query_tiles + (4 if self.reallocates_registers else 2))
 

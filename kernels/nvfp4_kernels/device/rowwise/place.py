@@ -294,7 +294,7 @@ def store_lines(place: Place, blocks: list[list[Block]], scales: cute.Pointer) -
     """
     in_atom = place.lane % ATOM_BLOCKS
     words = [[_gathered(block.scale, in_atom) for block in of_step] for of_step in blocks]
-    lines = ATOM_LINES // place.line_rows  # that a row's threads write of an atom
+    lines = ATOM_LINES // place.line_rows  # lines of an atom written by a row's threads
     across = min(ATOM_BLOCKS, max(1, ATOM_BLOCKS // lines))  # steps that they write at once
     turns = max(1, lines // ATOM_BLOCKS)
     first_atom = (place.first - place.first_of_cta) // ATOM_BLOCKS

@@ -19,7 +19,7 @@ WARP = 32
 WARPS, MAX_WARPS = 8, 16  # of a CTA
 LOADED_WORDS = 32  # 32-bit registers a thread loads before it waits
 HELD_WORDS, MAX_HELD_WORDS = 36, 51  # registers of row data that a thread keeps between two passes
-HELD_BLOCKS = 4  # that it keeps at most where there are many rows
+HELD_BLOCKS = 4  # most blocks per thread where there are many rows
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ def choose_row_parts(m: int, k: int, words: int, sms: int) -> RowTile:
     """Layout for kernels that process the blocks of a row independently. Pure.
 
     8 TB/s times a microsecond is 54 KB in flight per SM: 1024 threads with 64 bytes each. A thread
-    of many rows loads 128 bytes before it waits; with few rows it takes one block, in small CTAs,
-    so that a single token is spread over as many SMs as its atoms of scales allow.
+    of many rows loads 128 bytes before it waits; with few rows a thread takes one block, in small
+    CTAs, so that a single token is spread over as many SMs as its atoms of scales allow.
 
     Args:
         m: rows, of all matrices together.

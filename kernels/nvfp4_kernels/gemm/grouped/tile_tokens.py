@@ -9,7 +9,7 @@ from nvfp4_kernels.gemm.sm90 import choose_grouped as sm90
 from nvfp4_kernels.gemm.sm100 import choose_grouped as sm100
 from nvfp4_kernels.moe.routing import tile_tokens_of
 
-_MOST_ON_CPU = 64  # of which padding costs a reference little
+_MOST_ON_CPU = 64  # upper bound, so that padding costs a reference little
 
 
 class ExpertSizes(NamedTuple):

@@ -148,9 +148,9 @@ def counting(tile: cutlass.Constexpr, state: SchedulerState) -> SchedulerState:
 
     A role issues the load before it waits for other warps, and uses the count afterwards, see
     ``counted``. If the preceding kernel may be the routing, this kernel first waits for it. With
-    ``routed_before`` the preceding kernel is a GEMM that reads the same groups: it launches its
-    dependents only after its own wait for the routing, so that the routing's results are in memory,
-    and no kernel overwrites them before this kernel ends.
+    ``routed_before`` the preceding kernel is a GEMM that reads the same groups: that GEMM triggers
+    its dependent launch only after waiting for the routing, so that the results are in memory, and
+    no kernel overwrites them before this kernel ends.
     """
     if cutlass.const_expr(not tile.grouped):
         return state

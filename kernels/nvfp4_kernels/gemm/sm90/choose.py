@@ -22,7 +22,7 @@ from nvfp4_kernels.gemm.sm90.tile import (
 )
 from nvfp4_kernels.sm90.limits import REGISTERS, SMS
 
-MANY_TOKENS = 64  # from here on results leave in boxes
+MANY_TOKENS = 64  # from here on results are stored in boxes
 _FEW_TOKENS = (8, 16, 32, MANY_TOKENS)  # of the tiles below
 
 
@@ -243,7 +243,7 @@ def _few_token_config(
     cut = _FEW_TOKEN_CUTS[min(_FEW_TOKEN_CUTS, key=distance)][_FEW_TOKENS.index(tokens)]
     tile = Tile(tokens, problem.weights, **cut._asdict())
     while tile.k_tiles > 1 and problem.k % (TILE * tile.k_tiles):
-        deeper = min(MAX_STAGES, 2 * tile.max_stages)  # as many bytes under way
+        deeper = min(MAX_STAGES, 2 * tile.max_stages)  # the same number of bytes in flight
         tile = replace(tile, k_tiles=tile.k_tiles // 2, max_stages=deeper)
     while tile.split_k > across // tile.k_tiles:
         tile = replace(tile, split_k=tile.split_k // 2)

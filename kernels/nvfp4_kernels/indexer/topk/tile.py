@@ -6,7 +6,7 @@ from nvfp4_kernels.sm90.limits import MAX_SHARED_BYTES  # sm_100 has as much
 
 WARP = 32
 QUAD = 4  # elements that a thread loads at once: 16 bytes
-QUADS = 8  # that a thread has in flight at a time
+QUADS = 8  # quads in flight per thread
 assert QUAD * QUADS == 32, "a lane's elements are the bits of a word"
 BATCH = WARP * QUAD * QUADS  # elements of a warp's iteration
 LINE = 8  # adjacent quads of a sample: 128 bytes

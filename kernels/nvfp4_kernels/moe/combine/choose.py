@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 WARP = 32
-VECTOR_BYTES = 16  # that a thread loads at once
+VECTOR_BYTES = 16  # bytes per load of a thread
 MAX_THREADS = 128
-VECTORS_IN_FLIGHT = 16  # that a thread has loaded before it adds the first
+VECTORS_IN_FLIGHT = 16  # vectors that a thread loads before the first addition
 STEPS = 4  # of a thread, where there are many tokens
 RESIDENT_THREADS = 1024  # of an SM, with the registers that a step takes
 

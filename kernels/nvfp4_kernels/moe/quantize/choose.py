@@ -13,7 +13,7 @@ LINES = 32  # rows, up to which a CTA writes whole lines of atoms
 SLOTS, WARPS = 8, 4  # of a CTA whose rows share a global scale
 RESIDENT_THREADS = 1024  # of an SM, with the registers that a row takes
 WARP = 32
-VECTOR_BYTES = 16  # that a thread copies at once
+VECTOR_BYTES = 16  # bytes per copy of a thread
 MAX_COPIED = 4  # such vectors of a thread
 MAX_THREADS = 256
 

@@ -65,7 +65,7 @@ class MoeRoute:
 
     @cute.kernel
     def kernel(self, arguments: RouteArguments) -> None:
-        """Count, sum up, write."""
+        """Count slots, scan the counts, write the routing."""
         batch, out = arguments.batch, arguments.out
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         sort = sorter(self.tile, self.sizes)

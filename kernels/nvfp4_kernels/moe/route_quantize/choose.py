@@ -4,7 +4,7 @@ from nvfp4_kernels.moe.quantize.choose import LINES
 from nvfp4_kernels.moe.route.tile import MAX_STEPS, RouteTile
 from nvfp4_kernels.moe.routing import max_tiles
 
-MAX_SLOTS = 256  # that every CTA sorts for itself
+MAX_SLOTS = 256  # most slots that every CTA sorts itself
 CTAS_PER_SM = 1  # each of which sorts: several get in one another's way
 
 

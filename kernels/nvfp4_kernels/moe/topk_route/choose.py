@@ -9,8 +9,8 @@ MAX_TOKENS = 1024  # of one launch
 MAX_CLUSTER = 8  # larger clusters are not portable
 MAX_TURNS = 8  # tokens of a warp, one after the other
 LEAST_THREADS = 128  # of a CTA of several teams
-FEW_THREADS = 256  # from which on a cluster shares the choice
-MANY_THREADS = 512  # where the largest cluster has fewer warps than tokens
+FEW_THREADS = 256  # from here on a cluster shares the top-k
+MANY_THREADS = 512  # used where the largest cluster has fewer warps than tokens
 MAX_WORDS = 48 * 1024  # of a CTA's shared memory
 PLACED = 7, 8  # of so many SMs clusters of several CTAs find a place for each of theirs
 

@@ -177,7 +177,7 @@ class Mainloop:
         return largest
 
     def _rescaled(self, o: list[Float32], rescale: Float32) -> list[Float32]:
-        """O times ``rescale`` of its heads, which other lanes have."""
+        """O times ``rescale`` of each head, fetched from other lanes."""
         lane = cute.arch.lane_idx() % 4 * 8
         factors = [cute.arch.shuffle_sync(rescale, lane + 4 * c) for c in range(2)]
         return [each * factors[index % 2] for index, each in enumerate(o)]

@@ -1,7 +1,7 @@
 """Tile of decode attention, its layout in shared memory, and variants. No CuTe.
 
-A cluster has one KV head of one sequence. Every warp runs a main loop of its own over a ring of its
-own, 16 or 32 keys and their values at a time; the warps' partial results are merged at the end.
+A cluster has one KV head of one sequence. Every warp runs a separate main loop over a separate
+ring, 16 or 32 keys and values at a time; the warps' partial results are merged at the end.
 """
 
 import math
