@@ -30,7 +30,7 @@ def by_row(function: Callable[[Tensor], Tensor], x: Tensor, width: int | None = 
     """
     out = x.new_empty((*x.shape[:-1], x.shape[-1] if width is None else width))
     flat, results = x.reshape(-1, x.shape[-1]), out.view(-1, out.shape[-1])
-    # A copy: all rows start alike in memory, which BLAS may look at too.
+    # A copy: all rows have the same alignment, on which BLAS may depend too.
     row = x.new_empty(x.shape[-1:])
     for index in range(len(flat)):
         results[index] = function(row.copy_(flat[index]))

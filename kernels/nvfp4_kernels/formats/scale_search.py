@@ -102,7 +102,8 @@ def _search_rows(
     else:
         candidates = _neighbours(absmax)
         if convention == "compressed-tensors":
-            # Its absmax scale of a block below E4M3's smallest is .125, which leaves only zeros.
+            # compressed-tensors gives a block with an absmax scale below E4M3's smallest number the
+            # scale .125, which leaves only zeros.
             candidates.append(torch.full_like(absmax, E4M3_TINY, dtype=torch.float32))
     best = absmax
     best_error = _squared_error(x, best, global_scale, convention)

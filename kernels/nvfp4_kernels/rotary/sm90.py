@@ -101,7 +101,7 @@ class RotaryEmbeddingSm90:
     def kernel(self, arguments: RotaryArguments) -> None:
         """Load cosines and sines, then rotate this thread's heads or copy their tails."""
         tile, queries, keys = self.tile, arguments.q, arguments.k
-        # At once: attention, which comes next, loads keys while the projection before this ends.
+        # At once: the next kernel, attention, loads keys while the preceding projection ends.
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         thread, (token, group, _) = cute.arch.thread_idx()[0], cute.arch.block_idx()
         slot, vector = thread // tile.head_threads, thread % tile.head_threads

@@ -166,7 +166,7 @@ def build(kernel: DeviceKernel, place: Path) -> None:
         UnusableCache: the folder is not writable, or is writable by others.
     """
     with _kept_in(place.parent):
-        # A folder that was named may be for others to read; the user's own is not.
+        # A folder set by the user may be readable by others; the default folder is private.
         create_folder(place.parent, 0o755 if CACHE_VARIABLE in os.environ else 0o700)
         check_folder(CACHE_VARIABLE, place.parent)
     function = compile_kernel(kernel)

@@ -39,7 +39,7 @@ class TimedProduct:
             try:
                 seen[f"{peer} us"] = 1e6 * self._seconds(make, machine)
             except (NotImplementedError, RuntimeError, ValueError) as error:
-                # Not every torch, CUDA and shape goes together; that is no fault of ours.
+                # Some combinations of torch, CUDA and shape fail; this is not an error of the task.
                 seen[f"{peer} us"] = f"none: {str(error).splitlines()[0]}"
         return seen
 

@@ -59,7 +59,7 @@ class TimedAttention:
             peers = [self._torch(machine.device) for _ in range(sets)]
             seen["torch us"] = 1e6 * machine.seconds(peers)
         except (NotImplementedError, RuntimeError, ValueError) as error:
-            # Not every torch, GPU and shape goes together; that is no fault of ours.
+            # Some combinations of torch, GPU and shape fail; this is not an error of the task.
             seen["torch us"] = f"none: {str(error).splitlines()[0]}"
         return seen
 

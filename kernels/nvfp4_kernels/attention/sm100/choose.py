@@ -49,7 +49,7 @@ class AttentionProblem:
     batch_invariant: bool = False
 
 
-@lru_cache(maxsize=1024)  # a step's layers ask alike
+@lru_cache(maxsize=1024)  # the layers of a step repeat the same call
 def choose_config(problem: AttentionProblem, sms: int = SMS) -> tuple[AttentionTile, int]:
     """Choose the tile, and the splits of the keys that fill the device.
 

@@ -214,7 +214,7 @@ class Softmax:
                 rescale = exp2(before - finite(row_max))
                 row_sum = row_sum * rescale
             words, sums = self._exp(scores, row_max, logits)
-            # Only now: beside all of S, a thread has no registers left for O.
+            # Only now: while all of S is in registers, a thread has none left for O.
             if grows:
                 if cutlass.const_expr(part > 0):
                     wait_o_full(tile, barriers, query_tile, turn, part - 1)

@@ -228,7 +228,8 @@ class AttentionTile:
         left = limit - BARRIER_BYTES - self.query_tiles * beside
         return min(left // self.stage_bytes, self.max_stages)
 
-    # --- tensor memory: S of every query tile, then P where it has its own, then O -------------
+    # --- tensor memory: S of every query tile, then P if in separate columns, then O
+    # ---------------
 
     @property
     def p_columns(self) -> int:

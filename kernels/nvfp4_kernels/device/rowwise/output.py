@@ -39,7 +39,7 @@ class QuantizedRows(NamedTuple):
     batch: Int32
 
 
-# Element types and alignments of a bundle's pointers; the rows to read come beside them.
+# Element types and alignments of a bundle's pointers, except for the input rows.
 OUTPUT_TYPES = {"data": Uint8, "scales": Uint8, "scale": Float32}
 OUTPUT_ALIGNMENT = {"scale": 4}
 

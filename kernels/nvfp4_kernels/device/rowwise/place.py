@@ -270,7 +270,8 @@ def store_block(
     if cutlass.const_expr(place.line_rows > 0):
         stored = Boolean(False)  # store_lines() does so, of several blocks at once
     elif cutlass.const_expr(place.terms.packed):
-        # Padding is the first term's to write. Where there is a row, its slot is the first term's.
+        # Padding is written with the first term. Where there is a row, its slot is the first
+        # term's.
         stored = stored & (place.inside | place.pads(place.slot) if term == 0 else place.inside)
     if stored:
         offset = place.scales + place.slot * ATOM_BLOCKS + place.lane % ATOM_BLOCKS

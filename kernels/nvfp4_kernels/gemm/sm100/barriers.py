@@ -75,7 +75,7 @@ def init_barriers(barriers: Barriers, tile: cutlass.Constexpr, stages: cutlass.C
     Each lane initialises one barrier of a kind: serial initialisation takes hundreds of cycles.
     """
     counts = arrive_counts(tile)
-    lane = cute.arch.thread_idx()[0] % 32  # at hand, where the lane's own register takes a while
+    lane = cute.arch.thread_idx()[0] % 32  # available at once, unlike the lane register
     if lane < stages:
         ptx.mbarrier_init(barriers.full.subview(lane), counts.full)
         ptx.mbarrier_init(barriers.empty.subview(lane), counts.empty)

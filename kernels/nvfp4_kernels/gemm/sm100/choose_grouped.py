@@ -35,7 +35,7 @@ from nvfp4_kernels.gemm.sm100.tile import TILE_BYTES, TILE_K, EpilogueConfig, Ti
 from nvfp4_kernels.moe.routing import tile_tokens_of
 from nvfp4_kernels.sm100.limits import CTA_ROWS, SMS
 
-IN_CHAIN = 980  # cycles that a cluster costs beside its start and end, in a chain of launches
+IN_CHAIN = 980  # cycles per cluster on top of its start and end, in a chain of launches
 HAND_OVER = 900  # minimum per split-K tile: the exchange of partial sums precedes the next tile's
 # Pairs of CTAs with weights on the M side: of each, two read half of the tokens' rows.
 _SWAP_AB_PAIRS = [Tile(c, swap_ab=True, two_cta=True, cluster_m=2) for c in (64, 128, 256)]

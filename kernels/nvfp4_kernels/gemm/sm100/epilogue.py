@@ -176,7 +176,7 @@ class Epilogue:
         tile, scaling, store = self.tile, Scaling(self.tile, self.output), ColumnStore(self.output)
         width = min(LOAD_COLUMNS if tile.split_k > 1 else _EARLY_COLUMNS, tile.split_columns)
         loads = tile.split_columns // width
-        at_once = width <= _FINISHED_COLUMNS  # nothing is computed while addends come
+        at_once = width <= _FINISHED_COLUMNS  # one pass: split-K partials arrive before any math
         begun: list[tuple[Row, int, Begun]] = []
         here = self._offset(0, width, sums.accumulator)
         following = self._addends(sums, here, width, first=True, added=at_once)

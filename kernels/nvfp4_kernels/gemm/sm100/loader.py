@@ -44,7 +44,7 @@ class TmaLoader:
         tile, stages = self.tile, self.stages
         weights = m_side if tile.swap_ab else n_side
         self._load(weights, tile.swap_ab, barriers, state, expects=True)
-        # From here on nothing is loaded that the next kernel would have to share bandwidth with.
+        # From here on this CTA loads nothing that would compete with the next kernel for bandwidth.
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         for last in cutlass.range_constexpr(stages):
             count = state.num_tiles * state.k_steps + last

@@ -69,7 +69,7 @@ def _rotated(word: Uint32, by: int) -> Uint32:
     if by == 0:
         return word
     if by <= min(TARGETS):
-        return word << by  # nothing that is wanted comes around
+        return word << by  # no needed bit wraps around
     return ptx.inline_ptx(
         f"shf.l.wrap.b32 {{$w0}}, {{$r0}}, {{$r0}}, {by};",
         write_only_types=[Uint32],

@@ -132,7 +132,7 @@ class Mma:
                 ptx.wgmma_commit_group_sync_aligned()
                 ptx.wgmma_wait_group_sync_aligned(1)
                 if cutlass.const_expr(inside == 0 and each == 0):
-                    # All that was under way before is done.
+                    # All earlier MMAs are done.
                     if step > 0:
                         self._release(ring, count - 1)
         return sums

@@ -101,7 +101,7 @@ def tile_coord(state: SchedulerState, index: Int32) -> TileCoord:
         tokens = group * GROUP + number - rows * width
     expert = Int32(0)
     if cutlass.const_expr(state.groups is not None):
-        # Beyond the tiles in use nothing is written, the experts of such tiles neither.
+        # Past the tiles in use nothing is written, not even the experts of such tiles.
         if index < state.num_tiles:
             expert = Array(state.groups, shape=(1,)).load(1 + tokens)
     return TileCoord(rows=rows, tokens=tokens, expert=expert)

@@ -23,7 +23,7 @@ STEP_K = 16  # elements of K per wgmma
 DATA_BYTES = TILE * TILE // 2  # of a tile of the weight
 SCALE_BYTES = TILE * TILE // 16
 MAX_STAGES = 12
-LOAD_REGISTERS, MULTIPLY_REGISTERS = 24, 240  # per thread, where registers are handed over
+LOAD_REGISTERS, MULTIPLY_REGISTERS = 24, 240  # per thread, if reallocated (setmaxnreg)
 PITCH = TILE + 4  # floats: neighbouring tokens start in different banks
 FEW_TOKENS = 16  # tokens up to which mma.sync issues less than wgmma
 SLICED_TOKENS = 32  # the same where warpgroups take alternate stages
@@ -146,7 +146,7 @@ class Tile:
     @property
     def reallocates_registers(self) -> bool:
         """Whether the load warp comes with three idle warps, which give up their registers."""
-        # Parts in turn have the sums so far beside their own.
+        # With parts in turn, a thread holds the running sums beside the part's sums.
         return self.columns * (1 + (self.parts_in_turn > 1)) >= 192
 
     @property

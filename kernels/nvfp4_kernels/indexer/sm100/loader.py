@@ -63,7 +63,7 @@ class TmaLoader:
                 wait(barriers.k_empty.subview(stage), phase - 1)
                 self._load_keys(operands, barriers, scheduler, first + number, stage, page, leader)
             pages = next_pages
-        # From here on nothing is loaded that the next kernel would have to share bandwidth with.
+        # From here on this CTA loads nothing that would compete with the next kernel for bandwidth.
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         for last in cutlass.range_constexpr(tile.stages):
             number = scheduler.num_tiles + last

@@ -100,7 +100,8 @@ class ScaleLoader:
         """Copy the scales of the ``index``-th tile, the ``number``-th of a lookup."""
         tile, variant = self.tile, self.variant
         lane = cute.arch.lane_idx()
-        # A half word is copied with the half before it; rows of a lane are all odd or all even.
+        # A half word is copied together with the preceding half; rows of a lane are all odd or all
+        # even.
         odd = lane % 2 if tile.scale_bytes < WORD else Int32(0)
         size = min(tile.scale_bytes, WORD) * (1 + odd)
         rows = max(1, ROWS // variant.boxes)  # rows of a lane that are in the same page

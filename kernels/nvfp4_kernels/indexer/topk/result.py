@@ -104,7 +104,7 @@ def _before_slice(group: ThreadGroup, row: RowSlice, threshold: Uint64, ties: In
             before = shared.greater[group.lane]
         for at in range(group.lane, ties, WARP):
             key = shared.ties[at]
-            # Nothing of rank 0 is before its slice; its head is left of ``origin + 4``.
+            # Rank 0 has no columns before its slice; its head is left of ``origin + 4``.
             earlier = column_of(key).bitcast(Int32) < row.origin + 4
             if (key >= threshold) & earlier & (group.rank > 0):
                 before += 1

@@ -145,6 +145,6 @@ def _append(group: ThreadGroup, row: RowSlice, column: Int32, hits: Uint32) -> B
                 shared.buffer.store(key_of(load_element(row, hit), hit), at)
                 at += 1
         elif (first <= capacity) & (group.lane == 0):
-            # Warps that appended before have written up to here, later ones write nothing.
+            # Warps that appended earlier have written up to here; later warps write nothing.
             shared.counters.store(first, FILLED)
     return fits

@@ -189,7 +189,7 @@ class MoeQuantizeSm100:
         column, first, _ = cute.arch.block_idx()
         for group in range(first, groups, arguments.ctas):
             place, following = self.rows.place(column, group), group + arguments.ctas
-            # Loaded before this turn waits for its rows.
+            # Loaded before this turn waits for the rows' loads.
             next_slot = self.rows.slot(
                 slots, self.rows.place(column, following), following < groups
             )

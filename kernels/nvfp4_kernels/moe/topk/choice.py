@@ -91,7 +91,7 @@ class TokenChoice:
     def choose(self, given: Logits, token: Int32, lane: Int32) -> Chosen:
         """Select a token's experts; lane j gets slot j."""
         first = Int64(token) * self.experts
-        # All under way before the first is looked at.
+        # Issue all loads before using the first.
         loaded = [self._load(given, first, each) for each in self._experts(lane)]
         biases = [self._bias(given, each) for each in self._experts(lane)] if self.biased else []
         values = [Float32(value) for value in loaded]

@@ -113,7 +113,7 @@ class RotaryStore:
         if cutlass.const_expr(variant.norms):
             factors = Heads(tile, variant).factors(self._weight(arguments, is_query), part)
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
-        # Of the last CTA whole warps may have nothing.
+        # In the last CTA whole warps may have no work.
         first = unit - cute.arch.lane_idx() // tile.lanes
         if is_query:
             if block * tile.units + first < arguments.tokens * tile.query_units:

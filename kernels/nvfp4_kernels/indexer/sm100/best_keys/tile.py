@@ -6,7 +6,7 @@ from nvfp4_kernels.indexer.sm100.tile import GROUP_WARPS, KEYS, ScoreTile
 from nvfp4_kernels.indexer.topk.tile import BINS, MAX_CLUSTER, MAX_TIES, WARP, TopkTile
 
 KEY_BYTES = 8
-QUERY_BYTES = 48  # counters and a threshold of a query, beside its buffer
+QUERY_BYTES = 48  # counters and threshold of a query, in addition to its buffer
 
 
 @dataclass(frozen=True)
