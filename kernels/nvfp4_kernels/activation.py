@@ -26,7 +26,7 @@ class Activation(NamedTuple):
     * ``"swiglustep"`` (Step 3): f is SiLU; the limit bounds ``f(gate)`` instead of gate.
 
     Attributes:
-        name: name of f.
+        name: name of the activation, which determines f.
         limit: upper bound of gate; up is clamped to ±limit; None: no clamping.
         alpha: factor in the sigmoid; for ``"situ"`` the bound of gate.
         beta: offset added to up.

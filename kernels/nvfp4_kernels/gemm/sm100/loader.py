@@ -18,7 +18,7 @@ from nvfp4_kernels.sm100.limits import ATOM_BYTES, ATOM_ROWS, CTA_ROWS
 
 @dataclass(frozen=True)
 class TmaLoader:
-    """Role of one thread of two warps each: a warp for the weights, a warp for the activations.
+    """Role of a thread in each of two warps: a warp for the weights, a warp for the activations.
 
     No preceding kernel writes weights, so that loads of weights need not wait, except for the
     routing of a grouped GEMM. CTAs of a cluster that share an operand each load (multicast) a
