@@ -1,4 +1,4 @@
-"""Activations of a feed-forward layer: of gate and up projection, or of one alone."""
+"""Activations of a feed-forward layer: gated (gate and up projections) or of one projection."""
 
 from typing import Literal, NamedTuple, get_args
 
@@ -16,20 +16,20 @@ GATED, UNGATED = get_args(GatedName), get_args(UngatedName)
 class Activation(NamedTuple):
     """Activation, formed in float32.
 
-    Gated, ``f(gate) · (up + beta)``; of one projection, ``f(x)``. f is SiLU, GELU or its tanh form,
-    or of one projection ``"relu2"``, ``max(x, 0)²``. Of gate and up also:
+    Gated: ``f(gate) · (up + beta)``; ungated: ``f(x)``. f is SiLU, GELU or tanh GELU; ungated also
+    ``"relu2"``, ``max(x, 0)²``; gated also:
 
-    * ``"swigluoai_uninterleave"`` (gpt-oss and MiniMax M3, whose halves lie apart as all do here):
-      f is ``gate · sigmoid(alpha · gate)``.
+    * ``"swigluoai_uninterleave"`` (gpt-oss and MiniMax M3, here with gate and up in separate
+      halves): f is ``gate · sigmoid(alpha · gate)``.
     * ``"situ"`` (Kimi K3): f is ``alpha · tanh(gate / alpha) · sigmoid(gate)``, and up becomes
       ``limit · tanh(up / limit)``.
-    * ``"swiglustep"`` (Step 3): f is SiLU, and the limit of gate is its result's.
+    * ``"swiglustep"`` (Step 3): f is SiLU; the limit bounds ``f(gate)`` instead of gate.
 
     Attributes:
-        name: f.
-        limit: bound of gate from above, and of up on both sides; None: there is none.
-        alpha: factor in the sigmoid; of ``"situ"`` the bound of gate.
-        beta: what is added to up.
+        name: name of the activation, which determines f.
+        limit: upper bound of gate; up is clamped to ±limit; None: no clamping.
+        alpha: factor in the sigmoid; for ``"situ"`` the bound of gate.
+        beta: offset added to up.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Activation(NamedTuple):
     beta: float = 0.0
 
     def gated(self, gate: Tensor, up: Tensor) -> Tensor:
-        """Apply it to two float32 projections."""
+        """Apply the activation to float32 gate and up projections."""
         if self.name == "situ":
             bounded = up if self.limit is None else self.limit * torch.tanh(up / self.limit)
             return self._function(gate) * bounded
@@ -49,7 +49,7 @@ class Activation(NamedTuple):
         return self._function(gate) * (up + self.beta if self.beta else up)
 
     def ungated(self, x: Tensor) -> Tensor:
-        """Apply it to the one float32 projection."""
+        """Apply the activation to a single float32 projection."""
         return self._function(x)
 
     def _function(self, x: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ _WITH_ALPHA = ("swigluoai_uninterleave", "situ")
 
 
 def check_gated(activation: Activation) -> None:
-    """Raise unless it is one of gate and up."""
+    """Raise unless ``activation`` is gated, i.e. takes gate and up projections."""
     name, limit, alpha, beta = activation
     if name not in GATED:
         raise InvalidArgument(
@@ -98,7 +98,7 @@ def check_gated(activation: Activation) -> None:
 
 
 def check_ungated(activation: Activation | None) -> None:
-    """Raise unless it is one of a single projection, or none."""
+    """Raise unless ``activation`` is None or takes a single projection."""
     if activation is None:
         return
     name, *parameters = activation

@@ -1,4 +1,4 @@
-"""Argument checks: every message names the argument, what came, what is accepted, the remedy."""
+"""Argument checks: a message names the argument, its value, the accepted values, the remedy."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from torch import Tensor
 from nvfp4_kernels.devices import dtype_name
 from nvfp4_kernels.runtime.recording import keep_unprepared
 
-ALIGNMENT = 16  # bytes: of what threads load at once, and of the strides of a tensor map
+ALIGNMENT = 16  # bytes: alignment of vector loads and of tensor map strides
 
 
 class InvalidArgument(ValueError):
@@ -17,7 +17,7 @@ class InvalidArgument(ValueError):
 
 
 def check_dtype(name: str, x: Tensor, accepted: Sequence[torch.dtype]) -> None:
-    """Raise unless ``x`` is a tensor whose dtype is one of ``accepted``."""
+    """Raise unless ``x`` is a tensor with an accepted dtype."""
     names = ", ".join(dtype_name(d) for d in accepted)
     if not isinstance(x, Tensor):
         raise InvalidArgument(
@@ -50,7 +50,7 @@ def check_blocks_of_16(name: str, shape: Sequence[int]) -> None:
 
 
 def reads_contents(x: Tensor) -> bool:
-    """Whether contents are checked beside ``x``: on a CPU alone, as a GPU would be waited for."""
+    """Whether contents of tensors like ``x`` may be checked: on CPU only, as a GPU would sync."""
     on_cpu = x.device.type == "cpu"
     if on_cpu:
         keep_unprepared("contents are read")
@@ -69,7 +69,7 @@ def check_same_device(**tensors: Tensor | None) -> None:
 
 
 def check_layout(name: str, x: Tensor | None) -> None:
-    """Raise unless ``x`` is as kernels read it: contiguous, from a multiple of 16 bytes on."""
+    """Raise unless ``x`` is contiguous and 16-byte aligned, as kernels require."""
     if x is None or x.numel() == 0:
         return
     if not x.is_contiguous():
@@ -85,7 +85,7 @@ def check_layout(name: str, x: Tensor | None) -> None:
 
 
 def check_rows(arch: str, **tensors: Tensor) -> None:
-    """Raise unless every row starts on a multiple of 16 bytes, as kernels of ``arch`` read it."""
+    """Raise unless every row is 16-byte aligned, as kernels of ``arch`` require."""
     for name, x in tensors.items():
         size = x.element_size()
         if x.data_ptr() % ALIGNMENT:
@@ -102,10 +102,10 @@ def check_rows(arch: str, **tensors: Tensor) -> None:
 
 
 def strides_of(x: Tensor) -> tuple[int, ...]:
-    """Strides of ``x`` in elements; in a dimension of size 1, that of a contiguous tensor.
+    """Strides of ``x`` in elements; for a dimension of size 1, the stride of a contiguous tensor.
 
-    torch lets such a dimension have any stride, 0 or an odd one say, which no index is ever
-    multiplied by. A tensor map refuses some, and whoever checks alignment does not see them.
+    torch allows any stride, e.g. 0 or an odd number, in a dimension of size 1, where only index 0
+    is used. Tensor maps refuse some of these strides, and alignment checks ignore them.
     """
     return tuple(
         stride if count > 1 else math.prod(x.shape[dim + 1 :])

@@ -8,29 +8,29 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # the command line tells architectures without torch
     import torch
 
-# An architecture runs the kernels of its family, which is named after its first member, compiled
-# for the architecture itself.
+# Family of each architecture, named after its first member. An architecture runs its family's
+# kernels, compiled for the architecture itself.
 FAMILIES = {"sm_90": "sm_90", "sm_100": "sm_100", "sm_103": "sm_100"}
-# Their GPUs, as people know them.
+# Common names of their GPUs.
 GPUS = {"sm_90": "H100, H200", "sm_100": "B200, GB200", "sm_103": "B300, GB300"}
 # Streaming multiprocessors where no GPU can be asked: of an H200, a B200 and a GB300.
 SM_COUNTS = {"sm_90": 132, "sm_100": 148, "sm_103": 152}
 ELEMENT_BITS: dict[str, int] = {"bfloat16": 16, "float16": 16, "float32": 32, "nvfp4": 4}
 
-# GPCs of the data-centre GPUs, over which SMs are spread in pairs, as evenly as they go: an
-# assumption, and chips differ. A cluster lies in one GPC.
+# GPCs of the data-centre GPUs; SMs are assumed to be spread over GPCs in pairs, as evenly as
+# possible, though chips differ. A cluster lies in one GPC.
 GPCS = 8
 
 LAST_DEFECTIVE_DRIVER, SMALL_MAP_BYTES = 13010, 131072  # see ``defective_map_bytes``
 
-# What a device type stands in for; a test's emulator takes CPU tensors as those of a GPU.
+# Architecture that a device type stands in for; a test's emulator runs CPU tensors as such a GPU.
 _STAND_INS: dict[str, str] = {}
-_epoch = 0  # how often that has changed
+_epoch = 0  # incremented by each change
 
 
 @contextmanager
 def standing_in(device_type: str, arch: str) -> Iterator[None]:
-    """Context in which ops take tensors of ``device_type`` for those of a GPU of ``arch``."""
+    """Context in which ops treat tensors on ``device_type`` as tensors of a GPU of ``arch``."""
     global _epoch
     before = dict(_STAND_INS)
     _STAND_INS[device_type] = arch
@@ -44,12 +44,12 @@ def standing_in(device_type: str, arch: str) -> Iterator[None]:
 
 
 def stand_in_epoch() -> int:
-    """Number that differs whenever other devices have stood in between."""
+    """Number that changes whenever ``standing_in`` contexts change."""
     return _epoch
 
 
 def is_reference_device(device: "torch.device") -> bool:
-    """Whether ops on ``device`` run their references: on a CPU that stands in for nothing."""
+    """Whether ops on ``device`` run their references: on a CPU that stands in for no GPU."""
     return device.type == "cpu" and "cpu" not in _STAND_INS
 
 
@@ -66,13 +66,13 @@ def device_arch(device: "torch.device") -> str:
 
 
 def device_family(device: "torch.device") -> str:
-    """Family of a device's architecture; an architecture without one is its own."""
+    """Family of a device's architecture; the architecture itself if it has no family."""
     arch = device_arch(device)
     return FAMILIES.get(arch, arch)
 
 
 class UnknownArchitecture(ValueError):
-    """An option that names no architecture that the command serves."""
+    """An option with an architecture that the command does not serve."""
 
 
 def members(family: str) -> tuple[str, ...]:
@@ -86,7 +86,7 @@ def target_of(arch: str) -> str:
 
 
 def spellings(archs: Iterable[str] = FAMILIES) -> str:
-    """Spellings that ``parse_arch`` takes, for help and errors: an architecture and its target."""
+    """Spellings that ``parse_arch`` takes, for help and errors: architectures and their targets."""
     return ", ".join(
         f"{arch} or {target_of(arch)} ({GPUS[arch]})" if arch in FAMILIES else arch
         for arch in archs
@@ -94,15 +94,15 @@ def spellings(archs: Iterable[str] = FAMILIES) -> str:
 
 
 def parse_arch(option: str, text: str, archs: Iterable[str] = FAMILIES) -> str:
-    """Architecture that a command's option names, by itself or by its compilation target.
+    """Architecture named by a command's option, as such or as its compilation target.
 
     Args:
         option: name of the option, for the error.
-        text: its value, e.g. ``"sm_100"`` or ``"sm_100a"``.
-        archs: architectures that the command serves; also ``"cpu"``, say, which has no target.
+        text: value of the option, e.g. ``"sm_100"`` or ``"sm_100a"``.
+        archs: architectures that the command serves; may include ``"cpu"``, which has no target.
 
     Raises:
-        UnknownArchitecture: it is another one, or spelt otherwise.
+        UnknownArchitecture: unknown architecture or spelling.
     """
     archs = tuple(archs)
     found = {target_of(arch): arch for arch in archs if arch in FAMILIES}
@@ -115,7 +115,7 @@ def parse_arch(option: str, text: str, archs: Iterable[str] = FAMILIES) -> str:
 
 
 def multiprocessors(device: "torch.device") -> int:
-    """SMs of a GPU, or of the one that a device stands in for."""
+    """SMs of a GPU, or of the GPU that a device stands in for."""
     if device.type == "cuda":
         return _multiprocessors(device)
     return SM_COUNTS[device_arch(device)]
@@ -129,9 +129,9 @@ def _multiprocessors(device: "torch.device") -> int:
 
 
 def assumed_clusters(sms: int, ctas: int) -> int:
-    """Clusters of ``ctas`` CTAs, one CTA to an SM, that a GPU of ``sms`` SMs is taken to hold.
+    """Assumed count of resident clusters of ``ctas`` CTAs, one per SM, on a GPU of ``sms`` SMs.
 
-    For choices that a machine without the GPU has to make too; ``max_clusters`` asks the GPU.
+    For choices that must also work without the GPU; ``max_clusters`` asks the GPU.
     """
     pairs = -(-sms // 2)
     sizes = [2 * ((pairs + number) // GPCS) for number in range(GPCS)]
@@ -140,9 +140,9 @@ def assumed_clusters(sms: int, ctas: int) -> int:
 
 
 def max_clusters(device: "torch.device", ctas: int) -> int:
-    """Clusters of ``ctas`` CTAs, one CTA to an SM, that a GPU holds at once.
+    """Most resident clusters of ``ctas`` CTAs, one CTA per SM, on a GPU.
 
-    A GPU's driver is asked; for what a device stands in for, ``assumed_clusters`` tells.
+    From the GPU's driver; ``assumed_clusters`` if the device stands in for a GPU.
     """
     if ctas == 1 or device.type != "cuda":
         return assumed_clusters(multiprocessors(device), ctas)
@@ -164,7 +164,7 @@ def driver_version() -> int:
     """CUDA version that the driver supports, e.g. 13010 of 13.1.
 
     Raises:
-        RuntimeError: there is no driver, or it does not say.
+        RuntimeError: no driver, or a driver that does not report a version.
     """
     from cuda.bindings import driver
 
@@ -179,8 +179,8 @@ def defective_map_bytes(device: "torch.device") -> int:
     """Bytes of a tensor below which the driver may encode its tensor map wrongly; 0: none.
 
     CUTLASS clears a bit in maps of small tensors with drivers up to CUDA 13.1 (its
-    ``cute/atom/copy_traits_sm90_tma.hpp``), and ``nvfp4_kernels.sm100.tensor_maps`` does. On an
-    H200 driver 580, of CUDA 13.0, does not set it; nobody has looked on a Blackwell.
+    ``cute/atom/copy_traits_sm90_tma.hpp``), and ``nvfp4_kernels.sm100.tensor_maps`` does too. On an
+    H200 driver 580, of CUDA 13.0, does not set the bit; not checked on a Blackwell.
     """
     if device.type != "cuda" or driver_version() > LAST_DEFECTIVE_DRIVER:
         return 0

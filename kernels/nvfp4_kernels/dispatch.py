@@ -34,12 +34,12 @@ class Kernel:
     Attributes:
         op: name of the op, e.g. ``"gemm"``.
         arch: ``"cpu"`` or a family of CUDA architectures, named after its first: ``"sm_100"``.
-        mode: its arithmetic.
+        mode: arithmetic of the kernel.
         variant: ``"reference"`` or the kernel's class.
         target: ``"module:function"``, imported when first called.
-        weight_layout: of a product, the layout that its weight is to be brought to.
-        batch_invariant: whether a row of its result depends, to the bit, on that row of its input
-            alone, and not on how many rows there are.
+        weight_layout: preferred weight layout of a GEMM kernel.
+        batch_invariant: whether a row of the result depends, to the bit, on the same input row
+            alone, not on the number of rows.
     """
 
     op: str
@@ -58,21 +58,21 @@ class Kernel:
         return f"nvfp4_{self.op}{special}/{self.variant} ({self.arch}{invariant})"
 
     def takes(self, layout: WeightLayout) -> bool:
-        """Whether it can read a weight in ``layout``: references read both, kernels their own."""
+        """Whether the kernel reads a weight in ``layout``: references read both layouts."""
         return self.arch == "cpu" or layout == self.weight_layout
 
     def load(self) -> Callable[..., Any]:
-        """The function itself."""
+        """The kernel's function, imported."""
         module, _, function = self.target.partition(":")
         return getattr(import_module(module), function)
 
 
-# Variant and target; and the weight's layout where it is not the blocked one.
+# Variant and target, and the weight's layout unless blocked.
 Entry = tuple[str, str] | tuple[str, str, WeightLayout]
 
 Names = tuple[tuple[str, str], ...]  # of pairs of arguments
 
-# Python's types for those of a torch op's arguments; torch takes no bool for a number here.
+# Python types for a torch op's argument types; torch accepts no bool as a number here.
 _TYPES: dict[str, tuple[type, ...]] = {
     "Tensor": (Tensor,),
     "int": (int, Integral),
@@ -84,20 +84,20 @@ _TYPES: dict[str, tuple[type, ...]] = {
 def called(
     op: CustomOpDef, x: Tensor, compared: Names = (), **multiples: int
 ) -> Callable[..., Any]:
-    """An op as its public function calls it: without torch's dispatcher where nobody listens.
+    """Function to call for an op: bypasses torch's dispatcher when nothing traces.
 
-    For an op that writes to some of 27 arguments the dispatcher takes 0.3 ms, as it copies the list
-    of all for each of them. What it would refuse by type is refused here; and a call like one
-    before is not checked again: see ``nvfp4_kernels.runtime.launch_cache``.
+    For an op that mutates some of 27 arguments the dispatcher takes 0.3 ms, as it copies the
+    argument list for each mutated argument. Wrong types are refused here too, and a call like an
+    earlier call is not checked again: see ``nvfp4_kernels.runtime.launch_cache``.
 
     Args:
         op: a custom op.
-        x: one of its tensors.
-        compared: pairs of tensors among its arguments, see ``Prepared``.
-        multiples: of integers among its arguments, see ``Prepared``.
+        x: one of the op's tensors.
+        compared: pairs of tensor arguments, see ``Prepared``.
+        multiples: required divisors of integer arguments, see ``Prepared``.
 
     Returns:
-        The op where a graph may be traced, or else the function that it was made of.
+        The op if a graph may be traced, else the function behind the op.
     """
     if is_listened_to() or type(x) is not Tensor:
         return op
@@ -106,7 +106,7 @@ def called(
 
 @functools.cache
 def _direct(op: CustomOpDef, compared: Names, **multiples: int) -> Callable[..., Any]:
-    """The function that ``op`` was made of, told no argument of a wrong type."""
+    """The function behind ``op``, with arguments checked for types."""
     arguments = op._opoverload._schema.arguments
     kinds = [str(a.type).removeprefix("Optional[").rstrip("]") for a in arguments]
     optional = [str(a.type).startswith("Optional[") for a in arguments]
@@ -136,9 +136,9 @@ class KernelTable:
     """The kernels of one op, keyed by architecture family and mode.
 
     Args:
-        op: its name.
-        kernels: the fastest.
-        batch_invariant: those whose rows are independent of one another, to the bit.
+        op: name of the op.
+        kernels: the fastest kernels.
+        batch_invariant: kernels whose result rows are bitwise independent of each other.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class KernelTable:
     def find(
         self, device: torch.device, mode: Mode, batch_invariant: bool = False
     ) -> Kernel | None:
-        """The kernel for ``device`` and ``mode``, None if there is none."""
+        """The kernel for ``device`` and ``mode``, or None."""
         kernels = self._batch_invariant if batch_invariant else self._kernels
         return kernels.get((device_family(device), mode))
 
@@ -171,7 +171,7 @@ class KernelTable:
         """The kernel for ``device`` and ``mode``.
 
         Raises:
-            NoKernelError: there is none; the message lists what there is.
+            NoKernelError: no such kernel; the message lists existing kernels.
         """
         kernel = self.find(device, mode, batch_invariant)
         if kernel is None:

@@ -1,8 +1,8 @@
-"""Functions of rows on a CPU whose result for a row depends, to the bit, on that row alone.
+"""Row-wise functions on a CPU, batch-invariant: a row of the result depends on its input row alone.
 
-torch picks the order of a product's sums by the sizes of its matrices, and computes exponentials by
-vectors of elements but those at the end of a tensor, or of a thread's part of it, one by one, by
-other code. Here every row is a call of its own, always of the same sizes.
+torch picks the summation order of a product by the matrices' sizes, and computes exponentials with
+vector code except in the scalar tail of a tensor or thread chunk. Here every row is a separate
+call, always of the same sizes.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def by_row(function: Callable[[Tensor], Tensor], x: Tensor, width: int | None = 
     """
     out = x.new_empty((*x.shape[:-1], x.shape[-1] if width is None else width))
     flat, results = x.reshape(-1, x.shape[-1]), out.view(-1, out.shape[-1])
-    # A copy: all rows start alike in memory, which BLAS may look at too.
+    # A copy: all rows have the same alignment, on which BLAS may depend too.
     row = x.new_empty(x.shape[-1:])
     for index in range(len(flat)):
         results[index] = function(row.copy_(flat[index]))

@@ -78,7 +78,7 @@ def check_form(name: str, x: Tensor, form: str) -> None:
 
 
 def check_heads(name: str, query_heads: int, key_heads: int) -> None:
-    """Raise unless heads of queries are a multiple of those of keys."""
+    """Raise unless the number of query heads is a multiple of the number of KV heads."""
     if key_heads == 0 or query_heads == 0 or query_heads % key_heads:
         raise InvalidArgument(
             f"{name}: has {key_heads} heads, q's {query_heads} must be a multiple of them; "

@@ -19,7 +19,7 @@ from nvfp4_kernels.heads import check_cache, check_form, check_heads, check_quer
 
 
 def check_dense(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scoring: Scoring) -> None:
-    """Check the arguments of ``attention`` without starts."""
+    """Check the arguments of ``attention`` of dense tensors."""
     check_queries(q, "(B, Tq, Hq, D)")
     _check_keys(q, k, v, "(B, Tk, Hkv, D)")
     if k.shape[0] != q.shape[0]:
@@ -40,7 +40,7 @@ def check_varlen(
     max_key_len: int | None,
     scoring: Scoring,
 ) -> None:
-    """Check the arguments of ``attention`` with starts."""
+    """Check the arguments of ``attention`` of ragged tensors."""
     if query_start is None or key_start is None or max_query_len is None or max_key_len is None:
         lengths = {
             "query_start": query_start,
@@ -114,7 +114,7 @@ def check_paged(
 
 
 def check_counters(counters: Tensor | None, q: Tensor, kv_cache: Tensor, seq_lens: Tensor) -> None:
-    """Raise unless ``counters``, if given, has one for each sequence and KV head."""
+    """Raise unless ``counters`` is None or has an element for each sequence and KV head."""
     if counters is None:
         return
     least = len(seq_lens) * kv_cache.shape[1]
@@ -189,7 +189,7 @@ def check_indices(name: str, x: Tensor, dims: int) -> None:
 
 
 def check_start_shape(query_start: Tensor) -> None:
-    """Raise if ``query_start`` is empty: without sequences it still holds one end."""
+    """Raise if ``query_start`` is empty: even without sequences an element is required."""
     if query_start.shape[0] == 0:
         raise InvalidArgument(
             "query_start: is empty, must hold B + 1 starts; for no sequence pass one 0"
@@ -240,7 +240,7 @@ def _check_lengths(seq_lens: Tensor, room: int, longest: int) -> None:
 def _check_pages(
     kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, query_start: Tensor, window: int | None
 ) -> None:
-    """Raise unless all pages with a key that some query sees are pages of the cache."""
+    """Raise unless the cache has all pages with a key that some query sees."""
     size = kv_cache.shape[2]
     first_keys = torch.arange(block_table.shape[1]) * size
     needed = first_keys < seq_lens.unsqueeze(1)

@@ -1,10 +1,10 @@
-"""Kernels of the attention ops, and the head sizes they take."""
+"""Kernels of the attention ops, and the supported head sizes."""
 
 from nvfp4_kernels.dispatch import Entry, KernelTable, Mode
 from nvfp4_kernels.heads import MAX_HEAD_DIM
 
-MAX_ROTARY_ROWS = 128  # queries of a KV head that one CTA has, whose tokens' keys it stores
-KEY_MULTIPLE = 128  # of the most keys: launches of lengths up to one of them are alike
+MAX_ROTARY_ROWS = 128  # query rows of a KV head in one CTA, which also stores the tokens' keys
+KEY_MULTIPLE = 128  # granularity of the longest length: launches with the same multiple are alike
 
 ATTENTION_KERNELS = KernelTable(
     "attention",
@@ -58,7 +58,7 @@ SPARSE_KERNELS = KernelTable(
     },
 )
 
-# Values of D that each kernel takes, of those that the ops accept.
+# Head sizes D that each kernel supports, a subset of the ops'.
 _MULTIPLES_OF_16 = tuple(range(16, MAX_HEAD_DIM + 1, 16))
 HEAD_DIMS: dict[tuple[str, Mode], tuple[int, ...]] = {
     ("cpu", "float"): _MULTIPLES_OF_16,

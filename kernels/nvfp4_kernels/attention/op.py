@@ -1,4 +1,4 @@
-"""``attention`` and ``paged_attention``: softmax(scale · Q · Kᵀ) · V, and the log of its sum."""
+"""``attention`` and ``paged_attention``: softmax(scale · Q · Kᵀ) · V and its LSE."""
 
 from typing import Any
 
@@ -30,10 +30,10 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """Attention of queries to keys in dense or ragged tensors.
 
-    On sm_100 rows of ``k`` and ``v``, and those of ``q``, start on multiples of 16 bytes.
+    On sm_100 all rows of ``q``, ``k`` and ``v`` must be 16-byte aligned.
 
     Query i of n stands at position ``keys - n + i``: the last query sees the last key. Logits and
-    softmax are float32. A row that sees no key gives 0 and −inf, or its sink.
+    softmax are float32. A row that sees no key gives 0 and −inf, or the head's sink.
 
     Args:
         q: bfloat16 or float16 ``(B, Tq, Hq, D)``, or ``(total_q, Hq, D)`` with ``query_start``. D a
@@ -53,9 +53,8 @@ def attention(
         max_key_len: upper bound on the keys of a sequence; with ``key_start`` only.
 
     Returns:
-        ``out`` of ``q``'s dtype and shape, and ``lse`` float32 ``(B, Tq, Hq)`` or
-        ``(total_q, Hq)``: the natural logarithm of the sum of the exponentials of a row's logits,
-        its sink among them.
+        ``out`` of ``q``'s dtype and shape, and ``lse`` float32 ``(B, Tq, Hq)`` or ``(total_q,
+        Hq)``: the natural logarithm of the sum of the exponentials of a row's logits and sink.
 
     Raises:
         InvalidArgument: an argument that does not fit, named. The contents of tensors are
@@ -92,13 +91,13 @@ def paged_attention(
     the result depends on the contents of index tensors: a CUDA graph may capture it. Slots of a
     page beyond a sequence's length, and entries of its row in ``block_table`` for pages without a
     key that any of its queries sees, may hold anything. Values before a window, in the page where
-    it begins, must be finite, as those of a sequence that has seen them are: they may be multiplied
-    by 0.
+    it begins, must be finite, as they are if the sequence has computed them: P = 0 may multiply
+    them.
 
-    With a float8_e4m3fn cache the kernel of sm_100 rounds each query of a head to E4M3 with a scale
-    of its own, and weights to E4M3: ``lse`` is of the rounded queries. Where the queries of a
-    sequence have more than 128 rows of a KV head, ``max_query_len · Hq / Hkv``, and D is at most
-    128, six of 16 exponentials are polynomials of degree 3 (else of degree 4, error 2.9e-6), unless
+    With a float8_e4m3fn cache the kernel of sm_100 rounds each query of a head to E4M3 with its own
+    scale, and P to E4M3; ``lse`` follows from the rounded queries. Where the queries of a sequence
+    have more than 128 rows of a KV head, ``max_query_len · Hq / Hkv``, and D is at most 128, six of
+    16 exponentials are polynomials of degree 3 (else of degree 4, error 2.9e-6), unless
     ``batch_invariant``: ``lse`` is then off by up to 1.02e-4 beyond the rounding of float32, by
     about 7e-5 with usual logits.
 
@@ -111,7 +110,8 @@ def paged_attention(
             32.
         block_table: int32 ``(B, P)``: page ``block_table[b, i]`` holds keys ``i · page_size`` on of
             sequence b.
-        seq_lens: int32 ``(B,)``, the keys of each sequence, those of its queries included.
+        seq_lens: int32 ``(B,)``, the number of keys of each sequence, including the keys of the
+            query tokens.
         query_start: int32 ``(B + 1,)``: rows ``query_start[b]`` up to, not including,
             ``query_start[b + 1]`` of ``q`` are the last tokens of sequence b; results of rows after
             the last sequence's are undefined.
@@ -122,13 +122,14 @@ def paged_attention(
         window: see ``attention``.
         soft_cap: see ``attention``.
         sinks: see ``attention``.
-        k_scale: float32 ``()``, with a float8_e4m3fn cache: a key is what is stored times this.
+        k_scale: float32 ``()``, with a float8_e4m3fn cache: factor that dequantises stored keys.
         v_scale: the same for values.
-        counters: int32 ``(≥ B · Hkv,)``, zeros, which the call leaves so: where keys are split in
-            decodes, no second launch merges them. Not for two calls that may run at once.
+        counters: int32 ``(≥ B · Hkv,)``, zeros before and after the call: with these semaphores the
+            last CTA of a decode merges split keys without a second launch. Not to be shared by
+            concurrent calls.
         out: contiguous, of ``q``'s dtype and shape, written; None: a new tensor.
-        batch_invariant: a row's result depends, to the bit, on its query and keys alone. Keys are
-            then never split, so that a few long sequences take longer.
+        batch_invariant: a row's result depends, to the bit, on its query and keys alone. Disables
+            split-KV, so that a few long sequences take longer.
 
     Returns:
         ``out`` of ``q``'s dtype and shape, and ``lse`` float32 ``(T, Hq)``; see ``attention``, and
@@ -255,7 +256,7 @@ def scoring_of(
     soft_cap: float | None,
     batch_invariant: bool = False,
 ) -> Scoring:
-    """Scoring that an op's arguments ask for."""
+    """Scoring defined by an op's arguments."""
     check_dtype("q", q, DTYPES)
     if scale is None:
         scale = max(1, q.shape[-1:].numel()) ** -0.5  # D is yet to be checked

@@ -1,4 +1,4 @@
-"""``paged_attention_quantized``: attention whose result leaves as the next product's operand."""
+"""``paged_attention_quantized``: paged attention with an NVFP4 result, the next GEMM's operand."""
 
 import torch
 from torch import Tensor
@@ -34,18 +34,18 @@ def paged_attention_quantized(
     first_row: int = 0,
     batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``paged_attention`` with its result quantised for the product that follows.
+    """``paged_attention`` with the result quantised to NVFP4 for the next GEMM.
 
-    The values are those of ``quantize(paged_attention(...), input_scale)`` to the bit: a result is
-    rounded to ``q``'s dtype first.
+    Bit-identical to ``quantize(paged_attention(...), input_scale)``: the result is rounded to
+    ``q``'s dtype first.
 
     Args:
         q: as for ``paged_attention``, D a multiple of 32 and Hq·D of 64.
-        kv_cache: see ``paged_attention``, as of the arguments that are not listed.
+        kv_cache: see ``paged_attention``.
         block_table: see ``paged_attention``.
         seq_lens: see ``paged_attention``.
         query_start: see ``paged_attention``.
-        input_scale: float32 ``()``, the factor that multiplies the values: the next layer's input
+        input_scale: float32 ``()``, the factor applied before quantisation: the next layer's input
             scale.
         max_query_len: see ``paged_attention``.
         max_seq_len: see ``paged_attention``.
@@ -56,19 +56,19 @@ def paged_attention_quantized(
         sinks: see ``paged_attention``.
         k_scale: see ``paged_attention``.
         v_scale: see ``paged_attention``.
-        counters: int32 ``(≥ B · Hkv,)``, zeros, which the call leaves so: where keys are split in
-            decodes, no second launch merges them. Not for two
-            calls that may run at once.
-        out: memory for ``data`` and ``scales`` to write; ``scales`` may be of a taller operand of
-            which ``q``'s rows are a part. None: new tensors.
-        first_row: of ``q``'s rows among the rows of ``scales``.
+        counters: int32 ``(≥ B · Hkv,)``, zeros before and after the call: with these semaphores the
+            last CTA of a decode merges split keys without a second launch. Not to be shared by
+            concurrent calls.
+        out: memory for ``data`` and ``scales`` to write; ``scales`` may belong to a taller operand
+            that contains ``q``'s rows. None: new tensors.
+        first_row: first row of ``q`` among the rows of ``scales``.
         batch_invariant: see ``paged_attention``.
 
     Returns:
         ``data`` uint8 ``(T, Hq, D/2)``; ``scales`` float8_e4m3fn in the blocked layout of an
-        operand ``(M, Hq·D)``, ``(ceil(M/128), Hq·D/64, 32, 16)``, in which the scales of other
-        rows, padding too, are left as they were; and ``lse`` as ``paged_attention``, off by up to
-        1.02e-4 with a float8_e4m3fn cache and many rows, as said there.
+        operand ``(M, Hq·D)``, ``(ceil(M/128), Hq·D/64, 32, 16)``, where the scales of other rows,
+        including padding, stay unchanged; and ``lse`` as ``paged_attention``, off by up to 1.02e-4
+        with a float8_e4m3fn cache and many rows, see ``paged_attention``.
 
     Raises:
         InvalidArgument: an argument that does not fit, named. The contents of tensors are

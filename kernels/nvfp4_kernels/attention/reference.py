@@ -1,10 +1,10 @@
 """``attention`` and ``paged_attention`` in torch: the formula, and the kernels on CPU.
 
-Queries are taken in tiles of one sequence each. Tiles of equal size, such as those of all sequences
-that decode, are computed side by side, a block of keys at a time, with a running maximum and sum
-per row: memory does not grow with the length of a sequence. Where a result may depend on no other
-row (``Scoring.batch_invariant``), each query is a tile computed by itself, whose sizes follow from
-its position: by those torch picks the order of a product's sums, and the code of exponentials.
+Queries are taken in tiles of one sequence each. Tiles of equal size, such as the tiles of all
+decoding sequences, are computed side by side, a block of keys at a time, with a running maximum and
+sum per row: memory does not grow with the length of a sequence. With ``Scoring.batch_invariant``
+each query is a tile computed by itself, and the tensor sizes depend on the query's position alone:
+torch picks the summation order of a GEMM and the code of exponentials by size.
 """
 
 import itertools
@@ -31,14 +31,15 @@ LOWEST = torch.finfo(torch.float32).min
 
 @dataclass(frozen=True)
 class Tile:
-    """Queries of one sequence, and the keys that any of them sees.
+    """Queries of one sequence, and their visible keys.
 
     Attributes:
-        sequence: its index.
-        row: of the first query, among all queries.
-        rows: how many queries.
-        position: of the first query among the sequence's keys; below 0 if it has too few.
-        first: the first key; the first of a page where there are pages.
+        sequence: index of the sequence.
+        row: index of the first query among all queries.
+        rows: number of queries.
+        position: position of the first query in its sequence; negative if the sequence has too few
+            keys.
+        first: first key; if paged, the first key of a page.
         last: one past the last key.
     """
 
@@ -56,11 +57,11 @@ class Tile:
 
 
 class KeyValues(Protocol):
-    """Keys and values, however they are stored.
+    """Keys and values behind one interface, ragged or paged.
 
     Attributes:
         heads: KV heads.
-        page_size: a tile's first key is a multiple of it.
+        page_size: granularity of a tile's first key.
     """
 
     @property
@@ -70,7 +71,7 @@ class KeyValues(Protocol):
     def block(self, tiles: Sequence[Tile], start: int, count: int) -> tuple[Tensor, Tensor]:
         """K and V of ``count`` keys of each tile, from its ``first + start`` on.
 
-        Both float32 ``(tiles, heads, count, D)``; past a tile's last key there may be anything.
+        Both float32 ``(tiles, heads, count, D)``; elements past a tile's last key are undefined.
         """
 
 
@@ -243,7 +244,8 @@ def _tiles(
 def _batches(tiles: Iterator[Tile], rows: int, max_tiles: int) -> Iterator[list[Tile]]:
     """Batches of tiles of equal size, of up to ``rows`` rows and ``max_tiles`` tiles.
 
-    Tiles are sorted by keys, longest first: once one lacks a block, all after it do.
+    Tiles are sorted by keys, longest first: once a tile has no further block, neither has any later
+    tile.
     """
     batch: list[Tile] = []
     for tile in sorted(tiles, key=lambda t: (t.rows, t.keys), reverse=True):
@@ -294,7 +296,7 @@ def _attend_tiles(
         rescale = before.sub_(row_max[:n]).exp2_()
         row_sum[:n].mul_(rescale).add_(p.sum(-1, keepdim=True))
         values[:n].mul_(rescale).add_(p @ v)
-    # A row without keys has values of 0; its sum is that of its sink, or 0.
+    # A row without keys has o = 0; its sum is the sink's, or 0.
     values /= row_sum.where(row_sum > 0, 1)
     lse = (row_max + row_sum.log2()) / LOG2_E
     out, lse = (
@@ -321,7 +323,7 @@ def _clear(k: Tensor, v: Tensor, seen: Sequence[tuple[int, int]]) -> None:
 
 
 def _initial_state(q: Tensor, sinks: Tensor | None, rows: int) -> tuple[Tensor, Tensor]:
-    """Initial row_max and row_sum of each row of ``q``: those of its sink."""
+    """Initial row_max and row_sum of each row of ``q``, from the sinks."""
     row_max = q.new_full((*q.shape[:-1], 1), LOWEST)
     if sinks is None:
         return row_max, torch.zeros_like(row_max)
@@ -356,7 +358,7 @@ def _bias(tiles: Sequence[Tile], start: int, keys: int, scoring: Scoring) -> Ten
 def to_float32(x: Tensor) -> Tensor:
     """Convert to float32, contiguous."""
     if x.dtype == torch.float8_e4m3fn:
-        # torch converts float8 one by one, which takes five times longer.
+        # torch converts float8 element by element, which takes five times longer.
         codes = x.view(torch.uint8).to(torch.int32, memory_format=torch.contiguous_format)
         return _E4M3.index_select(0, codes.flatten()).view(x.shape)
     return x.to(torch.float32, memory_format=torch.contiguous_format)

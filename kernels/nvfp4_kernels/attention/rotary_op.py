@@ -1,4 +1,4 @@
-"""``rotary_attention``: rotation, store and attention of decodes, in one launch."""
+"""``rotary_attention``: rotary embedding, KV-cache store and attention of decodes in one launch."""
 
 from typing import NamedTuple
 
@@ -16,13 +16,13 @@ from nvfp4_kernels.rotary.store.arguments import check_rotary_store
 
 
 class HeadRotation(NamedTuple):
-    """Rotation of heads, and their norm before it; see ``rotary_store``.
+    """Rotary embedding of heads, after an optional norm; see ``rotary_store``.
 
     Attributes:
         cos_sin_cache: ``(P, R)``, cosines and sines.
-        neox: whether a pair lies R/2 apart.
+        neox: whether the elements of a pair are R/2 apart; else they are neighbours.
         q_norm, k_norm: weights ``(D,)``; None: no norm.
-        eps: with a norm only.
+        eps: added to the mean square; with a norm only.
     """
 
     cos_sin_cache: Tensor
@@ -64,10 +64,10 @@ def rotary_attention(
     settled: bool = False,
     batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """``rotary_store`` and then causal ``paged_attention``, to the bit, in one launch.
+    """``rotary_store`` and then causal ``paged_attention`` in one launch, bit-identical to both.
 
-    For decodes, of one token or few of each sequence, whose keys' positions are those of the
-    tokens: query i of n stands at ``seq_lens - n + i``.
+    For decodes of one or a few tokens per sequence: query i of n, like its key, stands at position
+    ``seq_lens - n + i``.
 
     Args:
         q: as for ``rotary_store``, ``(T, Hq, D)``; with ``max_query_len`` at most 128 rows of a KV
@@ -76,12 +76,12 @@ def rotary_attention(
         v: the same.
         kv_cache: see ``paged_attention``; written.
         block_table: see ``paged_attention``.
-        seq_lens: see ``paged_attention``: the new tokens are among them.
+        seq_lens: see ``paged_attention``; new tokens are counted.
         query_start: see ``paged_attention``; tokens after the last sequence's are not stored.
         slot_mapping: int64 ``(T,)``, see ``rotary_store``: a slot of the sequence's own pages.
-        positions: int64 or int32 ``(T,)``: those that follow from the lengths, which is checked on
-            CPU only; a GPU does not read them.
-        rotation: of the heads.
+        positions: int64 or int32 ``(T,)``: must equal the positions that follow from the lengths;
+            checked on CPU only, not read on a GPU.
+        rotation: rotary embedding and norm of the heads.
         max_query_len: see ``paged_attention``.
         max_seq_len: see ``paged_attention``.
         scale: see ``paged_attention``.
@@ -91,22 +91,22 @@ def rotary_attention(
         k_scale: see ``paged_attention``.
         v_scale: see ``paged_attention``.
         counters: see ``paged_attention``.
-        input_scale: float32 ``()``: the result leaves as NVFP4, see ``paged_attention_quantized``;
-            None: in 16 bits.
+        input_scale: float32 ``()``: the result is NVFP4, see ``paged_attention_quantized``; None:
+            of ``q``'s dtype.
         out: memory for the result: of ``q``'s dtype and shape, or data and scales; None: new.
         first_row: see ``paged_attention_quantized``.
-        settled: a promise, for which lengths, pages and older keys are loaded while the kernel
-            before this one ends: ``seq_lens``, ``query_start``, ``block_table`` and the keys and
-            values of all positions but the tokens' own were written before an earlier launch of
-            this op, or before a launch without programmatic dependence: one of torch's own, or a
-            graph's first; ``rotary_store`` is none. No sequence may hold a page that another one of
-            this call stores to.
+        settled: a promise that lets the kernel load lengths, pages and older keys before its
+            predecessor ends: ``seq_lens``, ``query_start``, ``block_table`` and all keys and values
+            but the new tokens' were written before an earlier launch of this op, or before a launch
+            without programmatic dependence (torch's own kernels, or the first node of a graph; not
+            ``rotary_store``). No sequence may read a page to which this call stores for another
+            sequence.
         batch_invariant: see ``paged_attention``.
 
     Returns:
-        The result or its data; its block scales, or None; and ``lse`` float32 ``(T, Hq)``: with a
-        float8_e4m3fn cache that of queries rounded to E4M3 on sm_100, as of ``paged_attention``,
-        whose exponentials of degree 3 so few rows do not have.
+        The result or its data; its block scales, or None; and ``lse`` float32 ``(T, Hq)``: on
+        sm_100 with a float8_e4m3fn cache computed from queries rounded to E4M3, as in
+        ``paged_attention``; exponentials of degree 3 do not occur with so few rows.
 
     Raises:
         InvalidArgument: an argument that does not fit, named.

@@ -1,4 +1,4 @@
-"""``rotary_attention`` in torch: one op after the other, and the kernel on CPU."""
+"""``rotary_attention`` in torch, two ops in sequence: the kernel on CPU."""
 
 from torch import Tensor
 

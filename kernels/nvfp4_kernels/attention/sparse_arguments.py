@@ -55,7 +55,7 @@ def check_sparse(
 def _check_lists(
     kv_cache: Tensor, indices: Tensor, lens: Tensor, block_table: Tensor, query_start: Tensor
 ) -> None:
-    """Raise unless lists of all sequences' rows hold valid positions, whose pages are valid."""
+    """Raise unless the lists hold valid positions on valid pages."""
     rows, width = int(query_start[-1]), indices.shape[1]
     wrong = (lens < 0) | (lens > width)
     row = _first(wrong[:rows])
@@ -89,5 +89,5 @@ def _check_lists(
 
 
 def _first(wrong: Tensor) -> int | None:
-    """Index of the first true element, None without any."""
+    """Index of the first true element, or None."""
     return int(wrong.int().argmax()) if wrong.any() else None

@@ -1,4 +1,4 @@
-"""``sparse_attention``: attention of each token to the keys on its list."""
+"""``sparse_attention``: attention of each token to its top-k keys."""
 
 from typing import Any
 
@@ -27,29 +27,29 @@ def sparse_attention(
     v_scale: Tensor | None = None,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of each token to chosen keys of its sequence, in a paged cache.
+    """Attention of each token to listed (e.g. top-k) keys of its sequence, in a paged cache.
 
-    All heads of a token share its list, which is the only mask: what lies after the token, or in a
-    window, is attended to if it is listed, and what is listed twice counts twice. The keys of a
-    list may come in any order. Keys that no list has are not read, nor are entries of
-    ``block_table`` for pages without a listed key, which may hold anything.
+    All heads of a token share one list, which is the only mask: listed keys are attended to even
+    after the token's position or within a window, and duplicates count twice. The order of a list
+    does not matter. Unlisted keys, and entries of ``block_table`` for pages without a listed key,
+    are not read and may hold anything.
 
-    The result is that of one segment, for ``merge_segments``. Segments must be disjoint: before the
-    result is merged with that of ``paged_attention`` with a window, keys within the window must be
-    off the lists, or they count twice. Only one of the segments, or the merge, may have the sinks.
+    The result can be a segment of ``merge_segments``. Segments must be disjoint: to merge with
+    ``paged_attention`` over a window, the lists must not contain keys within the window, or these
+    count twice. Sinks may enter only one segment, or the merge.
 
     The call does not synchronise with the device, and only the result depends on the contents of
     index tensors: a CUDA graph may capture it.
 
     Args:
         q: see ``paged_attention``.
-        kv_cache: see there; on sm_100 of any ``page_size``, and the strides of its pages, heads and
-            rows are multiples of one stride of at least D elements.
+        kv_cache: see ``paged_attention``; on sm_100 of any ``page_size``, and the strides of its
+            pages, heads and rows are multiples of one stride of at least D elements.
         indices: int32 ``(T, k)``: positions of keys in the row's sequence, as
             ``indexer_score_topk_paged`` returns them; entries after the first ``lens`` of a row may
             hold anything. The last dimension must not have gaps.
-        lens: int32 ``(T,)``, from 0 to k: how many entries of each row are valid, that op's second
-            result. A row without any gives 0 and −inf, or its sink.
+        lens: int32 ``(T,)``, from 0 to k: number of valid entries of each row, the second result of
+            ``indexer_score_topk_paged``. A row with no entry gives 0 and −inf, or the head's sink.
         block_table: int32 ``(B, P)``: page ``block_table[b, i]`` holds keys ``i · page_size`` on of
             sequence b.
         query_start: int32 ``(B + 1,)``: rows ``query_start[b]`` up to, not including,
@@ -58,15 +58,15 @@ def sparse_attention(
         scale: factor of ``q · k``; None: ``D ** -0.5``.
         soft_cap: logits become ``soft_cap · tanh(logit / soft_cap)``.
         sinks: float32 ``(Hq,)``, a logit per head that adds to the softmax's sum and has no value.
-        k_scale: float32 ``()``, with a float8_e4m3fn cache: a key is what is stored times this.
+        k_scale: float32 ``()``, with a float8_e4m3fn cache: factor that dequantises stored keys.
         v_scale: the same for values.
         out: contiguous, of ``q``'s dtype and shape, written; None: a new tensor.
 
     Returns:
         ``out`` of ``q``'s dtype and shape, and ``lse`` float32 ``(T, Hq)``: the natural logarithm
-        of the sum of the exponentials of a row's logits, its sink among them. With a float8_e4m3fn
-        cache and more than 128 query heads to a KV head it is off by up to 1.02e-4 on sm_100, as
-        ``paged_attention`` says of as many rows.
+        of the sum of the exponentials of a row's logits and sink. On sm_100, with a float8_e4m3fn
+        cache and more than 128 query heads per KV head, ``lse`` is off by up to 1.02e-4, see
+        ``paged_attention``.
 
     Raises:
         InvalidArgument: an argument that does not fit, named. The contents of tensors are

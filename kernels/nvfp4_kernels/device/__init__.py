@@ -1,1 +1,1 @@
-"""Device code in CuTe DSL that no op and no architecture owns."""
+"""Device code in CuTe DSL shared by all ops and architectures."""

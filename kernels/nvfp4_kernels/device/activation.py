@@ -8,7 +8,7 @@ from nvfp4_kernels.device.math import gelu, gelu_tanh, relu2, sigmoid, silu, swi
 
 
 def activated(projections: list[Float32], activation: Activation) -> Float32:
-    """The activation of gate and up, or of the one projection."""
+    """The activation of gate and up, or of a single projection."""
     if len(projections) == 1:
         return function(projections[0], activation)
     gate, up = limited(projections, activation)
@@ -16,7 +16,7 @@ def activated(projections: list[Float32], activation: Activation) -> Float32:
 
 
 def limited(projections: list[Float32], activation: Activation) -> list[Float32]:
-    """Gate and up as the function and the product take them; NaN stays NaN."""
+    """Clamped gate and up; NaN stays NaN."""
     (gate, up), limit = projections, activation.limit
     if activation.name == "situ":
         return [gate, up if limit is None else limit * tanh(up * (1.0 / limit))]
@@ -28,7 +28,7 @@ def limited(projections: list[Float32], activation: Activation) -> list[Float32]
 
 
 def function(x: Float32, activation: Activation) -> Float32:
-    """The activation of one projection, or of the gate alone."""
+    """The activation function of a single projection, or of the gate alone."""
     if activation.name == "swigluoai_uninterleave":
         return swigluoai(x, activation.alpha)
     if activation.name == "situ":

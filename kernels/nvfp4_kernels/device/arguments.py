@@ -8,7 +8,7 @@ from cutlass.cute.runtime import make_ptr
 
 Arguments = TypeVar("Arguments", bound=tuple[Any, ...])
 
-ALIGNMENT = 16  # bytes: what TMA asks of a pointer, and of a thread's widest load
+ALIGNMENT = 16  # bytes: alignment for TMA, and for a thread's widest load
 
 
 def example(
@@ -17,15 +17,15 @@ def example(
     alignment: int | Mapping[str, int] = ALIGNMENT,
     within: str = "",
 ) -> Arguments:
-    """Example of a bundle for ``cute.compile``: a null pointer or a zero in every field.
+    """Example of a bundle for ``cute.compile``: null pointers and zeros.
 
     Args:
         bundle: a ``NamedTuple`` whose fields are pointers, numbers, tuples of them, or bundles.
-        types: element type of each pointer field, by the field's name; of a field of a bundle
-            within, by ``"bundle.field"`` where another one has its name too.
-        alignment: bytes that all pointers are multiples of, or those of some by the field's name,
-            the others being multiples of ``ALIGNMENT``.
-        within: name of the bundle and a dot, in one that holds it.
+        types: element type of each pointer field, by field name; for a nested bundle's field whose
+            name is ambiguous, by ``"bundle.field"``.
+        alignment: alignment of all pointers in bytes, or a mapping from field names to alignments,
+            with ``ALIGNMENT`` for all other fields.
+        within: prefix of a nested bundle: its name and a dot.
     """
 
     def one(name: str, hint: Any) -> Any:
@@ -45,12 +45,12 @@ def example(
 
 
 def without_unread(bundle: Arguments, unread: Collection[str], within: str = "") -> Arguments:
-    """A bundle for a kernel, with None for the fields, its bundles' too, that it does not read.
+    """A bundle with None for fields, nested ones included, that the kernel does not read.
 
-    A field is named as in ``example``.
+    Field names are as in ``example``.
 
-    Every pointer and number of a bundle is a parameter of the kernel, which each launch copies; a
-    None is none.
+    Every pointer and number of a bundle is a kernel parameter, copied by each launch; None is no
+    parameter.
     """
 
     def read(name: str, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Functions of float32 values in registers: exponentials as softmax takes them, activations."""
+"""Functions of float32 values in registers: activations, and exponentials for the softmax."""
 
 import math
 
@@ -12,9 +12,9 @@ NEGATIVE_INFINITY = float("-inf")
 
 
 def rounded(operation: str, a: Float32, b: Float32) -> Float32:
-    """Result of ``add``, ``sub``, ``mul`` or ``div``, rounded to nearest even by itself.
+    """Result of ``add``, ``sub``, ``mul`` or ``div``, rounded to nearest even without contraction.
 
-    The compiler may fuse a product and a sum that are written as ``a * b + c``.
+    The compiler may contract ``a * b + c`` into an FMA.
     """
     return ptx.inline_ptx(
         f"{operation}.rn.f32 {{$w0}}, {{$r0}}, {{$r1}};",
@@ -29,7 +29,7 @@ def exp2(value: Float32) -> Float32:
 
 
 def tanh(value: Float32) -> Float32:
-    """1 − 2 / (e^2x + 1); near 0, where that cancels, its series."""
+    """1 − 2 / (e^2x + 1); near 0, where the difference cancels, the Taylor series."""
     magnitude = cute.math.abs(value)
     power = exp2(magnitude * (2.0 * LOG2_E))
     far = 1.0 - 2.0 * cute.arch.rcp_approx(power + 1.0)
@@ -56,7 +56,7 @@ def gelu(x: Float32) -> Float32:
 
 
 def gelu_tanh(x: Float32) -> Float32:
-    """GELU's tanh form: with (1 + tanh u) / 2 = sigmoid(2u) nothing cancels."""
+    """GELU, tanh approximation: (1 + tanh u) / 2 = sigmoid(2u) avoids cancellation."""
     return x * sigmoid(x * (2.0 * math.sqrt(2.0 / math.pi)) * (1.0 + 0.044715 * (x * x)))
 
 
@@ -67,10 +67,10 @@ def relu2(x: Float32) -> Float32:
 
 
 def swigluoai(x: Float32, alpha: float) -> Float32:
-    """SiLU with a factor in its sigmoid, x · sigmoid(alpha · x)."""
+    """SiLU with a factor in the sigmoid, x · sigmoid(alpha · x)."""
     return x * sigmoid(alpha * x)
 
 
 def finite(peak: Float32) -> Float32:
-    """Row maximum, or 0 for a row that has seen no key: all of its P is then 2^−∞."""
+    """Row maximum, or 0 for a row that has seen no key: P of such a row is then 2^−∞ = 0."""
     return cutlass.select_(peak == NEGATIVE_INFINITY, Float32(0.0), peak)

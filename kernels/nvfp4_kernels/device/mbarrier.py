@@ -11,11 +11,11 @@ CLUSTER = ptx.MBarrierScope.CLUSTER
 
 @cute.jit
 def wait(barrier: Array, phase: Int32, scope: cutlass.Constexpr = CTA) -> None:
-    """Blocks until the mbarrier's phase of this number, counted from 0, is complete.
+    """Block until phase ``phase`` of an mbarrier, counted from 0, is complete.
 
-    Phase -1 counts as complete. ``scope`` says whose ordinary stores are visible from here on:
-    those of the cluster cost an invalidation of L1. Tiles that TMA brings and what the tensor core
-    reads and writes are not among them, whichever CTA they come from.
+    Phase -1 counts as complete. ``scope`` is the acquire scope for ordinary stores: cluster scope
+    costs an invalidation of L1. Data moved by TMA or accessed by the tensor core does not need
+    cluster scope, even from another CTA.
     """
     while not ptx.mbarrier_try_wait_parity(
         barrier, phase & 1, scope=scope, order=ptx.MemOrder.ACQUIRE
@@ -26,7 +26,8 @@ def wait(barrier: Array, phase: Int32, scope: cutlass.Constexpr = CTA) -> None:
 def arrive_where(barrier: Array, arrives: Boolean) -> None:
     """Arrive at an mbarrier of this CTA where ``arrives`` holds, by a predicate.
 
-    Code around a branch ends up on either side of it, where less can run at a time.
+    A branch would divide the code around it into basic blocks with less instruction-level
+    parallelism.
     """
     ptx.inline_ptx(
         "mbarrier.arrive.shared.b64 _, [{$r0}];", read_only_args=[barrier], predicate=arrives

@@ -1,4 +1,4 @@
-"""One NVFP4 block on the SM: 16 float32 values, bit for bit as ``terms.quantize_terms``.
+"""One NVFP4 block in registers: 16 float32 values, bit-identical to ``terms.quantize_terms``.
 
 Every operation rounds to nearest even and keeps subnormal numbers, as torch does on CPU.
 """
@@ -23,7 +23,7 @@ from nvfp4_kernels.formats.nvfp4 import (
 
 @dataclass(frozen=True)
 class GlobalScale:
-    """A global scale as the formula uses it.
+    """Reciprocals of a global scale in the quantisation formula.
 
     Attributes:
         inverse: 1 / scale.
@@ -54,7 +54,7 @@ class BlockScale:
     """Scale of a block.
 
     Attributes:
-        bits: of the E4M3 scale.
+        bits: bits of the E4M3 scale.
         step: value of one unit of E2M1.
         multiplier: factor that brings elements into E2M1's range.
     """
@@ -65,19 +65,19 @@ class BlockScale:
 
 
 def global_scale(scale: Float32) -> GlobalScale:
-    """The two reciprocals, once per thread."""
+    """Both reciprocals of a global scale, once per thread."""
     inverse = 1.0 / scale
     return GlobalScale(inverse, 1.0 / inverse)
 
 
 def row_scale(amax: Float32) -> Float32:
-    """``nvfp4.row_global_scales``: of a row that holds NaN, or only zeros, 1."""
+    """``nvfp4.row_global_scales`` of a row; 1 if the row holds NaN or only zeros."""
     scale = cute.arch.fmax(amax / Float32(GLOBAL_RANGE), SMALLEST_ROW_SCALE)
     return cutlass.select_(amax > 0.0, scale, Float32(1.0))
 
 
 def amax(elements: Vector) -> Float32:
-    """Largest magnitude of 16 elements; NaN if one is."""
+    """Largest magnitude of 16 elements; NaN if any element is NaN."""
     found = [cute.math.abs(value) for value in widen(elements).to_elements()]
     while len(found) > 1:
         pairs = zip(found[::2], found[1::2], strict=True)
@@ -88,13 +88,13 @@ def amax(elements: Vector) -> Float32:
 def quantize(
     values: Vector, largest: Float32, scale: GlobalScale, smallest_scale: float = 0.0
 ) -> Block:
-    """``values`` float32 (16,), ``largest`` their ``amax``; the rest as in ``nvfp4``."""
+    """``values`` float32 (16,), ``largest`` their ``amax``; other arguments as in ``nvfp4``."""
     shared = block_scale(largest, scale, smallest_scale)
     return Block(to_e2m1(values * shared.multiplier), shared.bits, shared.step)
 
 
 def quantize_terms(values: Vector, largest: Float32, scale: GlobalScale, terms: int) -> list[Block]:
-    """``values`` float32 (16,), then what is left of them, ``terms`` times in all."""
+    """Quantise ``values`` float32 (16,), then the remainders, to ``terms`` terms in all."""
     blocks = [quantize(values, largest, scale)]
     while len(blocks) < terms:
         values = _left(values, blocks[-1])
@@ -103,7 +103,7 @@ def quantize_terms(values: Vector, largest: Float32, scale: GlobalScale, terms: 
 
 
 def _left(values: Vector, block: Block) -> Vector:
-    """``values`` less the block's: each difference rounded once."""
+    """``values`` minus the block's dequantised values: each difference rounded once."""
     codes = _from_e2m1(block.codes)
     step = -block.step
     left = [cute.math.fma(codes[n], step, values[n]) for n in range(len(codes))]
@@ -128,7 +128,7 @@ def block_scale(largest: Float32, scale: GlobalScale, smallest_scale: float = 0.
 
 
 def _e4m3_to_float(pair: cutlass.Uint16) -> Float32:
-    """The lower of two E4M3 numbers."""
+    """Value of the lower of two packed E4M3 numbers."""
     return ptx.inline_ptx(
         "{ .reg .b32 both; .reg .b16 low, high; cvt.rn.f16x2.e4m3x2 both, {$r0}; "
         "mov.b32 {low, high}, both; cvt.f32.f16 {$w0}, low; }",
@@ -176,9 +176,9 @@ def scale_offset(row: Int32, block: Int32, across: Int32) -> Int64:
     """Byte offset of a block's scale in the blocked layout, see ``nvfp4``.
 
     Args:
-        row: of the matrix.
-        block: of the row.
-        across: atoms side by side.
+        row: row of the matrix.
+        block: block of the row.
+        across: atoms per row of atoms.
     """
     atom, quarter = Int64(row // ATOM_ROWS) * across + block // ATOM_COLS, ATOM_ROWS // 4
     line = row % quarter * (4 * ATOM_COLS) + row % ATOM_ROWS // quarter * ATOM_COLS

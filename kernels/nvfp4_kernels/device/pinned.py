@@ -1,4 +1,4 @@
-"""Order that the compiler keeps: values pinned before what follows."""
+"""Order of instructions that the compiler must keep."""
 
 from typing import TypeVar
 
@@ -9,10 +9,10 @@ _Integer = TypeVar("_Integer", Int32, Int64)
 
 
 def pinned(value: _Integer) -> _Integer:
-    """``value``, computed before what follows.
+    """``value``, computed before the code that follows.
 
-    The compiler moves arithmetic to where its result is used: behind a wait, where it is waited
-    for, though there was time before.
+    The compiler sinks arithmetic to the use of its result: behind a wait, where its latency is
+    exposed instead of hidden.
     """
     return ptx.inline_ptx(
         f"mov.b{type(value).width} {{$w0}}, {{$r0}};",

@@ -1,4 +1,4 @@
-"""Sums over the threads of a warp and of a CTA, in their order."""
+"""Exclusive scans over the threads of a warp or a CTA."""
 
 import cutlass
 import cutlass.cute as cute
@@ -9,13 +9,13 @@ WARP = 32
 
 
 def count_lanes_before(lane: Int32, lanes: Int32) -> Int32:
-    """Number of the lower ones among ``lanes``, a bit for each."""
+    """Number of lanes below ``lane`` in the bit mask ``lanes``."""
     return cute.arch.popc(lanes & ((Int32(1) << lane) - 1))
 
 
 @cute.jit
 def warp_exclusive_sum(lane: Int32, number: Int32) -> tuple[Int32, Int32]:
-    """Sum over the lower lanes of the warp, and over all."""
+    """Sum over the lower lanes of the warp, and sum over all lanes."""
     included = number
     for step in cutlass.range_constexpr(5):
         earlier = cute.arch.shuffle_sync_up(included, 1 << step)
@@ -28,13 +28,13 @@ def warp_exclusive_sum(lane: Int32, number: Int32) -> tuple[Int32, Int32]:
 def cta_exclusive_sum(
     warps: cutlass.Constexpr, thread: Int32, number: Int32, totals: Array
 ) -> tuple[Int32, Int32]:
-    """Sum over the lower threads of the CTA, and over all.
+    """Sum over the lower threads of the CTA, and sum over all threads.
 
     Args:
-        warps: of the CTA, all of whose threads take part.
+        warps: warps of the CTA; all threads take part.
         thread: index in the CTA.
-        number: this thread's.
-        totals: shared memory, one Int32 for each warp, that no thread reads any more.
+        number: addend of this thread.
+        totals: shared memory, one Int32 per warp; no thread may still read them.
     """
     lane, warp = thread % WARP, thread // WARP
     before, total = warp_exclusive_sum(lane, number)

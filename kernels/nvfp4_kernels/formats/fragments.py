@@ -1,25 +1,25 @@
-"""Weights as a warp's registers take them: the layout for tensor cores that know no FP4.
+"""Weights as MMA register fragments: the layout for tensor cores without FP4.
 
 A kernel that multiplies 16-bit activations with an NVFP4 weight decodes the weight in registers, on
-its way to ``wgmma`` or ``mma.sync``. In this layout a thread finds what it needs in one 16-byte and
-one 8-byte load, in the order in which it is decoded.
+its way to ``wgmma`` or ``mma.sync``. In this layout a thread gets its fragment with one 16-byte and
+one 8-byte load, in decoding order.
 
 Rows and K are cut into tiles of 64 × 64, padded with zeros. Lane ``4 g + t`` of warp ``w`` holds,
-of each tile and of each 16 elements of K, what the instructions take as A (PTX ISA, "Register
+of each tile and of each 16 elements of K, the instructions' A fragment (PTX ISA, "Register
 Fragments for wgmma.mma_async.m64nNk16"): rows ``16 w + g`` (upper) and ``16 w + g + 8`` (lower), at
 k = ``2 t``, ``2 t + 1``, ``2 t + 8`` and ``2 t + 9``.
 
 * *data*: uint8 ``(row tiles, K tiles, 4, 32, 16)``: warp, lane, and a little-endian 32-bit word for
-  each 16 of K. It holds four pairs of E2M1 codes, one per register of A: upper row, lower row, and
-  the same 8 elements on. ``SOURCES`` says where their bits lie: rotating the word left by
-  ``ROTATIONS`` and masking gives bfloat16 of 2⁻¹²⁶ times a pair's values, that of even k in the low
-  half. No layout does with one rotation per pair; this one does with one more.
+  each 16 of K. A word holds four pairs of E2M1 codes, one per register of A: upper row, lower row,
+  and both rows 8 elements further. ``SOURCES`` is the position of the bits: rotating the word left
+  by ``ROTATIONS`` and masking gives bfloat16 of 2⁻¹²⁶ times a pair's values, the value of even k in
+  the low half. No layout needs only one rotation per pair; this layout needs one more in all.
 * *scales*: uint8 ``(row tiles, K tiles, 4, 8, 8)``: warp, ``g``, and a word for each 32 of K, with
   four scales of 8 bits: of its first 16, upper row at bits 11 to 4, lower row at bits 27 to 20; of
   its second 16 at the same places after rotating left by 8. A scale is an unsigned number of 5 bits
   of exponent and 3 of mantissa, E4M3 without subnormals: ``(1 + mantissa / 8) · 2^(exponent-22)``.
-  Exponent 31 is NaN. There is no zero: where a scale is, the elements are. A negative scale's sign
-  moves to its elements.
+  Exponent 31 is NaN. There is no zero scale: the elements are zero instead. The sign of a negative
+  scale moves to the elements.
 """
 
 import math
@@ -67,9 +67,9 @@ def fragment_shapes(n: int, k: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def to_fragments(data: Tensor, scales: Tensor) -> Fragments:
-    """Bring a weight, or a stack of experts' weights, into this layout; done once, at load.
+    """Convert a weight, or a stack of experts' weights, to this layout; done once, at load.
 
-    What it needs beside its result is a few times ``_AT_ONCE`` bytes, however large a weight is.
+    Scratch memory is a few times ``_AT_ONCE`` bytes for any size of weight.
 
     Args:
         data: uint8 ``(..., N, K/2)``, two E2M1 codes per byte, K a multiple of 16.
@@ -107,10 +107,10 @@ def to_fragments(data: Tensor, scales: Tensor) -> Fragments:
 
 
 def settled(weight: Fragments) -> Fragments:
-    """``weight``, once it is in memory: whatever writes one must end with this.
+    """``weight``, synchronised: any writer of a weight must end with this call.
 
-    Kernels load weights before they wait for what was launched before them, so that a launch that
-    has yet to write the weight would be overtaken.
+    Kernels load weights before they wait for preceding kernels, and so could overtake a kernel that
+    is still to write the weight.
     """
     if weight.data.is_cuda:
         torch.cuda.current_stream(weight.data.device).synchronize()
@@ -120,7 +120,7 @@ def settled(weight: Fragments) -> Fragments:
 def from_fragments(data: Tensor, scales: Tensor, n: int, k: int) -> tuple[Tensor, Tensor]:
     """Undo ``to_fragments``: data uint8 ``(..., n, k/2)``, linear float8_e4m3fn ``(..., n, k/16)``.
 
-    The same values; of blocks of zeros the scale is the smallest one.
+    The same values; blocks of zeros get the smallest scale.
     """
     batch, shapes = data.shape[:-5], fragment_shapes(n, k)
     check_shape("data", data, (*batch, *shapes[0]), f"the layout of {n} × {k} elements")
@@ -140,13 +140,13 @@ def decode_fragments(data: Tensor, scales: Tensor, n: int, k: int) -> Tensor:
 
 
 def blocked_weight(b: Tensor, b_scales: Tensor, n: int, k: int) -> tuple[Tensor, Tensor]:
-    """A weight in either layout, as one in the blocked layout.
+    """A weight in the blocked layout, from either layout.
 
     Args:
         b: uint8, packed or in fragments.
-        b_scales: float8_e4m3fn, blocked, which is returned as it is; or uint8, of fragments.
-        n: its rows.
-        k: elements of each.
+        b_scales: float8_e4m3fn if blocked, returned unchanged; uint8 if in fragments.
+        n: rows of the weight.
+        k: elements of each row.
     """
     if b_scales.dtype != torch.uint8:
         return b, b_scales
@@ -165,7 +165,7 @@ def _scale_codes(device: torch.device) -> Tensor:
 
 
 class _Codes(NamedTuple):
-    """Tables of what is stored for what comes.
+    """Lookup tables from checkpoint bytes to stored bits.
 
     Attributes:
         pairs: int32 ``(4, 256)``, the bits in a word of each of its four bytes of two codes.
@@ -177,7 +177,7 @@ class _Codes(NamedTuple):
 
 
 def _pack(target: Fragments, data: Tensor, raw: Tensor, codes: _Codes) -> None:
-    """Write rows of matrices of a stack, ``(matrices, rows, K/2)``; ``raw`` are scales' bytes."""
+    """Write rows of matrices of a stack, ``(matrices, rows, K/2)``; ``raw``: scales as bytes."""
     padded_n, padded_k = -data.shape[1] % TILE, -2 * data.shape[2] % TILE
     blocks = data.unflatten(-1, (-1, BLOCK_SIZE // 2))
     blocks = blocks * (raw & 0x7F != 0).unsqueeze(-1) ^ ((raw >> 7) * 0x88).unsqueeze(-1)
@@ -214,7 +214,7 @@ def _unpack_data(data: Tensor) -> Tensor:
 
 
 def _rearranged(parts: Tensor, tables: Tensor) -> Tensor:
-    """Words of four bytes ``(..., 4)`` each, their bits where the tables put them: int32."""
+    """int32 words of four bytes ``(..., 4)`` each, with bits rearranged by the tables."""
     words = torch.zeros(parts.shape[:-1], dtype=torch.int32, device=parts.device)
     for number, table in enumerate(tables):
         words |= table.index_select(0, parts[..., number].flatten().int()).view_as(words)
@@ -222,7 +222,7 @@ def _rearranged(parts: Tensor, tables: Tensor) -> Tensor:
 
 
 def _places() -> list[list[int]]:
-    """Place in a word of each bit of its four pairs' bytes, lowest first."""
+    """Position in a word of each bit of its four bytes of code pairs, lowest first."""
     return [
         [
             (target + half - by) % 32
@@ -234,13 +234,13 @@ def _places() -> list[list[int]]:
 
 
 def _inverse() -> list[list[int]]:
-    """Bit of the four pairs' bytes that each bit of a word is, by the word's bytes."""
+    """Source bit, among the four bytes of code pairs, of each bit of a word."""
     of = {place: bit for bit, place in enumerate(chain(*_places()))}
     return [[of[bit] for bit in range(first, first + 8)] for first in range(0, 32, 8)]
 
 
 def _tables(places: list[list[int]], device: torch.device) -> Tensor:
-    """Bits of a word that each value of each of four bytes stands for: int32 ``(4, 256)``."""
+    """Bits that each value of each of a word's four bytes contributes: int32 ``(4, 256)``."""
     values, tables = torch.arange(256), torch.zeros(4, 256, dtype=torch.int64)
     for table, of_byte in zip(tables, places, strict=True):
         for bit, place in enumerate(of_byte):

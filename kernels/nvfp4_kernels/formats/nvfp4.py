@@ -37,15 +37,15 @@ SMALLEST_ROW_SCALE = 2.0**-118
 ATOM_ROWS = 128
 ATOM_COLS = 4
 
-# What a producer calls the global scale: "modelopt" stores the factor max|x| / 2688 and multiplies
-# by it, "compressed-tensors" stores the divisor 2688 / max|x| and divides. The two round
-# differently, so each producer's packing needs its own arithmetic.
+# Meaning of a producer's global scale: "modelopt" stores the factor max|x| / 2688 and multiplies by
+# it, "compressed-tensors" stores the divisor 2688 / max|x| and divides. The two round differently,
+# so each producer's packing needs its own arithmetic.
 Convention = Literal["modelopt", "compressed-tensors"]
 
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 # The largest magnitude that rounds to each code but the last. Ties round to the even code: the
-# midpoints .75, 1.75 and 3.5 round up, so one ulp less than they is the bound there.
+# midpoints .75, 1.75 and 3.5 round up, so that their bound is one ulp less.
 _UPPER_BOUNDS = (
     0.25, 0.75 - 2.0**-24, 1.25, 1.75 - 2.0**-23, 2.5, 3.5 - 2.0**-22, 5.0
 )  # fmt: skip
@@ -65,8 +65,8 @@ class Nvfp4Tensor:
             ``(..., ceil(rows/128), ceil(K/64), 32, 16)``.
         global_scale: float32, the factor that multiplies every value (ModelOpt's
             ``weight_scale_2``; the reciprocal of compressed-tensors' ``weight_global_scale``):
-            ``()`` for the whole tensor or ``(..., rows)`` for one per row.
-        layout: which of the two layouts ``scales`` is in.
+            ``()`` for the whole tensor or ``(..., rows)`` per row.
+        layout: layout of ``scales``, linear or blocked.
 
     Raises:
         InvalidArgument: parts whose dtypes or shapes do not fit together.
@@ -95,13 +95,13 @@ class Nvfp4Tensor:
         return (*self.data.shape[:-1], 2 * self.data.shape[-1])
 
     def to_blocked(self) -> "Nvfp4Tensor":
-        """The same tensor with its scales in the blocked layout (one copy of the scales)."""
+        """The same tensor with scales in the blocked layout (copies the scales)."""
         if self.layout == "blocked":
             return self
         return Nvfp4Tensor(self.data, to_blocked(self.scales), self.global_scale, "blocked")
 
     def to_linear(self) -> "Nvfp4Tensor":
-        """The same tensor with its scales in the linear layout (one copy of the scales)."""
+        """The same tensor with scales in the linear layout (copies the scales)."""
         if self.layout == "linear":
             return self
         rows, k = self.shape[-2:]
@@ -153,10 +153,10 @@ def _byte_values(device: torch.device) -> Tensor:
 
 
 def global_scale_of(x: Tensor, convention: Convention = "modelopt") -> Tensor:
-    """The float32 ``()`` global scale that maps ``max|x|`` to the largest NVFP4 value, 2688.
+    """Global scale, float32 ``()``, that maps ``max|x|`` to the largest NVFP4 value, 2688.
 
-    As the convention stores it, factor or divisor; an all-zero or empty tensor gives 1. Both the
-    scale and its reciprocal are finite, whatever the values.
+    A factor or divisor, by ``convention``; an all-zero or empty tensor gives 1. The scale and its
+    reciprocal are finite for any ``x``.
     """
     amax = x.abs().amax().float() if x.numel() else x.new_zeros((), dtype=torch.float32)
     amax = torch.where(amax == 0, GLOBAL_RANGE, amax)
@@ -172,13 +172,13 @@ def quantize_weight(
     block_scales: Tensor | None = None,
     convention: Convention = "modelopt",
 ) -> Nvfp4Tensor:
-    """Quantise a weight to NVFP4, bit for bit as the named producer does.
+    """Quantise a weight to NVFP4, bit-identical to the named producer.
 
     Args:
         x: bfloat16, float16 or float32 ``(..., rows, K)``, K a multiple of 16, finite.
         global_scale: float32 ``()`` as ``convention`` stores it; by default
             ``global_scale_of(x, convention)``.
-        block_scales: float8_e4m3fn ``(..., rows, K/16)`` to use instead of the ones that map each
+        block_scales: float8_e4m3fn ``(..., rows, K/16)`` to use instead of scales that map each
             block's maximum to 6 (see ``scale_search``).
         convention: ``"modelopt"`` (NVIDIA ModelOpt's ``NVFP4QTensor``) or ``"compressed-tensors"``
             (its ``nvfp4-pack-quantized`` compressor).
@@ -250,7 +250,7 @@ def quantize_activation(
         x: bfloat16, float16 or float32 ``(..., rows, K)``.
         global_scale: float32 ``()`` or one per row ``(..., rows)``; the factor that multiplies
             the values, as ModelOpt's ``input_scale``.
-        smallest_scale: block scale, on E4M3's grid, of blocks that would get less and are not zero.
+        smallest_scale: lower bound, an E4M3 number, of the block scales of nonzero blocks.
 
     Returns:
         ``data`` uint8 ``(..., rows, K/2)``, and ``scales`` float8_e4m3fn ``(..., rows, K/16)`` in
@@ -280,7 +280,7 @@ def activation_step(scales: Tensor, global_scale: Tensor) -> Tensor:
 def row_global_scales(x: Tensor) -> Tensor:
     """One float32 global scale per row, ``max|row| / 2688``: ``(..., rows)``; 1 for a zero row.
 
-    Never so small that a block's step has no finite reciprocal.
+    Bounded below so that the reciprocal of a block's step is finite.
     """
     amax = x.abs().amax(-1).float()
     scale = _divide(amax, GLOBAL_RANGE).clamp(min=SMALLEST_ROW_SCALE)
@@ -288,7 +288,7 @@ def row_global_scales(x: Tensor) -> Tensor:
 
 
 def _divide(x: Tensor, by: float) -> Tensor:
-    """``x / by``, rounded alike everywhere: on CUDA a Python divisor becomes a reciprocal."""
+    """``x / by``, rounded alike on all devices: on CUDA a Python divisor becomes a reciprocal."""
     return x / x.new_tensor(by)
 
 
@@ -305,8 +305,8 @@ def decode_blocks(data: Tensor, blocked_scales: Tensor) -> Tensor:
 def block_scaled_product(a: Tensor, a_scales: Tensor | None, b: Tensor, b_scales: Tensor) -> Tensor:
     """A · Bᵀ as the block-scaled MMA forms it: float32 ``(..., M, N)``, global scales left out.
 
-    Decoded operands have at most 6 (NVFP4), 8 (bfloat16) or 11 (float16) significant bits, so every
-    product is exact in float32 and only the order of the float32 sums is open.
+    Decoded operands have at most 6 (NVFP4), 8 (bfloat16) or 11 (float16) significant bits, so that
+    every product is exact in float32 and only the summation order is open.
 
     Args:
         a: uint8 ``(..., M, K/2)``, or 16-bit floats ``(..., M, K)`` when ``a_scales`` is None.
@@ -324,7 +324,7 @@ def product_with_weight(
 ) -> Tensor:
     """``block_scaled_product`` of decoded activations: float32 ``(..., M, K)``.
 
-    ``batch_invariant``: a row of the result depends on that row of ``a`` alone.
+    ``batch_invariant``: a row of the result depends on the same row of ``a`` alone.
     """
     product = row_product if batch_invariant else torch.matmul
     row_tiles = max(1, _DECODED_ELEMENTS // (ATOM_ROWS * max(1, a.shape[-1])))

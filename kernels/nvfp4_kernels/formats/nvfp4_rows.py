@@ -1,4 +1,4 @@
-"""Rows of an NVFP4 operand that an op fills in part, beside what others fill."""
+"""Rows of an NVFP4 operand that several ops fill, each its own rows."""
 
 from dataclasses import dataclass
 
@@ -20,13 +20,14 @@ ROW_COLUMNS = ATOM_COLS * BLOCK_SIZE  # H·D is a multiple of them: rows have no
 
 @dataclass(frozen=True, eq=False)
 class Nvfp4Rows:
-    """Memory for heads in NVFP4: rows ``first_row`` on of a product's operand.
+    """Memory for heads in NVFP4: rows ``first_row`` on of a GEMM operand.
 
     Attributes:
-        data: uint8 ``(rows, H, D/2)``, contiguous: of these rows alone.
-        scales: float8_e4m3fn, blocked, ``(ceil(M/128), H·D/64, 32, 16)``: of the operand's M rows.
+        data: uint8 ``(rows, H, D/2)``, contiguous: codes of these rows only.
+        scales: float8_e4m3fn, blocked, ``(ceil(M/128), H·D/64, 32, 16)``: block scales of the
+            operand's M rows.
         global_scale: float32 ``()``, the factor that multiplies the values.
-        first_row: of these rows among the operand's.
+        first_row: index of the first row among the operand's rows.
     """
 
     data: Tensor
@@ -38,7 +39,7 @@ class Nvfp4Rows:
         """Raise unless the memory fits ``rows`` rows of ``heads`` heads.
 
         Raises:
-            InvalidArgument: ``out``, ``out_scales``, ``input_scale`` or ``first_row`` does not.
+            InvalidArgument: ``out``, ``out_scales``, ``input_scale`` or ``first_row`` does not fit.
         """
         if head_dim % HEAD_COLUMNS or heads * head_dim % ROW_COLUMNS:
             raise InvalidArgument(

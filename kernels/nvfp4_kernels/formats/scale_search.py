@@ -1,7 +1,7 @@
-"""Block scales with less error than the maximum's: for online quantisation and the quantising tool.
+"""Block scales with less error than absmax: for online quantisation and the quantising tool.
 
-Neither search changes the global scale or the format; a checkpoint that is already quantised is
-never searched again.
+Neither search changes the global scale or the format; quantised checkpoints are never searched
+again.
 """
 
 from typing import Literal, get_args
@@ -48,13 +48,14 @@ def quantize_with_rule(
 ) -> Nvfp4Tensor:
     """Quantise ``x`` ``(..., rows, K)`` with block scales chosen by ``rule``.
 
-    ``global_scale`` is float32 ``()`` as ``convention`` stores it, by default that of ``max|x|``.
+    ``global_scale`` is float32 ``()`` as ``convention`` stores it, by default the scale of
+    ``max|x|``.
 
     * ``absmax``: each block's maximum maps to 6 (bit-identical to the producer's).
-    * ``four-over-six``: per block, the maximum maps to 6 or to 4, whichever has less squared error.
-    * ``sweep``: per block, the e4m3 scale with the least squared error among the codes around the
-      absmax one (8 below to 6 above). On Gaussian, Laplace and Student-t (4 degrees of freedom)
-      weights that is the best of all 126 scales: 27.1, 20.9 and 18.8 % below absmax.
+    * ``four-over-six``: per block, the maximum maps to 6 or to 4, for the smaller squared error.
+    * ``sweep``: per block, the e4m3 scale with the least squared error among the codes from 8 below
+      to 6 above the absmax scale. On Gaussian, Laplace and Student-t (4 degrees of freedom) weights
+      this is the best of all 126 scales: 27.1, 20.9 and 18.8 % below absmax.
     """
     if rule not in SCALE_RULES:
         raise InvalidArgument(f"rule: is {rule!r}, must be {', '.join(SCALE_RULES)}")
@@ -88,7 +89,7 @@ def _search(
 
 
 def _power_of_two(x: Tensor) -> Tensor:
-    """Largest power of two up to ``x``, a positive float32, of those with a reciprocal."""
+    """Largest power of two ≤ ``x`` with a finite reciprocal; ``x`` is a positive float32."""
     exponent = (x.view(torch.int32) & _EXPONENT_BITS).view(torch.float32)
     return exponent.clamp(_SMALLEST_POWER, _LARGEST_POWER)
 
@@ -101,7 +102,8 @@ def _search_rows(
     else:
         candidates = _neighbours(absmax)
         if convention == "compressed-tensors":
-            # Its absmax scale of a block below E4M3's smallest is .125, which leaves only zeros.
+            # compressed-tensors gives a block with an absmax scale below E4M3's smallest number the
+            # scale .125, which leaves only zeros.
             candidates.append(torch.full_like(absmax, E4M3_TINY, dtype=torch.float32))
     best = absmax
     best_error = _squared_error(x, best, global_scale, convention)
@@ -114,7 +116,7 @@ def _search_rows(
 
 
 def _neighbours(scales: Tensor) -> list[Tensor]:
-    """The e4m3 scales around the given ones, nearest first."""
+    """The e4m3 scales around the input scales, nearest first."""
     # Positive e4m3 codes are ordered as integers, so neighbours are code ± 1.
     code = scales.view(torch.uint8).int()
     offsets = [o for o in range(-_SWEEP_CODES_BELOW, _SWEEP_CODES_ABOVE + 1) if o]

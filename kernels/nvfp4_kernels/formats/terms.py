@@ -1,16 +1,16 @@
-"""Sums of NVFP4 terms: activations as x ≈ q1 + q2 + …, each term what the ones before it left.
+"""Sums of NVFP4 terms: activations as x ≈ q1 + q2 + …, each term the remainder after the last.
 
-All terms share one global scale; their block scales shrink by about 11 from term to term. A product
-of such a sum with an NVFP4 weight is then a sum of NVFP4 products with one factor ``alpha``, which
-one accumulator adds up. Two terms round three times less than E4M3 with a scale per token does,
-three half of what bfloat16 does. E4M3's smallest, 2⁻⁹, is the floor: from the second term on a
-block that is not zero gets no smaller scale, so that up to 2⁻¹¹ global scales may be lost of any
-element, and blocks far below the row's largest get coarse.
+All terms share one global scale; their block scales shrink by about 11 from term to term. A GEMM of
+such a sum with an NVFP4 weight is then a sum of NVFP4 GEMMs with one factor ``alpha``, in one
+accumulator. The rounding error of two terms is a third of per-token E4M3's, of three terms half of
+bfloat16's. The floor is the smallest E4M3 number, 2⁻⁹: from the second term on, no nonzero block
+gets a smaller scale, so that any element may lose up to 2⁻¹¹ global scales, and blocks far below
+the row's maximum become coarse.
 
-An operand of one term is what it always was. Of t terms, ``data`` is uint8 ``(..., t, M, K/2)``,
-and ``scales`` are those of t · P stacked rows in the blocked layout (see ``nvfp4``), row m of term
-i at row i · P + m. P is 32 up to 32 rows, so that one atom of 128 rows holds the scales of all
-terms, and M rounded up to a multiple of 128 beyond. Padding is zero.
+An operand of one term is a plain NVFP4 operand. With t terms, ``data`` is uint8 ``(..., t, M,
+K/2)``, and ``scales`` has t · P stacked rows in the blocked layout (see ``nvfp4``), row m of term i
+at row i · P + m. P is 32 up to 32 rows, so that one atom of 128 rows holds the scales of all terms,
+and M rounded up to a multiple of 128 beyond. Padding is zero.
 """
 
 from dataclasses import dataclass
@@ -36,11 +36,11 @@ from nvfp4_kernels.settings import MAX_TERMS
 
 # Of NVFP4 activations in place of 16-bit ones: the fewest that lose less than bfloat16 does.
 EXACT_TERMS = 3
-PACKED_ROWS = 32  # at the most, of which the scales of all terms share an atom
+PACKED_ROWS = 32  # most rows for which the scales of all terms share an atom
 
 
 def check_terms(name: str, terms: int) -> None:
-    """Raise unless ``terms`` is a number of terms that kernels take."""
+    """Raise unless ``terms`` is a number of terms that kernels support."""
     if isinstance(terms, bool) or not isinstance(terms, int) or not 1 <= terms <= MAX_TERMS:
         raise InvalidArgument(
             f"{name}: is {terms!r}, must be 1 to {MAX_TERMS}; 3 lose less than bfloat16 does"
@@ -49,11 +49,11 @@ def check_terms(name: str, terms: int) -> None:
 
 @dataclass(frozen=True)
 class TermLayout:
-    """Layout of an operand's terms, as kernels are compiled for it.
+    """Layout of an operand's terms, a compile-time parameter of kernels.
 
     Attributes:
         count: number of terms.
-        packed: whether one atom holds the scales of all of them, as it does up to 32 rows.
+        packed: whether one atom holds the scales of all terms: up to 32 rows.
     """
 
     count: int = 1
@@ -65,7 +65,7 @@ class TermLayout:
 
     @classmethod
     def of(cls, count: int, rows: int) -> "TermLayout":
-        """Layout of ``count`` terms of an operand of so many rows."""
+        """Layout of ``count`` terms of an operand of ``rows`` rows."""
         return cls(count, packed=count > 1 and rows <= PACKED_ROWS)
 
 
@@ -73,7 +73,7 @@ ONE_TERM = TermLayout()
 
 
 def term_rows(rows: int) -> int:
-    """Rows from one term's scales to the next one's."""
+    """Stride between the scales of consecutive terms, in rows."""
     return PACKED_ROWS if 0 < rows <= PACKED_ROWS else -(-rows // ATOM_ROWS) * ATOM_ROWS
 
 
@@ -83,7 +83,7 @@ def data_shape(batch: tuple[int, ...], rows: int, k: int, terms: int) -> tuple[i
 
 
 def scales_shape(batch: tuple[int, ...], rows: int, k: int, terms: int) -> tuple[int, ...]:
-    """Shape of its blocked scales; branches on no size, which ``torch.compile`` may not know."""
+    """Shape of an activation's blocked scales; free of branches on sizes, for ``torch.compile``."""
     down, *rest = blocked_shape(rows, k // BLOCK_SIZE)
     if terms > 1:
         packed = torch.sym_max(0, 2 - -(-rows // PACKED_ROWS))  # 1, beyond that many rows 0
@@ -92,7 +92,7 @@ def scales_shape(batch: tuple[int, ...], rows: int, k: int, terms: int) -> tuple
 
 
 def quantize_terms(x: Tensor, global_scale: Tensor, terms: int) -> tuple[Tensor, Tensor]:
-    """Quantise activations, then what is left of them, ``terms`` times in all.
+    """Quantise activations, then the remainders, to ``terms`` terms in all.
 
     Args:
         x: bfloat16, float16 or float32 ``(..., M, K)``, K a multiple of 16.
@@ -100,10 +100,10 @@ def quantize_terms(x: Tensor, global_scale: Tensor, terms: int) -> tuple[Tensor,
         terms: 1 to 4.
 
     Returns:
-        ``data`` and blocked ``scales`` as the module says. Each term is what
-        ``nvfp4.quantize_activation`` makes of the float32 difference of ``x`` and the terms before
-        it, every difference rounded once, as a fused multiply-add does; from the second on with
-        E4M3's smallest block scale at the least.
+        ``data`` and blocked ``scales``, see the module. Each term is ``nvfp4.quantize_activation``
+        of the float32 difference of ``x`` and the previous terms, each difference rounded once, as
+        by a fused multiply-add; from the second term on block scales are at least E4M3's smallest
+        number.
     """
     left = x.float()
     parts = []
@@ -119,7 +119,7 @@ def quantize_terms(x: Tensor, global_scale: Tensor, terms: int) -> tuple[Tensor,
 
 
 def _left(values: Tensor, data: Tensor, step: Tensor) -> Tensor:
-    """``values`` less a term: exact in float64 (24 + 2 bits of a product), then rounded once."""
+    """``values`` minus a term: exact in float64 (24 + 2 bits of a product), then rounded once."""
     term = scale_blocks(decode_e2m1(data).double(), step.double())
     return (values.double() - term).float()
 
@@ -143,8 +143,8 @@ def unstack_scales(blocked: Tensor, terms: int, rows: int, columns: int) -> Tens
 def decode_terms(data: Tensor, scales: Tensor, terms: int) -> Tensor:
     """Sum of the terms without the global scale: float32 ``(..., M, K)``.
 
-    The sum has at most 24 significant bits unless a term is 2¹⁸ below another one of its block;
-    only then is it rounded.
+    The sum has at most 24 significant bits unless a term is 2¹⁸ below another term of the block;
+    only then is the sum rounded.
     """
     if terms == 1:
         return decode_blocks(data, scales)

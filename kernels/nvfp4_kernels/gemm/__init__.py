@@ -1,4 +1,4 @@
-"""Products with NVFP4 weights: one, gate and up with SiLU-mul, and both for groups of experts."""
+"""GEMMs with NVFP4 weights: plain, gate and up with SiLU-mul, and grouped (MoE) forms of both."""
 
 from nvfp4_kernels.gemm.grouped.op import grouped_gemm, grouped_gemm_quantized
 from nvfp4_kernels.gemm.grouped_silu_mul.op import (

@@ -115,12 +115,12 @@ def check_operand(name: str, b: Tensor, b_scales: Tensor, terms: int) -> tuple[i
 
 
 def weight_layout(scales: Tensor) -> WeightLayout:
-    """The layout of a weight, which the dtype of its scales tells; of no tensor, blocked."""
+    """Layout of a weight, by the dtype of its scales; blocked if None."""
     return "fragments" if getattr(scales, "dtype", None) == torch.uint8 else "blocked"
 
 
 def fragments_k(name: str, a: Tensor, a_scales: Tensor | None) -> int:
-    """K of a weight in fragments: that of the activation, as the layout pads its own."""
+    """K of a weight in fragments: the activation's K, as fragments are padded."""
     if a_scales is not None:
         raise InvalidArgument(
             f"{name}: is in fragments (uint8 {name}_scales), must be blocked for NVFP4 "
@@ -137,7 +137,7 @@ def fragments_k(name: str, a: Tensor, a_scales: Tensor | None) -> int:
 
 
 def check_fragments(name: str, b: Tensor, b_scales: Tensor, n: int, k: int, n_from: str) -> None:
-    """Check a weight in fragments; ``n_from`` is the argument that N comes from."""
+    """Check a weight in fragments; ``n_from`` names the argument that determines N."""
     check_dtype(name, b, (torch.uint8,))
     data, scales = fragment_shapes(n, k)
     remedy = (
@@ -149,7 +149,7 @@ def check_fragments(name: str, b: Tensor, b_scales: Tensor, n: int, k: int, n_fr
 
 
 def check_layout_taken(name: str, scales: Tensor, kernel: Kernel) -> None:
-    """Raise if ``kernel`` does not read the layout that the weight is in."""
+    """Raise if ``kernel`` does not read the weight's layout."""
     layout = weight_layout(scales)
     if not kernel.takes(layout):
         remedy = "to_blocked()" if layout == "fragments" else "to_fragments()"
@@ -161,7 +161,7 @@ def check_layout_taken(name: str, scales: Tensor, kernel: Kernel) -> None:
 
 
 def refuse_fragments(op: str, **scales: Tensor) -> None:
-    """Raise if a weight of an op that quantises its result is in fragments."""
+    """Raise if a weight is in fragments, for ops with a quantised result."""
     for name, tensor in scales.items():
         if weight_layout(tensor) == "fragments":
             weight = name.removesuffix("_scales")
@@ -208,7 +208,7 @@ def check_activation(
 
 
 def check_shards(alpha: Tensor, shard_sizes: Sequence[int], n: int) -> None:
-    """Check one alpha per output shard, the shards adding up to N."""
+    """Check the number of alphas against the output shards, and that the shards add up to N."""
     check_dtype("alpha", alpha, (torch.float32,))
     check_shape("alpha", alpha, (len(shard_sizes),), "one factor per shard of the output")
     if sum(shard_sizes) != n or min(shard_sizes, default=0) < 0:
@@ -233,7 +233,7 @@ def check_bias(bias: Tensor | None, n: int) -> None:
 
 
 def check_batch(a: Tensor, name: str, b: Tensor, terms: int = 1) -> None:
-    """A batched weight needs an equally batched activation; an unbatched one serves any batch."""
+    """Check batch dimensions: a batched weight must have the activation's."""
     batch = batch_of(a, terms)
     if b.ndim > 2 and batch != tuple(b.shape[:-2]):
         raise InvalidArgument(

@@ -44,8 +44,8 @@ def gemm(
     Products of E2M1 values times block scales are accumulated in float32; ``alpha``, ``row_scale``
     and ``bias`` are applied to the accumulator, which is then rounded once.
 
-    On sm_90 all arguments but ``a`` are read while kernels before this one in the stream may still
-    run, where those let it start early: none of these may write them.
+    On sm_90 all arguments but ``a`` may be read while preceding kernels that allow programmatic
+    dependent launch still run: these kernels must not write any argument but ``a``.
 
     Args:
         a: w4a4: uint8 ``(..., M, K/2)``, two E2M1 codes per byte; w4a16 (``a_scales`` None):
@@ -54,24 +54,24 @@ def gemm(
         b: uint8 ``(N, K/2)``, or ``(..., N, K/2)`` with the same batch dimensions as ``a``; w4a16
             on CPU and sm_90 also in fragments, ``(ceil(N/64), ceil(K/64), 4, 32, 16)``.
         b_scales: float8_e4m3fn, blocked layout of ``b``'s ``(..., N, K/16)`` scales; of fragments
-            uint8 ``(ceil(N/64), ceil(K/64), 4, 8, 8)``. Their dtype tells the two apart.
+            uint8 ``(ceil(N/64), ceil(K/64), 4, 8, 8)``. The dtype tells the layouts apart.
         alpha: float32 ``(S,)``, one factor per shard of the output: global scale of the weight's
-            shard, times the activation's global scale where that is one number.
-        shard_sizes: S output widths that add up to N, e.g. those of q, k and v. With fragments,
-            which are padded to whole tiles of 64 rows and 64 elements, they say what N is, and
-            ``a`` says what K is.
-        row_scale: float32 ``(..., M)``, the activation's global scales when there is one per row.
+            shard, times the activation's global scale if that is a single number.
+        shard_sizes: S output widths that add up to N, e.g. the widths of q, k and v. With
+            fragments, which are padded to whole tiles of 64 rows and 64 elements, the widths
+            determine N, and ``a`` determines K.
+        row_scale: float32 ``(..., M)``, the activation's per-row global scales, if any.
         bias: ``(N,)``, bfloat16, float16 or float32.
         out_dtype: bfloat16, float16 or float32.
-        terms: how many NVFP4 values, 1 to 4, add up to each of the activation's; with more than
-            one, ``a`` is ``(..., terms, M, K/2)`` and ``a_scales`` as ``quantize`` returns it.
+        terms: number of NVFP4 terms of the activation, 1 to 4; with more than one, ``a`` is ``(...,
+            terms, M, K/2)`` and ``a_scales`` as ``quantize`` returns it.
 
     Returns:
         ``(..., M, N)`` of ``out_dtype``.
 
     Raises:
         InvalidArgument: shapes, dtypes or devices that do not fit, named.
-        NoKernelError: no kernel for this device and mode; the message lists what there is.
+        NoKernelError: no kernel for this device and mode; the message lists existing kernels.
     """
     return torch.ops.nvfp4.gemm(
         a, a_scales, b, b_scales, alpha, _widths(shard_sizes), row_scale, bias, out_dtype, terms
@@ -93,7 +93,7 @@ def gemv(
 ) -> Tensor:
     """``gemm`` of a decode step: at most ``MAX_GEMV_ROWS`` rows of activations, else refused.
 
-    The same arguments, result and kernels: which kernel runs depends on M, not on the name.
+    The same arguments, result and kernels: the choice of kernel depends on M, not on the op.
 
     Raises:
         InvalidArgument: M above ``MAX_GEMV_ROWS``, or as ``gemm``.
@@ -123,15 +123,15 @@ def gemm_quantized(
     terms: int = 1,
     out_terms: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """``gemm`` with its result quantised for the next product, from the float32 values.
+    """``gemm`` with the result quantised for the next GEMM, from the float32 values.
 
-    Takes what ``gemm`` takes, fragments aside, N a multiple of 16, and ``out_global_scale``,
-    float32 ``()``: the next layer's input scale. ``out_terms``, 1 to 4: how many NVFP4 values add
-    up to each of the result's.
+    Arguments as for ``gemm``, without fragments, N a multiple of 16. ``out_global_scale``, float32
+    ``()``: the next layer's input scale. ``out_terms``, 1 to 4: number of NVFP4 terms of the
+    result.
 
     Returns:
-        ``data`` uint8 ``(..., M, N/2)`` and ``scales`` float8_e4m3fn in the blocked layout; of more
-        than one term as ``quantize`` returns them.
+        ``data`` uint8 ``(..., M, N/2)`` and ``scales`` float8_e4m3fn in the blocked layout; with
+        several terms, as returned by ``quantize``.
 
     Raises:
         InvalidArgument, NoKernelError: as ``gemm``.

@@ -1,4 +1,4 @@
-"""Shards of a weight, e.g. those of q, k and v, as the GEMM kernels take them."""
+"""Shards of a weight, e.g. of q, k and v, as arguments of the GEMM kernels."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -8,12 +8,12 @@ from cutlass import Int32
 
 from nvfp4_kernels.gemm.arguments import MAX_SHARDS
 
-# Where each shard but the last ends, along the weight's rows; zeros behind those there are.
+# End of each shard but the last, along the weight's rows; zeros for absent shards.
 ShardEnds = tuple[Int32, Int32, Int32, Int32, Int32, Int32, Int32]
 assert len(get_args(ShardEnds)) == MAX_SHARDS - 1
 
 
 def shard_ends(sizes: Sequence[int]) -> Any:
-    """Host values of ``ShardEnds`` for shards of these sizes."""
+    """Host values of ``ShardEnds`` for shards of ``sizes``."""
     ends = list(accumulate(sizes[:-1]))
     return (*ends, *[0] * (MAX_SHARDS - 1 - len(ends)))

@@ -1,4 +1,4 @@
-"""Indexer of sparse attention: quantised queries and keys, their scores, and the best keys."""
+"""Indexer of sparse attention: quantised queries and keys, their logits, and top-k."""
 
 from nvfp4_kernels.indexer.cache_op import indexer_gather_k, indexer_quantize_q, indexer_store_k
 from nvfp4_kernels.indexer.score_op import indexer_logits, indexer_logits_paged

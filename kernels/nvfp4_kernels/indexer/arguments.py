@@ -1,4 +1,4 @@
-"""Checks of arguments that several of the indexer's ops take: vectors, caches and indices."""
+"""Argument checks shared by the indexer's ops: vectors, caches and indices."""
 
 import torch
 from torch import Tensor
@@ -135,14 +135,14 @@ def check_pages(cache: Tensor, block_table: Tensor, block_size: int, lengths: Te
 
 
 def check_indices(name: str, x: Tensor, shape: tuple[int, ...], remedy: str) -> None:
-    """Raise unless ``x`` is contiguous int32 of this shape."""
+    """Raise unless ``x`` is contiguous int32 of ``shape``."""
     check_dtype(name, x, (torch.int32,))
     check_shape(name, x, shape, remedy)
     check_contiguous(name, x)
 
 
 def check_top_k(top_k: int) -> None:
-    """Raise unless ``top_k`` keys can be chosen."""
+    """Raise unless ``top_k`` is in the supported range."""
     if not 1 <= top_k <= MAX_TOP_K:
         raise InvalidArgument(
             f"top_k: is {top_k}, must be from 1 to {MAX_TOP_K}; choose in several calls"

@@ -30,21 +30,21 @@ SKIPPED = -1  # slot of a key that is not stored
 def indexer_quantize_q(
     q: Tensor, fmt: str, global_scale: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Quantise queries, each head by itself.
+    """Quantise queries, each head separately.
 
     Args:
         q: bfloat16 ``(T, H, D)``, D a multiple of 32 up to 256; the last stride is 1, others are
             arbitrary.
         fmt: ``"nvfp4"``, ``"mxfp4"``, ``"fp8"`` or ``"bf16"`` (a copy).
-        global_scale: float32 ``()``, with nvfp4 only: the factor of all stored values,
-            ``max|q| / 2688`` over calibration data. Scoring ignores it; multiply the heads' weights
-            by it, and by that of the keys, for scores in the units of the inputs.
+        global_scale: float32 ``()``, with nvfp4 only: the factor of all stored values, ``max|q| /
+            2688`` over calibration data. Scoring ignores global scales; for scores in the units of
+            the inputs, multiply the heads' weights by the queries' and the keys' global scales.
 
     Returns:
         Data and scales: uint8 ``(T, H, D/2)`` and float8_e4m3fn ``(T, H, D/16)`` for nvfp4, or
-        float8_e8m0fnu ``(T, H, D/32)`` for mxfp4; float8_e4m3fn ``(T, H, D)`` and float32
-        ``(T, H)``, powers of two, for fp8; ``q`` and None for bf16. mxfp4 and fp8 are bit for bit
-        those of vLLM 0.32's DeepSeek V4 for finite queries.
+        float8_e8m0fnu ``(T, H, D/32)`` for mxfp4; float8_e4m3fn ``(T, H, D)`` and float32 ``(T,
+        H)``, powers of two, for fp8; ``q`` and None for bf16. mxfp4 and fp8 are bit-identical to
+        vLLM 0.32's DeepSeek V4 for finite queries.
 
     Raises:
         InvalidArgument: an argument that does not fit, named. The contents of tensors are
@@ -67,11 +67,10 @@ def indexer_store_k(
 
     Args:
         k: bfloat16 ``(T, D)``, as ``q`` of ``indexer_quantize_q``.
-        cache: uint8 ``(pages, page_bytes)``, ``block_size`` keys a page: their data and then their
-            scales (see ``formats.py``). Pages may have any stride; the bytes between them are not
-            written.
+        cache: uint8 ``(pages, page_bytes)``, ``block_size`` keys a page: data, then scales (see
+            ``formats.py``). Pages may have any stride; the bytes between them are not written.
         slot_mapping: int64 ``(T,)``: key t goes to slot ``slot_mapping[t] % block_size`` of page
-            ``slot_mapping[t] // block_size``, no two to the same one; −1 skips it.
+            ``slot_mapping[t] // block_size``, each slot at most once; −1 skips the key.
         fmt: as for ``indexer_quantize_q``.
         block_size: keys of a page.
         global_scale: as for ``indexer_quantize_q``, of the keys.
@@ -101,13 +100,13 @@ def indexer_gather_k(
             of sequence b. Entries after a sequence's last page may hold anything.
         key_start: int32 ``(B + 1,)``: the first ``key_start[b + 1] - key_start[b]`` keys of
             sequence b become rows ``key_start[b]`` on.
-        total_keys: rows of the result, ``key_start[B]`` or more; those after it are unspecified.
+        total_keys: rows of the result, at least ``key_start[B]``; further rows are unspecified.
         head_dim: elements of a key, D.
         fmt: as for ``indexer_quantize_q``.
         block_size: keys of a page.
 
     Returns:
-        Data and scales of ``total_keys`` keys, as ``indexer_logits`` takes them; the scales are
+        Data and scales of ``total_keys`` keys, as arguments of ``indexer_logits``; the scales are
         None for bf16.
 
     Raises:
@@ -217,7 +216,7 @@ def _(
 
 
 def _check_slots(slot_mapping: Tensor, slots: int) -> None:
-    """Raise unless slots are in the cache, or skipped, and none is named twice."""
+    """Raise unless slots are in the cache or skipped, without duplicates."""
     wrong = slot_mapping[(slot_mapping < SKIPPED) | (slot_mapping >= slots)]
     if wrong.numel():
         raise InvalidArgument(

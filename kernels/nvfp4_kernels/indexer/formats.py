@@ -15,8 +15,8 @@ A page of a cache holds the data of all its keys, and then their scales:
 ``[block_size · data bytes][block_size · scale bytes]``, as in vLLM's indexer caches. Pages of mxfp4
 and fp8 are vLLM's byte for byte; nvfp4's have the same layout.
 
-NVFP4's global scale is not applied here: a vector is the stored one times the scale. One for all
-queries and one for all keys scale every score alike and leave the order of scores as it is; for
+NVFP4's global scale is not applied here: a vector is the stored vector times the scale. A global
+scale for all queries and one for all keys scale all scores alike and do not change their order; for
 scores in the units of the inputs, multiply the heads' weights by both.
 """
 
@@ -52,8 +52,8 @@ class Format:
     Attributes:
         name: name, also the dispatcher's mode.
         data_dtype: dtype of the stored data.
-        packed: elements of a vector per stored one.
-        scale_dtype: dtype of the scales; None: there are none.
+        packed: elements of a vector per stored element.
+        scale_dtype: dtype of the scales; None: no scales.
         block: elements per scale; 0: one scale for the whole vector.
     """
 
@@ -68,7 +68,7 @@ class Format:
         return (head_dim // self.packed,)
 
     def scale_shape(self, head_dim: int) -> tuple[int, ...]:
-        """Shape of one vector's scales, if it has any."""
+        """Shape of one vector's scales, or None."""
         return (head_dim // self.block,) if self.block else ()
 
     def data_bytes(self, head_dim: int) -> int:
@@ -86,7 +86,7 @@ class Format:
         return block_size * (self.data_bytes(head_dim) + self.scale_bytes(head_dim))
 
     def empty(self, like: Tensor, shape: tuple[int, ...], head_dim: int) -> list[Tensor]:
-        """Allocate data and, if there are any, scales of ``shape`` vectors on ``like``'s device."""
+        """Allocate data and scales, if any, of ``shape`` vectors on ``like``'s device."""
         data = like.new_empty((*shape, *self.data_shape(head_dim)), dtype=self.data_dtype)
         if self.scale_dtype is None:
             return [data]
@@ -106,10 +106,10 @@ _FORMATS = {
 
 
 def format_of(name: str) -> Format:
-    """Format of this name.
+    """Format named ``name``.
 
     Raises:
-        InvalidArgument: there is no such format.
+        InvalidArgument: no such format.
     """
     for known, found in _FORMATS.items():
         if known == name:
@@ -120,7 +120,7 @@ def format_of(name: str) -> Format:
 def quantize(fmt: Format, x: Tensor, global_scale: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Quantise vectors ``(..., D)``: data and scales in ``fmt``.
 
-    A NaN makes a scale NaN, or stays in bfloat16, and so shows in the scores; infinity
+    A NaN makes a scale NaN, or is kept in bfloat16, and so propagates to the scores; infinity
     saturates in E2M1 and becomes NaN in FP8.
     """
     if fmt.name == "bf16":
@@ -160,7 +160,8 @@ def _quantize_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise as ``indexer_k_quant_and_cache`` of vLLM 0.32 does with "ue8m0", its only use.
 
     The scale is ``2^ceil(log2(max(max|x|, 1e-4) / 448))`` in float32. vLLM's DeepSeek V3.2 has
-    1e-10 there for queries, which changes the scale of smaller ones, but hardly their values.
+    1e-10 instead of 1e-4 for queries, which changes the scale of smaller queries, but hardly their
+    values.
     """
     amax = x.abs().amax(-1)
     exponent = _exponent(amax.clamp(min=FP8_LEAST), E4M3_MAX)
@@ -184,7 +185,7 @@ def _quantize_mxfp4(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _exponent(amax: Tensor, largest: float) -> Tensor:
-    """Least n with ``amax <= largest · 2^n``, int32; exact, which logarithms are not."""
+    """Least n with ``amax <= largest · 2^n``, int32; exact, unlike logarithms."""
     bound = torch.frexp(amax.new_tensor(largest))
     mantissa, exponent = torch.frexp(amax)
     return exponent - bound.exponent + (mantissa > bound.mantissa)

@@ -31,7 +31,7 @@ def _logits(name: str) -> tuple[str, str]:
 
 
 def _score_topk(name: str) -> tuple[str, str]:
-    """Variant and target of a kernel that scores and chooses."""
+    """Variant and target of a kernel that scores keys and selects the top-k."""
     return "IndexerScoreTopkSm100", f"nvfp4_kernels.indexer.sm100.best_keys.launch:{name}"
 
 

@@ -1,7 +1,7 @@
-"""References of the indexer's ops in torch, which are the kernels on CPU.
+"""References of the indexer's ops in torch: the kernels on CPU.
 
-Scores are computed for a tile of queries and a block of keys at a time: of all that is allocated,
-only a tile's scores grow with the length of a sequence.
+Scores are computed for a tile of queries and a block of keys at a time: only a tile's scores grow
+with the length of a sequence.
 """
 
 from collections.abc import Iterator, Sequence
@@ -71,8 +71,8 @@ class Queries:
         scales: scales of the data.
         weights: ``(rows, H)``.
         starts: int32 ``(rows,)``, first key that each query sees.
-        lens: int32 ``(rows,)``, number of keys that it sees from there on.
-        keys: keys of all rows, or of each sequence, all of which have equally many rows.
+        lens: int32 ``(rows,)``, number of keys that each query sees.
+        keys: keys of all rows, or of each sequence, with equally many rows per sequence.
         fmt: format of queries and keys.
     """
 
@@ -88,8 +88,8 @@ class Queries:
         """Scores of the queries that see at least ``min_keys`` keys, tile by tile.
 
         Yields:
-            Indices of the queries, the first key, and scores ``(queries, keys)`` from that on, −inf
-            where a query does not see a key.
+            Indices of the queries, the first key, and scores ``(queries, keys)`` from the first key
+            on, −inf where a query does not see a key.
         """
         each = len(self.lens) // max(1, len(self.keys))
         for number, keys in enumerate(self.keys):
@@ -105,7 +105,7 @@ class Queries:
         return max(1, min(ROWS // max(1, self.data.shape[1]), SCORES // (last - first)))
 
     def _score(self, rows: Tensor, keys: Keys) -> tuple[int, Tensor]:
-        """First key, and scores of a tile's queries from that on."""
+        """First key, and a tile's scores from the first key on."""
         starts, lens = self.starts[rows], self.lens[rows]
         first, last = _window(starts, lens)
         scales = None if self.scales is None else _take(self.scales, rows)
@@ -247,7 +247,7 @@ def _contiguous(
     ke: Tensor,
     fmt: Format,
 ) -> Queries:
-    """Queries of contiguous keys."""
+    """``Queries`` for contiguous keys."""
     return Queries(q, q_scales, weights, ks, ke - ks, [ContiguousKeys(k, k_scales)], fmt)
 
 
@@ -261,7 +261,7 @@ def _paged(
     fmt: Format,
     block_size: int,
 ) -> Queries:
-    """Queries of paged keys."""
+    """``Queries`` for paged keys."""
     head_dim = q.shape[-1] * fmt.packed
     keys = [PagedKeys(cache, pages, fmt, head_dim, block_size) for pages in block_table]
     lens = context_lens.flatten()
@@ -278,7 +278,7 @@ def _logits(queries: Queries, columns: int) -> Tensor:
 
 
 def _score_topk(queries: Queries, top_k: int) -> tuple[Tensor, Tensor]:
-    """Best keys of each query."""
+    """Top-k keys of each query."""
     indices, valid = _all_keys(queries.lens, top_k)
     for rows, first, scores in queries.scored(min_keys=top_k + 1):
         indices[rows] = _best(scores, queries.starts[rows] - first, queries.lens[rows], top_k)
@@ -292,7 +292,7 @@ def _all_keys(lens: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
 
 
 def _best(scores: Tensor, starts: Tensor, lens: Tensor, top_k: int) -> Tensor:
-    """Best keys of rows that see more than ``top_k``, counted from ``starts``."""
+    """Top-k keys of rows that see more than ``top_k`` keys, counted from ``starts``."""
     seen = _seen(starts, lens, scores.shape[1])
     scores = scores.nan_to_num(-torch.inf, torch.inf, -torch.inf).masked_fill_(~seen, -torch.inf)
     threshold = scores.topk(top_k, sorted=False).values.amin(1, keepdim=True)
@@ -333,5 +333,5 @@ def _parts(pages: Tensor, fmt: Format, head_dim: int, block_size: int) -> tuple[
 
 
 def _take(x: Tensor, rows: Tensor) -> Tensor:
-    """Rows of ``x``; float8, which cannot be indexed, is viewed as bytes."""
+    """Rows of ``x``; float8 does not support indexing and is viewed as bytes."""
     return x.view(torch.uint8)[rows].view(x.dtype) if x.element_size() == 1 else x[rows]

@@ -1,4 +1,4 @@
-"""Checks of arguments of the ops that score keys, contiguous or paged, and choose the best."""
+"""Argument checks of the ops that score keys, contiguous or paged, or select the top-k."""
 
 import torch
 from torch import Tensor
@@ -114,7 +114,7 @@ def _check_weights(weights: Tensor, shape: tuple[int, int]) -> None:
 
 
 def _check_range(ks: Tensor, ke: Tensor, keys: int) -> None:
-    """Raise unless ranges lie within the keys, and none ends before its start."""
+    """Raise unless ranges lie within the keys, and no range ends before its start."""
     outside = (ks < 0) | (ks > keys)
     if outside.any():
         row = int(outside.int().argmax())

@@ -21,20 +21,20 @@ def indexer_logits(
     """Scores of contiguous keys for queries.
 
     ``I[t, s] = Σ_h weights[t, h] · relu(q[t, h] · k[s])`` for ``ks[t] <= s < ke[t]``, else −inf.
-    Sums are float32, in any order; ``q · k`` must be in float32's range. A key that holds NaN
-    scores NaN, and leaves other keys' scores as they are. On sm_100 D is 64, 128 or 256, H from 1
-    to 128, tensors are 16-byte aligned, and the signs of nvfp4's scales, which
-    ``indexer_quantize_q`` makes positive, are ignored.
+    Sums are float32, in any order; ``q · k`` must be in float32's range. A key with NaN scores NaN;
+    other keys' scores are not affected. On sm_100 D is 64, 128 or 256, H from 1 to 128, tensors are
+    16-byte aligned, and the signs of nvfp4's scales, which ``indexer_quantize_q`` makes positive,
+    are ignored.
 
     Args:
         q: ``(T, H, D)`` as ``indexer_quantize_q`` returns it (packed formats: D/2); D a multiple of
             32 up to 256. Every tensor must be contiguous.
-        q_scales: scales of ``q``. None for bf16, and for fp8 if they have been multiplied into
-            ``weights``, as vLLM's fused kernel does; they are positive, so relu commutes.
+        q_scales: scales of ``q``. None for bf16, and for fp8 if ``weights`` already include the
+            scales, as in vLLM's fused kernel; scales are positive, so that relu commutes.
         k: ``(Tk, D)`` in the same format, as ``indexer_gather_k`` returns it.
         k_scales: scales of ``k``; None for bf16.
         weights: float32 ``(T, H)``. For scores in the units of the inputs, multiply nvfp4's global
-            scales of queries and keys into them; the order of scores is the same without.
+            scales of queries and keys into them; the order of scores does not depend on them.
         ks: int32 ``(T,)``, the first key that a query sees, from 0 to Tk.
         ke: int32 ``(T,)``, the key after the last, from ``ks`` to Tk.
         fmt: ``"nvfp4"``, ``"mxfp4"``, ``"fp8"`` or ``"bf16"``.
@@ -63,7 +63,8 @@ def indexer_logits_paged(
 ) -> Tensor:
     """Scores of keys in a paged cache, for several queries of each sequence.
 
-    The host neither waits for the device nor reads index tensors: a CUDA graph may capture it.
+    The host neither waits for the device nor reads index tensors: a CUDA graph may capture the
+    call.
 
     Args:
         q: ``(B, next_n, H, D)``, otherwise as for ``indexer_logits``.
@@ -71,7 +72,8 @@ def indexer_logits_paged(
         cache: uint8 ``(pages, page_bytes)`` as ``indexer_store_k`` writes it; slots beyond a
             context may hold anything.
         weights: float32 ``(B · next_n, H)``, otherwise as for ``indexer_logits``.
-        context_lens: int32 ``(B, next_n)``: number of its sequence's first keys that a query sees.
+        context_lens: int32 ``(B, next_n)``: number of the sequence's first keys that each query
+            sees.
         block_table: int32 ``(B, P)``: page ``block_table[b, i]`` holds keys ``i · block_size`` on
             of sequence b. Entries after a sequence's last page may hold anything.
         max_context_len: columns of the result, at least the longest context.

@@ -1,13 +1,13 @@
-"""Ops that choose the keys sparse attention reads: ``indexer_topk``, ``indexer_score_topk``.
+"""Ops for the top-k keys of sparse attention: ``indexer_topk``, ``indexer_score_topk``.
 
 All of them return ``indices`` int32 ``(rows, top_k)`` and ``valid`` int32 ``(rows,)``. Row r begins
 with ``valid[r] = min(top_k, keys of the row)`` distinct keys in ascending order, counted from the
-first that the row sees; −1 follows. They are the keys of the highest scores, of equal scores the
-first. NaN counts as −inf, +inf is the highest, and −0 equals +0.
+row's first visible key, then −1. The keys have the highest scores; ties go to the first key. NaN
+counts as −inf, +inf is the highest, and −0 equals +0.
 
-The order is ascending because attention takes any order with −1 at the end and reads memory in this
-one, and because a row that sees no more than ``top_k`` keys is then 0, 1, 2, … whatever the scores,
-which need not be computed. Keys are counted from the row's first, as vLLM counts.
+The order is ascending because attention accepts any order with −1 at the end, but reads memory best
+in ascending order, and because a row that sees at most ``top_k`` keys is then 0, 1, 2, … for any
+scores, which need not be computed. Keys are counted from the row's first key, as in vLLM.
 """
 
 import torch
@@ -32,7 +32,7 @@ def indexer_topk(
         logits: float32 ``(rows, columns)``, the last stride 1. Columns that a row does not see may
             hold anything.
         lens: int32 ``(rows,)``, the keys that each row sees.
-        top_k: keys to choose, 1 to 4096; there may be fewer columns.
+        top_k: keys to select, 1 to 4096; may exceed the number of columns.
         starts: int32 ``(rows,)``: row r sees columns ``starts[r] <= c < starts[r] + lens[r]``;
             None: from 0 on.
 
@@ -58,21 +58,21 @@ def indexer_score_topk(
     top_k: int,
     fmt: str,
 ) -> tuple[Tensor, Tensor]:
-    """Fused ``indexer_topk`` of ``indexer_logits``, whose logits are not stored.
+    """Fused ``indexer_logits`` and ``indexer_topk``; the logits are not stored.
 
-    Keys of queries that see no more than ``top_k`` of them are not read. On sm_100 candidates are
-    in shared memory, beside queries and keys, and these are refused: ``top_k`` of 2433 or more with
-    over 112 heads of 256 in bf16, and of 3457 or more with over 96.
+    Keys are not read for queries that see at most ``top_k`` keys. On sm_100 candidates share shared
+    memory with queries and keys, so that two cases are refused: ``top_k`` ≥ 2433 with over 112
+    heads of 256 in bf16, and ``top_k`` ≥ 3457 with over 96 heads.
 
     Args:
-        q: ``(T, H, D)`` in ``fmt``; see ``indexer_logits`` for this and all but ``top_k``.
+        q: ``(T, H, D)`` in ``fmt``; see ``indexer_logits`` for all arguments but ``top_k``.
         q_scales: scales of ``q``, or None.
         k: ``(Tk, D)`` in ``fmt``.
         k_scales: scales of ``k``; None for bf16.
         weights: float32 ``(T, H)``.
         ks: int32 ``(T,)``, first key that each query sees.
         ke: int32 ``(T,)``, key after the last.
-        top_k: keys to choose, 1 to 4096.
+        top_k: keys to select, 1 to 4096.
         fmt: ``"nvfp4"``, ``"mxfp4"``, ``"fp8"`` or ``"bf16"``.
 
     Returns:
@@ -96,21 +96,21 @@ def indexer_score_topk_paged(
     fmt: str,
     block_size: int,
 ) -> tuple[Tensor, Tensor]:
-    """Fused ``indexer_topk`` of ``indexer_logits_paged``, whose logits are not stored.
+    """Fused ``indexer_logits_paged`` and ``indexer_topk``; the logits are not stored.
 
-    Keys of queries that see no more than ``top_k`` of them are not read, nor are their pages looked
-    up. A CUDA graph may capture it. On sm_100 the same is refused as by ``indexer_score_topk``.
+    Neither keys nor pages are read for queries that see at most ``top_k`` keys. A CUDA graph may
+    capture the call. On sm_100 the limits of ``indexer_score_topk`` apply.
 
     Args:
-        q: ``(B, next_n, H, D)`` in ``fmt``; see ``indexer_logits_paged`` for this and all but
+        q: ``(B, next_n, H, D)`` in ``fmt``; see ``indexer_logits_paged`` for all arguments but
             ``top_k``.
         q_scales: scales of ``q``, or None.
         cache: uint8 ``(pages, page_bytes)``.
         weights: float32 ``(B · next_n, H)``.
         context_lens: int32 ``(B, next_n)``, keys that each query sees.
         block_table: int32 ``(B, P)``, pages of each sequence.
-        max_context_len: the longest context or more.
-        top_k: keys to choose, 1 to 4096.
+        max_context_len: upper bound on the contexts.
+        top_k: keys to select, 1 to 4096.
         fmt: ``"nvfp4"``, ``"mxfp4"``, ``"fp8"`` or ``"bf16"``.
         block_size: keys of a page.
 

@@ -1,4 +1,4 @@
-"""Rows of a mixture of experts: top-k, permutation into token tiles, quantisation, combination."""
+"""Routing of a mixture of experts: top-k, align and permute, quantisation, unpermute (combine)."""
 
 from nvfp4_kernels.moe.combine.op import moe_combine
 from nvfp4_kernels.moe.quantize.op import moe_gather, moe_quantize, moe_quantize_per_token

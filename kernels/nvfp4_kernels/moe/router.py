@@ -1,13 +1,13 @@
-"""Router of a mixture of experts: which experts a token's logits choose, and their weights.
+"""Router of a mixture of experts: selection of experts from a token's logits, and weights.
 
-Scores are the softmax over all experts, or each logit's sigmoid. Chosen are those with the largest
-scores, or sums of score and bias where there is one; of groups of experts, the best ones first, and
-experts of these alone. A group is as good as its best expert, with a bias as its best two together.
+Scores are the softmax over all experts, or each logit's sigmoid. The experts with the largest
+scores, or with the largest sums of score and bias, are selected; with expert groups, only from the
+best groups. A group's score is the score of its best expert; with a bias, the sum of its best two.
 
-Slots of a token descend, and of equal ones the lowest expert comes first, as with vLLM's kernels on
-GPUs; ``torch.topk`` promises nothing of equal ones. Without a bias logits stand for their scores,
-which ascend as they do: of scores that round to the same number the greater logit's comes first.
-NaN is greater than any number. A token never has the same expert twice.
+Slots of a token are in descending order, ties by ascending expert, as with vLLM's kernels on GPUs;
+``torch.topk`` guarantees no order for ties. Without a bias logits are compared instead of scores, a
+monotone function of the logits: if two scores round to the same number, the greater logit wins. NaN
+is greater than any number. A token never has the same expert twice.
 """
 
 import math
@@ -31,14 +31,14 @@ MAX_EXPERTS = 1024  # of all ranks
 
 
 class Router(NamedTuple):
-    """Rule that a layer's tokens choose their experts by.
+    """Rule by which a layer's tokens select their experts.
 
     Attributes:
         top_k: slots of a token.
-        scoring: how logits become scores.
-        renormalize: a token's weights are divided by their sum.
+        scoring: function from logits to scores.
+        renormalize: whether a token's weights are divided by their sum.
         groups: groups of neighbouring experts.
-        top_groups: that a token's experts come from.
+        top_groups: number of groups from which a token's experts come.
         scale: factor of the weights, ``routed_scaling_factor``.
     """
 
@@ -51,10 +51,10 @@ class Router(NamedTuple):
 
 
 def checked(router: Router) -> Router:
-    """The same rule, if it is one.
+    """Return ``router``, type-checked.
 
     Raises:
-        InvalidArgument: it is no ``Router``.
+        InvalidArgument: not a ``Router``.
     """
     if not isinstance(router, Router):
         raise InvalidArgument(
@@ -66,7 +66,7 @@ def checked(router: Router) -> Router:
 def check_router(
     router: Router, logits: Tensor, bias: Tensor | None, padding: Tensor | None
 ) -> None:
-    """Raise unless tokens with such logits can be routed so."""
+    """Raise unless the router applies to tokens with these logits."""
     check_dtype("logits", logits, LOGITS)
     if logits.ndim != 2 or not 0 < logits.shape[1] <= MAX_EXPERTS:
         raise InvalidArgument(

@@ -1,12 +1,12 @@
-"""Token tiles: which rows of which expert a mixture of experts multiplies, and where they lie.
+"""Token tiles (padded expert blocks): layout of the rows of a mixture of experts.
 
-Of M tokens each goes to k experts: M · k *slots*, slot ``m · k + j`` being token m's j-th. The
-slots of experts that this rank holds are sorted by expert into tiles of T rows, each of one expert.
-What enters and leaves an expert's products has a tile for its batch index, ``(tiles, T, …)``, with
-scale atoms of its own, so that what one product writes is what the next one reads as it lies.
+Each of M tokens goes to k experts: M · k *slots*, slot ``m · k + j`` being token m's j-th. The
+slots of this rank's experts are sorted by expert into tiles of T rows, each tile of one expert.
+Inputs and results of the experts' GEMMs have the tile as batch index, ``(tiles, T, …)``, with
+separate scale atoms per tile, so that a GEMM reads the result of the previous GEMM in place.
 
-Ids that are no expert's, such as -1 for padding, ids of other ranks' experts and ids that come
-twice for a token are ordinary input.
+Invalid ids, such as -1 for padding, ids of other ranks' experts and duplicate ids of a token are
+ordinary input.
 """
 
 from typing import NamedTuple
@@ -22,15 +22,15 @@ TILE_TOKENS = (8, 16, 32, 64, 128, 256)  # rows of a tile
 class Routing(NamedTuple):
     """Slots of a batch in token tiles of T rows.
 
-    Tiles ascend by expert, and slots within an expert; only its last tile has padding. Memory is
-    for the worst case: what lies beyond ``groups[0]`` tiles is neither written nor read.
+    Tiles ascend by expert, and slots within an expert; only an expert's last tile has padding.
+    Memory is for the worst case: tiles beyond ``groups[0]`` are neither written nor read.
 
     Attributes:
-        groups: int32 ``(1 + tiles,)``: the number of tiles in use, then the expert of each, as the
-            row of this rank's weights.
+        groups: int32 ``(1 + tiles,)``: the number of tiles in use, then the local expert of each
+            tile.
         slots: int32 ``(tiles, T)``: the slot of each row, -1 for padding.
-        rows: int32 ``(M, k)``: ``tile · T + row`` of each slot, -1 for one that goes to no expert
-            of this rank.
+        rows: int32 ``(M, k)``: ``tile · T + row`` of each slot, -1 for slots of no expert of this
+            rank.
     """
 
     groups: Tensor
@@ -49,24 +49,24 @@ class Routing(NamedTuple):
 
 
 def max_tiles(slots: int, experts: int, tile_tokens: int) -> int:
-    """Tiles that ``slots`` over ``experts`` fill at the most; branches on no size."""
+    """Most tiles that ``slots`` slots over ``experts`` experts fill; free of branches on sizes."""
     reached = torch.sym_min(slots, experts)
     return (slots + (tile_tokens - 1) * reached) // tile_tokens
 
 
 def expected_slots(slots: int, experts: int, global_experts: int) -> int:
-    """Slots of this rank's ``experts``, of ``slots`` spread evenly over those of all ranks."""
+    """Expected slots of this rank's ``experts``, if ``slots`` spread evenly over all experts."""
     return round(slots * min(1.0, experts / max(1, global_experts)))
 
 
 def tile_tokens_of(tokens: int, top_k: int, experts: int, most: int = TILE_TOKENS[-1]) -> int:
-    """Rows of a tile that hold the slots of an expert which is reached, where all are alike.
+    """Rows of a tile that hold the slots of an average expert in use.
 
     Args:
-        tokens: M.
+        tokens: number of tokens, M.
         top_k: slots of a token.
-        experts: that the slots are spread over, of all ranks.
-        most: bound on the answer.
+        experts: experts of all ranks, over which slots are spread.
+        most: upper bound on the result.
     """
     reached = experts * (1 - (1 - min(1.0, top_k / experts)) ** tokens)
     each = round(tokens * top_k / reached) if reached else 0
@@ -74,7 +74,7 @@ def tile_tokens_of(tokens: int, top_k: int, experts: int, most: int = TILE_TOKEN
 
 
 def check_tile_tokens(name: str, tile_tokens: int) -> None:
-    """Raise unless tiles may have so many rows."""
+    """Raise unless ``tile_tokens`` is a supported number of rows."""
     if tile_tokens not in TILE_TOKENS:
         accepted = ", ".join(map(str, TILE_TOKENS))
         raise InvalidArgument(
@@ -86,7 +86,7 @@ def parts_of(routing: Routing) -> tuple[Tensor, Tensor, Tensor]:
     """Parts of a routing.
 
     Raises:
-        InvalidArgument: it is none.
+        InvalidArgument: not a routing.
     """
     if not isinstance(routing, tuple) or len(routing) != 3:
         raise InvalidArgument(
@@ -110,7 +110,7 @@ def check_routing(routing: Routing) -> None:
 
 
 def check_used(name: str, groups: Tensor, experts: int | None = None) -> int:
-    """Raise unless ``groups`` names as many experts as it says, and such as there are.
+    """Raise unless ``groups`` holds as many valid experts as it announces.
 
     Returns:
         The number of tiles in use. Waits for the device.
@@ -143,6 +143,6 @@ def check_slots(routing: Routing) -> None:
 
 
 def check_groups(name: str, groups: Tensor, tiles: int) -> None:
-    """Raise unless ``groups`` describes so many tiles."""
+    """Raise unless ``groups`` has the shape for ``tiles`` tiles."""
     check_dtype(name, groups, (torch.int32,))
     check_shape(name, groups, (1 + tiles,), "the count, then an expert per tile, of moe_route()")

@@ -13,18 +13,18 @@ from nvfp4_kernels.norm.kernels import DTYPES, KERNELS
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """``y / sqrt(mean(y²) + eps) · weight`` and ``y`` for ``y = x + residual``.
 
-    Formed in float32 and rounded where vLLM's ``RMSNorm`` rounds: ``y`` to ``x``'s dtype as the new
-    residual, while the float32 sum is what is normalised; the normalised value, and then its
-    product with the weight. The mean is added up in an order that depends on K alone.
+    Computed in float32 with the roundings of vLLM's ``RMSNorm``: ``y`` is rounded to ``x``'s dtype
+    as the new residual, but normalised unrounded; the normalised value is rounded, and its product
+    with the weight again. The summation order of the mean depends on K alone.
 
-    On sm_90 ``weight`` is read while kernels before this one in the stream may still run, where
-    those let it start early: none of these may write it. The kernel after this one may start while
-    the one before this one still runs.
+    On sm_90 ``weight`` may be read while preceding kernels that allow programmatic dependent launch
+    still run: these kernels must not write ``weight``. The next kernel may start while the
+    preceding kernel still runs.
 
     Args:
         x: bfloat16 or float16 ``(M, K)``. On sm_90 K is a multiple of 8, at most 24576; rows start
             on multiples of 16 bytes, and the last stride is 1.
-        residual: of ``x``'s dtype and shape; its row stride may differ.
+        residual: of ``x``'s dtype and shape; the row stride may differ.
         weight: ``(K,)`` of ``x``'s dtype, contiguous.
         eps: added to the mean square, 0 or more.
 

@@ -1,8 +1,8 @@
 """``add_rms_norm`` in torch: the formula, and the kernel on CPU.
 
-Roundings are those of vLLM 0.32's ``ir.ops.fused_add_rms_norm``: the float32 sum is what is
-normalised, while its rounded form is the new residual; the normalised value is rounded to the
-weight's dtype before it is multiplied by the weight, and to the input's dtype after.
+Roundings as in vLLM 0.32's ``ir.ops.fused_add_rms_norm``: the float32 sum is normalised, the
+rounded sum is the new residual; the normalised value is rounded to the weight's dtype, multiplied
+by the weight, and the product rounded to the input's dtype.
 """
 
 import torch

@@ -49,10 +49,10 @@ class NormArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class AddRmsNormSm90:
-    """Residual addition and RMS norm: one CTA per row, which stays in registers throughout.
+    """Residual addition and RMS norm: one CTA per row, with the row in registers throughout.
 
     Attributes:
-        dtype: of all tensors, ``"bfloat16"`` or ``"float16"``.
+        dtype: dtype of all tensors, ``"bfloat16"`` or ``"float16"``.
         tile: thread layout that covers a row.
     """
 
@@ -72,10 +72,10 @@ class AddRmsNormSm90:
 
     @cute.kernel
     def kernel(self, arguments: NormArguments) -> None:
-        """Load the weight, which no kernel before this one writes; then wait, add and normalise."""
+        """Load the weight before the wait for preceding kernels, then add and normalise."""
         steps, dtype, k = range(self.tile.steps), TYPES[self.dtype], arguments.k
         inputs = (arguments.x, arguments.residual)
-        # At once: the next kernel loads its weights while the one before this one ends.
+        # At once: the next kernel loads its weights while the preceding kernel ends.
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         row = Int64(cute.arch.block_idx()[0])
         factors = [self._load(arguments.weight, Int64(0), step, k) for step in steps]
@@ -121,7 +121,7 @@ class AddRmsNormSm90:
 
     @cute.jit
     def _total(self, value: Float32) -> Float32:
-        """Sum over the CTA's threads, the same bits in each."""
+        """Sum over the CTA's threads, bit-identical in each."""
         partial = Array(Float32, self.tile.warps, space=AddressSpace.smem, alignment=16)
         warp, lane = cute.arch.warp_idx(), cute.arch.lane_idx()
         value = _over_warp(value)
@@ -147,7 +147,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     """See ``nvfp4_kernels.norm.op.add_rms_norm``.
 
     Raises:
-        InvalidArgument: a K that is too large or no multiple of 8, or rows that are strided or
+        InvalidArgument: a K that is too large or not a multiple of 8, or rows that are strided or
             misaligned.
     """
     (m, k), arch = x.shape, device_arch(x.device)

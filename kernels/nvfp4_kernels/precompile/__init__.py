@@ -1,4 +1,4 @@
-"""Kernels that a model needs: every one that any batch is given, and no others. No CuTe in here.
+"""Kernels that a model needs for all batches, and no others. No CuTe in here.
 
-For whoever compiles them before they are launched.
+For ahead-of-time compilation.
 """

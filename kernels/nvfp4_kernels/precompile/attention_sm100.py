@@ -17,7 +17,7 @@ from nvfp4_kernels.rotary.store import tile as rotary_store
 from nvfp4_kernels.rotary.store.tile import HeadTile
 from nvfp4_kernels.sm100.limits import SMS, WARP_ROWS
 
-# What the KV cache holds: the model's own dtype, or E4M3.
+# Dtype of the KV cache: the model's own dtype, or E4M3.
 Cache = Literal["auto", "fp8"]
 CACHES: tuple[Cache, ...] = ("auto", "fp8")
 
@@ -33,12 +33,12 @@ def attention_kernels(
     rotates: bool = False,
     batch_invariant: bool = False,
 ) -> dict[KernelSpec, list[str]]:
-    """Kernels of all batches, prefill or decode: each tile that may be chosen, split or not.
+    """Kernels of all batches, prefill or decode: every possible tile, split or not.
 
-    With ``quantized``, those whose result leaves as NVFP4; with ``rotates``, also those that rotate
-    and store what they can, for angles and norms in the model's dtype. Splits of a prefill, whose
-    rows are of several CTAs, are merged by a kernel apart. With ``batch_invariant`` there is one
-    tile, and no split.
+    With ``quantized``, kernels with an NVFP4 result; with ``rotates``, also kernels with fused
+    rotary embedding and KV-cache store where supported, for angles and norms in the model's dtype.
+    Splits of a prefill, whose rows belong to several CTAs, are merged by a separate kernel. With
+    ``batch_invariant`` there is one tile, and no split-KV.
     """
     found: list[KernelSpec] = []
     for window, cache in product(attention.windows, caches):
@@ -75,7 +75,7 @@ def attention_kernels(
 
 
 def hands_over(attention: Attention, activation: str, terms: int) -> bool:
-    """Whether attention quantises for a product whose input is quantised so."""
+    """Whether attention quantises its result for the next GEMM."""
     whole = attention.head_dim % HEAD_COLUMNS == 0
     rows = attention.query_heads * attention.head_dim % ROW_COLUMNS == 0
     return activation == "static" and terms == 1 and whole and rows
@@ -97,7 +97,7 @@ def merge_spec(
 
 
 def _rotation(attention: Attention, dtype: Dtype, fp8: bool, page_size: int) -> Rotation:
-    """Rotation of what vLLM hands over: int64 positions, angles and norms in the model's dtype."""
+    """Rotation for vLLM's arguments: int64 positions, angles and norms in the model's dtype."""
     norms = attention.qk_norm
     how = rotary_store.Variant(
         dtype, dtype, "int64", page_size, attention.neox, fp8, norms, norms, dtype
@@ -109,7 +109,7 @@ def _rotation(attention: Attention, dtype: Dtype, fp8: bool, page_size: int) -> 
 def _attention_tiles(
     attention: Attention, fp8: bool, window: int, sms: int, batch_invariant: bool
 ) -> list[tuple[AttentionTile, bool, int]]:
-    """Tiles, whether they split keys, and rows of a KV head, from one token to a long prompt."""
+    """Tiles from one token to a long prompt, each with split-KV or not and rows per KV head."""
     group = attention.query_heads // attention.kv_heads
     more_than_a_warp = -(-(WARP_ROWS + 1) // group)
     chosen = []

@@ -19,7 +19,7 @@ from nvfp4_kernels.precompile.spec import KernelSpec
 
 @dataclass(frozen=True)
 class _Grouped:
-    """One product of a batch: by how many tiles of how many tokens, and of which weights."""
+    """Grouped GEMM of a batch: token tiles, rows per tile, and weights."""
 
     tiles: int
     tile_tokens: int
@@ -32,13 +32,13 @@ class _Grouped:
 def experts_kernels(
     experts: Experts, family: str, *, max_tokens: int, sms: int
 ) -> dict[KernelSpec, list[str]]:
-    """Every kernel of a layer of experts, with the part of it that it serves.
+    """Every kernel of an MoE layer, with the part of the layer that the kernel serves.
 
     Args:
-        experts: the layer.
-        family: of the GPU's architecture: ``"sm_90"`` or ``"sm_100"``.
-        max_tokens: of a batch, at the most; all numbers from 1 on are covered.
-        sms: of the GPU.
+        experts: the MoE layer.
+        family: family of the GPU's architecture: ``"sm_90"`` or ``"sm_100"``.
+        max_tokens: most tokens of a batch; all numbers from 1 on are covered.
+        sms: SMs of the GPU.
     """
     spec = {"sm_90": _spec_sm90, "sm_100": _spec_sm100}[family]
     found: dict[KernelSpec, list[str]] = {}
@@ -64,7 +64,7 @@ def _products(experts: Experts, family: str, max_tokens: int, sms: int) -> Itera
 
 
 def _is_routed_before(experts: Experts, product: _Grouped) -> bool:
-    """Whether the launch before a product is one of the same routing, not a quantiser."""
+    """Whether the launch before a GEMM is a GEMM of the same routing, not a quantiser."""
     return not product.is_first and experts.inputs != "per-token"
 
 

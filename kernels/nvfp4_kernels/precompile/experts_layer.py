@@ -1,4 +1,4 @@
-"""A layer of experts as its kernels see it."""
+"""Parameters of an MoE layer on which its kernels depend."""
 
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -13,11 +13,11 @@ Inputs = Literal["static", "per-token", "16-bit"]
 
 
 class Choice(NamedTuple):
-    """Choice of experts from logits.
+    """Router top-k from logits.
 
     Attributes:
-        router: the rule.
-        dtype: of the logits.
+        router: routing rule.
+        dtype: dtype of the logits.
         biased: whether there is a bias.
     """
 
@@ -28,19 +28,19 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Experts:
-    """A layer of experts on one GPU, all that its kernels depend on but for the tokens.
+    """MoE layer on a GPU: all parameters of its kernels except the tokens.
 
     Attributes:
-        sizes: of the experts.
+        sizes: sizes of the experts.
         top_k: slots of a token.
-        activation: between the products.
-        dtype: of tokens and results.
-        inputs: how the products' inputs are quantised; on sm_90 they are in 16 bits.
-        terms: how many NVFP4 values add up to each of them.
-        mapped: length of the map from all ranks' experts to this one's; 0: there is none.
-        bias: both products add one.
-        weight_on_input: tokens are multiplied by their weights before the first product.
-        choice: None: experts are chosen elsewhere.
+        activation: activation between gemm1 and gemm2.
+        dtype: dtype of tokens and results.
+        inputs: quantisation of the GEMMs' inputs; on sm_90 16 bits.
+        terms: NVFP4 terms of the inputs.
+        mapped: length of the expert map from global to local experts; 0: no map.
+        bias: whether both GEMMs add a bias.
+        weight_on_input: whether routing weights are applied to tokens before gemm1.
+        choice: router top-k; None: done elsewhere.
     """
 
     sizes: ExpertSizes
@@ -55,17 +55,17 @@ class Experts:
     choice: Choice | None = None
 
     def served(self, family: str, inputs: Inputs, terms: int) -> "Experts":
-        """The layer as a family's kernels serve it: inputs quantised so, weights padded.
+        """The layer as a family's kernels serve it: input quantisation and padded weights.
 
         Args:
-            family: of the GPU's architecture.
-            inputs: how the products' inputs are quantised.
-            terms: how many NVFP4 values add up to each of them.
+            family: family of the GPU's architecture.
+            inputs: quantisation of the GEMMs' inputs.
+            terms: NVFP4 terms of the inputs.
         """
         sizes = self.sizes._replace(i=padded_width(self.sizes.i, family))
         return replace(self, sizes=sizes, inputs=inputs, terms=terms)
 
 
 def padded_width(i: int, family: str) -> int:
-    """Width between the products as a family's kernels take it: K of the second one is padded."""
+    """Intermediate size, padded as the K of gemm2 for a family's kernels."""
     return i + -i % K_STEP if family == "sm_100" else i

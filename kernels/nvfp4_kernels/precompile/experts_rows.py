@@ -1,4 +1,4 @@
-"""Kernels that route, bring in and sum up the tokens of a layer of experts. No CuTe in here."""
+"""Kernels that route, permute and combine the tokens of an MoE layer. No CuTe in here."""
 
 from collections.abc import Iterator
 
@@ -24,13 +24,13 @@ _TOPK, _TOPK_ROUTE = "nvfp4_kernels.moe.topk", "nvfp4_kernels.moe.topk_route"
 def row_specs(
     experts: Experts, tokens: int, tile_tokens: int, sms: int
 ) -> Iterator[tuple[str, KernelSpec]]:
-    """Kernels of one number of tokens beside the products, with what each is for.
+    """Kernels for a number of tokens, apart from the GEMMs, each with its purpose.
 
     Args:
-        experts: the layer.
-        tokens: M.
+        experts: the MoE layer.
+        tokens: number of tokens, M.
         tile_tokens: rows of a token tile.
-        sms: of the GPU.
+        sms: SMs of the GPU.
     """
     gathers = experts.inputs == "16-bit"
     parts = _gathered(experts) if gathers else _quantized(experts, tokens, tile_tokens, sms)
@@ -72,7 +72,7 @@ def row_specs(
 
 
 def _choice(experts: Experts) -> KernelSpec | None:
-    """Choice of a token's experts, where it is ours."""
+    """Configuration of the router top-k, or None."""
     if experts.choice is None:
         return None
     router, dtype, biased = experts.choice
@@ -83,7 +83,7 @@ def _choice(experts: Experts) -> KernelSpec | None:
 def _quantized(
     experts: Experts, tokens: int, tile_tokens: int, sms: int, *, in_tiles: bool = False
 ) -> tuple[KernelSpec, int]:
-    """Rows of tiles that are quantised, and threads of a CTA."""
+    """Layout of quantised rows of tiles, and threads of a CTA."""
     per_token = experts.inputs == "per-token"
     k = experts.sizes.i if in_tiles else experts.sizes.h
     tile = choose_rows(tokens * experts.top_k, k, _ELEMENT_SIZE, per_token, sms)
@@ -95,7 +95,7 @@ def _quantized(
 
 
 def _gathered(experts: Experts) -> tuple[KernelSpec, int]:
-    """Rows of tiles that are copied, and threads of a CTA."""
+    """Layout of copied rows of tiles, and threads of a CTA."""
     tile = choose_gather(experts.sizes.h * _ELEMENT_SIZE)
     fields = (experts.dtype, tile, experts.top_k, experts.weight_on_input)
     return KernelSpec("", f"{_GATHER}:GatheredRows", fields), tile.threads

@@ -11,7 +11,7 @@ from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.quantize.choose import choose_config as choose_quantize
 from nvfp4_kernels.sm100.limits import SMS
 
-# How activations are scaled: by one calibrated number, or one for each token.
+# Scaling of activations: one calibrated global scale, or one per token.
 Activation = Literal["static", "per-token"]
 ACTIVATIONS: tuple[Activation, ...] = ("static", "per-token")
 _ELEMENT_SIZE = 2  # of bfloat16 and float16
@@ -26,15 +26,15 @@ def block_scaled_kernels(
     batch_invariant: bool = False,
     sms: int = SMS,
 ) -> dict[KernelSpec, list[str]]:
-    """Every kernel of ``model``'s linear layers and of their inputs, with the layers it serves.
+    """Every kernel of ``model``'s linear layers and their inputs, with the layers served.
 
     Args:
         model: dense decoder.
-        max_tokens: of a batch, at the most; all numbers from 1 on are covered.
-        activations: how they may be scaled.
-        terms: how many NVFP4 values add up to each of them.
-        batch_invariant: whether products are those of which a token's depends on no other.
-        sms: of the GPU.
+        max_tokens: most tokens of a batch; all numbers from 1 on are covered.
+        activations: possible scalings of activations.
+        terms: NVFP4 terms of activations.
+        batch_invariant: whether GEMMs are batch-invariant.
+        sms: SMs of the GPU.
     """
     found: dict[KernelSpec, list[str]] = {}
     for activation in activations:
@@ -88,7 +88,7 @@ def _product_kernels(
 
 
 def layer_epilogue(layer: Layer, dtype: Dtype, per_token: bool, m: int) -> EpilogueConfig:
-    """Epilogue of a layer's product of ``m`` tokens."""
+    """Epilogue of a layer's GEMM of ``m`` tokens."""
     return EpilogueConfig(
         "nvfp4" if layer.out_terms else dtype,
         shards=layer.shards,
@@ -99,5 +99,5 @@ def layer_epilogue(layer: Layer, dtype: Dtype, per_token: bool, m: int) -> Epilo
 
 
 def product_spec(op: str, tile: Tile, output: EpilogueConfig) -> KernelSpec:
-    """A block-scaled GEMM."""
+    """Spec of a block-scaled GEMM."""
     return KernelSpec(op, "nvfp4_kernels.gemm.sm100.kernel:BlockScaledGemm", (tile, output))

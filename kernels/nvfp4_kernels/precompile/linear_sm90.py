@@ -1,6 +1,6 @@
 """Kernels that a model's linear layers need on sm_90, for any number of tokens. No CuTe in here.
 
-Weights alone are quantised there, so that no kernel prepares inputs.
+On sm_90 only weights are quantised, so that no kernel prepares inputs.
 """
 
 from nvfp4_kernels.gemm.sm90.choose import all_configs
@@ -13,13 +13,13 @@ from nvfp4_kernels.sm90.limits import SMS
 def weight_only_kernels(
     model: Model, *, max_tokens: int, batch_invariant: bool = False, sms: int = SMS
 ) -> dict[KernelSpec, list[str]]:
-    """Every kernel of ``model``'s linear layers, with the layers it serves.
+    """Every kernel of ``model``'s linear layers, with the layers served.
 
     Args:
         model: dense decoder.
-        max_tokens: of a batch, at the most; all numbers from 1 on are covered.
-        batch_invariant: whether they are those of which a token's result depends on no other.
-        sms: of the GPU.
+        max_tokens: most tokens of a batch; all numbers from 1 on are covered.
+        batch_invariant: whether GEMMs are batch-invariant.
+        sms: SMs of the GPU.
     """
     found: dict[KernelSpec, list[str]] = {}
     for layer in model.layers:
@@ -34,11 +34,11 @@ def weight_only_kernels(
 
 
 def weight_only_epilogue(layer: Layer, dtype: Dtype) -> EpilogueConfig:
-    """Epilogue of a layer's product."""
+    """Epilogue of a layer's GEMM."""
     bias = dtype if layer.bias else ""
     return EpilogueConfig(act=dtype, dtype=dtype, shards=layer.shards, bias=bias)
 
 
 def weight_only_spec(op: str, tile: Tile, output: EpilogueConfig) -> KernelSpec:
-    """A weight-only GEMM."""
+    """Spec of a weight-only GEMM."""
     return KernelSpec(op, "nvfp4_kernels.gemm.sm90.kernel:WeightOnlyGemm", (tile, output))

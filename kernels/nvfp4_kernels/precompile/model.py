@@ -1,4 +1,4 @@
-"""Model as kernels see it: linear and attention layers on one GPU."""
+"""Parameters of a model on which kernels depend: linear and attention layers on one GPU."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -13,12 +13,12 @@ class Layer:
     """A linear layer, or a gate and up projection fused with SiLU-and-multiply.
 
     Attributes:
-        name: as models call it, e.g. ``"qkv_proj"``.
-        n, k: rows of the weight, or of gate and of up alone, and elements of one.
-        gate_up: whether it is gate and up projection, fused.
-        shards: projections side by side in the weight, each with a scale of its own.
-        bias: whether one is added.
-        out_terms: how many NVFP4 values add up to each of the result's; 0: it is in 16 bits.
+        name: name in models, e.g. ``"qkv_proj"``.
+        n, k: rows of the weight (of gate alone if fused), and elements of a row.
+        gate_up: whether the layer is a fused gate and up projection.
+        shards: projections stacked in the weight, each with its own global scale.
+        bias: whether a bias is added.
+        out_terms: NVFP4 terms of the result; 0: 16-bit result.
     """
 
     name: str
@@ -36,15 +36,15 @@ class Layer:
 
 @dataclass(frozen=True)
 class Attention:
-    """Layers of causal self-attention that differ in nothing but their window.
+    """Layers of causal self-attention that differ only in their window.
 
     Attributes:
-        query_heads, kv_heads, head_dim: of one GPU.
-        windows: keys that a query sees, of one layer or another; 0: all.
+        query_heads, kv_heads, head_dim: heads of one GPU, and head size.
+        windows: distinct windows of the layers, in keys; 0: all keys.
         soft_cap: whether logits are capped.
-        rotary_dim: elements of a head that its position turns; 0: all.
-        sinks: whether each head has one.
-        neox: whether it turns elements R/2 apart, rather than neighbours.
+        rotary_dim: rotated elements of a head; 0: all.
+        sinks: whether heads have sinks.
+        neox: whether rotated pairs are R/2 apart; else neighbours.
         qk_norm: whether each head of queries and keys is normalised first.
     """
 
@@ -61,14 +61,14 @@ class Attention:
 
 @dataclass(frozen=True)
 class Model:
-    """Layers that kernels have to serve.
+    """Layers that kernels must serve.
 
     Attributes:
-        name: of the model, for tables.
-        dtype: of activations and results.
+        name: name of the model, for tables.
+        dtype: dtype of activations and results.
         layers: distinct linear layers.
-        attention: None where only linear layers are given.
-        hidden: elements of a token between layers; 0 where only linear layers are given.
+        attention: attention layers, or None.
+        hidden: hidden size; 0 if there are only linear layers.
     """
 
     name: str
@@ -79,6 +79,6 @@ class Model:
 
 
 def quantizing_mlps(model: Model, terms: int) -> Model:
-    """Model whose fused MLPs hand their results over as NVFP4, of so many terms."""
+    """Model with fused MLPs whose intermediate results are NVFP4 of ``terms`` terms."""
     layers = (replace(each, out_terms=terms) if each.gate_up else each for each in model.layers)
     return replace(model, layers=tuple(layers))

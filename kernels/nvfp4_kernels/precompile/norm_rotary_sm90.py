@@ -15,12 +15,12 @@ from nvfp4_kernels.rotary.tile import MAX_HEAD_DIM, PIECE
 def norm_rotary_kernels(
     hidden: int, attention: Attention, dtype: Dtype
 ) -> dict[KernelSpec, list[str]]:
-    """Kernels that take a model's sizes; vLLM runs what they do not take.
+    """Kernels for a model's sizes; vLLM runs unsupported sizes.
 
     Args:
-        hidden: elements of a token between layers.
+        hidden: hidden size.
         attention: heads of one GPU.
-        dtype: of activations.
+        dtype: dtype of activations.
     """
     found: dict[KernelSpec, list[str]] = {}
     if hidden % VECTOR == 0 and hidden <= MAX_K:

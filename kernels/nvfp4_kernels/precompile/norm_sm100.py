@@ -11,17 +11,17 @@ def norm_kernels(
     dtype: Dtype, weight_dtype: str, k: int, *, max_tokens: int, per_token: bool, terms: int = 1,
     batch_invariant: bool = False, sms: int = SMS,
 ) -> dict[KernelSpec, list[str]]:  # fmt: skip
-    """Kernels of a norm of ``k`` elements, without a residual and with one.
+    """Kernels of a norm of ``k`` elements, with and without a residual.
 
     Args:
-        dtype: of its input.
-        weight_dtype: of its weight.
+        dtype: dtype of the input.
+        weight_dtype: dtype of the weight.
         k: elements of a token.
-        max_tokens: of a batch, at the most; all numbers from 1 on are covered.
-        per_token: whether each token gets a scale of its own.
-        terms: how many NVFP4 values add up to each of the result's.
-        batch_invariant: whether they are those of which a token's result depends on no other.
-        sms: of the GPU.
+        max_tokens: most tokens of a batch; all numbers from 1 on are covered.
+        per_token: whether each token gets its own global scale.
+        terms: NVFP4 terms of the result.
+        batch_invariant: whether the norm is batch-invariant.
+        sms: SMs of the GPU.
     """
     layouts = {
         (choose_config(m, k, sms, batch_invariant), TermLayout.of(terms, m)): None

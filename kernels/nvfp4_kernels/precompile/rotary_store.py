@@ -1,4 +1,4 @@
-"""Kernels that rotate and store what enters a model's attention, for any number of tokens.
+"""Kernels of rotary embedding and KV-cache store for a model, for any number of tokens.
 
 No CuTe. One source serves sm_90 and sm_100.
 """
@@ -23,18 +23,18 @@ def rotary_store_kernels(
     page_size: int = PAGE_SIZE,
     sms: int = SMS,
 ) -> dict[KernelSpec, list[str]]:
-    """Kernels for what vLLM hands over: int64 positions, angles and norms in the model's dtype.
+    """Kernels for vLLM's arguments: int64 positions, angles and norms in the model's dtype.
 
     Args:
         attention: heads of one GPU.
-        dtype: of activations.
-        max_tokens: of a batch, at the most; all numbers from 1 on are covered.
-        caches: what the KV cache may hold.
+        dtype: dtype of activations.
+        max_tokens: most tokens of a batch; all numbers from 1 on are covered.
+        caches: possible dtypes of the KV cache.
         page_size: tokens of a page.
-        sms: of the GPU.
+        sms: SMs of the GPU.
 
     Returns:
-        Their specs; none where R is no multiple of 16, or for a head that attention does not take.
+        Specs; empty if R is not a multiple of 16 or attention does not support the head size.
     """
     rotary_dim = attention.rotary_dim or attention.head_dim
     if rotary_dim % PART:

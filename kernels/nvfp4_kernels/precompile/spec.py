@@ -9,12 +9,12 @@ from nvfp4_kernels.runtime.compile import DeviceKernel
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """A kernel in one configuration, named rather than made: making it takes CuTe.
+    """Name of a kernel in one configuration; building the kernel itself takes CuTe.
 
     Attributes:
-        op: what it belongs to, for tables.
+        op: name of the op, for tables.
         target: ``"module:class"``.
-        fields: of that dataclass; parts that take CuTe to be made are such specs themselves.
+        fields: fields of the target's dataclass; parts that need CuTe are nested specs.
     """
 
     op: str

@@ -1,4 +1,4 @@
-"""Activations to NVFP4 with blocked scales, after nothing, SiLU-mul or RMSNorm."""
+"""Quantisation of activations to NVFP4 with blocked scales, also after SiLU-mul or RMSNorm."""
 
 from nvfp4_kernels.quantize.op import quantize, quantize_per_token
 from nvfp4_kernels.quantize.rms_norm.op import (

@@ -18,19 +18,17 @@ def quantize(x: Tensor, global_scale: Tensor, terms: int = 1) -> tuple[Tensor, T
     """Quantise activations with one calibrated global scale.
 
     Args:
-        x: bfloat16, float16 or float32 ``(..., M, K)``, K a multiple of 16. On a GPU the elements
-            of a row lie side by side, and rows evenly spaced by a multiple of 32 bytes, the first
-            on such a multiple.
-        global_scale: float32 ``()``, the factor that multiplies the values (ModelOpt's
-            ``input_scale``, ``max|x| / 2688`` over the calibration text).
-        terms: how many NVFP4 values, 1 to 4, add up to each of ``x`` (see
-            ``nvfp4_kernels.formats.terms``).
+        x: bfloat16, float16 or float32 ``(..., M, K)``, K a multiple of 16. On a GPU the last
+            stride is 1, and rows are evenly spaced and 32-byte aligned.
+        global_scale: float32 ``()``, the global scale of the result (ModelOpt's ``input_scale``,
+            ``max|x| / 2688`` over the calibration text).
+        terms: number of NVFP4 terms of ``x``, 1 to 4 (see ``nvfp4_kernels.formats.terms``).
 
     Returns:
-        ``data`` uint8 ``(..., M, K/2)`` and ``scales`` float8_e4m3fn in the blocked layout
-        ``(..., ceil(M/128), ceil(K/64), 32, 16)``, padding zero; of more than one term, ``data``
-        ``(..., terms, M, K/2)`` and the scales of stacked rows. Values beyond the calibrated range
-        saturate in every term.
+        ``data`` uint8 ``(..., M, K/2)`` and ``scales`` float8_e4m3fn in the blocked layout ``(...,
+        ceil(M/128), ceil(K/64), 32, 16)``, padding zero; with several terms, ``data`` ``(...,
+        terms, M, K/2)`` and the scales of stacked rows. Values beyond the calibrated range saturate
+        in every term.
 
     Raises:
         InvalidArgument: an unsupported dtype, shape, stride or alignment, named.
@@ -40,7 +38,7 @@ def quantize(x: Tensor, global_scale: Tensor, terms: int = 1) -> tuple[Tensor, T
 
 
 def quantize_per_token(x: Tensor, terms: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantise activations with one global scale per row, taken from the row itself.
+    """Quantise activations with one global scale per row, computed from the row.
 
     Args:
         x: as for ``quantize``; on sm_100 K is at most 40960 (float32: 24576).

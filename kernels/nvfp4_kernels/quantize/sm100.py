@@ -33,7 +33,7 @@ from nvfp4_kernels.runtime.compile import launch
 
 
 class QuantizeArguments(NamedTuple):
-    """Arguments of a launch: rows to read, ``stride`` elements apart, and rows to write."""
+    """Arguments of a launch: input rows, ``stride`` elements apart, and output rows."""
 
     x: cute.Pointer
     stride: Int64
@@ -45,10 +45,10 @@ class QuantizeSm100:
     """One configuration; each thread quantises 16 elements of a row at a time.
 
     Attributes:
-        dtype: of the input, e.g. ``"bfloat16"``.
-        per_token: whether a row's global scale is its own.
+        dtype: dtype of the input, e.g. ``"bfloat16"``.
+        per_token: whether each row has its own global scale.
         tile: rows and threads.
-        terms: of the result.
+        terms: NVFP4 terms of the result.
     """
 
     dtype: str

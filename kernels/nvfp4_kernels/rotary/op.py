@@ -17,7 +17,7 @@ from nvfp4_kernels.rotary.kernels import DTYPES, KERNELS
 def rotary_embedding(
     positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Rotate queries and keys of every token by its position; inputs are not changed.
+    """Rotate queries and keys by the tokens' positions; inputs are not modified.
 
     Element i < R/2 of a head is paired with element i + R/2, as in GPT-NeoX, and in vLLM's
     ``RotaryEmbedding`` with ``is_neox_style``::
@@ -27,20 +27,19 @@ def rotary_embedding(
 
     Elements from R on are copied. Computed in float32, and rounded once.
 
-    On sm_90 ``positions`` and ``cos_sin_cache`` are read while kernels before this one in the
-    stream may still run, where those let it start early: none of these may write them. The kernel
-    after this one may start while the one before this one still runs.
+    On sm_90 ``positions`` and ``cos_sin_cache`` may be read while preceding kernels that allow
+    programmatic dependent launch still run: these kernels must not write either tensor. The next
+    kernel may start while the preceding kernel still runs.
 
     Args:
-        positions: int64 ``(M,)``, contiguous: the row of ``cos_sin_cache`` for each token. That
-            all are from 0 to P - 1 is checked on CPU only.
+        positions: int64 ``(M,)``, contiguous: the row of ``cos_sin_cache`` for each token, from 0
+            to P - 1 (checked on CPU only).
         q: bfloat16 or float16 ``(M, Hq, D)``, the last stride 1; other strides are free, as in a
             slice of the QKV projection. On sm_90 D is a
             multiple of 8 up to 1024, and all rows start on multiples of 16 bytes.
         k: ``(M, Hkv, D)`` of ``q``'s dtype, strides as for ``q``.
         cos_sin_cache: ``(P, R)`` of ``q``'s dtype, contiguous: R/2 cosines and then R/2 sines. R is
-            even, from 2 to D. On sm_90 it is a multiple of 16, and the cache starts on a multiple
-            of 16 bytes.
+            even, from 2 to D. On sm_90 R is a multiple of 16, and the cache is 16-byte aligned.
 
     Returns:
         ``q_out`` and ``k_out``: new contiguous tensors of ``q``'s and ``k``'s shapes and dtype.

@@ -32,7 +32,7 @@ class Heads(NamedTuple):
     num_heads: Int32
 
     def addresses(self, token: Int32, head: Int32, head_dim: int) -> tuple[Int64, Int64]:
-        """Addresses of a head in ``data`` and in ``out``."""
+        """Addresses of a head in ``data`` and ``out``."""
         start = Int64(token) * self.token_stride + Int64(head) * self.head_stride
         out_start = (Int64(token) * Int64(self.num_heads) + Int64(head)) * head_dim
         return (
@@ -71,11 +71,11 @@ class HeadSlice:
 class RotaryEmbeddingSm90:
     """Rotary embedding: a CTA rotates heads of one token.
 
-    A thread has 16 bytes of a head and their partners R/2 elements on, or 16 bytes to copy.
+    A thread has 16 bytes of a head and the 16 bytes R/2 elements further, or 16 bytes to copy.
 
     Attributes:
-        dtype: of all but the positions, ``"bfloat16"`` or ``"float16"``.
-        tile: heads of a CTA, and its thread layout.
+        dtype: dtype of all tensors but the positions, ``"bfloat16"`` or ``"float16"``.
+        tile: heads of a CTA, and thread layout.
     """
 
     dtype: str
@@ -101,11 +101,11 @@ class RotaryEmbeddingSm90:
     def kernel(self, arguments: RotaryArguments) -> None:
         """Load cosines and sines, then rotate this thread's heads or copy their tails."""
         tile, queries, keys = self.tile, arguments.q, arguments.k
-        # At once: attention, which comes next, loads keys while the projection before this ends.
+        # At once: the next kernel, attention, loads keys while the preceding projection ends.
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         thread, (token, group, _) = cute.arch.thread_idx()[0], cute.arch.block_idx()
         slot, vector = thread // tile.head_threads, thread % tile.head_threads
-        # Positions, cosines and sines are older than the kernel before this one.
+        # Preceding kernels must not write positions, cosines and sines.
         position = Int64(Array(arguments.positions, shape=(1,)).load(Int64(token)))
         table = Array(arguments.cos_sin_cache, shape=(1,))
         start = position * tile.rotary_dim + vector % tile.rotary_threads * PIECE
@@ -126,7 +126,7 @@ class RotaryEmbeddingSm90:
                 self._copy(heads, tile.rotary_dim + (vector - tile.rotary_threads) * PIECE)
 
     def _head(self, queries: Heads, keys: Heads, token: Int32, head: Int32) -> HeadSlice:
-        """Head of a token: queries' heads, then keys'; past the last, the last is read again."""
+        """Head of a token: queries' heads, then keys'; past the end, the last head again."""
         heads = queries.num_heads + keys.num_heads
         inside = cutlass.min(head, heads - 1)
         is_query = inside < queries.num_heads

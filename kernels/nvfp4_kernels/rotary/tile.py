@@ -8,13 +8,13 @@ MAX_HEAD_DIM = 1024  # a CTA has enough threads for a whole head
 
 @dataclass(frozen=True)
 class RotaryTile:
-    """Heads of one token that a CTA has, and its thread layout.
+    """Heads of one token per CTA, and the thread layout.
 
     Attributes:
         head_dim: D.
         rotary_dim: R.
         slots: heads that threads process at once.
-        steps: heads of a thread, one after the other.
+        steps: heads per thread, in sequence.
     """
 
     head_dim: int
@@ -24,12 +24,12 @@ class RotaryTile:
 
     @property
     def rotary_threads(self) -> int:
-        """Threads per head that rotate a vector of the first R/2 elements and its partner."""
+        """Threads per head that rotate, each a vector of the first R/2 elements and its partner."""
         return self.rotary_dim // (2 * PIECE)
 
     @property
     def head_threads(self) -> int:
-        """Threads per head: those that rotate, and those that copy a vector."""
+        """Threads per head, rotating or copying."""
         return self.rotary_threads + (self.head_dim - self.rotary_dim) // PIECE
 
     @property

@@ -1,1 +1,1 @@
-"""Way of a kernel to its launch: traced, compiled, kept, loaded, recorded and replayed."""
+"""Compilation and launch of kernels: trace, compile, cache, load, record, replay."""

@@ -1,8 +1,8 @@
-"""Compilation of CuTe DSL kernels, their cache and their launch: one way for all ops.
+"""Compilation, cache and launch of CuTe DSL kernels, common to all ops.
 
 A kernel is a frozen dataclass whose fields are its configuration. Its compiled form, host code and
-cubin in one object file, is kept under a digest of that configuration, of this package's source
-and of the compiler, so that whoever has built it once starts without compiling.
+cubin in one object file, is cached under a digest of the configuration, this package's source and
+the compiler, so that a kernel is compiled only once.
 """
 
 import functools
@@ -34,7 +34,7 @@ _DEFAULT_CACHE = "~/.cache/nvfp4_kernels"
 ARCH_VARIABLE = "CUTE_DSL_ARCH"
 COMPILERS_CACHE_VARIABLE = "CUTE_DSL_CACHE_DIR"
 _SYMBOL = "launch"
-# CuTe's settings that say where things are, not what is compiled; the arch has its own place.
+# CuTe's settings for paths, which do not affect compilation; the arch is handled separately.
 _PLACES = ("_ARCH", "_DIR", "_LIBS")
 # LLVM's name and feature for any processor of a kind.
 _ANY_HOST = {"x86_64": ("x86-64", "+sse2"), "aarch64": ("generic", "+neon")}
@@ -42,21 +42,21 @@ _ANY_HOST = {"x86_64": ("x86-64", "+sse2"), "aarch64": ("generic", "+neon")}
 # CuTe DSL compiles in state that all threads share.
 _one_at_a_time = threading.Lock()
 
-# Told of a launch's tensors before it: an emulator has to know what memory the device has.
+# Hook called with a launch's tensors before it: an emulator must know the device's memory.
 watchers: list[Callable[[list[Tensor]], None]] = []
 
 
 class UnusableCache(OSError):
     """A folder for compiled kernels that cannot be written to, or that others may write to.
 
-    Or a file in it that is damaged, or another user's.
+    Also: a cached file that is damaged, or owned by another user.
     """
 
 
 class DeviceKernel(Protocol):
-    """A CuTe DSL kernel in one configuration; a frozen dataclass, so that its ``repr`` tells all.
+    """CuTe DSL kernel in one configuration; a frozen dataclass with a complete ``repr``.
 
-    ``__call__`` is the ``@cute.jit`` host function. It takes what ``signature`` shows, and a
+    ``__call__`` is the ``@cute.jit`` host function. Its arguments are as in ``signature``, and a
     stream.
     """
 
@@ -71,9 +71,9 @@ def launch(kernel: DeviceKernel, *arguments: Any) -> None:
     """Launch ``kernel`` on the current stream of its first tensor's device.
 
     Args:
-        kernel: compiled on first use, unless its compiled form is kept already.
-        arguments: as its signature says: tensors for pointers (None: a null pointer), numbers, and
-            tuples of them.
+        kernel: compiled on first use, unless cached.
+        arguments: arguments by the kernel's signature: tensors for pointers (None: a null pointer),
+            numbers, and tuples of these.
     """
     tensors: list[Tensor] = []
     words = _words(arguments, tensors)
@@ -91,9 +91,9 @@ def start(
     """Call a kernel's host function on the current stream of a device.
 
     Args:
-        host: the function for what ``arch`` says there.
-        words: its arguments as it takes them.
-        device: of its first tensor.
+        host: host function compiled for ``arch`` on the device.
+        words: arguments of the host function.
+        device: device of the first tensor.
     """
     if device.type != "cuda":
         host(arch())(*words, 0)
@@ -103,7 +103,7 @@ def start(
 
 
 def _words(given: tuple[Any, ...], tensors: list[Tensor]) -> tuple[Any, ...]:
-    """Arguments as compiled host code takes them; their tensors are added to ``tensors``."""
+    """Arguments of compiled host code, in its format; tensors are appended to ``tensors``."""
     words: list[Any] = []
     for each in given:
         if isinstance(each, Tensor):
@@ -118,14 +118,15 @@ def _words(given: tuple[Any, ...], tensors: list[Tensor]) -> tuple[Any, ...]:
 
 @functools.cache
 def compiled(kernel: DeviceKernel, target: str) -> Callable[..., None]:
-    """The kernel's host function: from the cache, else compiled and put there.
+    """The kernel's host function, from the cache or compiled and cached.
 
     Args:
-        kernel: in one configuration.
-        target: what ``arch`` says now; a process may launch on devices of several.
+        kernel: kernel in one configuration.
+        target: current result of ``arch``; a process may launch on devices of several
+            architectures.
 
     Raises:
-        UnusableCache: it cannot be kept, or what is kept cannot be loaded.
+        UnusableCache: the kernel cannot be cached, or the cached file cannot be loaded.
     """
     with _one_at_a_time:
         place = object_path(kernel)
@@ -149,10 +150,10 @@ def _load(place: Path) -> Callable[..., None]:
 
 
 def read_kept(place: Path) -> bytes:
-    """Read a kernel's object file, which is to be run.
+    """Read a kernel's cached object file for execution.
 
     Raises:
-        UnusableCache: it is damaged, or others could have put it there.
+        UnusableCache: the file is damaged, or others could have written it.
     """
     with _loadable(place), _trusted(CACHE_VARIABLE, place.parent):
         return read_sealed(place)
@@ -162,10 +163,10 @@ def build(kernel: DeviceKernel, place: Path) -> None:
     """Compile ``kernel`` into an object file at ``place``; whole or not at all.
 
     Raises:
-        UnusableCache: its folder cannot be written to, or others may write to it.
+        UnusableCache: the folder is not writable, or is writable by others.
     """
     with _kept_in(place.parent):
-        # A folder that was named may be for others to read; the user's own is not.
+        # A folder set by the user may be readable by others; the default folder is private.
         create_folder(place.parent, 0o755 if CACHE_VARIABLE in os.environ else 0o700)
         check_folder(CACHE_VARIABLE, place.parent)
     function = compile_kernel(kernel)
@@ -175,21 +176,21 @@ def build(kernel: DeviceKernel, place: Path) -> None:
         function.export_to_c(str(written), _SYMBOL)
         seal(written)
         with written.open("rb") as file:
-            os.fsync(file)  # before it has its name
+            os.fsync(file)  # before the rename
         os.replace(written, place)
 
 
 def check_folder(name: str, folder: Path) -> None:
-    """Check that nobody untrusted could put something into a folder of kernels.
+    """Check that no untrusted user could write to a folder of kernels.
 
-    A folder that others may write to is refused, not mended: their files there would be run.
+    A folder that others may write to is refused, not fixed: files by others would be executed.
 
     Args:
-        name: what the folder was given as.
-        folder: is there.
+        name: name of the setting for the folder.
+        folder: existing folder.
 
     Raises:
-        UnusableCache: somebody could.
+        UnusableCache: an untrusted user could write to the folder.
     """
     with _trusted(name, folder):
         check_trusted(folder)
@@ -197,7 +198,7 @@ def check_folder(name: str, folder: Path) -> None:
 
 @contextmanager
 def _trusted(name: str, folder: Path) -> Iterator[None]:
-    """Raise what is untrusted about a folder, or a file in it, as ``UnusableCache``."""
+    """Context that raises an untrusted folder, or file in the folder, as ``UnusableCache``."""
     try:
         yield
     except UnknownTrust as error:
@@ -211,12 +212,12 @@ def _trusted(name: str, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _loadable(place: Path) -> Iterator[None]:
-    """Raise what goes wrong with an object file as ``UnusableCache``."""
+    """Context that raises errors of an object file as ``UnusableCache``."""
     try:
         yield
     except UnusableCache:
         raise
-    except Exception as error:  # the linker has classes of its own
+    except Exception as error:  # the linker has its own exception classes
         raise UnusableCache(
             f"{CACHE_VARIABLE}: {place} cannot be loaded ({_line(error)}), must be as it was "
             "compiled; if it is damaged, delete it, and it is compiled again"
@@ -225,7 +226,7 @@ def _loadable(place: Path) -> Iterator[None]:
 
 @contextmanager
 def _kept_in(folder: Path) -> Iterator[None]:
-    """Raise what goes wrong with a folder as ``UnusableCache``."""
+    """Context that raises errors of a folder as ``UnusableCache``."""
     try:
         yield
     except UnusableCache:
@@ -242,15 +243,15 @@ def _line(error: Exception) -> str:
 
 
 def compile_kernel(kernel: DeviceKernel, *, callable_here: bool = False) -> Any:
-    """CuTe DSL's compiled function, whatever is kept.
+    """CuTe DSL's compiled function, bypassing the cache.
 
     Args:
-        kernel: in one configuration.
-        callable_here: whether its host code is loaded into this process, too. Otherwise it can
-            only be looked at and exported, and takes a quarter less time.
+        kernel: kernel in one configuration.
+        callable_here: whether to load the host code into this process. Otherwise the result can
+            only be inspected and exported, and takes a quarter less time.
 
     Raises:
-        UnusableCache: CuTe DSL would read what others may have written.
+        UnusableCache: CuTe DSL would read files that others may have written.
     """
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_stream
@@ -267,9 +268,9 @@ def compile_kernel(kernel: DeviceKernel, *, callable_here: bool = False) -> Any:
 
 
 def _check_compilers_cache() -> None:
-    """Check CuTe DSL's own folder, under ``/tmp`` by default, where compiling reads from it.
+    """Check CuTe DSL's own folder, ``/tmp`` by default, if the compiler reads from it.
 
-    ``cute.compile`` takes no kernel from there. Facts of classes it does, with PyIR, which is off
+    ``cute.compile`` reads no kernel from this folder, but reads class data with PyIR, which is off
     unless ``CUTE_DSL_ENABLE_PYIR`` is set.
     """
     from cutlass.base_dsl.cache_helpers import get_default_generated_ir_path
@@ -282,9 +283,9 @@ def _check_compilers_cache() -> None:
 
 
 def _generalise_host(function: Any) -> None:
-    """Keep CuTe from using every instruction of this machine's processor, AVX-512 say.
+    """Keep CuTe from using instructions specific to this machine's CPU, e.g. AVX-512.
 
-    The object may run on another one, and its host code has nothing to hurry for.
+    The object may run on another CPU, and host code is not performance-critical.
     """
     from cutlass._mlir import ir
 
@@ -329,9 +330,9 @@ def object_path(kernel: DeviceKernel) -> Path | None:
 
 @functools.cache
 def _toolchain(target: str) -> str:
-    """Digest of all else that changes the compiled form: sources, compiler, settings, both devices.
+    """Digest of all other inputs of the compiled form: sources, compiler, settings, both devices.
 
-    The same on a machine without a GPU as on the one it compiles for.
+    The same on a build machine without a GPU as on the target machine.
     """
     from cutlass.base_dsl.version_info import CUDA_VERSION
 

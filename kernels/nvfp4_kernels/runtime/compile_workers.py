@@ -1,7 +1,8 @@
-"""Compilation of many kernels at once, in processes of their own.
+"""Parallel compilation of many kernels in separate processes.
 
-For a server's worker: multiprocessing lets a daemonic process have no children, and starts others
-by importing a main module that may be anybody's script. These are handed kernels on standard input.
+For a server's worker process: multiprocessing forbids children of a daemonic process, and starts
+processes by importing the main module, an arbitrary script. These processes instead receive kernels
+on standard input.
 """
 
 import os
@@ -16,14 +17,14 @@ from nvfp4_kernels.runtime.compile import ARCH_VARIABLE, DeviceKernel, arch, bui
 
 
 def build_apart(kernels: Sequence[DeviceKernel], jobs: int) -> list[str]:
-    """Compile and keep kernels that are not kept yet, by ``jobs`` processes.
+    """Compile and cache kernels that are not cached yet, in ``jobs`` processes.
 
     Args:
-        kernels: of modules that can be imported; ``NVFP4_KERNELS_CACHE`` must not be empty.
-        jobs: each takes every so many-th kernel.
+        kernels: kernels of importable modules; ``NVFP4_KERNELS_CACHE`` must not be empty.
+        jobs: processes; each takes every ``jobs``-th kernel.
 
     Returns:
-        Why processes failed, a line each. Some of what they were to compile is then not there.
+        Errors of failed processes, a line each; some of their kernels are then missing.
     """
     with ExitStack() as stack:
         started = []
@@ -45,7 +46,7 @@ def build_apart(kernels: Sequence[DeviceKernel], jobs: int) -> list[str]:
                 with process.stdin as to_process:
                     pickle.dump(list(share), to_process)
             except BrokenPipeError:
-                continue  # what it says tells why
+                continue  # its output has the reason
         failures = []
         for process, _, errors in started:
             status = process.wait()
@@ -73,7 +74,7 @@ def _main() -> None:
         try:
             if not place.exists():
                 build(kernel, place)
-        except Exception as error:  # the compiler has classes of its own
+        except Exception as error:  # the compiler has its own exception classes
             failures.append(f"{type(error).__name__}: {' '.join(str(error).split())}")
     if failures:
         sys.exit(failures[0])

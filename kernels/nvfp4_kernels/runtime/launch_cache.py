@@ -1,10 +1,9 @@
-"""Prepared launches: what a call's checks and choices came to, kept for all calls alike.
+"""Prepared launches: results of a call's checks and choices, cached for similar calls.
 
-A call whose arguments have the dtypes, shapes, strides, devices and alignments, and the very
-numbers, of one before is checked, and its kernel chosen, by looking that one up. What remains is to
-allocate its results and to write addresses into the launch's arguments. Whatever else a function
-does, reading contents say, keeps its calls from being prepared: see
-``nvfp4_kernels.runtime.recording``.
+If a call has the numbers of an earlier call, and tensors of the same dtypes, shapes, strides,
+devices and alignments, a look-up replaces the checks and the choice of a kernel. The call then only
+allocates its results and writes addresses into the launch's arguments. A function with other
+effects, such as reading contents, is not prepared: see ``nvfp4_kernels.runtime.recording``.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -19,7 +18,7 @@ from nvfp4_kernels.devices import is_reference_device, stand_in_epoch
 from nvfp4_kernels.runtime.recording import Recording, active, relation
 from nvfp4_kernels.runtime.replay import Replay
 
-# Bytes that addresses are compared modulo of: a multiple of what any check asks for.
+# Modulus in bytes for comparing addresses: a multiple of every checked alignment.
 ALIGNMENT = 64
 # Calls that a function keeps; a server sees batches of ever other sizes.
 MAX_REPLAYS = 256
@@ -34,9 +33,9 @@ Key = tuple[Any, ...]
 
 @contextmanager
 def suspended(wanted: bool = True) -> Iterator[None]:
-    """Context in which every call is checked anew; or, where not ``wanted``, none that need not be.
+    """Context in which every call is checked anew; with ``wanted`` false, a no-op.
 
-    For those who put other functions in the place of choosers and launches.
+    For callers that replace choosers and launches.
     """
     global _is_suspended
     before, _is_suspended = _is_suspended, wanted
@@ -47,19 +46,20 @@ def suspended(wanted: bool = True) -> Iterator[None]:
 
 
 class Prepared:
-    """A function whose calls are prepared.
+    """Function with prepared calls.
 
     Args:
-        function: checks its arguments, allocates, launches; takes tensors, of which the first
-            argument is one, numbers, strings, dtypes, None, and lists of integers and strings, by
-            position.
-        multiples: of integers by their places: the function does the same for all positive ones
-            that round up to the same multiple of this.
-        compared: pairs of tensors, by their places, of which the function may ask how their memory
-            lies: see ``recording.compared``.
+        function: function that checks its arguments, allocates and launches; arguments are
+            positional: tensors (the first must be one), numbers, strings, dtypes, None, and lists
+            of integers and strings.
+        multiples: from positions of integer arguments to granularities: the function does the same
+            for all positive values that round up to the same multiple.
+        compared: pairs of positions of tensors whose memory overlap the function may query: see
+            ``recording.compared``.
 
     Attributes:
-        replays: by a call's key; None: such calls do more than allocate and launch.
+        replays: replay for each call key; None: calls with this key do more than allocate and
+            launch.
     """
 
     def __init__(
@@ -86,15 +86,16 @@ class Prepared:
         key = self.key(given, pointers)
         if key is None:
             return self.function(*given)
-        replay = self.replays.get(key, _UNKNOWN)  # of several threads one may empty it
+        replay = self.replays.get(key, _UNKNOWN)  # another thread may empty it
         if replay is _UNKNOWN:
             return self._record(key, given)
         return self.function(*given) if replay is None else replay.run(given, pointers)
 
     def key(self, given: tuple[Any, ...], pointers: list[int]) -> Key | None:
-        """All that a call depends on but contents and addresses; None: it cannot be prepared.
+        """All properties of a call except contents and addresses; None: cannot be prepared.
 
-        Addresses are added to ``pointers``, one for each argument, 0 for what is no tensor.
+        Addresses are appended to ``pointers``, one per argument, 0 for arguments that are not
+        tensors.
         """
         key: list[Any] = [stand_in_epoch()]
         try:
@@ -109,7 +110,7 @@ class Prepared:
                 if kind in _PLAIN:
                     key += kind, x
                 elif kind is float:
-                    key += kind, x.hex()  # which tells zeros apart, and a NaN equals itself
+                    key += kind, x.hex()  # hex distinguishes 0.0 and -0.0, and a NaN equals itself
                 elif (kind is list or kind is tuple) and _LISTED.issuperset(map(type, x)):
                     key += kind, tuple(x)
                 else:

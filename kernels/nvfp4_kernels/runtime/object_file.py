@@ -1,7 +1,7 @@
-"""Object files of compiled kernels, which a process runs: whole, and nobody else's to change.
+"""Object files of compiled kernels: sealed against damage and foreign writes.
 
-A digest of the content stands behind it, where an ELF reader does not look. It finds what a disk or
-a copy has damaged; who may write to the folder could replace both: see ``trusted_path``.
+A digest follows the content, where an ELF reader does not look. The digest detects damage by a disk
+or a copy, but not a user with write access, who could replace both: see ``trusted_path``.
 """
 
 import hashlib
@@ -18,11 +18,11 @@ _SEAL_BYTES = len(_MARK) + hashlib.sha256().digest_size
 
 
 class DamagedFile(ValueError):
-    """A file that is not as it was sealed; says so in words to follow its name."""
+    """A damaged sealed file; the message is worded to follow the file's name."""
 
 
 def seal(file: Path) -> None:
-    """Append the digest of a file's content, and let only its owner write to it."""
+    """Append the digest of a file's content, and make the file writable by its owner only."""
     content = file.read_bytes()
     with file.open("ab") as stream:
         stream.write(_MARK + hashlib.sha256(content).digest())
@@ -33,9 +33,9 @@ def read_sealed(file: Path) -> bytes:
     """Content of a sealed file, without its digest.
 
     Raises:
-        DamagedFile: it is not as it was sealed.
-        UntrustedPath: somebody else could have sealed it.
-        OSError: it cannot be read.
+        DamagedFile: the file is not as it was sealed.
+        UntrustedPath: another user could have sealed the file.
+        OSError: the file cannot be read.
     """
     content = read_trusted(file)
     body, end = content[:-_SEAL_BYTES], content[-_SEAL_BYTES:]
@@ -46,9 +46,9 @@ def read_sealed(file: Path) -> bytes:
 
 @contextmanager
 def in_memory(content: bytes) -> Iterator[str]:
-    """Context with a path of ``content`` in memory, for a loader that takes nothing but paths.
+    """Context with a path of ``content`` in memory, for loaders that accept only paths.
 
-    The loader reads what was checked, whatever has happened to the file since.
+    The loader reads the checked content, even if the file has changed since.
     """
     descriptor = os.memfd_create("kernel.o")
     with open(descriptor, "wb") as stream:

@@ -1,8 +1,8 @@
-"""Recording of a call: the memory it allocates, the launches it makes, and whether that is all.
+"""Recording of a call: allocations, launches, and whether the call does anything else.
 
-A call that does nothing else can be repeated for arguments alike without running its Python again:
-see ``nvfp4_kernels.runtime.launch_cache``. Tensors are followed by the operations that made them,
-never by their addresses: two arguments may share memory once and not the next time.
+A call that only allocates and launches can be repeated for similar arguments without running its
+Python code: see ``nvfp4_kernels.runtime.launch_cache``. Tensors are identified by the operations
+that made them, never by addresses: two arguments may share memory in one call and not in the next.
 """
 
 import threading
@@ -20,11 +20,11 @@ _ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_
 
 
 class Source(NamedTuple):
-    """Place of a tensor.
+    """Origin of a tensor.
 
     Attributes:
-        tensor: number of an argument, or, from theirs on, of an allocation.
-        offset: bytes from its first element on.
+        tensor: index of an argument, or number of arguments plus index of an allocation.
+        offset: offset from the first element in bytes.
     """
 
     tensor: int
@@ -36,8 +36,8 @@ class Allocation:
     """Uninitialised memory.
 
     Attributes:
-        tensor: that was allocated.
-        result: tensor of all its elements that is returned; None: it is returned as it is, or not.
+        tensor: allocated tensor.
+        result: returned view of all elements; None: returned as allocated, or not returned.
     """
 
     tensor: Tensor
@@ -52,7 +52,7 @@ _STATE = _State()
 
 
 def active() -> "Recording | None":
-    """Recording of this thread's call, if one is being recorded."""
+    """Active recording of this thread, or None."""
     return _STATE.active
 
 
@@ -61,14 +61,14 @@ class Recording(TorchDispatchMode):
 
     Args:
         given: the call's arguments.
-        compared: pairs of their places: the relation of the two is a part of the call's key.
+        compared: pairs of positions of arguments whose relation is a part of the call's key.
 
     Attributes:
-        arguments: what the function is to be called with: a view of every tensor, so that one that
-            is given twice is told apart.
-        allocations: memory that was allocated.
+        arguments: arguments for the function: a view of every tensor, so that duplicate arguments
+            are distinguishable.
+        allocations: recorded allocations.
         launches: kernels, and their arguments.
-        obstacle: what the call did that is neither an allocation nor a launch; empty: nothing.
+        obstacle: operation of the call that is neither an allocation nor a launch, or "".
     """
 
     def __init__(self, given: tuple[Any, ...], compared: Collection[tuple[int, int]] = ()) -> None:
@@ -115,11 +115,11 @@ class Recording(TorchDispatchMode):
         elif view is not x:
             tensor, offset = self._sources[id(x)]
             if not view.numel() and x.numel():
-                self.obstacle = f"{func} of no elements"  # whose address is 0
+                self.obstacle = f"{func} of no elements"  # an empty tensor's address is 0
             self._sources[id(view)] = Source(tensor, offset + view.data_ptr() - x.data_ptr())
 
     def source(self, x: Any) -> Source | None:
-        """Place of a tensor; None if it is not known."""
+        """Origin of a tensor; None if unknown."""
         return self._sources.get(id(x))
 
     def compares(self, x: Tensor, y: Tensor) -> bool:
@@ -128,12 +128,12 @@ class Recording(TorchDispatchMode):
         return tuple(places) in self._compared
 
     def launched(self, kernel: Any, arguments: tuple[Any, ...]) -> None:
-        """Note a launch."""
+        """Record a launch."""
         self._alive.append(arguments)
         self.launches.append((kernel, arguments))
 
     def given_back(self, result: Any) -> Any:
-        """A result of the call, with the caller's tensors where it holds views of them."""
+        """A result of the call, with the caller's tensors instead of recorded views."""
         if isinstance(result, Tensor):
             for own, view in zip(self._given, self.arguments, strict=True):
                 if result is view:
@@ -143,7 +143,7 @@ class Recording(TorchDispatchMode):
         return result
 
     def returned(self, x: Tensor) -> int | None:
-        """Index of the argument or of the allocation that a result is; None if it is neither."""
+        """Index of the argument or allocation that is a result; None if neither."""
         source = self.source(x)
         if source is None:
             return None
@@ -159,7 +159,7 @@ class Recording(TorchDispatchMode):
 
 
 def keep_unprepared(reason: str) -> None:
-    """Note that what happens now depends on more than a call's key, contents of tensors say."""
+    """Mark the call as dependent on more than its key, e.g. on contents of tensors."""
     if _STATE.active is not None:
         _STATE.active.obstacle = reason
 
@@ -174,7 +174,7 @@ def relation(x: Tensor, y: Tensor) -> Relation:
 
 
 def compared(x: Tensor, y: Tensor) -> Relation:
-    """Ask for the ``relation`` of two tensors; unless a call's key has it, it stays unprepared."""
+    """The ``relation`` of two tensors; if not in the call's key, the call stays unprepared."""
     if _STATE.active is not None and not _STATE.active.compares(x, y):
         keep_unprepared("addresses are compared")
     return relation(x, y)
@@ -188,7 +188,7 @@ def _extent(x: Tensor) -> int:
 
 
 def is_listened_to() -> bool:
-    """Whether somebody but a recording, a graph's tracer say, is to see the ops that are called."""
+    """Whether anything but a recording, e.g. a graph tracer, must see the called ops."""
     if torch.compiler.is_compiling():
         return True
     own = _STATE.active is not None

@@ -13,19 +13,19 @@ _Results = int | None | tuple["_Results", ...]
 
 
 class Template:
-    """Arguments of a launch, but for addresses.
+    """Arguments of a launch with open addresses.
 
     Args:
-        arguments: as ``compile.launch`` takes them.
-        recording: of the call that made them.
+        arguments: arguments of ``compile.launch``.
+        recording: recording of the call with the launch.
 
     Attributes:
-        words: of this level, 0 for what is missing.
-        addresses: missing ones: their places, the tensors' indices, offsets in bytes.
-        parts: bundles among the words in which addresses are missing, with their places.
+        words: words of this level, 0 for open addresses.
+        addresses: open addresses: position, index of the tensor, offset in bytes.
+        parts: nested bundles with open addresses, and their positions.
 
     Raises:
-        KeyError: a tensor comes from elsewhere.
+        KeyError: a tensor is neither an argument nor an allocation of the call.
     """
 
     def __init__(self, arguments: tuple[Any, ...], recording: Recording) -> None:
@@ -48,7 +48,7 @@ class Template:
             self.words.append(word)
 
     def filled(self, pointers: list[int]) -> tuple[Any, ...]:
-        """Words of compiled host code, with the addresses of an argument or allocation each."""
+        """Words of compiled host code, with addresses of arguments and allocations filled in."""
         words = self.words.copy()
         for place, tensor, offset in self.addresses:
             words[place] = pointers[tensor] + offset
@@ -57,7 +57,7 @@ class Template:
         return tuple(words)
 
     def tensors(self) -> list[int]:
-        """Indices of all tensors whose addresses are missing, in their order."""
+        """Indices of all tensors with open addresses, in order."""
         found = [(place, [tensor]) for place, tensor, _ in self.addresses]
         found += [(place, part.tensors()) for place, part in self.parts]
         return [tensor for _, tensors in sorted(found) for tensor in tensors]
@@ -67,15 +67,15 @@ class Launch:
     """Launch of a recorded call.
 
     Args:
-        kernel: that was launched.
-        arguments: of its launch.
-        recording: of the call.
+        kernel: launched kernel.
+        arguments: arguments of the launch.
+        recording: recording of the call.
 
     Attributes:
         kernel: the kernel.
 
     Raises:
-        KeyError: it reads memory that is neither given to the call nor allocated by it.
+        KeyError: the kernel uses memory that is neither an argument nor an allocation of the call.
     """
 
     def __init__(self, kernel: Any, arguments: tuple[Any, ...], recording: Recording) -> None:
@@ -104,11 +104,11 @@ class Replay:
     """Allocations, launches and results of a call, to be repeated.
 
     Args:
-        recording: of one such call.
-        results: index of the argument or allocation that each result is; None for a None.
+        recording: recording of the call.
+        results: index of the argument or allocation for each result; None for a result None.
 
     Raises:
-        KeyError: as of ``Launch``.
+        KeyError: see ``Launch``.
     """
 
     def __init__(self, recording: Recording, results: _Results) -> None:
@@ -121,7 +121,7 @@ class Replay:
 
     @classmethod
     def of(cls, recording: Recording, result: Any) -> "Replay | None":
-        """Replay of a call that returned ``result``; None: it did more than can be repeated."""
+        """Replay of a call that returned ``result``; None: the call cannot be replayed."""
         if recording.obstacle or not recording.launches:
             return None
         try:
@@ -130,14 +130,14 @@ class Replay:
             return None
 
     def run(self, given: tuple[Any, ...], pointers: list[int]) -> Any:
-        """Do what the recorded call did.
+        """Repeat the recorded call.
 
         Args:
-            given: arguments of a call of the same key.
-            pointers: their addresses; those of the allocations are added.
+            given: arguments of a call with the same key.
+            pointers: addresses of the arguments; addresses of allocations are appended.
 
         Returns:
-            What it returned, of this call's tensors.
+            The result, from this call's tensors.
         """
         held = [*given]
         for shape, stride, like in self._memory:
@@ -153,7 +153,7 @@ def _results(recording: Recording, result: Any) -> _Results:
     """Indices of results among arguments and allocations.
 
     Raises:
-        KeyError: one is neither an argument nor an allocation.
+        KeyError: a result is neither an argument nor an allocation.
     """
     if result is None:
         return None

@@ -1,6 +1,6 @@
-"""Trust in paths: files that are run must be nobody else's to change or to exchange.
+"""Trust in paths: no untrusted user may change or replace a file that is executed.
 
-Trusted are root, the user that runs this process, and whoever ``NVFP4_KERNELS_CACHE_TRUST`` names.
+Trusted are root, the user of this process, and users and groups in ``NVFP4_KERNELS_CACHE_TRUST``.
 """
 
 import errno
@@ -14,38 +14,38 @@ from typing import NamedTuple
 
 TRUST_VARIABLE = "NVFP4_KERNELS_CACHE_TRUST"
 _ROOT = 0
-_MAX_LINKS = 40  # as many as Linux follows
+_MAX_LINKS = 40  # Linux's limit
 
 
 class UntrustedPath(ValueError):
-    """A path that somebody untrusted could change; says who, in words to follow its name."""
+    """A path that an untrusted user could change; the message is worded to follow its name."""
 
 
 class UnknownTrust(ValueError):
-    """A user or group that ``NVFP4_KERNELS_CACHE_TRUST`` names, and that there is not."""
+    """A nonexistent user or group in ``NVFP4_KERNELS_CACHE_TRUST``."""
 
 
 class Trust(NamedTuple):
-    """Users and groups that may change what is run.
+    """Users and groups that may change executed files.
 
     Attributes:
-        users: may own files, folders and links.
-        groups: may write to those of their group, which may be any user's: Linux lets none but
-            root and a group's members give a file to the group.
+        users: users that may own files, folders and links.
+        groups: groups whose files, folders and links may be group-writable and owned by any user:
+            on Linux only root and a group's members can give a file to the group.
     """
 
     users: frozenset[int]
     groups: frozenset[int]
 
     def check_owner(self, path: Path, status: os.stat_result) -> None:
-        """Check who owns a file, a folder or a link itself.
+        """Check the owner of a file, a folder or a link itself.
 
         Raises:
-            UntrustedPath: it is neither a trusted user's nor of a trusted group.
+            UntrustedPath: neither the user nor the group is trusted.
         """
         if status.st_uid in self.users:
             return
-        # Where everybody may write, a file's group may be the folder's, whoever wrote the file.
+        # In a world-writable folder a new file's group may be the folder's, for any writer.
         if status.st_gid in self.groups and not path.parent.lstat().st_mode & stat.S_IWOTH:
             return
         own = _user(os.geteuid())
@@ -56,16 +56,15 @@ class Trust(NamedTuple):
         )
 
     def check(self, path: Path, status: os.stat_result, *, may_be_sticky: bool) -> None:
-        """Check who owns a file or folder and who may write to it.
+        """Check the owner and the write permissions of a file or folder.
 
         Args:
-            path: of it, without links.
-            status: of it.
-            may_be_sticky: whether everybody may add to it, if nobody may exchange what others put
-                there, as in ``/tmp``.
+            path: path without links.
+            status: ``stat`` of the path.
+            may_be_sticky: whether a world-writable folder is accepted if sticky, as ``/tmp``.
 
         Raises:
-            UntrustedPath: it is untrusted; says what is accepted and the remedy.
+            UntrustedPath: an untrusted path; the message has the accepted state and the remedy.
         """
         self.check_owner(path, status)
         mode, permissions = status.st_mode, f"mode {stat.S_IMODE(status.st_mode):o}"
@@ -86,10 +85,10 @@ class Trust(NamedTuple):
 
 
 def given_trust() -> Trust:
-    """Root, this process's user, and what ``NVFP4_KERNELS_CACHE_TRUST`` adds.
+    """Trust in root, this process's user, and ``NVFP4_KERNELS_CACHE_TRUST``.
 
     Raises:
-        UnknownTrust: the variable names what is no user or group.
+        UnknownTrust: the variable has a name that is not a user or group.
     """
     users, groups = {_ROOT, os.geteuid()}, set[int]()
     for word in filter(None, os.environ.get(TRUST_VARIABLE, "").split(",")):
@@ -104,19 +103,19 @@ def given_trust() -> Trust:
 
 
 def check_trusted(path: Path) -> Path:
-    """Check that nobody untrusted can change a file or folder, or put another in its place.
+    """Check that no untrusted user can change or replace a file or folder.
 
-    Walks from the root over each folder, each link and where it leads: entries of a folder that
-    only the trusted may write to stay what they are seen to be. A sticky folder, as ``/tmp`` is,
-    may stand above; the folder of a file itself must be private.
+    Walks from the root over each folder, link and link target: in a folder that only trusted users
+    may write to, checked entries cannot change. A parent may be sticky, as ``/tmp``; the folder of
+    a file itself must be private.
 
     Returns:
         The path without links.
 
     Raises:
-        UntrustedPath: somebody can.
+        UntrustedPath: an untrusted user can.
         UnknownTrust: see ``given_trust``.
-        OSError: it is not there, or cannot be looked at.
+        OSError: no such path, or not accessible.
     """
     trust, links = given_trust(), 0
     at, rest = Path("/"), [*reversed(path.absolute().parts)]
@@ -139,11 +138,11 @@ def check_trusted(path: Path) -> Path:
 
 
 def read_trusted(path: Path) -> bytes:
-    """Content of a file that ``check_trusted`` finds so; of the very file that was looked at.
+    """Content of a trusted file, read from the very file that was checked.
 
     Raises:
-        UntrustedPath: somebody untrusted can change it, or it is no regular file.
-        OSError: it cannot be read.
+        UntrustedPath: an untrusted user can change the file, or it is not a regular file.
+        OSError: the file cannot be read.
     """
     # A pipe in its place must not hold this process up.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -156,13 +155,13 @@ def read_trusted(path: Path) -> bytes:
 
 
 def create_folder(path: Path, mode: int) -> None:
-    """Create a folder and its parents, unless they are there, with ``mode`` at most.
+    """Create a folder and missing parents, with at most ``mode``.
 
     Raises:
-        OSError: it cannot be created.
+        OSError: the folder cannot be created.
     """
     missing = [each for each in (path, *path.parents) if not each.exists()]
-    for each in reversed(missing):  # ``Path.mkdir`` gives parents what the mask leaves of 777
+    for each in reversed(missing):  # ``Path.mkdir`` creates parents with 777 less the umask
         each.mkdir(mode, exist_ok=True)
     path.mkdir(exist_ok=True)  # raises where something else has the name
 

@@ -1,4 +1,4 @@
-"""Swizzles by their width, and descriptors of what MMAs and copies read from shared memory."""
+"""Shared memory descriptors of MMAs and copies, and swizzles by width."""
 
 from cutlass import Array, Int32, Int64
 from cutlass.experimental import primitives as ptx
@@ -17,21 +17,21 @@ DESCRIPTOR_SWIZZLES = {
 
 
 def row_descriptor(data: Array, width: int) -> Int64:
-    """Rows of ``width`` bytes, swizzled, in groups of eight (PTX ISA, tcgen05 shared memory)."""
+    """Descriptor of swizzled rows of ``width`` bytes, in groups of eight (PTX ISA, tcgen05)."""
     return ptx.Tcgen05SmemDesc.build(data, 16, 8 * width, layout=DESCRIPTOR_SWIZZLES[width])
 
 
 def scale_descriptor(scales: Array) -> Int64:
-    """An atom: 32 rows of 16 bytes, in groups of eight."""
+    """Descriptor of an atom of scales: 32 rows of 16 bytes, in groups of eight."""
     return ptx.Tcgen05SmemDesc.build(scales, 16, 8 * 16)
 
 
 def advance(descriptor: Int64, units: Int32 | int) -> Int64:
-    """Descriptor of what lies ``units`` of 16 bytes further: an addition that cannot carry.
+    """Descriptor advanced by ``units`` of 16 bytes: an addition that cannot carry.
 
-    Only the low word changes: the high word has strides, the version and the swizzle. Assemblers
-    of CUDA 12 and 13.0 are not trusted with an addition of 64 bits here. It is one piece of PTX, as
-    LLVM would make that addition of it again.
+    Only the low word changes: the high word has strides, the version and the swizzle. A 64-bit
+    addition is avoided because of the assemblers of CUDA 12 and 13.0, in inline PTX because LLVM
+    would otherwise form the 64-bit addition again.
     """
     if isinstance(units, int) and units == 0:
         return descriptor

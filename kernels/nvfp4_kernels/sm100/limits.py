@@ -1,4 +1,4 @@
-"""Limits of an SM of Blackwell's data-centre GPUs, and sizes that its tensor core fixes.
+"""Limits of an SM of Blackwell's data-centre GPUs, and tensor core sizes.
 
 No CuTe in here.
 """
@@ -16,7 +16,7 @@ K_STEP = 32  # elements of K: rows of packed data are then multiples of 16 bytes
 ATOM_ROWS = 128
 ATOM_BYTES = 512
 ATOM_COLUMNS = 4  # of tensor memory per atom of scales
-# 228 KB per SM, of which each resident CTA costs 1 KB and can have 227 KB at the most.
+# 228 KB per SM; each resident CTA reserves 1 KB and can have at most 227 KB.
 SM_SHARED_BYTES = 228 * 1024
 CTA_RESERVED_BYTES = 1024
 MAX_SHARED_BYTES = SM_SHARED_BYTES - CTA_RESERVED_BYTES

@@ -1,4 +1,4 @@
-"""Tensor maps, made by the driver, with what some drivers get wrong mended."""
+"""Tensor maps, encoded by the driver, with a fix for defective drivers."""
 
 from collections.abc import Sequence
 
@@ -28,14 +28,14 @@ def tensor_map(
     """Tensor map of a tensor in global memory, innermost dimension first; in host code.
 
     Args:
-        address: of the tensor.
-        dtype: of its elements.
+        address: address of the tensor.
+        dtype: dtype of the elements.
         dims: elements along each dimension.
-        strides: of all dimensions but the first, in units of 16 bytes.
+        strides: strides of all dimensions but the first, in units of 16 bytes.
         box: elements of a copy along each dimension.
-        defective_below: see ``nvfp4_kernels.devices.defective_map_bytes``; maps of fewer bytes lose
-            the bit that such a driver sets.
-        swizzle: of the box in shared memory.
+        defective_below: see ``nvfp4_kernels.devices.defective_map_bytes``; in maps of smaller
+            tensors the bit that such a driver sets is cleared.
+        swizzle: swizzle of the box in shared memory.
         promotion: bytes that L2 fetches together; a hint.
     """
     made = create_tensor_map_tiled(

@@ -1,4 +1,4 @@
-"""Tensor memory: its addresses, and a thread's way to its own lane."""
+"""Tensor memory: addresses, and loads of a thread's lane."""
 
 import cutlass
 from cutlass import Array, Float32, Int32
@@ -13,5 +13,5 @@ def tensor_pointer(address: Int32) -> Array:
 
 
 def load_columns(address: Int32, count: int) -> list[Float32]:
-    """``count``, a power of two, columns of this thread's lane; to be waited for."""
+    """Load ``count`` columns (a power of two) of this thread's lane; the caller waits."""
     return list(ptx.tcgen05_ld(SHAPE, tensor_pointer(address), num=count).to_elements())

@@ -1,4 +1,4 @@
-"""Limits of an SM of Hopper, and sizes that its tensor core fixes. No CuTe in here."""
+"""Limits of an SM of Hopper, and tensor core sizes. No CuTe in here."""
 
 from typing import Literal
 
@@ -8,11 +8,11 @@ SMS = SM_COUNTS["sm_90"]  # of an H200
 WARPGROUP = 128  # threads
 ROW_BYTES = 128  # of a row in shared memory under the widest swizzle
 REGISTERS = 65536  # of an SM
-# 228 KB per SM, of which each resident CTA costs 1 KB and can have 227 KB at the most.
+# 228 KB per SM; each resident CTA reserves 1 KB and can have at most 227 KB.
 SM_SHARED_BYTES = 228 * 1024
 CTA_RESERVED_BYTES = 1024
 MAX_SHARED_BYTES = SM_SHARED_BYTES - CTA_RESERVED_BYTES
-BARRIER_BYTES = 2048  # a CTA's mbarriers, and what alignment costs
+BARRIER_BYTES = 2048  # a CTA's mbarriers, and padding for alignment
 
-# What the tensor core multiplies here.
+# Dtypes of tensor core operands here.
 ActDtype = Literal["bfloat16", "float16"]

@@ -1,4 +1,4 @@
-"""``mma.sync`` for few tokens: cheaper to issue than ``wgmma``, which takes a descriptor each."""
+"""Warp-level ``mma.sync`` for few tokens: cheaper to issue than ``wgmma`` with descriptors."""
 
 from cutlass import Array, Float32, Int32, Uint32
 from cutlass.experimental import primitives as ptx
@@ -8,9 +8,9 @@ from nvfp4_kernels.sm90.wgmma import DTYPES
 
 
 def load_tokens(tokens: Array, first: int, half: int, lane: Int32) -> list[Uint32]:
-    """B of 8 tokens and 32 of K: two words for each of two steps.
+    """B fragments of 8 tokens and 32 of K: two words for each of two steps.
 
-    ``tokens`` are rows of 128 bytes, swizzled; ``half`` of them is wanted.
+    ``tokens`` are swizzled rows of 128 bytes; ``half`` selects 32 of the 64 elements.
     """
     row = lane % 8
     piece = half * 4 + lane // 8
@@ -28,7 +28,7 @@ def load_tokens(tokens: Array, first: int, half: int, lane: Int32) -> list[Uint3
 def multiply(
     accumulator: list[Float32], a: list[Uint32], b: list[Uint32], dtype: str
 ) -> list[Float32]:
-    """D = A · B + D: 16 weight rows × 16 of K by the same K of 8 tokens."""
+    """D = A · B + D: 16 weight rows × 16 of K, times 8 tokens × the same 16 of K."""
     name = DTYPES[dtype]
     return list(
         ptx.inline_ptx(

@@ -31,10 +31,11 @@ def multiply(
     loc: Any = None,
     ip: Any = None,
 ) -> list[Float32]:
-    """D = A · B + D: 64 weight rows × 16 of K by the same K of ``2 · len(accumulator)`` tokens.
+    """D = A · B + D: 64 weight rows × 16 of K, times ``2 · len(accumulator)`` tokens.
 
     ``accumulator`` and ``a`` are one thread's fragments, two elements of ``dtype`` in each word of
-    ``a``. Asynchronous: the result is there after the group's wait, and ``a`` is read until then.
+    ``a``. Asynchronous: until the group's wait, the result is not valid and ``a`` must not be
+    written.
     """
     count = len(accumulator)
     outputs = ", ".join(f"${i}" for i in range(count))
@@ -66,7 +67,7 @@ def multiply(
 
 @dsl_user_op
 def settled(accumulator: list[Float32], *, loc: Any = None, ip: Any = None) -> list[Float32]:
-    """The same values, read no earlier than here: the compiler may move nothing above a wait."""
+    """The accumulator, pinned: the compiler must not move reads above the wait."""
     count = len(accumulator)
     constraints = ["=f"] * count + [str(i) for i in range(count)]
     results = llvm.inline_asm(

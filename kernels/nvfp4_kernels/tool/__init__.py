@@ -1,1 +1,1 @@
-"""``python -m nvfp4_kernels``: build kernels ahead of time, report on them, check them on a GPU."""
+"""``python -m nvfp4_kernels``: build kernels ahead of time, report on kernels, check on a GPU."""

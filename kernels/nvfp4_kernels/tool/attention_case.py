@@ -31,7 +31,7 @@ class AttentionCase:
         lengths: queries and keys of every sequence.
         query_heads, kv_heads, head_dim: sizes.
         page_size: keys of a page.
-        dtype: of queries and result.
+        dtype: dtype of queries and result.
         fp8: whether the cache is E4M3.
         window, soft_cap, sinks: as for ``paged_attention``.
     """

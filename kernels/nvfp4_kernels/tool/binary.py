@@ -1,7 +1,7 @@
-"""Resources that a GPU binary states: registers, local memory, shared memory, threads.
+"""Resources recorded in a GPU binary: registers, local memory, shared memory, threads.
 
-A compiled kernel is a *fat binary*, a container of images, of which one is the *cubin*, an ELF
-file. Its ``.nv.info`` sections hold attributes, of which CUDA's ``cuobjdump -elf`` shows the names.
+A compiled kernel is a *fat binary*, a container of images, one of which is the *cubin*, an ELF
+file. The ``.nv.info`` sections hold attributes; CUDA's ``cuobjdump -elf`` shows their names.
 """
 
 import struct
@@ -14,13 +14,13 @@ _ELF_IMAGE = 2
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _NOBITS = 8  # a section that takes room in memory alone
-# Attributes, and the form of those that carry a string of bytes.
+# Attributes, and the form of attributes with a string of bytes.
 _REGISTERS, _FRAME, _THREADS = 0x2F, 0x11, 0x10
 _SIZED = 4
 
 
 class UnreadableBinary(ValueError):
-    """A GPU binary that does not have the form expected."""
+    """A GPU binary of an unexpected form."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Cubin:
 
     Attributes:
         image: the ELF file.
-        kernel: its name.
-        registers: of a thread.
-        local_bytes: of a thread: its stack frame, where registers are spilled to.
-        shared_bytes: of a CTA, static.
-        threads: of a CTA, as the kernel demands; 0 if it does not.
-        code_bytes: of instructions.
+        kernel: name of the kernel.
+        registers: registers of a thread.
+        local_bytes: local memory of a thread: stack frame, with register spills.
+        shared_bytes: static shared memory of a CTA.
+        threads: threads of a CTA required by the kernel; 0 if not recorded.
+        code_bytes: bytes of instructions.
     """
 
     image: bytes
@@ -50,7 +50,7 @@ def read_fat_binary(data: bytes) -> Cubin:
     """The kernel of a fat binary.
 
     Raises:
-        UnreadableBinary: it is no fat binary, or has not one image of one kernel.
+        UnreadableBinary: not a fat binary, or not exactly one image of one kernel.
     """
     if data[:4] != FAT_MAGIC:
         raise UnreadableBinary(
@@ -73,7 +73,7 @@ def read_cubin(image: bytes) -> Cubin:
     """The kernel of a cubin.
 
     Raises:
-        UnreadableBinary: it is no uncompressed ELF file, or has not one kernel.
+        UnreadableBinary: not an uncompressed ELF file, or not exactly one kernel.
     """
     if image[:4] != b"\x7fELF":
         raise UnreadableBinary(
@@ -124,7 +124,7 @@ def _string(data: bytes, at: int) -> str:
 
 
 def _attributes(data: bytes) -> list[tuple[int, bytes]]:
-    """Number and value of each."""
+    """Number and value of each attribute."""
     found, at = [], 0
     while at < len(data):
         form, number, value = struct.unpack_from("<BBH", data, at)
@@ -136,7 +136,7 @@ def _attributes(data: bytes) -> list[tuple[int, bytes]]:
 
 
 def _of_symbol(attributes: list[tuple[int, bytes]], number: int, symbol: int) -> int:
-    """The value that a pair of symbol and value gives for ``symbol``."""
+    """Value for ``symbol`` of an attribute that is a pair of symbol and value."""
     for each, data in attributes:
         if each == number and len(data) == 8:
             index, value = struct.unpack("<II", data)

@@ -1,4 +1,4 @@
-"""Compiling a set of kernels into a folder, several at a time."""
+"""Compilation of a set of kernels into a folder, several at a time."""
 
 import os
 import time
@@ -19,10 +19,10 @@ class Built:
 
     Attributes:
         spec: the kernel.
-        path: its object file.
-        nbytes: of the file; 0 if there is none.
-        seconds: it took; 0 if it was there already.
-        error: why there is none, else empty.
+        path: object file.
+        nbytes: size of the file; 0 if missing.
+        seconds: compile time; 0 if cached.
+        error: reason for a missing file, else empty.
     """
 
     spec: KernelSpec
@@ -33,16 +33,17 @@ class Built:
 
 
 def prepare(arch: str, out: Path | None = None) -> None:
-    """Has this process compile for ``arch``, and keep what it compiles in ``out``.
+    """Set this process to compile for ``arch``, with ``out`` as the cache.
 
-    Before it has compiled anything. A server on such a GPU finds it there, given that folder alone.
+    Must precede any compilation. A server on such a GPU finds the kernels if its cache is this
+    folder.
     """
     os.environ[compiler.ARCH_VARIABLE] = arch
     os.environ[CACHE_VARIABLE] = str(out or "")
 
 
 def build_one(spec: KernelSpec) -> Built:
-    """Compiles one kernel, unless it is there and could be run; needs ``prepare``."""
+    """Compile one kernel, unless a usable object file exists; needs ``prepare``."""
     kernel = spec.kernel()
     path = compiler.object_path(kernel)
     assert path is not None, "prepared"
@@ -55,16 +56,16 @@ def build_one(spec: KernelSpec) -> Built:
     except OSError:
         raise  # the folder is at fault, and will be for the next one too
     except Exception as error:
-        # The compiler raises classes of its own; any of them costs this kernel and no other.
+        # The compiler raises its own exception classes; any of them costs only this kernel.
         return Built(spec, path, 0, time.monotonic() - started, f"{type(error).__name__}: {error}")
     return Built(spec, path, path.stat().st_size, time.monotonic() - started)
 
 
 def build_all(specs: Sequence[KernelSpec], out: Path, arch: str, jobs: int) -> Iterator[Built]:
-    """Builds ``specs`` in ``jobs`` processes, or in this one if that is 1; in any order.
+    """Build ``specs`` in ``jobs`` processes, or in this process if 1; yields in any order.
 
     Raises:
-        OSError: ``out`` cannot be written to, or what is there must not be run.
+        OSError: ``out`` cannot be written to, or its content must not be executed.
         BrokenProcessPool: a process died.
     """
     if jobs == 1:

@@ -1,4 +1,4 @@
-"""Checking and timing the kernels on a GPU: which tasks there are, and the report they make."""
+"""Check and timing of the kernels on a GPU: list of tasks, and the report."""
 
 import json
 import platform
@@ -62,7 +62,7 @@ def this_device() -> Device:
     """The first CUDA device.
 
     Raises:
-        WrongDevice: there is none, or it is of another family than sm_100's.
+        WrongDevice: no device, or not of the sm_100 family.
     """
     if not torch.cuda.is_available():
         raise WrongDevice(f"check: this machine has no CUDA device, must have one of {_WANTED}")
@@ -91,7 +91,7 @@ def _driver() -> str:
 
 
 def correctness(quick: bool) -> list[Task]:
-    """Every op: tiny, ragged and real sizes, each exact and random; and doubts about silicon."""
+    """Every op with tiny, ragged and real sizes, each exact and random; and hardware questions."""
     tasks: list[Task] = []
     sizes = [(1, 64, 64), (7, 300, 1312), (130, 203, 96), (300, 264, 1568), (600, 520, 832)]
     if not quick:
@@ -122,7 +122,7 @@ def correctness(quick: bool) -> list[Task]:
 
 
 def timings(quick: bool) -> list[Task]:
-    """The contest's shapes and a model's layers, by us and by torch."""
+    """Timings of the contest's shapes and a model's layers, by these kernels and by torch."""
     tokens = QUICK_TOKENS if quick else TOKENS
     tasks: list[Task] = [TimedProduct(CONTEST_SECTION, s) for s in CONTEST]
     tasks += [TimedProduct(LLAMA_SECTION, s) for s in model_shapes(LLAMA_8B, tokens)]
@@ -136,12 +136,12 @@ def timings(quick: bool) -> list[Task]:
 def run_all(
     tasks: Sequence[Task], run: Runner, done: Callable[[Outcome], None] = lambda _: None
 ) -> list[Outcome]:
-    """One outcome per task; those that an interrupt leaves over say so.
+    """One outcome per task; after an interrupt, the outcome of each remaining task says so.
 
     Args:
-        tasks: in order.
-        run: what runs one; whatever goes wrong is in its outcome.
-        done: called after each.
+        tasks: tasks in order.
+        run: function that runs a task and returns an outcome, even on failure.
+        done: called after each task.
     """
     outcomes: list[Outcome] = []
     try:
@@ -156,7 +156,7 @@ def run_all(
 
 
 def write(path: Path, device: Device, outcomes: Sequence[Outcome]) -> list[Path]:
-    """The report, as Markdown at ``path`` and as JSON beside it; returns both."""
+    """Write the report, Markdown at ``path`` and JSON beside it; return both paths."""
     beside = path.with_suffix(".json")
     beside.write_text(json.dumps(document(device, outcomes), indent=1))
     path.write_text(markdown(device, outcomes))
@@ -169,7 +169,7 @@ def document(device: Device, outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def markdown(device: Device, outcomes: Sequence[Outcome]) -> str:
-    """The report for people."""
+    """The report as Markdown."""
     failed = [o for o in outcomes if o.error]
     lines = [f"# NVFP4 kernels on {device.name}", ""]
     lines += [f"{len(outcomes) - len(failed)} of {len(outcomes)} tasks went well.", ""]

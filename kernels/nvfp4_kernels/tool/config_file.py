@@ -1,4 +1,4 @@
-"""Hugging Face's ``config.json`` of a decoder: its fields, checked as they are read."""
+"""Hugging Face ``config.json`` of a decoder: fields, checked when read."""
 
 import json
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 from nvfp4_kernels.precompile.model import DTYPES, Dtype
 
-LEGACY_FILE = "hf_quant_config.json"  # in which older exports say how they are quantised
+LEGACY_FILE = "hf_quant_config.json"  # quantisation config of older exports
 
 
 class UnusableModel(ValueError):
@@ -16,12 +16,12 @@ class UnusableModel(ValueError):
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Config of a decoder, of a multimodal model's the text part.
+    """Config of a decoder; for a multimodal model, of the text part.
 
     Attributes:
-        name: of the model, for tables and messages.
-        fields: what is in the file.
-        quantization: its ``quantization_config``; empty if the weights are in 16 bits.
+        name: name of the model, for tables and messages.
+        fields: content of the file.
+        quantization: ``quantization_config``; empty if the weights are in 16 bits.
     """
 
     name: str
@@ -34,10 +34,10 @@ class ModelConfig:
         return str(self.fields.get("model_type") or "")
 
     def number(self, *keys: str, default: int | None = None) -> int:
-        """The first positive number that is given under one of ``keys``, or the default.
+        """The first positive number under one of ``keys``, or the default.
 
         Raises:
-            UnusableModel: there is none, or it is no positive number.
+            UnusableModel: missing, or not a positive number.
         """
         key = next((key for key in keys if self.fields.get(key) is not None), keys[0])
         value = default if self.fields.get(key) is None else self.fields[key]
@@ -46,7 +46,7 @@ class ModelConfig:
         return value
 
     def malformed(self, key: str, value: object, accepted: str) -> UnusableModel:
-        """The error of a field that has another form."""
+        """Error for a field of another form."""
         return UnusableModel(
             f"{self.name}: {key} is {value!r}, must be {accepted}; give the config.json of a "
             "decoder such as Llama, Mistral or Qwen, or sizes with --linear and --gate-up"
@@ -56,7 +56,7 @@ class ModelConfig:
         """A GPU's part of a size.
 
         Raises:
-            UnusableModel: it cannot be divided among so many.
+            UnusableModel: the size is not divisible by ``gpus``.
         """
         if gpus < 1 or size % gpus:
             raise UnusableModel(
@@ -69,7 +69,7 @@ class ModelConfig:
         """Dtype of activations and results.
 
         Raises:
-            UnusableModel: it is no 16-bit one.
+            UnusableModel: not a 16-bit dtype.
         """
         given = self.fields.get("dtype") or self.fields.get("torch_dtype") or "bfloat16"
         for dtype in DTYPES:
@@ -85,7 +85,7 @@ def load_config(path: Path) -> ModelConfig:
     """Read a model's config.
 
     Args:
-        path: ``config.json``, or the directory it is in.
+        path: ``config.json`` or its directory.
 
     Raises:
         UnusableModel: no such file, or no JSON object in it.

@@ -1,4 +1,4 @@
-"""The first CUDA device, as tasks see it."""
+"""The first CUDA device as a machine for tasks."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -7,12 +7,12 @@ import torch
 
 from nvfp4_kernels.tool.timed_graphs import captured, timed
 
-LAUNCHES = 40  # in a graph, at least
+LAUNCHES = 40  # minimum per graph
 REPLAYS = 15
 
 
 class CudaMachine:
-    """Times calls in CUDA graphs, operands cold in L2; see ``Machine``."""
+    """Machine that times calls in CUDA graphs, operands cold in L2; see ``Machine``."""
 
     def __init__(self) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device())
@@ -29,7 +29,7 @@ class CudaMachine:
         """Median over replays of a graph that runs ``calls`` in turn, divided by their number.
 
         Args:
-            calls: each on operands of its own, so that none finds its own in L2.
+            calls: calls on separate operands, so that operands are cold in L2.
         """
         times = timed({"": captured(calls, LAUNCHES)}, REPLAYS)[""]
         return statistics.median(times) / 1e6  # microseconds

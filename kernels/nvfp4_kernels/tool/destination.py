@@ -1,4 +1,4 @@
-"""Destinations of commands' files, checked before anything is compiled or run."""
+"""Output paths of commands, checked before anything is compiled or run."""
 
 import os
 from pathlib import Path
@@ -7,10 +7,10 @@ from nvfp4_kernels.runtime.trusted_path import create_folder
 
 
 def check_file(option: str, path: Path) -> None:
-    """Refuse a file that cannot be written; ``option`` is what it was given as.
+    """Raise if a file cannot be written; ``option`` names the setting.
 
     Raises:
-        OSError: its directory is missing, it is a directory itself, or nobody may write there.
+        OSError: missing directory, path of a directory, or no write permission.
     """
     if not path.parent.is_dir():
         raise NotADirectoryError(f"{option}: {path.parent} is no directory; create it first")
@@ -21,12 +21,12 @@ def check_file(option: str, path: Path) -> None:
 
 
 def make_folder(option: str, path: Path) -> None:
-    """Create a folder that its owner alone may write to, unless there is one.
+    """Create a folder that only its owner may write to, unless the folder exists.
 
-    ``option`` is what it was given as.
+    ``option`` names the setting.
 
     Raises:
-        OSError: it cannot be created, or nobody may write there.
+        OSError: cannot be created, or no write permission.
     """
     try:
         create_folder(path, 0o755)

@@ -1,4 +1,4 @@
-"""Tasks for what no emulator can settle: where a real GPU may forgive less."""
+"""Hardware questions: tasks where a real GPU may behave unlike an emulator."""
 
 from dataclasses import replace
 from itertools import product
@@ -19,7 +19,7 @@ ODD_COLUMNS = "scales at odd columns"
 
 
 def doubts() -> list[Task]:
-    """Scale sets, where scales begin, staggered clusters, small maps, sizes of 1, ring depths."""
+    """Scale sets, offsets of scales, staggered clusters, small maps, sizes of 1, ring depths."""
     tasks: list[Task] = []
     pair, four = (Tile(128, two_cta=True, cluster_m=ctas) for ctas in (2, 4))
     for sets, words in SETS.items():
@@ -31,7 +31,7 @@ def doubts() -> list[Task]:
         ForcedProductCase(ODD_COLUMNS, (tile,), 300, 424, 8192)
         for tile in (Tile(96), Tile(96, two_cta=True, cluster_m=2))
     ]
-    # Single CTAs in between end one by one, and leave one SM of a pair free before the other.
+    # Single CTAs in between end separately, and free one SM of a pair before the other.
     single = Tile(128)
     tasks += [
         ForcedProductCase(STAGGERED, tiles, 600, 520, 256, LAUNCHES)

@@ -1,4 +1,4 @@
-"""Cases of products on a given tile, launched again and again, each time exact."""
+"""Cases of GEMMs on a forced tile, launched repeatedly, each result exact."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ BATCH = 50  # launches whose results are kept, and compared together
 
 @dataclass(frozen=True)
 class ForcedProductCase:
-    """A product on a tile that is not chosen but given, in a row of dependent launches.
+    """GEMM on a forced tile, in a row of dependent launches.
 
     Attributes:
-        what: it is about.
-        tiles: which launches take in turn.
+        what: subject of the case.
+        tiles: tiles, which launches take in turn.
         m, n, k: sizes.
-        launches: in all.
+        launches: number of launches.
     """
 
     what: str
@@ -73,7 +73,7 @@ class ForcedProductCase:
 def _results(
     machine: Machine, steps: Sequence[Callable[[], Tensor]], launches: int
 ) -> Iterator[Tensor]:
-    """Results of ``launches`` launches; on a GPU those of a CUDA graph run back to back."""
+    """Results of ``launches`` launches; on a GPU from a CUDA graph run back to back."""
     for step in steps:
         yield step()  # compiled now, and not while a graph is captured
     if machine.device.type != "cuda":

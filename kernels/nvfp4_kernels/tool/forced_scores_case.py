@@ -1,4 +1,4 @@
-"""Cases of the indexer's scores on a tile whose ring or sets of scales are given."""
+"""Cases of the indexer's scores on a tile with a forced ring depth or number of scale sets."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,12 +15,12 @@ from nvfp4_kernels.tool.task import Figures, Machine
 
 @dataclass(frozen=True)
 class ForcedScoresCase(IndexerCase):
-    """Scores of paged keys on the tile that is chosen, but for what is given here.
+    """Scores of paged keys on the chosen tile with forced fields.
 
     Attributes:
-        what: it is about.
-        max_stages: of the ring of key tiles.
-        scale_sets: of the tile.
+        what: subject of the case.
+        max_stages: bound on the stages of the ring of key tiles.
+        scale_sets: scale sets of the tile.
     """
 
     what: str = ""
@@ -46,7 +46,7 @@ class ForcedScoresCase(IndexerCase):
         return replace(chosen, max_stages=self.max_stages, scale_sets=self.scale_sets)
 
     def run(self, machine: Machine) -> Figures:
-        """Compare the scores, and say how deep the ring was."""
+        """Compare the scores, and report the ring's depth."""
         return super().run(machine) | {"stages": float(self.tile.stages)}
 
     def actual(self, given: dict[str, Any], fmt: Format) -> Tensor:

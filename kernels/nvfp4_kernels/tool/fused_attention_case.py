@@ -1,6 +1,6 @@
-"""Cases of what attention's launch takes in: bit for bit the ops that it stands for, on one GPU.
+"""Cases of ops fused into attention: bit-identical to the separate ops, on one GPU.
 
-Those have cases of their own, which compare them with the references.
+Other cases compare the separate ops with the references.
 """
 
 from dataclasses import dataclass
@@ -28,11 +28,11 @@ INPUT_SCALE = 300.0
 
 @dataclass(frozen=True)
 class FusedAttentionCase:
-    """Paged attention that also merges the parts of split keys, quantises, rotates and stores.
+    """Paged attention with fused merge of split-KV, quantisation, rotation and store.
 
     Attributes:
         attention: sequences, sizes and cache.
-        quantized: whether the result leaves as NVFP4.
+        quantized: whether the result is NVFP4.
         rotated: whether queries and keys are normalised and rotated, and keys and values stored.
     """
 
@@ -62,7 +62,7 @@ class FusedAttentionCase:
         return {"values": float(sum(x.numel() for x in expected))}
 
     def _apart(self, given: dict[str, Any], heads: dict[str, Tensor]) -> list[Tensor]:
-        """Results of one op after the other: values or codes, scales, LSE and the cache."""
+        """Results of the separate ops: values or codes, scales, LSE and the cache."""
         if heads:
             rest: dict[str, Any] = {n: heads[n] for n in STORED}
             given["q"] = rotary_store(
@@ -77,7 +77,7 @@ class FusedAttentionCase:
         return [*map(_bytes, results), lse, _bytes(given["kv_cache"])]
 
     def _together(self, given: dict[str, Any], heads: dict[str, Tensor]) -> list[Tensor]:
-        """The same by one op, the merge of split keys by the last CTA included."""
+        """Results of one op, with split-KV merged by the last CTA."""
         q, cache = given["q"], given["kv_cache"]
         counters = torch.zeros(len(given["seq_lens"]) * cache.shape[1], device=q.device).int()
         options: dict[str, Any] = {**self._options, "counters": counters}
@@ -141,12 +141,12 @@ class FusedAttentionCase:
 
 
 def _bytes(x: Tensor) -> Tensor:
-    """Bits to compare: NaN, which slots without a key hold, is equal to none."""
+    """Bits to compare, as NaN, held by slots without a key, never equals NaN."""
     return x.view(torch.uint8)
 
 
 def fused_attention_cases(quick: bool) -> list[FusedAttentionCase]:
-    """Cases of mixed batches and of decodes, split ones among them, in both caches."""
+    """Cases of mixed batches and of decodes, with and without split-KV, in both caches."""
     mixed, decode = ((1, 300), (70, 200), (1, 1)), ((1, 5000), (2, 300), (1, 1))
     attentions = [
         AttentionCase(decode, head_dim=d, fp8=fp8) for d in (64, 128, 256) for fp8 in (False, True)

@@ -1,4 +1,4 @@
-"""Cases of grouped products: every tile exact on grid values, every activation within a bound."""
+"""Cases of grouped GEMMs: every tile exact on grid values, every activation within a bound."""
 
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -18,24 +18,23 @@ from nvfp4_kernels.tool.report import describe
 from nvfp4_kernels.tool.task import Figures, Machine
 
 COUNTS = (1, 0, 3, 2)  # tiles of each expert
-SPARE = 2  # tiles that there is memory for beside those in use
+SPARE = 2  # allocated tiles beyond the tiles in use
 OF_NO_EXPERT = 2**30
-# Any activation here grows at most that much faster than its argument, relu² aside, and is at most
-# so many float32 steps of it off.
+# Bounds on activations: growth relative to the argument, relu² aside, and error in float32 steps.
 SLOPE, STEPS = 1.25, 16
 ROOT_MEAN_SQUARE = 47  # of random operands
 
 
 class Numbers(NamedTuple):
-    """Operands of a product, in memory and in float64.
+    """Operands of a GEMM, in memory and in float64.
 
     Attributes:
         a: tokens, ``(tiles, T, K)``.
-        weights: ``(experts, N, K)``: of gate and up, or the only one.
+        weights: ``(experts, N, K)`` each: gate and up, or a single weight.
         alpha: float32 ``(experts, weights)``.
         row_scale: float32 ``(tiles, T)``, or None.
         bias: bfloat16 ``(experts, weights, N)``, or None.
-        experts: int64 ``(tiles,)``, of the tiles in use.
+        experts: int64 ``(tiles,)``, experts of the tiles in use.
     """
 
     a: Operand
@@ -46,7 +45,7 @@ class Numbers(NamedTuple):
     experts: Tensor
 
     def product(self, index: int, *, magnitude: bool = False) -> Tensor:
-        """Float64 product of the tiles in use with one of their weights; of absolute values."""
+        """Float64 product of the tiles in use with a weight; ``magnitude``: of absolute values."""
         a, b = self.a.values[: len(self.experts)], self.weights[index].values[self.experts]
         product = a.abs() @ b.abs().mT if magnitude else a @ b.mT
         product = product * self.alpha[self.experts, index, None, None].double()
@@ -60,19 +59,19 @@ class Numbers(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupedCase:
-    """A product of token tiles with the weights of their experts.
+    """GEMM of token tiles with the weights of their experts.
 
     Attributes:
         tile_tokens: rows of a token tile.
         n: rows of each weight.
         k: elements of each row.
-        activation: of gate and up, or of the one product; None of that: there is none.
-        gated: experts have gate and up.
-        exact: grid values, to be met bit by bit; else random ones, within a bound.
-        quantized: the result is NVFP4, to be what its float32 values are quantised to.
-        row_scale: whether there is one.
-        bias: whether each product has one.
-        tile: the kernel's tile, instead of what would be chosen.
+        activation: activation of gate and up, or of the single product; None: no activation.
+        gated: whether experts have gate and up.
+        exact: whether to use grid values, compared bit by bit; else random values within a bound.
+        quantized: whether the result is NVFP4, which must equal the quantised float32 result.
+        row_scale: whether to use a row scale.
+        bias: whether each product has a bias.
+        tile: forced tile of the kernel, or None.
     """
 
     tile_tokens: int
@@ -112,7 +111,7 @@ class GroupedCase:
         """Compare the tiles in use.
 
         Raises:
-            Mismatch: the result is not what it must be.
+            Mismatch: a wrong result.
         """
         numbers = self._numbers(torch.Generator(machine.device).manual_seed(0))
         if self.quantized:
@@ -133,7 +132,7 @@ class GroupedCase:
         return self.activation.gated(*sums) if self.gated else self.activation.ungated(sums[0])
 
     def _bound(self, sums: list[Tensor], errors: list[Tensor]) -> Tensor:
-        """Bound on what the result is off, from that on its sums."""
+        """Error bound of the result, from the error bound of the sums."""
         steps = STEPS * ROUNDOFF[torch.float32]
         if self.activation is None:
             return errors[0]
@@ -146,7 +145,7 @@ class GroupedCase:
         return SLOPE * errors[0] + steps * sizes[0]
 
     def _compare_quantized(self, numbers: Numbers) -> Figures:
-        """Compare the quantised result with the float32 one, quantised."""
+        """Compare the quantised result with the quantised float32 result."""
         used = len(numbers.experts)
         full = self._launch(numbers, torch.float32)[:used]
         experts = torch.arange(len(COUNTS), device=full.device)
@@ -162,7 +161,7 @@ class GroupedCase:
     def _launch(
         self, numbers: Numbers, out_dtype: torch.dtype, out_scale: Tensor | None = None
     ) -> Any:
-        """Result of the op, or of its kernel on the tile that is given."""
+        """Result of the op, or of its kernel on the forced tile."""
         device, used = numbers.alpha.device, len(numbers.experts)
         groups = torch.full((1 + used + SPARE,), OF_NO_EXPERT, dtype=torch.int32, device=device)
         groups[0], groups[1 : 1 + used] = used, numbers.experts
@@ -231,7 +230,7 @@ ACTIVATIONS = [
 
 
 def grouped_cases(quick: bool) -> list[GroupedCase]:
-    """Both products: each kind of tile, or each tile; each activation; NVFP4 results."""
+    """Cases of both ops: each kind of tile, or each tile; each activation; NVFP4 results."""
     cases = [
         GroupedCase(
             tokens,
@@ -275,7 +274,7 @@ def _tiles(case: GroupedCase) -> list[Tile]:
 
 
 def _kind(case: GroupedCase) -> tuple[object, ...]:
-    """Traits that kernels of a family share: the way they hand things over."""
+    """Key of a tile's pipeline traits: tiles of one kind synchronise alike."""
     tile = case.tile
     assert tile is not None
     return case.gated, tile.swap_ab, tile.two_cta, tile.split_k > 1, tile.cluster_n > 1

@@ -25,7 +25,7 @@ class IndexerCase:
 
     Attributes:
         fmt: format of queries and keys.
-        lengths: keys that the last query of each sequence sees; each before it sees one less.
+        lengths: keys that the last query of each sequence sees; each earlier query sees one less.
         next_n: queries of each sequence.
         heads, head_dim: sizes of a query.
         page_size: keys of a page; 0: the keys of all sequences are contiguous.
@@ -124,7 +124,7 @@ class IndexerCase:
 
     @property
     def _missing(self) -> Tensor:
-        """Keys of the last query of a sequence that each of its queries does not see."""
+        """Keys of the sequence's last query that each of its queries does not see."""
         return torch.arange(self.next_n - 1, -1, -1)
 
 

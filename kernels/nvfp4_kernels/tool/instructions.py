@@ -11,7 +11,7 @@ from pathlib import Path
 
 # Offset, predicate if any, and the instruction without its modifiers.
 _LINE = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)")
-# What the report shows of the mix, and what each is for.
+# Instructions in the report, and their purposes.
 SHOWN = {
     "UTCOMMA": "block-scaled MMA",
     "UTCCP": "scales to tensor memory",
@@ -24,18 +24,18 @@ SHOWN = {
     "STS": "shared store",
     "SYNCS": "mbarrier operation",
 }
-LOCAL = ("LDL", "STL")  # where spilled registers go
+LOCAL = ("LDL", "STL")  # accesses of spilled registers
 
 
 class NoDisassembler(RuntimeError):
-    """CUDA's ``nvdisasm`` is nowhere to be found."""
+    """CUDA's ``nvdisasm`` cannot be found or used."""
 
 
 def find_nvdisasm() -> Path:
-    """The program: from PATH, ``CUDA_HOME``, or a Python package that brings it.
+    """Path of ``nvdisasm``: from PATH, ``CUDA_HOME``, or a Python package.
 
     Raises:
-        NoDisassembler: there is none.
+        NoDisassembler: not found.
     """
     candidates = [Path(found)] if (found := shutil.which("nvdisasm")) else []
     for variable in ("CUDA_HOME", "CUDA_PATH"):
@@ -63,7 +63,7 @@ def disassemble(cubin: bytes, nvdisasm: Path) -> str:
     """Listing of ``cubin``.
 
     Raises:
-        NoDisassembler: the program cannot read it, for instance because it is too old.
+        NoDisassembler: ``nvdisasm`` cannot read ``cubin``, e.g. because the program is too old.
     """
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -79,6 +79,6 @@ def disassemble(cubin: bytes, nvdisasm: Path) -> str:
 
 
 def count(listing: str) -> dict[str, int]:
-    """Count each instruction's occurrences, modifiers left out."""
+    """Count the occurrences of each instruction, without modifiers."""
     matches = filter(None, map(_LINE.match, listing.splitlines()))
     return dict(Counter(match[1] for match in matches).most_common())

@@ -1,4 +1,4 @@
-"""Peak rates of a B200, and the work of a product.
+"""Peak rates of a B200, and the work of a GEMM.
 
 NVIDIA's data sheet: 148 SMs, 8 TB/s of memory, 9 PFLOP/s of dense FP4, which is 32768 FLOP per
 clock and SM at 1.85 GHz, half of that of FP8, a quarter of BF16.
@@ -22,9 +22,9 @@ class Work:
     """Work of a kernel: bytes moved and operations computed.
 
     Attributes:
-        nbytes: each operand once, and the result.
-        flops: of the multiplications and additions.
-        rate: how many of them a B200 can do in a second.
+        nbytes: bytes of operands and result, each moved once.
+        flops: multiplications and additions.
+        rate: peak FLOP/s of a B200.
     """
 
     nbytes: float
@@ -33,7 +33,7 @@ class Work:
 
     @property
     def speed_of_light(self) -> float:
-        """Seconds: whichever of the two takes longer."""
+        """Lower bound on the time in seconds: the larger of memory and compute time."""
         return max(self.nbytes / MEMORY_BANDWIDTH, self.flops / self.rate)
 
 
@@ -43,7 +43,7 @@ def work_of(problem: Problem, dtype: str, weight_batch: int | None = None) -> Wo
     Args:
         problem: sizes.
         dtype: ``"bfloat16"``, ``"float16"``, ``"float32"`` or ``"nvfp4"``.
-        weight_batch: matrices of weights, if not one for each of the batch.
+        weight_batch: number of weight matrices, if not the batch.
     """
     rows = problem.batch * problem.m
     batch = problem.batch if weight_batch is None else weight_batch

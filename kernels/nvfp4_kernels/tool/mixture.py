@@ -1,4 +1,4 @@
-"""A mixture of experts as its kernels see it on one GPU, from Hugging Face's ``config.json``."""
+"""Kernel parameters of an MoE model on a GPU, from Hugging Face's ``config.json``."""
 
 from typing import NamedTuple
 
@@ -31,8 +31,8 @@ _GATED = {
     "gelu_pytorch_tanh": Activation("gelu_tanh"),
 }
 _UNGATED = {"relu2": Activation("relu2")}
-_STEP_LIMIT = 7  # the one that vLLM has a kernel for
-# With biases; what its config calls SiLU is not.
+_STEP_LIMIT = 7  # the only one with a vLLM kernel
+# GPT-OSS: has biases; its ``hidden_act: silu`` is clamped SwiGLU.
 _GPT_OSS = {"gpt_oss": Activation("swigluoai_uninterleave", 7.0, 1.702, 1.0)}
 _WEIGHT_ON_INPUT = ("llama4_text",)
 # Families whose router is a softmax without groups, of 16-bit logits, renormalised as
@@ -52,12 +52,12 @@ _SIGMOID = ("glm4_moe",)
 
 
 class Mixture(NamedTuple):
-    """Layers of a model with experts.
+    """Layers of an MoE model.
 
     Attributes:
         dense: linear and attention layers.
-        experts: layers of experts, each once; inputs in 16 bits, widths as they are.
-        left_out: what the config does not tell the kernels of; may be empty.
+        experts: distinct MoE layers; 16-bit inputs, unpadded widths.
+        left_out: description of layers that the config does not define; may be empty.
     """
 
     dense: Model
@@ -76,15 +76,15 @@ def read_mixture(
     """The layers of a decoder with experts.
 
     Args:
-        config: of the model.
+        config: config of the model.
         tensor_parallel: GPUs that share each layer.
-        expert_parallel: GPUs that whole experts are divided among; 1: each GPU has a part of every
-            expert, by tensor parallelism.
-        dtype: instead of the model's own.
+        expert_parallel: GPUs that share experts, each expert on one GPU; 1: tensor parallelism in
+            each expert.
+        dtype: overrides the model's dtype.
         fuse_mlp: whether gate and up projection of dense layers are one kernel with SiLU.
 
     Raises:
-        UnusableModel: a size is missing or cannot be shared out, or the activation is none of ours.
+        UnusableModel: a missing or indivisible size, or an unsupported activation.
     """
     hidden, dtype = config.number("hidden_size"), dtype or config.dtype
     activations, gated = _activations(config)
@@ -116,7 +116,7 @@ def _experts(
     expert_parallel: int,
     dtype: Dtype,
 ) -> tuple[Experts, ...]:
-    """The layers of experts; where GPUs hold different numbers of them, one for each number."""
+    """MoE layers; if GPUs hold different numbers of experts, one layer for each number."""
     total = number_of_experts(config)
     width = config.number("moe_intermediate_size", "intermediate_size")
     hidden = config.number("moe_latent_size", default=config.number("hidden_size"))
@@ -152,7 +152,7 @@ def _experts(
 
 
 def _choice(config: ModelConfig, dtype: Dtype) -> Choice | None:
-    """Choice of experts from logits; None of a family whose router no field tells of."""
+    """Router top-k from logits; None for a family whose config does not define the router."""
     fields, top_k = config.fields, config.number(*_TOP_K)
     if config.model_type in _SOFTMAX:
         renormalize = bool(fields.get("norm_topk_prob", _SOFTMAX[config.model_type]))
@@ -165,7 +165,7 @@ def _choice(config: ModelConfig, dtype: Dtype) -> Choice | None:
 
 
 def _activations(config: ModelConfig) -> tuple[list[Activation], bool]:
-    """Activations of the experts of one layer or another, and whether they have a gate."""
+    """Activations of the experts over all layers, and whether experts are gated."""
     fields = config.fields
     if config.model_type in _GPT_OSS:
         return [_GPT_OSS[config.model_type]], True
@@ -197,7 +197,7 @@ def _activations(config: ModelConfig) -> tuple[list[Activation], bool]:
 
 
 def _factor(config: ModelConfig, key: str) -> float | None:
-    """A positive number of an activation; None: there is none."""
+    """Positive parameter of an activation, or None."""
     value = config.fields.get(key)
     if not isinstance(value, int | float | None):
         raise config.malformed(key, value, "a number")
@@ -205,13 +205,13 @@ def _factor(config: ModelConfig, key: str) -> float | None:
 
 
 def _mlp_widths(config: ModelConfig) -> dict[str, int]:
-    """Widths of the MLPs beside routed experts: of dense layers, ``""``, and of shared experts."""
+    """Widths of the MLPs other than routed experts: dense layers (``""``) and shared experts."""
     fields, widths = config.fields, {}
     has_dense = any(
         fields.get(key) for key in ("first_k_dense_replace", "mlp_only_layers", "num_dense_layers")
     )
     if config.model_type == "llama4_text":
-        # One shared expert, as wide as the routed ones.
+        # One shared expert, as wide as a routed expert.
         widths["shared"] = config.number("intermediate_size")
         if fields.get("interleave_moe_layer_step", 1) > 1:
             widths[""] = config.number("intermediate_size_mlp")

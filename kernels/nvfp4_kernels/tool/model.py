@@ -9,7 +9,7 @@ from nvfp4_kernels.tool.config_file import ModelConfig, UnusableModel, load_conf
 
 # They have a bias on q, k and v, and no field that says so.
 _BIASED_QKV = ("qwen2", "qwen2_moe")
-# What no field says of attention either: each head has a norm; it turns neighbouring elements.
+# Facts of attention in no config field: each head has a norm; pairs are neighbouring elements.
 _QK_NORMS = ("qwen3", "qwen3_moe")
 _NEIGHBOURS = ("cohere", "cohere2", "glm", "glm4")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -27,13 +27,13 @@ def read_model(
     """The layers of a dense decoder with gated MLPs: Llama, Mistral, Qwen 2 and 3 and the like.
 
     Args:
-        path: ``config.json``, or the directory it is in.
+        path: ``config.json`` or its directory.
         tensor_parallel: GPUs that share each layer.
-        dtype: instead of the model's own.
+        dtype: overrides the model's dtype.
         fuse_mlp: whether gate and up projection are one kernel with SiLU-and-multiply.
 
     Raises:
-        UnusableModel: no such file, no such model, or sizes that cannot be shared out, by name.
+        UnusableModel: no such file, an unsupported model, or indivisible sizes, named.
     """
     config = load_config(path)
     experts = number_of_experts(config)
@@ -48,7 +48,7 @@ def read_model(
 def dense_model(
     config: ModelConfig, *, tensor_parallel: int, dtype: Dtype | None, fuse_mlp: bool
 ) -> Model:
-    """The layers of a dense decoder, as ``read_model`` gives them."""
+    """The layers of a dense decoder, see ``read_model``."""
     hidden = config.number("hidden_size")
     attention, projections = attention_layers(config, tensor_parallel)
     inner = config.share(config.number("intermediate_size"), tensor_parallel, "intermediate_size")
@@ -61,7 +61,7 @@ def dense_model(
 def attention_layers(
     config: ModelConfig, tensor_parallel: int
 ) -> tuple[Attention, tuple[Layer, Layer]]:
-    """Ordinary attention of a GPU, and the projections around it."""
+    """Ordinary attention on a GPU, and the projections around it."""
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
     kv_heads = config.number("num_key_value_heads", default=heads)
     if heads % kv_heads:
@@ -111,7 +111,7 @@ def mlp_layers(
 
 
 def _rotary_dim(config: ModelConfig, head_dim: int) -> int:
-    """0 where all of a head is turned."""
+    """Rotated elements of a head; 0: all."""
     fields = config.fields
     key = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
     rope = fields.get(key) or {}
@@ -125,7 +125,7 @@ def _rotary_dim(config: ModelConfig, head_dim: int) -> int:
 
 
 def _windows(config: ModelConfig) -> tuple[int, ...]:
-    """Windows of a model's layers; both, where the file does not say which layers have one."""
+    """Windows of a model's layers; both kinds if the config does not assign windows to layers."""
     fields = config.fields
     if not fields.get("sliding_window") or fields.get("use_sliding_window") is False:
         return (0,)
@@ -140,7 +140,7 @@ def explicit(linear: list[str], gate_up: list[str], dtype: Dtype | None = None) 
     """Layers of given sizes, each written ``"N,K"``.
 
     Raises:
-        UnusableModel: something else is written, or sizes that no kernel takes.
+        UnusableModel: another form, or unsupported sizes.
     """
     layers = [Layer(f"linear {s}", *_rows_and_k(s, "--linear")) for s in linear]
     layers += [Layer(f"gate_up {s}", *_rows_and_k(s, "--gate-up"), gate_up=True) for s in gate_up]
@@ -150,7 +150,7 @@ def explicit(linear: list[str], gate_up: list[str], dtype: Dtype | None = None) 
 
 
 def check_sizes(layer: Layer) -> None:
-    """Refuse a layer that cannot be quantised.
+    """Raise if a layer cannot be quantised.
 
     Raises:
         UnusableModel: N or K is not a positive multiple of 16.
@@ -164,15 +164,15 @@ def check_sizes(layer: Layer) -> None:
 
 
 def numbers(text: str, option: str, form: str) -> list[int]:
-    """The numbers of ``"1,2,3"``.
+    """Parse numbers such as ``"1,2,3"``.
 
     Args:
-        text: what came.
-        option: where.
-        form: what to write, e.g. ``"M,N,K[,L]"``; what is in brackets may be left out.
+        text: text to parse.
+        option: option with the text.
+        form: expected form, e.g. ``"M,N,K[,L]"``; the part in brackets is optional.
 
     Raises:
-        UnusableModel: it has another form, or numbers that are not positive.
+        UnusableModel: another form, or numbers that are not positive.
     """
     parts = text.split(",")
     least, most = form.partition("[")[0].count(",") + 1, form.count(",") + 1

@@ -1,4 +1,4 @@
-"""Operands whose values are known apart from the library: NVFP4 data, and float64 beside it."""
+"""Operands with values known independently: NVFP4 data, and float64 beside it."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE, E2M1_VALUES, encode_e2m1, to
 
 @dataclass(frozen=True)
 class Operand:
-    """A matrix, or a batch of them, on the device of what made it.
+    """A matrix, or a batch of matrices.
 
     Attributes:
         data: uint8 ``(..., rows, K/2)``.
@@ -24,26 +24,26 @@ class Operand:
 
 
 def operand(codes: Tensor, scales: Tensor) -> Operand:
-    """Operand of E2M1 values ``(..., rows, K)`` and their scales ``(..., rows, K/16)``."""
+    """Operand from E2M1 values ``(..., rows, K)`` and block scales ``(..., rows, K/16)``."""
     small = scales.to(torch.float8_e4m3fn)
     values = codes.double() * small.double().repeat_interleave(BLOCK_SIZE, -1)
     return Operand(encode_e2m1(codes), to_blocked(small), values)
 
 
 def grid_operand(shape: tuple[int, ...], seeded: torch.Generator) -> Operand:
-    """Small integers and power-of-two scales: float32 sums of products with it are exact."""
+    """Operand of small integers and power-of-two scales: float32 sums of products are exact."""
     codes = _pick([-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0], shape, seeded)
     return operand(codes, _pick([0.5, 1.0, 2.0], _blocks(shape), seeded))
 
 
 def positive_operand(shape: tuple[int, ...], seeded: torch.Generator) -> Operand:
-    """Values 1, 2 and 4."""
+    """Operand of values 1, 2 and 4."""
     codes = _pick([1.0, 2.0], shape, seeded)
     return operand(codes, _pick([1.0, 2.0], _blocks(shape), seeded))
 
 
 def random_operand(shape: tuple[int, ...], seeded: torch.Generator) -> Operand:
-    """Any E2M1 code, and scales over 12 octaves."""
+    """Operand of random E2M1 codes, and scales over 12 octaves."""
     codes = _pick([*E2M1_VALUES, *(-v for v in E2M1_VALUES)], shape, seeded)
     octaves = 12 * torch.rand(_blocks(shape), generator=seeded, device=seeded.device) - 6
     return operand(codes, 2.0**octaves)

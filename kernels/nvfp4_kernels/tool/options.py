@@ -1,4 +1,4 @@
-"""Options that commands share."""
+"""Common options of commands."""
 
 import os
 from enum import StrEnum
@@ -35,7 +35,7 @@ class ActivationName(StrEnum):
 
 
 def dtype_of(name: DtypeName | None) -> Dtype | None:
-    """The same as a model has it."""
+    """Dtype name as a model has it."""
     return next((dtype for dtype in DTYPES if dtype == name), None)
 
 

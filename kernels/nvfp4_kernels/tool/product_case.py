@@ -1,4 +1,4 @@
-"""Cases of products: exact on grid values, within a derived bound on random ones."""
+"""Cases of GEMMs: exact on grid values, within a derived bound on random values."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,16 +19,16 @@ Op = Literal["gemm", "gemv", "silu_mul_gemm", "silu_mul_gemm_quantized"]
 
 @dataclass(frozen=True)
 class ProductCase:
-    """One product with one kind of operands.
+    """GEMM with one kind of operands.
 
     Attributes:
-        op: which one.
+        op: name of the op.
         m, n, k: sizes.
-        batch: matrices, each with a weight of its own; 0 for none.
-        exact: grid values, to be met bit by bit; else random ones, within a bound.
-        shards: of the weight, with an alpha each.
-        row_scale, bias: whether there are any.
-        out_dtype: of the result.
+        batch: matrices, each with its own weight; 0: no batch.
+        exact: whether to use grid values, compared bit by bit; else random values within a bound.
+        shards: shards of the weight, with an alpha each.
+        row_scale, bias: whether to use them.
+        out_dtype: dtype of the result.
     """
 
     op: Op
@@ -153,10 +153,10 @@ def _compare_quantized(operands: tuple[Any, ...], rows: Tensor | None) -> Figure
 
 
 def compare_exact(actual: Tensor, expected: Tensor) -> Figures:
-    """Compare bit by bit, but for the sign of zero.
+    """Compare bit by bit, except for the sign of zero.
 
     Raises:
-        Mismatch: anything differs; the message says how much, and where first.
+        Mismatch: any difference; the message has the number of differences and the first position.
     """
     if actual.dtype != expected.dtype or actual.shape != expected.shape:
         raise Mismatch(
@@ -169,10 +169,10 @@ def compare_exact(actual: Tensor, expected: Tensor) -> Figures:
 
 
 def compare_bound(actual: Tensor, expected: Tensor, error: Tensor) -> Figures:
-    """Compare within ``error`` and one rounding to ``actual``'s dtype; the others are float64.
+    """Compare within ``error`` plus one rounding to ``actual``'s dtype; others are float64.
 
     Raises:
-        Mismatch: anything is further off, or is no number.
+        Mismatch: an error beyond the bound, or NaN.
     """
     info = torch.finfo(actual.dtype)
     bound = error + ROUNDOFF[actual.dtype] * (expected.abs() + error).clamp(min=info.tiny)

@@ -1,4 +1,4 @@
-"""Cases of the quantising ops: compared bit by bit where no approximation comes before them."""
+"""Cases of the quantising ops: bit by bit where no approximation precedes quantisation."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -21,8 +21,8 @@ OPS = (
     "silu_mul_quantize",
     "silu_mul_quantize_per_token",
 )
-# An approximate reciprocal or root may turn a rounding of the value before it is quantised, and
-# that one of its code, or of the whole block's scale.
+# An approximate reciprocal or root may change the rounding of a value before quantisation, and so
+# its code, or the whole block's scale.
 MOST_DIFFERING = 0.02
 MOST_STEPS = 3.0
 _ROOMS = {
@@ -37,9 +37,9 @@ class QuantizeCase:
     """One op on random values.
 
     Attributes:
-        op: its name.
+        op: name of the op.
         m, k: rows, and elements of a row of the result.
-        dtype: of the input.
+        dtype: dtype of the input.
     """
 
     op: str

@@ -1,4 +1,4 @@
-"""Quantisation of a checkpoint's inputs on sm_100, as its quantization config has it."""
+"""Quantisation of layer inputs on sm_100, by a checkpoint's quantization config."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -12,11 +12,11 @@ _FP4_BITS = 4
 
 
 class Inputs(NamedTuple):
-    """Quantisation of products' inputs.
+    """Quantisation of GEMM inputs.
 
     Attributes:
-        activation: by one calibrated number, or one for each token.
-        terms: how many NVFP4 values add up to each.
+        activation: one calibrated global scale, or one per token.
+        terms: NVFP4 terms.
     """
 
     activation: Activation
@@ -24,18 +24,18 @@ class Inputs(NamedTuple):
 
 
 CALIBRATED = Inputs("static")
-# What is served of weights alone: inputs in so many terms that they lose less than 16 bits do.
+# Weight-only checkpoints are served with inputs in enough terms to lose less than 16 bits do.
 OF_WEIGHTS_ALONE = Inputs("per-token", EXACT_TERMS)
 # Of a checkpoint in 16 bits, which is quantised at load or elsewhere: either way.
 EITHER = (CALIBRATED, Inputs("per-token"))
 
 
 def quantized_inputs(quantization: Mapping[str, Any]) -> tuple[Inputs, ...]:
-    """Find how a checkpoint's layers take their inputs, by its ``quantization_config``.
+    """Find the input quantisation of a checkpoint's layers from ``quantization_config``.
 
     Args:
-        quantization: ModelOpt's, with fields at either depth, or compressed-tensors'; of a
-            checkpoint in 16 bits empty.
+        quantization: ModelOpt's config, with fields at either depth, or compressed-tensors'; empty
+            for a 16-bit checkpoint.
     """
     found = {
         CALIBRATED if quantizes else OF_WEIGHTS_ALONE
@@ -45,7 +45,7 @@ def quantized_inputs(quantization: Mapping[str, Any]) -> tuple[Inputs, ...]:
 
 
 def _quantize_inputs(quantization: Mapping[str, Any]) -> Iterator[bool]:
-    """Whether inputs are quantised, for each kind of NVFP4 layer that a config tells of."""
+    """Whether inputs are quantised, for each kind of NVFP4 layer in the config."""
     for part in (quantization, quantization.get("quantization")):
         if not isinstance(part, Mapping):
             continue

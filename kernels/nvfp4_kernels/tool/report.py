@@ -1,4 +1,4 @@
-"""The static report: what each product's kernel is made of, and how fast it could be."""
+"""Static report: resources of each GEMM's kernel, and its speed of light."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -25,13 +25,13 @@ from nvfp4_kernels.tool.static import Static, measure
 
 @dataclass(frozen=True)
 class Choice:
-    """A product, and the kernel that it gets.
+    """A GEMM, and the kernel chosen for it.
 
     Attributes:
-        shape: the product.
+        shape: the GEMM.
         tile, output: the kernel's configuration.
-        work: what it moves and computes.
-        estimate: seconds, as the choice was made by.
+        work: bytes moved and operations.
+        estimate: estimated seconds, the criterion of the choice.
     """
 
     shape: Shape
@@ -50,7 +50,7 @@ class Choice:
         return self.tile.depth(self.output.shared_bytes(self.tile))
 
     def json(self, kernel: int) -> dict[str, Any]:
-        """All there is to say, for programs; its kernel is the one of that number."""
+        """The choice for JSON; ``kernel``: index of the kernel in the report."""
         shape = self.shape
         return {
             "name": shape.name, "m": shape.m, "n": shape.layer.n, "k": shape.layer.k,
@@ -73,13 +73,13 @@ def choose(shape: Shape, sms: int = SMS) -> Choice:
 def measure_all(
     specs: Sequence[KernelSpec], arch: str, nvdisasm: Path | None, jobs: int
 ) -> Iterator[tuple[KernelSpec, Static]]:
-    """Compiles every kernel afresh and looks at it, in ``jobs`` processes."""
+    """Compile and inspect every kernel, without cache, in ``jobs`` processes."""
     with ProcessPoolExecutor(jobs, get_context("spawn"), prepare, (arch,)) as pool:
         yield from zip(specs, pool.map(_measure, specs, [nvdisasm] * len(specs)), strict=True)
 
 
 def kernel_json(spec: KernelSpec, static: Static) -> dict[str, Any]:
-    """All there is to say of a kernel, for programs."""
+    """Spec and static figures of a kernel for JSON."""
     description, stages, columns = configuration(spec)
     said: dict[str, Any] = {
         "op": spec.op,
@@ -128,7 +128,7 @@ def _measure(spec: KernelSpec, nvdisasm: Path | None) -> Static:
 
 
 def describe(tile: Tile) -> str:
-    """E.g. ``"256×256 2cta cluster 2×1"``: rows × columns, CTA pair, cluster, parts of K."""
+    """Describe a tile, e.g. ``"256×256 2cta cluster 2×1"``: rows × columns, CTA pair, cluster."""
     sides = f"{tile.columns}×{tile.rows} swap_ab" if tile.swap_ab else f"{tile.rows}×{tile.columns}"
     words = [sides]
     if tile.weights == 2:
@@ -143,7 +143,7 @@ def describe(tile: Tile) -> str:
 
 
 def describe_attention(tile: AttentionTile, variant: Variant) -> str:
-    """E.g. ``"2×128 rows, D 128, bfloat16, pages of 16, causal, split"``."""
+    """Describe a tile, e.g. ``"2×128 rows, D 128, bfloat16, pages of 16, causal, split"``."""
     words = [f"{tile.query_tiles}×{tile.tile_rows} rows, D {tile.head_dim}", variant.dtype]
     words.append(f"pages of {variant.page_size}" if variant.page_size else variant.layout)
     words += ["lists"] * (variant.layout == "indexed")

@@ -1,4 +1,4 @@
-"""Cases and timings of ``rotary_store``: bit for bit the reference, the whole cache too."""
+"""Cases and timings of ``rotary_store``: bit-identical to the reference, with the whole cache."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,13 +26,13 @@ EPS = 1e-6
 
 @dataclass(frozen=True)
 class RotaryStoreCase:
-    """Tokens of random positions and slots, every fourth without a slot.
+    """Batch with random positions and slots; every fourth token has no slot.
 
     Attributes:
-        tokens: of the batch.
+        tokens: tokens of the batch.
         query_heads, kv_heads, head_dim, rotary_dim: sizes.
-        dtype: of queries, keys and values.
-        neox: whether pairs lie R/2 apart.
+        dtype: dtype of queries, keys and values.
+        neox: whether the elements of a pair are R/2 apart.
         norms: whether queries and keys are normalised.
         fp8: whether the cache is E4M3.
     """
@@ -124,11 +124,11 @@ def rotary_store_cases(quick: bool) -> list[RotaryStoreCase]:
 
 @dataclass(frozen=True)
 class TimedRotaryStore:
-    """Llama 3 8B's heads, all of them stored.
+    """Timing with Llama 3 8B's heads, all tokens stored.
 
     Attributes:
-        section: of the report.
-        tokens: of the batch.
+        section: section of the report.
+        tokens: tokens of the batch.
         fp8: whether the cache is E4M3.
     """
 
@@ -147,7 +147,7 @@ class TimedRotaryStore:
 
     @property
     def work(self) -> Work:
-        """Bytes of heads in and out, of angles, positions and slots."""
+        """Bytes of heads (in and out), angles, positions and slots."""
         case = self.case
         stored = 2 * case.kv_heads * (1 if self.fp8 else 2)
         read = 2 * (case.query_heads + 2 * case.kv_heads)
@@ -167,6 +167,6 @@ class TimedRotaryStore:
 
 
 def rotary_store_timings(section: str, quick: bool) -> list[TimedRotaryStore]:
-    """Decode, and with more time prefill too."""
+    """Timings of decode, and unless ``quick`` of prefill."""
     tokens = (1, 64) if quick else (1, 64, 512, 8192)
     return [TimedRotaryStore(section, m, fp8) for m in tokens for fp8 in (False, True)]

@@ -1,6 +1,6 @@
-"""Cases of the ops that route, bring in and sum up the tokens of experts: bit by bit.
+"""Cases of the ops that route, permute and combine experts' tokens: bit by bit.
 
-But for the weights of chosen experts, which take exponentials.
+Routing weights, which take exponentials, are compared within a bound.
 """
 
 from dataclasses import dataclass, replace
@@ -24,23 +24,23 @@ ROUTED_TOKENS = ("moe_route_quantize", "moe_route_quantize_per_token", "moe_rout
 CHOSEN_TOKENS = tuple(op.replace("moe_", "moe_topk_") for op in ROUTED_TOKENS)
 OPS = ("moe_topk", "moe_route", *TOKENS, *ROUTED_TOKENS, *CHOSEN_TOKENS, "moe_combine")
 GLOBAL_SCALE = 0.002
-RANKS = 4  # whose experts alternate
+RANKS = 4  # ranks with alternating experts
 WEIGHT_ERROR = 24 * 2.0**-23  # of an exponential and a sum, relative
 
 
 @dataclass(frozen=True)
 class RoutedCase:
-    """One op on a random batch, with ids of no expert and of other ranks' among its slots.
+    """Test of an op on a random batch, with invalid ids and other ranks' ids in its slots.
 
     Attributes:
-        op: its name.
-        tokens: of the batch.
-        top_k: slots of each.
-        experts: of this rank.
+        op: name of the op.
+        tokens: tokens of the batch.
+        top_k: slots of each token.
+        experts: experts of this rank.
         tile_tokens: rows of a token tile.
         k: elements of a token.
-        terms: how many NVFP4 values add up to each, where it is quantised.
-        weighted: tokens, or the rows that are summed up, are multiplied by their slots' weights.
+        terms: NVFP4 terms of quantised tokens.
+        weighted: whether routing weights are applied to the tokens, or to the rows in the sum.
     """
 
     op: str
@@ -66,10 +66,10 @@ class RoutedCase:
         return ", ".join(words)
 
     def run(self, machine: Machine) -> Figures:
-        """Compare what lies in tiles that are in use with the references, bit by bit.
+        """Compare tiles in use with the references, bit by bit.
 
         Raises:
-            Mismatch: it differs.
+            Mismatch: a difference.
         """
         moved = [_moved(each, machine.device) for each in self.given()]
         found = [each.cpu() for each in _flat(getattr(nvfp4_kernels, self.op)(*moved))]
@@ -87,7 +87,7 @@ class RoutedCase:
 
     @property
     def routing(self) -> Routing:
-        """The batch's, on the CPU."""
+        """Routing of the batch, on the CPU."""
         ids, mapped = self._ids()
         if self._chooses:
             ids = moe_topk(self._logits(), None, None, self._router)[1]
@@ -113,7 +113,7 @@ class RoutedCase:
         return [x, ids, self.experts, self.tile_tokens, *scale, mapped, weights, *terms]
 
     def _expected(self) -> list[Tensor]:
-        """Results of the references, one after the other."""
+        """Results of the references in sequence."""
         routing, weights = self.routing, self._weights()
         chosen: list[Tensor] = []
         if self._chooses:
@@ -149,17 +149,17 @@ class RoutedCase:
         return Router(self.top_k)
 
     def _logits(self) -> Tensor:
-        """Logits of all ranks' experts, no two of a token alike."""
+        """Logits of all ranks' experts, distinct within a token."""
         shape = (self.tokens, RANKS * self.experts)
         return torch.rand(shape, generator=_seeded()).argsort(-1) / 16.0
 
     def _quantization(self) -> tuple[list[Tensor], list[int]]:
-        """Arguments that say how tokens are quantised, if they are."""
+        """Arguments for the quantisation of tokens, if any."""
         scale = [torch.tensor(GLOBAL_SCALE)] * self.op.endswith("quantize")
         return scale, [self.terms] * ("quantize" in self.op)
 
     def _ids(self) -> tuple[Tensor, Tensor]:
-        """Ids of all slots, and the map from them to this rank's experts."""
+        """Ids of all slots, and the map to this rank's experts."""
         total = RANKS * self.experts
         shape = (self.tokens, self.top_k)
         # One past the last expert, and padding's -1, are no expert's.
@@ -206,7 +206,7 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def _flat(result: Any) -> list[Tensor]:
-    """Tensors of a result, those of a routing first."""
+    """Tensors of a result, the routing's first."""
     if isinstance(result, Tensor):
         return [result]
     return [tensor for part in result for tensor in _flat(part)]

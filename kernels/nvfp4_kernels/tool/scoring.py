@@ -1,4 +1,4 @@
-"""Work of the indexer's scoring, its limits on a B200, and the kernels of DeepSeek's shapes."""
+"""Work of the indexer's scoring, limits on a B200, and kernels for DeepSeek's shapes."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,11 +22,11 @@ class ScoreShape:
     """Shape of a launch: queries at the end of sequences of equal length.
 
     Attributes:
-        name: for tables.
+        name: name for tables.
         fmt: format of queries and keys.
         sequences, queries, keys: queries and keys of each sequence; the last query sees all keys.
         paged: whether the keys are in pages.
-        heads, head_dim: DeepSeek's.
+        heads, head_dim: DeepSeek's sizes.
     """
 
     name: str
@@ -40,14 +40,14 @@ class ScoreShape:
 
     @property
     def problem(self) -> ScoreProblem:
-        """Sizes that the choice of a kernel is made by."""
+        """Sizes that determine the choice of a kernel."""
         return ScoreProblem(
             self.fmt, self.head_dim, self.heads, self.sequences, self.queries, self.keys
         )
 
     @property
     def pairs(self) -> int:
-        """Pairs of a query and a key that it sees."""
+        """Pairs of a query and a visible key."""
         seen = self.queries * self.keys - self.queries * (self.queries - 1) // 2
         return self.sequences * seen
 
@@ -73,7 +73,7 @@ class ScoreChoice:
     Attributes:
         shape: the shape.
         tile, splits: result of ``choose_config``.
-        estimate: estimated seconds that the choice was made by.
+        estimate: estimated seconds, the criterion of the choice.
     """
 
     shape: ScoreShape
@@ -89,7 +89,7 @@ class ScoreChoice:
         return scorer_spec(self.tile, variant)
 
     def json(self, kernel: int) -> dict[str, Any]:
-        """Everything about the choice, for JSON; ``kernel``: index of its kernel in the report."""
+        """The choice for JSON; ``kernel``: index of the kernel in the report."""
         work = self.shape.work
         return asdict(self.shape) | {
             "tile": asdict(self.tile), "splits": self.splits, "stages": self.tile.stages,

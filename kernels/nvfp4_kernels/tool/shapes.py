@@ -1,4 +1,4 @@
-"""Problems to report on and to time: public contest shapes, and a model's layers."""
+"""Problems for reports and timings: public contest shapes, and a model's layers."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ TOKENS = (1, 8, 32, 64, 128, 256, 1024, 8192)
 
 @dataclass(frozen=True)
 class Shape:
-    """One product.
+    """Shape of a GEMM.
 
     Attributes:
-        name: for tables.
+        name: name for tables.
         layer: the weight.
-        m: tokens.
-        batch: matrices; above 1, each with weights of its own.
-        dtype: of the result.
-        published: speed of light in microseconds as the contest states it, 0 if nowhere.
-        per_token: whether each token has a scale.
+        m: number of tokens.
+        batch: matrices; above 1, each has its own weight.
+        dtype: dtype of the result.
+        published: the contest's speed of light in microseconds, 0 if unpublished.
+        per_token: whether each token has its own global scale.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Shape:
 
     @property
     def sizes(self) -> str:
-        """``M×N×K``, and ``×L``."""
+        """Sizes as ``M×N×K`` or ``M×N×K×L``."""
         sizes = [self.m, self.layer.n, self.layer.k, *([self.batch] if self.batch > 1 else [])]
         return "×".join(map(str, sizes))
 
@@ -89,10 +89,10 @@ def model_shapes(model: Model, tokens: Iterable[int] = TOKENS) -> list[Shape]:
 
 
 def given_shape(text: str, gate_up: bool, dtype: Dtype | None = None) -> Shape:
-    """The shape written ``"M,N,K"`` or ``"M,N,K,L"``; in bfloat16, unless ``dtype`` is given.
+    """Shape from ``"M,N,K"`` or ``"M,N,K,L"``; bfloat16, unless ``dtype`` is given.
 
     Raises:
-        UnusableModel: something else is written, or N or K that no kernel takes.
+        UnusableModel: another form, or an unsupported N or K.
     """
     m, n, k, *rest = numbers(text, "--shape", "M,N,K[,L]")
     name = "gate_up" if gate_up else "linear"

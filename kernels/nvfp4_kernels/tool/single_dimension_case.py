@@ -1,4 +1,4 @@
-"""Cases of dimensions of size 1, whose strides may be anything."""
+"""Cases of dimensions of size 1, with arbitrary strides."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +19,10 @@ KEYS = 14  # of the only sequence, in its only page
 
 @dataclass(frozen=True)
 class SingleDimensionCase:
-    """One sequence, page and head of keys, with odd strides: the same bits as without.
+    """One sequence, page and KV head, with odd strides: bit-identical to normal strides.
 
     Attributes:
-        op: which one: "attention", "sparse attention" or "indexer".
+        op: name of the op: "attention", "sparse attention" or "indexer".
     """
 
     op: str
@@ -41,7 +41,7 @@ class SingleDimensionCase:
         """Compare results, bit by bit.
 
         Raises:
-            Mismatch: they differ.
+            Mismatch: a difference.
         """
         given = {
             name: x.to(machine.device) if isinstance(x, Tensor) else x
@@ -72,7 +72,7 @@ class SingleDimensionCase:
 
 
 def _with_stride(x: Any, stride: int) -> Any:
-    """The same elements of a tensor, with this stride in dimensions of size 1 but the last."""
+    """The tensor with ``stride`` in dimensions of size 1 but the last."""
     if not isinstance(x, Tensor) or x.ndim < 2:
         return x
     pairs = zip(x.shape[:-1], x.stride()[:-1], strict=True)

@@ -1,4 +1,4 @@
-"""Correctness cases of sparse attention: each token has a list of some of its keys."""
+"""Correctness cases of sparse attention: each token has a list of keys."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +51,7 @@ class SparseAttentionCase(AttentionCase):
 
 
 def sparse_attention_cases(quick: bool) -> list[SparseAttentionCase]:
-    """Cases of head dimensions, groups, caches, and lists short and long."""
+    """Cases of head dimensions, query heads per KV head, caches, and short and long lists."""
     mixed = ((1, 300), (7, 200), (20, 20), (1, 1))
     cases = [
         SparseAttentionCase(mixed, head_dim=d, fp8=fp8)

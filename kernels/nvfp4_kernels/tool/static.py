@@ -1,4 +1,4 @@
-"""Properties of a kernel that are known without running it."""
+"""Static properties of a kernel, known without a run."""
 
 import re
 from collections.abc import Callable
@@ -21,12 +21,12 @@ class Static:
     """Figures of one compiled kernel.
 
     Attributes:
-        registers: of a thread.
-        local_bytes: of a thread; above 0, registers are spilled.
-        shared_bytes: of a CTA, static and dynamic.
-        threads: of a CTA.
-        code_bytes: of instructions.
-        instructions: how often each appears; empty without a disassembler.
+        registers: registers of a thread.
+        local_bytes: local memory of a thread; above 0, registers are spilled.
+        shared_bytes: shared memory of a CTA, static and dynamic.
+        threads: threads of a CTA.
+        code_bytes: bytes of instructions.
+        instructions: occurrences of each instruction; empty without a disassembler.
     """
 
     registers: int
@@ -42,16 +42,16 @@ class Static:
 
 
 def measure(kernel: DeviceKernel, nvdisasm: Path | None) -> Static:
-    """Compiles ``kernel`` and looks at the result."""
+    """Compile ``kernel`` and inspect the result."""
     return measure_compiled(compile_kernel(kernel), nvdisasm)
 
 
 def measure_compiled(function: Any, nvdisasm: Path | None) -> Static:
-    """Looks at what ``cute.compile`` returned.
+    """Inspect a result of ``cute.compile``.
 
     Raises:
-        UnreadableBinary: it has not the one kernel and the one launch expected.
-        NoDisassembler: ``nvdisasm`` cannot read its binary.
+        UnreadableBinary: not exactly one kernel and one launch.
+        NoDisassembler: ``nvdisasm`` cannot read the binary.
     """
     cubin = cubin_of(function.ir_module)
     listing = disassemble(cubin.image, nvdisasm) if nvdisasm else ""
@@ -66,10 +66,10 @@ def measure_compiled(function: Any, nvdisasm: Path | None) -> Static:
 
 
 def cubin_of(module: Any) -> Cubin:
-    """The binary that CuTe put into the module of a compiled kernel.
+    """The cubin in the module of a compiled kernel.
 
     Raises:
-        UnreadableBinary: it has not one, or that is not of one kernel.
+        UnreadableBinary: no binary, or not of exactly one kernel.
     """
     values: list[bytes] = []
     for operation in module.body.operations:
@@ -88,7 +88,7 @@ def dynamic_shared_bytes(host_code: str) -> int:
     """Dynamic shared memory, in bytes, of the only launch in the host code's text.
 
     Raises:
-        UnreadableBinary: there is no launch, or several that differ.
+        UnreadableBinary: no launch, or several different launches.
     """
     found = set()
     for address in _SHARED_FIELD.finditer(host_code):

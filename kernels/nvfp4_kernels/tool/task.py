@@ -1,4 +1,4 @@
-"""One thing to check or to time, and who runs it: this process, or one that may hang or die."""
+"""Task, a check or a timing, and its runners: in this process, or isolated from crashes."""
 
 import time
 import traceback
@@ -18,27 +18,27 @@ class Machine(Protocol):
     """Machine that tasks run on.
 
     Attributes:
-        device: for tensors.
+        device: device for tensors.
     """
 
     device: torch.device
 
     def seconds(self, calls: Sequence[Callable[[], object]]) -> float:
-        """Time of one of ``calls``; they do the same, each on operands of its own."""
+        """Time of one of ``calls``, equal calls on separate operands."""
 
     def l2_bytes(self) -> int:
-        """Size of the cache that operands must not be found in."""
+        """Size of the cache in which operands must be cold."""
 
     def sms(self) -> int:
         """Number of SMs."""
 
 
 class Task(Protocol):
-    """Something to run; picklable.
+    """Runnable task; picklable.
 
     Attributes:
-        section: of the report.
-        name: unique in it.
+        section: section of the report.
+        name: name, unique in the section.
     """
 
     @property
@@ -49,12 +49,12 @@ class Task(Protocol):
         """Run the task and return its figures.
 
         Raises:
-            Exception: any; it is what went wrong.
+            Exception: any error.
         """
 
 
 class Mismatch(AssertionError):
-    """A result that is not what it must be."""
+    """A wrong result."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ class Outcome:
     """Outcome of a task.
 
     Attributes:
-        section, name: of the task.
-        error: why it failed, else empty.
-        figures: what it saw.
-        seconds: it took, all in all.
+        section, name: section and name of the task.
+        error: reason of the failure, else empty.
+        figures: figures that the task returned.
+        seconds: total time.
     """
 
     section: str
@@ -79,7 +79,7 @@ Runner = Callable[[Task], Outcome]
 
 
 def run_task(task: Task, machine: Machine) -> Outcome:
-    """Runs ``task`` here; whatever it raises is its outcome."""
+    """Run ``task`` in this process; an exception becomes the outcome's error."""
     started = time.monotonic()
     figures: Figures = {}
     try:
@@ -92,13 +92,13 @@ def run_task(task: Task, machine: Machine) -> Outcome:
 
 
 class Isolated:
-    """Runs tasks one by one in a process of their own, and another one after each failure.
+    """Runner of tasks in a separate process, replaced after each failure.
 
-    A kernel that never ends, or that breaks the process's hold on the GPU, costs its own task.
+    A kernel that hangs, or that corrupts the CUDA context, fails only its own task.
     """
 
     def __init__(self, make_machine: Callable[[], Machine], limit: float) -> None:
-        """``make_machine``, picklable, is called in the process; a task has ``limit`` seconds."""
+        """Run ``make_machine``, picklable, in the process; ``limit``: seconds per task."""
         self._make_machine = make_machine
         self._limit = limit
         self._process: BaseProcess | None = None
@@ -113,7 +113,7 @@ class Isolated:
             if connection.poll(self._limit):
                 outcome: Outcome = connection.recv()
                 if outcome.error:
-                    self.close()  # what failed may have left the GPU unusable to its process
+                    self.close()  # a failed task may have left the GPU unusable to its process
                 return outcome
         except EOFError:
             process.join()
@@ -131,7 +131,7 @@ class Isolated:
         return self._connection, self._process
 
     def close(self) -> None:
-        """Ends the process, whatever it does."""
+        """End the process, even if it hangs."""
         if self._process is not None:
             self._process.kill()
             self._process.join()

@@ -1,4 +1,4 @@
-"""Case of small tensor maps: what the driver makes of them, and a product that needs them."""
+"""Case of small tensor maps: the driver's encoding, and a GEMM that needs them."""
 
 import ctypes
 from dataclasses import dataclass
@@ -26,17 +26,17 @@ class SmallMapsCase:
     """Tensor maps of less than 128 KiB, which drivers up to CUDA 13.1 may encode wrongly.
 
     Attributes:
-        section, name: of the report.
+        section, name: section and name in the report.
     """
 
     section: str = SECTION
     name: str = "small tensor maps"
 
     def run(self, machine: Machine) -> Figures:
-        """Compare a small map with a large one, then a product of small tensors, bit by bit.
+        """Compare a small map with a large map, then a GEMM of small tensors, bit by bit.
 
         Raises:
-            Mismatch: a driver that is taken for a sound one has the defect; or a wrong product.
+            Mismatch: a driver assumed sound has the defect; or a wrong GEMM.
         """
         figures: Figures = {}
         if machine.device.type == "cuda":
@@ -65,10 +65,10 @@ class SmallMapsCase:
 
 
 def driver_map(x: Tensor) -> list[int]:
-    """Words of the tensor map that the driver makes of a matrix of bytes.
+    """Words of the driver's tensor map of a matrix of bytes.
 
     Raises:
-        RuntimeError: the driver refuses it.
+        RuntimeError: the driver refuses the matrix.
     """
     from cuda.bindings import driver
 

@@ -1,4 +1,4 @@
-"""Times of products and quantisations, beside torch's own."""
+"""Timings of GEMMs and quantisations, beside torch's own kernels."""
 
 import math
 from collections.abc import Callable
@@ -21,7 +21,7 @@ _FP4 = getattr(torch, "float4_e2m1fn_x2", None)
 
 @dataclass(frozen=True)
 class TimedProduct:
-    """One product, by our kernel and by what torch has for it."""
+    """Timing of a GEMM, by our kernel and by torch's counterpart."""
 
     section: str
     shape: Shape
@@ -39,7 +39,7 @@ class TimedProduct:
             try:
                 seen[f"{peer} us"] = 1e6 * self._seconds(make, machine)
             except (NotImplementedError, RuntimeError, ValueError) as error:
-                # Not every torch, CUDA and shape goes together; that is no fault of ours.
+                # Some combinations of torch, CUDA and shape fail; this is not an error of the task.
                 seen[f"{peer} us"] = f"none: {str(error).splitlines()[0]}"
         return seen
 
@@ -52,7 +52,7 @@ class TimedProduct:
 
 @dataclass(frozen=True)
 class TimedQuantize:
-    """``quantize`` of ``m`` rows of ``k`` bfloat16 elements."""
+    """Timing of ``quantize`` of ``m`` rows of ``k`` bfloat16 elements."""
 
     section: str
     m: int
@@ -73,12 +73,12 @@ class TimedQuantize:
 
 
 def cold_sets(nbytes: float, l2_bytes: int) -> int:
-    """Sets of operands, so many that going round them leaves none in the cache."""
+    """Number of sets of operands for which a round through all sets evicts each from the cache."""
     return min(MOST_SETS, 1 + math.ceil(2 * l2_bytes / nbytes))
 
 
 def figures(seconds: float, work: Work) -> Figures:
-    """A time, and what it comes to."""
+    """Time and derived rates."""
     return {
         "us": 1e6 * seconds,
         "tflops": work.flops / seconds / 1e12,
@@ -110,7 +110,7 @@ def _ours(shape: Shape, device: torch.device) -> Callable[[], object]:
 
 
 def _torch_nvfp4(shape: Shape, device: torch.device) -> Callable[[], object]:
-    """The product that cuBLAS has; of gate and up, both products, without what follows them."""
+    """GEMM by cuBLAS; for gate and up, both GEMMs without SiLU-mul."""
     if _FP4 is None:
         raise NotImplementedError(f"torch {torch.__version__} has no float4_e2m1fn_x2")
     if shape.batch > 1:

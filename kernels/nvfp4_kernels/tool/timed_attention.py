@@ -17,11 +17,11 @@ class TimedAttention:
     """Causal BF16 attention of sequences of equal length.
 
     Attributes:
-        section: of the report.
-        batch: sequences.
-        queries: last tokens of each.
-        keys: of each.
-        query_heads, kv_heads, head_dim: those of Llama 3 8B.
+        section: section of the report.
+        batch: number of sequences.
+        queries: last tokens of each sequence.
+        keys: keys of each sequence.
+        query_heads, kv_heads, head_dim: sizes of Llama 3 8B.
         fp8: whether the cache is E4M3.
     """
 
@@ -42,7 +42,7 @@ class TimedAttention:
 
     @property
     def work(self) -> Work:
-        """FLOPs of keys that are seen; each key, value, query and result moved once."""
+        """FLOPs of visible keys; each key, value, query and result moved once."""
         pairs = self.queries * self.keys - self.queries * (self.queries - 1) // 2
         stored = 2 * self.keys * self.kv_heads * self.head_dim * (1 if self.fp8 else 2)
         moved = stored + 2 * 2 * self.queries * self.query_heads * self.head_dim
@@ -59,7 +59,7 @@ class TimedAttention:
             peers = [self._torch(machine.device) for _ in range(sets)]
             seen["torch us"] = 1e6 * machine.seconds(peers)
         except (NotImplementedError, RuntimeError, ValueError) as error:
-            # Not every torch, GPU and shape goes together; that is no fault of ours.
+            # Some combinations of torch, GPU and shape fail; this is not an error of the task.
             seen["torch us"] = f"none: {str(error).splitlines()[0]}"
         return seen
 

@@ -1,4 +1,4 @@
-"""Timing launches on this machine's GPU: in CUDA graphs that replay in turn."""
+"""Timings of launches on this machine's GPU, in alternately replayed CUDA graphs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ WAIT_CYCLES = 400_000  # about 0.2 ms
 
 @dataclass(frozen=True)
 class LaunchGraph:
-    """A captured graph, and how many launches it holds."""
+    """Captured graph, and its number of launches."""
 
     graph: torch.cuda.CUDAGraph
     launches: int
 
 
 def captured(steps: Sequence[Step], launches: int) -> LaunchGraph:
-    """A graph of ``steps`` one after the other, again and again, in whole turns.
+    """A graph of ``steps`` in sequence, repeated in whole rounds.
 
     Args:
-        steps: the same launch on operands of its own each, so that none is found in L2.
-        launches: how many there are at least.
+        steps: the same launch on separate operands, so that operands are cold in L2.
+        launches: minimum number of launches.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

@@ -1,4 +1,4 @@
-"""Time of the indexer's scoring."""
+"""Timing of the indexer's scoring."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -96,7 +96,7 @@ class TimedScoring:
 
 
 def scoring_timings(section: str, quick: bool) -> list[TimedScoring]:
-    """DeepSeek's shapes; the quick ones of FP4 alone."""
+    """Timings of DeepSeek's shapes; with ``quick``, of NVFP4 only."""
     shapes = deepseek_shapes()
     if quick:
         shapes = [shape for shape in shapes if shape.fmt == "nvfp4"]

@@ -10,7 +10,7 @@ class NoCompiler(RuntimeError):
 
 
 def check_compiler() -> None:
-    """Refuse to go on where kernels cannot be compiled.
+    """Raise if kernels cannot be compiled.
 
     Raises:
         NoCompiler: naming the packages to install.

@@ -1,11 +1,11 @@
-"""``--version``: what is installed, for a report of a defect."""
+"""``--version``: installed versions, for bug reports."""
 
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
 
-# The distribution that this package comes in, the library it computes with, and its compiler.
+# Distributions: this package, torch, and the compiler.
 _DISTRIBUTIONS = {
     "nvfp4_kernels": "vllm-fp4-plugin",
     "torch": "torch",
@@ -14,7 +14,7 @@ _DISTRIBUTIONS = {
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of this package, torch and CuTe DSL; ``not installed`` where there is none."""
+    """Versions of this package, torch and CuTe DSL; ``not installed`` for a missing package."""
     return {name: _version(each) for name, each in _DISTRIBUTIONS.items()}
 
 

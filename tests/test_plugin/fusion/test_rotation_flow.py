@@ -430,11 +430,14 @@ def test_norms_of_heads_too(kind: Any) -> None:
     assert own.q_norm(x) is x
 
 
-@pytest.mark.parametrize("kind", [GemmaNormed, OneNorm])
-def test_norms_that_stay(kind: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [(GemmaNormed, ""), (OneNorm, ", norms of heads apart: there are not two")],
+)
+def test_norms_that_stay(kind: Any, why: str) -> None:
     found = block(kind)
     norm = found.self_attn.q_norm
-    assert said_of(found) == "queries and keys rotated"
+    assert said_of(found) == f"queries and keys rotated{why}"
     assert found.self_attn.q_norm is norm
 
 

@@ -74,7 +74,7 @@ def check_decode(
 def _check_contents(
     kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, window: int | None
 ) -> None:
-    """Raise unless every length fits the table, and every used page is one of the cache."""
+    """Raise unless every length fits the block table and every used page is in the cache."""
     pages, _, size, _ = kv_cache.shape
     room = block_table.shape[1] * size
     for sequence, length in enumerate(seq_lens.tolist()):

@@ -20,7 +20,7 @@ DECODE_KERNELS = KernelTable(
     },
 )
 
-# Values of D that each kernel takes, of those that the op accepts.
+# Head sizes D that each kernel supports, a subset of the op's.
 HEAD_DIMS: dict[tuple[str, Mode], tuple[int, ...]] = {
     ("cpu", "float"): PAGED_HEAD_DIMS["cpu", "float"],
     ("sm_90", "float"): sm90.HEAD_DIMS,

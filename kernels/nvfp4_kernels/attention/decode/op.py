@@ -26,24 +26,25 @@ def decode_attention(
     sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Attention of each sequence's last token to all its keys; stores this token's own.
+    """Attention of each sequence's last token to all its keys; stores the token's key and value.
 
-    One launch instead of a store into the cache, ``paged_attention`` over splits of the keys and
-    their merge. The call does not synchronise with the device, and only the result depends on the
+    A single launch instead of a store into the cache, ``paged_attention`` with split-KV and a
+    merge. The call does not synchronise with the device, and only the result depends on the
     contents of index tensors: a CUDA graph may capture it. Slots of a page beyond a sequence's
     length, and entries of its row in ``block_table`` for pages without a key that its token sees,
-    may hold anything. Values before a window, in the page where it begins, must be finite: they may
-    be multiplied by 0. The result is deterministic: the same arguments give the same bits.
+    may hold anything. Values before a window, in the page where it begins, must be finite, as P = 0
+    may multiply them. The result is deterministic: the same arguments give the same bits.
 
-    On sm_90 ``kv_cache`` and the index tensors are read while kernels before this one in the stream
-    may still run, where those let it start early: none of these may write them.
+    On sm_90 ``kv_cache`` and the index tensors may be read while preceding kernels that allow
+    programmatic dependent launch still run: these kernels must not write the cache or index
+    tensors.
 
     Args:
         q: bfloat16 or float16 ``(B, Hq, D)``: one token of each sequence. D a multiple of 16 up to
             256, its last stride 1; other strides are free, as in a slice of the QKV projection. On
             sm_90 D is 64, 128 or 256, and all rows start on multiples of 16 bytes.
         key: ``(B, Hkv, D)`` of ``q``'s dtype, strides as for ``q``; Hq is a multiple of Hkv, at
-            most 16 times that.
+            most 16 · Hkv.
         value: of ``key``'s dtype and shape.
         kv_cache: ``(pages, Hkv, page_size, 2·D)`` of ``q``'s dtype, a key and then its value;
             strides are free but for the last. On sm_90 ``page_size`` is a power of two of at least
@@ -53,8 +54,8 @@ def decode_attention(
         seq_lens: int32 ``(B,)``, the keys of each sequence, this token's included. 0 for a row that
             is padding, as in a CUDA graph: its result is 0.
         slot_mapping: int64 ``(B,)``: where the token's key and value are stored, ``page · page_size
-            + offset``, which is where ``block_table`` has key ``seq_lens[b] - 1``; negative: they
-            are attended to and not stored.
+            + offset``, the place of key ``seq_lens[b] - 1`` by ``block_table``; negative: used in
+            this attention but not stored.
         scale: factor of ``q · k``; None: ``D ** -0.5``.
         window: the token sees this many keys, its own included; None: all.
         soft_cap: logits become ``soft_cap · tanh(logit / soft_cap)``.

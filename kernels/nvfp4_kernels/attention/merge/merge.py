@@ -30,8 +30,8 @@ class MergeArguments(NamedTuple):
         out: merged result [rows, D]; if quantised, bytes of codes [rows, D/2].
         lse: float32 [rows].
         segments, rows, num_heads: sizes; row r is of head ``r % num_heads``.
-        scales: bytes, blocked, of an operand whose rows from ``first_row`` on are the tokens; if
-            quantised.
+        scales: bytes of the operand's block scales in the blocked layout; tokens are the operand's
+            rows from ``first_row`` on; if quantised.
         input_scale: float32 [], the operand's global scale; if quantised.
         first_row: see ``scales``.
     """
@@ -51,17 +51,17 @@ class MergeArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class Segments:
-    """Segments, and what a thread merges of them.
+    """Segments, and the part of each that a thread merges.
 
     Attributes:
-        outs, lses: of all segments.
+        outs, lses: results and LSEs of all segments.
         count: number of segments.
-        rows: of a segment.
-        row: this thread's.
+        rows: rows of a segment.
+        row: row of this thread.
         inside: whether the row exists.
         index: this thread's first element in a segment.
         slots: shared memory for ``prefetch`` parts of every thread.
-        thread, threads: this one, of those that share the slots.
+        thread, threads: index of this thread, and number of threads that share the slots.
     """
 
     outs: cute.Pointer
@@ -81,7 +81,7 @@ class SegmentMerge:
     """Merge and store of a thread's 16 bytes of a row.
 
     The thread copies ``prefetch`` segments at a time to shared memory with cp.async and reads only
-    what it has copied itself. Segments without keys are not read.
+    its own copies. Segments without keys are not read.
     """
 
     tile: MergeTile
@@ -97,12 +97,12 @@ class SegmentMerge:
         thread: Int32,
         threads: cutlass.Constexpr,
     ) -> None:
-        """Merge and store columns from ``column`` on, and with the first of them the LSE.
+        """Merge and store a vector from ``column`` on; the thread of column 0 also stores the LSE.
 
         Args:
-            arguments: of the launch.
-            row: of a token and head.
-            column: of the row, a multiple of ``width``.
+            arguments: arguments of the launch.
+            row: row of a token and head.
+            column: first column, a multiple of ``width``.
             inside: whether the row exists; all threads of a warp call.
             slots: see ``Segments``.
             thread: see ``Segments``.
@@ -135,7 +135,7 @@ class SegmentMerge:
         index: Int64,
         inside: Boolean,
     ) -> None:
-        """Quantise blocks, each in the first of the threads that have merged a part of it."""
+        """Quantise blocks: the first of the threads that share a block quantises all of it."""
         scale = global_scale(Array(arguments.input_scale, shape=(1,)).load(0))
         elements = list(values.to_elements())
         for distance in cutlass.range_constexpr(1, BLOCK // self.tile.width):

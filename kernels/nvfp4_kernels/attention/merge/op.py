@@ -19,9 +19,8 @@ def merge_segments(
     """Merge attention over each of S segments of the keys into attention over all keys.
 
     ``out = Σ exp(lse_s − lse) · out_s`` with ``lse = ln(Σ exp(lse_s) + exp(sink))``, in float32,
-    added up in the order of the segments. A segment without keys has an ``lse`` of −inf, +inf
-    counts as the same, and its ``out`` may be anything; a row with no other gives 0 and −inf, or
-    its sink.
+    added up in the order of the segments. A segment without keys has an ``lse`` of −inf or +inf and
+    an arbitrary ``out``; a row without keys in any segment gives 0 and −inf, or the head's sink.
 
     Args:
         outs: float32, bfloat16 or float16 ``(S, ..., D)``, S at least 1; on sm_100 contiguous,
@@ -30,12 +29,12 @@ def merge_segments(
             on sm_100 contiguous.
         sinks: float32 ``(H,)``, H the last dimension of ``lses``: a logit of each head that no
             segment has in its ``lse`` yet; it adds to the sum and has no value.
-        out_dtype: float32, bfloat16 or float16; None: that of ``outs``.
+        out_dtype: float32, bfloat16 or float16; None: the dtype of ``outs``.
 
     Returns:
-        ``out`` ``(..., D)`` of ``out_dtype``, and ``lse`` float32 ``(...)``, as exact as ``lses``
-        are: those of attention over a float8_e4m3fn cache may be off by 1.02e-4 on sm_100, see
-        ``paged_attention``, and so may the segments' shares of ``out``.
+        ``out`` ``(..., D)`` of ``out_dtype``, and ``lse`` float32 ``(...)``, as exact as ``lses``:
+        on sm_100, ``lses`` of attention over a float8_e4m3fn cache may be off by 1.02e-4 (see
+        ``paged_attention``), which also enters the segments' weights in ``out``.
 
     Raises:
         InvalidArgument: an argument that does not fit, named.

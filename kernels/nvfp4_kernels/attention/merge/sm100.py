@@ -26,7 +26,7 @@ class MergeSegmentsSm100:
     """Merge whose threads all have the same role: 16 bytes of a row each.
 
     Attributes:
-        tile: of a thread.
+        tile: work of a thread.
     """
 
     tile: MergeTile
@@ -80,10 +80,11 @@ def merge_segments(
 ) -> tuple[Tensor, Tensor]:
     """See ``nvfp4_kernels.attention.merge.op.merge_segments``; writes to ``out`` if it is given.
 
-    As NVFP4, ``(..., D)`` is tokens, heads and D, and ``out_dtype`` what is quantised.
+    For an NVFP4 ``out``, ``(..., D)`` is tokens, heads and D, and ``out_dtype`` the dtype to which
+    results are rounded before quantisation.
 
     Raises:
-        InvalidArgument: a tensor that is not contiguous or misaligned, or D elements that are no
+        InvalidArgument: a non-contiguous or misaligned tensor, or a row of D elements that is not a
             multiple of 16 bytes.
     """
     segments, *_, head_dim = outs.shape
@@ -134,7 +135,7 @@ def merge_arguments(
 
 
 def scale_arguments(rows: Nvfp4Rows | None) -> dict[str, Any]:
-    """Arguments of a launch that say where the scales of its result belong."""
+    """Arguments of a launch that locate the block scales of a quantised result."""
     if rows is None:
         return {"scales": None, "input_scale": None, "first_row": 0}
     return {

@@ -12,8 +12,8 @@ class MergeTile:
     """Merge of 16 bytes of a row over all segments.
 
     Attributes:
-        dtype: of the segments, e.g. ``"float32"``.
-        out_dtype: of the result; if it is quantised, of what is quantised.
+        dtype: dtype of the segments, e.g. ``"float32"``.
+        out_dtype: dtype of the result; if quantised, dtype before quantisation.
         head_dim: D.
         sinks: whether heads have sinks.
         prefetch: segments whose copies are in flight before a thread uses the first.

@@ -1,4 +1,4 @@
-"""The mbarriers by which the warps of a CTA hand tiles to one another."""
+"""The mbarriers with which the warps of a CTA pass tiles to each other."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ SOFTMAX_ARRIVALS = WARPS
 
 @dataclass(frozen=True)
 class Barriers:
-    """All mbarriers of a CTA; phases are counted from 0.
+    """All mbarriers of a CTA; phases start at 0.
 
     With two stages of S, the softmax may run one key tile ahead of PV, and QK one ahead of both:
     a barrier per stage keeps every wait within one phase of its barrier.
@@ -30,7 +30,7 @@ class Barriers:
     | ``q_full[query tile]`` | ``q_arrivals`` | Q in shared memory | work tile |
     | ``q_empty`` | ``MMA_ARRIVALS`` | commit of the last QK of a work tile | same |
     | ``copied[query tile]`` | ``COPY_ARRIVALS`` | queries that are to be quantised | same |
-    | ``taken[query tile]`` | ``SOFTMAX_ARRIVALS`` | those in registers | same |
+    | ``taken[query tile]`` | ``SOFTMAX_ARRIVALS`` | copied queries in registers | same |
     | ``s_full[query tile, stage, part]`` | ``MMA_ARRIVALS`` | commit of QK | turn of the stages |
     | ``s_empty[query tile]`` | ``SOFTMAX_ARRIVALS`` | S in registers | key tile |
     | ``p_full[query tile, stage, part]`` | ``SOFTMAX_ARRIVALS`` | P stored, O rescaled | same |
@@ -53,7 +53,7 @@ class Barriers:
 
 
 def q_arrivals(tile: AttentionTile) -> int:
-    """Arrivals that complete ``q_full``: of the warp that copies a query tile, or of four."""
+    """Arrivals that complete ``q_full``: 1 if a copy warp loads the query tile, else 4."""
     copies = tile.takes_over and not tile.quantizes_copied
     return COPY_ARRIVALS if copies else SOFTMAX_ARRIVALS
 
@@ -80,7 +80,7 @@ def init_barriers(tile: AttentionTile, barriers: Barriers) -> None:
 
 
 def _groups(tile: AttentionTile) -> list[tuple[int, dict[str, int]]]:
-    """Barriers of equal number: how many of each, and their arrive counts."""
+    """Groups of barriers of equal count: the number of barriers, and their arrive counts."""
     return [
         (tile.stages, {"kv_full": TMA_ARRIVALS, "kv_empty": MMA_ARRIVALS}),
         (1, {"tail_full": TMA_ARRIVALS, "q_empty": MMA_ARRIVALS, "stored": SOFTMAX_ARRIVALS}),

@@ -24,16 +24,16 @@ class AttentionProblem:
     """Host integers that a launch knows.
 
     Attributes:
-        batch: sequences.
-        queries: maximum of a sequence.
-        keys: maximum of a sequence.
+        batch: number of sequences.
+        queries: most queries of a sequence.
+        keys: most keys of a sequence.
         kv_heads: KV heads.
         group: query heads of each KV head.
         head_dim: D.
         fp8: whether the cache is E4M3.
         window: keys a query sees; 0: all.
-        indexed: whether every token has a list of keys; then ``batch`` counts tokens, each a query
-            of its own.
+        indexed: whether every token has a list of keys; then ``batch`` counts tokens, each with one
+            query.
         batch_invariant: see ``Scoring``: one tile for prefills and decodes, and no splits.
     """
 
@@ -49,14 +49,14 @@ class AttentionProblem:
     batch_invariant: bool = False
 
 
-@lru_cache(maxsize=1024)  # a step's layers ask alike
+@lru_cache(maxsize=1024)  # the layers of a step repeat the same call
 def choose_config(problem: AttentionProblem, sms: int = SMS) -> tuple[AttentionTile, int]:
     """Choose the tile, and the splits of the keys that fill the device.
 
-    Two query tiles where there are rows for both and tensor memory holds them. Rows that one warp
-    holds, those of most decodes, split their keys over four warps. Splits fill one wave of CTAs;
-    with such rows, which wait for memory, there are more where the last of several waves would
-    leave most of the device idle. A part never has next to nothing to do.
+    Two query tiles where there are rows for both and tensor memory holds them. If one warp holds
+    all rows, as in most decodes, four warps split the keys. Split-KV fills one wave of CTAs; such
+    decodes, which are memory-bound, get more splits where the last of several waves would leave
+    most of the device idle. A split never has next to no keys.
     """
     if problem.batch_invariant:
         tile = AttentionTile(
@@ -97,7 +97,7 @@ def choose_config(problem: AttentionProblem, sms: int = SMS) -> tuple[AttentionT
 
 
 def _decode_seconds(tile: AttentionTile, ctas: int, tiles: int, places: int, splits: int) -> float:
-    """Estimated time of ``ctas`` times ``splits`` CTAs that share ``tiles`` key tiles each.
+    """Estimated time of ``ctas`` · ``splits`` CTAs; ``splits`` CTAs share ``tiles`` key tiles.
 
     Every wave waits for memory, or for its CTAs' chains of MMAs and softmax.
     """
@@ -109,7 +109,7 @@ def _decode_seconds(tile: AttentionTile, ctas: int, tiles: int, places: int, spl
         left -= wave
     if splits == 1:
         return seconds
-    parts = splits * ctas * tile.rows * tile.head_dim * 4  # at the most: a tile may have fewer rows
+    parts = splits * ctas * tile.rows * tile.head_dim * 4  # upper bound
     return seconds + MERGE_SECONDS + 2 * parts / BYTES_PER_SECOND
 
 

@@ -1,4 +1,4 @@
-"""Queries that query warps have copied in 16 bits: softmax warps quantise them to E4M3."""
+"""Quantisation to E4M3, by the softmax warps, of queries that query warps copied in 16 bits."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ from nvfp4_kernels.sm100.limits import WARP_ROWS
 
 @dataclass(frozen=True)
 class CopiedQueries:
-    """Prologue of the softmax warps where work is taken over: a thread has a whole row."""
+    """Prologue of the softmax warps of CTAs with a CLC scheduler: a thread has a whole row."""
 
     tile: AttentionTile
     variant: Variant
@@ -38,11 +38,12 @@ class CopiedQueries:
 
         Args:
             copied: rows of the query tile in 16 bits.
-            shared: memory of the query tile, of which the warp has stored its part of the result.
-            barriers: of the CTA.
-            work: with keys.
-            query_tile: of the warp.
-            warp: of the query tile.
+            shared: memory of the query tile; the warp has already stored its rows of the last
+                result.
+            barriers: mbarriers of the CTA.
+            work: work tile, with keys.
+            query_tile: query tile of the warp.
+            warp: warp of the query tile.
         """
         own = warp * WARP_ROWS + recomputed_lane()
         wait(barriers.copied.subview(query_tile), work.before.works)
@@ -71,7 +72,7 @@ class CopiedQueries:
         return row_scale(fmax_reduce([cute.math.abs(value) for value in values]))
 
     def _store(self, shared: Array, own: Int32, vectors: list[Vector], inverse: Float32) -> None:
-        """Store the row in E4M3, a vector for two in 16 bits."""
+        """Store the row in E4M3: two 16-bit vectors become one."""
         for index, pair in enumerate(zip(vectors[::2], vectors[1::2], strict=True)):
             words = [
                 word

@@ -34,14 +34,14 @@ class AttentionResult(NamedTuple):
     """Result of a launch, in global memory, and the sinks that are part of it.
 
     Attributes:
-        out: [rows, query heads, D]; of a split, float32 [splits, rows, query heads, D]; if
+        out: [rows, query heads, D]; if split-KV, float32 [splits, rows, query heads, D]; if
             quantised, bytes of codes [rows, query heads, D/2].
         lse: float32, the same without D.
-        sinks: float32 [query heads]; null if there are none.
+        sinks: float32 [query heads]; null without sinks.
         rows: queries of all sequences together.
         num_heads: query heads.
-        scales: bytes, blocked, of an operand whose rows from ``first_row`` on are these; if
-            quantised.
+        scales: bytes of the operand's block scales in the blocked layout; ``out`` is the operand's
+            rows from ``first_row`` on; if quantised.
         input_scale: float32 [], the operand's global scale; if quantised.
         first_row: see ``scales``.
     """
@@ -58,11 +58,11 @@ class AttentionResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Epilogue:
-    """Role of the softmax warps after the main loop; rows that the sequence lacks are not stored.
+    """Role of the softmax warps after the main loop; rows past the sequence's end are not stored.
 
     A thread has a row of O in tensor memory. Rows are staged in shared memory, so that neighbouring
-    lanes store neighbouring bytes: each where its query was, or, where query warps bring the next
-    one there, a part at a time in memory of its own.
+    lanes store neighbouring bytes. A row is staged in the memory of its query; if query warps
+    already load the next query there, part by part in separate memory.
     """
 
     tile: AttentionTile
@@ -79,7 +79,7 @@ class Epilogue:
 
     @property
     def _staged_dtype(self) -> type[cutlass.Numeric]:
-        """Element type of rows staged in shared memory, unless they are codes."""
+        """Element type of rows staged in shared memory, unless quantised."""
         return self._dtype
 
     @property
@@ -89,7 +89,7 @@ class Epilogue:
 
     @property
     def _staged_bytes(self) -> int:
-        """Bytes of a row staged at once: what the row in shared memory has room for."""
+        """Bytes of a row staged at once: as many as fit in its staging row of shared memory."""
         tile, every = self.tile, self.tile.head_dim * self._staged_bits // 8
         if tile.stages_beside:
             return every if self.variant.stores_codes else tile.chunk_bytes
@@ -105,7 +105,7 @@ class Epilogue:
         return RowQuantizer(self.tile, self.variant)
 
     def _is_stored(self, row: QueryRow, tiles: Int32) -> cutlass.Boolean:
-        """Whether O of the row is stored: the merge does not read that of a split without keys."""
+        """Whether O of the row is stored: the merge does not read O of a split without keys."""
         return row.live & (tiles > 0) if self.variant.split else row.live
 
     @cute.jit
@@ -126,16 +126,16 @@ class Epilogue:
         """Normalise and store the warp's rows, and their LSE.
 
         Args:
-            result: of the launch.
+            result: result of the launch.
             shared: memory of the query tile's rows; its queries have been read by now.
-            barriers: of the CTA.
+            barriers: mbarriers of the CTA.
             lanes: tensor memory of the warp.
-            query_tile: of the warp.
+            query_tile: query tile of the warp.
             tiles: key tiles of the query tile.
-            work: of the CTA.
-            row: of the thread.
-            warp: of the query tile.
-            state: of the row, after the last key tile.
+            work: work tile of the CTA.
+            row: row of the thread.
+            warp: warp of the query tile.
+            state: state of the row, after the last key tile.
             v_scale: scale of stored values.
         """
         tile = self.tile
@@ -223,7 +223,7 @@ class Epilogue:
         first: Int32,
         live: cutlass.Boolean,
     ) -> None:
-        """Stage a row of O times ``factor`` as codes, and store its scales from ``first`` on."""
+        """Stage a row of O times ``factor`` as NVFP4 codes; store scales from ``first`` on."""
         own, quantizer = warp * WARP_ROWS + recomputed_lane(), self._quantizer
         scale, bits = quantizer.scale(result.input_scale), Uint32(0)
         for start in cutlass.range_constexpr(0, self.tile.head_dim, PAIR):
@@ -265,7 +265,7 @@ class Epilogue:
     def _normalise(
         self, result: AttentionResult, state: SoftmaxState, head: Int32
     ) -> tuple[Float32, Float32]:
-        """LSE of a row, and the factor of its O."""
+        """LSE of a row, and the factor that normalises O."""
         row_max, row_sum = state.row_max, state.row_sum
         rescale = Float32(1.0)
         unit = Float32(1 << self.tile.p_shift)

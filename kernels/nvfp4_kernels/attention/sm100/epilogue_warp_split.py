@@ -27,7 +27,7 @@ from nvfp4_kernels.sm100.tensor_memory import load_columns
 SYNC_BARRIER = 1  # named barrier of the softmax warps
 THREADS = WARPS * WARP_ROWS
 STATE_BYTES = 8  # of a row's ``SoftmaxState`` in shared memory
-OUT_COLUMNS = 8  # that a thread adds up and stores at a time
+OUT_COLUMNS = 8  # columns that a thread adds up and stores at a time
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Staged:
 
     Attributes:
         shared: memory of the queries.
-        rows: of each warp.
-        columns: of each row.
+        rows: rows of each warp.
+        columns: columns of each row.
     """
 
     shared: Array
@@ -47,21 +47,21 @@ class Staged:
 
 @dataclass(frozen=True)
 class WarpSplitEpilogue(Epilogue):
-    """Epilogue where a warp's lanes of O are sums over its quarters of the key tiles.
+    """Epilogue for warp-split keys: a warp's lanes of O are partial sums over a quarter of keys.
 
-    Partial sums are staged in shared memory as float32, as many columns at a time as the queries
-    left room for, and are added up in the order of the warps. Of few rows, those of most decodes,
-    all columns find room at once, where other rows' would be.
+    Partial sums are staged in shared memory as float32, as many columns at a time as fit in the
+    memory of the queries, and are added up in the order of the warps. With few rows, as in most
+    decodes, all columns fit at once, in the room of the absent rows.
     """
 
     @property
     def _few_rows(self) -> int:
-        """Rows of a warp for all of whose columns there is room."""
+        """Most rows per warp for which all columns fit at once."""
         return WARP_ROWS * self._staged_columns // self.tile.head_dim
 
     @property
     def _columns_at_once(self) -> int:
-        """Columns of every row staged at once: whole blocks, unless there is no room for one."""
+        """Columns of every row staged at once: whole blocks, unless not even one block fits."""
         room = self._staged_columns
         return room - room % BLOCK if self.variant.stores_codes and room > BLOCK else room
 
@@ -127,7 +127,7 @@ class WarpSplitEpilogue(Epilogue):
         tiles: Int32,
         factor: Float32,
     ) -> None:
-        """Store all rows, as many columns at a time as there is room for."""
+        """Store all rows, as many columns at a time as fit."""
         waiting: list[Float32] = []
         every, most = self.tile.head_dim, self._columns_at_once
         for first in cutlass.range_constexpr(0, every, most):
@@ -141,7 +141,7 @@ class WarpSplitEpilogue(Epilogue):
     def _stage_few(
         self, shared: Array, warp: Int32, source: Int32, tiles: Int32, factor: Float32
     ) -> None:
-        """Stage all columns of the few first rows, times ``factor``."""
+        """Stage all columns of the first few rows, times ``factor``."""
         rows, columns, lane = self._few_rows, self._staged_columns, recomputed_lane()
         width = next(width for width in WIDTHS if columns % width == 0)
         for start in cutlass.range_constexpr(0, self.tile.head_dim, width):
@@ -176,7 +176,7 @@ class WarpSplitEpilogue(Epilogue):
     def _combine(
         self, shared: Array, state: SoftmaxState, warp: Int32
     ) -> tuple[SoftmaxState, Float32]:
-        """State of a row over all four warps, and the factor that rescales this warp's O to it.
+        """Combined state of a row over all four warps, and the factor that rescales this warp's O.
 
         A warp in whose quarters the row sees no key has a row_sum of 0 and a row_max of −∞.
         """
@@ -228,10 +228,10 @@ class WarpSplitEpilogue(Epilogue):
         first: int,
         waiting: list[Float32],
     ) -> list[Float32]:
-        """Add up, quantise and store columns from ``first`` on of all rows: a block to a thread.
+        """Add up, quantise and store columns from ``first`` on of all rows: a thread per block.
 
-        Where less than a block is staged at once, the thread's earlier columns have been
-        ``waiting``; returns those that go on waiting.
+        Where less than a block is staged at once, ``waiting`` are the thread's columns of the
+        incomplete block; returns the new ``waiting``.
         """
         rows, columns = staged.rows, min(staged.columns, BLOCK)
         assert staged.columns % columns == 0
@@ -270,7 +270,7 @@ class WarpSplitEpilogue(Epilogue):
         return sums
 
     def _place(self, staged: Staged, warp: int, row: Int32, byte: Int32) -> Int32:
-        """Offset of a warp's staged row: columns past a row's room are where other rows' would."""
+        """Offset of a warp's staged row; columns past a row's room use the room of absent rows."""
         width, own = self.tile.row_bytes, warp * WARP_ROWS + row
         if staged.columns > self._staged_columns:
             own, byte = own + byte // width * staged.rows, byte % width

@@ -1,4 +1,4 @@
-"""Load warp of the indexed layout: TMA gathers of the keys on each token's list."""
+"""Load warp of the indexed layout: TMA gathers of the keys listed for each token."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -37,8 +37,8 @@ class KeyLists:
         indices: int32 [tokens, stride], positions in the token's sequence.
         stride: elements between lists.
         query_start: int32 [sequences + 1], tokens.
-        sequences: their number.
-        map_strides: of the cache.
+        sequences: number of sequences.
+        map_strides: strides of the cache in map rows.
     """
 
     indices: cute.Pointer
@@ -53,14 +53,14 @@ class GatherLoader(TmaLoader):
     """Role of one warp: each lane gathers four rows of a chunk at a time.
 
     Attributes:
-        lists: of this launch.
+        lists: lists of this launch.
     """
 
     lists: KeyLists
 
     @cute.jit
     def _page_table(self, source: Source, work: WorkTile) -> Array:
-        """Pages of the token's sequence, whose index is the count of later starts up to it."""
+        """Pages of the token's sequence, whose index is the number of later starts ≤ the token."""
         lists, lane = self.lists, cute.arch.lane_idx()
         starts = Array(lists.query_start, shape=(1,))
         ended = Int32(0)

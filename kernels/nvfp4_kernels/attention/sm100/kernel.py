@@ -53,27 +53,27 @@ _SCALES = ("scales", "input_scale", "first_row")  # of a result in NVFP4
 
 
 class AttentionArguments(NamedTuple):
-    """Arguments of a launch; pointers are null where the variant has none.
+    """Arguments of a launch; pointers that the variant does not use are null.
 
     Attributes:
         queries: addressed by batch, token and head, where ``query_start`` gives a sequence's first
             token unless dense.
         k, v: keys and values, addressed by row of a page, head and page.
-        k_strides, v_strides: theirs; multiples of ``map_stride`` if indexed.
+        k_strides, v_strides: strides of ``k`` and ``v``; multiples of ``map_stride`` if indexed.
         map_stride: elements between rows of the tensor maps that gathers read.
-        map_rows: rows of those tensor maps.
+        map_rows: rows of the tensor maps that gathers read.
         result: outputs, and the sinks.
         lengths: starts and lengths of sequences.
         block_table: int32 [sequences, table_stride], pages.
         table_stride: elements between rows of the block table.
         indices: int32 [tokens, list_stride], positions of listed keys.
         list_stride: elements between lists.
-        scale: of Q·K.
+        scale: factor of Q·K.
         soft_cap: unused without one.
         k_scale, v_scale: float32 [], of an E4M3 cache.
-        merge: parts, and the result that the last CTA merges them to.
-        counters: int32 [batch, KV heads], zeros: CTAs that have stored their parts.
-        rotation: of queries and new keys.
+        merge: splits' partial results, and the result to which the last CTA merges them.
+        counters: int32 [batch, KV heads], zeros: number of CTAs that have stored partial results.
+        rotation: rotary embedding of queries and new keys.
         sizes: host integers.
         defective_below: see ``devices.defective_map_bytes``.
     """
@@ -108,13 +108,13 @@ class Memory:
 
     Attributes:
         source: keys and values, and their ring.
-        queries: of all query tiles.
-        copied: of all query tiles, in 16 bits, that are to be quantised; else none.
-        staged: rows of the result, where the queries were or beside them.
-        barriers: by which warps hand over tiles.
+        queries: queries of all query tiles.
+        copied: 16-bit queries of all query tiles, to be quantised; else None.
+        staged: rows of the result, in the memory of the queries or beside it.
+        barriers: mbarriers with which warps pass tiles.
         tensor: the address of tensor memory.
         is_last: see ``LastCta``.
-        launch_control, board: of CTAs that take over; else None.
+        launch_control, board: CLC response and work tile broadcast of a CLC scheduler; else None.
     """
 
     source: Source
@@ -130,20 +130,20 @@ class Memory:
 
 @dataclass(frozen=True)
 class FmhaSm100:
-    """Flash attention with tcgen05: warp-specialised, one CTA per work tile, or for many of them.
+    """Flash attention with tcgen05, warp-specialised: one work tile per CTA, or persistent.
 
     | warps | role |
     |---|---|
     | 4 per query tile | load or quantise Q, softmax, epilogue; warp 0 allocates tensor memory |
     | 1 | ``Mma``: issues QK and PV |
     | 1 | ``TmaLoader`` or ``GatherLoader``: fills the ring of key and value tiles |
-    | 2, with two query tiles | ``QueryCopier`` where work is taken over, else idle: see below |
+    | 2, with two query tiles | ``QueryCopier`` with a CLC scheduler, else idle: see below |
 
-    Work tiles of few rows (``walks``) are shared out from the start. Of those with two query tiles
-    (``takes_over``) a CTA has its own, and those of CTAs that have not started when it is free: the
-    epilogue of one overlaps with Q, K and, in 16 bits, QK of the next. Of the two query warps,
-    which complete a warpgroup for setmaxnreg, the first finds work tiles, for all to read on a
-    ``WorkBoard``.
+    Work tiles of few rows (``walks``) have a static persistent scheduler. With two query tiles
+    (``takes_over``) the scheduler is dynamic, through cluster launch control (CLC): the epilogue of
+    a work tile overlaps with loads of Q and K and, in 16 bits, QK of the next. The two query warps
+    complete a warpgroup for setmaxnreg; the first is also the scheduler warp, which broadcasts work
+    tiles on a ``WorkBoard``.
 
         load  --kv_full-->   MMA  <--q_full---  softmax
               <--kv_empty--       ---s_full-->
@@ -153,9 +153,9 @@ class FmhaSm100:
 
     Each arrow is an mbarrier per stage of the ring, or per query tile and stage of S. Arrive counts
     are 4 for ``q_full``, ``s_empty`` and ``p_full``, one per softmax warp, and 1 for all others: an
-    arrive.expect_tx or a tcgen05.commit; of ``q_full`` too in 16 bits of two query tiles, which
-    query warps copy: ``Barriers``.
-    The MMA warp waits for ``s_empty`` only where P has columns of its own.
+    arrive.expect_tx or a tcgen05.commit. ``q_full`` too has a count of 1 where query warps copy
+    16-bit queries of two query tiles: ``Barriers``. The MMA warp waits for ``s_empty`` only where P
+    does not share the columns of S.
 
     Where the variant merges, ``LastCta`` follows the epilogue.
     """
@@ -211,7 +211,7 @@ class FmhaSm100:
 
     @cute.jit
     def __call__(self, arguments: AttentionArguments, stream: cuda_driver.CUstream) -> None:
-        """Launch one CTA per work tile; of those that walk, as many as there are places."""
+        """Launch one CTA per work tile; if persistent, as many CTAs as can be resident."""
         tile, variant, sizes = self.tile, self.variant, arguments.sizes
         map_stride, strides = arguments.map_stride, arguments.k_strides
         operands = (arguments.k, strides), (arguments.v, arguments.v_strides)
@@ -257,7 +257,7 @@ class FmhaSm100:
         map_strides: MapStrides,
         order: WalkOrder,
     ) -> None:
-        """Set up beside the kernel before this one, run one role per warp, free tensor memory."""
+        """Set up while the preceding kernel ends, run one role per warp, free tensor memory."""
         tile, variant = self.tile, self.variant
         barriers = allocate_barriers(tile)
         shared_queries = self._bytes(tile.query_tiles * tile.query_bytes)
@@ -306,7 +306,7 @@ class FmhaSm100:
                 map_strides,
             )
             loader = GatherLoader(tile, variant, lists)
-        # Any argument, lengths too, may be written by the kernel before this one.
+        # The preceding kernel may write any argument, including lengths.
         if cutlass.const_expr(variant.rotation is None) or arguments.rotation.settled == 0:
             ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         sizes, lengths, none = arguments.sizes, arguments.lengths, Int32(0)
@@ -350,9 +350,9 @@ class FmhaSm100:
 
     @cute.jit
     def _lead(self, arguments: AttentionArguments, memory: Memory) -> None:
-        """Role of the warp that finds work tiles: this CTA's, then those of CTAs to take over.
+        """Role of the scheduler warp: this CTA's work tile, then work of cancelled CTAs (CLC).
 
-        It asks for one more as soon as all warps have begun with the one before.
+        The next request is issued as soon as all warps have begun with the previous work tile.
         """
         tile, variant, lengths = self.tile, self.variant, arguments.lengths
         control, board = memory.launch_control, memory.board
@@ -382,7 +382,7 @@ class FmhaSm100:
         warp: Int32,
         is_softmax: cutlass.Constexpr,
     ) -> None:
-        """Run the warp's role on the work tiles that the leading warp finds."""
+        """Run the warp's role on the work tiles that the scheduler warp broadcasts."""
         tile, mma_warp = self.tile, WARPS * self.tile.query_tiles
         more, turn = Boolean(True), Int32(0)
         tiles, works, tails, firsts, first, second = turn, turn, turn, turn, turn, turn
@@ -431,7 +431,7 @@ class FmhaSm100:
         work: WorkTile,
         warp: Int32,
     ) -> None:
-        """Run the role of a warp that is none of softmax."""
+        """Run the role of a warp other than a softmax warp."""
         tile, variant, mma_warp = self.tile, self.variant, WARPS * self.tile.query_tiles
         if warp == mma_warp:
             ring, tensor = memory.source.ring, memory.tensor.load()
@@ -482,7 +482,8 @@ class FmhaSm100:
             row_scale = self._load_queries(arguments, shared, work, row, tile_warp)
         if cutlass.const_expr(not tile.takes_over or tile.quantizes_copied):
             ptx.bar_warp_sync(cute.arch.FULL_MASK)
-            # The MMA warp waits for no queries without keys: those of later ones would overtake it.
+            # Without keys the MMA warp does not wait for queries: it would consume later queries'
+            # arrivals.
             if ptx.elect_sync() and work.max_tiles() > 0:
                 ptx.mbarrier_arrive(barriers.q_full.subview(query_tile))
         if cutlass.const_expr(tile.fp8):
@@ -513,7 +514,7 @@ class FmhaSm100:
             self._sync()
 
     def _sync(self) -> None:
-        """Barrier over the softmax warps: the next queries take the place of what all have read."""
+        """Barrier over the softmax warps: the next queries overwrite memory that all have read."""
         ptx.barrier_cta_sync(SYNC_BARRIER, thread_count=WARPS * WARP_ROWS)
 
     def _load_queries(

@@ -1,4 +1,4 @@
-"""Merge of split keys by the last CTA of a block of rows to end: no launch of its own."""
+"""Merge of split-KV by the last CTA of a block of rows to finish, without another launch."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ MAX_PREFETCH = 8  # segments
 
 
 def last_cta_tile(tile: AttentionTile, variant: Variant) -> MergeTile:
-    """Work of a softmax thread: as many parts in flight as the queries' memory has room for."""
+    """Work of a softmax thread: as many segments in flight as fit in the memory of the queries."""
     prefetch = min(MAX_PREFETCH, tile.query_bytes // (THREADS * VECTOR_BYTES))
     return MergeTile(
         "float32", variant.dtype, tile.head_dim, variant.sinks, prefetch, variant.quantized
@@ -30,12 +30,12 @@ def last_cta_tile(tile: AttentionTile, variant: Variant) -> MergeTile:
 
 @dataclass(frozen=True)
 class LastCta:
-    """Role of the softmax warps of split keys, after the epilogue has stored a part.
+    """Role of the softmax warps with split-KV, after the epilogue has stored a partial result.
 
-    The CTAs of a block of rows that have keys count themselves; the last one finds all parts in
-    memory and merges them in the order of the splits, whichever order they came in. The count wraps
-    around to zero, which leaves it ready for the next launch. Without any keys the first CTA
-    merges, of nothing.
+    The CTAs of a block of rows that have keys increment a semaphore; the last CTA merges all
+    partial results in the order of the splits, independent of the order in which CTAs finish. The
+    semaphore wraps around to zero, ready for the next launch. If no CTA has keys, the first CTA
+    stores the empty merge.
     """
 
     tile: AttentionTile
@@ -52,16 +52,16 @@ class LastCta:
         work: WorkTile,
         warp: Int32,
     ) -> None:
-        """Count this CTA; if it is the last, merge its rows.
+        """Increment the semaphore; if this CTA is the last, merge the block of rows.
 
         Args:
-            arguments: parts and result.
-            counters: int32 [batch, KV heads], zero before the launch, and after it.
-            sizes: of the launch.
-            shared: memory of the queries, whose rows have been stored.
-            is_last: int32 in shared memory, for one thread to tell the others.
-            work: of the CTA.
-            warp: of the softmax warps.
+            arguments: partial results and result.
+            counters: semaphores, int32 [batch, KV heads], zero before and after the launch.
+            sizes: sizes of the launch.
+            shared: memory of the queries, free by now.
+            is_last: int32 in shared memory, through which one thread informs the others.
+            work: work tile of the CTA.
+            warp: index among the softmax warps.
         """
         thread = warp * WARP_ROWS + cute.arch.lane_idx()
         self._sync()  # every part of the CTA has been stored, and staged rows have been read
@@ -82,9 +82,9 @@ class LastCta:
         ptx.barrier_cta_sync(SYNC_BARRIER, thread_count=THREADS)
 
     def _count(self, counter: cute.Pointer, parts: Int32) -> Int32:
-        """Count this CTA among ``parts``; 1 if it is the last of them, else 0."""
-        # Releases the parts of this CTA, which its barrier has ordered before, and acquires those
-        # of all that came earlier.
+        """Increment the semaphore of ``parts`` CTAs; return 1 in the last CTA, else 0."""
+        # Releases this CTA's partial results, ordered by the barrier, and acquires those of earlier
+        # CTAs.
         before = ptx.inline_ptx(
             "atom.acq_rel.gpu.global.inc.u32 {$w0}, [{$r0}], {$r1};",
             write_only_types=[Int32],

@@ -37,11 +37,11 @@ NO_ROTATION = RotationArguments(
 
 @dataclass(frozen=True)
 class Rotating:
-    """Rotation of queries and new keys by the kernel.
+    """Rotary embedding of queries and new keys in the kernel.
 
     Attributes:
-        rotation: as the kernel is compiled for.
-        arguments: of the launch.
+        rotation: compile-time rotation of the kernel.
+        arguments: arguments of the launch.
     """
 
     rotation: Rotation
@@ -53,8 +53,8 @@ class Merge:
     """Merge of split keys by the last CTA of a block of rows.
 
     Attributes:
-        arguments: parts and result.
-        counters: int32 zeros, one for each sequence and KV head.
+        arguments: partial results and result.
+        counters: semaphores, int32 zeros, one per sequence and KV head.
     """
 
     arguments: MergeArguments
@@ -63,12 +63,13 @@ class Merge:
 
 @dataclass(frozen=True)
 class KeyValues:
-    """Keys and values as the kernel addresses them: (pages, heads, rows, D), whatever the strides.
+    """Keys and values as the kernel addresses them: (pages, heads, rows, D), with any strides.
 
     Attributes:
-        layout: tells what pages are: of a dense tensor its sequences, of a ragged one all of it.
+        layout: meaning of a page: a sequence of a dense tensor, all of a ragged tensor, or a cache
+            page.
         k, v: views whose last stride is 1.
-        query_start, key_start, seq_lens, block_table, indices: int32, as ``layout`` has them.
+        query_start, key_start, seq_lens, block_table, indices: int32, as required by ``layout``.
         k_scale, v_scale: float32, of an E4M3 cache.
         map_stride: elements between rows of the view that TMA gathers read.
         map_rows: rows of that view.
@@ -102,7 +103,7 @@ def attention(
     """See ``nvfp4_kernels.attention.op.attention``.
 
     Raises:
-        InvalidArgument: too many sequences, or strides that are no multiples of 16 bytes.
+        InvalidArgument: too many sequences, or strides that are not multiples of 16 bytes.
     """
     if query_start is None or max_query_len is None or max_key_len is None:
         batch, queries, keys = q.shape[0], q.shape[1], k.shape[1]
@@ -134,8 +135,8 @@ def paged_attention(
     """See ``nvfp4_kernels.attention.op.paged_attention``.
 
     Raises:
-        InvalidArgument: a page size that the kernel lacks, a D that is no multiple of 32 with an
-            E4M3 cache, too many sequences, or strides that are no multiples of 16 bytes.
+        InvalidArgument: an unsupported page size, a D that is not a multiple of 32 with an E4M3
+            cache, too many sequences, or strides that are not multiples of 16 bytes.
     """
     page_size, head_dim, arch = kv_cache.shape[2], q.shape[-1], device_arch(q.device)
     if page_size < 16 or page_size & (page_size - 1):
@@ -170,23 +171,24 @@ def run(
     counters: Tensor | None = None,
     rotating: Rotating | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Choose a tile, allocate the result unless ``out`` is given, launch, merge splits.
+    """Choose a tile, allocate the result if ``out`` is None, launch, merge splits.
 
     Args:
         q: queries.
         given: keys and values.
         sinks: float32 (Hq,) or None.
-        batch: sequences; if indexed, tokens.
-        queries: maximum of a sequence; if indexed, 1.
-        keys: maximum of a sequence; if indexed, the columns of lists.
+        batch: number of sequences; if indexed, of tokens.
+        queries: most queries of a sequence; if indexed, 1.
+        keys: most keys of a sequence; if indexed, the columns of lists.
         scoring: scale and masks.
         out: contiguous, of ``q``'s dtype and shape, or NVFP4; None: a new tensor.
-        counters: int32 zeros, one for each sequence and KV head; None: splits are always merged by
-            another launch.
-        rotating: what is done to queries and new keys, of as many queries as one CTA takes.
+        counters: semaphores, int32 zeros, one per sequence and KV head; None: another launch always
+            merges the splits.
+        rotating: rotary embedding of queries and new keys, for batches whose queries fit in one
+            CTA.
 
     Returns:
-        ``out``, of NVFP4 its data, and the LSE.
+        ``out``, or its data if NVFP4, and the LSE.
 
     Raises:
         InvalidArgument: see the callers.
@@ -305,7 +307,7 @@ def _launch(
 def _without_keys(
     q: Tensor, out: Tensor | Nvfp4Rows, sinks: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Result of rows without keys, in all rows: a tensor map of no memory cannot be made."""
+    """Result for a batch without keys: a tensor map cannot be empty, so no kernel runs."""
     lse = q.new_full(q.shape[:-1], -torch.inf, dtype=torch.float32)
     lse = lse if sinks is None else lse.copy_(sinks)
     if isinstance(out, Nvfp4Rows):

@@ -1,4 +1,4 @@
-"""Work of CTAs that have not started: a CTA that is there already takes it over."""
+"""Cluster launch control (CLC): a running CTA takes the work of CTAs that have not started."""
 
 from dataclasses import dataclass
 
@@ -27,14 +27,14 @@ _TAKE = "\n".join((
 
 @dataclass(frozen=True)
 class LaunchControl:
-    """Requests of one warp for the grid's next CTA, one at a time.
+    """CLC requests of a warp for the grid's next CTA, one in flight at a time.
 
-    A CTA whose launch is cancelled so never starts (PTX ISA, clusterlaunchcontrol). Work is thus
-    handed out in the order of the grid, to whoever is free first.
+    A CTA whose launch is cancelled never starts (PTX ISA, clusterlaunchcontrol). Work is thus
+    distributed dynamically, in grid order.
 
     Attributes:
-        response: 16 bytes of shared memory, for which others have no use.
-        full: mbarrier of one arrival: the response is there.
+        response: 16 bytes of shared memory, for the CLC response alone.
+        full: mbarrier of arrive count 1, completed by the response.
     """
 
     response: Array
@@ -52,13 +52,13 @@ class LaunchControl:
 
     @cute.jit
     def request(self) -> None:
-        """Ask for a CTA, once the response before has been taken."""
+        """Request a CTA; the previous response must have been taken."""
         if ptx.elect_sync():
             ptx.mbarrier_arrive_expect_tx(self.full, RESPONSE_BYTES)
             ptx.clusterlaunchcontrol_try_cancel(self.response.data_ptr(), self.full.data_ptr())
 
     def take(self, turn: Int32) -> tuple[Boolean, Int32, Int32, Int32]:
-        """Whether the ``turn``-th request has brought a CTA, and its index in the grid."""
+        """Whether the ``turn``-th request has cancelled a CTA, and the CTA's index in the grid."""
         wait(self.full, turn)
         found, x, y, z = ptx.inline_ptx(
             _TAKE,

@@ -28,8 +28,8 @@ def sparse_attention(
     """See ``nvfp4_kernels.attention.sparse_op.sparse_attention``.
 
     Raises:
-        InvalidArgument: a cache whose rows no tensor map has, a D that is no multiple of 32 with an
-            E4M3 cache, or strides that are no multiples of 16 bytes.
+        InvalidArgument: a cache whose rows no tensor map can address, a D that is not a multiple of
+            32 with an E4M3 cache, or strides that are not multiples of 16 bytes.
     """
     head_dim = q.shape[-1]
     check_rows(device_arch(q.device), kv_cache=kv_cache)
@@ -51,7 +51,7 @@ def sparse_attention(
 
 
 def gather_view(kv_cache: Tensor) -> tuple[int, int]:
-    """Two-dimensional view in which every key of a cache is a row, among other rows.
+    """Two-dimensional view of a cache in which every key is a row, interleaved with other rows.
 
     TMA gathers take two dimensions (PTX ISA, .tile::gather4): strides of pages, heads and rows of a
     page must be multiples of one stride.
@@ -60,7 +60,7 @@ def gather_view(kv_cache: Tensor) -> tuple[int, int]:
         kv_cache: ``(pages, Hkv, page_size, 2·D)``.
 
     Returns:
-        Stride of the view's rows in elements, and their number.
+        Stride of the view's rows in elements, and number of rows.
 
     Raises:
         InvalidArgument: such rows would overlap, or be too many.

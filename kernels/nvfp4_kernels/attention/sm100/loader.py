@@ -1,4 +1,4 @@
-"""Load warp: TMA copies of key and value tiles into the ring that both share."""
+"""Load warp: TMA copies of key and value tiles into their common ring."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ from nvfp4_kernels.sm100.limits import WARP_ROWS
 
 PREFETCH = 3  # key tiles whose positions are loaded before their copies
 
-# Coordinates of a lane's part of a key tile: one for a box of rows, a list of them for a gather.
+# Coordinates of a lane's part of a key tile: a number for a box of rows, a list for a gather.
 Coordinates = Any
 
 
@@ -33,7 +33,7 @@ class Source:
         table_stride: elements between rows of the table.
         ring: stages of [chunk, row, chunk bytes].
         rotation: arguments for new keys; None unless the variant rotates.
-        k_scale, v_scale: theirs, in an E4M3 cache.
+        k_scale, v_scale: scales of an E4M3 cache.
     """
 
     key_map: TensorMap
@@ -48,10 +48,10 @@ class Source:
 
 @dataclass(frozen=True)
 class TmaLoader:
-    """Role of one warp: each lane copies boxes of one page.
+    """Role of a warp: each lane copies the boxes of a page.
 
     Tiles are loaded in the order in which the MMA warp uses them. Pages are looked up one tile
-    before the copies, and the positions to look up are loaded one tile before that.
+    ahead of the copies, and positions one more tile ahead.
     """
 
     tile: AttentionTile
@@ -93,12 +93,13 @@ class TmaLoader:
         """Let the next kernel start; then drain: wait for the last release of every stage.
 
         Args:
-            barriers: of the CTA.
-            tiles: key tiles that it has had.
+            barriers: mbarriers of the CTA.
+            tiles: number of key tiles loaded.
         """
         tile, count = self.tile, 2 * tiles
         if cutlass.const_expr(self.variant.rotation is not None):
-            # Not before: whoever starts then knows that all before this kernel has ended.
+            # Not earlier: a dependent kernel may assume that all kernels before this one have
+            # ended.
             ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         # The next kernel's loads now compete with no loads of this CTA.
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
@@ -113,9 +114,9 @@ class TmaLoader:
 
     @cute.jit
     def _positions(self, source: Source, work: WorkTile, index: Int32) -> Coordinates:
-        """First key of this lane's box of the ``index``-th key tile; −1 if no query sees any.
+        """First key of this lane's box of the ``index``-th key tile; −1 if no query sees the box.
 
-        Such boxes are outside the tensor map, whatever the table says: TMA fills them with zeros.
+        A box at −1 is outside the tensor map, independent of the table: TMA fills it with zeros.
         """
         variant = self.variant
         box = cute.arch.lane_idx() % variant.boxes

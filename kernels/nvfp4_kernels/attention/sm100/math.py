@@ -8,8 +8,8 @@ from nvfp4_kernels.attention.sm100.polynomials import EXP2
 from nvfp4_kernels.device.math import exp2
 
 LN_2 = 0.6931471805599453
-EXP2_MIN = -127.0  # its biased exponent is that of zero
-EXP2_SHIFT = 1.5 * 2.0**23  # its last place is worth 1; the low bits of its mantissa are 0
+EXP2_MIN = -127.0  # biased exponent 0, as of zero
+EXP2_SHIFT = 1.5 * 2.0**23  # one ulp is 1; the low bits of the mantissa are 0
 SUMS = 8  # of a row that are added to by turns: an addition takes four cycles
 NEAREST = ptx.FPRoundingMode.RN
 
@@ -28,7 +28,7 @@ def exp2_mixed(values: list[Float32], emulated: int, degree: int) -> list[Float3
 
 
 def emulated_among(values: list[Float32], emulated: int) -> list[Float32]:
-    """Values whose powers ``exp2_mixed`` emulates."""
+    """Values for which ``exp2_mixed`` emulates the exponential."""
     return [value for index, value in enumerate(values) if _is_emulated(index, emulated)]
 
 
@@ -40,7 +40,7 @@ def _exp2_emulated(values: list[Float32], degree: int) -> list[Float32]:
     """2^x of x ≤ 128, as 2^n · 2^r with n the nearest integer; 0 from -127 on.
 
     Adding a number with a unit of 1 in its last place leaves n in the sum's low bits, from where an
-    integer multiply-add brings it to the exponent of 2^r.
+    integer multiply-add shifts n to the exponent of 2^r.
     """
     low = [cute.arch.fmax(x, EXP2_MIN, nan=True) for x in values]
     pair = (low[0], low[1])
@@ -102,7 +102,7 @@ def fadd_reduce(values: list[Float32]) -> Float32:
 
 
 def add_folded(sums: list[Float32], values: list[Float32]) -> list[Float32]:
-    """Add values to ``SUMS`` independent sums, or begin those if there are none."""
+    """Add values to ``SUMS`` independent sums; with no sums yet, start new ones."""
     for first in range(0, len(values), SUMS):
         part = values[first : first + SUMS]
         sums = _add_packed(sums, part) if sums else part

@@ -30,7 +30,7 @@ from nvfp4_kernels.sm100.descriptors import advance
 from nvfp4_kernels.sm100.limits import MMA_BYTES
 from nvfp4_kernels.sm100.tensor_memory import tensor_pointer
 
-A_COLUMNS = 8  # columns of P in tensor memory that one MMA reads: 32 bytes of its K dimension
+A_COLUMNS = 8  # columns of P in tensor memory per MMA: 32 bytes of its K dimension
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class Descriptors:
 class Mma:
     """Role of one warp.
 
-    With ``qk_before_pv``, QK of the next key tile is issued before PV of this one, so that it
-    overlaps with the softmax; otherwise S, or each part of it, may only be overwritten once PV has
-    read P from its columns. Nothing waits for that: MMAs are issued in this order, and the tensor
-    core's pipe keeps it, as every kernel that overlays P on S relies on. The PTX ISA promises it
-    only of MMAs with one accumulator and shape (tcgen05 memory consistency model, pipelined
-    instructions). All lanes run the loop, one issues: ptxas of CUDA 13.0 crashes when a single
-    thread loops over MMAs.
+    With ``qk_before_pv``, QK of the next key tile is issued before PV of the current tile, and so
+    overlaps with the softmax; otherwise S, or a part of S, may only be overwritten once PV has read
+    P from its columns. No barrier enforces this: MMAs are issued in this order, and the tensor
+    core's pipe keeps the order, on which every kernel that overlays P on S relies. The PTX ISA
+    guarantees the order only for MMAs of the same accumulator and shape (tcgen05 memory consistency
+    model, pipelined instructions). All lanes run the loop, one issues: ptxas of CUDA 13.0 crashes
+    when a single thread loops over MMAs.
     """
 
     tile: AttentionTile
@@ -147,7 +147,7 @@ class Mma:
 
     @cute.jit
     def _release_queries(self, barriers: Barriers, is_last: Boolean) -> None:
-        """Let the next queries come once the last QK of the work tile, just issued, is done."""
+        """Release the queries once the last QK of the work tile, just issued, is done."""
         if cutlass.const_expr(self.tile.takes_over):
             if is_last:
                 ptx.tcgen05_commit(barriers.q_empty)
@@ -171,7 +171,7 @@ class Mma:
     ) -> None:
         """Issue a part of QK of a query tile and the ``index``-th key tile.
 
-        It is the ``count``-th of the ring.
+        The key tile is the ``count``-th tile of the ring.
         """
         tile, stages = self.tile, self.tile.s_stages
         if index < work.tiles[each]:
@@ -195,9 +195,9 @@ class Mma:
         work: WorkTile,
         leader: Boolean,
     ) -> None:
-        """Issue PV of P that comes from a part of S, of a query tile and the ``index``-th key tile.
+        """Issue PV for P of one part of S, of a query tile and the ``index``-th key tile.
 
-        Its values are the ``count``-th of the ring.
+        The values are the ``count``-th tile of the ring.
         """
         tile = self.tile
         if cutlass.const_expr(each == part == 0):
@@ -221,7 +221,7 @@ class Mma:
         return (Uint32(count) % self.tile.stages).to(Int32)
 
     def _phase(self, count: Int32) -> Int32:
-        """Phase of its barriers."""
+        """Phase of the barriers of the ring's ``count``-th tile."""
         return (Uint32(count) // self.tile.stages).to(Int32)
 
     @property
@@ -273,7 +273,7 @@ class Mma:
         part: int,
         accumulate: Boolean,
     ) -> None:
-        """O of a query tile and a part of the keys: MMAs along those, 32 bytes of P at a time."""
+        """O of a query tile and a part of the keys: MMAs along keys, 32 bytes of P at a time."""
         tile = self.tile
         instruction = self._instruction(tile.head_dim, mn_major_b=True)
         keys = MMA_BYTES // tile.element_bytes

@@ -1,7 +1,7 @@
-"""MMA operands in shared memory, their descriptors, and tensor maps of keys and values.
+"""MMA operands in shared memory with their descriptors, and tensor maps of keys and values.
 
 A tile of rows is [chunk, row, chunk bytes], chunks as wide as their swizzle. Queries and keys are
-K-major operands, values are MN-major: both are what TMA writes for a box of [rows, chunk bytes].
+K-major operands, values are MN-major: TMA writes both as a box of [rows, chunk bytes].
 """
 
 from typing import NamedTuple
@@ -74,7 +74,7 @@ def _key_map(
         [tile.chunk_elements, variant.box_rows, 1, 1],
         defective_below,
         TENSOR_MAP_SWIZZLES[tile.chunk_bytes],
-        TensorMapL2Promotion.l2_256b,  # a chunk's neighbours are copied next; not those of a gather
+        TensorMapL2Promotion.l2_256b,  # a chunk's neighbours are copied next, except by gathers
     )
 
 

@@ -7,7 +7,7 @@ class Polynomial(NamedTuple):
     """Polynomial in r that stands for 2^r, |r| <= 1/2, exact at 0.
 
     Attributes:
-        coefficients: from that of r^0 on.
+        coefficients: coefficients of r^0, r^1, ….
         error: bound on the relative error, in float32.
     """
 

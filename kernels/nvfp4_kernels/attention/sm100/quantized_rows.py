@@ -1,4 +1,4 @@
-"""NVFP4 of the epilogue's rows: blocks of 16 columns of a head, and where their scales lie."""
+"""NVFP4 of the epilogue's rows: blocks of 16 columns of a head, and offsets of the block scales."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ ATOM_PAIRS = ATOM_BYTES // 2
 
 @dataclass(frozen=True)
 class RowQuantizer:
-    """Quantisation of 16 columns of a row: what ``quantize`` gives of the 16-bit result."""
+    """Quantisation of 16 columns of a row, equal to ``quantize`` of the 16-bit result."""
 
     tile: AttentionTile
     variant: Variant
@@ -29,26 +29,26 @@ class RowQuantizer:
         return global_scale(Array(pointer, shape=(1,)).load(0))
 
     def block(self, values: list[Float32], scale: GlobalScale) -> Block:
-        """Round 16 values as a 16-bit result is, and quantise them."""
+        """Round 16 values to the 16-bit result's dtype, then quantise."""
         exact = Vector.from_elements(tuple(values), Float32)
         rounded = exact.to(TYPES[self.variant.dtype]).to(Float32)
         return nvfp4_block.quantize(rounded, nvfp4_block.amax(rounded), scale)
 
     @property
     def whole_atoms(self) -> bool:
-        """Whether a head's scales fill atoms, so that those of 64 columns are a word."""
+        """Whether a head's scales fill whole atoms: the scales of 64 columns then form a word."""
         return self.tile.head_dim % MMA_K == 0
 
     def first_pair(
         self, first_row: Int32, num_heads: Int32, work: WorkTile, row: QueryRow, head: Int32
     ) -> Int32:
-        """Index of the row's first pair of scales among all pairs, as they lie in memory.
+        """Index of the row's first pair of scales among all pairs of the blocked layout.
 
         Args:
-            first_row: of the launch, among the rows of the operand.
-            num_heads: of the operand.
-            work: of the CTA.
-            row: of the thread.
+            first_row: the launch's first row among the rows of the operand.
+            num_heads: query heads of the operand.
+            work: work tile of the CTA.
+            row: row of the thread.
             head: its query head.
         """
         index, blocks = first_row + work.first_query + row.token, self.tile.head_dim // BLOCK
@@ -65,12 +65,12 @@ class RowQuantizer:
     def store_scales(
         self, scales: cute.Pointer, first: Int32, pair: int, bits: Uint32, live: Boolean
     ) -> None:
-        """Store the scales of two pairs from ``pair`` on, if they are a word, or else of one.
+        """Store two pairs of scales from ``pair`` on as a word if atoms are whole, else one pair.
 
         Args:
-            scales: of the operand.
-            first: of the row, see ``first_pair``.
-            pair: of the row.
+            scales: block scales of the operand.
+            first: the row's ``first_pair``.
+            pair: index of the first pair in the row.
             bits: four scales, or two in the lower half.
             live: whether to store at all.
         """

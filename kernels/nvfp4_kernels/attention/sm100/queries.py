@@ -45,7 +45,7 @@ class QueryLoader:
     def run(
         self, queries: Queries, shared: Array, work: WorkTile, row: QueryRow, warp: Int32
     ) -> Float32:
-        """Load the warp's rows of a query tile, zeros past the last; return the own row's scale."""
+        """Load the warp's rows of a query tile, zeros past the last; return this thread's scale."""
         rows = self._rows
         start = self.row_units(queries, work, row)
         scale = Float32(1.0)
@@ -72,7 +72,7 @@ class QueryLoader:
 
     @cute.jit
     def row_units(self, queries: Queries, work: WorkTile, row: QueryRow) -> Int32:
-        """Start of this thread's row, in units of 16 bytes; negative if there is none."""
+        """Start of this thread's row, in units of 16 bytes; negative past the last row."""
         head, token = work.kv_head * work.group + row.head, work.first_query + row.token
         start = Int64(head) * queries.head_stride
         if cutlass.const_expr(self.variant.layout == "dense"):
@@ -99,7 +99,7 @@ class QueryLoader:
         return list(vector.bitcast(TYPES[self.variant.dtype]).to(Float32).to_elements())
 
     def _row_scale(self, vectors: list[Vector]) -> Float32:
-        """Scale of a row in E4M3, in each of its lanes."""
+        """E4M3 scale of a row, in all lanes that hold the row."""
         amax = fmax_reduce(
             [cute.math.abs(value) for vector in vectors for value in self._values(vector)]
         )
@@ -120,7 +120,7 @@ class QueryLoader:
 
 
 def row_scale(amax: Float32) -> Float32:
-    """Scale of a row in E4M3, from its largest magnitude."""
+    """E4M3 scale of a row, from its largest magnitude."""
     # A row of zeros needs no scale, and the inverse of a subnormal one would be infinite.
     scale = cute.arch.fmax(amax * (1.0 / E4M3_MAX), MIN_SCALE)
     return cutlass.select_(amax > 0.0, scale, Float32(1.0))

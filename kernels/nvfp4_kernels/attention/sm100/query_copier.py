@@ -1,4 +1,4 @@
-"""Query warps: the next queries come while the softmax warps end the work tile before."""
+"""Query warps: loads of the next queries while the softmax warps finish the previous work tile."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ SWIZZLE_ROWS = 8  # after which the pattern of a swizzle begins anew
 
 @dataclass(frozen=True)
 class QueryCopier:
-    """Role of one warp per query tile: all rows are on their way at once, in no register."""
+    """Role of one warp per query tile: cp.async of all rows at once, without registers."""
 
     tile: AttentionTile
     variant: Variant
@@ -29,16 +29,16 @@ class QueryCopier:
     def run(
         self, queries: Queries, shared: Array, barriers: Barriers, work: WorkTile, query_tile: Int32
     ) -> None:
-        """Copy a query tile, zeros past the last row, once those of the work before have been read.
+        """Copy a query tile, zeros past the last row, once the previous queries are consumed.
 
-        QK has read them, or the softmax warps, which quantise.
+        The consumers are QK, or the softmax warps where these quantise.
 
         Args:
-            queries: in global memory.
+            queries: queries in global memory.
             shared: memory of the query tile's rows in 16 bits.
-            barriers: of the CTA.
-            work: with keys.
-            query_tile: of the warp.
+            barriers: mbarriers of the CTA.
+            work: work tile, with keys.
+            query_tile: query tile of the warp.
         """
         quantized, mine = self.tile.quantizes_copied, query_tile
         empty = barriers.taken.subview(mine) if quantized else barriers.q_empty

@@ -1,4 +1,4 @@
-"""Queries that are rotated on their way to shared memory, and new keys on theirs to the cache."""
+"""Rotary embedding of queries on load, and of new keys before the store to the cache."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,13 +26,13 @@ class RotationArguments(NamedTuple):
 
     Attributes:
         new_k, new_v: keys and values of the queries' tokens.
-        cache: written.
+        cache: KV cache, written.
         slots: int64 [tokens], negative for a token that is not stored.
         table: [positions, R], R/2 cosines and R/2 sines.
         q_norm, k_norm: [D]; null without a norm.
         eps: added to mean squares.
-        settled: 1 if lengths, pages and older keys may be read while the kernel before this one
-            ends, else 0.
+        settled: 1 if lengths, pages and older keys may be read before the preceding kernel ends,
+            else 0.
     """
 
     new_k: TokenHeads
@@ -48,9 +48,9 @@ class RotationArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class RotatingQueryLoader:
-    """Prologue of the softmax warps, as ``QueryLoader``, of queries that it rotates.
+    """Prologue of the softmax warps, as ``QueryLoader``, that also rotates queries.
 
-    A token's position is that of its key among its sequence's.
+    A token's position is the index of its key in the sequence.
     """
 
     tile: AttentionTile
@@ -67,7 +67,7 @@ class RotatingQueryLoader:
         row: QueryRow,
         warp: Int32,
     ) -> Float32:
-        """Load the warp's rows of a query tile, zeros past the last; return the own row's scale."""
+        """Load the warp's rows of a query tile, zeros past the last; return this thread's scale."""
         head, lane = self.rotation.heads, cute.arch.lane_idx()
         heads, part = Heads(head, self.rotation.store), part_of(head, lane % head.lanes)
         start = QueryLoader(self.tile, self.variant).row_units(queries, work, row)
@@ -75,7 +75,7 @@ class RotatingQueryLoader:
         factors: list[Vector] = []
         if cutlass.const_expr(self.rotation.store.q_norm):
             factors = heads.factors(arguments.q_norm, part)
-        # Rows of a warp that there are come first.
+        # Existing rows of a warp come first.
         there = cute.arch.popc(cute.arch.vote_ballot_sync(start >= 0))
         turns = cute.ceil_div(Int32(there), at_once)
         for turn in cutlass.range(turns, head.lanes, unroll=1):
@@ -111,7 +111,7 @@ class RotatingQueryLoader:
 
     @cute.jit
     def _quantize(self, shared: Array, row: Int32, part: Part, pieces: list[Vector]) -> Float32:
-        """Quantise a row to E4M3 and store it; return its scale."""
+        """Quantise a row to E4M3 and store the codes; return the row's scale."""
         values = [list(widen(piece).to_elements()) for piece in pieces]
         amax = fmax_reduce([cute.math.abs(value) for piece in values for value in piece])
         distance = 1
@@ -140,9 +140,9 @@ class RotatingQueryLoader:
 
 @dataclass(frozen=True)
 class NewKeys:
-    """Store, by the load warp, of the keys and values of the queries' own tokens.
+    """Store of the query tokens' own keys and values, by the load warp.
 
-    Each CTA stores those of its own key tiles, before it has TMA load them.
+    Each CTA stores the new keys of its key tiles, then loads these tiles with TMA.
     """
 
     variant: Variant
@@ -154,7 +154,7 @@ class NewKeys:
         return self.variant.rotation
 
     def first_tile(self, work: WorkTile) -> Int32:
-        """The CTA's first key tile with a new key, counted from its own first."""
+        """Index of the first key tile with a new key among the CTA's key tiles."""
         return cutlass.max(work.position // KEYS - work.first_tile, 0)
 
     @cute.jit
@@ -165,7 +165,7 @@ class NewKeys:
         v_scale: cute.Pointer,
         work: WorkTile,
     ) -> None:
-        """Normalise and rotate keys, and store them and their values."""
+        """Normalise and rotate the new keys, then store keys and values."""
         head, how, lane = self.rotation.heads, self.rotation.store, cute.arch.lane_idx()
         heads, part = Heads(head, how), part_of(head, lane % head.lanes)
         divisors: list[store.Divisor] = []
@@ -202,6 +202,6 @@ class NewKeys:
                 store_pair(
                     how, arguments.cache, slot, work.kv_head, part, key, value, head.head_dim
                 )
-        # TMA reads them next, in whichever lane has their page.
+        # TMA reads the stored keys next, issued by the lane with their page.
         ptx.fence_proxy(ptx.Proxy.ASYNC_GLOBAL)
         ptx.bar_warp_sync(cute.arch.FULL_MASK)

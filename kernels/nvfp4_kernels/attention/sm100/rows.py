@@ -1,8 +1,8 @@
 """Moves of a warp's 32 rows between global and shared memory: neighbouring lanes on one row.
 
-The softmax gives every thread a row of its own; coalesced accesses want several lanes on each row.
-Rows are exchanged through shared memory in the layout of the tensor core's operands, whose swizzle
-avoids bank conflicts either way.
+In the softmax every thread has a row; coalesced accesses need several lanes per row. Rows are
+exchanged through shared memory in the layout of the tensor core's operands, whose swizzle avoids
+bank conflicts either way.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class WarpRows:
 
     Attributes:
         row_bytes: bytes of a row, a multiple of 16.
-        lane: this thread's.
+        lane: lane of this thread.
     """
 
     row_bytes: int
@@ -32,7 +32,7 @@ class WarpRows:
 
     @property
     def lanes_per_row(self) -> int:
-        """Lanes on one row: the largest power of two that divides its vectors."""
+        """Lanes on one row: the largest power of two that divides the number of vectors per row."""
         vectors = self.row_bytes // VECTOR_BYTES
         return min(vectors & -vectors, WARP_ROWS)
 
@@ -61,7 +61,7 @@ class WarpRows:
         return (self.lane % self.lanes_per_row + index * self.lanes_per_row) * VECTOR_BYTES
 
     def from_row_owner(self, value: Int32, iteration: int) -> Int32:
-        """Value of the thread that has this lane's row in the softmax (warp shuffle)."""
+        """Value of the thread that owns this lane's row in the softmax (warp shuffle)."""
         return cute.arch.shuffle_sync(value, self.row(iteration))
 
 

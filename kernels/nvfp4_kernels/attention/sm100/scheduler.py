@@ -15,15 +15,16 @@ class Sizes(NamedTuple):
     """Host integers of a launch.
 
     Attributes:
-        batch: sequences.
-        queries: maximum of a sequence; of dense tensors, those of each; 1 if indexed.
-        keys: of each dense sequence; rows of K if ragged; of a list if indexed; unused if paged.
-        pages: of the cache.
-        kv_heads: KV heads.
+        batch: number of sequences.
+        queries: most queries of a sequence; if dense, the queries of each sequence; 1 if indexed.
+        keys: keys of each sequence if dense; rows of K if ragged; keys of a list if indexed; unused
+            if paged.
+        pages: pages of the cache.
+        kv_heads: number of KV heads.
         group: query heads of each KV head.
         splits: CTAs that divide the keys of a query tile.
         window: keys a query sees.
-        places: CTAs that the device holds at once; read by a grid of CTAs that walk.
+        places: most resident CTAs of the device; read by the static persistent scheduler.
     """
 
     batch: Int32
@@ -38,9 +39,9 @@ class Sizes(NamedTuple):
 
 
 class SequenceLengths(NamedTuple):
-    """Starts and lengths of sequences: int32 in global memory; null where a layout has none.
+    """Starts and lengths of sequences: int32 in global memory; null where the layout lacks them.
 
-    If indexed, ``query_start`` is of the sequences, ``seq_lens`` of the lists.
+    If indexed, ``query_start`` refers to sequences and ``seq_lens`` to lists.
     """
 
     query_start: cute.Pointer
@@ -50,14 +51,14 @@ class SequenceLengths(NamedTuple):
 
 @dataclass(frozen=True)
 class WalkOrder:
-    """Order of the work tiles of CTAs that walk: all first parts, then all second ones.
+    """Order of work tiles of the static persistent scheduler: all first splits, then all second.
 
-    Parts without keys are thus the last ones. Divisors come from the host, as dividing takes a
-    hundred cycles.
+    Splits without keys thus come last. Divisors come from the host, as a division takes a hundred
+    cycles.
 
     Attributes:
-        heads: divisor: KV heads.
-        sequences: divisor: sequences.
+        heads: fast divisor by the number of KV heads.
+        sequences: fast divisor by the number of sequences.
     """
 
     heads: cute.FastDivmodDivisorV2
@@ -65,12 +66,12 @@ class WalkOrder:
 
 
 class Before(NamedTuple):
-    """Count of what a CTA had before a work tile: the phases of its barriers go on from there.
+    """Pipeline counts: tiles that the CTA has processed before a work tile, for barrier phases.
 
     Attributes:
-        tiles: key tiles.
-        works: work tiles with keys.
-        tails: key tiles that hold a sequence's last key, and rows past it.
+        tiles: number of key tiles.
+        works: number of work tiles with keys.
+        tails: key tiles with rows past a sequence's last key.
         firsts: work tiles with keys for the first query tile.
         first, second: key tiles of either query tile.
     """
@@ -85,22 +86,23 @@ class Before(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkTile:
-    """Work tile of a CTA: some rows of one sequence and KV head, against some of its key tiles.
+    """Work tile of a CTA: some rows of one sequence and KV head, and some of their keys.
 
     Attributes:
         batch, kv_head, split: indices; if indexed, ``batch`` is the token.
         first_row: first of the CTA's rows among the sequence's ``rows`` = queries · group.
-        rows: of the sequence.
-        first_query: the sequence's first query among those of all sequences.
-        first_key: the sequence's first key among those of all sequences; 0 if paged or dense.
-        keys: of the sequence.
-        position: of the sequence's first query among its keys; negative if they are too few.
+        rows: rows of the sequence.
+        first_query: the sequence's first query among the queries of all sequences.
+        first_key: the sequence's first key among the keys of all sequences; 0 if paged or dense.
+        keys: keys of the sequence.
+        position: position of the sequence's first query; negative if there are fewer keys than
+            queries.
         first_tile: first key tile.
-        tiles: number of key tiles of each query tile; 0 for one without rows.
-        parts: splits that have any; 1 unless keys are split.
+        tiles: number of key tiles of each query tile; 0 for a query tile without rows.
+        parts: number of splits with key tiles; 1 without split-KV.
         group: query heads per KV head.
         window: keys a query sees.
-        before: work tiles of this CTA.
+        before: pipeline counts of this CTA before the work tile.
     """
 
     batch: Int32
@@ -120,14 +122,14 @@ class WorkTile:
     before: Before
 
     def max_tiles(self) -> Int32:
-        """Number of key tiles of the query tile that has the most."""
+        """Number of key tiles of the query tile with the most."""
         found = self.tiles[0]
         for count in self.tiles[1:]:
             found = cutlass.max(found, count)
         return found
 
     def turn(self, query_tile: Int32 | int, index: Int32) -> Int32:
-        """Number of the ``index``-th key tile among all that the CTA's query tile has had."""
+        """Number of the ``index``-th key tile among all key tiles of the CTA's query tile."""
         before: Int32 | int = self.before.first
         if len(self.tiles) > 1 and isinstance(query_tile, int):
             before = self.before[-2:][query_tile]
@@ -136,7 +138,7 @@ class WorkTile:
         return before + index
 
     def after(self) -> Before:
-        """Count of what the CTA has had once this work tile is done."""
+        """Pipeline counts after this work tile."""
         tiles, (earlier, works, tails, firsts, first, second) = self.max_tiles(), self.before
         has_tail = (tiles > 0) & (self.keys < (self.first_tile + tiles) * KEYS)
         one, none = Int32(1), Int32(0)
@@ -151,9 +153,9 @@ class WorkTile:
 
 
 def walks(tile: AttentionTile, variant: Variant) -> bool:
-    """Whether a CTA takes one work tile after another: keys of the next come meanwhile.
+    """Whether CTAs are static persistent: keys of the next work tile are loaded during this one.
 
-    Rows of few queries, which wait for memory. Lists are gathered in an order of their own.
+    True for work tiles of few rows, which are memory-bound. The indexed layout is never persistent.
     """
     return tile.warp_split_kv and variant.layout != "indexed"
 
@@ -171,14 +173,14 @@ def work_tile(
     """Work tile of this CTA; the longest first, since the last block of queries sees most keys.
 
     Args:
-        tile: of the kernel.
-        variant: of the kernel.
-        sizes: of the launch.
-        lengths: of sequences.
-        order: ``WalkOrder`` of CTAs that walk, else None.
-        number: of the work tile in that order; without one, the index in the grid of the CTA that
-            was launched for it.
-        before: work tiles of this CTA.
+        tile: tile of the kernel.
+        variant: variant of the kernel.
+        sizes: sizes of the launch.
+        lengths: starts and lengths of sequences.
+        order: ``WalkOrder`` if static persistent, else None.
+        number: index of the work tile in ``order``; without an order, grid index of the CTA
+            launched for the work tile.
+        before: pipeline counts of this CTA before the work tile.
     """
     if cutlass.const_expr(walks(tile, variant)):
         block = Int32(cute.arch.grid_dim()[2] - 1 - cute.arch.block_idx()[2])
@@ -262,8 +264,8 @@ class QueryRow:
         live: whether the sequence has the row.
         token: index among the sequence's queries.
         head: index in the group.
-        begin, end: keys that the row sees, ``begin <= key < end``.
-        all_begin, all_end: keys that every row of the warp sees.
+        begin, end: range of keys that the row sees, ``begin <= key < end``.
+        all_begin, all_end: range of keys that every row of the warp sees.
     """
 
     live: cutlass.Boolean

@@ -32,7 +32,7 @@ from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.sm100.barriers import fence_and_arrive
 from nvfp4_kernels.sm100.tensor_memory import SHAPE, load_columns, tensor_pointer
 
-LOAD_COLUMNS = 16  # of one tcgen05.ld, which overlaps with exponentials of the one before
+LOAD_COLUMNS = 16  # columns of one tcgen05.ld, which overlaps with the previous load's exponentials
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class LogitScaling:
     """Factors that turn S into logits in units of ln 2.
 
     Attributes:
-        scale: of S.
+        scale: factor of S.
         soft_cap: unused without one.
     """
 
@@ -53,7 +53,7 @@ class SoftmaxState:
     """Running maximum and sum of a row, logits in units of ln 2.
 
     Attributes:
-        row_max: the largest logit, or less if P has room for that.
+        row_max: the largest logit, or a smaller value if P then stays in range.
         row_sum: Σ 2^(logit − row_max + p_shift).
     """
 
@@ -82,8 +82,8 @@ class Probabilities:
 
     Attributes:
         words: P as the tensor core reads it.
-        sums: whose sum is that of P before rounding.
-        overflow: whether it is too large in any row of the warp.
+        sums: partial sums of P before rounding.
+        overflow: whether P is too large in any row of the warp.
     """
 
     words: list[Uint32]
@@ -93,16 +93,16 @@ class Probabilities:
 
 @dataclass(frozen=True)
 class Softmax:
-    """Role of four warps per query tile. A thread has a whole row: no shuffles.
+    """Role of four warps per query tile; a thread has a whole row: no shuffles.
 
     P is first computed with the row_max of earlier keys, so that exponentials need not wait for the
     new keys' maximum. Only where sums of P exceed ``p_limit``, and where keys are masked, is P
-    computed again, with a row_max that includes them if it is too small. Each part of a key tile is
-    such a step: PV of the parts before it may have begun by then.
+    computed again, with a row_max that includes the new keys if the old one is too small. Each part
+    of a key tile is such a step: PV of earlier parts may have begun by then.
 
     With ``tile.batch_invariant`` P is computed once, and the row_max of each row grows where its
-    own logits exceed it by the threshold: whether keys are masked, and what P is in other rows,
-    depends on which rows a warp has.
+    own logits exceed it by the threshold: masking and the P of other rows would make a row depend
+    on the other rows of its warp.
     """
 
     tile: AttentionTile
@@ -170,18 +170,18 @@ class Softmax:
         row_sum: Float32,
         logits: LogitScaling,
     ) -> tuple[list[Uint32], list[Float32], Float32, Float32]:
-        """P of a part of the ``turn``-th key tile, with its sums, and the state that those add to.
+        """P and sums of a part of the ``turn``-th key tile, and the updated row_max and row_sum.
 
         O is rescaled where row_max grows.
 
         Args:
-            part: index among the tile's.
-            barriers: of the CTA.
-            query_tile: of the warp.
-            turn: of the key tile among the CTA's.
-            follows: another key tile of the same rows.
-            columns: of the query tile.
-            row: of the thread.
+            part: index of the part in the key tile.
+            barriers: mbarriers of the CTA.
+            query_tile: query tile of the warp.
+            turn: number of the key tile among the CTA's.
+            follows: whether another key tile of the same rows precedes.
+            columns: tensor memory columns of the query tile.
+            row: row of the thread.
             start: first key of the warp in this tile.
             row_max: before this part.
             row_sum: before this part.
@@ -214,7 +214,7 @@ class Softmax:
                 rescale = exp2(before - finite(row_max))
                 row_sum = row_sum * rescale
             words, sums = self._exp(scores, row_max, logits)
-            # Only now: beside all of S, a thread has no registers left for O.
+            # Only now: while all of S is in registers, a thread has none left for O.
             if grows:
                 if cutlass.const_expr(part > 0):
                     wait_o_full(tile, barriers, query_tile, turn, part - 1)
@@ -225,7 +225,7 @@ class Softmax:
         return words, sums, row_max, row_sum
 
     def _first(self, part: int) -> int:
-        """First key of a part among those of the warp."""
+        """Index of a part's first key among the warp's keys of a tile."""
         return self.tile.first_key(part)
 
     def _keys(self, part: int) -> int:
@@ -247,10 +247,10 @@ class Softmax:
     def _overflow(
         self, maxima: list[Float32], sums: list[Float32], row_max: Float32, logits: LogitScaling
     ) -> Boolean:
-        """Whether P is too large for ``row_max`` in any row of the warp.
+        """Whether P for ``row_max`` is too large in any row of the warp.
 
-        No addend is larger than its sum, so that a few sums stand for all P; but what is
-        emulated of a logit beyond 128 may be anything: of those there is a maximum.
+        No addend exceeds its sum, so that a few sums bound all P. Emulated exponentials of logits
+        above 128 are undefined, so that ``maxima`` bounds these logits.
         """
         overflow = fmax_reduce(sums) > Float32(self.tile.p_limit)
         if maxima:
@@ -261,7 +261,7 @@ class Softmax:
         return self._any(overflow)
 
     def _log2_scale(self, logits: LogitScaling) -> Float32:
-        """Factor that turns what ``_soft_capped`` returns into logits in units of ln 2."""
+        """Factor that turns results of ``_soft_capped`` into logits in units of ln 2."""
         return (logits.soft_cap if self.variant.soft_cap else logits.scale) * LOG2_E
 
     def _soft_capped(self, scores: list[Float32], logits: LogitScaling) -> list[Float32]:
@@ -325,7 +325,7 @@ class Softmax:
     def _exp(
         self, scores: list[Float32], row_max: Float32, logits: LogitScaling
     ) -> tuple[list[Uint32], list[Float32]]:
-        """P of scores, and sums of it before rounding."""
+        """P of scores, and sums of P before rounding."""
         factor, shift = self._log2_scale(logits), self._shift(finite(row_max))
         words: list[Uint32] = []
         sums: list[Float32] = []
@@ -354,7 +354,7 @@ class Softmax:
         return list(values.bitcast(Uint32).to_elements())
 
     def _store(self, target: Int32, part: int, words: list[Uint32], quarter: Int32) -> None:
-        """Store P of this warp's keys; zeros for other warps' keys, whose lanes have those."""
+        """Store P of this warp's keys, and zeros for the keys that other warps' lanes store."""
         if not self.tile.warp_split_kv:
             self._store_words(target + self.tile.p_offset(part), words)
             return

@@ -40,16 +40,19 @@ class AttentionTile:
 
     Attributes:
         head_dim: D, a multiple of 16.
-        query_tiles: of 128 rows, 1 or 2: with two, one's softmax overlaps with the other's MMAs.
+        query_tiles: query tiles of 128 rows, 1 or 2: with two, the softmax of each overlaps with
+            MMAs of the other.
         fp8: whether keys, values, quantised queries and probabilities are E4M3.
         max_stages: upper bound on the stages of the ring of key and value tiles.
-        emulated_exp2: of 16 exponentials, how many the FMA units emulate instead of MUFU.
-        ctas_per_sm: resident CTAs, 1 or 2: with two, one's softmax overlaps with the other's MMAs.
+        emulated_exp2: number of exponentials of every 16 that FMA units emulate, to relieve the
+            MUFU.
+        ctas_per_sm: resident CTAs, 1 or 2: with two, the softmax of each overlaps with MMAs of the
+            other.
         warp_split_kv: whether the four softmax warps split the keys: a CTA has at most 32 rows,
             each warp has a copy of them and a quarter of every key tile, and the epilogue combines
             their results. The softmax takes a quarter of the time, the MMAs take the same.
-        batch_invariant: whether a row's maximum grows by its own logits alone. Else it also grows
-            where that of another row of the warp does, which is faster.
+        batch_invariant: whether a row's row_max depends on its own logits alone. Else row_max is
+            updated together with other rows of the warp, which is faster.
     """
 
     head_dim: int
@@ -99,11 +102,11 @@ class AttentionTile:
 
     @property
     def part_keys(self) -> tuple[int, ...]:
-        """Keys of the parts of a tile, P of each of which is handed over by itself.
+        """Keys of the parts of a tile; P of each part is passed to the MMA warp separately.
 
-        Two where QK of the next key tile cannot be issued before PV of this one: the tensor core,
-        which two query tiles share, is then not kept waiting for the last of P's columns. Halves
-        where QK has parts too, so that each hides the other's MMAs.
+        Two parts where QK of the next key tile cannot be issued before PV of this one: the tensor
+        core, shared by two query tiles, then need not wait for the last columns of P. Equal halves
+        where QK has parts too, so that the softmax of each part hides the other part's MMAs.
         """
         if self.query_tiles == 1 or self.qk_before_pv:
             return (KEYS,)
@@ -118,9 +121,10 @@ class AttentionTile:
 
     @property
     def split_s(self) -> bool:
-        """Whether QK is issued by parts too: the softmax of one overlaps with MMAs of the other.
+        """Whether QK is issued by parts too: the softmax of a part overlaps with MMAs of the other.
 
-        Parts of QK take longer, since each reads all of Q: with E4M3, the softmax takes longer yet.
+        Parts of QK take longer, since each reads all of Q: with E4M3, the softmax takes even
+        longer.
         """
         return self.fp8 and self.query_tiles == 2 and not self.qk_before_pv
 
@@ -139,15 +143,15 @@ class AttentionTile:
         """Threads of softmax warps, the MMA warp, the load warp, and two more.
 
         Registers are reallocated between warpgroups (PTX ISA, setmaxnreg): two query warps, or two
-        idle ones, complete one.
+        idle warps, complete a warpgroup.
         """
         return 32 * (WARPS * self.query_tiles + (4 if self.reallocates_registers else 2))
 
     @property
     def takes_over(self) -> bool:
-        """Whether a CTA goes on with work tiles of CTAs that have not started (``LaunchControl``).
+        """Whether a CTA has a CLC scheduler, which takes work tiles of CTAs not yet started.
 
-        Queries then have warps of their own, which copy the next ones meanwhile.
+        Dedicated query warps then copy the next queries meanwhile.
         """
         return self.query_tiles == 2
 
@@ -155,13 +159,13 @@ class AttentionTile:
     def quantizes_copied(self) -> bool:
         """Whether query warps copy queries beside the operand, for softmax warps to quantise.
 
-        Two warps alone take longer to quantise a work tile's queries than there is time.
+        The two query warps alone would be too slow to quantise a work tile's queries in time.
         """
         return self.takes_over and self.fp8
 
     @property
     def stages_beside(self) -> bool:
-        """Whether the result is staged beside the queries, where the next ones arrive meanwhile."""
+        """Whether the result is staged in separate memory, as the next queries already load."""
         return self.takes_over and not self.fp8
 
     @property
@@ -208,12 +212,12 @@ class AttentionTile:
 
     @property
     def staging_row_bytes(self) -> int:
-        """Bytes of a row that the epilogue stages: a query's, or a part beside the queries."""
+        """Bytes of a row that the epilogue stages: a query's, or a part in separate memory."""
         return STAGING_BYTES if self.stages_beside else self.row_bytes
 
     @property
     def staging_bytes(self) -> int:
-        """Bytes of the rows of one query tile that are staged beside the queries."""
+        """Bytes of the staged rows of one query tile that lie in separate memory."""
         return ROWS * STAGING_BYTES if self.stages_beside else 0
 
     @property
@@ -224,7 +228,8 @@ class AttentionTile:
         left = limit - BARRIER_BYTES - self.query_tiles * beside
         return min(left // self.stage_bytes, self.max_stages)
 
-    # --- tensor memory: S of every query tile, then P where it has its own, then O -------------
+    # --- tensor memory: S of every query tile, then P if in separate columns, then O
+    # ---------------
 
     @property
     def p_columns(self) -> int:
@@ -233,12 +238,12 @@ class AttentionTile:
 
     @property
     def s_stages(self) -> int:
-        """Stages of S per query tile; a second one where nothing else overlaps with the softmax."""
+        """Stages of S per query tile: two where nothing else overlaps with the softmax."""
         return 2 if self.query_tiles == self.ctas_per_sm == 1 else 1
 
     @property
     def separate_p(self) -> bool:
-        """Whether P has columns of its own, not S's: the next QK then need not wait for PV."""
+        """Whether P has its own columns rather than S's: the next QK then need not wait for PV."""
         columns = KEYS + self.p_columns + self.head_dim
         return self.query_tiles == 2 and 2 * columns <= TENSOR_COLUMNS
 
@@ -262,7 +267,7 @@ class AttentionTile:
         return self.s_column(tile, stage)
 
     def p_offset(self, part: int) -> int:
-        """First column of P of a part, from that of P; S in parts keeps each in its own columns."""
+        """Offset of a part's columns in P; with S in parts, P of a part stays in its part of S."""
         first = self.first_key(part)
         return first if self.split_s else first * self.element_bytes // 4
 
@@ -290,14 +295,14 @@ class AttentionTile:
 
     @property
     def exp2_degree(self) -> int:
-        """Degree of the polynomial of emulated exponentials: less where the FMA units are busy."""
+        """Degree of the polynomial that emulates exponentials: lower where FMA units are busy."""
         return 3 if self.fp8 and self.query_tiles == 2 else 4
 
     @property
     def exp2_error(self) -> float:
-        """Largest relative error of an exponential: a 600th of what P is rounded by.
+        """Largest relative error of an exponential: a 600th of the rounding error of P.
 
-        Sums of P have it too, and so does the LSE.
+        Sums of P, and so the LSE, have the same error.
         """
         return EXP2[self.exp2_degree].error
 
@@ -308,13 +313,13 @@ class AttentionTile:
 
     @property
     def p_shift(self) -> int:
-        """P is stored times this power of two: with the threshold, E4M3 reaches 256 of its 448."""
+        """Binary exponent of P's scale: with the rescale threshold, P reaches 256 of E4M3's 448."""
         return 4 if self.fp8 else 0
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """Rotation of queries, and of the new keys, which are stored.
+    """Rotary embedding of queries and new keys, and the store of these keys to the cache.
 
     Attributes:
         heads: threads of a head.
@@ -330,15 +335,15 @@ class Variant:
     """Variant of the kernel; see ``attention``, ``paged_attention`` and ``sparse_attention``.
 
     Attributes:
-        dtype: of queries and result.
-        layout: of keys and values; indexed: every token is a sequence of its own, whose keys are
-            on a list and in pages.
+        dtype: dtype of queries and result.
+        layout: layout of keys and values; indexed: every token is a sequence, with a list of keys
+            in pages.
         page_size: keys of a page; 0 unless paged or indexed.
-        causal, window, soft_cap, sinks: whether there is one.
-        split: whether CTAs split the keys, and store float32 results that are to be merged.
+        causal, window, soft_cap, sinks: whether the launch has them.
+        split: split-KV: whether CTAs split the keys and store float32 partial results.
         quantized: whether the result is NVFP4, rounded to ``dtype`` first.
-        merges: whether the last CTA of a block of rows merges them; else another kernel does.
-        rotation: of queries and new keys, in decodes; None: they are as they should be.
+        merges: whether the last CTA of a block of rows merges the splits; else another kernel does.
+        rotation: rotary embedding of queries and new keys, in decodes; None: already applied.
     """
 
     dtype: Dtype = "bfloat16"
@@ -366,7 +371,7 @@ class Variant:
 
     @property
     def stores_codes(self) -> bool:
-        """Whether the epilogue stores NVFP4: it does not store parts so."""
+        """Whether the epilogue stores NVFP4 codes: never for partial results."""
         return self.quantized and not self.split
 
     @property

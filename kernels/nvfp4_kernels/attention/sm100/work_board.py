@@ -1,4 +1,4 @@
-"""Work tiles from the warp that finds them to all warps of a CTA, through shared memory."""
+"""Broadcast of work tiles from the scheduler warp to all warps of a CTA, through shared memory."""
 
 from dataclasses import dataclass
 
@@ -20,15 +20,15 @@ _VECTOR = 4  # words of a load
 
 @dataclass(frozen=True)
 class WorkBoard:
-    """One work tile, which one warp writes and all others read.
+    """Work tile broadcast: the scheduler warp writes a work tile, all other warps read.
 
-    Its sequence's lengths and its indices, which cost two loads and some divisions, are thus found
-    while the work tile before is under way. The last one written is none.
+    The lengths and indices, which cost two loads and some divisions, are thus ready before the
+    previous work tile is done. The last write says that no work tile follows.
 
     Attributes:
-        words: of the work tile.
-        full: mbarrier of one arrival: it is written.
-        empty: mbarrier: the other warps have read it, an arrival each.
+        words: int32 words of the work tile.
+        full: mbarrier of arrive count 1: the work tile is written.
+        empty: mbarrier: the reading warps, an arrival each, are done.
     """
 
     words: Array
@@ -43,15 +43,15 @@ class WorkBoard:
         return WorkBoard(words, full, empty)
 
     def init(self, readers: int) -> None:
-        """Initialise the barriers for so many warps that read; the caller fences."""
+        """Initialise the barriers for ``readers`` warps; the caller fences."""
         ptx.mbarrier_init(self.full, 1)
         ptx.mbarrier_init(self.empty, readers)
 
     @cute.jit
     def write(self, turn: Int32, more: Boolean, work: WorkTile) -> None:
-        """Write the ``turn``-th work tile; not ``more``: that there is none.
+        """Write the ``turn``-th work tile; without ``more``, the end marker.
 
-        One warp calls this, once the one before has been read.
+        One warp calls this, once the previous work tile has been read.
         """
         values = [Int32(more), *(getattr(work, name) for name in _FIELDS), *work.tiles]
         values += [Int32(0)] * (_WORDS - len(values))
@@ -67,7 +67,7 @@ class WorkBoard:
 
     @cute.jit
     def read(self, turn: Int32) -> list[Int32]:
-        """Words of the ``turn``-th work tile; every other warp calls this once for each."""
+        """Words of the ``turn``-th work tile; every other warp calls this once per work tile."""
         wait(self.full, turn)
         words = [
             word
@@ -81,7 +81,7 @@ class WorkBoard:
 
 
 def work_of(words: list[Int32], query_tiles: int, sizes: Sizes, before: Before) -> WorkTile:
-    """Work tile of the words that ``WorkBoard.read`` gives."""
+    """Work tile decoded from the words of ``WorkBoard.read``."""
     named = dict(zip(_FIELDS, words[1:], strict=False))
     tiles = words[1 + len(_FIELDS) :][:query_tiles]
     return WorkTile(**named, tiles=tiles, group=sizes.group, window=sizes.window, before=before)

@@ -1,5 +1,5 @@
-"""Kernels that read rows of activations once and write them as NVFP4: what such ops share.
+"""Shared parts of row-wise kernels, which read rows of activations once and write NVFP4.
 
-``tile`` says how threads are laid over rows, ``operands`` what the host hands over; the rest are
-device parts and need CuTe DSL.
+``tile`` is the thread layout over rows, ``operands`` the host side; the other modules are device
+code and need CuTe DSL.
 """

@@ -41,8 +41,8 @@ def rows_of(name: str, x: Tensor) -> Rows:
     """``x`` ``(..., M, K)`` as rows.
 
     Raises:
-        InvalidArgument: elements of a row that do not lie side by side, rows that do not lie evenly
-            spaced, or a row that does not start on a multiple of 32 bytes.
+        InvalidArgument: a last dimension that is not contiguous, rows that are not evenly spaced,
+            or a row that is not 32-byte aligned.
     """
     *batch, m, k = x.shape
     stride, expected = k, None

@@ -22,12 +22,12 @@ from nvfp4_kernels.device.widen import widen
 
 
 class QuantizedRows(NamedTuple):
-    """Rows to write, in global memory; part of a kernel's arguments.
+    """Output rows in global memory; part of a kernel's arguments.
 
     Attributes:
         data: bytes of codes [batch, m, k/2], or [batch, terms, m, k/2].
-        scales: bytes, blocked.
-        scale: float32 [1], the global scale to read; or [batch, m], those of the rows to write.
+        scales: bytes of block scales, blocked layout.
+        scale: float32: the global scale [1], read; or per-row global scales [batch, m], written.
         m, k, batch: sizes.
     """
 
@@ -39,7 +39,7 @@ class QuantizedRows(NamedTuple):
     batch: Int32
 
 
-# Element types and alignments of a bundle's pointers; the rows to read come beside them.
+# Element types and alignments of a bundle's pointers, except for the input rows.
 OUTPUT_TYPES = {"data": Uint8, "scales": Uint8, "scale": Float32}
 OUTPUT_ALIGNMENT = {"scale": 4}
 
@@ -50,9 +50,9 @@ class RowQuantizer:
 
     Attributes:
         data: bytes of codes.
-        scales: bytes, blocked.
+        scales: bytes of block scales, blocked layout.
         scale: the global scale: read, or written per row.
-        per_token: whether each row has its own.
+        per_token: whether each row has its own global scale.
     """
 
     data: cute.Pointer
@@ -76,7 +76,7 @@ class RowQuantizer:
             store_lines(place, written, self.scales)
 
     def write_zeros(self, place: Place) -> None:
-        """Rows of padding, codes and scales."""
+        """Write padding rows: zero codes and scales."""
         none = Vector.from_elements((0, 0), Uint32)
         block = Block(none, Uint8(0), Float32(0.0))
         written = [[block] * place.terms.count for _ in place.steps]
@@ -95,7 +95,7 @@ class RowQuantizer:
 
 
 def again(elements: Vector) -> Vector:
-    """Elements as if read anew: what was computed from them need not be kept."""
+    """Opaque copy of elements: values derived from the original need not stay in registers."""
     words = elements.bitcast(Uint32)
     names = range(words.numel())
     kept = ptx.inline_ptx(

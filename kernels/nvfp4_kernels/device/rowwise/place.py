@@ -25,26 +25,26 @@ LINE_BYTES = ATOM_BYTES // ATOM_LINES
 
 @dataclass(frozen=True)
 class Place:
-    """A thread's blocks: block ``first + step · tile.stride`` of one row, for every step.
+    """Coordinates of a thread's blocks: block ``first + step · tile.stride`` of a row per step.
 
     Attributes:
-        tile: of the CTA.
-        terms: of the operand that is written.
+        tile: tile of the CTA.
+        terms: terms of the output operand.
         m: rows of a matrix.
         batch: index of the row's matrix.
-        term_bytes: from one term's scales to the next one's.
-        inside: whether the row exists; if not, it is padding of the scales.
+        term_bytes: bytes between the scales of consecutive terms.
+        inside: whether the row exists; else it is padding of the scales.
         live: whether any row of the CTA exists.
-        row: its index among the rows of all matrices.
-        first: its first block.
+        row: index of the row among the rows of all matrices.
+        first: the thread's first block.
         first_of_cta: the CTA's first block.
-        blocks: of a row.
-        slot: of the row, among those of the CTA.
-        first_slot: of the CTA, among those of an atom.
+        blocks: blocks of a row.
+        slot: the row's index among the CTA's slots.
+        first_slot: index of the CTA's first slot among the slots of an atom.
         lane: index among the threads of a warp that share the row.
         warp: index in the CTA.
         scales: offset of the CTA's first scale, in bytes.
-        line_rows: rows of a matrix of whose atoms the CTA writes whole lines; 0: it does not.
+        line_rows: rows of a matrix if the CTA writes whole lines of its atoms, else 0.
     """
 
     tile: RowTile
@@ -70,7 +70,7 @@ class Place:
         return range(self.tile.steps)
 
     def block(self, step: int) -> Int32:
-        """The block of ``step``; beyond the row's last one, there is nothing to do."""
+        """The block of ``step``; past the row's last block there is nothing to do."""
         return self.first + step * self.tile.stride
 
     def element(self, step: int) -> Int64:
@@ -78,11 +78,11 @@ class Place:
         return Int64(self.first) * BLOCK + step * self.tile.stride * BLOCK
 
     def term_row(self, term: int) -> Int64:
-        """Index of a term's row among those of all terms and matrices."""
+        """Index of a term's row among the rows of all terms and matrices."""
         return self.row + (Int64(self.batch) * (self.terms.count - 1) + term) * self.m
 
     def pads(self, slot: Int32) -> Boolean:
-        """Whether one of the CTA's slots, of an atom that terms share, holds no term of any row."""
+        """Whether a slot of the CTA, in an atom shared by all terms, is padding."""
         of_atom = self.first_slot + slot
         return (of_atom // 4 >= self.m) | (of_atom % 4 >= self.terms.count)
 
@@ -92,7 +92,7 @@ class Place:
 
 
 def steps_ahead(element: type[cutlass.Numeric], inputs: int) -> int:
-    """Number of steps that a thread loads ``inputs`` blocks each for, before it uses the first."""
+    """Number of steps for which a thread loads all ``inputs`` blocks before using the first."""
     return max(1, LOADED_WORDS // (inputs * BLOCK * element.width // 32))
 
 
@@ -103,7 +103,7 @@ def ctas(tile: RowTile, m: Int32, k: Int32, batch: Int32) -> Int32:
 
 
 def find(tile: RowTile, m: Int32, k: Int32, terms: TermLayout) -> Place:
-    """This thread's place; CTAs run along the rows first."""
+    """This thread's ``Place``; CTAs are ordered along the rows first."""
     cta, columns = cute.arch.block_idx()[0], cute.ceil_div(k, tile.blocks * BLOCK)
     return find_at(tile, m, k, terms, cta % columns, cta // columns)
 
@@ -117,9 +117,9 @@ def find_at(
     group: Int32,
     thread: Int32 | None = None,
 ) -> Place:
-    """A thread's place in one CTA's part of a group of rows.
+    """``Place`` of a thread in one CTA's part of a group of rows.
 
-    ``thread``: among the tile's; None: this thread's index in the CTA.
+    ``thread``: index among the tile's threads; None: this thread's index in the CTA.
     """
     thread = cute.arch.thread_idx()[0] if thread is None else thread
     warp, in_warp = thread // WARP, thread % WARP
@@ -163,11 +163,12 @@ def find_in_lines(
     group: Int32,
     thread: Int32 | None = None,
 ) -> Place:
-    """A thread's place in matrices of at most 32 rows: a row is a line of its atoms.
+    """``Place`` of a thread in matrices of at most 32 rows, where a row is a line of its atoms.
 
-    Scales of rows 0 to 31 lie 16 bytes apart, those that would be of rows 32 to 127, or are of
-    further terms, behind them. CTAs take neighbouring rows, and with each the whole lines of it and
-    of every ``rows``-th one after it: no CTA has padding alone. ``thread``: as of ``find_at``.
+    Scales of rows 0 to 31 are 16 bytes apart; each is followed by the scales of further terms, or
+    by the padding of rows 32 to 127. CTAs take neighbouring rows; for each row a CTA writes its
+    whole line and every ``rows``-th line after: no CTA has only padding. ``thread``: see
+    ``find_at``.
     """
     assert rows <= ATOM_LINES
     assert rows % tile.slots == 0
@@ -204,10 +205,9 @@ def _atoms_across(blocks: Int32 | int) -> Int32 | int:
 
 
 def _unknown(number: Int32 | int) -> Int32:
-    """The number, of which the compiler knows no value.
+    """The number, opaque to the compiler.
 
-    Else it knows that some loads always or never have a row to read, and prints their predicate as
-    a number, which is no PTX.
+    Otherwise the compiler folds the predicates of some loads to constants, which is invalid PTX.
     """
     if not isinstance(number, int):
         return number
@@ -217,7 +217,7 @@ def _unknown(number: Int32 | int) -> Int32:
 
 
 def _row(slot: Int32) -> Int32:
-    """Row of an atom whose scales lie at ``slot``; grows with the slot within a warp's."""
+    """Row of an atom with scales at ``slot``; increasing in the slot within a warp's slots."""
     return slot % 4 * 32 + slot // 4
 
 
@@ -226,7 +226,7 @@ def load_block(
 ) -> Vector:
     """16 elements at ``index``; zeros if not ``inside``.
 
-    ``streamed``: nobody else will read them, so that L1 need not keep them.
+    ``streamed``: no other thread reads the elements, so that L1 need not keep them.
     """
     element = source.dtype
     hint = ".L1::no_allocate" if streamed else ""
@@ -246,7 +246,7 @@ def load_block(
 
 
 def prefetch_block(source: cute.Pointer, index: Int64, inside: Boolean) -> None:
-    """Has L2 fetch 16 elements at ``index``, if ``inside``; nothing that kernels write."""
+    """Prefetch 16 elements at ``index`` to L2, if ``inside``; for memory that no kernel writes."""
     address = Array(source, shape=(1,)).data_ptr(index)
     ptx.inline_ptx("@{$r1} prefetch.global.L2 [{$r0}];", read_only_args=[address, inside])
 
@@ -260,7 +260,7 @@ def store_block(
     data: cute.Pointer,
     scales: cute.Pointer,
 ) -> None:
-    """Codes where there is data, scales where there are atoms: padding is a block of zeros."""
+    """Store codes where the row exists, scales where there are atoms: padding is zeros."""
     tile = place.tile
     if place.has(step):
         codes = Array(data, shape=(1,))
@@ -270,7 +270,8 @@ def store_block(
     if cutlass.const_expr(place.line_rows > 0):
         stored = Boolean(False)  # store_lines() does so, of several blocks at once
     elif cutlass.const_expr(place.terms.packed):
-        # Padding is the first term's to write. Where there is a row, its slot is the first term's.
+        # Padding is written with the first term. Where there is a row, its slot is the first
+        # term's.
         stored = stored & (place.inside | place.pads(place.slot) if term == 0 else place.inside)
     if stored:
         offset = place.scales + place.slot * ATOM_BLOCKS + place.lane % ATOM_BLOCKS
@@ -282,19 +283,19 @@ def store_block(
 
 @cute.jit
 def store_lines(place: Place, blocks: list[list[Block]], scales: cute.Pointer) -> None:
-    """Whole lines of atoms: a row's scales, of each term a word, and zeros behind them.
+    """Store whole lines of atoms: a row's scales, one word per term, then zeros.
 
-    Four threads with the blocks of one line bring their scales together. Then each writes lines of
-    its own: of that row, of those that hold no row, or of another step.
+    Four threads with the blocks of one line gather their scales. Each thread then writes different
+    lines: the row's line, padding lines, or a line of another step.
 
     Args:
-        place: in lines.
-        blocks: of every step, its terms'.
-        scales: to write.
+        place: from ``find_in_lines``.
+        blocks: quantised blocks, per step and term.
+        scales: output.
     """
     in_atom = place.lane % ATOM_BLOCKS
     words = [[_gathered(block.scale, in_atom) for block in of_step] for of_step in blocks]
-    lines = ATOM_LINES // place.line_rows  # that a row's threads write of an atom
+    lines = ATOM_LINES // place.line_rows  # lines of an atom written by a row's threads
     across = min(ATOM_BLOCKS, max(1, ATOM_BLOCKS // lines))  # steps that they write at once
     turns = max(1, lines // ATOM_BLOCKS)
     first_atom = (place.first - place.first_of_cta) // ATOM_BLOCKS
@@ -313,7 +314,7 @@ def store_lines(place: Place, blocks: list[list[Block]], scales: cute.Pointer) -
 
 
 def _line(words: list[list[Uint32]], step: Int32, is_row: Boolean) -> Vector:
-    """16 bytes of the terms of the step of this thread, zeros if the line holds no row."""
+    """16 bytes of all terms of this thread's step; zeros if the line is padding."""
     line = [Uint32(0)] * ATOM_BLOCKS
     for number, of_step in enumerate(words):
         chosen = is_row & (step == number)
@@ -323,7 +324,7 @@ def _line(words: list[list[Uint32]], step: Int32, is_row: Boolean) -> Vector:
 
 
 def _gathered(scale: Uint8, in_atom: Int32) -> Uint32:
-    """Word of the scales of four neighbouring threads, in each of them."""
+    """Word of the scales of four neighbouring threads, in each of the threads."""
     word = scale.to(Uint32) << (8 * in_atom).to(Uint32)
     for mask in (1, 2):
         word = word | cute.arch.shuffle_sync_bfly(word, mask)
@@ -334,7 +335,7 @@ def _gathered(scale: Uint8, in_atom: Int32) -> Uint32:
 def store_elements(
     place: Place, step: cutlass.Constexpr, elements: Vector, target: cute.Pointer
 ) -> None:
-    """16 elements of the input's dtype, to rows without gaps."""
+    """Store 16 elements of the input's dtype to contiguous rows."""
     if place.has(step):
         offset = place.row * (place.blocks * BLOCK) + place.element(step)
         Array(target, shape=(1,)).store(elements, offset, alignment=32)
@@ -342,7 +343,7 @@ def store_elements(
 
 @cute.jit
 def store_padding(place: Place, scales: cute.Pointer) -> None:
-    """Zeros for the scales of a CTA without a row."""
+    """Store zeros for the scales of a CTA without a row."""
     tile = place.tile
     thread = place.warp * WARP + place.slot * tile.lanes + place.lane
     left = _atoms_across(place.blocks) - place.first_of_cta // ATOM_BLOCKS

@@ -1,4 +1,4 @@
-"""One number per row from all threads that share it, in an order that never changes."""
+"""Reductions of a row over the threads that share the row, in a fixed order."""
 
 from collections.abc import Callable
 
@@ -13,21 +13,21 @@ Operation = Callable[[Float32, Float32], Float32]
 
 
 def largest(a: Float32, b: Float32) -> Float32:
-    """NaN if either is."""
+    """Maximum; NaN if either operand is NaN."""
     return cute.arch.fmax(a, b, nan=True)
 
 
 def total(a: Float32, b: Float32) -> Float32:
-    """The sum."""
+    """Sum."""
     return a + b
 
 
 @cute.jit
 def reduce_row(place: Place, value: Float32, operation: cutlass.Constexpr) -> Float32:
-    """``operation`` over the row's threads, the same bits in each; 0 must be neutral to it.
+    """``operation`` over the row's threads, bit-identical in each; 0 must be its neutral element.
 
-    All threads of the CTA take part. Shared memory is new with every call, so none of them has to
-    wait before the next.
+    All threads of the CTA take part. Every call allocates its own shared memory, so that no barrier
+    is needed before the next call.
     """
     tile = place.tile
     partial = Array(Float32, tile.warps * tile.slots, space=AddressSpace.smem, alignment=16)

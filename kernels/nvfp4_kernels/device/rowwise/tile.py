@@ -1,7 +1,7 @@
 """Layout of a CTA's threads over rows, and its choice for a problem. No CuTe in here.
 
-A thread takes a whole block of 16 elements, so that a block needs no other thread: 32 bytes of a
-16-bit type are one load of Blackwell's (PTX ISA, "ld", .v8), and its codes are one store of 8.
+A thread takes a whole block of 16 elements, without exchange with other threads: 32 bytes of a
+16-bit type are one load on Blackwell (PTX ISA, "ld", .v8), and the codes are one 8-byte store.
 
 Rows are taken in the order in which the blocked scale layout stores them: slot ``s`` of an atom is
 row ``s % 4 * 32 + s // 4``. The scales of one atom that a warp of 8 slots writes are then 32
@@ -18,16 +18,16 @@ ATOM_BLOCKS = 4
 WARP = 32
 WARPS, MAX_WARPS = 8, 16  # of a CTA
 LOADED_WORDS = 32  # 32-bit registers a thread loads before it waits
-HELD_WORDS, MAX_HELD_WORDS = 36, 51  # that it keeps of its rows between two passes
-HELD_BLOCKS = 4  # that it keeps at most where there are many rows
+HELD_WORDS, MAX_HELD_WORDS = 36, 51  # registers of row data that a thread keeps between two passes
+HELD_BLOCKS = 4  # most blocks per thread where there are many rows
 
 
 @dataclass(frozen=True)
 class RowTile:
-    """Extent of what one CTA reads at a time: ``slots`` × ``blocks``.
+    """Extent of a CTA's reads: ``slots`` × ``blocks``.
 
     Attributes:
-        slots: rows of a warp, 1, 2, 4 or 8; they are the rows of the CTA.
+        slots: rows of a warp, 1, 2, 4 or 8; all warps of the CTA share the same rows.
         warps: side by side along the rows.
         steps: blocks of each thread, all loaded before the first is used.
     """
@@ -43,7 +43,7 @@ class RowTile:
 
     @property
     def stride(self) -> int:
-        """Blocks of a row from one step of a thread to its next."""
+        """Stride of a thread's steps along a row, in blocks."""
         return self.warps * self.lanes
 
     @property
@@ -62,17 +62,17 @@ class RowTile:
 
 
 def choose_row_parts(m: int, k: int, words: int, sms: int) -> RowTile:
-    """Layout for kernels that need no more of a row than one block at a time. Pure.
+    """Layout for kernels that process the blocks of a row independently. Pure.
 
     8 TB/s times a microsecond is 54 KB in flight per SM: 1024 threads with 64 bytes each. A thread
-    of many rows loads 128 bytes before it waits; with few rows it takes one block, in small CTAs,
-    so that a single token is spread over as many SMs as its atoms of scales allow.
+    of many rows loads 128 bytes before it waits; with few rows a thread takes one block, in small
+    CTAs, so that a single token is spread over as many SMs as its atoms of scales allow.
 
     Args:
         m: rows, of all matrices together.
         k: elements of a row.
         words: 32-bit words loaded for one block.
-        sms: of the device.
+        sms: SMs of the device.
     """
     groups = _ceil_div(m, 8)
     columns = _ceil_div(k, BLOCK)
@@ -89,20 +89,20 @@ def longest_row(words: int) -> int:
 
 
 def choose_whole_rows(m: int, k: int, words: int, sms: int) -> RowTile:
-    """Layout for kernels that look at a whole row before they write any of it. Pure.
+    """Layout for kernels that reduce over a row before writing any part. Pure.
 
-    The row stays in registers meanwhile, so one CTA has to hold it. 8 warps with 36 registers of
-    rows each leave room for two or three CTAs on an SM, of which one can load while another stores:
-    such a CTA takes as many rows as fit, up to the 8 whose scales fill sectors, and as leave two
-    CTAs for each SM. Only rows too long for 8 warps get 16, and then up to 51 registers. Where
-    there are rows for every SM, threads hold four blocks whatever these occupy: by the tests' time
-    model fewer and larger CTAs take 5 to 15 % less.
+    The row stays in registers of one CTA meanwhile. With 8 warps and 36 registers of row data per
+    thread, two or three CTAs fit on an SM, so that one loads while another stores: such a CTA takes
+    as many rows as fit, at most 8, whose scales fill sectors, while each SM still gets two CTAs.
+    Only rows too long for 8 warps get 16, and then up to 51 registers. Where there are rows for
+    every SM, threads hold four blocks of any size: in the tests' time model fewer, larger CTAs take
+    5 to 15 % less time.
 
     Args:
         m: rows, of all matrices together.
         k: elements of a row.
         words: 32-bit registers a block occupies between the passes.
-        sms: of the device.
+        sms: SMs of the device.
 
     Raises:
         InvalidArgument: the row is too long for one CTA's registers.

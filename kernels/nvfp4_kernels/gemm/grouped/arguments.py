@@ -39,7 +39,7 @@ ACTIVATION = "str? activation, float? limit, float act_alpha, float act_beta"
 
 
 class GroupedOperands(NamedTuple):
-    """Operands of every grouped product; see ``grouped_gemm`` and ``grouped_silu_mul_gemm``."""
+    """Operands of every grouped GEMM; see ``grouped_gemm`` and ``grouped_silu_mul_gemm``."""
 
     a: Tensor
     a_scales: Tensor | None
@@ -56,7 +56,7 @@ def check_grouped(
 ) -> tuple[Mode, int]:
     """Check the operands; return the mode and N.
 
-    ``per_expert``: matrices of an expert, ``(2,)`` of gate and up, else ``()``.
+    ``per_expert``: matrices of an expert: ``(2,)`` for gate and up, else ``()``.
     """
     a, a_scales, groups, b, b_scales, alpha, row_scale, bias = operands
     check_dtype("b", b, (torch.uint8,))
@@ -104,7 +104,7 @@ def check_grouped(
 def check_out(
     out_global_scale: Tensor | None, out_dtype: torch.dtype, operands: GroupedOperands, n: int
 ) -> None:
-    """Check what the result is to be."""
+    """Check the arguments that define the result."""
     check_out_dtype(out_dtype)
     if out_global_scale is not None:
         check_blocks_of_16("output", (1, n))  # the next product's K
@@ -116,7 +116,7 @@ def check_out(
 def check_quantized(
     op: str, operands: GroupedOperands, out_global_scale: Tensor, out_terms: int
 ) -> None:
-    """Check what an op needs beyond that to quantise its result for the next product."""
+    """Check the further requirements of a quantised result."""
     refuse_fragments(op, b_scales=operands.b_scales)
     check_dtype("out_global_scale", out_global_scale, (torch.float32,))
     check_terms("out_terms", out_terms)

@@ -1,4 +1,4 @@
-"""Kernels of ``grouped_gemm``: on GPUs those of ``gemm``, with token tiles for a batch."""
+"""Kernels of ``grouped_gemm``: on GPUs the kernels of ``gemm``, with token tiles as the batch."""
 
 from nvfp4_kernels.dispatch import KernelTable
 

@@ -29,8 +29,8 @@ def grouped_gemm(
 ) -> tuple[Tensor, Tensor | None]:
     """See ``nvfp4_kernels.gemm.grouped.op``; the second result is None for 16-bit output.
 
-    ``b`` may be gate and up, ``(experts, 2, …)`` as ``alpha``, of which ``activation`` makes one.
-    ``routed_before`` and ``global_experts`` say nothing to a CPU.
+    ``b`` and ``alpha`` may be gate and up, ``(experts, 2, …)``, with a gated ``activation``.
+    ``routed_before`` and ``global_experts`` are unused on a CPU.
     """
     out, out_scales = _empty(a, n, out_global_scale, out_dtype, terms, out_terms)
     experts = groups[1 : 1 + int(groups[0])].long()

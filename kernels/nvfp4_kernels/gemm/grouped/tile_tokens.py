@@ -1,4 +1,4 @@
-"""Choice of a routing's tiles: how many rows the products of a layer want."""
+"""Choice of the padded expert block: rows of a token tile for both GEMMs of an MoE layer."""
 
 from typing import NamedTuple
 
@@ -9,18 +9,18 @@ from nvfp4_kernels.gemm.sm90 import choose_grouped as sm90
 from nvfp4_kernels.gemm.sm100 import choose_grouped as sm100
 from nvfp4_kernels.moe.routing import tile_tokens_of
 
-_MOST_ON_CPU = 64  # of which padding costs a reference little
+_MOST_ON_CPU = 64  # upper bound, so that padding costs a reference little
 
 
 class ExpertSizes(NamedTuple):
     """Sizes of a layer's experts on one rank.
 
     Attributes:
-        h: width of the layer's input and result.
-        i: width between the products, padded as the weights are.
+        h: hidden size.
+        i: intermediate size, padded as in the weights.
         held: experts of this rank.
         total: experts of all ranks.
-        gated: experts have a gate.
+        gated: whether experts have a gate.
     """
 
     h: int
@@ -31,13 +31,13 @@ class ExpertSizes(NamedTuple):
 
 
 def choose_tile_tokens(device: torch.device, tokens: int, top_k: int, sizes: ExpertSizes) -> int:
-    """Rows of a token tile for both products of a layer, one of ``routing.TILE_TOKENS``.
+    """Rows of a token tile for both GEMMs of a layer, one of ``routing.TILE_TOKENS``.
 
     Args:
-        device: the device, or what stands in for it.
-        tokens: M.
-        top_k: slots of each, k.
-        sizes: of the layer.
+        device: the GPU, or a device that stands in for a GPU.
+        tokens: number of tokens, M.
+        top_k: experts per token, k.
+        sizes: sizes of the layer.
     """
     family = device_family(device)
     sms = 0 if family == "cpu" else multiprocessors(device)

@@ -1,4 +1,4 @@
-"""Kernels of ``grouped_silu_mul_gemm``: on GPUs those of ``gemm``, with pairs of weights."""
+"""Kernels of ``grouped_silu_mul_gemm``: on GPUs the kernels of ``gemm``, with pairs of weights."""
 
 from nvfp4_kernels.dispatch import KernelTable
 

@@ -1,4 +1,4 @@
-"""``grouped_silu_mul_gemm``: both halves of every expert and its activation in one pass."""
+"""``grouped_silu_mul_gemm``: gate and up GEMMs of every expert and the activation in one pass."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def grouped_silu_mul_gemm(
 ) -> Tensor:
     """``act(alpha[e, 0] · A · Gateᵀ) · (alpha[e, 1] · A · Upᵀ)`` of each token tile's expert e.
 
-    Formed in float32, rounded once. Which experts a batch reaches is read on the device.
+    Formed in float32, rounded once. The routing is read on the device.
 
     Args:
         a: w4a4: uint8 ``(tiles, T, K/2)``; w4a16 (``a_scales`` None): 16-bit floats
@@ -45,24 +45,24 @@ def grouped_silu_mul_gemm(
         groups: int32 ``(1 + tiles,)``, of a ``Routing``.
         b: uint8 ``(experts, 2, N, K/2)``, gate before up; w4a16 on CPU and sm_90 also in fragments,
             ``(experts, 2, ceil(N/64), ceil(K/64), 4, 32, 16)``.
-        b_scales: float8_e4m3fn, blocked layout of each weight's scales; of fragments uint8. Their
-            dtype tells the two apart.
+        b_scales: float8_e4m3fn, blocked layout of each weight's scales; of fragments uint8. The
+            dtype tells the layouts apart.
         alpha: float32 ``(experts, 2)``: the global scale of each weight, times the activation's
-            where that is one number. Gate's and up's may differ.
-        row_scale: float32 ``(tiles, T)``, the activation's global scales when there is one per row.
+            global scale if that is a single number. Gate and up may differ.
+        row_scale: float32 ``(tiles, T)``, the activation's per-row global scales, if any.
         bias: bfloat16, float16 or float32 ``(experts, 2, N)``, added to gate and up.
-        activation: of gate and up, one of ``activation.GATED``.
+        activation: gated activation, one of ``activation.GATED``.
         out_dtype: bfloat16, float16 or float32.
         n: rows of each weight; needed with fragments, which are padded to whole tiles.
-        terms: how many NVFP4 values, 1 to 4, add up to each of the activation's; with more than
-            one, ``a`` is ``(tiles, terms, T, K/2)``, and ``a_scales`` as ``moe_quantize`` gives it.
+        terms: number of NVFP4 terms of the activation, 1 to 4; with more than one, ``a`` is
+            ``(tiles, terms, T, K/2)``, and ``a_scales`` as ``moe_quantize`` gives it.
 
     Returns:
-        ``(tiles, T, N)`` of ``out_dtype``; tiles that are not in use are not written.
+        ``(tiles, T, N)`` of ``out_dtype``; unused tiles are not written.
 
     Raises:
         InvalidArgument: shapes, dtypes or devices that do not fit, named.
-        NoKernelError: no kernel for this device and mode; the message lists what there is.
+        NoKernelError: no kernel for this device and mode; the message lists existing kernels.
     """
     return torch.ops.nvfp4.grouped_silu_mul_gemm(
         a, a_scales, groups, b, b_scales, alpha, row_scale, bias, n,
@@ -85,16 +85,16 @@ def grouped_silu_mul_gemm_quantized(
     terms: int = 1,
     out_terms: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """``grouped_silu_mul_gemm`` with its result quantised, from the float32 values.
+    """``grouped_silu_mul_gemm`` with the result quantised, from the float32 values.
 
-    Takes what ``grouped_silu_mul_gemm`` takes, fragments aside, N a multiple of 16, and
-    ``out_global_scale``, float32 ``(experts,)``: the input scale of each expert's next product.
-    ``out_terms``, 1 to 4: how many NVFP4 values add up to each of the result's.
+    Arguments as for ``grouped_silu_mul_gemm``, without fragments, N a multiple of 16.
+    ``out_global_scale``, float32 ``(experts,)``: the input scale of each expert's next GEMM.
+    ``out_terms``, 1 to 4: number of NVFP4 terms of the result.
 
     Returns:
         ``data`` uint8 ``(tiles, T, N/2)`` and ``scales`` float8_e4m3fn in the blocked layout of
-        each tile, as ``grouped_gemm`` takes them; of more than one term as ``moe_quantize``
-        returns them.
+        each tile, as arguments of ``grouped_gemm``; with several terms, as returned by
+        ``moe_quantize``.
 
     Raises:
         InvalidArgument, NoKernelError: as ``grouped_silu_mul_gemm``.

@@ -2,5 +2,5 @@
 
 from nvfp4_kernels.gemm.grouped.reference import grouped_gemm
 
-# Of weights in pairs that is what it computes.
+# For pairs of weights it computes this op.
 grouped_silu_mul_gemm = grouped_gemm

@@ -1,4 +1,4 @@
-"""Kernels of ``silu_mul_gemm``: on GPUs those of ``gemm``, with two weights."""
+"""Kernels of ``silu_mul_gemm``: on GPUs the kernels of ``gemm``, with two weights."""
 
 from nvfp4_kernels.dispatch import KernelTable
 

@@ -1,4 +1,4 @@
-"""``silu_mul_gemm``: both halves of a gated MLP and its activation in one pass over the input."""
+"""``silu_mul_gemm``: gate and up GEMMs of an MLP and the activation in one pass over the input."""
 
 from typing import Any
 
@@ -51,24 +51,24 @@ def silu_mul_gemm(
         b1: the gate, uint8 ``(N, K/2)`` or ``(..., N, K/2)`` with ``a``'s batch dimensions; w4a16
             on CPU and sm_90 also in fragments, ``(ceil(N/64), ceil(K/64), 4, 32, 16)``.
         b1_scales: float8_e4m3fn, blocked layout of the gate's scales; of fragments uint8
-            ``(ceil(N/64), ceil(K/64), 4, 8, 8)``. Their dtype tells the two apart.
+            ``(ceil(N/64), ceil(K/64), 4, 8, 8)``. The dtype tells the layouts apart.
         b2: the up projection, shaped as ``b1``.
         b2_scales: the up projection's scales, as ``b1_scales``.
-        alpha: float32 ``(2,)``: each weight's global scale, times the activation's where that is
-            one number.
-        row_scale: float32 ``(..., M)``, the activation's global scales when there is one per row.
+        alpha: float32 ``(2,)``: each weight's global scale, times the activation's global scale if
+            that is a single number.
+        row_scale: float32 ``(..., M)``, the activation's per-row global scales, if any.
         out_dtype: bfloat16, float16 or float32.
         n: rows of each weight; needed with fragments, which are padded to whole tiles of 64 rows
-            and 64 elements. ``a`` says what their K is.
-        terms: how many NVFP4 values, 1 to 4, add up to each of the activation's; with more than
-            one, ``a`` is ``(..., terms, M, K/2)`` and ``a_scales`` as ``quantize`` returns it.
+            and 64 elements. ``a`` determines K.
+        terms: number of NVFP4 terms of the activation, 1 to 4; with more than one, ``a`` is ``(...,
+            terms, M, K/2)`` and ``a_scales`` as ``quantize`` returns it.
 
     Returns:
         ``(..., M, N)`` of ``out_dtype``.
 
     Raises:
         InvalidArgument: shapes, dtypes or devices that do not fit, named.
-        NoKernelError: no kernel for this device and mode; the message lists what there is.
+        NoKernelError: no kernel for this device and mode; the message lists existing kernels.
     """
     return torch.ops.nvfp4.silu_mul_gemm(
         a, a_scales, b1, b1_scales, b2, b2_scales, alpha, row_scale, n, out_dtype, terms
@@ -89,15 +89,15 @@ def silu_mul_gemm_quantized(
     terms: int = 1,
     out_terms: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """``silu_mul_gemm`` with its result quantised for the next GEMM, from the float32 values.
+    """``silu_mul_gemm`` with the result quantised for the next GEMM, from the float32 values.
 
-    Takes what ``silu_mul_gemm`` takes, fragments aside, N a multiple of 16, and
-    ``out_global_scale``, float32 ``()``: the next layer's input scale. ``out_terms``, 1 to
-    4: how many NVFP4 values add up to each of the result's.
+    Arguments as for ``silu_mul_gemm``, without fragments, N a multiple of 16. ``out_global_scale``,
+    float32 ``()``: the next layer's input scale. ``out_terms``, 1 to 4: number of NVFP4 terms of
+    the result.
 
     Returns:
-        ``data`` uint8 ``(..., M, N/2)`` and ``scales`` float8_e4m3fn in the blocked layout; of more
-        than one term as ``quantize`` returns them.
+        ``data`` uint8 ``(..., M, N/2)`` and ``scales`` float8_e4m3fn in the blocked layout; with
+        several terms, as returned by ``quantize``.
 
     Raises:
         InvalidArgument, NoKernelError: as ``silu_mul_gemm``.

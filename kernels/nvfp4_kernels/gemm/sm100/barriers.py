@@ -12,12 +12,12 @@ from nvfp4_kernels.gemm.sm100.tile import EPILOGUE_WARPS, Tile
 
 @dataclass(frozen=True)
 class Barriers:
-    """mbarriers in shared memory, one for each stage or accumulator.
+    """mbarriers in shared memory, one per stage or accumulator.
 
     | barrier | arrive count | by |
     |---|---|---|
-    | ``full[stage]``, of two CTAs the first's | 1, and bytes | the weights' loader; TMA's copies |
-    | ``empty[stage]`` | tiles of the cluster that read what this CTA loads | their commits |
+    | ``full[stage]``, in the tile's first CTA | 1, and bytes | the weights' loader; TMA's copies |
+    | ``empty[stage]`` | tiles of the cluster that read this CTA's loads | the tiles' commits |
     | ``acc_full[accumulator]``, in each CTA of the tile | 1 | the tile's last commit |
     | ``acc_empty[accumulator]``, in the tile's first CTA | 4 per CTA of the tile | epilogue warps |
     """
@@ -39,9 +39,9 @@ class ArriveCounts:
 
 
 def next_stage(stage: Int32, turn: Int32, stages: int) -> tuple[Int32, Int32]:
-    """Stage of the ring after ``stage``, and in which turn around the ring it is.
+    """Stage of the ring after ``stage``, and the number of its turn around the ring.
 
-    Counted on, as a division in front of the first load would be waited for.
+    Incremented, as the first load would have to wait for a division.
     """
     wraps = stage == stages - 1
     return cutlass.select_(wraps, Int32(0), stage + 1), turn + Int32(wraps)
@@ -70,12 +70,12 @@ def mbarriers(count: int) -> Array:
 
 @cute.jit
 def init_barriers(barriers: Barriers, tile: cutlass.Constexpr, stages: cutlass.Constexpr) -> None:
-    """Initialise every barrier of the pipelines; one warp, whole.
+    """Initialise every barrier of the pipelines; called by all lanes of one warp.
 
-    Each lane initialises one barrier of a kind: one after the other takes hundreds of cycles.
+    Each lane initialises one barrier of a kind: serial initialisation takes hundreds of cycles.
     """
     counts = arrive_counts(tile)
-    lane = cute.arch.thread_idx()[0] % 32  # at hand, where the lane's own register takes a while
+    lane = cute.arch.thread_idx()[0] % 32  # available at once, unlike the lane register
     if lane < stages:
         ptx.mbarrier_init(barriers.full.subview(lane), counts.full)
         ptx.mbarrier_init(barriers.empty.subview(lane), counts.empty)

@@ -1,16 +1,15 @@
-"""Chooser of the GEMM's tile: the one with the least estimated time in a layer. Pure, and no CuTe.
+"""Chooser of the GEMM's tile with the least estimated time in a layer. Pure, and no CuTe.
 
 The estimate counts cycles of one SM. Rates are B200's: 16384 multiply-accumulates of NVFP4 per SM
 and cycle, 64 bytes from L2 per SM, 7.26 TB/s of memory at 1.85 GHz for the chip. The rest was
 fitted to the times that the discrete-event model of the tests gives 29 problems of 1 to 512 tokens
 on 304 tiles (``python -m tests.modelled.gemm --all``): a mean error of 6 %, a mean loss of 0.3 %
-against the best tile. What a tile costs in a chain of launches, beyond its time alone, was fitted
-to layers of 1 to 128 tokens with each product on each of its tiles (``tests.modelled.layer``).
-``SHARED_COLUMNS``, between the 900 and the 1800 cycles that two modelled prefills of 8192 tokens
-lose a tile, came after both fits: with one tile to a cluster it changes nothing. So did ``SPLIT``,
-when CTAs of a split no longer began and ended together: over 46 tiles of 64 tokens the median error
-of those that split K is then that of the others.
-None of it was measured on a B200.
+against the best tile. A tile's further cost in a chain of launches was fitted to layers of 1 to 128
+tokens with each product on each of its tiles (``tests.modelled.layer``). ``SHARED_COLUMNS``,
+between the 900 and the 1800 cycles that two modelled prefills of 8192 tokens lose per tile, came
+after both fits: with one tile per cluster it changes nothing. ``SPLIT`` too came later, when CTAs
+of a split-K cluster no longer began and ended together: over 46 tiles of 64 tokens the median error
+with split-K then equals the error without. None of it was measured on a B200.
 """
 
 import functools
@@ -26,9 +25,9 @@ MACS_PER_CYCLE = 16384
 OPERAND_BYTES_PER_CYCLE = 101  # of shared memory, into the tensor core
 MEMORY_BYTES_PER_CYCLE = 3930
 LOAD_BYTES_PER_CYCLE = 64  # of each SM, from L2, with all at work
-RING_BYTES_PER_CYCLE = 112  # of one SM, whose ring is what is under way
+RING_BYTES_PER_CYCLE = 112  # of one SM: its ring bounds the bytes in flight
 LATENCY = 2230  # of memory, until its bytes flow
-CLUSTER = 980  # of starting and ending one whose CTAs share loads
+CLUSTER = 980  # of starting and ending a cluster with multicast
 SPLIT = 450  # of a cluster whose CTAs split K
 EXCHANGE, EXCHANGE_COLUMN = 120, 4.3  # of the parts of a split
 EPILOGUE_COLUMN, UNBOXED_COLUMN = 16.7, 6
@@ -77,7 +76,7 @@ GATE_UP = [
 class Problem:
     """``batch`` times ``m`` tokens by ``weights`` matrices of ``n`` rows, all of ``k`` elements.
 
-    Each token is the sum of ``terms``.
+    Each token is a sum of ``terms`` NVFP4 terms.
     """
 
     m: int
@@ -92,18 +91,18 @@ class Problem:
 def choose_config(
     problem: Problem, output: EpilogueConfig, sms: int = SMS
 ) -> tuple[Tile, EpilogueConfig]:
-    """The candidate that costs a layer least, of equals the first; with the way its result leaves.
+    """The candidate with the least cost in a layer (ties: the first), and the store of its result.
 
     Args:
-        problem: at least one element each way.
-        output: its ``store`` is chosen here.
-        sms: of the device.
+        problem: not empty.
+        output: output, for which ``store`` is chosen here.
+        sms: SMs of the device.
     """
     fitting = candidates(problem, output)
     return min(fitting, key=lambda each: cost_in_layer(problem, each[0], each[1], sms))
 
 
-# Tokens that the one tile of all batches is weighed by.
+# Numbers of tokens by which the batch-invariant tile is judged.
 INVARIANT_TOKENS = (1, 16, 64, 256, 1024, 8192)
 
 
@@ -111,21 +110,21 @@ INVARIANT_TOKENS = (1, 16, 64, 256, 1024, 8192)
 def choose_batch_invariant(
     problem: Problem, output: EpilogueConfig, sms: int = SMS
 ) -> tuple[Tile, EpilogueConfig]:
-    """The one tile for any number of tokens, so that the order of sums is always the same.
+    """A single tile for any number of tokens, so that the summation order is always the same.
 
-    It is the one that, at its worst among ``INVARIANT_TOKENS``, loses the smallest factor against
-    what ``choose_config`` chooses. K may be split where the parts of a sum are added up in an order
-    that follows from the weights' row, not from the token's place: that is, not with swap_ab.
+    The tile with the smallest worst-case slowdown, over ``INVARIANT_TOKENS``, against the choice of
+    ``choose_config``. Split-K is allowed where the order of the partial sums follows from the
+    weight's row, not from the token's index: without swap_ab.
 
     Args:
-        problem: of one term; its ``m`` is not looked at.
-        output: its ``store`` is chosen here.
-        sms: of the device.
+        problem: problem of one term; ``m`` is ignored.
+        output: output, for which ``store`` is chosen here.
+        sms: SMs of the device.
     """
     assert problem.terms == 1, "the layout of several terms depends on the tokens"
     problems = [replace(problem, m=m) for m in INVARIANT_TOKENS]
     least = [cost_in_layer(p, *choose_config(p, output, sms), sms) for p in problems]
-    # A tile of fewer tokens is the only one: it reads scales from an atom's first row on.
+    # A tile of fewer tokens must be the only tile: it reads scales from an atom's first row on.
     tiles = [t for t in SWAP_AB if t.split_k == 1 and t.columns >= MAX_FEW_TOKENS] + REGULAR
     if problem.weights == 2:  # with swap_ab SiLUs of several tokens would share a reciprocal
         tiles = GATE_UP
@@ -139,7 +138,7 @@ def choose_batch_invariant(
 
 
 def candidates(problem: Problem, output: EpilogueConfig) -> list[tuple[Tile, EpilogueConfig]]:
-    """Tiles that can serve the problem, each with the way its result leaves."""
+    """Tiles that can serve the problem, each with the store of its result."""
     tokens = next((most for most in (*_FEW, *_SOME) if most >= problem.m), 0)
     return _candidates(replace(problem, m=tokens, batch=1), output)
 
@@ -164,13 +163,13 @@ def _candidates(problem: Problem, output: EpilogueConfig) -> list[tuple[Tile, Ep
 
 
 def with_store(output: EpilogueConfig, tile: Tile, n: int) -> EpilogueConfig:
-    """``output``, leaving in boxes where it can, else straight from registers."""
+    """``output``, stored by TMA boxes if possible, else straight from registers."""
     bits = ELEMENT_BITS[output.dtype]
     if tile.swap_ab or n * bits % 128:
         return replace(output, store="element")
     if output.dtype == "nvfp4":
         return replace(output, store="vector")
-    # Two boxes at least: one leaves while the next one is computed.
+    # At least two boxes: the store of a box overlaps with the math of the next.
     tile_bytes = tile.split_columns * bits // 8
     box_bytes = next((size for size in (128, 64) if tile_bytes >= 2 * size), 0)
     if not box_bytes:
@@ -179,7 +178,7 @@ def with_store(output: EpilogueConfig, tile: Tile, n: int) -> EpilogueConfig:
 
 
 def fits(problem: Problem, tile: Tile, output: EpilogueConfig) -> bool:
-    """Whether a tile can serve a problem at all."""
+    """Whether a tile can serve a problem."""
     k_steps = math.ceil(problem.k / TILE_K)
     if tile.split_k > min(k_steps, tile.columns) or tile.depth(output.shared_bytes(tile)) < 2:
         return False
@@ -187,10 +186,10 @@ def fits(problem: Problem, tile: Tile, output: EpilogueConfig) -> bool:
 
 
 def cost_in_layer(problem: Problem, tile: Tile, output: EpilogueConfig, sms: int = SMS) -> float:
-    """Cycles that the product takes in a chain of dependent launches, but for a constant.
+    """Cycles of the GEMM in a chain of dependent launches, up to a constant.
 
-    With few tokens, launches overlap: each loads the weights that its rings hold while the one
-    before it ends, on the SMs that are free. Weights beyond that wait until the tokens are there.
+    With few tokens, launches overlap: on free SMs a launch fills its rings with weights while its
+    predecessor ends. Further weights wait until the tokens are there.
     """
     alone = estimate(problem, tile, sms)
     if problem.m > MAX_SWAP_AB_TOKENS:
@@ -201,7 +200,7 @@ def cost_in_layer(problem: Problem, tile: Tile, output: EpilogueConfig, sms: int
 
 
 def estimate(problem: Problem, tile: Tile, sms: int = SMS) -> float:
-    """Cycles that the product takes alone, roughly."""
+    """Estimated cycles of the GEMM alone."""
     work = _work(problem, tile, sms)
     multiplied = CTA_ROWS * tile.columns * TILE_K / MACS_PER_CYCLE
     read = (CTA_ROWS + tile.b_rows) * TILE_BYTES / OPERAND_BYTES_PER_CYCLE
@@ -227,7 +226,7 @@ def estimate(problem: Problem, tile: Tile, sms: int = SMS) -> float:
 
 @dataclass(frozen=True)
 class _Work:
-    """Division of a product among SMs: how many have work, in how many waves and K steps each."""
+    """Division of a GEMM among SMs: number of busy SMs, of waves, and of K steps per wave."""
 
     occupied: int
     waves: int

@@ -1,10 +1,9 @@
-"""Chooser of a grouped product's tile, and of how many tokens a layer's tiles have. Pure, no CuTe.
+"""Chooser of a grouped GEMM's tile, and of the rows of a layer's token tiles. Pure, no CuTe.
 
-The estimate counts cycles of one SM, with the rates of ``choose``. Beside that one it knows of a
-last wave that few clusters have, of one expert's weights that several tiles of tokens read, and of
-clusters that get no work because fewer tiles are in use than there is memory for. Tiles were
-compared in the discrete-event model of the tests (``python -m tests.modelled.experts --all``).
-None of it was measured on a B200.
+The estimate counts cycles of one SM, with the rates of ``choose``. It also accounts for a partial
+last wave, for token tiles that share an expert's weights, and for clusters without work because
+fewer tiles are in use than allocated. Tiles were compared in the discrete-event model of the tests
+(``python -m tests.modelled.experts --all``). None of it was measured on a B200.
 """
 
 import functools
@@ -36,26 +35,27 @@ from nvfp4_kernels.gemm.sm100.tile import TILE_BYTES, TILE_K, EpilogueConfig, Ti
 from nvfp4_kernels.moe.routing import tile_tokens_of
 from nvfp4_kernels.sm100.limits import CTA_ROWS, SMS
 
-IN_CHAIN = 980  # cycles that a cluster costs beside its start and end, in a chain of launches
-HAND_OVER = 900  # at least, of a split's tile: its parts go to and fro before the next one's
+IN_CHAIN = 980  # cycles per cluster on top of its start and end, in a chain of launches
+HAND_OVER = 900  # minimum per split-K tile: the exchange of partial sums precedes the next tile's
 # Pairs of CTAs with weights on the M side: of each, two read half of the tokens' rows.
 _SWAP_AB_PAIRS = [Tile(c, swap_ab=True, two_cta=True, cluster_m=2) for c in (64, 128, 256)]
-# Ranks that may share the experts, each with its part of the slots. All are weighed, however many
-# there are: what is in use is a guess even so, and a tile should lose little whatever it is.
+# Possible numbers of ranks that share the experts, each with its part of the slots. All are
+# weighed, even if the number is known: the tiles in use are a guess anyway, and a tile should lose
+# little in any case.
 _RANKS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
 class GroupedProblem:
-    """Up to ``tiles`` tiles of tokens, by the weights of ``experts``.
+    """Up to ``tiles`` token tiles times the weights of ``experts``.
 
     Attributes:
         tile_tokens: rows of a tile.
         n, k: rows and elements of each weight.
-        tiles: that there is memory for.
-        experts: of this rank.
-        weights: of each expert.
-        terms: that each token is the sum of.
+        tiles: number of allocated tiles.
+        experts: experts of this rank.
+        weights: weights of each expert.
+        terms: NVFP4 terms of each token.
     """
 
     tile_tokens: int
@@ -73,10 +73,10 @@ def choose_grouped(
     output: EpilogueConfig,
     sms: int = SMS,
 ) -> tuple[Tile, EpilogueConfig]:
-    """The candidate that costs least, of equals the first; with the way its result leaves.
+    """The candidate with the least cost (ties: the first), and the store of its result.
 
-    How many tiles are in use nobody knows before the launch. Each candidate is judged by its loss
-    against the best one, added up over what is likely with one rank or more.
+    The number of tiles in use is unknown before the launch. A candidate's score is its loss against
+    the best candidate, summed over likely numbers for one or more ranks.
     """
     fitting = grouped_candidates(problem, output)
     losses = [0.0] * len(fitting)
@@ -90,7 +90,7 @@ def choose_grouped(
 def grouped_candidates(
     problem: GroupedProblem, output: EpilogueConfig
 ) -> list[tuple[Tile, EpilogueConfig]]:
-    """Tiles whose tokens' side a tile of tokens fills, each with the way its result leaves."""
+    """Candidates with a token side as large as a token tile, each with the store of its result."""
     tokens, weights = problem.tile_tokens, problem.weights
     tiles = [tile for tile in SWAP_AB if tile.columns == min(tokens, CTA_ROWS)]
     tiles += [
@@ -113,13 +113,13 @@ def grouped_candidates(
 
 
 def grouped_tile(problem: GroupedProblem, tile: Tile) -> Tile:
-    """The tile of a grouped product whose sides are those of ``tile``."""
+    """Grouped form of ``tile``, with the same sides."""
     terms = TermLayout.of(problem.terms, problem.tile_tokens)
     return replace(tile, weights=problem.weights, terms=terms, grouped=True)
 
 
 def estimate_grouped(problem: GroupedProblem, tile: Tile, used: int, sms: int = SMS) -> float:
-    """Cycles of the product with so many tiles of tokens in use, roughly."""
+    """Estimated cycles of the GEMM with ``used`` token tiles in use."""
     slots = assumed_clusters(sms, tile.cluster)
     waves, rest = divmod(_clusters_of_tiles(problem, tile) * used, slots)
     steps = math.ceil(math.ceil(problem.k / TILE_K) / tile.split_k)
@@ -136,7 +136,7 @@ def estimate_grouped(problem: GroupedProblem, tile: Tile, used: int, sms: int = 
         exchanged += exposed * (EXCHANGE + EXCHANGE_COLUMN * sent)
 
     def wave(clusters: int) -> float:
-        """Cycles of tiles of so many clusters side by side."""
+        """Cycles of a wave of ``clusters`` clusters side by side."""
         supplied = tile.loaded_bytes * clusters * tile.cluster / (sms * LOAD_BYTES_PER_CYCLE)
         step = max(sums, supplied, tile.loaded_bytes / RING_BYTES_PER_CYCLE)
         bytes_each = _moved(problem, used) / (waves * slots + rest)
@@ -147,7 +147,7 @@ def estimate_grouped(problem: GroupedProblem, tile: Tile, used: int, sms: int = 
 
 
 def _likely_tiles(problem: GroupedProblem, ranks: int) -> int:
-    """Tiles in use where slots are spread evenly over the experts of so many ranks alike."""
+    """Tiles in use if slots are spread evenly over the experts of ``ranks`` equal ranks."""
     tiles, rows, experts = problem.tiles, problem.tile_tokens, problem.experts
     slots = max(1, tiles if tiles <= experts else rows * tiles - (rows - 1) * experts) / ranks
     reached = experts * (1 - (1 - 1 / experts) ** slots)
@@ -156,14 +156,14 @@ def _likely_tiles(problem: GroupedProblem, ranks: int) -> int:
 
 
 def _clusters_of_tiles(problem: GroupedProblem, tile: Tile) -> int:
-    """Clusters' tiles of each tile of tokens."""
+    """Cluster tiles of each token tile."""
     sides = problem.n, problem.tile_tokens
     rows, columns = sides if tile.swap_ab else sides[::-1]
     return math.ceil(rows / tile.rows) * math.ceil(columns / (tile.columns * tile.cluster_n))
 
 
 def _moved(problem: GroupedProblem, used: int) -> float:
-    """Bytes from memory: weights of the experts that are reached, and the tiles of tokens."""
+    """Bytes from memory: weights of the experts in use, and the token tiles."""
     weights = min(used, problem.experts) * problem.weights * problem.n
     tokens = used * problem.terms * problem.tile_tokens
     return (weights + tokens) * problem.k * SCALED_BYTES
@@ -179,20 +179,20 @@ def choose_tile_tokens(
     weights: int = 2,
     sms: int = SMS,
 ) -> int:
-    """Rows of the tiles that both products of a layer take.
+    """Rows of the token tiles of both GEMMs of a layer.
 
-    As many as an expert that is reached gets: tiles of 8, 16 and 32 cost alike, and fuller ones
-    read weights less often.
+    About the number of rows of an expert in use: tiles of 8, 16 and 32 rows cost the same, and
+    larger tiles read weights less often.
 
     Args:
-        tokens: M.
-        top_k: slots of each of them.
-        experts: that this rank holds.
-        global_experts: of all ranks.
-        n: width between the products.
-        k: width of the layer's input and result.
-        weights: of the first product, for each expert.
-        sms: of the device.
+        tokens: number of tokens, M.
+        top_k: experts per token.
+        experts: experts of this rank.
+        global_experts: experts of all ranks.
+        n: intermediate size.
+        k: hidden size.
+        weights: weights of the first GEMM per expert.
+        sms: SMs of the device.
 
     Returns:
         One of ``TILE_TOKENS``.

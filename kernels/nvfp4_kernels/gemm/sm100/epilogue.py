@@ -21,19 +21,19 @@ from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
 from nvfp4_kernels.sm100.limits import CTA_ROWS, WARP_ROWS
 from nvfp4_kernels.sm100.tensor_memory import tensor_pointer
 
-LOAD_COLUMNS = 32  # that a thread holds of each accumulator at a time
-_EARLY_COLUMNS = 16  # of which the next ones are on their way meanwhile
-_FINISHED_COLUMNS = 8  # that are computed before those before them leave
+LOAD_COLUMNS = 32  # columns of each accumulator that a thread holds at a time
+_EARLY_COLUMNS = 16  # columns of a load, while the next columns are in flight
+_FINISHED_COLUMNS = 8  # columns computed while the previous columns are stored
 
 
 @dataclass(frozen=True)
 class Scratch:
-    """One warp's shared memory; None for what a variant does without.
+    """Shared memory of one epilogue warp; None for parts that a variant lacks.
 
     Attributes:
-        slots: the store ring, or room to turn blocks in.
+        slots: the store ring, or room to transpose blocks.
         vectors: factors along the accumulator's columns, then the bias.
-        partials: ``Partials`` of a split K.
+        partials: ``Partials`` of split-K.
     """
 
     slots: Array
@@ -43,15 +43,15 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums of one tile, as a warp finds them.
+    """Accumulated sums of a tile, and a warp's position in the tile.
 
     Attributes:
-        partials: ``Partials`` of a split K, or None.
-        source: of its lanes in tensor memory.
-        rank: of the CTA in its cluster.
-        index: of the tile among those of the CTA.
-        accumulator: where the tile is.
-        warp, lane: of the thread.
+        partials: ``Partials`` of split-K, or None.
+        source: tensor memory address of the warp's lanes.
+        rank: rank of the CTA in its cluster.
+        index: index of the tile among the CTA's tiles.
+        accumulator: index of the tile's accumulator.
+        warp, lane: indices of the thread.
     """
 
     partials: Any
@@ -65,14 +65,14 @@ class Sums:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """Role of four warps, each on the 32 lanes of tensor memory that it reaches."""
+    """Role of four warps, each on its 32 accessible lanes of tensor memory."""
 
     tile: Tile
     output: EpilogueConfig
 
     @property
     def chunk(self) -> int:
-        """Columns that go out at once."""
+        """Columns stored at once."""
         return self.output.chunk(self.tile)
 
     @cute.jit
@@ -86,13 +86,13 @@ class Epilogue:
         state: SchedulerState,
         warp: Int32,
     ) -> None:
-        """Finish all tiles; results may still be on their way out of shared memory."""
+        """Finish all tiles; TMA stores from shared memory may still be in flight."""
         tile, output = self.tile, self.output
         scaling, split = Scaling(tile, output), SplitK(tile)
         lane = cute.arch.lane_idx()
         leader = ptx.elect_sync()  # the same lane throughout: bulk groups are a thread's own
         lanes = tensor + ((warp * WARP_ROWS) << 16)
-        # Factors, and the result's memory, may be in use by the kernel before this one.
+        # The preceding kernel may still use the factors and the result's memory.
         if cutlass.const_expr(not tile.counts_first):
             ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         for index in cutlass.range(state.num_tiles, unroll=1):
@@ -122,7 +122,7 @@ class Epilogue:
             if cutlass.const_expr(tile.split_k > 1):
                 more = index + 1 < state.num_tiles
                 split.release(scratch.partials, state.rank, lane, more)
-        # What frees tensor memory comes after the last reads of it.
+        # Freeing tensor memory comes after the last reads of it.
         ptx.tcgen05_fence(ptx.Tcgen05Fence.BEFORE_THREAD_SYNC)
 
     @cute.jit
@@ -136,7 +136,7 @@ class Epilogue:
         acc_empty: Array,
         leader: Boolean,
     ) -> None:
-        """Finish a tile chunk by chunk; ``place`` is the tile's, with its number."""
+        """Finish a tile chunk by chunk; ``place`` is the tile's position and number."""
         tile, output = self.tile, self.output
         scaling = Scaling(tile, output)
         store = (Nvfp4Store if output.dtype == "nvfp4" else Store)(tile, output)
@@ -172,11 +172,11 @@ class Epilogue:
         acc_empty: Array,
         leader: Boolean,
     ) -> None:
-        """Finish a tile column by column: those before leave while the next are computed."""
+        """Finish a tile column by column: stores of a column overlap with math of the next."""
         tile, scaling, store = self.tile, Scaling(self.tile, self.output), ColumnStore(self.output)
         width = min(LOAD_COLUMNS if tile.split_k > 1 else _EARLY_COLUMNS, tile.split_columns)
         loads = tile.split_columns // width
-        at_once = width <= _FINISHED_COLUMNS  # nothing is computed while addends come
+        at_once = width <= _FINISHED_COLUMNS  # one pass: split-K partials arrive before any math
         begun: list[tuple[Row, int, Begun]] = []
         here = self._offset(0, width, sums.accumulator)
         following = self._addends(sums, here, width, first=True, added=at_once)
@@ -205,14 +205,14 @@ class Epilogue:
 
     @cute.jit
     def drain(self) -> None:
-        """Wait until results have left this CTA's shared memory, so that it may go."""
+        """Wait until TMA stores have read this CTA's shared memory, so that the CTA may exit."""
         if cutlass.const_expr(self.output.store == "tma"):
-            # By every lane: those that have stored nothing have nothing to wait for.
+            # By every lane: lanes without stores have nothing to wait for.
             ptx.cp_async_bulk_wait_group(0, read=True)
 
     @property
     def _direct(self) -> bool:
-        """Whether values leave straight from registers, each thread's for tokens in a row."""
+        """Whether values are stored straight from registers, consecutive tokens per thread."""
         return self.tile.swap_ab and self.output.dtype != "nvfp4"
 
     @property
@@ -221,7 +221,7 @@ class Epilogue:
         return self.tile.overlap > 0 and self.tile.accumulators == 2 and self.tile.split_k == 1
 
     def _offset(self, number: int, width: int, accumulator: Int32) -> Int32 | int:
-        """First of ``width`` columns: overlapping accumulators begin with what they share."""
+        """First of ``width`` columns; overlapping accumulators begin with the shared columns."""
         if not self._overlaps:
             return number * width
         backwards = self.tile.split_columns - (number + 1) * width
@@ -236,7 +236,7 @@ class Epilogue:
 
     @cute.jit
     def _release(self, acc_empty: Array, leader: Boolean) -> None:
-        """Release the accumulator to the tile's first CTA, whose thread issues the MMAs."""
+        """Release the accumulator to the MMA warp in the tile's first CTA."""
         ptx.tcgen05_fence(ptx.Tcgen05Fence.BEFORE_THREAD_SYNC)
         ptx.bar_warp_sync(cute.arch.FULL_MASK)
         if cutlass.const_expr(self.tile.two_cta):
@@ -249,11 +249,11 @@ class Epilogue:
     def _addends(
         self, sums: Sums, column: Int32 | int, count: int, first: bool, added: bool
     ) -> list[list[Vector]]:
-        """Load ``count`` columns of every product, the ``first`` of the tile or later ones.
+        """Load ``count`` columns of every product, the tile's first columns or later ones.
 
-        Of split K they are several, to be added up in order, unless they are ``added``.
+        With split-K a column has several addends, to be added up in order, unless ``added``.
 
-        Those of ``_direct`` without split K are to be waited for.
+        Loads of ``_direct`` without split-K must be waited for.
         """
         tile = self.tile
         if tile.split_k > 1:

@@ -1,4 +1,4 @@
-"""The block-scaled GEMM of sm_100: one kernel for products of NVFP4 activations and weights."""
+"""The block-scaled GEMM of sm_100: NVFP4 activations times NVFP4 weights."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -49,20 +49,21 @@ Maps = tuple[TensorMap, TensorMap]  # of an operand's data and scales
 class GemmArguments(NamedTuple):
     """Arguments of a launch, in global memory.
 
-    A grouped product has ``batch`` tiles of ``m`` tokens at the most. Of a pair, ``w1`` has the
-    gate and the up projection of each expert, one after the other.
+    A grouped GEMM has at most ``batch`` tiles of ``m`` tokens. With a gated pair of weights, ``w1``
+    alternates gate and up of each expert.
 
     Attributes:
-        x, sfx: activations, bytes [batch, terms, m, k/2], and their blocked scales.
-        w1, sfw1: a weight, bytes [weight_batch, n, k/2], and its blocked scales.
-        w2, sfw2: those of the up projection where w1 is the gate, else w1's.
-        out: result [batch, m, n], an NVFP4 one bytes [batch, terms, m, n/2].
-        sf_out, out_scale: of an NVFP4 result, its blocked scales and its global scale.
+        x, sfx: activations, bytes [batch, terms, m, k/2], and blocked scales.
+        w1, sfw1: weight, bytes [weight_batch, n, k/2], and blocked scales.
+        w2, sfw2: weight and scales of the up projection if ``w1`` is the gate, else the same as
+            ``w1``, ``sfw1``.
+        out: result [batch, m, n]; if NVFP4, bytes [batch, terms, m, n/2].
+        sf_out, out_scale: blocked scales and global scale of an NVFP4 result.
         alpha, row_scale, bias, shard_ends: see ``ScalingOperands``.
         groups: see ``SchedulerState``.
         m, n, k, batch: sizes.
-        weight_batch: 1 or ``batch``; of a grouped product all of ``w1``'s matrices.
-        clusters: to launch, at the most.
+        weight_batch: 1 or ``batch``; if grouped, the number of matrices in ``w1``.
+        clusters: most clusters to launch.
         defective_below: see ``devices.defective_map_bytes``.
     """
 
@@ -95,7 +96,7 @@ class BlockScaledGemm:
 
     | warps | role | pipelines |
     |---|---|---|
-    | 0–3 | ``Epilogue``; 0 allocates tensor memory, 3 sets up a split | consumes accumulators |
+    | 0–3 | ``Epilogue``; 0 allocates tensor memory, 3 sets up split-K | consumes accumulators |
     | 4 | ``Mma``, in the first CTA of each tile | consumes operands, produces accumulators |
     | 5 | ``TmaLoader`` of the weights; initialises ``Barriers`` | produces operands |
     | 6 | ``TmaLoader`` of the activations | produces operands |
@@ -103,7 +104,7 @@ class BlockScaledGemm:
         TmaLoader  --full-->   Mma  --acc_full-->   Epilogue
                    <--empty--       <--acc_empty--
 
-    ``Barriers`` has the arrive counts. With split K, epilogue warps of the cluster's CTAs exchange
+    ``Barriers`` has the arrive counts. With split-K, epilogue warps of the cluster's CTAs exchange
     partial sums through ``Partials``.
     """
 
@@ -139,7 +140,7 @@ class BlockScaledGemm:
 
     @cute.jit
     def __call__(self, arguments: GemmArguments, stream: cuda_driver.CUstream) -> None:
-        """Launch ``arguments.clusters`` clusters at the most."""
+        """Launch at most ``arguments.clusters`` clusters."""
         m, n, k, batch = arguments.m, arguments.n, arguments.k, arguments.batch
         tile = self.tile
         defective = arguments.defective_below
@@ -180,7 +181,7 @@ class BlockScaledGemm:
         scales_extent: Extent,
         n_side: bool,
     ) -> Maps:
-        """Tensor maps whose boxes are what one of the CTAs that share an operand loads."""
+        """Tensor maps of an operand and of the scales; a box is a multicast slice."""
         tile = self.tile
         rows = tile.b_rows // tile.sharers_b if n_side else CTA_ROWS // tile.cluster_n
         atoms = tile.atoms_n if n_side else 1
@@ -315,7 +316,7 @@ class BlockScaledGemm:
         return m_side, n_side
 
     def _partials(self) -> Any:
-        """Partial sums of all warps in shared memory; None without split K."""
+        """Partial sums of all warps in shared memory; None without split-K."""
         tile = self.tile
         if tile.split_k == 1:
             return None

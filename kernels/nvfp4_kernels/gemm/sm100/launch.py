@@ -115,19 +115,19 @@ def product(
     out_terms: int = 1,
     batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Checks what a kernel needs beyond the op's own checks, allocates the result, launches.
+    """Check kernel-specific requirements, allocate the result, launch.
 
-    ``tokens`` are data and blocked scales of the activations ``(..., M, K/2)``, ``weights`` those
-    of one product, or of the gate and up projection. ``out_global_scale``, float32 ``()``: quantise
-    the result with it, to ``out_terms``. ``tile``, which must fit: that one, not what would be
-    chosen. ``batch_invariant``: one tile for any M. The rest is as for ``gemm``.
+    ``tokens``: data and blocked scales of the activations ``(..., M, K/2)``; ``weights``: data and
+    scales of one weight, or of gate and up. ``out_global_scale``, float32 ``()``: global scale of a
+    quantised result of ``out_terms`` terms. ``tile``: overrides the choice; must fit.
+    ``batch_invariant``: one tile for any M. Other arguments as for ``gemm``.
 
     Returns:
-        The result, and its blocked scales if it was quantised.
+        The result, and the blocked scales if quantised.
 
     Raises:
-        InvalidArgument: an operand is not contiguous or not aligned, or has too many shards; or it
-            is of several terms, whose layout depends on M, with ``batch_invariant``.
+        InvalidArgument: an operand that is not contiguous or not aligned, too many shards, or, with
+            ``batch_invariant``, several terms, as their layout depends on M.
     """
     data, scales = tokens
     m, packed = data.shape[-2:]
@@ -212,9 +212,9 @@ def new_result(
     terms: int,
     out_terms: int,
 ) -> tuple[Tensor, Tensor | None, OutDtype]:
-    """Memory for a result of ``n`` columns, its blocked scales if any, and what it consists of.
+    """Memory for a result of ``n`` columns, blocked scales or None, and the ``Output``.
 
-    ``data`` is that of the activations, of so many ``terms``.
+    ``data``: the activations, of ``terms`` terms.
     """
     if out_global_scale is not None:
         return *quantized_result(data, n, terms, out_terms), "nvfp4"

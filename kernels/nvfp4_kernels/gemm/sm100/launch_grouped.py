@@ -40,18 +40,18 @@ def grouped_gemm(
 ) -> tuple[Tensor, Tensor | None]:
     """See ``nvfp4_kernels.gemm.grouped.op``; the second result is None for 16-bit output.
 
-    ``b`` may be gate and up, ``(experts, 2, N, K/2)`` as ``alpha``, of which ``activation`` makes
-    one: this is ``grouped_silu_mul_gemm`` too. Tiles beyond ``groups[0]`` are not touched.
+    ``b`` and ``alpha`` may be gate and up, ``(experts, 2, N, K/2)``, with a gated ``activation``:
+    this is also ``grouped_silu_mul_gemm``. Tiles beyond ``groups[0]`` are not touched.
 
-    ``routed_before``: the launch before this one is a product of the same routing, which has waited
-    for it, see ``scheduler.counting``. Weights are then loaded while that product ends.
+    ``routed_before``: the preceding launch is a GEMM of the same routing and has waited for the
+    routing, see ``scheduler.counting``. Weights are then loaded while that GEMM ends.
 
-    ``global_experts``, of all ranks, changes nothing: ``choose_grouped`` weighs one rank or more.
+    ``global_experts``, of all ranks, is unused: ``choose_grouped`` weighs one or more ranks.
 
-    ``given``, which must fit: that tile, not what would be chosen.
+    ``given``: a tile that overrides the choice; must fit.
 
     Raises:
-        InvalidArgument: an operand is not contiguous or not aligned, or K is not padded.
+        InvalidArgument: an operand that is not contiguous or not aligned, or an unpadded K.
     """
     named = {
         "a": a, "a_scales": a_scales, "groups": groups, "b": b, "b_scales": b_scales,
@@ -111,5 +111,5 @@ def grouped_gemm(
     return out, out_scales
 
 
-# Of weights in pairs that is what it computes.
+# For pairs of weights it computes this op.
 grouped_silu_mul_gemm = grouped_gemm

@@ -1,4 +1,4 @@
-"""Barriers that begin and end a CTA's work: what a warp waits for before it starts, and exits."""
+"""Set-up and exit barriers of a CTA: conditions for a warp to start and to exit."""
 
 from dataclasses import dataclass
 
@@ -20,18 +20,18 @@ _START, _ALLOCATED, _END = 1, 2, 3  # named barriers
 
 @dataclass(frozen=True)
 class Lifetime:
-    """Barriers over the threads of a CTA, or of its cluster.
+    """Set-up and exit barriers over the threads of a CTA or its cluster.
 
-    | barrier | threads | what holds after it |
+    | barrier | threads | guarantee after it |
     |---|---|---|
-    | start | all; of a coupled cluster | its mbarriers are initialised; all CTAs have started |
+    | start | all; of a coupled cluster | mbarriers are initialised; all CTAs have started |
     | allocated | epilogue and MMA warps | tensor memory's address is in shared memory |
-    | meeting | all, of a split's cluster | all CTAs have started, ``Partials`` is initialised |
-    | end | epilogue warps; all, of a coupled cluster | nobody signals it or reads tensor memory |
+    | meeting | all; split-K: of the cluster | all CTAs have started, ``Partials`` initialised |
+    | end | epilogue warps; all, of a coupled cluster | no peer signals it or reads tensor memory |
 
     Without coupled CTAs the warp that initialises the mbarriers arrives at the start and does not
-    wait. Those that load never wait for tensor memory, which a kernel before this one may hold.
-    Those of a split wait for no peer before the epilogue, and for none at the end, see ``SplitK``.
+    wait. Load warps never wait for tensor memory, which a preceding kernel may hold. With split-K,
+    warps wait for no peer before the epilogue, nor at the end, see ``SplitK``.
     """
 
     tile: Tile
@@ -57,19 +57,19 @@ class Lifetime:
 
     @cute.jit
     def arrive_meeting(self) -> None:
-        """Arrive: this warp has started, and initialised what peers of a split signal."""
+        """Arrive at the split-K cluster barrier: this warp runs, its barriers are initialised."""
         if cutlass.const_expr(self.tile.split_k > 1):
             ptx.barrier_cluster_arrive_relaxed()
 
     @cute.jit
     def wait_meeting(self) -> None:
-        """Wait until all peers of a split have started."""
+        """Wait at the split-K cluster barrier until all peers have started."""
         if cutlass.const_expr(self.tile.split_k > 1):
             ptx.barrier_cluster_wait()
 
     @cute.jit
     def arrive_end(self, warp: Int32) -> None:
-        """Arrive: this warp touches no peer any more, and reads no tensor memory."""
+        """Arrive at the end: this warp no longer touches a peer or reads tensor memory."""
         if cutlass.const_expr(self.tile.coupled):
             ptx.barrier_cluster_arrive()
         elif warp > 0 and warp < EPILOGUE_WARPS:

@@ -18,11 +18,11 @@ from nvfp4_kernels.sm100.limits import ATOM_BYTES, ATOM_ROWS, CTA_ROWS
 
 @dataclass(frozen=True)
 class TmaLoader:
-    """Role of one thread of each of two warps: one loads the weights, one the activations.
+    """Role of a thread in each of two warps: a warp for the weights, a warp for the activations.
 
-    Weights are what no kernel before this one writes, so that their loads wait for none, but for
-    what says which ones a grouped product takes. CTAs of a cluster that share an operand load a
-    slice of it each.
+    No preceding kernel writes weights, so that loads of weights need not wait, except for the
+    routing of a grouped GEMM. CTAs of a cluster that share an operand each load (multicast) a
+    slice.
     """
 
     tile: Tile
@@ -38,13 +38,13 @@ class TmaLoader:
     ) -> None:
         """Expect all bytes and load all weights, then drain: wait for every stage's last release.
 
-        Activations that arrive before they are expected are in order: a stage's phase ends when
+        Activations may arrive before this thread's arrive.expect_tx: a stage's phase ends only when
         this thread has arrived too.
         """
         tile, stages = self.tile, self.stages
         weights = m_side if tile.swap_ab else n_side
         self._load(weights, tile.swap_ab, barriers, state, expects=True)
-        # From here on nothing is loaded that the next kernel would have to share bandwidth with.
+        # From here on this CTA loads nothing that would compete with the next kernel for bandwidth.
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         for last in cutlass.range_constexpr(stages):
             count = state.num_tiles * state.k_steps + last
@@ -58,7 +58,7 @@ class TmaLoader:
         barriers: Barriers,
         state: SchedulerState,
     ) -> None:
-        """Load all activations, which the kernel before this one may have written."""
+        """Load all activations, after waiting for the preceding kernel, which may write them."""
         on_m_side = not self.tile.swap_ab
         tokens = m_side if on_m_side else n_side
         self._load(tokens, on_m_side, barriers, state, expects=False)
@@ -74,7 +74,7 @@ class TmaLoader:
     ) -> None:
         """Load ``operands`` of one side for every K step of every tile.
 
-        ``expects``: and expect all bytes of the stage, those of the other side too.
+        ``expects``: whether to expect all bytes of the stage, for both sides.
         """
         tile, stages = self.tile, self.stages
         load = self._load_m if on_m_side else self._load_n
@@ -82,7 +82,7 @@ class TmaLoader:
         for index in cutlass.range(state.num_tiles, unroll=1):
             coord = tile_coord(tile, state, index)
             if cutlass.const_expr(not expects and not tile.counts_first):
-                if index == 0:  # all that can be done without the kernel before is done
+                if index == 0:  # all work independent of the preceding kernel is done
                     ptx.griddepcontrol(ptx.GridDepAction.WAIT)
             for step in cutlass.range(state.k_steps, unroll=1):
                 full = barriers.full.subview(stage)
@@ -97,7 +97,7 @@ class TmaLoader:
     def _matrix(
         self, operand: Operand, coord: TileCoord, state: SchedulerState, of_weights: bool
     ) -> Int32:
-        """Index of an operand's matrix: a weight may serve all of a batch, tokens have terms."""
+        """Index of an operand's matrix: a weight may serve the whole batch, tokens have terms."""
         if of_weights:
             if self.tile.grouped:
                 return coord.weight * self.tile.weights + operand.index
@@ -127,7 +127,7 @@ class TmaLoader:
         stage: Int32,
         full: Array,
     ) -> None:
-        """Load this CTA's slice of its M operand, for all CTAs in its row of the cluster."""
+        """Load this CTA's slice of the M operand, for all CTAs in the same row of the cluster."""
         tile = self.tile
         mask = mask_of_row(tile, state)
         turn = rank_in_row(tile, state)
@@ -152,9 +152,9 @@ class TmaLoader:
         stage: Int32,
         full: Array,
     ) -> None:
-        """Load this CTA's slice of its N operand, for the CTAs in its column of the cluster.
+        """Load this CTA's slice of the N operand, for the CTAs in the same column of the cluster.
 
-        The two CTAs of a tile hold different rows, but both hold all of the scales.
+        The two CTAs of a tile hold different rows, but the same scales.
         """
         tile = self.tile
         turn = rank_in_column(tile, state)
@@ -182,7 +182,7 @@ class TmaLoader:
         stage: Int32,
         full: Array,
     ) -> None:
-        """Load this CTA's slice of an N operand's scales; of all terms if they share atoms."""
+        """Load this CTA's slice of an N operand's scales; of all terms if the terms share atoms."""
         tile = self.tile
         turn = rank_in_column(tile, state)
         batch = coord.batch
@@ -208,7 +208,7 @@ class TmaLoader:
         full: Array,
         mask: Int16 | None,
     ) -> None:
-        """Issue one copy; with two CTAs to a tile, its bytes count on the first CTA's mbarrier."""
+        """Issue one copy; with two CTAs per tile, bytes count on the first CTA's mbarrier."""
         ptx.cp_async_bulk_tensor_shared_cluster_global(
             target,
             tensor_map.get_ptr(),
@@ -234,7 +234,7 @@ def rank_in_column(tile: Tile, state: SchedulerState) -> Int32 | int:
 
 
 def mask_of_row(tile: Tile, state: SchedulerState) -> Int16 | None:
-    """Multicast mask of the CTAs with the same M operand; None if it is this one alone."""
+    """Multicast mask of the CTAs with the same M operand; None for a single CTA."""
     if tile.cluster_n == 1:
         return None
     row = sum(1 << (tile.cluster_m * n) for n in range(tile.cluster_n))
@@ -252,7 +252,7 @@ def mask_of_column(tile: Tile, state: SchedulerState, same_half: bool) -> Int16 
 
 
 def mask_of_readers(tile: Tile, state: SchedulerState) -> Int16 | None:
-    """Mask of the CTAs that load what this tile's MMAs read, and wait for those MMAs."""
+    """Mask of the CTAs whose loads this tile's MMAs read; they wait for the commits."""
     if tile.split_k > 1 or tile.cluster == 1:
         return None
     row = sum(1 << (tile.cluster_m * n) for n in range(tile.cluster_n)) * ((1 << tile.ctas) - 1)

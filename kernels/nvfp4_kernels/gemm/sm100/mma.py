@@ -27,16 +27,15 @@ from nvfp4_kernels.sm100.tensor_memory import tensor_pointer
 
 @dataclass(frozen=True)
 class Mma:
-    """Role of one warp of each tile's first CTA: one of its threads issues.
+    """Role of one warp of each tile's first CTA; one thread issues.
 
     All lanes run the loop, one issues: ptxas of CUDA 13.0 crashes when a single thread loops over
     MMAs.
 
-    The PTX ISA promises that a tcgen05.cp is done before the MMA that is issued after it reads what
-    it wrote; it promises nothing of a cp that is issued after the MMA that reads what it overwrites
-    (tcgen05 memory consistency model, pipelined instructions). With one set of scales this relies
-    on what every kernel that reuses its scales' columns relies on: the tensor core's pipe keeps the
-    order. With two sets nothing is relied on, see ``_acquire_scales``.
+    The PTX ISA guarantees the order tcgen05.cp → MMA (read after write), but not MMA → tcgen05.cp
+    to the same columns (write after read; tcgen05 memory consistency model, pipelined
+    instructions). A single set of scales relies on the tensor core's pipe to keep the order, like
+    every kernel that reuses scale columns. Two sets do not need this, see ``_acquire_scales``.
     """
 
     tile: Tile
@@ -98,14 +97,14 @@ class Mma:
 
     @cute.jit
     def _acquire_accumulator(self, acc_empty: Array, index: Int32) -> None:
-        """Wait until no epilogue reads what this tile's MMAs are going to overwrite.
+        """Wait until no epilogue reads the columns that this tile's MMAs overwrite.
 
-        Accumulators that overlap: until the tile before has given up what they share. Epilogues are
-        in order, so that the tile before that has gone then too.
+        With overlapping accumulators: until the previous tile has released the shared columns.
+        Epilogues run in order, so that earlier tiles are then done too.
         """
         tile = self.tile
         if cutlass.const_expr(tile.accumulators == 2 and tile.overlap > 0):
-            # The one before has the other accumulator, for the (index - 1) // 2-th time.
+            # The previous tile has the other accumulator, for the (index - 1) // 2-th time.
             wait(acc_empty.subview((index + 1) % 2), (index + 1) // 2 - 1)
         else:
             turn = index // tile.accumulators
@@ -115,7 +114,8 @@ class Mma:
     def _acquire_scales(self, empty: Array, tensor: Int32, count: Int32) -> Int32:
         """First column of the ``count``-th K step's scales; of two sets, once its MMAs are done.
 
-        Those are the MMAs of two steps ago; their commit releases their stage of the ring.
+        A set was last read by the MMAs of two K steps ago, whose commit releases a stage of the
+        ring.
         """
         tile, stages = self.tile, self.stages
         column = tensor + tile.scale_column
@@ -127,7 +127,7 @@ class Mma:
         return column
 
     def _products(self) -> list[tuple[int, int]]:
-        """Pairs of a weight and a term, those with the same tile of the M side together."""
+        """Pairs of a weight and a term, grouped by the tile of the M side."""
         tile = self.tile
         weights, terms = range(tile.weights), range(tile.terms.count)
         if tile.swap_ab:
@@ -157,13 +157,13 @@ class Mma:
 
     @property
     def _scale_bytes(self) -> list[int]:
-        """Bytes of the scales of each operand that has some."""
+        """Bytes of the scales of each operand with scales."""
         tile = self.tile
         each = ATOMS_K * ATOM_BYTES
         return [each] * tile.m_operands + [each * tile.atoms_n] * tile.n_scales
 
     def _stage(self, descriptors: list[Int64], sizes: list[int], stage: Int32) -> list[Int64]:
-        """Descriptors of a stage, from those of the first and the bytes of each."""
+        """Descriptors of a stage: the first stage's plus ``stage`` times each operand's bytes."""
         pairs = zip(descriptors, sizes, strict=True)
         return [advance(descriptor, stage * (size // 16)) for descriptor, size in pairs]
 

@@ -29,14 +29,14 @@ class Extent:
 
 @dataclass(frozen=True)
 class Operand:
-    """One operand in one CTA.
+    """An operand in one CTA.
 
     Attributes:
-        data_map, scale_map: tensor maps; their boxes are what one of the CTAs that share it loads.
+        data_map, scale_map: tensor maps; a box is one CTA's multicast slice.
         data: ring of [rows, 128] bytes per stage, 128-byte swizzle.
-        scales: ring of [4 K atoms, row atoms, 512] bytes per stage; None of a term whose scales
-            come with the first one's.
-        index: which of the activations' terms it is, or which of the weights.
+        scales: ring of [4 K atoms, row atoms, 512] bytes per stage; None for a term with scales in
+            the atoms of the first term.
+        index: index of the activations' term, or of the weight.
     """
 
     data_map: TensorMap
@@ -47,7 +47,7 @@ class Operand:
 
 
 def data_map(data: cute.Pointer, extent: Extent, box_rows: int) -> TensorMap:
-    """Tensor map of packed E2M1, as bytes: [K/2, rows, batch]; what lies beyond reads as zeros."""
+    """Tensor map of packed E2M1, as bytes: [K/2, rows, batch]; out of bounds reads as zeros."""
     return tensor_map(
         data.toint(),
         Uint8,

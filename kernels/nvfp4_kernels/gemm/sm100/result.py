@@ -12,11 +12,11 @@ class OutputTensor:
     """The result in global memory: ``batch`` matrices of tokens × weight rows.
 
     Attributes:
-        data: of the result's dtype, or bytes of packed E2M1.
-        scales: bytes, blocked; of NVFP4 alone.
-        scale: float32 [1], its global scale, of a grouped product [experts]; of NVFP4 alone.
-        tensor_map: for whole boxes of ``data``; of store "tma" alone.
-        m, n: its rows and columns.
+        data: elements of the result's dtype, or bytes of packed E2M1.
+        scales: bytes of block scales, blocked layout; NVFP4 only.
+        scale: global scale, float32 [1]; if grouped, [experts]; NVFP4 only.
+        tensor_map: tensor map for boxes of ``data``; store "tma" only.
+        m, n: rows and columns.
     """
 
     data: cute.Pointer
@@ -32,9 +32,9 @@ class Chunk:
     """Position of a thread's values in the result.
 
     Attributes:
-        row, column: of the first value, along the M and the N side.
+        row, column: indices of the first value, along the M and the N side.
         batch: index of the matrix.
-        weight: index of its weights.
+        weight: index of the weight matrix.
         number: running number of the chunk in this warp.
     """
 

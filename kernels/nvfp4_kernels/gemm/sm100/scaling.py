@@ -22,11 +22,11 @@ class ScalingOperands:
     """Factors and bias in global memory.
 
     Attributes:
-        alpha: float32 [shards]: of the weights' rows, or of each product of a pair; of a grouped
-            product [experts, products].
-        ends: where each shard but the last ends, along the weights' rows.
-        row_scale: float32 [batch, m], of the tokens.
-        bias: [n]; of a grouped product [experts, products, n].
+        alpha: float32 [shards] of the weight's rows, or one per product of a pair; if grouped,
+            [experts, products].
+        ends: end of each shard but the last, along the weight's rows.
+        row_scale: float32 [batch, m], scales of tokens.
+        bias: [n]; if grouped, [experts, products, n].
     """
 
     alpha: cute.Pointer
@@ -37,7 +37,7 @@ class ScalingOperands:
 
 @dataclass(frozen=True)
 class RowScaling:
-    """Factor for each product, and its bias, of one thread's row."""
+    """Factors and biases, one per product, of one thread's row."""
 
     scales: list[Float32]
     biases: list[Float32]
@@ -45,13 +45,13 @@ class RowScaling:
 
 @dataclass(frozen=True)
 class Begun:
-    """Values on their way through the activation.
+    """Values partway through the activation.
 
     Attributes:
-        values: scaled; of a pair of products the gate's.
-        ups: of a pair, what the gates' activation is a factor of.
-        powers: e^-x of SiLU's values, or none.
-        activation: None for none.
+        values: scaled values; with a pair of products, the gate's.
+        ups: with a pair, the up projection's values, multiplied by the activated gate.
+        powers: e^-x for SiLU, or None.
+        activation: activation, or None.
     """
 
     values: list[Float32]
@@ -64,8 +64,8 @@ class Begun:
 class Scaling:
     """Epilogue formula: value = sum · alpha · row_scale + bias, then the activation.
 
-    What goes along the accumulator's rows is a thread's own; what goes along its columns is staged
-    in shared memory, a copy for each warp.
+    Per-row vectors are in a thread's registers; per-column vectors are staged in shared memory, one
+    copy per warp.
     """
 
     tile: Tile
@@ -109,10 +109,10 @@ class Scaling:
         coord: TileCoord,
         lane: Int32,
     ) -> None:
-        """Stage what goes along the columns in this warp's shared memory, a lane per column."""
+        """Stage the per-column vectors in this warp's shared memory, a lane per column."""
         tile, output = self.tile, self.output
         if cutlass.const_expr(output.column_vectors(tile) > 0):
-            ptx.bar_warp_sync(cute.arch.FULL_MASK)  # the tile before has been read
+            ptx.bar_warp_sync(cute.arch.FULL_MASK)  # previous tile's vectors are consumed
             for start in cutlass.range_constexpr(0, tile.split_columns, WARP_ROWS):
                 here = column + start + lane
                 factor, biases = Float32(1.0), []
@@ -133,13 +133,13 @@ class Scaling:
     def apply(
         self, sums: list[Vector], row: RowScaling, vectors: Array, column: Int32 | int
     ) -> list[Float32]:
-        """Form the result's values of ``column`` and those after it, from each product's sums."""
+        """Form the result's values of ``column`` and later columns from each product's sums."""
         return self.finish(self.begin(sums, row, vectors, column))
 
     def begin(
         self, sums: list[Vector], row: RowScaling, vectors: Array, column: Int32 | int
     ) -> Begun:
-        """Scale each product's sums of ``column`` and those after it, and begin the activation."""
+        """Scale each product's sums of ``column`` and later columns, and begin the activation."""
         tile, output = self.tile, self.output
         products = [_scaled(s, scale) for s, scale in zip(sums, row.scales, strict=True)]
         along = [
@@ -170,7 +170,7 @@ class Scaling:
     def _biases(
         self, operands: ScalingOperands, result: OutputTensor, n: Int32, coord: TileCoord
     ) -> list[Float32]:
-        """Bias of each product for a row of the weights; of rows beyond the last, any."""
+        """Bias of each product for a row of the weights; undefined past the last row."""
         tile = self.tile
         at = cutlass.min(n, result.n - 1)
         bias = Array(operands.bias, shape=(1,))
@@ -196,7 +196,7 @@ class Scaling:
 
 
 def _scaled(sums: Vector, scale: Float32) -> Vector:
-    """``sums`` times a factor, two at a time."""
+    """Scale ``sums``, two at a time."""
     values = list(sums.to_elements())
     return Vector.from_elements(tuple(multiplied(values, [scale] * len(values))), Float32)
 
@@ -209,7 +209,7 @@ def _begun(values: list[Float32], ups: list[Float32], activation: Activation | N
 
 
 def _activated(begun: Begun) -> list[Float32]:
-    """A thread's values after the activation of one projection, or of the gate."""
+    """Activated values of a single projection, or of the gate."""
     if begun.activation is None:
         return begun.values
     if begun.powers:

@@ -1,4 +1,4 @@
-"""Tile scheduler: which tiles a cluster computes, in which raster order."""
+"""Tile scheduler: the tiles of a cluster, in raster order."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,9 +17,9 @@ GROUP = 8
 
 @dataclass(frozen=True)
 class TileCoord:
-    """A tile: its index along either side, and in the batch.
+    """A tile: its index along M, N and the batch.
 
-    ``weight`` is the index of its weights: of a grouped product its expert.
+    ``weight`` is the index of the weight matrix: if grouped, the expert.
     """
 
     m: Int32
@@ -34,9 +34,10 @@ class RasterOrder:
 
     Attributes:
         across_m, across_n: clusters of tiles along either side.
-        each, extra: tiles of every cluster of the grid, and how many clusters have one more.
-        matrix, group, last: divisors: tiles of a matrix, of a group, and the last group's height.
-        clusters: divisor: clusters of the grid; None unless the product is grouped.
+        each, extra: tiles per cluster of the grid, and the remainder: clusters with one more tile.
+        matrix, group, last: fast divisors: tiles per matrix, tiles per group, height of the last
+            group.
+        clusters: fast divisor: clusters of the grid; None unless grouped.
     """
 
     across_m: Int32
@@ -51,20 +52,20 @@ class RasterOrder:
 
 @dataclass(frozen=True)
 class SchedulerState:
-    """Tiles and part of K of one CTA.
+    """Tiles and range of K of one CTA.
 
     Attributes:
-        first: number of its cluster's first tile; the others follow ``tile_stride``.
+        first: number of the cluster's first tile; the next tiles are ``tile_stride`` apart.
         tile_stride: clusters of the grid.
-        num_tiles: how many tiles there are; of a grouped product not before ``counted``, and from
-            ``counting`` on the token tiles in use.
-        raster: of all tiles.
-        cta_m, cta_n: of this CTA's tile among those of its cluster.
-        weight_batch_stride: 1 if every matrix of the batch has weights of its own, else 0.
-        first_k_step, k_steps: of K, the part that this CTA adds up.
-        rank: of this CTA in its cluster.
-        groups: int32 [1 + batch] of a grouped product, else None: how many matrices of the batch
-            are in use, then the expert of each.
+        num_tiles: number of tiles; if grouped, valid after ``counted``, and between ``counting``
+            and ``counted`` the number of token tiles in use.
+        raster: raster order of all tiles.
+        cta_m, cta_n: coordinates of this CTA's tile in the cluster.
+        weight_batch_stride: 1 if every matrix of the batch has its own weight, else 0.
+        first_k_step, k_steps: range of K steps of this CTA.
+        rank: rank of this CTA in its cluster.
+        groups: int32 [1 + batch] if grouped, else None: number of token tiles in use, then the
+            expert of each tile.
     """
 
     first: Int32
@@ -143,13 +144,13 @@ def scheduler_state(
 
 @cute.jit
 def counting(tile: cutlass.Constexpr, state: SchedulerState) -> SchedulerState:
-    """``state`` of a role that will begin: the count of a grouped product is on its way.
+    """``state`` with a prefetch of the tile count, if grouped; resolved by ``counted``.
 
-    A role asks for it before it waits for other warps, and uses it after, see ``counted``. The
-    kernel before may be the one that routes; then all of this one waits for it. With
-    ``routed_before`` it is a product that has read the same groups: it lets this kernel start after
-    its own wait for the routing, which has therefore ended, so that its results are in memory, and
-    nobody overwrites them before this kernel ends too.
+    A role issues the load before it waits for other warps, and uses the count afterwards, see
+    ``counted``. If the preceding kernel may be the routing, this kernel first waits for it. With
+    ``routed_before`` the preceding kernel is a GEMM that reads the same groups: that GEMM triggers
+    its dependent launch only after waiting for the routing, so that the results are in memory, and
+    no kernel overwrites them before this kernel ends.
     """
     if cutlass.const_expr(not tile.grouped):
         return state
@@ -160,10 +161,10 @@ def counting(tile: cutlass.Constexpr, state: SchedulerState) -> SchedulerState:
 
 @cute.jit
 def counted(tile: cutlass.Constexpr, state: SchedulerState) -> SchedulerState:
-    """``state`` after ``counting``: with the number of tiles of the cluster.
+    """``state`` after ``counting`` with the number of tiles of the cluster resolved.
 
-    The batch is the outermost index of the raster order, so that only its end is not known to the
-    host.
+    The batch is the outermost index of the raster order, so that only the end of the order is
+    unknown to the host.
     """
     if cutlass.const_expr(not tile.grouped):
         return state
@@ -177,7 +178,7 @@ def counted(tile: cutlass.Constexpr, state: SchedulerState) -> SchedulerState:
 
 @cute.jit
 def tile_coord(tile: cutlass.Constexpr, state: SchedulerState, index: Int32) -> TileCoord:
-    """Coordinates of one of this CTA's tiles: down groups of ``GROUP`` of the M side."""
+    """Coordinates of a tile of this CTA: M runs fastest within groups of ``GROUP``."""
     number = state.first + index * state.tile_stride
     raster = state.raster
     batch, number = divmod(number, raster.matrix)

@@ -1,10 +1,10 @@
 """SiLU of several float32 values at a time, with the packed arithmetic of sm_100.
 
-MUFU is what SiLU waits for. Up to four values share a reciprocal, that of the product of their
-denominators: five of its instructions for four values instead of eight. From ``_LEAST_SILU`` down,
-where that product might not stay finite, SiLU is nearer to zero than 1.1e-8, and taken for what it
-is there. NaN is held off the denominators, and so stays NaN alone. ``silu_powers`` ends with MUFU,
-whose results nobody waits for if the next values' powers are taken before ``silu`` of these.
+SiLU is bound by MUFU. Up to four values share one reciprocal, of the product of their denominators:
+five MUFU instructions for four values instead of eight. Below ``_LEAST_SILU``, where that product
+might overflow, |SiLU| is under 1.1e-8, and x is clamped. NaN is kept out of the denominators, so
+that it does not spread to the other values. ``silu_powers`` ends with MUFU; its latency is hidden
+if the next values' powers are issued before ``silu`` of the current values.
 """
 
 import cutlass.cute as cute
@@ -18,7 +18,7 @@ _NEAREST = ptx.FPRoundingMode.RN
 
 
 def silu_powers(values: list[Float32]) -> list[Float32]:
-    """e^-x of an even number of values, x held at ``_LEAST_SILU``."""
+    """e^-x of an even number of values, x clamped to ≥ ``_LEAST_SILU``."""
     held = [cute.arch.fmax(x, _LEAST_SILU) for x in values]
     exponents = multiplied(held, [Float32(-LOG2_E)] * len(held))
     return [cute.math.exp2(exponent, fastmath=True) for exponent in exponents]
@@ -36,7 +36,7 @@ def silu(values: list[Float32], powers: list[Float32]) -> list[Float32]:
 
 
 def _held_or_nan(x: Float32) -> Float32:
-    """Larger one of x and ``_LEAST_SILU``; NaN stays NaN (PTX ISA, max)."""
+    """Maximum of x and ``_LEAST_SILU``; NaN stays NaN (PTX ISA, max)."""
     return ptx.inline_ptx(
         "max.NaN.f32 {$w0}, {$r0}, {$r1};",
         write_only_types=[Float32],
@@ -45,7 +45,7 @@ def _held_or_nan(x: Float32) -> Float32:
 
 
 def _reciprocals(values: list[Float32]) -> list[Float32]:
-    """Reciprocals of two or four values by one, of their product."""
+    """Reciprocals of two or four values from the reciprocal of their product."""
     if len(values) == 2:
         reciprocal = cute.arch.rcp_approx(values[0] * values[1])
         return multiplied([reciprocal] * 2, values[::-1])

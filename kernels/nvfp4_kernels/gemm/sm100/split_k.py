@@ -1,4 +1,4 @@
-"""Split K: reduction of partial sums between the CTAs of a cluster."""
+"""Split-K: reduction of partial sums between the CTAs of a cluster."""
 
 from dataclasses import dataclass
 
@@ -17,13 +17,13 @@ _SENT_TO, _SENT_COLUMNS = 4, 64  # CTAs, and columns for them, that a thread hol
 
 @dataclass(frozen=True)
 class Partials:
-    """Partial sums in shared memory, and their barriers.
+    """Partial sums in shared memory, and the mbarriers that guard them.
 
     Attributes:
         sums: float32 [from, product, column / width, row, width] of the columns that this CTA
-            finishes; the part of its own stays in tensor memory.
-        partials_full, partials_empty: mbarriers of one warp: all partial sums are here;
-            they have been added up.
+            finishes; its own partial sum stays in tensor memory.
+        partials_full, partials_empty: mbarriers of one warp: all partial sums have arrived; all
+            have been added up.
     """
 
     sums: Array
@@ -33,15 +33,15 @@ class Partials:
 
 @dataclass(frozen=True)
 class SplitK:
-    """Reduction in which every CTA of the cluster finishes its share of the columns.
+    """Reduction in which every CTA of the cluster finishes a share of the columns.
 
-    Each warp exchanges with the same warp of the other CTAs. A CTA sends and never fetches, and
-    waits for all that is sent to it, data and arrivals, so that it may go whenever it is done.
+    Each warp exchanges with the same warp of the other CTAs. A CTA only pushes, never pulls, and
+    waits for all data and arrivals sent to it, so that it may exit as soon as it is done.
 
     | barrier | arrivals | by |
     |---|---|---|
-    | ``partials_full``, per warp | 32 per other CTA | every thread that has sent its values here |
-    | ``partials_empty``, per warp | 1 per other CTA | each that has added up what came from here |
+    | ``partials_full``, per warp | 32 per other CTA | every thread that has sent values here |
+    | ``partials_empty``, per warp | 1 per other CTA | each CTA that has added this CTA's values |
     """
 
     tile: Tile
@@ -59,7 +59,7 @@ class SplitK:
 
     @cute.jit
     def init_barriers(self, partials: Partials, lane: Int32) -> None:
-        """Initialise the barriers of all warps, which peers signal; one warp, whole."""
+        """Initialise the barriers of all warps, which peers signal; all lanes of a warp call it."""
         full, empty = self.arrivals
         if lane < EPILOGUE_WARPS:
             ptx.mbarrier_init(partials.partials_full.subview(lane), full)
@@ -71,10 +71,10 @@ class SplitK:
     def exchange(
         self, partials: Partials, source: Int32, rank: Int32, index: Int32, warp: Int32, lane: Int32
     ) -> None:
-        """Send the accumulators at ``source`` to those who finish them."""
+        """Send the accumulators at ``source`` to the CTAs that finish them."""
         tile = self.tile
         wait(partials.partials_empty, index - 1, CLUSTER)
-        # What several CTAs get is loaded together, as far as registers go.
+        # Columns for several CTAs are loaded together, as far as registers allow.
         columns = tile.weights * tile.split_columns
         together = min(_SENT_TO, max(1, _SENT_COLUMNS // columns))
         for first in cutlass.range_constexpr(1, tile.split_k, together):
@@ -100,7 +100,7 @@ class SplitK:
         warp: Int32,
         lane: Int32,
     ) -> None:
-        """Send the columns that one CTA finishes, and announce them."""
+        """Send the columns that CTA ``owner`` finishes, and signal its barrier."""
         sums, width = ptx.mapa(partials.sums, owner), self.width
         for product, values in enumerate(products):
             for column in range(0, self.tile.split_columns, width):
@@ -110,7 +110,7 @@ class SplitK:
         ptx.mbarrier_arrive(partials_full, scope=ptx.MemScope.CLUSTER)
 
     def _load(self, source: Int32, product: int, column: Int32 | int, count: int) -> Vector:
-        """Load ``count`` columns of one product's accumulator at ``source``; to be waited for."""
+        """Load ``count`` columns of one product's accumulator at ``source``; the caller waits."""
         return ptx.tcgen05_ld(
             ptx.Tcgen05LdStShape.SHAPE_32X32B,
             tensor_pointer(source + product * self.tile.columns + column),
@@ -128,10 +128,10 @@ class SplitK:
         awaited: Int32 | None,
         added: bool,
     ) -> list[list[Vector]]:
-        """Addends of this CTA's columns of every product: its own part, then those of the others.
+        """Addends of this CTA's columns of every product: own partial sum first, then the peers'.
 
-        Always in the same order, whoever came first. With ``awaited``, a tile's number, those of
-        that tile are waited for. ``added``: they are added up already, in that order.
+        The order is fixed, independent of the order of arrival. ``awaited``: number of the tile for
+        whose partial sums to wait, or None. ``added``: return the sum, formed in this order.
         """
         tile, width = self.tile, self.width
         first, products = rank * tile.split_columns + columns.start, range(tile.weights)
@@ -156,9 +156,9 @@ class SplitK:
 
     @cute.jit
     def release(self, partials: Partials, rank: Int32, lane: Int32, more: Boolean) -> None:
-        """Release this CTA's partial sums, so that the others may send those of the next tile.
+        """Release this CTA's ``Partials``, so that the peers may send the next tile's sums.
 
-        Without ``more`` tiles nobody waits for it, and the others may have gone.
+        Without ``more`` tiles no peer waits for the release, and peers may have exited.
         """
         if more:
             ptx.bar_warp_sync(cute.arch.FULL_MASK)

@@ -15,9 +15,9 @@ from nvfp4_kernels.sm100.limits import WARP_ROWS
 
 @dataclass(frozen=True)
 class Store:
-    """Store of chunks: each warp stores the 32 rows that it reads, and waits for no other.
+    """Store of chunks: each warp stores its own 32 rows, without waiting for other warps.
 
-    Rows and columns beyond the result are left out.
+    Rows and columns out of bounds are skipped.
     """
 
     tile: Tile
@@ -47,7 +47,7 @@ class Store:
         values: list[Float32],
         leader: Boolean,
     ) -> None:
-        """Store through a ring of boxes of 32 rows, the tokens of the box."""
+        """Store with TMA through a ring of boxes of 32 rows (tokens)."""
         lane = cute.arch.lane_idx()
         slot = slots.subview(chunk.number % STORE_SLOTS * (WARP_ROWS * self.output.box_columns))
         if leader:
@@ -63,7 +63,7 @@ class Store:
             ptx.cp_async_bulk_commit_group()
 
     def _fill_row(self, slot: Array, values: list[Float32], lane: Int32) -> None:
-        """Put a row of a box, swizzled against bank conflicts."""
+        """Write a row of a box, swizzled against bank conflicts."""
         dtype = TYPES[self.output.dtype]
         piece = 128 // dtype.width  # elements in 16 bytes
         pieces = len(values) // piece

@@ -14,12 +14,12 @@ from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
 
 @dataclass(frozen=True)
 class Row:
-    """Weight row of one thread in the result.
+    """Weight row of one thread in the result (a column of D).
 
     Attributes:
         first: address of the tile's first token.
-        n: elements from a token to the next.
-        tokens: that there are from the first one on, none beyond the last weight row.
+        n: stride between tokens in elements.
+        tokens: number of tokens from the first on; 0 past the last weight row.
     """
 
     first: Int64
@@ -31,14 +31,14 @@ class Row:
 class ColumnStore:
     """Store of consecutive tokens of one weight row per thread: lanes coalesce.
 
-    Straight from registers: the way through shared memory takes longer than the stores, which go
-    out while what follows is computed.
+    Straight from registers: staging through shared memory would take longer than the stores, which
+    overlap with later math.
     """
 
     output: EpilogueConfig
 
     def row(self, result: OutputTensor, row: Int32, column: Int32, coord: TileCoord) -> Row:
-        """Weight row ``row`` from the token ``column`` on, before its sums are there."""
+        """Weight row ``row`` from token ``column`` on; needs no sums yet."""
         index = (Int64(coord.batch) * result.m + column) * result.n + row
         left = Int32(row < result.n) * (result.m - column)
         first = result.data.toint() + index * self._size
@@ -55,8 +55,8 @@ class ColumnStore:
         word = Uint32 if dtype.width == 32 else Uint16
         converted = Vector.from_elements(tuple(values), Float32).to(dtype).bitcast(word)
         tokens = range(offset, offset + len(values))
-        # All before the first store, as nothing moves over a store; each of its own, as the
-        # compiler would make one chain of 64-bit sums of them.
+        # All addresses before the first store, as nothing is reordered across a store; each
+        # computed separately, as the compiler would otherwise chain 64-bit additions.
         addresses = [
             ptx.inline_ptx(
                 f"mad.wide.u32 {{$w0}}, {{$r0}}, {token * self._size}, {{$r1}};",

@@ -1,4 +1,4 @@
-"""Stores of NVFP4 results, quantised from the float32 values for the next product."""
+"""Stores of NVFP4 results, quantised from the float32 values for the next GEMM."""
 
 from dataclasses import dataclass
 
@@ -48,7 +48,7 @@ class Nvfp4Store:
     def _rows(
         self, result: OutputTensor, chunk: Chunk, values: list[Float32], scale: GlobalScale
     ) -> None:
-        """Store four blocks of a thread's row, whose scales are one word, of every term."""
+        """Store four blocks of a thread's row for each term; the four scales form one word."""
         data, terms = Array(result.data, shape=(1,)), self.output.terms.count
         inside = chunk.row < result.m
         left = result.n - chunk.column if inside else Int32(0)
@@ -77,14 +77,14 @@ class Nvfp4Store:
                 Array(result.scales, shape=(1,)).store(bits, coord, alignment=4)
 
     def _has_scales(self, result: OutputTensor, row: Int32, term: int) -> Boolean:
-        """Whether a row stores scales of ``term``: rows of padding have some too, zeros."""
+        """Whether a row stores scales of ``term``: padding rows store zeros."""
         if self.output.terms.packed:
             inside = row < result.m
             return inside | self._pads(result, row) if term == 0 else inside
         return row < cute.ceil_div(result.m, ATOM_ROWS) * ATOM_ROWS
 
     def _pads(self, result: OutputTensor, row: Int32) -> Boolean:
-        """Whether a row of an atom that terms share holds no term of any token."""
+        """Whether a row of an atom shared by all terms is padding."""
         unused = (row % PACKED_ROWS >= result.m) | (row // PACKED_ROWS >= self.output.terms.count)
         return (row < ATOM_ROWS) & unused
 
@@ -131,7 +131,7 @@ class Nvfp4Store:
 
     @cute.jit
     def _pad(self, result: OutputTensor, chunk: Chunk, across: Int32) -> None:
-        """Zero, with the last token, the scales of the rows that atoms have beyond it."""
+        """Zero, with the last token, the scales of the rows that atoms have past the last token."""
         lane, terms = cute.arch.lane_idx(), self.output.terms
         down = cute.ceil_div(result.m, ATOM_ROWS) * ATOM_ROWS
         last = chunk.column + self.output.chunk(self.tile) >= result.m
@@ -155,12 +155,12 @@ class Nvfp4Store:
                                 Array(result.scales, shape=(1,)).store(Uint8(0), coord)
 
     def _quantized(self, values: list[Float32], scale: GlobalScale) -> list[Block]:
-        """Terms of a block of 16 values, each with the scale of its own maximum."""
+        """Terms of a block of 16 values, each term with the scale of its own maximum."""
         block = Vector.from_elements(tuple(values), Float32)
         return quantize_terms(block, amax(block), scale, self.output.terms.count)
 
     def _data_row(self, result: OutputTensor, batch: Int32, term: int, row: Int32) -> Int64:
-        """Index of a token's row among those of all terms and matrices."""
+        """Index of a token's row among the rows of all terms and matrices."""
         return (Int64(batch) * self.output.terms.count + term) * result.m + row
 
     def _scale_offset(

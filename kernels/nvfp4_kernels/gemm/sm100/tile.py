@@ -2,7 +2,7 @@
 
 The tensor core multiplies an M side of 128 rows per CTA with an N side of 8 to 256 rows.
 Activations are the M side or, with *swap_ab*, the N side: few tokens then waste no tensor memory,
-and weights stream through the side that is always full.
+and weights stream through the M side, which is always full.
 """
 
 from dataclasses import dataclass
@@ -30,8 +30,8 @@ EPILOGUE_WARPS = 4
 STORE_SLOTS = 2
 TRANSPOSE_PITCH = WARP_ROWS + 4  # floats: rows of 16 bytes that start in different banks
 MAX_STAGES = 12
-# mbarriers, the tensor memory's address, and what alignment costs; and the KB of static shared
-# memory that ptxas states for each kernel.
+# mbarriers, the tensor memory's address, and padding for alignment; and the KB of static shared
+# memory that ptxas reports for each kernel.
 BARRIER_BYTES = 2048
 
 Store = Literal["tma", "vector", "element"]
@@ -43,24 +43,24 @@ class Tile:
     """Shape of the work of a CTA, a pair of CTAs and a cluster.
 
     Attributes:
-        columns: rows of the N side per tile, 8 to 256: columns of the accumulator. Tiles of 96
-            start anywhere in an atom of scales, at whole columns of tensor memory.
+        columns: rows of the N side per tile, 8 to 256: columns of the accumulator. Tiles of 96 may
+            start within an atom of scales, at whole columns of tensor memory.
         weights: products that share the activations, each with an accumulator: 1, or 2 for the
             gate and up projection.
-        terms: of the activations. A stage holds a tile of each beside one of the weights; their
-            MMAs add up in one accumulator.
+        terms: NVFP4 terms of the activations. A stage holds a tile of each term beside the weights'
+            tile; MMAs of all terms add up in one accumulator.
         swap_ab: whether the weights are the M side.
         two_cta: whether pairs of CTAs compute tiles of 256 rows, each holding half of the N side.
-        cluster_m, cluster_n: CTAs, along either side, that load what they share once for all.
-        split_k: CTAs of a cluster that each take a part of K and then add up.
-        max_stages: bound on the operand ring's depth, which otherwise takes the memory left.
-        scale_sets: places in tensor memory that K steps' scales take in turn. With one, the copy of
-            a step's scales relies on the order of the tensor core's pipe; with two, it waits until
-            the MMAs that read what it overwrites are done (see ``Mma``).
-        grouped: whether it is of a grouped product: each matrix of the batch is a tile of tokens
-            whose weights are those of its expert, and their number is read on the device.
-        routed_before: of a grouped product, whether the routing was complete before the launch
-            before this one began, see ``scheduler.counting``.
+        cluster_m, cluster_n: CTAs along either side, which multicast their shared operands.
+        split_k: CTAs of a cluster that split K and then reduce.
+        max_stages: upper bound on the operand ring's depth; less if shared memory is short.
+        scale_sets: buffers in tensor memory for the scales of K steps, used alternately. With one
+            set, the copy of scales relies on the order of the tensor core's pipe; with two, the
+            copy waits until the MMAs that read the set are done (see ``Mma``).
+        grouped: whether the GEMM is grouped: each matrix of the batch is a token tile with its
+            expert's weights, and the number of tiles is read on the device.
+        routed_before: if grouped, whether the routing was complete before the preceding launch
+            began, see ``scheduler.counting``.
     """
 
     columns: int = 128
@@ -94,7 +94,7 @@ class Tile:
 
     @property
     def counts_first(self) -> bool:
-        """Whether all roles begin with the wait for the kernel before, which counts the tiles."""
+        """Whether all roles begin with a wait for the preceding kernel, which counts the tiles."""
         return self.grouped and not self.routed_before
 
     @property
@@ -113,7 +113,7 @@ class Tile:
 
     @property
     def coupled(self) -> bool:
-        """Whether CTAs of the cluster load or multiply for one another; those of a split do not."""
+        """Whether CTAs of the cluster multicast or pair up for MMAs; false with split-K."""
         return self.cluster > 1 and self.split_k == 1
 
     @property
@@ -143,18 +143,18 @@ class Tile:
 
     @property
     def sharers_sfb(self) -> int:
-        """CTAs that hold the same scales of the N side: both of a pair have all of them."""
+        """CTAs that hold the same scales of the N side: both CTAs of a pair hold all scales."""
         return self.cluster_m
 
     @property
     def atoms_n(self) -> int:
-        """Atoms of scales side by side along the N side: those that a tile may reach into."""
+        """Atoms of scales along the N side that a tile may overlap."""
         aligned = self.columns % ATOM_ROWS == 0 or ATOM_ROWS % self.columns == 0
         return -(-self.columns // ATOM_ROWS) + (not aligned)
 
     @property
     def split_columns(self) -> int:
-        """Accumulator columns that a CTA of a split finishes."""
+        """Accumulator columns that a CTA finishes with split-K."""
         return self.columns // self.split_k
 
     # --- tensor memory ------------------------------------------------------------------------
@@ -174,16 +174,16 @@ class Tile:
 
     @property
     def overlap(self) -> int:
-        """Columns that the second accumulator shares with the first one.
+        """Columns that the two accumulators share.
 
-        It starts where the first one's last ``overlap`` columns do: those are read first, and the
-        MMAs of the next tile start as soon as they are.
+        The second accumulator starts at the first's last ``overlap`` columns. The epilogue reads
+        the shared columns first; MMAs of the next tile start as soon as this is done.
         """
         return max(0, 2 * self.accumulator_columns + self.scale_columns - TENSOR_COLUMNS)
 
     @property
     def accumulators(self) -> int:
-        """Tiles in tensor memory at a time."""
+        """Number of tiles in tensor memory at a time."""
         return 2 if self.overlap < self.accumulator_columns else 1
 
     @property
@@ -193,7 +193,7 @@ class Tile:
 
     @property
     def scale_column(self) -> int:
-        """First column of the scales: of each set the M side's operands, then the N side's."""
+        """First column of the scales; each set has the M side's operands, then the N side's."""
         return self.accumulator_columns + self.accumulator_stride
 
     @property
@@ -212,7 +212,7 @@ class Tile:
 
     @property
     def loaded_bytes(self) -> float:
-        """Bytes that one CTA fetches per stage: its part of what it shares with others."""
+        """Bytes that a CTA fetches per stage, i.e. the CTA's multicast slices."""
         scales = ATOMS_K * ATOM_BYTES
         m_side = (CTA_ROWS * TILE_BYTES + scales) / self.cluster_n
         n_side = self.n_operands * self.b_rows * TILE_BYTES / self.sharers_b
@@ -220,7 +220,7 @@ class Tile:
         return self.m_operands * m_side + n_side
 
     def depth(self, epilogue_bytes: int) -> int:
-        """Stages of the operand ring beside an epilogue's shared memory; two are needed."""
+        """Stages of the operand ring beside the epilogue's shared memory; at least two needed."""
         left = MAX_SHARED_BYTES - BARRIER_BYTES - epilogue_bytes
         return min(left // self.stage_bytes, self.max_stages)
 
@@ -230,16 +230,16 @@ class EpilogueConfig:
     """Configuration of the epilogue: dtypes, scaling, and the way the result is stored.
 
     Attributes:
-        dtype: of the result.
-        store: how a result whose rows run along the N side leaves: "tma" for rows of whole 16
-            bytes, staged in shared memory; "vector" for the same straight from registers; "element"
-            for any width. With swap_ab there is only "element", which is coalesced there.
-        box_bytes: of each row in a box, with "tma": 64 or 128.
+        dtype: dtype of the result.
+        store: store of a result with rows along the N side: "tma" for rows of whole 16 bytes,
+            staged in shared memory; "vector" for such rows straight from registers; "element" for
+            any width. With swap_ab only "element", which is then coalesced.
+        box_bytes: bytes of each row in a box, with "tma": 64 or 128.
         shards: factors ``alpha`` along the weights' rows.
         bias: dtype of the bias, "" for none.
-        row_scale: whether every token has a factor of its own.
-        terms: of an NVFP4 result.
-        activation: of the sums; None for none, or of a pair of weights SiLU.
+        row_scale: whether every token has its own factor.
+        terms: NVFP4 terms of the result.
+        activation: activation of the sums; None: none, or SiLU-mul with a pair of weights.
     """
 
     dtype: OutDtype = "bfloat16"
@@ -263,7 +263,7 @@ class EpilogueConfig:
         return self.box_bytes * 8 // ELEMENT_BITS[self.dtype]
 
     def chunk(self, tile: Tile) -> int:
-        """Columns of the accumulator that go out at once."""
+        """Columns of the accumulator stored at once."""
         if tile.swap_ab:
             return min(WARP_ROWS, tile.split_columns)
         if self.dtype == "nvfp4":
@@ -277,18 +277,18 @@ class EpilogueConfig:
         return int(self.shards > 1) + bool(self.bias) * tile.weights
 
     def vector_length(self, tile: Tile) -> int:
-        """Elements of such a vector: whole warps write it."""
+        """Elements of a column vector, padded to whole warps."""
         return max(WARP_ROWS, tile.columns)
 
     def shared_bytes(self, tile: Tile) -> int:
-        """Shared memory of the epilogue: slots, column vectors, parts of a split K."""
+        """Shared memory of the epilogue: slots, column vectors, split-K partial sums."""
         slots = EPILOGUE_WARPS * self.slot_bytes(tile)
         vectors = EPILOGUE_WARPS * self.column_vectors(tile) * 4 * self.vector_length(tile)
         partials = 4 * CTA_ROWS * tile.accumulator_columns if tile.split_k > 1 else 0
         return slots + vectors + partials
 
     def slot_bytes(self, tile: Tile) -> int:
-        """Bytes of one warp's store ring, or of the room where swap_ab transposes blocks."""
+        """Bytes of one warp's store ring, or of the transpose buffer of swap_ab."""
         if self.store == "tma":
             return STORE_SLOTS * WARP_ROWS * self.box_bytes
         transposed = self.dtype == "nvfp4" and tile.swap_ab

@@ -1,9 +1,9 @@
-"""Chooser of the GEMM's tile: few tokens by a table, many by an estimate. Pure, and no CuTe.
+"""Chooser of the GEMM's tile: by a table for few tokens, else by an estimate. Pure, no CuTe.
 
 Both were measured on an H200, on the layers of Llama 8B and of Llama 70B on four GPUs, in bfloat16:
-the table by what made a whole layer fastest, the estimate by products alone, where of all tiles
-tried at 80 to 1024 tokens what it chooses is at most 3 % behind. ``python -m
-examples.kernel_bench`` times what is chosen, ``python -m examples.kernel_bench.layer`` a layer.
+the table by the time of a whole layer, the estimate by single GEMMs, where at 80 to 1024 tokens its
+choice is at most 3 % behind the best of all tiles tried. ``python -m examples.kernel_bench`` times
+the chosen tiles, ``python -m examples.kernel_bench.layer`` a layer.
 """
 
 import functools
@@ -22,12 +22,12 @@ from nvfp4_kernels.gemm.sm90.tile import (
 )
 from nvfp4_kernels.sm90.limits import REGISTERS, SMS
 
-MANY_TOKENS = 64  # from here on results leave in boxes
+MANY_TOKENS = 64  # from here on results are stored in boxes
 _FEW_TOKENS = (8, 16, 32, MANY_TOKENS)  # of the tiles below
 
 
 class _Cut(NamedTuple):
-    """Fields of a ``Tile``."""
+    """Fields of a ``Tile`` in the table."""
 
     warpgroups: int
     k_tiles: int
@@ -36,10 +36,10 @@ class _Cut(NamedTuple):
     max_stages: int = MAX_STAGES
 
 
-# Few tokens: every CTA is there at once, so that each SM has loads under way. By weights, rows of
-# 64 and K / 64, what was fastest with up to 8, 16, 32 and 64 tokens; the nearest one counts. It was
-# so in a layer (``examples/kernel_bench/layer.py``), where weights come while the kernel before
-# ends: a ring shorter than memory allows leaves the next kernel room to start.
+# Few tokens: all CTAs are resident at once, so that each SM has loads in flight. By weights, rows
+# of 64 and K / 64: the fastest tiles with up to 8, 16, 32 and 64 tokens; the nearest entry counts.
+# Measured in a layer (``examples/kernel_bench/layer.py``), where weights are loaded while the
+# preceding kernel ends: a ring shorter than memory allows leaves the next kernel room to start.
 _FEW_TOKEN_CUTS = {
     (1, 40, 128): (
         _Cut(1, 4, 8),
@@ -128,12 +128,12 @@ class Problem:
 def choose_config(
     problem: Problem, output: EpilogueConfig, sms: int = SMS
 ) -> tuple[Tile, EpilogueConfig]:
-    """Tile, and epilogue with the way its result is stored.
+    """Tile and epilogue, including the way of storing the result.
 
     Args:
-        problem: at least one element each way.
-        output: its ``boxes`` is chosen here.
-        sms: of the device.
+        problem: not empty.
+        output: output, for which ``boxes`` is chosen here.
+        sms: SMs of the device.
     """
     if problem.m <= MANY_TOKENS:
         return _few_token_config(problem, output, sms)
@@ -145,17 +145,17 @@ def choose_config(
 def choose_batch_invariant(
     problem: Problem, output: EpilogueConfig, sms: int = SMS
 ) -> tuple[Tile, EpilogueConfig]:
-    """Tile of which a row's sums are, to the bit, the same for any number of tokens.
+    """Tile for which a row's sums are, to the bit, the same for any number of tokens.
 
-    Tiles of any number of tokens add up a row's products in the same order if they cut K into the
-    same parts, as was found on an H200 (``tests/test_kernels/test_batch_invariance_gpu.py``). So
-    the number of parts follows from the weights alone, and the tile from the tokens, as usual. Many
-    tokens have no need of more CTAs: there a CTA adds up one part after the other.
+    Tiles of all token counts add up a row's products in the same order if they split K into the
+    same parts, as found on an H200 (``tests/test_kernels/test_batch_invariance_gpu.py``). So the
+    number of parts follows from the weights alone, and the tile from the tokens, as usual. With
+    many tokens no further CTAs are needed: a CTA then adds up the parts in turn.
 
     Args:
-        problem: at least one element each way.
-        output: its ``boxes`` is chosen here.
-        sms: of the device.
+        problem: not empty.
+        output: output, for which ``boxes`` is chosen here.
+        sms: SMs of the device.
     """
     parts = invariant_parts(problem, sms)
     if problem.m <= MANY_TOKENS:
@@ -176,7 +176,7 @@ def choose_batch_invariant(
 
 
 def invariant_parts(problem: Problem, sms: int = SMS) -> int:
-    """Parts that K is cut into for any number of tokens: more than one if SMs would stay idle."""
+    """Parts of K for any number of tokens: more than one if SMs would otherwise be idle."""
     full = math.ceil(problem.n / TILE) > _FULL * sms
     return 1 if full or problem.k < _LEAST_CUT_K else 2
 
@@ -184,7 +184,7 @@ def invariant_parts(problem: Problem, sms: int = SMS) -> int:
 def _few_token_invariant(
     problem: Problem, parts: int, output: EpilogueConfig, sms: int
 ) -> tuple[Tile, EpilogueConfig]:
-    """The tile of up to 64 tokens: one warpgroup's, as many CTAs as there is work for."""
+    """The tile for up to 64 tokens: one warpgroup, as many CTAs per SM as there is work for."""
     tokens = next(t for t in _FEW_TOKENS if t >= problem.m)
     plain = Tile(tokens, problem.weights, warpgroups=1, split_k=parts)
     tiles = [
@@ -198,15 +198,15 @@ def _few_token_invariant(
 
 
 def _same_parts(problem: Problem, tile: Tile, parts: int) -> bool:
-    """Whether K is cut where stages of one K tile are: parts are of whole stages."""
+    """Whether K splits into the same parts as with stages of one K tile: parts of whole stages."""
     return tile.k_tiles == 1 or math.ceil(problem.k / TILE) % (tile.k_tiles * parts) == 0
 
 
 def representative_tokens(most: int) -> list[int]:
-    """Numbers of tokens from 1 to ``most``, such that every other one is served like one of them.
+    """Numbers of tokens from 1 to ``most`` that cover every distinct choice.
 
-    What is chosen depends on how many tiles the tokens fill, and so changes only behind a multiple
-    of what all sizes of tiles are multiples of.
+    A choice depends on the number of tiles that the tokens fill, and so changes only after a
+    multiple of the tile sizes' common divisor.
     """
     grain = math.gcd(*itertools.chain(*_STEP.values()))
     starts = [1, *(1 + t for t in _FEW_TOKENS), *range(MANY_TOKENS + 1 + grain, most + 1, grain)]
@@ -231,7 +231,7 @@ def all_configs(
 def _few_token_config(
     problem: Problem, output: EpilogueConfig, sms: int
 ) -> tuple[Tile, EpilogueConfig]:
-    """Configuration of the table's nearest problem, with as many CTAs to an SM as fit."""
+    """Configuration of the table's nearest problem, with as many CTAs per SM as fit."""
     tokens = next(t for t in _FEW_TOKENS if t >= problem.m)
     rows, across = (math.ceil(size / TILE) for size in (problem.n, problem.k))
 
@@ -243,7 +243,7 @@ def _few_token_config(
     cut = _FEW_TOKEN_CUTS[min(_FEW_TOKEN_CUTS, key=distance)][_FEW_TOKENS.index(tokens)]
     tile = Tile(tokens, problem.weights, **cut._asdict())
     while tile.k_tiles > 1 and problem.k % (TILE * tile.k_tiles):
-        deeper = min(MAX_STAGES, 2 * tile.max_stages)  # as many bytes under way
+        deeper = min(MAX_STAGES, 2 * tile.max_stages)  # the same number of bytes in flight
         tile = replace(tile, k_tiles=tile.k_tiles // 2, max_stages=deeper)
     while tile.split_k > across // tile.k_tiles:
         tile = replace(tile, split_k=tile.split_k // 2)
@@ -255,8 +255,8 @@ def _few_token_config(
 
 
 def _together(problem: Problem, tile: Tile, sms: int) -> int:
-    """CTAs of an SM: as many as there are, if their registers fit."""
-    # Accumulators, and what decoding takes: with more CTAs these would not stay in registers.
+    """CTAs per SM: as many as the grid has, if their registers fit."""
+    # Registers for accumulators and decoding: with more CTAs these would spill.
     room = REGISTERS // (tile.threads * (68 + tile.columns // 2))
     return min(math.ceil(ctas(problem, tile) / sms), room)
 
@@ -264,15 +264,15 @@ def _together(problem: Problem, tile: Tile, sms: int) -> int:
 def many_token_configs(
     problem: Problem, output: EpilogueConfig, sms: int = SMS
 ) -> list[tuple[Tile, EpilogueConfig]]:
-    """Tiles for many tokens that can serve the problem, each with the way its result leaves."""
+    """Tiles for many tokens that can serve the problem, each with the store of its result."""
     weights = problem.weights
     tiles = [Tile(tokens, weights) for tokens in _STEP[weights]]
-    # Each accumulator of a pair by a warpgroup of its own: both have room up to 128 tokens only.
+    # One warpgroup per accumulator of a pair: both have room up to 128 tokens only.
     tiles += [
         Tile(tokens, 2, weight_per_warpgroup=True) for tokens in range(96, 257, 32) if weights == 2
     ]
     tiles += [replace(t, k_tiles=2) for t in tiles if t.accumulators == 1 and t.columns <= 128]
-    # Clusters lie within a GPC, so that those of four do not reach every SM.
+    # Clusters lie within a GPC, so that clusters of four do not reach every SM.
     parts = [
         replace(t, split_k=split) for t in tiles if not t.weight_per_warpgroup for split in (2, 4)
     ]
@@ -288,7 +288,7 @@ def many_token_configs(
 
 
 def estimate(problem: Problem, tile: Tile, sms: int = SMS) -> float:
-    """Microseconds that the product takes, roughly."""
+    """Estimated time of the GEMM in microseconds."""
     waves = math.ceil(ctas(problem, tile) / sms)
     steps = math.ceil(problem.k / TILE) / tile.split_k
     step = _STEP[tile.accumulators][tile.tokens] / _CYCLES
@@ -298,18 +298,18 @@ def estimate(problem: Problem, tile: Tile, sms: int = SMS) -> float:
 
 
 def ctas(problem: Problem, tile: Tile) -> int:
-    """CTAs of the whole product."""
+    """CTAs of the whole GEMM."""
     return math.ceil(problem.n / tile.rows) * math.ceil(problem.m / tile.tokens) * tile.split_k
 
 
 def with_store(output: EpilogueConfig, tile: Tile, n: int) -> EpilogueConfig:
-    """``output``, leaving in boxes where it can."""
+    """``output``, stored by TMA boxes if possible."""
     whole = n * ELEMENT_BITS[output.dtype] % 128 == 0 and output.dtype != "float32"
     return replace(output, boxes=whole and tile.parts == 1 and tile.tokens >= MANY_TOKENS)
 
 
 def fits(problem: Problem, tile: Tile, output: EpilogueConfig) -> bool:
-    """Whether a tile can serve a problem at all."""
+    """Whether a tile can serve a problem."""
     across = math.ceil(problem.k / TILE)
     return (
         (tile.k_tiles == 1 or problem.k % (TILE * tile.k_tiles) == 0)

@@ -1,9 +1,9 @@
-"""Chooser of the tile of grouped products, and of the tokens that a layer's tiles hold. Pure.
+"""Chooser of the tile of grouped GEMMs, and of the rows of a layer's token tiles. Pure.
 
-Up to a thousand tokens a mixture of experts reads weights, many small matrices of them: what counts
-is how many bytes are under way. Every number here is from the time model of the tests, on the
-layers of Qwen3-30B and of a rank of DeepSeek-V3 (``python -m tests.modelled.grouped_sm90``); none
-was measured.
+Up to a thousand tokens a mixture of experts is bound by reading weights, many small matrices: the
+number of bytes in flight decides. Every number here is from the time model of the tests, on the
+layers of Qwen3-30B and of a rank of DeepSeek-V3 (``python -m tests.modelled.grouped_sm90``); no
+number was measured.
 """
 
 import functools
@@ -33,13 +33,14 @@ _SPREAD = 10  # standard deviations of a Poisson distribution that are summed
 
 @dataclass(frozen=True)
 class GroupedProblem:
-    """``tiles`` of ``tile_tokens`` tokens at the most, each times the weights of an expert.
+    """Grouped GEMM of at most ``tiles`` tiles of ``tile_tokens`` tokens, each of one expert.
 
     Attributes:
-        experts: that this rank holds.
-        n, k: of each of them.
-        weights: of an expert: 1, or 2 for gate and up.
-        global_experts: of all ranks, over which slots are spread; None: this rank holds them all.
+        experts: experts of this rank.
+        n, k: rows and elements of each weight.
+        weights: weights of an expert: 1, or 2 for gate and up.
+        global_experts: experts of all ranks, over which slots are spread; None: same as
+            ``experts``.
     """
 
     tiles: int
@@ -52,13 +53,13 @@ class GroupedProblem:
 
     @property
     def slots(self) -> int:
-        """Slots of all ranks, for which there is room: undoes ``max_tiles``, up to its rounding."""
+        """Slots of all ranks that fit in the tiles: inverse of ``max_tiles``, up to rounding."""
         more = self.tiles * self.tile_tokens - (self.tile_tokens - 1) * self.experts
         return self.tiles if self.tiles <= self.experts else more
 
     @property
     def used(self) -> int:
-        """Tiles that are expected to be in use, one at least."""
+        """Expected number of tiles in use, at least one."""
         everywhere = self.experts if self.global_experts is None else self.global_experts
         slots = expected_slots(self.slots, self.experts, everywhere)
         return max(1, math.ceil(expected_tiles(slots, self.experts, self.tile_tokens)))
@@ -74,17 +75,17 @@ def choose_tile_tokens(
     weights: int = 2,
     sms: int = SMS,
 ) -> int:
-    """Tokens of a tile, for both products of a layer: those that take the least time.
+    """Tokens of a tile, with the least time for both GEMMs of a layer.
 
     Args:
-        tokens: M.
-        top_k: slots of each of them.
-        experts: that this rank holds.
-        global_experts: of all ranks.
-        n: width between the products, rows of each weight of the first one.
-        k: width of the layer's input and result.
-        weights: of the first product, for each expert.
-        sms: of the device.
+        tokens: number of tokens, M.
+        top_k: experts per token.
+        experts: experts of this rank.
+        global_experts: experts of all ranks.
+        n: intermediate size, rows of each weight of the first GEMM.
+        k: hidden size.
+        weights: weights of the first GEMM per expert.
+        sms: SMs of the device.
 
     Returns:
         One of ``TILE_TOKENS``.
@@ -100,7 +101,7 @@ def choose_tile_tokens(
 
 
 def _cycles(tokens: int, used: float, n: int, k: int, weights: int, sms: int) -> float:
-    """Cycles of a product of ``used`` tiles; no SM does less than one tile."""
+    """Cycles of a GEMM of ``used`` tiles; an SM has at least one tile."""
     rows = TILE * _warpgroups(tokens, weights)
     tiles = max(1.0, used * math.ceil(n / rows) / sms)
     return tiles * weights * (rows // TILE) * math.ceil(k / TILE) * _CYCLES[tokens]
@@ -109,8 +110,8 @@ def _cycles(tokens: int, used: float, n: int, k: int, weights: int, sms: int) ->
 def _warpgroups(tokens: int, weights: int) -> int:
     """Warpgroups of a CTA, of 64 rows of each weight.
 
-    Two weights' rows share the tokens that come with them, whether of a pair or of one; many tokens
-    are worth more rows.
+    Weight rows share the tokens loaded with them, whether of one weight or of a pair; with many
+    tokens more rows pay off.
     """
     return 2 // weights if tokens < MANY_TOKENS else 2
 
@@ -119,12 +120,12 @@ def _warpgroups(tokens: int, weights: int) -> int:
 def choose_grouped_config(
     problem: GroupedProblem, output: EpilogueConfig, sms: int = SMS
 ) -> tuple[Tile, EpilogueConfig]:
-    """Tile, and epilogue with the way its result is stored.
+    """Tile and epilogue, including the way of storing the result.
 
     Args:
-        problem: at least one element each way.
-        output: its ``boxes`` is chosen here.
-        sms: of the device.
+        problem: not empty.
+        output: output, for which ``boxes`` is chosen here.
+        sms: SMs of the device.
     """
     tokens, n, k = problem.tile_tokens, problem.n, problem.k
     as_one = Problem(problem.used * tokens, n, k, problem.weights)
@@ -142,10 +143,10 @@ def choose_grouped_config(
 
 @functools.cache
 def expected_tiles(slots: int, experts: int, tile_tokens: int) -> float:
-    """Tiles in use where every slot goes to any expert alike, near enough.
+    """Estimated tiles in use if every slot goes to any expert with equal probability.
 
-    An expert's slots are taken for Poisson's: its tiles are as many as multiples of ``tile_tokens``
-    below them.
+    An expert's slots are assumed Poisson-distributed; an expert has as many tiles as there are
+    multiples of ``tile_tokens`` below its number of slots.
     """
     if not slots or not experts:
         return 0.0
@@ -175,10 +176,10 @@ def _few_token_tiles(problem: GroupedProblem, sms: int) -> list[Tile]:
 
 
 def _pays(problem: GroupedProblem, sliced: Tile, sms: int) -> bool:
-    """Whether slices save more than is lost to CTAs that have no tile.
+    """Whether slices save more time than is lost to CTAs without a tile.
 
-    A split's CTAs have one tile each, so that its grid is what there is room for: on a rank that
-    shares experts with others, mostly CTAs that start in vain.
+    With split-K a CTA has one tile, so that the grid covers all allocated tiles: under expert
+    parallelism, mostly CTAs without work.
     """
     saved = sliced.weights * math.ceil(problem.k / TILE) * (1 - 1 / sliced.slices)
     idle = (problem.tiles - problem.used) * math.ceil(problem.n / sliced.rows)
@@ -186,5 +187,5 @@ def _pays(problem: GroupedProblem, sliced: Tile, sms: int) -> bool:
 
 
 def _has_registers(tile: Tile) -> bool:
-    """Whether an SM's CTAs have what decoding and accumulators take, as ptxas has it."""
+    """Whether an SM has the registers for decoding and accumulators of its CTAs, as in ptxas."""
     return tile.ctas_per_sm * tile.threads * (60 + tile.columns * 5 // 8) <= REGISTERS

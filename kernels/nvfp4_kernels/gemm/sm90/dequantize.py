@@ -1,8 +1,9 @@
-"""Dequantisation in registers: fragments in shared memory to the words ``wgmma`` takes as A.
+"""Dequantisation in registers: from fragments in shared memory to A operands of ``wgmma``.
 
 Every product of an E2M1 element and its scale has at most 6 significant bits, exact in bfloat16 and
-float16. What comes out is 2⁻⁷ of the value: an element's bits, put where the exponent ends, are
-2⁻¹²⁶ (float16: 2⁻¹⁴) of it, a scale's 2¹¹⁹ (2⁷). ``UNSCALE`` times the sums makes up for it.
+float16. The results are 2⁻⁷ of the values: an element's bits, placed at the end of the exponent
+field, are 2⁻¹²⁶ (float16: 2⁻¹⁴) of the element, a scale's bits 2¹¹⁹ (2⁷) of the scale. The sums are
+therefore multiplied by ``UNSCALE``.
 """
 
 import cutlass.cute as cute
@@ -13,7 +14,7 @@ from nvfp4_kernels.formats.fragments import LANES, ROTATIONS, SCALE_BIT, STEPS, 
 from nvfp4_kernels.sm90.limits import ActDtype
 
 UNSCALE = 2.0**7
-# What a scale of 5 bits of exponent and 3 of mantissa has above them in bfloat16, in both halves.
+# Bits above a scale (5 bits of exponent, 3 of mantissa) in bfloat16, in both halves.
 _BF16_TOP = 0x70007000
 _BF16_SCALES, _F16_SCALES = 0x0FF00FF0, 0x7F807F80
 _SIGNS, _F16_MAGNITUDES = 0x80008000, 0x0E000E00
@@ -21,7 +22,7 @@ _F16_SHIFT = 3  # from bfloat16's lowest bits of the exponent to float16's
 
 
 def load(data: Array, scales: Array, warp: Int32, lane: Int32) -> tuple[list[Uint32], list[Uint32]]:
-    """A lane's words of a tile: one per 16 of K, and two of scales."""
+    """A lane's words of a tile: one word per 16 elements of K, and two words of scales."""
     words = data.load((warp * LANES + lane) * 4, STEPS, alignment=16).to_elements()
     factors = scales.load((warp * 8 + lane // 4) * 2, 2, alignment=8).to_elements()
     return [Uint32(word) for word in words], [Uint32(word) for word in factors]
@@ -30,7 +31,7 @@ def load(data: Array, scales: Array, warp: Int32, lane: Int32) -> tuple[list[Uin
 def dequantized(
     words: list[Uint32], factors: list[Uint32], step: int, dtype: ActDtype
 ) -> list[Uint32]:
-    """A of one step: upper row, lower row, and both again 8 elements on."""
+    """A fragment of one step: upper row, lower row, and both rows 8 elements further."""
     scales = _scales(factors[step // 2], step % 2, dtype)
     pairs = _pairs(words[step], dtype)
     return [_times(pair, scales, i % 2, dtype) for i, pair in enumerate(pairs)]
@@ -40,7 +41,7 @@ def _scales(word: Uint32, odd: int, dtype: ActDtype) -> Uint32:
     """Scales of the upper and the lower row, in the low and the high half of a word."""
     turn = 8 * odd
     if dtype == "bfloat16":
-        # The grid is one deep, which ptxas cannot know: what it takes for a variable stays in a
+        # The grid has depth 1, which ptxas cannot know: a value that looks variable stays in a
         # register, and one LOP3 has it beside the mask, where two constants would need two.
         top = Uint32(_BF16_TOP - 1) + Uint32(cute.arch.grid_dim()[2])
         return _rotated(word, turn) & Uint32(_BF16_SCALES) | top
@@ -48,7 +49,7 @@ def _scales(word: Uint32, odd: int, dtype: ActDtype) -> Uint32:
 
 
 def _pairs(word: Uint32, dtype: ActDtype) -> list[Uint32]:
-    """The four pairs of a word, without their scales."""
+    """The four pairs of a word, not yet scaled."""
     pairs = []
     for rotations in ROTATIONS:
         pair = Uint32(0)
@@ -68,7 +69,7 @@ def _rotated(word: Uint32, by: int) -> Uint32:
     if by == 0:
         return word
     if by <= min(TARGETS):
-        return word << by  # nothing that is wanted comes around
+        return word << by  # no needed bit wraps around
     return ptx.inline_ptx(
         f"shf.l.wrap.b32 {{$w0}}, {{$r0}}, {{$r0}}, {by};",
         write_only_types=[Uint32],

@@ -1,7 +1,7 @@
-"""A warpgroup's epilogue: from sums to the result in global memory.
+"""Epilogue of a warpgroup: from sums to the result in global memory.
 
-Rows of the weight are columns of the result, so that fragments are turned on their way: by
-``stmatrix`` into boxes that TMA takes, or as float32 through rows of shared memory.
+Rows of the weight are columns of the result, so that fragments are transposed: by ``stmatrix`` into
+TMA boxes, or as float32 through rows of shared memory.
 """
 
 from dataclasses import dataclass
@@ -33,9 +33,9 @@ class ScalingOperands:
     """Factors and bias in global memory.
 
     Attributes:
-        alpha: float32 [shards]: of the weight's rows, or of each product of a pair; of grouped
-            tiles [experts, products].
-        ends: where each shard but the last ends, along the weight's rows.
+        alpha: float32 [shards] of the weight's rows, or one per product of a pair; if grouped,
+            [experts, products].
+        ends: end of each shard but the last, along the weight's rows.
         bias: [n].
     """
 
@@ -46,7 +46,7 @@ class ScalingOperands:
 
 @dataclass(frozen=True)
 class OutputTensor:
-    """``data`` [m, n], and a map for its boxes."""
+    """Result ``data`` [m, n], and the tensor map of its boxes."""
 
     data: cute.Pointer
     tensor_map: TensorMap
@@ -72,7 +72,7 @@ class Epilogue:
         state: SchedulerState,
         group: Int32,
     ) -> None:
-        """One tile; ``scratch`` is memory to turn it in, or the parts of a split."""
+        """Finish one tile; ``scratch``: transpose buffer, or partial sums with split-K."""
         if cutlass.const_expr(self.tile.weight_per_warpgroup):
             self.finish()
             sums = Exchange(self.tile, self.output).run(sums[0], scratch, group)
@@ -95,7 +95,7 @@ class Epilogue:
         coord: TileCoord,
         group: Int32,
     ) -> None:
-        """Store boxes of 64 rows × up to 64 tokens, two of a warpgroup in flight."""
+        """Store boxes of 64 rows × up to 64 tokens, with two boxes per warpgroup in flight."""
         tile, dtype = self.tile, TYPES[self.output.dtype]
         box = self.output.box_tokens(tile)
         thread = cute.arch.thread_idx()[0] % WARPGROUP
@@ -190,7 +190,7 @@ class Epilogue:
         state: SchedulerState,
         group: Int32,
     ) -> None:
-        """Store this CTA's share of the rows, the partial sums added up."""
+        """Add up the partial sums of this CTA's share of the rows, and store the result."""
         tile = self.tile
         split = SplitK(tile)
         split.send(sums, parts, state.rank, group)
@@ -211,7 +211,7 @@ class Epilogue:
 
     @cute.jit
     def _spill(self, sums: list[list[Float32]], own: Array, start: int, thread: Int32) -> None:
-        """Fragments as [product, token, row] in shared memory."""
+        """Spill fragments to shared memory as [product, token, row]."""
         chunk = self.output.chunk(self.tile)
         row = thread // 32 * 16 + thread % 32 // 4
         pair = thread % 4 * 2
@@ -233,7 +233,7 @@ class Epilogue:
         return coord.rows * self.tile.rows + group // self.tile.team * TILE
 
     def _first_token(self, coord: TileCoord, group: Int32) -> Int32:
-        """First token of those that a warpgroup finishes."""
+        """First of the tokens that a warpgroup finishes."""
         tile = self.tile
         return coord.tokens * tile.tokens + group % tile.team * tile.own_tokens
 
@@ -241,7 +241,7 @@ class Epilogue:
     def _row(
         self, factors: ScalingOperands, result: OutputTensor, coord: TileCoord, row: Int32
     ) -> tuple[list[Float32], list[Float32]]:
-        """A row's factor for each product, and its bias if there is one; beyond the last any."""
+        """A row's factor for each product, and its bias if any; undefined past the last row."""
         tile, alpha = self.tile, Array(factors.alpha, shape=(1,))
         if cutlass.const_expr(self.tile.grouped):
             scales = [alpha.load(matrix(tile, coord, w)) * UNSCALE for w in range(tile.weights)]

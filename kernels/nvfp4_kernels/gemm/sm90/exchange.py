@@ -1,4 +1,4 @@
-"""Exchange between the warpgroups of gate and up: one weight each to half of the tokens each."""
+"""Exchange between the gate and up warpgroups: from one weight each to half of the tokens each."""
 
 from dataclasses import dataclass
 
@@ -16,10 +16,9 @@ FOUR = 4  # floats that move at once
 
 @dataclass(frozen=True)
 class Exchange:
-    """Exchange of fragments through the memory in which the epilogue transposes them later.
+    """Exchange of fragments through the memory of the epilogue's later transpose.
 
-    Both have the same fragment of the same rows, so that threads of one number deal with each
-    other.
+    Both warpgroups have the same fragment layout, so that threads of equal index exchange values.
     """
 
     tile: Tile
@@ -29,9 +28,9 @@ class Exchange:
         """A thread's sums of gate and of up, for the tokens that its warpgroup finishes.
 
         Args:
-            sums: of this warpgroup's weight, for all tokens.
-            scratch: the epilogue's, of any dtype.
-            group: 0 has the gate and finishes the first half of the tokens.
+            sums: sums of this warpgroup's weight, for all tokens.
+            scratch: the epilogue's scratch memory, of any dtype.
+            group: warpgroup; 0 has the gate and finishes the first half of the tokens.
         """
         first = group == 0
         half, count = self.tile.own_tokens // 2, self.output.box_tokens(self.tile) // 2
@@ -65,7 +64,7 @@ class Exchange:
 
 
 def _place(at: int) -> Int32:
-    """Offset of a thread's four values: neighbouring threads lie side by side."""
+    """Offset of a thread's four values: neighbouring threads are contiguous."""
     return at * WARPGROUP + cute.arch.thread_idx()[0] % WARPGROUP * FOUR
 
 

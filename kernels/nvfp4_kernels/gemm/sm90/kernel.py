@@ -6,7 +6,7 @@ issues loads.
     loads  --full-->  decode, multiply  -->  epilogue
            <-empty--
 
-Each arrow is an mbarrier per stage; the roles say who arrives.
+Each arrow is an mbarrier per stage; the roles' docstrings list the arrivals.
 """
 
 from dataclasses import dataclass
@@ -44,14 +44,14 @@ class GemmArguments(NamedTuple):
 
     Attributes:
         x: activations [m, k].
-        w1, sfw1: fragments of a weight [n, k], and of its scales.
-        w2, sfw2: those of a pair's second weight, else the first's.
+        w1, sfw1: fragments of a weight [n, k] and of the scales.
+        w2, sfw2: fragments of a pair's second weight and scales, else the same as ``w1``, ``sfw1``.
         out: result [m, n].
         alpha, bias, shard_ends: see ``ScalingOperands``.
         m, n, k: sizes.
-        sms: to launch on, at the most.
-        groups: of grouped tiles, see ``SchedulerState``. Then w1 and sfw1 are stacks of weights,
-            gate and up of an expert side by side, and alpha has a factor for each of them.
+        sms: most SMs to launch on.
+        groups: if grouped, see ``SchedulerState``; ``w1`` and ``sfw1`` are then stacks of weights,
+            gate and up of an expert adjacent, with a factor in ``alpha`` for each weight.
     """
 
     x: cute.Pointer
@@ -104,7 +104,7 @@ class WeightOnlyGemm:
 
     @cute.jit
     def __call__(self, arguments: GemmArguments, stream: cuda_driver.CUstream) -> None:
-        """Launch on ``arguments.sms`` SMs at the most."""
+        """Launch on at most ``arguments.sms`` SMs."""
         x, m, n, k = arguments.x, arguments.m, arguments.n, arguments.k
         tile = self.tile
         token_map = map_of_tokens(tile, self.output.act, x, m, k)
@@ -141,7 +141,7 @@ class WeightOnlyGemm:
         arguments: GemmArguments,
         raster: RasterOrder,
     ) -> None:
-        """Sets up, then runs one role per warpgroup."""
+        """Set up, then run one role per warpgroup."""
         tile, output, stages = self.tile, self.output, self.stages
         ring = self._ring()
         scratch = self._scratch()

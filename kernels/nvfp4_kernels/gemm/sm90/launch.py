@@ -80,23 +80,23 @@ def product(
     out_dtype: torch.dtype,
     batch_invariant: bool = False,
 ) -> Tensor:
-    """Checks what a kernel needs beyond the op's own checks, allocates the result, launches.
+    """Check kernel-specific requirements, allocate the result, launch.
 
     Args:
         a: bfloat16 or float16 ``(M, K)``, K a multiple of 16.
-        weights: that of one product, or of the gate and up projection; ``settled`` before.
+        weights: one weight, or gate and up; already ``settled``.
         alpha: float32, one per shard, or one per weight of a pair.
-        shard_sizes: of a single weight, adding up to ``n``.
+        shard_sizes: shards of a single weight, adding up to ``n``.
         n: rows of each weight.
         bias: ``(n,)`` or None.
         out_dtype: bfloat16, float16 or float32.
-        batch_invariant: a row's sums in an order that does not depend on M.
+        batch_invariant: whether the summation order of a row must not depend on M.
 
     Returns:
         ``(M, n)``.
 
     Raises:
-        InvalidArgument: an operand is not contiguous or not aligned, or has too many shards.
+        InvalidArgument: an operand that is not contiguous or not aligned, or too many shards.
     """
     m, k = a.shape
     named = {"a": a, "alpha": alpha, "bias": bias}
@@ -144,5 +144,5 @@ def product(
 
 
 def epilogue(act: torch.dtype, out: torch.dtype) -> EpilogueConfig:
-    """Epilogue of activations and a result of these dtypes."""
+    """Epilogue configuration for the dtypes of activations and result."""
     return EpilogueConfig(act=dtype_name(act), dtype=dtype_name(out))  # type: ignore[arg-type]

@@ -36,8 +36,8 @@ def grouped_gemm(
 ) -> tuple[Tensor, None]:
     """See ``nvfp4_kernels.gemm.grouped.op``; the weights are in fragments.
 
-    ``routed_before``, ``global_experts``: see ``grouped_product``; the first is of a layer's second
-    product.
+    ``routed_before``, ``global_experts``: see ``grouped_product``; ``routed_before`` is for a
+    layer's second GEMM.
     """
     weights = Fragments(b, b_scales)
     return grouped_product(
@@ -87,28 +87,28 @@ def grouped_product(
     routed_before: bool = False,
     global_experts: int | None = None,
 ) -> Tensor:
-    """Checks what a kernel needs beyond the op's own checks, allocates the result, launches.
+    """Check kernel-specific requirements, allocate the result, launch.
 
     Args:
         a: bfloat16 or float16 ``(tiles, T, K)``.
         groups: int32 ``(1 + tiles,)``, see ``Routing``.
-        weights: of all experts, one or gate and up of each; ``settled`` before.
-        alpha: float32 ``(experts,)`` or ``(experts, 2)``, which says whether they come in pairs.
+        weights: weights of all experts, one or gate and up each; already ``settled``.
+        alpha: float32 ``(experts,)``, or ``(experts, 2)`` for pairs of weights.
         n: rows of each weight.
-        activation: of the result, or None.
+        activation: activation of the result, or None.
         out_dtype: bfloat16, float16 or float32.
         bias: as ``alpha`` with ``n`` elements each, or None.
-        routed_before: whether ``groups`` was complete before the launch before this one began, as
-            that of a layer's second product is, whose first product was routed already. Weights
-            are then loaded before that launch has ended. Wrong is undefined behaviour.
-        global_experts: of all ranks, over which the slots that there is room for are spread; None:
-            this rank's are all. The choice of a tile follows from it, no result's meaning.
+        routed_before: whether ``groups`` was complete before the preceding launch began, as for a
+            layer's second GEMM, preceded by the first. Weights are then loaded before that launch
+            has ended. If wrongly set, behaviour is undefined.
+        global_experts: experts of all ranks, over which slots are spread; None: this rank has all.
+            Affects only the choice of a tile, not the result.
 
     Returns:
-        ``(tiles, T, n)``; tiles that are not in use are not written.
+        ``(tiles, T, n)``; unused tiles are not written.
 
     Raises:
-        InvalidArgument: an operand is not contiguous or not aligned.
+        InvalidArgument: an operand that is not contiguous or not aligned.
     """
     named = {"a": a, "groups": groups, "b": weights.data, "b_scales": weights.scales}
     for name, tensor in (named | {"alpha": alpha, "bias": bias}).items():

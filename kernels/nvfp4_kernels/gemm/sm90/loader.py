@@ -15,12 +15,12 @@ from nvfp4_kernels.gemm.sm90.scheduler import SchedulerState, TileCoord, matrix,
 from nvfp4_kernels.gemm.sm90.tile import DATA_BYTES, SCALE_BYTES, SLICED_TOKENS, Tile
 from nvfp4_kernels.sm90.limits import ROW_BYTES, WARPGROUP, ActDtype
 
-EVICT_FIRST = 0x12F0000000000000  # what createpolicy.fractional.L2::evict_first.b64 makes
+EVICT_FIRST = 0x12F0000000000000  # result of createpolicy.fractional.L2::evict_first.b64
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight in fragments, or a stack of them, in global memory."""
+    """A weight in fragments, or a stack of weights, in global memory."""
 
     data: cute.Pointer
     scales: cute.Pointer
@@ -45,9 +45,9 @@ class Ring:
 
 
 def map_of_tokens(tile: Tile, act: ActDtype, x: cute.Pointer, m: Int32, k: Int32) -> TensorMap:
-    """[element, token], or [element of a K tile, token, K tile], so that a stage is one box.
+    """Tensor map [element, token], or [element of a K tile, token, K tile]: a box is a stage.
 
-    With one K tile to a stage the last one need not be whole: its copy is filled up with zeros.
+    With one K tile per stage the last K tile may be partial: the copy is padded with zeros.
     """
     sizes, steps, box = [k, m], [Int64(k // 8)], [TILE, tile.tokens]
     if tile.k_tiles > 1:
@@ -65,7 +65,7 @@ class TmaLoader:
     | barrier | arrivals | by |
     |---|---|---|
     | ``full[stage]`` | 1 and its bytes | every copy |
-    | ``empty[stage]`` | every thread of a slice's warpgroups | whoever has read the stage |
+    | ``empty[stage]`` | every thread of a slice's warpgroups | threads that have read the stage |
     """
 
     tile: Tile
@@ -90,8 +90,8 @@ class TmaLoader:
         ahead = Int32(0)
         if cutlass.const_expr(self.tile.knows_weights):
             ahead = self._load_ahead(token_map, weights, ring, state, n, k)
-        # The next kernel may start as soon as there is room for it. Not before this one has waited:
-        # what ran earlier is then complete, and it may read that without waiting.
+        # The next kernel may start as soon as there is room. Not before this kernel's wait: results
+        # of earlier kernels are then complete, and the next kernel may read them without waiting.
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         for index in cutlass.range(state.num_tiles, unroll=1):
             coord = tile_coord(state, index)
@@ -113,9 +113,9 @@ class TmaLoader:
         n: Int32,
         k: Int32,
     ) -> Int32:
-        """Fill the ring, waiting for the kernel before between weights and tokens; return steps.
+        """Fill the ring: weights, then wait for the preceding kernel, then tokens; return steps.
 
-        Weights are settled: they may come while the kernel before this one still runs.
+        Weights are settled: they may be loaded while the preceding kernel still runs.
         """
         ahead = cutlass.min(state.steps, self.stages)
         if cutlass.const_expr(self.tile.grouped):
@@ -151,14 +151,14 @@ class TmaLoader:
             self._copy(weight.scales, first, ring.scales, target, full, SCALE_BYTES)
 
     def _weight(self, weights: list[Weight], operand: int) -> Weight:
-        """Weight that an operand's tile comes from: gate and up alternate."""
+        """Weight of an operand's tile: gate and up alternate."""
         return weights[operand % len(weights)]
 
     def _first(self, coord: TileCoord, step: Int32, operand: int, n: Int32, k: Int32) -> Int64:
         """Number of an operand's first tile in its weight."""
         tile = self.tile
         row = coord.rows * (tile.rows // TILE) + operand // tile.weights
-        # Beyond the last row there is nothing: what comes instead is not stored.
+        # Past the last row the loaded values are undefined, and not stored.
         row = cutlass.min(row, cute.ceil_div(n, TILE) - 1)
         rows = Int64(row)
         if tile.grouped:
@@ -168,7 +168,7 @@ class TmaLoader:
     def _copy(
         self, source: cute.Pointer, first: Int64, ring: Array, target: Int32, full: Array, size: int
     ) -> None:
-        """Copy the K tiles of a stage, which lie side by side in both memories."""
+        """Copy the K tiles of a stage, which are contiguous in both memories."""
         ptx.cp_async_bulk_shared_cluster_global(
             ring.subview(target * (size // 4)),
             Array(source, shape=(1,)).subview(first * size),
@@ -178,7 +178,7 @@ class TmaLoader:
         )
 
     def _cache_hint(self) -> dict[str, Int64]:
-        """L2 eviction hint: few tokens fill one tile, so that no other CTA reads the weights."""
+        """L2 eviction hint: if one tile holds all tokens, no other CTA reads the weights."""
         uses_mma_sync = self.tile.tokens <= SLICED_TOKENS
         return {"l2_cache_hint": Int64(EVICT_FIRST)} if uses_mma_sync else {}
 

@@ -1,4 +1,4 @@
-"""Main loop of a warpgroup: dequantises its weights' tiles and multiplies them with the tokens."""
+"""Main loop of a warpgroup: dequantises weight tiles and multiplies with the tokens."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ STEP_BYTES = 2 * STEP_K
 
 @dataclass(frozen=True)
 class Mma:
-    """Role of a warpgroup. One tile of products is under way while the next one is decoded."""
+    """Role of a warpgroup; the MMAs of one tile overlap with the decoding of the next."""
 
     tile: Tile
     stages: int
@@ -60,7 +60,7 @@ class Mma:
         first: Int32,
         end: Int32,
     ) -> list[list[Float32]]:
-        """Sums over the steps of K from ``first`` to before ``end``."""
+        """Sums over the K steps ``first`` ≤ step < ``end``."""
         tile = self.tile
         sums = self._zeros()
         turns, slices, own = end - first, tile.slices, group % tile.slices
@@ -116,7 +116,7 @@ class Mma:
     def _many(
         self, sums: list[list[Float32]], ring: Ring, count: Int32, step: Int32, group: Int32
     ) -> list[list[Float32]]:
-        """Multiply one stage with ``wgmma``; its last products are still in flight afterwards."""
+        """Multiply one stage with ``wgmma``; the last MMAs are still in flight afterwards."""
         tile = self.tile
         stage = count % self.stages
         for inside in cutlass.range_constexpr(tile.k_tiles):
@@ -132,7 +132,7 @@ class Mma:
                 ptx.wgmma_commit_group_sync_aligned()
                 ptx.wgmma_wait_group_sync_aligned(1)
                 if cutlass.const_expr(inside == 0 and each == 0):
-                    # All that was under way before is done.
+                    # All earlier MMAs are done.
                     if step > 0:
                         self._release(ring, count - 1)
         return sums
@@ -156,12 +156,12 @@ class Mma:
 
     @property
     def _unroll(self) -> int:
-        """Registers of A alternate: what is under way must not be written."""
+        """Unroll factor: A registers alternate, as MMAs in flight still read them."""
         return 2 if self.tile.k_tiles * self.tile.accumulators == 1 else 1
 
     def _release(self, ring: Ring, count: Int32) -> None:
-        """Arrive from every lane, which a race detector can follow.
+        """Arrive from every lane, so that a race detector can follow.
 
-        By one lane behind the warp's barrier was no faster.
+        A single lane's arrival after a warp barrier was no faster.
         """
         ptx.mbarrier_arrive(ring.empty.subview(count % self.stages))

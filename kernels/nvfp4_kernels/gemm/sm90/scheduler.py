@@ -1,7 +1,7 @@
-"""Tile scheduler: which tiles a cluster computes, in which order, and which part of K.
+"""Tile scheduler: the tiles of a cluster in order, and the part of K of each CTA.
 
-Of grouped tiles the count, and the expert that each tile of tokens belongs to, come from the
-device, as ``nvfp4_kernels.moe.routing`` has them.
+If grouped, the number of token tiles and the expert of each come from the device, as in
+``nvfp4_kernels.moe.routing``.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class RasterOrder:
 
 @dataclass(frozen=True)
 class TileCoord:
-    """A tile: index of its block of rows, of its tokens, and of its expert's weights."""
+    """A tile: indices of the block of rows, the token tile, and the expert's weights."""
 
     rows: Int32
     tokens: Int32
@@ -39,12 +39,12 @@ class SchedulerState:
     """Tiles and part of K of one CTA.
 
     Attributes:
-        first: number of its cluster's first tile; the others follow ``stride`` apart.
-        num_tiles: how many tiles there are.
-        raster: of all tiles.
-        rank: of this CTA in its cluster.
-        first_k_step, steps: of K, the part that this CTA adds up, in stages.
-        groups: of grouped tiles, int32 [1 + tiles]: how many are in use, and the expert of each.
+        first: number of the cluster's first tile; the next tiles are ``stride`` apart.
+        num_tiles: number of tiles.
+        raster: raster order of all tiles.
+        rank: rank of this CTA in its cluster.
+        first_k_step, steps: range of K of this CTA, in stages.
+        groups: if grouped, int32 [1 + tiles]: number of tiles in use, then the expert of each tile.
     """
 
     first: Int32
@@ -65,7 +65,7 @@ def scheduler_state(
     k: Int32,
     rank: Int32,
 ) -> SchedulerState:
-    """This CTA's ``SchedulerState``; of grouped tiles it has none, or fewer, as ``groups`` says."""
+    """This CTA's ``SchedulerState``; if grouped, ``groups`` limits the number of tiles."""
     if cutlass.const_expr(tile.grouped):
         raster = RasterOrder(rows=raster.rows, tokens=Array(groups, shape=(1,)).load(0))
     steps = cute.ceil_div(k, TILE * tile.k_tiles)
@@ -89,7 +89,7 @@ def scheduler_state(
 
 @cute.jit
 def tile_coord(state: SchedulerState, index: Int32) -> TileCoord:
-    """Coordinates of one of this CTA's tiles: along the rows in groups of ``GROUP`` token tiles."""
+    """Coordinates of a tile of this CTA: along the rows in groups of ``GROUP`` token tiles."""
     number = state.first + index * state.stride
     raster = state.raster
     rows, tokens = number, Int32(0)
@@ -101,12 +101,12 @@ def tile_coord(state: SchedulerState, index: Int32) -> TileCoord:
         tokens = group * GROUP + number - rows * width
     expert = Int32(0)
     if cutlass.const_expr(state.groups is not None):
-        # Beyond the tiles in use nothing is written, the experts of such tiles neither.
+        # Past the tiles in use nothing is written, not even the experts of such tiles.
         if index < state.num_tiles:
             expert = Array(state.groups, shape=(1,)).load(1 + tokens)
     return TileCoord(rows=rows, tokens=tokens, expert=expert)
 
 
 def matrix(tile: Tile, coord: TileCoord, product: int) -> Int32:
-    """Number of a product's weight in a stack of experts: gate and up of an expert alternate."""
+    """Index of a product's weight in a stack of experts: gate and up of an expert alternate."""
     return coord.expert * tile.weights + product % tile.weights

@@ -1,4 +1,4 @@
-"""Split K: reduction of partial sums over the CTAs of a cluster, and over slices in each."""
+"""Split-K: reduction of partial sums over the CTAs of a cluster, and over slices in each CTA."""
 
 from dataclasses import dataclass
 
@@ -14,11 +14,12 @@ from nvfp4_kernels.sm90.limits import WARPGROUP
 
 @dataclass(frozen=True)
 class SplitK:
-    """Reduction in which every CTA of the cluster finishes its share of the rows.
+    """Reduction in which every CTA of the cluster finishes a share of the rows.
 
-    Parts are float32 [part of K, product, row of this CTA's share, token]. The cluster meets twice:
-    when all its CTAs have started, and when all parts are there; its barrier was faster than an
-    mbarrier in each CTA. The load warp has no part and meets too, as all threads of a cluster must.
+    Parts are float32 [part of K, product, row of this CTA's share, token]. The cluster synchronises
+    twice: when all CTAs have started, and when all parts have arrived; the cluster barrier was
+    faster than an mbarrier in each CTA. The load warp has no part but synchronises too, as all
+    threads of a cluster must.
     """
 
     tile: Tile
@@ -51,7 +52,7 @@ class SplitK:
             ptx.barrier_cluster_arrive()
 
     def wait(self) -> None:
-        """Wait, in the warpgroups, until all partial sums are here."""
+        """Wait, in the warpgroups, until all partial sums have arrived."""
         tile = self.tile
         if tile.split_k > 1:
             ptx.barrier_cluster_wait()
@@ -59,10 +60,10 @@ class SplitK:
             ptx.barrier_cta_sync(BARRIER, thread_count=tile.warpgroups * WARPGROUP)
 
     def join_cluster_barriers(self) -> None:
-        """Take part in the cluster's barriers: the load warp, after its role, and who has no tile.
+        """Join the cluster barriers: the load warp after its role, and CTAs without a tile.
 
-        All CTAs of a cluster have a tile, or none has. Where none has all could leave, as threads
-        that have exited are not waited for; but every arrival has its wait.
+        Either all CTAs of a cluster have a tile, or none has. Without tiles all threads could exit,
+        as exited threads are not waited for; but every arrival is paired with a wait.
         """
         if self.tile.split_k > 1:
             ptx.barrier_cluster_wait()
@@ -70,7 +71,7 @@ class SplitK:
             ptx.barrier_cluster_wait()
 
     def added(self, parts: Array, product: int, row: Int32, token: Int32) -> Float32:
-        """Sum of a row of this CTA's share; always in the same order, whoever came first."""
+        """Sum of a row of this CTA's share, in an order independent of the order of arrival."""
         total = Float32(0.0)
         for part in range(self.tile.parts):
             total = total + parts.load(self._place(Int32(part), product, row) + token)

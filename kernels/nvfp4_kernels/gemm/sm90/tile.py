@@ -1,6 +1,6 @@
 """Tile of the weight-only GEMM: shared memory and registers of a CTA. No CuTe in here.
 
-Weights are the M side of ``wgmma``, decoded in registers; tokens are its N side, in shared memory.
+Weights are the M side of ``wgmma``, decoded in registers; tokens are the N side, in shared memory.
 """
 
 import math
@@ -23,13 +23,13 @@ STEP_K = 16  # elements of K per wgmma
 DATA_BYTES = TILE * TILE // 2  # of a tile of the weight
 SCALE_BYTES = TILE * TILE // 16
 MAX_STAGES = 12
-LOAD_REGISTERS, MULTIPLY_REGISTERS = 24, 240  # per thread, where registers are handed over
+LOAD_REGISTERS, MULTIPLY_REGISTERS = 24, 240  # per thread, if reallocated (setmaxnreg)
 PITCH = TILE + 4  # floats: neighbouring tokens start in different banks
-FEW_TOKENS = 16  # that mma.sync takes with less to issue than wgmma
-SLICED_TOKENS = 32  # that it takes where warpgroups take turns
-MOST_COLUMNS_IN_TURN = 128  # of a part's sums beside those so far
+FEW_TOKENS = 16  # tokens up to which mma.sync issues less than wgmma
+SLICED_TOKENS = 32  # the same where warpgroups take alternate stages
+MOST_COLUMNS_IN_TURN = 128  # registers of a part's sums beside the running sums
 CHUNK = 32  # tokens that the epilogue turns at a time
-BARRIER = 1  # named barrier of the first warpgroup; behind those of all, one for them together
+BARRIER = 1  # named barrier of the first warpgroup; after the warpgroups', one for all together
 
 OutDtype = Literal["bfloat16", "float16", "float32"]
 
@@ -39,21 +39,21 @@ class Tile:
     """Shape of the work of a CTA and a cluster.
 
     Attributes:
-        tokens: per tile, 8 to 256: the N of ``wgmma``.
+        tokens: tokens per tile, 8 to 256: the N of ``wgmma``.
         weights: products that share the tokens: 1, or 2 for the gate and up projection.
-        warpgroups: that decode and multiply.
-        k_tiles: of 64 elements each, per stage; with more than one, K is so many stages exactly.
-        split_k: CTAs of a cluster that each take a part of K and then add up.
-        parts_in_turn: parts of K that a CTA adds up each by itself, one after the other: to the bit
-            what as many CTAs of ``split_k`` give.
-        slices: warpgroups that share their rows, take stages in turn and then add up.
-        ctas_per_sm: that shall fit.
-        max_stages: bound on the operand ring's depth, which otherwise takes the memory left.
+        warpgroups: warpgroups that decode and multiply.
+        k_tiles: K tiles of 64 elements per stage; if more than one, K is a multiple of the stage.
+        split_k: CTAs of a cluster that split K and then reduce.
+        parts_in_turn: parts of K that a CTA sums separately, one after the other: bit-identical to
+            as many CTAs of ``split_k``.
+        slices: warpgroups that share rows, take alternate stages and then reduce.
+        ctas_per_sm: CTAs that must fit on an SM.
+        max_stages: upper bound on the operand ring's depth; less if shared memory is short.
         weight_per_warpgroup: whether each of two warpgroups takes one weight of gate and up.
-        grouped: whether each tile of tokens has an expert of its own, of a stack of weights; how
-            many tiles there are is read on the device.
-        routed_before: of grouped tiles, whether tokens were routed before the launch before this
-            one began. Then this one reads whose tiles they are, and loads weights, before it waits.
+        grouped: whether each token tile has its own expert, from a stack of weights; the number of
+            tiles is read on the device.
+        routed_before: if grouped, whether the routing was complete before the preceding launch
+            began. The kernel then reads the routing, and loads weights, before its wait.
     """
 
     tokens: int
@@ -85,17 +85,17 @@ class Tile:
 
     @property
     def sides(self) -> int:
-        """Warpgroups that share what they multiply, and finish half of it each."""
+        """Warpgroups that share products and finish an equal part each."""
         return self.weights if self.weight_per_warpgroup else 1
 
     @property
     def team(self) -> int:
-        """Warpgroups that share their rows."""
+        """Warpgroups that share rows."""
         return self.sides * self.slices
 
     @property
     def parts(self) -> int:
-        """Parts of K that are added up in the end."""
+        """Parts of K to be added up at the end."""
         return self.split_k * self.slices
 
     @property
@@ -120,12 +120,12 @@ class Tile:
 
     @property
     def split_rows(self) -> int:
-        """Rows that a CTA of a split finishes."""
+        """Rows that a CTA finishes with split-K."""
         return self.rows // self.split_k
 
     @property
     def part_pitch(self) -> int:
-        """Floats from a row of a part to the next: rows start in different banks."""
+        """Floats between rows of a part: rows start in different banks."""
         return self.tokens + 2
 
     @property
@@ -135,18 +135,18 @@ class Tile:
 
     @property
     def uses_mma_sync(self) -> bool:
-        """Whether each warp multiplies by itself, with ``mma.sync``."""
+        """Whether each warp multiplies separately, with ``mma.sync``."""
         return self.tokens <= FEW_TOKENS or self.slices > 1
 
     @property
     def knows_weights(self) -> bool:
-        """Whether it is known which weights to load before the launch before has ended."""
+        """Whether the weights to load are known before the preceding launch has ended."""
         return not self.grouped or self.routed_before
 
     @property
     def reallocates_registers(self) -> bool:
-        """Whether the load warp comes with three idle ones, whose registers the others take."""
-        # Parts in turn have the sums so far beside their own.
+        """Whether the load warp comes with three idle warps, which give up their registers."""
+        # With parts in turn, a thread holds the running sums beside the part's sums.
         return self.columns * (1 + (self.parts_in_turn > 1)) >= 192
 
     @property
@@ -164,7 +164,8 @@ class Tile:
         """Stages of the operand ring beside an epilogue's shared memory."""
         left = SM_SHARED_BYTES // self.ctas_per_sm - CTA_RESERVED_BYTES
         room = (left - BARRIER_BYTES - epilogue_bytes) // self.stage_bytes
-        # A stage is always the same slice's: one that comes every other time mistakes the phase.
+        # A stage always belongs to the same slice: a slice that used every other phase would
+        # mistake it.
         return min(room, self.max_stages) // self.slices * self.slices
 
 
@@ -173,12 +174,12 @@ class EpilogueConfig:
     """Configuration of the epilogue: dtypes, scaling, and the way the result is stored.
 
     Attributes:
-        act: dtype of the activations.
-        dtype: of the result.
-        boxes: whether it leaves in boxes, by TMA; else element by element, for any N.
+        act: dtype of activations.
+        dtype: dtype of the result.
+        boxes: whether TMA stores the result in boxes; else element by element, for any N.
         shards: factors ``alpha`` along the weight's rows.
         bias: dtype of the bias, "" for none.
-        activation: of grouped tiles; without them a pair has SiLU, a single weight none.
+        activation: if grouped, the activation; else a pair has SiLU, a single weight none.
     """
 
     act: ActDtype = "bfloat16"
@@ -205,5 +206,5 @@ class EpilogueConfig:
         return math.gcd(64, tile.own_tokens)
 
     def chunk(self, tile: Tile) -> int:
-        """Tokens that are turned at a time."""
+        """Tokens that are transposed at a time."""
         return math.gcd(CHUNK, tile.own_tokens)

@@ -1,4 +1,4 @@
-"""mbarriers by which the warps of a CTA pass key tiles to one another."""
+"""The mbarriers with which the warps of a CTA pass key tiles to each other."""
 
 from dataclasses import dataclass
 
@@ -18,12 +18,12 @@ class Barriers:
     |---|---|---|---|
     | ``q_full`` | 1 and its bytes | TMA: the queries are in shared memory | 0 |
     | ``sfq_full`` | 1 | scale warp: the queries' scales are in shared memory | 0 |
-    | ``k_full[stage]`` | 1 and its bytes | TMA: a key tile is in the ring | that of the stage |
+    | ``k_full[stage]`` | 1 and its bytes | TMA: a key tile is in the ring | phase of the stage |
     | ``sfk_full[stage]`` | 1 | scale warp: the tile's scales are in the ring | the same |
     | ``k_empty[stage]`` | 1 | commit of the MMAs that read the stage | the same |
     |  | and 4 per group | epilogue warps, if they read FP8 keys' factors | the same |
-    | ``acc_full[accumulator]`` | 1 | commit of its MMAs | that of the accumulator |
-    | ``acc_empty[accumulator]`` | 4 per group | epilogue warps: it is in registers | the same |
+    | ``acc_full[accumulator]`` | 1 | commit of its MMAs | phase of the accumulator |
+    | ``acc_empty[accumulator]`` | 4 per group | epilogue warps: values in registers | the same |
     """
 
     q_full: Array
@@ -68,7 +68,7 @@ def allocate_barriers(tile: ScoreTile) -> Barriers:
 
 @cute.jit
 def initialise(tile: cutlass.Constexpr, barriers: Barriers) -> None:
-    """Initialise the mbarriers; one thread calls it."""
+    """Initialise the mbarriers; called by one thread."""
     counts = arrive_counts(tile)
     ptx.mbarrier_init(barriers.q_full, counts["q_full"])
     ptx.mbarrier_init(barriers.sfq_full, counts["sfq_full"])

@@ -31,7 +31,7 @@ class ScoreProblem:
     Attributes:
         fmt: format of queries and keys.
         head_dim, num_heads: sizes of a query.
-        sequences: sequences, whose queries see keys of their own.
+        sequences: sequences; a query sees keys of its own sequence.
         queries: queries of each sequence.
         keys: keys of each sequence, at most.
     """
@@ -48,8 +48,8 @@ class ScoreProblem:
 def choose_config(problem: ScoreProblem, sms: int = SMS) -> tuple[ScoreTile, int]:
     """Tile, and splits of the keys that keep ``sms`` SMs busy.
 
-    As many queries share a CTA's keys as there are, up to three groups. A single group gets two
-    ping-pong sets where registers allow.
+    Up to three groups of queries share a CTA's keys. A single group gets two ping-pong sets where
+    registers allow.
     """
     columns = head_columns(problem.num_heads)
     fit = max(1, GROUP_COLUMNS // columns)
@@ -67,7 +67,7 @@ def choose_config(problem: ScoreProblem, sms: int = SMS) -> tuple[ScoreTile, int
 
 
 def _splits(problem: ScoreProblem, tile: ScoreTile, sms: int) -> list[int]:
-    """Candidate splits: few, and those that fill a few waves."""
+    """Candidate numbers of splits: few, or enough to fill a few waves."""
     ctas = _ctas(problem, tile)
     max_splits = max(1, min(_ceil_div(problem.keys, KEYS), MAX_SPLITS))
     waves = range(1, MAX_WAVES + 1)
@@ -83,8 +83,8 @@ def _ctas(problem: ScoreProblem, tile: ScoreTile) -> int:
 def estimate(problem: ScoreProblem, tile: ScoreTile, splits: int, sms: int = SMS) -> float:
     """Estimated cycles of waves of CTAs, each with a start and its split of the tiles.
 
-    A wave that the last CTAs leave half empty costs as much as a full one, but memory traffic takes
-    the same time however many SMs cause it.
+    A half-empty last wave costs as much as a full wave, but the time of memory traffic does not
+    depend on the number of SMs.
     """
     tiles = _ceil_div(problem.keys, KEYS)
     moved = problem.sequences * tiles * stored_bytes(tile)

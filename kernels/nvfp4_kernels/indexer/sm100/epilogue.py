@@ -19,8 +19,8 @@ from nvfp4_kernels.sm100.barriers import fence_and_arrive
 from nvfp4_kernels.sm100.limits import WARP_ROWS
 from nvfp4_kernels.sm100.tensor_memory import load_columns
 
-MAX_LOAD = 16  # columns of one tcgen05.ld; the last ones are summed under the next
-CHAINS = 2  # of pairs of sums, so that an addition need not wait for the one before
+MAX_LOAD = 16  # columns of one tcgen05.ld; summed under the next load
+CHAINS = 2  # pairs of sums, so that an addition need not wait for the previous addition
 NEAREST = ptx.FPRoundingMode.RN
 
 Pair = tuple[Float32, Float32]
@@ -28,14 +28,14 @@ Pair = tuple[Float32, Float32]
 
 @dataclass(frozen=True)
 class Epilogue:
-    """Role of four warps per group. A thread has one key of each tile."""
+    """Role of four warps per group; a thread has one key of each tile."""
 
     tile: ScoreTile
     variant: Variant
     visitor: ScoreVisitor
 
     def coord(self, warp: Int32) -> EpilogueCoord:
-        """Coordinate of a warp of the CTA; an extent of one is known at compile time."""
+        """Coordinate of a warp of the CTA; coordinates of extent 1 are compile-time constants."""
         number, groups, sets = warp // GROUP_WARPS, self.tile.groups, self.tile.pingpong
         group = number % groups if groups > 1 else Int32(0)
         pingpong = number // groups if sets > 1 else Int32(0)

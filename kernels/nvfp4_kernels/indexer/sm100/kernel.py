@@ -30,12 +30,12 @@ from nvfp4_kernels.indexer.sm100.weights import HeadWeights
 
 
 class ScoreArguments(NamedTuple):
-    """Queries, keys and sizes of a launch, whatever becomes of the scores.
+    """Queries, keys and sizes of a launch, independent of the use of the scores.
 
     Attributes:
         q: bytes [sequences · queries, num_heads, row].
         k: bytes [keys, row], or of pages that are ``page_table.stride`` apart.
-        q_scales: block scales of ``q``; null if there are none.
+        q_scales: block scales of ``q``, or null.
         page_table: addresses of keys' pages and scales.
         weights: weights of the heads.
         ranges: keys that each query sees.
@@ -76,11 +76,11 @@ class LogitsArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class IndexerLogitsSm100:
-    """One compiled variant. A kernel with another visitor of scores inherits from it.
+    """One compiled variant; base class of kernels with another visitor of scores.
 
     Warp roles: 4 epilogue warps per group of queries and ping-pong set, the first of which also
-    allocates tensor memory; then one MMA warp, one TMA warp and, where keys have scales, two warps
-    that load those.
+    allocates tensor memory; then one MMA warp, one TMA warp and, where keys have scales, two scale
+    warps.
 
         TMA     --q_full, k_full-->     MMA  --acc_full-->   epilogue
         scales  --sfq_full, sfk_full->       <--acc_empty--
@@ -88,7 +88,7 @@ class IndexerLogitsSm100:
 
     The pipelines are rings: ``tile.stages`` key tiles in shared memory (k_full, sfk_full, k_empty)
     and ``tile.accumulators`` in tensor memory (acc_full, acc_empty); queries are loaded once.
-    ``barriers.arrive_counts`` says how many arrivals complete a phase, ``Barriers`` whose.
+    ``barriers.arrive_counts`` has the arrive counts, ``Barriers`` the arriving warps.
     """
 
     tile: ScoreTile
@@ -106,7 +106,7 @@ class IndexerLogitsSm100:
 
     @cute.jit
     def __call__(self, arguments: Any, stream: cuda_driver.CUstream) -> None:
-        """Launch; pointers in ``arguments`` are null where the variant has none."""
+        """Launch; pointers in ``arguments`` that the variant does not use are null."""
         tile, inputs = self.tile, arguments.inputs
         sizes, defective = inputs.sizes, inputs.defective_below
         blocks = cute.ceil_div(sizes.queries, tile.queries)
@@ -143,7 +143,7 @@ class IndexerLogitsSm100:
         if warp == tile.mma_warp and ptx.elect_sync():
             initialise(tile, barriers)
         ptx.barrier_cta_sync()
-        # Ranges, and everything else, may be what the kernel before this one has written.
+        # The preceding kernel may write ranges, and all other arguments.
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         scheduler = tile_scheduler(tile, variant, inputs.sizes, inputs.ranges, min_keys)
         if warp < tile.epilogue_warps:

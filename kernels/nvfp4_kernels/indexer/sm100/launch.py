@@ -1,4 +1,4 @@
-"""Launch arguments of the scoring kernels of sm_100, whatever becomes of the scores."""
+"""Launch arguments of the scoring kernels of sm_100, with or without fused top-k."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from nvfp4_kernels.indexer.sm100.tile import HEAD_DIMS, MAX_HEADS
 from nvfp4_kernels.indexer.sm100.variant import Variant
 from nvfp4_kernels.indexer.sm100.weights import HeadWeights
 
-ALIGNMENT = 16  # bytes: what a tensor map needs of addresses and strides
+ALIGNMENT = 16  # bytes: alignment of a tensor map's addresses and strides
 MIN_PAGE = 16  # keys: the scales behind them then begin on a multiple of 16 bytes
 
 
@@ -28,7 +28,7 @@ class Scoring:
         problem: sizes.
         variant: layout of the keys.
         q, q_scales: queries, and their block scales or None.
-        k: keys, or a cache of them.
+        k: keys, or a paged cache.
         page_table: addresses of keys' pages and scales.
         weights: weights of the heads.
         ranges: keys that each query sees.
@@ -60,11 +60,11 @@ class Scoring:
 
     @property
     def keyless(self) -> bool:
-        """Whether there is not one key."""
+        """Whether there are no keys at all."""
         return self.k.numel() == 0
 
     def arguments(self, splits: int) -> ScoreArguments:
-        """Arguments of a launch that splits the keys among as many CTAs."""
+        """Arguments of a launch that splits the keys among ``splits`` CTAs."""
         problem = self.problem
         return ScoreArguments(
             q=self.q,
@@ -96,8 +96,8 @@ def contiguous(
     """Check contiguous keys; see ``nvfp4_kernels.indexer.score_op.indexer_logits``.
 
     Raises:
-        InvalidArgument: a head size or a number of heads that the kernel lacks, or data that does
-            not start at a multiple of 16 bytes.
+        InvalidArgument: an unsupported head size or number of heads, or data that is not 16-byte
+            aligned.
     """
     problem = _problem(q, fmt, 1, q.shape[0], k.shape[0])
     _check_aligned(q=q, q_scales=q_scales, k=k, k_scales=k_scales, weights=weights)
@@ -120,8 +120,8 @@ def paged(
     """Check keys in a paged cache; see ``nvfp4_kernels.indexer.score_op.indexer_logits_paged``.
 
     Raises:
-        InvalidArgument: as ``contiguous``; a page size that the kernel lacks, or pages that do not
-            start at multiples of 16 bytes.
+        InvalidArgument: as ``contiguous``; an unsupported page size, or pages that are not 16-byte
+            aligned.
     """
     problem = _problem(q, fmt, q.shape[0], q.shape[1], max_context_len)
     _check_page_size(block_size, q.device)
@@ -148,7 +148,7 @@ def _scoring(
     weights: Tensor,
     ranges: KeyRanges,
 ) -> Scoring:
-    """Bundle what a launch needs; FP8 queries' scales multiply the weights."""
+    """Bundle the launch's operands; FP8 queries' scales multiply the weights."""
     fp8 = problem.fmt == "fp8"
     return Scoring(
         problem=problem,
@@ -163,7 +163,7 @@ def _scoring(
 
 
 def _problem(q: Tensor, fmt: Format, sequences: int, queries: int, keys: int) -> ScoreProblem:
-    """Sizes of a launch, which the kernel must have."""
+    """Sizes of a launch; raise if the kernel does not support them."""
     num_heads, head_dim = q.shape[-2], q.shape[-1] * fmt.packed
     if head_dim not in HEAD_DIMS:
         known = ", ".join(map(str, HEAD_DIMS))

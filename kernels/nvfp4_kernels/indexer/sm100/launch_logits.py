@@ -43,7 +43,7 @@ def logits_paged(
 ) -> Tensor:
     """See ``nvfp4_kernels.indexer.score_op.indexer_logits_paged``.
 
-    ``tile``: that one, for this problem, and not what would be chosen.
+    ``tile``: overrides the choice of a tile.
 
     Raises:
         InvalidArgument: as ``launch.paged``.

@@ -35,7 +35,7 @@ class TmaOperands:
 
 @dataclass(frozen=True)
 class TmaLoader:
-    """Role of one warp: each lane copies boxes of one page."""
+    """Role of a warp: each lane copies the boxes of a page."""
 
     tile: ScoreTile
     variant: Variant
@@ -63,7 +63,7 @@ class TmaLoader:
                 wait(barriers.k_empty.subview(stage), phase - 1)
                 self._load_keys(operands, barriers, scheduler, first + number, stage, page, leader)
             pages = next_pages
-        # From here on nothing is loaded that the next kernel would have to share bandwidth with.
+        # From here on this CTA loads nothing that would compete with the next kernel for bandwidth.
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         for last in cutlass.range_constexpr(tile.stages):
             number = scheduler.num_tiles + last
@@ -78,7 +78,7 @@ class TmaLoader:
     def _load_queries(
         self, operands: TmaOperands, barriers: Barriers, scheduler: TileScheduler, leader: Boolean
     ) -> None:
-        """Load the queries; behind the last come rows whose columns nobody reads."""
+        """Load the queries; rows past the last query fill columns that are never read."""
         tile = self.tile
         if leader:
             ptx.mbarrier_arrive_expect_tx(barriers.q_full, tile.query_bytes)
@@ -102,7 +102,7 @@ class TmaLoader:
         page: Int32,
         leader: Boolean,
     ) -> None:
-        """Load one key tile, one box per lane at a time."""
+        """Load one key tile, a box per lane at a time."""
         tile, variant = self.tile, self.variant
         k_full = barriers.k_full.subview(stage)
         if leader:

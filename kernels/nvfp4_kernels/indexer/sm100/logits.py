@@ -20,7 +20,7 @@ class LogitRow:
 
     Attributes:
         start: address of the row.
-        columns: its length; 0 for a query that does not exist.
+        columns: length of the row; 0 for an absent query.
         seen: keys that the query sees.
     """
 
@@ -37,7 +37,7 @@ class LogitsVisitor:
     variant: Variant
 
     def min_keys(self, out: cute.Pointer) -> Int32:
-        """Score every query that sees a key."""
+        """Fewest visible keys for which a query is scored: 1."""
         return Int32(1)
 
     def allocate(self) -> None:
@@ -75,7 +75,7 @@ class LogitsVisitor:
     def _store_masked(
         self, rows: list[LogitRow], scheduler: TileScheduler, pingpong: Int32, lane: Int32
     ) -> None:
-        """Store −∞ for the masked tiles of a ping-pong set; ``lane``: this thread's of a tile."""
+        """Store −∞ for the masked tiles of a ping-pong set; ``lane``: lane in a tile."""
         sets = self.tile.pingpong
         for step in cutlass.range(cute.ceil_div(scheduler.num_masked - pingpong, sets), unroll=1):
             key = scheduler.masked_tile(step * sets + pingpong) * KEYS + lane
@@ -83,12 +83,12 @@ class LogitsVisitor:
                 self._store(row, key, Float32(NEGATIVE_INFINITY))
 
     def begin_phase(self, state: list[LogitRow], scheduler: TileScheduler, phase: Int32) -> None:
-        """Do nothing: warps share nothing."""
+        """Do nothing: warps share no state."""
 
     def visit(self, state: list[LogitRow], number: int, key: Int32, score: Float32) -> None:
         """Store the score, or −∞ for a key that only other queries of the CTA see."""
         row = state[number]
-        # Selected, not multiplied: what a key that is not seen scores may be NaN.
+        # Selected, not multiplied: a masked key's score may be NaN.
         seen = key < row.seen.end
         if not self.variant.paged:
             seen = seen & (key >= row.seen.begin)

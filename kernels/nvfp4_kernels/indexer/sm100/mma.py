@@ -20,11 +20,12 @@ MMA_SCALES = {"nvfp4": 4, "mxfp4": 2}  # bytes of a word of scales that one MMA 
 
 @dataclass(frozen=True)
 class OperandStorage:
-    """Operands in shared memory; scales are None where there are none.
+    """Operands in shared memory; absent scales are None.
 
     Attributes:
         queries, keys: data; keys are a ring.
-        query_atoms, key_atoms: their scales, [word along D, row atom, 512]; keys are a ring.
+        query_atoms, key_atoms: scales of queries and keys, [word along D, row atom, 512]; the keys'
+            are a ring.
     """
 
     queries: Array
@@ -35,7 +36,7 @@ class OperandStorage:
 
 @dataclass(frozen=True)
 class SmemDescriptors:
-    """Shared memory descriptors of the operands, of a ring's first stage."""
+    """Shared memory descriptors of the operands; for rings, of the first stage."""
 
     queries: Int64
     keys: Int64
@@ -48,8 +49,9 @@ class Mma:
     """Role of one warp.
 
     All lanes run the loop, one issues: ptxas of CUDA 13.0 crashes when a single thread loops over
-    MMAs. With one set of scales, the copy of a key tile's scales after the MMAs that read the tile
-    before's relies on the order of the tensor core's pipe, as in the GEMM's ``Mma``.
+    MMAs. With one set of scales, the copy of a key tile's scales must follow the MMAs that read the
+    previous tile's scales; this relies on the order of the tensor core's pipe, as in the GEMM's
+    ``Mma``.
     """
 
     tile: ScoreTile
@@ -96,9 +98,9 @@ class Mma:
 
     @cute.jit
     def _acquire_scales(self, k_empty: Array, tensor: Int32, index: Int32) -> Int32:
-        """First column of a key tile's scales; of two sets, once its MMAs are done.
+        """First column of a key tile's scales; with two sets, once the set's last MMAs are done.
 
-        Those are the MMAs of two tiles ago; their commit releases their stage of the ring.
+        A set was last read by the MMAs of two tiles ago, whose commit releases a stage of the ring.
         """
         tile, stages = self.tile, self.tile.stages
         column = tensor + tile.key_scale_column
@@ -109,7 +111,7 @@ class Mma:
         return column
 
     def _descriptors(self, operands: OperandStorage) -> SmemDescriptors:
-        """Descriptors of the operands; those of missing scales are 0."""
+        """Descriptors of the operands; 0 for missing scales."""
         width = self.tile.chunk_bytes
         rows = row_descriptor(operands.queries, width), row_descriptor(operands.keys, width)
         if operands.query_atoms is None or operands.key_atoms is None:
@@ -175,7 +177,7 @@ class Mma:
         tensor: Int32,
         key_scales: Int32,
     ) -> None:
-        """Issue one block-scaled MMA: 64 elements, whose scales are a word, or half of one."""
+        """Issue one block-scaled MMA: 64 elements, with a word of scales, or half a word."""
         tile = self.tile
         word, part = divmod(step * MMA_SCALES[tile.fmt], 4)
         nvfp4 = tile.fmt == "nvfp4"

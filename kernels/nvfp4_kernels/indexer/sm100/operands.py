@@ -22,7 +22,7 @@ class PageTable(NamedTuple):
     Attributes:
         table: int32 [sequences, table_stride], numbers of pages; null unless paged.
         table_stride: entries from one sequence's row to the next.
-        pages: number of pages, which is also the number of a page that does not exist.
+        pages: number of pages, which also serves as the index of an absent page.
         stride: bytes from one page to the next.
         k_scales: scales of the first page's first key: block scales, or float32 of FP8 keys.
     """
@@ -38,9 +38,8 @@ class PageTable(NamedTuple):
 class PageLookup:
     """Lookup of the pages of a CTA's keys, 32 boxes at a time, one per lane.
 
-    A box is what a tensor map copies at once: keys of one page. A lane that needs a page gets it
-    from the lane that has it; each lookup thus serves several tiles, and is issued while the tiles
-    before them are loaded.
+    A box is the unit of a TMA copy: keys of one page. Pages are exchanged by warp shuffle; each
+    lookup thus serves several tiles, and is issued while earlier tiles are loaded.
     """
 
     variant: Variant
@@ -52,7 +51,7 @@ class PageLookup:
 
     @cute.jit
     def run(self, page_table: PageTable, scheduler: TileScheduler, batch: Int32) -> Int32:
-        """Page of this lane's box in the ``batch``-th lookup; none if no query sees the box."""
+        """Page of this lane's box in the ``batch``-th lookup; absent if no query sees the box."""
         variant = self.variant
         page = Int32(0)
         if cutlass.const_expr(variant.paged):
@@ -78,7 +77,7 @@ class PageLookup:
 def scale_address(
     variant: Variant, page_table: PageTable, page: Int32, key: Int32, scale_bytes: int
 ) -> Int64:
-    """Address of the scales of a key, which some query of the CTA sees."""
+    """Address of the scales of a key, which must be visible to some query of the CTA."""
     start = Int64(page_table.k_scales.toint())
     if not variant.paged:
         return start + Int64(key) * scale_bytes
@@ -93,7 +92,7 @@ def key_map(
     page_table: PageTable,
     defective_below: Int32,
 ) -> TensorMap:
-    """Tensor map of keys, as bytes: [row, keys of a page, pages]; reads beyond give zeros."""
+    """Tensor map of keys, as bytes: [row, keys of a page, pages]; out of bounds reads as zeros."""
     rows = Int32(variant.page_size) if variant.paged else keys
     return tensor_map(
         data.toint(),

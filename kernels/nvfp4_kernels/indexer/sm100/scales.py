@@ -28,12 +28,12 @@ Words = list[list[Uint32]]  # scales of a lane's rows
 
 @dataclass(frozen=True)
 class ScaleLoader:
-    """Role of two warps, which take key tiles alternately: one would be the slowest of a CTA.
+    """Role of two warps, which take key tiles alternately: a single warp would be the bottleneck.
 
-    Keys that no query sees get zeros: their scales may be anything.
+    Keys that no query sees get zeros instead of their undefined scales.
 
-    Keys' scales are copied by cp.async, word by word to their places in an atom, and masked by the
-    lane that has copied them. FP8 keys' factors lie in the ring as an atom does, for the epilogue.
+    Keys' scales are copied by cp.async, word by word into an atom, and masked by the copying lane.
+    FP8 keys' factors have the layout of an atom in the ring, for the epilogue.
     """
 
     tile: ScoreTile
@@ -41,7 +41,7 @@ class ScaleLoader:
 
     @property
     def _prefetch(self) -> int:
-        """Prefetch distance in tiles of this warp: a stage waited for must be published before."""
+        """Prefetch distance in tiles of this warp: stages must be published before a wait."""
         return min(MAX_PREFETCH, (self.tile.stages - SCALE_WARPS) // SCALE_WARPS)
 
     @cute.jit
@@ -100,7 +100,8 @@ class ScaleLoader:
         """Copy the scales of the ``index``-th tile, the ``number``-th of a lookup."""
         tile, variant = self.tile, self.variant
         lane = cute.arch.lane_idx()
-        # A half word is copied with the half before it; rows of a lane are all odd or all even.
+        # A half word is copied together with the preceding half; rows of a lane are all odd or all
+        # even.
         odd = lane % 2 if tile.scale_bytes < WORD else Int32(0)
         size = min(tile.scale_bytes, WORD) * (1 + odd)
         rows = max(1, ROWS // variant.boxes)  # rows of a lane that are in the same page
@@ -124,7 +125,7 @@ class ScaleLoader:
                     )
 
     def _mask(self, atoms: Array) -> None:
-        """Clear the bits of the words this lane has copied that the tensor core must not see."""
+        """Clear, in the words this lane has copied, bits that the tensor core must not see."""
         tile = self.tile
         lane = cute.arch.lane_idx()
         if tile.fmt != "nvfp4" and tile.scale_bytes >= WORD:
@@ -167,7 +168,7 @@ class ScaleLoader:
 
     @cute.jit
     def _publish(self, barrier: Array, leader: Boolean) -> None:
-        """Publish what this warp has written to the tensor core."""
+        """Make this warp's writes visible to the tensor core, and arrive."""
         ptx.fence_proxy(ptx.Proxy.ASYNC_SHARED, space=ptx.SharedSpace.shared_cta)
         ptx.bar_warp_sync(cute.arch.FULL_MASK)
         if leader:

@@ -1,4 +1,4 @@
-"""Static schedule: which queries and which key tiles a CTA has."""
+"""Static scheduler: the queries and key tiles of a CTA."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,9 +16,9 @@ class Sizes(NamedTuple):
     """Host integers of a launch.
 
     Attributes:
-        sequences: sequences, whose queries see keys of their own; 1 unless paged.
+        sequences: number of sequences; a query sees keys of its own sequence; 1 unless paged.
         queries: queries of each sequence.
-        keys: columns of the result: keys, or what the longest context may have.
+        keys: columns of the result: number of keys, or bound on the longest context.
         splits: CTAs among which the keys of a block of queries are split.
     """
 
@@ -50,13 +50,13 @@ class KeyRange:
 
 @dataclass(frozen=True)
 class TileScheduler:
-    """Scheduler state of a CTA: queries of one sequence, and some of the key tiles that they see.
+    """Scheduler state of a CTA: queries of a sequence, and some of their visible key tiles.
 
-    Queries that are not scored see no key. Masked key tiles, which no query of the CTA sees, are
-    split among CTAs as well: some visitors have to write them.
+    Unscored queries see no key. Masked key tiles, which no query of the CTA sees, are also split
+    among CTAs: some visitors must write them.
 
     Attributes:
-        split, num_splits: index of the CTA's part of the keys, and number of parts.
+        split, num_splits: index of the CTA's split of the keys, and number of splits.
         sequence: index of the sequence.
         first_query: index of the first query, counted over all sequences.
         num_queries: queries of the CTA.
@@ -94,7 +94,7 @@ class TileScheduler:
 def key_range(
     variant: cutlass.Constexpr, ranges: KeyRanges, query: Int32, num_keys: Int32
 ) -> KeyRange:
-    """Keys that a query, counted over all sequences, sees; never beyond the result."""
+    """Keys that a query, counted over all sequences, sees; clamped to the result."""
     begin = Int32(0)
     if cutlass.const_expr(not variant.paged):
         begin = cutlass.max(Array(ranges.begins, shape=(1,)).load(query), 0)
@@ -112,8 +112,8 @@ def tile_scheduler(
 ) -> TileScheduler:
     """Scheduler state of this CTA; all lanes of a warp call it together.
 
-    The last queries, which may see most keys, come first. Queries that see fewer than ``min_keys``
-    keys are not scored.
+    The last queries, which may see most keys, are scheduled first. Queries that see fewer than
+    ``min_keys`` keys are not scored.
     """
     block_index = cute.arch.block_idx()[0]
     split, block_index = block_index % sizes.splits, block_index // sizes.splits

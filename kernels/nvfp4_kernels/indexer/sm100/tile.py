@@ -1,11 +1,11 @@
-"""Tile of the scoring kernel: what a CTA computes at a time, and where. No CuTe in here.
+"""Tile of the scoring kernel: a CTA's work, and its memory layout. No CuTe in here.
 
-Keys are the M side, one to a lane of tensor memory; the heads of some queries are the N side, one
-to a column. A key's score for a query is then a sum along the key's own lane: a thread forms it
-alone. Several queries share each key that is loaded.
+Keys are the M side, a lane of tensor memory each; the heads of some queries are the N side, a
+column each. A key's score for a query is then a sum along the key's lane, formed by a single
+thread. Several queries share each loaded key.
 
 Columns are (query, head) pairs, query by query: column ``c`` is head ``c % head_columns`` of query
-``c // head_columns``. Padding heads are zeros, and nobody reads their columns.
+``c // head_columns``. Padding heads are zeros; their columns are never read.
 """
 
 from dataclasses import dataclass
@@ -51,21 +51,21 @@ def head_columns(num_heads: int) -> int:
 
 @dataclass(frozen=True)
 class ScoreTile:
-    """One tile of scores: keys times the heads of some queries.
+    """Tile of scores: keys times the heads of some queries.
 
     Attributes:
         fmt: format of queries and keys.
         head_dim: elements of a key, and of a query's head.
         num_heads: heads of a query.
         group_queries: queries of a group of four epilogue warps.
-        groups: groups, each of which sums other columns of the same key tile.
-        pingpong: sets of such groups, which take key tiles alternately.
-        doubled: of 8 pairs of heads, those for which the FMA units form 2·relu(x) = x + abs(x)
-            instead of the ALU the maximum; their weights are halved.
+        groups: groups; each sums different columns of the same key tile.
+        pingpong: sets of groups, which take key tiles alternately.
+        doubled: number of every 8 pairs of heads for which FMA units form 2·relu(x) = x + abs(x),
+            instead of a maximum by the ALU; the weights of these heads are halved.
         max_stages: upper bound on the stages of the ring of key tiles.
         visitor_bytes: shared memory of the visitor of the scores.
-        scale_sets: places in tensor memory that key tiles' block scales take in turn; see ``Tile``
-            of the GEMM.
+        scale_sets: buffers in tensor memory for key tiles' block scales, used alternately; see
+            ``Tile`` of the GEMM.
     """
 
     fmt: Format
@@ -117,12 +117,12 @@ class ScoreTile:
 
     @property
     def factored(self) -> bool:
-        """Whether each key has one scale, its factor, which multiplies its scores."""
+        """Whether each key has a single scale, a factor of its scores."""
         return self.fmt == "fp8"
 
     @property
     def scaled(self) -> bool:
-        """Whether keys have scales at all."""
+        """Whether keys have scales."""
         return self.block_scaled or self.factored
 
     # --- warps: epilogue, then MMA, load, and scale if there are any ----------------------------
@@ -149,7 +149,7 @@ class ScoreTile:
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA: setmaxnreg needs whole warpgroups, whose spare warps lend registers."""
+        """Threads of a CTA: whole warpgroups for setmaxnreg; spare warps give up registers."""
         others = GROUP_WARPS if self.moves_registers or self.scaled else 2
         return 32 * (self.epilogue_warps + others)
 
@@ -182,14 +182,14 @@ class ScoreTile:
 
     @property
     def scale_bytes(self) -> int:
-        """Scales of a key; block scales of a query's head are as many."""
+        """Bytes of a key's scales, the same for a query's head."""
         if self.block_scaled:
             return self.head_dim // SCALE_BLOCKS[self.fmt]
         return FACTOR_BYTES if self.factored else 0
 
     @property
     def scale_words(self) -> int:
-        """Atoms of scales along D; half a word takes a whole one."""
+        """Atoms of scales along D; half a word takes a whole atom."""
         return -(-self.scale_bytes // WORD)
 
     @property
@@ -221,9 +221,9 @@ class ScoreTile:
     def stages(self) -> int:
         """Stages of the ring of key tiles.
 
-        Epilogue warps that take tiles alternately wait themselves for FP8 keys' factors. In a ring
-        of an odd depth they would wait for every second phase of a stage, and nothing would keep
-        them from taking the phase before it for that one: its parity is the other's.
+        With ping-pong sets, epilogue warps themselves wait for FP8 keys' factors. In a ring of odd
+        depth a set would wait for every second phase of a stage; these have equal parity, so that
+        the warps could mistake an earlier phase for the expected phase.
         """
         left = MAX_SHARED_BYTES - self.fixed_bytes - self.visitor_bytes
         fit = min(left // self.stage_bytes, self.max_stages)
@@ -236,7 +236,7 @@ class ScoreTile:
 
     @property
     def fixed_bytes(self) -> int:
-        """Shared memory beside the ring and the visitor's."""
+        """Shared memory other than the ring and the visitor's."""
         return BARRIER_BYTES + self.query_bytes + self.query_scale_bytes
 
     # --- tensor memory: accumulators, then scales of keys and of queries ------------------------
@@ -250,7 +250,7 @@ class ScoreTile:
 
     @property
     def accumulators(self) -> int:
-        """Key tiles in tensor memory at a time, as many of each ping-pong set."""
+        """Key tiles in tensor memory at a time, the same number for each ping-pong set."""
         fit = min((TENSOR_COLUMNS - self.scale_columns) // self.columns, MAX_ACCUMULATORS)
         return fit // self.pingpong * self.pingpong
 

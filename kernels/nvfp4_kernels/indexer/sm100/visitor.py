@@ -1,4 +1,4 @@
-"""Interface between the epilogue and what becomes of its scores: logits, or the best keys."""
+"""Interface between the epilogue and consumers of scores: logits store, or fused top-k."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,8 +15,8 @@ class EpilogueCoord:
     """Coordinate of an epilogue warp.
 
     Attributes:
-        group: group of queries whose scores it forms.
-        pingpong: its set of groups; sets take key tiles alternately.
+        group: group of queries whose scores the warp forms.
+        pingpong: index of the warp's set of groups; sets take key tiles alternately.
         warp: warp of the group: 32 lanes of tensor memory.
     """
 
@@ -31,34 +31,34 @@ class EpilogueCoord:
 
 
 class ScoreVisitor(Protocol):
-    """Epilogue visitor that takes the scores; a frozen dataclass, compiled into its kernel.
+    """Epilogue visitor that consumes scores; a frozen dataclass, compiled into its kernel.
 
-    All threads of an epilogue warp call ``begin`` and what follows it together.
+    All threads of an epilogue warp call ``begin`` and the later methods together.
     """
 
     def min_keys(self, out: Any) -> Int32:
-        """Keys that a query must see to be scored."""
+        """Fewest visible keys for which a query is scored."""
 
     def allocate(self) -> Any:
-        """Allocate shared memory, ``tile.visitor_bytes`` at most."""
+        """Allocate at most ``tile.visitor_bytes`` of shared memory."""
 
     def begin(
         self, out: Any, storage: Any, ranges: KeyRanges, scheduler: TileScheduler,
         coord: EpilogueCoord,
     ) -> Any:  # fmt: skip
-        """State that a thread keeps for the queries of its group; precedes all scores."""
+        """State of a thread for the queries of its group; called before all scores."""
 
     def begin_phase(self, state: Any, scheduler: TileScheduler, phase: Int32) -> None:
-        """Precede a phase, in which each group scores up to ``tile.accumulators`` key tiles.
+        """Hook before a phase, in which each group scores up to ``tile.accumulators`` key tiles.
 
-        The warps of a group may wait for one another.
+        The warps of a group may synchronise.
         """
 
     def visit(self, state: Any, number: int, key: Int32, score: Float32) -> None:
-        """Take a key's score for the ``number``-th query of the group.
+        """Consume a key's score for the ``number``-th query of the group.
 
-        The query need not see the key, nor exist.
+        The key may be masked, and the query absent.
         """
 
     def end(self, state: Any, scheduler: TileScheduler) -> None:
-        """Follow all scores."""
+        """Hook after all scores."""

@@ -18,7 +18,7 @@ class HeadWeights(NamedTuple):
 
     Attributes:
         weights: float32 [queries, num_heads].
-        query_factors: scales of FP8 queries, as many; null if the variant has none.
+        query_factors: scales of FP8 queries, [queries, num_heads]; null if the variant has none.
     """
 
     weights: cute.Pointer
@@ -26,13 +26,13 @@ class HeadWeights(NamedTuple):
 
 
 def is_doubled(tile: ScoreTile, pair: int) -> bool:
-    """Whether relu of a query's ``pair``-th two heads is doubled; such pairs are spread evenly."""
+    """Whether relu of a query's ``pair``-th two heads is doubled; such pairs are evenly spread."""
     return pair * 3 % PAIRS < tile.doubled
 
 
 @dataclass(frozen=True)
 class WeightLoader:
-    """Loader of a group's weights, [query][head]; a query that does not exist has any."""
+    """Loader of a group's weights, [query][head]; undefined for an absent query."""
 
     tile: ScoreTile
     variant: Variant
@@ -52,7 +52,7 @@ class WeightLoader:
         return rows
 
     def _halved(self, head: int, weight: Float32) -> Float32:
-        """Weight of a head, half of it where relu is doubled."""
+        """Weight of a head, halved where relu is doubled."""
         return weight * 0.5 if is_doubled(self.tile, head // 2) else weight
 
     def _row(self, data: cute.Pointer, query: Int32) -> list[Float32]:

@@ -1,6 +1,7 @@
-"""Top-k of long rows, exactly: one source for sm_90 and sm_100.
+"""Exact top-k of long rows: one source for sm_90 and sm_100.
 
-A cluster of CTAs takes a row, each a slice of its columns, and reads it once. A sample of the row
-gives a threshold that slightly more than ``top_k`` elements are likely to exceed; those that do
-go to shared memory, where the exact best are selected. If they are too few, the row is read again.
+A cluster of CTAs takes a row, each CTA a slice of the columns, and reads the row once. A sample of
+the row gives a threshold that slightly more than ``top_k`` elements are likely to exceed; these
+candidates go to shared memory, where the exact top-k is selected. If there are too few candidates,
+the row is read again.
 """

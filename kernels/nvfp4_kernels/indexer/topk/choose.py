@@ -10,7 +10,7 @@ def choose_config(rows: int, columns: int, top_k: int, sms: int) -> TopkTile:
     Args:
         rows: rows of the launch.
         columns: elements of the longest row, up to ``MAX_COLUMNS``.
-        top_k: columns to choose of each row, up to ``MAX_TOP_K``.
+        top_k: columns to select from each row, up to ``MAX_TOP_K``.
         sms: SMs of the GPU.
     """
     capacity = 8192 if top_k <= 2048 else 10240

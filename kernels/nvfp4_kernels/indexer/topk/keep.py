@@ -1,4 +1,4 @@
-"""Compaction of a buffer of candidates to the best."""
+"""Compaction of a buffer of candidates to the top-k."""
 
 import cutlass
 import cutlass.cute as cute
@@ -19,7 +19,7 @@ UNROLL = 4  # keys of a thread between two barriers
 
 @cute.jit
 def keep_best(group: ThreadGroup, entries: Int32, low: Uint64, top_k: Int32) -> Uint64:
-    """Reduce the buffer to its ``top_k`` best keys; return the last of them.
+    """Reduce the buffer to its ``top_k`` best keys; return the worst key kept.
 
     Args:
         group: thread group; all its threads take part, and sync before the buffer is read.

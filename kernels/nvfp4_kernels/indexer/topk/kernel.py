@@ -31,13 +31,13 @@ class TopkArguments(NamedTuple):
 
     Attributes:
         logits: float32 [rows, stride].
-        ids: int32 [rows, stride], what to write instead of the numbers of columns; null: those.
+        ids: int32 [rows, stride], ids to write instead of column indices; null: column indices.
         lens: int32 [rows], elements of each row.
         starts: int32 [rows], first column of each row; null: 0.
         indices: int32 [rows, top_k], result.
-        valid: int32 [rows], how many of each row's ``indices`` are chosen; −1 follows.
+        valid: int32 [rows], number of selected ``indices`` of each row; further entries are −1.
         stride: elements from one row to the next.
-        top_k: columns to choose.
+        top_k: columns to select.
         rows: rows of the launch.
     """
 
@@ -56,14 +56,14 @@ class TopkArguments(NamedTuple):
 class IndexerTopk:
     """One compiled variant.
 
-    All threads of a cluster, one per row, have the same role. CTAs synchronise by ``bar.sync`` and
-    ``barrier.cluster`` alone, there are no mbarriers; candidates are in shared memory, and peers
+    A cluster takes a row, and all its threads have the same role. CTAs synchronise by ``bar.sync``
+    and ``barrier.cluster`` alone, without mbarriers; candidates are in shared memory, and peers
     exchange histograms and ties through distributed shared memory.
 
     Attributes:
         tile: threads, cluster and shared memory.
-        has_starts: whether rows have first columns of their own.
-        has_ids: whether the result has ids instead of the numbers of columns.
+        has_starts: whether each row has its own first column.
+        has_ids: whether the result has ids instead of column indices.
     """
 
     tile: TopkTile
@@ -91,7 +91,7 @@ class IndexerTopk:
 
     @cute.kernel
     def kernel(self, arguments: TopkArguments) -> None:
-        """Choose among a row's elements, or all of them if there are no more than ``top_k``."""
+        """Select a row's top-k elements, or all elements if there are at most ``top_k``."""
         top_k = arguments.top_k
         group = cta_group(self.tile)
         index = cute.arch.block_idx()[0] // self.tile.cluster
@@ -120,7 +120,7 @@ class IndexerTopk:
     def _choose_all(
         self, group: ThreadGroup, result: TopkResult, length: Int32, top_k: Int32
     ) -> None:
-        """Write all columns of a row, and −1 behind them."""
+        """Write all columns of a row, then −1."""
         first = group.rank * self.tile.threads + group.thread
         for at in range(first, top_k, self.tile.threads * self.tile.cluster):
             if at < length:
@@ -130,7 +130,7 @@ class IndexerTopk:
 
     @cute.jit
     def _choose(self, group: ThreadGroup, row: RowSlice, result: TopkResult, top_k: Int32) -> None:
-        """Write the ``top_k`` best columns of a row."""
+        """Write the top-k columns of a row."""
         tile = self.tile
         low, hint = Uint64(MIN_KEY), Uint64(MAX_KEY)
         if row.quads > tile.cluster * tile.capacity // QUAD:

@@ -1,4 +1,4 @@
-"""Sort keys of elements: the greater, the better; no two elements of a row have equal ones.
+"""Sort keys of elements: the greater, the better; elements of a row have distinct keys.
 
 A key's upper half orders the values, its lower half prefers the lower column. −0 equals +0, and
 NaN, which ``nan_to_lowest`` replaces, equals −inf.
@@ -32,7 +32,7 @@ def value_of(order: Uint32) -> Float32:
 
 
 def value_before(order: Uint32) -> Float32:
-    """Greatest value less than that of ``order``, which is not −inf."""
+    """Greatest value less than ``value_of(order)``, which is not −inf."""
     before = order - 1
     # Of the two zeros, -0 comes before +0 but is no less.
     before = before - Uint32(cutlass.select_(before == Uint32(0x7FFFFFFF), Uint32(1), Uint32(0)))
@@ -55,5 +55,5 @@ def order_of(key: Uint64) -> Uint32:
 
 
 def column_of(key: Uint64) -> Uint32:
-    """Column of a key's element; of a threshold, the last column that it admits."""
+    """Column of a key's element; for a threshold, the last admitted column."""
     return ~Uint32(key)

@@ -1,4 +1,4 @@
-"""Launches of the top-k kernel: ``indexer_topk``, and the choice among candidates of splits."""
+"""Launches of the top-k kernel: ``indexer_topk``, and the selection among splits' candidates."""
 
 from torch import Tensor
 
@@ -32,7 +32,7 @@ def topk_with_ids(scores: Tensor, ids: Tensor, lens: Tensor, top_k: int) -> tupl
         scores: float32 ``(rows, columns)``, contiguous, at most ``MAX_COLUMNS`` columns.
         ids: int32 ``(rows, columns)``, contiguous.
         lens: int32 ``(rows,)``: elements of each row.
-        top_k: ids to choose.
+        top_k: ids to select.
 
     Returns:
         As ``indexer_topk``, with ids instead of indices.

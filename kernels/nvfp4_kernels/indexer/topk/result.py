@@ -1,4 +1,4 @@
-"""Output of the chosen columns, in ascending order."""
+"""Output of the selected columns, in ascending order."""
 
 from dataclasses import dataclass
 
@@ -15,11 +15,11 @@ from nvfp4_kernels.indexer.topk.tile import WARP
 
 @dataclass(frozen=True)
 class TopkResult:
-    """Destination of the chosen columns of a row.
+    """Destination of the selected columns of a row.
 
     Attributes:
         indices: output row.
-        ids: ids to write instead of the numbers of columns; None: their numbers.
+        ids: ids to write instead of column indices; None: column indices.
     """
 
     indices: Array
@@ -32,7 +32,7 @@ class TopkResult:
 
 @cute.jit
 def clear_bitmap(group: ThreadGroup, row: RowSlice) -> None:
-    """Clear the bitmap of the slice; a barrier must come between this and ``write``."""
+    """Clear the bitmap of the slice; requires a barrier before ``write``."""
     threads = group.tile.threads
     group.shared.counts.store(Int32(0), group.thread)
     words = (row.last - row.first) // (WARP // 4) + 2
@@ -49,13 +49,13 @@ def write(
     ties: Int32,
     result: TopkResult,
 ) -> None:
-    """Write the columns of the buffer's keys that are no less than ``threshold``.
+    """Write the columns of the buffer's keys that are at least ``threshold``.
 
     Args:
         group: thread group; all its threads take part.
         row: slice of the row.
         entries: keys in the buffer.
-        threshold: least key that is chosen.
+        threshold: least selected key.
         ties: keys that the cluster has listed as ties.
         result: destination.
     """
@@ -76,7 +76,7 @@ def write(
 
 
 def set_bit(group: ThreadGroup, bit: Int32) -> None:
-    """Set a chosen column's bit, and count it in its chunk."""
+    """Set a selected column's bit, and count the column in its chunk."""
     word = bit // WARP
     address, flag = group.shared.bitmap.data_ptr(word), Int32(1) << bit % WARP
     ptx.red("or", "b32", address, flag, mem_order="relaxed", mem_scope="cta")
@@ -85,7 +85,7 @@ def set_bit(group: ThreadGroup, bit: Int32) -> None:
 
 @cute.jit
 def output_index(group: ThreadGroup, bit: Int32) -> Int32:
-    """Number of chosen columns before that of ``bit``; ``counts`` must hold those before chunks."""
+    """Number of selected columns before ``bit``; ``counts`` must hold the counts before chunks."""
     shared, chunk = group.shared, group.tile.chunk
     word = bit // WARP
     index = shared.counts[word // chunk]
@@ -97,14 +97,14 @@ def output_index(group: ThreadGroup, bit: Int32) -> Int32:
 
 @cute.jit
 def _before_slice(group: ThreadGroup, row: RowSlice, threshold: Uint64, ties: Int32) -> Int32:
-    """Number of chosen columns in slices of lower rank."""
+    """Number of selected columns in slices of lower rank."""
     shared, before = group.shared, Int32(0)
     if cutlass.const_expr(group.tile.cluster > 1):
         if group.lane < group.rank:
             before = shared.greater[group.lane]
         for at in range(group.lane, ties, WARP):
             key = shared.ties[at]
-            # Nothing of rank 0 is before its slice; its head is left of ``origin + 4``.
+            # Rank 0 has no columns before its slice; its head is left of ``origin + 4``.
             earlier = column_of(key).bitcast(Int32) < row.origin + 4
             if (key >= threshold) & earlier & (group.rank > 0):
                 before += 1

@@ -41,7 +41,7 @@ class RowSlice:
 
     @property
     def origin(self) -> Int32:
-        """Column before all of the slice, which for the first CTA includes the head."""
+        """Column before the slice; the first CTA's slice includes the head."""
         return self.head + QUAD * (self.first - 1)
 
 

@@ -12,12 +12,12 @@ from nvfp4_kernels.indexer.topk.tile import LINE, QUAD, QUADS, SAMPLE, WARP, Top
 
 LINES = SAMPLE // (LINE * QUAD)
 DEVIATIONS = 4.0  # standard deviations above the expected number of maxima
-EXTRA_MAXIMA = 6.0  # beyond those: few are not normally distributed
+EXTRA_MAXIMA = 6.0  # beyond the standard deviations: small counts are not normally distributed
 
 
 @cute.jit
 def sample_threshold(group: ThreadGroup, row: RowSlice, top_k: Int32) -> tuple[Uint64, Uint64]:
-    """Threshold, and a key that few exceed: the greatest of the sample.
+    """Threshold, and a key that few elements exceed: the greatest of the sample.
 
     Every CTA of the row takes the same sample. Each thread keeps the maximum of its elements; as
     many maxima reach the threshold as are expected of a row's ``top_k`` largest elements, and more.
@@ -57,7 +57,7 @@ def _prefetch(group: ThreadGroup, row: RowSlice) -> None:
 
 
 def _sampled(row: RowSlice, line: Int32) -> Int32:
-    """Line of the row that is the sample's ``line``-th: anywhere in its part of the row."""
+    """Line of the row for the sample's ``line``-th line, scattered within its part of the row."""
     step = (1 << 32) // LINES
     inside = (line.bitcast(Uint32) * Uint32(2654435761)) >> Uint32(LINES.bit_length() - 1)
     position = line.bitcast(Uint32) * Uint32(step) + inside

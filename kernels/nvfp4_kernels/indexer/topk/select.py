@@ -37,24 +37,23 @@ def histogram_pass(
     histogram: Int32 | int,
     cluster: cutlass.Constexpr,
 ) -> tuple[Uint64, Uint64, Int32, Int32]:
-    """Narrow an interval to the bin that holds its key of rank ``need``; the greatest has rank 1.
+    """Narrow an interval to the bin of the key of rank ``need``; the greatest key has rank 1.
 
     All threads of the cluster, or of the group, take part; buffers were written before the last
-    barrier. If there are fewer than ``need`` keys, as the counter ``TOTAL`` says, the result is
-    meaningless.
+    barrier. If there are fewer than ``need`` keys (counter ``TOTAL``), the result is meaningless.
 
     Args:
         group: thread group.
         entries: keys in the buffer.
         low: least key of the interval.
         high: greatest key of the interval.
-        hint: ``high``, or a lower key that few keys exceed: they share the last bin.
+        hint: ``high``, or a lower key that few keys exceed; these keys share the last bin.
         need: rank of the key.
-        histogram: index of the histogram to use, which no thread reads any more.
+        histogram: index of the histogram to use; no thread may still read this histogram.
         cluster: CTAs whose buffers count: all of the cluster, or 1.
 
     Returns:
-        Low, high and rank within the bin, and the number of its keys.
+        Low, high and rank within the bin, and the number of keys in the bin.
     """
     shared, threads = group.shared, group.tile.threads
     bins, base = BINS // threads, BINS * histogram
@@ -105,9 +104,9 @@ def rank_ties(
     within: Int32,
     cluster: cutlass.Constexpr,
 ) -> Uint64:
-    """Key of rank ``need`` in an interval of ``within`` keys, at most ``MAX_TIES``, by counting.
+    """Key of rank ``need`` in an interval of at most ``MAX_TIES`` keys, ``within``, by counting.
 
-    ``low``, ``high``, ``need`` and ``within`` are those that the last ``histogram_pass`` returned.
+    ``low``, ``high``, ``need`` and ``within`` are results of the last ``histogram_pass``.
     """
     shared = group.shared
     before = shared.counters[BEFORE]
@@ -143,7 +142,7 @@ def rank_ties(
 def select_in_group(
     group: ThreadGroup, entries: Int32, low: Uint64, high: Uint64, need: Int32
 ) -> Uint64:
-    """Key of rank ``need`` among those in this group's buffer, which are at least ``low``."""
+    """Key of rank ``need`` in this group's buffer, of keys that are at least ``low``."""
     within = Int32(MAX_TIES + 1)
     while within > MAX_TIES:
         low, high, need, within = histogram_pass(
@@ -170,7 +169,7 @@ def _bin(group: ThreadGroup, n: int, bins: int) -> Int32:
 
 
 def _cluster_count(group: ThreadGroup, index: Int32, cluster: int) -> tuple[Int32, Int32]:
-    """Count of a bin over all CTAs that take part, and over those of lower rank."""
+    """Count of a bin over all participating CTAs, and over CTAs of lower rank."""
     histograms = group.shared.histograms
     if cluster == 1:
         return histograms[index], Int32(0)

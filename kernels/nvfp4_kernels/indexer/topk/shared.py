@@ -1,4 +1,4 @@
-"""Thread groups that select together: shared memory, barriers, sums."""
+"""Thread groups that select the top-k together: shared memory, barriers, sums."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,10 @@ from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.indexer.topk.tile import BINS, MAX_CLUSTER, MAX_TIES, WARP, TopkTile
 
-# Indices into ``counters``: candidates appended, or refused by a full buffer; those stored until it
-# was full; keys listed as ties; of a histogram, the bin that holds the wanted rank, its keys, those
-# in bins above, those of it that CTAs of lower rank hold, and the keys of all bins.
+# Indices into ``counters``: candidates appended, or refused by a full buffer; candidates stored
+# until the buffer was full; keys listed as ties; of a histogram, the bin that holds the wanted
+# rank, the bin's keys, keys in higher bins, the bin's keys in CTAs of lower rank, and the keys of
+# all bins.
 APPENDED, FILLED, LISTED, BIN, WITHIN, ABOVE, BEFORE, TOTAL = range(8)
 NUM_COUNTERS = 8
 CTA_HISTOGRAM = 0  # not read by peers; passes over the cluster alternate between the others
@@ -20,18 +21,19 @@ CLUSTER_HISTOGRAMS = 1, 2
 
 @dataclass(frozen=True)
 class SharedStorage:
-    """Shared memory of a CTA; peers write to ``ties`` and ``greater``, and read histograms.
+    """Shared memory of a CTA; peers write ``ties`` and ``greater``, and read histograms.
 
     Attributes:
         buffer: keys of candidates.
-        bitmap: bit of each chosen column.
-        counts: chosen columns of each chunk of the bitmap, later those of all chunks before it.
+        bitmap: bit of each selected column.
+        counts: selected columns of each chunk of the bitmap, later the exclusive scan of these
+            counts.
         histograms: ``BINS`` counts each: one for this CTA alone, two for the cluster.
         totals: sum of each warp.
         counters: single numbers, see above.
         greater: keys of each CTA of the cluster above the interval of the threshold.
-        ties: keys of that interval, of all CTAs.
-        threshold: least key that is chosen.
+        ties: keys of the threshold's interval, of all CTAs.
+        threshold: least selected key.
     """
 
     buffer: Array
@@ -47,16 +49,16 @@ class SharedStorage:
 
 @dataclass(frozen=True)
 class ThreadGroup:
-    """Thread group that selects together, a CTA or some of its warps, seen from one thread.
+    """Thread group that selects together, a CTA or some of its warps; fields are per thread.
 
     Attributes:
         tile: tile of the group.
-        shared: its shared memory.
+        shared: shared memory of the group.
         thread: index of the thread in the group.
         warp: index of the warp in the group.
         lane: index of the thread in the warp.
         rank: rank of the CTA in the cluster.
-        barrier: named barrier of the group; 0 is that of the whole CTA.
+        barrier: named barrier of the group; 0 for the whole CTA.
     """
 
     tile: TopkTile
@@ -104,7 +106,7 @@ def _allocate(tile: TopkTile) -> SharedStorage:
 
 @cute.jit
 def clear(group: ThreadGroup) -> None:
-    """Clear what is added to, or may be read before it is written."""
+    """Clear counters and other memory that may be read before its first write."""
     shared = group.shared
     if group.thread < NUM_COUNTERS:
         shared.counters.store(Int32(0), group.thread)
@@ -127,7 +129,7 @@ def map_shared_rank(array: Array, rank: Int32 | int, cluster: int) -> Array:
 
 
 def fetch_add(array: Array, index: Int32 | int, number: Int32 | int) -> Int32:
-    """Add to an element of this CTA's shared memory; return what it was before."""
+    """Add to an element of this CTA's shared memory; return the old value."""
     pointer = array.data_ptr(index)
     return cute.arch.atomic_add(pointer, Int32(number), sem="relaxed", scope="cta")
 
@@ -139,12 +141,12 @@ def increment(array: Array, index: Int32 | int) -> None:
 
 
 def warp_sum(number: Int32) -> Int32:
-    """Sum over all lanes, in each of them."""
+    """Sum over all lanes, in each lane."""
     return cute.arch.warp_redux_sync(number, "add")
 
 
 def count_lanes_before(group: ThreadGroup, flags: Int32) -> Int32:
-    """Number of lower lanes that have their bit set."""
+    """Number of lower lanes with their bit set."""
     return cute.arch.popc(flags & ((Int32(1) << group.lane) - 1))
 
 
@@ -155,7 +157,7 @@ def ballot(flag: Boolean) -> Int32:
 
 @cute.jit
 def warp_exclusive_sum(group: ThreadGroup, number: Int32) -> tuple[Int32, Int32]:
-    """Sum over the lower lanes of the warp, and over all."""
+    """Sum over the lower lanes of the warp, and sum over all lanes."""
     included = number
     for step in cutlass.range_constexpr(5):
         earlier = cute.arch.shuffle_sync_up(included, 1 << step)
@@ -166,7 +168,7 @@ def warp_exclusive_sum(group: ThreadGroup, number: Int32) -> tuple[Int32, Int32]
 
 @cute.jit
 def group_exclusive_sum(group: ThreadGroup, number: Int32) -> tuple[Int32, Int32]:
-    """Sum over the lower threads of the group, and over all; sync before the next call."""
+    """Sum over the lower threads of the group, and over all threads; sync before the next call."""
     totals = group.shared.totals
     before, total = warp_exclusive_sum(group, number)
     if group.lane == 0:

@@ -30,10 +30,10 @@ FIRST_BIT = 1 << 31  # of a lane's elements of a batch, the highest is the first
 
 @cute.jit
 def stream(group: ThreadGroup, row: RowSlice, low: Uint64, top_k: Int32) -> Int32:
-    """Fill the buffer with the slice's keys from ``low`` on; return how many there are.
+    """Fill the buffer with the slice's keys from ``low`` on; return their number.
 
-    If the buffer fills up, the ``top_k`` best so far stay, and ``low`` rises to the last of them.
-    All threads take part; the buffer may be read afterwards.
+    If the buffer fills up, the top-k so far is kept, and ``low`` rises to the worst key kept. All
+    threads take part; the buffer may be read afterwards.
     """
     counters, tile = group.shared.counters, group.tile
     if group.thread == 0:
@@ -59,7 +59,7 @@ def stream(group: ThreadGroup, row: RowSlice, low: Uint64, top_k: Int32) -> Int3
 
 @cute.jit
 def _append_ends(group: ThreadGroup, row: RowSlice, low: Uint64) -> None:
-    """Append elements before the first quad, by lanes 0 to 3, and after the last, by 4 to 7."""
+    """Append elements before the first quad (lanes 0 to 3) and after the last (lanes 4 to 7)."""
     column = group.lane
     inside = (group.rank == 0) & (column < row.head)
     if group.lane >= QUAD:
@@ -74,7 +74,7 @@ def _append_ends(group: ThreadGroup, row: RowSlice, low: Uint64) -> None:
 
 @cute.jit
 def _append_batch(group: ThreadGroup, row: RowSlice, quad: Int32, low: Uint64) -> Boolean:
-    """Append a batch's candidates, ``quad`` being this lane's first; return whether they fit."""
+    """Append a batch's candidates, ``quad`` being this lane's first; return whether all fit."""
     values: list[Float32] = []
     left = row.last - row.first - quad
     for n in cutlass.range_constexpr(QUADS):
@@ -99,8 +99,8 @@ def _append_batch(group: ThreadGroup, row: RowSlice, quad: Int32, low: Uint64) -
 def _above(values: list[Float32], bound: Float32) -> Uint32:
     """Bits of the values greater than ``bound``, the first value's the highest; 0 for NaN.
 
-    The sign of a difference is that of the comparison, subnormal ones included, and NaN's is clear
-    (PTX ISA, add). An addition and a funnel shift take half the ALU's time of comparing.
+    The sign of a difference equals the comparison, even for subnormals, and is clear for NaN (PTX
+    ISA, add). An addition and a funnel shift take half the ALU's time of comparing.
     """
     hits = Uint32(0)
     for value in values:
@@ -115,7 +115,7 @@ def _offset(n: Int32 | int) -> Int32 | int:
 
 @cute.jit
 def _append(group: ThreadGroup, row: RowSlice, column: Int32, hits: Uint32) -> Boolean:
-    """Append the elements whose bits are set, those of the whole warp or none.
+    """Append the elements with set bits: either all of the warp's or none.
 
     Args:
         group: thread group; whole warps take part.
@@ -124,7 +124,7 @@ def _append(group: ThreadGroup, row: RowSlice, column: Int32, hits: Uint32) -> B
         hits: bits of the lane's elements, the first element's the highest.
 
     Returns:
-        Whether they fitted into the buffer.
+        Whether the elements fit in the buffer.
     """
     shared, capacity = group.shared, group.tile.capacity
     at, total = warp_exclusive_sum(group, cute.arch.popc(hits).to(Int32))
@@ -145,6 +145,6 @@ def _append(group: ThreadGroup, row: RowSlice, column: Int32, hits: Uint32) -> B
                 shared.buffer.store(key_of(load_element(row, hit), hit), at)
                 at += 1
         elif (first <= capacity) & (group.lane == 0):
-            # Warps that appended before have written up to here, later ones write nothing.
+            # Warps that appended earlier have written up to here; later warps write nothing.
             shared.counters.store(first, FILLED)
     return fits

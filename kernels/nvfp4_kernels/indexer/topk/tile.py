@@ -6,7 +6,7 @@ from nvfp4_kernels.sm90.limits import MAX_SHARED_BYTES  # sm_100 has as much
 
 WARP = 32
 QUAD = 4  # elements that a thread loads at once: 16 bytes
-QUADS = 8  # that a thread has in flight at a time
+QUADS = 8  # quads in flight per thread
 assert QUAD * QUADS == 32, "a lane's elements are the bits of a word"
 BATCH = WARP * QUAD * QUADS  # elements of a warp's iteration
 LINE = 8  # adjacent quads of a sample: 128 bytes
@@ -21,12 +21,12 @@ MAX_COLUMNS = MAX_CLUSTER * MAX_SLICE
 
 @dataclass(frozen=True)
 class TopkTile:
-    """Tile of a launch.
+    """Tile of a top-k launch.
 
     Attributes:
-        threads: threads that select together: those of a CTA, or of some of its warps.
+        threads: threads that select together: all threads of a CTA, or of some warps.
         cluster: CTAs that share a row.
-        capacity: candidates that their buffer holds, more than ``top_k``.
+        capacity: candidates that the group's buffer holds, more than ``top_k``.
         words: words of the bitmap, one bit per column.
     """
 
@@ -48,7 +48,7 @@ class TopkTile:
 
     @property
     def thread_sample(self) -> int:
-        """Sampled elements of a thread, which keeps the largest."""
+        """Elements that a thread samples, keeping the largest."""
         return SAMPLE // self.threads
 
     @property
@@ -64,7 +64,7 @@ class TopkTile:
 
 
 def slice_quads(quads: int, cluster: int) -> int:
-    """Quads of a row that each CTA but the last takes, whole lines."""
+    """Quads of a row that each CTA but the last takes, in whole lines."""
     return -(-quads // (cluster * LINE)) * LINE
 
 

@@ -15,8 +15,9 @@ MANTISSA_BITS = 23  # of float32
 EXPONENT_BIAS = 127
 FP8_LEAST = 1e-4
 MXFP4_LEAST = 6.0 * 2.0**-126
-# The largest element as 1.f · 2^n: adding what f lacks to 2 carries exactly when a mantissa is
-# greater, so that the exponent of the sum is that of the least power of two, above by n.
+# Largest number of a format, 1.f · 2^n, as (complement of f, n): adding the complement to a
+# mantissa carries exactly if the mantissa exceeds f, so that the exponent of the sum less n is that
+# of the least power-of-two scale.
 E4M3_CARRY, E4M3_EXPONENT = 0x7FFFFF - 0x600000, 8
 E2M1_CARRY, E2M1_EXPONENT = 0x7FFFFF - 0x400000, 2
 INFINITY = 0x7F800000
@@ -25,7 +26,7 @@ ONE_BITS = 2 * EXPONENT_BIAS  # bits of 1.0 with one bit of the mantissa
 
 @dataclass(frozen=True)
 class Encoded:
-    """Encoded elements: bytes of their data, and of the scale that they share, or None."""
+    """Encoded elements: bytes of the data, and of their common scale, or None."""
 
     data: Vector
     scale: Any
@@ -33,18 +34,18 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Encoder:
-    """Encoder of 16 elements per lane, bit for bit as ``nvfp4_kernels.indexer.formats`` defines.
+    """Encoder of 16 elements per lane, bit-identical to ``nvfp4_kernels.indexer.formats``.
 
     Attributes:
         layout: layout of the vectors.
-        native_e2m1: whether to convert to E2M1 by instructions, which Blackwell has.
+        native_e2m1: whether to use Blackwell's conversion instructions for E2M1.
     """
 
     layout: VectorLayout
     native_e2m1: bool
 
     def run(self, elements: Vector, scale: GlobalScale | None) -> Encoded:
-        """Encode bfloat16 ``(16,)``; all lanes of the vector take part, idle ones with any 16.
+        """Encode bfloat16 ``(16,)``; all lanes of the vector take part, idle lanes with any values.
 
         ``scale`` is NVFP4's global scale; None in other formats.
         """
@@ -105,7 +106,7 @@ class Encoder:
 
 
 def _lanes_amax(value: Float32, lanes: int) -> Float32:
-    """Largest value of adjacent lanes, a power of two of them; NaN if one is."""
+    """Largest value of ``lanes`` adjacent lanes, a power of two; NaN if any value is NaN."""
     distance = 1
     while distance < lanes:
         other = cute.arch.shuffle_sync_bfly(value, distance)
@@ -125,9 +126,10 @@ def _to_e4m3(values: list[Float32]) -> Uint32:
 
 
 def _e2m1_code(value: Float32) -> Uint32:
-    """E2M1 code of a value as ``cvt.rn.satfinite.e2m1x2.f32`` gives it: nearest even, saturating.
+    """E2M1 code of a value, as by ``cvt.rn.satfinite.e2m1x2.f32``: nearest even, saturating.
 
-    The code of 1 or more is a float's exponent and first mantissa bit; below, twice the value.
+    For values ≥ 1 the code is the float's exponent and first mantissa bit; below 1, twice the
+    value.
     """
     bits = value.bitcast(Uint32)
     magnitude = bits & 0x7FFFFFFF

@@ -25,7 +25,7 @@ class GatherArguments(NamedTuple):
         starts: int32 [batch + 1], row of each sequence's first vector, and end of the last.
         batch: sequences.
         data: bytes of ``rows`` vectors, result.
-        scales: bytes of their scales, result; null if there are none.
+        scales: bytes of the vectors' scales, result; null if the format has none.
         rows: vectors of the result.
     """
 
@@ -43,7 +43,7 @@ class GatherArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class GatherVectors:
-    """One compiled variant. All threads have the same role: 16 bytes of a vector each.
+    """One compiled variant; all threads have the same role: 16 bytes of a vector each.
 
     Attributes:
         layout: layout of the vectors.
@@ -107,7 +107,7 @@ class GatherVectors:
 
     @cute.jit
     def _sequence(self, arguments: GatherArguments, row: Int32) -> Int32:
-        """Last sequence that starts at ``row`` or before, by bisection; skips empty ones."""
+        """Last sequence that starts at or before ``row``, by bisection; skips empty sequences."""
         starts = Array(arguments.starts, shape=(1,))
         low, high = Int32(0), arguments.batch
         while high - low > 1:

@@ -50,17 +50,17 @@ class VectorLayout:
 
     @property
     def scale_lanes(self) -> int:
-        """Lanes that copy an equal part of the scales each."""
+        """Lanes that copy the scales, an equal part each."""
         return 1 if self.fmt == "fp8" else self.chunks
 
 
 def _power_of_two(at_least: int) -> int:
-    """Least power of two that is no less."""
+    """Least power of two ≥ ``at_least``."""
     return 1 << (at_least - 1).bit_length()
 
 
 def alignment(*offsets: int) -> int:
-    """Largest power of two, up to 16, that divides all of these addresses and strides."""
+    """Largest power of two, up to 16, that divides all given addresses and strides."""
     largest = CHUNK
     for value in offsets:
         while value % largest:

@@ -20,12 +20,12 @@ class StoreArguments(NamedTuple):
 
     Attributes:
         x: bfloat16 [tokens, num_heads, head_dim].
-        data: bytes of the result; of a cache, those of the first page.
+        data: bytes of the result; for a cache, bytes of the first page.
         scales: bytes of the result's scales; null for a cache.
         slots: int64 [tokens], slot of each vector in a cache, negative to skip it; else null.
         page_stride: bytes from one page to the next.
         block_size: vectors of a page.
-        global_scale: NVFP4's, float32; else null.
+        global_scale: NVFP4's global scale, float32; else null.
         token_stride, head_stride: strides of ``x`` in elements.
         tokens, num_heads: sizes.
     """
@@ -45,11 +45,11 @@ class StoreArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class StoreVectors:
-    """One compiled variant. All threads have the same role: 16 elements of a vector each.
+    """One compiled variant; all threads have the same role: 16 elements of a vector each.
 
     Attributes:
         layout: layout of the vectors.
-        paged: whether they go to slots of a cache.
+        paged: whether vectors go to slots of a cache.
         native_e2m1: see ``Encoder``.
         read_align, write_align: bytes to which vectors of ``x``, and pages, are aligned.
     """
@@ -114,7 +114,7 @@ class StoreVectors:
         first: Int32,
         inside: Boolean,
     ) -> None:
-        """Store elements from ``first`` on of a vector, and, from its first lane, their scale."""
+        """Store a vector's elements from ``first`` on; the block's first lane stores the scale."""
         layout = self.layout
         data_at = Int64(vector) * layout.data_bytes
         scale_at = Int64(vector) * layout.scale_bytes

@@ -1,1 +1,1 @@
-"""Sums of what each token's experts gave."""
+"""Unpermute (finalize): weighted sums of each token's expert outputs."""

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 WARP = 32
-VECTOR_BYTES = 16  # that a thread loads at once
+VECTOR_BYTES = 16  # bytes per load of a thread
 MAX_THREADS = 128
-VECTORS_IN_FLIGHT = 16  # that a thread has loaded before it adds the first
+VECTORS_IN_FLIGHT = 16  # vectors that a thread loads before the first addition
 STEPS = 4  # of a thread, where there are many tokens
 RESIDENT_THREADS = 1024  # of an SM, with the registers that a step takes
 
@@ -15,9 +15,9 @@ class CombineTile:
     """CTAs of one token.
 
     Attributes:
-        threads: of a CTA.
-        steps: vectors of 16 bytes that each adds up.
-        ragged: whether some lie beyond the end of a row.
+        threads: threads of a CTA.
+        steps: 16-byte vectors that each thread adds up.
+        ragged: whether some vectors lie past the end of a row.
     """
 
     threads: int
@@ -26,16 +26,16 @@ class CombineTile:
 
 
 def choose_config(m: int, h: int, element_size: int, sms: int) -> CombineTile:
-    """Choose whole warps, as many to each CTA of a token, few of them beyond its end. Pure.
+    """Choose whole warps, equally many per CTA of a token, few of them past the row's end. Pure.
 
-    Where a token's slots lie and what they weigh a thread finds out once for all of its steps: it
-    takes several where there are tokens enough to keep all SMs busy.
+    A thread loads rows and weights of a token's slots once for all of its steps, and so takes
+    several steps where there are enough tokens to keep all SMs busy.
 
     Args:
-        m: tokens.
+        m: number of tokens.
         h: elements of a row.
-        element_size: bytes of one.
-        sms: of the device.
+        element_size: bytes of an element.
+        sms: SMs of the device.
     """
     vectors = -(-h * element_size // VECTOR_BYTES)
     steps = STEPS if m * vectors >= sms * RESIDENT_THREADS else 1

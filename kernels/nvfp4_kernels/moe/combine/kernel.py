@@ -51,15 +51,15 @@ class CombineArguments(NamedTuple):
 class MoeCombine:
     """Sum of each token's slots: a thread adds up some vectors of up to ``top_k`` rows.
 
-    All threads have the same role. Of as many slots as ``VECTORS_IN_FLIGHT`` allows a thread loads
-    everything before it adds the first.
+    All threads have the same role. A thread issues the loads of as many slots as
+    ``VECTORS_IN_FLIGHT`` allows before the first addition.
 
     Attributes:
-        dtype: of the rows, e.g. ``"bfloat16"``.
-        out_dtype: of the result.
+        dtype: dtype of the rows, e.g. ``"bfloat16"``.
+        out_dtype: dtype of the result.
         top_k: slots of a token.
         weighted: whether slots have weights.
-        tile: threads, and vectors of each.
+        tile: threads, and vectors per thread.
     """
 
     dtype: str
@@ -116,7 +116,7 @@ class MoeCombine:
 
     @property
     def _stride(self) -> int:
-        """Elements from one step of a thread to its next."""
+        """Stride between a thread's steps, in elements."""
         return self.tile.threads * self.width
 
     def _has(self, arguments: CombineArguments, element: Int32, step: int) -> Boolean:
@@ -126,7 +126,7 @@ class MoeCombine:
         return element + step * self._stride < arguments.h
 
     def _of_token(self, source: cute.Pointer, first: Int64) -> list[Int32] | list[Float32]:
-        """Numbers of a token's slots."""
+        """Row indices or weights of a token's slots."""
         numbers = Array(source, shape=(1,))
         if self.top_k % QUAD:
             return [numbers.load(first + slot) for slot in range(self.top_k)]
@@ -173,14 +173,14 @@ class MoeCombine:
 def _load(
     first_row: cute.Pointer, row: Int32, pitch: Int32, there_is: list[Boolean], stride: int
 ) -> Vector:
-    """Words of a row's vectors, ``stride`` bytes apart; zeros where there are none.
+    """Words of a row's vectors, ``stride`` bytes apart; zeros for absent vectors.
 
     Args:
-        first_row: the first vector in row 0.
-        row: its number.
+        first_row: address of the first vector in row 0.
+        row: index of the row.
         pitch: bytes of a row.
-        there_is: of each vector.
-        stride: bytes.
+        there_is: whether each vector exists.
+        stride: bytes between vectors.
     """
     # Predicated rather than branched around, so that a thread's loads all start before it waits.
     count = len(there_is)
@@ -200,9 +200,9 @@ def _load(
 
 
 def _add(total: Vector, values: Vector, weight: Float32 | None) -> Vector:
-    """``total + values · weight``: the product is rounded, then the sum.
+    """Return ``total + values · weight``: the product is rounded, then the sum.
 
-    What is not written with a rounding may be fused.
+    Operations without explicit rounding may be contracted to FMA.
     """
     sums = []
     for n in range(total.numel()):

@@ -1,4 +1,4 @@
-"""``moe_combine``: a token's result from those of its slots."""
+"""``moe_combine``: weighted sum of a token's expert outputs (unpermute, finalize)."""
 
 import torch
 from torch import Tensor
@@ -16,15 +16,15 @@ def moe_combine(
     topk_weights: Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """Weighted sum over each token's slots, formed in float32 in their order, rounded once.
+    """Weighted sum over each token's slots in float32, in slot order, with one rounding.
 
-    Each product is rounded, then added. A token's result depends on its own slots alone.
+    Each product is rounded to float32, then added. A token's result depends on its own slots alone.
 
     Args:
         y: bfloat16, float16 or float32 ``(tiles, T, H)``, rows in token tiles.
-        rows: int32 ``(M, k)``, of a ``Routing``: where each slot's row lies, -1 for none; a token
-            without any gets zeros. That all are rows of ``y`` is checked on CPU only.
-        topk_weights: float32 ``(M, k)``, not looked at where there is no row; None: ones.
+        rows: int32 ``(M, k)``, of a ``Routing``: row of each slot in ``y``, -1 for none; a token
+            without rows gets zeros. Bounds are checked on CPU only.
+        topk_weights: float32 ``(M, k)``, ignored for slots without a row; None: ones.
         out_dtype: bfloat16, float16 or float32.
 
     Returns:

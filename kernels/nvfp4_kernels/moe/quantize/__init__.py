@@ -1,1 +1,1 @@
-"""Tokens of a mixture of experts brought into token tiles, as NVFP4 or as they are."""
+"""Permutation of tokens into padded token tiles, with or without quantisation to NVFP4."""

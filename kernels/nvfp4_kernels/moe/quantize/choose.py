@@ -13,16 +13,16 @@ LINES = 32  # rows, up to which a CTA writes whole lines of atoms
 SLOTS, WARPS = 8, 4  # of a CTA whose rows share a global scale
 RESIDENT_THREADS = 1024  # of an SM, with the registers that a row takes
 WARP = 32
-VECTOR_BYTES = 16  # that a thread copies at once
+VECTOR_BYTES = 16  # bytes per copy of a thread
 MAX_COPIED = 4  # such vectors of a thread
 MAX_THREADS = 256
 
 
 def choose_config(rows: int, k: int, element_size: int, per_token: bool, sms: int) -> RowTile:
-    """The layout for so many rows of ``k`` elements, of all tiles in use together. Pure.
+    """Choose the layout for ``rows`` rows of ``k`` elements, over all tiles in use. Pure.
 
-    With one global scale CTAs are small, many to an SM: one of them waits for its slots or its
-    tokens while others quantise, and an SM with a turn more than another one is not long at it.
+    With one global scale CTAs are small, many per SM: while one CTA waits for slots or tokens,
+    others quantise, and an SM with one more turn than another is not much slower.
     """
     if per_token:
         return choose_whole_rows(rows, k, BLOCK * element_size // 4, sms)
@@ -30,30 +30,30 @@ def choose_config(rows: int, k: int, element_size: int, per_token: bool, sms: in
 
 
 def columns_of_row(tile: RowTile, k: int) -> int:
-    """Number of CTAs' parts of a row."""
+    """Number of CTAs that share a row."""
     return -(-k // (tile.blocks * BLOCK))
 
 
 def groups_of_tile(tile: RowTile, tile_tokens: int) -> int:
-    """Number of groups of rows, a CTA's each, of one token tile."""
+    """Number of row groups of one token tile; a CTA takes a group."""
     if tile_tokens <= LINES:
         return tile_tokens // tile.slots
     return -(-tile_tokens // ATOM_ROWS) * tile.groups
 
 
 def turns_of_tile(tile: RowTile, tile_tokens: int, k: int) -> int:
-    """Number of CTAs' turns that one token tile takes."""
+    """Number of CTA turns for one token tile."""
     return columns_of_row(tile, k) * groups_of_tile(tile, tile_tokens)
 
 
 def ctas_of(turns: int, threads: int, sms: int) -> int:
-    """CTAs for at most so many turns: as many as there is room for take one after the other."""
+    """CTAs for at most ``turns`` turns: as many as can be resident, each taking several turns."""
     return max(1, min(turns, sms * max(1, RESIDENT_THREADS // threads)))
 
 
 @dataclass(frozen=True)
 class GatherTile:
-    """CTA that copies a row at a time: ``steps`` vectors of 16 bytes for each of ``threads``."""
+    """CTA that copies a row at a time: ``steps`` 16-byte vectors for each of ``threads``."""
 
     threads: int
     steps: int

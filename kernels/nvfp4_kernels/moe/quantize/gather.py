@@ -33,9 +33,9 @@ class MoeGatherArguments(NamedTuple):
     """Arguments of a launch.
 
     Attributes:
-        groups: int32, the number of token tiles in use first.
+        groups: int32; the first element is the number of token tiles in use.
         tokens: rows to read.
-        out: [tiles, T, k].
+        out: result [tiles, T, k].
         k: elements of a row.
         ctas: size of the grid.
     """
@@ -49,13 +49,13 @@ class MoeGatherArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class GatheredRows:
-    """Rows of token tiles that are copied.
+    """Layout of the copied rows of token tiles.
 
     Attributes:
         dtype: ``"bfloat16"`` or ``"float16"``.
-        tile: threads and vectors of each.
+        tile: threads, and vectors per thread.
         top_k: slots of a token.
-        weighted: whether tokens are multiplied by their slots' weights.
+        weighted: whether the slots' routing weights are applied to the tokens.
     """
 
     dtype: str
@@ -74,12 +74,12 @@ class GatheredRows:
         return self.tile.threads * self.tile.steps * self.width
 
     def turns(self, rows: Int32, k: Int32) -> Int32:
-        """Turns that so many rows take."""
+        """Turns for ``rows`` rows."""
         return rows * cute.ceil_div(k, self.part)
 
     @cute.jit
     def copy(self, tokens: Tokens, slots: Array, k: Int32, out: cute.Pointer, turn: Int32) -> None:
-        """Copy this thread's vectors of a turn; ``slots`` are those of all rows."""
+        """Copy this thread's vectors of a turn; ``slots`` are the slots of all rows."""
         parts = cute.ceil_div(k, self.part)
         row, part = Int64(turn // parts), turn % parts
         slot = load_slot(slots, row)
@@ -99,7 +99,7 @@ class GatheredRows:
 
 
 def _load(source: cute.Pointer, index: Int64, there_is: Boolean) -> Vector:
-    """16 bytes from an element on; if there are none, zeros."""
+    """16 bytes from an element on; zeros if absent."""
     words = ptx.inline_ptx(
         " ".join(f"mov.b32 {{$w{n}}}, 0;" for n in range(4))
         + " @{$r1} ld.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
@@ -111,12 +111,12 @@ def _load(source: cute.Pointer, index: Int64, there_is: Boolean) -> Vector:
 
 @dataclass(frozen=True)
 class MoeGather:
-    """Copy of tokens to the rows of tiles in use; a row of padding is zeros.
+    """Copy of tokens to the rows of tiles in use; padding rows are zeros.
 
     A CTA takes turns, each a row or a part of one, until the tiles in use are done.
 
     Attributes:
-        rows: how they are copied.
+        rows: layout of the copied rows.
         tile_tokens: rows of a token tile.
     """
 

@@ -1,4 +1,4 @@
-"""``moe_quantize`` and its siblings: what enters the experts' first product, in token tiles."""
+"""``moe_quantize`` and its siblings: inputs of the experts' first GEMM, in token tiles."""
 
 import torch
 from torch import Tensor
@@ -25,24 +25,23 @@ def moe_quantize(
     topk_weights: Tensor | None = None,
     terms: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Quantise tokens into the rows of token tiles, with one calibrated global scale.
+    """Quantise and permute tokens into token tiles, with one calibrated global scale.
 
-    A row is what ``quantize`` makes of its token. Rows of padding are zeros, data and scales.
+    A row equals ``quantize`` of its token. Padding rows have zero data and scales.
 
     Args:
-        x: bfloat16 or float16 ``(M, K)``, K a multiple of 16; or ``(tiles, T, K)``, whose rows lie
-            in the tiles already. On a GPU contiguous, on a multiple of 32 bytes.
-        routing: of the tokens.
-        global_scale: float32 ``()``, the factor that multiplies the values.
-        topk_weights: float32 ``(M, k)``: a token is multiplied by its slot's first, in float32
-            rounded to x's dtype. None: it is not.
-        terms: how many NVFP4 values, 1 to 4, add up to each of ``x`` (see
-            ``nvfp4_kernels.formats.terms``).
+        x: bfloat16 or float16 ``(M, K)``, K a multiple of 16; or ``(tiles, T, K)``, already in
+            tiles. On a GPU contiguous and 32-byte aligned.
+        routing: routing of the tokens.
+        global_scale: float32 ``()``, global scale, as for ``quantize``.
+        topk_weights: float32 ``(M, k)``: routing weights, applied to the tokens first, in float32
+            rounded to x's dtype. None: not applied.
+        terms: number of NVFP4 terms of ``x``, 1 to 4 (see ``nvfp4_kernels.formats.terms``).
 
     Returns:
         ``data`` uint8 ``(tiles, T, K/2)`` and ``scales`` float8_e4m3fn in the blocked layout of
-        each tile; of more than one term, ``data`` ``(tiles, terms, T, K/2)`` and the scales of
-        stacked rows. Tiles that are not in use are not written.
+        each tile; with several terms, ``data`` ``(tiles, terms, T, K/2)`` and the scales of stacked
+        rows. Unused tiles are not written.
 
     Raises:
         InvalidArgument: an unsupported dtype, shape, stride or alignment, named.
@@ -54,9 +53,9 @@ def moe_quantize(
 def moe_quantize_per_token(
     x: Tensor, routing: Routing, topk_weights: Tensor | None = None, terms: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantise tokens into the rows of token tiles, each with a global scale of its own.
+    """Quantise and permute tokens into token tiles, with a global scale per token.
 
-    Takes what ``moe_quantize`` takes.
+    Arguments as for ``moe_quantize``.
 
     Returns:
         ``data`` and ``scales`` as ``moe_quantize``, and ``row_scale`` float32 ``(tiles, T)``, 1 for
@@ -69,16 +68,15 @@ def moe_quantize_per_token(
 
 
 def moe_gather(x: Tensor, routing: Routing, topk_weights: Tensor | None = None) -> Tensor:
-    """Copy tokens into the rows of token tiles, for products of 16-bit activations.
+    """Permute tokens into token tiles, for GEMMs of 16-bit activations.
 
     Args:
         x: bfloat16 or float16 ``(M, K)``.
-        routing: of the tokens.
+        routing: routing of the tokens.
         topk_weights: as for ``moe_quantize``.
 
     Returns:
-        ``(tiles, T, K)`` of x's dtype, rows of padding zeros. Tiles that are not in use are not
-        written.
+        ``(tiles, T, K)`` of x's dtype, padding rows zero. Unused tiles are not written.
 
     Raises:
         InvalidArgument, NoKernelError: as ``moe_quantize``.
@@ -105,7 +103,7 @@ def check_tokens(x: Tensor, routing: Routing, topk_weights: Tensor | None) -> No
 
 
 def check_topk_weights(topk_weights: Tensor | None, rows: Tensor) -> None:
-    """Check optional weights of slots."""
+    """Check optional routing weights."""
     if topk_weights is not None:
         check_dtype("topk_weights", topk_weights, (torch.float32,))
         check_shape("topk_weights", topk_weights, rows.shape, "one weight for each slot")

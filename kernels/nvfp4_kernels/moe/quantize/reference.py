@@ -24,7 +24,7 @@ def moe_quantize_per_token(
 
 
 def moe_gather(x: Tensor, routing: Routing, topk_weights: Tensor | None) -> Tensor:
-    """See ``nvfp4_kernels.moe.quantize.op.moe_gather``; rows that lie in tiles stay there."""
+    """See ``nvfp4_kernels.moe.quantize.op.moe_gather``; rows already in tiles stay there."""
     used = int(routing.groups[0])
     slots = routing.slots[:used].long()
     is_slot = slots >= 0

@@ -57,10 +57,10 @@ class MoeQuantizeArguments(NamedTuple):
     """Arguments of a launch.
 
     Attributes:
-        groups: int32, the number of token tiles in use first.
+        groups: int32; the first element is the number of token tiles in use.
         tokens: rows to read.
         out: rows to write.
-        ctas: that share the groups of rows, for each part of them.
+        ctas: CTAs that share the groups of rows, per part of a row.
     """
 
     groups: cute.Pointer
@@ -71,18 +71,18 @@ class MoeQuantizeArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class MoeRows:
-    """Layout of the rows of token tiles, and where a thread finds and leaves them.
+    """Layout of the rows of token tiles, and a thread's reads and writes.
 
     Attributes:
-        dtype: of the input, e.g. ``"bfloat16"``.
-        per_token: whether a row's global scale is its own.
+        dtype: dtype of the input, e.g. ``"bfloat16"``.
+        per_token: whether each row has its own global scale.
         tile: rows and threads.
         tile_tokens: rows of a token tile.
-        k: elements of a row, which a layer has one of: where a thread's block lies is then found in
+        k: elements of a row, a compile-time constant of the layer: a thread then finds its block in
             few instructions, at every turn.
-        top_k: slots of a token; 0: rows lie in tiles already.
-        weighted: whether tokens are multiplied by their slots' weights.
-        terms: of the result.
+        top_k: slots of a token; 0: rows are already in tiles.
+        weighted: whether the slots' routing weights are applied to the tokens.
+        terms: NVFP4 terms of the result.
     """
 
     dtype: str
@@ -96,18 +96,18 @@ class MoeRows:
 
     @property
     def columns(self) -> int:
-        """CTAs' parts of a row."""
+        """Number of CTAs that share a row."""
         return columns_of_row(self.tile, self.k)
 
     def place(self, column: Int32, group: Int32, thread: Int32 | None = None) -> Place:
-        """A thread's place in a part of some rows; ``thread`` as of ``find_at``."""
+        """``Place`` of a thread in a part of some rows; ``thread``: see ``find_at``."""
         found = find_in_lines if self.tile_tokens <= LINES else find_at
         return found(self.tile, self.tile_tokens, self.k, self.terms, column, group, thread)
 
     def slot(self, slots: Array, place: Place, there_is: Boolean | None = None) -> Int32:
-        """Slot of this thread's row; ``slots`` are those of all rows.
+        """Slot of this thread's row; ``slots`` are the slots of all rows.
 
-        ``there_is`` None: this turn is one of the CTA's.
+        ``there_is`` None: the turn certainly belongs to this CTA.
         """
         if not place.line_rows:
             there_is = place.inside if there_is is None else there_is & place.inside
@@ -115,7 +115,7 @@ class MoeRows:
 
     @cute.jit
     def write(self, tokens: Tokens, slot: Int32, out: QuantizedRows, place: Place) -> None:
-        """Quantise one CTA's rows, of which ``slot`` is this thread's."""
+        """Quantise one CTA's rows; ``slot`` is the slot of this thread's row."""
         quantizer = RowQuantizer(out.data, out.scales, out.scale, self.per_token)
         if cutlass.const_expr(self.per_token) or cute.arch.vote_any_sync(slot >= 0):
             quantizer.write(place, self._rows(tokens, slot, place))
@@ -139,14 +139,14 @@ class MoeRows:
 
 @dataclass(frozen=True)
 class MoeQuantizeSm100:
-    """Quantisation of the rows of tiles in use; a row of padding is one of zeros.
+    """Quantisation of the rows of tiles in use; padding rows are zeros.
 
-    A CTA takes turns, each at its part of some rows of a tile, until the tiles in use are done:
-    their number is read on the device, and memory for the worst batch costs nothing. CTAs of the
-    same rows are neighbours, so that all SMs get as much to do where few tiles are in use.
+    A CTA takes turns, each a part of some rows of a tile, until all tiles in use are done: the
+    number of tiles is read on the device, so that memory for the worst case costs no time. CTAs of
+    the same rows are neighbours, so that SMs are evenly loaded when few tiles are in use.
 
     Attributes:
-        rows: their layout.
+        rows: layout of the rows.
     """
 
     rows: MoeRows
@@ -184,12 +184,12 @@ class MoeQuantizeSm100:
     def _take_turns(
         self, arguments: MoeQuantizeArguments, slots: Array, slot: Int32, groups: Int32
     ) -> None:
-        """Quantise rows, of whose first turn ``slot`` is this thread's."""
+        """Quantise rows in turns; ``slot`` is the slot of this thread's row in the first turn."""
         out = arguments.out
         column, first, _ = cute.arch.block_idx()
         for group in range(first, groups, arguments.ctas):
             place, following = self.rows.place(column, group), group + arguments.ctas
-            # Loaded before this turn waits for its rows.
+            # Loaded before this turn waits for the rows' loads.
             next_slot = self.rows.slot(
                 slots, self.rows.place(column, following), following < groups
             )
@@ -245,7 +245,7 @@ def _run(
 
 
 def check_tokens(x: Tensor, topk_weights: Tensor | None) -> None:
-    """Raise unless kernels can read tokens and weights."""
+    """Raise unless kernels can read tokens and routing weights."""
     check_layout("x", x)
     check_aligned("x", x)
     check_layout("topk_weights", topk_weights)
@@ -259,7 +259,7 @@ def rows_of(
     per_token: bool,
     terms: int,
 ) -> MoeRows:
-    """Layout for slots ``(M, k)``; as many rows are expected in use."""
+    """Layout for slots ``(M, k)``, whose number is also the expected number of rows in use."""
     count, sms = slots[0] * slots[1], multiprocessors(x.device)
     return MoeRows(
         dtype=dtype_name(x.dtype),

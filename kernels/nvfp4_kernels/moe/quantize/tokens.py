@@ -1,4 +1,4 @@
-"""Rows of token tiles, as kernels find their tokens."""
+"""Rows of token tiles, and lookup of their tokens in kernels."""
 
 from typing import NamedTuple
 
@@ -9,12 +9,12 @@ from cutlass.experimental import primitives as ptx
 
 
 class Tokens(NamedTuple):
-    """Rows to read, in global memory; part of kernels' arguments.
+    """Input rows in global memory; part of kernels' arguments.
 
     Attributes:
         x: [m, k], or [tiles, T, k].
         slots: int32 [tiles, T], slot of each row, -1 for padding.
-        weights: float32 [m, top_k], or null.
+        weights: routing weights, float32 [m, top_k], or null.
     """
 
     x: cute.Pointer
@@ -32,7 +32,7 @@ def load_count(groups: cute.Pointer) -> Int32:
 
 
 def load_slot(source: Array, row: Int64, there_is: Boolean | None = None) -> Int32:
-    """Slot of a row; -1 if there is none. ``there_is`` None: there always is one."""
+    """Slot of a row; -1 if absent. ``there_is`` None: the row certainly exists."""
     if there_is is None:
         return source.load(row)
     return ptx.inline_ptx(
@@ -43,7 +43,7 @@ def load_slot(source: Array, row: Int64, there_is: Boolean | None = None) -> Int
 
 
 def load_weight(source: cute.Pointer, slot: Int32) -> Float32:
-    """Router's weight of a slot; 1 if there is none."""
+    """Routing weight of a slot; 1 without weights."""
     return ptx.inline_ptx(
         "mov.f32 {$w0}, 0f3F800000; @{$r1} ld.global.f32 {$w0}, [{$r0}];",
         write_only_types=[Float32],
@@ -52,10 +52,10 @@ def load_weight(source: cute.Pointer, slot: Int32) -> Float32:
 
 
 def weigh(elements: Vector, weight: Float32) -> Vector:
-    """Elements times a weight, in float32, rounded to their own type."""
+    """Apply a routing weight to elements in float32, rounded to the elements' type."""
     return (elements.to(Float32) * weight).to(elements.dtype)
 
 
 def first_element(slot: Int32, row: Int64, top_k: cutlass.Constexpr, k: Int32 | int) -> Int64:
-    """Index of the first element of a row's token; of rows in tiles, ``top_k`` 0, the row's."""
+    """Offset in x of the row's token; of the row itself if x is tiled already (``top_k`` == 0)."""
     return (Int64(slot // top_k) if top_k else row) * Int64(k)

@@ -1,1 +1,1 @@
-"""Slots of a mixture of experts sorted into token tiles."""
+"""Slots of a mixture of experts sorted by expert into padded token tiles (align)."""

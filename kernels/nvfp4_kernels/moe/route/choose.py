@@ -7,11 +7,11 @@ CTA_SLOTS = 4096  # beyond, another CTA is worth the exchange of counts
 
 
 def choose_config(slots: int, experts: int) -> RouteTile:
-    """Choose the fewest CTAs that read all slots at once; a cluster of eight takes the rest. Pure.
+    """Choose the fewest CTAs that hold all slots at once; else a cluster of eight. Pure.
 
     Args:
-        slots: of the batch.
-        experts: of this rank; a thread each looks at their counts.
+        slots: slots of the batch.
+        experts: experts of this rank; one thread per expert.
     """
     cluster = 1
     while cluster < MAX_CLUSTER and slots > cluster * CTA_SLOTS:
@@ -23,7 +23,7 @@ def choose_config(slots: int, experts: int) -> RouteTile:
 
 
 def mapped_experts(total: int) -> int:
-    """Room for a map of so many experts."""
+    """Capacity of a map for ``total`` experts."""
     return _power(max(total, WARP))
 
 

@@ -38,7 +38,7 @@ class RouteArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class MoeRoute:
-    """Sort of a batch by one CTA, or by one cluster whose CTAs exchange their counts.
+    """Sort of a batch by one CTA, or by one cluster whose CTAs exchange counts.
 
     Attributes:
         tile: threads and CTAs.
@@ -65,7 +65,7 @@ class MoeRoute:
 
     @cute.kernel
     def kernel(self, arguments: RouteArguments) -> None:
-        """Count, sum up, write."""
+        """Count slots, scan the counts, write the routing."""
         batch, out = arguments.batch, arguments.out
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         sort = sorter(self.tile, self.sizes)
@@ -79,13 +79,13 @@ class MoeRoute:
 
 
 def check_batch(topk_ids: Tensor, expert_map: Tensor | None) -> None:
-    """Raise unless kernels can read ids and map."""
+    """Raise unless kernels can read ids and expert map."""
     check_layout("topk_ids", topk_ids)
     check_map(expert_map)
 
 
 def check_map(expert_map: Tensor | None) -> None:
-    """Raise unless kernels can read a map."""
+    """Raise unless kernels can read the expert map."""
     check_layout("expert_map", expert_map)
     if expert_map is not None and len(expert_map) > MAX_MAPPED:
         raise InvalidArgument(
@@ -95,13 +95,13 @@ def check_map(expert_map: Tensor | None) -> None:
 
 
 def batch_of(topk_ids: Tensor, expert_map: Tensor | None, num_experts: int) -> Batch:
-    """Ids and map as kernels take them."""
+    """Ids and expert map as kernel arguments."""
     total = num_experts if expert_map is None else len(expert_map)
     return Batch(topk_ids, expert_map, topk_ids.numel(), total)
 
 
 def sizes_of(expert_map: Tensor | None, num_experts: int, tile_tokens: int) -> Sizes:
-    """Sizes that kernels are compiled for."""
+    """Compile-time sizes of kernels."""
     mapped = 0 if expert_map is None else mapped_experts(len(expert_map))
     return Sizes(num_experts, mapped, tile_tokens)
 

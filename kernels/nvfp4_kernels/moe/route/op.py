@@ -1,4 +1,4 @@
-"""``moe_route``: which token tile each slot goes to."""
+"""``moe_route``: sort of slots by expert into token tiles, as ``moe_align_block_size``."""
 
 from collections.abc import Sequence
 
@@ -16,15 +16,15 @@ MAX_EXPERTS = 1024
 def moe_route(
     topk_ids: Tensor, num_experts: int, tile_tokens: int, expert_map: Tensor | None = None
 ) -> Routing:
-    """Sort the slots of a batch by expert, stably, into tiles of ``tile_tokens`` rows.
+    """Sort the slots of a batch stably by expert into padded tiles of ``tile_tokens`` rows.
 
     Args:
-        topk_ids: int32 ``(M, k)``, k at most 32, the experts of each token. An id that is no
-            expert's adds nothing; one that comes twice is taken twice.
-        num_experts: experts of this rank, at most 1024: rows of its weights.
+        topk_ids: int32 ``(M, k)``, k at most 32, the experts of each token. An id without an expert
+            is skipped; a duplicate id counts twice.
+        num_experts: experts (weights) of this rank, at most 1024.
         tile_tokens: T, one of ``routing.TILE_TOKENS``.
-        expert_map: int32 ``(E,)``, the row of each of all ranks' experts, -1 for other ranks';
-            None: ids are rows.
+        expert_map: int32 ``(E,)``, local index of each global expert, -1 for experts of other
+            ranks; None: ids are local.
 
     Returns:
         A ``Routing`` with memory for the worst case, ``routing.max_tiles``.
@@ -37,7 +37,7 @@ def moe_route(
 
 
 def check_ids(topk_ids: Tensor, expert_map: Tensor | None, num_experts: int) -> None:
-    """Check what a batch is routed by."""
+    """Check expert ids and the expert map."""
     check_dtype("topk_ids", topk_ids, (torch.int32,))
     if topk_ids.ndim != 2 or not 0 < topk_ids.shape[1] <= MAX_TOP_K:
         raise InvalidArgument(
@@ -49,7 +49,7 @@ def check_ids(topk_ids: Tensor, expert_map: Tensor | None, num_experts: int) -> 
 
 
 def check_sizes(num_experts: int, expert_map: Tensor | None) -> None:
-    """Check the experts of this rank, and the map to them."""
+    """Check the number of experts of this rank, and the expert map."""
     if not 0 < num_experts <= MAX_EXPERTS:
         raise InvalidArgument(
             f"num_experts: is {num_experts}, must be from 1 to {MAX_EXPERTS}; count the experts "
@@ -67,7 +67,7 @@ def check_sizes(num_experts: int, expert_map: Tensor | None) -> None:
 def new_routing(
     like: Tensor, slots: Sequence[int], num_experts: int, tile_tokens: int
 ) -> tuple[Tensor, ...]:
-    """Memory for the parts of a routing of ``(M, k)`` slots, where ``like`` is."""
+    """Memory for the parts of a routing of ``(M, k)`` slots, on ``like``'s device."""
     m, k = slots
     tiles = max_tiles(m * k, num_experts, tile_tokens)
     shapes = (1 + tiles,), (tiles, tile_tokens), (m, k)

@@ -36,7 +36,7 @@ def moe_route(
 
 
 def _local_rows(topk_ids: Tensor, expert_map: Tensor | None, num_experts: int) -> Tensor:
-    """Rows of this rank's weights that slots go to, ``num_experts`` for none: int64."""
+    """Local expert of each slot, ``num_experts`` for none: int64."""
     rows = topk_ids.long()
     if expert_map is not None:
         known = (rows >= 0) & (rows < len(expert_map))

@@ -1,8 +1,8 @@
 """Stable counting sort of a batch's slots by expert, by the threads of a CTA or a cluster.
 
-Each warp takes neighbouring slots and counts its own of each expert in shared memory, in their
-order; lanes of the same expert find one another with ``match``. Sums over warps, CTAs and experts
-then say where the slots of a warp begin. Nothing depends on the order in which warps run.
+Each warp takes neighbouring slots and counts slots per expert in shared memory, in slot order;
+lanes of the same expert find each other with ``match``. Scans over warps, CTAs and experts then
+give the first row of each warp's slots. The result does not depend on the order in which warps run.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class Batch(NamedTuple):
         ids: int32 [count].
         expert_map: int32 [total], or null.
         count: number of slots.
-        total: number of experts whose ids are known.
+        total: number of experts with valid ids.
     """
 
     ids: cute.Pointer
@@ -53,18 +53,18 @@ ROUTING_TYPES = {"groups": Int32, "slots": Int32, "rows": Int32}
 
 @dataclass(frozen=True)
 class Sorter:
-    """A sort, seen from one thread; functions follow one another in the order they stand in.
+    """State of a sort in one thread; the functions below are called in order.
 
     Attributes:
-        tile: threads and clusters.
+        tile: threads and CTAs.
         sizes: experts, and rows of a tile.
-        expert_map: copy of the map.
-        counts: [warp, expert], slots of each warp; then those of warps before it in the CTA.
+        expert_map: copy of the expert map.
+        counts: [warp, expert], slots of each warp; later the exclusive scan over the CTA's warps.
         firsts: [expert], row of the CTA's first slot.
         ends: [expert], row after the last slot of all CTAs.
         own: [expert], slots of the CTA, which its peers read.
-        totals: [warp], of a sum over threads.
-        thread, rank: index of the thread in the CTA, and of that in the cluster.
+        totals: [warp], partial sums of a scan over threads.
+        thread, rank: index of the thread in the CTA, and of the CTA in the cluster.
     """
 
     tile: RouteTile
@@ -89,7 +89,7 @@ class Sorter:
         return self.thread // WARP
 
     def slot(self, batch: Batch, turn: Int32 | int, step: int) -> Int32:
-        """Number of this lane's slot."""
+        """Index of this lane's slot."""
         warp = self.rank * self.tile.warps + self.warp
         turns = Int32(1) if self.tile.single else cute.ceil_div(batch.count, self.tile.slots)
         return ((warp * turns + turn) * self.tile.steps + step) * WARP + self.lane
@@ -117,7 +117,7 @@ def sorter(tile: RouteTile, sizes: Sizes) -> Sorter:
 
 @cute.jit
 def prepare(sort: Sorter, batch: Batch) -> None:
-    """Clear counts and copy the map, which is older than the kernel before this one."""
+    """Clear counts and copy the expert map, which preceding kernels must not write."""
     for at in range(sort.thread, sort.tile.warps * sort.sizes.experts, sort.tile.threads):
         sort.counts.store(Int32(0), at)
     if cutlass.const_expr(sort.sizes.mapped > 0):
@@ -132,9 +132,9 @@ LoadId = Callable[[Batch, Int32], Int32]  # id of a slot, -1 past the last
 def load_experts(
     sort: Sorter, batch: Batch, turn: Int32 | int = 0, load: LoadId | None = None
 ) -> list[Int32]:
-    """Experts of this lane's slots, as rows of this rank's weights; ``NO_EXPERT`` for none.
+    """Local experts of this lane's slots; ``NO_EXPERT`` for none.
 
-    ``load`` None: from the batch's memory.
+    ``load``: loader of an id; None: from the batch's memory.
     """
     slots = [sort.slot(batch, turn, step) for step in range(sort.tile.steps)]
     ids = [(load or _load_id)(batch, slot) for slot in slots]
@@ -165,14 +165,14 @@ def _expert(sort: Sorter, batch: Batch, number: Int32) -> Int32:
 
 @cute.jit
 def take(sort: Sorter, expert: Int32) -> Int32:
-    """Count the warp's slots of each expert; return how many came before this lane's."""
+    """Count the warp's slots of each expert; return the number before this lane's slot."""
     same = ptx.match_sync(cute.arch.FULL_MASK, expert, "any")
     before = count_lanes_before(sort.lane, same)
     at = sort.warp * sort.sizes.experts + expert
     counted = Int32(0)
     if expert >= 0:
         counted = sort.counts[at]
-    ptx.bar_warp_sync(cute.arch.FULL_MASK)  # read by all lanes before one of them writes
+    ptx.bar_warp_sync(cute.arch.FULL_MASK)  # all lanes read before any lane writes
     if (expert >= 0) & (before == 0):
         sort.counts.store(counted + cute.arch.popc(same).to(Int32), at)
     ptx.bar_warp_sync(cute.arch.FULL_MASK)
@@ -182,9 +182,9 @@ def take(sort: Sorter, expert: Int32) -> Int32:
 def count(
     sort: Sorter, batch: Batch, load: LoadId | None = None
 ) -> tuple[list[Int32], list[Int32]]:
-    """Count the slots of each warp; experts and ranks in the warp of a single turn's.
+    """Count the slots of each warp; return experts and ranks in the warp, for a single turn.
 
-    ``load``: as of ``load_experts``, of a single turn.
+    ``load``: see ``load_experts``; only with a single turn.
     """
     if not sort.tile.single:
         _count_turns(sort, batch)
@@ -203,9 +203,9 @@ def _count_turns(sort: Sorter, batch: Batch) -> None:
 
 @cute.jit
 def place_experts(sort: Sorter) -> Int32:
-    """Sum up counts to the rows where experts and warps begin; return the tiles of all experts.
+    """Scan counts into first rows of experts and warps; return the total number of tiles.
 
-    A thread has ``each`` neighbouring experts.
+    A thread takes ``each`` neighbouring experts.
     """
     experts, warps, cluster = sort.sizes.experts, sort.tile.warps, sort.tile.cluster
     each = -(-experts // sort.tile.threads)
@@ -239,7 +239,7 @@ def place_experts(sort: Sorter) -> Int32:
 
 @cute.jit
 def _sum_warps(sort: Sorter, expert: Int32) -> Int32:
-    """Replace an expert's count of each warp by those of the warps before; return their sum."""
+    """Exclusive scan of an expert's counts over warps; return the total."""
     experts, total = sort.sizes.experts, Int32(0)
     counted = [sort.counts[warp * experts + expert] for warp in range(sort.tile.warps)]
     for warp in cutlass.range_constexpr(sort.tile.warps):
@@ -250,7 +250,7 @@ def _sum_warps(sort: Sorter, expert: Int32) -> Int32:
 
 @cute.jit
 def _sum_cluster(sort: Sorter, expert: Int32) -> tuple[Int32, Int32]:
-    """Slots of an expert in CTAs of lower rank, and in all."""
+    """Slots of an expert in CTAs of lower rank, and in all CTAs."""
     before, total = Int32(0), Int32(0)
     if expert < sort.sizes.experts:
         for rank in cutlass.range_constexpr(sort.tile.cluster):
@@ -263,7 +263,7 @@ def _sum_cluster(sort: Sorter, expert: Int32) -> tuple[Int32, Int32]:
 
 @cute.jit
 def row_of(sort: Sorter, expert: Int32, rank: Int32) -> Int32:
-    """Row of a slot with a rank in its warp; -1 for one of no expert."""
+    """Row of a slot from its expert and rank in the warp; -1 without an expert."""
     row = Int32(-1)
     if expert >= 0:
         at = sort.warp * sort.sizes.experts + expert
@@ -275,7 +275,7 @@ def row_of(sort: Sorter, expert: Int32, rank: Int32) -> Int32:
 def write_slots(
     sort: Sorter, batch: Batch, out: RoutingOut, experts: list[Int32], ranks: list[Int32]
 ) -> None:
-    """Write rows of slots, and slots of rows; ``experts`` and ``ranks`` as of ``count``."""
+    """Write rows of slots, and slots of rows; ``experts`` and ``ranks`` from ``count``."""
     if cutlass.const_expr(sort.tile.single):
         for step in cutlass.range_constexpr(sort.tile.steps):
             row = row_of(sort, experts[step], ranks[step])
@@ -293,7 +293,7 @@ def write_slots(
 
 @cute.jit
 def write_slot(batch: Batch, out: RoutingOut, slot: Int32, row: Int32) -> None:
-    """Write where a slot lies, if there is one."""
+    """Write the row of a slot, and the slot of the row, if the slot exists."""
     if slot < batch.count:
         Array(out.rows, shape=(1,)).store(row, slot)
     if row >= 0:
@@ -302,7 +302,7 @@ def write_slot(batch: Batch, out: RoutingOut, slot: Int32, row: Int32) -> None:
 
 @cute.jit
 def write_tiles(sort: Sorter, out: RoutingOut, used: Int32) -> None:
-    """Write the experts of tiles and the padding behind their slots, some lanes an expert."""
+    """Write the experts of tiles and the padding after their slots, several lanes per expert."""
     rows, lanes = sort.sizes.tile_tokens, min(WARP, sort.sizes.tile_tokens // PADDING_OF_LANE)
     groups, slots = Array(out.groups, shape=(1,)), Array(out.slots, shape=(1,))
     teams, lane = sort.tile.threads // lanes, sort.thread % lanes
@@ -322,6 +322,6 @@ def write_tiles(sort: Sorter, out: RoutingOut, used: Int32) -> None:
 
 
 def finish(sort: Sorter) -> None:
-    """Wait until no peer reads this CTA's shared memory any more."""
+    """Wait until no peer reads this CTA's shared memory."""
     if sort.tile.cluster > 1:
         ptx.barrier_cluster_wait()

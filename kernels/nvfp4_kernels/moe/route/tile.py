@@ -13,13 +13,13 @@ MAX_MAPPED = 4096  # experts of all ranks
 
 @dataclass(frozen=True)
 class RouteTile:
-    """CTAs that sort a batch together, each warp neighbouring slots.
+    """CTAs that sort a batch together; each warp takes neighbouring slots.
 
     Attributes:
-        threads: of a CTA.
-        cluster: CTAs, which exchange counts.
+        threads: threads of a CTA.
+        cluster: CTAs of the cluster, which exchange counts.
         steps: slots of a lane at a time.
-        single: whether that is all of them, so that slots are read and ranked once.
+        single: whether one turn covers all slots, so that slots are read and ranked once.
     """
 
     threads: int
@@ -46,11 +46,12 @@ class RouteTile:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes that are the same for every batch of a layer.
+    """Sizes that are constant for a layer.
 
     Attributes:
-        experts: of this rank.
-        mapped: at least the experts of all ranks, a power of two; 0 without a map.
+        experts: experts of this rank.
+        mapped: capacity of the expert map, a power of two ≥ the experts of all ranks; 0 without a
+            map.
         tile_tokens: rows of a token tile.
     """
 

@@ -1,1 +1,1 @@
-"""Routing of a batch and its tokens in token tiles by one launch, where the batch is small."""
+"""Routing and quantisation (or copy) of a small batch in one launch."""

@@ -25,13 +25,13 @@ from nvfp4_kernels.runtime.compile import launch
 
 
 class RouteGatherArguments(NamedTuple):
-    """Arguments of a launch; ``ctas`` is the size of the grid, whose last CTA writes the routing.
+    """Arguments of a launch; the last of the grid's ``ctas`` CTAs writes the routing.
 
     Attributes:
         batch: slots to sort.
-        routing: what they are sorted to.
+        routing: result of the sort.
         tokens: rows to read.
-        out: [tiles, T, k].
+        out: result [tiles, T, k].
         k: elements of a row.
     """
 
@@ -49,7 +49,7 @@ class MoeRouteGather:
 
     Attributes:
         route: the sort.
-        rows: layout of the rows that are copied.
+        rows: layout of the copied rows.
     """
 
     route: CtaRoute

@@ -1,8 +1,8 @@
-"""``moe_route_quantize`` and its siblings: tokens to token tiles, from the experts chosen on.
+"""``moe_route_quantize`` and its siblings: from top-k experts to token tiles.
 
-The results are those of ``moe_route`` and then ``moe_quantize`` or ``moe_gather``, bit for bit. A
-GPU needs one launch for a batch that each CTA sorts in the time that waiting for another would
-take, and two for any other.
+Bit-identical to ``moe_route`` and then ``moe_quantize`` or ``moe_gather``. A GPU needs one launch
+if the batch is so small that each CTA sorts it as fast as it could wait for another kernel, else
+two launches.
 """
 
 import torch
@@ -48,7 +48,7 @@ def moe_route_quantize(
         The ``Routing`` of ``moe_route``, ``data`` and ``scales`` of ``moe_quantize``.
 
     Raises:
-        InvalidArgument, NoKernelError: as both.
+        InvalidArgument, NoKernelError: as both ops.
     """
     groups, slots, rows, data, scales = torch.ops.nvfp4.moe_route_quantize(
         x, topk_ids, expert_map, num_experts, tile_tokens, global_scale, topk_weights, terms
@@ -65,9 +65,9 @@ def moe_route_quantize_per_token(
     topk_weights: Tensor | None = None,
     terms: int = 1,
 ) -> tuple[Routing, Tensor, Tensor, Tensor]:
-    """Route a batch and quantise its tokens, each with a global scale of its own.
+    """Route a batch and quantise its tokens, with a global scale per token.
 
-    Takes what ``moe_route_quantize`` takes.
+    Arguments as for ``moe_route_quantize``.
 
     Returns:
         The ``Routing``, ``data``, ``scales`` and ``row_scale`` of ``moe_quantize_per_token``.
@@ -89,9 +89,9 @@ def moe_route_gather(
     expert_map: Tensor | None = None,
     topk_weights: Tensor | None = None,
 ) -> tuple[Routing, Tensor]:
-    """Route a batch and copy its tokens into token tiles.
+    """Route a batch and permute its tokens into token tiles.
 
-    Takes what ``moe_route_quantize`` takes.
+    Arguments as for ``moe_route_quantize``.
 
     Returns:
         The ``Routing``, and the ``(tiles, T, K)`` of ``moe_gather``.

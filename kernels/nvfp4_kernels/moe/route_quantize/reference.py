@@ -1,4 +1,4 @@
-"""``moe_route_quantize`` and its siblings in torch: the two ops, one after the other."""
+"""``moe_route_quantize`` and its siblings in torch: both ops in sequence."""
 
 from torch import Tensor
 

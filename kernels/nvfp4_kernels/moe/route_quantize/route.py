@@ -1,4 +1,4 @@
-"""Sort of a small batch by every CTA for itself."""
+"""Sort of a small batch, repeated in every CTA."""
 
 from dataclasses import dataclass
 
@@ -23,12 +23,12 @@ from nvfp4_kernels.moe.route.tile import RouteTile, Sizes
 
 @dataclass(frozen=True)
 class CtaRoute:
-    """Sort in one CTA's shared memory; the last CTA alone writes it to global memory.
+    """Sort in one CTA's shared memory; only the last CTA writes the routing to global memory.
 
     Attributes:
         tile: threads of the CTA.
         sizes: experts, and rows of a tile.
-        capacity: rows whose slots fit.
+        capacity: most rows.
     """
 
     tile: RouteTile
@@ -41,7 +41,7 @@ class CtaRoute:
 
     @cute.jit
     def run(self, batch: Batch, out: RoutingOut, slots: Array) -> Int32:
-        """Fill ``slots`` once kernels before end; return tiles in use, 0 in the last CTA."""
+        """Fill ``slots`` after preceding kernels; return tiles in use, 0 in the last CTA."""
         sort = sorter(self.tile, self.sizes)
         for at in range(sort.thread, self.capacity, self.tile.threads):
             slots.store(Int32(-1), at)

@@ -35,11 +35,11 @@ class RouteQuantizeArguments(NamedTuple):
 
     Attributes:
         batch: slots to sort.
-        routing: what they are sorted to.
+        routing: result of the sort.
         tokens: rows to read.
         out: rows to write.
-        turns: CTAs' turns that one token tile takes.
-        ctas: size of the grid, whose last CTA writes the routing.
+        turns: CTA turns per token tile.
+        ctas: size of the grid; the last CTA writes the routing.
     """
 
     batch: Batch
@@ -52,11 +52,11 @@ class RouteQuantizeArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class MoeRouteQuantizeSm100:
-    """Every CTA sorts the batch in its shared memory, then takes turns at the tiles in use.
+    """Every CTA sorts the batch in shared memory, then takes turns at the tiles in use.
 
     Attributes:
         route: the sort.
-        rows: layout of the rows that are quantised.
+        rows: layout of the quantised rows.
     """
 
     route: CtaRoute
@@ -149,7 +149,7 @@ def _run(
     routing: Routing,
     rows: MoeRows,
 ) -> tuple[Tensor, Tensor]:
-    """Launch; without a slot or an element, too, for the count of tiles."""
+    """Launch, even without slots or elements: the number of tiles must be written."""
     check_batch(topk_ids, expert_map)
     check_tokens(x, topk_weights)
     tile_tokens, tiles, count = rows.tile_tokens, len(routing.slots), topk_ids.numel()

@@ -1,1 +1,1 @@
-"""Experts and weights of the tokens of a batch, from the router's logits."""
+"""Router top-k: experts and weights of a batch's tokens, from the router's logits."""

@@ -1,8 +1,8 @@
-"""Choice of one token's experts by a warp: no shared memory, nothing between warps.
+"""Router top-k of one token by a warp: no shared memory, no exchange between warps.
 
-A lane holds every 32nd expert's logit as an integer that orders like it. Of the lanes' best ones
-``redux`` finds the best, as often as a token has slots. A bfloat16 leaves room for its expert in
-the same integer: a word then orders values, and experts of equal ones.
+A lane holds every 32nd expert's logit as an order-preserving integer. ``redux`` finds the maximum
+over the lanes' maxima, once per slot. A bfloat16 leaves room for the expert in the same integer: a
+word then orders by value, then by expert.
 """
 
 from dataclasses import dataclass
@@ -31,8 +31,8 @@ class Logits(NamedTuple):
     Attributes:
         logits: [tokens, experts].
         bias: float32 [experts], or null.
-        padding: a byte for each token, not 0 where there is none; or null.
-        tokens: of the batch.
+        padding: a byte per row, not 0 for rows that are not tokens; or null.
+        tokens: number of tokens.
     """
 
     logits: cute.Pointer
@@ -46,14 +46,14 @@ LOGITS_ALIGNMENT = {"logits": 2, "bias": 4, "padding": 1}
 
 
 class Chosen(NamedTuple):
-    """Slot of a lane, if the token has so many.
+    """Top-k slot of a lane, if the token has so many slots.
 
     Attributes:
-        id: expert of the lane's slot, -1 of a row that is no token.
-        expert: the same, padding or not.
-        order: what the expert was chosen by.
-        peak: largest logit, where weights depend on all.
-        total: sum of the exponentials of all logits less that.
+        id: expert of the lane's slot, -1 for padding.
+        expert: the same, but also valid for padding.
+        order: order-preserving integer of the selection score.
+        peak: largest logit, for softmax weights.
+        total: sum of exp(logit − peak) over all experts.
     """
 
     id: Int32
@@ -65,11 +65,11 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenChoice:
-    """Choice of a token's experts.
+    """Top-k of a token's experts.
 
     Attributes:
-        dtype: of logits, e.g. ``"bfloat16"``.
-        experts: of all ranks.
+        dtype: dtype of logits, e.g. ``"bfloat16"``.
+        experts: experts of all ranks.
         router: the rule.
         biased: whether there is a bias.
     """
@@ -89,9 +89,9 @@ class TokenChoice:
         return {"logits": TYPES[self.dtype], **LOGITS_TYPES}
 
     def choose(self, given: Logits, token: Int32, lane: Int32) -> Chosen:
-        """Choose the experts of a token; its slots are those of the first lanes."""
+        """Select a token's experts; lane j gets slot j."""
         first = Int64(token) * self.experts
-        # All under way before the first is looked at.
+        # Issue all loads before using the first.
         loaded = [self._load(given, first, each) for each in self._experts(lane)]
         biases = [self._bias(given, each) for each in self._experts(lane)] if self.biased else []
         values = [Float32(value) for value in loaded]
@@ -106,9 +106,9 @@ class TokenChoice:
         return Chosen(self._unless_padding(given, token, expert), expert, order, peak, total)
 
     def weigh(self, given: Logits, token: Int32, lane: Int32, chosen: Chosen) -> Float32:
-        """Weight of this lane's slot."""
+        """Routing weight of this lane's slot."""
         logit = value_of(chosen.order)
-        if self.biased:  # which has changed what was ordered by
+        if self.biased:  # the bias has changed the ordered values
             logit = Float32(self._load(given, Int64(token) * self.experts, chosen.expert))
         weight = self._weight(logit, lane < self.router.top_k, chosen.peak, chosen.total)
         return Float32(cutlass.select_(chosen.id < 0, Float32(0.0), weight))
@@ -124,19 +124,19 @@ class TokenChoice:
 
     @property
     def _each(self) -> int:
-        """Experts of a lane."""
+        """Number of experts per lane."""
         return -(-self.experts // WARP)
 
     def _experts(self, lane: Int32) -> list[Int32]:
         return [lane + n * WARP for n in range(self._each)]
 
     def _load(self, given: Logits, first: Int64, expert: Int32) -> cutlass.Numeric:
-        """Logit of an expert; of one that there is not, of the last."""
+        """Logit of ``expert``, clamped: lanes past the end load the last expert's."""
         at = Int32(cutlass.min(expert, Int32(self.experts - 1)))
         return TYPES[self.dtype](Array(given.logits, shape=(1,)).load(first + at))
 
     def _bias(self, given: Logits, expert: Int32) -> Float32:
-        """Bias of an expert, or of the last."""
+        """Bias of ``expert``, clamped to the last expert."""
         at = Int32(cutlass.min(expert, Int32(self.experts - 1)))
         return Array(given.bias, shape=(1,)).load(at)
 
@@ -164,7 +164,7 @@ class TokenChoice:
         peak: Float32,
         total: Float32,
     ) -> list[Int32]:
-        """Integers that order as what experts are chosen by; of no expert, the lowest."""
+        """Order-preserving integers of the selection scores; the lowest for absent experts."""
         orders = []
         for number, (expert, value) in enumerate(zip(self._experts(lane), values, strict=True)):
             order = order_of(value)
@@ -184,7 +184,7 @@ class TokenChoice:
     def _weight(
         self, logit: Float32, is_slot: cutlass.Boolean, peak: Float32, total: Float32
     ) -> Float32:
-        """Weight of this lane's slot."""
+        """Routing weight of this lane's slot, from ``logit`` and the softmax's peak and total."""
         if self.router.scoring == "sigmoid":
             part = sigmoid(logit)
         else:
@@ -203,7 +203,7 @@ class TokenChoice:
     # The best of the warp
 
     def _first(self, lane: Int32, orders: list[Int32]) -> tuple[Int32, Int32]:
-        """Best order of all lanes, and its expert: the lowest of equal ones."""
+        """Best order over all lanes, and its expert; ties go to the lowest expert."""
         best, expert = orders[0], lane
         for each, order in zip(self._experts(lane)[1:], orders[1:], strict=True):
             if self.is_packed:
@@ -225,14 +225,14 @@ class TokenChoice:
         ]
 
     def _best(self, lane: Int32, orders: list[Int32]) -> tuple[Int32, Int32]:
-        """Expert of the slot of this lane, 0 of a lane without one, and its order."""
+        """Expert and order of this lane's slot; expert 0 for a lane without a slot."""
         chosen, order = Int32(0), Int32(0)
         for slot in range(self.router.top_k):
             top, expert = self._first(lane, orders)
             chosen = Int32(cutlass.select_(lane == slot, expert, chosen))
             order = Int32(cutlass.select_(lane == slot, top, order))
             orders = self._without(lane, orders, expert)
-        if self.is_packed:  # the lower half is what a bfloat16 has there
+        if self.is_packed:  # lower half of a bfloat16 as float32
             half = Int32(LOW_HALF)
             order = Int32(cutlass.select_(order < 0, order | half, order & ~half))
         return chosen, order
@@ -240,7 +240,7 @@ class TokenChoice:
     # Groups
 
     def _best_groups(self, lane: Int32, orders: list[Int32]) -> Int32:
-        """A bit for each group that experts may be of."""
+        """Bit mask of the selected expert groups."""
         own = Int32(LOWEST)  # of the group that has this lane's number
         for group in range(self.router.groups):
             order = self._of_group(lane, orders, group)
@@ -255,7 +255,7 @@ class TokenChoice:
         return chosen
 
     def _of_group(self, lane: Int32, orders: list[Int32], group: int) -> Int32:
-        """Order of a group: its best expert's, or with a bias that of its best two's sum."""
+        """Order of a group: of its best expert, or with a bias of the sum of its best two."""
         size = self.experts // self.router.groups
         first, end = group * size, (group + 1) * size
         members = [
@@ -263,7 +263,7 @@ class TokenChoice:
             for each, order in zip(self._experts(lane), orders, strict=True)
         ]
         best, expert = self._first(lane, members)
-        if self.is_packed:  # of equal groups, the lower one is the better one
+        if self.is_packed:  # ties go to the lower group
             return best & Int32(~LOW_HALF)
         if not self.biased:
             return best
@@ -279,24 +279,24 @@ class TokenChoice:
 
 
 def order_of(value: Float32) -> Int32:
-    """Integer that orders as float32 values do; NaN is above them."""
+    """Order-preserving integer of a float32; NaN is the greatest."""
     bits = (value + 0.0).bitcast(Int32)  # -0 + 0 is +0
     order = bits ^ ((bits >> 31) & Int32(MAGNITUDE))
     return Int32(cutlass.select_(value != value, Int32(MAGNITUDE), order))
 
 
 def value_of(order: Int32) -> Float32:
-    """Value of an order."""
+    """Inverse of ``order_of``."""
     return (order ^ ((order >> 31) & Int32(MAGNITUDE))).bitcast(Float32)
 
 
 def _exponential(value: Float32, peak: Float32) -> Float32:
-    """e^(value − peak), within 2 ulp and what rounding the exponent costs."""
+    """e^(value − peak), within 2 ulp plus the effect of rounding the exponent."""
     return exp2(rounded("mul", value - peak, Float32(LOG2_E)))
 
 
 def warp_sum(value: Float32, lanes: int = WARP) -> Float32:
-    """Sum over the first lanes of a warp, for these, in the same order in each."""
+    """Sum over the first ``lanes`` lanes of a warp, in the same order in each of these lanes."""
     for mask in (16, 8, 4, 2, 1):
         if mask < lanes:
             value = value + cute.arch.shuffle_sync_bfly(value, mask)

@@ -21,7 +21,7 @@ WARPS = 4  # of a CTA, a token each
 
 
 class TopkOut(NamedTuple):
-    """Slots of all tokens to write; part of kernels' arguments.
+    """Result: slots of all tokens; part of kernels' arguments.
 
     Attributes:
         weights: float32 [tokens, top_k].
@@ -41,10 +41,10 @@ class TopkArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class MoeTopk:
-    """A warp for each token.
+    """Router top-k with a warp per token.
 
     Attributes:
-        choice: of a token's experts.
+        choice: top-k of a token's experts.
     """
 
     choice: TokenChoice
@@ -67,7 +67,7 @@ class MoeTopk:
 
     @cute.kernel
     def kernel(self, arguments: TopkArguments) -> None:
-        """Choose this warp's token's experts."""
+        """Select the experts of this warp's token."""
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         thread = cute.arch.thread_idx()[0]
         token = cute.arch.block_idx()[0] * WARPS + thread // WARP
@@ -87,7 +87,7 @@ class MoeTopk:
 
 
 def check_logits(logits: Tensor, bias: Tensor | None, padding: Tensor | None) -> None:
-    """Raise unless kernels can read what tokens are routed by."""
+    """Raise unless kernels can read logits, bias and padding."""
     for name, tensor in (("logits", logits), ("bias", bias)):
         check_layout(name, tensor)
     if padding is not None and padding.stride(-1) != 1:
@@ -95,7 +95,7 @@ def check_logits(logits: Tensor, bias: Tensor | None, padding: Tensor | None) ->
 
 
 def choice_of(logits: Tensor, bias: Tensor | None, router: Router) -> TokenChoice:
-    """Choice that kernels are compiled for."""
+    """Compile-time configuration of the top-k."""
     return TokenChoice(dtype_name(logits.dtype), logits.shape[1], router, bias is not None)
 
 

@@ -1,4 +1,4 @@
-"""``moe_topk``: which experts each token goes to, and with what weights."""
+"""``moe_topk``: top-k experts of each token, and their routing weights."""
 
 import torch
 from torch import Tensor
@@ -10,15 +10,15 @@ from nvfp4_kernels.moe.topk.kernels import KERNELS
 def moe_topk(
     logits: Tensor, router: Router, bias: Tensor | None = None, padding: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Choose the experts of each token, and weigh them.
+    """Select the top-k experts of each token and compute routing weights.
 
     Args:
         logits: bfloat16, float16 or float32 ``(M, E)``, at most 1024 experts; the arithmetic is
             float32.
-        router: the rule.
-        bias: float32 ``(E,)``, added to scores for the choice alone; None: there is none.
-        padding: bool ``(M,)``, rows that are no tokens: their experts are -1, their weights 0;
-            None: all are tokens.
+        router: routing rule.
+        bias: float32 ``(E,)``, added to scores for selection only; None: no bias.
+        padding: bool ``(M,)``, rows that are not tokens: these get experts -1 and weights 0; None:
+            all rows are tokens.
 
     Returns:
         ``topk_weights`` float32 ``(M, k)`` and ``topk_ids`` int32 ``(M, k)``.
@@ -57,12 +57,12 @@ def _(
 def router_of(
     top_k: int, scoring: str, renormalize: bool, groups: int, top_groups: int, scale: float
 ) -> Router:
-    """Router of an op's arguments; ``check_router`` has yet to see it."""
+    """Router from an op's arguments, not yet checked by ``check_router``."""
     known: Scoring = scoring  # type: ignore[assignment]
     return Router(top_k, known, renormalize, groups, top_groups, scale)
 
 
 def new_topk(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """Memory for weights and ids."""
+    """Memory for routing weights and expert ids."""
     shape = (logits.shape[0], top_k)
     return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int32)

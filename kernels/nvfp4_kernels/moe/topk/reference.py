@@ -33,7 +33,7 @@ def moe_topk(
 
 
 def _in_best_groups(order: Tensor, router: Router, biased: bool) -> Tensor:
-    """Whether an expert is of one of its token's best groups."""
+    """Whether each expert belongs to one of the token's best groups."""
     groups = order.unflatten(1, (router.groups, -1))
     best = groups.sort(dim=-1, descending=True).values
     of_group = best[..., :2].sum(-1) if biased else best[..., 0]
@@ -43,5 +43,5 @@ def _in_best_groups(order: Tensor, router: Router, biased: bool) -> Tensor:
 
 
 def _descending(values: Tensor, count: int) -> Tensor:
-    """Places of the largest values of each row; of equal ones, the lower place first."""
+    """Indices of the largest values of each row; ties go to the lower index."""
     return values.sort(dim=-1, descending=True, stable=True).indices[:, :count]

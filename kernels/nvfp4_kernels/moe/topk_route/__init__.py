@@ -1,1 +1,1 @@
-"""Choice of a batch's experts and its tokens in token tiles by one launch, from logits on."""
+"""Router top-k, sort and quantisation (or copy) of a small batch in one launch."""

@@ -1,4 +1,4 @@
-"""Choice between one launch and three, and of the CTAs of the one. No CuTe in here."""
+"""Choice between one launch and three, and of the CTAs of a single launch. No CuTe in here."""
 
 from dataclasses import dataclass
 
@@ -9,21 +9,21 @@ MAX_TOKENS = 1024  # of one launch
 MAX_CLUSTER = 8  # larger clusters are not portable
 MAX_TURNS = 8  # tokens of a warp, one after the other
 LEAST_THREADS = 128  # of a CTA of several teams
-FEW_THREADS = 256  # from which on a cluster shares the choice
-MANY_THREADS = 512  # where the largest cluster has fewer warps than tokens
+FEW_THREADS = 256  # from here on a cluster shares the top-k
+MANY_THREADS = 512  # used where the largest cluster has fewer warps than tokens
 MAX_WORDS = 48 * 1024  # of a CTA's shared memory
 PLACED = 7, 8  # of so many SMs clusters of several CTAs find a place for each of theirs
 
 
 @dataclass(frozen=True)
 class TopkTile:
-    """CTAs of a cluster, each of which chooses the experts of a share of the tokens.
+    """Cluster whose CTAs each select the experts of a share of the tokens.
 
     Attributes:
-        cluster: CTAs.
-        share: tokens of one, at the most.
-        route: sort of all slots, by each CTA for itself.
-        capacity: rows of token tiles whose slots fit.
+        cluster: CTAs of the cluster.
+        share: most tokens of a CTA.
+        route: sort of all slots, repeated in each CTA.
+        capacity: most rows of token tiles.
     """
 
     cluster: int
@@ -40,20 +40,20 @@ class TopkTile:
 def choose_config(
     tokens: int, top_k: int, experts: int, tile_tokens: int, threads: int, teams: bool
 ) -> TopkTile | None:
-    """Choose the CTAs that a batch is brought to its tiles by, in one launch. Pure.
+    """Choose the CTAs that route a batch into token tiles in one launch. Pure.
 
-    Every CTA sorts the whole batch: what it waits for is its own cluster alone.
+    Every CTA sorts the whole batch, and so waits only for its own cluster.
 
     Args:
-        tokens: of the batch.
-        top_k: slots of each.
-        experts: of this rank.
+        tokens: tokens of the batch.
+        top_k: slots of each token.
+        experts: experts of this rank.
         tile_tokens: rows of a token tile.
-        threads: that bring rows together.
-        teams: a CTA may have several times as many.
+        threads: threads that quantise or copy rows together.
+        teams: whether a CTA may have several teams of ``threads`` threads.
 
     Returns:
-        None where a launch each for the choice, the sort and the tokens takes less time.
+        The tile, or None where three launches (top-k, sort, tokens) take less time.
     """
     if teams:
         threads = max(threads, LEAST_THREADS // threads * threads)
@@ -82,7 +82,7 @@ def choose_config(
 
 
 def grid_of(turns: int, cluster: int, sms: int) -> int:
-    """CTAs, whole clusters: one that writes the routing, and those that share so many turns."""
+    """CTAs in whole clusters: one CTA writes the routing, the others share ``turns`` turns."""
     room = sms if cluster == 1 else sms * PLACED[0] // PLACED[1]
     ctas = min(turns + 1, room)
     return -(-max(2, ctas) // cluster) * cluster

@@ -30,15 +30,15 @@ from nvfp4_kernels.runtime.compile import launch
 
 
 class TopkRouteGatherArguments(NamedTuple):
-    """Arguments of a launch; ``ctas`` is the size of the grid, whose last CTA writes the routing.
+    """Arguments of a launch; the last of the grid's ``ctas`` CTAs writes the routing.
 
     Attributes:
-        given: logits to choose by.
-        batch: slots to sort, whose ids come of that.
-        routing: what they are sorted to.
-        topk_weights: float32 [tokens, top_k], to write.
+        given: router logits.
+        batch: slots to sort; the ids come from the top-k.
+        routing: result of the sort.
+        topk_weights: float32 [tokens, top_k], result.
         tokens: rows to read.
-        out: [tiles, T, k].
+        out: result [tiles, T, k].
         k: elements of a row.
     """
 
@@ -57,8 +57,8 @@ class MoeTopkRouteGather:
     """Every CTA sorts the batch, then copies rows of the tiles in use.
 
     Attributes:
-        route: choice and sort.
-        rows: layout of the rows that are copied.
+        route: top-k and sort.
+        rows: layout of the copied rows.
     """
 
     route: TopkRoute
@@ -87,7 +87,7 @@ class MoeTopkRouteGather:
 
     @cute.kernel
     def kernel(self, arguments: TopkRouteGatherArguments) -> None:
-        """Choose, sort, then copy rows turn by turn."""
+        """Select experts, sort, then copy rows turn by turn."""
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         memory = self.route.allocate()
         used = self.route.run(
@@ -143,20 +143,20 @@ def moe_topk_route_gather(
 
 
 def logits_of(logits: Tensor, bias: Tensor | None, padding: Tensor | None) -> Logits:
-    """Logits as kernels take them."""
+    """Logits as kernel arguments."""
     check_logits(logits, bias, padding)
     return Logits(logits, bias, padding, len(logits))
 
 
 def batch_of(given: Logits, expert_map: Tensor | None, num_experts: int, router: Router) -> Batch:
-    """Slots and map as kernels take them."""
+    """Slots and expert map as kernel arguments."""
     check_map(expert_map)
     total = num_experts if expert_map is None else len(expert_map)
     return Batch(None, expert_map, given.tokens * router.top_k, total)
 
 
 def new_weights(given: Logits, router: Router) -> Tensor:
-    """Memory for the slots' weights."""
+    """Memory for routing weights."""
     return given.logits.new_empty((given.tokens, router.top_k), dtype=torch.float32)
 
 
@@ -168,6 +168,6 @@ def route_of(
     router: Router,
     tile: TopkTile,
 ) -> TopkRoute:
-    """Choice and sort that kernels are compiled for."""
+    """Compile-time configuration of top-k and sort."""
     choice = choice_of(given.logits, given.bias, router)
     return TopkRoute(choice, tile, sizes_of(expert_map, num_experts, tile_tokens))

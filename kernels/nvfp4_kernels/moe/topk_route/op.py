@@ -1,8 +1,7 @@
-"""``moe_topk_route_quantize`` and its siblings: tokens to token tiles, from the logits on.
+"""``moe_topk_route_quantize`` and its siblings: from router logits to token tiles.
 
-The results are those of ``moe_topk``, then ``moe_route``, then ``moe_quantize`` or ``moe_gather``,
-bit for bit. A GPU needs one launch for a batch of which each CTA can sort all slots, and three, or
-two, for any other.
+Bit-identical to ``moe_topk``, then ``moe_route``, then ``moe_quantize`` or ``moe_gather``. A GPU
+needs one launch if each CTA can sort all slots of the batch, else two or three launches.
 """
 
 import torch
@@ -36,7 +35,7 @@ def moe_topk_route_quantize(
     padding: Tensor | None = None,
     terms: int = 1,
 ) -> tuple[Tensor, Routing, Tensor, Tensor]:
-    """Choose the experts of a batch, route it and quantise its tokens into token tiles.
+    """Select the experts of a batch, route and quantise its tokens into token tiles.
 
     Args:
         x: bfloat16 or float16 ``(M, K)``, as for ``moe_quantize``.
@@ -56,7 +55,7 @@ def moe_topk_route_quantize(
         of ``moe_quantize``.
 
     Raises:
-        InvalidArgument, NoKernelError: as these.
+        InvalidArgument, NoKernelError: as these ops.
     """
     weights, groups, slots, rows, data, scales = torch.ops.nvfp4.moe_topk_route_quantize(
         x, logits, bias, padding, expert_map, num_experts, tile_tokens, global_scale, terms,
@@ -76,9 +75,9 @@ def moe_topk_route_quantize_per_token(
     padding: Tensor | None = None,
     terms: int = 1,
 ) -> tuple[Tensor, Routing, Tensor, Tensor, Tensor]:
-    """Choose the experts of a batch, route it and quantise its tokens, each with its own scale.
+    """Select the experts of a batch, route and quantise its tokens, with a scale per token.
 
-    Takes what ``moe_topk_route_quantize`` takes.
+    Arguments as for ``moe_topk_route_quantize``.
 
     Returns:
         ``topk_weights``, the ``Routing``, ``data``, ``scales`` and ``row_scale`` of
@@ -103,9 +102,9 @@ def moe_topk_route_gather(
     bias: Tensor | None = None,
     padding: Tensor | None = None,
 ) -> tuple[Tensor, Routing, Tensor]:
-    """Choose the experts of a batch, route it and copy its tokens into token tiles.
+    """Select the experts of a batch, route and permute its tokens into token tiles.
 
-    Takes what ``moe_topk_route_quantize`` takes.
+    Arguments as for ``moe_topk_route_quantize``.
 
     Returns:
         ``topk_weights``, the ``Routing``, and the ``(tiles, T, K)`` of ``moe_gather``.
@@ -276,6 +275,6 @@ def _(
 def _new_routing(
     logits: Tensor, num_experts: int, tile_tokens: int, top_k: int
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Memory for slots' weights, and for the parts of a routing."""
+    """Memory for routing weights, and for the parts of a routing."""
     weights, _ = new_topk(logits, top_k)
     return weights, new_routing(logits, weights.shape, num_experts, tile_tokens)

@@ -1,4 +1,4 @@
-"""``moe_topk_route_quantize`` and its siblings in torch: the ops, one after the other."""
+"""``moe_topk_route_quantize`` and its siblings in torch: the ops in sequence."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Choice of a batch's experts by a cluster, and the sort of its slots by each of its CTAs."""
+"""Router top-k of a batch by a cluster, and the sort of all slots in each of its CTAs."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -29,7 +29,7 @@ class Memory(NamedTuple):
 
     Attributes:
         slots: [capacity], slot of each row.
-        ids: [share, top_k], of the tokens that this CTA chooses for.
+        ids: [share, top_k], experts of this CTA's share of the tokens.
     """
 
     slots: Array
@@ -38,13 +38,13 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True)
 class TopkRoute:
-    """Each CTA of a cluster chooses for every so many of the tokens, then sorts all slots.
+    """Top-k and sort: each CTA of a cluster selects for some tokens, then sorts all slots.
 
-    Clusters do the same, so that none waits for another. The last CTA of all writes the routing,
-    the last cluster the weights.
+    All clusters do the same work, so that no cluster waits for another. The last CTA of the grid
+    writes the routing, the last cluster the weights.
 
     Attributes:
-        choice: of a token's experts.
+        choice: top-k of a token's experts.
         tile: threads and CTAs.
         sizes: experts, and rows of a tile.
     """
@@ -54,7 +54,7 @@ class TopkRoute:
     sizes: Sizes
 
     def allocate(self) -> Memory:
-        """Allocate the shared memory that lives as long as the CTA."""
+        """Allocate shared memory for the lifetime of the CTA."""
 
         def words(number: int) -> Array:
             return Array(Int32, number, space=AddressSpace.smem, alignment=4)
@@ -70,7 +70,7 @@ class TopkRoute:
         weights: cute.Pointer,
         memory: Memory,
     ) -> Int32:
-        """Fill ``memory`` once kernels before end; return tiles in use, 0 in the last CTA."""
+        """Fill ``memory`` after preceding kernels; return tiles in use, 0 in the last CTA."""
         sort = sorter(self.tile.route, self.sizes)
         for at in range(sort.thread, self.tile.capacity, self.tile.threads):
             memory.slots.store(Int32(-1), at)
@@ -95,12 +95,12 @@ class TopkRoute:
         return used
 
     def finish(self) -> None:
-        """Wait until no peer reads this CTA's shared memory any more."""
+        """Wait until no peer reads this CTA's shared memory."""
         if self.tile.cluster > 1:
             ptx.barrier_cluster_wait()
 
     def _meet(self) -> None:
-        """Wait for all that this cluster's CTAs choose."""
+        """Sync the cluster: wait for the top-k of all its CTAs."""
         if self.tile.cluster > 1:
             ptx.barrier_cluster_arrive()
             ptx.barrier_cluster_wait()
@@ -109,7 +109,7 @@ class TopkRoute:
 
     @cute.jit
     def _choose(self, given: Logits, weights: cute.Pointer, memory: Memory) -> None:
-        """Choose the experts of this CTA's tokens, a warp those of one."""
+        """Select the experts of this CTA's tokens, a warp per token."""
         cta, thread = cute.arch.block_idx()[0], cute.arch.thread_idx()[0]
         lane, top_k = thread % WARP, self.choice.router.top_k
         if (thread == 0) & (given.tokens == 0):
@@ -126,7 +126,7 @@ class TopkRoute:
                     Array(weights, shape=(1,)).store(weight, Int64(token) * top_k + lane)
 
     def _id(self, batch: Batch, memory: Memory, slot: Int32) -> Int32:
-        """Id of a slot, which a CTA of the cluster has chosen; -1 past the last."""
+        """Expert id of a slot, read from the selecting CTA of the cluster; -1 past the last."""
         # Selected rather than branched around, so that a thread's loads all start before it waits.
         inside = slot < batch.count
         slot = Int32(cutlass.select_(inside, slot, Int32(0)))

@@ -38,14 +38,14 @@ class TopkRouteQuantizeArguments(NamedTuple):
     """Arguments of a launch.
 
     Attributes:
-        given: logits to choose by.
-        batch: slots to sort, whose ids come of that.
-        routing: what they are sorted to.
-        topk_weights: float32 [tokens, top_k], to write.
+        given: router logits.
+        batch: slots to sort; the ids come from the top-k.
+        routing: result of the sort.
+        topk_weights: float32 [tokens, top_k], result.
         tokens: rows to read.
         out: rows to write.
-        turns: teams' turns that one token tile takes.
-        ctas: size of the grid, whose last CTA writes the routing.
+        turns: team turns per token tile.
+        ctas: size of the grid; the last CTA writes the routing.
     """
 
     given: Logits
@@ -63,8 +63,8 @@ class MoeTopkRouteQuantizeSm100:
     """Every CTA sorts the batch, then its teams of threads take turns at the tiles in use.
 
     Attributes:
-        route: choice and sort.
-        rows: layout of the rows that are quantised, by a team.
+        route: top-k and sort.
+        rows: layout of the rows that a team quantises.
     """
 
     route: TopkRoute
@@ -72,7 +72,7 @@ class MoeTopkRouteQuantizeSm100:
 
     @property
     def teams(self) -> int:
-        """Teams of a CTA, which quantise rows of their own."""
+        """Teams of threads of a CTA, which quantise different rows."""
         return self.route.tile.threads // self.rows.tile.threads
 
     def signature(self) -> tuple[TopkRouteQuantizeArguments]:
@@ -97,7 +97,7 @@ class MoeTopkRouteQuantizeSm100:
 
     @cute.kernel
     def kernel(self, arguments: TopkRouteQuantizeArguments) -> None:
-        """Choose, sort, then quantise rows turn by turn."""
+        """Select experts, sort, then quantise rows turn by turn."""
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         memory = self.route.allocate()
         used = self.route.run(
@@ -193,7 +193,7 @@ def _run(
     rows: MoeRows,
     tile: TopkTile,
 ) -> tuple[Tensor, ...]:
-    """Launch; without a token, too, for the count of tiles."""
+    """Launch, even without tokens: the number of tiles must be written."""
     check_tokens(x, None)
     tile_tokens, tiles = rows.tile_tokens, len(routing.slots)
     data, scales = new_tiles(x, routing.slots, rows.terms.count)

@@ -1,1 +1,1 @@
-"""RMSNorm, with or without the addition before it, to NVFP4 with blocked scales."""
+"""RMSNorm, with or without residual addition, to NVFP4 with blocked scales."""

@@ -1,4 +1,4 @@
-"""``rms_norm_quantize`` and its siblings: what enters a layer's GEMM, straight to NVFP4."""
+"""``rms_norm_quantize`` and its siblings: norm before a layer's GEMM, straight to NVFP4."""
 
 import math
 
@@ -27,23 +27,22 @@ def rms_norm_quantize(
 ) -> tuple[Tensor, Tensor]:
     """``x / sqrt(mean(x²) + eps) · weight`` in NVFP4, with one calibrated global scale.
 
-    Formed in float32 and rounded where vLLM's ``RMSNorm`` rounds: the normalised value to the
-    weight's dtype, its product with the weight to ``x``'s. The values are what ``quantize`` would
-    make of that. The mean is added up in an order that depends on shapes alone.
+    Computed in float32 with the roundings of vLLM's ``RMSNorm``: the normalised value to the
+    weight's dtype, the product with the weight to ``x``'s dtype; then bit-identical to
+    ``quantize``. The summation order of the mean depends on shapes alone.
 
     Args:
         x: bfloat16, float16 or float32 ``(..., M, K)``, K a multiple of 16; on sm_100 at most
-            24576. On a GPU the elements of a row lie side by side, and rows evenly spaced by a
-            multiple of 32 bytes, the first on such a multiple.
+            24576. On a GPU the last stride is 1, and rows are evenly spaced and 32-byte aligned.
         weight: ``(K,)`` of ``x``'s dtype or float32, contiguous.
         eps: added to the mean square, 0 or more.
-        global_scale: float32 ``()``, the factor that multiplies the values.
-        terms: how many NVFP4 values, 1 to 4, add up to each (see ``nvfp4_kernels.formats.terms``).
+        global_scale: float32 ``()``, the global scale of the result.
+        terms: number of NVFP4 terms of the result, 1 to 4 (see ``nvfp4_kernels.formats.terms``).
 
     Returns:
-        ``data`` uint8 ``(..., M, K/2)`` and ``scales`` float8_e4m3fn in the blocked layout
-        ``(..., ceil(M/128), ceil(K/64), 32, 16)``, padding zero; of more than one term as
-        ``quantize`` returns them.
+        ``data`` uint8 ``(..., M, K/2)`` and ``scales`` float8_e4m3fn in the blocked layout ``(...,
+        ceil(M/128), ceil(K/64), 32, 16)``, padding zero; with several terms, as returned by
+        ``quantize``.
 
     Raises:
         InvalidArgument: an unsupported dtype, shape, stride or alignment, named.
@@ -55,7 +54,7 @@ def rms_norm_quantize(
 def rms_norm_quantize_per_token(
     x: Tensor, weight: Tensor, eps: float, terms: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Variant of ``rms_norm_quantize`` with one global scale per row, taken from the row itself.
+    """Variant of ``rms_norm_quantize`` with one global scale per row, computed from the row.
 
     Returns:
         ``data``, ``scales``, and ``row_scale`` float32 ``(..., M)``.
@@ -69,13 +68,13 @@ def rms_norm_quantize_per_token(
 def add_rms_norm_quantize(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, global_scale: Tensor, terms: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``rms_norm_quantize`` of ``x + residual``, which is returned too; inputs stay as they are.
+    """``rms_norm_quantize`` of ``x + residual``, and the sum; inputs are not modified.
 
-    The float32 sum is what is normalised, not the rounded one that is returned.
+    The float32 sum is normalised; the returned sum is rounded.
 
     Args:
         x: as for ``rms_norm_quantize``.
-        residual: as ``x`` in dtype and shape; its rows may be spaced differently.
+        residual: of ``x``'s dtype and shape; the row stride may differ.
         weight: as for ``rms_norm_quantize``.
         eps: as for ``rms_norm_quantize``.
         global_scale: as for ``rms_norm_quantize``.
@@ -94,7 +93,7 @@ def add_rms_norm_quantize(
 def add_rms_norm_quantize_per_token(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, terms: int = 1
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Variant of ``add_rms_norm_quantize`` with one global scale per row, taken from the row.
+    """Variant of ``add_rms_norm_quantize`` with one global scale per row, computed from the row.
 
     Returns:
         ``data``, ``scales``, ``row_scale`` float32 ``(..., M)``, and the new residual.
@@ -106,7 +105,7 @@ def add_rms_norm_quantize_per_token(
 
 
 def _check(x: Tensor, weight: Tensor, eps: float, terms: int, **more: Tensor) -> None:
-    """Check the arguments that all four ops have, and ``residual`` and ``global_scale`` if any."""
+    """Check the common arguments of all four ops, and ``residual`` and ``global_scale`` if any."""
     check_dtype("x", x, FLOAT_DTYPES)
     check_rows("x", x)
     check_blocks_of_16("x", x.shape)

@@ -1,6 +1,6 @@
 """``rms_norm_quantize`` in torch: the formula, and the kernel on CPU.
 
-Roundings are those of ``add_rms_norm``, with a residual or without one.
+Roundings as in ``add_rms_norm``, with or without a residual.
 """
 
 from torch import Tensor
@@ -35,7 +35,7 @@ def add_rms_norm_quantize(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See ``nvfp4_kernels.quantize.rms_norm.op.add_rms_norm_quantize``; ``out`` takes the residual.
 
-    It may be x or the old residual itself.
+    ``out`` may be ``x`` or the old residual.
     """
     norm, total = add_rms_norm(x, residual, weight, eps)
     out = total if out is None else out.copy_(total)

@@ -45,9 +45,9 @@ from nvfp4_kernels.runtime.compile import launch
 
 
 class Inputs(NamedTuple):
-    """Rows to read, and the residual to write; ``stride`` counts elements between rows.
+    """Input rows, and the new residual; ``stride`` counts elements between rows.
 
-    Without a residual, its pointers are null.
+    Without a residual, the residual's pointers are null.
     """
 
     x: cute.Pointer
@@ -71,12 +71,12 @@ class RmsNormQuantizeSm100:
     """One configuration.
 
     Attributes:
-        dtype: of input, residual and new residual, e.g. ``"bfloat16"``.
-        weight_dtype: of the weight.
+        dtype: dtype of input, residual and new residual, e.g. ``"bfloat16"``.
+        weight_dtype: dtype of the weight.
         adds: whether a residual is added first.
-        per_token: whether a row's global scale is its own.
+        per_token: whether each row has its own global scale.
         tile: rows and threads; covers whole rows.
-        terms: of the result.
+        terms: NVFP4 terms of the result.
     """
 
     dtype: str
@@ -134,7 +134,7 @@ class RmsNormQuantizeSm100:
         return [load_block(inputs.x, start + place.element(s), place.has(s)) for s in place.steps]
 
     def _sums(self, inputs: Inputs, place: Place) -> list[Vector]:
-        """The float32 sums; rounded, they are the new residual."""
+        """Float32 sums of input and residual; stores the rounded sums as the new residual."""
         starts = (
             (inputs.x, place.row * inputs.stride),
             (inputs.residual, place.row * inputs.residual_stride),
@@ -202,8 +202,8 @@ def add_rms_norm_quantize(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See ``nvfp4_kernels.quantize.rms_norm.op.add_rms_norm_quantize``.
 
-    ``out`` takes the new residual: contiguous, of x's dtype and shape. It may be x or the residual
-    itself, of which a thread reads a block before it writes the same one.
+    ``out`` takes the new residual: contiguous, of x's dtype and shape. ``out`` may alias x or the
+    residual, as a thread reads each block before writing the same block.
     """
     if out is None:
         out = x.new_empty(x.shape)

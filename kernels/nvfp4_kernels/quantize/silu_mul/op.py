@@ -20,20 +20,19 @@ def silu_mul_quantize(
 ) -> tuple[Tensor, Tensor]:
     """``silu(gate) · up`` in NVFP4, with one calibrated global scale.
 
-    Either operation is formed in float32 and rounded to the input's dtype, as vLLM's
-    ``SiluAndMul`` does; the values are what ``quantize`` would make of its result.
+    SiLU and product are each computed in float32 and rounded to the input's dtype, as in vLLM's
+    ``SiluAndMul``; then bit-identical to ``quantize``.
 
     Args:
         gate_up: bfloat16, float16 or float32 ``(..., M, 2·I)``, gate before up, I a multiple of 16.
-            On a GPU the elements of a row lie side by side, and rows evenly spaced by a multiple of
-            32 bytes, the first on such a multiple.
-        global_scale: float32 ``()``, the factor that multiplies the values.
-        terms: how many NVFP4 values, 1 to 4, add up to each (see ``nvfp4_kernels.formats.terms``).
+            On a GPU the last stride is 1, and rows are evenly spaced and 32-byte aligned.
+        global_scale: float32 ``()``, the global scale of the result.
+        terms: number of NVFP4 terms of the result, 1 to 4 (see ``nvfp4_kernels.formats.terms``).
 
     Returns:
-        ``data`` uint8 ``(..., M, I/2)`` and ``scales`` float8_e4m3fn in the blocked layout
-        ``(..., ceil(M/128), ceil(I/64), 32, 16)``, padding zero; of more than one term as
-        ``quantize`` returns them.
+        ``data`` uint8 ``(..., M, I/2)`` and ``scales`` float8_e4m3fn in the blocked layout ``(...,
+        ceil(M/128), ceil(I/64), 32, 16)``, padding zero; with several terms, as returned by
+        ``quantize``.
 
     Raises:
         InvalidArgument: an unsupported dtype, shape, stride or alignment, named.
@@ -43,7 +42,7 @@ def silu_mul_quantize(
 
 
 def silu_mul_quantize_per_token(gate_up: Tensor, terms: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """``silu(gate) · up`` in NVFP4, with one global scale per row, taken from the row itself.
+    """``silu(gate) · up`` in NVFP4, with one global scale per row, computed from the row.
 
     Args:
         gate_up: as for ``silu_mul_quantize``; on sm_100, I is at most 40960 (float32: 24576).

@@ -22,6 +22,6 @@ def silu_mul_quantize_per_token(gate_up: Tensor, terms: int = 1) -> tuple[Tensor
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """Rounded after either operation, as vLLM's ``SiluAndMul.forward_native``."""
+    """SiLU-mul, rounded after each operation, as vLLM's ``SiluAndMul.forward_native``."""
     gate, up = gate_up.chunk(2, dim=-1)
     return torch.nn.functional.silu(gate) * up

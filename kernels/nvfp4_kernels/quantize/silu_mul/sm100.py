@@ -1,4 +1,4 @@
-"""``silu_mul_quantize`` for sm_100: gate and up are read once, nothing else leaves but NVFP4."""
+"""``silu_mul_quantize`` for sm_100: gate and up are read once, only NVFP4 is written."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -35,7 +35,7 @@ from nvfp4_kernels.runtime.compile import launch
 
 
 class SiluMulQuantizeArguments(NamedTuple):
-    """Arguments of a launch: rows [gate, up] to read, ``stride`` elements apart, rows to write."""
+    """Arguments of a launch: input rows [gate, up], ``stride`` elements apart, and output rows."""
 
     gate_up: cute.Pointer
     stride: Int64
@@ -47,10 +47,10 @@ class SiluMulQuantizeSm100:
     """One configuration; each thread activates and quantises 16 elements at a time.
 
     Attributes:
-        dtype: of the input, e.g. ``"bfloat16"``.
-        per_token: whether a row's global scale is its own.
+        dtype: dtype of the input, e.g. ``"bfloat16"``.
+        per_token: whether each row has its own global scale.
         tile: rows and threads.
-        terms: of the result.
+        terms: NVFP4 terms of the result.
     """
 
     dtype: str
@@ -103,7 +103,7 @@ class SiluMulQuantizeSm100:
 
 
 def silu(x: Vector) -> Vector:
-    """The value times its sigmoid, in float32, rounded to ``x``'s dtype.
+    """SiLU, x · sigmoid(x), in float32, rounded to ``x``'s dtype.
 
     For 16-bit types exp2 and the reciprocal are the approximations of 2 and 1 ulp: the relative
     error before the last rounding stays below (2·|x| + 8) · 2⁻²⁴, and below -87 the result is -0.

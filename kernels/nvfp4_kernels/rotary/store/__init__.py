@@ -1,1 +1,1 @@
-"""Rotation of queries and keys, and the store of keys and values into the paged cache."""
+"""Rotary embedding of queries and keys, with the store of keys and values to the paged cache."""

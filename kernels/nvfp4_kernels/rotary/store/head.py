@@ -1,4 +1,4 @@
-"""One thread's 16 elements of a head: where they lie, their norm and their rotation."""
+"""One thread's 16 elements of a head: position, norm and rotary embedding."""
 
 from dataclasses import dataclass
 
@@ -17,13 +17,14 @@ LOAD_BYTES = 16
 
 @dataclass(frozen=True)
 class Part:
-    """Place of a thread in its head.
+    """A thread's elements of a head: two pieces.
 
     Attributes:
-        first, second: where its two pieces begin, in elements.
-        rotating: whether its elements are rotated.
-        angle: the first of its cosines, if it rotates.
-        live: whether it has elements at all; else it reads those of the last one that has.
+        first, second: first elements of both pieces.
+        rotating: whether the elements are rotated.
+        angle: index of the first cosine, if rotating.
+        live: whether the thread has elements; else it re-reads the elements of the last live
+            thread.
     """
 
     first: Int32
@@ -42,7 +43,7 @@ class Angles:
 
 
 def part_of(tile: HeadTile, lane: Int32) -> Part:
-    """Place of thread ``lane`` of a head."""
+    """Elements of thread ``lane`` of a head."""
     part = cutlass.min(lane, Int32(tile.parts - 1))
     if tile.rotary_parts == tile.parts:
         first, second = part * PIECE, part * PIECE + tile.rotary_dim // 2
@@ -69,13 +70,13 @@ def load(source: cute.Pointer, start: Int64, count: int) -> list[Float32]:
 
 @dataclass(frozen=True)
 class Heads:
-    """Loads, norm and rotation of heads."""
+    """Loads, norm and rotary embedding of heads."""
 
     tile: HeadTile
     variant: Variant
 
     def pieces(self, source: cute.Pointer, start: Int64, part: Part) -> list[Vector]:
-        """The two pieces of a head that begins at element ``start``."""
+        """Both pieces of the head at element ``start``."""
         array = Array(source, shape=(1,))
         return [
             Vector(array.load(start + at, PIECE, alignment=LOAD_BYTES))
@@ -83,7 +84,7 @@ class Heads:
         ]
 
     def factors(self, weight: cute.Pointer, part: Part) -> list[Vector]:
-        """A norm's weight for the two pieces."""
+        """Norm weights of both pieces."""
         count = LOAD_BYTES * 8 // weight.dtype.width
         array = Array(weight, shape=(1,))
         return [
@@ -137,7 +138,7 @@ class Heads:
         ]
 
     def rotated(self, pieces: list[Vector], angles: Angles, part: Part) -> list[Vector]:
-        """Pieces after rotation; those past R unchanged."""
+        """Pieces after rotation; unchanged past R."""
         first, second = (list(widen(piece).to_elements()) for piece in pieces)
         if self.variant.neox:
             pairs = list(zip(first, second, strict=True))
@@ -174,17 +175,17 @@ class Heads:
 
 @dataclass(frozen=True)
 class Divisor:
-    """A scale of the cache, from 2^-126 up to below 2^127, as division by it uses it.
+    """KV-cache scale in [2^-126, 2^127), pre-split for exact branch-free division.
 
-    A quotient that is off by two ulps at the most is corrected twice by its remainder, which is
-    exact; the second time it is then rounded as a division is. That takes no branch, which each
-    ``div.rn`` does.
+    An approximate quotient, off by at most two ulps, is corrected twice by its exact remainder; the
+    second correction gives the correctly rounded quotient. This avoids the branch in each
+    ``div.rn``.
 
     Attributes:
-        unit: power of two that brings the scale to ``mantissa``.
-        mantissa: from 1 up to below 2.
-        reciprocal: of ``mantissa``, rounded.
-        limit: what all greater dividends are taken for, as they saturate: 512 times ``mantissa``.
+        unit: power of two with scale · unit = ``mantissa``.
+        mantissa: mantissa in [1, 2).
+        reciprocal: rounded reciprocal of ``mantissa``.
+        limit: clamp of dividends, 512 · ``mantissa``, as greater dividends saturate.
     """
 
     unit: Float32
@@ -194,7 +195,7 @@ class Divisor:
 
     @staticmethod
     def of(scale: Float32) -> "Divisor":
-        """Take a scale apart, once per thread."""
+        """Split a scale, once per thread."""
         bits = scale.bitcast(Uint32)
         mantissa = Uint32(bits & 0x7FFFFF | 0x3F800000).bitcast(Float32)
         unit = Uint32(Uint32(254 << 23) - (bits & 0x7F800000)).bitcast(Float32)
@@ -202,7 +203,7 @@ class Divisor:
         return Divisor(unit, mantissa, reciprocal, mantissa * 512.0)
 
     def quotient(self, value: Float32) -> Float32:
-        """Value over scale, rounded to nearest even; past 512 in magnitude, 512."""
+        """Value over scale, rounded to nearest even; clamped to ±512."""
         dividend = cute.arch.fmin(value * self.unit, self.limit, nan=True)
         dividend = cute.arch.fmax(dividend, -self.limit, nan=True)
         found = dividend * self.reciprocal
@@ -236,7 +237,7 @@ def _root(value: Float32) -> Float32:
 
 
 def _select(condition: Boolean, yes: Vector, no: Vector) -> Vector:
-    """One of two pieces, word by word."""
+    """Select one of two pieces, word by word."""
     words = [
         Uint32(cutlass.select_(condition, Uint32(a), Uint32(b)))
         for a, b in zip(

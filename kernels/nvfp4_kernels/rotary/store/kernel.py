@@ -24,14 +24,14 @@ class RotaryStoreArguments(NamedTuple):
     Attributes:
         q, k, v: queries, keys and values.
         out: rotated queries [tokens, Hq, D].
-        cache: written.
+        cache: KV cache, written.
         positions: [tokens].
         slots: int64 [tokens], negative for a token that is not stored.
         table: [positions, R], R/2 cosines and R/2 sines.
         q_norm, k_norm: [D]; null without a norm.
         k_scale, v_scale: float32; null unless the cache is E4M3.
         eps: added to mean squares.
-        tokens: how many.
+        tokens: number of tokens.
     """
 
     q: TokenHeads
@@ -52,16 +52,16 @@ class RotaryStoreArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class RotaryStore:
-    """One configuration: the first CTAs have heads of queries, the others keys and values.
+    """One configuration: the first CTAs take query heads, the others keys and values.
 
-    All threads of a CTA have the same role, and a warp's stay together to the end: a norm's sum
-    goes over a head's threads by shuffles. A thread past the last head, or in none, reads what
-    another one of its warp has, and writes nothing. A warp has read all of its heads before it
-    writes the first, and no other reads them: the result may lie where the queries do.
+    All threads of a CTA have the same role, and warps stay converged to the end: a norm's sum is a
+    shuffle reduction over a head's threads. A thread without elements re-reads elements of another
+    thread of its warp, and writes nothing. A warp reads all of its heads before writing the first,
+    and no other warp reads these heads: the result may alias the queries.
 
     Attributes:
         tile: thread layout.
-        variant: dtypes, page size, and which steps there are.
+        variant: dtypes, page size, and enabled steps.
     """
 
     tile: RotaryStoreTile
@@ -96,14 +96,14 @@ class RotaryStore:
         )
 
     def _ctas(self, tokens: Int32, units: int) -> Int32:
-        """CTAs that have so many units of every token."""
+        """CTAs for ``units`` units of every token."""
         return cute.ceil_div(tokens * units, self.tile.units)
 
     @cute.kernel
     def kernel(self, arguments: RotaryStoreArguments) -> None:
-        """Load the norm's weight, which no kernel before this one writes; wait; do this CTA's."""
+        """Load the norm's weight before the wait for preceding kernels; then process the heads."""
         tile, variant = self.tile, self.variant
-        # At once: the next kernel may do what it does before its own wait.
+        # At once: the next kernel may run up to its own wait.
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         block, thread = cute.arch.block_idx()[0], cute.arch.thread_idx()[0]
         unit, part = thread // tile.lanes, part_of(tile, thread % tile.lanes)
@@ -113,7 +113,7 @@ class RotaryStore:
         if cutlass.const_expr(variant.norms):
             factors = Heads(tile, variant).factors(self._weight(arguments, is_query), part)
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
-        # Of the last CTA whole warps may have nothing.
+        # In the last CTA whole warps may have no work.
         first = unit - cute.arch.lane_idx() // tile.lanes
         if is_query:
             if block * tile.units + first < arguments.tokens * tile.query_units:
@@ -124,7 +124,7 @@ class RotaryStore:
                 self._pairs(arguments, block * tile.units + unit, part, factors)
 
     def _weight(self, arguments: RotaryStoreArguments, is_query: Boolean) -> cute.Pointer:
-        """Weight of this CTA's norm, or of the other if it has none."""
+        """Weight of this CTA's norm; the other norm's if absent."""
         if not self.variant.k_norm:
             return arguments.q_norm
         if not self.variant.q_norm:
@@ -175,7 +175,7 @@ class RotaryStore:
         part: Part,
         factors: list[Vector],
     ) -> None:
-        """Normalise and rotate a key, and store it and its value."""
+        """Normalise and rotate a key, and store the key and its value."""
         tile, variant, heads = self.tile, self.variant, Heads(self.tile, self.variant)
         inside = cutlass.min(unit, arguments.tokens * tile.kv_heads - 1)
         token, head = inside // tile.kv_heads, inside % tile.kv_heads
@@ -207,5 +207,5 @@ class RotaryStore:
 
 
 def _issued() -> None:
-    """Keep loads before and after from being mixed: those after have to wait for one before."""
+    """Scheduling barrier for loads: later loads, which depend on an earlier load, stay later."""
     ptx.bar_warp_sync(cute.arch.FULL_MASK)

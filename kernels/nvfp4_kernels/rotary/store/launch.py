@@ -99,7 +99,7 @@ def check_layouts(
     q_norm: Tensor | None,
     k_norm: Tensor | None,
 ) -> None:
-    """Raise unless a kernel can read and write them.
+    """Raise unless a kernel can access the tensors.
 
     Raises:
         InvalidArgument: an unsupported R, or rows that are misaligned.

@@ -1,4 +1,4 @@
-"""``rotary_store``: what stands between the QKV projection and attention, in one launch."""
+"""``rotary_store``: QK norm, rotary embedding and KV-cache store in one launch."""
 
 import torch
 from torch import Tensor
@@ -29,55 +29,58 @@ def rotary_store(
 ) -> Tensor:
     """Normalise and rotate queries and keys; store keys and values in the paged cache.
 
-    One launch instead of two norms, ``rotary_embedding`` and a store, with their roundings: each
+    One launch instead of two norms, ``rotary_embedding`` and a store, with the same roundings: each
     head of queries and keys with a norm is divided by ``sqrt(mean(x²) + eps)`` in float32, rounded
-    to the weight's dtype, multiplied by the weight and rounded to ``q``'s dtype. Its first R
+    to the weight's dtype, multiplied by the weight and rounded to ``q``'s dtype. The first R
     elements are then rotated in float32 and rounded once, pair by pair, the others copied::
 
         out[a] = x[a] · cos[i] - x[b] · sin[i]    with neox  a = i,   b = i + R/2
         out[b] = x[b] · cos[i] + x[a] · sin[i]    without    a = 2·i, b = 2·i + 1
 
-    The mean is added up in an order that depends on D and R alone: the bits of a head's result
-    depend on nothing but the head. In an E4M3 cache a rotated key, rounded to 16 bits, and a value
-    are divided by their scales, in float32, and rounded to nearest even, saturating at ±448.
+    The summation order of the mean depends on D and R alone: a head's result depends, to the bit,
+    on the head alone. For an E4M3 cache the rotated key, rounded to 16 bits, and the value are
+    divided by ``k_scale`` and ``v_scale`` in float32, and rounded to nearest even, saturating at
+    ±448.
 
     The call does not synchronise with the device: a CUDA graph may capture it. On a GPU the norms'
-    weights are read while kernels before this one in the stream may still run, where those let it
-    start early: none of these may write them. The kernel after this one may start while the one
-    before this one still runs, and has to wait before it reads the cache: ``paged_attention`` does,
+    weights may be read while preceding kernels that allow programmatic dependent launch still run:
+    these kernels must not write the weights. The next kernel may start while the preceding kernel
+    still runs, and must wait before reading the cache: ``paged_attention`` waits,
     ``decode_attention`` on sm_90 does not.
 
     Args:
         q: bfloat16 or float16 ``(≥ T, Hq, D)``, D a multiple of 16 up to 256, the last stride 1;
-            other strides are free, as in a slice of the QKV projection. Rows from T, the length of
-            ``slot_mapping``, on are padding, which nobody reads; this holds for ``k``, ``v`` and
-            ``positions`` too. On a GPU all rows start on multiples of 16 bytes.
+            other strides are free, as in a slice of the QKV projection. Rows from T (the length of
+            ``slot_mapping``) on are padding and never read, also in ``k``, ``v`` and ``positions``.
+            On a GPU all rows are 16-byte aligned.
         k: ``(≥ T, Hkv, D)`` of ``q``'s dtype, strides as for ``q``; Hq is a multiple of Hkv.
         v: the same.
         positions: int64 or int32 ``(≥ T,)``, contiguous: the row of ``cos_sin_cache`` for each
-            token, one without a slot too. That all are from 0 to P - 1 is checked on CPU only.
+            token, including tokens without a slot, from 0 to P - 1 (checked on CPU only).
         cos_sin_cache: ``(P, R)`` of ``q``'s dtype or float32, contiguous: R/2 cosines and then R/2
-            sines. R is even, from 2 to D; on a GPU a multiple of 16, and the cache starts on a
-            multiple of 16 bytes.
+            sines. R is even, from 2 to D; on a GPU a multiple of 16, and the cache is 16-byte
+            aligned.
         kv_cache: ``(pages, Hkv, page_size, 2·D)`` of ``q``'s dtype or float8_e4m3fn, a key and then
             its value; strides are free but for the last, on a GPU multiples of 16 bytes. Written:
             the slots of ``slot_mapping``.
         slot_mapping: int64 ``(T,)``, contiguous: ``page · page_size + offset`` of each token's key
-            and value; negative: they are not stored. Which of several tokens with one slot stays
-            there is undefined. That no slot lies past the cache is checked on CPU only.
-        neox: whether a pair lies R/2 apart, as in GPT-NeoX and Llama, or side by side, as in GPT-J.
+            and value; negative: not stored. If several tokens share a slot, the stored token is
+            undefined. The upper bound is checked on CPU only.
+        neox: whether the elements of a pair are R/2 apart, as in GPT-NeoX and Llama, or neighbours,
+            as in GPT-J.
         q_norm: RMSNorm's weight ``(D,)`` for heads of queries, of ``q``'s dtype or float32,
-            contiguous; None: no norm. A norm that multiplies by 1 + w takes that sum, in float32.
+            contiguous; None: no norm. For a norm that multiplies by 1 + w, pass 1 + w in float32.
         k_norm: the same for keys, of ``q_norm``'s dtype.
         eps: added to the mean square, 0 or more; with a norm only.
-        k_scale: float32 ``()``, with a float8_e4m3fn cache: a key is what is stored times this. On
-            a GPU from 2^-126 up to below 2^127.
+        k_scale: float32 ``()``, with a float8_e4m3fn cache: factor that dequantises stored keys. On
+            a GPU in [2^-126, 2^127).
         v_scale: the same for values.
-        out: contiguous, of ``q``'s dtype and shape, written; may be ``q`` itself, where that is
-            contiguous, and overlaps no other argument. None: a new tensor.
+        out: contiguous, of ``q``'s dtype and shape, written; may be ``q`` itself if contiguous, and
+            must not overlap another argument. None: a new tensor.
 
     Returns:
-        ``out``: the rotated queries. Rows from T on are left as they are, undefined in a new one.
+        ``out``: the rotated queries. Rows from T on are not written, and so undefined in a new
+        tensor.
 
     Raises:
         InvalidArgument: an argument that does not fit, named.

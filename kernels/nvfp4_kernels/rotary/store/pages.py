@@ -22,7 +22,7 @@ class TokenHeads(NamedTuple):
 
 
 class PagedCache(NamedTuple):
-    """Cache [page, head, row, 2·D], a key and its value to a row; strides in elements."""
+    """Cache [page, head, row, 2·D], a row being a key and its value; strides in elements."""
 
     pages: cute.Pointer
     page_stride: Int64
@@ -40,7 +40,7 @@ def store_pair(
     value: list[Vector],
     head_dim: int,
 ) -> None:
-    """Store a thread's pieces of a key and of its value in slot ``slot``."""
+    """Store a thread's pieces of a key and its value in slot ``slot``."""
     start = slot // variant.page_size * cache.page_stride
     start += Int64(head) * cache.kv_head_stride
     start += slot % variant.page_size * cache.row_stride

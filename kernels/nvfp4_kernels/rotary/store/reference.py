@@ -49,9 +49,8 @@ def normalise(x: Tensor, weight: Tensor, eps: float, rotary_dim: int) -> Tensor:
 def sum_of_squares(x: Tensor, rotary_dim: int) -> Tensor:
     """Sum over the last dimension in float32, in the order of the kernel's threads.
 
-    Of the rotated part of a head, and of the rest, a group of 16 is 8 elements and the 8 that come
-    half the part later. A group's squares are added one by one, then neighbouring groups two by
-    two.
+    In the rotated part of a head, and in the rest, a group of 16 is 8 elements and the 8 elements
+    half the part later. A group's squares are added one by one, then neighbouring groups pairwise.
     """
     squares, head_dim = x.square(), x.shape[-1]
     if head_dim % (2 * PIECE) or rotary_dim % (2 * PIECE):

@@ -1,4 +1,4 @@
-"""Thread layout of ``rotary_store``, and what one kernel is compiled for. No CuTe."""
+"""Thread layout of ``rotary_store``, and compile-time variants of its kernel. No CuTe."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,8 @@ WARP = 32
 class HeadTile:
     """Threads of a head.
 
-    A thread has 16 elements of a head, in two pieces; threads of a head are neighbours in a warp, a
-    power of two of them, and some may stand idle.
+    A thread has 16 elements of a head, in two pieces; a head has a power of two of neighbouring
+    threads of a warp, some possibly idle.
 
     Attributes:
         head_dim: D.
@@ -34,7 +34,7 @@ class HeadTile:
 
     @property
     def lanes(self) -> int:
-        """Threads of a head: the least power of two that is enough."""
+        """Threads of a head: the least sufficient power of two."""
         return 1 << (self.parts - 1).bit_length()
 
 
@@ -42,14 +42,14 @@ class HeadTile:
 class RotaryStoreTile(HeadTile):
     """Threads of a CTA over heads.
 
-    A CTA has heads of queries, or of keys with their values: a thread of a key has the value's
-    elements too.
+    A CTA has query heads, or keys with their values: a thread of a key also has the value's
+    elements.
 
     Attributes:
         query_heads: Hq.
         kv_heads: Hkv.
-        threads: of a CTA, whole warps.
-        steps: heads of queries that a thread has.
+        threads: threads of a CTA, whole warps.
+        steps: query heads per thread.
     """
 
     query_heads: int
@@ -59,28 +59,28 @@ class RotaryStoreTile(HeadTile):
 
     @property
     def units(self) -> int:
-        """Heads of keys, or groups of heads of queries, that a CTA has."""
+        """Units of a CTA: KV heads, or groups of query heads."""
         return self.threads // self.lanes
 
     @property
     def query_units(self) -> int:
-        """Groups of ``steps`` query heads of a token; the last may lack some."""
+        """Groups of ``steps`` query heads of a token; the last may be partial."""
         return -(-self.query_heads // self.steps)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Data types and steps that a kernel is compiled for.
+    """Data types and steps, fixed at compile time.
 
     Attributes:
-        dtype: of queries, keys and values.
-        table_dtype: of cosines and sines.
+        dtype: dtype of queries, keys and values.
+        table_dtype: dtype of cosines and sines.
         position_dtype: ``"int64"`` or ``"int32"``.
         page_size: tokens of a page.
-        neox: whether a pair lies R/2 apart.
+        neox: whether the elements of a pair are R/2 apart; else neighbours.
         fp8: whether the cache is E4M3; else it has ``dtype``.
-        q_norm, k_norm: whether they are normalised.
-        norm_dtype: of the norms' weights.
+        q_norm, k_norm: whether queries, keys are normalised.
+        norm_dtype: dtype of the norms' weights.
     """
 
     dtype: str
@@ -95,5 +95,5 @@ class Variant:
 
     @property
     def norms(self) -> bool:
-        """Whether any is normalised."""
+        """Whether queries or keys are normalised."""
         return self.q_norm or self.k_norm

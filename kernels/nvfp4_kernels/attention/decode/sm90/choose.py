@@ -13,7 +13,7 @@ LONG_STEP_HEAD_DIM = 128  # maximum: with more, shared memory holds no ring of l
 def choose_config(
     batch: int, kv_heads: int, group: int, head_dim: int, max_keys: int, sms: int = SMS
 ) -> DecodeTile:
-    """Choose as many splits as SMs are idle otherwise, while each of their warps has keys.
+    """Choose as many splits as there are otherwise idle SMs, while each of their warps has keys.
 
     Steps are long where an SM has one CTA: loads in flight and independent work are scarce there.
     With more CTAs than SMs, two share an SM.
@@ -23,8 +23,8 @@ def choose_config(
         kv_heads: KV heads.
         group: query heads of each KV head.
         head_dim: D.
-        max_keys: upper bound on a token's keys: those of a row of the block table, or the window.
-        sms: of the device.
+        max_keys: upper bound on a token's keys: capacity of a block-table row, or the window.
+        sms: SMs of the device.
     """
     clusters = batch * kv_heads
     keys = LONG_STEP if head_dim <= LONG_STEP_HEAD_DIM and clusters <= sms else KEYS

@@ -23,16 +23,16 @@ class DecodeArguments(NamedTuple):
     """Arguments of a launch.
 
     Attributes:
-        q, key, value: of each sequence's new token.
+        q, key, value: vectors of each sequence's new token.
         kv_cache: [page, head, row, 2·D], a key and then its value.
-        cache_strides: its strides.
+        cache_strides: strides of ``kv_cache``.
         block_table: int32 [sequences, table_stride], pages.
         table_stride: elements between rows of the block table.
         seq_lens: int32 [sequences], the new token included.
         slot_mapping: int64 [sequences], slots of the new tokens; negative: not stored.
         result: output and sinks.
-        logits: scale and soft cap, the latter 0 without one.
-        window: keys a token sees; 0 without one.
+        logits: scale and soft cap; a cap of 0 means none.
+        window: keys a token sees; 0: all.
         batch, kv_heads, pages: sizes.
     """
 
@@ -59,10 +59,10 @@ class DecodeAttentionSm90:
 
         leader's TMA  --full-->  Q·Kᵀ, softmax, Vᵀ·Pᵀ  -->  merge over the cluster
 
-    All 4 warps of a CTA have the same role: each has a ring of its own, which its leader fills, and
-    needs no other warp before the merge. ``full`` is an mbarrier per stage and warp, with an
-    arrive count of ``TMA_ARRIVALS`` and the bytes of a step; a warp barrier releases a stage. The
-    merge starts and ends with a barrier over the cluster.
+    All 4 warps of a CTA have the same role: each has its own ring, filled by the warp's leader, and
+    is independent of other warps until the merge. ``full`` is an mbarrier per stage and warp, with
+    an arrive count of ``TMA_ARRIVALS`` and the bytes of a step; a warp barrier releases a stage.
+    The merge starts and ends with a barrier over the cluster.
     """
 
     tile: DecodeTile
@@ -124,11 +124,11 @@ class DecodeAttentionSm90:
         rings = Array(Float32, WARPS * merge.part_words, space=AddressSpace.smem, alignment=1024)
         barriers = Array(Int64, WARPS * tile.stages, space=AddressSpace.smem, alignment=8)
         ring = Ring(rings.subview(warp * merge.part_words), barriers.subview(warp * tile.stages))
-        # Lengths, table and keys of earlier tokens are older than the kernel before this one.
+        # No preceding kernel that may still run writes lengths, table and earlier tokens' keys.
         work = work_tile(tile, variant, arguments.seq_lens, arguments.window, warp)
         TmaLoader(tile, variant).start(cache, ring, work, leader)
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
-        # After the wait: the next kernel may read, without waiting, what ran before this one.
+        # After the wait: the next kernel may then read results of earlier kernels without a wait.
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         part = Mainloop(tile, variant).run(
             cache,

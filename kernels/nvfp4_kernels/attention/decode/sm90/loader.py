@@ -78,7 +78,7 @@ def cache_map(
 
 @dataclass(frozen=True)
 class TmaLoader:
-    """Loads of a warp, issued by its leader; a stage is refilled once all lanes have read it."""
+    """TMA loads of a warp, issued by its leader; a stage is refilled once all lanes have read."""
 
     tile: DecodeTile
     variant: Variant

@@ -22,7 +22,7 @@ class LogitScaling(NamedTuple):
     """Factors that turn Q·Kᵀ into logits in units of ln 2.
 
     Attributes:
-        scale: of ``q · k``.
+        scale: factor of ``q · k``.
         soft_cap: unused without one.
     """
 
@@ -155,7 +155,7 @@ class Mainloop:
         return [tanh(score * inner) * outer for score in scores]
 
     def _masked(self, logits: list[Float32], work: WorkTile, start: Int32) -> list[Float32]:
-        """Logits, those of keys that the token does not see set to −∞."""
+        """Logits, with −∞ for keys that the token does not see."""
         first = start + cute.arch.lane_idx() % 4 * 2
         masked = []
         for index, logit in enumerate(logits):
@@ -177,7 +177,7 @@ class Mainloop:
         return largest
 
     def _rescaled(self, o: list[Float32], rescale: Float32) -> list[Float32]:
-        """O times ``rescale`` of its heads, which other lanes have."""
+        """O times ``rescale`` of each head, fetched from other lanes."""
         lane = cute.arch.lane_idx() % 4 * 8
         factors = [cute.arch.shuffle_sync(rescale, lane + 4 * c) for c in range(2)]
         return [each * factors[index % 2] for index, each in enumerate(o)]

@@ -12,12 +12,13 @@ from nvfp4_kernels.attention.decode.sm90.tile import KEYS, WARPS
 
 @dataclass(frozen=True)
 class WorkTile:
-    """Work tile of a warp: one KV head of one sequence, and steps along its keys.
+    """Work tile of a warp: a KV head of a sequence, and steps along its keys.
 
     Attributes:
         sequence, kv_head: indices.
-        rank: of the CTA in its cluster.
-        begin, end: keys that the token sees, ``begin <= key < end``; its own is the last.
+        rank: rank of the CTA in its cluster.
+        begin, end: keys that the token sees, ``begin <= key < end``; the token's own key is the
+            last.
         first: first box of the warp's first step, counted from the sequence's first key.
         steps: number of steps, ``step_stride`` boxes apart.
         stores: whether the token's own key is in the warp's last step.

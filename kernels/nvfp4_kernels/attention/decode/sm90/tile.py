@@ -1,7 +1,7 @@
 """Tile of decode attention, its layout in shared memory, and variants. No CuTe.
 
-A cluster has one KV head of one sequence. Every warp runs a main loop of its own over a ring of its
-own, 16 or 32 keys and their values at a time; the warps' partial results are merged at the end.
+A cluster has one KV head of one sequence. Every warp runs a separate main loop over a separate
+ring, 16 or 32 keys and values at a time; the warps' partial results are merged at the end.
 """
 
 import math
@@ -35,8 +35,8 @@ class DecodeTile:
         head_dim: D.
         group: query heads of a KV head, up to 16.
         splits: CTAs of a cluster, which split the keys of a sequence.
-        keys: of a warp's step: 16, or 32, which hides more latency.
-        max_stages: upper bound on the stages of a warp's ring, which else takes the memory left.
+        keys: keys of a warp's step: 16, or 32, which hides more latency.
+        max_stages: upper bound on the stages of a warp's ring; fewer if shared memory is short.
     """
 
     head_dim: int
@@ -77,7 +77,7 @@ class DecodeTile:
 
     @property
     def step_stride(self) -> int:
-        """Stride of a warp's steps in boxes: those of all warps of the cluster."""
+        """Stride of a warp's steps in boxes: the boxes of one step of all warps of the cluster."""
         return self.warps * self.boxes
 
     # --- shared memory ------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class Variant:
     """Variant of the kernel.
 
     Attributes:
-        dtype: of queries, keys, values and result.
+        dtype: dtype of queries, keys, values and result.
         page_size: keys of a page, a power of two.
         window: whether a token sees only the last keys.
         soft_cap: whether logits are capped.

@@ -1,4 +1,4 @@
-"""New token of a sequence: its queries, and the store of its key and value into the cache."""
+"""New token of a sequence: load of the queries, and store of the key and value into the cache."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -74,7 +74,7 @@ class NewToken:
     ) -> None:
         """Store key and value into the cache, unless the slot is negative, and into the stage.
 
-        Values past the token's in its box are zeroed: P = 0 times NaN is NaN.
+        Values after the token's in the same box are zeroed: P = 0 times NaN is NaN.
         """
         tile = self.tile
         lane = cute.arch.lane_idx()

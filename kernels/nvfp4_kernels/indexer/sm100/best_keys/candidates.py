@@ -1,4 +1,4 @@
-"""State and shared memory of the warps that choose among a group's candidates."""
+"""State and shared memory of the warps that select the top-k of a group's candidates."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -20,10 +20,10 @@ class TopkOutput(NamedTuple):
 
     Attributes:
         scores: float32 [queries, stride], scores of candidates; null if keys are not split.
-        keys: int32 [queries, stride], numbers of the candidates, or of the best keys.
-        counts: int32 [queries], how many there are.
+        keys: int32 [queries, stride], indices of candidates or of the top-k keys.
+        counts: int32 [queries], numbers of candidates or keys.
         stride: elements from one query's row to the next.
-        top_k: keys to choose.
+        top_k: keys to select.
     """
 
     scores: cute.Pointer
@@ -39,11 +39,11 @@ class TopkState:
 
     Attributes:
         group: thread group of a group of queries; its ``buffer``, ``counters`` and ``threshold``
-            are those of all of its queries.
+            cover all queries of the group.
         out: result of the launch.
         ranges: keys that all queries see.
         first: index of the group's first query in the CTA.
-        seen: keys that each query of the group sees; none if it is not scored.
+        seen: keys that each query of the group sees; empty for an unscored query.
     """
 
     group: ThreadGroup

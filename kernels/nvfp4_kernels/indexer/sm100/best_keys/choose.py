@@ -50,11 +50,11 @@ class Choice:
 
 @functools.lru_cache(maxsize=1024)
 def choose_config(problem: ScoreProblem, top_k: int, sms: int) -> Choice | None:
-    """Choice with the least estimated time, of those that fit into shared memory.
+    """Choice with the least estimated time that fits in shared memory.
 
     Args:
         problem: sizes.
-        top_k: keys to choose for each query.
+        top_k: keys to select for each query.
         sms: SMs of the GPU.
 
     Returns:
@@ -73,7 +73,7 @@ def choose_config(problem: ScoreProblem, top_k: int, sms: int) -> Choice | None:
 
 
 def _tiles(problem: ScoreProblem) -> Iterator[ScoreTile]:
-    """Tiles whose queries share a CTA's keys; those of most queries come first.
+    """Tiles whose queries share a CTA's keys, most queries first.
 
     A single group gets two ping-pong sets where registers allow.
     """
@@ -101,7 +101,7 @@ def _tiles(problem: ScoreProblem) -> Iterator[ScoreTile]:
 
 
 def _fit(tile: ScoreTile, top_k: int, min_entries: int) -> tuple[ScoreTile, Selection] | None:
-    """Fit buffers beside a tile: ``min_entries`` candidates of each query, and those appended."""
+    """Fit buffers beside a tile: ``min_entries`` candidates per query, plus appended ones."""
     for stages in STAGE_COUNTS:
         left = MAX_SHARED_BYTES - tile.fixed_bytes - stages * tile.stage_bytes
         each = (left - group_bytes(tile, BITMAP_WORDS)) // tile.queries - QUERY_BYTES
@@ -121,7 +121,7 @@ def _fit(tile: ScoreTile, top_k: int, min_entries: int) -> tuple[ScoreTile, Sele
 
 
 def _splits(problem: ScoreProblem, tile: ScoreTile, top_k: int, sms: int) -> set[int]:
-    """Candidate splits: those that fill the SMs a few times."""
+    """Candidate numbers of splits that fill the SMs a few times."""
     ctas = problem.sequences * -(-problem.queries // tile.queries)
     max_splits = min(
         problem.keys // (MIN_SPLIT_RATIO * top_k), -(-problem.keys // KEYS), MAX_SPLITS
@@ -133,7 +133,7 @@ def _splits(problem: ScoreProblem, tile: ScoreTile, top_k: int, sms: int) -> set
 def _cycles(problem: ScoreProblem, choice: Choice, sms: int) -> float:
     """Estimated cycles of waves of CTAs, the last of which may leave SMs idle.
 
-    CTAs of the same sequence read its keys from L2, unless the keys of all exceed its size.
+    CTAs of the same sequence read keys from L2, unless the keys of all sequences exceed the L2.
     """
     tile, splits = choice.tile, choice.splits
     blocks = -(-problem.queries // tile.queries)

@@ -1,4 +1,4 @@
-"""Scoring kernel that keeps the best keys."""
+"""Scoring kernel with fused top-k."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,11 +18,11 @@ from nvfp4_kernels.indexer.sm100.kernel import (
 
 
 class ScoreTopkArguments(NamedTuple):
-    """Arguments of a launch that keeps the best keys.
+    """Arguments of a launch with fused top-k.
 
     Attributes:
         inputs: queries, keys and sizes.
-        out: best keys, or candidates of splits.
+        out: top-k keys, or candidates of splits.
     """
 
     inputs: ScoreArguments
@@ -34,9 +34,10 @@ OUTPUT_TYPES = {"scores": Float32, "keys": Int32, "counts": Int32}
 
 @dataclass(frozen=True)
 class IndexerScoreTopkSm100(IndexerLogitsSm100):
-    """One compiled variant: ``IndexerLogitsSm100`` whose epilogue chooses instead of storing.
+    """One compiled variant: ``IndexerLogitsSm100`` with an epilogue that selects the top-k.
 
-    The epilogue warps of a group meet at named barrier ``group + 1``, all ping-pong sets together.
+    The epilogue warps of a group, of all ping-pong sets, synchronise at named barrier ``group +
+    1``.
     """
 
     selection: Selection

@@ -1,4 +1,4 @@
-"""Launches that score and choose on sm_100: ``indexer_score_topk`` and its paged form."""
+"""Launches with fused top-k on sm_100: ``indexer_score_topk`` and its paged form."""
 
 import torch
 from torch import Tensor
@@ -29,8 +29,8 @@ def score_topk(
     """See ``nvfp4_kernels.indexer.topk_op.indexer_score_topk``.
 
     Raises:
-        InvalidArgument: as ``launch.contiguous``; too many keys, or queries and keys so large that
-            they leave too little shared memory for ``top_k`` candidates.
+        InvalidArgument: as ``launch.contiguous``; too many keys, or queries and keys too large to
+            leave shared memory for ``top_k`` candidates.
     """
     scoring = contiguous(q, q_scales, k, k_scales, weights, ks, ke, fmt)
     return _best("k", scoring, ks, top_k)
@@ -59,7 +59,7 @@ def score_topk_paged(
 
 
 def _best(name: str, scoring: Scoring, like: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """Choose the best keys of each query; ``name``: argument that says how many keys there are."""
+    """Select the top-k keys of each query; ``name``: argument that bounds the number of keys."""
     rows, keys = scoring.rows, scoring.problem.keys
     if rows == 0 or keys == 0 or scoring.keyless:
         return like.new_full((rows, top_k), NO_KEY), like.new_zeros((rows,))
@@ -81,7 +81,7 @@ def _best(name: str, scoring: Scoring, like: Tensor, top_k: int) -> tuple[Tensor
 
 
 def _choose(name: str, scoring: Scoring, top_k: int) -> Choice:
-    """Choose a configuration, or raise if there is none."""
+    """Choose a configuration; raise if none fits."""
     problem = scoring.problem
     if problem.keys > MAX_KEYS:
         raise InvalidArgument(

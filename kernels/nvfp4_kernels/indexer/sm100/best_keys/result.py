@@ -1,4 +1,4 @@
-"""Output of the chosen keys, in ascending order."""
+"""Output of the selected keys, in ascending order."""
 
 import cutlass
 import cutlass.cute as cute
@@ -22,14 +22,14 @@ def write(
     seen: KeyRange,
     whole: cutlass.Constexpr,
 ) -> None:
-    """Write a query's best keys, or, unless the CTA scored the ``whole`` of its keys, candidates.
+    """Write a query's top-k keys, or candidates unless the CTA scored the ``whole`` of its keys.
 
     Args:
         group: thread group; all its threads take part.
         out: result of the launch.
         scheduler: scheduler state of the CTA.
         query: index of the query, counted over all sequences.
-        seen: keys that it sees.
+        seen: keys that the query sees.
         whole: see ``Selection``.
     """
     length = cutlass.max(seen.end - seen.begin, 0)
@@ -64,7 +64,7 @@ def _write_all(
 def candidates_before(
     scheduler: TileScheduler, seen: KeyRange, split: Int32, top_k: Int32, lane: Int32
 ) -> Int32:
-    """Candidates of a query in the splits before ``split``: all keys they see, or ``top_k``."""
+    """Candidates of a query in earlier splits: per split all keys seen, at most ``top_k``."""
     total = Int32(0)
     for earlier in range(lane, split, WARP):
         first = (scheduler.seen_begin + earlier * scheduler.tiles_per_split) * KEYS
@@ -83,7 +83,7 @@ def _write_in_order(
     seen: KeyRange,
     whole: cutlass.Constexpr,
 ) -> None:
-    """Write the buffer's candidates that are no less than the threshold, from ``start`` on.
+    """Write the buffer's candidates that reach the threshold, in order, from ``start`` on.
 
     The bitmap orders as many keys at a time as it has bits.
     """
@@ -116,7 +116,7 @@ def _write_in_order(
 
 
 def _store(out: TopkOutput, at: Int64, candidate: Uint64, whole: bool) -> None:
-    """Store a key's number, and the score of a candidate."""
+    """Store a key's index, and the score of a candidate."""
     Array(out.keys, shape=(1,)).store(column_of(candidate).bitcast(Int32), at)
     if not whole:
         score: Float32 = value_of(order_of(candidate))

@@ -6,7 +6,7 @@ from nvfp4_kernels.indexer.sm100.tile import GROUP_WARPS, KEYS, ScoreTile
 from nvfp4_kernels.indexer.topk.tile import BINS, MAX_CLUSTER, MAX_TIES, WARP, TopkTile
 
 KEY_BYTES = 8
-QUERY_BYTES = 48  # counters and a threshold of a query, beside its buffer
+QUERY_BYTES = 48  # counters and threshold of a query, in addition to its buffer
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Selection:
     Attributes:
         capacity: candidates that a query's buffer holds.
         sync_phases: phases of the accumulators between two checks of the buffers.
-        words: words of the bitmap that orders the chosen keys.
+        words: words of the bitmap that orders the selected keys.
         whole: whether a CTA scores all keys that its queries see.
     """
 
@@ -38,7 +38,7 @@ class Selection:
         return TopkTile(group_threads(tile), 1, self.capacity, self.words)
 
     def shared_bytes(self, tile: ScoreTile) -> int:
-        """SharedStorage memory of all groups."""
+        """Shared memory of all groups."""
         return query_bytes(tile, self.capacity) + group_bytes(tile, self.words)
 
 
@@ -48,11 +48,11 @@ def group_threads(tile: ScoreTile) -> int:
 
 
 def query_bytes(tile: ScoreTile, capacity: int) -> int:
-    """SharedStorage memory of all queries, for ``capacity`` candidates of each."""
+    """Shared memory of all queries, for ``capacity`` candidates of each."""
     return tile.queries * (KEY_BYTES * capacity + QUERY_BYTES)
 
 
 def group_bytes(tile: ScoreTile, words: int) -> int:
-    """SharedStorage memory of all groups beside that of queries."""
+    """Shared memory of all groups beside that of queries."""
     count = words + group_threads(tile) + BINS + WARP + MAX_CLUSTER
     return tile.groups * (4 * count + KEY_BYTES * MAX_TIES)

@@ -1,4 +1,4 @@
-"""Visitor of scores that keeps the best keys of each query."""
+"""Visitor of scores that keeps the top-k keys of each query."""
 
 from dataclasses import dataclass
 
@@ -35,11 +35,11 @@ from nvfp4_kernels.indexer.topk.shared import (
 
 @dataclass(frozen=True)
 class TopkVisitor:
-    """Chooses among the scores as they come; implements ``ScoreVisitor``.
+    """Fused top-k of scores; implements ``ScoreVisitor``.
 
-    A query's candidates are those that exceed its threshold: a candidate that at least ``top_k``
-    others of the query are no less than. No two sort keys, of value and column, are equal, so the
-    choice depends neither on the order in which warps append nor on when thresholds rise.
+    A query's candidates are the scores above the query's threshold, a candidate that is at most as
+    good as ``top_k`` others. Sort keys, of value and column, are distinct, so that the selection
+    depends neither on the order in which warps append nor on when thresholds rise.
     """
 
     tile: ScoreTile
@@ -47,7 +47,7 @@ class TopkVisitor:
     selection: Selection
 
     def min_keys(self, out: TopkOutput) -> Int32:
-        """Score queries that see more than ``top_k`` keys; others choose all of theirs."""
+        """Fewest keys for which a query is scored: ``top_k + 1``; others select all keys."""
         return out.top_k + 1
 
     def allocate(self) -> SharedStorage:
@@ -63,7 +63,7 @@ class TopkVisitor:
         scheduler: TileScheduler,
         coord: EpilogueCoord,
     ) -> TopkState:
-        """State of this thread; clears what the group shares."""
+        """State of this thread; clears the group's shared memory."""
         count = self.tile.group_queries
         first = coord.group * count
         seen = [self._seen(out, ranges, scheduler, first + number) for number in range(count)]
@@ -77,7 +77,7 @@ class TopkVisitor:
     def _seen(
         self, out: TopkOutput, ranges: KeyRanges, scheduler: TileScheduler, number: Int32
     ) -> KeyRange:
-        """Keys that a query of the CTA sees; none if it is not scored or does not exist."""
+        """Keys that a query of the CTA sees; empty if the query is unscored or absent."""
         query = scheduler.first_query + cutlass.min(number, scheduler.num_queries - 1)
         seen = key_range(self.variant, ranges, query, scheduler.num_keys)
         scored = (number < scheduler.num_queries) & (seen.end - seen.begin > out.top_k)
@@ -89,7 +89,7 @@ class TopkVisitor:
 
     @cute.jit
     def _append(self, group: ThreadGroup, seen: KeyRange, key: Int32, score: Float32) -> None:
-        """Append a key that the query sees and that exceeds its threshold."""
+        """Append a key that the query sees and that exceeds the query's threshold."""
         shared = group.shared
         candidate = key_of(nan_to_lowest(score), key - seen.begin)
         # The score of a key that is not seen may be anything.
@@ -105,12 +105,12 @@ class TopkVisitor:
 
     @cute.jit
     def begin_phase(self, state: TopkState, scheduler: TileScheduler, phase: Int32) -> None:
-        """Make room, every few phases, for the candidates of the following ones."""
+        """Make room, every few phases, for the candidates of the next phases."""
         tile, group = self.tile, state.group
         max_entries = self.selection.max_entries(tile)
         if (phase > 0) & (phase % self.selection.sync_phases == 0):
             full = Boolean(False)
-            # The lane that appended last sees that the buffer is full, whatever the others see.
+            # The lane that appended last sees that the buffer is full, even if others do not.
             if group.lane == 0:
                 for number in cutlass.range_constexpr(tile.group_queries):
                     full = full | (
@@ -122,7 +122,7 @@ class TopkVisitor:
 
     @cute.jit
     def _make_room(self, state: TopkState) -> None:
-        """Reduce full buffers, which were written before the last barrier, to their best."""
+        """Reduce full buffers, which were written before the last barrier, to their top-k."""
         max_entries = self.selection.max_entries(self.tile)
         for number in cutlass.range(self.tile.group_queries, unroll=1):
             group = state.query(number)
@@ -133,7 +133,7 @@ class TopkVisitor:
 
     @cute.jit
     def end(self, state: TopkState, scheduler: TileScheduler) -> None:
-        """Select the best keys of each query, and write them."""
+        """Select the top-k keys of each query, and write them."""
         state.group.sync()
         for number in cutlass.range(self.tile.group_queries, unroll=1):
             group = state.query(number)
