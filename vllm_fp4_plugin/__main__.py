@@ -1,6 +1,6 @@
-"""``python -m vllm_fp4_plugin``: quantise or verify a checkpoint, report what would run it.
+"""``python -m vllm_fp4_plugin``: quantise or verify a checkpoint, report its kernels.
 
-A command's module holds its options; what the command does is imported when it runs.
+The module of a command holds the options; the work is imported when the command runs.
 """
 
 from typing import Annotated

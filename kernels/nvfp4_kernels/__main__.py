@@ -1,6 +1,6 @@
 """``python -m nvfp4_kernels``: build kernels ahead of time, report on them, check them on a GPU.
 
-A command's module holds its options; what the command does is imported when it runs.
+The module of a command holds the options; the work is imported when the command runs.
 """
 
 from nvfp4_kernels.tool import help

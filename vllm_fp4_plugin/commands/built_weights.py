@@ -35,7 +35,7 @@ def of_model(model: nn.Module, report: Report) -> WeightAccount:
 
     Args:
         model: as ``meta_model.built`` yields it.
-        report: of its layers, with the bytes of those that are packed once they are loaded.
+        report: report of the layers, with the bytes of layers that are packed after loading.
     """
     records = {record.name: record for record in report.layers if record.weight_bytes}
     account, counted = WeightAccount(), set[int]()
@@ -50,7 +50,7 @@ def of_model(model: nn.Module, report: Report) -> WeightAccount:
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """A module's own parameters, and what of its buffers a checkpoint holds."""
+    """Parameters of a module itself, and those buffers that a checkpoint holds."""
     buffers = {
         name: buffer
         for name, buffer in module.named_buffers(recurse=False)

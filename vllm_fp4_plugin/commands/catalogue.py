@@ -1,4 +1,4 @@
-"""``python -m vllm_fp4_plugin catalogue``: what becomes of the checkpoints that people serve."""
+"""``python -m vllm_fp4_plugin catalogue``: verdicts on the checkpoints that people serve."""
 
 from collections import Counter
 from dataclasses import asdict
@@ -32,7 +32,7 @@ def catalogue(
     ] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Print what becomes of known NVFP4 checkpoints on a CPU, sm_90 and sm_100, and why.
+    """Print the verdict on known NVFP4 checkpoints on a CPU, sm_90 and sm_100, and why.
 
     Fields of --json: vllm, the release; families, a list of family, architecture, assumed,
     checkpoints, on and run, where on has a verdict (served, delegated or refused), why and

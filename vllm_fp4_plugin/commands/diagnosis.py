@@ -32,11 +32,11 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of looking at one thing.
+    """Finding about one part of the installation or the machine.
 
     Attributes:
-        about: what was looked at.
-        said: what was found; with a remedy unless the verdict is ``"ok"``.
+        about: the part, e.g. ``"driver"``.
+        said: version, state or fault; with a remedy unless the verdict is ``"ok"``.
         verdict: ``"wrong"`` keeps ``vllm serve`` from starting; ``"unknown"`` may work untried.
     """
 

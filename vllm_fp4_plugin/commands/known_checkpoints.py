@@ -1,4 +1,4 @@
-"""Catalogue: NVFP4 checkpoints that people serve, and what becomes of each on which device."""
+"""Catalogue: NVFP4 checkpoints that people serve, and the verdict on each by device."""
 
 import json
 from collections.abc import Mapping
@@ -34,14 +34,14 @@ class Row:
     """A family of checkpoints of one architecture, format and precision.
 
     Attributes:
-        family: its name.
-        checkpoints: names of those that people serve.
-        architecture: class of the model, as their ``config.json`` names it.
+        family: name of the family.
+        checkpoints: names of the checkpoints that people serve.
+        architecture: class of the model, as ``config.json`` names it.
         model_type: type of the model's config, likewise.
         format: exporter's format.
-        ran: test that serves a tiny checkpoint of it and compares what comes out; empty: planned.
-        note: part of the tiny checkpoint that stands in for what is not known; empty: none.
-        on: what becomes of it on the oldest release of vLLM, by the architectures of ``ARCHS``.
+        ran: test that serves a tiny checkpoint of the family and compares outputs; empty: planned.
+        note: part of the tiny checkpoint that stands in for unknown parts; empty: none.
+        on: verdict on the oldest release of vLLM, by architecture in ``ARCHS``.
         changed: cells that differ on other releases of vLLM, by release and architecture.
     """
 

@@ -31,7 +31,7 @@ def check_config(model: str) -> None:
         model: directory of a checkpoint, or its name at the hub; other addresses pass.
 
     Raises:
-        UnsupportedCheckpoint: it is neither, with what was tried.
+        UnsupportedCheckpoint: neither holds; the message names the places that were tried.
     """
     if Path(model).is_dir() or "://" in model:
         return

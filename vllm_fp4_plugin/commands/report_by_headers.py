@@ -35,11 +35,11 @@ def headers_report(directory: Path, options: Options) -> Report:
     """Report which kernel the layers of a local checkpoint would get, module by module.
 
     Args:
-        directory: where the checkpoint is.
-        options: the user's, of which ``activation_terms`` matters, by the names on disk.
+        directory: directory of the checkpoint.
+        options: options of the user; ``activation_terms`` is matched by the names on disk.
 
     Raises:
-        UnsupportedCheckpoint: it is not quantised, or would be refused for what its headers say.
+        UnsupportedCheckpoint: the checkpoint is not quantised, or its headers would be refused.
         NoKernelError: the device has no kernel for one of its layers.
     """
     checkpoint = _checkpoint(directory)

@@ -28,10 +28,10 @@ class ReportView(NamedTuple):
     """Report of a model, as the command was asked for it.
 
     Attributes:
-        model: as it was given.
+        model: the command's argument.
         arch: architecture that the plan is for; empty: this machine's device.
-        report: what was found.
-        headers: those of the model's files; empty: they are not all on this machine.
+        report: report of the layers.
+        headers: headers of the model's files; empty: a file is missing on this machine.
         every_layer: whether each layer is a row of its own.
     """
 

@@ -1,6 +1,6 @@
-"""Combinations of versions that the plugin was tried with, and what was run on each.
+"""Combinations of versions that the plugin was tried with, and the tests run on each.
 
-``docs/versions.md`` is the table of them: ``python -m vllm_fp4_plugin.commands.tried`` prints it.
+``docs/versions.md`` holds the table: ``python -m vllm_fp4_plugin.commands.tried`` prints it.
 """
 
 import platform
@@ -11,7 +11,7 @@ from vllm_fp4_plugin.versions import installed, vllm_version
 
 @dataclass(frozen=True)
 class Combination:
-    """Versions that belong together, and what was run on them.
+    """Versions that belong together, and the tests run on them.
 
     Attributes:
         vllm: release.
@@ -19,7 +19,7 @@ class Combination:
         cuda: version of CUDA that torch is built for; ``"CPU"``: for none.
         cute_dsl: release of nvidia-cutlass-dsl.
         python: minor versions, comma-separated.
-        tried: what was run.
+        tried: the tests that were run.
     """
 
     vllm: str
@@ -63,7 +63,7 @@ def here() -> Combination:
 
 
 def verdict(found: Combination) -> str:
-    """Line that says what was run on a combination."""
+    """Line about the tests that were run on a combination."""
     alike = [each for each in COMBINATIONS if differences(found, each) == []]
     if alike:
         return f"these versions together: {'; '.join(each.tried for each in alike)}"

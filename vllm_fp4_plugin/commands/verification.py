@@ -1,4 +1,4 @@
-"""Verification of a checkpoint: its files hold what its model needs, and sound scales."""
+"""Verification of a checkpoint: all tensors of the model, and sound scales, are in its files."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path

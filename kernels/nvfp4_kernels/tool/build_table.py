@@ -1,4 +1,4 @@
-"""Table of ``build``: a row for the kernels of an op and layers, then what failed."""
+"""Table of ``build``: a row for the kernels of an op and layers, then the failures."""
 
 from collections import defaultdict
 from pathlib import Path

@@ -119,18 +119,18 @@ def _joined(lines: list[Text]) -> Text:
 
 
 def output() -> Output:
-    """Console of what a command finds."""
+    """Console for the findings of a command."""
     return Output(width=width(), highlight=False)
 
 
 def print_json(document: Any) -> None:
-    """Print what a command finds as one JSON document, for programs."""
+    """Print findings as one JSON document, for programs."""
     typer.echo(json.dumps(document, indent=1, ensure_ascii=False))
 
 
 @contextmanager
 def nothing_printed() -> Iterator[None]:
-    """Send to standard error what libraries print meanwhile, whether in Python or in C."""
+    """Send the output of libraries, in Python or in C, to standard error meanwhile."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -144,21 +144,21 @@ def nothing_printed() -> Iterator[None]:
 
 
 def say(message: str) -> None:
-    """Print a message about what a command was given, on standard error and in one line."""
+    """Print a message about a command's input as one line on standard error."""
     Console(stderr=True).print(message, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def refusal(message: str) -> typer.Exit:
-    """Print a refusal in one line; return what ends the command with status 1."""
+    """Print a refusal in one line; return the exception that ends the command with status 1."""
     say(f"error: {' '.join(message.splitlines())}")
     return typer.Exit(1)
 
 
 @contextmanager
 def refusals(*kinds: type[Exception]) -> Iterator[None]:
-    """Refuse what an error of these kinds says, and end the command.
+    """Turn an error of these kinds into a refusal that ends the command.
 
-    What the command line itself has wrong is the parser's to tell, with 2.
+    Faults of the command line itself are the parser's, with status 2.
     """
     try:
         yield

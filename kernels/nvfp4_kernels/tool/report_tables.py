@@ -14,7 +14,7 @@ NONE = "–"
 
 
 def print_report(found: Found) -> None:
-    """Print tables of what was found, and which kernels spill registers."""
+    """Print the tables of a report, and the kernels that spill registers."""
     screen, numbers = output(), found.numbers()
     screen.print(_products(found.products, numbers))
     if found.scores:

@@ -76,7 +76,7 @@ def check_batch_invariant(wanted: Wanted) -> None:
 
 
 def _sm90_kernels(wanted: Wanted) -> dict[KernelSpec, list[str]]:
-    """Kernels of linear layers, experts, attention where it decodes, and what runs between them.
+    """Kernels of linear layers, experts, decode attention, and of the ops between these.
 
     Raises:
         UnusableModel: options are given that no kernel depends on: activations stay as they are,
@@ -142,7 +142,7 @@ def _sm100_kernels(wanted: Wanted) -> dict[KernelSpec, list[str]]:
 
 
 def _experts_kernels(experts: Experts, family: str, wanted: Wanted) -> dict[KernelSpec, list[str]]:
-    """Kernels of a layer of experts, with what each is for."""
+    """Kernels of a layer of experts, each with its purpose."""
     specs = experts_kernels(experts, family, max_tokens=wanted.max_tokens, sms=wanted.sms)
     return {spec: [f"experts' {part}" for part in parts] for spec, parts in specs.items()}
 
