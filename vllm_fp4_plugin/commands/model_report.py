@@ -47,7 +47,7 @@ def stored_report(
 
 
 def report_here(model: str, **args: Any) -> Report:
-    """Report for a command: ``model_report``, with a remedy where vLLM cannot build the model here."""
+    """``model_report`` for a command, with a remedy where vLLM cannot build the model here."""
     try:
         return model_report(model, **args)
     except NotImplementedError as error:  # by vLLM, for what only another device has
