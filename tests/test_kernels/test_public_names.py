@@ -14,12 +14,12 @@ NAMES = {name: module for module, names in nvfp4_kernels._NAMES.items() for name
 
 def test_type_checkers_are_told_the_same() -> None:
     tree = ast.parse(Path(nvfp4_kernels.__file__).read_text(encoding="utf-8"))
-    told = {
-        name.asname: node.module
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("nvfp4_")
-        for name in node.names
-    }
+    told: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("nvfp4_"):
+            for alias in node.names:
+                names = import_module(node.module).__all__ if alias.name == "*" else [alias.name]
+                told |= dict.fromkeys(names, node.module)
     assert told == {name: f"nvfp4_kernels.{module}" for name, module in NAMES.items()}
     assert nvfp4_kernels.__all__ == sorted(NAMES)
     assert set(NAMES) <= set(dir(nvfp4_kernels))

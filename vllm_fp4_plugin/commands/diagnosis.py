@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
+from statistics import mode
 from typing import Literal, NamedTuple
 
 import torch
@@ -160,9 +161,9 @@ def _cute_dsl() -> Finding:
         said = f"{error}; needed on GPUs and by build"
         return Finding("CuTe DSL", said, "unknown" if _is_cpu() else "wrong")
     version = versions.installed("nvidia-cutlass-dsl")
-    known = {each.cute_dsl for each in tried.COMBINATIONS}
+    known = [each.cute_dsl for each in tried.COMBINATIONS]
     if version not in known:
-        name = f"nvidia-cutlass-dsl=={max(known)}"
+        name = f"nvidia-cutlass-dsl=={mode(known)}"
         return Finding("CuTe DSL", f"{version} was not tried; install {name}", "unknown")
     return Finding("CuTe DSL", version)
 

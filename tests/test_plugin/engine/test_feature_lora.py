@@ -182,7 +182,7 @@ def test_nothing_is_fused(modelopt: Path, served: Callable[..., Scores]) -> None
 
 
 @pytest.mark.feature(
-    "LoRA", "refused", "adapters beside NVFP4 experts, before any weight is loaded"
+    "LoRA", "refused", "on a CPU, adapters beside NVFP4 experts: before any weight is loaded"
 )
 def test_experts_are_refused(tmp_path: Path) -> None:
     path = checkpoint.write(named("Qwen 3 (experts)"), tmp_path / "model")
