@@ -1,4 +1,4 @@
-"""A cache of stages: folders complete or absent, looked up by a hash of their inputs."""
+"""Cache of pipeline stages: one folder each, complete or absent, found by a hash of the inputs."""
 
 import hashlib
 import json

@@ -29,8 +29,8 @@ from examples.versions import commit, installed, machine
 from nvfp4_kernels.formats.scale_search import SCALE_RULES, ScaleRule
 
 DISTRIBUTIONS = ("vllm-fp4-plugin", "torch", "transformers")
-# A list is chosen on every other window and judged on the remaining windows, so that a fit to noise
-# does not count as won.
+# An ignore list is chosen on even windows and judged on odd windows, so that overfitting does not
+# look like a gain.
 CHOOSING, JUDGING = slice(0, None, 2), slice(1, None, 2)
 
 

@@ -242,7 +242,7 @@ async def _kill(traffic: Traffic, server: Server, settings: Settings, results: R
     with suppress(TimeoutError):
         await asyncio.wait_for(long.streaming.wait(), _FIRST_TOKEN_SECONDS)
     under_way = [request for request in requests if not request.done()]
-    # Requests that ended before are judged as any other: an error among them is a failure.
+    # Requests that ended before the kill are judged like any other: an error is a failure.
     results.outcomes += [request.result() for request in requests if request.done()]
     engine.kill()
     killed = time.monotonic()

@@ -111,7 +111,7 @@ def _has_matrix(tensors: Iterable[tuple[str, TensorHeader]]) -> bool:
 def _settle(
     module: str, tensors: Tensors, said: LayerGroup | None, checkpoint: CheckpointConfig
 ) -> LayerGroup:
-    """Group of a module: the group in the config if the tensors can have its scheme."""
+    """Group of a module: the config's if the tensors fit, else of the likeliest scheme."""
     group = _group(module, tensors, said, checkpoint)
     return replace(group, scale=INVERSE_SCALE) if INVERSE_SCALE in tensors else group
 

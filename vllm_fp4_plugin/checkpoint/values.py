@@ -62,7 +62,7 @@ def global_scales(headers: Mapping[str, TensorHeader], checkpoint: CheckpointCon
 def _scales_by_layer(
     headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig, used: Sequence[str]
 ) -> Iterator[str]:
-    """Global scales of a mixed-precision checkpoint, whose layers use different scales."""
+    """Names of the scales of a mixed-precision checkpoint that its layers use."""
     found, suffixes = find_kinds(headers, checkpoint), tuple(f".{name}" for name in used)
     for name in headers:
         module, _, tensor = name.rpartition(".")

@@ -26,7 +26,7 @@ NOTE = (
     "known, nor whether the model needs more tensors than these"
 )
 _CONFIG = "config.json"
-# Of experts, where it is one that needs telling: headers do not, and configs each in their way.
+# Activation of the experts where it is not SiLU: headers lack it, and configs differ in spelling.
 _ACTIVATIONS = {"KimiK3ForConditionalGeneration": "situ"}
 _ELEMENTS_PER_BYTE = 2  # of packed weights
 

@@ -15,11 +15,11 @@ class Verified:
     """Contents of a checkpoint that is complete.
 
     Attributes:
-        directory: where it is.
-        tensors, files: how many.
-        format: exporter's format; None: it is not quantised, nor are the next two known.
-        nvfp4_layers: how many.
-        global_scales: how many, all within bounds.
+        directory: directory of the checkpoint.
+        tensors, files: number of each.
+        format: exporter's format; None, as the next two are, if the checkpoint is not quantised.
+        nvfp4_layers: number of NVFP4 layers.
+        global_scales: number of global scales, all within bounds.
         values_checked: whether every tensor was read: values are finite, block scales positive.
     """
 

@@ -63,7 +63,7 @@ def is_size_given(cache_config: Any) -> bool:
 
 
 def _default_shares() -> list[float]:
-    """Default objects of ``gpu_memory_utilization``: of the options and, if imported, ``LLM``."""
+    """Defaults of ``gpu_memory_utilization`` as objects, to be compared by identity."""
     from vllm.config import CacheConfig
     from vllm.engine.arg_utils import EngineArgs
 

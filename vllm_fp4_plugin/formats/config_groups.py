@@ -49,7 +49,7 @@ def read_groups(config: Mapping[str, Any], remedy: str) -> list[LayerGroup]:
 
 
 def input_scaling(kind: Kind, inputs: Mapping[str, Any] | None) -> Inputs:
-    """Read the input scaling of layers of a scheme, from the quantization arguments."""
+    """Input scaling of layers beside NVFP4's, from their arguments; of NVFP4 ``"16-bit"``."""
     if inputs is None or kind.is_nvfp4:
         return "16-bit"
     static = kind in (Kind.FP8, Kind.FP8_CHANNEL) and not inputs.get("dynamic")

@@ -203,7 +203,7 @@ def _flow_of_class(owner: Any, constants: Constants, asked: _Asked) -> Flow:
 
 
 class _LeakError(Exception):
-    """Escape: a use of the value, or of a path to the value, that is not known to be harmless."""
+    """Escape: a use of the tracked value, or of its producer, that is not known to be harmless."""
 
 
 class _Held(Enum):
@@ -258,7 +258,7 @@ class _ClassReader:
 
     @property
     def place(self) -> int:
-        """Position of the value in a pair."""
+        """Index of the tracked value in the pair that the producer returns."""
         return 1 if self.asked.returns == "second" else 0
 
     def read(self) -> None:
@@ -303,7 +303,7 @@ class _ClassReader:
     def _check_init(self, code: CodeType) -> None:
         """Refuse an ``__init__`` that does more with the submodule than assign it."""
         for step in dis.get_instructions(code):
-            # As a constant, the name is only part of a layer's name.
+            # As a constant, the submodule's name only builds the prefix of a layer: harmless.
             if step.argval == self.producer and step.opname not in ("STORE_ATTR", "LOAD_CONST"):
                 raise _LeakError(f"{self.owner.__name__}.__init__ does more than make it")
             if isinstance(step.argval, CodeType):
@@ -343,7 +343,7 @@ class _MethodReader:
         self._block(definition.body, self._entry(definition.args))
 
     def _entry(self, given: ast.arguments) -> _State:
-        """Names that hold the value on entry to the method."""
+        """Parameter that holds the value on entry to ``forward``, where an input is tracked."""
         parameter = self.owner.asked.parameter
         if parameter is None or not self._is_forward:
             return {}

@@ -47,7 +47,7 @@ def _said(owner: Any, name: str) -> str:
 
 
 def _above(owners: Sequence[Any], depth: int) -> str:
-    """Reason in modules above the decoder layers, from ``depth`` on; empty if there is none."""
+    """Reason why a module from ``owners[depth]`` on may change positions; empty if none does."""
     for place in range(depth, len(owners)):
         inside = owners[:place]
         if type(owners[place]).forward is Module.forward:

@@ -47,7 +47,7 @@ def _run(
     Returns:
         ``data`` and ``scales``, see ``nvfp4_kernels.rms_norm_quantize``.
     """
-    # Also called for steps with too many tokens, as the first step may be one.
+    # Called for steps with too many tokens too: the first call allocates, on all ranks together.
     served = flashinfer_all_reduce.usable_tokens(partial, tokens, width) if tokens else 0
     if 0 < len(partial) <= served:
         data, scales = new_operand(partial, partial.shape[1], terms)

@@ -1,4 +1,4 @@
-"""Sums of NVFP4 terms: activations as x ≈ q1 + q2 + …, each term the remainder after the last.
+"""Residual NVFP4 quantisation: x ≈ q1 + q2 + …, each term quantises the preceding remainder.
 
 All terms share one global scale; their block scales shrink by about 11 from term to term. A GEMM of
 such a sum with an NVFP4 weight is then a sum of NVFP4 GEMMs with one factor ``alpha``, in one

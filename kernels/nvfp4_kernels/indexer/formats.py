@@ -40,7 +40,7 @@ Name = Literal["nvfp4", "mxfp4", "fp8", "bf16"]
 
 MXFP4_BLOCK = 32
 E8M0_BIAS = 127
-# Lower bounds on a block's maximum, as in vLLM's kernels, which give a block of zeros its scale.
+# Floors of the amax, as in vLLM's kernels; they give a block of zeros its scale.
 MXFP4_LEAST = E2M1_MAX * 2.0**-126
 FP8_LEAST = 1e-4
 
@@ -134,10 +134,10 @@ def quantize(fmt: Format, x: Tensor, global_scale: Tensor | None) -> tuple[Tenso
 
 
 def decode(fmt: Format, data: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Decode to float32 values ``(..., D)``, and factors ``(...,)`` of the vectors' products.
+    """Decode to float32 ``(..., D)``, with FP8's scales ``(...,)`` of whole vectors beside it.
 
-    FP8's scales are the factors. Values are exact: E2M1 times a block's scale has six significant
-    bits at most.
+    Scales of vectors multiply dot products; block scales are applied here, and None is returned.
+    Values are exact: E2M1 times a block's scale has six significant bits at most.
     """
     if fmt.packed == 1:
         return _widen(data), scales

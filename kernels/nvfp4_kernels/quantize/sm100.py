@@ -57,7 +57,7 @@ class QuantizeSm100:
     terms: TermLayout = ONE_TERM
 
     def signature(self) -> tuple[QuantizeArguments]:
-        """One example of ``__call__``'s bundle of arguments."""
+        """Example arguments of ``__call__`` for ``cute.compile``, without the stream."""
         types = {"x": TYPES[self.dtype], **OUTPUT_TYPES}
         return (example(QuantizeArguments, types, {"x": ALIGNMENT, **OUTPUT_ALIGNMENT}),)
 

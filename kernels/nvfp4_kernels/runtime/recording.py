@@ -188,7 +188,7 @@ def _extent(x: Tensor) -> int:
 
 
 def is_listened_to() -> bool:
-    """Whether anything but a recording, e.g. a graph tracer, must see the called ops."""
+    """Whether torch.compile, or a dispatch mode other than the recording, must see the ops."""
     if torch.compiler.is_compiling():
         return True
     own = _STATE.active is not None

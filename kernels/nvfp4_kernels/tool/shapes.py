@@ -18,11 +18,11 @@ class Shape:
 
     Attributes:
         name: name for tables.
-        layer: the weight.
+        layer: N, K and kind of the layer.
         m: number of tokens.
         batch: matrices; above 1, each has its own weight.
         dtype: dtype of the result.
-        published: the contest's speed of light in microseconds, 0 if unpublished.
+        published: speed of light in µs that the GPU MODE contest published; 0: none.
         per_token: whether each token has its own global scale.
     """
 

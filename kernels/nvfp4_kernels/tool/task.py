@@ -98,7 +98,7 @@ class Isolated:
     """
 
     def __init__(self, make_machine: Callable[[], Machine], limit: float) -> None:
-        """Run ``make_machine``, picklable, in the process; ``limit``: seconds per task."""
+        """``make_machine``: picklable, run once in each process. ``limit``: seconds per task."""
         self._make_machine = make_machine
         self._limit = limit
         self._process: BaseProcess | None = None

@@ -209,7 +209,7 @@ class Warpgroup:
         warp.issue("tensor", self._queue, run, multiply.line)
 
     def _multiply(self, multiply: Multiply) -> None:
-        """Product with exact sums, rounded once as in ``mma.sync``; or rounded as on an H200."""
+        """Update the accumulator: exact sums rounded once, or bit-exact sums as on an H200."""
         form, shared = multiply.form, self._cta.shared.whole
         if multiply.a is None:
             words = np.stack([multiply.fragments[warp] for warp in range(WARPS)])

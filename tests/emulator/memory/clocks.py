@@ -363,7 +363,7 @@ class Actor:
         self.advance()
 
     def relaxed(self) -> Clocks:
-        """Clocks that a relaxed arrival hands over: published by earlier fences."""
+        """Clocks that a relaxed arrival publishes: of the last fence, and of initialisation."""
         handed = self._fence_released[0].copy() if self._fence_released else Clocks()
         join(handed.inits, self.clocks.inits)
         join(handed.fenced, self.clocks.fenced)

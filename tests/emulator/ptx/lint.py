@@ -44,7 +44,7 @@ def _leaves_registers(instruction: Instruction) -> bool:
 
 
 def unwaited_loads(flow: Flow) -> list[Lint]:
-    """Values of a tcgen05.ld used outside of registers on some path without a wait::ld."""
+    """Results of tcgen05.ld that are used on some path without tcgen05.wait::ld."""
     body = flow.kernel.body
     entering: list[dict[str, int]] = [{} for _ in flow.blocks]
     found: dict[int, Lint] = {}

@@ -15,7 +15,7 @@ QUARTERS = 4  # of tensor memory's lanes; a warp reaches the quarter of its inde
 
 
 class Sm:
-    """One streaming multiprocessor.
+    """One streaming multiprocessor: its units, each a server, and after a comma the unit of work.
 
     Attributes:
         number: index among the simulated SMs.
@@ -25,8 +25,8 @@ class Sm:
         fills, stores: paths from L2 (loads and cp.async) and to L2, in bytes.
         shared: port of loads and stores to shared memory and L1, in passes of 128 bytes.
         gpc: GPC of the SM.
-        room: room for CTAs.
-        columns: columns of tensor memory.
+        room: shared memory, threads and registers left for CTAs.
+        columns: allocator of tensor memory columns.
         warpgroup: each scheduler's part of the tensor core for wgmma, in cycles.
         reads, writes: tensor memory's ports, one for each quarter of the lanes, in registers.
         shared_bytes: bytes moved in or out of shared memory by any unit.

@@ -181,7 +181,7 @@ class SegmentMerge:
             before = row_max
             for lse in lses:
                 row_max = cute.arch.fmax(row_max, lse)
-            # Finite without any key, so that its distance to −inf is no NaN.
+            # 0 if no segment had a key: −inf − (−inf) would be NaN.
             finite_max = cutlass.select_(row_max == EMPTY, Float32(0.0), row_max)
             rescale = _exp(before - finite_max)
             row_sum, out = row_sum * rescale, out * rescale

@@ -9,7 +9,7 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True)
 class MergeTile:
-    """Merge of 16 bytes of a row over all segments.
+    """Work of one thread: 16 bytes of a row, merged over all segments.
 
     Attributes:
         dtype: dtype of the segments, e.g. ``"float32"``.

@@ -77,8 +77,8 @@ class Mma:
             for each in cutlass.range_constexpr(tile.query_tiles):
                 wait(barriers.q_full.subview(each), work.before.works)
                 if cutlass.const_expr(tile.takes_over and each == 1):
-                    # Else both softmax groups would begin a work tile in step, with S of both
-                    # there, and go on so, each loading a unit when the other does.
+                    # Stagger the softmax groups: the second gets S only after the first has stored
+                    # its previous result. In step, both would need the same units at once.
                     if work.tiles[0] > 0:
                         wait(barriers.stored, work.before.firsts - 1)
                 if cutlass.const_expr(tile.separate_p):

@@ -22,7 +22,7 @@ from nvfp4_kernels.sm100.limits import WARP_ROWS
 
 
 class RotationArguments(NamedTuple):
-    """Arguments of a launch that rotates.
+    """Arguments of the fused rotary embedding and KV-cache store.
 
     Attributes:
         new_k, new_v: keys and values of the queries' tokens.

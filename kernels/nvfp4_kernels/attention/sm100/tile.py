@@ -212,7 +212,11 @@ class AttentionTile:
 
     @property
     def staging_row_bytes(self) -> int:
-        """Bytes of a row that the epilogue stages: a query's, or a part in separate memory."""
+        """Bytes of shared memory in which the epilogue stages one output row.
+
+        The query's own row is overwritten, or a separate buffer takes ``STAGING_BYTES`` of a row,
+        where the next queries are already being loaded.
+        """
         return STAGING_BYTES if self.stages_beside else self.row_bytes
 
     @property

@@ -127,7 +127,7 @@ def estimate_grouped(problem: GroupedProblem, tile: Tile, used: int, sms: int = 
     read = (CTA_ROWS + tile.b_rows) * TILE_BYTES / OPERAND_BYTES_PER_CYCLE
     sums = tile.weights * tile.terms.count * max(multiplied, read)
     column = EPILOGUE_COLUMN * tile.weights
-    # A pair starts and ends as a CTA alone does, by the model.
+    # In the time model a 2-CTA pair starts and ends at no more cost than a CTA alone.
     exchanged = float((CLUSTER + IN_CHAIN) * (tile.cluster > tile.ctas))
     exposed = waves + bool(rest) if tile.accumulators == 1 else 1  # epilogues
     handed = HAND_OVER if tile.split_k > 1 else 0

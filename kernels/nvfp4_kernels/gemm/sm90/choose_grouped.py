@@ -26,7 +26,7 @@ from nvfp4_kernels.sm90.limits import REGISTERS, SMS
 # Cycles of an SM for 64 × 64 elements of a weight and a tile of tokens, where all SMs are busy.
 _CYCLES = {8: 125, 16: 167, 32: 202, 64: 215, 128: 288, 256: 512}
 assert tuple(_CYCLES) == TILE_TOKENS
-# Tiles of 64 × 64 elements that a warpgroup decodes while an SM starts and ends a CTA without work.
+# Cost of a CTA without work, in 64 × 64 weight tiles that a warpgroup decodes in the same time.
 _IDLE = 8
 _SPREAD = 10  # standard deviations of a Poisson distribution that are summed
 

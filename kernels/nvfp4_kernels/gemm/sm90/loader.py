@@ -45,9 +45,10 @@ class Ring:
 
 
 def map_of_tokens(tile: Tile, act: ActDtype, x: cute.Pointer, m: Int32, k: Int32) -> TensorMap:
-    """Tensor map [element, token], or [element of a K tile, token, K tile]: a box is a stage.
+    """Tensor map of the activations; one box fills a stage.
 
-    With one K tile per stage the last K tile may be partial: the copy is padded with zeros.
+    ``[k, token]`` with one K tile per stage: TMA fills a partial last K tile with zeros.
+    ``[k in K tile, token, K tile]`` with several: K must be a multiple of the tile.
     """
     sizes, steps, box = [k, m], [Int64(k // 8)], [TILE, tile.tokens]
     if tile.k_tiles > 1:

@@ -120,7 +120,7 @@ class Tile:
 
     @property
     def split_rows(self) -> int:
-        """Rows that a CTA finishes with split-K."""
+        """Output rows that each CTA of a split-K cluster reduces and stores."""
         return self.rows // self.split_k
 
     @property

@@ -65,7 +65,7 @@ class GatheredRows:
 
     @property
     def width(self) -> int:
-        """Elements of a vector."""
+        """Elements of a 16-byte load or store."""
         return 8 * VECTOR_BYTES // TYPES[self.dtype].width
 
     @property

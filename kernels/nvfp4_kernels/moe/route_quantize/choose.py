@@ -25,7 +25,7 @@ def sort_tile(slots: int, threads: int) -> RouteTile:
 
 
 def row_capacity(slots: int, experts: int, tile_tokens: int) -> int:
-    """Capacity for the slots of all rows, a power of two so that few kernels serve many batches."""
+    """Entries of the row-to-slot table; a power of two, so that few kernels serve many batches."""
     rows = max_tiles(slots, experts, tile_tokens) * tile_tokens
     return max(256, 1 << (rows - 1).bit_length())
 

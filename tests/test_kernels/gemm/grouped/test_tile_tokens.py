@@ -6,7 +6,7 @@ from nvfp4_kernels.devices import SM_COUNTS
 from nvfp4_kernels.gemm.grouped.tile_tokens import ExpertSizes, tile_tokens
 from nvfp4_kernels.moe.routing import TILE_TOKENS, max_tiles
 
-# Of all ranks: of pruned mixtures, and two that divide evenly.
+# Experts over all ranks: numbers as in pruned mixtures, and three that 4 ranks divide evenly.
 EXPERTS = (1, 6, 97, 193, 375, 384, 672, 1021, 1024)
 
 
