@@ -33,7 +33,9 @@ def demo(
         typer.Option(min=1, help="Train by steps, not by time: gives the same model again."),
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads to train with.")] = 2,
-    seed: Annotated[int, typer.Option(help="Of the weights and the order of the text.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the weights and of the order of the text.")
+    ] = 0,
     windows: Annotated[int, typer.Option(min=2, help="Held-out windows to measure on.")] = 32,
     window_length: Annotated[int, typer.Option(min=2, max=1000, help="Tokens in each.")] = 512,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate a prompt.")] = 48,

@@ -25,17 +25,17 @@ def soak(
         Path, typer.Option(help="Folder for results.json, soak.md and the servers' logs.")
     ] = Path("soak"),
     requests: Annotated[int, typer.Option(min=1, help="Requests under load, at most.")] = 5000,
-    minutes: Annotated[float, typer.Option(min=0.01, help="Of load, at most.")] = 30,
+    minutes: Annotated[float, typer.Option(min=0.01, help="Minutes of load, at most.")] = 30,
     at_once: Annotated[int, typer.Option(min=1, help="Requests under way.")] = 64,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of a prompt, at most.")] = 64,
-    output_tokens: Annotated[int, typer.Option(min=4, help="Of an answer, at most.")] = 16,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a prompt, at most.")] = 64,
+    output_tokens: Annotated[int, typer.Option(min=4, help="Tokens of an answer, at most.")] = 16,
     memory_bound: Annotated[
         float, typer.Option(min=0, help="MB that memory may grow by after the warm-up.")
     ] = 64,
     quantization: Annotated[
         str, typer.Option(help="As vLLM's; empty for the checkpoint's own.")
     ] = "nvfp4-tc",
-    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the requests.")] = 0,
     server_options: Annotated[str, typer.Option(help="More options of `vllm serve`.")] = "",
     server_time_limit: Annotated[
         float, typer.Option(min=1, help="Seconds until a server must be ready.")
@@ -44,7 +44,7 @@ def soak(
         float, typer.Option(min=1, help="Seconds after which a request counts as lost.")
     ] = 300,
     sample_seconds: Annotated[
-        float, typer.Option(min=0.01, help="Between samples of memory, at most.")
+        float, typer.Option(min=0.01, help="Seconds between samples of memory, at most.")
     ] = 1,
 ) -> None:
     """Serve a model under every kind of client load, kill its engine, and serve the model again.

@@ -41,7 +41,9 @@ def train_llama(
         int | None, typer.Option(min=1, help="CPU threads to train with; as many as CPUs.")
     ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Sequences a step.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the weights and the order of the text.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the weights and of the order of the text.")
+    ] = 0,
 ) -> None:
     """Train a Llama on the Python sources of this machine and write it in BF16.
 

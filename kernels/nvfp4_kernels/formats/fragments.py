@@ -38,7 +38,7 @@ STEPS = TILE // BLOCK_SIZE  # words of a lane: 16 elements of K each
 
 # bfloat16's bits of an E2M1 code: sign, then magnitude, high bit first.
 TARGETS = (15, 8, 7, 6)
-# Of each pair in a word: by how much each target's bit is to be rotated left.
+# For each pair in a word, the left rotation that brings each bit to its target.
 ROTATIONS = ((2, 2, 2, 2), (6, 6, 6, 6), (8, 0, 8, 8), (12, 12, 12, 12))
 SCALE_BIT = 4
 

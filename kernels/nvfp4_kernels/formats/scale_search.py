@@ -78,7 +78,7 @@ def _search(
 ) -> Tensor:
     rows_per_chunk = max(1, _SEARCH_ELEMENTS // x.shape[-1])
     chunks = zip(x.split(rows_per_chunk), absmax.split(rows_per_chunk), strict=True)
-    # Of weights of 1e-25 or 1e21 float32 has no squares: errors are compared near 1.
+    # Squares of 1e-25 or 1e21 are out of float32's range: errors are compared near 1.
     power = _power_of_two(global_scale)
     unit = power.reciprocal() if convention == "modelopt" else power
     found = [

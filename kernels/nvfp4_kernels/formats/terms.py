@@ -34,7 +34,7 @@ from nvfp4_kernels.formats.nvfp4 import (
 )
 from nvfp4_kernels.settings import MAX_TERMS
 
-# Of NVFP4 activations in place of 16-bit ones: the fewest that lose less than bfloat16 does.
+# Fewest NVFP4 terms that lose less than bfloat16 does, where activations would be in 16 bits.
 EXACT_TERMS = 3
 PACKED_ROWS = 32  # most rows for which the scales of all terms share an atom
 

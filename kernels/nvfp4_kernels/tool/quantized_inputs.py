@@ -26,7 +26,7 @@ class Inputs(NamedTuple):
 CALIBRATED = Inputs("static")
 # Weight-only checkpoints are served with inputs in enough terms to lose less than 16 bits do.
 OF_WEIGHTS_ALONE = Inputs("per-token", EXACT_TERMS)
-# Of a checkpoint in 16 bits, which is quantised at load or elsewhere: either way.
+# Inputs of a 16-bit checkpoint, which may be quantised at load or elsewhere: both forms.
 EITHER = (CALIBRATED, Inputs("per-token"))
 
 

@@ -18,7 +18,7 @@ def choose_config(rows: int, columns: int, top_k: int, sms: int) -> TopkTile:
     while cluster < MAX_CLUSTER and (2 * cluster * rows <= sms or columns > cluster * MAX_SLICE):
         cluster *= 2
     if rows * cluster > sms:
-        # Of two CTAs per SM, one can read while the other selects.
+        # With two CTAs per SM, one can read while the other selects.
         half = TopkTile(512, cluster, capacity, bitmap_words(columns, cluster, 512))
         if 2 * (half.shared_bytes + CTA_RESERVED_BYTES) <= SM_SHARED_BYTES:
             return half

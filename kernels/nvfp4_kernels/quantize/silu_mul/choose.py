@@ -7,7 +7,7 @@ from nvfp4_kernels.sm100.limits import SMS
 def choose_config(m: int, k: int, element_size: int, per_token: bool, sms: int = SMS) -> RowTile:
     """Choose the layout for ``m`` rows, over all matrices, of ``k`` output elements. Pure."""
     words = BLOCK * element_size // 4
-    # Of a whole row only the products are kept; parts of rows have gate and up in flight.
+    # A whole row keeps its products alone; parts of rows have gate and up in flight.
     return (
         choose_whole_rows(m, k, words, sms) if per_token else choose_row_parts(m, k, 2 * words, sms)
     )
