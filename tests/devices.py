@@ -152,6 +152,15 @@ def cutlass_or_skip() -> None:
         pytest.skip("needs nvidia-cutlass-dsl", allow_module_level=True)
 
 
+def bind_cutlass() -> None:
+    """Bind CuTe DSL to the emulator, before a model of vLLM's imports it and binds it to CUDA."""
+    from tests.emulator.runtime import shim
+
+    is_free = "cutlass" not in sys.modules and importlib.util.find_spec("cutlass") is not None
+    if is_free and not on_cuda and not is_quick:
+        shim.install(_emulated_gpu("sm_100"))
+
+
 @contextmanager
 def emulated(schedule: Schedule, arch: str = "sm_100") -> Iterator[Emulated]:
     """The emulator in ``schedule``, as the device that this process's CuTe kernels launch on.

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nvfp4_kernels.dispatch import NoKernelError
+from tests import devices
 from tests.catalogue import checkpoint
 from tests.catalogue.family import Family
 from vllm_fp4_plugin.commands.known_checkpoints import ARCHS, Cell, Row
@@ -85,6 +86,7 @@ def _is_theirs(error: Exception) -> bool:
 
 def _report(family: Family, directory: Path, arch: str) -> Report:
     with_code = family.surround is not None
+    devices.bind_cutlass()
     return model_report(str(directory), arch=arch, trust_remote_code=with_code)
 
 

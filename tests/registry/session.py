@@ -14,6 +14,7 @@ import torch
 from torch.nn import Module
 from transformers import PreTrainedConfig
 
+from tests import devices
 from tests.registry import configs, shrink
 from vllm_fp4_plugin.checkpoint.placeholders import Placeholders
 from vllm_fp4_plugin.linear.method import settle
@@ -159,6 +160,7 @@ def started() -> Iterator[Session]:
 
     from tests.engine import inspect_models_here
 
+    devices.bind_cutlass()
     load_general_plugins()
     inspect_models_here()
     logger = logging.getLogger("vllm")
