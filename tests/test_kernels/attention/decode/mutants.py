@@ -1,4 +1,4 @@
-"""Mistakes to make on purpose in decode attention, and what notices each."""
+"""Mutants of decode attention, and the finding expected for each."""
 
 from dataclasses import dataclass
 
@@ -6,16 +6,16 @@ from tests.test_kernels.attention.decode.decode_cases import Case, case
 from tests.test_kernels.attention.decode.decode_shapes import Chosen
 from tests.test_kernels.mistakes import WRONG
 
-# Rings of two stages go round more than once; the last page has room, filled with NaN.
+# Rings of two stages go round more than once; the free slots of the last page hold NaN.
 ALONE = Chosen(1, max_stages=2), case(277, 3, query_heads=4, heads=1, window=270)
 CLUSTER = Chosen(2, max_stages=2), case(300, 35, query_heads=12, heads=1, sinks=True)
-# Steps of 32 keys: the last one full, or half empty.
+# Steps of 32 keys: the last is full or half empty.
 WIDE = Chosen(1, keys=32, max_stages=2), case(512, 40, query_heads=4, heads=1)
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """What stands once in the source, what is put there, and the finding's class, or WRONG."""
+    """A replacement of source text that occurs once, and the finding's class, or WRONG."""
 
     module: str
     right: str
