@@ -1,4 +1,4 @@
-"""Layout of the scoring kernel's tiles on sm_100, and their choice for a problem."""
+"""Memory layout of the scoring kernel's tiles on sm_100, and the choice for a problem."""
 
 import itertools
 from typing import get_args
