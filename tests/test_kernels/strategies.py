@@ -1,4 +1,4 @@
-"""What property tests draw from, and how they run."""
+"""Strategies and settings of property tests."""
 
 import numpy as np
 from hypothesis import settings

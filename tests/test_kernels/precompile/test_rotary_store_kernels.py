@@ -1,4 +1,4 @@
-"""Which kernels rotate and store: those that the op launches, and no others."""
+"""Rotary store kernels compiled ahead: exactly the kernels that the op launches."""
 
 import json
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ PAGE_SIZE = 32
 
 @pytest.fixture(autouse=True)
 def emulator() -> Iterator[None]:
-    """Kernels are named by their classes, whose import binds CuTe DSL to a runtime."""
+    """Emulate a GPU: kernels are named by classes, whose import binds CuTe DSL to a runtime."""
     devices.cutlass_or_skip()
     with devices.emulated_ops(EAGER):
         yield
