@@ -163,7 +163,7 @@ def round_exactly(value: Fraction, kind: str, rounding: str) -> int:
         else:
             high = middle
     below = Fraction(value_of(low, kind))
-    # Beyond the largest number, rounding continues as if the next power of two were in the format.
+    # Rounding continues beyond the largest number, as if the next power of two were in the format.
     step = below - Fraction(value_of(low - 1, kind)) if high == infinite else 0
     above = below + step if high == infinite else Fraction(value_of(high, kind))
     if below == magnitude:

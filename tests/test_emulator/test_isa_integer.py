@@ -31,7 +31,7 @@ def _rem(a: int, b: int, bits: int) -> int:
     return a - b * _truncated(a, b) if b else (1 << bits) - 1
 
 
-# name -> operands, and the result's value from the operands' values and their width
+# name -> operands, and the result's value as a function of the operands' values and width
 _ARITHMETIC: dict[str, tuple[int, Callable[..., int]]] = {
     "add": (2, lambda a, b, n: a + b),
     "sub": (2, lambda a, b, n: a - b),

@@ -81,7 +81,7 @@ CASES = {
     "one less than full": RoutingCase(31, 1, 4, ids="each"),
 }
 
-# For kernels that get a routing: cases that differ for such kernels.
+# Cases that differ for kernels that get a routing.
 _KINDS = "no token", "nothing routed", "ids of no expert", "round-robin map"
 _SIZES = (16, 32, 64, 256)
 KINDS = {name: CASES[name] for name in (*_KINDS, *(f"tiles of {t}" for t in _SIZES))}

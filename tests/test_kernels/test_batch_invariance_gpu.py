@@ -16,7 +16,7 @@ from nvfp4_kernels.quantize.rms_norm.kernels import KERNELS as NORMS
 from tests.test_kernels.attention import test_rotary_attention as test_rotary
 
 ONE_SCHEDULE = pytest.mark.schedules("random 1")
-# For the smaller size a tile of few tokens would be the fastest.
+# A tile of few tokens would be the fastest for the smaller size.
 SM100_SIZES = pytest.mark.parametrize(("n", "k"), [(192, 2048), (128, 128)])
 SM90_SIZES = pytest.mark.parametrize(("n", "k"), [(192, 2048), (128, 128)])  # K in two, and whole
 K = 1024  # K of the norm

@@ -63,7 +63,7 @@ def described(codes: np.ndarray) -> np.ndarray:
     n, k = codes.shape
     tiles = (-(-n // 64), -(-k // 64))
     words = np.zeros((*tiles, 4, 32, 4), np.uint32)
-    # For the four pairs of a word, bits of the even element that rotations bring to 15, 8, 7 and 6:
+    # Bits of the even element, for the four pairs of a word, that rotations bring to 15, 8, 7, 6:
     # sign, then magnitude from the high bit down. Negative bit numbers wrap around.
     places = [(13, 6, 5, 4), (9, 2, 1, 0), (7, 8, -1, -2), (3, -4, -5, -6)]
     for row in range(n):

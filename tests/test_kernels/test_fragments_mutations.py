@@ -1,6 +1,6 @@
 """Mutants of the fragment layout: each fails the tests named for it.
 
-Equal mistakes in packing and unpacking cancel out in every product; only tests of the bits'
+Equal changes to packing and unpacking cancel out in every product; only tests of the bits'
 positions notice such mutants, and a kernel would read other numbers.
 """
 

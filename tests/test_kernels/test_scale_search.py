@@ -46,7 +46,7 @@ GAIN = {"gauss": 0.271, "laplace": 0.209, "student-t": 0.188}
 
 @pytest.mark.parametrize("distribution", ACCURACY)
 def test_accuracy(distribution: str) -> None:
-    """With 131072 samples the error is within 5 % of that of millions, the gain within .01."""
+    """Errors of 131072 samples are within 5 % of those of millions, gains within .01."""
     x = sample(distribution)
     energy = x.double().square().sum()
     absmax, four_over_six, sweep = (
@@ -73,7 +73,7 @@ def test_sweep_is_the_best_of_all_126_scales(distribution: str) -> None:
 
 @pytest.mark.parametrize("distribution", ACCURACY)
 def test_other_global_scales_gain_nothing(distribution: str) -> None:
-    """Within an octave of global scales, after which E4M3 repeats, errors vary by < 2 %."""
+    """Errors vary by < 2 % within an octave of global scales, after which E4M3 repeats."""
     x = sample(distribution)
     own = global_scale_of(x)
     errors = [

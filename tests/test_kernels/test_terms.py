@@ -1,4 +1,4 @@
-"""Sums of NVFP4 terms: the format, its errors, its limits."""
+"""Sums of NVFP4 terms: format, errors, limits."""
 
 from itertools import pairwise
 
@@ -38,7 +38,7 @@ def student() -> Tensor:
     return torch.distributions.StudentT(4.0).sample((64, 4096))
 
 
-# For 64 × 4096 values; the bounds are the measured errors, plus 5 %.
+# Bounds for 64 × 4096 values: the measured errors, plus 5 %.
 LOST = {1: 0.1, 2: 0.0092, 3: 0.00083, 4: 0.000077}
 
 
@@ -69,7 +69,7 @@ def test_later_terms_take_what_the_first_one_clips() -> None:
 
 
 def test_outliers_by_a_scale_per_token() -> None:
-    """With a few channels 3000 times larger, per-token scales keep the other channels' accuracy."""
+    """Per-token scales keep the accuracy of other channels if a few are 3000 times larger."""
     x = gauss()
     ordinary = torch.ones(4096, dtype=torch.bool)
     for channel in (5, 2050):

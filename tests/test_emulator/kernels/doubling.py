@@ -1,7 +1,7 @@
-"""Kernel that doubles float32 values through a ring of bulk copies, as sm_90 and sm_100 both can.
+"""Kernel that doubles float32 values through a ring of bulk copies, for sm_90 and sm_100.
 
 One thread loads chunks; all threads double a chunk in place; the same thread stores the chunk. A
-slot is filled again only once its bulk store has read it.
+slot is filled again only once a bulk store has read the slot.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Kernels that report the addresses of their shared arrays, as CuTe DSL places them."""
+"""Kernels that report the addresses at which CuTe DSL places shared arrays."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -17,7 +17,7 @@ def _operand(rows: int, k: int, seed: int) -> Nvfp4Tensor:
 
 
 class Problem:
-    """A product with its operands and its reference.
+    """A product with operands and reference.
 
     Attributes:
         shape: shape of the product.

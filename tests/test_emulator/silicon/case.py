@@ -1,4 +1,4 @@
-"""One recorded experiment: a PTX module, its launch, and its input and output arrays."""
+"""One recorded experiment: a PTX module, its launch, input and output arrays."""
 
 import hashlib
 from dataclasses import dataclass, field

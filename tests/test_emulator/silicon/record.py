@@ -2,7 +2,7 @@
 
     python -m tests.test_emulator.silicon.record --out tests/test_emulator/silicon/vectors
 
-A case that fails ends its process, as its context is lost; a new process continues, and the
+A case that fails ends its process, as the context is lost; a new process continues, and the
 error's name is recorded in place of outputs.
 """
 

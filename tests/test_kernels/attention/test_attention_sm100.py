@@ -209,7 +209,7 @@ def test_maximum_grows_between_parts(fp8: bool, op_device: torch.device) -> None
     run_paged(growing_by_parts(fp8, 400), op_device)
 
 
-# --- what must not be read ----------------------------------------------------------------------
+# --- memory that must not be read ---------------------------------------------------------------
 
 
 @ONE_SCHEDULE

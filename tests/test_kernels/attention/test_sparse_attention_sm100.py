@@ -122,7 +122,7 @@ def test_same_bits_in_every_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
 @ONE_SCHEDULE
 @pytest.mark.parametrize("name", ["D = 64, MHA", "D = 16", "D = 256, MQA of 130", "fp8, D = 128"])
 def test_picks_every_column(name: str, op_device: torch.device) -> None:
-    """Each head puts all its weight on one key of its token's list; values are an identity."""
+    """Each head puts all its weight on one key of the token's list; values are an identity."""
     given, tokens = KERNELS[name], 4
     head_dim, heads = given.head_dim, given.head_dim // tokens
     case = Case(

@@ -135,7 +135,7 @@ def test_against_vllm(m: int, n: int, k: int) -> None:
     alpha = (input_scale * weight.global_scale).reshape(1)
     ours = gemm(data, scales, weight.data, weight.scales, alpha, [n])
     given = x, input_scale.reciprocal(), weight.data, weight.scales, weight.global_scale
-    # On a machine with a GPU, vLLM's emulation takes GPU tensors.
+    # vLLM's emulation takes GPU tensors on a machine with a GPU.
     device = current_platform.device_type
     theirs = run_nvfp4_emulations(*(tensor.to(device) for tensor in given)).cpu()
     magnitude = (x.double().abs() @ weight.dequantize().double().abs().mT) * 1.25

@@ -90,7 +90,7 @@ def test_a_kernel_waits_for_the_one_before(tmp_path: Path) -> None:
 
 
 def waits_before_it_lets_the_next_start() -> bool:
-    """Whether each kernel of ``two_products`` waits before it releases its dependents."""
+    """Whether each kernel of ``two_products`` waits before it releases dependents."""
     return all(
         0 <= ptx.rfind("griddepcontrol.wait") < ptx.index("griddepcontrol.launch_dependents")
         for ptx in loaded_ptx(two_products)

@@ -120,7 +120,7 @@ def family(tile: Tile) -> str:
 
 @pytest.mark.parametrize("kind", sorted({family(tile) for tile, _ in TILES.values()}))
 def test_each_family_goes_round(kind: str) -> None:
-    """On one SM, some case of each family goes round ring and accumulators."""
+    """Some case of each family goes round ring and accumulators on one SM."""
     rounds = {
         name: gemm_sm90(
             tile, replace(with_store(EpilogueConfig(), tile, n), boxes=boxes), m, n, k, 1

@@ -50,7 +50,7 @@ class Use:
 def use(patch: pytest.MonkeyPatch, choice: Choice) -> None:
     """Make the ops use ``choice``, and merge the candidates of splits by few threads.
 
-    Call it inside the emulator, as imports bind CuTe DSL to it.
+    Call this inside the emulator, to which imports bind CuTe DSL.
     """
     topk_cases.use(patch, topk_cases.PAIR)
     module = import_module("nvfp4_kernels.indexer.sm100.best_keys.launch")

@@ -63,7 +63,7 @@ ROUNDS = {
 
 @pytest.mark.parametrize("name", ROUNDS)
 def test_rounds(name: str, op_device: torch.device, monkeypatch: Patch) -> None:
-    """Each CTA loads in several rounds; its buffer holds less than a third of its slice."""
+    """Each CTA loads in several rounds; its buffer holds less than a third of the slice."""
     tile, columns = ROUNDS[name]
     assert topk(tile, columns).enough
     use(monkeypatch, tile)

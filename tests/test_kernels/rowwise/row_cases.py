@@ -11,7 +11,7 @@ from nvfp4_kernels.device.rowwise.tile import RowTile
 from tests.emulator import STANDARD
 
 EVERY_SCHEDULE = pytest.mark.schedules(*(schedule.name for schedule in STANDARD))
-# For kernels whose CTAs never synchronise: other schedules leave the same memory to the next
+# Kernels whose CTAs never synchronise: other schedules leave the same memory to the next
 # launch.
 TWO_SCHEDULES = pytest.mark.schedules("eager", "random 1")
 

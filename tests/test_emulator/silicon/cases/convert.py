@@ -68,7 +68,7 @@ def _to_integers(source: str, bank: str) -> Iterator[Op]:
 
 
 def _f32_narrowing() -> Iterator[Op]:
-    # On an H200 .ftz leaves subnormal inputs of f16 conversions as they are, against the PTX ISA.
+    # An H200 keeps subnormal inputs of f16 conversions with .ftz, against the PTX ISA.
     for rounding in _ROUNDINGS:
         for ftz in ("", ".ftz"):
             for sat in ("", ".sat"):

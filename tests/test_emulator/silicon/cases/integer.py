@@ -89,7 +89,7 @@ def _bits() -> Iterator[Op]:
             yield Op(f"shr.{kind}{width}", width, f"{bank} shift:1")
     for width in ("32", "64"):
         bank = f"u{width}"
-        # Beyond 255 PTX defines nothing: 32-bit forms read 8 bits, 64-bit forms all bits.
+        # PTX does not define operands beyond 255: 32-bit forms read 8 bits, 64-bit forms all bits.
         field = "field8"
         yield Op(f"popc.b{width}", "32", bank)
         yield Op(f"clz.b{width}", "32", bank)

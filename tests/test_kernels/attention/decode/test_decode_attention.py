@@ -75,7 +75,7 @@ def test_shapes(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("splits", [False, True], ids=["alone", "splits"])
 def test_rings_go_round(splits: bool) -> None:
-    """For one split and for several, some shape goes round its rings often enough."""
+    """Some shape goes round its rings often enough, for one split and for several."""
     rounds = [
         decode_sm90(chosen(1, 1, given.query_heads // given.heads, given.head_dim), max(given.keys))
         for chosen, given in SHAPES.values()

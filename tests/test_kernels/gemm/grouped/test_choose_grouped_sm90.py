@@ -134,7 +134,7 @@ def test_slices_do_not_pay_where_most_ctas_start_in_vain(tokens: int) -> None:
     """112 CTAs start for each tile of capacity, and an eighth of them have work of 32 K tiles."""
     tile, _ = choose_grouped_config(of_rank(tokens, 1, 256), EpilogueConfig())
     assert tile.parts == 1
-    # On a rank with all experts, a CTA starts for each tile in use, and slices pay.
+    # Slices pay on a rank with all experts, where a CTA starts for each tile in use.
     alone = GroupedProblem(tokens, 8, 256, 7168, 2048)
     assert tokens > 2 or choose_grouped_config(alone, EpilogueConfig())[0].slices > 1
 

@@ -89,7 +89,7 @@ def grouped(tile: Tile, early: bool = False) -> Tile:
 
 @pytest.mark.parametrize("name", [name for name, (tile, *_) in FAMILIES.items() if tile.parts == 1])
 def test_each_persistent_family_goes_round(name: str) -> None:
-    """On one SM, some case of each persistent family goes round ring and accumulators."""
+    """Some case of each persistent family goes round ring and accumulators on one SM."""
     tile, routing, n, k, boxes = FAMILIES[name]
     used = grid_operands(routing, n, k, gated=tile.weights == 2).used
     assert gemm_sm90(tile, stored(tile, n, boxes), used * tile.tokens, n, k, sms=1).enough
@@ -115,7 +115,7 @@ NO_TOKENS = {
 @pytest.mark.parametrize("early", [False, True], ids=["after the wait", "before the wait"])
 @pytest.mark.parametrize("name", NO_TOKENS)
 def test_no_tile_in_use(name: str, early: bool, device: KernelDevice) -> None:
-    """Nothing is read or written without a tile in use."""
+    """Kernels read and write nothing if no tile is in use."""
     tile, routing, n, k, boxes = NO_TOKENS[name]
     given = grid_operands(replace(routing, ids="none"), n, k, gated=tile.weights == 2)
     assert given.used == 0 < len(given.a)

@@ -188,7 +188,7 @@ def check_negative_gates(op: LinearOp, absolute: float = 0.0) -> None:
 
 
 def check_nan(op: LinearOp) -> None:
-    """Check that NaN stays in its token, or in its row of the gate's weight."""
+    """Check that NaN stays in its token, or in one row of the gate's weight."""
     args = make_problem(Case(5, 144, 96, row_scale=True), grid=False).args
     sound = op(**args)
     of_token = args["row_scale"].clone()

@@ -111,7 +111,7 @@ def test_strides_of_single_dimensions_do_not_count(op_device: torch.device) -> N
 def test_result_in_place(
     many: bool, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In place, idle threads have read their redundant heads before any thread overwrites q."""
+    """Idle threads have read their redundant heads before any thread overwrites q in place."""
     if many:
         use_many(monkeypatch)
     check_in_place(op_device)
@@ -133,7 +133,7 @@ def check_in_place(device: torch.device) -> None:
 @ONE_SCHEDULE
 @pytest.mark.parametrize("fp8", [False, True], ids=["bfloat16", "E4M3"])
 def test_not_finite(fp8: bool, op_device: torch.device) -> None:
-    """Infinities and NaN stay in their pair, or with a norm in their head."""
+    """Infinities and NaN spread over their pair, or over the head if there is a norm."""
     case = Case(4, 2, 2, 64, 32, fp8=fp8)
     for norms in ("", "qk"):
         given = replace(case, norms=norms).arguments()
