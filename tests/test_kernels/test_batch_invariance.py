@@ -91,7 +91,7 @@ def test_sixteen_bits_do_not(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("k", [64, 4096, 18432])
 def test_sums_of_rows(k: int) -> None:
-    """torch sums each row by itself, in vLLM's norms and log-softmax and in our norms."""
+    """Row sums of torch are independent, in vLLM's norms and log-softmax and in our norms."""
     x = torch.randn(ROWS, k)
     norm = NORMS["rms_norm_quantize_per_token"].select(CPU, "w4a4", batch_invariant=True).load()
     sums, logs, normed = x.square().mean(-1), x.log_softmax(-1), norm(x, torch.ones(k), 1e-6)[0]

@@ -95,7 +95,7 @@ def _build_one() -> None:
 
 
 def test_in_a_daemonic_process(folder: Path) -> None:
-    """vLLM's workers are daemonic, and multiprocessing gives such processes no children."""
+    """Daemonic processes, as vLLM's workers are, may have no multiprocessing children."""
     worker = multiprocessing.get_context("spawn").Process(target=_build_one, daemon=True)
     worker.start()
     worker.join()

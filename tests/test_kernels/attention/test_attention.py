@@ -128,7 +128,7 @@ def test_garbage_does_not_matter() -> None:
 
 
 def test_keys_out_of_every_window_do_not_matter() -> None:
-    """vLLM frees the pages before the window: their entries in the table are never followed."""
+    """Pages before the window, which vLLM frees, are never read."""
     problem = Case((1, 3), (100, 64), window=20).problem()
     arguments = problem.paged()
     arguments["block_table"][0, : (100 - 20) // 16] = NO_PAGE

@@ -214,7 +214,7 @@ def test_maximum_grows_between_parts(fp8: bool, op_device: torch.device) -> None
 
 @ONE_SCHEDULE
 def test_keys_out_of_every_window_do_not_matter(op_device: torch.device) -> None:
-    """vLLM frees the pages before the window: their entries in the table are never followed."""
+    """Pages before the window, which vLLM frees, are never read."""
     problem = Case((1, 3), (300, 264), window=20).problem()
     arguments = problem.paged()
     cache, table = arguments["kv_cache"], arguments["block_table"]

@@ -125,7 +125,7 @@ def test_nan_scale_reaches_the_output() -> None:
     ("m", "n", "k"), [(1, 128, 64), (37, 200, 256), (4, 64, 1024)], ids=["M=1", "ragged", "long K"]
 )
 def test_against_vllm(m: int, n: int, k: int) -> None:
-    """vLLM's emulation rounds both dequantised operands to bfloat16, then the product once more.
+    """Emulation in vLLM rounds both dequantised operands to bfloat16, and then the product.
 
     Relative error of a product: 2⁻⁸ from either operand; then bfloat16 outputs on either side.
     """

@@ -116,7 +116,7 @@ def test_whole_tensors(op_device: torch.device) -> None:
 def test_keys_out_of_the_window_do_not_matter(
     keys: int, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM frees the pages before the window: their table entries are never followed."""
+    """Pages before the window, which vLLM frees, are never read."""
     Chosen(1, keys=keys).use(monkeypatch)
     given = arguments(case(100, 64, window=20).problem(), op_device)
     expected = decode_attention(**given | {"kv_cache": given["kv_cache"].clone()})

@@ -90,7 +90,7 @@ def test_against_float64(case: Case) -> None:
 @pytest.mark.parametrize("neox", [True, False], ids=["neox", "neighbours"])
 @pytest.mark.parametrize("rotary_dim", [64, 32])
 def test_rotation_is_that_of_vllm(neox: bool, rotary_dim: int) -> None:
-    """vLLM's formula in float32 with the same table, rounded once."""
+    """Rotation by vLLM's formula in float32 with the same table, rounded once."""
     given = Case(7, rotary_dim=rotary_dim, neox=neox).arguments()
     q, k, positions = given["q"], given["k"], given["positions"]
     theirs = RotaryEmbedding.forward_static(
