@@ -250,7 +250,7 @@ def test_signs(kind: str) -> None:
     nan = is_nan(a, kind)
     assert np.array_equal(run(f"abs.{kind}", a)[~nan], (a & ~top)[~nan])
     assert np.array_equal(run(f"neg.{kind}", a)[~nan], (a ^ top)[~nan])
-    # The sign of a, the value of b.
+    # copysign in PTX: the sign of a, the value of b.
     assert np.array_equal(run(f"copysign.{kind}", a, b), (a & top) | (b & ~top))
 
 

@@ -127,7 +127,7 @@ def test_resident_ctas_have_columns_of_their_own(schedule: Schedule, sharing: Sh
     machine = Machine(schedule)
     with machine.gpu.shared(sharing):
         launch = machine.launch(allocate(128) + ADD + TELL + free(128), grid=6)
-        assert launch.counters.neighbours == {0: 15}  # 0 to 5 of them
+        assert launch.counters.neighbours == {0: 15}  # six CTAs with 0 to 5 neighbours each
         bases = set(machine.words[:6, 0].tolist())
         assert {0, 128} <= bases <= {0, 128, 256, 384}
         machine.words[...] = 0

@@ -251,7 +251,7 @@ def test_operands_that_overlap_are_refused() -> None:
 def test_no_cluster_reaches_beyond_its_gpc() -> None:
     assert P.gpc_sizes() == (18,) * 6 + (20,) * 2
     assert H200_TIMING.gpc_sizes() == (16,) * 6 + (18,) * 2
-    assert clusters_at_once(P.gpc_sizes(), 4) == 34  # of 37 groups of four SMs
+    assert clusters_at_once(P.gpc_sizes(), 4) == 34  # there are 37 groups of four SMs
     two = replace(P, sms=12, gpcs=2)  # of six SMs each: one cluster of four in either
     launch = Microbenchmark(START + work(400), ctas=12, cluster=4, shared=FILLING).run()
     timing = model(launch, two)

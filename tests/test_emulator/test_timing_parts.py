@@ -84,7 +84,7 @@ def test_a_segment_ends_where_a_loaded_value_is_used() -> None:
 
 def test_moves_and_widening_are_free() -> None:
     (only,) = segments("mov.b32 %r1, %r2;\ncvt.u64.u32 %rd1, %r1;\nmov.u32 %r3, 7;")
-    assert only.slots == {"issue": 1}  # ret
+    assert only.slots == {"issue": 1}  # the ret
 
 
 def test_warps_share_an_issue_slot_equally() -> None:
@@ -169,7 +169,7 @@ def test_arrival_counts_are_those_of_init() -> None:
 
 def test_dropped_and_additional_arrivals_change_what_phases_need() -> None:
     barrier = MBarrier(3)
-    barrier.drop(1)  # arrives for the last time
+    barrier.drop(1)  # drop: an arrival, and one fewer expected from then on
     barrier.arrive(2)
     assert (barrier.phase, barrier.pending) == (1, 2)
     barrier.expect_more(1)

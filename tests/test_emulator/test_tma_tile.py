@@ -69,7 +69,7 @@ def tiles(draw, kinds=(ElementType.U8, ElementType.U16, ElementType.F32, Element
 
 
 def elements(tensor_map, coordinates):
-    """(index in the box, byte offset in global memory or None) of every element, in order."""
+    """List (index in the box, byte offset in global memory or None) of every element, in order."""
     steps = (1, *tensor_map.element_strides[1:])
     spans = [range(0, b, s) for b, s in zip(tensor_map.box, steps, strict=True)]
     nbytes = tensor_map.element_type.bits // 8

@@ -1,4 +1,4 @@
-"""Batches of a mixture of experts, and the token tiles they must be sorted into."""
+"""Batches of a mixture of experts, and the token tiles expected from routing."""
 
 from dataclasses import dataclass
 

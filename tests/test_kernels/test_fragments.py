@@ -205,7 +205,7 @@ def test_a_blocked_weight_comes_back_blocked() -> None:
     weight = quantize_weight(torch.randn(130, 80))
     blocked = weight.to_blocked()
     as_it_is = blocked_weight(blocked.data, blocked.scales, 130, 80)
-    assert as_it_is == (blocked.data, blocked.scales)  # by identity: no copy
+    assert as_it_is == (blocked.data, blocked.scales)  # the same tensors, not copies
     data, scales = blocked_weight(*to_fragments(weight.data, weight.scales), 130, 80)
     assert torch.equal(data, blocked.data)
     assert torch.equal(scales.view(torch.uint8), blocked.scales.view(torch.uint8))

@@ -112,7 +112,7 @@ def test_a_second_call_only_launches(device: Device) -> None:
         assert first[0][0] == second[0][0] == pointers
         assert first[0][2:] == second[0][2:] == (4, 7)
         assert second[0][1] == out.data_ptr() != first[0][1]
-        assert second[1] == 0  # the stream
+        assert second[1] == 0  # stream
         # Watchers of a replay are told the base tensors of views.
         told = {t.untyped_storage().data_ptr() for t in device.known[2 * n + 1]}
         assert told == {x.data_ptr(), y.data_ptr(), out.data_ptr()}

@@ -1,4 +1,4 @@
-"""The tensor core's blocked scale layout, and the E4M3 casts of the scales in it."""
+"""The blocked scale layout of the tensor core, and E4M3 casts of scales."""
 
 import ml_dtypes
 import numpy as np

@@ -22,7 +22,7 @@ SMALL = 128 * 1024  # bytes
 
 
 class Driver:
-    """A driver that sets the bit.
+    """A driver that sets the bit in every map.
 
     Attributes:
         copied: bytes of each copied tensor, and whether its map had the bit.

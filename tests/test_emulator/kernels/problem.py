@@ -1,4 +1,4 @@
-"""A GEMM with operands, memory and reference, to run any number of times."""
+"""A GEMM with operands, memory and reference, which can run any number of times."""
 
 import torch
 

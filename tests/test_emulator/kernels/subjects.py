@@ -226,7 +226,7 @@ class Gemm:
 
 @dataclass
 class Written:
-    """A kernel written as PTX."""
+    """A kernel that is written in PTX."""
 
     name: str
     check: Callable[[str, Schedule], None]
@@ -262,14 +262,14 @@ def written_subjects() -> list[Written]:
 
 
 def gemm_subject(two_sm: bool) -> Gemm:
-    """The GEMM; installs the emulator's runtime and needs CuTe DSL."""
+    """Return the GEMM of sm_100; installs the emulator's runtime and needs CuTe DSL."""
     shim.install(Gpu())
     config = GemmConfig(stages=2, two_sm=two_sm)
     return Gemm(f"GEMM, {config.ctas} SM", config)
 
 
 def warpgroups_subject() -> Warpgroups:
-    """The GEMM of sm_90; installs the emulator's runtime and needs CuTe DSL."""
+    """Return the GEMM of sm_90; installs the emulator's runtime and needs CuTe DSL."""
     shim.install(Gpu(), "sm_90a")
     return Warpgroups()
 

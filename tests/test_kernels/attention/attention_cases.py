@@ -49,7 +49,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Problem:
-    """Values of a case.
+    """Tensors of a case.
 
     Attributes:
         case: the sizes and options.

@@ -48,7 +48,7 @@ class SparseCase(Case):
 
 @dataclass(frozen=True)
 class SparseProblem(Problem):
-    """Values of a case.
+    """Tensors of a case.
 
     Attributes:
         lists: key positions that each token attends to.
@@ -111,7 +111,7 @@ def with_lists(problem: Problem, lists: Lists, width: int | None = None) -> Spar
 
 
 def positions(case: Case) -> list[int]:
-    """Positions of all tokens in their sequences."""
+    """Position of every token in its sequence."""
     pairs = zip(case.queries, case.keys, strict=True)
     return [keys - queries + n for queries, keys in pairs for n in range(queries)]
 

@@ -113,7 +113,7 @@ def test_tiles(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPat
 
 # Split-KV warps stage a few whole rows, or some columns of more rows, as many as fit in the
 # shared memory of the queries. Head sizes that TILES lacks.
-ROWS = (1, 8, 9, 32, 33)  # of a KV head, 32 to a CTA
+ROWS = (1, 8, 9, 32, 33)  # rows of a KV head; a CTA takes 32
 FP8_SIZES, SIZES = (96, 128, 160, 192, 224, 256), (96, 224)
 WARP_SPLIT = [(d, True) for d in FP8_SIZES] + [(d, False) for d in SIZES]
 

@@ -29,7 +29,7 @@ from tests.test_kernels.attention.attention_sm100 import Chosen, check
 pytestmark = pytest.mark.arch("sm_100")
 ONE_SCHEDULE = pytest.mark.schedules("random 1")
 
-# More than a query tile, more than two of them, group sizes that share no tile evenly.
+# More than one query tile, and more than two; qhead_per_kvhead that does not divide a tile.
 PREFILL = {
     "two query tiles, D = 64": Case((300, 40), (420, 130), 2, 1),
     "two query tiles, D = 128": Case((300, 40), (420, 130), 2, 1, head_dim=128),

@@ -234,7 +234,7 @@ def test_gather_view() -> None:
 
     assert gather_view(cache(4096, 2048, 128)) == (128, 6 * 2 * 16)
     assert gather_view(cache(4096, 128, 256)) == (128, 6 * 2 * 16)  # heads after tokens
-    assert gather_view(cache(4096 * 3, 2048, 128)) == (128, (5 * 3 + 1) * 32)  # of three layers
+    assert gather_view(cache(4096 * 3, 2048, 128)) == (128, (5 * 3 + 1) * 32)  # one of three layers
     assert gather_view(cache(4096 + 64, 2048, 128)) == (64, 5 * 65 + 62 + 1)
     assert gather_view(cache(7, 3, 128, counts=(1, 1, 16))) == (128, 16)
     assert gather_view(cache(7, 3, 5, counts=(1, 1, 1))) == (128, 1)

@@ -41,7 +41,7 @@ _OPCODE = re.compile(rf"^\s*(?:@!?%?\w+\s+)?((?:{_FAMILIES})[\w.:]*)", re.MULTIL
 
 
 def opcodes(text: str) -> set[str]:
-    """Opcodes of a PTX text with all modifiers but the number of registers, ``.xN``."""
+    """Opcodes in a PTX text, with all modifiers except the number of registers, ``.xN``."""
     return {re.sub(r"\.x\d+", ".xN", found) for found in _OPCODE.findall(text)}
 
 
@@ -69,7 +69,7 @@ def kinds(specs: Iterable[KernelSpec]) -> list[KernelSpec]:
 
 
 def compiled(arch: str, specs: Iterable[KernelSpec]) -> Iterator[tuple[str, str]]:
-    """PTX of kernels, with the names of their ops."""
+    """Yield the op's name and the PTX of each kernel."""
     texts: list[str] = []
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setattr(devices, "source_lines", False)  # saves a quarter of the time
@@ -88,7 +88,7 @@ def compiled(arch: str, specs: Iterable[KernelSpec]) -> Iterator[tuple[str, str]
 
 
 def launched(arch: str) -> Iterator[tuple[str, str]]:
-    """PTX of every op's kernels, with the names of the stages."""
+    """Yield the stage's name and the PTX of every op's kernels."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(devices, "source_lines", False)
         yield from _launched(arch)

@@ -43,14 +43,14 @@ def expert_map() -> Tensor:
 
 
 def new_routing() -> Routing:
-    """The reference's routing."""
+    """Routing by the reference."""
     from nvfp4_kernels.moe.route.reference import moe_route
 
     return Routing(*moe_route(new_choices(), expert_map(), EXPERTS, TILE_TOKENS))
 
 
 def new_tiles() -> Value:
-    """The reference's NVFP4 tokens in tiles."""
+    """NVFP4 tokens in tiles, by the reference."""
     from nvfp4_kernels.moe.quantize.reference import moe_quantize
 
     routing = new_routing()
@@ -185,7 +185,7 @@ def _choosing(op: str, scales: tuple[Tensor, ...]) -> Stage:
 
 
 def _products(arch: str) -> list[Stage]:
-    """Both products."""
+    """Stages of both products of a layer."""
     first = partial(product, arch, True, arch == "sm_100", False)
     early = partial(product, arch, False, False, True)
     source = "grouped_gemm"

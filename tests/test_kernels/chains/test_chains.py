@@ -50,7 +50,7 @@ def source_lines() -> Iterator[None]:
 
 
 def is_noticed(chain: Chain, original: str, text: str) -> bool:
-    """Whether the second stage is reported for running ``text`` in the place of ``original``."""
+    """Whether running ``text`` in place of ``original`` makes the second stage a finding."""
     try:
         chain.run({original: text})
     except MissingDependencyWait:
@@ -102,13 +102,13 @@ def launched(stage: Stage, arch: str, given: Mapping[str, Callable[[], Value]]) 
 
 
 def test_every_stage_is_in_a_chain() -> None:
-    """Every stage of either architecture follows another one."""
+    """Every stage of either architecture is the second of some chain."""
     for arch, stages in ARCHS.items():
         second = {chain.second.name for c in CHAINS.values() for chain in c if chain.arch == arch}
         assert second == {stage.name for stage in stages.STAGES} - LAST[arch]
 
 
-# Stages whose input no op of the architecture gives.
+# Stages with an input that no op of the architecture returns.
 def table() -> tuple[set[str], list[tuple[str, str]]]:
     """Opcodes in the first columns of the table, and the tests it names, as file and part."""
     text = opcodes.TABLE.read_text()

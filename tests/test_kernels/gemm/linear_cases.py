@@ -87,7 +87,7 @@ def grid_problem(case: Case) -> Problem:
 
 
 def random_problem(case: Case) -> Problem:
-    """All codes, scales over twelve octaves, and arbitrary factors."""
+    """Problem of all codes, scales over twelve octaves, and arbitrary factors."""
     rng = np.random.default_rng(0)
     a: oracle.Operand | Float64
     if case.a_dtype is None:

@@ -99,7 +99,7 @@ MISTAKES = {
     ),
     "no swizzle of tokens": Mistake("warp_mma", "(piece ^ row) * 16", "piece * 16", WRONG, FEW),
     "half of the tokens' K again": Mistake("warp_mma", "half * 4 +", "0 * half +", WRONG, FEW),
-    # Decoding.
+    # Decoding of weights.
     "scales of upper and lower rows swapped": Mistake(
         "dequantize", "scales, i % 2", "scales, 1 - i % 2", WRONG
     ),
@@ -181,7 +181,7 @@ MISTAKES = {
     "one part left out": Mistake(
         "split_k", "range(self.tile.parts)", "range(self.tile.parts - 1)", WRONG, SPLIT
     ),
-    # Slices.
+    # Slices: warpgroups that share rows.
     "a stage for both slices": Mistake(
         "kernel",
         "return self.tile.depth(self.output.shared_bytes(self.tile))",

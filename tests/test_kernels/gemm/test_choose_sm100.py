@@ -1,4 +1,4 @@
-"""Tiles and their choice: pure arithmetic, no CuTe."""
+"""Choice of a GEMM's tile on sm_100: pure arithmetic, no CuTe."""
 
 from dataclasses import replace
 from itertools import product
@@ -77,7 +77,7 @@ def test_the_least_estimate_is_chosen_for_many_tokens() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 8, 16, 32])
 def test_weights_that_a_ring_holds_do_not_wait_for_the_tokens(tokens: int) -> None:
-    """A ring holds half of o_proj with K whole, which costs a layer more than the product alone."""
+    """Rings can prefetch only half of o_proj with K whole, so split-K of 2 saves layer time."""
     problem = Problem(tokens, 4096, 4096)
     tile, output = choose_config(problem, BF16)
     assert tile.split_k == 2

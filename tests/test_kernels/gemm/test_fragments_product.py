@@ -73,7 +73,7 @@ def in_fragments(args: Args, *names: str) -> Args:
 
 
 def product_calls(case: Case) -> tuple[Args, Args]:
-    """Calls with all codes and scales, in the blocked layout and in fragments."""
+    """The same call in the blocked layout and in fragments, with all codes and scales."""
     args = linear_cases.random_problem(case).args
     return args, in_fragments(args, "b")
 

@@ -69,7 +69,7 @@ TILES = {
 
 
 def weight(n: int, k: int) -> Fragments:
-    """Codes of every value, scales of 2 and 1/2."""
+    """Weight of all code values, with scales of 2 and 1/2."""
     data = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
     scales = torch.tensor([0.5, 2.0])[torch.randint(0, 2, (n, k // 16))]
     return to_fragments(data, scales.to(torch.float8_e4m3fn))

@@ -1,4 +1,4 @@
-"""Cases of scoring with top-k on sm_100, with small buffers, and the comparison."""
+"""Cases of scoring fused with top-k on sm_100, with small buffers, and checks of the keys."""
 
 from dataclasses import dataclass, replace
 from importlib import import_module

@@ -54,7 +54,7 @@ class Problem:
 
     @property
     def lens(self) -> list[int]:
-        """Keys that each row sees."""
+        """Number of keys that each row sees."""
         return [length for lens in self.case.lens for length in lens]
 
     def expected(self) -> list[Float64]:

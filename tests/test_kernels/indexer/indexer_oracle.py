@@ -42,7 +42,7 @@ def e8m0(exponents: np.ndarray) -> Tensor:
 
 
 def dequantize(fmt: str, data: Tensor, scales: Tensor | None) -> Float64:
-    """Values of vectors, exact."""
+    """Exact values of stored vectors."""
     if fmt == "bf16":
         return float64(data)
     assert scales is not None
@@ -115,7 +115,7 @@ def best(row: Float64, top_k: int) -> list[int]:
 
 
 def padded(chosen: list[int], top_k: int) -> list[int]:
-    """Pad with −1."""
+    """Pad a list of indices with −1 to ``top_k``."""
     return chosen + [-1] * (top_k - len(chosen))
 
 

@@ -217,7 +217,7 @@ MISTAKES = {
 
 
 def check(on: str) -> None:
-    """Run ties, NaN, ascending rows, ``top_k`` + 1 keys, fewer, and rows of two bitmaps."""
+    """Run rows with ties and NaN, ascending rows, rows around ``top_k`` keys, and long rows."""
     device = torch.device("cpu")
     if on == "nvfp4":
         # Pages of queries that see at most top_k keys are never looked up.

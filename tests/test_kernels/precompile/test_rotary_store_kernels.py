@@ -78,4 +78,4 @@ def test_sizes_that_the_kernels_do_not_take_have_none(tmp_path: Path) -> None:
         assert rotary_store_kernels(model.attention, model.dtype, max_tokens=8) == {}
     model = read(tmp_path, {"head_dim": 80})
     built = rotary_store_kernels(model.attention, model.dtype, max_tokens=8)
-    assert [spec.fields[1].fp8 for spec in built] == [False]  # attention takes no E4M3 of 80
+    assert [spec.fields[1].fp8 for spec in built] == [False]  # no E4M3 cache of head size 80

@@ -25,7 +25,7 @@ OP = "nvfp4_kernels.rotary.sm90"
 SOURCE = Path(reference.__file__).with_name("sm90.py")
 CPU = torch.device("cpu")
 
-# The last CTA of a token has a head too few.
+# The last CTA of a token has one head less than the others.
 FEW = Case(3, 31, 6, 128, 96)
 MANY = Case(520, 3, 2, 32, 32)
 

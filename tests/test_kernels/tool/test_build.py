@@ -88,7 +88,7 @@ from nvfp4_kernels.gemm.sm90.kernel import WeightOnlyGemm
 
 print(compile.object_path(WeightOnlyGemm(*choose_config(Problem(1, 64, 128), EpilogueConfig()))))
 """
-# One KV head, two query heads, pages of 32.
+# One KV head, two query heads, pages of 32 tokens.
 A_DECODE = """
 from nvfp4_kernels.attention.scoring import Scoring
 from nvfp4_kernels.devices import standing_in
@@ -259,7 +259,7 @@ def test_what_is_compiled_matters(keys: dict[str, str], other: str) -> None:
 
 @pytest.fixture(scope="module")
 def keys() -> dict[str, str]:
-    """Names of the files that processes with different settings look up."""
+    """Names of the cache files that processes with different settings look up."""
     devices.cutlass_or_skip()
     done = python(KEYS)
     assert done.returncode == 0, done.stderr

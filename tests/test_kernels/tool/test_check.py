@@ -481,7 +481,7 @@ def test_a_task_may_raise_or_die(isolated: Isolated) -> None:
 @pytest.mark.processes
 def test_a_task_may_hang(isolated: Isolated) -> None:
     assert not isolated(Acts("works")).error
-    isolated._limit = 0.5  # the process is up
+    isolated._limit = 0.5  # only now, as the process has started
     assert isolated(Acts("hangs")).error == "no answer within 0.5 s: it hangs"
 
 

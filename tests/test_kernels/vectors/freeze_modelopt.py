@@ -27,7 +27,7 @@ def quantize_with_modelopt(x: Tensor) -> dict[str, Tensor]:
 
 
 def main() -> None:
-    """Quantise every input and save it with its result."""
+    """Quantise every input, and save inputs and results."""
     tensors = {}
     for dtype in DTYPES:
         for name, x in producer_inputs(dtype).items():

@@ -35,7 +35,7 @@ _TO_SHARED = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 
 
 def _loads() -> Case:
-    """Copies of 16 bytes and up to shared memory, two of them on one mbarrier."""
+    """Copies of 16 bytes or more to shared memory; two of the copies share an mbarrier."""
     parts = ((0, 0, 16), (48, 32, 48), (128, 512, 320), (1008, 112, 16), (560, 896, 112))
     body = [
         PROLOGUE,
@@ -135,7 +135,7 @@ _FIELDS = {
 
 
 def _replaced(name: str, fields: list[tuple[str, str]], bytes_due: int) -> Case:
-    """Copy a descriptor to shared memory, change it, publish it, and load through it."""
+    """Copy a descriptor to shared memory, replace fields, publish the copy, and load with it."""
     rank = 3 if name == "rank" else 2
     box = "{" + ", ".join(["%r1"] * rank) + "}"
     body = [

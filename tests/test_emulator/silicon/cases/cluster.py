@@ -84,7 +84,7 @@ def _remote(ranks: int) -> Case:
 
 
 def _arrivals(ranks: int) -> Case:
-    """Every CTA arrives at the next one's mbarriers; all see their own complete."""
+    """Every CTA arrives on the next CTA's mbarriers, and sees its own mbarriers complete."""
     script = Script(f"arrivals_{ranks}", _THREADS, grid=(ranks, 1, 1), cluster=(ranks, 1, 1))
     script.run(_PEER)
     script.run("@%main mbarrier.init.shared::cta.b64 [%bar], 32;")
@@ -181,7 +181,7 @@ def _multicast(ranks: int, mask: int, issuer: int) -> Case:
 
 
 def _copies() -> Iterator[Case]:
-    """Bulk copies and reductions from one CTA's shared memory to the next one's."""
+    """Bulk copies and reductions from one CTA's shared memory to the next CTA's."""
     forms = [""] + [f"{o}.{k}" for k in ("u32", "s32") for o in ("add", "min", "max")]
     forms += ["inc.u32", "dec.u32", "and.b32", "or.b32", "xor.b32", "add.u64"]
     for form in forms:

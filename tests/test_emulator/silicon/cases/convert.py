@@ -22,7 +22,7 @@ def _width(kind: str) -> str:
 
 
 def _holds(target: str, source: str) -> bool:
-    """Whether every value of one integer type is a value of the other."""
+    """Whether ``target`` holds every value of ``source``; both are integer types."""
     wider = int(target[1:]) - int(source[1:])
     if target[0] == source[0]:
         return wider >= 0

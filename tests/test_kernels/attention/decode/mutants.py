@@ -29,7 +29,7 @@ SYNC_CLUSTER = """            ptx.barrier_cluster_arrive()
             ptx.barrier_cluster_wait()
 """
 MISTAKES = {
-    # The ring.
+    # The ring of stages.
     "stage not waited for": Mistake(
         "mainloop", "wait(ring.full.subview(index % stages), index // stages)", "pass", "DataRace"
     ),
@@ -55,7 +55,7 @@ MISTAKES = {
     "a page for a box past the last key": Mistake(
         "loader", "Int32(-1)", "Int32(0)", WRONG, (WIDE[0], case(9))
     ),
-    # The token.
+    # The token that is stored.
     "stale key kept": Mistake(
         "token",
         "stage.store(key.bitcast(Float32), self._stage_word(lane, row), alignment=16)",
@@ -93,7 +93,7 @@ MISTAKES = {
     ),
     "factors of other heads": Mistake("mainloop", "lane + 4 * c", "lane", WRONG),
     "no swizzle": Mistake("token", "(inside ^ (row % per_chunk))", "inside", WRONG),
-    # The merge.
+    # The merge of splits.
     "each warp the barriers of the next": Mistake(
         "kernel",
         "barriers.subview(warp * tile.stages)",

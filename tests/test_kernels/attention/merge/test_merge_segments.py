@@ -32,7 +32,7 @@ Result = tuple[Tensor, Tensor]
 @dataclass(frozen=True)
 class Case:
     segments: int
-    shape: tuple[int, ...]  # of an lse
+    shape: tuple[int, ...]  # shape of an lse
     head_dim: int
     dtype: torch.dtype = FP32
     out_dtype: torch.dtype = BF16
@@ -274,7 +274,7 @@ def test_each_byte_once() -> None:
         lses[:5, 7] = -torch.inf
         written = merge_segments(outs, lses, sinks, BF16)
         counted = gpu.launches[-1].counters.nbytes
-    threads = 32 // 4  # of a row
+    threads = 32 // 4  # threads of a row
     with_keys = outs.nbytes - outs[:5, 7].nbytes
     assert counted["global read"] == (lses.nbytes + lses[0].nbytes) * threads
     assert counted["cp.async"] == outs.nbytes // 9 * 16  # zeros where no segment is

@@ -50,7 +50,7 @@ class GroupedProblem:
 
     @property
     def used(self) -> int:
-        """Tiles in use."""
+        """Number of tiles in use."""
         return int(self.routing.groups[0])
 
     def products(self, tile: int) -> Float64:

@@ -43,7 +43,7 @@ class Case:
 
     @property
     def tiles(self) -> int:
-        """Tiles in use."""
+        """Number of tiles in use."""
         return sum(-(-count // self.tile_tokens) for count in self.counts)
 
 

@@ -46,7 +46,7 @@ class Operands:
 
     @property
     def used(self) -> int:
-        """Tiles in use."""
+        """Number of tiles in use."""
         return int(self.groups[0])
 
     def expected(self, out_dtype: torch.dtype = BF16) -> Tensor:

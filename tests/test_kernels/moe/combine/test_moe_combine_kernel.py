@@ -119,7 +119,7 @@ def test_each_byte_once() -> None:
     of_slots = int((rows >= 0).sum()) * 64 * 2
     numbers = rows.nbytes + weights.nbytes
     assert counted["HBM read, each byte once"] == of_slots + numbers
-    assert counted["global read"] == of_slots + numbers  # by one warp for each token
+    assert counted["global read"] == of_slots + numbers  # one warp per token reads each
     assert counted["global write"] == written.nbytes
 
 
