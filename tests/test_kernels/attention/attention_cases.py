@@ -198,9 +198,8 @@ def unseen(case: Case) -> Problem:
 def check_values(out: Tensor, problem: Problem, weight: float) -> None:
     """Check a kernel's result against the formula.
 
-    Each weight is rounded once to V's format before the multiplication. This changes the result
-    by at most half an ulp times the sum of weights times magnitudes of values; ``weight`` is that
-    half ulp.
+    Each weight is rounded once to V's format before the multiplication. This changes the result by
+    at most ``weight``, about half an ulp, times the sum of weights times magnitudes of values.
     """
     assert not out.isnan().any()
     expected, _ = problem.formula()
