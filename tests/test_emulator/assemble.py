@@ -1,4 +1,4 @@
-"""Small PTX kernels from their bodies, run on the emulator with numpy arrays as global memory."""
+"""Small PTX kernels assembled from their bodies, run on the emulator over numpy arrays."""
 
 import re
 import struct
@@ -23,17 +23,16 @@ _REGISTERS = {
 
 
 def assemble(body: str, parameters: int, shared: int = 0, target: str = "sm_100a") -> str:
-    """A PTX module with one kernel ``k``.
+    """Return a PTX module with one kernel ``k``.
 
-    ``%rd90``, ``%rd91`` .. hold the pointer parameters, ``%r90`` the thread index along x.
-    Registers are declared as their names say: %p pred, %h b16, %r b32, %f f32, %rd b64, %fd f64, %q
-    b128.
+    ``%rd90``, ``%rd91`` .. hold the pointer parameters, ``%r90`` the thread index along x. The
+    name of a register gives its type: %p pred, %h b16, %r b32, %f f32, %rd b64, %fd f64, %q b128.
 
     Args:
         body: instructions.
-        parameters: how many 64-bit parameters there are.
-        shared: bytes of static shared memory called ``smem``.
-        target: of the module.
+        parameters: number of 64-bit parameters.
+        shared: bytes of the static shared array ``smem``.
+        target: target of the module.
     """
     declared = "".join(
         f"    .reg .{kind} {name};\n"
@@ -57,7 +56,7 @@ def _named(text: str) -> set[tuple[str, str]]:
 
 
 def global_array(values: Any, dtype: Any = None) -> np.ndarray:
-    """A copy that starts at a multiple of 1024 bytes, as device allocations do."""
+    """Copy of ``values`` aligned to 1024 bytes, as device allocations are."""
     source = np.ascontiguousarray(values, dtype)
     raw = np.zeros(source.nbytes + 2048, np.uint8)
     skip = -raw.ctypes.data % 1024
@@ -71,13 +70,13 @@ class Run:
     """A launch of an assembled kernel.
 
     Attributes:
-        grid, block, cluster: along x.
+        grid, block, cluster: sizes along x.
         dynamic_shared: bytes.
-        schedule: of the run.
-        launches: one after the other, with programmatic stream serialization.
-        resident: whether CTAs share SMs, and launches run beside one another.
-        options: for :class:`Gpu`.
-        target: of the module.
+        schedule: schedule of the emulator.
+        launches: number of launches, with programmatic stream serialization.
+        resident: whether CTAs share SMs and launches overlap.
+        options: keyword arguments of :class:`Gpu`.
+        target: target of the module.
     """
 
     grid: int = 1

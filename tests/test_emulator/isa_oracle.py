@@ -1,4 +1,4 @@
-"""Running one lane-wise instruction on raw patterns, and exact arithmetic to compare with."""
+"""Runs of one lane-wise instruction on bit patterns, and exact arithmetic for comparison."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ FLOATS: dict[str, Any] = {
     "f32": np.float32,
     "f64": np.float64,
 }
-# Zeros, subnormal and normal edges, one and its neighbours, the largest, infinities, three NaNs.
+# Zeros, subnormal and normal edges, one and its neighbours, the largest number, infinities, NaNs.
 _PATTERNS = {
     "f16": (0, 1, 0x3FF, 0x400, 0x3C00, 0x3C01, 0x3BFF, 0x7BFF, 0x7C00, 0x7E00, 0x7C01),
     "bf16": (0, 1, 0x7F, 0x80, 0x3F80, 0x3F81, 0x3F7F, 0x7F7F, 0x7F80, 0x7FC0, 0x7F81),
@@ -31,13 +31,13 @@ _PATTERNS = {
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Context in which the machine runs instructions: numpy's warnings are off."""
+    """Context in which the machine runs instructions, without numpy's warnings."""
     with np.errstate(all="ignore"):
         yield
 
 
 def integers(bits: int, seed: int, count: int = 256) -> np.ndarray:
-    """Patterns of ``bits`` bits: edges, shift amounts and random ones of all sizes."""
+    """Patterns of ``bits`` bits: edges, shift amounts and random numbers of all magnitudes."""
     rng = np.random.default_rng(seed)
     edges = [0, 1, 2, 31, 32, 33, 63, 64, 255, (1 << bits) - 1, (1 << bits) - 2]
     edges += [1 << (bits - 1), (1 << (bits - 1)) - 1, (1 << (bits - 1)) + 1]
@@ -69,7 +69,7 @@ def floats(kind: str, seed: int, count: int = 512) -> np.ndarray:
 
 
 def present(raw: Any, name: str) -> Any:
-    """A source as the code generator would give it: arrays viewed, Python ints with their sign."""
+    """A source as the code generator passes it: arrays viewed, Python ints with their sign."""
     dtype = np.dtype(DTYPES[name])
     if isinstance(raw, np.ndarray):
         return raw.astype(bool) if name == "pred" else raw.view(dtype)
@@ -87,7 +87,7 @@ def form(opcode: str, sources: int | None = None, results: int | None = None) ->
 
 
 def call(semantics: Lanewise, arguments: list[Any]) -> Any:
-    """The vector form, template or function."""
+    """Call the vector form, which is a template or a function."""
     if callable(semantics.vector):
         return semantics.vector(*arguments)
     names = [f"a{i}" for i in range(len(arguments))]
@@ -97,13 +97,13 @@ def call(semantics: Lanewise, arguments: list[Any]) -> Any:
 
 
 def run(opcode: str, *sources: Any, count: int | None = None, results: int | None = None) -> Any:
-    """Results of the vector form as unsigned patterns; a tuple where there are two.
+    """Results of the vector form as unsigned patterns; a tuple if there are two.
 
     Args:
-        opcode: of the instruction.
+        opcode: the instruction.
         sources: unsigned patterns, arrays or ints; predicates as bools.
-        count: of source operands, where the usual form is not meant.
-        results: of destinations, likewise.
+        count: number of source operands, to select a form other than the usual.
+        results: number of destinations, likewise.
     """
     semantics = form(opcode, count, results)
     arguments = [present(s, name) for s, name in zip(sources, semantics.sources, strict=True)]
@@ -123,12 +123,12 @@ def run(opcode: str, *sources: Any, count: int | None = None, results: int | Non
 
 
 def run_scalar(opcode: str, *sources: int | bool, results: int | None = None) -> Any:
-    """Value of the scalar form; None where there is none."""
+    """Value of the scalar form, or None if the instruction has no scalar form."""
     scalar = form(opcode, results=results).scalar
     return None if scalar is None else eval(scalar.format(*(f"({s})" for s in sources)))
 
 
-# Exact rounding by stepping between neighbours of the format itself
+# Exact rounding by stepping between neighbours of the format
 
 
 def value_of(pattern: int, kind: str) -> float:
@@ -147,10 +147,10 @@ def largest(kind: str) -> Fraction:
 
 
 def round_exactly(value: Fraction, kind: str, rounding: str) -> int:
-    """Pattern of the number of the format that a nonzero value rounds to.
+    """Round a nonzero value to a pattern of the format.
 
-    The patterns of nonnegative numbers are in the order of their values, so bisection finds the
-    greatest one that is not above the magnitude; the next pattern is its neighbour.
+    Patterns of nonnegative numbers are ordered like their values, so bisection finds the greatest
+    pattern that is not above the magnitude; the next pattern is its neighbour.
     """
     bits = np.dtype(FLOATS[kind]).itemsize * 8
     magnitude, negative = abs(value), value < 0
@@ -163,7 +163,7 @@ def round_exactly(value: Fraction, kind: str, rounding: str) -> int:
         else:
             high = middle
     below = Fraction(value_of(low, kind))
-    # Beyond the largest number rounding goes on as if the next power of two were there.
+    # Rounding continues beyond the largest number, as if the next power of two were in the format.
     step = below - Fraction(value_of(low - 1, kind)) if high == infinite else 0
     above = below + step if high == infinite else Fraction(value_of(high, kind))
     if below == magnitude:
@@ -180,11 +180,11 @@ def round_exactly(value: Fraction, kind: str, rounding: str) -> int:
 def arithmetic(
     exact: Callable[..., Fraction], plain: Callable[..., Any], kind: str, rounding: str
 ) -> Callable[..., int]:
-    """A function of patterns: exact, then rounded once; NaN as -1.
+    """Function of patterns that computes exactly, then rounds once; NaN is -1.
 
     Args:
-        exact: of fractions.
-        plain: of numpy float64 scalars, for infinities, NaN and the sign of zero.
+        exact: function of fractions.
+        plain: function of numpy float64 scalars, for infinities, NaN and the sign of zero.
         kind: format of operands and result.
         rounding: rn, rz, rm or rp.
     """

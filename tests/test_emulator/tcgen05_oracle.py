@@ -1,6 +1,6 @@
-"""What the tensor core's tests compare with: layouts as CuTe writes them down, formats as formulas.
+"""Oracles of the tensor core's tests: layouts as CuTe writes them, formats as formulas.
 
-Nothing here shares code with tests.emulator.tcgen05. Layouts are evaluated from the shape:stride
+This module shares no code with tests.emulator.tcgen05. Layouts are evaluated from the shape:stride
 expressions of the PTX ISA (9.7.16.3.3) and of CUTLASS, element by element.
 """
 
@@ -29,7 +29,7 @@ def swizzle(address: Ints, bits: int, base: int, shift: int) -> Ints:
     return address ^ (address & mask) >> shift
 
 
-# Layout type of the descriptor: 16-byte units a swizzle row has, and CuTe's swizzle of bytes.
+# Layout type of the descriptor: 16-byte units in a swizzled row, and CuTe's swizzle of bytes.
 SWIZZLES = {
     0: (1, (0, 4, 3)),
     6: (2, (1, 4, 3)),
@@ -52,7 +52,7 @@ BITS = {name: spec[0] for name, spec in FORMATS.items()} | {"tf32": 32, "u8": 8,
 
 
 def value(code: int, name: str) -> float:
-    """The number a code stands for."""
+    """Number that a code represents."""
     if name == "u8":
         return float(code)
     if name == "s8":
@@ -78,7 +78,7 @@ def value(code: int, name: str) -> float:
 
 
 def values(codes: Ints, name: str) -> npt.NDArray[np.float64]:
-    """Every code's number."""
+    """Number of every code."""
     if BITS[name] <= 8:
         table = np.array([value(code, name) for code in range(1 << BITS[name])])
         return table[codes]
@@ -86,7 +86,7 @@ def values(codes: Ints, name: str) -> npt.NDArray[np.float64]:
 
 
 def scale_value(code: int, ue8m0: bool) -> float:
-    """A block scale's number."""
+    """Number that a block scale's code represents."""
     if ue8m0:
         return math.nan if code == 255 else 2.0 ** (code - 127)
     return value(code, "e4m3")
@@ -94,14 +94,14 @@ def scale_value(code: int, ue8m0: bool) -> float:
 
 @dataclass(frozen=True)
 class Placement:
-    """A matrix in shared memory: the descriptor's fields and the elements'.
+    """A matrix in shared memory: fields of the descriptor and of the elements.
 
     Attributes:
         start, leading, stride: bytes.
         mode: layout type.
         name: element format.
-        mn_major: M or N is the leading dimension.
-        padded: 4- and 6-bit elements in groups of 16, padded to 16 bytes.
+        mn_major: whether M or N is the leading dimension.
+        padded: whether 4- and 6-bit elements are in groups of 16, padded to 16 bytes.
     """
 
     start: int
@@ -114,7 +114,7 @@ class Placement:
 
     @property
     def word(self) -> int:
-        """The descriptor."""
+        """The descriptor as a 64-bit word."""
         fields = ((self.start, 0), (self.leading, 16), (self.stride, 32))
         return sum(x // 16 << shift for x, shift in fields) | 1 << 46 | self.mode << 61
 
@@ -161,9 +161,9 @@ class Placement:
 def random_codes(
     rng: np.random.Generator, rows: int, k: int, name: str, *, special: bool = False
 ) -> Ints:
-    """Codes of numbers from 2^-6 to 2^6 or so; if special, also of zeros, infinities and NaNs.
+    """Codes of numbers from about 2^-6 to 2^6; if special, also of zeros, infinities and NaNs.
 
-    Special codes are any that the format has, but for bf16 and tf32, whose largest numbers have
+    Special codes are any codes of the format, except for bf16 and tf32, whose largest numbers have
     products beyond FP32.
     """
     bits = BITS[name]

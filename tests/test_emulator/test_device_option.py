@@ -1,4 +1,4 @@
-"""``--device``: the same body on the emulator and on a GPU."""
+"""The ``--device`` option: one test body runs on the emulator and on a GPU."""
 
 import os
 import subprocess

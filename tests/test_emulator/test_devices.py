@@ -1,4 +1,4 @@
-"""What tests find on the emulated device: memory that holds nothing right."""
+"""Initial contents of memory on the emulated device."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ LARGEST = {torch.uint8: 0xFF, torch.int32: 2**31 - 1}
     "dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, *LARGEST], ids=str
 )
 def test_what_is_allocated_holds_nothing_right(dtype: torch.dtype) -> None:
-    """Not even where right results were freed, whose memory the allocator hands out again."""
+    """New memory holds NaN or large values, even where freed results were right."""
     cutlass_or_skip()
     before = torch.are_deterministic_algorithms_enabled()
     with emulated(EAGER):

@@ -1,4 +1,4 @@
-"""The emulator knows neither the kernels it runs nor the compiler that made them."""
+"""Imports of the emulator: neither the kernels nor the compiler that made them."""
 
 import ast
 from pathlib import Path
@@ -8,9 +8,9 @@ import pytest
 import tests.emulator
 
 ROOT = Path(tests.emulator.__file__).parent
-# The seam stands between CuTe and the machine; the example runner drives NVIDIA's programs.
+# These packages connect CuTe with the machine; the example runner drives NVIDIA's programs.
 SEAM = ("runtime", "examples")
-# Commands that run whole programs, and so come in through the seam.
+# Commands that run whole programs, and so import those packages.
 COMMANDS = ("mutate.py", "timing/calibrate.py", "timing/example.py")
 FORBIDDEN = ("cuda", "cutlass", "nvfp4_kernels", "torch", "vllm", "vllm_fp4_plugin")
 

@@ -1,4 +1,4 @@
-"""The emulator where it will be needed: in vLLM's CPU worker, in a process of its own."""
+"""The emulator in its place of use: vLLM's CPU worker, in a process of its own."""
 
 import json
 import os

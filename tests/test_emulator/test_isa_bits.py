@@ -1,4 +1,4 @@
-"""Bit counts and fields, logic, shifts and permutes against loops over bits."""
+"""Bit counts and fields, logic, shifts and permutes, against loops over bits."""
 
 from collections.abc import Callable
 
@@ -119,7 +119,7 @@ for _mode in ("clamp", "wrap"):
 
 
 def _small(values: np.ndarray, seed: int) -> np.ndarray:
-    """Bit positions and lengths: mostly below 70, some with more in the upper bits."""
+    """Bit positions and lengths: mostly below 70, some with upper bits set as well."""
     rng = np.random.default_rng(seed)
     small = rng.integers(0, 70, len(values)).astype(values.dtype)
     return np.where(rng.integers(0, 5, len(values)) > 0, small, values)
@@ -153,7 +153,7 @@ def test_logic_of_predicates() -> None:
 
 @pytest.mark.parametrize("table", range(256))
 def test_every_lop3(table: int) -> None:
-    """The table's value at the bits of 0xF0, 0xCC and 0xAA is the table itself."""
+    """lop3 with 0xF0, 0xCC and 0xAA yields the table itself."""
     corners = np.array([0xF0, 0xFFFFFF0F], np.uint32)
     found = run("lop3.b32", corners, 0xCC, 0xAA, table)
     assert int(found[0]) & 0xFF == table
@@ -197,7 +197,7 @@ def test_generic_permute(a: int, b: int, c: int) -> None:
         expected |= (255 * (byte >> 7) if control & 8 else byte) << 8 * place
     lanes = [np.array([value, value ^ _ONES], np.uint32) for value in (a, b, c)]
     assert int(run("prmt.b32", *lanes)[0]) == expected
-    # Uniform selectors and sources take other paths.
+    # Uniform selectors and sources take other code paths.
     assert int(run("prmt.b32", lanes[0], b, c)[0]) == expected
     assert int(run("prmt.b32", a, b, lanes[2])[0]) == expected
 
@@ -226,7 +226,7 @@ def test_special_permutes(mode: str) -> None:
 
 
 def _fns(word: int, base: int, offset: int) -> int:
-    """The loop of the PTX ISA."""
+    """Result of fns by the loop of the PTX ISA."""
     if offset == 0:
         return base if word >> base & 1 else _ONES
     place, count = base, abs(offset) - 1

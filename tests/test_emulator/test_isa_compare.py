@@ -1,4 +1,4 @@
-"""Comparisons and selections against Python's own."""
+"""Comparisons and selections, against Python's operators."""
 
 import math
 import operator

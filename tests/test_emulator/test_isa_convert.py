@@ -1,4 +1,4 @@
-"""cvt between scalar types against Python's integers and fractions."""
+"""cvt between scalar types, against Python's integers and fractions."""
 
 import math
 from collections.abc import Callable
@@ -141,7 +141,7 @@ def test_between_floats(target: str, source: str) -> None:
     exactly = (source, target) in {("f16", "f32"), ("bf16", "f32")} or target == "f64"
     roundings = ("",) if exactly or source == target else _ROUNDINGS
     if source == target == "bf16":
-        return  # there is only the conversion to integral values
+        return  # only the conversion to integral values exists
     for rounding in roundings:
         expected = [_rounded(p, source, target, rounding or "rn") for p in values.tolist()]
         opcode = f"cvt{'.' if rounding else ''}{rounding}.{target}.{source}"
@@ -185,7 +185,7 @@ def test_packed_halves(target: str, rounding: str) -> None:
 
     assert (found >> 16).tolist() == single(a)
     assert (found & 0xFFFF).tolist() == single(b)
-    # A constant comes as a numpy scalar.
+    # A constant is passed as a numpy scalar.
     mixed = run(f"cvt.{rounding}.{target}x2.f32", int(a[0]), b)
     assert (mixed >> 16).tolist() == single(a[:1]) * len(b)
     assert (mixed & 0xFFFF).tolist() == single(b)
@@ -219,7 +219,7 @@ def test_ftz_between_floats() -> None:
     small = np.array([1, 0x80000001, 0x007FFFFF], np.uint32)
     assert run("cvt.ftz.f32.f32", small).tolist() == [0, 0x80000000, 0]
     assert run("cvt.ftz.f64.f32", small).tolist() == [0, 1 << 63, 0]
-    # Seen on an H200: conversions to f16 keep subnormal arguments.
+    # An H200 keeps subnormal arguments of conversions to f16.
     assert run("cvt.rp.ftz.f16.f32", small).tolist() == [1, 0x8000, 1]
     doubles = np.array([2.0**-127, -(2.0**-127), 2.0**-126]).view(np.uint64)
     assert run("cvt.rn.ftz.f32.f64", doubles).tolist() == [0, 0x80000000, 0x00800000]
@@ -227,7 +227,7 @@ def test_ftz_between_floats() -> None:
 
 @pytest.mark.parametrize(("rounding", "up", "tie"), [("rna", 1, 1), ("rn", 1, 0), ("rz", 0, 0)])
 def test_tf32(rounding: str, up: int, tie: int) -> None:
-    """Ten bits of mantissa are left; 13 are cut off."""
+    """tf32 keeps ten bits of mantissa and drops 13."""
     base = 0x3F800000
     values = np.array([base, base + 0x0FFF, base + 0x1000, base + 0x1001, base + 0x3000], np.uint32)
     odd_tie = 0x2000 * (1 if rounding == "rz" else 2)

@@ -1,4 +1,4 @@
-"""f32 and f64 arithmetic against fractions rounded once; approximations against ``math``."""
+"""f32 and f64 arithmetic, against fractions rounded once; approximations against ``math``."""
 
 import math
 import operator
@@ -32,7 +32,7 @@ _EXACT: dict[str, Callable[..., Fraction]] = {
 
 
 def _plain(name: str, rounding: str) -> Callable[..., Any]:
-    """In float64: right for infinities, NaN and the sign of zero."""
+    """Function in float64, which is right for infinities, NaN and the sign of zero."""
 
     def total(a: Any, b: Any) -> Any:
         found = a + b
@@ -84,7 +84,7 @@ def test_packed_is_twice_the_single(name: str, rounding: str, ftz: str) -> None:
     nan = is_nan(single, "f32")
     assert np.array_equal(is_nan(pairs.view(np.uint32), "f32"), nan)
     assert np.array_equal(pairs.view(np.uint32)[~nan], single[~nan])
-    # A uniform register comes as a Python int.
+    # A uniform register is passed as a Python int.
     word = int(sources[0].view(np.uint64)[7])
     spread = [np.full(32, word, np.uint64), *(s.view(np.uint64)[:32] for s in sources[1:])]
     uniform = run(f"{name}.{rounding}{ftz}.f32x2", word, *spread[1:])
@@ -100,7 +100,7 @@ _FLOAT32 = st.one_of(
 
 @settings(max_examples=400, deadline=None)
 @given(_FLOAT32, _FLOAT32, _FLOAT32)
-# Midpoints of float32 that only what float64 cannot hold decides: up, down, and among subnormals.
+# Midpoints of float32, decided by bits that float64 cannot hold: up, down, and among subnormals.
 @example(1.0 + 2.0**-12, 1.0 + 2.0**-12, 2.0**-80)
 @example(1.0 + 2.0**-12, 1.0 + 2.0**-12, -(2.0**-80))
 @example((1 + 2.0**-23) * 2.0**-75, (1 + 2.0**-23) * 2.0**-75, 2.0**-126)
@@ -116,7 +116,7 @@ def test_fused_rounds_once(a: float, b: float, c: float) -> None:
 
 
 def test_fused_takes_constants() -> None:
-    """Uniform operands come as numpy scalars."""
+    """Uniform operands are passed as numpy scalars."""
     a = floats("f32", 1)
     two, one = pattern_of(2.0, "f32"), pattern_of(1.0, "f32")
     expected = _expected("fma", "rn", "f32", [a, np.full_like(a, two), np.full_like(a, one)])
@@ -157,7 +157,7 @@ def test_ftz(name: str) -> None:
     ],
 )
 def test_flushing_looks_at_all_bits(opcode: str, sources: tuple[int, ...], expected: int) -> None:
-    """Bits recorded on an H200."""
+    """Flushing depends on all bits of the exact result, as recorded on an H200."""
     dtype = np.uint16 if opcode.endswith("f16") else np.uint32
     assert run(opcode, *(np.array([s], dtype) for s in sources)).tolist() == [expected]
 
@@ -188,13 +188,13 @@ def test_mixed_precision(name: str, narrow: str, rounding: str) -> None:
 
 
 def _extreme(name: str, a: int, b: int, kind: str, nan: bool) -> int:
-    """Pattern of the lesser or greater; -1 for NaN."""
+    """Pattern of the minimum or maximum; -1 for NaN."""
     x, y = value_of(a, kind), value_of(b, kind)
     if math.isnan(x) or math.isnan(y):
         if nan or (math.isnan(x) and math.isnan(y)):
             return -1
         return b if math.isnan(x) else a
-    # Equal numbers differ in the sign of zero alone.
+    # Equal numbers differ only in the sign of zero.
     keys = [(v, -math.copysign(1, v) if name == "min" else math.copysign(1, v)) for v in (x, y)]
     if name == "min":
         return a if (x, math.copysign(1, x)) <= (y, math.copysign(1, y)) else b
@@ -250,7 +250,7 @@ def test_signs(kind: str) -> None:
     nan = is_nan(a, kind)
     assert np.array_equal(run(f"abs.{kind}", a)[~nan], (a & ~top)[~nan])
     assert np.array_equal(run(f"neg.{kind}", a)[~nan], (a ^ top)[~nan])
-    # The sign of a, the value of b.
+    # copysign in PTX: the sign of a, the value of b.
     assert np.array_equal(run(f"copysign.{kind}", a, b), (a & top) | (b & ~top))
 
 
@@ -286,7 +286,7 @@ def test_rounded_reciprocal_and_root(kind: str, rounding: str) -> None:
 
 
 def _check_root(pattern: int, root: int, kind: str, rounding: str) -> None:
-    """The result and its neighbours, squared, enclose the argument as the rounding asks."""
+    """Check that the squares of the result and its neighbours enclose the argument, as rounded."""
     value = value_of(pattern, kind)
     if not 0 < value < math.inf:
         if value == 0 or value == math.inf:
@@ -304,7 +304,7 @@ def _check_root(pattern: int, root: int, kind: str, rounding: str) -> None:
         assert ((below + here) / 2) ** 2 <= exact <= ((here + above) / 2) ** 2
 
 
-# What each approximation is, and how far from it float64 and one rounding may be, in ulps.
+# Function of each approximation, with the error of float64 and one rounding in ulps.
 _APPROXIMATE: dict[str, Callable[[float], float]] = {
     "rcp": lambda v: 1 / v,
     "sqrt": math.sqrt,

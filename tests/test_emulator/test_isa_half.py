@@ -48,7 +48,7 @@ def test_arithmetic(name: str, kind: str) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(*[st.integers(0, 0xFFFF)] * 3)
-# The product is a bf16 midpoint; the addend, far below what float64 can add to it, decides.
+# The product is a bf16 midpoint; the addend decides, though float64 cannot add so small a number.
 @example(0x3F81, 0x3FC0, 0x1000)
 @example(0x3F81, 0x3FC0, 0x9000)
 @example(0x3C01, 0x3E00, 0x0001)
@@ -112,7 +112,7 @@ def test_signs_with_ftz() -> None:
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
 @pytest.mark.parametrize("name", ["ex2", "tanh"])
 def test_approximations(name: str, kind: str) -> None:
-    """Every argument; correctly rounded."""
+    """Results for all 65536 arguments are correctly rounded."""
     every = np.arange(1 << 16, dtype=np.uint16)
     opcode = f"{name}.approx{'.ftz' if (name, kind) == ('ex2', 'bf16') else ''}.{kind}"
     found = run(opcode, every)

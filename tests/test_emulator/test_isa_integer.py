@@ -31,7 +31,7 @@ def _rem(a: int, b: int, bits: int) -> int:
     return a - b * _truncated(a, b) if b else (1 << bits) - 1
 
 
-# name -> operands, and the result's value from the operands' values and their width
+# name -> operands, and the result's value as a function of the operands' values and width
 _ARITHMETIC: dict[str, tuple[int, Callable[..., int]]] = {
     "add": (2, lambda a, b, n: a + b),
     "sub": (2, lambda a, b, n: a - b),
@@ -135,7 +135,7 @@ def test_saturated_24_bit_sum() -> None:
 
 @pytest.mark.parametrize("bits", [32, 64])
 def test_carry_chains(bits: int) -> None:
-    """Two-word sums, differences and products through CC."""
+    """Two-word sums, differences and products by way of the carry flag CC."""
     a0, a1, b0, b1 = (integers(bits, seed) for seed in range(4))
     limit = 1 << bits
     low, carry = run(f"add.cc.u{bits}", a0, b0)

@@ -1,4 +1,4 @@
-"""The table of lane-wise instructions as a whole: its forms agree, and what it lacks it refuses."""
+"""Table of lane-wise instructions: all forms agree, and unknown forms are refused."""
 
 import re
 from itertools import product
@@ -106,7 +106,7 @@ _TABLE = [
 
 
 def _expanded(pattern: str) -> list[str]:
-    """Every opcode of a pattern with {alternatives}."""
+    """List every opcode of a pattern with {alternatives}."""
     pieces = re.split(r"\{([^}]*)\}", pattern)
     choices = [piece.split(",") if place % 2 else [piece] for place, piece in enumerate(pieces)]
     return ["".join(parts) for parts in product(*choices)]
@@ -120,7 +120,7 @@ def _results(opcode: str) -> int | None:
 
 
 def _source(name: str, seed: int, opcode: str, place: int) -> np.ndarray:
-    """Raw patterns for one source, inside what the instruction allows."""
+    """Raw patterns for one source, within the instruction's range."""
     if name == "pred":
         return integers(16, seed, LANES) & 1
     bits = np.dtype(DTYPES[name]).itemsize * 8
@@ -151,7 +151,7 @@ def _same(first: object, second: object) -> bool:
 
 @pytest.mark.parametrize("pattern", _TABLE)
 def test_forms_agree(pattern: str) -> None:
-    """Uniform operands and single lanes give what full arrays do; so does the scalar form."""
+    """Uniform operands, single lanes and the scalar form give the results of full arrays."""
     for opcode in _expanded(pattern):
         results = _results(opcode)
         sources = _sources(opcode)
@@ -208,7 +208,7 @@ def test_conditions_codes_are_marked() -> None:
 
 
 def test_negated_predicates_come_negated() -> None:
-    """What the code generator writes for ``!p``: ``~p`` for lanes, ``not p`` for a bool."""
+    """The code generator writes ``!p`` as ``~p`` for lanes and ``not p`` for a bool."""
     semantics = form("setp.lt.and.s32")
     a, b = integers(32, 1, LANES), integers(32, 2, LANES)
     p = integers(16, 3, LANES) & 1

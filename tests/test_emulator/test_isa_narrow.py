@@ -25,19 +25,19 @@ _NAN = {"e4m3": 0x7F, "e5m2": 0x7F, "e2m1": 0x7, "e2m3": 0x1F, "e3m2": 0x1F}
 
 
 def _values(name: str) -> list[float]:
-    """Value of each pattern, from ml_dtypes."""
+    """Value of each pattern, by ml_dtypes."""
     patterns = np.arange(1 << _BITS[name], dtype=np.uint8)
     return patterns.view(_TYPES[name]).astype(np.float64).tolist()
 
 
 def _magnitudes(name: str) -> list[Fraction]:
-    """The finite numbers that are not negative, by pattern."""
+    """The finite nonnegative numbers, by pattern."""
     half = _values(name)[: 1 << (_BITS[name] - 1)]
     return [Fraction(value) for value in half if math.isfinite(value)]
 
 
 def _nearest(value: float, name: str) -> int:
-    """Pattern of the closest number, the even one of two; beyond the largest, the largest."""
+    """Pattern of the nearest number, the even pattern of two; saturates at the largest number."""
     if math.isnan(value):
         return _NAN[name]
     numbers = _magnitudes(name)
@@ -82,7 +82,7 @@ def test_from_f32(name: str) -> None:
     ]
     relu = run(f"cvt.rn.satfinite.relu.{name}x2.f32", a, a[::-1].copy())
     assert relu.tolist() == _packed(clamped, clamped[::-1], name)
-    # A constant comes as a numpy scalar.
+    # A constant is passed as a numpy scalar.
     mixed = run(f"cvt.rn.satfinite.{name}x2.f32", int(a[3]), a)
     assert mixed.tolist() == _packed([expected[3]] * len(a), expected, name)
 
@@ -100,7 +100,7 @@ def test_from_any_f32(patterns: list[int]) -> None:
 @pytest.mark.parametrize("source", ["f16", "bf16"])
 @pytest.mark.parametrize("name", _TYPES)
 def test_from_every_half(name: str, source: str) -> None:
-    """Against ml_dtypes, which has the same rounding but other overflow and NaN."""
+    """ml_dtypes rounds alike, but differs in overflow and NaN."""
     every = np.arange(1 << 16, dtype=np.uint16)
     limit = float(_magnitudes(name)[-1])
     dtype = np.float16 if source == "f16" else ml_dtypes.bfloat16
@@ -134,7 +134,7 @@ def test_to_halves(name: str, target: str) -> None:
 
 
 def _ue8m0(value: float, rounding: str, finite: bool) -> int:
-    """Exponent code of a magnitude, written from the format: code c is 2^(c - 127), 255 is NaN."""
+    """Exponent code of a magnitude, from the format: code c is 2^(c - 127), 255 is NaN."""
     if math.isnan(value):
         return 255
     if math.isinf(value):
@@ -188,7 +188,7 @@ def test_from_ue8m0() -> None:
 
 
 def _stochastic(value: float, numbers: list[Fraction], random: Fraction) -> Fraction:
-    """Up in magnitude where the part cut off and the random fraction carry."""
+    """Round up in magnitude where the dropped fraction plus the random fraction carries."""
     magnitude = abs(Fraction(value))
     if magnitude >= numbers[-1]:
         return numbers[-1]
@@ -224,7 +224,7 @@ def test_four_at_random(a: float, b: float, e: float, f: float, random: int) -> 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 0x7F7FFFFF), st.integers(0, 0xFFFFFFFF))
 def test_two_at_random(pattern: int, random: int) -> None:
-    """bf16 cuts off 16 bits and adds as many random ones; f16, where normal, 13."""
+    """bf16 drops 16 bits and adds 16 random bits; normal f16 values drop and add 13."""
     a = np.array([pattern, 0x3F800000 | pattern & 0x7FFFFF], np.uint32)
     found = run("cvt.rs.bf16x2.f32", a, a, random)
     for lane, bits in enumerate(a.tolist()):

@@ -16,7 +16,7 @@ from tests.emulator.findings import (
 )
 from tests.test_emulator.assemble import Run, global_array, run
 
-# Both CTAs of a cluster send their thread indices, and 100 more, to the other one.
+# Each CTA of a cluster sends its thread indices, and the indices plus 100, to the other CTA.
 _REMOTE = """
     mov.u32 %r1, smem;
     add.u32 %r2, %r1, 1024;
@@ -73,7 +73,7 @@ def test_asynchronous_reductions_add_up(schedule: Schedule) -> None:
 
 
 _UNWAITED = _REMOTE.replace("    @!%p2 bra WAIT;\n", "")
-# The values are stored on to global memory by a bulk copy.
+# A bulk copy then stores the values to global memory.
 _FORWARD = _REMOTE.replace(
     "    ld.shared.v2.b32",
     "    cp.async.bulk.global.shared::cta.bulk_group [%rd90], [%r1], 256;\n"
@@ -101,7 +101,7 @@ def test_remote_mistakes(send: str, body: str, error: type[EmulatorError], messa
         remote(send, body)
 
 
-# Lane t copies words t and t + 32 of array 0 to shared memory, in a group each.
+# Lane t copies words t and t + 32 of array 0 to shared memory, each in a group of its own.
 _COPY = """
     mov.u32 %r1, smem;
     mad.lo.u32 %r2, %r90, 4, %r1;
@@ -131,7 +131,7 @@ def test_groups_of_copies(schedule: Schedule) -> None:
 
 @pytest.mark.parametrize("schedule", STANDARD, ids=str)
 def test_lanes_wait_for_their_own_copies(schedule: Schedule) -> None:
-    """Two halves of a warp, one after the other."""
+    """Two halves of a warp, one after the other, wait for their own groups."""
     half = (
         "cp.async.ca.shared.global [%r2], [%rd1], 4; cp.async.commit_group;"
         f"cp.async.wait_group 0; {_READ.format(0)}"
@@ -189,7 +189,7 @@ def test_a_source_is_no_longer_than_its_copy() -> None:
         copied("cp.async.ca.evict.shared.global [%r2], [%rd1], 4;")
 
 
-# Lane 0 stores shared memory by a bulk copy; then every lane writes there.
+# Lane 0 stores shared memory by a bulk copy; then every lane writes that memory.
 _BULK = """
     mov.u32 %r1, smem;
     mad.lo.u32 %r2, %r90, 4, %r1;
@@ -224,7 +224,7 @@ def test_another_lanes_commit_or_wait_does_not_count(commit: str, wait: str) -> 
         run(body, out, shared=128)
 
 
-# A barrier of 6 in %r2; %p1 is true in lane 0.
+# A barrier of 6 at %r2; %p1 is true in lane 0.
 _BARRIER = """
     mov.u32 %r2, smem;
     setp.ne.u32 %p1, %r90, 0;

@@ -1,4 +1,4 @@
-"""Atomics: lanes that meet and lanes that do not, 128 bits, subnormal numbers, orders."""
+"""Atomics: lanes on one address and on several, 128 bits, subnormal numbers, orders."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from tests.test_emulator.assemble import Run, global_array, run
 
 
 def test_lanes_that_meet_take_turns() -> None:
-    """Each lane of a word gets the sum of those before it."""
+    """Each lane of a word gets the sum of the lanes before."""
     words, out = global_array(np.zeros(4), np.uint32), global_array(np.zeros(32), np.uint32)
     body = """
         and.b32 %r1, %r90, 3; mad.wide.u32 %rd1, %r1, 4, %rd90;
@@ -37,7 +37,7 @@ MEETING: dict[str, Callable[[int, int], int]] = {
 @pytest.mark.parametrize("space", ["global", "shared"])
 @pytest.mark.parametrize("operation", MEETING)
 def test_lanes_that_meet_at_one_place(operation: str, space: str) -> None:
-    """One after the other; lanes 3 and 31 take no part."""
+    """Lanes on one address act in order; lanes 3 and 31 are inactive."""
     start, factor = 0xF0F1F2F3, 2654435761
     word, out = global_array(np.zeros(1), np.uint32), global_array(np.zeros(32), np.uint32)
     place = "[%rd90]" if space == "global" else "[%r9]"
@@ -61,7 +61,7 @@ def test_lanes_that_meet_at_one_place(operation: str, space: str) -> None:
 
 
 def test_lanes_apart_in_two_memories() -> None:
-    """Even lanes count in global memory, odd ones in shared memory; lane 31 does neither."""
+    """Even lanes count in global memory, odd lanes in shared memory; lane 31 is inactive."""
     words, out = global_array(np.full(32, 5), np.uint32), global_array(np.zeros(32), np.uint32)
     body = """
         mov.u32 %r1, smem; mad.lo.u32 %r1, %r90, 4, %r1; st.shared.b32 [%r1], 7;
@@ -79,7 +79,7 @@ def test_lanes_apart_in_two_memories() -> None:
 
 @pytest.mark.parametrize("threads", [1, 32])
 def test_128_bits(threads: int) -> None:
-    """Operands may be the same for all lanes, too; the second cas finds another value."""
+    """128-bit operands may be uniform; the second cas compares unequal."""
     data, out = global_array([3, 4], np.uint64), global_array(np.zeros((3, 2)), np.uint64)
     body = """
         setp.ne.u32 %p1, %r90, 0; @%p1 bra END;

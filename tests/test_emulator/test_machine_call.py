@@ -1,4 +1,4 @@
-"""Calls of vprintf and __assertfail, as compilers write them."""
+"""Calls of vprintf and __assertfail, as compilers emit them."""
 
 import struct
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _HEAD = """\
 .extern .func __assertfail (.param .b64 a, .param .b64 b, .param .b32 c, .param .b64 d,
     .param .b64 e) .noreturn;
 """
-# Its first argument is the thread's index, its second twice that as a double.
+# The first argument is the thread's index, the second twice the index, as a double.
 _PRINT = """
     .local .align 8 .b8 depot[16];
     st.local.b32 [depot], %r90;
@@ -62,7 +62,7 @@ def test_every_lane_prints_its_own_arguments(capsys: Any) -> None:
     launch(_PRINT + _STORE, {"text": "thread %d: %.2f\n"}, out)
     expected = [f"thread {t}: {2 * t}.00" for t in range(32)]
     assert capsys.readouterr().out.splitlines() == expected
-    assert out.tolist() == [2] * 32  # what vprintf returns: its arguments
+    assert out.tolist() == [2] * 32  # vprintf returns the number of its arguments
 
 
 def test_lanes_that_are_away_do_not_print(capsys: Any) -> None:

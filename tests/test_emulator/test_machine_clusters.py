@@ -1,4 +1,4 @@
-"""CTAs of a cluster: none may be touched before it is known to have started, or as it exits."""
+"""CTAs of a cluster: no access before a CTA has started, or when it may have exited."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tests.test_emulator.assemble import Run, global_array
 MEET = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
 MEET_RELAXED = "barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;"
 
-# Each CTA stores its rank in the other, which reads it.
+# Each CTA stores its rank in the other CTA, which reads the word.
 STORE = f"""
     mov.u32 %r1, smem;
     mov.u32 %r2, %cluster_ctarank;
@@ -62,7 +62,8 @@ ALLOCATE = f"""
     tcgen05.dealloc.cta_group::2.sync.aligned.b32 %r2, 32;
 """
 
-# CTA 0 copies 64 bytes into both CTAs; each waits for its own and adds one of them to the result.
+# CTA 0 copies 64 bytes into both CTAs; each CTA waits for its own bytes, and adds one of its words
+# to the result.
 MULTICAST = f"""
     mov.u32 %r1, smem;
     setp.ne.u32 %p2, %r90, 0;
@@ -151,7 +152,7 @@ def test_mistakes_are_reported(name: str, schedule: Schedule) -> None:
         Run(grid=2, cluster=2, schedule=schedule)(body.replace(old, new), *arrays, shared=256)
 
 
-# CTA 0 copies 64 bytes to CTA 1, which reads a word of them and gives them back; then 64 others.
+# CTA 0 copies 64 bytes to CTA 1, which reads a word and releases the buffer; then 64 other bytes.
 COPIES = f"""
     mov.u32 %r1, smem;
     setp.ne.u32 %p2, %r90, 0;
@@ -195,7 +196,7 @@ DONE:
 @pytest.mark.parametrize("schedule", STANDARD, ids=str)
 @pytest.mark.parametrize("order", ["arrive.release", "parity.acquire", ""])
 def test_scopes_of_what_orders_copies(order: str, schedule: Schedule) -> None:
-    """Strict scopes: a CTA's own does not order what TMA writes in another one."""
+    """Strict scopes: CTA scope does not order TMA writes to another CTA."""
     body = COPIES.replace(f"{order}.cluster", f"{order}.cta") if order else COPIES
     out = words(32)
     Run(grid=2, cluster=2, schedule=schedule)(body, out, shared=256)
@@ -208,7 +209,7 @@ def test_scopes_of_what_orders_copies(order: str, schedule: Schedule) -> None:
         strict(body, words(32), shared=256)
 
 
-# CTA 0 writes a word and releases a flag; CTA 1 acquires the flag, CTA 2 after it another one.
+# CTA 0 writes a word and releases a flag; CTA 1 acquires the flag and releases another for CTA 2.
 HAND_ON = """
     mov.u32 %r1, %ctaid.x;
     setp.ne.u32 %p1, %r90, 0;
@@ -237,7 +238,7 @@ DONE:
 def test_a_value_is_handed_on_through_global_memory(
     lanes: bool, scope: str, schedule: Schedule
 ) -> None:
-    """Hand it on from one lane, and from all lanes, each at an address of its own."""
+    """Values pass from CTA to CTA, by one lane, or by all lanes at addresses of their own."""
     body = HAND_ON.replace(".gpu", f".{scope}")
     if lanes:
         body = body.replace("@%p1 bra DONE;", "mul.wide.u32 %rd3, %r90, 128; "
@@ -280,7 +281,7 @@ def test_fences_have_scopes(narrow: int | None) -> None:
 
 
 def test_a_poll_wakes_when_somebody_writes() -> None:
-    """100 CTAs in a row: each sleeps until the one before has written."""
+    """100 CTAs in a row: each sleeps until its predecessor has written."""
     out = global_array(np.zeros((101, 4), np.uint32))
     launch = Run(grid=100, schedule=STANDARD[-1])(HAND_ON, out)
     assert (out[1:100, 1] == 42).all()

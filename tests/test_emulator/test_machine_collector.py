@@ -1,4 +1,4 @@
-"""The buffers that keep an MMA's operand in the core: what is used must be what was kept."""
+"""Collector buffers: an MMA may reuse only the operand that was kept."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.emulator.findings import IllegalInstruction
 from tests.test_emulator.test_machine_tensor import GEMM, MMA, gemm
 
 FILL = MMA.replace("kind::f16", "kind::f16.collector::a::fill")
-# The sum twice: the second MMA adds to the first.
+# The same product twice: the second MMA adds to the first.
 AGAIN = MMA.replace("kind::f16", "kind::f16.collector::a::{}").replace("%p4", "%p7")
 ON = "setp.ne.u32 %p7, %r90, 99;"
 

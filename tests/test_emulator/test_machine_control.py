@@ -70,7 +70,7 @@ def test_lanes_leave_a_loop_one_by_one() -> None:
 
 
 def test_a_value_of_the_last_iteration_is_each_lanes_own() -> None:
-    """%r4 is written once per iteration and read after the loop: no lane may see another's."""
+    """Each lane keeps its own last value of %r4, written per iteration, read after the loop."""
     body = """
         mov.u32 %r2, 0;
     LOOP:
@@ -265,7 +265,7 @@ def test_out_of_bounds_names_the_nearest_allocation() -> None:
 
 
 def test_global_memory_below_4_gib() -> None:
-    """Where some interpreters have their heap, and addresses of shared memory are."""
+    """Global memory may have addresses that shared memory also has, as some heaps do."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     below_2_gib = 0x40  # MAP_32BIT of x86-64

@@ -1,4 +1,4 @@
-"""CTAs that share SMs, of one launch or of several that overlap: who gets what, and who waits."""
+"""CTAs that share SMs, of one launch or of overlapping launches: resources and waits."""
 
 import re
 import struct
@@ -48,7 +48,7 @@ PLACE = """
     add.u32 %r9, %r9, %r90;
     mad.wide.u32 %rd1, %r9, 4, %rd90;
 """
-# Through tensor memory, each thread adds one to its word.
+# Each thread adds one to its word, through tensor memory.
 ADD = """
     ld.global.u32 %r3, [%rd1];
     add.u32 %r3, %r3, 1;
@@ -64,7 +64,7 @@ TELL = "st.global.u32 [%rd1], %r2;"
 
 @dataclass
 class Machine:
-    """Kernels "a", "b" .. of one warp per CTA, on a word for each of the first 16 CTAs' threads."""
+    """Kernels "a", "b" .. of one warp per CTA, with a word for each thread of the first 16 CTAs."""
 
     schedule: Schedule = EAGER
     options: dict[str, Any] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class Machine:
     def chain(
         self, bodies: Sequence[str], grid: int = 1, sharing: Sharing = EITHER_PERMIT[0], **more: int
     ) -> list[Launch]:
-        """Launches that overlap."""
+        """Launch kernels that overlap."""
         with self.gpu.overlapped(sharing):
             return [
                 self.launch(body, grid, "abcdef"[number], **more)
@@ -127,7 +127,7 @@ def test_resident_ctas_have_columns_of_their_own(schedule: Schedule, sharing: Sh
     machine = Machine(schedule)
     with machine.gpu.shared(sharing):
         launch = machine.launch(allocate(128) + ADD + TELL + free(128), grid=6)
-        assert launch.counters.neighbours == {0: 15}  # 0 to 5 of them
+        assert launch.counters.neighbours == {0: 15}  # six CTAs with 0 to 5 neighbours each
         bases = set(machine.words[:6, 0].tolist())
         assert {0, 128} <= bases <= {0, 128, 256, 384}
         machine.words[...] = 0
@@ -137,7 +137,7 @@ def test_resident_ctas_have_columns_of_their_own(schedule: Schedule, sharing: Sh
         assert launch.counters.waits["tensor memory"] >= 3
 
 
-# A pair allocates in both of its SMs; each CTA notes which columns.
+# A pair allocates on both of its SMs; each CTA records its columns.
 PAIR = """
     barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;
     tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [%r1], COLUMNS;
@@ -152,7 +152,7 @@ PAIR = """
 @pytest.mark.parametrize("columns", [128, 512])
 @pytest.mark.parametrize("schedule", STANDARD, ids=str)
 def test_a_pair_has_the_same_columns_on_both_sms(schedule: Schedule, columns: int) -> None:
-    """Also where both CTAs of a pair have waited for them."""
+    """Columns are equal also where both CTAs of a pair have waited for columns."""
     machine = Machine(schedule)
     with machine.gpu.shared():
         launch = machine.launch(PAIR.replace("COLUMNS", str(columns)), grid=8, cluster=2)
@@ -162,12 +162,12 @@ def test_a_pair_has_the_same_columns_on_both_sms(schedule: Schedule, columns: in
     assert launch.counters.neighbours == {0: 2 * (1 + 2 + 3)}
 
 
-# --- several ---------------------------------------------------------------------------------
+# --- several launches ------------------------------------------------------------------------
 
 RIGHT = {
     "all at once": [allocate(128) + WAIT + ADD + free(128)] * 3,
     "early releases": [allocate(128) + RELEASE + WAIT + ADD + free(128)] * 3,
-    # The second one waits for columns that the first one holds to its end.
+    # The second launch waits for columns that the first holds until its end.
     "all columns": [allocate(512) + RELEASE + WAIT + ADD + free(512)] * 3,
     "allocated after the wait": [RELEASE + WAIT + allocate(512) + ADD + free(512)] * 3,
     "without the tensor core": [RELEASE + WAIT + LOAD + "add.u32 %r5, %r5, 1;"
@@ -188,7 +188,7 @@ def test_right_launches_overlap(name: str, schedule: Schedule, sharing: Sharing)
         assert {0, 1} & met[2]
 
 
-# CTA 0 of two writes a word, releases a flag and waits for the other one to do the same.
+# CTA 0 of two writes a word, releases a flag and waits for the other CTA to do the same.
 EXCHANGE = """
     xor.b32 %r20, %r8, 1;
     mad.wide.u32 %rd2, %r8, 128, %rd90;
@@ -206,7 +206,7 @@ FIRST = {str(schedule) for schedule in STANDARD if schedule.successor_first}
 
 @dataclass(frozen=True)
 class Mistake:
-    """Launches that are wrong beside one another, and schedules that show it; others may."""
+    """Overlapping launches with a fault, and schedules that must report it; others may."""
 
     bodies: list[str]
     error: type[EmulatorError]
@@ -305,14 +305,14 @@ def test_a_finding_names_the_neighbour() -> None:
 
 @pytest.mark.parametrize("schedule", STANDARD, ids=str)
 def test_a_launch_starts_once_all_ctas_before_it_let_it(schedule: Schedule) -> None:
-    """One CTA releases dependents, the other one only by its exit, which columns keep it from."""
+    """One CTA releases dependents; the other does so by its exit, after a wait for columns."""
     machine = Machine(schedule)
     hold = "setp.ne.u32 %p1, %r8, 0; @%p1 bra HELD;" + RELEASE + "HELD:"
     first = allocate(512) + hold + ADD + free(512)
     launches = machine.chain([first, WAIT + allocate(512) + ADD + free(512)], 2)
     assert (machine.words[:2] == 2).all()
     assert launches[0].counters.neighbours == {0: 1}
-    assert launches[1].counters.neighbours[0] <= 1  # of the CTAs before, one had to exit
+    assert launches[1].counters.neighbours[0] <= 1  # one of the preceding CTAs had to exit
 
 
 @pytest.mark.parametrize("schedule", STANDARD, ids=str)
@@ -320,7 +320,7 @@ def test_an_ordinary_launch_comes_after_all_before_it(schedule: Schedule) -> Non
     machine = Machine(schedule)
     with machine.gpu.overlapped():
         machine.launch(RELEASE + STORE, name="a")
-        machine.launch(RELEASE, name="b")  # may end before the first one
+        machine.launch(RELEASE, name="b")  # may end before the first launch
         last = machine.launch(LOAD + TELL.replace("%r2", "%r5"), name="c", dependent=0)
         assert not machine.words.any()  # nothing has run yet
     assert machine.words[0].tolist() == list(range(32))
@@ -329,7 +329,7 @@ def test_an_ordinary_launch_comes_after_all_before_it(schedule: Schedule) -> Non
 
 @pytest.mark.parametrize("schedule", STANDARD, ids=str)
 def test_a_launch_sees_what_another_one_sets(schedule: Schedule) -> None:
-    """It polls a flag, which orders nothing else."""
+    """A dependent may poll its predecessor's flag, which orders no other access."""
     flag = "mov.u32 %r7, 1; setp.ne.u32 %p1, %r90, 0;"
     told = flag + RELEASE + "@%p1 bra DONE; st.release.gpu.global.u32 [%rd90], %r7; DONE:"
     poll = "POLL: ld.acquire.gpu.global.u32 %r6, [%rd90]; setp.eq.u32 %p2, %r6, 0; @%p2 bra POLL;"
@@ -359,11 +359,11 @@ DONE:
 def test_a_cancelled_cluster_keeps_nobody_waiting(schedule: Schedule) -> None:
     machine = Machine(schedule, {"limits": Limits(sms=1, gpcs=1)})
     launches = machine.chain([CANCEL, WAIT + LOAD], 4, shared=200_000)
-    assert machine.words[:4, 0].sum() == 2  # each of two has taken over another one's work
+    assert machine.words[:4, 0].sum() == 2  # each of two CTAs has stolen another CTA's work
     assert all(launch.link.done for launch in launches)
 
 
-# --- room ------------------------------------------------------------------------------------
+# --- capacity ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,7 @@ def test_a_cancelled_cluster_keeps_nobody_waiting(schedule: Schedule) -> None:
 def test_an_sm_holds_what_its_memory_threads_and_slots_allow(
     shared: int, block: int, most: int
 ) -> None:
-    """Its 16 CTAs, or as many of them as fit, are neighbours; the rest start as others end."""
+    """CTAs are co-resident as far as they fit; the rest start as others end."""
     machine = Machine(options={"limits": Limits(sms=1, gpcs=1)})
     meet = allocate(32) + free(32) if block == 32 else "bar.sync 0;"
     with machine.gpu.shared():
@@ -395,7 +395,7 @@ def test_clusters_have_sms_of_one_gpc() -> None:
 
 @dataclass
 class Square:
-    """An SM."""
+    """An SM with its GPC and free resources."""
 
     gpc: int
     room: Room
@@ -433,7 +433,7 @@ def test_registers_are_what_is_known_of_them() -> None:
 
 @pytest.mark.parametrize(("registers", "together"), [(0, True), (168, True), (255, False)])
 def test_registers_keep_a_launch_out(registers: int, together: bool) -> None:
-    """Two CTAs of 160 threads at 255 registers are more than an SM has."""
+    """Two CTAs of 160 threads with 255 registers exceed an SM's registers."""
     machine = Machine(options={"limits": Limits(sms=1, gpcs=1)})
     sharing = Sharing(registers=dict.fromkeys("ab", registers))
     bodies = [RELEASE + "bar.sync 0;", WAIT]
@@ -441,7 +441,7 @@ def test_registers_keep_a_launch_out(registers: int, together: bool) -> None:
     assert launches[1].counters.neighbours[0] == (1 if together else 0)
 
 
-# --- what is refused -------------------------------------------------------------------------
+# --- refused -------------------------------------------------------------------------------
 
 
 def test_launches_that_overlap_are_of_one_stream() -> None:

@@ -1,4 +1,4 @@
-"""Programmatic dependent launch: what griddepcontrol.wait orders, and what is found without it."""
+"""Programmatic dependent launch: ordering by griddepcontrol.wait, and findings without it."""
 
 import itertools
 import struct
@@ -27,7 +27,7 @@ WRITE = "add.u32 %r1, %r90, 7; st.global.u32 [%rd1], %r1;"
 READ = "ld.global.u32 %r2, [%rd1]; st.global.u32 [%rd2], %r2;"
 CONSTANT = "ld.global.u32 %r3, [%rd3];"
 NOTHING = ""
-NARROW = "setp.eq.u32 %p1, %r90, 99; @%p1 st.global.u8 [%rd1], %r90;"  # never, but byte by byte
+NARROW = "setp.eq.u32 %p1, %r90, 99; @%p1 st.global.u8 [%rd1], %r90;"  # never runs; by bytes
 BULK = """
     mov.u32 %r5, smem;
     setp.ne.u32 %p1, %r90, 0;
@@ -61,11 +61,11 @@ PREFETCHED:
 
 @dataclass
 class Stream:
-    """Launches one kernel after the other on three arrays of 64 words.
+    """Stream that launches kernels in sequence on three arrays of 64 words.
 
     Attributes:
-        data: written by the first kernel, as a rule; the host has not written it.
-        out: of the others.
+        data: usually written by the first kernel, never by the host.
+        out: written by the other kernels.
         constant: written by the host.
     """
 
@@ -82,7 +82,7 @@ class Stream:
             self.gpu.memory.register_array(raw, name=name, initialised=initialised)
 
     def launch(self, name: str, body: str, dependent: int = 1, stream: int = 0) -> Launch:
-        """One CTA of two warps of the kernel ``name``."""
+        """Launch kernel ``name`` with one CTA of two warps."""
         lines = (PLACE + body).replace(";", ";\n")
         ptx = assemble(lines, 3, shared=1024).replace(".entry k(", f".entry {name}(")
         return self.gpu.launch(
@@ -97,7 +97,7 @@ class Stream:
 
 
 def race(launches: Stream, name: str, body: str, **options: int) -> str:
-    """What a launch is reported for."""
+    """Return the report of a launch's missing wait."""
     with pytest.raises(MissingDependencyWait) as caught:
         launches.launch(name, body, **options)
     assert isinstance(caught.value, DataRace)
@@ -197,7 +197,7 @@ def test_one_warps_wait_orders_others_through_synchronisation_alone(schedule: Sc
     stream = Stream(schedule)
     stream.launch("a", WRITE)
     assert "warp 1" in race(stream, "b", first_warp + READ)
-    # Through the mbarrier of a copy: what warp 1 writes, a has read.
+    # The mbarrier of a copy orders warp 1's write after the read by launch a.
     stream = Stream(schedule)
     stream.launch("a", WRITE + "ld.global.u32 %r2, [%rd3];")
     stream.launch("b", BULK.replace("BEFORE", WAIT).replace("AFTER", "").replace("%rd2", "%rd3"))
@@ -217,7 +217,7 @@ def test_without_the_attribute_or_a_launch_before_there_is_nothing_to_wait_for(
         stream.launch("a", WRITE + READ + WAIT)
 
 
-# a writes data; b does not touch it; c reads it. When may c?
+# a writes data, b does not touch it, c reads it: may c do so?
 @pytest.mark.parametrize(
     ("b", "c", "match"),
     [
@@ -229,7 +229,7 @@ def test_without_the_attribute_or_a_launch_before_there_is_nothing_to_wait_for(
         (NOTHING, READ, "b, launched between the two, executes no griddepcontrol.wait"),
         (NOTHING, WAIT + READ, "by a at .* b, launched between .*: .* not say that the other has"),
         (RELEASE, WAIT + READ, "b, launched between the two, executes no griddepcontrol.wait"),
-        # Warp 0 has waited, warp 1 need not have when it releases.
+        # Warp 0 has waited; warp 1 may release dependents without having waited.
         (
             "setp.ge.u32 %p1, %r90, 32; @%p1 bra R; griddepcontrol.wait; R:" + RELEASE,
             READ,
@@ -292,7 +292,7 @@ def test_a_long_chain_keeps_what_its_launches_may_still_meet_alone() -> None:
     for _ in range(20):
         stream.launch("a", RELEASE + WAIT + WRITE + READ + CONSTANT)
     history = stream.gpu.history
-    assert len(history._accesses) == 4  # the last launch's write of data was read
+    assert len(history._accesses) == 4  # the last launch reads its own write of data
     assert sum(map(len, history._running.values())) == 1
     stream.launch("b", NOTHING, dependent=0)
     assert not history._accesses
@@ -301,9 +301,9 @@ def test_a_long_chain_keeps_what_its_launches_may_still_meet_alone() -> None:
 def test_other_streams_do_not_join() -> None:
     stream = Stream()
     stream.launch("a", WRITE, stream=1)
-    stream.launch("x", READ, stream=2)  # another stream's order is not looked at
+    stream.launch("x", READ, stream=2)  # order within other streams is ignored
     stream.launch("y", CONSTANT, stream=2, dependent=0)
-    assert len(stream.gpu.history._accesses) == 2  # x is over for y, a is not for b
+    assert len(stream.gpu.history._accesses) == 2  # x has ended for y; a has not ended for b
     assert "write by a" in race(stream, "b", READ, stream=1)
 
 

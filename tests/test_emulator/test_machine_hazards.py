@@ -1,4 +1,4 @@
-"""Each mistake hardware would not forgive, beside the same kernel without it."""
+"""Races and other faults that hardware does not report, beside the same kernels without them."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ from tests.emulator.findings import (
 )
 from tests.test_emulator.assemble import Run, global_array
 
-# Two warps hand shared memory to one another through barrier 0.
+# Two warps exchange shared memory through barrier 0.
 EXCHANGE = """
     shl.b32 %r1, %r90, 2;
     mov.u32 %r2, smem;
@@ -34,7 +34,7 @@ EXCHANGE = """
     st.global.u32 [%rd1], %r6;
 """
 
-# Warp 0 copies 256 bytes in, four times over one buffer; warp 1 reads them.
+# Warp 0 copies in 256 bytes, four times to one buffer; warp 1 reads them.
 PIPELINE = """
     mov.u32 %r2, smem;
     add.u32 %r3, %r2, 1024;
@@ -88,7 +88,7 @@ FULL:
 DONE:
 """
 
-# Shared memory written by threads, stored by a bulk copy, written again, stored again.
+# Shared memory is written by threads, stored by a bulk copy, written again, stored again.
 STORE = """
     mov.u32 %r2, smem;
     shl.b32 %r3, %r90, 2;
@@ -207,7 +207,7 @@ def test_right_kernels_run_in_every_schedule(name: str, schedule: Schedule) -> N
 
 @dataclass(frozen=True)
 class Mistake:
-    """An edit of a kernel and what must be reported."""
+    """A mutant: an edit of a kernel, and the expected finding."""
 
     kernel: str
     old: str
@@ -523,7 +523,7 @@ def test_lanes_of_a_warp_need_order_too(body: str, expected: list[int], lane: in
         Run()(without, out, shared=128)
 
 
-# Each lane writes its word again once its neighbour has read it, or several have.
+# Each lane writes its word again, after one neighbour or several lanes have read it.
 AGAIN = NEIGHBOUR.replace(
     "    mad", "    bar.warp.sync 0xffffffff;\n    st.shared.u32 [%r3], 9;\n    mad"
 )
@@ -585,7 +585,7 @@ def test_a_lane_overwrites_what_it_alone_has_read() -> None:
     assert out.tolist() == list(range(32))
 
 
-# Lane 5 writes and arrives on an mbarrier, which all lanes wait for.
+# Lane 5 writes and arrives on an mbarrier; all lanes wait for that mbarrier.
 ARRIVAL = """
     mov.u32 %r1, smem;
     setp.ne.u32 %p1, %r90, 5;
@@ -655,7 +655,7 @@ def test_a_register_budget_is_the_warpgroups() -> None:
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes_are_reported(name: str) -> None:
-    """In at least one schedule, and as what they are in every schedule that reports them."""
+    """Some schedule reports the mutant, and every report is the expected finding."""
     mistake = MISTAKES[name]
     check, body = KERNELS[mistake.kernel]
     assert body.count(mistake.old) == mistake.count

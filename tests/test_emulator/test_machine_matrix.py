@@ -1,4 +1,4 @@
-"""ldmatrix, stmatrix and mma.sync against loops written from the PTX ISA's tables."""
+"""ldmatrix, stmatrix and mma.sync, against loops from the PTX ISA's tables."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tests.emulator.findings import DivergentExecution, IllegalInstruction, Unkn
 from tests.test_emulator.assemble import global_array, run
 
 RANDOM = np.random.default_rng(7)
-# Each lane puts 16 bytes of array 0 into shared memory; %r1 is the row that array 1 gives it.
+# Each lane puts 16 bytes of array 0 into shared memory; %r1 is its row by array 1.
 _ROWS = """
     mov.u32 %r80, smem;
     mad.wide.u32 %rd1, %r90, 16, %rd90;
@@ -25,7 +25,7 @@ _ROWS = """
 
 
 def load(form: str, registers: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of shared memory in the order of their lanes, and each lane's registers."""
+    """Return the rows of shared memory in the order of their lanes, and each lane's registers."""
     data = global_array(RANDOM.integers(0, 256, (32, 16)), np.uint8)
     order = global_array(RANDOM.permutation(32), np.uint32)
     out = global_array(np.zeros((32, registers)), np.uint32)
@@ -42,7 +42,7 @@ def load(form: str, registers: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("source", ["b8", "b8x16.b6x16_p32", "b8x16.b4x16_p64"])
 def test_load_of_16x16(count: int, source: str) -> None:
-    """Four consecutive elements of two rows of the transpose, one register for each row."""
+    """A lane's registers hold four consecutive elements of two rows of the transpose."""
     rows, out = load(f"m16n16.x{count}.trans.shared.{source}", 2 * count)
     for lane in range(32):
         for register in range(2 * count):
@@ -55,7 +55,7 @@ def test_load_of_16x16(count: int, source: str) -> None:
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("source", ["b8x16.b6x16_p32", "b8x16.b4x16_p64"])
 def test_load_of_8x16(count: int, source: str) -> None:
-    """Four consecutive elements of a row."""
+    """A lane's register holds four consecutive elements of a row."""
     rows, out = load(f"m8n16.x{count}.shared::cta.{source}", count)
     for lane in range(32):
         for matrix in range(count):
@@ -72,7 +72,7 @@ def element(row: np.ndarray, place: int, source: str) -> int:
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_store_of_16x8(count: int) -> None:
-    """Lanes hold what mma leaves: rows t/4 and t/4 + 8, columns 2 (t%4) and the next."""
+    """Lanes hold the fragment of an mma: rows t/4 and t/4 + 8, columns 2 (t%4) and the next."""
     zeros = global_array(np.zeros((32, 16)), np.uint8)
     order = global_array(RANDOM.permutation(32), np.uint32)
     values = global_array(RANDOM.integers(0, 2**32, (32, 4)), np.uint32)
@@ -126,7 +126,7 @@ def test_lanes_load_together() -> None:
 
 
 def multiply(form: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """Runs one mma on registers given as (32, count) arrays; returns D's."""
+    """Run one mma on registers given as (32, count) arrays; return D's registers."""
     names: list[str] = []
     body = ""
     for n, array in enumerate((a, b, c)):
@@ -199,7 +199,7 @@ def test_product(form: str, dtype: Any) -> None:
 
 
 def test_nan_of_a_product_is_canonical() -> None:
-    a = np.full((32, 4), 0x7C007C00, np.uint32)  # infinities, times zero
+    a = np.full((32, 4), 0x7C007C00, np.uint32)  # infinities times zero
     zeros = np.zeros((32, 4), np.uint32)
     out = multiply("m16n8k16.row.col.f32.f16.f16.f32", a, zeros[:, :2], zeros)
     assert (out == 0x7FFFFFFF).all()

@@ -1,4 +1,4 @@
-"""Parities of mbarriers: a wait must know of the phase before, and be over before the one after."""
+"""Parities of mbarriers: a wait must know that the phase before is complete, and end in time."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,8 @@ from tests.emulator import STANDARD, Schedule
 from tests.emulator.findings import DataRace, ParityAliasing, UninitialisedRead
 from tests.test_emulator.assemble import Run, global_array
 
-# Warp 0 fills a ring of {stages} words, in turn or, with {swap} = 1, the second of each two before
-# the first; warps 1 and 2 take them alternately, six each.
+# Warp 0 fills a ring of {stages} words in order or, with {swap} = 1, the second word of each pair
+# before the first; warps 1 and 2 take alternate words, six each.
 ALTERNATE = """
     mov.u32 %r1, smem;
     setp.ne.u32 %p1, %r90, 0;
@@ -80,15 +80,15 @@ def test_a_warp_that_meets_every_phase_of_its_stages(stages: int, schedule: Sche
 @pytest.mark.parametrize("schedule", STANDARD, ids=str)
 @pytest.mark.parametrize("swap", [0, 1])
 def test_a_warp_that_meets_every_second_phase(swap: int, schedule: Schedule) -> None:
-    """Step n needs to know of n - 5: warp 0 has filled it before n - 2, which was waited for."""
+    """Step n must know that n - 5 was filled; warp 0 did so before n - 2, which was awaited."""
     alternate(5, schedule, swap)
 
 
 @pytest.mark.parametrize("schedule", STANDARD, ids=str)
 def test_a_warp_that_does_not_learn_of_the_phase_between(schedule: Schedule) -> None:
-    """Step n of warp 2 needs to know of n - 3, and warp 0 fills n - 2 first.
+    """Step n of warp 2 must know that n - 3 was filled, but warp 0 fills n - 2 first.
 
-    Random schedules let it come early, and it reads the word before it is filled.
+    In random schedules warp 2 comes early, and reads a word before warp 0 fills that word.
     """
     alternate(3, schedule)
     with pytest.raises((ParityAliasing, UninitialisedRead)):
@@ -97,13 +97,13 @@ def test_a_warp_that_does_not_learn_of_the_phase_between(schedule: Schedule) -> 
 
 @pytest.mark.parametrize("schedule", STANDARD, ids=str)
 def test_a_warp_that_learns_of_the_phase_between_otherwise(schedule: Schedule) -> None:
-    """A barrier in each step tells the one what the other has waited for."""
+    """A barrier in each step tells each reader of the other reader's waits."""
     body = ALTERNATE.replace("bar.warp.sync -1;", "bar.warp.sync -1; bar.sync 1, 64;")
     alternate(3, schedule, swap=1, body=body)
 
 
 def test_a_wait_that_the_phase_after_does_not_wait_for() -> None:
-    """Warp 1 waits for a phase; warp 0 completes it, and with no answer the next one."""
+    """Warp 0 completes the next phase without an answer of warp 1, which may still wait."""
     body = """
         mov.u32 %r1, smem;
         setp.ne.u32 %p1, %r90, 0;
@@ -137,8 +137,8 @@ def test_a_wait_that_the_phase_after_does_not_wait_for() -> None:
             Run(block=64, schedule=schedule)(late, shared=256)
 
 
-# Thread {first} arrives for phase 0, which warp 0 does not wait for; thread 32 arrives for phase 1,
-# which it does.
+# Thread {first} arrives for phase 0, on which warp 0 does not wait; thread 32 arrives for phase 1,
+# on which warp 0 waits.
 SIGNALLED = """
     mov.u32 %r1, smem;
     setp.ne.u32 %p1, %r90, 0;
@@ -172,7 +172,7 @@ def test_a_phase_that_one_arrival_makes(
     Run(block=64, schedule=schedule)(body, shared=256)
 
 
-# A lane of each warp arrives for phase 0; warp 1 waits for that and makes phase 1.
+# A lane of each warp arrives for phase 0; warp 1 waits for phase 0 and completes phase 1.
 TOGETHER = """
     mov.u32 %r1, smem;
     setp.ne.u32 %p1, %r90, 0;
@@ -198,13 +198,14 @@ DONE:
 
 @pytest.mark.parametrize("schedule", STANDARD, ids=str)
 def test_a_phase_that_an_arrival_only_ends(schedule: Schedule) -> None:
-    """Whichever of two comes last: warp 0 may find the first one's phase still in progress."""
+    """Either of two arrivals may complete phase 0, so warp 0 may wait while phase 0 is pending."""
     with pytest.raises(ParityAliasing, match="knows of 0 that are complete"):
         Run(block=64, schedule=schedule)(TOGETHER, shared=256)
 
 
-# Warps 1 and 2 fill a ring of {stages} words alternately; warps 3 and 4 both read and give back
-# every word, in turn, but warp {other} the second of each two before the first. The ring drains.
+# Warps 1 and 2 fill a ring of {stages} words alternately; warps 3 and 4 both read and release
+# every word in order, but warp {other} takes the second word of each pair before the first. The
+# ring drains.
 GIVEN_BACK = """
     mov.u32 %r1, smem;
     setp.ne.u32 %p1, %r90, 0;
@@ -277,7 +278,10 @@ COMMIT = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 
 
 
 def give_back(stages: int, schedule: Schedule, arrive: str = ARRIVE, other: int = 9) -> None:
-    """Run; warp ``other`` takes the second word of each two first."""
+    """Run ``GIVEN_BACK`` and check its output.
+
+    Warp ``other`` (3 or 4; 9 for none) reads the second word of each pair before the first.
+    """
     out = global_array(np.zeros(16, np.uint32))
     body = GIVEN_BACK.format(stages=stages, other=other, arrive=arrive)
     Run(block=160, schedule=schedule)(body, out, shared=512)
@@ -290,10 +294,10 @@ def give_back(stages: int, schedule: Schedule, arrive: str = ARRIVE, other: int 
 def test_several_arrivals_that_are_made_in_order(
     stages: int, arrive: str, schedule: Schedule
 ) -> None:
-    """Either filler meets every second phase of a stage of an odd ring.
+    """Fillers of a ring of odd size wait for every second phase of a stage only.
 
-    Step n needs to know that n - 2 * stages was given back. Step n - 2 has waited until
-    n - 2 - stages was, and whoever gives that back has given back the other before.
+    Step n must know that n - 2 * stages was released. Step n - 2 has waited for the release of
+    n - 2 - stages, and both readers release n - 2 * stages before that.
     """
     give_back(stages, schedule, arrive)
 
@@ -304,13 +308,13 @@ def test_several_arrivals_that_are_made_in_order(
 def test_an_arrival_of_several_that_is_made_out_of_order(
     other: int, arrive: str, schedule: Schedule
 ) -> None:
-    """Step n of warp 1 knows that n - 5 was given back, which one warp does before n - 6."""
+    """Step n of warp 1 knows that n - 5 was released, which one reader does before n - 6."""
     with pytest.raises(ParityAliasing):
         give_back(3, schedule, arrive, other)
 
 
-# CTA 1 makes a phase of each of two mbarriers of CTA 0, which waits for the second one's, and then
-# for the next phase of the first.
+# CTA 1 completes a phase of each of two mbarriers of CTA 0, which waits for the second mbarrier,
+# and then for the next phase of the first.
 REMOTE = """
     mov.u32 %r1, smem;
     mov.u32 %r2, %cluster_ctarank;
@@ -344,7 +348,7 @@ DONE:
 @pytest.mark.parametrize("schedule", STANDARD, ids=str)
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_phase_that_another_cta_tells_of(strict: bool, schedule: Schedule) -> None:
-    """Strict scopes: what tells of the first phase has to include both CTAs."""
+    """Strict scopes: the arrival that vouches for the first phase must have cluster scope."""
     options = {"strict_scopes": strict}
     remote = Run(grid=2, cluster=2, schedule=schedule, options=options)
     remote(REMOTE.format(scope="cluster"), shared=256)
@@ -355,8 +359,8 @@ def test_a_phase_that_another_cta_tells_of(strict: bool, schedule: Schedule) -> 
         remote(REMOTE.format(scope="cta"), shared=256)
 
 
-# Warp 0 fills 32 words, a lane each, and one lane publishes them; warp 1 reads them and one lane
-# gives them back, twice.
+# Warp 0 fills 32 words, a lane each, and one lane publishes them; warp 1 reads the words and one
+# lane releases them; twice.
 ELECTED = """
     mov.u32 %r1, smem;
     setp.ne.u32 %p1, %r90, 0;

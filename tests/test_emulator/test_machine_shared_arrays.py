@@ -1,4 +1,4 @@
-"""Accesses that run from one array of shared memory into the bytes before the next one."""
+"""Accesses that run from one array of shared memory into the bytes before the next array."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ from tests.test_emulator import wgmma_kernel
 from tests.test_emulator.assemble import Run, assemble, global_array
 from tests.test_emulator.test_machine_tensor import ALLOC, GEMM, MMA, gemm
 
-# ``smem``, of 1024 bytes, and ``next`` behind it are written; ``bar`` waits for 256 bytes.
+# ``smem``, of 1024 bytes, and ``next`` behind it are written; ``bar`` expects 256 bytes.
 _BEFORE = """
     .shared .align 16 .b8 next[1024];
     .shared .align 8 .b8 bar[8];
@@ -70,7 +70,7 @@ _WITHIN = f"""
 
 @dataclass(frozen=True)
 class Reach:
-    """An access of ``nbytes`` bytes at %r6, or what else the text says."""
+    """An access of ``nbytes`` bytes at %r6; ``step`` is its alignment if not ``nbytes``."""
 
     nbytes: int
     body: str
@@ -78,12 +78,12 @@ class Reach:
 
     @property
     def last(self) -> int:
-        """Offset of the last one that is within ``smem``."""
+        """Largest offset at which the access stays within ``smem``."""
         return 1024 - self.nbytes
 
     @property
     def beyond(self) -> int:
-        """Offset of the first one that is not."""
+        """Smallest valid offset at which the access leaves ``smem``."""
         return self.last + (self.step or self.nbytes)
 
 
@@ -224,9 +224,9 @@ LOAD = "ld.shared.v4.b32 {%r11, %r12, %r13, %r14}, [%r1+AT];"
     [(None, 16, 0), (0xFFF, 16, 0), (0xFF, 16, None), (0xF00F, 0, None), (0xF000, 16, 4)],
 )
 def test_bytes_that_a_load_uses(mask: int | None, at: int, beyond: int | None) -> None:
-    """Loads at the end of an array of 24 bytes; the compiler tells what it needs of a wider one."""
+    """Loads at the end of an array of 24 bytes; a pragma names the bytes used of a wide load."""
     pragma = "" if mask is None else f'.pragma "used_bytes_mask {mask:#x}";'
-    written = (0, 12, 16, 20)  # the words between are not: a read of them is a finding
+    written = (0, 12, 16, 20)  # the words between are unwritten: to read them is a finding
     stores = " ".join(f"st.shared.b32 [%r1+{offset}], %r90;" for offset in written)
     load = LOAD.replace("AT", str(at))
     body = f"mov.u32 %r1, dynamic; {stores} bar.warp.sync 0xffffffff; {pragma} {load}"

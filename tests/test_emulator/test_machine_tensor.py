@@ -1,4 +1,4 @@
-"""The tensor core's own hazards: one MMA, and all ways to get it wrong."""
+"""Hazards of the tensor core: one MMA, and all ways to get it wrong."""
 
 from dataclasses import dataclass
 
@@ -147,9 +147,9 @@ def test_a_perfect_l2_serves_what_is_read_again() -> None:
 
 @dataclass(frozen=True)
 class Mistake:
-    """An edit of the kernel and what must be reported.
+    """A mutant: an edit of the kernel, and the expected finding.
 
-    ``strict`` mistakes are what only the PTX ISA, not NVIDIA's own kernels, takes for one.
+    ``strict`` mutants are faults by the PTX ISA only; NVIDIA's own kernels do the same.
     """
 
     old: str
@@ -298,8 +298,8 @@ def test_mistakes_are_reported(name: str) -> None:
         gemm(wrong, strict=False)
 
 
-# The same with relaxed waits and arrivals, which tcgen05.commit and the fences make up for (PTX
-# ISA, tcgen05 memory consistency, canonical patterns).
+# The same kernel with relaxed waits and arrivals, which tcgen05.commit and the fences complement
+# (PTX ISA, tcgen05 memory consistency, canonical patterns).
 _LAST = "bar.sync 0;\n    tcgen05.fence::after_thread_sync;\n    @%p1 bra DONE;"
 RELAXED = (
     GEMM.replace("try_wait.parity.shared", "try_wait.parity.relaxed.cta.shared::cta")

@@ -21,7 +21,7 @@ def result(body: str, **options: int) -> list[int]:
         ("shfl.sync.idx.b32 %r2|%p1, %r3, 5, 31, -1;", [2 * 5 + 100] * 32),
         ("shfl.sync.idx.b32 _|%p1, %r3, 5, 31, -1; mov.u32 %r2, 3;", [103] * 32),
         ("shfl.sync.idx.b32 %r2|%p1, 9, 5, 31, -1;", [109] * 32),
-        # %r2 differs between lanes elsewhere, %p1 does not.
+        # %r2 differs between lanes elsewhere; %p1 does not.
         ("mov.u32 %r2, %r90; shfl.sync.idx.b32 %r2|%p1, %r2, 7, 31, -1;", [107] * 32),
         ("shfl.sync.idx.b32 %r2|%p1, %r3, %laneid, 31, -1;", [2 * t + 100 for t in range(32)]),
         # The clamp keeps lanes of the upper half from reaching lane 20 of the lower one.
@@ -46,7 +46,7 @@ def test_shuffle_with_its_predicate(shuffle: str, expected: list[int]) -> None:
     [("shared", 1, 0), ("shared::cta", 1, 0), ("shared::cluster", 1, 1), ("global", 0, 0)],
 )
 def test_whose_shared_memory_an_address_is_in(space: str, own: int, peer: int) -> None:
-    """Addresses that are the same for all lanes, and one that is not."""
+    """Addresses that are uniform across lanes, and an address that is not."""
     body = f"""
         mov.u32 %r2, smem; cvt.u64.u32 %rd2, %r2; cvta.shared.u64 %rd2, %rd2;
         mov.u32 %r3, %cluster_ctarank; xor.b32 %r4, %r3, 1; mapa.u64 %rd3, %rd2, %r4;

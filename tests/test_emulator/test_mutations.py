@@ -1,4 +1,4 @@
-"""Mutations of synchronising instructions are caught: all of small kernels, some of the GEMM."""
+"""Mutants of synchronising instructions are caught: all of small kernels, some of the GEMM."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from tests.test_emulator.test_machine_hazards import EXCHANGE, exchange
 
 ROOT = Path(__file__).parents[2]
 
-# What becomes of one instruction.
+# Changes of one instruction.
 CHANGES = {
     "mbarrier.init.shared.b64 [%r3], 4;": {"dropped", "count + 1", "count - 1"},
     "@%p1 mbarrier.arrive.shared.b64 _, [%r4];": {"dropped", "twice", "relaxed"},
@@ -114,7 +114,7 @@ def test_the_gemms_mutations_are_caught() -> None:
 
 @dataclass
 class Redundant:
-    """A kernel with two barriers where one would do."""
+    """A kernel with one barrier too many."""
 
     name: str = "redundant"
     text: str = EXCHANGE.replace("bar.sync 0;", "bar.sync 0;\n    bar.sync 0;")

@@ -1,4 +1,4 @@
-"""Compiled kernels that the processes of a run share, and those that they must not share."""
+"""Compiled kernels: shared by the processes of a run, or kept apart."""
 
 import re
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from tests.emulator import EAGER
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of a run that has compiled nothing; this process forgets what it has loaded."""
+    """Empty folder of a run; this process forgets its loaded kernels."""
     devices.cutlass_or_skip()
     from nvfp4_kernels.runtime import compile as compiler
 
@@ -24,7 +24,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def launched(patch: pytest.MonkeyPatch) -> tuple[int, str]:
-    """How many kernels a process that has loaded none compiles for a launch, and its PTX."""
+    """Number of kernels that a fresh process compiles for a launch, and the launched PTX."""
     with devices.emulated(EAGER) as device:
         from nvfp4_kernels.runtime import compile as compiler
         from tests.test_emulator.kernels.placing import ARRAYS, Placing
@@ -71,7 +71,7 @@ def test_source_lines_are_kept_apart(kept: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_binaries_change_no_ptx(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PTX is the same of kernels that are not assembled, but for the empty one beside them."""
+    """Kernels that are not assembled have the same PTX, but for an empty kernel beside them."""
     texts = {}
     for binaries in ("optimised", "plain", "none"):
         with devices.other_kernels():

@@ -39,7 +39,7 @@ def test_a_view_counts_with_its_whole_storage() -> None:
 
 
 def test_a_tensor_without_memory_does_not_count() -> None:
-    """torch.compile leaves some behind."""
+    """Fake tensors, which torch.compile leaves behind, are ignored."""
     with FakeTensorMode():
         fake = torch.zeros(77)
     assert fake.device.type == "cpu"

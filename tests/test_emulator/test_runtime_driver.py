@@ -1,4 +1,4 @@
-"""The library's entry points called as host code calls them, with a device that only records."""
+"""The library's entry points, called as host code calls them, with a recording device."""
 
 import ctypes
 import struct
@@ -45,7 +45,7 @@ MAX_DYNAMIC, NON_PORTABLE = 8, 14
 
 
 class Host:
-    """Host code: calls entry points and keeps what it passes alive."""
+    """Host code: calls entry points and keeps their arguments alive."""
 
     def __init__(self, library: Any, driver: Driver) -> None:
         self.library = library
@@ -56,7 +56,7 @@ class Host:
         return int(getattr(self.library, name)(*arguments))
 
     def check(self, name: str, *arguments: object) -> None:
-        """Calls, and raises what went wrong."""
+        """Call an entry point, and raise its pending error."""
         code = self.call(name, *arguments)
         pending = self.driver.take_pending()
         if pending is not None:
@@ -352,7 +352,7 @@ def test_tensor_maps_that_the_driver_refuses(host: Host) -> None:
 def test_nothing_is_launched_with_a_tensor_map_that_was_refused(
     host: Host, device: Recorder
 ) -> None:
-    """Nobody looks at what waits in the driver, and CUDA's host code would abort."""
+    """The next launch raises the driver's pending error, where CUDA's host code would abort."""
     kernel = host.kernel("first")
     with pytest.raises(IllegalInstruction, match="box") as caught:
         encode(host, swizzle=1)

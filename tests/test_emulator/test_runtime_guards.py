@@ -16,7 +16,7 @@ from tests.emulator.runtime import shim
 
 @contextmanager
 def compiling(guards: bool = True) -> Iterator[Emulated]:
-    """The emulator, for kernels that are compiled within."""
+    """Context of an emulator for kernels compiled within."""
     from nvfp4_kernels.runtime import compile as compiler
 
     with other_kernels(), emulated(EAGER) as device:

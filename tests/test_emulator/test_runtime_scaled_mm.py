@@ -1,4 +1,4 @@
-"""The stand-in for torch's block-scaled product, the reference of some of NVIDIA's examples."""
+"""Stand-in for torch's block-scaled product, the reference of some of NVIDIA's examples."""
 
 import ml_dtypes
 import numpy as np

@@ -1,4 +1,4 @@
-"""CuTe DSL on the installed runtime. A process installs for its life: each script has its own."""
+"""CuTe DSL on the installed runtime; each script has a process, as installing is permanent."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from tests.devices import cutlass_or_skip
 cutlass_or_skip()
 ROOT = Path(__file__).parents[2]
 
-# A kernel module to import after installing: CuTe reads the source of what it compiles.
+# A kernel module to import after installing: CuTe reads the source of compiled functions.
 KERNEL = """
 import ctypes
 import cuda.bindings.driver as cuda

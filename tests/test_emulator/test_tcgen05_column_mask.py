@@ -19,7 +19,7 @@ def descriptor(
 
 
 def bits(mask: str, size: int) -> list[bool]:
-    """A mask as the PTX ISA prints it, least significant bit last, repeated to size bits."""
+    """Mask as the PTX ISA prints it, least significant bit last, repeated to ``size`` bits."""
     lsb_first = [c == "1" for c in reversed(mask.replace(" ", ""))]
     period = 7
     while len(lsb_first) < size:

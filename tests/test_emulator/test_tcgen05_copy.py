@@ -26,7 +26,7 @@ FORMS = [
 
 
 def source_row(shape: str, multicast: str | None, lane: int) -> int | None:
-    """The row that a lane receives, None if none (warp pairs: PTX ISA 9.7.16.9.2)."""
+    """Row that a lane receives, or None (warp pairs: PTX ISA 9.7.16.9.2)."""
     warp, within = divmod(lane, 32)
     match shape, multicast:
         case "4x256b", _:

@@ -119,7 +119,8 @@ def test_every_shape_against_the_table(kind: str, form: int | str) -> None:
 def test_every_type_field(kind: str, accepted: dict[int, str]) -> None:
     _, word, scale_vector = TABLE[kind]
     word &= ~(0b111111 << 7)
-    # B has two bits in the four-bit kinds; the next one belongs to sparse A and says nothing here.
+    # B has two type bits in the four-bit kinds; the next bit belongs to sparse A and is ignored
+    # here.
     codes_b = range(4) if kind.startswith("mxf4") else range(8)
     for a, b, beyond in itertools.product(range(8), codes_b, range(8 // len(codes_b))):
         full = word | shape(128, 64) | a << 7 | b << 10 | beyond << 12

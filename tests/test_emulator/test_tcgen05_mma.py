@@ -22,7 +22,7 @@ from tests.test_emulator import tcgen05_oracle as oracle
 
 SHARED = 64 * 1024
 B_START = 32 * 1024
-# Columns of tensor memory in which A and the scales lie; D begins at 0.
+# Columns of tensor memory with A and the scales; D begins at 0.
 A_COLUMN, SFA_COLUMN, SFB_COLUMN = 300, 320, 336
 
 F8F6F4 = {"e4m3": 0, "e5m2": 1, "e2m3": 3, "e3m2": 4, "e2m1": 5}
@@ -40,7 +40,7 @@ SCALED = ("mxf8f6f4", "mxf4", "mxf4nvf4")
 
 @dataclass(frozen=True)
 class Case:
-    """A tcgen05.mma to try; fields as in the instruction."""
+    """A tcgen05.mma; fields as in the instruction."""
 
     kind: str
     a: str
@@ -98,7 +98,7 @@ class Case:
 
 
 def compact(start: int, rows: int, k: int, name: str, mode: int, mn: bool, padded: bool) -> Any:
-    """A placement without gaps, as the kernels of CUTLASS have it."""
+    """Placement without gaps, as in the kernels of CUTLASS."""
     row_bytes = 16 * oracle.SWIZZLES[mode][0]
     slot = 8 if padded else oracle.BITS[name]
     if not mn:
@@ -127,7 +127,7 @@ def d_cell(case: Case, row: int, column: int) -> tuple[int, int, int]:
 
 
 class Machine:
-    """Memories filled for a case, and what D has to be, in float64."""
+    """Memories filled for a case, and the expected D in float64."""
 
     def __init__(self, case: Case, seed: int) -> None:
         self.case = case
@@ -194,7 +194,7 @@ class Machine:
                     self.tensor[cta][lane, A_COLUMN + i] = word
 
     def put_scales(self, rows: int, for_a: bool) -> np.ndarray:
-        """Write the scales where the hardware looks for them; return them spread over k."""
+        """Write the scales where the hardware reads them; return them spread over k."""
         case = self.case
         low, high = (120, 134) if case.ue8m0 else (0x20, 0x60)
         codes = self.rng.integers(low, high, (rows, case.scales))
@@ -245,7 +245,7 @@ class Machine:
         return numbers
 
     def run(self) -> np.ndarray:
-        """D afterwards, as uint32 [m, n]; nothing else may have changed."""
+        """Return D after the MMA, as uint32 [m, n]; check that nothing else has changed."""
         before = [tensor.copy() for tensor in self.tensor]
         shared = [memory.copy() for memory in self.shared]
         execute(self.mma, [CtaMemory(s, t) for s, t in zip(self.shared, self.tensor, strict=True)])
@@ -375,7 +375,7 @@ def test_every_instruction_against_float64(case: Case, seed: int) -> None:
     Machine(case, seed).check()
 
 
-# Each class of D, A and scale layout once, whatever the random cases were.
+# Each class of D, A and scale layout once, independently of the random cases.
 @pytest.mark.parametrize(
     "case",
     [
@@ -420,7 +420,7 @@ def test_extreme_scales_do_not_overflow_on_the_way() -> None:
 
 
 def oracle_scales(machine: Machine, *, for_a: bool) -> np.ndarray:
-    """The scales that Machine drew first for A, then for B, from the state of its generator."""
+    """Scales of A or B, read back from a machine with the same seed."""
     again = Machine(machine.case, 0)
     column, rows = (SFA_COLUMN, machine.case.m) if for_a else (SFB_COLUMN, machine.case.n)
     cells = again.tensor[0].view(np.uint8).reshape(128, 512, 4)
@@ -455,7 +455,8 @@ def test_column_mask_zeroes_and_shifts_b() -> None:
     machine.mma = replace(machine.mma, column_mask=decode_column_mask(word, 64, 64, 8))
     b = oracle.values(codes, "f16")[3:67]
     for column in range(64):
-        # First span of each half: three zero columns in the first, four used ones in the second.
+        # First span of each half: three zero columns in the first half, four used columns in the
+        # second.
         position = column % 32 % 7
         if position < 3 if column < 32 else position >= 4:
             b[column] = 0
@@ -491,7 +492,7 @@ def test_a_shift_moves_a_after_use() -> None:
 @given(case=cases())
 @settings(max_examples=25, deadline=None)
 def test_footprint_is_what_matters(case: Case) -> None:
-    """Cells outside of the footprint change nothing; those of D are exactly those written."""
+    """Cells outside the footprint change nothing; D's cells are exactly the written cells."""
     first, second = Machine(case, 1), Machine(case, 1)
     touched = footprint(first.mma)
     rng = np.random.default_rng(2)
@@ -673,7 +674,7 @@ def test_addresses() -> None:
 
 
 def test_ml_dtypes_agrees_with_the_oracle() -> None:
-    """The oracle's formulas against a third implementation."""
+    """The oracle's formulas agree with a third implementation."""
     for name, dtype in {
         "e2m1": "float4_e2m1fn",
         "e3m2": "float6_e3m2fn",

@@ -1,4 +1,4 @@
-"""Chains of launches in the timing model: what overlaps, what waits, and what L2 keeps."""
+"""Chains of launches in the timing model: overlap, waits, and contents of L2."""
 
 import struct
 from dataclasses import replace
@@ -22,7 +22,7 @@ WAIT = "griddepcontrol.wait;\n"
 START = "mov.b32 %f1, 0f3F800000;\nmov.b32 %f2, 0f3F800000;\n"
 SMALL = replace(P, sms=4, gpcs=2, ctas_per_sm=4)
 LONG, SHORT = 4000, 100
-FILLING = 220 * KB  # no second CTA fits beside it
+FILLING = 220 * KB  # too much for a second CTA beside it
 
 
 def work(count: int) -> str:
@@ -30,7 +30,7 @@ def work(count: int) -> str:
 
 
 def us(count: int) -> float:
-    """Microseconds of so many dependent FMAs."""
+    """Microseconds of ``count`` dependent FMAs."""
     return P.microseconds(count * P.arithmetic_latency)
 
 
@@ -67,7 +67,7 @@ def test_a_grid_repeats_the_clusters_it_is_told_to() -> None:
 
 
 def test_a_few_clusters_are_of_all_parts_of_a_grid() -> None:
-    """The first CTAs of a grid that takes turns have more to do than the last."""
+    """Samples are spread, as the first CTAs of a persistent grid may have more work."""
     prepared = Prepared(producer(), P)
     first, second = prepared.some(2)
     assert first in prepared.traced[:2]
@@ -78,7 +78,7 @@ def test_a_few_clusters_are_of_all_parts_of_a_grid() -> None:
 
 
 def test_a_device_runs_a_part_of_a_grid() -> None:
-    """Clusters of any number, of a grid that each knows the size of."""
+    """A device runs a sample of clusters, each of which knows the size of the whole grid."""
     gpu = TimedGpu()
     gpu.most = 3
     launch = Microbenchmark(START + work(2), ctas=12, cluster=2).run(gpu)
@@ -111,7 +111,7 @@ def test_a_launch_that_finds_no_shared_memory_hides_nothing() -> None:
 
 
 def test_a_launch_known_by_its_time_alone() -> None:
-    """It ends so long after the one before, and the next one starts as after any other."""
+    """An opaque launch takes its given time; the next launch starts as after any other."""
     prologue = consumer(work(LONG // 2), WAIT + work(SHORT))
     pause = OpaqueLink("pause", 5.0)
     timing = chain([Link(producer()), pause, Link(prologue)], SMALL)
@@ -162,7 +162,7 @@ def test_a_wait_is_over_once_the_grid_before_is_flushed(wait: str) -> None:
 
 
 def test_a_launch_starts_when_the_last_cta_has_let_it() -> None:
-    """CTAs other than the first one release when they end."""
+    """CTAs other than the first release dependents only by ending."""
     body = (
         "mov.u32 %r1, %ctaid.x;\nsetp.ne.u32 %p1, %r1, 0;\n@%p1 bra GO;\n" + RELEASE + "GO:\n"
     ) + work(LONG)
@@ -201,7 +201,7 @@ def whole(name: str, launch: Launch, nbytes: float) -> Operand:
 
 
 def test_loads_before_the_wait_share_the_bandwidth() -> None:
-    """Two launches that read at once take as long as their bytes do."""
+    """Two launches that read at once take as long as their bytes take in all."""
     loop = copy_loop(16 * KB, 2, 24)
     both = [replace(loop, body=RELEASE + loop.body), replace(loop, dependent=True)]
     at = replace(P, dependent_launch=0.0, shared_per_sm=P.shared_per_sm * 2)
@@ -251,7 +251,7 @@ def test_operands_that_overlap_are_refused() -> None:
 def test_no_cluster_reaches_beyond_its_gpc() -> None:
     assert P.gpc_sizes() == (18,) * 6 + (20,) * 2
     assert H200_TIMING.gpc_sizes() == (16,) * 6 + (18,) * 2
-    assert clusters_at_once(P.gpc_sizes(), 4) == 34  # of 37 groups of four SMs
+    assert clusters_at_once(P.gpc_sizes(), 4) == 34  # there are 37 groups of four SMs
     two = replace(P, sms=12, gpcs=2)  # of six SMs each: one cluster of four in either
     launch = Microbenchmark(START + work(400), ctas=12, cluster=4, shared=FILLING).run()
     timing = model(launch, two)

@@ -19,7 +19,7 @@ PAST_L1 = ".L1::no_allocate"
 
 
 def part_of(p: Parameters, sms: int) -> Parameters:
-    """A chip of few SMs with their share of the memory, which is faster to simulate."""
+    """A chip of few SMs with a proportional share of bandwidth, which is faster to simulate."""
     share = sms / p.sms
     bandwidths = {
         "hbm_bandwidth": p.hbm_bandwidth * share,
@@ -36,7 +36,7 @@ def cycles(benchmark: Microbenchmark, **parameters: float) -> float:
 
 
 def bandwidth(few: Timing, many: Timing, nbytes: float) -> float:
-    """TB/s between two runs."""
+    """TB/s from the difference of two runs."""
     return nbytes / (many.microseconds - few.microseconds) / 1e6
 
 
@@ -104,7 +104,7 @@ def test_async_copies_reach_the_bandwidth_of_hbm() -> None:
 
 @pytest.mark.parametrize(("noinc", "count"), [(".noinc", 32), ("", 1)])
 def test_an_mbarrier_completes_when_copies_have_landed(noinc: str, count: int) -> None:
-    # With .noinc 32 lanes are expected; without, each adds itself, and one more arrives.
+    # .noinc expects 32 lanes; the plain form adds each lane, and lane 0 arrives as well.
     own = "" if noinc else "@!%p1 mbarrier.arrive.shared::cta.b64 _, [%r40];\n"
     body = (
         "ld.param.u64 %rd1, [data];\nmov.u32 %r40, dynamic;\nmov.u32 %r1, %tid.x;\n"
@@ -146,7 +146,7 @@ def test_a_prefetched_load_hits_l2() -> None:
     )
     saved = P.hbm_latency + P.hbm_bank_time
     assert none - early == pytest.approx(saved, abs=5)
-    assert none - late == pytest.approx(0, abs=10)  # it waits for the prefetch
+    assert none - late == pytest.approx(0, abs=10)  # the load waits for the prefetch
 
 
 def test_bulk_prefetches_take_the_bytes_from_hbm() -> None:
@@ -224,7 +224,7 @@ def test_local_memory_takes_the_latency_of_l1() -> None:
     assert (many - few) / 20 == pytest.approx(P.l1_latency, abs=8)
 
 
-# Instructions that stall, and what nobody has priced
+# Instructions that stall, and events without a model
 
 
 @pytest.mark.parametrize(

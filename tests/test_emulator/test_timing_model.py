@@ -1,4 +1,4 @@
-"""The timing model on kernels whose time is known by hand."""
+"""The timing model on kernels whose time can be computed by hand."""
 
 from dataclasses import replace
 
@@ -38,7 +38,7 @@ def cycles(benchmark: Microbenchmark, **parameters: float) -> float:
 @pytest.mark.parametrize("count", [1, 10, 400])
 def test_dependent_fmas_take_their_latency_each(count: int) -> None:
     base = cycles(chain(FMA, 0))
-    # The last one need not be waited for: nothing uses it.
+    # The last FMA is not waited for: nothing uses its result.
     expected = (count - 1) * P.arithmetic_latency + 1
     assert cycles(chain(FMA, count)) - base == pytest.approx(expected)
 
@@ -69,7 +69,7 @@ def test_two_warps_of_a_scheduler_hide_each_others_latency() -> None:
     alone = cycles(chain(FMA, 400, threads=32))
     # Warps 0 and 4 share a scheduler: together they need half of its issue slots.
     assert cycles(chain(FMA, 400, threads=256)) == pytest.approx(alone, rel=0.01)
-    # Eight warps on each scheduler ask for twice as many slots as there are.
+    # Eight warps on each scheduler ask for twice the available slots.
     assert cycles(chain(FMA, 400, threads=1024)) == pytest.approx(2 * alone, rel=0.02)
 
 
@@ -199,7 +199,7 @@ def test_a_peers_mbarrier_is_farther_away() -> None:
         cycles(Microbenchmark(arrive.format(other=n), ctas=2, cluster=2, shared=1024))
         for n in (0, 1)
     )
-    # The wait on the own one may come after the arrival, and then wakes nobody.
+    # The wait for the own arrival may start after the arrival, and then has no wake-up latency.
     assert P.remote_latency <= peer - own <= P.remote_latency + P.wake_latency
 
 
@@ -208,7 +208,7 @@ def test_a_peers_mbarrier_is_farther_away() -> None:
     [(128, 128, 64), (32, 128, H200_TIMING.warpgroup_least), (128, 256, 128)],
 )
 def test_warpgroups_share_the_tensor_core(n: int, threads: int, each: float) -> None:
-    """N/2 cycles for 64 rows, unless that is too little: a second warpgroup doubles them."""
+    """64 rows take N/2 cycles, but a minimum for small N; a second warpgroup doubles the time."""
     few, many = (model(warpgroup_loop(n, c, threads).run(), H200_TIMING) for c in (8, 40))
     assert (many.cycles - few.cycles) / 32 == pytest.approx(each)
     assert many.flops - few.flops == 32 * 2 * 64 * n * 16 * threads // 128
@@ -221,7 +221,7 @@ def test_a_wait_leaves_the_last_groups_under_way() -> None:
 
 
 def test_a_named_barrier_waits_for_its_own_warps_alone() -> None:
-    """Warps 2 and 3 meet at barrier 1 long before warps 0 and 1 get there."""
+    """Warps 2 and 3 meet at barrier 1 long before warps 0 and 1 end."""
     late = "fma.rn.f32 %f1, %f1, %f2, %f2;\n" * 500
     benchmark = Microbenchmark(
         "mov.b32 %f1, 0f3F800000;\nmov.b32 %f2, 0f3F800000;\nmov.u32 %r1, %tid.x;\n"
@@ -236,12 +236,12 @@ def test_a_named_barrier_waits_for_its_own_warps_alone() -> None:
 
 
 def test_waves_and_tail() -> None:
-    launch = chain(FMA, 2000, threads=1024).run()  # two of these fill an SM
+    launch = chain(FMA, 2000, threads=1024).run()  # two such CTAs fill an SM
     one = model(launch, clusters=1)
     full = model(launch, clusters=296)
     tail = model(launch, clusters=297)
     assert (one.waves, full.waves, tail.waves) == (1, 1, 2)
-    # Two CTAs share an SM's issue slots; the 297th comes after them, and has them for itself.
+    # Two CTAs share an SM's issue slots; the 297th runs after them, alone on its SM.
     assert full.cycles == pytest.approx(2 * one.cycles, rel=0.02)
     assert tail.cycles == pytest.approx(full.cycles + P.cta_launch + one.cycles, rel=0.02)
 

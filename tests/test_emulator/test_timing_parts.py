@@ -48,13 +48,13 @@ def test_a_chain_is_scheduled_around_independent_work() -> None:
     chain = "ex2.approx.ftz.f32 %f1, %f2;\nadd.f32 %f3, %f1, %f1;\n"
     filler = "".join(f"fma.rn.f32 %f{n}, %f9, %f9, %f9;\n" for n in range(10, 20))
     (only,) = segments(filler + chain)
-    # ex2 goes first, the ten FMAs under its latency, then what needs it, then ret.
+    # ex2 goes first, the ten FMAs under its latency, then the dependent add, then ret.
     assert only.length == P.mufu_latency + 2
     assert only.slots == {"issue": 13, "fma": 11, "mufu": P.mufu_interval}
 
 
 def test_logic_with_one_reader_is_part_of_it() -> None:
-    """LOP3: three operands, one of them a constant at most."""
+    """Logic with one reader is fused, as LOP3: three operands, at most one of them a constant."""
 
     def pipe(body: str) -> float:
         return segments(body)[0].slots.get("alu", 0.0) / P.integer_interval
@@ -62,10 +62,10 @@ def test_logic_with_one_reader_is_part_of_it() -> None:
     masked = "and.b32 %r1, %r2, {a};\nand.b32 %r3, %r4, {b};\nor.b32 %r5, %r1, %r3;\n"
     assert pipe(masked.format(a="%r6", b="%r6")) == 1
     assert pipe(masked.format(a="255", b="%r4")) == 1
-    assert pipe(masked.format(a="255", b="256")) == 2  # the other constant is one too many
+    assert pipe(masked.format(a="255", b="256")) == 2  # LOP3 takes one constant
     assert pipe(masked.format(a="%r6", b="%r7")) == 2
     again = "add.s32 %r8, %r1, %r3;\n"
-    assert pipe(masked.format(a="%r6", b="%r6") + again) == 4  # both have a second reader
+    assert pipe(masked.format(a="%r6", b="%r6") + again) == 4  # both results have a second reader
 
 
 def test_left_shifts_go_to_the_multiplier() -> None:
@@ -84,7 +84,7 @@ def test_a_segment_ends_where_a_loaded_value_is_used() -> None:
 
 def test_moves_and_widening_are_free() -> None:
     (only,) = segments("mov.b32 %r1, %r2;\ncvt.u64.u32 %rd1, %r1;\nmov.u32 %r3, 7;")
-    assert only.slots == {"issue": 1}  # ret
+    assert only.slots == {"issue": 1}  # the ret
 
 
 def test_warps_share_an_issue_slot_equally() -> None:
@@ -96,7 +96,7 @@ def test_warps_share_an_issue_slot_equally() -> None:
     for part in (busy, busy, idle):
         scheduler.start(part, lambda: ends.append(engine.now))
     engine.run()
-    # The idle warp gets the tenth it wants, the busy ones half of the rest each until it ends.
+    # The idle warp gets the tenth it wants; until it ends, each busy warp gets half of the rest.
     assert ends[0] == pytest.approx(100)
     assert ends[1] == ends[2] == pytest.approx(210)
 
@@ -169,7 +169,7 @@ def test_arrival_counts_are_those_of_init() -> None:
 
 def test_dropped_and_additional_arrivals_change_what_phases_need() -> None:
     barrier = MBarrier(3)
-    barrier.drop(1)  # arrives for the last time
+    barrier.drop(1)  # drop: an arrival, and one fewer expected from then on
     barrier.arrive(2)
     assert (barrier.phase, barrier.pending) == (1, 2)
     barrier.expect_more(1)
@@ -187,7 +187,7 @@ def test_allocations_are_served_in_order() -> None:
     assert not columns.take(512, lambda: woken.append("second"))
     assert not columns.take(128, lambda: woken.append("third"))
     columns.give(512)
-    assert woken == ["first"]  # the second does not fit, the third comes after it
+    assert woken == ["first"]  # the second does not fit, the third is behind it
     columns.give(256)
     assert woken == ["first", "second"]
 
@@ -212,7 +212,7 @@ def test_every_instruction_family_has_a_price() -> None:
 
 @pytest.mark.parametrize("name", ["abs", "neg"])
 def test_signs_of_float32_cost_nothing(name: str) -> None:
-    """A compiler makes |x| and −x modifiers of the operand where they are used."""
+    """Compilers fold |x| and −x of float32 into the consuming instruction's operand."""
     costs = Costs(P)
     assert costs.of(instruction(f"{name}.f32")).issue == 0
     assert costs.of(instruction(f"{name}.s32")).issue == 1
@@ -231,7 +231,7 @@ def test_slices_that_continue_one_another_join() -> None:
 
 
 def check_schema(document: dict[str, object]) -> None:
-    """Chrome's trace event format, as far as viewers insist on it."""
+    """Check Chrome's trace event format, as far as viewers require it."""
     events = document["traceEvents"]
     assert isinstance(events, list)
     named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
@@ -250,7 +250,7 @@ def check_schema(document: dict[str, object]) -> None:
         assert event["ts"] >= 0
         if phase == "X":
             assert event["dur"] > 0
-            # Slices of a track nest or follow; these follow.
+            # Slices of a track nest or follow each other; these follow.
             assert event["ts"] >= ends.get(track, 0.0) - 1e-9
             ends[track] = event["ts"] + event["dur"]
         elif phase == "b":

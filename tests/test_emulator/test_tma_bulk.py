@@ -61,7 +61,7 @@ def test_half_additions_round_once(kind, dtype):
     got = combine("add", kind, old.view(np.uint8), new.view(np.uint8)).view(dtype)
     exact = old.astype(np.float64) + new.astype(np.float64)
     finite = np.isfinite(old.astype(np.float64)) & np.isfinite(new.astype(np.float64))
-    # A float64 sum of two half floats is exact, so that rounding it once is the right answer.
+    # A float64 sum of two half floats is exact, so that one rounding gives the right result.
     for o, n in zip(old[finite][:50].tolist(), new[finite][:50].tolist(), strict=True):
         if kind == "f16":
             assert Fraction(o) + Fraction(n) == Fraction(o + n)

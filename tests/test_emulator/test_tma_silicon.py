@@ -132,7 +132,7 @@ def test_reduction(case):
     "case", RECORDED["refused"], ids=lambda c: f"{c['direction']}-{c['operation']}-{name_of(c)}"
 )
 def test_refused(case):
-    """What made the device stop: an illegal instruction, or a misaligned address."""
+    """Calls that failed on the device: an illegal instruction, or a misaligned address."""
     shape = tensor_map(case["map"])
     memory = Global("ramp")
 
@@ -210,7 +210,7 @@ def test_replace(case):
         after[index] = int(word, 16)
     field, value, ordinal = case["field"], case["value"], case["ord"]
     if field == "global_stride" and value % 16:
-        # The device drops the low bits; here that is a kernel's mistake.
+        # The device drops the low bits; the emulator reports a fault of the kernel.
         with pytest.raises(IllegalInstruction, match=r"multiples of 16"):
             replace_field(before, field, value, ordinal)
         value -= value % 16

@@ -1,4 +1,4 @@
-"""Tile copies against loops over elements written from the PTX ISA; swizzles against its tables."""
+"""Tile copies, against loops over elements from the PTX ISA; swizzles against its tables."""
 
 import itertools
 
@@ -69,7 +69,7 @@ def tiles(draw, kinds=(ElementType.U8, ElementType.U16, ElementType.F32, Element
 
 
 def elements(tensor_map, coordinates):
-    """(index in the box, byte offset in global memory or None) of every element, in order."""
+    """List (index in the box, byte offset in global memory or None) of every element, in order."""
     steps = (1, *tensor_map.element_strides[1:])
     spans = [range(0, b, s) for b, s in zip(tensor_map.box, steps, strict=True)]
     nbytes = tensor_map.element_type.bits // 8
@@ -81,7 +81,7 @@ def elements(tensor_map, coordinates):
 
 
 def xor_swizzle(swizzle, address):
-    """The tables of PTX ISA 5.5.7, read as rows of eight 16-byte cells."""
+    """Swizzled address by the tables of PTX ISA 5.5.7, read as rows of eight 16-byte cells."""
     row, cell, byte = address // 128, address // 16 % 8, address % 16
     atom, rows = {
         Swizzle.NONE: (1, 1),
@@ -132,7 +132,7 @@ def test_load_matches_loop(drawn, line):
 def test_store_matches_loop(drawn, line):
     tensor_map, coordinates = drawn
     coordinates = tuple(max(c, 0) for c in coordinates)
-    # Rows end at whole 16 bytes; a tensor that does not would be written past its end.
+    # Rows must end at a multiple of 16 bytes; otherwise the tensor would be written past its end.
     whole = 128 // tensor_map.element_type.bits
     dims = (-(-tensor_map.dims[0] // whole) * whole, *tensor_map.dims[1:])
     padded = TensorMap(**{**tensor_map.__dict__, "dims": dims})
@@ -152,7 +152,7 @@ def test_store_matches_loop(drawn, line):
     placed = place(tensor_map, tile.box, address)
     tile.write(placed.gather(shared[address : address + placed.nbytes]), memory.fetch)
     np.testing.assert_array_equal(memory.data, expected)
-    # Footprints are exact, at every granule of a shadow.
+    # Footprints are exact, for every granule of the shadow memory.
     for granule in (1, 4, 16):
         marks = np.zeros(memory.data.size // granule, np.int32)
         for footprint, _ in tile.parts:
@@ -409,7 +409,7 @@ def test_encode_refuses(fields, message):
 
 
 def test_replaced_fields_decode():
-    """A tensor map made up by tensormap.replace alone, numbered as PTX does."""
+    """A tensor map built by tensormap.replace alone, with PTX's field numbers."""
     descriptor = bytes(128)
     for field, value, ordinal in (
         ("global_address", BASE, None),

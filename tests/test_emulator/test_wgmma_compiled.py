@@ -1,4 +1,4 @@
-"""Kernels of sm_90 as CuTe DSL compiles them, beside those of sm_100 in one process."""
+"""Kernels of sm_90 compiled by CuTe DSL, beside kernels of sm_100 in one process."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Fragments and descriptors of wgmma, element by element as the PTX ISA gives them."""
+"""Fragments and descriptors of wgmma, element by element, from the PTX ISA."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tests.emulator.wgmma.fragments import a_matrix, d_matrix, d_registers
 
 
 def test_a() -> None:
-    """PTX ISA, "Matrix fragments for wgmma.mma_async.m64nNk16", element a_i."""
+    """Element a_i by the PTX ISA, "Matrix fragments for wgmma.mma_async.m64nNk16"."""
     elements = np.arange(4 * 4 * 32 * 2, dtype=np.float32) % 1024
     registers = elements.astype(np.float16).view(np.uint32).reshape(4, 4, 32)
     matrix = a_matrix(registers, Element.F16)
@@ -25,7 +25,7 @@ def test_a() -> None:
 
 @pytest.mark.parametrize("n", [8, 24, 256])
 def test_d(n: int) -> None:
-    """The same of element d_i; both ways."""
+    """Element d_i by the same section, from registers and back."""
     registers = np.arange(4 * (n // 2) * 32, dtype=np.float32).reshape(4, n // 2, 32)
     matrix = d_matrix(registers)
     for thread in range(128):

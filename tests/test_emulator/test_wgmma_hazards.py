@@ -1,4 +1,4 @@
-"""wgmma's own hazards: one kernel that is right, and all ways to get it wrong."""
+"""Hazards of wgmma: one correct kernel, and all ways to get it wrong."""
 
 import re
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ def test_the_kernel_is_right_in_every_schedule(schedule: Schedule) -> None:
 
 @dataclass(frozen=True)
 class Mistake:
-    """An edit of the kernel and what must be reported."""
+    """A mutant: an edit of the kernel, and the expected finding."""
 
     old: str
     new: str
@@ -55,7 +55,7 @@ class Mistake:
 
 
 FIRST, LAST = multiply(0), multiply(3)
-# Warp 0 alone, the other three jump over it.
+# Warp 0 alone; the other three warps jump over it.
 ONE_WARP = "setp.ne.u32 %p1, %r20, 0;\n    @%p1 bra OVER;\n    {}\nOVER:"
 
 MISTAKES = {
@@ -194,7 +194,7 @@ def test_a_mistake_is_reported_in_every_schedule(mistake: Mistake, schedule: Sch
 
 
 def test_two_chains_in_flight() -> None:
-    """The wait for all but one group gives back the first chain alone."""
+    """A wait for all but one group releases the first chain's registers only."""
     second = MULTIPLIES.replace("%f", "%f1")
     zeros = ZERO.replace("%f", "%f1")
     wait = WAIT.replace(" 0;", " 1;")

@@ -1,4 +1,4 @@
-"""A whole kernel of our own, as CuTe DSL compiles it, against the float reference: bit for bit."""
+"""Whole kernels of our own, compiled by CuTe DSL, against the float reference, bit for bit."""
 
 import functools
 import time
@@ -38,7 +38,7 @@ def test_a_tile_is_fast_once_compiled(device: KernelDevice) -> None:
 
 
 def test_any_device(device: KernelDevice) -> None:
-    """Bulk copies, mbarriers and proxy fences, which sm_90 has too."""
+    """Bulk copies, mbarriers and proxy fences, on any device, as sm_90 has them as well."""
     from nvfp4_kernels.runtime.compile import launch
     from tests.test_emulator.kernels.doubling import CHUNK, CTAS, SLOTS, Doubling
 

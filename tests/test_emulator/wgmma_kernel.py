@@ -16,7 +16,7 @@ D = ", ".join(f"%f{i}" for i in range(8))
 
 
 def multiply(step: int) -> str:
-    """The wgmma of one 16 of K."""
+    """The wgmma of 16 elements of K."""
     a = ", ".join(f"%r{40 + 4 * step + i}" for i in range(4))
     return (
         "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
@@ -99,7 +99,7 @@ KERNEL = (
 def launch(
     body: str = KERNEL, schedule: Schedule = EAGER, block: int = 128, target: str = "sm_90a"
 ) -> tuple[Launch, np.ndarray, np.ndarray]:
-    """The launch, D, and what D must be."""
+    """Run the kernel; return the launch, D, and the expected D."""
     import ml_dtypes
 
     rng = np.random.default_rng(0)

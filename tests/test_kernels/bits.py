@@ -1,4 +1,4 @@
-"""Comparing results bit for bit, wherever they are."""
+"""Bitwise comparison of results on any device."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def bits(x: Tensor) -> Tensor:
-    """Its bytes, on CPU."""
+    """Bytes of ``x``, on the CPU."""
     return x.cpu().contiguous().view(torch.uint8)
 
 
 def check_equal(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    """Same dtypes, shapes and bits."""
+    """Assert equal dtypes, shapes and bits."""
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.dtype == theirs.dtype
         assert ours.shape == theirs.shape

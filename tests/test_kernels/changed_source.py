@@ -1,4 +1,4 @@
-"""Kernels made of a copy of their source with one place changed."""
+"""Kernels compiled from a copy of their source with one replacement."""
 
 import importlib
 import shutil
@@ -14,7 +14,7 @@ from tests import devices
 
 
 def edited(text: str, right: str, wrong: str, name: str) -> str:
-    """The text with ``wrong`` in the place of ``right``, which stands in it once."""
+    """Replace ``right``, which must occur once, by ``wrong``."""
     assert text.count(right) == 1, f"{right!r} is {text.count(right)} times in {name}"
     return text.replace(right, wrong)
 
@@ -23,9 +23,9 @@ def edited(text: str, right: str, wrong: str, name: str) -> str:
 def changed_source(
     package: str, folder: Path, module: str = "", right: str = "", wrong: str = ""
 ) -> Iterator[None]:
-    """Within, kernels of ``package`` are made of a copy of its source, with one place changed.
+    """Context in which ``package``'s kernels come from a copy of its source with one replacement.
 
-    ``module`` is one of ``package``, or of ``nvfp4_kernels.sm90``, which is copied with it.
+    ``module`` belongs to ``package`` or to ``nvfp4_kernels.sm90``, which is copied with it.
     """
     packages = [importlib.import_module(name) for name in (package, "nvfp4_kernels.sm90")]
     copies = [folder / copied.__name__ for copied in packages]
@@ -38,7 +38,7 @@ def changed_source(
         file.write_text(edited(file.read_text(), right, wrong, module))
     with devices.other_kernels(), pytest.MonkeyPatch.context() as patch:
         for copied, copy in zip(packages, copies, strict=True):
-            # `from package import module` finds a module by the package's attribute too.
+            # `from package import module` finds a module by the package's attribute, too.
             for name in _loaded(copied):
                 patch.delattr(copied, name)
                 patch.delitem(sys.modules, f"{copied.__name__}.{name}")

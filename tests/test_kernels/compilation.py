@@ -1,4 +1,4 @@
-"""What every op owes ``torch.compile``."""
+"""Checks of an op under ``torch.compile``."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,21 +9,21 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
-# opcheck's test_schema compares inputs with torch.allclose, which knows no float8.
+# opcheck's test_schema compares inputs with torch.allclose, which does not support float8.
 _OPCHECKS = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 
 
 def check_op(op: Any, args: tuple[Any, ...]) -> None:
-    """The fake kernel agrees with the real one, with static and with dynamic shapes."""
+    """Check that the fake kernel agrees with the real one, for static and dynamic shapes."""
     torch.library.opcheck(op, args, test_utils=_OPCHECKS)
 
 
 def check_compiled(
     function: Callable[..., Any], calls: Iterable[Call], graphs: int, fewer: int = 0
 ) -> None:
-    """Compiled into whole graphs of dynamic shape, and equal to eager mode bit for bit.
+    """Check that a function compiles to ``graphs`` whole graphs and equals eager mode bit for bit.
 
-    ``fewer``: of ``graphs``, where one version of torch begins anew and another does not.
+    ``fewer``: how many recompilations one version of torch needs and another does not.
     """
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")

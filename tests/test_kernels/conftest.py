@@ -13,7 +13,7 @@ def seeded() -> None:
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Operands are small: waking threads costs more than they bring."""
+    """Run torch on one thread: operands are so small that waking threads costs more."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -22,6 +22,6 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def poisoned_memory() -> Iterator[None]:
-    """References too have to write all that they return."""
+    """Poison new tensors: references, too, must write every element that they return."""
     with devices.poisoned_memory():
         yield

@@ -1,7 +1,7 @@
-"""Mistakes made on purpose, in kernels and in references, and what notices them first.
+"""Mutants of kernels and references, and checks that each is noticed.
 
-Kernels are Python that CuTe DSL traces: ``Room`` replaces functions of an op's modules and
-``without`` and ``changed`` the primitives that they call. ``changed_source`` edits copies.
+Kernels are Python that CuTe DSL traces: ``Room`` replaces functions of an op's modules;
+``without`` and ``changed`` replace primitives that kernels call; ``changed_source`` edits a copy.
 """
 
 import importlib
@@ -26,12 +26,12 @@ Check = Callable[[], object]
 WRONG, NOTHING = "wrong numbers", "nothing"
 HYPOTHESIS_SETTINGS = "_hypothesis_internal_use_settings"
 UNSHRUNK = Phase.explicit, Phase.reuse, Phase.generate
-ANYTHING = ""  # which of several findings comes first depends on the schedule's luck
+ANYTHING = ""  # which of several findings comes first depends on the schedule
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """A patch, and what notices it: a finding's class, ``WRONG`` or ``ANYTHING``."""
+    """A mutant's patch, and its finding: a class's name, ``WRONG`` or ``ANYTHING``."""
 
     patch: Patch
     caught: str
@@ -39,7 +39,7 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Room:
-    """Patches of what the modules of a package define.
+    """Patches of the definitions in a package's modules.
 
     An ``owner`` is a module, or a class in one: ``"mma"``, ``"mma:Mma"``.
     """
@@ -47,7 +47,7 @@ class Room:
     package: str
 
     def swapped(self, owner: str, name: str, make: Callable[[Any], Any]) -> Patch:
-        """Patch that replaces ``owner``'s ``name`` by what ``make`` returns for it."""
+        """Patch that replaces ``owner``'s ``name`` by ``make`` of the original."""
 
         def apply(patch: pytest.MonkeyPatch) -> None:
             module, _, kind = owner.partition(":")
@@ -58,17 +58,17 @@ class Room:
         return apply
 
     def replaced(self, owner: str, name: str, value: Any) -> Patch:
-        """Patch that puts another function or number in the place of one."""
+        """Patch that replaces a function or number by ``value``."""
         return self.swapped(owner, name, lambda given: value)
 
     def with_result(self, owner: str, name: str, change: Callable[[Any], Any]) -> Patch:
-        """Patch that changes what a function or method returns."""
+        """Patch that changes the result of a function or method."""
         return self.swapped(owner, name, lambda given: lambda *args: change(given(*args)))
 
     def with_arguments(
         self, owner: str, name: str, change: Callable[..., tuple[Any, ...]]
     ) -> Patch:
-        """Patch that changes what a function, or a method beside ``self``, is given."""
+        """Patch that changes the arguments of a function, or of a method besides ``self``."""
         kept = int(":" in owner)
         return self.swapped(
             owner,
@@ -101,7 +101,7 @@ def without_in(name: str, *callers: str) -> Patch:
 def used_in(*callers: str) -> Callable[..., bool]:
     """Condition of ``without``: one of ``callers`` is the kernel's function.
 
-    Bodies of loops and branches are functions of their own: the nearest that is named counts.
+    Bodies of loops and branches are functions as well: the nearest named function counts.
     """
 
     def called(*args: Any, **kwargs: Any) -> bool:
@@ -118,7 +118,7 @@ def used_in(*callers: str) -> Callable[..., bool]:
 
 
 def one_of(count: int, number: int, when: Callable[..., bool] = lambda *args: True) -> Any:
-    """Condition of ``without``: the ``number``-th of every ``count`` uses for which ``when``."""
+    """Condition of ``without``: the ``number``-th of every ``count`` uses that meet ``when``."""
     uses = itertools.count()
     return lambda *args, **kwargs: when(*args, **kwargs) and next(uses) % count == number
 
@@ -136,7 +136,7 @@ def changed(name: str, change: Callable[..., tuple[Any, ...]]) -> Patch:
 
 
 def nothing(*arguments: Any) -> None:
-    """Do what a mistaken kernel does instead."""
+    """Do nothing, in place of a kernel's function."""
 
 
 def said(what: str) -> Callable[..., bool]:
@@ -161,7 +161,7 @@ def noticed(check: Check) -> str:
 def first_noticed(
     check: Check, schedules: Sequence[Schedule] = STANDARD, arch: str = "sm_100"
 ) -> str:
-    """What is noticed in the first schedule in which anything is; ``check`` calls ops."""
+    """Finding of the first schedule that has one; ``check`` calls ops."""
     for schedule in schedules:
         with devices.emulated_ops(schedule, arch):
             found = noticed(check)
@@ -172,10 +172,10 @@ def first_noticed(
 
 @contextmanager
 def compiled_anew(*patches: Patch) -> Iterator[None]:
-    """Within, kernels are compiled as ``patches`` leave them, and forgotten afterwards."""
+    """Context in which kernels are compiled with ``patches``, and forgotten afterwards."""
     devices.cutlass_or_skip()
     with devices.other_kernels(), pytest.MonkeyPatch.context() as patch:
-        with devices.emulated_ops(STANDARD[0]):  # to which CuTe DSL is bound as it comes
+        with devices.emulated_ops(STANDARD[0]):  # imports bind CuTe DSL to the emulator
             for apply in patches:
                 apply(patch)
         compiler.compiled.cache_clear()
@@ -186,7 +186,7 @@ def compiled_anew(*patches: Patch) -> Iterator[None]:
 
 
 def compiled_right(*patches: Patch) -> AbstractContextManager[None]:
-    """Context of kernels without a mistake: ``patches`` prepare them; without, those of the run."""
+    """Context of correct kernels, prepared by ``patches``; without patches, the cached kernels."""
     devices.cutlass_or_skip()
     return compiled_anew(*patches) if patches else nullcontext()
 
@@ -194,7 +194,7 @@ def compiled_right(*patches: Patch) -> AbstractContextManager[None]:
 def check_caught(
     mistake: Mistake, check: Check, *patches: Patch, schedules: Sequence[Schedule] = STANDARD
 ) -> None:
-    """Assert that ``check`` notices the mistake; ``patches`` prepare the kernel."""
+    """Assert that ``check`` notices the mutant; ``patches`` prepare the kernel."""
     with compiled_anew(mistake.patch, *patches):
         found = first_noticed(check, schedules)
     print(found)
@@ -205,21 +205,21 @@ def check_caught(
 def check_nothing_to_catch(
     check: Check, *patches: Patch, schedules: Sequence[Schedule] = STANDARD
 ) -> None:
-    """Assert that ``check`` holds in every schedule without a mistake."""
+    """Assert that ``check`` holds for the correct kernel in every schedule."""
     with compiled_right(*patches):
         assert first_noticed(check, schedules) == NOTHING
 
 
 def check_dependency_wait(twice: Check, *patches: Patch) -> None:
-    """Assert that a launch waits for the one before, and that this is noticed if it does not.
+    """Assert that a launch waits for its predecessor, and that a missing wait is reported.
 
-    ``twice`` launches two kernels; the second reads what the first writes.
+    ``twice`` launches two kernels; the second reads the first one's result.
     """
     check_dependency_waits([twice], *patches)
 
 
 def check_dependency_waits(pairs: Sequence[Check], *patches: Patch) -> None:
-    """``check_dependency_wait`` of each of several pairs of launches of the same kernels."""
+    """Call ``check_dependency_wait`` for several pairs of launches of the same kernels."""
     with compiled_right(*patches), devices.emulated_ops(STANDARD[0]):
         for twice in pairs:
             twice()
@@ -236,13 +236,13 @@ def check_dependency_waits(pairs: Sequence[Check], *patches: Patch) -> None:
 def check_noticed(
     test: Check, patch: pytest.MonkeyPatch, *changes: tuple[object, str, object]
 ) -> None:
-    """Assert that a test passes, and fails once ``changes``, as of ``setattr``, are made."""
+    """Assert that a test passes, and that it fails after ``changes``, arguments of ``setattr``."""
     test()
     for change in changes:
         patch.setattr(*change)
     function = getattr(test, "func", test)
     if given := getattr(function, HYPOTHESIS_SETTINGS, None):
-        # The first example that fails will do; to find the smallest one takes seconds.
+        # The first example that fails is enough; finding the smallest takes seconds.
         patch.setattr(function, HYPOTHESIS_SETTINGS, settings(given, phases=UNSHRUNK))
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         test()

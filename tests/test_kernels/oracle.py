@@ -1,6 +1,6 @@
-"""NVFP4 written a second time, in NumPy and float64, so that no test compares the code with itself.
+"""Second implementation of NVFP4, in NumPy and float64: no test compares code with itself.
 
-Shares nothing with the package: E2M1 and E4M3 come from ml_dtypes, the blocked layout from its
+It is independent of the package: E2M1 and E4M3 come from ml_dtypes, the blocked layout from its
 closed formula.
 """
 
@@ -45,7 +45,7 @@ def e4m3(values: Float64) -> Tensor:
 
 
 def dequantize(data: Tensor, linear_scales: Tensor, global_scale: Float64 | float) -> Float64:
-    """The values of an NVFP4 tensor, global scale ``()`` or ``(..., rows)``: exact in float64."""
+    """Exact float64 values of an NVFP4 tensor, with global scale ``()`` or ``(..., rows)``."""
     per_block = np.repeat(float64(linear_scales), 16, axis=-1)
     # 2 + 4 + 24 significant bits fit float64's 53.
     factor = np.asarray(global_scale, np.float64)
@@ -76,7 +76,7 @@ def blocked(linear_scales: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Operand:
-    """A packed matrix, and what it stands for.
+    """A packed matrix and its values.
 
     Attributes:
         data: uint8 ``(..., rows, K/2)``.
@@ -92,7 +92,7 @@ class Operand:
 def operand(codes: Float64, linear_scales: Tensor, terms: int = 1) -> Operand:
     """Pack E2M1 values ``(..., rows, K)`` with their scales ``(..., rows, K/16)``.
 
-    Of more than one term, ``(..., terms, rows, K)``, which add up.
+    With several terms, the shapes are ``(..., terms, rows, K)``, and the values add up.
     """
     data = pack(codes)
     values = dequantize(data, linear_scales, 1.0)
@@ -102,7 +102,7 @@ def operand(codes: Float64, linear_scales: Tensor, terms: int = 1) -> Operand:
 
 
 def stacked(linear_scales: Tensor) -> Tensor:
-    """Scales ``(..., terms, rows, columns)``, each term's from a multiple of 32 or of 128 rows."""
+    """Stack ``(..., terms, rows, columns)``: terms start at multiples of 32 or of 128 rows."""
     *batch, terms, rows, columns = linear_scales.shape
     pitch = 32 if 0 < rows <= 32 else (rows + 127) // 128 * 128
     spaced = np.zeros((*batch, terms * pitch, columns), np.uint8)
@@ -113,7 +113,7 @@ def stacked(linear_scales: Tensor) -> Tensor:
 
 
 def grid_operand(rng: np.random.Generator, *shape: int, terms: int = 1) -> Operand:
-    """Small integers and power-of-two scales: float32 sums of products with it are exact."""
+    """Small integers and power-of-two scales: float32 sums of products are exact."""
     shape = _of_terms(shape, terms)
     codes = rng.choice([-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0], size=shape)
     scales = rng.choice([0.5, 1.0, 2.0], size=(*shape[:-1], shape[-1] // 16))
@@ -121,7 +121,7 @@ def grid_operand(rng: np.random.Generator, *shape: int, terms: int = 1) -> Opera
 
 
 def positive_operand(rng: np.random.Generator, *shape: int, terms: int = 1) -> Operand:
-    """Values 1, 2 and 4."""
+    """Operand of the values 1, 2 and 4."""
     shape = _of_terms(shape, terms)
     codes = rng.choice([1.0, 2.0], size=shape)
     scales = rng.choice([1.0, 2.0], size=(*shape[:-1], shape[-1] // 16))
@@ -129,7 +129,7 @@ def positive_operand(rng: np.random.Generator, *shape: int, terms: int = 1) -> O
 
 
 def random_operand(rng: np.random.Generator, *shape: int, terms: int = 1) -> Operand:
-    """Any E2M1 code, and scales over 12 octaves with all their mantissas."""
+    """Operand of any E2M1 codes, with scales over 12 octaves and all mantissas."""
     shape = _of_terms(shape, terms)
     codes = rng.choice([*E2M1_GRID, *(-v for v in E2M1_GRID)], size=shape)
     scales = 2.0 ** rng.uniform(-6, 6, size=(*shape[:-1], shape[-1] // 16))

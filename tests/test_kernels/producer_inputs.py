@@ -1,4 +1,4 @@
-"""Weights on which this package and the producers of checkpoints must agree bit for bit."""
+"""Weights that this package and checkpoint producers must quantise to the same bits."""
 
 import ml_dtypes
 import numpy as np
@@ -11,7 +11,7 @@ _ROWS, _K = 8, 64
 
 
 def producer_inputs(dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
-    """Weights ``(rows, K)`` of one dtype by name; none is all zero."""
+    """Weights ``(rows, K)`` of one dtype, by name; none is all zero."""
     rng = np.random.default_rng(seed)
     gauss = rng.standard_normal((_ROWS, _K))
     outliers = gauss * np.where(rng.random(_K) < 0.05, 50.0, 1.0)
@@ -38,7 +38,7 @@ def producer_inputs(dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
 
 
 def _ties(rng: np.random.Generator) -> np.ndarray:
-    """Quotients that are multiples of 1/4, every tie of the E2M1 grid among them.
+    """Weights whose quotients are multiples of 1/4, with every tie of the E2M1 grid.
 
     Block scales are powers of two; one block scale of 448 makes the global scale 2⁻⁶ exactly.
     """
@@ -50,7 +50,7 @@ def _ties(rng: np.random.Generator) -> np.ndarray:
 
 
 def _near_ties(rng: np.random.Generator) -> np.ndarray:
-    """Float32 maxima and elements within two ulps of a tie, where the order of operations tells."""
+    """Maxima and elements within two float32 ulps of a tie, where the order of operations shows."""
     grid = np.arange(0x30, 0x7F, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
     below, above = grid[:-1], grid[1:]
     largest = np.float32(rng.uniform(1, 2))

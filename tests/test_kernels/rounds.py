@@ -1,7 +1,7 @@
-"""Rounds of a launch: what it hands over, by how much it can hand over at once.
+"""Rounds of a launch: work items divided by the buffers they pass through.
 
-A barrier's parity, and memory that is used again, show what is wrong with them from the second
-round on; with two buffers that take turns, from the third.
+A wrong parity of a barrier, or a race on reused memory, shows from the second round on; with two
+buffers in turn, from the third.
 """
 
 from typing import NamedTuple
@@ -19,11 +19,11 @@ ENOUGH = 3
 
 
 class Rounds(NamedTuple):
-    """Rounds of the CTA that has the most work.
+    """Rounds of the CTA with the most work.
 
     Attributes:
-        accumulators: of what holds results on their way to an epilogue or softmax.
-        ring: of what holds operands.
+        accumulators: rounds of the buffers of results for an epilogue or softmax.
+        ring: rounds of the ring of operands.
     """
 
     accumulators: float
@@ -56,7 +56,7 @@ def gemm_sm100(
 def gemm_sm90(
     tile: sm90.Tile, output: sm90.EpilogueConfig, m: int, n: int, k: int, sms: int
 ) -> Rounds:
-    """Rounds of a weight-only product; sums are in registers, and leave through shared memory."""
+    """Rounds of a weight-only product; sums are in registers and leave through shared memory."""
     tiles = _ceil_div(n, tile.rows) * _ceil_div(m, tile.tokens)
     tiles = _ceil_div(tiles, min(tiles, max(1, sms // tile.split_k)))
     steps = tiles * (_ceil_div(k, TILE * tile.k_tiles) // tile.split_k)
@@ -64,7 +64,7 @@ def gemm_sm90(
 
 
 def attention_sm100(tile: AttentionTile, keys: int, splits: int = 1) -> Rounds:
-    """Rounds of S and of the ring that keys and values share, for one sequence or list of keys."""
+    """Rounds of S and of the ring of keys and values, for one sequence or list of keys."""
     tiles = _ceil_div(_ceil_div(keys, KEYS), splits)
     return Rounds(tiles / tile.s_stages, 2 * tiles / tile.stages)
 
@@ -82,7 +82,7 @@ def indexer_sm100(tile: ScoreTile, keys: int, splits: int = 1) -> Rounds:
 
 
 def topk(tile: TopkTile, columns: int) -> Rounds:
-    """Rounds of the buffer of candidates, at the most, and of the loads of a CTA's slice."""
+    """Upper bound of the candidate buffer's rounds, and rounds of the loads of a CTA's slice."""
     columns = columns // tile.cluster
     return Rounds(columns / tile.capacity, columns / (tile.warps * BATCH))
 

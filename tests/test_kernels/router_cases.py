@@ -1,4 +1,4 @@
-"""Routers of a mixture of experts, and logits that tell right from nearly right."""
+"""Routers of a mixture of experts, and logits that separate exact from approximate choices."""
 
 from dataclasses import dataclass
 
@@ -10,16 +10,16 @@ from nvfp4_kernels.moe.router import Router
 
 @dataclass(frozen=True)
 class RouterCase:
-    """A batch's logits and the rule they are read by.
+    """A batch's logits and the rule that reads them.
 
     Attributes:
-        tokens: of the batch.
-        experts: of all ranks.
+        tokens: number of tokens.
+        experts: number of experts of all ranks.
         router: the rule.
-        dtype: of the logits.
+        dtype: dtype of the logits.
         biased: whether there is a bias.
         padded: whether some rows are no tokens.
-        ties: logits are a few whole numbers, so that many are equal.
+        ties: whether logits are a few whole numbers, so that many are equal.
     """
 
     tokens: int
@@ -33,8 +33,8 @@ class RouterCase:
     def given(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Logits, bias and padding, on the CPU.
 
-        Scores differ by more than a kernel's approximations or not at all, but where there is a
-        bias, whose sums with ties' scores are exact.
+        Scores are equal or differ by more than a kernel's approximations, except with a bias;
+        sums of a bias and tied scores are exact.
         """
         shape = (self.tokens, self.experts)
         logits = torch.randint(-2, 3, shape).float() if self.ties else 2 * torch.randn(shape)

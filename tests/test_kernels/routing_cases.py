@@ -1,4 +1,4 @@
-"""Batches of a mixture of experts, and the token tiles they must be sorted into."""
+"""Batches of a mixture of experts, and the token tiles expected from routing."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class RoutingCase:
             after the other, ``"none"`` for padding alone, ``"hostile"`` for ids of no expert, and
             the same id several times, among others.
         total: experts of all ranks; 0: ``experts``, without a map.
-        linear: with a map, whether this rank holds neighbouring experts, or every so many.
+        linear: with a map, whether this rank holds contiguous experts, or every so many.
     """
 
     tokens: int
@@ -57,7 +57,7 @@ class RoutingCase:
         return torch.stack(chosen).int() if chosen else torch.empty(shape, dtype=torch.int32)
 
     def routing(self, ids: Tensor) -> Routing:
-        """The reference's, on whatever device ops run."""
+        """The reference's routing, on the device of the ops."""
         arguments = ids, self.expert_map(), self.experts, self.tile_tokens
         return Routing(*reference.moe_route(*arguments))
 
@@ -81,7 +81,7 @@ CASES = {
     "one less than full": RoutingCase(31, 1, 4, ids="each"),
 }
 
-# For kernels that are told where slots lie: what of a batch they can tell apart.
+# Cases that differ for kernels that get a routing.
 _KINDS = "no token", "nothing routed", "ids of no expert", "round-robin map"
 _SIZES = (16, 32, 64, 256)
 KINDS = {name: CASES[name] for name in (*_KINDS, *(f"tiles of {t}" for t in _SIZES))}
@@ -90,7 +90,7 @@ KINDS = {name: CASES[name] for name in (*_KINDS, *(f"tiles of {t}" for t in _SIZ
 def expected_routing(
     ids: Tensor, expert_map: Tensor | None, experts: int, tile_tokens: int
 ) -> tuple[list[int], list[list[int]], list[list[int]]]:
-    """Experts and slots of the tiles in use, and rows of all slots; one slot after the other."""
+    """Experts and slots of the tiles in use, and rows of all slots, computed slot by slot."""
     queues: dict[int, list[int]] = {expert: [] for expert in range(experts)}
     for slot, number in enumerate(ids.flatten().tolist()):
         row = number
@@ -115,7 +115,7 @@ def expected_routing(
 def check_routing(
     routing: Routing, ids: Tensor, expert_map: Tensor | None, experts: int, tile_tokens: int
 ) -> None:
-    """Check what is in use; the rest may be anything."""
+    """Check the tiles in use; other tiles may hold anything."""
     groups, slots, rows = expected_routing(ids, expert_map, experts, tile_tokens)
     used = len(groups)
     assert used <= routing.slots.shape[0]

@@ -1,10 +1,10 @@
-"""What property tests draw from, and how they run."""
+"""Strategies and settings of property tests."""
 
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-# Reproducible, and without a database, so that a run leaves nothing behind.
+# Reproducible, and without a database, so that a run leaves no files behind.
 PROPERTY = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 
 batch_shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)

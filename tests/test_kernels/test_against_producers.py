@@ -1,4 +1,4 @@
-"""Bit for bit what the producers of NVFP4 checkpoints, and vLLM's reference quantiser, write."""
+"""Bit-for-bit comparison with producers of NVFP4 checkpoints and vLLM's reference quantiser."""
 
 import itertools
 
@@ -64,7 +64,7 @@ def test_frozen_modelopt_is_complete() -> None:
 
 
 def test_installed_modelopt() -> None:
-    """Runs where nvidia-modelopt and requests are installed, an environment without vLLM."""
+    """Compare with ModelOpt itself, in an environment with nvidia-modelopt and requests."""
     pytest.importorskip("modelopt.torch.quantization.qtensor.nvfp4_tensor", exc_type=ImportError)
     for dtype, seed in itertools.product(DTYPES, range(20)):
         for x in producer_inputs(dtype, seed).values():
@@ -77,7 +77,7 @@ def test_installed_modelopt() -> None:
 
 
 def quantize_with_compressed_tensors(x: Tensor) -> dict[str, Tensor]:
-    """Its packed weight, block scales and divisor, from minima and maxima in float32."""
+    """Packed weight, block scales and divisor, from float32 minima and maxima."""
     scheme = QuantizationScheme(targets=["Linear"], **NVFP4)
     blocks = x.float().unflatten(-1, (-1, 16))
     divisor = generate_gparam(blocks.amin(), blocks.amax())
@@ -85,7 +85,7 @@ def quantize_with_compressed_tensors(x: Tensor) -> dict[str, Tensor]:
         blocks.amin(-1), blocks.amax(-1), scheme.weights, global_scale=divisor
     )
     weights = {"weight": x, "weight_scale": scales, "weight_global_scale": divisor}
-    # Its rounding function asks to be compiled, which takes seconds and changes nothing.
+    # The library asks to compile its rounding function, which takes seconds and changes nothing.
     with torch.compiler.set_stance("force_eager"):
         packed = NVFP4PackedCompressor.compress(weights, scheme)
     return {
@@ -105,7 +105,7 @@ def test_compressed_tensors(x: Tensor) -> None:
 
 
 def test_compressed_tensors_where_the_divisor_has_no_exact_reciprocal() -> None:
-    """The divisor a checkpoint stores, and the codes it was quantised with, to the last bit."""
+    """Codes equal the checkpoint's to the last bit, quantised with the stored divisor."""
     inexact = 0
     for dtype, seed in itertools.product(DTYPES, range(10)):
         for x in producer_inputs(dtype, seed).values():

@@ -1,4 +1,4 @@
-"""Batch-invariant references: a row's result, to the bit, whatever rows are beside it."""
+"""Batch-invariant references: a row's bits do not depend on the other rows of the batch."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from nvfp4_kernels.gemm.silu_mul.kernels import KERNELS as SILU_MUL_GEMM
 from nvfp4_kernels.quantize.rms_norm.kernels import KERNELS as NORMS
 
 CPU = torch.device("cpu")
-N, K = 200, 4096  # N in no whole vectors of elements
+N, K = 200, 4096  # N is no multiple of a vector
 ROWS = 37  # tokens of the batch: whole vectors of elements and some more
 TOKENS = [0, 1, 17, 36]
 
@@ -26,7 +26,7 @@ def weight() -> tuple[Tensor, Tensor]:
 
 
 def product(table: KernelTable, x: Tensor, weights: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Product of 16-bit activations, or of NVFP4 ones, by a table's batch-invariant kernel."""
+    """Product of 16-bit or NVFP4 activations by a table's batch-invariant kernel."""
     kernel = table.select(CPU, "w4a16", batch_invariant=True).load()
     flat = [part for each in weights for part in each]
     if len(weights) == 1:
@@ -73,7 +73,7 @@ def test_batches_of_matrices() -> None:
 
 
 def test_exponentials_depend_on_their_place() -> None:
-    """The reason why SiLU is computed by rows: float32's ends of a tensor are."""
+    """SiLU is computed row by row because float32 results depend on a tensor's tail."""
     x, silu = torch.randn(64, 1 << 10), torch.nn.functional.silu
     ends = torch.cat([silu(row[i : i + 1]) for row in x[:8] for i in range(len(row))])
     assert not torch.equal(ends, silu(x)[:8].flatten())
@@ -82,7 +82,7 @@ def test_exponentials_depend_on_their_place() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_sixteen_bits_do_not(dtype: torch.dtype) -> None:
-    """What vLLM computes beside our layers on a CPU: SiLU, which is let be, and GELU, refused."""
+    """SiLU of 16-bit types, which vLLM computes between our layers on a CPU, is batch-invariant."""
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
     every = every[every.isfinite()]
     silu = torch.nn.functional.silu
@@ -91,7 +91,7 @@ def test_sixteen_bits_do_not(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("k", [64, 4096, 18432])
 def test_sums_of_rows(k: int) -> None:
-    """What vLLM's norms and log-softmax do, and ours: torch adds up each row by itself."""
+    """Row sums of torch are independent, in vLLM's norms and log-softmax and in our norms."""
     x = torch.randn(ROWS, k)
     norm = NORMS["rms_norm_quantize_per_token"].select(CPU, "w4a4", batch_invariant=True).load()
     sums, logs, normed = x.square().mean(-1), x.log_softmax(-1), norm(x, torch.ones(k), 1e-6)[0]
@@ -104,7 +104,7 @@ def test_sums_of_rows(k: int) -> None:
 
 @pytest.mark.parametrize("given", [{}, {"window": 100}, {"soft_cap": 20.0}], ids=str)
 def test_attention(given: dict[str, Any]) -> None:
-    """Queries of a sequence's last tokens: in one piece, in chunks, and as decodes of a batch."""
+    """The last queries of a sequence in one piece, in chunks, and as decodes of a batch."""
     keys, queries, heads, kv_heads, dim, page = 1100, 40, 4, 2, 128, 16
     pages = -(-keys // page)
     cache, q = (

@@ -1,4 +1,4 @@
-"""Batch-invariant kernels of GPUs: a row's result, to the bit, whatever rows are beside it."""
+"""Batch-invariant GPU kernels: a row's bits do not depend on the other rows of the batch."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ from nvfp4_kernels.quantize.rms_norm.kernels import KERNELS as NORMS
 from tests.test_kernels.attention import test_rotary_attention as test_rotary
 
 ONE_SCHEDULE = pytest.mark.schedules("random 1")
-# The smaller one is where a tile of few tokens would be the fastest.
+# A tile of few tokens would be the fastest for the smaller size.
 SM100_SIZES = pytest.mark.parametrize(("n", "k"), [(192, 2048), (128, 128)])
 SM90_SIZES = pytest.mark.parametrize(("n", "k"), [(192, 2048), (128, 128)])  # K in two, and whole
-K = 1024  # of the norm
+K = 1024  # K of the norm
 ROWS = 150  # more than one tile of tokens
 TOKENS = (0, 17, 149)
 
@@ -30,7 +30,7 @@ def weight(n: int, k: int) -> tuple[Tensor, Tensor]:
 
 
 def check_rows(run: Any, x: Tensor, expected: Tensor | None = None) -> None:
-    """Compare rows of a call of all, of some of them in another order, and of each alone."""
+    """Compare all rows at once with some rows in another order, and with single rows."""
     whole = run(x)
     if expected is not None:
         torch.testing.assert_close(whole, expected, rtol=1e-5, atol=1e-5 * expected.abs().max())
@@ -109,13 +109,13 @@ def test_norm(op_device: torch.device) -> None:
     ids=["causal", "window, soft cap", "fp8"],
 )
 def test_attention(given: dict[str, Any], op_device: torch.device) -> None:
-    """Queries of a sequence's last tokens: in one piece, in chunks, and as decodes of a batch."""
+    """The last queries of a sequence in one piece, in chunks, and as decodes of a batch."""
     keys, queries, heads, kv_heads, dim, page = 300, 12, 2, 1, 64, 16
     options = dict(given)
     fp8 = options.pop("fp8", False)
     pages = -(-keys // page)
     table = torch.randperm(pages, dtype=torch.int32).unsqueeze(0)
-    # Larger keys later on: maxima of some rows grow where those of others do not.
+    # Later keys are larger: the maxima of some rows grow where other rows' maxima do not.
     size = torch.linspace(1, 6, pages)[table[0].argsort()].view(-1, 1, 1, 1)
     cache = (size * torch.randn(pages, kv_heads, page, 2 * dim)).bfloat16()
     if fp8:
@@ -151,7 +151,7 @@ def test_attention(given: dict[str, Any], op_device: torch.device) -> None:
 @ONE_SCHEDULE
 @pytest.mark.arch("sm_100")
 def test_rotary_attention(op_device: torch.device) -> None:
-    """Decodes in one launch are, to the bit, a store and attention, which prefills are."""
+    """Decodes in one launch are bit-identical to store and attention, as used for prefills."""
     case, how = test_rotary.HOW["partial, norms"]
     given = test_rotary.arguments(case, test_rotary.rotation(case, **how))
     test_rotary.check(test_rotary.on_device(op_device, given) | {"batch_invariant": True})

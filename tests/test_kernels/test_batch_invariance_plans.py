@@ -1,4 +1,4 @@
-"""Plans of batch-invariant kernels: one order of sums for any batch; what a server compiles."""
+"""Plans of batch-invariant kernels: one order of sums for any batch, and a server's kernels."""
 
 import itertools
 from collections.abc import Callable
@@ -52,7 +52,7 @@ def test_one_tile_on_sm_100(layer: Layer) -> None:
 
 @EVERY_LAYER
 def test_one_order_of_sums_on_sm_90(layer: Layer) -> None:
-    """The tile depends on the tokens; where K is cut does not."""
+    """The tile depends on the tokens; the places where K is split do not."""
 
     def orders(choose: Choose) -> set[Any]:
         tiles = [sm90_choice(choose, layer, m)[0] for m in TOKENS]
@@ -65,7 +65,7 @@ def test_one_order_of_sums_on_sm_90(layer: Layer) -> None:
 
 
 def cuts(tile: Any, k: int) -> tuple[int, ...]:
-    """Elements of K that each part of a sum ends before."""
+    """Elements of K at which splits end."""
     parts = tile.split_k * tile.parts_in_turn
     steps = -(-k // (64 * tile.k_tiles))
     return tuple(64 * tile.k_tiles * (part * steps // parts) for part in range(1, parts))
@@ -85,7 +85,7 @@ def test_k_is_cut_where_sms_would_be_idle(name: str, parts: int) -> None:
 
 @EVERY_LAYER
 def test_parts_of_k_are_added_in_an_order_of_the_weights(layer: Layer) -> None:
-    """With swap_ab a CTA finishes a share of the tokens, and begins with its own part."""
+    """Split-K partials have a fixed order; with swap_ab a CTA starts with its own partial."""
     tile, _ = sm100_choice(sm100.choose_batch_invariant, layer, 1)
     assert tile.split_k == 1 or not tile.swap_ab
     assert not tile.swap_ab or tile.columns >= sm100.MAX_FEW_TOKENS, "those have one tile of tokens"
@@ -93,7 +93,7 @@ def test_parts_of_k_are_added_in_an_order_of_the_weights(layer: Layer) -> None:
 
 @EVERY_LAYER
 def test_the_cost_is_bounded(layer: Layer) -> None:
-    """Judge by the chooser's estimate, which the modelled times of the results stand beside."""
+    """Costs are bounded, by the chooser's estimate."""
     invariant = sm100_choice(sm100.choose_batch_invariant, layer, 1)
     for m in sm100.INVARIANT_TOKENS:
         problem = sm100.Problem(m, layer.n, layer.k, 1, layer.weights)

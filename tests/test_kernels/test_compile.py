@@ -1,4 +1,4 @@
-"""What is compiled in this process, and kept."""
+"""Kernels compiled in this process, and the kernel cache."""
 
 import os
 import stat
@@ -21,7 +21,7 @@ from tests.other_users import NOBODY, needs_root
 
 @pytest.fixture
 def bound() -> Iterator[None]:
-    """Binds this process's CuTe DSL; ends after what is patched within."""
+    """Bind this process's CuTe DSL, before anything is patched."""
     with devices.emulated(EAGER, "sm_90"):
         yield
 
@@ -35,7 +35,7 @@ def folder(bound: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 @pytest.fixture
 def opened() -> Iterator[list[str]]:
-    """Files that Python opens; a hook stays for good, so it is told to be still."""
+    """Paths of files that Python opens; an audit hook cannot be removed, so it is switched off."""
     paths: list[str] = []
     watching = [True]
 
@@ -73,7 +73,7 @@ def compile_one(tokens: int) -> Any:
 
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "not kept"])
 def test_by_several_threads(folder: Path, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process may drive several GPUs, each from a thread of its own."""
+    """A process may drive several GPUs, each from a thread."""
     if not kept:
         monkeypatch.setenv(compiler.CACHE_VARIABLE, "")
     with ThreadPoolExecutor(4) as pool:
@@ -203,7 +203,7 @@ def test_a_name_that_nobody_has_is_told(folder: Path, monkeypatch: pytest.Monkey
 
 
 def test_what_is_loaded_is_what_was_checked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that is exchanged after it was checked is not read again."""
+    """A file that is replaced after its check is not read again."""
     assert callable(compile_one(8))
     (file,) = folder.iterdir()
     checked = compiler.read_kept
@@ -235,7 +235,7 @@ def test_folders_that_are_made_are_the_users_own_by_default(
 def test_a_default_folder_that_others_may_write_to_is_not_mended(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What others have put into it would be run."""
+    """Files that other users put into the folder would be run."""
     monkeypatch.delenv(compiler.CACHE_VARIABLE)
     monkeypatch.setenv("HOME", str(tmp_path))
     kept = tmp_path / ".cache" / "nvfp4_kernels"
@@ -248,7 +248,7 @@ def test_a_default_folder_that_others_may_write_to_is_not_mended(
 
 
 def test_nothing_of_the_compilers_own_cache_is_read(folder: Path, opened: list[str]) -> None:
-    """CuTe DSL keeps things under /tmp by default."""
+    """CuTe DSL's cache is under /tmp by default."""
     assert callable(compile_one(8))
     assert str(next(folder.iterdir())) in opened
     assert not [path for path in opened if path.startswith(os.environ["CUTE_DSL_CACHE_DIR"])]

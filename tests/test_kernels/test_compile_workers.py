@@ -1,4 +1,4 @@
-"""Kernels compiled by processes of their own, where whoever launches them looks for them."""
+"""Kernels compiled by worker processes, into the cache that the launching process reads."""
 
 import multiprocessing
 import sys
@@ -29,7 +29,7 @@ class Unsound:
 
 @pytest.fixture
 def bound() -> Iterator[None]:
-    """Binds this process's CuTe DSL, and no other's; ends after what is patched within."""
+    """Bind the CuTe DSL of this process, not of the workers, before anything is patched."""
     with devices.emulated(EAGER, "sm_90"):
         yield
 
@@ -84,7 +84,7 @@ def test_a_folder_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch) -> 
 def test_modules_of_the_folder_it_runs_in_are_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server may be started anywhere, in /tmp say."""
+    """A server may be started in any folder, such as /tmp."""
     (tmp_path / "pickle.py").write_text("raise SystemExit('planted')")
     monkeypatch.chdir(tmp_path)
     assert build_apart([], 1) == []
@@ -95,7 +95,7 @@ def _build_one() -> None:
 
 
 def test_in_a_daemonic_process(folder: Path) -> None:
-    """A process as vLLM's workers are, which multiprocessing lets have no children."""
+    """Daemonic processes, as vLLM's workers are, may have no multiprocessing children."""
     worker = multiprocessing.get_context("spawn").Process(target=_build_one, daemon=True)
     worker.start()
     worker.join()

@@ -1,6 +1,6 @@
-"""Shared-memory descriptors in machine code: additions never carry into their high word.
+"""Shared-memory descriptors in machine code: additions never carry into the high word.
 
-``python -m tests.sass`` checks every kernel of a model; here is one of each kind.
+``python -m tests.sass`` checks every kernel of a model; these tests check one of each kind.
 """
 
 from collections import Counter
@@ -63,7 +63,7 @@ def test_high_words_are_constants() -> None:
 
 
 def with_plain_additions(spec: KernelSpec, disassembler: Path) -> Checked:
-    """Check a GEMM whose descriptors advance by additions of 64 bits."""
+    """Check a GEMM whose descriptors advance by plain 64-bit additions."""
     mma: Any = import_module("nvfp4_kernels.gemm.sm100.mma")
     mma.advance = lambda descriptor, units: descriptor + units
     return check_one(spec, disassembler)

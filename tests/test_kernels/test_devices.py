@@ -1,4 +1,4 @@
-"""The format's functions give the same bits on a GPU as on CPU; needs one, any will do."""
+"""The format's functions give the same bits on any CUDA GPU as on the CPU."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
 def weight(dtype: torch.dtype) -> torch.Tensor:
-    """Rows of different magnitudes, not a multiple of 128 of them."""
+    """Rows of different magnitudes; their number is no multiple of 128."""
     return (torch.randn(515, 1024) * torch.rand(515, 1)).to(dtype)
 
 
@@ -59,7 +59,7 @@ def test_activations(dtype: torch.dtype) -> None:
 
 
 def test_fragments() -> None:
-    """Brought into the layout where the model is loaded; every scale is among them."""
+    """Fragments are equal to the CPU's, with all scale codes in the weight."""
     data = torch.randint(0, 256, (515, 512), dtype=torch.uint8)
     scales = torch.arange(515 * 64).to(torch.uint8).view(515, 64).view(torch.float8_e4m3fn)
     cpu, cuda = to_fragments(data, scales), to_fragments(data.cuda(), scales.cuda())
@@ -72,7 +72,7 @@ def test_fragments() -> None:
 
 
 def test_gemm_without_a_kernel_says_what_there_is() -> None:
-    """sm_90 has none for NVFP4 activations, the others none for 16-bit ones."""
+    """sm_90 has no kernel for NVFP4 activations, the other families have none for 16-bit ones."""
     x = torch.randn(2, 1024, dtype=torch.bfloat16, device="cuda")
     b: Nvfp4Tensor = quantize_weight(weight(torch.bfloat16).cuda()).to_blocked()
     a: tuple[torch.Tensor, torch.Tensor | None] = (x, None)

@@ -1,4 +1,4 @@
-"""Which kernel runs an op."""
+"""Selection of the kernel that runs an op."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Ops that quantise keep zero rows, the largest and the smallest ones, in any number of terms."""
+"""Ops that quantise keep zero rows, and the largest and smallest rows, in any number of terms."""
 
 from collections.abc import Callable
 
@@ -17,12 +17,12 @@ from tests.extreme_values import inputs, rounding
 K, EPS = 96, 1e-6
 WEIGHT = torch.linspace(0.5, 1.5, K).bfloat16()
 
-# What each op is given, its result with a scale per token, and the 16-bit result that it quantises.
+# Per-token op, and the 16-bit result that the op quantises.
 Op = tuple[Callable[[Tensor, int], tuple[Tensor, ...]], Callable[[Tensor], Tensor]]
 
 
 def pairs(x: Tensor) -> Tensor:
-    """Gate and up: each row beside the one before it, of which at most one is 1e30."""
+    """Gate and up: each row beside its predecessor; at most one of the two is 1e30."""
     return torch.cat([x, x.roll(1, 0)], dim=-1)
 
 
@@ -56,7 +56,7 @@ def test_rows_of_any_size_keep_their_values(op: str, terms: int) -> None:
     value = decode_terms(data, scales, terms).double() * row_scale.double().unsqueeze(-1)
     off = (value - plain).abs()
     assert bool((off <= rounding(plain, row_scale)).all())
-    if terms > 1:  # what is left is quantised again, with a block scale of 2^-9 at the least
+    if terms > 1:  # the residual is quantised again, with a block scale of at least 2^-9
         blocks = plain.unflatten(-1, (-1, 16)).abs().amax(-1).repeat_interleave(16, -1)
         floor = 2.0**-9 * row_scale.double().unsqueeze(-1)
         assert bool((off <= torch.maximum(blocks * 0.25**terms, floor)).all())
@@ -67,7 +67,7 @@ def test_rows_of_any_size_keep_their_values(op: str, terms: int) -> None:
 
 @pytest.mark.parametrize("exponent", range(-133, 128, 9))
 def test_a_row_of_any_magnitude_is_scaled_or_below_float32_s_normal_numbers(exponent: int) -> None:
-    """From 2^-118 global scales on down rows lose what is below 2^-126, where tensor cores end."""
+    """Global scales from 2^-118 down lose values below 2^-126, the end of tensor cores' range."""
     torch.manual_seed(0)
     x = (torch.rand(3, K) + 0.5).mul(2.0**exponent).bfloat16()
     data, scales, row_scale = quantizing.quantize_per_token(x)

@@ -1,4 +1,4 @@
-"""Architecture families: sm_103 takes sm_100's kernels, compiled for itself; sm_120 is refused."""
+"""Architecture families: sm_103 uses sm_100's kernels, compiled for sm_103; sm_120 is refused."""
 
 import importlib
 import pkgutil
@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 
 
 def tables() -> list[KernelTable]:
-    """Every op's table."""
+    """Kernel tables of all ops."""
     found: dict[int, KernelTable] = {}
     for each in pkgutil.walk_packages(nvfp4_kernels.__path__, "nvfp4_kernels."):
         if each.name.endswith(".kernels"):

@@ -1,6 +1,6 @@
-"""The layout of weights in fragments: every bit where its description says, and every value kept.
+"""Layout of weights in fragments: every bit is where the description says, every value is kept.
 
-The offsets here are written from that description, in NumPy; values come from ml_dtypes.
+Offsets are written here from that description, in NumPy; values come from ml_dtypes.
 """
 
 import ml_dtypes
@@ -45,7 +45,7 @@ LAYOUT = pytest.mark.parametrize(("n", "k"), SHAPES.values(), ids=SHAPES)
 
 
 def codes_and_scales(rng: np.random.Generator, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Any code ``(n, k)``, any positive number as a scale ``(n, k/16)``, as bytes."""
+    """Any codes ``(n, k)``, and any positive scales ``(n, k/16)``, as bytes."""
     codes = rng.integers(0, 16, (n, k), dtype=np.uint8)
     return codes, rng.integers(1, 0x7F, (n, k // 16), dtype=np.uint8)
 
@@ -59,12 +59,12 @@ def e4m3(raw: np.ndarray) -> Tensor:
 
 
 def described(codes: np.ndarray) -> np.ndarray:
-    """The layout's data, element by element from its description."""
+    """Data of the layout, element by element from the description."""
     n, k = codes.shape
     tiles = (-(-n // 64), -(-k // 64))
     words = np.zeros((*tiles, 4, 32, 4), np.uint32)
-    # Of the four pairs of a word, where the bits of even k are that rotations bring to 15, 8, 7 and
-    # 6: sign, then magnitude from the high bit down. Those below 0 come around.
+    # Bits of the even element, for the four pairs of a word, that rotations bring to 15, 8, 7, 6:
+    # sign, then magnitude from the high bit down. Negative bit numbers wrap around.
     places = [(13, 6, 5, 4), (9, 2, 1, 0), (7, 8, -1, -2), (3, -4, -5, -6)]
     for row in range(n):
         warp, lower, g = row % 64 // 16, row % 16 // 8, row % 8
@@ -79,7 +79,7 @@ def described(codes: np.ndarray) -> np.ndarray:
 
 
 def held(scales: Tensor) -> np.ndarray:
-    """The bytes that stand for scales, by rows and blocks of K, padding included."""
+    """Stored bytes of scales, by rows and blocks of K, padding included."""
     rows, columns = scales.shape[:2]
     words = np.ascontiguousarray(scales.numpy()).view("<u4").astype(np.uint64)
     found = np.empty((rows, 4, 2, 8, columns, 2, 2), np.uint8)
@@ -93,12 +93,12 @@ def held(scales: Tensor) -> np.ndarray:
 
 
 def stored_value(stored: np.ndarray) -> np.ndarray:
-    """What a stored scale stands for: 5 bits of exponent, 3 of mantissa."""
+    """Value of a stored scale: 5 bits of exponent, 3 bits of mantissa."""
     value = (8 + stored % 8) / 8 * 2.0 ** (stored.astype(np.float64) // 8 - 22)
     return np.where(stored // 8 == 31, np.nan, value)
 
 
-# --- where the bits are -----------------------------------------------------------------------
+# --- positions of bits ------------------------------------------------------------------------
 
 
 @LAYOUT
@@ -110,7 +110,7 @@ def test_every_bit(n: int, k: int) -> None:
     assert fragments.data.is_contiguous()
     assert fragments.scales.is_contiguous()
     assert np.array_equal(fragments.data.numpy(), described(codes))
-    # Each scale in its place: its value there is that of the E4M3 number.
+    # Each stored scale has the value of its E4M3 number.
     values = stored_value(held(fragments.scales)[:n, : k // 16])
     np.testing.assert_array_equal(values, scales.view(ml_dtypes.float8_e4m3fn).astype(np.float64))
 
@@ -120,7 +120,7 @@ def test_every_bit(n: int, k: int) -> None:
     [(0, [(2, 0x81C0)]), (1, [(6, 0x81C0)]), (2, [(8, 0x80C0), (0, 0x0100)]), (3, [(12, 0x81C0)])],
 )
 def test_rotations_and_masks_make_bfloat16(place: int, turns: list[tuple[int, int]]) -> None:
-    """Numbers of upper and lower row, and of either's second 8 elements; times 2^-126."""
+    """Rotated, masked pairs of both rows and of their second 8 elements are values · 2^-126."""
     codes = np.zeros((16, 64), np.uint8)
     row, column = place % 2 * 8, place // 2 * 8
     for code in range(16):
@@ -136,7 +136,7 @@ def test_rotations_and_masks_make_bfloat16(place: int, turns: list[tuple[int, in
 
 @LAYOUT
 def test_padding_is_zero(n: int, k: int) -> None:
-    """Elements 0, and under them scales that are numbers and not 0, as kernels expect of all."""
+    """Padding: zero elements, with finite non-zero scales, as kernels expect of all scales."""
     codes = np.full((n, k), 15, np.uint8)
     fragments = to_fragments(packed(codes), e4m3(np.full((n, k // 16), 0x38, np.uint8)))
     rows, columns = -(-n // 64) * 64, -(-k // 64) * 64
@@ -147,7 +147,7 @@ def test_padding_is_zero(n: int, k: int) -> None:
     assert exponents.max() <= 30
 
 
-# --- what the values are ----------------------------------------------------------------------
+# --- values -----------------------------------------------------------------------------------
 
 
 @given(st.integers(1, 150), st.integers(1, 13), generators)
@@ -169,7 +169,7 @@ def test_round_trip(n: int, blocks: int, rng: np.random.Generator) -> None:
 @given(st.integers(1, 70), st.integers(1, 5), generators)
 @PROPERTY
 def test_any_bytes_keep_their_values(n: int, blocks: int, rng: np.random.Generator) -> None:
-    """Negative scales, zeros and NaN too."""
+    """Values are kept for any bytes, including negative, zero and NaN scales."""
     codes = rng.integers(0, 16, (n, 16 * blocks), dtype=np.uint8)
     raw = rng.choice(
         np.array([0, 0x80, 1, 0x81, 0x38, 0xB8, 0x7E, 0xFE, 0x7F, 0xFF], np.uint8), (n, blocks)
@@ -180,7 +180,7 @@ def test_any_bytes_keep_their_values(n: int, blocks: int, rng: np.random.Generat
 
 
 def test_every_scale() -> None:
-    """All 256 E4M3 numbers, the subnormal ones included, over every code."""
+    """All 256 E4M3 scales, including subnormals, with every code."""
     raw = np.arange(256, dtype=np.uint8).reshape(256, 1)
     codes = np.tile(np.arange(16, dtype=np.uint8), (256, 1))
     fragments = to_fragments(packed(codes), e4m3(raw))
@@ -192,7 +192,7 @@ def test_every_scale() -> None:
 
 
 def test_zero_blocks_have_zero_elements() -> None:
-    """A kernel multiplies by their scale all the same."""
+    """Zero scales are replaced, as kernels multiply by all scales: their elements become zero."""
     codes = np.full((4, 32), 7, np.uint8)
     raw = np.array([[0, 0x38]] * 4, np.uint8)
     fragments = to_fragments(packed(codes), e4m3(raw))
@@ -205,7 +205,7 @@ def test_a_blocked_weight_comes_back_blocked() -> None:
     weight = quantize_weight(torch.randn(130, 80))
     blocked = weight.to_blocked()
     as_it_is = blocked_weight(blocked.data, blocked.scales, 130, 80)
-    assert as_it_is == (blocked.data, blocked.scales)  # by identity: no copy
+    assert as_it_is == (blocked.data, blocked.scales)  # the same tensors, not copies
     data, scales = blocked_weight(*to_fragments(weight.data, weight.scales), 130, 80)
     assert torch.equal(data, blocked.data)
     assert torch.equal(scales.view(torch.uint8), blocked.scales.view(torch.uint8))
@@ -230,7 +230,7 @@ def test_strided_input() -> None:
 def test_a_stack_is_each_of_its_weights(
     batch: tuple[int, ...], at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether they are brought into the layout one by one, or several together."""
+    """Weights of a stack are permuted one by one, or several together, with equal results."""
     monkeypatch.setattr(fragments_module, "_AT_ONCE", at_once)
     data = torch.randint(0, 256, (*batch, 70, 40), dtype=torch.uint8)
     scales = torch.randint(1, 0x7F, (*batch, 70, 5), dtype=torch.uint8).view(E4M3)
@@ -249,7 +249,7 @@ def test_a_stack_is_each_of_its_weights(
 
 
 def test_a_stack_takes_no_memory_of_its_own_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No tensor beside the arguments and the result is larger than what is taken together."""
+    """No temporary is larger than the weights that are permuted together."""
     monkeypatch.setattr(fragments_module, "_AT_ONCE", 64 * 128)
     data = torch.zeros(40, 64, 64, dtype=torch.uint8)
     scales = torch.ones(40, 64, 8).to(E4M3)

@@ -1,7 +1,7 @@
-"""The tests of fragments can fail: each mistake, put into the layout, fails the tests named for it.
+"""Mutants of the fragment layout: each fails the tests named for it.
 
-Mistakes made alike in packing and unpacking cancel out in every product; only the tests of where
-the bits are can see them, and a kernel would read other numbers.
+Equal changes to packing and unpacking cancel out in every product; only tests of the bits'
+positions notice such mutants, and a kernel would read other numbers.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from tests.test_kernels import test_fragments
 from tests.test_kernels.gemm import test_fragments_product
 from tests.test_kernels.mistakes import check_noticed
 
-# The functions as they are, whatever is put in their places.
+# The original functions, whatever replaces them.
 exact = SimpleNamespace(**vars(fragments))
 
 BITS = partial(test_fragments.test_every_bit, *test_fragments.SHAPES["ragged both"])
@@ -35,17 +35,17 @@ def product(name: str) -> Callable[[], None]:
 
 
 def swap_rows(codes: Tensor) -> Tensor:
-    """Rows g and g + 8 of each warp exchanged."""
+    """Exchange rows g and g + 8 of each warp."""
     return codes.unflatten(1, (-1, 2, 8)).flip(2).flatten(1, 3)
 
 
 def swap_steps(scales: Tensor) -> Tensor:
-    """Scales of neighbouring blocks exchanged."""
+    """Exchange the scales of neighbouring blocks."""
     return scales.unflatten(2, (-1, 2)).flip(3).flatten(2, 3)
 
 
 def transpose_lanes(data: Tensor) -> Tensor:
-    """Lane 4 g + t at 8 t + g."""
+    """Move lane 4 g + t to 8 t + g."""
     return data.unflatten(4, (8, 4)).transpose(4, 5).flatten(4, 5)
 
 
@@ -79,7 +79,7 @@ def always(kernel: Kernel, layout: str) -> bool:
 
 
 def both(name: str, change: Callable[..., Any], undo: Callable[..., Any]) -> list[Any]:
-    """A change of what is packed, undone where it is unpacked."""
+    """Mutant that changes the packed bits, and undoes the change when unpacking."""
     pack, unpack = getattr(exact, f"_pack_{name}"), getattr(exact, f"_unpack_{name}")
     return [
         (fragments, f"_pack_{name}", lambda x, *tables: change(lambda y: pack(y, *tables), x)),

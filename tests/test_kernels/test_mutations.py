@@ -1,4 +1,4 @@
-"""The tests can fail: each classic mistake, put into the package, fails the tests named for it."""
+"""Mutants of the package's references: each fails the tests named for it."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ from tests.test_kernels.gemm.silu_mul import test_silu_mul_gemm
 from tests.test_kernels.mistakes import check_noticed
 from tests.test_kernels.quantize import test_quantize
 
-# What the mutants call; the names below stay those of the package while it is mutated.
+# Originals that mutants call: these names keep the package's functions during a mutation.
 encode_e2m1, decode_e2m1 = nvfp4.encode_e2m1, nvfp4.decode_e2m1
 to_blocked, from_blocked = nvfp4.to_blocked, nvfp4.from_blocked
 gemm, silu_mul_gemm = gemm_reference.gemm, silu_mul_gemm_reference.silu_mul_gemm
@@ -42,7 +42,7 @@ def decode_as_integers(data: Tensor) -> Tensor:
 
 
 def pad_only(scales: Tensor) -> Tensor:
-    """Linear bytes in whole atoms, not permuted."""
+    """Mutant: linear bytes in whole atoms, not permuted."""
     *batch, rows, cols = scales.shape
     shape = nvfp4.blocked_shape(rows, cols)
     padded = scales.view(torch.uint8).new_zeros(*batch, shape[0] * 128, shape[1] * 4)
@@ -61,7 +61,7 @@ def read_neighbour(blocked: Tensor, rows: int, cols: int) -> Tensor:
 
 
 def block_4x32(scales: Tensor) -> Tensor:
-    """Row r at [r//4, r%4] of its atom instead of [r%32, r//32]."""
+    """Mutant: row r at [r//4, r%4] of its atom instead of [r%32, r//32]."""
     padded = pad_only(scales)
     *batch, row_tiles, col_tiles, _, _ = padded.shape
     atoms = padded.view(torch.uint8).view(*batch, row_tiles, 32, 4, col_tiles, 4)
@@ -84,11 +84,11 @@ def leave_padding(scales: Tensor) -> Tensor:
 
 
 def gemm_with(**changes: Callable[..., Any]) -> Callable[..., Tensor]:
-    """``gemm``'s reference with some of its arguments changed."""
+    """Mutant: ``gemm``'s reference with some of its arguments changed."""
     names = gemm.__code__.co_varnames[: gemm.__code__.co_argcount]
 
     def mutant(*args: Any) -> Tensor:
-        named = dict(zip(names, args, strict=False))  # terms may be left out
+        named = dict(zip(names, args, strict=False))  # terms may be omitted
         for name, change in changes.items():
             named[name] = change(**named)
         return gemm(**named)
@@ -110,7 +110,7 @@ def swap_projections(a: Any, sfa: Any, b1: Any, sfb1: Any, b2: Any, sfb2: Any, *
 
 @dataclass(frozen=True)
 class Mutation:
-    """``mutant`` takes the place of ``original`` wherever that is bound; every test must fail."""
+    """``mutant`` replaces ``original`` in every module that holds it; every test must fail."""
 
     original: object
     mutant: object
@@ -163,7 +163,7 @@ MUTATIONS = {
     "nibbles swapped by the decoder": Mutation(
         decode_e2m1,
         lambda data: decode_e2m1(swap_nibbles(data)),
-        # Products read both operands the same way, so only a 16-bit activation tells.
+        # Products read both operands the same way, so only a 16-bit activation shows the mutant.
         (NIBBLES, BYTES, product("w4a16 bf16"), random_product("w4a16 fp16")),
     ),
     "codes decoded as integers": Mutation(
@@ -241,7 +241,7 @@ MUTATIONS = {
 
 
 def bindings(original: object) -> Iterator[tuple[object, str]]:
-    """Every module attribute of the package and its tests that is ``original``."""
+    """Yield every module attribute of the package and its tests that is ``original``."""
     for name, module in list(sys.modules.items()):
         if name.startswith(("nvfp4_kernels", "tests.test_kernels")) and name != __name__:
             for attribute, value in list(vars(module).items()):

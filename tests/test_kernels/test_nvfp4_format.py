@@ -1,4 +1,4 @@
-"""The number format: rounding, packing, quantising and dequantising."""
+"""The NVFP4 format: rounding, packing, quantising and dequantising."""
 
 import math
 import runpy
@@ -26,7 +26,7 @@ from tests.test_kernels.strategies import PROPERTY, batch_shapes, generators, k_
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
-# Magnitude -> rounded magnitude, every tie of the grid and the values next to it included.
+# Magnitude -> rounded magnitude, for every tie of the grid and the values next to it.
 ROUNDING = {
     0.0: 0.0,
     0.1: 0.0,
@@ -96,7 +96,7 @@ def test_low_nibble_is_the_even_element() -> None:
 
 
 def test_codes_are_not_integers() -> None:
-    """Codes 5, 6 and 7 stand for 3, 4 and 6."""
+    """Codes 5, 6 and 7 decode to 3, 4 and 6."""
     assert decode_e2m1(torch.tensor([0x65, 0xF7], dtype=torch.uint8)).tolist() == [3, 4, 6, -6]
 
 
@@ -130,7 +130,7 @@ def test_quantize_weight_shapes(
 def test_grid_values_survive_quantising(
     batch: tuple[int, ...], m: int, k: int, rng: np.random.Generator
 ) -> None:
-    """Values that NVFP4 holds come back unchanged, from both quantisers."""
+    """Values that NVFP4 holds are unchanged by both quantisers."""
     codes = rng.choice(oracle.E2M1_GRID, size=(*batch, m, k // 16, 16))
     codes[..., 0] = 6.0
     exponents = rng.integers(-6, 8, size=(*batch, m, k // 16, 1)).astype(np.float64)
@@ -157,7 +157,7 @@ def test_dequantize_against_float64(
     tensor = Nvfp4Tensor(data, scales, global_scale)
     actual = (tensor.to_blocked() if blocked else tensor).dequantize()
     expected = oracle.dequantize(data, scales, global_scale.double().numpy())
-    # Two float32 roundings: scale times global scale, and that times the code.
+    # Two float32 roundings: scale times global scale, and their product times the code.
     np.testing.assert_allclose(actual.double().numpy(), expected, rtol=2 * 2.0**-24, atol=0)
 
 
@@ -188,7 +188,7 @@ def test_zero_tensor(convention: Convention) -> None:
 
 
 def test_zero_block_scales() -> None:
-    """1 for ModelOpt, 1/8 for compressed-tensors, 0 at run time."""
+    """Scale of a zero block: 1 for ModelOpt, 1/8 for compressed-tensors, 0 at run time."""
     x = torch.zeros(1, 32)
     x[0, 16:] = 1.0
     assert quantize_weight(x).scales[0, 0].float() == 1.0
@@ -235,7 +235,7 @@ def test_activation_nan_stays_visible() -> None:
 
 
 def test_default_dtype_changes_nothing() -> None:
-    """Engines set it to the model's while they load weights, and perhaps while they import this."""
+    """Results do not depend on torch's default dtype, which engines set while loading weights."""
     x = torch.randn(4, 64)
     before = quantize_weight(x)
     torch.set_default_dtype(torch.bfloat16)

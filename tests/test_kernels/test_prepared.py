@@ -1,4 +1,4 @@
-"""Prepared launches: what is checked once, what is checked again, and what is never prepared."""
+"""Prepared launches: checks made once, checks made on every call, and calls never prepared."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ FLOATS = (torch.bfloat16, torch.float32)
 
 @dataclass(frozen=True)
 class Kernel:
-    """Stand-in for a kernel, chosen by what a call's key has."""
+    """Stand-in for a kernel, chosen by a call's key."""
 
     dtype: torch.dtype
     columns: int
@@ -43,12 +43,12 @@ class Arguments(NamedTuple):
 
 
 class Device:
-    """Device that notes what it is launched with.
+    """Device that records its launches.
 
     Attributes:
         launched: kernel, target and words of each launch.
-        known: tensors of each.
-        calls: of ``function``.
+        known: tensors of each launch.
+        calls: number of calls of ``function``.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Device:
         return lambda *words: self.launched.append((kernel, target, words))
 
     def function(self, x: Tensor, y: Tensor | None, number: Any = 0) -> tuple[Tensor, None, Tensor]:
-        """Check, allocate, launch, as ops do."""
+        """Check, allocate and launch, as ops do."""
         self.calls += 1
         for name, each in (("x", x), ("y", y)):
             if each is not None:
@@ -101,7 +101,7 @@ def test_a_second_call_only_launches(device: Device) -> None:
         x, y = aligned(4, 16), aligned(4, 16)
         out, none, same = call(x, y, 7)
         assert (out.shape, out.dtype, none) == (x.shape, x.dtype, None)
-        assert same is x  # as a function that writes to an argument may return it
+        assert same is x  # a function that writes to an argument may return it
         results.append((x, y, out))
     assert device.calls == 1
     kernel = Kernel(torch.bfloat16, 16)
@@ -112,8 +112,8 @@ def test_a_second_call_only_launches(device: Device) -> None:
         assert first[0][0] == second[0][0] == pointers
         assert first[0][2:] == second[0][2:] == (4, 7)
         assert second[0][1] == out.data_ptr() != first[0][1]
-        assert second[1] == 0  # the stream
-        # Views are told to watchers too, of a replay by what they are views of.
+        assert second[1] == 0  # stream
+        # Watchers of a replay are told the base tensors of views.
         told = {t.untyped_storage().data_ptr() for t in device.known[2 * n + 1]}
         assert told == {x.data_ptr(), y.data_ptr(), out.data_ptr()}
     assert results[0][2].data_ptr() != results[1][2].data_ptr()
@@ -129,7 +129,7 @@ def test_tensors_that_are_one_are_told_apart(device: Device) -> None:
 
 
 def wider(x: Tensor) -> Tensor:
-    """A tensor of x's shape whose rows lie twice as far apart."""
+    """A tensor of x's shape with twice the row stride."""
     return aligned(len(x), 2 * x.shape[1], dtype=x.dtype)[:, : x.shape[1]]
 
 
@@ -138,7 +138,7 @@ def shifted(x: Tensor, elements: int) -> Tensor:
 
 
 X = torch.zeros(4, 16, dtype=torch.bfloat16)
-# Calls that differ from one of X, X and 7 in one thing alone: refused as at first.
+# Calls that differ from a call with X, X and 7 in one property only: refused as at first.
 REFUSED: dict[str, tuple[str, Callable[[], tuple[Any, ...]]]] = {
     "strides": ("y: strides are", lambda: (X, wider(X), 7)),
     "alignment": ("y: starts 4 bytes", lambda: (X, shifted(X, 2), 7)),
@@ -147,7 +147,7 @@ REFUSED: dict[str, tuple[str, Callable[[], tuple[Any, ...]]]] = {
     "number": ("number: is -1", lambda: (X, X, -1)),
     "no tensor": ("y: is list", lambda: (X, [1], 7)),
 }
-# The same: checked again, and accepted.
+# Calls that differ likewise: checked again, and accepted.
 TAKEN: dict[str, Callable[[], tuple[Any, ...]]] = {
     "shape": lambda: (aligned(3, 16), X, 7),
     "another alignment": lambda: (X, shifted(X, 8), 7),
@@ -227,7 +227,7 @@ def test_the_device_that_is_stood_in_for_may_change(
     call(X, None)
     call(X, None)
     assert device.calls == 3
-    monkeypatch.setattr(compiler, "arch", lambda: "sm_100a")  # the variable's, say
+    monkeypatch.setattr(compiler, "arch", lambda: "sm_100a")  # an environment variable's, say
     call(X, None)
     assert device.calls == 3
     targets = [target for _, target, _ in device.launched[::2]]
@@ -312,7 +312,7 @@ def test_multiples(device: Device) -> None:
 
 
 def apart(device: Device) -> Callable[..., Any]:
-    """Function that refuses tensors which overlap."""
+    """Function that refuses overlapping tensors."""
 
     def run(x: Tensor, y: Tensor | None) -> Any:
         if isinstance(y, Tensor) and compared(x, y) == "overlapping":
@@ -324,7 +324,7 @@ def apart(device: Device) -> Callable[..., Any]:
 
 
 def test_how_memory_lies(device: Device) -> None:
-    """Rows are 32 bytes: 128 further on, of 8 rows, lies the second half."""
+    """Prepared calls are keyed by how tensors overlap; y starts 4 rows, 128 bytes, after x."""
     call = Prepared(apart(device), compared=[(0, 1)])
     memory = aligned(16, 16)
     others = {"the same": memory[:8], "after it": memory[8:], "elsewhere": aligned(8, 16)}
@@ -332,7 +332,7 @@ def test_how_memory_lies(device: Device) -> None:
         for y in others.values():
             call(memory[:8], y)
             assert device.launched[-1][2][0][0][:2] == (memory.data_ptr(), y.data_ptr())
-        call(memory[8:], memory[:8])  # before it
+        call(memory[8:], memory[:8])  # y before x
         call(memory[:8], None)
     assert device.calls == 3  # the same, apart, none
     for calls in (4, 5):
@@ -344,7 +344,7 @@ def test_how_memory_lies(device: Device) -> None:
 
 
 def test_relation_of_rows_apart() -> None:
-    """Memory of every second row, to the end of the last: what lies between two overlaps."""
+    """A strided tensor occupies all memory up to its last row: gaps between rows overlap."""
     memory = aligned(16, 16)
     x = memory[:8:2]
     assert relation(x, memory[7:]) == relation(memory[7:], x) == "apart"

@@ -1,4 +1,4 @@
-"""Public names of the kernels' package: each is found, whatever was imported before."""
+"""Public names of the kernels' package: each is found, in any order of imports."""
 
 import ast
 import pkgutil
@@ -26,7 +26,7 @@ def test_type_checkers_are_told_the_same() -> None:
 
 
 def test_an_op_keeps_its_name_beside_a_package_of_that_name() -> None:
-    """Python sets a package's attribute when it imports a package in it."""
+    """Python sets a package's attribute when it imports a subpackage of that name."""
     inside = [each.name for each in pkgutil.iter_modules(nvfp4_kernels.__path__)]
     assert set(NAMES) & set(inside)
     for name in inside:

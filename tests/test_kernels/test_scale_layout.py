@@ -1,4 +1,4 @@
-"""The tensor core's blocked scale layout, and the E4M3 casts of the scales in it."""
+"""The blocked scale layout of the tensor core, and E4M3 casts of scales."""
 
 import ml_dtypes
 import numpy as np
@@ -33,7 +33,7 @@ LAYOUT = pytest.mark.parametrize(("rows", "cols"), SHAPES.values(), ids=SHAPES)
 
 
 def distinct_bytes(*shape: int) -> torch.Tensor:
-    """Bytes 1 to 251 in turn: a prime, so no two places an atom or a row apart hold the same."""
+    """Bytes 1 to 251 in turn; as 251 is prime, positions an atom or a row apart differ."""
     count = torch.arange(int(np.prod(shape)))
     return (count % 251 + 1).to(torch.uint8).view(shape)
 
@@ -50,7 +50,7 @@ def test_every_offset(rows: int, cols: int) -> None:
 
 @LAYOUT
 def test_padding_is_zero(rows: int, cols: int) -> None:
-    """Every byte that holds no scale is 0, whatever the allocator left behind."""
+    """Every byte without a scale is 0, whatever the memory held before."""
     blocked = to_blocked(distinct_bytes(rows, cols))
     assert blocked.shape == blocked_shape(rows, cols)
     assert torch.equal(blocked, oracle.blocked(distinct_bytes(rows, cols)))
@@ -125,7 +125,7 @@ def test_e4m3_decodes_as_ml_dtypes() -> None:
 
 
 def test_e4m3_rounds_as_ml_dtypes() -> None:
-    """Every positive E4M3 value up to 448, every tie between two, and their float32 neighbours."""
+    """Every positive E4M3 value up to 448, every tie between two values, and their neighbours."""
     grid = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     ties = (grid[1:] + grid[:-1]) / 2
     points = torch.cat([grid, ties])

@@ -1,4 +1,4 @@
-"""Block scales found by search: less error, same format, same global scale."""
+"""Block scales found by search: less error in the same format, with the same global scale."""
 
 from collections.abc import Callable
 from functools import partial
@@ -39,14 +39,14 @@ ACCURACY = {
     "laplace": (0.00859, 0.00760, 0.00680),
     "student-t": (0.00846, 0.00757, 0.00686),
 }
-# By how much sweep's error is below absmax's, over 8 million samples or more. It is the optimum of
-# the format, see the two tests after the next.
+# Gain of sweep's error over absmax's, from 8 million samples or more. Sweep is the optimum of the
+# format, as the two tests after the next show.
 GAIN = {"gauss": 0.271, "laplace": 0.209, "student-t": 0.188}
 
 
 @pytest.mark.parametrize("distribution", ACCURACY)
 def test_accuracy(distribution: str) -> None:
-    """131072 samples, whose error is within 5 % of that of millions, and the gain within .01."""
+    """Errors of 131072 samples are within 5 % of the errors of millions, gains within .01."""
     x = sample(distribution)
     energy = x.double().square().sum()
     absmax, four_over_six, sweep = (
@@ -60,7 +60,7 @@ def test_accuracy(distribution: str) -> None:
 
 @pytest.mark.parametrize("distribution", ACCURACY)
 def test_sweep_is_the_best_of_all_126_scales(distribution: str) -> None:
-    """For the given global scale, no choice of block scales has less error."""
+    """No choice of block scales has less error for the given global scale."""
     x = sample(distribution, 64, 256)
     absmax = quantize_weight(x)
     best = block_errors(x, absmax)
@@ -73,7 +73,7 @@ def test_sweep_is_the_best_of_all_126_scales(distribution: str) -> None:
 
 @pytest.mark.parametrize("distribution", ACCURACY)
 def test_other_global_scales_gain_nothing(distribution: str) -> None:
-    """Within the octave in which E4M3's steps repeat, the error varies by less than 2 %."""
+    """Errors vary by < 2 % within an octave of global scales, after which E4M3 repeats."""
     x = sample(distribution)
     own = global_scale_of(x)
     errors = [
@@ -94,7 +94,7 @@ def test_no_block_gets_worse(rule: ScaleRule, convention: Convention, dtype: tor
     searched = quantize_with_rule(x, rule, convention=convention)
     assert torch.equal(searched.global_scale, absmax.global_scale)
     before, after = block_errors(x, absmax), block_errors(x, searched)
-    # The search adds up a block's error in float32, 16 terms.
+    # The search sums a block's error in float32, 16 terms.
     assert bool((after <= before * (1 + 32 * 2.0**-24)).all())
     assert after.sum() < before.sum()
 
@@ -119,7 +119,7 @@ def test_a_given_global_scale_is_kept(rule: ScaleRule) -> None:
 
 @pytest.mark.parametrize("rule", SEARCHES)
 def test_a_tie_keeps_the_absmax_scale(rule: ScaleRule) -> None:
-    """6·s is also 4·1.5·s, and zero is zero at any scale."""
+    """Scales tie: 6·s is also 4·1.5·s, and zero is zero at any scale; absmax's scale is kept."""
     x = torch.tensor([6.0, 0.0, 12.0]).repeat_interleave(16).expand(4, 48)
     absmax = quantize_weight(x, torch.tensor(1.0))
     searched = quantize_with_rule(x, rule, global_scale=torch.tensor(1.0))
@@ -179,7 +179,7 @@ def test_weights_whose_squares_float32_has_not_get_the_same_scales(
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
 def test_sweep_keeps_blocks_below_the_smallest_scale(convention: Convention) -> None:
-    """compressed-tensors gives them .125, with which nothing is left of them."""
+    """compressed-tensors scales such blocks by .125, which rounds all their values to zero."""
     x = torch.full((1, 32), 1.4 * 2.0**-9)
     x[0, 0] = 2688.0
     found = quantize_with_rule(x, "sweep", convention=convention).dequantize()

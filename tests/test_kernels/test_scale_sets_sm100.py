@@ -1,7 +1,7 @@
-"""Sets of scale columns in a pipe that keeps no order but what the PTX ISA promises.
+"""Sets of scale columns in a pipe with only the ordering that the PTX ISA promises.
 
-With one set the copy of a step's scales overwrites what the MMAs before it may still read, and is
-reported. With two it waits for them.
+With one set, the copy of a step's scales overwrites scales that earlier MMAs may still read, which
+is reported. With two sets, the copy waits for those MMAs.
 """
 
 from collections.abc import Callable, Iterator
@@ -66,10 +66,10 @@ MMAS = {name: "indexer" if name == "indexer" else "gemm" for name in RUNS}
 
 @contextmanager
 def strict_pipe(schedule: Schedule) -> Iterator[pytest.MonkeyPatch]:
-    """The emulator, whose pipe keeps only what is promised."""
+    """Context of an emulator whose pipe keeps only the promised order."""
     devices.cutlass_or_skip()
     with (
-        compiled_anew(),  # a kernel with a mistake is none of the others
+        compiled_anew(),  # a mutant must not share the other kernels' cache
         devices.emulated_ops(schedule) as gpu,
         pytest.MonkeyPatch.context() as patch,
     ):
@@ -92,7 +92,7 @@ def test_one_set_relies_on_the_pipe(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["128x64", "256x128", "indexer"])
 def test_two_sets_have_to_wait(name: str) -> None:
-    """Nothing else orders the copy: without the wait it is reported."""
+    """Ordering of the copy needs the wait: a copy without the wait is reported."""
     with strict_pipe(SCHEDULES[0]) as patch:
         module = import_module(f"nvfp4_kernels.{MMAS[name]}.sm100.mma")
         acquire = module.Mma._acquire_scales

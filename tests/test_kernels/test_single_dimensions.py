@@ -1,4 +1,4 @@
-"""Strides of dimensions of size 1: any of them is torch's, none of them is a tensor map's."""
+"""Strides of dimensions of size 1: torch allows any, a tensor map does not."""
 
 import math
 from collections.abc import Callable
@@ -23,21 +23,21 @@ from tests.test_kernels.attention.decode import decode_cases
 from tests.test_kernels.attention.sparse_cases import SparseCase
 from tests.test_kernels.indexer import indexer_cases
 
-# 0 is of what expand() made; the last is beyond what a tensor map can say.
+# 0 is a stride of expand(); the last is too large for a tensor map.
 STRIDES = pytest.mark.parametrize("stride", [0, 7, 1 << 41])
 ONE_SCHEDULE = pytest.mark.schedules("random 1")
 MAP_ALIGNMENT = 16  # bytes
 
 
 def with_strides(x: Tensor, stride: int) -> Tensor:
-    """The same elements, ``stride`` in every dimension of size 1 but the last."""
+    """The same elements, with ``stride`` in every dimension of size 1 but the last."""
     pairs = zip(x.shape[:-1], x.stride()[:-1], strict=True)
     strides = [stride if count == 1 else own for count, own in pairs]
     return x.as_strided(x.shape, (*strides, x.stride(-1)), x.storage_offset())
 
 
 def one_page(given: dict[str, Any], name: str) -> dict[str, Any]:
-    """A cache cut down to the only page that anybody uses."""
+    """A cache cut down to its only page in use."""
     page = int(given["block_table"][0, 0])
     cache = given[name][page : page + 1].clone()
     return given | {name: cache, "block_table": given["block_table"][:, :1] * 0}
@@ -81,7 +81,7 @@ def gather() -> dict[str, Any]:
 
 
 def decode() -> dict[str, Any]:
-    """Arguments of ``decode_attention``; the store goes to the only page."""
+    """Arguments of ``decode_attention``; the token is stored to the only page."""
     problem = decode_cases.case(14, query_heads=2, heads=1).problem()
     given = one_page(decode_cases.arguments(problem, torch.device("cpu")), "kv_cache")
     return given | {"slot_mapping": given["slot_mapping"] % 16}
@@ -99,7 +99,7 @@ SM100: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
 
 @pytest.fixture
 def maps(monkeypatch: pytest.MonkeyPatch) -> list[TensorMap]:
-    """Tensor maps that the driver is asked for."""
+    """Tensor maps requested from the driver."""
     from tests.emulator.runtime import tensor_maps
 
     asked: list[TensorMap] = []
@@ -116,7 +116,7 @@ def maps(monkeypatch: pytest.MonkeyPatch) -> list[TensorMap]:
 def check(
     op: Callable[..., Any], given: dict[str, Any], stride: int, maps: list[TensorMap]
 ) -> None:
-    """The result is that of contiguous tensors, and the maps are of positive strides."""
+    """Check that the result is that of contiguous tensors, and that maps have positive strides."""
     expected = op(**{n: x.clone() if isinstance(x, Tensor) else x for n, x in given.items()})
     maps.clear()
     found = op(**all_with_strides(given, stride))

@@ -1,6 +1,6 @@
-"""Tensor maps of small tensors: drivers up to CUDA 13.1 may set a bit that must not be there.
+"""Tensor maps of small tensors: drivers up to CUDA 13.1 may set a bit that must be cleared.
 
-The emulator's driver is made to set it in all maps, and its copies to look for it.
+The emulator's driver sets the bit in all maps, and its copies check for the bit.
 """
 
 import struct
@@ -17,15 +17,15 @@ from tests.test_kernels.gemm import linear_cases
 from tests.test_kernels.indexer import indexer_cases
 
 pytestmark = [pytest.mark.arch("sm_100"), pytest.mark.schedules("random 1")]
-BIT = 1 << 21  # of the second word
+BIT = 1 << 21  # in the second word
 SMALL = 128 * 1024  # bytes
 
 
 class Driver:
-    """A driver that sets the bit.
+    """A driver that sets the bit in every map.
 
     Attributes:
-        copied: bytes of each tensor that was copied, and whether its map had the bit.
+        copied: bytes of each copied tensor, and whether its map had the bit.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
@@ -38,13 +38,13 @@ class Driver:
         patch.setattr(bulk, "_decoded", self.decode)
 
     def encode(self, tensor_map: TensorMap, capability: int) -> bytes:
-        """Map with the bit."""
+        """Encode a map with the bit set."""
         words = list(struct.unpack("<16Q", self._encode(tensor_map, capability)))
         words[1] |= BIT
         return struct.pack("<16Q", *words)
 
     def decode(self, descriptor: bytes) -> TensorMap:
-        """Map as a copy reads it."""
+        """Decode a map as a copy reads it, and record the bit."""
         tensor_map = decode(descriptor)
         row = tensor_map.dims[0] * tensor_map.element_type.bits // 8
         pairs = zip(tensor_map.dims[1:], tensor_map.strides, strict=True)
@@ -54,14 +54,14 @@ class Driver:
 
 
 def mend_below(nbytes: int, patch: pytest.MonkeyPatch) -> None:
-    """Make ops take the driver for one with so large defective maps."""
+    """Make ops assume a driver whose maps are defective below ``nbytes`` bytes."""
     for room in ("gemm", "attention", "indexer"):
         module = import_module(f"nvfp4_kernels.{room}.sm100.launch")
         patch.setattr(module, "defective_map_bytes", lambda device: nbytes)
 
 
 def run(name: str) -> None:
-    """An op on small tensors."""
+    """Run an op on small tensors."""
     torch.manual_seed(0)
     if name == "gemm":
         linear_cases.check_exact(gemm, linear_cases.Case(40, 72, 128))
@@ -81,7 +81,7 @@ OPS = pytest.mark.parametrize("name", ["gemm", "attention", "sparse_attention", 
 def test_small_maps(
     name: str, nbytes: int, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They lose the bit with a defective driver alone: elsewhere it is the driver's to set."""
+    """Small maps lose the bit only with a defective driver; otherwise it belongs to the driver."""
     driver = Driver(monkeypatch)
     mend_below(nbytes, monkeypatch)
     run(name)
@@ -90,7 +90,7 @@ def test_small_maps(
 
 
 def test_large_maps(op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They keep it: a weight of 1024 rows of 128 bytes, but not one of 1023."""
+    """Large maps keep the bit: a weight of 1024 rows of 128 bytes does, of 1023 rows does not."""
     driver = Driver(monkeypatch)
     mend_below(SMALL, monkeypatch)
     for rows in (1023, 1024):

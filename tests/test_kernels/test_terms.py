@@ -1,4 +1,4 @@
-"""Sums of NVFP4 terms: the format, its errors, its limits."""
+"""Sums of NVFP4 terms: format, errors, limits."""
 
 from itertools import pairwise
 
@@ -24,7 +24,7 @@ ONE = torch.tensor(1.0)
 
 
 def relative_error(x: Tensor, terms: int, scale: Tensor) -> float:
-    """Root mean square of what is lost, of that of ``x``."""
+    """RMS of the quantisation error, relative to the RMS of ``x``."""
     decoded = decode_terms(*quantize_terms(x, scale, terms), terms)
     decoded *= scale.unsqueeze(-1) if scale.ndim else scale
     return float((decoded - x).square().mean().sqrt() / x.square().mean().sqrt())
@@ -38,7 +38,7 @@ def student() -> Tensor:
     return torch.distributions.StudentT(4.0).sample((64, 4096))
 
 
-# Of 64 × 4096 values; the bounds are what was measured, and 5 %.
+# Bounds for 64 × 4096 values: the measured errors, plus 5 %.
 LOST = {1: 0.1, 2: 0.0092, 3: 0.00083, 4: 0.000077}
 
 
@@ -69,12 +69,12 @@ def test_later_terms_take_what_the_first_one_clips() -> None:
 
 
 def test_outliers_by_a_scale_per_token() -> None:
-    """A few channels 3000 times the rest: the ordinary ones' error, of their own magnitude."""
+    """Per-token scales keep the accuracy of other channels if a few are 3000 times larger."""
     x = gauss()
     ordinary = torch.ones(4096, dtype=torch.bool)
     for channel in (5, 2050):
         x[:, channel] *= 3000
-        ordinary[channel // 16 * 16 :][:16] = False  # what shares its block is lost beside it
+        ordinary[channel // 16 * 16 :][:16] = False  # an outlier's block loses its other elements
 
     def lost(scale: Tensor, terms: int) -> float:
         decoded = decode_terms(*quantize_terms(x, scale, terms), terms) * scale.unsqueeze(-1)
@@ -90,7 +90,7 @@ def test_outliers_by_a_scale_per_token() -> None:
 
 @pytest.mark.parametrize("magnitude", [2.0**-10, 2.0**-12, 2.0**-20, 0.0], ids=str)
 def test_below_the_smallest_block_scale(magnitude: float) -> None:
-    """Blocks get coarse and then zero, with scales and codes of zero: nothing breaks."""
+    """Below the smallest scale, blocks become coarse and then zero, with zero scales and codes."""
     x = torch.randn(3, 64) * magnitude
     data, scales = quantize(x, ONE, 4)
     decoded = decode_terms(data, scales, 4)
@@ -102,7 +102,7 @@ def test_below_the_smallest_block_scale(magnitude: float) -> None:
 
 
 def test_what_is_exact_leaves_nothing() -> None:
-    """E2M1 values times a power of two: the second term has scales and codes of zero."""
+    """E2M1 values times a power of two leave a second term of zero codes."""
     x = torch.from_numpy(oracle.grid_operand(np.random.default_rng(0), 40, 64).values).float()
     x[..., ::16] = 6.0 * x.abs().amax() / 6.0
     data, _ = quantize(x, ONE, 2)
@@ -120,7 +120,7 @@ def test_what_is_exact_leaves_nothing() -> None:
     batch=st.sampled_from([(), (2,)]),
 )
 def test_stacked_scales(rows: int, columns: int, terms: int, batch: tuple[int, ...]) -> None:
-    """Stack scales as the oracle does, and back."""
+    """Stacked scales equal the oracle's, and unstack to the same scales."""
     shape = (*batch, terms, rows, columns)
     scales = torch.randint(1, 120, shape, dtype=torch.uint8).view(torch.float8_e4m3fn)
     blocked = stack_scales(scales)
@@ -137,7 +137,7 @@ def test_few_rows_share_an_atom() -> None:
 
 
 def test_each_term_is_what_the_ones_before_left() -> None:
-    """Against the terms formed in float64 from the format's own rounding of one term."""
+    """Each term quantises the residual of the terms before, formed in float64."""
     x = torch.randn(37, 96)
     scale = x.abs().amax() / 2688
     data, scales = quantize(x, scale, 3)
@@ -162,7 +162,7 @@ def test_one_term_is_what_it_always_was() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")], ids=str)
 def test_not_finite_stays_visible(bad: float) -> None:
-    """NaN in the scales of all terms; infinity as the largest value of all of them."""
+    """NaN shows in the scales of all terms, infinity as the largest value in all terms."""
     x = torch.randn(5, 64)
     x[3, 20] = bad
     data, scales = quantize(x, torch.tensor(0.01), 3)

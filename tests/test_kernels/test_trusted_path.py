@@ -1,4 +1,4 @@
-"""Paths whose code is run: who may own them, and who may write to them."""
+"""Paths of code that is run: accepted owners and write permissions."""
 
 import os
 import shutil
@@ -19,12 +19,12 @@ from nvfp4_kernels.runtime.trusted_path import (
 )
 from tests.other_users import NOBODY, acting_as, needs_root
 
-ANOTHER = 54321  # neither root nor nobody; no name either
+ANOTHER = 54321  # neither root nor nobody, and without a name
 
 
 @pytest.fixture(autouse=True)
 def umask() -> Iterator[None]:
-    """Files are made for their owner to write, whoever runs the tests."""
+    """Give files the usual mode, whoever runs the tests."""
     before = os.umask(0o022)
     yield
     os.umask(before)
@@ -43,7 +43,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def shared(file: Path, tmp_path: Path) -> Path:
-    """A folder like /tmp, in which somebody has made a link to the file's folder."""
+    """A folder like /tmp, with a user's link to the file's folder."""
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o1777)
@@ -156,7 +156,7 @@ def test_a_file_that_others_may_write_to(file: Path, mode: int) -> None:
 
 
 def test_a_file_in_a_sticky_folder_itself(shared: Path) -> None:
-    """Another user can have linked another file of one's own there."""
+    """Another user can have linked a file into a sticky folder."""
     path = shared / "kernel.o"
     path.write_bytes(b"code")
     for each in (path, shared):
@@ -180,7 +180,7 @@ def test_a_link_into_a_folder_of_another_user(file: Path, shared: Path) -> None:
 
 
 def test_a_link_in_a_folder_that_others_may_write_to(shared: Path) -> None:
-    """Where it leads is private, but they can let it lead elsewhere."""
+    """The link's target is private, but other users can replace the link."""
     shared.chmod(0o777)
     refused(shared / "link" / "kernel.o", rf"everybody may write to {shared}, mode 777")
 
@@ -206,22 +206,22 @@ def test_a_pipe_in_the_place_of_a_file(file: Path) -> None:
     refused(file, "is no regular file, must be one; delete it")
 
 
-# --- who is trusted besides ---------------------------------------------------------------------
+# --- other trusted users -------------------------------------------------------------------------
 
 
 def test_a_user_that_is_trusted(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root of a container runs what a user of the machine has made."""
+    """Root of a container trusts files of a user of the machine."""
     needs_root()
     for path in (file, file.parent):
         os.chown(path, ANOTHER, ANOTHER)
     monkeypatch.setenv(TRUST_VARIABLE, f"group:7, user:{ANOTHER}")
     assert read_trusted(file) == b"code"
-    file.parent.chmod(0o775)  # its group is trusted with nothing
+    file.parent.chmod(0o775)  # its group is not trusted
     refused(file, f"^gid {ANOTHER} may write to {file.parent}")
 
 
 def test_a_group_that_is_trusted(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of a team has made files in its folder."""
+    """Members of a team have made files in the team's folder."""
     needs_root()
     os.chown(file, ANOTHER, 100)
     os.chown(file.parent, NOBODY, 100)
@@ -242,7 +242,7 @@ def test_what_everybody_may_write_to_is_nobodys_to_trust(
 
 
 def test_a_trusted_groups_sticky_folder(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its group is that of what anybody makes in it."""
+    """Anything made in such a folder has the folder's group, so the group proves nothing."""
     needs_root()
     os.chown(shared, 0, 100)
     shared.chmod(0o3777)
@@ -277,7 +277,7 @@ def test_trust_in_what_is_no_name(
         read_trusted(file)
 
 
-# --- folders that are made ----------------------------------------------------------------------
+# --- folders created by the package ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mask", [0, 0o022, 0o077], ids=oct)

@@ -1,4 +1,4 @@
-"""vLLM's own NVFP4 arithmetic, in this package's terms."""
+"""vLLM's NVFP4 arithmetic, in this package's layout."""
 
 import torch
 from torch import Tensor

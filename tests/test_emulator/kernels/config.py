@@ -1,4 +1,4 @@
-"""Variants of the NVFP4 GEMM kernel and products to try them on. No CuTe in here."""
+"""Variants of the NVFP4 GEMM kernel and products to run on each, without CuTe."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,14 @@ MMA_K = 64  # elements of K per MMA, and per 512-byte atom of scales
 TILE_BYTES = TILE_K // 2
 ATOMS_K = TILE_K // MMA_K
 ATOM_BYTES = 512
-ATOM_COLUMNS = 4  # of tensor memory per atom of scales
+ATOM_COLUMNS = 4  # columns of tensor memory per atom of scales
 TENSOR_COLUMNS = 512
 STORE_ROWS = 32  # rows that one epilogue warp stores at a time: the lanes it can reach
-STORE_BYTES = 128  # of each row
+STORE_BYTES = 128  # bytes of each row
 STORE_SLOTS = 2
 STORE_WARPS = 4
 SHARED_BYTES = 227 * 1024
-BARRIER_BYTES = 1024  # mbarriers, the tensor memory's address, and what alignment costs
+BARRIER_BYTES = 1024  # mbarriers, the tensor memory's address, and alignment
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class GemmConfig:
 
     @property
     def ctas(self) -> int:
-        """CTAs that work on one tile."""
+        """Number of CTAs that work on one tile."""
         return 2 if self.two_sm else 1
 
     @property
@@ -56,12 +56,12 @@ class GemmConfig:
 
     @property
     def atoms_n(self) -> int:
-        """Atoms of B's scales side by side along N."""
+        """Number of atoms of B's scales along N."""
         return self.tile_n // 128
 
     @property
     def accumulators(self) -> int:
-        """Tiles in tensor memory at a time: two let the epilogue overlap the next tile's MMAs."""
+        """Tiles in tensor memory: with two, the epilogue overlaps the next tile's MMAs."""
         return 2 if 2 * self.tile_n + self._scale_columns <= TENSOR_COLUMNS else 1
 
     @property
@@ -70,7 +70,7 @@ class GemmConfig:
 
     @property
     def sfa_column(self) -> int:
-        """First column of A's scales in tensor memory; the accumulators come before them."""
+        """First column of A's scales in tensor memory, after the accumulators."""
         return self.accumulators * self.tile_n
 
     @property
@@ -79,7 +79,7 @@ class GemmConfig:
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes that arrive in one CTA's shared memory per stage."""
+        """Bytes per stage that arrive in one CTA's shared memory."""
         rows = CTA_ROWS + self.b_rows
         return rows * TILE_BYTES + ATOM_BYTES * ATOMS_K * (1 + self.atoms_n)
 
@@ -89,10 +89,10 @@ class Shape:
     """One product on one variant of the kernel.
 
     Attributes:
-        m, n, k: of the product.
+        m, n, k: sizes of the product.
         config: variant.
         dtype: name of the result's torch dtype.
-        sms: SMs to use; few, so that each takes several tiles.
+        sms: SMs to use; few, so that each SM gets several tiles.
     """
 
     m: int

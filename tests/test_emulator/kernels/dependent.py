@@ -62,7 +62,7 @@ def _compiled(waits: bool, use_pdl: bool) -> Any:
 def square_and_add(
     x: torch.Tensor, y: torch.Tensor, waits: bool = True, use_pdl: bool = True
 ) -> None:
-    """Writes x² + x to y, int32 of a multiple of ``THREADS`` elements.
+    """Write x² + x to y, for int32 tensors of a multiple of ``THREADS`` elements.
 
     Args:
         x: input.

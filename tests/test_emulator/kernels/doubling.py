@@ -1,7 +1,7 @@
-"""Doubles float32 values through a ring of bulk copies: the synchronisation sm_90 and sm_100 share.
+"""Kernel that doubles float32 values through a ring of bulk copies, for sm_90 and sm_100.
 
-One thread brings chunks in; all threads double a chunk in place; the same thread takes it out. A
-slot is filled again only once its bulk store has read it.
+One thread loads chunks; all threads double a chunk in place; the same thread stores the chunk. A
+slot is filled again only once a bulk store has read the slot.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ CTAS = 2
 
 @dataclass(frozen=True)
 class Doubling:
-    """For ``nvfp4_kernels.runtime.compile.launch``: y = 2 x, of a number of chunks."""
+    """Kernel for ``nvfp4_kernels.runtime.compile.launch``: y = 2 x, for a number of chunks."""
 
     def signature(self) -> tuple[Any, ...]:
         pointer = make_ptr(Float32, 16, cute.AddressSpace.gmem, assumed_align=16)

@@ -1,4 +1,4 @@
-"""A kernel on the emulator, inside of a vLLM worker process; as a command, prints JSON.
+"""A kernel on the emulator, inside a vLLM worker process; as a command, prints JSON.
 
 ``python -m tests.test_emulator.kernels.in_vllm MODEL``
 """
@@ -12,7 +12,7 @@ from tests.test_emulator.kernels.config import GemmConfig, Shape
 
 
 def in_worker(worker: Any) -> dict[str, Any]:
-    """What one worker saw: vLLM calls this there."""
+    """Run a kernel in a worker, by vLLM's RPC, and return its record."""
     from tests.devices import emulated
     from tests.emulator import EAGER
 
@@ -26,7 +26,7 @@ def in_worker(worker: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    # Functions travel to the worker as pickles.
+    # Functions are pickled to reach the worker.
     os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
     from vllm import LLM

@@ -1,4 +1,4 @@
-"""The process in which test_mutations.py tries some of the GEMM's mutations."""
+"""Process in which test_mutations.py runs a sample of the GEMM's mutants."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from tests.test_emulator.kernels.subjects import gemm_subject
 
 
 def main(step: int) -> None:
-    """Prints a JSON line for every ``step``-th: [line, instruction, change, outcome, reason]."""
+    """Print [line, instruction, change, outcome, reason] as JSON for every ``step``-th mutant."""
     subject = gemm_subject(two_sm=False)
     for mutation in islice(mutations(subject.text), 0, None, step):
         caught = first_catch(subject, mutation)

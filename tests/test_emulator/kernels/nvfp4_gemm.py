@@ -7,7 +7,7 @@ tensor core's blocked layout. Six warps: four store, one issues MMAs, one issues
            <-empty--       <-drained-
 
 Each arrow is an mbarrier per stage of operands, or per accumulator. Every synchronisation is
-written where it happens: this kernel is what the emulator's mutations take apart.
+written inline: the emulator's mutation tests remove or change each.
 """
 
 from dataclasses import dataclass
@@ -56,8 +56,8 @@ class Shared:
     """A CTA's shared memory.
 
     Attributes:
-        full, empty: of each stage: its bytes are there; the MMAs that read it are done.
-        ready, drained: of each accumulator: its tile is complete; the epilogue has read it.
+        full, empty: mbarriers per stage: bytes have arrived; MMAs have read them.
+        ready, drained: mbarriers per accumulator: the tile is complete; the epilogue has read it.
         tensor: address of the tensor memory.
     """
 
@@ -75,15 +75,15 @@ class Shared:
 
 @dataclass(frozen=True)
 class Tiles:
-    """The tiles of C that one cluster computes; they run down its columns.
+    """The tiles of C that one cluster computes, down the columns of C.
 
     Attributes:
-        first: number of the first.
-        apart: how far the next one is: the clusters of the grid.
-        mine: how many there are.
+        first: number of the first tile.
+        apart: distance to the next tile: the number of clusters in the grid.
+        mine: number of this cluster's tiles.
         down: tiles in a column of C.
-        steps: of K.
-        rank: this CTA's in its cluster.
+        steps: steps of K.
+        rank: this CTA's rank in its cluster.
     """
 
     first: Int32
@@ -94,16 +94,16 @@ class Tiles:
     rank: Int32
 
     def place(self, index: Int32) -> tuple[Int32, Int32]:
-        """Row and column, in tiles, of one of them."""
+        """Row and column of the ``index``-th tile, in tiles."""
         tile = self.first + index * self.apart
         return tile % self.down, tile // self.down
 
 
 @cute.jit
 def wait(barrier: Array, phase: Int32, scope: cutlass.Constexpr = ptx.MBarrierScope.CTA) -> None:
-    """Blocks until the mbarrier's phase of this number, counted from 0, is complete.
+    """Block until the mbarrier's phase number ``phase``, from 0, is complete.
 
-    ``scope`` must include those whose work is waited for.
+    ``scope`` must include the threads whose work is waited for.
     """
     while not ptx.mbarrier_try_wait_parity(
         barrier, phase & 1, scope=scope, order=ptx.MemOrder.ACQUIRE
@@ -115,7 +115,7 @@ class Nvfp4Gemm:
     """One compiled variant.
 
     Args:
-        config: its shape.
+        config: the variant.
         c_type: ``cutlass.Float16``, ``BFloat16`` or ``Float32``.
     """
 
@@ -124,7 +124,7 @@ class Nvfp4Gemm:
         self.c_type = c_type
         self.group = ptx.CTAGroup.CTA_2 if config.two_sm else ptx.CTAGroup.CTA_1
         self.peers = 0b11 if config.two_sm else None
-        # Of waits for what a pair's other CTA has done, or its MMAs have.
+        # Scope of waits for the pair's other CTA and its MMAs.
         self.scope = ptx.MBarrierScope.CLUSTER if config.two_sm else ptx.MBarrierScope.CTA
         self.store_columns = STORE_BYTES * 8 // c_type.width
 
@@ -142,7 +142,7 @@ class Nvfp4Gemm:
         sms: Int32,
         stream: cuda_driver.CUstream,
     ) -> None:
-        """Launches on ``sms`` SMs at most.
+        """Launch on ``sms`` SMs at most.
 
         ``a`` [m, k/2], ``b`` [n, k/2] and the scales [ceil(rows/128), ceil(k/64), 32, 16] are
         bytes; k is a multiple of 32, rows of ``c`` [m, n] are multiples of 16 bytes.
@@ -183,7 +183,7 @@ class Nvfp4Gemm:
     def _scale_map(
         self, scales: cute.Pointer, rows: Int32, k: Int32, box_rows: int, box_k: int
     ) -> TensorMap:
-        """Atoms of 512 bytes; in shared memory those along K lie outermost."""
+        """Tensor map of atoms of 512 bytes; in shared memory, atoms along K are outermost."""
         across = cute.ceil_div(k, MMA_K)
         return create_tensor_map_tiled(
             scales.toint(),
@@ -205,13 +205,13 @@ class Nvfp4Gemm:
         n: Int32,
         k: Int32,
     ) -> None:
-        """Sets up, runs one role per warp, takes down."""
+        """Set up, run one role per warp, and tear down."""
         config = self.config
         shared = self._allocate()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         rank = ptx.cluster_ctarank()
 
-        # The CTAs of a pair allocate together, so each has to know that the other has started.
+        # The CTAs of a pair allocate together, so each must know that the other has started.
         if cutlass.const_expr(config.two_sm):
             ptx.barrier_cluster_arrive_relaxed()
         if warp == MMA_WARP and ptx.elect_sync():
@@ -237,7 +237,8 @@ class Nvfp4Gemm:
         else:
             self._store(map_c, shared, tiles, warp)
 
-        # Nobody exits while a peer may still arrive here, or frees what a peer still reads.
+        # No CTA may exit while a peer may still arrive on its mbarriers, or free memory that a peer
+        # reads.
         self._meet()
         if warp == 0:
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
@@ -279,7 +280,7 @@ class Nvfp4Gemm:
         ptx.fence_mbarrier_init()
 
     def _meet(self) -> None:
-        """All threads of the tile's CTAs."""
+        """Synchronise all threads of the tile's CTAs."""
         if self.config.two_sm:
             ptx.barrier_cluster_arrive()
             ptx.barrier_cluster_wait()
@@ -288,7 +289,7 @@ class Nvfp4Gemm:
 
     @cute.jit
     def _load(self, maps: Maps, shared: Shared, tiles: Tiles) -> None:
-        """One thread: brings in the operands of every step of every tile."""
+        """Load the operands of every step of every tile, by one thread."""
         config, rank = self.config, tiles.rank
         a_bytes, b_bytes = CTA_ROWS * TILE_BYTES, config.b_rows * TILE_BYTES
         sfa_bytes = ATOMS_K * ATOM_BYTES
@@ -312,12 +313,12 @@ class Nvfp4Gemm:
                 sfa = shared.sfa.subview(stage * sfa_bytes)
                 atom = step * ATOMS_K
                 self._bring(maps.sfa, (0, row_a // 128, atom), sfa, full)
-                # All of B's scales go to both CTAs of a pair; each loads its half of K for both.
+                # All of B's scales go to both CTAs of a pair; each CTA loads half of K for both.
                 sfb = shared.sfb.subview(stage * sfb_bytes + rank * (sfb_bytes // config.ctas))
                 atom += rank * (ATOMS_K // config.ctas)
                 self._bring(maps.sfb, (0, tile_n * config.atoms_n, atom), sfb, full, self.peers)
 
-        # The MMAs' last arrivals must find this CTA's mbarriers still there.
+        # This CTA's mbarriers must outlive the MMAs' last arrivals.
         for last in cutlass.range_constexpr(config.stages):
             count = tiles.mine * tiles.steps + last
             last_stage = shared.empty.subview(count % config.stages)
@@ -331,7 +332,7 @@ class Nvfp4Gemm:
         full: Array,
         mask: int | None = None,
     ) -> None:
-        """One copy; in a pair, its bytes count on the first CTA's mbarrier."""
+        """Issue one copy; in a pair, its bytes count on the first CTA's mbarrier."""
         ptx.cp_async_bulk_tensor_shared_cluster_global(
             target,
             tensor.get_ptr(),
@@ -344,12 +345,12 @@ class Nvfp4Gemm:
 
     @cute.jit
     def _multiply(self, shared: Shared, tiles: Tiles) -> None:
-        """One warp of each tile's first CTA: one of its threads issues the MMAs.
+        """Issue MMAs by one thread of one warp of each tile's first CTA.
 
-        The others go round with it: CUDA 13.0's ptxas crashes on MMAs in a loop of one thread.
+        The whole warp runs the loop: CUDA 13.0's ptxas crashes on MMAs in a loop of one thread.
         """
         config = self.config
-        leader = ptx.elect_sync()  # the same lane throughout: commits track a thread's own work
+        leader = ptx.elect_sync()  # the same lane throughout: commits track a thread's own MMAs
         peers = None if self.peers is None else Int16(self.peers)
         tensor = shared.tensor.load()
         instruction = ptx.Tcgen05MxOmmaInstrDesc.build(
@@ -413,12 +414,12 @@ class Nvfp4Gemm:
         return ptx.make_tmem_ptr(address, cutlass.Float32)
 
     def _operand_descriptor(self, data: Array) -> ptx.Tcgen05SmemDesc:
-        """Rows of 128 bytes, swizzled, in groups of eight."""
+        """Descriptor of swizzled rows of 128 bytes, in groups of eight."""
         swizzle = ptx.Tcgen05SmemSwizzle.SWIZZLE_128B
         return ptx.Tcgen05SmemDesc.build(data, 16, 8 * TILE_BYTES, layout=swizzle)
 
     def _scale_descriptor(self, scales: Array) -> ptx.Tcgen05SmemDesc:
-        """An atom: 32 rows of 16 bytes, in groups of eight."""
+        """Descriptor of an atom: 32 rows of 16 bytes, in groups of eight."""
         return ptx.Tcgen05SmemDesc.build(scales, 16, 8 * 16)
 
     def _copy_scales(self, column: Int32, start: Int64, atoms: int) -> None:
@@ -434,12 +435,12 @@ class Nvfp4Gemm:
 
     @cute.jit
     def _store(self, map_c: TensorMap, shared: Shared, tiles: Tiles, warp: Int32) -> None:
-        """Four warps: each converts and stores the 32 rows of tensor memory it can reach."""
+        """Convert and store tiles by four warps, each for its 32 lanes of tensor memory."""
         config = self.config
         columns = self.store_columns
         chunk = 128 // self.c_type.width  # elements in 16 bytes
         lane = cute.arch.lane_idx()
-        leader = ptx.elect_sync()  # the same lane throughout: bulk groups are a thread's own
+        leader = ptx.elect_sync()  # the same lane throughout: bulk groups belong to a thread
         rows = shared.tensor.load() + ((warp * STORE_ROWS) << 16)
         slots = shared.c.subview(warp * (STORE_SLOTS * STORE_ROWS * columns))
 
@@ -480,7 +481,7 @@ class Nvfp4Gemm:
             ptx.cp_async_bulk_wait_group(0, read=True)
 
     def _release(self, drained: Array) -> None:
-        """Arrives on the first CTA's mbarrier: the one whose thread issues the MMAs."""
+        """Arrive on the mbarrier of the first CTA, whose thread issues the MMAs."""
         if self.config.two_sm:
             ptx.mbarrier_arrive(ptx.mapa(drained, 0), scope=ptx.MemScope.CLUSTER)
         else:

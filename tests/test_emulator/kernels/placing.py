@@ -1,4 +1,4 @@
-"""Tells where CuTe DSL has put the shared arrays of a kernel."""
+"""Kernels that report the addresses at which CuTe DSL places shared arrays."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from cutlass import AddressSpace, Array, Float32, Int32, Int64, Uint8
 from cutlass.cute.runtime import make_ptr
 from cutlass.memory.smem import SmemAllocator, SmemPartition
 
-# Type, elements and alignment of each. The third is touched nowhere, the last where a branch is.
+# Type, elements and alignment of each. The third is never touched, the last only in a branch.
 ARRAYS = (
     (Int64, 3, 8),
     (Uint8, 5000, 1024),
@@ -24,9 +24,9 @@ UNTOUCHED, IN_A_BRANCH = 2, len(ARRAYS) - 1
 
 @dataclass(frozen=True)
 class Placing:
-    """For ``nvfp4_kernels.runtime.compile.launch``: addresses of the arrays, one write to each.
+    """Kernel for ``nvfp4_kernels.runtime.compile.launch``: array addresses, with one write to each.
 
-    ``beyond`` elements after its last one is written in the array of that number.
+    In array number ``array``, the write goes ``beyond`` elements past the last element.
     """
 
     array: int = 0
@@ -60,7 +60,7 @@ class Placing:
 
 @dataclass(frozen=True)
 class Large:
-    """For the same: one array of ``nbytes``, which CuTe may have put before all others."""
+    """Kernel with one array of ``nbytes``, which CuTe may have placed before all others."""
 
     nbytes: int
     reserved: bool = False

@@ -1,4 +1,4 @@
-"""A GEMM with operands, memory and reference, to run any number of times."""
+"""A GEMM with operands, memory and reference, which can run any number of times."""
 
 import torch
 
@@ -9,7 +9,7 @@ from tests.test_emulator.kernels.launch import multiply
 
 
 def _operand(rows: int, k: int, seed: int) -> Nvfp4Tensor:
-    """Every E2M1 value, and scales whose products with them add up exactly in float32."""
+    """Operand of every E2M1 value, with scales for which sums are exact in float32."""
     random = torch.Generator().manual_seed(seed)
     data = torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, generator=random)
     scales = 2.0 ** torch.randint(-2, 3, (rows, k // 16), generator=random)
@@ -17,10 +17,10 @@ def _operand(rows: int, k: int, seed: int) -> Nvfp4Tensor:
 
 
 class Problem:
-    """A product with its operands and its reference.
+    """A product with operands and reference.
 
     Attributes:
-        shape: of the product.
+        shape: shape of the product.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -31,7 +31,7 @@ class Problem:
         self._reference = product.to(getattr(torch, shape.dtype))
 
     def run(self, device: KernelDevice) -> bool:
-        """Runs on ``device``; whether the result is exact."""
+        """Run on ``device`` and return whether the result is exact."""
         a = _placed(device, "A", self._a)
         b = _placed(device, "B", self._b)
         c = device.output("C", self._reference)

@@ -1,4 +1,4 @@
-"""Kernels for the mutations to take apart: our GEMM, and the PTX of the hazard tests."""
+"""Kernels for mutation tests: our GEMM, and the PTX of the hazard tests."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -17,11 +17,11 @@ from tests.test_emulator.kernels.config import GemmConfig, Shape
 
 
 class Substitute:
-    """A device that runs other PTX in place of what it is given.
+    """A device that runs other PTX than the PTX given to it.
 
     Attributes:
-        text: that PTX; the given one if None.
-        given: the latest PTX that was loaded.
+        text: PTX to run; None runs the given PTX.
+        given: the last PTX given.
     """
 
     def __init__(self, gpu: Gpu) -> None:
@@ -66,7 +66,7 @@ class Substitute:
         self.gpu.synchronise(stream)
 
 
-# Why a mutation need not be caught: patterns of the instruction and the change.
+# Reasons why a mutant need not be caught: patterns of the instruction and the change.
 _ALONE = (
     r"tcgen05\.alloc",
     "dependents released before",
@@ -144,7 +144,7 @@ def _reason(reasons: Reasons, mutation: Mutation) -> str:
 def _substituted(
     run: Callable[[Emulated], bool], text: str | None, schedule: Schedule, arch: str
 ) -> tuple[bool, str]:
-    """What ``run`` says of a launch of ``text`` in place of its kernel's PTX, and that PTX."""
+    """Result of ``run`` with ``text`` in place of its kernel's PTX, and the kernel's PTX."""
     gpu = Gpu(
         EMULATED_CHIPS[arch], schedule=schedule, strict_tensor_fences=True, strict_scopes=True
     )
@@ -160,7 +160,7 @@ def _substituted(
 
 @dataclass
 class Warpgroups:
-    """The GEMM of sm_90, whose ring goes round more than once."""
+    """The GEMM of sm_90, on a problem in which the ring goes round more than once."""
 
     name: str = "GEMM, wgmma"
     text: str = ""
@@ -168,7 +168,7 @@ class Warpgroups:
     def __post_init__(self) -> None:
         self.text = self._launch(None, EAGER)[1]
         fences = [n for n, line in enumerate(self.text.splitlines(), 1) if "wgmma.fence" in line]
-        self._last = fences[-1]  # of the tile that the unrolled loop leaves over
+        self._last = fences[-1]  # the fence of the tile that the unrolled loop leaves over
 
     def _launch(self, text: str | None, schedule: Schedule) -> tuple[bool, str]:
         from tests.test_emulator.kernels.warpgroup_gemm import right
@@ -201,7 +201,7 @@ class Gemm:
         self.text = self._launch(None, EAGER)[1]
         lines = self.text.splitlines()
         waits = [number for number, line in enumerate(lines, 1) if "mbarrier.try_wait" in line]
-        self._tail = waits[1 : 1 + config.stages]  # the load warp's, after its loop's
+        self._tail = waits[1 : 1 + config.stages]  # the load warp's waits after its loop
         self._fenced = {
             *(n for n in waits if "tcgen05.fence::after" in "".join(lines[n : n + 8])),
             *(
@@ -226,7 +226,7 @@ class Gemm:
 
 @dataclass
 class Written:
-    """A kernel written as PTX."""
+    """A kernel that is written in PTX."""
 
     name: str
     check: Callable[[str, Schedule], None]
@@ -245,7 +245,7 @@ class Written:
 
 
 def written_subjects() -> list[Written]:
-    """Subjects that need nothing but the emulator."""
+    """Subjects that need only the emulator."""
     from tests.test_emulator.test_machine_hazards import KERNELS
 
     own = {
@@ -262,20 +262,20 @@ def written_subjects() -> list[Written]:
 
 
 def gemm_subject(two_sm: bool) -> Gemm:
-    """The GEMM; installs the emulator's runtime and needs CuTe DSL."""
+    """Return the GEMM of sm_100; installs the emulator's runtime and needs CuTe DSL."""
     shim.install(Gpu())
     config = GemmConfig(stages=2, two_sm=two_sm)
     return Gemm(f"GEMM, {config.ctas} SM", config)
 
 
 def warpgroups_subject() -> Warpgroups:
-    """The GEMM of sm_90; installs the emulator's runtime and needs CuTe DSL."""
+    """Return the GEMM of sm_90; installs the emulator's runtime and needs CuTe DSL."""
     shim.install(Gpu(), "sm_90a")
     return Warpgroups()
 
 
 def subjects() -> Iterator[Subject]:
-    """All of them."""
+    """All subjects."""
     yield from written_subjects()
     yield warpgroups_subject()
     for two_sm in (False, True):

@@ -1,7 +1,7 @@
 """D = A · Bᵀ on sm_90: A from registers, B by TMA into a ring that two CTAs of a cluster share.
 
-A warp loads B, half of each tile in each CTA and for both of them. A warpgroup loads its rows of A
-itself; its wgmma of one tile run while it loads A of the next.
+A warp loads B: each CTA loads half of each tile, for both CTAs. A warpgroup loads its rows of A
+itself, while the wgmma of the tile before are running.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor
 from nvfp4_kernels.runtime.compile import launch
 from tests.devices import KernelDevice
 
-ROWS = 64  # of A in a CTA
+ROWS = 64  # rows of A in a CTA
 TILE_K = 64
 STAGES = 2
 CLUSTER = 2
@@ -45,9 +45,9 @@ _LAYOUT = 1 << 62 | (1024 >> 4) << 32 | 1 << 16
 def multiply(
     sums: list[Float32], a: list[Uint32], b: Int64, *, loc: Any = None, ip: Any = None
 ) -> list[Float32]:
-    """D = A · B + D of one 16 of K; asynchronous."""
+    """D = A · B + D for 16 elements of K, asynchronously."""
     count = len(sums)
-    # Registers of D are results and, tied to them, operands.
+    # Registers of D are results, and operands tied to the results.
     names = [f"${i}" for i in range(2 * count + 5)]
     text = (
         "{ .reg .pred adds; setp.eq.u32 adds, 0, 0; "
@@ -70,9 +70,9 @@ def multiply(
 
 @dataclass(frozen=True)
 class WarpgroupGemm:
-    """For ``nvfp4_kernels.runtime.compile.launch``: A [m, k], B [n, k] bfloat16, D [m, n] float32.
+    """Kernel for ``nvfp4_kernels.runtime.compile.launch``: A, B in bfloat16, D in float32.
 
-    m is a multiple of 128, k of 64.
+    The shapes are A [m, k], B [n, k], D [m, n]; m is a multiple of 128, k of 64.
     """
 
     n: int
@@ -204,14 +204,14 @@ class WarpgroupGemm:
 
     @cute.jit
     def release(self, empty: Array, step: Int32, lane: Int32) -> None:
-        """A warp is done with a step: both CTAs load half of it."""
+        """Release a step of this warp to both CTAs, as each loads half of it."""
         if lane < CLUSTER:
             there = ptx.mapa(empty.subview(step % STAGES), lane)
             ptx.mbarrier_arrive(there, scope=ptx.MemScope.CLUSTER)
 
 
 def right(n: int, k: int, device: KernelDevice) -> bool:
-    """Whether D is exact, of small integers and four CTAs."""
+    """Whether D is exact, for small integers and four CTAs."""
     generator = torch.Generator().manual_seed(0)
     a, b = (
         torch.randint(-4, 5, (rows, k), generator=generator).to(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Small PTX kernels for the mutations, beside those of test_machine_hazards.py."""
+"""Small PTX kernels for mutation tests, besides those of test_machine_hazards.py."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from tests.emulator import Schedule
 from tests.test_emulator import wgmma_kernel
 from tests.test_emulator.assemble import Run, global_array
 
-# Warp 0 writes tensor memory, warp 4, which reaches the same lanes, reads it; twice.
+# Warp 0 writes tensor memory and warp 4, which reaches the same lanes, reads it; twice.
 TENSOR = """
     mov.u32 %r2, smem;
     shr.u32 %r5, %r90, 5;
@@ -83,7 +83,7 @@ LAST:
 """
 
 
-# The first warp group gives registers up, the other two take them.
+# The first warpgroup releases registers, the other two acquire them.
 BUDGET = """
     shr.u32 %r1, %r90, 7;
     setp.ne.u32 %p1, %r1, 0;
@@ -97,7 +97,7 @@ SET:
     st.global.u32 [%rd1], %r1;
 """
 
-# Adds one to what the launch before has left; the second warp waits through the first.
+# Adds one to the preceding launch's result; the second warp waits by way of the first.
 DEPENDENT = """
     griddepcontrol.launch_dependents;
     mad.wide.u32 %rd1, %r90, 4, %rd90;
@@ -112,7 +112,7 @@ WAITED:
     st.global.u32 [%rd1], %r2;
 """
 
-# Two CTAs on one SM, which hand each other what each has kept in tensor memory.
+# Two CTAs on one SM, which exchange values that they keep in tensor memory.
 NEIGHBOURS = """
     mov.u32 %r2, smem;
     mov.u32 %r8, %ctaid.x;
@@ -143,7 +143,7 @@ POLL:
     tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r3, 256;
 """
 
-# Through tensor memory, each launch adds one to what the launch before has left, beside it.
+# Each launch adds one to the result of the launch before, through tensor memory, overlapped.
 OVERLAPPED = """
     mov.u32 %r2, smem;
     mad.wide.u32 %rd1, %r90, 4, %rd90;

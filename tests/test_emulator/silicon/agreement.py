@@ -1,4 +1,4 @@
-"""Comparing outputs with recorded ones, row by row."""
+"""Row-by-row comparison of outputs with recorded outputs."""
 
 from collections.abc import Iterator
 
@@ -20,10 +20,10 @@ def _values(bits: Array, kind: str) -> npt.NDArray[np.float64]:
 
 
 def close(got: Array, want: Array, tolerance: Tolerance) -> npt.NDArray[np.bool_]:
-    """Where two arrays of floating-point bits agree.
+    """Mask of the elements in which two arrays of floating-point bits agree.
 
-    Infinities must agree exactly, and so must zeros where no ulps are allowed and NaN where their
-    payloads are not left open.
+    Infinities must agree exactly; so must zeros if no ulps are allowed, and NaN unless payloads
+    are left open.
     """
     kind = tolerance.format
     dtype = f"u{_BITS[kind] // 8}"
@@ -43,7 +43,7 @@ def close(got: Array, want: Array, tolerance: Tolerance) -> npt.NDArray[np.bool_
 
 
 def row_agrees(got: Array, want: Array, tolerance: Tolerance | None) -> npt.NDArray[np.bool_]:
-    """Where two rows agree: bit for bit, or within the tolerance."""
+    """Mask of the elements in which two rows agree: bit for bit, or within the tolerance."""
     same: npt.NDArray[np.bool_] = np.equal(got, want)
     if tolerance is None or same.all():
         return same

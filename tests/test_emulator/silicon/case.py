@@ -1,4 +1,4 @@
-"""One recorded experiment: a PTX module, how it is launched, and the arrays it reads and writes."""
+"""One recorded experiment: a PTX module, its launch, input and output arrays."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-# CUtensorMapDataType by name (CUDA driver API), and bytes an element takes.
+# CUtensorMapDataType by name (CUDA driver API), and bytes per element.
 DATA_TYPES = {
     "u8": (0, 1),
     "u16": (1, 2),
@@ -37,15 +37,15 @@ class TensorMap:
     """Arguments of ``cuTensorMapEncodeTiled`` for one array of a case.
 
     Attributes:
-        array: name of the input or output the map describes.
+        array: name of the input or output that the map describes.
         data_type: a key of ``DATA_TYPES``.
         shape: elements along each dimension, fastest first.
         strides: bytes between elements of dimensions 1 and up.
         box: elements of a tile along each dimension.
-        element_strides: step between the elements a tile takes; None for all ones.
+        element_strides: step between the elements of a tile; None for all ones.
         interleave, swizzle: a member of ``INTERLEAVES`` and of ``SWIZZLES``.
         l2_promotion: 0 (none) to 3 (256 bytes).
-        nan_fill: out-of-bounds elements read NaN instead of zero.
+        nan_fill: whether out-of-bounds elements read NaN instead of zero.
         offset: bytes from the start of the array to the tensor's first element.
     """
 
@@ -77,8 +77,8 @@ class Case:
         inputs: arrays by name.
         outputs: initial contents by name; the recording holds the contents after the launch.
         maps: tensor maps by parameter name.
-        rows: by output, what wrote each of its rows, for messages.
-        tolerance: by output and row, how far a result may be off; absent for bit equality.
+        rows: by output, the instruction that wrote each row, for messages.
+        tolerance: by output and row, the allowed error of a result; absent for bit equality.
         ops: the lane-wise instructions (``cases.instructions.Op``) that made the rows, in order.
     """
 
@@ -109,14 +109,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far an approximate result may be from the recorded one.
+    """Allowed difference between an approximate result and the recorded one.
 
     Attributes:
         format: ``f16``, ``bf16``, ``f32`` or ``f64``, the type of one result.
         ulps: units in the last place.
-        absolute: a difference that is accepted whatever the ulps.
-        any_nan: whether one NaN is as good as another. Hopper returns 0x7fffffff from f32 and the
-            first operand's payload from some f64 arithmetic; PTX promises neither.
+        absolute: a difference that is always accepted.
+        any_nan: whether all NaN are equal. Hopper returns 0x7fffffff from f32 and the first
+            operand's payload from some f64 arithmetic; PTX promises neither.
     """
 
     format: str

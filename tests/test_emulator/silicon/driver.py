@@ -1,4 +1,4 @@
-"""The CUDA driver through ctypes: run a case on a GPU. Needs ``libcuda.so.1`` and numpy alone."""
+"""The CUDA driver through ctypes, to run a case on a GPU; needs only ``libcuda.so.1`` and numpy."""
 
 import ctypes
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ _ERROR_LOG = 5  # CU_JIT_ERROR_LOG_BUFFER, followed by its size
 
 
 class DriverError(Exception):
-    """A driver call that did not return CUDA_SUCCESS; ``str`` is the error's name and more."""
+    """A driver call that did not return CUDA_SUCCESS; ``str`` begins with the error's name."""
 
 
 class _Attribute(ctypes.Structure):
@@ -76,7 +76,7 @@ class Gpu:
         return text.value.decode()
 
     def version(self) -> str:
-        """Version of CUDA that the driver supports, such as ``13.0``."""
+        """CUDA version that the driver supports, such as ``13.0``."""
         number = ctypes.c_int()
         self.call("cuDriverGetVersion", ctypes.byref(number))
         return f"{number.value // 1000}.{number.value % 1000 // 10}"
@@ -151,7 +151,7 @@ class Gpu:
             self.call("cuMemFree_v2", ctypes.c_uint64(address))
 
     def launch(self, case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Outputs of a case, and its maps' descriptors with addresses relative to their array."""
+        """Outputs of a case, and its maps' descriptors with addresses relative to the array's."""
         function = self._function(case)
         addresses = {n: self.allocate(a) for n, a in (*case.inputs.items(), *case.outputs.items())}
         held: list[object] = [ctypes.c_uint64(a) for a in addresses.values()]

@@ -1,4 +1,4 @@
-"""Whole PTX modules around a kernel body, and the phrases their bodies share."""
+"""Whole PTX modules around a kernel body, and text fragments for bodies."""
 
 from collections.abc import Iterable
 
@@ -10,12 +10,12 @@ def module(
     maps: Iterable[str] = (),
     declarations: str = "",
 ) -> str:
-    """A module with one entry named ``kernel``.
+    """Return a module with one entry named ``kernel``.
 
     Args:
-        pointers: global arrays, each a ``.u64`` parameter that the body finds in ``%<name>``.
+        pointers: names of global arrays, each a ``.u64`` parameter loaded to ``%<name>``.
         body: lines of instructions.
-        maps: tensor maps, 128-byte parameters whose generic addresses the body finds likewise.
+        maps: names of tensor maps, 128-byte parameters with generic addresses in ``%<name>``.
         declarations: module-scope variables.
     """
     pointers, maps = list(pointers), list(maps)
@@ -41,7 +41,7 @@ def shared_array(size: int, align: int = 1024) -> str:
     return f".shared .align {align} .b8 smem[{size}];\n.shared .align 8 .b64 bars[4];"
 
 
-# Registers every hand-written body has; %tid and %cta are x indices, %main is true in thread 0.
+# Registers of every hand-written body; %tid and %cta are x indices, %main is true in thread 0.
 PROLOGUE = """\
 .reg .b16 %h<16>;
 .reg .b32 %r<64>;
@@ -57,7 +57,7 @@ mov.u32 %bar, bars;"""
 
 
 def fill(size: int, threads: int, word: int = 0xA5A5A5A5) -> str:
-    """Every thread writes its share of ``smem`` with one word."""
+    """Fill ``smem`` with one word; every thread writes its share."""
     steps = -(-size // (16 * threads))
     lines = [f"mad.lo.u32 %step, %tid_x, 16, %base; mov.u32 %loop, {word};"]
     for step in range(steps):
@@ -68,7 +68,7 @@ def fill(size: int, threads: int, word: int = 0xA5A5A5A5) -> str:
 
 
 def _guarded(offset: int, size: int, text: str) -> str:
-    """``text`` under ``%done``, true in the threads whose 16 bytes lie below ``size``."""
+    """``text`` under ``%done``, true in threads whose 16 bytes are below ``size``."""
     return f"setp.lt.u32 %done, %tid_x, {(size - offset) // 16}; {text}"
 
 
@@ -99,7 +99,7 @@ def _copy(size: int, threads: int, outer: str, load: str, store: str, *, to_shar
 
 
 def wait(barrier: str, parity: str | int, label: str) -> str:
-    """Wait for a phase of an mbarrier; trap when it does not come, rather than hang the device."""
+    """Wait for a phase of an mbarrier; trap after a time instead of hanging the device."""
     return f"""\
 mov.u32 %loop, 0;
 {label}:

@@ -1,9 +1,9 @@
-"""Record what a GPU of compute capability 9.0 does with every case.
+"""Record the results of every case on a GPU of compute capability 9.0.
 
     python -m tests.test_emulator.silicon.record --out tests/test_emulator/silicon/vectors
 
-A case that fails takes its process down with it (the context is lost); the next one continues, and
-the error's name is recorded in place of outputs.
+A case that fails ends its process, as the context is lost; a new process continues, and the
+error's name is recorded in place of outputs.
 """
 
 import argparse
@@ -26,7 +26,7 @@ _PATIENCE = 15.0  # seconds for one launch, before it counts as hanging
 
 
 def _work(families: tuple[str, ...], skip: set[tuple[str, str]], pipe: Connection) -> None:
-    """Run the cases that are left, sending each result; stop at the first failure."""
+    """Run the remaining cases and send each result; stop at the first failure."""
     with Gpu() as gpu:
         pipe.send((gpu.name(), gpu.version()))
         for name in families:
@@ -45,7 +45,7 @@ def _work(families: tuple[str, ...], skip: set[tuple[str, str]], pipe: Connectio
 
 
 def _record(families: tuple[str, ...]) -> Iterator[tuple[str, str, Recorded] | tuple[str, str]]:
-    """Device name and driver version first, then (family, case, result), across processes."""
+    """Yield device name and driver version, then (family, case, result), across processes."""
     context = multiprocessing.get_context("spawn")
     done: set[tuple[str, str]] = set()
     finished = False
@@ -128,7 +128,7 @@ def main() -> int:
 
 
 def _driver() -> str:
-    """Version of the kernel driver, where the system tells."""
+    """Version of the kernel driver, if the system reports it."""
     path = Path("/proc/driver/nvidia/version")
     if not path.exists():
         return "unknown"

@@ -1,4 +1,4 @@
-"""Running a recorded case in the emulator."""
+"""Replay of a recorded case in the emulator."""
 
 import struct
 
@@ -26,7 +26,7 @@ def descriptor(tensor_map: TensorMap, address: int) -> bytes:
     """The emulator's 128 bytes for a map over an array at ``address``.
 
     Raises:
-        IllegalInstruction: the driver would refuse.
+        IllegalInstruction: the driver would refuse the map.
     """
     driver = DATA_TYPES[tensor_map.data_type][0]
     return encode(
@@ -47,7 +47,7 @@ def descriptor(tensor_map: TensorMap, address: int) -> bytes:
 
 
 def _device_array(array: Array) -> Array:
-    """A copy at a multiple of 256 bytes, as the device's allocations are."""
+    """Copy aligned to 256 bytes, as device allocations are."""
     storage = np.zeros(array.nbytes + 256, "u1")
     skip = -storage.ctypes.data % 256
     copy = storage[skip : skip + array.nbytes].view(array.dtype).reshape(array.shape)
@@ -61,9 +61,9 @@ def run_on_emulator(
     """Outputs of a case after its launch.
 
     Raises:
-        EmulatorError: a finding.
+        EmulatorError: any finding of the emulator.
     """
-    # Cases look at both parities of a phase, to record what a wait for the wrong one would meet.
+    # Cases test both parities of a phase, to record the result of a wait for the wrong parity.
     gpu = Gpu(tolerated=(ParityAliasing,), rounds_like_h200=rounds_like_h200)
     arrays = {n: _device_array(a) for n, a in (*case.inputs.items(), *case.outputs.items())}
     for name, array in arrays.items():

@@ -1,4 +1,4 @@
-"""Every recorded case again, in the emulator: the same bytes, or a finding where an H200 failed."""
+"""Replay of every recorded case: the same bytes, or a finding where an H200 failed."""
 
 from functools import cache
 from typing import Any
@@ -61,7 +61,7 @@ def test_outputs_in_other_orders(name: str, case: Case, schedule: Schedule) -> N
 
 @pytest.mark.parametrize(("name", "case"), _cases("faults"))
 def test_findings(name: str, case: Case) -> None:
-    """What ended the launch on an H200, and what PTX calls undefined though the H200 went on."""
+    """Errors of an H200, and undefined behaviour that an H200 tolerated, are findings."""
     if case.name not in FINDINGS:
         _check(name, case, EAGER)
         return
@@ -80,7 +80,7 @@ def test_descriptors_of_cases(name: str, case: Case) -> None:
 
 @pytest.mark.parametrize("what", [name for name, _ in descriptors.maps()])
 def test_descriptors(what: str) -> None:
-    """The driver's words for each set of arguments, or its refusal."""
+    """The driver's descriptor for each set of arguments, or its refusal."""
     tensor_map = dict(descriptors.maps())[what]
     recorded = _recordings("descriptors")[what]
     assert recorded.digest == repr(tensor_map), "not as recorded"
@@ -93,7 +93,7 @@ def test_descriptors(what: str) -> None:
 
 
 def test_recording_is_complete() -> None:
-    """No recording without a case, and none of a failure outside of faults and stores."""
+    """Every recording has a case; only faults and tensor stores record failures."""
     for name in FAMILIES:
         recorded = _recordings(name)
         assert sorted(recorded) == sorted(case.name for case in family(name))

@@ -1,4 +1,4 @@
-"""Recorded outputs on disk: one compressed file for each family, one JSON about the recording."""
+"""Recorded outputs on disk: a compressed file for each family, and JSON about the recording."""
 
 import json
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ DIRECTORY = Path(__file__).parent / "vectors"
 
 @dataclass(frozen=True)
 class Recorded:
-    """What the GPU did with a case.
+    """A GPU's results of a case.
 
     Attributes:
-        digest: of the case as it was recorded.
+        digest: digest of the recorded case.
         outputs: contents by name.
-        descriptors: the driver's words of each tensor map, addresses relative to their array.
-        error: name of the driver's error, where the launch failed instead.
+        descriptors: the driver's words of each tensor map, addresses relative to the arrays.
+        error: name of the driver's error, if the launch failed.
     """
 
     digest: str
@@ -30,13 +30,13 @@ class Recorded:
 
 
 def _planes(array: Array) -> Array:
-    """Bytes of equal significance side by side, which compresses better."""
+    """Bytes grouped by significance, which compresses better."""
     flat = np.ascontiguousarray(array).view("u1").reshape(-1, array.dtype.itemsize)
     return np.ascontiguousarray(flat.T)
 
 
 def save(directory: Path, family: str, results: dict[str, Recorded]) -> None:
-    """Write ``<family>.npz``: all outputs one after another, and an index of where each lies."""
+    """Write ``<family>.npz``: all outputs in sequence, and an index of their positions."""
     directory.mkdir(parents=True, exist_ok=True)
     parts: list[Array] = []
     index: dict[str, Any] = {}
@@ -77,7 +77,7 @@ def recorded(case: Case, results: dict[str, Recorded]) -> Recorded:
     """The recording of a case.
 
     Raises:
-        LookupError: there is none, or the case has changed since.
+        LookupError: the case has no recording, or has changed since.
     """
     if case.name not in results or results[case.name].digest != case.digest():
         raise LookupError(

@@ -1,4 +1,4 @@
-"""Problems of attention, in every layout that the ops take, and the formula that solves them."""
+"""Attention problems in every layout that the ops accept, and the formula in float64."""
 
 import math
 from dataclasses import dataclass, replace
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 BF16, FP16, FP8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
-# A page that is not there: nobody may look for it.
+# Index of a page outside the cache: no kernel may look it up.
 NO_PAGE = 1 << 30
 
 
 @dataclass(frozen=True)
 class Case:
-    """Sequences of ``keys``, the last ``queries`` of which ask."""
+    """Sequences of ``keys`` keys each; the last ``queries`` tokens of each are the queries."""
 
     queries: tuple[int, ...]
     keys: tuple[int, ...]
@@ -34,11 +34,11 @@ class Case:
 
     @property
     def uniform(self) -> bool:
-        """Whether dense tensors hold it."""
+        """Whether all sequences have equal lengths, so that dense tensors can hold the case."""
         return len(set(self.queries)) <= 1 and len(set(self.keys)) <= 1 and bool(self.queries)
 
     def problem(self) -> "Problem":
-        """Random values, logits within a few units."""
+        """Return a problem of random values, with logits within a few units."""
         tokens, total = sum(self.queries), sum(self.keys)
         q = torch.randn(tokens, self.query_heads, self.head_dim).to(self.dtype)
         k, v = torch.randn(2, total, self.heads, self.head_dim).to(FP8 if self.fp8 else self.dtype)
@@ -49,10 +49,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Problem:
-    """Values of a case.
+    """Tensors of a case.
 
     Attributes:
-        case: what it is of.
+        case: the sizes and options.
         q: ``(sum(queries), query_heads, head_dim)``.
         k, v: ``(sum(keys), heads, head_dim)``, as stored.
         sinks, k_scale, v_scale: as the ops take them.
@@ -67,7 +67,7 @@ class Problem:
     v_scale: Tensor | None
 
     def paged(self, garbage: float = math.nan) -> dict[str, Any]:
-        """Arguments of ``paged_attention``; ``garbage`` is wherever no key is."""
+        """Arguments of ``paged_attention``; cache slots without a key hold ``garbage``."""
         case, size = self.case, self.case.page_size
         cache, table = self._cache(garbage)
         return {
@@ -84,7 +84,7 @@ class Problem:
         }
 
     def ragged(self) -> dict[str, Any]:
-        """Arguments of ``attention`` with starts."""
+        """Arguments of ``attention`` with sequence starts."""
         return {
             "q": self.q,
             "k": self.k,
@@ -97,7 +97,7 @@ class Problem:
         }
 
     def dense(self) -> dict[str, Any]:
-        """Arguments of ``attention`` without starts."""
+        """Arguments of ``attention`` without sequence starts."""
         batch = len(self.case.queries)
         q, k, v = (x.view(batch, -1, *x.shape[1:]) for x in (self.q, self.k, self.v))
         return {"q": q, "k": k, "v": v, **self._scoring()}
@@ -113,7 +113,7 @@ class Problem:
         }
 
     def _cache(self, garbage: float) -> tuple[Tensor, Tensor]:
-        """Keys and values in shuffled pages, some of which nobody uses."""
+        """Keys and values in shuffled pages; some pages belong to no sequence."""
         case, size = self.case, self.case.page_size
         pages = [-(-n // size) for n in case.keys]
         order = torch.randperm(sum(pages) + 3)
@@ -132,7 +132,7 @@ class Problem:
         return cache if case.by_token else cache.contiguous(), table
 
     def formula(self) -> tuple[Tensor, Tensor]:
-        """The result in float64, one sequence after the other."""
+        """Compute the result in float64, sequence by sequence."""
         case = self.case
         q, k, v = self.q.double(), self.k.double(), self.v.double()
         if self.k_scale is not None and self.v_scale is not None:
@@ -155,7 +155,7 @@ class Problem:
         return out, lse
 
     def _times(self, row: int, queries: int, keys: int) -> Tensor:
-        """How often each query of a sequence, whose first is ``row``, sees each of its keys."""
+        """Count how often each query of a sequence sees each key; ``row`` is its first query."""
         position, key = torch.arange(keys - queries, keys).unsqueeze(1), torch.arange(keys)
         seen = torch.ones(queries, keys, dtype=torch.bool)
         if self.case.causal:
@@ -172,9 +172,9 @@ class Problem:
 
 
 def with_pages_of_nan(arguments: dict[str, Any], case: Case) -> dict[str, Any]:
-    """Arguments in whose table every page without a key that a query sees is another's, of NaN.
+    """Arguments whose block table points to a page of NaN wherever no query sees a key.
 
-    Before a window those are pages that vLLM gives away; after the last key, whatever was there.
+    Before a window, vLLM frees those pages; after the last key, their content is arbitrary.
     """
     cache, table = arguments["kv_cache"], arguments["block_table"]
     size, nan = case.page_size, len(cache)
@@ -188,7 +188,7 @@ def with_pages_of_nan(arguments: dict[str, Any], case: Case) -> dict[str, Any]:
 
 
 def unseen(case: Case) -> Problem:
-    """Problem of a case of ``UNSEEN``, whose first head has the sink that padded heads have."""
+    """Problem of a case of ``UNSEEN``; its first head has a sink of −inf, as padded heads have."""
     problem = case.problem()
     if problem.sinks is not None:
         problem.sinks[0] = -math.inf
@@ -196,11 +196,10 @@ def unseen(case: Case) -> Problem:
 
 
 def check_values(out: Tensor, problem: Problem, weight: float) -> None:
-    """A kernel's result against the formula.
+    """Check a kernel's result against the formula.
 
-    Each weight is rounded once to V's format before it is multiplied: what that may change is the
-    sum of the weights times the values' magnitudes, times half a unit in the last place: ``weight``
-    of it.
+    Each weight is rounded once to V's format before the multiplication. This changes the result by
+    at most ``weight``, about half an ulp, times the sum of weights times magnitudes of values.
     """
     assert not out.isnan().any()
     expected, _ = problem.formula()
@@ -213,7 +212,7 @@ def check_values(out: Tensor, problem: Problem, weight: float) -> None:
 
 
 def growing_by_parts(fp8: bool, keys: int) -> Problem:
-    """Logits that grow by 16 (times E4M3's scale) every 32 keys: each part has new maxima."""
+    """Logits that grow by 16 (times E4M3's scale) every 32 keys: a new maximum each time."""
     problem = Case((140,), (keys,), 2, 1, 128, causal=False, fp8=fp8, scale=1.0).problem()
     k = 0.05 * problem.k.float()
     k[..., 0] = 16.0 * (torch.arange(keys) // 32).unsqueeze(1)
@@ -223,7 +222,7 @@ def growing_by_parts(fp8: bool, keys: int) -> Problem:
 
 
 def starts(lengths: tuple[int, ...]) -> Tensor:
-    """Where each begins, and the last ends."""
+    """Cumulative starts of sequences of these lengths, ending with the total."""
     ends = torch.tensor((0, *lengths)).cumsum(0)
     return ends.to(torch.int32)
 
@@ -275,7 +274,7 @@ CASES = {
     "more queries than keys, sinks": Case((5, 5), (2, 2), sinks=True),
     "more queries than keys, not causal": Case((5, 1), (2, 0), causal=False),
 }
-# More keys and queries than a CPU's or a GPU's tile.
+# Larger than a query tile and a key tile of the CPU or a GPU.
 LARGE_CASES = {
     "long decode": Case((1, 1, 2), (1300, 30, 700)),
     "long window": Case((1, 40), (1300, 900), window=600, page_size=64),
@@ -283,7 +282,7 @@ LARGE_CASES = {
     "long prefill after a prefix": Case((150, 1), (700, 600), query_heads=8, **EVERYTHING),
     "long fp8": Case((1, 130), (900, 600), fp8=True, head_dim=16, sinks=True),
 }
-# Steps whose pages outside of what queries see are another's.
+# Chunks; pages outside the queries' windows belong to other sequences.
 UNSEEN = {
     ", ".join([step, f"D = {head_dim}", *(name for name, given in options.items() if given)]): (
         Case(*lengths, 4, 2, head_dim, page_size, **options)

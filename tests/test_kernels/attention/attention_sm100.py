@@ -1,4 +1,4 @@
-"""What the sm_100 attention kernel may be off by, and how tests give it a tile of their choice."""
+"""Error bounds of the sm_100 attention kernel, and a way to run it with a given tile."""
 
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -27,14 +27,14 @@ def quantized_queries(problem: Problem) -> Tensor:
 
 
 def lse_error(problem: Problem) -> float:
-    """Error of the LSE beside 1e-6 of it: that of float32 sums, and of an exponential."""
+    """Absolute error of the LSE, beyond 1e-6 relative: of float32 sums and of the exponential."""
     return 1e-5 + (EXP2_ERROR[True] if problem.case.fp8 else 0.0)
 
 
 def check(found: Result, problem: Problem) -> None:
-    """Against the formula; LSE is as exact as float32 sums are, up to ``EXP2_ERROR``.
+    """Check against the formula; the LSE within float32 sums' error and ``EXP2_ERROR``.
 
-    O has that error twice: P and the sum it is divided by.
+    O has that error twice: in P, and in the sum by which P is divided.
     """
     out, lse = found
     if problem.case.fp8:
@@ -52,7 +52,7 @@ def check(found: Result, problem: Problem) -> None:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A tile and a number of splits, in the place of ``choose_config``."""
+    """A tile and a number of splits that replace the result of ``choose_config``."""
 
     tile: AttentionTile
     splits: int = 1
@@ -63,5 +63,5 @@ class Chosen:
         return self.tile, self.splits
 
     def use(self, patch: pytest.MonkeyPatch) -> None:
-        """Makes the ops take it; within the emulator, to which CuTe DSL is bound as it comes."""
+        """Make the ops use this tile, inside the emulator, as imports bind CuTe DSL to it."""
         patch.setattr(import_module("nvfp4_kernels.attention.sm100.launch"), "choose_config", self)

@@ -1,4 +1,4 @@
-"""Problems of ``sparse_attention``: those of attention, in which every token has a list of keys."""
+"""Problems of ``sparse_attention``: attention problems in which every token has a list of keys."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from tests.test_kernels.attention.attention_cases import (
     starts,
 )
 
-AFTER = 1 << 30  # in a list, after its end
+AFTER = 1 << 30  # index of the slots after the end of a list
 
 
 Lists = Sequence[Sequence[int]]
@@ -25,10 +25,10 @@ Lists = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class SparseCase(Case):
-    """Token t attends to ``listed[t]`` keys of its sequence, chosen at random and in any order.
+    """Token t attends to ``listed[t]`` keys of its sequence, chosen at random, in any order.
 
     Attributes:
-        listed: per token.
+        listed: number of keys per token.
         width: columns of the lists.
     """
 
@@ -48,10 +48,10 @@ class SparseCase(Case):
 
 @dataclass(frozen=True)
 class SparseProblem(Problem):
-    """Values of a case.
+    """Tensors of a case.
 
     Attributes:
-        lists: positions that each token attends to.
+        lists: key positions that each token attends to.
         width: columns of the lists.
     """
 
@@ -67,8 +67,8 @@ class SparseProblem(Problem):
     def sparse(self, garbage: float = math.nan) -> dict[str, Any]:
         """Arguments of ``sparse_attention``.
 
-        ``garbage`` is in every slot without a listed key; the table has no page for those pages
-        that hold none.
+        Every slot without a listed key holds ``garbage``; the table has no entry for pages without
+        a listed key.
         """
         case, size = self.case, self.case.page_size
         cache, table = self._cache(garbage)
@@ -95,7 +95,7 @@ class SparseProblem(Problem):
         }
 
     def _indices(self) -> Tensor:
-        """Lists, and after their ends −1, as the indexer leaves them, or anything."""
+        """Lists padded with −1, as the indexer pads them, or with an arbitrary index."""
         given = torch.full((len(self.lists), self.width), -1, dtype=torch.int32)
         given[::2] = AFTER
         for row, one in enumerate(self.lists):
@@ -104,20 +104,20 @@ class SparseProblem(Problem):
 
 
 def with_lists(problem: Problem, lists: Lists, width: int | None = None) -> SparseProblem:
-    """Another list for each token."""
+    """Replace the list of each token."""
     given = {f.name: getattr(problem, f.name) for f in fields(Problem)}
     longest = max(map(len, lists), default=0)
     return SparseProblem(**given, lists=lists, width=longest if width is None else width)
 
 
 def positions(case: Case) -> list[int]:
-    """Positions of all tokens in their sequences."""
+    """Position of every token in its sequence."""
     pairs = zip(case.queries, case.keys, strict=True)
     return [keys - queries + n for queries, keys in pairs for n in range(queries)]
 
 
 def all_keys(case: Case) -> SparseProblem:
-    """Every token attends to all of its sequence's keys."""
+    """Problem in which every token attends to all keys of its sequence."""
     pairs = zip(case.queries, case.keys, strict=True)
     return with_lists(
         case.problem(), [range(keys) for queries, keys in pairs for _ in range(queries)]
@@ -157,7 +157,7 @@ CASES = {
     "lists of no columns": SparseCase((2, 1), (7, 9), listed=(0, 0, 0), width=0),
     "full lists": SparseCase((2,), (40,), listed=(33, 33), width=33),
 }
-# More keys than a CPU's or a GPU's tile, up to as many as the indexer chooses.
+# Key counts beyond a tile of the CPU or a GPU, up to the indexer's top-k.
 LARGE_CASES = {
     "long lists": SparseCase((1, 2), (1300, 700), listed=(1201, 600, 513), width=1201),
     "4096 keys": SparseCase((1,), (4500,), listed=(4096,), width=4096, page_size=64),

@@ -34,11 +34,11 @@ UNIFORM = [name for name in SIXTEEN_BIT if CASES[name].uniform]
 
 
 def check(found: tuple[Tensor, Tensor], problem: Problem) -> None:
-    """One rounding of ``out`` to its dtype, and float32's of what comes before.
+    """Check within one rounding of ``out`` to its dtype and float32's errors before it.
 
-    Values lie within ±5; products of up to 256 elements, logits up to 30 and sums of up to 1300
-    weights are off by some 2⁻²⁴ of themselves for each of their additions, as far as these do not
-    cancel: 1e-5 in all is ten times what is seen.
+    Values lie within ±5. Products of up to 256 elements, logits up to 30 and sums of up to 1300
+    weights have a relative error of some 2⁻²⁴ for each addition, unless terms cancel: 1e-5 in all
+    is ten times the observed error.
     """
     out, lse = found
     expected, log = problem.formula()
@@ -74,7 +74,7 @@ def test_dense(name: str) -> None:
 
 @EVERY_LARGE_CASE
 def test_large(case: Case) -> None:
-    """More than one tile of queries, and more than one block of keys."""
+    """Cases of more than one query tile and more than one block of keys."""
     problem = case.problem()
     check(paged_attention(**problem.paged()), problem)
     if not case.fp8:
@@ -128,7 +128,7 @@ def test_garbage_does_not_matter() -> None:
 
 
 def test_keys_out_of_every_window_do_not_matter() -> None:
-    """Their pages are given away by vLLM."""
+    """Pages before the window, which vLLM frees, are never read."""
     problem = Case((1, 3), (100, 64), window=20).problem()
     arguments = problem.paged()
     arguments["block_table"][0, : (100 - 20) // 16] = NO_PAGE
@@ -137,7 +137,7 @@ def test_keys_out_of_every_window_do_not_matter() -> None:
 
 
 def test_nan_out_of_every_window_does_not_matter() -> None:
-    """Pages may be given away, or hold what another sequence left before this one's first key."""
+    """Freed pages before the window may hold NaN of another sequence."""
     for fp8 in (False, True):
         problem = Case((1, 3), (100, 64), window=20, fp8=fp8).problem()
         arguments = problem.paged()
@@ -164,7 +164,7 @@ def test_pages_of_nan_do_not_matter(case: Case) -> None:
 
 
 def test_sinks_of_minus_infinity_are_none() -> None:
-    """Heads that tensor parallelism pads have such."""
+    """A sink of −inf, as padded heads have under tensor parallelism, changes nothing."""
     problem = Case((1, 3, 2), (40, 3, 0), sinks=True).problem()
     arguments = problem.paged()
     without = paged_attention(**arguments | {"sinks": None})
@@ -181,7 +181,7 @@ def test_sinks_of_minus_infinity_are_none() -> None:
 
 
 def test_strides() -> None:
-    """Q out of a projection of all three; a cache of one layer among several."""
+    """Strided views: q as a slice of a qkv projection, the cache of one layer among several."""
     problem = CASES["mixed"].problem()
     arguments = problem.paged()
     expected = paged_attention(**arguments)
@@ -209,7 +209,7 @@ def test_dense_strides() -> None:
 
 
 def test_rows_after_the_last_sequence() -> None:
-    """A padded batch: its other rows come out as they should."""
+    """Rows of a padded batch after the last sequence get the result of rows without keys."""
     problem = CASES["mixed"].problem()
     arguments = problem.paged()
     arguments["q"] = torch.cat([problem.q, torch.full_like(problem.q[:5], math.nan)])
@@ -219,7 +219,7 @@ def test_rows_after_the_last_sequence() -> None:
 
 
 def test_queries_of_large_logits() -> None:
-    """The sum of exponentials overflows float32, its logarithm does not."""
+    """Large logits: the sum of exponentials overflows float32, its logarithm does not."""
     case = replace(CASES["mixed"], scale=20.0)
     problem = case.problem()
     out, lse = paged_attention(**problem.paged())
@@ -231,7 +231,7 @@ def test_queries_of_large_logits() -> None:
 
 
 def test_ends_of_sinks() -> None:
-    """A sink of −inf is none; a very large one takes all."""
+    """A sink of −inf is no sink; a very large sink takes all the weight."""
     problem = CASES["mixed"].problem()
     arguments = problem.paged()
     none = paged_attention(**arguments)
@@ -272,7 +272,7 @@ def test_opcheck() -> None:
 
 
 def test_compiled() -> None:
-    # Sizes that happen to be equal in one call would be taken for the same.
+    # torch.compile would take sizes that are equal in one call for the same symbol.
     cases = [Case((n, 1), (n, 9), head_dim=32, sinks=True) for n in (33, 47)]
     arguments = [case.problem().paged() for case in cases]
     tensors = [{n: x for n, x in given.items() if isinstance(x, Tensor)} for given in arguments]
@@ -284,7 +284,7 @@ def test_compiled() -> None:
 
 
 def test_memory_does_not_grow_with_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows and keys that are computed at a time are limited."""
+    """Rows and keys are processed in blocks of limited size."""
     case, block = Case((150, 1), (700, 600), query_heads=8), reference.PagedKeyValues.block
     taken: list[tuple[int, int]] = []
 
@@ -294,7 +294,7 @@ def test_memory_does_not_grow_with_lengths(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(reference.PagedKeyValues, "block", spy)
     paged_attention(**case.problem().paged())
-    assert len(taken) > 4  # two blocks for each of three tiles, if these do not share them
+    assert len(taken) > 4  # two blocks for each of three tiles, unless tiles share blocks
     assert max(rows for rows, _ in taken) <= reference.ROWS
     assert max(keys for _, keys in taken) <= reference.BLOCK
 

@@ -1,4 +1,4 @@
-"""What ``attention`` and ``paged_attention`` refuse, and what they say then."""
+"""Arguments that ``attention`` and ``paged_attention`` refuse, and the messages."""
 
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +35,7 @@ def named(given: object) -> str | None:
 
 
 def spread(x: Tensor) -> Tensor:
-    """The same, its last dimension with gaps."""
+    """Return a copy whose last stride is not 1."""
     return torch.stack([x, x], -1)[..., 0]
 
 
@@ -105,7 +105,7 @@ def test_refused_by_all(
         ({"query_start": ints(0, 3, 4).unsqueeze(0)}, "query_start: shape is .* 1 dimension"),
         ({"max_query_len": -1}, "max_query_len: is -1, must be 0 or more"),
         ({"max_seq_len": -1}, "max_seq_len: is -1, must be 0 or more"),
-        # What tensors hold, on CPU.
+        # Checks of tensor values, on the CPU.
         ({"query_start": ints(1, 3, 4)}, "query_start: begins with 1, must begin with 0"),
         ({"query_start": ints(0, 3, 2)}, "query_start: falls at 1, must not"),
         ({"query_start": ints(0, 3, 5)}, "query_start: ends with 5, must be at most 4, the rows"),
@@ -171,7 +171,7 @@ def test_refused_by_ragged(changed: dict[str, Any], message: str) -> None:
 
 
 def elsewhere(arguments: dict[str, Any], name: str) -> dict[str, Any]:
-    """One tensor on another device; custom ops take such a call only through their function."""
+    """Move one tensor to another device; custom ops take that only through their function."""
     return arguments | {name: arguments[name].to("meta")}
 
 
@@ -215,7 +215,7 @@ def call(op: Any, arguments: dict[str, Any]) -> None:
 
 
 def test_fp16() -> None:
-    """The queries' dtype is the keys'."""
+    """The queries must have the keys' dtype."""
     refused(paged_attention, PAGED | {"q": Q.to(FP16)}, "kv_cache: dtype is bfloat16, must be fl")
 
 

@@ -1,4 +1,4 @@
-"""The polynomial that stands for 2^x in sm_100 attention, and what of its error is in results."""
+"""The polynomial for 2^x in sm_100 attention: its error, and the resulting error of the LSE."""
 
 from dataclasses import replace
 
@@ -18,14 +18,14 @@ OTHERS = (AttentionTile(128, 2), AttentionTile(128, fp8=True, warp_split_kv=True
 
 
 def test_only_prefill_over_e4m3_has_the_lower_degree() -> None:
-    """Its error is a 600th of what P is rounded by."""
+    """The polynomial's error is below 1/600 of P's rounding error."""
     assert E4M3_PREFILL.exp2_error < 2.0**-4 / 600
     assert {tile.exp2_error for tile in OTHERS} == {2.9e-6}
 
 
 @pytest.mark.parametrize("tile", [E4M3_PREFILL, *OTHERS], ids=str)
 def test_polynomial(tile: AttentionTile) -> None:
-    """Horner's rule in float32, whose products and sums are rounded once."""
+    """Horner's rule in float32, with products and sums fused, stays within the stated error."""
     *lower, highest = np.float32(EXP2[tile.exp2_degree].coefficients)
     rest = np.linspace(-0.5, 0.5, 1 << 20, dtype=np.float32)
     found = np.full_like(rest, highest)
@@ -42,7 +42,7 @@ def test_polynomial(tile: AttentionTile) -> None:
 def test_lse_of_prefill_over_e4m3(
     emulated: int, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sum of what is emulated is off by its error at the most, and MUFU's by less."""
+    """The LSE is off by at most the polynomial's error; with MUFU by less."""
     chosen = Chosen(AttentionTile(128, 2, fp8=True, emulated_exp2=emulated))
     chosen.use(monkeypatch)
     problem = Case((140,), (400,), 2, 1, 128, fp8=True).problem()

@@ -1,4 +1,4 @@
-"""Split keys merged by the last CTA to end: to the bit what a launch of its own merges."""
+"""Split-KV merged by the last CTA to finish: bit-identical to the merge by a launch of its own."""
 
 from collections.abc import Callable
 from functools import partial
@@ -54,10 +54,10 @@ def check(given: dict[str, Any], *, quantized: bool) -> None:
     if quantized:
         op = partial(paged_attention_quantized, input_scale=torch.tensor(0.01, device=q.device))
     expected = op(**given)
-    for _ in range(2):  # which finds the counters as the call before has left them
+    for _ in range(2):  # the second call finds the counters as the first has left them
         found = op(**given, counters=counters)
         for ours, theirs in zip(found, expected, strict=True):
-            if ours.dtype != torch.float8_e4m3fn:  # whose padding is undefined
+            if ours.dtype != torch.float8_e4m3fn:  # padding is undefined
                 assert torch.equal(ours.cpu(), theirs.cpu())
     assert not counters.cpu().any()
 
@@ -104,7 +104,7 @@ LAST = "last_cta:LastCta"
 
 
 def relaxed(_: Any, counter: Any, splits: Any) -> Any:
-    """Count without order."""
+    """Mutant: count with a relaxed atomic."""
     import cutlass
     from cutlass.experimental import primitives as ptx
 
@@ -117,7 +117,7 @@ def relaxed(_: Any, counter: Any, splits: Any) -> Any:
 
 
 def leaving_out(number: int) -> Callable[[Any], Any]:
-    """``_sync`` in the place of itself, but for one of its two uses."""
+    """Mutant: leave out one of the two uses of ``_sync``."""
     left_out = one_of(2, number)
     return lambda given: lambda self: None if left_out() else given(self)
 

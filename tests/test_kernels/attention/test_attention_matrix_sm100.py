@@ -10,7 +10,7 @@ from tests.test_kernels.attention.attention_cases import Case
 from tests.test_kernels.attention.attention_sm100 import check
 
 HEADS = {"MHA": (2, 2), "GQA": (4, 2), "MQA": (3, 1)}
-# One query, some, and more than a tile of 128 rows: at once, as a batch has them.
+# One query, a few, and more than a tile of 128 rows, in one batch.
 QUERIES, KEYS = (1, 37, 131), (90, 37, 140)
 MATRIX = {
     f"D = {head_dim}, {kind}, {'causal' if causal else 'full'}": Case(

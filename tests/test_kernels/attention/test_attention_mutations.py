@@ -1,4 +1,4 @@
-"""Classic mistakes, put into attention's reference: each fails the tests named for it."""
+"""Mutants of the attention reference: each fails the tests named for it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ bias_of, paged_attention = reference._bias, reference.paged_attention
 
 
 def scored(**changes: Callable[[Scoring], Any]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The reference with another scoring."""
+    """Mutant: the reference with another scoring."""
 
     def mutant(*arguments: Any) -> tuple[Tensor, Tensor]:
         *others, scoring = arguments[:6]
@@ -34,7 +34,7 @@ def scored(**changes: Callable[[Scoring], Any]) -> Callable[..., tuple[Tensor, T
 def finished(
     change: Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]],
 ) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The reference with its float32 results changed."""
+    """Mutant: the reference with changed float32 results."""
 
     def mutant(
         q: Tensor, key_values: KeyValues, tiles: list[Tile], sinks: Tensor | None, scoring: Scoring
@@ -45,7 +45,7 @@ def finished(
 
 
 def moved(by: Callable[[Tile], int]) -> Callable[..., Any]:
-    """The reference with queries at other positions."""
+    """Mutant: the reference with queries at other positions."""
 
     def mutant(*arguments: Any) -> Any:
         for tile in tiles_of(*arguments):
@@ -55,13 +55,13 @@ def moved(by: Callable[[Tile], int]) -> Callable[..., Any]:
 
 
 def top_left(starts: list[int], lengths: list[int], *rest: Any) -> Any:
-    """The first query sees the first key only."""
+    """Mutant: top-left causal mask, so that the first query sees the first key only."""
     for tile in tiles_of(starts, lengths, *rest):
         yield replace(tile, position=tile.row - starts[tile.sequence])
 
 
 def paged(**changes: Callable[[dict[str, Any]], Any]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The reference with other arguments."""
+    """Mutant: the reference with other arguments."""
     names = paged_attention.__code__.co_varnames[: paged_attention.__code__.co_argcount]
 
     def mutant(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -91,7 +91,7 @@ def lse_without_sink(out: Tensor, lse: Tensor, sinks: Tensor | None) -> tuple[Te
 
 
 def no_rescaling(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """The running maximum is that of the last block."""
+    """Mutant: the running maximum is never rescaled; each block uses its own."""
     exp2_ = Tensor.exp2_
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tensor, "exp2_", lambda x: exp2_(x) if x.shape[-1] > 1 else x.fill_(1))
@@ -99,7 +99,7 @@ def no_rescaling(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 def heads_dealt_out(q: Tensor, key_values: KeyValues, *rest: Any) -> tuple[Tensor, Tensor]:
-    """Query head h with key head h % Hkv."""
+    """Mutant: query head h attends to key head h % Hkv."""
     heads = key_values.heads
     order = torch.arange(q.shape[1]).view(-1, heads).T.flatten()
     out, lse = attend(q[:, order], key_values, *rest)
@@ -115,7 +115,7 @@ def soft_cap_before_scale(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 def one_after_the_other(arguments: dict[str, Any]) -> Tensor:
-    """Result as if every sequence had its pages in a row."""
+    """Block table in which every sequence has consecutive pages."""
     table = arguments["block_table"]
     return (table[:, :1] + torch.arange(table.shape[1])) % len(arguments["kv_cache"])
 
@@ -130,7 +130,7 @@ def swapped(block: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[
 
 @dataclass(frozen=True)
 class Mutation:
-    """``mutant`` takes the place of what ``owner`` calls ``name``; every test must fail."""
+    """``mutant`` replaces ``owner``'s ``name``; every test must fail."""
 
     name: str
     mutant: Callable[..., Any]

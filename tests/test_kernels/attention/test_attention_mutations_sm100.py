@@ -1,4 +1,4 @@
-"""Mistakes made on purpose in the attention kernel, each reported or seen in the numbers."""
+"""Mutation tests of sm_100 attention: each mutant is reported, or its results are wrong."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ from tests.test_kernels.mistakes import (
 
 KERNEL = Room("nvfp4_kernels.attention.sm100")
 
-# The ring goes round more than once; O is rescaled; the last page has room, filled with NaN.
+# The ring goes round more than once; O is rescaled; free slots of the last page hold NaN.
 TWO_TILES = Chosen(AttentionTile(64, 2, max_stages=3))
 P_IN_S = Chosen(AttentionTile(128, 2))  # P in the columns of S
 S_IN_PARTS = Chosen(AttentionTile(128, 2, fp8=True, emulated_exp2=6))
@@ -36,7 +36,7 @@ CASE = {"queries": (150,), "keys": (389,), "query_heads": 2, "heads": 1, "scale"
 
 @dataclass(frozen=True)
 class Mistake(mistakes.Mistake):
-    """And the tile that it shows on."""
+    """A mutant, and the tile that exposes it."""
 
     on: Chosen = TWO_TILES
 
@@ -146,8 +146,8 @@ MISTAKES = {
 
 def check_tile(chosen: Chosen) -> None:
     tile = chosen.tile
-    # Random logits so far apart leave keys that count to E4M3's subnormals: no bound is for those.
-    # Whole key tiles: nothing is masked, where P is never of an old maximum.
+    # Keys with such a spread of logits count down to E4M3's subnormals, which no error bound
+    # covers.
     given = Case(**CASE, head_dim=tile.head_dim)
     problem = growing_by_parts(fp8=True, keys=384) if tile.fp8 else given.problem()
     check(paged_attention(**problem.paged()), problem)
@@ -168,7 +168,7 @@ def test_nothing_to_catch(chosen: Chosen) -> None:
 
 
 def twice() -> None:
-    """The second launch's queries are the first one's result."""
+    """Launch two attentions; the second one's queries are the first one's result."""
     arguments = Case((20,), (20,), 1, 1, causal=False).problem().dense()
     out, _ = attention(**arguments)
     attention(**arguments | {"q": out})

@@ -1,4 +1,4 @@
-"""``paged_attention_quantized``: to the bit, ``quantize`` of what ``paged_attention`` gives."""
+"""``paged_attention_quantized``: bit-identical to ``paged_attention`` followed by ``quantize``."""
 
 from collections.abc import Callable
 from typing import Any
@@ -50,7 +50,7 @@ def on(device: torch.device, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(given: dict[str, Any], first_row: int = 0) -> None:
-    """Against both ops in turn, in an operand of more rows, whose other scales stay."""
+    """Check against both ops in sequence, in an operand of more rows, whose other scales stay."""
     out, lse = paged_attention(**given)
     rows = len(out)
     scale = (global_scale_of(out.cpu()) / 2).to(out.device)  # some blocks saturate
@@ -111,9 +111,9 @@ def test_tiles(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPat
     check(on(op_device, case.problem().paged()), first_row=120)
 
 
-# Warps that split keys stage a few rows whole, and more of them some columns at a time, as many as
-# a query of that size left room for. Head sizes that TILES lacks.
-ROWS = (1, 8, 9, 32, 33)  # of a KV head, 32 to a CTA
+# Split-KV warps stage a few whole rows, or some columns of more rows, as many as fit in the
+# shared memory of the queries. Head sizes that TILES lacks.
+ROWS = (1, 8, 9, 32, 33)  # rows of a KV head; a CTA takes 32
 FP8_SIZES, SIZES = (96, 128, 160, 192, 224, 256), (96, 224)
 WARP_SPLIT = [(d, True) for d in FP8_SIZES] + [(d, False) for d in SIZES]
 

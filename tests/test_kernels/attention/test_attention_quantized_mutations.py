@@ -1,4 +1,4 @@
-"""Mistakes made on purpose where attention and its merge quantise, each seen in the numbers."""
+"""Mutation tests of quantisation in attention and its merge: each mutant's results are wrong."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -31,13 +31,13 @@ SPLITS = Chosen(AttentionTile(32), 2)
 
 @dataclass(frozen=True)
 class Mistake(mistakes.Mistake):
-    """And the tile that it shows on."""
+    """A mutant, and the tile that exposes it."""
 
     on: Chosen = ROWS
 
 
 def not_rounded(*arguments: Any) -> Any:
-    """Quantise the float32 values."""
+    """Mutant: quantise the float32 values without the rounding to the queries' dtype."""
     from cutlass import Float32, Vector
 
     from nvfp4_kernels.device import nvfp4_block

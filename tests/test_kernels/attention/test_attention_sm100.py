@@ -1,4 +1,4 @@
-"""``attention`` and ``paged_attention`` on sm_100: the references' cases, public ops."""
+"""``attention`` and ``paged_attention`` on sm_100: the references' cases, by the public ops."""
 
 import math
 from dataclasses import replace
@@ -29,7 +29,7 @@ from tests.test_kernels.attention.attention_sm100 import Chosen, check
 pytestmark = pytest.mark.arch("sm_100")
 ONE_SCHEDULE = pytest.mark.schedules("random 1")
 
-# More than a query tile, more than two of them, group sizes that share no tile evenly.
+# More than one query tile, and more than two; qhead_per_kvhead that does not divide a tile.
 PREFILL = {
     "two query tiles, D = 64": Case((300, 40), (420, 130), 2, 1),
     "two query tiles, D = 128": Case((300, 40), (420, 130), 2, 1, head_dim=128),
@@ -166,7 +166,7 @@ EXACT += [(64, FP16, False), (96, BF16, True), (128, BF16, True), (256, BF16, Tr
 def test_picks_every_column(
     head_dim: int, dtype: torch.dtype, fp8: bool, op_device: torch.device
 ) -> None:
-    """Each query chooses one key with all its weight, whose value is a row of the identity."""
+    """Each query puts all its weight on one key, whose value is a row of the identity."""
     identity = torch.eye(head_dim)
     case = Case(
         (head_dim,), (head_dim,), 1, 1, head_dim, causal=False, dtype=dtype, fp8=fp8, scale=1.0
@@ -191,7 +191,7 @@ def test_picks_every_column(
 @pytest.mark.parametrize("growth", [0.0, 3.0, 40.0], ids=["none", "within the slack", "beyond"])
 @ONE_SCHEDULE
 def test_maximum_grows(growth: float, op_device: torch.device) -> None:
-    """Growth by a little leaves O as it is, by more rescales it: LSE and O show nothing of it."""
+    """O is rescaled only where the maximum grows enough; LSE and O are right either way."""
     problem = Case((3, 2), (700, 513), 2, 1, scale=1.0).problem()
     ramp = torch.cat([torch.arange(n) // 128 for n in problem.case.keys])
     k = 0.05 * problem.k.float()
@@ -205,16 +205,16 @@ def test_maximum_grows(growth: float, op_device: torch.device) -> None:
 @pytest.mark.parametrize("fp8", [False, True], ids=["", "fp8"])
 @ONE_SCHEDULE
 def test_maximum_grows_between_parts(fp8: bool, op_device: torch.device) -> None:
-    """PV of a key tile's first part has begun when the second part makes O be rescaled."""
+    """PV of a key tile's first half has begun when the second half makes O be rescaled."""
     run_paged(growing_by_parts(fp8, 400), op_device)
 
 
-# --- what must not be read ----------------------------------------------------------------------
+# --- memory that must not be read ---------------------------------------------------------------
 
 
 @ONE_SCHEDULE
 def test_keys_out_of_every_window_do_not_matter(op_device: torch.device) -> None:
-    """Their pages are given away by vLLM."""
+    """Pages before the window, which vLLM frees, are never read."""
     problem = Case((1, 3), (300, 264), window=20).problem()
     arguments = problem.paged()
     cache, table = arguments["kv_cache"], arguments["block_table"]
@@ -226,7 +226,7 @@ def test_keys_out_of_every_window_do_not_matter(op_device: torch.device) -> None
     check((out.cpu(), lse.cpu()), problem)
 
 
-# Half of them: every pair of properties.
+# Half of the combinations: every pair of properties occurs.
 UNSEEN_HERE = {
     name: case
     for name, case in UNSEEN.items()
@@ -257,7 +257,7 @@ def test_pages_of_nan_do_not_matter(case: Case, op_device: torch.device) -> None
 def test_sinks_of_minus_infinity_are_none(
     chosen: Chosen, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Heads that tensor parallelism pads have such; some rows see no key."""
+    """A sink of −inf, as padded heads have, changes nothing; some rows see no key."""
     chosen.use(monkeypatch)
     problem = Case((1, 3, 2), (140, 20, 0), sinks=True, fp8=chosen.tile.fp8).problem()
     problem.sinks[:] = -math.inf
@@ -270,7 +270,7 @@ def test_sinks_of_minus_infinity_are_none(
 @pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
 @pytest.mark.parametrize("how", ["dense", "ragged", "paged"])
 def test_no_key_at_all(how: str, sinks: bool, op_device: torch.device) -> None:
-    """Not even memory for one, of which a tensor map could be made."""
+    """No keys at all: an empty tensor, of which no tensor map can be made."""
     problem = Case((3, 3), (5, 5), 2, 1, sinks=sinks).problem()
     given = on(op_device, getattr(problem, how)())
     if how == "paged":
@@ -301,7 +301,7 @@ def test_more_sequences_than_a_grid_has_room_for(
 @ONE_SCHEDULE
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-36, 1e-38])
 def test_tiny_queries_beside_an_fp8_cache(magnitude: float, op_device: torch.device) -> None:
-    """All keys weigh the same; a scale of E4M3's largest would have no inverse."""
+    """Tiny queries weigh all keys alike; a scale of maximum / 448 would have no inverse."""
     problem = Case((1, 1), (40, 9), fp8=True, head_dim=64).problem()
     given = on(op_device, problem.paged())
     tiny = torch.zeros_like(given["q"])
@@ -322,7 +322,7 @@ def test_a_window_wider_than_any_sequence(window: int, op_device: torch.device) 
 
 @ONE_SCHEDULE
 def test_strides(op_device: torch.device) -> None:
-    """Q out of a projection of all three; a cache of one layer among several."""
+    """Strided views: q as a slice of a qkv projection, the cache of one layer among several."""
     problem = CASES["mixed"].problem()
     arguments = problem.paged()
     tokens, heads, head_dim = problem.q.shape
@@ -338,7 +338,7 @@ def test_strides(op_device: torch.device) -> None:
 
 @ONE_SCHEDULE
 def test_rows_after_the_last_sequence(op_device: torch.device) -> None:
-    """A captured graph has more of them than a step needs; sequences of none fill the batch."""
+    """A captured graph has more rows than a step needs; sequences without tokens fill the batch."""
     problem = Case((2, 1, 0, 0), (40, 30, 0, 0)).problem()
     arguments = problem.paged()
     padded = torch.full((8, *problem.q.shape[1:]), math.nan, dtype=BF16)

@@ -1,4 +1,4 @@
-"""CTAs that take over work of CTAs that never start: to the bit what a CTA for each computes."""
+"""CLC work stealing: results are bit-identical to one CTA per work tile."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +31,7 @@ from tests.test_kernels.mistakes import (
 pytestmark = pytest.mark.arch("sm_100")
 ONE_SCHEDULE = pytest.mark.schedules("random 1")
 
-# Sequences of many work tiles, of one, without queries, without keys; tails that fill a key tile.
+# Sequences of several work tiles, of one, without queries, without keys; the last key tile full.
 MANY: dict[str, Any] = {
     "queries": (150, 40, 0, 3, 70), "keys": (300, 130, 9, 0, 128), "query_heads": 2, "heads": 1,
 }  # fmt: skip
@@ -49,7 +49,7 @@ CASES: dict[str, tuple[Chosen | None, Case]] = {
 
 @contextmanager
 def on_sms(sms: int) -> Iterator[list[int]]:
-    """Have the emulator hold so many CTAs at once; how many were taken over, one by one."""
+    """Limit the emulator to ``sms`` resident CTAs; yield a list that counts stolen tiles."""
     taken: list[int] = []
     cancelled = Link.cancelled
 
@@ -65,7 +65,7 @@ def on_sms(sms: int) -> Iterator[list[int]]:
 
 @contextmanager
 def each_its_own() -> Iterator[None]:
-    """Have the emulator cancel no launch: every work tile has a CTA of its own."""
+    """Make the emulator refuse every CLC request: each work tile has a CTA of its own."""
     cancel = cluster._cancel
 
     def refused(w: Any, *rest: Any) -> None:
@@ -79,7 +79,7 @@ def each_its_own() -> Iterator[None]:
 
 
 def check(given: dict[str, Any], *some: int, quantized: bool = False) -> None:
-    """Against a CTA for each work tile, on ``some`` numbers of SMs."""
+    """Check against one CTA per work tile, on each number of SMs in ``some``."""
     op: Any = paged_attention
     if quantized:
         scale = torch.tensor(0.01, device=given["q"].device)
@@ -91,7 +91,7 @@ def check(given: dict[str, Any], *some: int, quantized: bool = False) -> None:
             found = op(**given)
         assert taken
         for ours, theirs in zip(found, expected, strict=True):
-            if ours.dtype != torch.float8_e4m3fn:  # whose padding is undefined
+            if ours.dtype != torch.float8_e4m3fn:  # padding is undefined
                 assert torch.equal(ours.cpu(), theirs.cpu())
 
 
@@ -128,7 +128,7 @@ def test_layouts(op_device: torch.device) -> None:
 
 
 SHORT = Case((70, 70), (140, 256), 4, 1, head_dim=128)
-BESIDE = Case((70, 70), (140, 256), 4, 1)  # P has columns of its own
+BESIDE = Case((70, 70), (140, 256), 4, 1)  # P has its own columns
 SHORT_FP8 = Case((70, 70), (140, 256), 4, 1, head_dim=128, fp8=True)
 
 
@@ -192,7 +192,7 @@ def check_short() -> None:
 
 
 def nobody(_: pytest.MonkeyPatch) -> None:
-    """Leave the tile to the chooser."""
+    """Leave the choice of the tile to ``choose_config``."""
 
 
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)

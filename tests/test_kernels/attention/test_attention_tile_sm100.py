@@ -1,4 +1,4 @@
-"""Where the attention kernel of sm_100 keeps things, and what is chosen for a problem."""
+"""Memory layout of the sm_100 attention tiles, and the choice of a tile for a problem."""
 
 import itertools
 from dataclasses import replace
@@ -64,7 +64,7 @@ def test_shared_memory(tile: AttentionTile) -> None:
 
 @pytest.mark.parametrize("tile", [tile for tile in tiles() if tile.warp_split_kv], ids=str)
 def test_warp_split_kv(tile: AttentionTile) -> None:
-    """32 rows, 4 copies; parts of O are staged where the queries were, 8 columns at the least."""
+    """32 rows, 4 copies; splits of O are staged in Q's memory, at least 8 columns at once."""
     assert tile.query_tiles == 1
     assert (tile.rows, 4 * tile.warp_keys) == (32, KEYS)
     assert tile.row_bytes % 32 == 0
@@ -95,7 +95,7 @@ def test_decode_fills_the_device(batch: int, head_dim: int, fp8: bool) -> None:
     ctas = batch * problem.kv_heads
     places = 148 * tile.ctas_per_sm
     assert splits == MAX_SPLITS or ctas * (splits + 1) > places or splits == 16
-    # Beyond one wave only where the last of the waves would be a small one.
+    # More than one wave only where the last wave would be a small one.
     assert splits == 1 or ctas * splits <= places or 0 < ctas % places < places // 2
 
 
@@ -104,7 +104,7 @@ def test_decode_fills_the_device(batch: int, head_dim: int, fp8: bool) -> None:
     [(18, 4096, 1), (20, 4096, 2), (20, 16384, 4), (37, 4096, 1), (64, 4096, 1), (20, 512, 1)],
 )
 def test_a_small_last_wave_is_split(batch: int, keys: int, expected: int) -> None:
-    """160 CTAs on 148 SMs would take two waves, 144 take one and 296 two full ones."""
+    """160 CTAs on 148 SMs would take two waves; 144 take one, 296 two full waves."""
     assert choose_config(replace(DECODE, batch=batch, keys=keys))[1] == expected
 
 
@@ -122,7 +122,7 @@ def test_short_sequences_are_not_split() -> None:
     ],
 )
 def test_lists_are_split(tokens: int, width: int, splits: int) -> None:
-    """A token's query heads share one CTA; gathering is slow enough for parts of two tiles."""
+    """A token's query heads share one CTA; gathers are slow, so splits of two tiles pay."""
     problem = AttentionProblem(tokens, 1, width, 1, 128, 128, indexed=True)
     tile, chosen = choose_config(problem)
     assert tile.query_tiles == 1
@@ -137,7 +137,7 @@ def test_nothing_to_do() -> None:
 @pytest.mark.parametrize("window", [0, 1, 500, 4096])
 @pytest.mark.parametrize("batch", [1, 3, 40])
 def test_lengths_of_one_multiple_are_alike(batch: int, window: int) -> None:
-    """Their launches are prepared once: see ``called`` in ``attention/op.py``."""
+    """Lengths rounded up alike share a prepared launch: see ``called`` in ``attention/op.py``."""
     for queries, fp8 in ((1, False), (1, True), (300, False)):
         problem = replace(DECODE, batch=batch, queries=queries, window=window, fp8=fp8)
         for most in (KEY_MULTIPLE, 17 * KEY_MULTIPLE, 64 * KEY_MULTIPLE):

@@ -1,4 +1,4 @@
-"""CTAs that take one work tile after another: to the bit what a CTA for each of them computes."""
+"""Static persistent scheduling: results are bit-identical to one CTA per work tile."""
 
 from functools import partial
 from importlib import import_module
@@ -27,7 +27,7 @@ from tests.test_kernels.mistakes import (
 pytestmark = pytest.mark.arch("sm_100")
 ONE_SCHEDULE = pytest.mark.schedules("random 1")
 
-# Sequences of one key tile, of many, of none and without queries; last keys that fill a tile.
+# Sequences of one key tile, of many, of none and without queries; some fill their last key tile.
 CASE = {"queries": (1, 2, 0, 1, 3, 1), "keys": (3, 389, 9, 0, 256, 130), "head_dim": 64}
 TILES = {
     "16 bits": (Chosen(AttentionTile(64, warp_split_kv=True)), {}),
@@ -42,13 +42,13 @@ TILES = {
 
 
 def on_sms(patch: pytest.MonkeyPatch, sms: int) -> None:
-    """Makes the device one of few SMs."""
+    """Make the device report ``sms`` SMs."""
     launch = import_module("nvfp4_kernels.attention.sm100.launch")
     patch.setattr(launch, "multiprocessors", lambda _: sms)
 
 
 def check(given: dict[str, Any], sms: int, *, quantized: bool = False) -> None:
-    """Against a CTA for each work tile, with splits merged by the last CTA and by a launch."""
+    """Check against one CTA per work tile, with splits merged by the last CTA and by a launch."""
     device = given["q"].device
     op: Any = paged_attention
     if quantized:
@@ -59,7 +59,7 @@ def check(given: dict[str, Any], sms: int, *, quantized: bool = False) -> None:
         on_sms(patch, sms)
         for more in ({}, {"counters": counters}):
             for ours, theirs in zip(op(**given, **more), expected, strict=True):
-                if ours.dtype != torch.float8_e4m3fn:  # whose padding is undefined
+                if ours.dtype != torch.float8_e4m3fn:  # padding is undefined
                     assert torch.equal(ours.cpu(), theirs.cpu())
     assert not counters.cpu().any()
 

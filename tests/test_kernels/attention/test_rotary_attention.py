@@ -1,4 +1,4 @@
-"""``rotary_attention``: to the bit ``rotary_store`` and then paged attention."""
+"""``rotary_attention``: bit-identical to ``rotary_store`` followed by paged attention."""
 
 from dataclasses import replace
 from functools import partial
@@ -44,7 +44,7 @@ SM100 = pytest.mark.arch("sm_100")
 ONE_SCHEDULE = pytest.mark.schedules("random 1")
 SCALE = 0.01
 
-# Sequences whose new tokens lie in one key tile, in two, and begin one.
+# New tokens within one key tile, across two, and at the start of a tile.
 DECODE = Case((1, 3, 1), (300, 130, 129), 4, 2, head_dim=64)
 
 
@@ -94,7 +94,7 @@ def check(
     counted: bool = False,
     settled: bool = False,
 ) -> None:
-    """Result, LSE and the whole cache, against the ops one after the other."""
+    """Check result, LSE and the whole cache against the two ops in sequence."""
     how, cache = given["rotation"], given["kv_cache"]
     names = "k", "v", "slot_mapping", "positions", "rotation"
     rest = {name: value for name, value in given.items() if name not in names}
@@ -228,11 +228,11 @@ def test_opcheck() -> None:
     )  # fmt: skip
 
 
-# --- what is read while the launch before ends --------------------------------------------------
+# --- reads before the launch before has ended --------------------------------------------------
 
 
 def after_a_launch(name: str, *, settled: bool) -> None:
-    """``name``'s argument is what the launch before writes."""
+    """Make ``name``'s argument the output of the launch before."""
     given = arguments(DECODE, rotation(DECODE))
     if name == "kv_cache":  # keys of other positions
         k, slots = given["k"], torch.arange(len(given["k"]))

@@ -1,4 +1,4 @@
-"""``sparse_attention`` on CPU: against the formula in float64, and against the ops beside it."""
+"""``sparse_attention`` on the CPU: against the formula in float64 and against related ops."""
 
 import math
 from dataclasses import replace
@@ -45,7 +45,7 @@ def test_cases(case: SparseCase) -> None:
 
 @pytest.mark.parametrize("case", LARGE_CASES.values(), ids=LARGE_CASES)
 def test_large(case: SparseCase) -> None:
-    """More than one tile of queries, and more than one block of keys."""
+    """Cases of more than one query tile and more than one block of keys."""
     problem = case.problem()
     check(sparse_attention(**problem.sparse()), problem)
 
@@ -80,11 +80,11 @@ def test_any_lists(
     check(sparse_attention(**problem.sparse()), problem)
 
 
-# --- beside the other ops ---------------------------------------------------------------------
+# --- against related ops ----------------------------------------------------------------------
 
 
 def close(found: Result, expected: Result) -> None:
-    """Two computations of the same, rounded to BF16 each."""
+    """Whether two results agree within their roundings to BF16."""
     torch.testing.assert_close(found[0], expected[0], rtol=2**-7, atol=1e-4)
     torch.testing.assert_close(found[1], expected[1], rtol=1e-6, atol=1e-5)
 
@@ -99,7 +99,7 @@ def test_all_keys_are_those_of_paged_attention(name: str) -> None:
 @pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
 @pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
 def test_window_and_list_are_attention_to_both(fp8: bool, sinks: bool) -> None:
-    """A list without the keys of the window; the sinks come in with the merge."""
+    """Window and list, merged, are attention to the keys of both; the merge adds the sinks."""
     case = Case((1, 5, 1), (70, 40, 6), window=8, fp8=fp8, sinks=sinks)
     problem = case.problem()
     window, before = [], []
@@ -116,13 +116,13 @@ def test_window_and_list_are_attention_to_both(fp8: bool, sinks: bool) -> None:
     out, lse = merge_segments(outs, lses, problem.sinks)
     both = with_lists(problem, [a + b for a, b in zip(window, before, strict=True)])
     expected, log = both.formula()
-    # Each segment is rounded to BF16, and their sum; values lie within ±5, times v_scale.
+    # Each segment is rounded to BF16, as is the merged result; values lie within ±5, times v_scale.
     torch.testing.assert_close(out.double(), expected, rtol=2**-8, atol=2**-5)
     torch.testing.assert_close(lse.double(), log, rtol=1e-6, atol=1e-5)
 
 
 def test_lists_of_the_indexer() -> None:
-    """Its indices and lengths go in as they come out."""
+    """The indexer's indices and lengths are passed on unchanged."""
     torch.manual_seed(3)
     lengths, block_size, k = (70, 9, 33), 16, 20
     problem = all_keys(Case((1,) * 3, lengths))
@@ -175,7 +175,7 @@ def test_garbage_does_not_matter() -> None:
 
 
 def test_strides() -> None:
-    """Lists out of a wider buffer; q out of a projection; a cache of one layer among several."""
+    """Strided views: lists in a wider buffer, q in a projection, one layer of a shared cache."""
     problem = CASES["mixed"].problem()
     arguments = problem.sparse()
     expected = sparse_attention(**arguments)
@@ -193,7 +193,7 @@ def test_strides() -> None:
 
 
 def test_rows_after_the_last_sequence() -> None:
-    """A padded batch: its lists are not looked at, its other rows come out as they should."""
+    """Padding rows: their lists are not read; their result is that of rows without keys."""
     problem = CASES["mixed"].problem()
     arguments = problem.sparse()
     padding = {"q": math.nan, "indices": 1 << 30, "lens": 1 << 30}
@@ -225,7 +225,7 @@ def test_labels() -> None:
 
 
 def test_memory_does_not_grow_with_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens and keys that are computed at a time are limited."""
+    """Tokens and keys are processed in blocks of limited size."""
     case, block = LARGE_CASES["many tokens"], sparse_reference.IndexedKeyValues.block
     taken: list[tuple[int, int]] = []
 
@@ -252,7 +252,7 @@ def test_opcheck(name: str) -> None:
 
 
 def test_compiled() -> None:
-    # Sizes that happen to be equal in one call would be taken for the same.
+    # torch.compile would take sizes that are equal in one call for the same symbol.
     cases = [
         SparseCase((n, 1), (50, 9), head_dim=32, sinks=True, listed=(*[n] * n, 7), width=n)
         for n in (21, 27)

@@ -1,4 +1,4 @@
-"""What ``sparse_attention`` refuses, and what it says then."""
+"""Arguments that ``sparse_attention`` refuses, and the messages."""
 
 from typing import Any
 
@@ -57,7 +57,7 @@ def with_index(row: int, column: int, index: int) -> Tensor:
         ({"block_table": TABLE.long()}, "block_table: dtype is int64, must be int32"),
         ({"block_table": TABLE[0]}, r"block_table: shape is .*, must have 2 dimension"),
         ({"block_table": TABLE[:1]}, r"block_table: shape is \(1, 5\), must be \(2, 5\); one row"),
-        # What tensors hold, on CPU.
+        # Checks of tensor values, on the CPU.
         ({"query_start": ints(1, 3, 4)}, "query_start: begins with 1, must begin with 0"),
         ({"query_start": ints(0, 3, 2)}, "query_start: falls at 1, must not"),
         ({"query_start": ints(0, 3, 5)}, "query_start: ends with 5, must be at most 4, the rows"),

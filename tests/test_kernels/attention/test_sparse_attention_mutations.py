@@ -1,4 +1,4 @@
-"""Mistakes put into ``sparse_attention``'s reference: each fails the tests named for it."""
+"""Mutants of the ``sparse_attention`` reference: each fails the tests named for it."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +22,7 @@ Arguments = dict[str, Any]
 
 
 def given(**changes: Callable[[Arguments], Any]) -> Callable[..., Any]:
-    """The reference with other arguments; pages that are not there are others that are."""
+    """Mutant: the reference with other arguments; invalid page indices wrap to valid pages."""
 
     def mutant(*arguments: Any) -> Any:
         named = dict(zip(NAMES, arguments, strict=True))

@@ -1,4 +1,4 @@
-"""Mistakes made on purpose in gathering listed keys: each reported or seen in the numbers."""
+"""Mutation tests of gathering listed keys: each mutant is reported, or its results are wrong."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +23,7 @@ from tests.test_kernels.mistakes import (
 
 KERNEL = Room("nvfp4_kernels.attention.sm100")
 
-# Five key tiles, so that all that is prefetched is used; lists that end within a gather.
+# Five key tiles, so that every prefetched tile is used; lists that end within a gather.
 CASE = SparseCase(
     (1, 2), (600, 140), query_heads=1, heads=1, head_dim=16, listed=(523, 126, 7), width=526
 )
@@ -72,7 +72,7 @@ MISTAKES = {
 def check_sparse() -> None:
     problem = CASE.problem()
     arguments = problem.sparse()
-    # The first page is nobody's.
+    # The first page belongs to no sequence.
     cache = arguments["kv_cache"]
     arguments["kv_cache"] = torch.cat([torch.full_like(cache[:1], torch.nan), cache])
     arguments["block_table"] += 1

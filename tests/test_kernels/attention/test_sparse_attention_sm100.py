@@ -1,4 +1,4 @@
-"""``sparse_attention`` on sm_100: the reference's cases and others, public op."""
+"""``sparse_attention`` on sm_100: the reference's cases and others, through the public op."""
 
 import math
 from dataclasses import replace
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.arch("sm_100")
 ONE_SCHEDULE = pytest.mark.schedules("random 1")
 TWO_SCHEDULES = pytest.mark.schedules("random 2", "all late")
 
-# Around one gather of four rows, and around a tile of 128; sequences of one and of several tokens.
+# Lengths around one gather of four rows and a tile of 128; sequences of one and of several tokens.
 ENDS: dict[str, Any] = {
     "queries": (1, 2, 3, 1),
     "keys": (300, 140, 131, 9),
@@ -48,7 +48,7 @@ KERNELS = {
     "everything, D = 96": replace(CASES["everything"], head_dim=96),
     "long lists": SparseCase((1, 1), (1100, 600), **ONE_HEAD, listed=(1030, 513), width=1031),
 }
-# Other groups and sizes of the first kernel.
+# Other qhead_per_kvhead and sizes of the first kernel.
 SIZES = {
     "groups of 4": SparseCase(**ENDS, query_heads=8, heads=2),
     "groups of 16, heads after tokens": SparseCase(**ENDS, query_heads=16, heads=1, by_token=True),
@@ -60,7 +60,7 @@ SIZES = {
 
 @pytest.fixture(autouse=True)
 def exponentials_by_mufu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They compile in less time, and do not depend on where keys come from."""
+    """Compute exponentials by MUFU: that compiles faster and does not affect gathers."""
     monkeypatch.setattr(choose, "EMULATED_EXP2", 0)
 
 
@@ -122,7 +122,7 @@ def test_same_bits_in_every_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
 @ONE_SCHEDULE
 @pytest.mark.parametrize("name", ["D = 64, MHA", "D = 16", "D = 256, MQA of 130", "fp8, D = 128"])
 def test_picks_every_column(name: str, op_device: torch.device) -> None:
-    """Each head chooses one key of its token's list with all its weight; values are an identity."""
+    """Each head puts all its weight on one key of the token's list; values are an identity."""
     given, tokens = KERNELS[name], 4
     head_dim, heads = given.head_dim, given.head_dim // tokens
     case = Case(
@@ -145,12 +145,12 @@ def test_picks_every_column(name: str, op_device: torch.device) -> None:
     torch.testing.assert_close(lse.cpu(), torch.full_like(lse.cpu(), 256.0), rtol=1e-6, atol=0)
 
 
-# --- beside the other ops -----------------------------------------------------------------------
+# --- against related ops -----------------------------------------------------------------------
 
 
 @ONE_SCHEDULE
 def test_all_keys_are_those_of_paged_attention(op_device: torch.device) -> None:
-    """Bit for bit: the same tiles of the same keys, all of them within the window."""
+    """Bit-identical to paged attention: the same tiles of the same keys, all within the window."""
     problem = all_keys(Case((1, 1, 1), (300, 128, 17), **ONE_HEAD, window=300))
     found = sparse_attention(**on(op_device, problem.sparse()))
     expected = paged_attention(**on(op_device, problem.paged()))
@@ -173,17 +173,18 @@ def test_window_and_list_are_attention_to_both(op_device: torch.device) -> None:
     out, lse = merge_segments(outs, lses, problem.sinks.to(op_device))
     both = with_lists(problem, [a + b for a, b in zip(window, before, strict=True)])
     expected, log = both.formula()
-    # Each segment is rounded to BF16, as are its weights and their sum; values lie within ±5.
+    # Each segment is rounded to BF16, as are its weights and the merged result; values lie within
+    # ±5.
     torch.testing.assert_close(out.cpu().double(), expected, rtol=2**-8, atol=2**-6)
     torch.testing.assert_close(lse.cpu().double(), log, rtol=1e-6, atol=1e-5)
 
 
-# --- layouts and what must not be read ----------------------------------------------------------
+# --- layouts and memory that must not be read ---------------------------------------------------
 
 
 @ONE_SCHEDULE
 def test_strides(op_device: torch.device) -> None:
-    """Lists out of a wider buffer; q out of a projection; a cache of one layer among several."""
+    """Strided views: lists in a wider buffer, q in a projection, one layer of a shared cache."""
     problem = CASES["mixed"].problem()
     arguments = problem.sparse()
     q, cache, indices = (arguments[name] for name in ("q", "kv_cache", "indices"))
@@ -199,7 +200,7 @@ def test_strides(op_device: torch.device) -> None:
 
 @ONE_SCHEDULE
 def test_rows_after_the_last_sequence(op_device: torch.device) -> None:
-    """A captured graph has more of them than a step needs: their lists are not followed."""
+    """A captured graph has more rows than a step needs: their lists are not followed."""
     problem = CASES["mixed"].problem()
     arguments = problem.sparse()
     padding = {"q": math.nan, "indices": 1 << 30, "lens": 1 << 30}
@@ -212,7 +213,7 @@ def test_rows_after_the_last_sequence(op_device: torch.device) -> None:
 
 @ONE_SCHEDULE
 def test_many_sequences(op_device: torch.device) -> None:
-    """More than a warp looks at in one go, most of them without tokens, as the last one is."""
+    """More sequences than a warp looks up at a time; most, and the last, have no tokens."""
     tokens = (0, 31, 32, 33, 255, 256, 257, 298)
     counts = tuple(int(n in tokens) for n in range(300))
     case = SparseCase(counts, (3,) * 300, **ONE_HEAD, listed=(2,) * len(tokens), width=2)
@@ -233,7 +234,7 @@ def test_gather_view() -> None:
 
     assert gather_view(cache(4096, 2048, 128)) == (128, 6 * 2 * 16)
     assert gather_view(cache(4096, 128, 256)) == (128, 6 * 2 * 16)  # heads after tokens
-    assert gather_view(cache(4096 * 3, 2048, 128)) == (128, (5 * 3 + 1) * 32)  # of three layers
+    assert gather_view(cache(4096 * 3, 2048, 128)) == (128, (5 * 3 + 1) * 32)  # one of three layers
     assert gather_view(cache(4096 + 64, 2048, 128)) == (64, 5 * 65 + 62 + 1)
     assert gather_view(cache(7, 3, 128, counts=(1, 1, 16))) == (128, 16)
     assert gather_view(cache(7, 3, 5, counts=(1, 1, 1))) == (128, 1)

@@ -1,4 +1,4 @@
-"""Instructions of the tensor core, of copies, barriers, fences and launches that our kernels use.
+"""Tensor-core, copy, barrier, fence and launch instructions that our kernels use.
 
 ``python -m tests.test_kernels.chains.opcodes`` compiles every kernel that ``build`` compiles for a
 Llama 8B, runs each op of the chains and the indexer in each of its formats, and lists the opcodes.
@@ -31,17 +31,17 @@ from tests.test_kernels.indexer.indexer_oracle import FORMATS
 
 TABLE = Path(__file__).parents[2] / "emulator" / "INSTRUCTIONS.md"
 STAGES = {"sm_90": stages_sm90, "sm_100": stages_sm100}
-MAX_TOKENS = 2048  # more bring no other kind of kernel
+MAX_TOKENS = 2048  # larger counts need no further kind of kernel
 ATTENTION = Attention(query_heads=32, kv_heads=8, head_dim=128)
 HIDDEN = 4096
-# Llama 8B's has too many rows for a tile with tokens on the M side and one CTA.
+# Llama 8B has too many rows for a one-CTA tile with tokens on the M side.
 NARROW_MLP = Model("narrow", LLAMA_8B.dtype, (Layer("gate_up_proj", 4096, 7168, gate_up=True),))
 _FAMILIES = r"tcgen05|cp\.async|mbarrier|fence|prefetch\.tensormap|clusterlaunchcontrol"
 _OPCODE = re.compile(rf"^\s*(?:@!?%?\w+\s+)?((?:{_FAMILIES})[\w.:]*)", re.MULTILINE)
 
 
 def opcodes(text: str) -> set[str]:
-    """Opcodes of a PTX text with all modifiers but the number of registers, ``.xN``."""
+    """Opcodes in a PTX text, with all modifiers except the number of registers, ``.xN``."""
     return {re.sub(r"\.x\d+", ".xN", found) for found in _OPCODE.findall(text)}
 
 
@@ -60,7 +60,7 @@ def model_kernels(arch: str) -> list[KernelSpec]:
 
 
 def kinds(specs: Iterable[KernelSpec]) -> list[KernelSpec]:
-    """One of those that differ in sizes alone: in numbers above 2, or in a row's scale."""
+    """Drop kernels that differ in sizes alone: in numbers above 2, or in having a row scale."""
     found: dict[str, KernelSpec] = {}
     for spec in specs:
         kind = re.sub(r"=([3-9]|\d\d+)\b", "=n", f"{spec.op} {spec.fields}")
@@ -69,11 +69,11 @@ def kinds(specs: Iterable[KernelSpec]) -> list[KernelSpec]:
 
 
 def compiled(arch: str, specs: Iterable[KernelSpec]) -> Iterator[tuple[str, str]]:
-    """PTX of kernels, with the names of their ops."""
+    """Yield the op's name and the PTX of each kernel."""
     texts: list[str] = []
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.setattr(devices, "source_lines", False)  # a quarter of the time, for no opcode
-        patch.setattr(devices, "binaries", "plain")  # a model's kernels are those that ptxas takes
+        patch.setattr(devices, "source_lines", False)  # saves a quarter of the time
+        patch.setattr(devices, "binaries", "plain")  # ptxas must accept a model's kernels
         stack.enter_context(devices.emulated(EAGER, arch))
         from nvfp4_kernels.runtime.compile import compile_kernel
         from tests.emulator.runtime import embedding
@@ -88,7 +88,7 @@ def compiled(arch: str, specs: Iterable[KernelSpec]) -> Iterator[tuple[str, str]
 
 
 def launched(arch: str) -> Iterator[tuple[str, str]]:
-    """PTX of every op's kernels, with the names of the stages."""
+    """Yield the stage's name and the PTX of every op's kernels."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(devices, "source_lines", False)
         yield from _launched(arch)
@@ -106,7 +106,7 @@ def _launched(arch: str) -> Iterator[tuple[str, str]]:
 
 
 def used(arch: str, specs: Iterable[KernelSpec]) -> dict[str, set[str]]:
-    """Opcodes of ``specs`` and of every op, with the names of those that use them."""
+    """Opcodes of ``specs`` and of every op, with the names of the ops that use them."""
     found: dict[str, set[str]] = defaultdict(set)
     for texts in (compiled(arch, specs), launched(arch)):
         for name, text in texts:
@@ -116,7 +116,7 @@ def used(arch: str, specs: Iterable[KernelSpec]) -> dict[str, set[str]]:
 
 
 def main() -> None:
-    """Print every opcode, and who uses it."""
+    """Print every opcode and its users."""
     found: dict[str, set[str]] = defaultdict(set)
     for arch in STAGES:
         for opcode, names in used(arch, model_kernels(arch)).items():

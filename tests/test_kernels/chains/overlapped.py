@@ -1,7 +1,7 @@
-"""Products of every family of tiles beside themselves: two launches whose CTAs share SMs.
+"""Every family of GEMM tiles overlapped with itself: two launches whose CTAs share SMs.
 
-``python -m tests.test_kernels.chains.overlapped`` runs them in every schedule. Rings of two stages,
-so that the CTAs of both launches fit on one SM, where tensor memory lets them.
+``python -m tests.test_kernels.chains.overlapped`` runs each family in every schedule. Rings have
+two stages, so that CTAs of both launches fit on one SM if tensor memory allows it.
 """
 
 from dataclasses import replace
@@ -23,7 +23,7 @@ SMALL = Tile(32, max_stages=2)
 UP = replace(SMALL, weights=2)
 TILES = {
     "plain": SMALL,
-    "plain, all columns": Tile(128, max_stages=2),  # one CTA of an SM waits for the other's end
+    "plain, all columns": Tile(128, max_stages=2),  # one CTA of an SM waits for the other to end
     "2 CTAs": replace(SMALL, two_cta=True, cluster_m=2),
     "2 CTAs, multicast": replace(SMALL, two_cta=True, cluster_m=2, cluster_n=2),
     "multicast": replace(SMALL, cluster_n=2),
@@ -40,14 +40,14 @@ TILES = {
 
 
 def case_of(tile: Tile) -> TileCase:
-    """A product of several tiles for one cluster."""
+    """Case with several tiles for one cluster."""
     case = Case(9 if tile.swap_ab else 130, 136, 288, out_dtype=torch.float32)
-    is_split = tile.split_k > 1 and not tile.swap_ab  # then its parts need the store's memory
+    is_split = tile.split_k > 1 and not tile.swap_ab  # split-K partials need the store's memory
     return TileCase(tile, case, tile.cluster, direct=is_split)
 
 
 def run_twice(on: TileCase, schedule: Schedule, is_overlapped: bool = True) -> list[Launch]:
-    """Launches a product twice; both results must be right. Returns the launches."""
+    """Launch a product twice, check both results and return the two launches."""
     linear = on.tile.weights == 1
     problem: Any = (
         grid_problem(on.case)
@@ -74,14 +74,14 @@ def run_twice(on: TileCase, schedule: Schedule, is_overlapped: bool = True) -> l
 
 
 def check_met(launches: list[Launch]) -> None:
-    """Assert that the launches shared SMs, where two of their CTAs fit on one."""
+    """Assert that the launches shared SMs wherever two of their CTAs fit on one."""
     first, second = launches
     if first.needs.per_sm(first.gpu.limits) > 1:
         assert second.counters.neighbours[0] > 0
 
 
 def main() -> None:
-    """Print what every family did in every schedule."""
+    """Print neighbours and waits of every family in every schedule."""
     for name, tile in TILES.items():
         for schedule in STANDARD:
             launches = run_twice(case_of(tile), schedule)

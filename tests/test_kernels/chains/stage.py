@@ -1,4 +1,4 @@
-"""Chains of two launches, the second of which reads or overwrites what the first one touched."""
+"""Chains of two launches; the second reads or overwrites memory that the first one touched."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from tests.emulator import EAGER, Gpu
 from tests.emulator.mutations import Mutation, mutations
 
 WAIT = "griddepcontrol.wait"
-Value = Any  # one or several tensors, as a kind says
+Value = Any  # one or several tensors, depending on the kind
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,13 @@ class Stage:
     """A launch as a link of a chain.
 
     Attributes:
-        name: of the op and its variant.
+        name: the op and its variant.
         source: package or module that has the kernel's waits.
-        takes: kind of value that it is given.
-        gives: kinds of what it returns: results, and what it reads and another may overwrite.
-        run: from the value to a value for each kind in ``gives``.
-        twin: name of a stage with the same launch, which differs in what comes from the stage
-            before; as the first of a chain, that one is enough.
+        takes: kind of the value it takes.
+        gives: kinds of the returned values: results, and inputs that a later stage may overwrite.
+        run: function from the value to a value for each kind in ``gives``.
+        twin: name of a stage with the same launch but another input from the stage before; as the
+            first stage of a chain, one of the two is enough.
     """
 
     name: str
@@ -40,12 +40,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class Chain:
-    """One stage after the other, with programmatic dependent launch.
+    """Two stages in sequence, with programmatic dependent launch.
 
     Attributes:
         arch: e.g. ``"sm_100"``.
-        first, second: stages; the first gives what the second takes.
-        given: makes what the first one takes, in memory that the host writes.
+        first, second: stages; ``first`` gives a value of the kind that ``second`` takes.
+        given: makes the first stage's value, in memory that the host writes.
     """
 
     arch: str
@@ -57,15 +57,15 @@ class Chain:
         return f"{self.first.name} > {self.second.name}"
 
     def run(self, replaced: Mapping[str, str] = MappingProxyType({})) -> list[str]:
-        """Run both; return the second one's PTX, a text for each of its kernels.
+        """Run both stages; return the PTX of each of the second one's kernels.
 
         One schedule is enough: whether an access comes after a wait does not depend on it.
 
         Args:
-            replaced: PTX that runs in the place of some of the second stage.
+            replaced: maps PTX of the second stage to PTX that runs instead.
 
         Raises:
-            EmulatorError: what the emulator finds.
+            EmulatorError: any finding of the emulator.
         """
         with devices.emulated_ops(EAGER, self.arch) as gpu:
             given = self.first.run(self.given())
@@ -77,7 +77,7 @@ class Chain:
 
 @contextmanager
 def loading(gpu: Gpu, replaced: Mapping[str, str]) -> Iterator[list[str]]:
-    """Within, ``gpu`` runs other PTX in the place of some; yields what it is given, each once."""
+    """Replace PTX that ``gpu`` loads; yield the list of PTX given to it, without repetitions."""
     loaded: list[str] = []
     load = gpu.load
 
@@ -94,12 +94,12 @@ def loading(gpu: Gpu, replaced: Mapping[str, str]) -> Iterator[list[str]]:
 def chains(
     arch: str, stages: Sequence[Stage], given: Mapping[str, Callable[[], Value]]
 ) -> list[Chain]:
-    """Every stage after every launch whose result it takes, or which reads what it overwrites.
+    """All pairs of stages where the second takes a value that the first returns.
 
     Args:
         arch: of all stages.
         stages: to pair.
-        given: how to make a value of each kind.
+        given: makes a value of each kind.
     """
     return [
         Chain(arch, first, second, given[first.takes])
@@ -110,5 +110,5 @@ def chains(
 
 
 def dropped_waits(text: str) -> list[Mutation]:
-    """PTX without each of its static ``griddepcontrol.wait`` in turn."""
+    """Mutants of the PTX, each without one of its static ``griddepcontrol.wait``."""
     return list(mutations(text, only=WAIT))

@@ -1,14 +1,14 @@
 """Stages of a mixture of two experts, for both architectures: eight tokens of 256 elements.
 
-| kind | what it is |
+| kind | value |
 |---|---|
-| choices | int32 (8, 4), the experts of each token; of 32, which two experts stand for in turn |
+| choices | int32 (8, 4), experts of each token: 32 ids that map to two experts in turn |
 | routing | a ``Routing`` |
 | tokens | bfloat16 (8, 256), a layer's input or result |
-| tiles, wide tiles | a routing, and what the first or the second product multiplies |
+| tiles, wide tiles | a routing, and the operand of the first or the second product |
 | scaled tiles | the same as tiles, with a row scale |
-| tile rows | a routing, and 16-bit rows in tiles: the first product's, not quantised |
-| results | a routing, and the second product's |
+| tile rows | a routing, and 16-bit rows in tiles: the first product's result, not quantised |
+| results | a routing, and the second product's result |
 """
 
 from collections.abc import Callable
@@ -43,14 +43,14 @@ def expert_map() -> Tensor:
 
 
 def new_routing() -> Routing:
-    """The reference's routing."""
+    """Routing by the reference."""
     from nvfp4_kernels.moe.route.reference import moe_route
 
     return Routing(*moe_route(new_choices(), expert_map(), EXPERTS, TILE_TOKENS))
 
 
 def new_tiles() -> Value:
-    """The reference's NVFP4 tokens in tiles."""
+    """NVFP4 tokens in tiles, by the reference."""
     from nvfp4_kernels.moe.quantize.reference import moe_quantize
 
     routing = new_routing()
@@ -87,7 +87,7 @@ def scale() -> Tensor:
 
 @cache
 def weight(gated: bool, fragments: bool) -> tuple[Tensor, Tensor]:
-    """Data and scales of every expert's weight, the same one."""
+    """Data and scales of the weights of all experts, which are equal."""
     one = quantize_weight(torch.randn(HIDDEN, HIDDEN))
     blocked = one.to_blocked()
     parts = to_fragments(one.data, one.scales) if fragments else (blocked.data, blocked.scales)
@@ -104,7 +104,7 @@ def routed(choices: Tensor) -> tuple[Value, ...]:
 def entered(
     op: str, scales: tuple[Tensor, ...], routing: Routing | None, tokens: Tensor | None
 ) -> tuple[Value, ...]:
-    """Tokens in tiles by ``moe_quantize`` or its like, with what is not given made anew."""
+    """Tokens permuted into tiles by ``moe_quantize`` or a sibling; missing inputs are made here."""
     tokens = new_tokens() if tokens is None else tokens
     routing = routing or new_routing()
     found = getattr(ops, op)(tokens, routing, *scales)
@@ -114,14 +114,14 @@ def entered(
 def routed_and_entered(
     op: str, scales: tuple[Tensor, ...], choices: Tensor | None, tokens: Tensor | None
 ) -> tuple[Value, ...]:
-    """The same by the ops that route, too."""
+    """Tokens permuted into tiles by the ops that also route."""
     tokens = new_tokens() if tokens is None else tokens
     choices = new_choices() if choices is None else choices
     return (getattr(ops, op)(tokens, choices, EXPERTS, TILE_TOKENS, *scales, expert_map()),)
 
 
 def chosen_and_entered(op: str, scales: tuple[Tensor, ...], tokens: Tensor) -> tuple[Value, ...]:
-    """The same by the ops that choose experts, too, whose logits no kernel here makes."""
+    """Tokens permuted into tiles by the ops that also choose experts; logits are random."""
     logits, router = torch.randn(TOKENS, ALL_EXPERTS), ops.Router(TOP_K)
     sizes = EXPERTS, TILE_TOKENS
     _, *found = getattr(ops, op)(tokens, logits, router, *sizes, *scales, expert_map())
@@ -129,16 +129,16 @@ def chosen_and_entered(op: str, scales: tuple[Tensor, ...], tokens: Tensor) -> t
 
 
 def requantized(rows: Value) -> tuple[Value, ...]:
-    """Rows in tiles by ``moe_quantize_per_token``."""
+    """Rows in tiles, quantised by ``moe_quantize_per_token``."""
     return entered("moe_quantize_per_token", (), *rows)
 
 
 def product(
     arch: str, gated: bool, quantized: bool, early: bool, tiles: Value
 ) -> tuple[Value, ...]:
-    """A product, as its op launches it; ``early``: the routing was complete before the last launch.
+    """Launch a grouped product; ``early``: routing ended before the preceding launch.
 
-    No op's argument says so: the plugin calls what the table of kernels names.
+    No op has an argument for that: the plugin calls the kernel table's function.
     """
     routing, *operand = tiles
     a, a_scales, row_scale = (*operand, None, None)[:3]
@@ -165,9 +165,9 @@ def combined(results: Value) -> tuple[Value, ...]:
 
 
 def _entering(op: str, scales: tuple[Tensor, ...], gives: str = "tiles") -> list[Stage]:
-    """An op that brings tokens to tiles, after the one that routes and after the layer before.
+    """Stages of an op that permutes tokens into tiles: after routing, and after the layer before.
 
-    What follows reads the same of both, and follows the former only.
+    Later stages read the same memory after either stage, so they follow the first only.
     """
     is_routing = op.startswith("moe_route")
     run, takes = (routed_and_entered, "choices") if is_routing else (entered, "routing")
@@ -179,13 +179,13 @@ def _entering(op: str, scales: tuple[Tensor, ...], gives: str = "tiles") -> list
 
 
 def _choosing(op: str, scales: tuple[Tensor, ...]) -> Stage:
-    """An op that chooses the tokens' experts and brings them to tiles, after the layer before."""
+    """Stage of an op that chooses experts and permutes tokens, after the layer before."""
     run = partial(chosen_and_entered, op, scales)
     return Stage(f"{op}, tokens", "moe_topk_route", "tokens", ("tiles",), run)
 
 
 def _products(arch: str) -> list[Stage]:
-    """Both products."""
+    """Stages of both products of a layer."""
     first = partial(product, arch, True, arch == "sm_100", False)
     early = partial(product, arch, False, False, True)
     source = "grouped_gemm"

@@ -1,6 +1,6 @@
 """Stages of sm_100: every op, on eight tokens of 256 elements.
 
-| kind | what it is |
+| kind | value |
 |---|---|
 | rows | bfloat16 (8, 256), activations; also seen as four heads of 64, or as 32 keys |
 | read rows | the same, read by the stage before and to be overwritten |
@@ -14,7 +14,7 @@
 | logits | float32 (8, 32) |
 | lists | indices and their valid numbers, int32 (8, 4) and (8,) |
 
-Those of a mixture of experts are in ``stages_experts``.
+Stages of a mixture of experts are in ``stages_experts``.
 """
 
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def scalar() -> Tensor:
 
 @cache
 def weight(n: int, k: int) -> Nvfp4Tensor:
-    """Weight of a product, blocked."""
+    """Weight of a product, in the blocked layout."""
     return quantize_weight(torch.randn(n, k)).to_blocked()
 
 
@@ -60,14 +60,14 @@ def new_rows() -> Tensor:
 
 
 def operand(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Reference's NVFP4 operand of rows."""
+    """NVFP4 operand of rows, quantised by the reference."""
     from nvfp4_kernels.quantize import reference
 
     return reference.quantize(rows, scalar())
 
 
 def cache_pages() -> Tensor:
-    """The indexer's pages, zero."""
+    """The indexer's cache pages, all zero."""
     return torch.zeros(KEYS // PAGE, format_of(FORMAT).page_bytes(HEAD_DIM, PAGE)).byte()
 
 
@@ -110,10 +110,10 @@ GIVEN: dict[str, Callable[[], Value]] = {
 
 
 def product(op: str, tile: Tile | None, a: Value, bias: Tensor | None = None) -> tuple[Value, ...]:
-    """Result of ``gemm`` or its like, on a tile or on the chooser's choice."""
+    """Result of ``gemm`` or a sibling, on ``tile`` or on the tile of ``choose_config``."""
     data, scales, *row_scale = a
     k = 2 * data.shape[1]
-    n = TOKENS * HIDDEN // len(data)  # as many elements as rows have
+    n = TOKENS * HIDDEN // len(data)  # as many elements as ``rows`` has
     w = weight(n, k)
     given = {"a": data, "a_scales": scales, "row_scale": row_scale[0] if row_scale else None}
     if op.startswith("silu"):
@@ -137,7 +137,7 @@ def product(op: str, tile: Tile | None, a: Value, bias: Tensor | None = None) ->
 
 
 def use(tile: Tile, patch: pytest.MonkeyPatch) -> None:
-    """Make products take a tile."""
+    """Make products use ``tile``."""
     from nvfp4_kernels.gemm.sm100 import launch
     from nvfp4_kernels.gemm.sm100.choose import with_store
 
@@ -175,7 +175,7 @@ PRODUCTS = [
 
 
 def quantized(op: str, per_token: bool, rows: Tensor) -> tuple[Value, ...]:
-    """Result of ``quantize`` or ``silu_mul_quantize``, and the rows that it has read."""
+    """Result of ``quantize`` or ``silu_mul_quantize``, and its input rows."""
     if per_token:
         return (getattr(ops, f"{op}_per_token")(rows), rows)
     return (getattr(ops, op)(rows, scalar()), rows)
@@ -278,7 +278,7 @@ def attended(rows: Tensor) -> tuple[Value, ...]:
 
 
 def attended_pages(splits: int, into: bool, rows: Tensor) -> tuple[Value, ...]:
-    """Paged attention of rows, or into them."""
+    """Paged attention of ``rows``, or with ``into`` as its output."""
     from nvfp4_kernels.attention.sm100 import launch
     from nvfp4_kernels.attention.sm100.tile import AttentionTile
 
@@ -292,13 +292,13 @@ def attended_pages(splits: int, into: bool, rows: Tensor) -> tuple[Value, ...]:
 
 
 def attended_stored(pages: Tensor) -> tuple[Value, ...]:
-    """Paged attention to keys of given pages, which have been read then."""
+    """Paged attention to keys of given pages; returns the pages as well."""
     out, _ = ops.paged_attention(**KV.problem().paged() | {"kv_cache": pages})
     return flat(out), pages
 
 
 def sparse(given: dict[str, Any]) -> tuple[Value, ...]:
-    """Sparse attention of one sequence; ``given`` are arguments beside keys and values."""
+    """Sparse attention of one sequence; ``given`` are the arguments besides keys and values."""
     paged = KV.problem().paged()
     indices, lens = new_lists()
     rest = {"q": paged["q"], "indices": indices, "lens": lens, "query_start": starts((TOKENS,))}
@@ -352,7 +352,7 @@ ROTATION = [
 
 
 def stored(pages: Tensor, keys: Tensor) -> tuple[Value, ...]:
-    """The cache, with rows stored as its keys."""
+    """The cache with rows stored as keys."""
     ops.indexer_store_k(
         keys.view(KEYS, HEAD_DIM), pages, torch.arange(KEYS), FORMAT, PAGE, scalar()
     )
@@ -364,7 +364,7 @@ def table() -> Tensor:
 
 
 def scored(top_k: int, given: dict[str, Any]) -> tuple[Value, ...]:
-    """Scores of contiguous keys, or the best of them with ``top_k``."""
+    """Scores of contiguous keys, or their top-k if ``top_k`` is given."""
     q, k = given.get("q") or new_vectors((TOKENS, HEADS)), given.get("k") or new_vectors((KEYS,))
     ends = given.get("ends", torch.full((TOKENS,), KEYS, dtype=torch.int32))
     arguments = (*q, *k, torch.ones(TOKENS, HEADS), torch.zeros_like(ends), ends)
@@ -374,7 +374,7 @@ def scored(top_k: int, given: dict[str, Any]) -> tuple[Value, ...]:
 
 
 def scored_pages(top_k: int, given: dict[str, Any]) -> tuple[Value, ...]:
-    """The same of paged keys, and the cache that has been read."""
+    """Scores of paged keys, or their top-k, and the cache."""
     q = given.get("q") or new_vectors((TOKENS, HEADS))
     pages = given.get("cache", cache_pages())
     ends = given.get("ends", torch.full((TOKENS,), KEYS, dtype=torch.int32))
@@ -390,7 +390,7 @@ FEW_THREADS = TopkTile(128, 1, CAPACITY, bitmap_words(KEYS, 1, 128))
 
 
 def best(logits: Tensor | None, lens: Tensor | None) -> tuple[Value, ...]:
-    """Best keys of given logits, or of given lengths."""
+    """Top-k of given logits, or of rows of given lengths."""
     logits = GIVEN["logits"]() if logits is None else logits
     lens = torch.full((TOKENS,), KEYS, dtype=torch.int32) if lens is None else lens
     with pytest.MonkeyPatch.context() as patch:
@@ -399,7 +399,7 @@ def best(logits: Tensor | None, lens: Tensor | None) -> tuple[Value, ...]:
 
 
 def best_of_splits(q: Value) -> tuple[Value, ...]:
-    """Best keys by two kernels: the second one chooses among the first one's candidates."""
+    """Top-k by two kernels: the second merges the candidates of the first one's splits."""
     tile = ScoreTile(FORMAT, HEAD_DIM, HEADS, 1, 1)
     with pytest.MonkeyPatch.context() as patch:
         best_keys_cases.use(patch, best_keys_cases.chosen(tile, CAPACITY, splits=2))

@@ -1,4 +1,4 @@
-"""Stages of sm_90: every op, on eight tokens of 256 elements; kinds are those of sm_100."""
+"""Stages of sm_90: every op, on eight tokens of 256 elements; kinds as for sm_100."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -44,7 +44,7 @@ def weight() -> Fragments:
 
 
 def product(tile: Tile | None, rows: Tensor, bias: Tensor | None = None) -> tuple[Value, ...]:
-    """Result of ``gemm``, on a tile or on the chooser's choice."""
+    """Result of ``gemm``, on ``tile`` or on the tile of ``choose_config``."""
     with pytest.MonkeyPatch.context() as patch:
         if tile is not None:
             patch.setattr(
@@ -68,7 +68,7 @@ def added(is_residual: bool, rows: Tensor) -> tuple[Value, ...]:
 
 
 def rotated(rows: Tensor) -> tuple[Value, ...]:
-    """Rotated queries; the keys are the same."""
+    """Rotated queries of ``rotary_embedding``, whose keys are the same rows."""
     angles = torch.ones(TOKENS, HEAD_DIM).bfloat16()
     heads = heads_of(rows)
     return (flat(ops.rotary_embedding(torch.arange(TOKENS), heads, heads, angles)[0]),)
@@ -80,7 +80,7 @@ def rotated_and_stored(rows: Tensor) -> tuple[Value, ...]:
 
 
 def decoded(splits: int, what: str, rows: Tensor) -> tuple[Value, ...]:
-    """Attention of a token of each sequence, one of whose vectors are ``rows``."""
+    """Decode attention; ``rows`` are the vectors that ``what`` names."""
     heads = heads_of(rows)
     problem = case(*range(3, 3 + TOKENS), query_heads=heads.shape[1], heads=1).problem()
     given = arguments(problem, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Every op after every op whose result it takes: their waits, and the instructions they use."""
+"""Dependent launches of every op after every other: each wait is needed and enough."""
 
 import re
 from collections import defaultdict
@@ -28,7 +28,7 @@ TESTS = Path(__file__).parents[2]
 
 
 def by_source() -> dict[str, list[Chain]]:
-    """Chains by architecture and source of the second kernel."""
+    """Chains, by architecture and source of the second kernel."""
     found = [
         (f"{arch} {chain.second.source}", chain)
         for arch, stages in ARCHS.items()
@@ -43,14 +43,14 @@ CHAINS = by_source()
 
 @pytest.fixture(scope="module", autouse=True)
 def source_lines() -> Iterator[None]:
-    """Kernels say from which source lines their waits come."""
+    """Make kernels tell the source lines of their waits."""
     with pytest.MonkeyPatch.context() as patch, compiled_anew():
         patch.setattr(devices, "source_lines", True)
         yield
 
 
 def is_noticed(chain: Chain, original: str, text: str) -> bool:
-    """Whether the second stage is reported for running ``text`` in the place of ``original``."""
+    """Whether running ``text`` in place of ``original`` makes the second stage a finding."""
     try:
         chain.run({original: text})
     except MissingDependencyWait:
@@ -60,10 +60,10 @@ def is_noticed(chain: Chain, original: str, text: str) -> bool:
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_each_wait_is_needed_and_enough(name: str) -> None:
-    """No chain is reported; without any one wait of the source some chain is.
+    """No chain is reported, and without any one wait of the source some chain is.
 
-    The compiler copies a wait to every path that it leads to, some of which no shape takes: copies
-    of one source line count as one.
+    The compiler copies a wait to every path, some of which no shape takes: copies of one source
+    line count as one.
     """
     chains_of: dict[int, list[str]] = defaultdict(list)
     noticed: set[int] = set()
@@ -81,7 +81,7 @@ def test_each_wait_is_needed_and_enough(name: str) -> None:
 
 
 def test_twins_are_one_launch() -> None:
-    """Same kernels, same kinds of results."""
+    """Twins have the same kernels and results of the same kinds."""
     for arch, stages in ARCHS.items():
         named = {stage.name: stage for stage in stages.STAGES}
         for stage in stages.STAGES:
@@ -102,15 +102,15 @@ def launched(stage: Stage, arch: str, given: Mapping[str, Callable[[], Value]]) 
 
 
 def test_every_stage_is_in_a_chain() -> None:
-    """Every stage of either architecture follows another one."""
+    """Every stage of either architecture is the second of some chain."""
     for arch, stages in ARCHS.items():
         second = {chain.second.name for c in CHAINS.values() for chain in c if chain.arch == arch}
         assert second == {stage.name for stage in stages.STAGES} - LAST[arch]
 
 
-# Stages whose input no op of the architecture gives.
+# Stages with an input that no op of the architecture returns.
 def table() -> tuple[set[str], list[tuple[str, str]]]:
-    """Opcodes of the table's first columns, and the tests that it names: files and parts."""
+    """Opcodes in the first columns of the table, and the tests it names, as file and part."""
     text = opcodes.TABLE.read_text()
     tables = text.partition("## Conventions")[0]
     rows = [line.split("|")[1] for line in tables.splitlines() if line.startswith("| `")]
@@ -119,7 +119,7 @@ def table() -> tuple[set[str], list[tuple[str, str]]]:
 
 
 def test_each_instruction_has_a_row() -> None:
-    """Kernels that differ in sizes alone are compiled once."""
+    """Every opcode has a row; kernels that differ in sizes alone are compiled once."""
     used: set[str] = set()
     for arch in ARCHS:
         used |= opcodes.used(arch, opcodes.kinds(opcodes.model_kernels(arch))).keys()
@@ -142,7 +142,7 @@ LAST = {"sm_90": {"indexer_topk"}, "sm_100": set[str]()}
 
 
 def test_the_kernel_before_must_not_write_a_bias() -> None:
-    """A bias is read before that kernel has ended, as ``gemm`` documents of sm_90."""
+    """A bias is read before the preceding kernel has ended, as ``gemm`` documents for sm_90."""
     with devices.emulated_ops(EAGER, "sm_90"):
         (bias,) = ARCHS["sm_90"].product(None, torch.ones(8, 256).bfloat16())
         with pytest.raises(MissingDependencyWait, match=r"griddepcontrol\.wait before the read"):

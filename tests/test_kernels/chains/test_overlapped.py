@@ -1,6 +1,6 @@
-"""Kernels of sm_100 beside themselves: two launches whose CTAs share SMs and their tensor memory.
+"""Kernels of sm_100 overlapped with themselves: two launches share SMs and tensor memory.
 
-A tile for each way to hand things over; ``overlapped`` has all families.
+One tile for each kind of hand-over; ``overlapped`` has all families.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from tests.test_kernels.chains.overlapped import TILES, case_of, check_met, run_
 from tests.test_kernels.gemm.test_tiles_sm100 import FAMILIES
 from tests.test_kernels.mistakes import Patch, Room, compiled_anew
 
-SCHEDULE = COPIES_LATE  # the successor goes first: whatever it can take, it has
+SCHEDULE = COPIES_LATE  # the successor runs first, and allocates as early as it can
 SOME = [
     "plain, all columns",
     "2 CTAs, multicast",
@@ -58,7 +58,7 @@ def test_attention() -> None:
 
 
 def released_before_allocation(given: Callable[..., None]) -> Callable[..., None]:
-    """Let dependents start before tensor memory is allocated."""
+    """Mutant: release dependents before tensor memory is allocated."""
 
     def allocate(*args: Any, **named: Any) -> None:
         from cutlass.experimental import primitives as ptx
@@ -70,7 +70,7 @@ def released_before_allocation(given: Callable[..., None]) -> Callable[..., None
 
 
 def column_zero(*given: Any) -> tuple[Any, ...]:
-    """Accumulate in the first columns there are, whatever was allocated."""
+    """Mutant: accumulate in column zero, whatever was allocated."""
     from cutlass import Int32
 
     *others, _, state = given
@@ -97,7 +97,7 @@ MISTAKES: dict[str, tuple[Patch, str, type[EmulatorError], str]] = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes_are_reported(name: str) -> None:
-    """In a kernel that is right where each CTA has an SM to itself."""
+    """A mutant is right if each CTA has an SM to itself, and reported if CTAs share an SM."""
     mistake, tile, error, match = MISTAKES[name]
     on = case_of(TILES[tile])
     with compiled_anew(mistake):

@@ -1,4 +1,4 @@
-"""Products with an NVFP4 weight: the cases of ``gemm`` and ``gemv``, and what both must compute."""
+"""Products with an NVFP4 weight: cases of ``gemm`` and ``gemv``, and their expected results."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0
 
 
 def rounding_error(magnitude: Float64, dtype: torch.dtype) -> Float64:
-    """What rounding a value of at most this magnitude costs; subnormals are evenly spaced."""
+    """Largest error of rounding a value of at most this magnitude; subnormals are evenly spaced."""
     return ROUNDOFF[dtype] * np.maximum(magnitude, torch.finfo(dtype).tiny)
 
 
@@ -58,13 +58,13 @@ class Problem:
         return product * self.column_factor * self.row_factor + self.bias
 
     def magnitude(self) -> Float64:
-        """Sum of the magnitudes of everything that is added up in each output element."""
+        """Sum of the magnitudes of all addends of each output element."""
         product = oracle.product(np.abs(self.a), np.abs(self.b))
         return product * np.abs(self.column_factor * self.row_factor) + np.abs(self.bias)
 
 
 def grid_problem(case: Case) -> Problem:
-    """Integers and powers of two: every float32 operation of the op is exact."""
+    """Integers and powers of two, so that every float32 operation of the op is exact."""
     rng = np.random.default_rng(0)
     a: oracle.Operand | Float64
     if case.a_dtype is None:
@@ -87,7 +87,7 @@ def grid_problem(case: Case) -> Problem:
 
 
 def random_problem(case: Case) -> Problem:
-    """All codes, scales over twelve octaves, and arbitrary factors."""
+    """Problem of all codes, scales over twelve octaves, and arbitrary factors."""
     rng = np.random.default_rng(0)
     a: oracle.Operand | Float64
     if case.a_dtype is None:
@@ -149,7 +149,7 @@ def _problem(
 
 
 def check_exact(op: LinearOp, case: Case) -> None:
-    """On grid values the result is the float64 one, rounded once to the output's dtype."""
+    """Check that grid values give the float64 result, rounded once to the output's dtype."""
     problem = grid_problem(case)
     expected = torch.from_numpy(problem.expected()).to(case.out_dtype)
     actual = problem.run(op)
@@ -159,7 +159,7 @@ def check_exact(op: LinearOp, case: Case) -> None:
 
 
 def check_close(op: LinearOp, case: Case) -> None:
-    """On random values the error stays within what float32 sums in any order may cost.
+    """Check random values within the error bound of float32 sums in any order.
 
     Products are exact (at most 6 significant bits from NVFP4 and 11 from float16). Summing K of
     them for each term rounds each at most that many times, and alpha, row scale and bias round

@@ -1,4 +1,4 @@
-"""Mistakes in the weight-only GEMM of sm_90: each changes one place of its source."""
+"""Mutants of the weight-only GEMM of sm_90: each changes one place of its source."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ ELEMENTS, BOXES = EpilogueConfig(), EpilogueConfig(boxes=True)
 
 @dataclass(frozen=True)
 class Product:
-    """A tile, and a product of ``m`` tokens by ``n`` rows of ``k`` elements on so many SMs."""
+    """A tile, and a product of ``m`` tokens by ``n`` rows of ``k`` elements on ``sms`` SMs."""
 
     tile: Tile
     m: int
@@ -21,8 +21,8 @@ class Product:
     sms: int = 1
 
 
-# The ring goes round more than once; a CTA has several tiles, the last ones ragged, but where parts
-# of K are added up.
+# The ring goes round more than once; except with split-K, a CTA has several tiles, the last ones
+# ragged.
 MANY = Product(Tile(64, max_stages=2), 130, 200, 256, BOXES)
 DEEP = Product(Tile(64, k_tiles=2, max_stages=2), 70, 136, 512)
 MANY_BOXES = Product(Tile(80, max_stages=2), 90, 136, 192, BOXES)
@@ -51,7 +51,7 @@ PRODUCTS = {
 
 @dataclass(frozen=True)
 class Mistake:
-    """What stands once in the source, what is put there, and the finding's class, or WRONG."""
+    """A replacement of source text that occurs once, and the finding's class, or WRONG."""
 
     module: str
     right: str
@@ -99,7 +99,7 @@ MISTAKES = {
     ),
     "no swizzle of tokens": Mistake("warp_mma", "(piece ^ row) * 16", "piece * 16", WRONG, FEW),
     "half of the tokens' K again": Mistake("warp_mma", "half * 4 +", "0 * half +", WRONG, FEW),
-    # Decoding.
+    # Decoding of weights.
     "scales of upper and lower rows swapped": Mistake(
         "dequantize", "scales, i % 2", "scales, 1 - i % 2", WRONG
     ),
@@ -153,7 +153,7 @@ MISTAKES = {
         WRONG,
         PAIR,
     ),
-    # Parts of a split.
+    # Split-K partials.
     "cluster not met before parts are sent": Mistake(
         "split_k", _STARTED, "pass\n        for product in", "BarrierMisuse", SPLIT
     ),
@@ -181,7 +181,7 @@ MISTAKES = {
     "one part left out": Mistake(
         "split_k", "range(self.tile.parts)", "range(self.tile.parts - 1)", WRONG, SPLIT
     ),
-    # Slices.
+    # Slices: warpgroups that share rows.
     "a stage for both slices": Mistake(
         "kernel",
         "return self.tile.depth(self.output.shared_bytes(self.tile))",
@@ -217,7 +217,7 @@ MISTAKES = {
         "Deadlock",
         SLICED,
     ),
-    # From one shared array into the next.
+    # Copies between shared arrays.
     "a stage of weights loaded beyond the ring": Mistake(
         "loader",
         "target = (stage * tile.operands + index)",
@@ -253,7 +253,7 @@ MISTAKES = {
         "ArrayOverrun",
         MANY_BOXES,
     ),
-    # Exchange of a pair.
+    # Exchange between the warpgroups of a pair.
     "not met before sums are handed over": Mistake(
         "exchange", "self._sync()  # what lay", "pass  # what lay", "DataRace", APART
     ),
@@ -283,7 +283,7 @@ MISTAKES = {
     "one half of the tokens for both": Mistake(
         "epilogue", "group % tile.team * tile.own_tokens", "0", "DataRace", APART
     ),
-    # Boxes.
+    # Results stored as TMA boxes.
     "slots of boxes not waited for": Mistake(
         "epilogue", _WAIT_TURN, "SLOTS", "DataRace", MANY_BOXES
     ),
@@ -313,7 +313,7 @@ MISTAKES = {
     ),
     "rows of stmatrix swapped": Mistake("epilogue", "lane // 8 % 2", "(1 - lane // 8 % 2)", WRONG),
     "no swizzle of a box": Mistake("epilogue", "(piece ^ (row & 7)) * 8", "piece * 8", WRONG),
-    # Elements.
+    # Results stored element by element.
     "not met before a tile's elements are spilled": Mistake(
         "epilogue",
         "            self._sync(group)\n            self._spill",
@@ -354,7 +354,7 @@ MISTAKES = {
         WRONG,
         PAIR,
     ),
-    # Setting up.
+    # Setup.
     "no fence of the barriers' initialisation": Mistake(
         "kernel", "ptx.fence_mbarrier_init()", "pass", "MissingProxyFence", SPLIT
     ),

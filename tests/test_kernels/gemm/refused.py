@@ -1,4 +1,4 @@
-"""Calls that ``gemm`` and ``gemv`` refuse, and what they say."""
+"""Calls that ``gemm`` and ``gemv`` refuse, and the messages."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.test_kernels.gemm.linear_cases import Case, LinearOp, grid_problem
 _GOOD = Case(5, 130, 96, shards=(100, 30), batch=(2,), batched_weight=True)
 _E4M3 = torch.float8_e4m3fn
 
-# What is changed in a good call -> the message.
+# Changed arguments of a valid call -> the message.
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "b is signed": (
         {"b": torch.zeros(130, 48, dtype=torch.int8)},
@@ -139,7 +139,7 @@ def check_refused(op: LinearOp, what: str) -> None:
 
 
 def below_the_dispatcher(op: CustomOpDef, name: str) -> LinearOp:
-    """The op's function itself, by keyword: the dispatcher hands meta tensors to the fake."""
+    """Call the op's function by keyword: the dispatcher passes meta tensors to the fake kernel."""
     schema = getattr(torch.ops.nvfp4, name).default._schema
     return lambda **args: op._init_fn(*(args[argument.name] for argument in schema.arguments))
 

@@ -1,4 +1,4 @@
-"""Tiles and their choice: pure arithmetic, no CuTe."""
+"""Choice of a GEMM's tile on sm_100: pure arithmetic, no CuTe."""
 
 from dataclasses import replace
 from itertools import product
@@ -77,7 +77,7 @@ def test_the_least_estimate_is_chosen_for_many_tokens() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 8, 16, 32])
 def test_weights_that_a_ring_holds_do_not_wait_for_the_tokens(tokens: int) -> None:
-    """A ring holds half of o_proj with K whole, which costs a layer more than the product alone."""
+    """Rings can prefetch only half of o_proj with K whole, so split-K of 2 saves layer time."""
     problem = Problem(tokens, 4096, 4096)
     tile, output = choose_config(problem, BF16)
     assert tile.split_k == 2
@@ -122,7 +122,7 @@ def test_tiles_of_96_columns_reach_into_two_atoms() -> None:
 
 
 def test_a_tile_leaves_in_two_boxes_at_least() -> None:
-    """One leaves while the next is computed."""
+    """A tile is stored as at least two boxes: one is stored while the next is computed."""
     assert with_store(BF16, Tile(128), 4096).box_bytes == 128
     assert with_store(BF16, Tile(64), 4096).box_bytes == 64
     assert with_store(EpilogueConfig("float32"), Tile(64), 4096).box_bytes == 128
@@ -138,7 +138,7 @@ def test_clusters_lie_in_one_gpc(sms: int, ctas: int, clusters: int) -> None:
 
 @pytest.mark.parametrize(("n", "weights"), [(6144, 1), (14336, 2)], ids=["qkv", "gate and up"])
 def test_pairs_where_the_mmas_wait_for_shared_columns(n: int, weights: int) -> None:
-    """Four CTAs that share loads leave 12 SMs idle, and loads are not what they wait for."""
+    """Clusters of four leave 12 SMs idle, and loads are not the bottleneck."""
     problem = Problem(8192, n, 4096, weights=weights)
     fours, pairs = (
         next(tile for tile, _ in candidates(problem, BF16) if (tile.cluster_m, tile.overlap) == of)

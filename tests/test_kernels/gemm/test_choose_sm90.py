@@ -1,4 +1,4 @@
-"""Which tile a product gets on sm_90."""
+"""Choice of a product's tile on sm_90."""
 
 import math
 
@@ -131,7 +131,7 @@ def test_k_tiles_divide_k() -> None:
 
 def test_shorter_stages_are_more_of_them() -> None:
     rings = []
-    for k in (4096, 4096 + 64):  # the latter in no stages of more than one K tile
+    for k in (4096, 4096 + 64):  # 65 K tiles: no stage of several K tiles divides them
         tile, output = choose_config(Problem(16, 4096, k), EpilogueConfig())
         rings.append((tile.k_tiles, tile.k_tiles * tile.depth(output.shared_bytes(tile))))
     (long, wanted), (short, got) = rings

@@ -1,6 +1,6 @@
-"""Products with a weight in fragments: bit for bit those of the same weight in the blocked layout.
+"""Products with weights in fragments: bit-identical to the same weight in the blocked layout.
 
-What the blocked layout gives is held against float64 in ``test_gemm`` and its like.
+``test_gemm`` and its siblings compare the blocked layout with float64.
 """
 
 from collections.abc import Callable
@@ -63,7 +63,7 @@ EVERY_PAIR = pytest.mark.parametrize("case", PAIR_CASES.values(), ids=PAIR_CASES
 
 
 def in_fragments(args: Args, *names: str) -> Args:
-    """The same call with these weights in fragments."""
+    """The same call with its weights in fragments."""
     changed = dict(args)
     for name in names:
         data, blocked = args[name], args[f"{name}_scales"]
@@ -73,7 +73,7 @@ def in_fragments(args: Args, *names: str) -> Args:
 
 
 def product_calls(case: Case) -> tuple[Args, Args]:
-    """Blocked, then in fragments; all codes and scales."""
+    """The same call in the blocked layout and in fragments, with all codes and scales."""
     args = linear_cases.random_problem(case).args
     return args, in_fragments(args, "b")
 
@@ -110,7 +110,7 @@ def test_pair(case: PairCase) -> None:
 
 @EVERY_CASE
 def test_exact_on_grid_values(case: Case) -> None:
-    """Against float64, no blocked layout between."""
+    """Products of grid values equal float64, without the blocked layout in between."""
     problem = linear_cases.grid_problem(case)
     expected = torch.from_numpy(problem.expected()).to(case.out_dtype)
     assert torch.equal(gemm(**in_fragments(problem.args, "b")), expected)
@@ -140,7 +140,7 @@ def test_pair_on_sm_90(case: PairCase) -> None:
 
 @pytest.mark.parametrize("table", [GEMM, SILU_MUL_GEMM], ids=lambda table: table.op)
 def test_kernels(table: Any) -> None:
-    """One layout of the weight for each kernel, as its table says."""
+    """Each kernel has one layout of the weight, as its table says."""
     reference = table.select(CPU, "w4a16")
     assert reference.weight_layout == "blocked"
     assert reference.takes("blocked")
@@ -246,7 +246,7 @@ def test_fake_pair_needs_n_too() -> None:
 
 _BYTES = torch.zeros(4, 2, 4, 8, 8, dtype=torch.uint8)
 
-# What is changed in a good call of N = 200 and K = 80 -> the message.
+# Changed arguments of a valid call of N = 200 and K = 80 -> the message.
 REFUSED: dict[str, tuple[Args, str]] = {
     "NVFP4 activations": (
         {"a": torch.zeros(7, 40, dtype=torch.uint8),
@@ -330,7 +330,7 @@ def test_too_many_rows_are_refused() -> None:
 
 _PAIR_BYTES = torch.zeros(4, 2, 4, 32, 16, dtype=torch.uint8)
 
-# In a good call of N = 208 and K = 80.
+# Changes to a valid call of N = 208 and K = 80.
 PAIR_REFUSED: dict[str, tuple[Args, str]] = {
     "NVFP4 activations": (
         REFUSED["NVFP4 activations"][0],

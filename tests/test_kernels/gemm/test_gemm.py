@@ -125,7 +125,7 @@ def test_nan_scale_reaches_the_output() -> None:
     ("m", "n", "k"), [(1, 128, 64), (37, 200, 256), (4, 64, 1024)], ids=["M=1", "ragged", "long K"]
 )
 def test_against_vllm(m: int, n: int, k: int) -> None:
-    """The emulation rounds both dequantised operands to bfloat16, then the product once more.
+    """Emulation in vLLM rounds both dequantised operands to bfloat16, and then the product.
 
     Relative error of a product: 2⁻⁸ from either operand; then bfloat16 outputs on either side.
     """
@@ -135,7 +135,7 @@ def test_against_vllm(m: int, n: int, k: int) -> None:
     alpha = (input_scale * weight.global_scale).reshape(1)
     ours = gemm(data, scales, weight.data, weight.scales, alpha, [n])
     given = x, input_scale.reciprocal(), weight.data, weight.scales, weight.global_scale
-    # Where there is a GPU, vLLM's emulation takes tensors of that.
+    # vLLM's emulation takes GPU tensors on a machine with a GPU.
     device = current_platform.device_type
     theirs = run_nvfp4_emulations(*(tensor.to(device) for tensor in given)).cpu()
     magnitude = (x.double().abs() @ weight.dequantize().double().abs().mT) * 1.25
@@ -168,7 +168,7 @@ def test_shards_with_their_own_global_scales(ratio: float) -> None:
     alpha = torch.stack([p.global_scale for p in packed])
     correct = error_of_second_shard(alpha)
     assert 0.008 < correct < 0.010
-    # The result comes out r times too large, and the rounding error with it.
+    # The result, and its rounding error, come out r times too large.
     largest = error_of_second_shard(alpha.max().repeat(2))
     assert largest == pytest.approx((ratio - 1) ** 2 + correct * ratio**2, rel=0.03)
 
@@ -208,7 +208,7 @@ QUANTIZED = {name: case for name, case in CASES.items() if case.n % 16 == 0}
 
 
 def check_quantized(op: LinearOp, plain: LinearOp, case: Case, out_terms: int = 1) -> None:
-    """What ``op`` gives is ``plain``'s float32 result, quantised."""
+    """Check that ``op`` gives the quantised float32 result of ``plain``."""
     args = grid_problem(replace(case, out_dtype=FP32)).args
     full = plain(**args)
     scale = (full.abs().amax() if full.numel() else torch.ones(())) / 2688

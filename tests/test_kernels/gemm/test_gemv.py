@@ -1,4 +1,4 @@
-"""``gemv``: at most 32 rows of activations, the formula of ``gemm``."""
+"""``gemv``: the formula of ``gemm``, for at most 32 rows of activations."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Mistakes made on purpose in the block-scaled GEMM, each reported or seen in the numbers."""
+"""Mutation tests of the block-scaled GEMM: each mutant is reported, or its results are wrong."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,7 +40,7 @@ from tests.test_kernels.mistakes import (
 
 KERNEL = Room("nvfp4_kernels.gemm.sm100")
 
-# Results leave in boxes.
+# Results are stored as TMA boxes.
 PAIR = TileCase(Tile(64, 2, max_stages=2), Case(300, 80, 544, out_dtype=torch.bfloat16), 1)
 SPLIT = TileCase(
     Tile(8, 2, swap_ab=True, split_k=2, max_stages=2), Case(7, 720, 544, row_scale=True), 2
@@ -53,13 +53,13 @@ TWO_CTA = TileCase(Tile(128, 2, two_cta=True, cluster_m=2, max_stages=2), Case(6
 
 @dataclass(frozen=True)
 class Mistake(mistakes.Mistake):
-    """And the tile and product that it shows on."""
+    """A mutant, and the tile and product that expose it."""
 
     on: TileCase = PAIR
 
 
 def one_alpha(given: Any) -> Any:
-    """Scale up's product by gate's alpha."""
+    """Mutant: scale the up product by the gate's alpha."""
 
     def begin(self: Any, sums: Any, row: Any, *rest: Any) -> Any:
         return given(self, sums, type(row)([row.scales[0]] * 2, row.biases), *rest)
@@ -68,28 +68,28 @@ def one_alpha(given: Any) -> Any:
 
 
 def number_or_least(value: Any) -> Any:
-    """Take the least value for NaN."""
+    """Mutant: turn NaN into the least value."""
     import cutlass.cute as cute
 
     return cute.arch.fmax(value, -21.4)
 
 
 def keep_another(self: Any, product: int) -> Any:
-    """Keep activations in the collector where the second product takes its own."""
+    """Mutant: keep activations in the collector where the second product takes its own."""
     from cutlass.experimental import primitives as ptx
 
     return ptx.Tcgen05MMACollectorOp.LASTUSE if product else None
 
 
 def start_alone(self: Any, initialises: bool) -> None:
-    """Start once the own CTA's mbarriers are initialised, whatever the peers do."""
+    """Mutant: start once the own CTA's mbarriers are initialised, not the peers'."""
     from cutlass.experimental import primitives as ptx
 
     ptx.barrier_cta_sync()
 
 
 def arrive_in_the_cta(patch: pytest.MonkeyPatch) -> None:
-    """Release what is sent to other CTAs to the own one alone."""
+    """Mutant: arrive at peers' mbarriers with CTA scope."""
     from cutlass.experimental import primitives as ptx
 
     given = ptx.mbarrier_arrive
@@ -101,13 +101,13 @@ def arrive_in_the_cta(patch: pytest.MonkeyPatch) -> None:
 
 
 def wait_in_the_cta(patch: pytest.MonkeyPatch) -> None:
-    """Acquire what other CTAs have sent from the own one alone."""
+    """Mutant: wait for peers' data with CTA scope."""
     split_k = import_module("nvfp4_kernels.gemm.sm100.split_k")
     patch.setattr(split_k, "CLUSTER", import_module("nvfp4_kernels.device.mbarrier").CTA)
 
 
 def boxes_of_a_row_more(patch: pytest.MonkeyPatch) -> None:
-    """Load a row more of each operand, and expect its bytes."""
+    """Mutant: load one more row of each operand, and expect its bytes."""
     row_bytes, operands = 128, 3
     KERNEL.with_arguments("kernel", "data_map", lambda data, k, rows: (data, k, rows + 1))(patch)
     more = lambda barrier, nbytes: (barrier, nbytes + operands * row_bytes)  # noqa: E731
@@ -115,20 +115,20 @@ def boxes_of_a_row_more(patch: pytest.MonkeyPatch) -> None:
 
 
 def eight_rows_on(result: Any, slots: Any, *rest: Any) -> tuple[Any, ...]:
-    """Put boxes, and take them, where their swizzle is the same."""
+    """Mutant: use boxes eight rows further on, where the swizzle is the same."""
     return result, slots.subview(8 * 128 * 8 // slots.dtype.width), *rest
 
 
 def twice_the_stage(place: int) -> Any:
-    """Change of arguments: the last of two stages, at ``place``, becomes one beyond the ring."""
+    """Change of arguments: stage 1 of two, at ``place``, becomes stage 2, beyond the ring."""
     return lambda *args: (*args[:place], args[place] * 2, *args[place + 1 :])
 
 
-DATA_BYTES, SCALE_BYTES = CTA_ROWS * TILE_BYTES, ATOMS_K * ATOM_BYTES  # of the M side's operands
+DATA_BYTES, SCALE_BYTES = CTA_ROWS * TILE_BYTES, ATOMS_K * ATOM_BYTES  # the M side's operands
 
 
 def twice_the_stage_of(nbytes: int) -> Any:
-    """Change of ``Mma._stage``'s arguments: of operands of ``nbytes``, as ``twice_the_stage``."""
+    """Change of ``Mma._stage``'s arguments for operands of ``nbytes``: a stage beyond the ring."""
     return lambda found, sizes, stage: (found, sizes, stage * 2 if sizes[0] == nbytes else stage)
 
 
@@ -212,7 +212,7 @@ MISTAKES = {
     "the ring is not waited for": Mistake(
         KERNEL.replaced("loader", "wait", nothing), "BarrierMisuse"
     ),
-    # From one shared array into the next.
+    # Copies between shared arrays.
     "boxes of a row too many": Mistake(boxes_of_a_row_more, "ArrayOverrun"),
     "a stage loaded beyond the ring": Mistake(
         KERNEL.with_arguments("loader:TmaLoader", "_load_m", twice_the_stage(4)), "ArrayOverrun"
@@ -323,7 +323,7 @@ def test_nothing_to_catch(tile_case: TileCase) -> None:
 
 
 def test_reciprocals_of_the_other_two_of_four_are_noticed() -> None:
-    """With gates that are not all large: SiLU's factor of those is 1."""
+    """Swapped reciprocals are noticed with small gates; for large ones the factor is 1."""
     swapped = KERNEL.with_result("silu", "_reciprocals", lambda four: [*four[2:], *four[:2]])
     wide = partial(test_silu_mul_gemm.check_wide_gates, silu_mul_gemm, pair_case(SWAPPED.case))
     with compiled_anew(partial(use, SWAPPED)), devices.emulated_ops(STANDARD[0]):
@@ -340,7 +340,7 @@ def test_nan_of_a_gate_held_as_its_denominator_is_noticed() -> None:
 
 
 def taller_last_group(given: Any) -> Any:
-    """Take the last group of rows for one row of tiles taller: one of its tiles is left out."""
+    """Mutant: the raster's last group is one row of tiles too tall, so that a tile is left out."""
 
     def order(across_m: Any, *rest: Any) -> Any:
         import cutlass.cute as cute
@@ -357,7 +357,7 @@ NINE_ROWS_OF_TILES = TileCase(Tile(64), Case(1030, 128, 64, out_dtype=torch.bflo
 
 
 def test_a_tile_left_out_is_noticed_in_every_schedule() -> None:
-    """Although memory may hold a right result that was freed."""
+    """A tile left out is noticed even if its memory held the right result before."""
     problem = grid_problem(NINE_ROWS_OF_TILES.case)
     expected = torch.from_numpy(problem.expected()).bfloat16()
 
@@ -376,7 +376,7 @@ def test_a_tile_left_out_is_noticed_in_every_schedule() -> None:
 
 
 def mlp() -> Tensor:
-    """The second kernel reads what the first one writes, and may start before it has ended."""
+    """Launch two dependent products; the second reads the first one's result."""
     given = test_silu_mul_gemm.make_problem(pair_case(PAIR.case), grid=True).args
     args = {name: value for name, value in given.items() if name != "out_dtype"}
     data, scales = silu_mul_gemm_quantized(**args, out_global_scale=torch.tensor(1.0))
@@ -389,7 +389,7 @@ def test_a_kernel_waits_for_the_one_before() -> None:
 
 
 def test_tokens_wait_for_the_kernel_before() -> None:
-    """Although the epilogue does: they are loaded by a warp that waits for itself."""
+    """The warp that loads tokens needs its own wait, although the epilogue waits as well."""
     unwaited = without_in("griddepcontrol", "_load")
     with compiled_anew(unwaited), devices.emulated_ops(STANDARD[0]):
         assert noticed(mlp) == "MissingDependencyWait"

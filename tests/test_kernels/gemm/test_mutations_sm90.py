@@ -1,4 +1,4 @@
-"""Mistakes made on purpose in the GEMM of sm_90, each reported or seen in the numbers."""
+"""Mutation tests of the GEMM of sm_90: each mutant is reported, or its results are wrong."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ PACKAGE = "nvfp4_kernels.gemm.sm90"
 
 
 def check(device: KernelDevice, given: Product) -> None:
-    """The kernel's numbers are those of the formula."""
+    """Check the kernel's results against the formula."""
     m, n, k, tile = given.m, given.n, given.k, given.tile
     torch.manual_seed(0)
     dtype: dict[ActDtype, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -34,7 +34,7 @@ def check(device: KernelDevice, given: Product) -> None:
     ).double()
     products = [x.double() @ decode_fragments(*w, n, k).double().T for w in weights]
     if tile.weights == 2:
-        # A rounding of the result, and what exp2 and rcp leave of the smallest.
+        # Rounding of the result, and the errors of exp2 and rcp for the smallest values.
         exact = torch.nn.functional.silu(products[0]) * products[1] * alpha[1]
         assert ((out - exact).abs() <= 2.0**-7 * exact.abs() + 1e-4).all()
         return
@@ -44,7 +44,7 @@ def check(device: KernelDevice, given: Product) -> None:
 
 
 def outcome(given: Product) -> str:
-    """The first thing that is noticed, over all schedules."""
+    """Return the first finding over all schedules."""
     for schedule in STANDARD:
         with devices.emulated(schedule, "sm_90") as device:
             found = noticed(lambda: check(device, given))
@@ -69,7 +69,7 @@ def test_nothing_to_catch(given: Product, tmp_path: Path) -> None:
 
 
 def two_products() -> None:
-    """The second kernel reads what the first one writes, and may start before it has ended."""
+    """Launch two dependent products; the second reads the first one's result."""
     tile = Tile(8, max_stages=2)
     with devices.emulated(STANDARD[0], "sm_90") as device:
         x = torch.ones(5, 128, dtype=torch.bfloat16)
@@ -90,7 +90,7 @@ def test_a_kernel_waits_for_the_one_before(tmp_path: Path) -> None:
 
 
 def waits_before_it_lets_the_next_start() -> bool:
-    """Whether each kernel that ``two_products`` compiles does so."""
+    """Whether each kernel of ``two_products`` waits before it releases dependents."""
     return all(
         0 <= ptx.rfind("griddepcontrol.wait") < ptx.index("griddepcontrol.launch_dependents")
         for ptx in loaded_ptx(two_products)
@@ -98,7 +98,7 @@ def waits_before_it_lets_the_next_start() -> bool:
 
 
 def test_the_next_kernel_starts_after_the_wait(tmp_path: Path) -> None:
-    """It may then read, without waiting, whatever ran before; in two launches nothing shows it."""
+    """A released kernel may read earlier launches' results unwaited; numbers cannot show it."""
     devices.cutlass_or_skip()
     with changed_source(PACKAGE, tmp_path / "right"):
         assert waits_before_it_lets_the_next_start()

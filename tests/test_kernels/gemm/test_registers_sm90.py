@@ -1,4 +1,4 @@
-"""Registers of the weight-only GEMM of sm_90, where there are most of them: in machine code."""
+"""Registers of the weight-only GEMM of sm_90 where most are needed: in machine code."""
 
 import pytest
 
@@ -17,7 +17,7 @@ IN_TURN = (
 
 
 def test_sums_in_turn_stay_in_registers() -> None:
-    """No spills, and products under way: without room ptxas has each one waited for."""
+    """No spills, and overlapping wgmmas: ptxas serialises wgmmas that lack registers."""
     devices.cutlass_or_skip()
     try:
         nvdisasm = find_nvdisasm()
@@ -26,6 +26,7 @@ def test_sums_in_turn_stay_in_registers() -> None:
     specs = [weight_only_spec("gemm", tile, EpilogueConfig(boxes=True)) for tile in IN_TURN]
     for spec, static in measure_all(specs, "sm_90a", nvdisasm, jobs=2):
         assert not static.spills, spec
-        # Four products of each K tile of a stage, for both parts; a fence and a wait for the four.
+        # Four wgmmas of each K tile of a stage, for both splits; one fence and one wait for the
+        # four.
         assert static.instructions["HGMMA"] == 2 * 2 * 4
         assert static.instructions["WARPGROUP"] < static.instructions["HGMMA"], spec

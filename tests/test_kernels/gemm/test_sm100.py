@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.arch("sm_100"), pytest.mark.schedules("random 1")]
 
 
 def on(device: torch.device, op: Callable[..., Any]) -> LinearOp:
-    """``op`` on ``device``, taking and giving CPU tensors."""
+    """``op`` on ``device``, with inputs and outputs on the CPU."""
 
     def run(**args: Any) -> Any:
         moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in args.items()}
@@ -124,7 +124,7 @@ def assert_same_operand(data: Tensor, scales: Tensor, *expected: Tensor) -> None
     assert torch.equal(scales.view(torch.uint8), expected[1].view(torch.uint8))
 
 
-# --- what sm_100 asks for beyond the ops ----------------------------------------------------
+# --- requirements of sm_100 beyond the ops' ----------------------------------------------------
 
 
 def padded_weight(args: dict[str, Any]) -> Tensor:

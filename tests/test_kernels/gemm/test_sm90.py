@@ -53,7 +53,7 @@ CASES = {
     "batch": Case(5, 144, 48, batch=(3,), a_dtype=BF16, out_dtype=BF16),
 }
 EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-# For a GPU: layers of real models, at every tile there is.
+# Layers of real models, at every tile, for a GPU.
 LAYERS = {
     f"{m} x {n} x {k}": Case(m, n, k, a_dtype=BF16, out_dtype=BF16)
     for n, k in (
@@ -64,7 +64,7 @@ LAYERS = {
 
 
 def in_fragments(device: torch.device, op: Callable[..., Any]) -> LinearOp:
-    """``op`` on ``device``, taking a blocked weight, giving a CPU tensor."""
+    """``op`` on ``device``: takes a blocked weight, returns a CPU tensor."""
 
     def run(**args: Any) -> Tensor:
         names = [name for name in ("b", "b1", "b2") if name in args]
@@ -136,7 +136,7 @@ def test_alphas(op_device: torch.device) -> None:
 
 
 def test_repeats_are_the_same_bits(op_device: torch.device) -> None:
-    """Parts of K are added in one order, whoever comes first."""
+    """Split-K partials are added in a fixed order, whichever CTA comes first."""
     case = CASES["8 tokens, K in parts"]
     problem = grid_problem(case)
     op = in_fragments(op_device, gemm)
@@ -162,7 +162,7 @@ def test_nan_and_infinity_stay_in_their_rows(op_device: torch.device) -> None:
 def test_what_is_not_aligned_is_refused(name: str, op_device: torch.device) -> None:
     problem = grid_problem(CASES["one token"])
     given = problem.args[name]
-    # Made where it is used: a copy to another device is aligned anew.
+    # Made where it is used: a copy to another device would be aligned anew.
     shifted = torch.empty(given.numel() + 1, dtype=given.dtype, device=op_device)[1:]
     shifted = shifted.view(given.shape).copy_(given)
     with pytest.raises(InvalidArgument, match=f"{name}: starts .* after a multiple of 16"):

@@ -1,4 +1,4 @@
-"""Mistakes made on purpose with the terms of activations, in products and in their results."""
+"""Mutation tests of the terms of activations, in products and in their results."""
 
 from collections.abc import Callable
 from functools import partial
@@ -47,7 +47,7 @@ def product(on: TileCase) -> Callable[[], None]:
 
 
 def first_term_twice(self: Any) -> list[tuple[int, int]]:
-    """Multiply every weight with the first term again instead of the last."""
+    """Mutant: multiply every weight with the first term again instead of the last."""
     tile = self.tile
     weights, terms = range(tile.weights), range(tile.terms.count)
     pairs = [(weight, term) for term in terms for weight in weights]
@@ -57,14 +57,14 @@ def first_term_twice(self: Any) -> list[tuple[int, int]]:
 
 
 def first_matrix(self: Any, operand: Any, coord: Any, state: Any, of_weights: bool) -> Any:
-    """Load the first term for all of them."""
+    """Mutant: load the first term for all terms."""
     if of_weights:
         return coord.batch * state.weight_batch_stride
     return coord.batch * self.tile.terms.count
 
 
 def other_scales(found: Any, *rest: Any) -> tuple[Any, ...]:
-    """Copy the terms' scales in the opposite order: they are the M side's first two operands."""
+    """Mutant: copy the scales of the M side's first two operands, both terms, in swapped order."""
     return ([found[1], found[0], *found[2:]], *rest)
 
 
@@ -99,8 +99,8 @@ def test_nothing_to_catch(name: str) -> None:
     check_nothing_to_catch(product(on), partial(use, on))
 
 
-# A tile of terms of every family: those of a pair multiply with gate and up projection.
-SMALLER = TileCase(  # than its family's, whose six schedules take half a minute
+# One tile with terms for every family; the terms of a pair multiply gate and up projections.
+SMALLER = TileCase(  # smaller than the family's, whose six schedules take half a minute
     Tile(128, two_cta=True, cluster_m=4, cluster_n=2, scale_sets=2, terms=TermLayout(2)),
     Case(1100, 260, 576, terms=2),
     8,
@@ -133,7 +133,7 @@ ROWS = TileCase(Tile(64, 2, max_stages=2), Case(140, 208, 544), 1)
 
 
 def results(on: TileCase) -> Callable[[], None]:
-    """Results of three terms are the float32 ones quantised."""
+    """Check that results in three terms are the float32 results, quantised."""
 
     def check() -> None:
         args = dict(test_silu_mul_gemm.make_problem(pair_case(on.case), grid=True).args)
@@ -150,12 +150,12 @@ def results(on: TileCase) -> Callable[[], None]:
 
 
 def of_another(values: Any, block: Any) -> Any:
-    """Leave what the block is, not what it leaves."""
+    """Mutant: return the block's values instead of the residual."""
     return values
 
 
 def another_row(self: Any, result: Any, batch: Any, term: int, row: Any) -> Any:
-    """Place codes of later terms a row further."""
+    """Mutant: store codes of later terms one row further."""
     return (batch * self.output.terms.count + term) * result.m + (row + term) % result.m
 
 

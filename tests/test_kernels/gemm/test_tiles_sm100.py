@@ -1,4 +1,4 @@
-"""Every family of tiles of the block-scaled GEMM, whatever would be chosen."""
+"""Every family of tiles of the block-scaled GEMM, whatever the chooser would take."""
 
 import math
 from dataclasses import dataclass, replace
@@ -16,14 +16,14 @@ from tests.test_kernels.gemm.silu_mul import test_silu_mul_gemm
 from tests.test_kernels.gemm.test_sm100 import check_quantized, on
 from tests.test_kernels.rounds import Rounds, gemm_sm100
 
-# Kernels with mistakes and without are run in every schedule: this one finds all that any finds.
+# The mutation tests run every schedule; this one exposes every mutant that any schedule exposes.
 pytestmark = [pytest.mark.arch("sm_100"), pytest.mark.schedules("random 1")]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 
 @dataclass(frozen=True)
 class TileCase:
-    """A product on a given tile, on few SMs: several tiles each."""
+    """A product on a given tile, on few SMs, so that a CTA has several tiles."""
 
     tile: Tile
     case: Case
@@ -32,7 +32,7 @@ class TileCase:
 
     @property
     def family(self) -> str:
-        """Kind of tile, of those whose kernels differ in how they hand things over."""
+        """Name of the tile's family; kernels of different families hand data over differently."""
         tile = self.tile
         words = ["gate and up"] * (tile.weights == 2) + ["swapped"] * tile.swap_ab
         words += ["2 CTAs"] * tile.two_cta + ["split"] * (tile.split_k > 1)
@@ -41,13 +41,13 @@ class TileCase:
 
     @property
     def of_terms(self) -> str:
-        """Its family, and what it does with terms."""
+        """Name of the family, and the tile's use of terms."""
         terms = self.tile.terms
         return self.family + ", terms" * (terms.count > 1) + ", packed" * terms.packed
 
     @property
     def rounds(self) -> Rounds:
-        """Rounds of its accumulators and its ring."""
+        """Rounds of the accumulators and of the ring."""
         case = self.case
         dtype: Any = str(case.out_dtype).removeprefix("torch.")
         bias = str(case.bias).removeprefix("torch.") if case.bias else ""
@@ -260,7 +260,7 @@ def test_each_family_goes_round(family: str) -> None:
 
 
 def use(tile_case: TileCase, patch: pytest.MonkeyPatch) -> None:
-    """Makes the ops take the case's tile, and as many SMs as it says."""
+    """Make the ops use the case's tile and number of SMs."""
     from nvfp4_kernels.gemm.sm100 import launch as product
 
     def configured(
@@ -296,7 +296,7 @@ def test_pairs(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPat
     test_silu_mul_gemm.check_exact(on(op_device, silu_mul_gemm), pair_case(PAIRS[name].case))
 
 
-# 64 columns go out at once: more than halves of 64, and no whole part of 96.
+# 64 columns are stored at once: more than halves of 64, and no divisor of 96.
 @pytest.mark.parametrize("name", sorted(PAIRS.keys() - {"split 2", "256x96", "256x96, 2 terms"}))
 def test_quantized(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     use(PAIRS[name], monkeypatch)
@@ -313,6 +313,6 @@ def test_quantized_to_terms(
 
 
 def test_few_tokens_by_rows(op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Terms of up to 32 tokens share atoms, also where a thread has a row of them."""
+    """Terms of up to 32 tokens share atoms, also where a thread has a row of its own."""
     use(PAIRS["128x64"], monkeypatch)
     check_quantized(test_silu_mul_gemm.Case(19, 208, 832, batch=(2,)), op_device, 3)

@@ -1,4 +1,4 @@
-"""Every tile of the weight-only GEMM of sm_90, bit for bit, with several tiles to a CTA too."""
+"""Every tile of the weight-only GEMM of sm_90, bit for bit, also with several tiles per CTA."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ from tests.devices import KernelDevice, emulated
 from tests.emulator import EAGER
 from tests.test_kernels.rounds import gemm_sm90
 
-# Kernels with mistakes and without are run in every schedule: this one finds all that any finds.
+# The mutation tests run every schedule; this one exposes every mutant that any schedule exposes.
 pytestmark = [pytest.mark.arch("sm_90"), pytest.mark.schedules("random 1")]
 
 # Tokens, weight rows, K: over several tiles, the last of them ragged.
@@ -69,7 +69,7 @@ TILES = {
 
 
 def weight(n: int, k: int) -> Fragments:
-    """Codes of every value, scales of 2 and 1/2."""
+    """Weight of all code values, with scales of 2 and 1/2."""
     data = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
     scales = torch.tensor([0.5, 2.0])[torch.randint(0, 2, (n, k // 16))]
     return to_fragments(data, scales.to(torch.float8_e4m3fn))
@@ -87,7 +87,7 @@ def run(
     bias: Tensor | None = None,
     ends: Sequence[int] = (),
 ) -> Tensor:
-    """The product of ``x`` with the weights of ``n`` rows; alphas are 1 where none are given."""
+    """Product of ``x`` with weights of ``n`` rows; alphas default to 1."""
     from nvfp4_kernels.gemm.sm90.kernel import GemmArguments, WeightOnlyGemm
 
     m, k = x.shape
@@ -112,7 +112,7 @@ CASES = {
 
 
 def family(tile: Tile) -> str:
-    """Kind of tile, of those whose kernels differ in how they hand things over."""
+    """Name of the tile's family; kernels of different families hand data over differently."""
     words = ["mma.sync" if tile.uses_mma_sync else "wgmma"] + ["sliced"] * (tile.slices > 1)
     words += ["gate and up"] * (tile.weights == 2) + ["apart"] * tile.weight_per_warpgroup
     return ", ".join(words + ["split"] * (tile.split_k > 1))
@@ -120,7 +120,7 @@ def family(tile: Tile) -> str:
 
 @pytest.mark.parametrize("kind", sorted({family(tile) for tile, _ in TILES.values()}))
 def test_each_family_goes_round(kind: str) -> None:
-    """On one SM."""
+    """Some case of each family goes round ring and accumulators on one SM."""
     rounds = {
         name: gemm_sm90(
             tile, replace(with_store(EpilogueConfig(), tile, n), boxes=boxes), m, n, k, 1
@@ -150,7 +150,7 @@ def test_tile(
         assert ((out.double() - right).abs() <= 2.0**-7 * right.abs() + 1e-4).all()
 
 
-# Tiles of which batch invariance takes one or another: K in two parts.
+# Tiles among which batch invariance chooses: K split in two.
 IN_TWO = {
     1: (
         Tile(8, warpgroups=1, split_k=2, k_tiles=2),
@@ -172,7 +172,7 @@ IN_TWO = {
 @pytest.mark.schedules("random 1")
 @pytest.mark.parametrize("weights", IN_TWO)
 def test_parts_of_k_decide_the_bits(weights: int, device: KernelDevice) -> None:
-    """A row's sums are the same in tiles of any number of tokens, and others with K whole."""
+    """Sums are the same in tiles of any number of tokens, and differ with K whole."""
     m, n, k = 40, 72, 1024
     x = torch.randn(m, k).bfloat16()
     given = [weight(n, k) for _ in range(weights)]
@@ -210,7 +210,7 @@ def test_a_pair_apart_gives_the_same_bits(device: KernelDevice) -> None:
 def test_weights_of_one_tile_of_tokens_leave_l2_first(
     tile: Tile, forgets: bool, tmp_path: Path
 ) -> None:
-    with emulated(EAGER, "sm_90"):  # which has the PTX kept beside what it becomes
+    with emulated(EAGER, "sm_90"):  # keeps the PTX beside the binary
         from nvfp4_kernels.gemm.sm90.kernel import WeightOnlyGemm
 
         build(WeightOnlyGemm(tile, EpilogueConfig()), tmp_path / "kernel.o")

@@ -1,4 +1,4 @@
-"""Cases of scoring with top-k on sm_100, with small buffers, and the comparison."""
+"""Cases of scoring fused with top-k on sm_100, with small buffers, and checks of the keys."""
 
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -28,14 +28,14 @@ Row = NDArray[np.float32]
 def chosen(
     tile: ScoreTile, capacity: int, sync_phases: int = 1, words: int = 256, splits: int = 1
 ) -> Choice:
-    """Choice of a tile with as many splits; one of several does not see all keys of a row."""
+    """Choice of a tile and ``splits``; a CTA of several splits sees a share of a row's keys."""
     selection = Selection(capacity, sync_phases, words, whole=splits == 1)
     return Choice(replace(tile, visitor_bytes=selection.shared_bytes(tile)), selection, splits)
 
 
 @dataclass(frozen=True)
 class Use:
-    """Choice that replaces the result of ``choose_config``."""
+    """Replacement of ``choose_config`` that returns ``choice``."""
 
     choice: Choice
 
@@ -48,9 +48,9 @@ class Use:
 
 
 def use(patch: pytest.MonkeyPatch, choice: Choice) -> None:
-    """Make the ops take it, and few threads choose among the candidates of several splits.
+    """Make the ops use ``choice``, and merge the candidates of splits by few threads.
 
-    Within the emulator, to which CuTe DSL is bound as it comes.
+    Call this inside the emulator, to which imports bind CuTe DSL.
     """
     topk_cases.use(patch, topk_cases.PAIR)
     module = import_module("nvfp4_kernels.indexer.sm100.best_keys.launch")
@@ -58,11 +58,11 @@ def use(patch: pytest.MonkeyPatch, choice: Choice) -> None:
 
 
 def scored(rows: list[Row], top_k: int, next_n: int = 1, scale: float = 1.0) -> Problem:
-    """Problem whose keys score just those values, rounded to bfloat16.
+    """Problem whose scores are the given values, rounded to bfloat16.
 
-    Two heads see the same element with either sign: their relus are a number's two halves. The
-    queries of a sequence see its keys with the weight 1, -1, 1, ... and ``scale``, the first of
-    them a key less than the second and so on.
+    Two heads see the same element with opposite signs: their relus are the positive and negative
+    half of a number. The queries of a sequence see its keys with weights 1, -1, 1, ... times
+    ``scale``; the first sees a key less than the second, and so on.
     """
     keys = [_stored(np.pad(row[:, None], ((0, 0), (0, HEAD_DIM - 1)))) for row in rows]
     q = np.zeros((len(rows), next_n, 2, HEAD_DIM), dtype=np.float32)
@@ -80,14 +80,14 @@ def _stored(values: Row) -> Stored:
 
 
 def best(row: Float64, top_k: int) -> list[int]:
-    """Best keys of a row, as the oracle's, for longer rows."""
+    """Top-k of a row, as the oracle's, but fast enough for long rows."""
     values = np.where(np.isnan(row), -np.inf, row)
     order = np.lexsort((np.arange(len(row)), -values))
     return sorted(order[:top_k].tolist())
 
 
 def check(found: tuple[Tensor, Tensor], rows: list[Float64], top_k: int) -> None:
-    """Compare with the best scores of the keys that each row sees."""
+    """Compare with the top-k of the keys that each row sees."""
     indices, valid = found
     assert indices.dtype == valid.dtype == torch.int32
     assert indices.shape == (len(rows), top_k)

@@ -18,13 +18,13 @@ from tests.test_kernels.indexer.indexer_oracle import (
 )
 from tests.test_kernels.oracle import Float64
 
-# A page that is not there: nobody may look for it.
+# Index of a page outside the cache: no kernel may look it up.
 NO_PAGE = 1 << 30
 
 
 @dataclass(frozen=True)
 class Case:
-    """Case of sequences, each of ``next_n`` queries that see as many keys as ``lens`` says."""
+    """Sequences of ``next_n`` queries each; ``lens`` are the keys that each query sees."""
 
     lens: tuple[tuple[int, ...], ...]
     heads: int = 8
@@ -54,7 +54,7 @@ class Problem:
 
     @property
     def lens(self) -> list[int]:
-        """Keys that each row sees."""
+        """Number of keys that each row sees."""
         return [length for lens in self.case.lens for length in lens]
 
     def expected(self) -> list[Float64]:
@@ -66,7 +66,7 @@ class Problem:
         ]
 
     def expected_best(self) -> list[list[int]]:
-        """Best keys of each row."""
+        """Top-k keys of each row."""
         top_k = self.case.top_k
         return [padded(best(row, top_k), top_k) for row in self.expected()]
 
@@ -74,7 +74,7 @@ class Problem:
         """Arguments of ``indexer_logits_paged``.
 
         Args:
-            unused: every byte where no key is; 0xFF makes NaN of every format.
+            unused: byte that fills cache slots without a key; 0xFF is NaN in every format.
             gap: bytes between pages.
         """
         size = self.case.block_size

@@ -1,4 +1,4 @@
-"""Oracle of the indexer in NumPy and float64, key by key: shares nothing with the package."""
+"""Oracle of the indexer in NumPy and float64, key by key, independent of the package."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.test_kernels.oracle import E2M1, E4M3, Float64, e4m3, float64, pack, unpack
 
 FORMATS = ("nvfp4", "mxfp4", "fp8", "bf16")
-# Bytes of data and of scales of a key, by D.
+# Bytes of data and of scales per key, by D.
 KEY_BYTES = {
     "nvfp4": lambda d: (d // 2, d // 16),
     "mxfp4": lambda d: (d // 2, d // 32),
@@ -22,11 +22,11 @@ KEY_BYTES = {
 
 @dataclass(frozen=True)
 class Stored:
-    """Stored vectors, and their values, without NVFP4's global scale.
+    """Stored vectors and their values, without NVFP4's global scale.
 
     Attributes:
         data: ``(..., D)`` or ``(..., D/2)``.
-        scales: of them.
+        scales: block scales of ``data``.
         values: float64 ``(..., D)``.
     """
 
@@ -42,7 +42,7 @@ def e8m0(exponents: np.ndarray) -> Tensor:
 
 
 def dequantize(fmt: str, data: Tensor, scales: Tensor | None) -> Float64:
-    """Values of vectors, exact."""
+    """Exact values of stored vectors."""
     if fmt == "bf16":
         return float64(data)
     assert scales is not None
@@ -82,7 +82,7 @@ def grid(fmt: str, rng: np.random.Generator, *shape: int) -> Stored:
 
 
 def any_values(fmt: str, rng: np.random.Generator, *shape: int) -> Stored:
-    """Values of all mantissas that the format has, with scales over eight octaves."""
+    """Values with all mantissas of the format, and scales over eight octaves."""
     if fmt in ("nvfp4", "mxfp4"):
         elements = np.arange(16, dtype=np.uint8).view(E2M1).astype(np.float64)
         elements = rng.choice(elements, size=shape)
@@ -109,13 +109,13 @@ def scores(q: Float64, k: Float64, weights: Float64) -> Float64:
 
 
 def best(row: Float64, top_k: int) -> list[int]:
-    """Indices of the highest scores, the first of equal ones, in ascending order."""
+    """Indices of the highest scores, in ascending order; among ties, the first."""
     order = sorted(range(len(row)), key=lambda s: (math.inf if row[s] != row[s] else -row[s], s))
     return sorted(order[:top_k])
 
 
 def padded(chosen: list[int], top_k: int) -> list[int]:
-    """Pad with −1."""
+    """Pad a list of indices with −1 to ``top_k``."""
     return chosen + [-1] * (top_k - len(chosen))
 
 
@@ -125,7 +125,7 @@ def padded(chosen: list[int], top_k: int) -> list[int]:
 def quantize(fmt: str, x: Tensor, global_scale: float = 1.0) -> Stored:
     """Quantise finite bfloat16 vectors ``(..., D)`` in rational arithmetic or float64.
 
-    NVFP4 as the runtime quantiser: its scale and step are rounded to float32 at each operation.
+    For NVFP4, scale and step are rounded to float32 at each operation, as by the runtime quantiser.
     """
     values = float64(x)
     if fmt == "bf16":

@@ -57,7 +57,7 @@ class Chosen:
         return self.tile, self.splits
 
     def use(self, patch: pytest.MonkeyPatch) -> None:
-        """Make the ops take it; within the emulator, to which CuTe DSL is bound as it comes."""
+        """Make the ops use this tile, inside the emulator, as imports bind CuTe DSL to it."""
         patch.setattr(
             import_module("nvfp4_kernels.indexer.sm100.launch_logits"), "choose_config", self
         )

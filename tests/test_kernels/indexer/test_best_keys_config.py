@@ -1,4 +1,4 @@
-"""Choice of candidates' buffers for a problem; nothing overflows."""
+"""Choice of a problem's candidate buffers, which never overflow."""
 
 import itertools
 from typing import get_args
@@ -61,7 +61,7 @@ def test_what_does_not_fit() -> None:
 @pytest.mark.parametrize("pingpong", [1, 2])
 @pytest.mark.parametrize("sync_phases", [1, 2, 4])
 def test_no_more_are_appended_between_checks(pingpong: int, sync_phases: int) -> None:
-    """However many key tiles there are; every one brings as many candidates as it has keys."""
+    """The bound on appended candidates holds for any number of key tiles, if every key is one."""
     tile = ScoreTile("nvfp4", 128, 64, pingpong=pingpong)
     bound = Selection(4096, sync_phases, 256, True).max_appended(tile)
     reached, phase = 0, tile.accumulators
@@ -73,7 +73,7 @@ def test_no_more_are_appended_between_checks(pingpong: int, sync_phases: int) ->
 
 
 def test_splits_leave_most_keys_out() -> None:
-    """One CTA to a row where there are rows enough; a split sees twice as many as are wanted."""
+    """One CTA per row where rows are many; a split sees at least twice ``top_k`` keys."""
     few = chosen()
     assert 16 <= few.splits <= 131072 // (2 * 2048)
     assert not few.selection.whole

@@ -1,4 +1,4 @@
-"""FP8 against vLLM's own kernels for CPU: the bytes of queries and keys, scores, and top-k."""
+"""FP8 against vLLM's kernels for CPU: the bytes of queries and keys, scores, and top-k."""
 
 import pytest
 import torch
@@ -15,12 +15,12 @@ from tests.test_kernels.bits import check_equal
 
 HEAD_DIM, BLOCK_SIZE, KEY_BYTES = 128, 64, 132
 ROTATED = 64
-# A rotation by nothing: cosines, then sines.
+# Cosines, then sines, of a rotation by zero.
 NO_ROTATION = torch.cat([torch.ones(8, ROTATED // 2), torch.zeros(8, ROTATED // 2)], dim=1)
 
 
 def vectors(*shape: int) -> Tensor:
-    """Vectors of sizes octaves apart, with zeros, whole vectors of them too."""
+    """Vectors with magnitudes octaves apart, some zero elements and some zero vectors."""
     x = torch.randn(*shape, HEAD_DIM) * 2.0 ** torch.randint(-20, 12, (*shape, 1))
     x[torch.rand(x.shape) < 0.1] = 0
     x[torch.rand(shape) < 0.05] = 0
@@ -28,7 +28,7 @@ def vectors(*shape: int) -> Tensor:
 
 
 def quantize_q(q: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """FP8 queries as vLLM makes them, and the weights times their scales."""
+    """FP8 queries from vLLM, and the weights times their scales."""
     data, folded = torch.empty(q.shape, dtype=torch.float8_e4m3fn), torch.empty(q.shape[:2])
     vllm_ops.fused_indexer_q_rope_quant_cpu(
         torch.zeros(len(q), dtype=torch.int64), q.float(), NO_ROTATION, data, weights, 1.0, 1.0,
@@ -38,11 +38,11 @@ def quantize_q(q: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def store_k(k: Tensor, cache: Tensor, slots: Tensor) -> None:
-    """Keys as vLLM stores them, one by one.
+    """Store keys by vLLM's kernel, one by one.
 
-    The state has a key's signs, the norm's weights are its magnitudes. Of a window of eight tokens
-    only the last is there, whose state is the second half of 256 elements, so that pooling changes
-    nothing; its mean square is 1, so neither does the norm.
+    The state holds a key's signs, and the norm's weights are its magnitudes. Only the last of a
+    window of eight tokens exists, and its state is the second half of 256 elements, so that pooling
+    changes nothing; its mean square is 1, so that the norm changes nothing.
     """
     slots_of_window = torch.tensor([[-1] * 7 + [0]])
     for key, slot in zip(k.float(), slots, strict=True):
@@ -65,7 +65,7 @@ def test_queries() -> None:
 
 @pytest.mark.vllm_ops("compress_norm_rope_store_indexer_cpu")
 def test_keys() -> None:
-    """Every byte of the cache."""
+    """Caches are equal in every byte."""
     k, slots = vectors(60), torch.randperm(3 * BLOCK_SIZE)[:60]
     slots[7] = -1
     theirs = torch.full((3, BLOCK_SIZE * KEY_BYTES), 0xA5, dtype=torch.uint8)
@@ -104,7 +104,7 @@ def test_scores(heads: int) -> None:
 
 @pytest.mark.vllm_ops("topk_transform_512_cpu")
 def test_top_k() -> None:
-    """The same keys; of short rows also in the same order, which is ours for all rows."""
+    """Top-k has the same keys; vLLM's order for short rows is ours for all rows."""
     logits = torch.randn(4, 3000)
     lens = torch.tensor([3000, 511, 512, 700], dtype=torch.int32)
     pages = torch.arange(47, dtype=torch.int32).expand(4, -1).contiguous()

@@ -203,7 +203,7 @@ def test_refused_by_gather(changed: dict[str, Any], message: str) -> None:
     refused(indexer_gather_k, GATHER | changed, message)
 
 
-# Of all ops that score.
+# All ops that score.
 OPERANDS = [
     (
         {"q_scales": None},
@@ -347,7 +347,7 @@ def test_refused_by_topk(changed: dict[str, Any], message: str) -> None:
 
 
 def call(op: Any, arguments: dict[str, Any]) -> None:
-    """Call past the dispatcher, which takes no tensors of two devices."""
+    """Call past the dispatcher, which refuses tensors of two devices."""
     op._init_fn(*(arguments.get(argument.name) for argument in op._opoverload._schema.arguments))
 
 

@@ -40,7 +40,7 @@ def check_stored(found: tuple[Tensor, Tensor | None], expected: Stored) -> None:
 
 
 def spread_out(*shape: int) -> Tensor:
-    """Vectors whose sizes lie octaves apart, with zeros among them, whole blocks of them too."""
+    """Vectors with magnitudes octaves apart, some zero elements and some zero blocks."""
     x = torch.randn(*shape) * 2.0 ** torch.randint(-12, 12, (*shape[:-1], 1))
     x[torch.rand(shape) < 0.1] = 0
     blocks = x.unflatten(-1, (-1, 16))
@@ -87,7 +87,7 @@ def test_ties_round_to_even(fmt: str) -> None:
 
 
 def test_strides() -> None:
-    """Rows of a larger matrix, heads in another order."""
+    """Strided views: rows of a larger matrix, with heads in another order."""
     q = spread_out(8, 5, 3 * 64)[:, :, 64:128].transpose(0, 1)
     for fmt in FORMATS:
         expected = quantize(fmt, q.contiguous(), GLOBAL_SCALE)
@@ -118,7 +118,7 @@ def test_zeros(fmt: str, scale: float) -> None:
     ],
 )
 def test_not_finite(fmt: str, value: float, scale: float) -> None:
-    """It shows in its block's scale, and nowhere else."""
+    """A non-finite value changes its block's scale, and no other."""
     q = torch.ones(2, 1, 64, dtype=torch.bfloat16)
     q[1, 0, 40] = value
     data, scales = indexer_quantize_q(q, fmt, scale_of(fmt))
@@ -153,7 +153,7 @@ def empty_cache(fmt: str, pages: int, block_size: int, head_dim: int, gap: int =
     [(128, 64, 0), (128, 1, 0), (32, 16, 0), (64, 7, 0), (96, 16, 3), (256, 3, 64)],
 )
 def test_store(fmt: str, head_dim: int, block_size: int, gap: int) -> None:
-    """Every byte of the cache: keys where they belong, the rest as it was."""
+    """Every byte of the cache: keys in their slots, all other bytes as before."""
     k = spread_out(2 * block_size + 1, head_dim)
     pages = [4, 0, 2]
     cache = empty_cache(fmt, 6, block_size, head_dim, gap)
@@ -167,7 +167,7 @@ def test_store(fmt: str, head_dim: int, block_size: int, gap: int) -> None:
 
 @FMTS
 def test_skipped_keys(fmt: str) -> None:
-    """Slot −1: neither the last slot nor any other."""
+    """Slot −1 stores to no slot, in particular not to the last."""
     k = spread_out(5, 64)
     cache = empty_cache(fmt, 2, 4, 64)
     expected = cache.clone()
@@ -224,7 +224,7 @@ def test_gather_nothing(fmt: str) -> None:
 def test_round_trip(
     rng: np.random.Generator, fmt: str, head_dim: int, block_size: int, lens: list[int]
 ) -> None:
-    """Gathered keys are those quantised alone, wherever their pages lie."""
+    """Gathered keys equal keys quantised alone, wherever their pages are."""
     counts = [-(-n // block_size) for n in lens]
     numbers = rng.permutation(sum(counts) + 1).tolist()
     cache = empty_cache(fmt, len(numbers), block_size, head_dim)

@@ -1,4 +1,4 @@
-"""Kernels that quantise queries and keys, and that write and read the cache."""
+"""Kernels that quantise queries and keys, and that write and read the indexer's cache."""
 
 import importlib
 
@@ -27,7 +27,7 @@ def scale_of(fmt: str, device: torch.device) -> Tensor | None:
 
 
 def spread_out(*shape: int) -> Tensor:
-    """Vectors of sizes octaves apart, with zeros and whole blocks of zeros."""
+    """Vectors with magnitudes octaves apart, some zero elements and some zero blocks."""
     x = torch.randn(*shape) * 2.0 ** torch.randint(-12, 12, (*shape[:-1], 1))
     x[torch.rand(shape) < 0.1] = 0
     blocks = x.unflatten(-1, (-1, 16))
@@ -61,7 +61,7 @@ def test_quantize(fmt: str, shape: tuple[int, ...], op_device: torch.device) -> 
 
 @FMTS
 def test_strides(fmt: str, op_device: torch.device) -> None:
-    """A part of each row, heads in another order; and rows that start on odd elements."""
+    """Strided views: a part of each row with heads in another order, and rows at odd elements."""
     check_quantized(spread_out(8, 5, 3 * 64)[:, :, 64:128].transpose(0, 1), fmt, op_device)
     wide = torch.nn.functional.pad(spread_out(4, 3, 64), (1, 2))
     check_quantized(wide[:, :, 1:65], fmt, op_device)
@@ -69,7 +69,7 @@ def test_strides(fmt: str, op_device: torch.device) -> None:
 
 @FMTS
 def test_every_maximum(fmt: str, op_device: torch.device) -> None:
-    """Some of the finite bfloat16 as the largest of a block: every exponent, and its edges."""
+    """Finite bfloat16 values as the largest of a block: every exponent and its edges."""
     codes = torch.arange(0x7F80)
     kept = codes[(codes % 128 < 2) | (codes % 128 > 126) | (codes % 64 == 63) | (codes % 32 == 0)]
     kept = kept[: len(kept) // 10 * 10]
@@ -85,7 +85,7 @@ def test_every_maximum(fmt: str, op_device: torch.device) -> None:
 def test_rounding(
     fmt: str, native: bool, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All sixteenths up to 6, and what lies just beside the ties, in blocks whose scale is 1."""
+    """All sixteenths up to 6, and values next to ties, in blocks whose scale is 1."""
     kernel = importlib.import_module("nvfp4_kernels.indexer.vectors.launch")
     if not native or op_device.type == "cpu":
         monkeypatch.setattr(kernel, "_converts_e2m1", lambda x: native)
@@ -120,7 +120,7 @@ def indexer_quantize_q_on_cpu(q: Tensor, fmt: Format, scale: Tensor | None) -> l
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")], ids=str)
 @FMTS
 def test_not_finite(fmt: str, value: float, op_device: torch.device) -> None:
-    """Shows in its block's scale as the reference says, and nowhere else."""
+    """A non-finite value changes its block's scale as in the reference, and no other."""
     q = torch.ones(2, 1, 64, dtype=torch.bfloat16)
     q[1, 0, 40] = value
     scale = scale_of(fmt, torch.device("cpu"))
@@ -156,7 +156,7 @@ def pages_of(cache: Tensor, gap: int) -> Tensor:
 def test_store_and_gather(
     fmt: str, head_dim: int, block_size: int, gap: int, op_device: torch.device
 ) -> None:
-    """Every byte of the cache, and of three sequences, one of them empty, in pages anywhere."""
+    """Every byte of the cache, and keys gathered from three sequences, one of them empty."""
     known = format_of(fmt)
     lengths, pages = [block_size + 3, 0, 2 * block_size], 12
     table = torch.randperm(pages)[: 3 * 4].view(3, 4).to(torch.int32)

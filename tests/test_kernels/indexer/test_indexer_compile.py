@@ -32,7 +32,7 @@ def global_scale(fmt: str) -> Tensor | None:
 
 
 def problems(fmt: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Contiguous and paged arguments, of two sizes, the first without two sizes alike."""
+    """Contiguous and paged arguments of two sizes; in the first, no two sizes are equal."""
     cases = Case(((30, 79, 2, 1, 9),) * 7, next_n=5), Case(((40, 41, 7),) * 9, next_n=3)
     # opcheck takes NaN for a difference.
     return [(p.contiguous(), p.paged(unused=0)) for p in (case.problem(fmt) for case in cases)]
@@ -75,7 +75,7 @@ def test_fake_topk() -> None:
 
 @FMTS
 def test_compiled_prefill(fmt: str) -> None:
-    """Queries quantised, keys stored and gathered, and the best of them, in one graph."""
+    """Queries quantised, keys stored and gathered, and top-k, in one graph."""
 
     def prefill(q: Tensor, k: Tensor, cache: Tensor, slots: Tensor, ke: Tensor) -> Any:
         scale = global_scale(fmt)

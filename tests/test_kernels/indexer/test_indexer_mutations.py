@@ -1,4 +1,4 @@
-"""Mutations of the indexer's reference: each fails the tests named for it."""
+"""Mutants of the indexer's reference: each fails the tests named for it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ Test = Callable[[], None]
 
 @dataclass(frozen=True)
 class Mutation:
-    """Mutation: ``mutant`` replaces ``owner``'s ``name``; every test must fail."""
+    """``mutant`` replaces ``owner``'s ``name``; every test must fail."""
 
     name: str
     mutant: Any
@@ -39,7 +39,7 @@ class Mutation:
 
 
 def rolled(x: Tensor, dim: int) -> Tensor:
-    """Roll by one, also float8."""
+    """Roll a tensor by one, float8 included."""
     if x.element_size() > 1:
         return x.roll(1, dim)
     return x.view(torch.uint8).roll(1, dim).view(x.dtype)
@@ -58,7 +58,7 @@ def integers(data: Tensor) -> Tensor:
 def of_keys(
     change: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]], dims: int = 2
 ) -> Callable[..., Any]:
-    """Reference with changed data and scales of keys, or, of three dimensions, of queries."""
+    """Mutant: change data and scales of keys or, with ``dims=3``, of queries."""
 
     def mutant(fmt: Any, data: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return decode(fmt, *(change(data, scales) if data.ndim == dims else (data, scales)))
@@ -94,7 +94,7 @@ def last_of_ties(scores: Tensor, starts: Tensor, lens: Tensor, top_k: int) -> Te
 
 
 def by_bits(scores: Tensor, *rest: Any) -> Tensor:
-    """Order negative zero below zero."""
+    """Mutant: order negative zero below zero."""
     negative = (scores == 0) & torch.signbit(scores)
     return best(scores.masked_fill(negative, -1e-45), *rest)
 
@@ -110,7 +110,7 @@ def from_the_first_column(scores: Tensor, starts: Tensor, *rest: Any) -> Tensor:
 
 
 def row_by_row_of_the_tile(scores: Tensor, starts: Tensor, lens: Tensor, top_k: int) -> Tensor:
-    """Give all rows the range of the first."""
+    """Mutant: give all rows of a tile the first row's range."""
     return best(scores, starts[:1].expand_as(starts), lens, top_k)
 
 
@@ -135,7 +135,7 @@ def last_slot_for_none(k: Tensor, cache: Tensor, slot_mapping: Tensor, *rest: An
 
 
 def in_order(k: Tensor, cache: Tensor, slot_mapping: Tensor, *rest: Any) -> None:
-    """Store keys contiguously from the first slot on."""
+    """Mutant: store keys contiguously from the first slot on."""
     store_k(k, cache, slot_mapping.min() + torch.arange(len(k)), *rest)
 
 
@@ -148,7 +148,7 @@ def floor_of_ocp(amax: Tensor, largest: float) -> Tensor:
 
 
 def scored(name: str, *fmts: str) -> tuple[Test, ...]:
-    """Scores and top-k of a case, in formats."""
+    """Tests of scores and top-k of a case, in the given formats."""
     tests = (score_tests.test_logits_paged, score_tests.test_score_topk_paged)
     return tuple(partial(test, name, fmt) for fmt in fmts for test in tests)
 

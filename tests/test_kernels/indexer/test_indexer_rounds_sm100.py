@@ -36,7 +36,7 @@ def test_scores(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("name", TILES)
 def test_best_keys(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     choice = best_keys_cases.chosen(TILES[name], CAPACITY)
-    # What is kept of the keys leaves less shared memory, not fewer stages.
+    # Candidate buffers leave less shared memory, but not fewer stages.
     assert replace(choice.tile, visitor_bytes=0) == TILES[name]
     assert indexer_sm100(choice.tile, KEYS).enough
     best_keys_cases.use(monkeypatch, choice)

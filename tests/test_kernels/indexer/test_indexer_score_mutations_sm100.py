@@ -1,4 +1,4 @@
-"""Mutations of the scoring kernel, each reported or seen in the numbers."""
+"""Mutation tests of the scoring kernel: each mutant is reported, or its scores are wrong."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,13 +39,13 @@ NAN_KEY = 5
 
 @dataclass(frozen=True)
 class Mistake(mistakes.Mistake):
-    """And the tile that it shows on."""
+    """A mutant, and the tile that exposes it."""
 
     on: Chosen = NVFP4
 
 
 def codes_as_integers(patch: pytest.MonkeyPatch) -> None:
-    """Decode E2M1 as an integer."""
+    """Mutant: decode E2M1 codes as integers."""
     from tests.emulator.tcgen05 import formats
 
     codes = np.arange(256, dtype=np.uint8)
@@ -189,7 +189,7 @@ def test_nothing_to_catch(chosen: Chosen) -> None:
 
 
 def twice() -> None:
-    """Launch twice: the second launch's weights are the first one's scores."""
+    """Launch two scorings; the second one's weights are the first one's scores."""
     arguments = Case(((20,), (20,)), heads=40).problem("nvfp4").contiguous()
     scores = indexer_logits(**arguments)
     indexer_logits(**arguments | {"weights": scores})

@@ -1,4 +1,4 @@
-"""Mutations of the visitor that keeps the best keys, each reported or seen in the keys."""
+"""Mutation tests of scoring fused with top-k: each mutant is reported, or its keys are wrong."""
 
 import sys
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ CHOICES = {"whole": WHOLE, "pingpong": PINGPONG, "split": SPLIT, "long": LONG}
 
 @dataclass(frozen=True)
 class Mistake(mistakes.Mistake):
-    """And the choice that it shows on."""
+    """A mutant, and the name of the choice that exposes it."""
 
     on: str = "whole"
 
@@ -56,7 +56,7 @@ RESULT = "sm100.best_keys.result"
 
 
 def last_of_equal_ones(patch: pytest.MonkeyPatch) -> None:
-    """Make the keys' lower half grow with the column."""
+    """Mutant: take the last of equal scores, as sort keys grow with the column."""
     from cutlass import Uint32, Uint64
 
     keys = import_module("nvfp4_kernels.indexer.topk.keys")
@@ -69,14 +69,14 @@ def last_of_equal_ones(patch: pytest.MonkeyPatch) -> None:
 
 
 def alone(patch: pytest.MonkeyPatch) -> None:
-    """Let each thread decide by what it knows itself."""
+    """Mutant: let each thread decide alone, without the CTA-wide reduction."""
     from cutlass.experimental import primitives as ptx
 
     patch.setattr(ptx, "barrier_cta_red", lambda full, *rest, **more: full)
 
 
 def one_key_later(patch: pytest.MonkeyPatch) -> None:
-    """Raise thresholds beyond equal scores that exceed them by their column alone."""
+    """Mutant: raise the threshold past keys of equal score that differ in their column only."""
     from cutlass import Uint64
 
     def make(given: Any) -> Any:
@@ -89,7 +89,7 @@ def one_key_later(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_sync(method: str) -> Patch:
-    """Leave out the barriers of a method of ``TopkVisitor`` itself, or of a function."""
+    """Mutant: leave out the barriers in a method of ``TopkVisitor`` or in a function."""
 
     def make(given: Any) -> Any:
         def sync(group: Any) -> None:
@@ -102,7 +102,7 @@ def without_sync(method: str) -> Patch:
 
 
 def _caller() -> str:
-    """Nearest function that synchronises; bodies of its loops are functions as well."""
+    """Name of the nearest caller that synchronises; bodies of loops are functions as well."""
     frame: Any = sys._getframe(2)
     while frame.f_code.co_name not in SYNCHRONISING:
         frame = frame.f_back
@@ -217,10 +217,10 @@ MISTAKES = {
 
 
 def check(on: str) -> None:
-    """Run ties, NaN, ascending rows, ``top_k`` + 1 keys, fewer, and rows of two bitmaps."""
+    """Run rows with ties and NaN, ascending rows, rows around ``top_k`` keys, and long rows."""
     device = torch.device("cpu")
     if on == "nvfp4":
-        # Nobody looks for the pages of queries that see no more than are wanted.
+        # Pages of queries that see at most top_k keys are never looked up.
         problem = Case(((80, 100),), heads=8, next_n=2, block_size=64, top_k=100).problem("nvfp4")
         run_paged(problem, device, block_table=problem.paged()["block_table"] * 0 + (1 << 30))
         return

@@ -1,6 +1,6 @@
 """``indexer_score_topk`` and ``indexer_score_topk_paged`` on sm_100, against the oracle.
 
-On the grid every float32 sum is exact, so that ties are ties and the best keys are the same ones.
+On the grid every float32 sum is exact, so that ties are ties and top-k is unique.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.arch("sm_100")
 ONE_SCHEDULE = pytest.mark.schedules("random 1")
 Patch = pytest.MonkeyPatch
 
-# --- every format, with the configurations that users get -----------------------------------------
+# --- every format, with the default configurations ------------------------------------------------
 
 FORMAT_CASE = Case(((199, 200), (64, 65)), heads=16, head_dim=64, block_size=64, top_k=64, next_n=2)
 
@@ -45,7 +45,7 @@ def test_formats(fmt: str, op_device: torch.device) -> None:
 
 @ONE_SCHEDULE
 def test_64_heads_of_128(op_device: torch.device) -> None:
-    """Groups of two queries, the second not whole; pages of 16 keys."""
+    """Groups of two queries, the second incomplete; pages of 16 keys."""
     case = Case(
         ((130, 131, 132), (200, 5, 33)), heads=64, head_dim=128, block_size=16, top_k=32, next_n=3
     )
@@ -104,12 +104,12 @@ def test_every_schedule(on_what: str, op_device: torch.device, monkeypatch: Patc
 def test_queries_of_a_group(
     splits: int, next_n: int, op_device: torch.device, monkeypatch: Patch
 ) -> None:
-    """Neighbours choose opposite keys; the last group lacks queries."""
+    """Neighbouring queries choose opposite keys; the last group is incomplete."""
     use(monkeypatch, chosen(GROUPS, CAPACITY, splits=splits))
     run_paged(scored(some_rows(1100, 200), TOP_K, next_n), op_device)
 
 
-# None, one, as many as are wanted, one more, and around the ends of pages, tiles and splits.
+# Zero, one, top_k and top_k + 1 keys, and lengths around the ends of pages, tiles and splits.
 LENGTHS = (0, 1, 100, 101, 128, 129, 256, 257, 513)
 
 
@@ -154,23 +154,23 @@ def test_windows(splits: int, op_device: torch.device, monkeypatch: Patch) -> No
 def test_a_longer_row(
     splits: int, length: int, op_device: torch.device, monkeypatch: Patch
 ) -> None:
-    """Ordered 4096 keys at a time; buffers are checked every other phase."""
+    """Rows of more than 4096 keys are sorted piecewise; buffers are checked every other phase."""
     use(monkeypatch, chosen(TILE, 2048, sync_phases=2, words=128, splits=splits))
     run_paged(scored(some_rows(length), 1000), op_device)
 
 
 @ONE_SCHEDULE
 def test_most_keys(op_device: torch.device) -> None:
-    """The most keys that are ever wanted, in the configuration that users get."""
+    """The largest top-k that is supported, in the default configuration."""
     run_paged(scored(some_rows(4300), 4096), op_device)
 
 
-# --- what is not read, and not written --------------------------------------------------------
+# --- memory that is not read or written -------------------------------------------------------
 
 
 @pytest.mark.parametrize("splits", [1, 2])
 def test_short_rows_are_not_scored(splits: int, monkeypatch: Patch) -> None:
-    """Their pages are not looked up; others of the launch are scored."""
+    """Rows of at most ``top_k`` keys are not scored, and their pages are not looked up."""
     with devices.emulated_ops(EAGER) as gpu:
         tile = ScoreTile("nvfp4", HEAD_DIM, 8, 1, 2, doubled=5)
         use(monkeypatch, chosen(tile, CAPACITY, splits=splits))
@@ -180,7 +180,7 @@ def test_short_rows_are_not_scored(splits: int, monkeypatch: Patch) -> None:
         arguments["block_table"][0] = 1 << 30
         found = indexer_score_topk_paged(**arguments, top_k=100)
         check(found, problem.expected(), 100)
-        assert gpu.launches[-splits].counters.multiplies.total() == 1  # of one key tile
+        assert gpu.launches[-splits].counters.multiplies.total() == 1  # one key tile
         arguments["context_lens"].clamp_(max=100)
         arguments["block_table"][:] = 1 << 30
         indices, valid = indexer_score_topk_paged(**arguments, top_k=100)
@@ -202,7 +202,7 @@ def test_no_logits_in_global_memory(monkeypatch: Patch) -> None:
 
 @ONE_SCHEDULE
 def test_the_same_every_time(op_device: torch.device, monkeypatch: Patch) -> None:
-    """Nothing is left from one call to the next."""
+    """Repeated calls give the same keys: no state is left behind."""
     use(monkeypatch, OVERFLOWS["splits"])
     arguments = on(op_device, scored(some_rows(1000, 700), TOP_K).paged())
     first = indexer_score_topk_paged(**arguments, top_k=TOP_K)

@@ -1,4 +1,4 @@
-"""Scores of ``indexer_logits`` and its paged form, alone and fused with top-k: the oracle's.
+"""Scores of ``indexer_logits``, contiguous and paged, alone and fused with top-k, by the oracle.
 
 On the grid every float32 sum is exact, so scores are equal bit for bit and ties are ties.
 """
@@ -37,7 +37,7 @@ FMTS = pytest.mark.parametrize("fmt", FORMATS)
 
 
 def check_rows(found: Tensor, expected: list[Any], firsts: list[int]) -> None:
-    """Rows hold what is expected from their first key on, and −inf elsewhere."""
+    """Check that rows hold ``expected`` from their first key on, and −inf elsewhere."""
     wanted = np.full(found.shape, -np.inf)
     for row, (values, first) in enumerate(zip(expected, firsts, strict=True)):
         wanted[row, first : first + len(values)] = values
@@ -84,7 +84,7 @@ def test_score_topk_paged(name: str, fmt: str) -> None:
 
 @FMTS
 def test_top_k_of_logits(fmt: str) -> None:
-    """In two steps, with starts for contiguous keys."""
+    """Scores, then top-k of the scores, with starts for contiguous keys."""
     problem = CASES["several queries"].problem(fmt)
     top_k = problem.case.top_k
     contiguous, paged = problem.contiguous(), problem.paged()
@@ -95,7 +95,7 @@ def test_top_k_of_logits(fmt: str) -> None:
 
 @FMTS
 def test_prefill(fmt: str) -> None:
-    """Ranges that begin and end anywhere, empty ones among them."""
+    """Ranges with arbitrary ends, some of them empty."""
     rng = np.random.default_rng(2)
     q, k = grid(fmt, rng, 50, 8, 64), grid(fmt, rng, 300, 64)
     weights = rng.integers(-3, 4, size=(50, 8)).astype(np.float64)
@@ -114,7 +114,7 @@ def test_prefill(fmt: str) -> None:
 
 @FMTS
 def test_any_values(fmt: str) -> None:
-    """Off the grid: within the bound of float32 sums of D products and H heads, in any order."""
+    """Values off the grid stay within the bound of float32 sums of D products and H heads."""
     problem = Case(((1500,), (40,)), heads=32, head_dim=128).problem(fmt, any_values)
     logits = indexer_logits_paged(**problem.paged()).double().numpy()
     for row, expected in enumerate(problem.expected()):
@@ -128,7 +128,7 @@ def test_any_values(fmt: str) -> None:
     ("fmt", "error"), [("nvfp4", 0.2), ("mxfp4", 0.3), ("fp8", 0.06), ("bf16", 1e-6)]
 )
 def test_from_queries_and_keys(fmt: str, error: float) -> None:
-    """Quantised, stored, scored: those of the bfloat16 vectors, but for the format's error."""
+    """Quantised, stored and scored vectors give the bfloat16 scores within the format's error."""
     q, k = torch.randn(3, 1, 16, 128).bfloat16(), torch.randn(500, 128).bfloat16()
     q_scale, k_scale = torch.tensor(0.002), torch.tensor(0.0015)
     given = (q_scale, k_scale) if fmt == "nvfp4" else (None, None)
@@ -154,7 +154,7 @@ def test_from_queries_and_keys(fmt: str, error: float) -> None:
     ]
     away = np.linalg.norm(found - exact) / np.linalg.norm(exact - np.mean(exact))
     assert away < error
-    assert fmt == "bf16" or away > error / 10  # the bound is a tight one
+    assert fmt == "bf16" or away > error / 10  # so that the bound is tight
 
 
 def test_fp8_scales_in_the_weights() -> None:
@@ -170,7 +170,7 @@ def test_fp8_scales_in_the_weights() -> None:
 
 @FMTS
 def test_pages_apart(fmt: str) -> None:
-    """A cache that is a view of a larger one: with gaps that are no multiple of anything."""
+    """A cache that is a strided view: gaps between pages have no alignment."""
     problem = CASES["keys at the ends of pages"].problem(fmt)
     arguments = problem.paged(gap=5)
     assert not arguments["cache"].is_contiguous()
@@ -189,7 +189,7 @@ def test_garbage_in_unused_slots(fmt: str, unused: int) -> None:
 
 @FMTS
 def test_garbage_in_unused_keys(fmt: str) -> None:
-    """Contiguous keys, in the ranges of other queries and between them."""
+    """NaN in contiguous keys that no query of the row sees changes nothing."""
     problem = CASES["no keys"].problem(fmt)
     arguments = problem.contiguous()
     k = joined_with_garbage(arguments["k"])
@@ -209,7 +209,7 @@ def joined_with_garbage(x: Tensor) -> Tensor:
 
 @FMTS
 def test_nan_in_a_key(fmt: str) -> None:
-    """Its score is NaN, which counts as −inf; others are as they were."""
+    """A key of NaN scores NaN, which counts as −inf; other scores are unchanged."""
     problem = Case(((40,),), top_k=39).problem(fmt)
     poisoned = problem.keys[0]
     part = poisoned.data if poisoned.scales is None else poisoned.scales
@@ -225,7 +225,7 @@ def test_nan_in_a_key(fmt: str) -> None:
 
 
 def test_short_rows_are_not_scored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is a page of theirs looked up; a row of the same sequence that is scored needs them."""
+    """Rows of at most ``top_k`` keys are not scored, and their pages are not looked up."""
     problem = Case(((8,), (30,), (1,)), top_k=8).problem("nvfp4")
     arguments = problem.paged()
     arguments["block_table"][0] = arguments["block_table"][2] = NO_PAGE
@@ -266,7 +266,7 @@ def test_long_context(fmt: str) -> None:
     length, size, head_dim = 131072, 64, 64
     rng = np.random.default_rng(3)
     q, few = grid(fmt, rng, 1, 2, 8, head_dim), grid(fmt, rng, 997, head_dim)
-    repeated = np.arange(length) % len(few.values)  # no page looks like another
+    repeated = np.arange(length) % len(few.values)  # all pages differ
     parts = [few.data] if few.scales is None else [few.data, few.scales]
     in_bytes = (part.reshape(len(few.values), -1).view(torch.uint8) for part in parts)
     pages = torch.cat([part[repeated].view(length // size, -1) for part in in_bytes], dim=1)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.arch("sm_100")
 ONE_SCHEDULE = pytest.mark.schedules("random 1")
 FMTS = pytest.mark.parametrize("fmt", FORMATS)
 
-# Contexts of no key, of one, around the ends of pages and of key tiles.
+# Contexts of no key, of one key, and around the ends of pages and key tiles.
 EDGES = ((0,), (1,), (63,), (64,), (65,), (127,), (128,), (129,), (300,))
 PAGED = {
     "one head": (Case(((0,), (1,), (15,), (16,), (17,), (140,)), heads=1), ("nvfp4",)),
@@ -52,7 +52,7 @@ def test_paged(name: str, fmt: str, op_device: torch.device) -> None:
 
 
 def ranges(count: int, keys: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random ranges of keys; some are empty, one has one key, one all keys."""
+    """Random ranges of keys: some are empty, one has one key, one has all keys."""
     rng = np.random.default_rng(2)
     ks, ke = np.sort(rng.integers(0, keys + 1, size=(2, count)), axis=0).astype(np.int32)
     ke[1] = ks[1]
@@ -81,7 +81,7 @@ def check_prefill(
     np.testing.assert_array_equal(found.cpu().double().numpy(), wanted)
 
 
-# Groups of 3 and of 12 queries, none of which is whole.
+# Groups of 3 and of 12 queries, all incomplete.
 PREFILLS = [
     ("nvfp4", 64, 128, 7, 300),
     ("mxfp4", 64, 128, 7, 300),
@@ -155,9 +155,9 @@ def test_more_splits_than_key_tiles(
 @ONE_SCHEDULE
 @FMTS
 def test_any_values(fmt: str, op_device: torch.device) -> None:
-    """Off the grid: within the bound of float32 sums of D products and H heads, in any order.
+    """Values off the grid stay within the bound of float32 sums of D products and H heads.
 
-    Twice relu costs no bit; FP8 scales are powers of two.
+    Doubling relu costs no bit; FP8 scales are powers of two.
     """
     case = Case(((300,),), heads=64, head_dim=128, block_size=64)
     problem = case.problem(fmt, any_values)
@@ -172,7 +172,7 @@ def test_any_values(fmt: str, op_device: torch.device) -> None:
 @ONE_SCHEDULE
 @FMTS
 def test_nan_in_a_key(fmt: str, op_device: torch.device) -> None:
-    """Its score is NaN; others are as they were."""
+    """A key of NaN scores NaN; other scores are unchanged."""
     problem = Case(((200,),), heads=64, head_dim=128, block_size=64).problem(fmt)
     clean = run_paged(problem, op_device).cpu()
     poisoned = problem.keys[0]
@@ -194,21 +194,21 @@ def test_fp8_scales_in_the_weights(op_device: torch.device) -> None:
     assert torch.equal(indexer_logits_paged(**on(op_device, changed)), expected)
 
 
-# --- what must not be read, and what there may be none of -------------------------------------
+# --- memory that must not be read, and empty inputs -------------------------------------------
 
 
 @ONE_SCHEDULE
 @pytest.mark.parametrize("unused", [0x00, 0x7F])
 @pytest.mark.parametrize("fmt", ["nvfp4", "fp8"])
 def test_garbage_in_unused_slots(unused: int, fmt: str, op_device: torch.device) -> None:
-    """Other cases have 0xFF there; entries of the table behind a context are no pages."""
+    """Unused cache slots hold anything; table entries past a context are not followed."""
     case = Case(EDGES, heads=64, head_dim=128, block_size=64)
     run_paged(case.problem(fmt), op_device, unused=unused)
 
 
 @ONE_SCHEDULE
 def test_pages_apart(op_device: torch.device) -> None:
-    """A cache that is a view of a larger one."""
+    """A cache that is a strided view of a larger cache."""
     run_paged(PAGED["64 heads"][0].problem("nvfp4"), op_device, gap=48)
 
 

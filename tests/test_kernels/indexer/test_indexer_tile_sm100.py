@@ -1,4 +1,4 @@
-"""Layout of the scoring kernel's tiles on sm_100, and their choice for a problem."""
+"""Memory layout of the scoring kernel's tiles on sm_100, and the choice for a problem."""
 
 import itertools
 from typing import get_args
@@ -94,7 +94,7 @@ def test_queries_share_keys_as_far_as_there_are_any() -> None:
 def test_a_single_group_has_two_pingpong_sets() -> None:
     assert chosen(128, 64)[0][0].pingpong == 2
     assert chosen(128, 64, 3)[0][0].pingpong == 1
-    assert chosen(128, 128)[0][0].pingpong == 1  # registers
+    assert chosen(128, 128)[0][0].pingpong == 1  # registers are too few for two
 
 
 def test_sms_are_kept_busy() -> None:

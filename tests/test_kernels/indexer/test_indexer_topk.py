@@ -74,7 +74,7 @@ def test_what_a_row_does_not_see(unseen: float) -> None:
 
 
 def test_nan_at_the_threshold() -> None:
-    """The finite scores that are missing, then NaN and −inf, the first of them chosen."""
+    """Missing finite scores are filled up by the first NaN and −inf of the row."""
     logits = torch.full((1, 64), NAN)
     logits[0, ::3] = -INF
     logits[0, [10, 50, 60]] = ints(1, 2, 3).float()
@@ -90,7 +90,7 @@ def test_long_rows(top_k: int) -> None:
 
 
 def test_rows_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long rows among short ones, a few at a time."""
+    """Long rows among short ones, processed a few at a time."""
     monkeypatch.setattr(reference, "SCORES", 100)
     logits = torch.randint(-5, 5, (33, 40)).float()
     check(logits, torch.arange(33, dtype=torch.int32), 10)
@@ -118,7 +118,7 @@ VALUES = st.sampled_from([NAN, INF, -INF, 0.0, -0.0, 1.0, -1.0, 2.0, 1e-45, 3e38
 @PROPERTY
 @given(generators, st.integers(0, 40), st.integers(1, 45), st.lists(VALUES, max_size=6))
 def test_any(rng: np.random.Generator, columns: int, top_k: int, special: list[float]) -> None:
-    """Few different values, so many ties, and whatever special ones."""
+    """Few distinct values, so many ties, and special values."""
     values = np.array([*special, -2.0, 0.5, 1.0, 7.0])
     logits = torch.from_numpy(rng.choice(values, size=(9, columns))).float()
     starts = rng.integers(0, columns + 1, size=9).astype(np.int32)

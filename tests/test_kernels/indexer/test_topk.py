@@ -1,4 +1,4 @@
-"""``indexer_topk`` on GPUs: the exact keys, whatever the values and however the row is cut."""
+"""``indexer_topk`` on GPUs: the exact keys, for any values and any split of a row."""
 
 import math
 from importlib import import_module
@@ -42,7 +42,7 @@ Patch = pytest.MonkeyPatch
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("top_k", [100, 1000], ids=["sampled", "whole"])
 def test_values(name: str, top_k: int, op_device: torch.device, monkeypatch: Patch) -> None:
-    """A sample gives the threshold for few keys; for many, the buffer overflows repeatedly."""
+    """Small top-k samples a threshold; with large top-k the buffer overflows repeatedly."""
     use(monkeypatch, PAIR)
     check(rows_of(ROWS[name], rows=1), ints(COLUMNS), top_k, op_device)
 
@@ -63,7 +63,7 @@ ROUNDS = {
 
 @pytest.mark.parametrize("name", ROUNDS)
 def test_rounds(name: str, op_device: torch.device, monkeypatch: Patch) -> None:
-    """Each CTA loads in several rounds; its buffer holds less than a third of what it loads."""
+    """Each CTA loads in several rounds; its buffer holds less than a third of the slice."""
     tile, columns = ROUNDS[name]
     assert topk(tile, columns).enough
     use(monkeypatch, tile)
@@ -84,7 +84,7 @@ def test_overflow_in_every_schedule(op_device: torch.device, monkeypatch: Patch)
 
 @pytest.mark.parametrize("top_k", [1, 7, 8])
 def test_lengths(top_k: int, op_device: torch.device, monkeypatch: Patch) -> None:
-    """None, one, as many as are wanted, one more, and all; what is not seen may hold anything."""
+    """Lengths of zero, one, around ``top_k``, and all; columns past them hold NaN or inf."""
     use(monkeypatch, PAIR)
     lens = ints(0, 1, top_k, top_k + 1, 3, 130, 4097, 5000)
     logits = rows_of(ROWS["normal"], len(lens), 5000)
@@ -95,7 +95,7 @@ def test_lengths(top_k: int, op_device: torch.device, monkeypatch: Patch) -> Non
 
 @pytest.mark.parametrize("apart", [5001, 5002, 5004])
 def test_rows_anywhere(apart: int, op_device: torch.device, monkeypatch: Patch) -> None:
-    """Rows and windows start at any multiple of 4 bytes; nothing around them is looked at."""
+    """Rows and windows start at any multiple of 4 bytes; memory around them is not read."""
     use(monkeypatch, PAIR)
     starts, lens = ints(0, 1, 2, 3, 4990, 17), ints(4990, 4600, 4500, 70, 3, 4097)
     logits = torch.full((6, apart), math.nan)[:, 5:4998]
@@ -113,7 +113,7 @@ def test_most_keys(op_device: torch.device, monkeypatch: Patch) -> None:
 
 @pytest.mark.parametrize("top_k", [1, 2048])
 def test_own_configuration(top_k: int, op_device: torch.device) -> None:
-    """Not another one than users get."""
+    """Top-k in the default configuration."""
     check(rows_of(ROWS["normal"], 3, 20_000), ints(20_000, 19_997, 2049), top_k, op_device)
 
 
@@ -121,7 +121,7 @@ def test_own_configuration(top_k: int, op_device: torch.device) -> None:
 def test_a_threshold_that_is_too_high(
     name: str, op_device: torch.device, monkeypatch: Patch
 ) -> None:
-    """Reads the row again."""
+    """If the sampled threshold is too high, the row is read again."""
     use(monkeypatch, PAIR)
     sample = import_module("nvfp4_kernels.indexer.topk.sample")
     monkeypatch.setattr(sample, "_rank", lambda tile, row, top_k: top_k * 0 + 1)
@@ -140,7 +140,7 @@ def test_no_rows(op_device: torch.device) -> None:
 
 
 def test_dependent_launches(op_device: torch.device, monkeypatch: Patch) -> None:
-    """A second call may start while the first still runs, and reads what that has written."""
+    """A second launch may start before the first has ended, and reads the first one's result."""
     use(monkeypatch, PAIR)
     logits = rows_of(ROWS["normal"])
     first, valid = indexer_topk(logits.to(op_device), ints(9000, 9000).to(op_device), 100)
@@ -150,7 +150,7 @@ def test_dependent_launches(op_device: torch.device, monkeypatch: Patch) -> None
 
 
 def test_read_once(monkeypatch: Patch) -> None:
-    """What is read again, the sample and what exceeds the bound, is little and in caches."""
+    """Logits are read once, but for the sample and values above the bound, which are in caches."""
     columns = 131_072
     with devices.emulated_ops(EAGER) as gpu:
         use(monkeypatch, choose_config(64, columns, 2048, 132))
@@ -168,7 +168,7 @@ def test_short_rows_are_not_read(length: int, monkeypatch: Patch) -> None:
         cluster = choose_config(1, 3000, 2048, 148).cluster
         launch = gpu.launches[-1]
         threads = launch.counters.nbytes["global read"] / 4 / cluster
-        assert threads <= 1024  # of which each read the length
+        assert threads <= 1024  # each thread reads the length
 
 
 def test_too_many_columns(op_device: torch.device) -> None:
@@ -201,7 +201,7 @@ def test_configurations_of_decode() -> None:
 
 @pytest.mark.parametrize("top_k", [7, 500], ids=["sampled", "whole"])
 def test_columns_with_ids(top_k: int, op_device: torch.device, monkeypatch: Patch) -> None:
-    """Rows of no more than ``top_k`` columns have ids too."""
+    """Rows of at most ``top_k`` columns have ids as well."""
     use(monkeypatch, PAIR)
     logits, lens = rows_of(ROWS["few values"], 3), ints(COLUMNS, top_k, 3)
     ids = 3 * torch.arange(3 * COLUMNS, dtype=torch.int32).view(3, COLUMNS)

@@ -1,4 +1,4 @@
-"""Mutations of the kernel of ``indexer_topk``, each reported or seen in the keys."""
+"""Mutation tests of ``indexer_topk``'s kernel: each mutant is reported, or its keys are wrong."""
 
 import sys
 from functools import partial
@@ -28,12 +28,12 @@ USE_PAIR = partial(use, tile=PAIR)
 
 
 def without(name: str, caller: str) -> mistakes.Patch:
-    """Patch that leaves out a primitive where ``caller`` uses it."""
+    """Mutant: leave out a primitive where ``caller`` uses it."""
     return mistakes.without(name, lambda *args, **kwargs: _caller() == caller)
 
 
 def _caller() -> str:
-    """Nearest function of the kernel's modules; bodies of its loops are functions as well."""
+    """Name of the nearest function of the kernel; bodies of loops are functions as well."""
     frame: Any = sys._getframe(2)
     while True:
         name, owner = frame.f_code.co_name, frame.f_globals.get("__name__", ANYTHING)
@@ -49,7 +49,7 @@ def module(name: str) -> Any:
 
 
 def last_of_equal_ones(patch: pytest.MonkeyPatch) -> None:
-    """Make the keys' lower half grow with the column."""
+    """Mutant: take the last of equal values, as sort keys grow with the column."""
     from cutlass import Uint32, Uint64
 
     def key_of(value: Any, column: Any) -> Any:
@@ -60,7 +60,7 @@ def last_of_equal_ones(patch: pytest.MonkeyPatch) -> None:
 
 
 def by_bits(value: Any) -> Any:
-    """Order the two zeros as well."""
+    """Mutant: order negative zero below zero."""
     from cutlass import Int32, Uint32
 
     bits = value.bitcast(Int32)
@@ -120,7 +120,7 @@ MISTAKES = {
 
 
 def check_rows() -> None:
-    """Check a sampled row, one of ties and one of zeros."""
+    """Check a sampled row, a row of ties and a row of zeros."""
     for name, top_k in (("normal", 100), ("few values", 1000), ("both zeros", 1000)):
         check(rows_of(ROWS[name], 1), ints(COLUMNS), top_k, torch.device("cpu"))
 
@@ -135,7 +135,7 @@ def test_nothing_to_catch() -> None:
 
 
 def twice() -> None:
-    """Launch twice: the second launch's lengths are what the first one found."""
+    """Launch twice: the second launch's lengths are the first one's results."""
     logits = rows_of(ROWS["normal"], 1)
     _, valid = indexer_topk(logits, ints(COLUMNS), 100)
     indexer_topk(logits, valid, 50)

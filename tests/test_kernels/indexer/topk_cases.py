@@ -1,4 +1,4 @@
-"""Rows to choose from, tiles that no small problem would get, and the oracle."""
+"""Rows of scores, tiles that are too large for small problems, and the oracle."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -15,7 +15,7 @@ from tests.test_kernels.indexer.indexer_oracle import padded
 
 Row = NDArray[np.float32]
 Make = Callable[[np.random.Generator, int], Row]
-COLUMNS = 9000  # more than the buffers of PAIR hold, so that it guesses, and reads in rounds
+COLUMNS = 9000  # more than PAIR's buffers hold: a sampled threshold, several rounds of loads
 
 PAIR = TopkTile(threads=256, cluster=2, capacity=2048, words=bitmap_words(COLUMNS, 2, 256))
 ALONE = TopkTile(threads=512, cluster=1, capacity=2048, words=bitmap_words(COLUMNS, 1, 512))
@@ -23,7 +23,7 @@ EIGHT = TopkTile(threads=256, cluster=8, capacity=1280, words=bitmap_words(20_00
 
 
 def some(rng: np.random.Generator, row: Row, value: float) -> Row:
-    """Row of which a tenth is replaced by ``value``."""
+    """``row`` with a tenth of its values replaced by ``value``."""
     return np.where(rng.random(len(row)) < 0.1, np.float32(value), row)
 
 
@@ -75,7 +75,7 @@ ROWS: dict[str, Make] = {
 
 
 def use(patch: pytest.MonkeyPatch, tile: TopkTile) -> None:
-    """Make the kernel use ``tile``, whatever the problem; once CuTe DSL is bound to its device."""
+    """Make the kernel use ``tile`` for any problem; CuTe DSL must be bound to its device."""
     patch.setattr(
         import_module("nvfp4_kernels.indexer.topk.launch"), "choose_config", lambda *_: tile
     )
@@ -91,7 +91,7 @@ def ints(*values: int) -> Tensor:
 
 
 def best(row: Row, top_k: int) -> list[int]:
-    """Columns of the highest values, the first of equal ones, in ascending order."""
+    """Columns of the highest values, in ascending order; among ties, the first."""
     values = np.where(np.isnan(row), np.float32(-np.inf), row)
     order = np.lexsort((np.arange(len(row)), -values))
     return sorted(order[:top_k].tolist())
@@ -104,7 +104,7 @@ def check(
     device: torch.device,
     starts: Tensor | None = None,
 ) -> None:
-    """Compare the op with the oracle; if ``logits`` is a view, the device's tensor is one too."""
+    """Compare the op with the oracle; a view of ``logits`` is a view on the device as well."""
     wide = logits if logits._base is None else logits._base
     there = wide.to(device).as_strided(logits.shape, logits.stride(), logits.storage_offset())
     window = None if starts is None else starts.to(device)

@@ -1,4 +1,4 @@
-"""``add_rms_norm``: the reference against vLLM, sm_90 against it."""
+"""``add_rms_norm``: the reference against vLLM, sm_90 against the reference."""
 
 from dataclasses import dataclass
 
@@ -31,12 +31,12 @@ class Case:
     dtype: torch.dtype = BF16
 
     def random(self) -> tuple[Tensor, Tensor, Tensor]:
-        """x, residual, weight."""
+        """Return x, residual and weight of random values."""
         rows = [torch.randn(self.m, self.k).to(self.dtype) for _ in range(2)]
         return *rows, (1 + torch.randn(self.k) / 8).to(self.dtype)
 
     def integers(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows within ±8, so that float32 sums of squares are exact, in any order."""
+        """Return x and residual within ±8, so that float32 sums of squares are exact."""
         rows = [torch.randint(-8, 9, (self.m, self.k)).to(self.dtype) for _ in range(2)]
         return *rows, self.random()[-1]
 
@@ -92,12 +92,12 @@ def test_every_schedule(op_device: torch.device) -> None:
 @ONE_SCHEDULE
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
 def test_random_values(dtype: torch.dtype, op_device: torch.device) -> None:
-    """Every row is exact for some reciprocal root as near the true one as float32 sums come.
+    """Every row is exact for some reciprocal root within float32's error of the true root.
 
     A sum of n positive products, fused, is off by less than n roundings of 2⁻²⁴; here a thread adds
-    8 of each of 2 steps and the two, lanes and warps another 10. The mean and the addition of eps
-    round once each, the root halves that and rounds, the reciprocal rounds: 29/2 + 2 roundings, of
-    at most an ulp each.
+    8 products in each of 2 steps and then both sums; lanes and warps add another 10. The mean and
+    the addition of eps round once each, the root halves that and rounds, the reciprocal rounds:
+    29/2 + 2 roundings, of at most an ulp each.
     """
     given = Case(6, 2056, dtype).random()
     found, total = run(given, op_device)
@@ -114,7 +114,7 @@ def test_random_values(dtype: torch.dtype, op_device: torch.device) -> None:
 @SM90
 @ONE_SCHEDULE
 def test_not_finite(op_device: torch.device) -> None:
-    """A row with NaN is NaN altogether; its neighbours are as ever."""
+    """A row with NaN becomes NaN throughout; other rows are unaffected."""
     given = Case(5, 64).integers()
     given[0][3, 20] = torch.nan
     found, _ = run(given, op_device)
@@ -127,7 +127,7 @@ def test_not_finite(op_device: torch.device) -> None:
 @SM90
 @ONE_SCHEDULE
 def test_spaced_rows(op_device: torch.device) -> None:
-    """Input and residual with strides of their own; results are contiguous."""
+    """Strided input and residual; results are contiguous."""
     wide, residual, weight = Case(20, 192).integers()
     given = wide[:, 32:128], residual[:, :96].contiguous(), weight[:96].contiguous()
     at = [wide.to(op_device)[:, 32:128], *(each.to(op_device) for each in given[1:])]
@@ -140,20 +140,20 @@ def test_spaced_rows(op_device: torch.device) -> None:
 @SM90
 @EVERY_SCHEDULE
 def test_dependent_launches(op_device: torch.device) -> None:
-    """The next kernel may start while this one runs, and reads both of its results."""
+    """A second launch may start before the first has ended, and reads both of its results."""
     x, residual, weight = Case(3, 600).integers()
     at = [each.to(op_device) for each in (x, residual, weight)]
     found = add_rms_norm(*add_rms_norm(*at, EPS), at[-1], EPS)
     expected = reference.add_rms_norm(
         *reference.add_rms_norm(x, residual, weight, EPS), weight, EPS
     )
-    # The sum of squares is not exact the second time: a rounding may fall the other way.
+    # The second sum of squares is not exact: a value may round the other way.
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours.cpu(), theirs, rtol=2**-7, atol=0)
 
 
 def test_each_byte_once() -> None:
-    """But the weight, which every CTA reads: once from memory, then from cache."""
+    """Inputs are read once; each CTA reads the weight, once from HBM and then from cache."""
     with devices.emulated_ops(EAGER, "sm_90") as gpu:
         x, residual, weight = Case(3, 4096).random()
         written = add_rms_norm(x, residual, weight, EPS)
@@ -164,13 +164,13 @@ def test_each_byte_once() -> None:
 
 @pytest.mark.parametrize("k", [8, 2048, 2056, 4096, 8192, 14336, MAX_K])
 def test_config_covers_rows(k: int) -> None:
-    """Every element has a thread, and no warp has nothing to do in all of its steps."""
+    """Every element has a thread, and every warp has elements in some step."""
     tile = choose_config(k)
     assert tile.threads * tile.steps * 8 >= k
     assert (tile.threads - 32) * tile.steps * 8 < k
 
 
-# --- mistakes ---------------------------------------------------------------------------------
+# --- mutants ----------------------------------------------------------------------------------
 
 
 @SM90
@@ -178,7 +178,7 @@ def test_config_covers_rows(k: int) -> None:
 def test_a_tile_too_small_is_noticed(
     op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the exact tests rest on: a kernel that leaves elements out is not equal."""
+    """A kernel that leaves elements out fails the exact tests."""
     from nvfp4_kernels.norm import sm90
 
     monkeypatch.setattr(sm90, "choose_config", lambda k: NormTile(32, 1))

@@ -1,4 +1,4 @@
-"""What ``config.json`` says of models whose kernels are compiled ahead of time."""
+"""Entries of ``config.json`` of models whose kernels are compiled ahead of time."""
 
 LLAMA_8B = {
     "model_type": "llama",
@@ -8,5 +8,5 @@ LLAMA_8B = {
     "num_key_value_heads": 8,
     "dtype": "bfloat16",
 }
-# In what a Llama 70B differs.
+# Entries in which a Llama 70B differs.
 LLAMA_70B = {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64}

@@ -1,4 +1,4 @@
-"""Which kernels attention needs on sm_90: those that its op launches, and no others."""
+"""Attention kernels compiled ahead for sm_90: exactly the kernels that the op launches."""
 
 import json
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ GEMMA = {
     "attn_logit_softcapping": 50.0,
 }
 SLIDING = ["sliding_attention"]
-# What is changed in the config, and options of read_model.
+# Changes to the config, and options of read_model.
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "8B": ({}, {}),
     "8B, float16": ({"dtype": "float16"}, {}),
@@ -38,7 +38,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 SEQUENCES = (*range(1, 18), 32, 33, 34, 66, 67, 128, 132, 133, 264, 265, 300)
 KEYS = (16, 64, 65, 128, 129, 256, 257, 512, 4096, 1 << 17)
-# Splits and keys of a step, at 132 multiprocessors.
+# Splits, and keys per step, for 132 multiprocessors.
 SHAPES = {
     "8B": [(1, 16), (1, 32), (2, 32), (4, 32), (8, 32)],
     "window of less than all splits": [(1, 16), (1, 32), (2, 32)],
@@ -48,7 +48,7 @@ SHAPES = {
 
 @pytest.fixture(autouse=True)
 def emulator() -> Iterator[None]:
-    """Kernels are named by their classes, whose import binds CuTe DSL to a runtime."""
+    """Emulate a GPU: kernels are named by classes, whose import binds CuTe DSL to a runtime."""
     devices.cutlass_or_skip()
     with devices.emulated(EAGER, "sm_90"):
         yield
@@ -63,7 +63,7 @@ def model_of(folder: Path, name: str) -> Model:
 def launched(
     monkeypatch: pytest.MonkeyPatch, model: Model, page_size: int, sms: int
 ) -> set[DeviceKernel]:
-    """What all batches launch, with block tables of all lengths, instead of launching it."""
+    """Record the kernels that all batches launch, with block tables of all lengths."""
     attention = model.attention
     assert attention is not None
     sm90 = import_module("nvfp4_kernels.attention.decode.sm90.launch")

@@ -1,4 +1,4 @@
-"""Experts with biases, of one rank or several: the kernels compiled ahead are those launched."""
+"""Experts with biases, on one rank or several: kernels compiled ahead are the launched ones."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from tests import devices
 E, TOP_K, TOKENS = 4, 2, 5
 SIZES = {
     "all experts": ExpertSizes(96, 64, E, E),
-    "a rank of eight": ExpertSizes(1024, 6400, E, 8 * E),  # whose tiles are not those of all slots
+    "a rank of eight": ExpertSizes(1024, 6400, E, 8 * E),  # its tiles are not those of all slots
 }
 OAI = Activation("swigluoai_uninterleave", 7.0, 1.702, 1.0)
 U8, F8, BF16 = torch.uint8, torch.float8_e4m3fn, torch.bfloat16

@@ -1,4 +1,4 @@
-"""Experts chosen from logits: the kernels that are compiled ahead are those that are launched."""
+"""Experts chosen from logits: kernels compiled ahead are the launched ones."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which kernels a model needs on sm_90: those that its products ask for, and no others."""
+"""Product kernels compiled ahead for sm_90: exactly the kernels that products launch."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ from nvfp4_kernels.tool.shapes import LLAMA_8B
 from tests import devices
 
 MOST = 2048
-LAUNCHED = 600  # tokens at the most: of launches, each is checked as an op checks
+LAUNCHED = 600  # most tokens to launch; every launch runs an op's checks
 SMALL = {
     "model_type": "llama",
     "hidden_size": 1024,
@@ -39,7 +39,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 class Launches:
-    """What ``product`` launches, instead of launching it."""
+    """Recorder of the kernels that ``product`` would launch."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from nvfp4_kernels.gemm.sm90 import launch as product
@@ -50,7 +50,7 @@ class Launches:
         monkeypatch.setattr(product, "multiprocessors", lambda _: SMS)
 
     def of_layer(self, layer: Layer, dtype: torch.dtype, most: int) -> set[DeviceKernel]:
-        """The kernels of all numbers of tokens up to ``most``."""
+        """Kernels for all numbers of tokens up to ``most``."""
         self.kernels = set()
         data, scales = fragment_shapes(layer.n, layer.k)
         weight = Fragments(torch.zeros(data, dtype=torch.uint8), torch.zeros(scales).byte())

@@ -1,4 +1,4 @@
-"""Which kernels run between products on sm_90: those that the ops launch, and no others."""
+"""Norm and rotary kernels compiled ahead for sm_90: exactly the kernels that the ops launch."""
 
 import json
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ TOKENS = (1, 2, 7, 64, 511, 512, 513, 2048)
 
 @pytest.fixture(autouse=True)
 def emulator() -> Iterator[None]:
-    """Kernels are named by their classes, whose import binds CuTe DSL to a runtime."""
+    """Emulate a GPU: kernels are named by classes, whose import binds CuTe DSL to a runtime."""
     devices.cutlass_or_skip()
     with devices.emulated(EAGER, "sm_90"):
         yield

@@ -1,4 +1,4 @@
-"""Which kernels rotate and store: those that the op launches, and no others."""
+"""Rotary store kernels compiled ahead: exactly the kernels that the op launches."""
 
 import json
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ PAGE_SIZE = 32
 
 @pytest.fixture(autouse=True)
 def emulator() -> Iterator[None]:
-    """Kernels are named by their classes, whose import binds CuTe DSL to a runtime."""
+    """Emulate a GPU: kernels are named by classes, whose import binds CuTe DSL to a runtime."""
     devices.cutlass_or_skip()
     with devices.emulated_ops(EAGER):
         yield
@@ -78,4 +78,4 @@ def test_sizes_that_the_kernels_do_not_take_have_none(tmp_path: Path) -> None:
         assert rotary_store_kernels(model.attention, model.dtype, max_tokens=8) == {}
     model = read(tmp_path, {"head_dim": 80})
     built = rotary_store_kernels(model.attention, model.dtype, max_tokens=8)
-    assert [spec.fields[1].fp8 for spec in built] == [False]  # attention takes no E4M3 of 80
+    assert [spec.fields[1].fp8 for spec in built] == [False]  # no E4M3 cache of head size 80

@@ -56,7 +56,7 @@ EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
 def check_against_vllm(x: Tensor, data: Tensor, scales: Tensor, global_scale: Tensor) -> None:
-    """Codes and scales are those of vLLM's reference, the scales blocked with zero padding."""
+    """Check codes and scales against vLLM's reference, with blocked scales and zero padding."""
     values, linear = quantize_with_vllm(x, global_scale)
     np.testing.assert_array_equal(oracle.unpack(data), values)
     assert scales.dtype == torch.float8_e4m3fn
@@ -82,7 +82,7 @@ def test_quantize_per_token(case: Case) -> None:
 
 @EVERY_CASE
 def test_grid_values_survive(case: Case) -> None:
-    """Rows with a maximum of 2688·2ʲ that NVFP4 holds exactly come back unchanged."""
+    """Rows with a maximum of 2688·2ʲ whose values NVFP4 holds exactly are unchanged."""
     rng = np.random.default_rng(0)
     codes = rng.choice(oracle.E2M1_GRID, (*case.batch, case.m, case.k // 16, 16))
     codes[..., 0] = 6.0
@@ -99,7 +99,7 @@ def test_grid_values_survive(case: Case) -> None:
 
 
 def test_per_token_row_scales_fit_gemm() -> None:
-    """Rows of very different size keep their relative accuracy through the product."""
+    """Rows of very different magnitudes keep their relative accuracy through the product."""
     x = torch.randn(6, 256) * 10.0 ** torch.arange(-6, 6, 2).unsqueeze(-1)
     data, scales, row_scale = quantize_per_token(x)
     identity = torch.eye(256, dtype=torch.float64).numpy()
@@ -129,7 +129,7 @@ def test_zero_rows() -> None:
 
 @pytest.mark.parametrize("largest", [1e-36, 1e-40, 1e-44])
 def test_rows_near_the_end_of_float32_stay_finite(largest: float) -> None:
-    """The reciprocal of 1e-36 / 2688 would be infinite, and a zero block then NaN."""
+    """The reciprocal of 1e-36 / 2688 would be infinite, and would make zero blocks NaN."""
     x = torch.zeros(2, 32)
     x[0, 0], x[1] = largest, 1.0
     data, scales, row_scale = quantize_per_token(x)
@@ -153,12 +153,12 @@ def test_compiled(name: str) -> None:
     scale = torch.tensor(0.01)
     check_compiled(quantize, [((x, scale), {}) for x in inputs], graphs=1)
     check_compiled(quantize_per_token, [((x,), {}) for x in inputs], graphs=1)
-    # Terms share one row of atoms up to 32 rows: a specialised size.
+    # Terms share one row of atoms up to 32 rows: that size is specialised.
     check_compiled(quantize, [((x, scale, 3), {}) for x in inputs], graphs=2)
 
 
 def test_compiled_with_the_product() -> None:
-    """One graph up to 128 rows, one beyond: a single row of atoms is a specialised size."""
+    """One graph up to 128 rows, another beyond: a single row of atoms is specialised."""
     weight = oracle.random_operand(np.random.default_rng(0), 130, 96)
     alpha, scale = torch.tensor([1e-3]), torch.tensor(0.01)
 
@@ -199,7 +199,7 @@ def test_refused_global_scale(global_scale: Tensor, message: str) -> None:
 
 
 def test_devices() -> None:
-    """Called below the dispatcher, which hands meta tensors to the fake kernel."""
+    """Call below the dispatcher, which passes meta tensors to the fake kernel."""
     x, scale = torch.zeros(2, 32), torch.tensor(1.0)
     with pytest.raises(InvalidArgument, match="global_scale: is on meta, must be on cpu as x is"):
         quantize_op._quantize._init_fn(x, scale.to("meta"), 1)
@@ -214,7 +214,7 @@ def test_devices() -> None:
 
 
 def test_the_smallest_rows_keep_their_zeros() -> None:
-    """The step of a block must have a finite reciprocal, or zeros become infinity times zero."""
+    """The step of a block needs a finite reciprocal: otherwise zeros become NaN."""
     x = torch.zeros(1, 32)
     x[0, 0], x[0, 16] = 2.0**-140, 2.0**-148
     data, _, row_scale = quantize_per_token(x)

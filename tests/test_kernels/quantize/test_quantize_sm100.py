@@ -1,4 +1,4 @@
-"""``quantize`` and ``quantize_per_token`` on sm_100: bit for bit the reference."""
+"""``quantize`` and ``quantize_per_token`` on sm_100: bit-identical to the reference."""
 
 import re
 from collections.abc import Callable
@@ -59,7 +59,7 @@ def test_terms(case: Case, op_device: torch.device) -> None:
 def test_terms_by_tiles(
     tile: RowTile, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Up to 32 rows one atom holds the scales of all terms; beyond, each has its own."""
+    """Up to 32 rows one atom holds the scales of all terms; beyond, each term has its own atoms."""
     use_tile(monkeypatch, "quantize", tile)
     for m, terms, batch in ((19, 4, (2,)), (32, 2, ()), (35, 3, ())):
         check_per_token(Case(m, 16 * 37, batch=batch).random(), op_device, terms)
@@ -82,7 +82,7 @@ def test_tiles(tile: RowTile, op_device: torch.device, monkeypatch: pytest.Monke
 
 
 def test_every_magnitude(op_device: torch.device) -> None:
-    """All finite bfloat16 values, subnormal ones too, against a scale for each part of them."""
+    """All finite bfloat16 values, including subnormals, at three global scales."""
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(BF16)
     x = every[every.isfinite()].view(-1, 16 * 15)
     for scale in (2.0**-110, 0.01, 2.0**119):
@@ -102,7 +102,7 @@ def test_ties_and_neighbours(op_device: torch.device) -> None:
 
 
 def test_zeros(op_device: torch.device) -> None:
-    """Zero blocks, zero rows, and zeros with a sign among them."""
+    """Zero blocks, zero rows, and negative zeros."""
     x = torch.randn(7, 96, dtype=BF16)
     x[0] = x[1, 16:48] = 0.0
     x[2, ::3] = -0.0
@@ -113,7 +113,7 @@ def test_zeros(op_device: torch.device) -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")], ids=str)
 def test_not_finite_stays_visible(bad: float, op_device: torch.device) -> None:
-    """NaN in its block's scale, infinity as the largest code and scale; neighbours as ever."""
+    """NaN shows in its block's scale, infinity as largest code and scale, nothing elsewhere."""
     x = torch.randn(40, 64, dtype=BF16)
     x[3, 20] = x[39, 0] = bad
     x[3, 40] = -bad if bad == float("inf") else bad
@@ -123,7 +123,7 @@ def test_not_finite_stays_visible(bad: float, op_device: torch.device) -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")], ids=str)
 def test_not_finite_rows(bad: float, op_device: torch.device) -> None:
-    """The row's values cannot be told any more; other rows are as ever."""
+    """A row with NaN or infinity has no defined values; other rows are right."""
     x = torch.randn(40, 64, dtype=BF16)
     x[3, 20] = bad
     found = [t.cpu() for t in quantize_per_token(x.to(op_device))]
@@ -137,7 +137,7 @@ def test_not_finite_rows(bad: float, op_device: torch.device) -> None:
 
 
 def test_spaced_rows(op_device: torch.device) -> None:
-    """A slice of wider rows is read in place."""
+    """A slice of wider rows is read without a copy."""
     wide = torch.randn(2, 33, 256).to(BF16)
     x = wide.to(op_device)[..., 64:160]
     expected = wide[..., 64:160]
@@ -147,7 +147,7 @@ def test_spaced_rows(op_device: torch.device) -> None:
 
 
 def test_dependent_launches(op_device: torch.device) -> None:
-    """A second call may start while the first still runs, and reads what that has written."""
+    """A second launch may start before the first has ended, and reads the first one's result."""
     x = torch.randn(32, 64)
     row_scale = quantize_per_token(x.to(op_device))[2]
     found = quantize_per_token(row_scale.view(2, 16))
@@ -156,7 +156,7 @@ def test_dependent_launches(op_device: torch.device) -> None:
 
 
 def test_arithmetic_is_ieee() -> None:
-    """The emulator's approximations are too good to be told from divisions; silicon's are not."""
+    """The PTX has no approximate reciprocal: the emulator's is too exact for results to show it."""
     with devices.emulated_ops(EAGER) as gpu:
         x = torch.ones(1, 16)
         for call in (lambda: quantize(x, x[0, 0]), lambda: quantize_per_token(x)):
@@ -169,7 +169,7 @@ def test_arithmetic_is_ieee() -> None:
 @pytest.mark.parametrize("terms", [1, 3])
 @pytest.mark.parametrize("case", [Case(131, 80), Case(3, 4096, dtype=FP32)], ids=["bf16", "fp32"])
 def test_each_byte_once(case: Case, terms: int) -> None:
-    """Read once from memory, and each byte of the results, padding too, written once."""
+    """Inputs are read from HBM once; results, padding included, are written once."""
     with devices.emulated_ops(EAGER) as gpu:
         x = case.random()
         written = quantize_per_token(x, terms)

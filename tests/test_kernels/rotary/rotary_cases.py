@@ -1,4 +1,4 @@
-"""Problems of ``rotary_embedding``: slices of one projection, and a cache of cosines and sines."""
+"""Problems of ``rotary_embedding``: slices of one projection, a table of cosines and sines."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ class Case:
     dtype: torch.dtype = BF16
 
     def arguments(self, device: torch.device | None = None) -> tuple[Tensor, ...]:
-        """Positions, q, k and cache: q and k are what a fused projection's result holds."""
+        """Positions, q, k and cache; q and k are slices of a fused projection's result."""
         parts = self.q_heads, self.k_heads, self.k_heads
         projected = torch.randn(self.m, sum(parts) * self.head_dim).to(self.dtype).to(device)
         q, k, _ = projected.view(self.m, sum(parts), self.head_dim).split(parts, 1)
@@ -59,7 +59,7 @@ EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
 def check_kernel(case: Case, device: torch.device) -> None:
-    """Bit for bit, fused or not: products of 16-bit numbers are exact in float32."""
+    """Check bit for bit; with FMA or without, as 16-bit products are exact in float32."""
     torch.manual_seed(0)
     given = case.arguments(device)
     found = rotary_embedding(*given)

@@ -29,10 +29,10 @@ CPU = torch.device("cpu")
 # --- the formula ------------------------------------------------------------------------------
 
 
-# vLLM's own fails without tokens.
+# vLLM's own op fails without tokens.
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.m])
 def test_reference(name: str) -> None:
-    """The reference rounds once; vLLM rounds each product, and then their sum."""
+    """The reference rounds once; vLLM rounds each product, and then the sum."""
     case = CASES[name]
     tokens, (positions, q, k, cache) = case.m, case.arguments()
     theirs = RotaryEmbedding.forward_static(
@@ -52,12 +52,13 @@ def test_reference(name: str) -> None:
         low, high = (part.double().abs() for part in x[..., :rotary].split(half, -1))
         products = torch.cat((low * cos + high * sin, high * cos + low * sin), -1)
         off = (ours.double() - other.double())[..., :rotary].abs()
-        # Half an ulp of the products, of their sum, and of ours; of subnormals, of all four.
+        # Half an ulp each of the products, of vLLM's sum and of our result; for subnormals, of all
+        # four.
         assert bool((off <= 3 * unit * products * (1 + 2 * unit) + 4 * unit * least).all())
 
 
 def test_formula_on_integers() -> None:
-    """Each element by itself."""
+    """Integer results equal the formula, element by element."""
     half, q = 4, torch.randint(-8, 9, (3, 2, 10)).to(BF16)
     cache = 2.0 ** torch.randint(-2, 3, (7, 2 * half)).to(BF16)
     positions = torch.tensor([6, 0, 3])
@@ -94,7 +95,7 @@ def test_every_schedule(op_device: torch.device) -> None:
 @SM90
 @ONE_SCHEDULE
 def test_strides(op_device: torch.device) -> None:
-    """Heads before tokens, and tensors of their own; positions may start anywhere."""
+    """Separate q and k with other strides; positions start at any element."""
     positions, q, k, cache = CASES["ragged"].arguments(op_device)
     expected = reference.rotary_embedding(*(x.cpu() for x in (positions, q, k, cache)))
     check_equal(rotary_embedding(positions, q.contiguous(), k.contiguous(), cache), expected)
@@ -108,7 +109,7 @@ def test_strides(op_device: torch.device) -> None:
 @SM90
 @ONE_SCHEDULE
 def test_not_finite(op_device: torch.device) -> None:
-    """Copied elements stay what they are, even beside others that are not finite."""
+    """Unrotated elements are copied unchanged, even beside non-finite elements."""
     positions, q, k, cache = CASES["partial, D = 64"].arguments(op_device)
     q[1, 2, 32:] = torch.inf
     q[0, 1, 3] = torch.nan
@@ -120,7 +121,7 @@ def test_not_finite(op_device: torch.device) -> None:
 @SM90
 @EVERY_SCHEDULE
 def test_dependent_launches(op_device: torch.device) -> None:
-    """The next kernel may start while this one runs, and reads what it has written."""
+    """A second launch may start before the first has ended, and reads the first one's result."""
     positions, q, k, cache = CASES["ragged"].arguments(op_device)
     found = rotary_embedding(positions, *rotary_embedding(positions, q, k, cache), cache)
     given = positions.cpu(), q.cpu(), k.cpu(), cache.cpu()
@@ -129,7 +130,7 @@ def test_dependent_launches(op_device: torch.device) -> None:
 
 
 def test_each_byte_once() -> None:
-    """Cosines and sines are read by the threads of every head: once from memory, then cached."""
+    """Threads of every head read cosines and sines: once from HBM, then from cache."""
     with devices.emulated_ops(EAGER, "sm_90") as gpu:
         for case in (Case(19, 24, 8, 128, 128), Case(515, 3, 1, 64, 32)):
             positions, q, k, cache = case.arguments()
@@ -141,14 +142,14 @@ def test_each_byte_once() -> None:
             assert counted["global write"] == sum(x.nbytes for x in written) == vectors
             heads = case.q_heads + case.k_heads
             tile = choose_config(case.m, heads, case.head_dim, case.rotary_dim)
-            assert heads % tile.heads == 0  # no thread stands idle, reading the last head again
+            assert heads % tile.heads == 0  # no idle thread, which would read the last head again
             ctas = case.m * heads // tile.heads
-            warps = ctas * -(-tile.threads // 32)  # all threads of which want one position
+            warps = ctas * -(-tile.threads // 32)  # all threads of a warp read one position
             assert counted["global read"] == warps * 8 + ctas * tile.threads * 32 + vectors
 
 
 def test_order_of_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next kernel first, then cosines and sines, the wait; all of q and k, then stores."""
+    """The order is: release dependents, load cosines and sines, wait, load q and k, store."""
     devices.cutlass_or_skip()
     seen: list[str] = []
     load = Gpu.load
@@ -170,7 +171,7 @@ def test_order_of_loads(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("heads", [1, 2, 7, 40, 256])
 @pytest.mark.parametrize("dims", [(64, 64), (128, 96), (256, 64), (MAX_HEAD_DIM, 16)], ids=str)
 def test_choice(m: int, heads: int, dims: tuple[int, int]) -> None:
-    """CTAs of a size that there is, with hardly a head too many."""
+    """CTAs have a valid size, and few threads beyond the last head."""
     tile = choose_config(m, heads, *dims)
     assert 0 < tile.threads <= 256
     ctas = -(-heads // tile.heads)

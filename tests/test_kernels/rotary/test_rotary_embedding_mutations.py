@@ -1,4 +1,4 @@
-"""Mistakes made on purpose in the rotary embedding: each reported or seen in the numbers."""
+"""Mutation tests of the rotary embedding: each mutant is reported, or its results are wrong."""
 
 import importlib.util
 import sys
@@ -25,14 +25,14 @@ OP = "nvfp4_kernels.rotary.sm90"
 SOURCE = Path(reference.__file__).with_name("sm90.py")
 CPU = torch.device("cpu")
 
-# The last CTA of a token has a head too few.
+# The last CTA of a token has one head less than the others.
 FEW = Case(3, 31, 6, 128, 96)
 MANY = Case(520, 3, 2, 32, 32)
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """What stands once in the source, what is put there, and the finding's class, or WRONG."""
+    """A replacement of source text that occurs once, and the finding's class, or WRONG."""
 
     right: str
     wrong: str
@@ -95,7 +95,7 @@ MISTAKES = {
 
 @contextmanager
 def mistaken(folder: Path, right: str = "", wrong: str = "") -> Iterator[None]:
-    """Within, the op's kernel is made of a copy of its source, with one place changed."""
+    """Context in which the op's kernel comes from a copy of its source with one replacement."""
     text = SOURCE.read_text()
     file = folder / SOURCE.name
     folder.mkdir()
@@ -106,13 +106,13 @@ def mistaken(folder: Path, right: str = "", wrong: str = "") -> Iterator[None]:
     module = importlib.util.module_from_spec(spec)
     with devices.other_kernels(), pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, OP, module)
-        with devices.emulated_ops(EAGER, "sm_90"):  # to which CuTe DSL is bound as it comes
+        with devices.emulated_ops(EAGER, "sm_90"):  # imports bind CuTe DSL to the emulator
             spec.loader.exec_module(module)
             yield
 
 
 def outcome(case: Case) -> str:
-    """What is noticed."""
+    """Return the finding."""
     return noticed(lambda: check_kernel(case, CPU))
 
 
@@ -132,7 +132,7 @@ def test_nothing_to_catch(case: Case, tmp_path: Path) -> None:
 
 
 def twice() -> None:
-    """The second kernel reads what the first one writes, and may start before it has ended."""
+    """Launch two dependent kernels; the second one's inputs are the first one's result."""
     positions, q, k, cache = Case(2).arguments()
     rotary_embedding(positions, *rotary_embedding(positions, q, k, cache), cache)
 
@@ -149,7 +149,7 @@ def test_a_kernel_waits_for_the_one_before(tmp_path: Path) -> None:
 
 
 def test_the_next_kernel_starts_before_the_wait(tmp_path: Path) -> None:
-    """Attention then fetches keys while the projection before ends; no result shows it."""
+    """Attention can then fetch keys before the projection has ended; results cannot show it."""
     devices.cutlass_or_skip()
     late = f"{WAIT}\n        {LAUNCH}"
     for folder, change in (("right", ("", "")), ("wrong", (WAIT, late))):
@@ -161,7 +161,7 @@ def test_the_next_kernel_starts_before_the_wait(tmp_path: Path) -> None:
 
 
 def test_the_kernel_before_must_not_write_the_cache() -> None:
-    """Positions, cosines and sines are read before it has ended, as the op's page says."""
+    """Positions, cosines and sines are read before the preceding kernel ends, as documented."""
     devices.cutlass_or_skip()
     positions, q, k, cache = Case(2, 1, 1).arguments()
     with devices.emulated_ops(EAGER, "sm_90"):

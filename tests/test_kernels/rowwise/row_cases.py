@@ -1,4 +1,4 @@
-"""Shapes of activations, and layouts of threads, for the kernels that read rows."""
+"""Shapes of activations, and thread layouts, for kernels that read rows."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -11,7 +11,8 @@ from nvfp4_kernels.device.rowwise.tile import RowTile
 from tests.emulator import STANDARD
 
 EVERY_SCHEDULE = pytest.mark.schedules(*(schedule.name for schedule in STANDARD))
-# For kernels whose CTAs meet nowhere: what one launch leaves to the next is the same in the others.
+# Kernels whose CTAs never synchronise: other schedules leave the same memory to the next
+# launch.
 TWO_SCHEDULES = pytest.mark.schedules("eager", "random 1")
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -32,7 +33,7 @@ class Case:
         return torch.randn(self.shape).to(self.dtype)
 
     def integers(self) -> Tensor:
-        """Within ±8, so that float32 sums of squares are exact, in any order."""
+        """Values within ±8, so that float32 sums of squares are exact in any order."""
         return torch.randint(-8, 9, self.shape).to(self.dtype)
 
 
@@ -53,7 +54,8 @@ CASES = {
 }
 EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
-# What no small problem would choose: rows that share warps, steps of one thread, idle warps.
+# Tiles that no small problem gets by default: rows that share warps, several steps per thread,
+# idle warps.
 TILES = {
     "4 rows": RowTile(4, 8, 4),
     "2 rows": RowTile(2, 3, 2),
@@ -64,6 +66,6 @@ EVERY_TILE = pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
 
 
 def use_tile(patch: pytest.MonkeyPatch, room: str, tile: RowTile) -> None:
-    """Has the sm_100 kernels of a package use ``tile``, whatever the problem."""
+    """Make the sm_100 kernels of package ``room`` use ``tile`` for any problem."""
     module = import_module(f"nvfp4_kernels.{room}.sm100")
     patch.setattr(module, "choose_config", lambda *_: tile)

@@ -1,4 +1,4 @@
-"""How threads are laid over rows: pure functions of the shape."""
+"""Layout of threads over rows: pure functions of the shape."""
 
 from itertools import product
 
@@ -32,12 +32,12 @@ def test_whole_rows(m: int, k: int, words: int) -> None:
     check_legal(tile)
     atoms = -(-k // 64)
     assert tile.blocks >= 4 * atoms
-    assert tile.blocks - 4 * atoms < tile.lanes * tile.steps  # less than a warp idles
+    assert tile.blocks - 4 * atoms < tile.lanes * tile.steps  # less than a warp is idle
     assert tile.steps * (words + 1) <= (68 if m >= 2 * SMS else 51)
 
 
 def test_many_rows_fill_the_device() -> None:
-    """64 bytes of each of 1024 threads per SM are in flight; scales leave in whole sectors."""
+    """64 bytes for each of 1024 threads per SM are in flight; scales leave in whole sectors."""
     for words in (8, 16):
         tile = choose_row_parts(8192, 4096, words, SMS)
         assert (tile.slots, tile.steps * words) == (8, 32)
@@ -46,7 +46,7 @@ def test_many_rows_fill_the_device() -> None:
 
 
 def test_few_rows_are_spread() -> None:
-    """One token of 16384 elements: 64 CTAs of parts; whole rows get one CTA each."""
+    """One token of 16384 elements is split over 64 CTAs; whole rows get one CTA each."""
     parts = choose_row_parts(1, 16384, 8, SMS)
     assert 16384 // 16 // parts.blocks == 64
     assert choose_whole_rows(32, 4096, 8, SMS) == RowTile(slots=1, warps=8, steps=1)

@@ -1,4 +1,4 @@
-"""``python -m nvfp4_kernels build``: what it writes is what a server finds, and all it needs."""
+"""``python -m nvfp4_kernels build``: it writes exactly the kernels that a server looks up."""
 
 import json
 import os
@@ -27,7 +27,8 @@ from tests.other_users import NOBODY, needs_root
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[3]
-# CuTe DSL compiles for one runtime per process. This one's keeps the PTX, which the emulator runs.
+# CuTe DSL compiles for one runtime per process. This process's runtime keeps the PTX, which the
+# emulator runs.
 EMULATED = """
 from tests.emulator import Gpu
 from tests.emulator.runtime import shim
@@ -69,7 +70,7 @@ compile.build(spec.kernel(), Path(sys.argv[1]))
 """
 ON_HOPPER = ["--linear", "64,64", "--arch", "sm_90a"]
 BUILD = "from nvfp4_kernels.__main__ import app; app()"
-# What a process on an H200 looks up for one token; it says what is there.
+# Prints the file that a process on an H200 looks up for one token.
 ON_AN_H200 = """
 import os, sys
 import torch
@@ -87,7 +88,7 @@ from nvfp4_kernels.gemm.sm90.kernel import WeightOnlyGemm
 
 print(compile.object_path(WeightOnlyGemm(*choose_config(Problem(1, 64, 128), EpilogueConfig()))))
 """
-# One KV head, two query heads, pages of 32.
+# One KV head, two query heads, pages of 32 tokens.
 A_DECODE = """
 from nvfp4_kernels.attention.scoring import Scoring
 from nvfp4_kernels.devices import standing_in
@@ -211,7 +212,7 @@ def test_a_hopper_that_decodes_finds_its_kernel(tmp_path: Path) -> None:
 
 
 def _sm_of(data: bytes) -> int:
-    """What the GPU's ELF file, inside the host's, is for: the low byte of its ``e_flags``."""
+    """Architecture of the GPU's ELF file inside the host's: the low byte of its ``e_flags``."""
     at = data.index(b"\x7fELF", 1)
     (machine,) = struct.unpack_from("<H", data, at + 18)
     assert machine == 190, "EM_CUDA"
@@ -258,7 +259,7 @@ def test_what_is_compiled_matters(keys: dict[str, str], other: str) -> None:
 
 @pytest.fixture(scope="module")
 def keys() -> dict[str, str]:
-    """Names of the files that processes with different settings look up."""
+    """Names of the cache files that processes with different settings look up."""
     devices.cutlass_or_skip()
     done = python(KEYS)
     assert done.returncode == 0, done.stderr
@@ -271,7 +272,7 @@ def keys() -> dict[str, str]:
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What compiles kernels; these tests compile none in this process."""
+    """Pretend that compilers are installed; these tests compile nothing in this process."""
     monkeypatch.setattr(toolchain, "find_spec", lambda module: module)
 
 
@@ -295,7 +296,7 @@ def test_a_kernel_that_does_not_compile(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_narrow_terminal_and_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names of kernels and of layers stay whole; a pipe has no width."""
+    """Names of kernels and of layers are never broken; a pipe has no width."""
     monkeypatch.setattr(
         compiling,
         "build_all",
@@ -365,7 +366,7 @@ def test_terms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terms: int | Non
 def test_batch_invariance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str, ops: set[str]
 ) -> None:
-    """Each product cuts K alike for any tokens: on sm_100 one tile does, on sm_90 many."""
+    """Each product splits K alike for any tokens: on sm_100 by one tile, on sm_90 by several."""
     seen: list[KernelSpec] = []
     monkeypatch.setattr(compiling, "build_all", lambda specs, *_: seen.extend(specs) or [])
     (tmp_path / "config.json").write_text(json.dumps(DECODING))
@@ -489,7 +490,7 @@ def test_folders_that_are_made_are_their_owners_to_write(
 def test_what_is_there_already_must_be_fit_to_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """A server would refuse it."""
+    """A server would refuse a damaged file or another user's, so ``build`` does as well."""
     file = tmp_path / "kernel.o"
     file.write_bytes(b"code")
     file.chmod(0o644)
@@ -507,7 +508,7 @@ def test_what_is_there_already_must_be_fit_to_run(
 
 
 def test_a_folder_that_is_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)  # not root
+    monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)  # as if not root
     status, output = invoke("--linear", "64,64", "--max-tokens", "1", "--out", tmp_path)
     assert status == 1
     assert f"--out: {tmp_path} must not be written to; choose another folder" in output

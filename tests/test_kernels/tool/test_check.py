@@ -1,4 +1,4 @@
-"""``python -m nvfp4_kernels check``: every task is answered for, whatever a kernel does."""
+"""``python -m nvfp4_kernels check``: every task is reported, whatever a kernel does."""
 
 import json
 import os
@@ -140,7 +140,7 @@ def test_kernels_pass(case: Task, op_device: torch.device) -> None:
 
 
 def wrong(op: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """``op`` with one value far off."""
+    """Wrap ``op`` so that one value is far off."""
 
     def run(*arguments: object, **options: object) -> torch.Tensor:
         out = op(*arguments, **options)
@@ -250,7 +250,7 @@ def test_one_wrong_row_of_experts_is_found(op: str, monkeypatch: pytest.MonkeyPa
     def wrong(*arguments: Any) -> Any:
         found = right(*arguments)
         last = found if isinstance(found, torch.Tensor) else found[-1]
-        last.view(torch.uint8)[0] ^= 1  # of the first tile, or token
+        last.view(torch.uint8)[0] ^= 1  # the first tile, or token
         return found
 
     monkeypatch.setattr(nvfp4_kernels, op, wrong)
@@ -324,7 +324,7 @@ def test_wrong_scales_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
         QuantizeCase("silu_mul_quantize", 5, 64).run(StandIn())
 
 
-# --- doubts about silicon ---------------------------------------------------------------------
+# --- hardware questions -------------------------------------------------------------------------
 
 
 def test_every_doubt_has_a_row() -> None:
@@ -371,7 +371,7 @@ def test_one_wrong_launch_is_found(
 
 
 class Replays:
-    """A CUDA graph of one step, which a stand-in captures."""
+    """Stand-in for a captured CUDA graph of one step."""
 
     def __init__(self, steps: Sequence[Callable[[], object]], launches: int) -> None:
         steps[0]()
@@ -403,7 +403,7 @@ def test_graphs_are_replayed_until_there_are_enough(monkeypatch: pytest.MonkeyPa
     assert len(results) == 2 + 4 * BATCH
     assert graphs[0].replays == 4
     assert not results[0].isnan()
-    assert all(result.isnan() for result in results[2:])  # poisoned, and the graph does nothing
+    assert all(result.isnan() for result in results[2:])  # poisoned: the graph does nothing
 
 
 @pytest.mark.parametrize(
@@ -436,12 +436,12 @@ def test_maps_of_a_driver(
         assert case._compare(cpu) == seen
 
 
-# --- tasks that go wrong ----------------------------------------------------------------------
+# --- failing tasks ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Acts:
-    """Does what its name says."""
+    """Task that acts as its name says."""
 
     name: str
     section: str = "acts"
@@ -481,7 +481,7 @@ def test_a_task_may_raise_or_die(isolated: Isolated) -> None:
 @pytest.mark.processes
 def test_a_task_may_hang(isolated: Isolated) -> None:
     assert not isolated(Acts("works")).error
-    isolated._limit = 0.5  # the process is up
+    isolated._limit = 0.5  # only now, as the process has started
     assert isolated(Acts("hangs")).error == "no answer within 0.5 s: it hangs"
 
 
@@ -618,7 +618,7 @@ def test_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_json_is_what_the_text_tells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """And nothing else is on standard output, where a task prints as well."""
+    """``--json`` prints the text's figures and nothing else, even if a task prints."""
     fake_cuda(monkeypatch, 10, 0, "NVIDIA B200")
     monkeypatch.setattr(check, "correctness", lambda quick: [Acts("works"), Acts("prints")])
     monkeypatch.setattr(check, "timings", lambda quick: [Acts("raises")])
@@ -638,7 +638,7 @@ def test_json_is_what_the_text_tells(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 @pytest.mark.processes
 def test_a_row_that_dies_costs_one_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The report says which, and those after it have run."""
+    """The report names the failed row, and later rows have run."""
     fake_cuda(monkeypatch, 10, 0, "NVIDIA B200")
     tasks = [Acts(name, "silicon") for name in ("works", "dies", "works again")]
     monkeypatch.setattr(check, "correctness", lambda quick: tasks)
@@ -654,13 +654,13 @@ def test_a_row_that_dies_costs_one_row(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 class InThisProcess:
-    """Runs tasks on a stand-in."""
+    """Runner of tasks on a stand-in, in this process."""
 
     def __call__(self, task: Task) -> Outcome:
         return run_task(task, StandIn())
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is no process to end."""
 
 
 def test_machines_that_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

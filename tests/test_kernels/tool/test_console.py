@@ -1,4 +1,4 @@
-"""What commands print: tables with whole words, records where there is too little room."""
+"""Output of commands: tables with whole words, or records if the terminal is too narrow."""
 
 import subprocess
 import sys
@@ -79,7 +79,7 @@ def test_a_pipe_has_no_width(capsys: pytest.CaptureFixture[str], monkeypatch) ->
 
 @pytest.mark.processes
 def test_only_a_document_is_printed() -> None:
-    """Not what a library prints meanwhile, in Python, in C or in a process of its own."""
+    """Output of libraries, from Python, C or a child process, goes to standard error."""
     code = """
 import ctypes, subprocess
 from nvfp4_kernels.tool.console import nothing_printed, print_json

@@ -1,4 +1,4 @@
-"""Help of both programs: no name broken in a terminal, no width in a pipe, no torch to wait for."""
+"""Help of both programs: whole words in a terminal, no width in a pipe, no import of torch."""
 
 import json
 import subprocess
@@ -36,7 +36,7 @@ print(json.dumps([*sys.modules]))
 
 
 def helped(name: str, *arguments: str, columns: int = 80) -> str:
-    """Help in a pipe, where the environment tells a width."""
+    """Help in a pipe, with ``COLUMNS`` set."""
     env = {"COLUMNS": str(columns)}
     done = CliRunner().invoke(PROGRAMS[name], [*arguments, "--help"], env=env)
     assert done.exit_code == 0, done.output
@@ -78,7 +78,7 @@ def test_a_pipe_has_no_width(name: str, arguments: list[str]) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize(("name", "command"), [("nvfp4_kernels", "build"), ("vllm_fp4_plugin", "")])
 def test_a_terminal_is_shown_the_same(name: str, command: str) -> None:
-    """In a terminal of 80 columns, not in a test's stand-in for one."""
+    """Help in a real terminal of 80 columns has the same words."""
     arguments = [command] if command else []
     narrow = terminal.shown_by_a_terminal(name, *arguments, "--help")
     piped = helped(name, *arguments).replace("Usage: root", f"Usage: python -m {name}")

@@ -1,4 +1,4 @@
-"""Which experts a config describes, and that ``build`` compiles what a server's warm-up does."""
+"""Experts that a config describes; ``build`` compiles the kernels of a server's warm-up."""
 
 import json
 from pathlib import Path
@@ -233,7 +233,7 @@ def test_what_is_built_is_what_a_server_warms_up(
         mixture, 40, 132, 16, quantized_inputs(load_config(tmp_path).quantization), None, None, None
     )
     built = set(wanted.KERNELS[family](asked))
-    # I is padded on Blackwell, whose tensor maps have strides of 16 bytes.
+    # I is padded on Blackwell, as tensor maps need strides of a multiple of 16 bytes.
     width = 160 if family == "sm_100" else 144
     activation, terms = inputs or ("16-bit", 1)
     layer = ExpertsLayer(

@@ -1,4 +1,4 @@
-"""Which layers a model has, and which kernels they need."""
+"""Layers of a model, and their kernels."""
 
 import json
 from dataclasses import replace
@@ -242,7 +242,7 @@ def test_scales_of_activations_make_other_kernels() -> None:
 
 @pytest.mark.parametrize("terms", [1, 2])
 def test_mlps_that_quantise_their_result(terms: int) -> None:
-    """Theirs are other kernels, for all that is fused and nothing else."""
+    """Fused MLPs that quantise their result need other kernels, and only for gate and up."""
     found, plain = (
         block_scaled_kernels(model, max_tokens=64, activations=("static",))
         for model in (quantizing_mlps(LLAMA_8B, terms), LLAMA_8B)

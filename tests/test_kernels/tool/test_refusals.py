@@ -1,4 +1,4 @@
-"""What commands of ``python -m nvfp4_kernels`` refuse: one line on standard error, and a status."""
+"""Errors of ``python -m nvfp4_kernels`` commands: one line on standard error, and a status."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``python -m nvfp4_kernels report``: figures of compiled kernels, and what they should be."""
+"""``python -m nvfp4_kernels report``: figures of compiled kernels, and their bounds."""
 
 import json
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ REGISTERS_PER_SM = 65536
 
 
 def every_kernel() -> list[KernelSpec]:
-    """One per tile that may be chosen, with everything that an epilogue can have to do."""
+    """One kernel per tile that may be chosen, with every feature of an epilogue."""
     swap_ab = candidates.SWAP_AB
     pairs = [*(replace(t, weights=2) for t in swap_ab), *candidates.GATE_UP]
     specs = []
@@ -84,7 +84,7 @@ OF_TERMS = (
 
 
 def test_every_tile_keeps_within_its_sm() -> None:
-    """No registers are spilled, and each CTA has room."""
+    """No registers are spilled, and each CTA fits on an SM."""
     devices.cutlass_or_skip()
     wrong = []
     for spec, static in measure_all(every_kernel(), "sm_100a", None, jobs=2):
@@ -114,7 +114,7 @@ def test_instruction_mix() -> None:
     assert sum(mix.values()) == static.code_bytes / 16
 
 
-# --- parts ------------------------------------------------------------------------------------
+# --- functions of the report --------------------------------------------------------------------
 
 
 def test_instructions_are_counted_without_predicates_and_modifiers() -> None:
@@ -173,7 +173,7 @@ def test_spills_are_seen_either_way() -> None:
 
 @pytest.mark.parametrize("shape", CONTEST, ids=lambda s: f"{s.name} {s.sizes}")
 def test_speed_of_light_is_the_published_one(shape) -> None:  # type: ignore[no-untyped-def]
-    """Theirs counts 1.5 GHz where ours has 1.85, and 4 % less bandwidth."""
+    """The published bound assumes 1.5 GHz instead of 1.85 GHz, and 4 % less bandwidth."""
     ratio = shape.published / (1e6 * choose(shape).work.speed_of_light)
     assert 1.0 <= ratio <= 1.85 / 1.5 * 1.06
 
@@ -208,7 +208,7 @@ def invoke(*arguments: str | Path) -> tuple[int, str]:
 
 
 def document(*arguments: str | Path) -> dict[str, Any]:
-    """What ``--json`` prints on standard output, where nothing else is."""
+    """Parse the output of ``--json``, which is all of standard output."""
     result = CliRunner().invoke(app, ["report", "--json", *map(str, arguments)])
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
@@ -216,7 +216,7 @@ def document(*arguments: str | Path) -> dict[str, Any]:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[Static]:
-    """What every kernel is said to be: the first of these."""
+    """Figures reported for every kernel: the first of this list."""
     statics = [CLEAN]
 
     def measure(
@@ -250,7 +250,7 @@ def test_report(measured: list[Static]) -> None:
 def test_a_narrow_terminal_and_a_pipe(
     measured: list[Static], options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Names of kernels stay whole; a pipe has no width, whatever ``COLUMNS`` is."""
+    """Names of kernels are never broken; a pipe has no width, whatever ``COLUMNS`` is."""
     piped, again = (
         CliRunner().invoke(app, ["report", *options], env={"COLUMNS": columns}).stdout
         for columns in ("40", "300")

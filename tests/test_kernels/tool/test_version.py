@@ -1,4 +1,4 @@
-"""``python -m nvfp4_kernels --version``."""
+"""Output of ``python -m nvfp4_kernels --version``."""
 
 from importlib.metadata import PackageNotFoundError, version
 

@@ -1,4 +1,4 @@
-"""Write ``modelopt.safetensors``: weights, and what NVIDIA ModelOpt makes of them.
+"""Write ``modelopt.safetensors``: weights, and their quantisation by NVIDIA ModelOpt.
 
 Run from the top of the checkout, in an environment with nvidia-modelopt and its requests package:
 ``python -m tests.test_kernels.vectors.freeze_modelopt``.
@@ -17,7 +17,7 @@ VECTORS = Path(__file__).with_name("modelopt.safetensors")
 
 
 def quantize_with_modelopt(x: Tensor) -> dict[str, Tensor]:
-    """ModelOpt's packed weight, block scales and global scale."""
+    """Packed weight, block scales and global scale by ModelOpt."""
     from modelopt.torch.quantization.qtensor.nvfp4_tensor import (  # type: ignore[import-not-found]
         NVFP4QTensor,
     )
@@ -27,7 +27,7 @@ def quantize_with_modelopt(x: Tensor) -> dict[str, Tensor]:
 
 
 def main() -> None:
-    """Quantise every input and save it with its result."""
+    """Quantise every input, and save inputs and results."""
     tensors = {}
     for dtype in DTYPES:
         for name, x in producer_inputs(dtype).items():

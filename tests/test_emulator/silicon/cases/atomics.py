@@ -23,14 +23,14 @@ _WIDTH = {"f16": "16", "bf16": "16", "f64": "64"}
 
 
 def _payload_free(kind: str) -> Tolerance | None:
-    """NaN results are 0x7fff.. on Hopper, or a payload of an operand; PTX leaves them open."""
+    """Tolerance for NaN: 0x7fff.. on Hopper, or an operand's payload; PTX leaves payloads open."""
     kind = kind.removesuffix("x2")
     return Tolerance(kind) if kind in ("f16", "bf16", "f32", "f64") else None
 
 
-# atom.global.add.f32 flushes subnormals, in vectors too, atom.shared.add.f32 does not (PTX, atom).
+# atom.global.add.f32 flushes subnormals, also in vectors; atom.shared.add.f32 does not (PTX, atom).
 def _alone(space: str, forms: list[tuple[str, str, str]]) -> Iterator[Op]:
-    """Every thread has its own word: initial value from column 0, operand from column 1."""
+    """One word per thread: initial value from column 0, operand from column 1."""
     for form, width, bank in forms:
         free = _payload_free(bank)
         before = f"st.{space}.b{width} [%{space}], $a0;"
@@ -54,7 +54,7 @@ def _alone(space: str, forms: list[tuple[str, str, str]]) -> Iterator[Op]:
 
 
 def _swaps(space: str) -> Iterator[Op]:
-    """Compare-and-swap where half of the threads compare with what is there; 128-bit forms."""
+    """Compare-and-swap, for which half of the threads compare equal; 128-bit forms."""
     for width in ("16", "32", "64"):
         bank = f"u{width}"
         yield Op(
@@ -87,7 +87,7 @@ def _swaps(space: str) -> Iterator[Op]:
 
 
 def _vectors() -> Iterator[Op]:
-    """Vector forms, which exist on global memory alone."""
+    """Vector forms, which exist for global memory only."""
     halves = ("add.noftz", "min.noftz", "max.noftz")
     for kind, widest, operations in (
         ("f32", 4, ("add",)),
@@ -132,7 +132,7 @@ def _vector(kind: str, width: str, count: int, operation: str) -> Iterator[Op]:
 
 
 def _contended(space: str) -> Case:
-    """256 threads on four words each, with operations whose result does not depend on the order."""
+    """Operations with order-independent results: 256 threads on four words each."""
     forms = ("add.u32", "min.u32", "max.u32", "min.s32", "max.s32", "inc.u32", "dec.u32", "and.b32",
              "or.b32", "xor.b32", "add.f32")  # fmt: skip
     size, threads = 1024, 256
@@ -146,7 +146,7 @@ def _contended(space: str) -> Case:
     ]
     place = "%r2" if space == "shared" else "%d1"
     for row, form in enumerate(forms):
-        # inc and dec with one bound, and sums that are exact, leave nothing to the order.
+        # inc and dec with one bound, and exact sums, do not depend on the order.
         value = {"add.f32": "%r3", "inc.u32": "37", "dec.u32": "37"}.get(form, "%r0")
         body.append(f"red.{space}.{form} [{place}+{row * 64}], {value};")
     body += ["bar.sync 0;", dump(size, threads, "%out")]

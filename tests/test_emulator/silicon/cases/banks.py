@@ -17,8 +17,8 @@ _U32 = (0, 1, 2, 31, 32, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x10000, 0x55555555, 0x7F
 _U64 = (0, 1, 2, 63, 64, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 32, 0x5555555555555555,
         (1 << 53) + 1, (1 << 63) - 1, 1 << 63, (1 << 63) + 1, (1 << 64) - 2,
         (1 << 64) - 1)  # fmt: skip
-# Zeros, denormals, normals and their neighbours, overflow edges, infinities and NaN; 0x7ff7 is what
-# tensor copies fill in.
+# Zeros, denormals, normals and their neighbours, overflow edges, infinities and NaN; 0x7ff7 is the
+# fill value of tensor copies.
 _F16 = (0, 0x8000, 1, 0x8001, 0x03FF, 0x83FF, 0x0400, 0x8400, 0x3C00, 0xBC00, 0x3C01, 0x3BFF,
         0x3E00, 0x3800, 0x4200, 0x6800, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00, 0xFE01, 0x7C01,
         0x7FF7)  # fmt: skip
@@ -63,7 +63,7 @@ def _random_integers(name: str, column: int, count: int, dtype: str) -> Array:
 
 
 def _random_floats(name: str, column: int, count: int, dtype: str) -> Array:
-    """Half random bits, half with exponents close to one another or near the ends of the range."""
+    """Half random bits, half values with close exponents or near the ends of the range."""
     mantissa, exponent = _EXPONENT[name]
     values = random_array(f"{name}{column}", (count,), dtype)
     top = (1 << exponent) - 1
@@ -76,7 +76,7 @@ def _random_floats(name: str, column: int, count: int, dtype: str) -> Array:
 
 
 def _plain(name: str, column: int, lanes: int) -> Array:
-    """Columns 0 and 1 hold every pair of special values, then random ones; column 2 a mixture."""
+    """Columns 0 and 1 hold every pair of special values, then random values; column 2 a mixture."""
     specials, dtype = _SPECIALS[name]
     pairs = np.array(list(product(specials, specials)), dtype)
     count = max(lanes - len(pairs), 0)
@@ -92,7 +92,7 @@ def _plain(name: str, column: int, lanes: int) -> Array:
 def _halfway(lanes: int) -> Array:
     """f32 values at, just below and just above the rounding edges of every narrower format."""
     seeds = _random_floats("f32", 7, lanes, "u4")
-    # Bits dropped by tf32, f16/bf16, e4m3 and e5m2; one more for what is denormal there.
+    # Bits dropped by tf32, f16/bf16, e4m3 and e5m2; one more for values that are denormal there.
     dropped = np.resize(np.array([13, 13, 16, 16, 20, 20, 21, 21, 14, 22, 23, 17], "u4"), lanes)
     exponents = random_array("halfway", (lanes,), "u4") % np.uint32(44) + np.uint32(127 - 27)
     seeds = np.where(
@@ -115,11 +115,10 @@ def bank(name: str, column: int, lanes: int) -> Array:
     Args:
         name: a format (``u16`` to ``f64``), a packed pair (``f16x2``, ``bf16x2``), or a purpose:
             ``narrow`` (f32 at the rounding edges of other formats), ``angle`` (f32 in ±2π),
-            ``shift``, ``field``, ``field8`` (bit counts, too large ones among them), ``lane``,
-            ``segment`` and ``few`` (for warp-wide instructions), ``all`` (0 .. 65535) and ``all2``
-            (pairs of them).
-        column: which operand; columns of one bank pair up.
-        lanes: how many.
+            ``shift``, ``field``, ``field8`` (bit counts, some too large), ``lane``, ``segment`` and
+            ``few`` (for warp-wide instructions), ``all`` (0 .. 65535) and ``all2`` (pairs of such).
+        column: operand number; columns of one bank pair up.
+        lanes: number of values.
     """
     if name in _SPECIALS:
         return _plain(name, column, lanes)
@@ -157,7 +156,7 @@ def bank(name: str, column: int, lanes: int) -> Array:
         return random_array(f"segment{column}", (lanes,), "u4") & np.resize(
             np.array([0x1F1F, 0xFFFFFFFF, 0x1C1F, 0x001F, 0x1F00], "u4"), lanes
         )
-    if name in ("few", "few64"):  # four values, one of them shared by all lanes of some warps
+    if name in ("few", "few64"):  # four values; in some warps all lanes have the same value
         values = random_array(f"few{column}", (lanes,), "u4") % np.uint32(4)
         values = np.where(np.arange(lanes) // 32 % 4 == 3, values[0], values) + np.uint32(
             0xFFFFFFFE

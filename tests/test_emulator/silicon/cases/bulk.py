@@ -35,7 +35,7 @@ _TO_SHARED = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 
 
 def _loads() -> Case:
-    """Copies of 16 bytes and up to shared memory, two of them on one mbarrier."""
+    """Copies of 16 bytes or more to shared memory; two of the copies share an mbarrier."""
     parts = ((0, 0, 16), (48, 32, 48), (128, 512, 320), (1008, 112, 16), (560, 896, 112))
     body = [
         PROLOGUE,
@@ -57,7 +57,7 @@ def _loads() -> Case:
 
 
 def _stores() -> Case:
-    """Copies from shared to global memory; waiting for the reads, then for the writes."""
+    """Copies from shared to global memory, with a wait for the reads, then for the writes."""
     parts = ((0, 0, 16), (48, 32, 48), (128, 512, 320), (1008, 112, 16))
     body = [
         PROLOGUE,
@@ -86,7 +86,7 @@ def _operands(kind: str, column: int, lanes: int) -> Array:
 
 
 def _reductions() -> Iterator[Case]:
-    """Reductions of a shared array into global memory, every operation and type.
+    """Reductions of a shared array into global memory, for every operation and type.
 
     add.f32 keeps subnormals here, unlike red.global.add.f32.
     """
@@ -135,7 +135,7 @@ _FIELDS = {
 
 
 def _replaced(name: str, fields: list[tuple[str, str]], bytes_due: int) -> Case:
-    """Copy a descriptor to shared memory, change it, publish it, and load through it."""
+    """Copy a descriptor to shared memory, replace fields, publish the copy, and load with it."""
     rank = 3 if name == "rank" else 2
     box = "{" + ", ".join(["%r1"] * rank) + "}"
     body = [
@@ -149,7 +149,7 @@ def _replaced(name: str, fields: list[tuple[str, str]], bytes_due: int) -> Case:
             for field, operands in fields
         ),
         "CHANGED: bar.warp.sync -1;",
-        # Word 0 is an address; what else changed is recorded.
+        # Word 0 is an address; the other changed words are recorded.
         "ld.shared.b32 %r1, [%r0]; setp.lt.u32 %p0, %tid_x, 2; selp.b32 %r1, 0, %r1, %p0;",
         "mad.wide.u32 %d1, %tid_x, 4, %words; st.global.b32 [%d1], %r1;",
         "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned"

@@ -20,7 +20,7 @@ from tests.test_emulator.silicon.ptx_text import (
 _THREADS = 32
 _SIZE = 1024
 _SYNC = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
-# %rank and %peer, the next CTA of the cluster; %far is this CTA's smem and %farbar its bars there.
+# %rank and %peer, the next CTA of the cluster; %far is the peer's smem and %farbar the peer's bars.
 _PEER = """\
 .reg .b32 %rank, %ranks, %peer, %far, %farbar;
 mov.u32 %rank, %cluster_ctarank; mov.u32 %ranks, %cluster_nctarank;
@@ -29,10 +29,10 @@ mapa.shared::cluster.u32 %far, %base, %peer; mapa.shared::cluster.u32 %farbar, %
 
 
 def _addresses(name: str, grid: tuple[int, int, int], cluster: tuple[int, int, int]) -> Case:
-    """The address in every rank, and who an address belongs to."""
+    """The array's address in every rank, and the rank of each address."""
     script = Script(name, 1, grid=grid, cluster=cluster)
     for rank in range(int(np.prod(cluster))):
-        # Relative to the own array: ranks are 2^24 apart.
+        # Offset from the own array: ranks are 2^24 apart.
         script.keep(
             f"mapa to rank {rank}",
             f"mapa.shared::cluster.u32 %r1, %base, {rank}; sub.u32 %r0, %r1, %base;",
@@ -84,7 +84,7 @@ def _remote(ranks: int) -> Case:
 
 
 def _arrivals(ranks: int) -> Case:
-    """Every CTA arrives at the next one's mbarriers; all see their own complete."""
+    """Every CTA arrives on the next CTA's mbarriers, and sees its own mbarriers complete."""
     script = Script(f"arrivals_{ranks}", _THREADS, grid=(ranks, 1, 1), cluster=(ranks, 1, 1))
     script.run(_PEER)
     script.run("@%main mbarrier.init.shared::cta.b64 [%bar], 32;")
@@ -96,7 +96,7 @@ def _arrivals(ranks: int) -> Case:
     script.ask("own barrier of 32", "mbarrier.test_wait.parity.shared::cta.b64 %p0, [%bar], 0;")
     script.run("@%main mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%farbar+8], 5;")
     script.run("add.u32 %r9, %bar, 8;" + wait("%r9", 0, "FIVE"))
-    # Expected here, completed from there.
+    # Expected here, completed by the peer.
     script.run(
         "@%main mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%farbar+16], 96;"
     )
@@ -181,7 +181,7 @@ def _multicast(ranks: int, mask: int, issuer: int) -> Case:
 
 
 def _copies() -> Iterator[Case]:
-    """Bulk copies and reductions from one CTA's shared memory to the next one's."""
+    """Bulk copies and reductions from one CTA's shared memory to the next CTA's."""
     forms = [""] + [f"{o}.{k}" for k in ("u32", "s32") for o in ("add", "min", "max")]
     forms += ["inc.u32", "dec.u32", "and.b32", "or.b32", "xor.b32", "add.u64"]
     for form in forms:

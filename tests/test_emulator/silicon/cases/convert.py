@@ -8,12 +8,12 @@ from tests.test_emulator.silicon.cases.instructions import Op, groups
 
 _INTEGERS = [f"{sign}{width}" for sign in "us" for width in (8, 16, 32, 64)]
 _ROUNDINGS = ("rn", "rz", "rm", "rp")
-# Bit for bit but for the payloads of NaN, which PTX leaves open for these.
+# Bit for bit but for payloads of NaN, which PTX leaves open for these.
 _F16, _BF16, _F32, _F64 = (Tolerance(kind) for kind in ("f16", "bf16", "f32", "f64"))
 
 
 def _holder(kind: str) -> str:
-    """Bank of registers that an integer type is read from; 8 bits sit in 16."""
+    """Bank of registers that hold an integer type; 8-bit types are in 16-bit registers."""
     return f"u{max(16, int(kind[1:]))}"
 
 
@@ -22,7 +22,7 @@ def _width(kind: str) -> str:
 
 
 def _holds(target: str, source: str) -> bool:
-    """Whether every value of one integer type is a value of the other."""
+    """Whether ``target`` holds every value of ``source``; both are integer types."""
     wider = int(target[1:]) - int(source[1:])
     if target[0] == source[0]:
         return wider >= 0
@@ -33,7 +33,7 @@ def _integers() -> Iterator[Op]:
     for source in _INTEGERS:
         for target in _INTEGERS:
             yield Op(f"cvt.{target}.{source}", _width(target), _holder(source))
-            if not _holds(target, source):  # .sat is refused where nothing can saturate
+            if not _holds(target, source):  # .sat is refused where no value can saturate
                 yield Op(f"cvt.sat.{target}.{source}", _width(target), _holder(source))
     # Upper bits of registers wider than the type (PTX ISA, operand size exceeding type size).
     for source in ("s8", "u8", "s16"):
@@ -68,7 +68,7 @@ def _to_integers(source: str, bank: str) -> Iterator[Op]:
 
 
 def _f32_narrowing() -> Iterator[Op]:
-    # On an H200 .ftz leaves subnormal inputs of f16 conversions as they are, against the PTX ISA.
+    # An H200 keeps subnormal inputs of f16 conversions with .ftz, against the PTX ISA.
     for rounding in _ROUNDINGS:
         for ftz in ("", ".ftz"):
             for sat in ("", ".sat"):
@@ -80,7 +80,7 @@ def _f32_narrowing() -> Iterator[Op]:
                 yield Op(f"cvt.{rounding}{relu}.{kind}x2.f32", "32", "narrow narrow")
     for rounding in ("rm", "rp"):
         yield Op(f"cvt.{rounding}.bf16.f32", "16", "narrow")
-    # rna rounds NaN as if they were numbers, 0x7f800001 to infinity; rn and rz return 0x7fffe000.
+    # rna rounds NaN like numbers, 0x7f800001 to infinity; rn and rz return 0x7fffe000.
     yield Op("cvt.rna.tf32.f32", "32", "narrow", tolerance=_F32)
     for rounding in ("rn", "rz"):
         for relu in ("", ".relu"):
@@ -111,7 +111,7 @@ def _f64() -> Iterator[Op]:
 
 
 def _half_sources() -> Iterator[Op]:
-    """Conversions from 16 bits, over all of them."""
+    """Conversions from 16 bits, for all 65536 patterns."""
     for kind in ("f16", "bf16"):
         yield Op(f"cvt.f32.{kind}", "32", "all", tolerance=_F32)
         yield Op(f"cvt.f64.{kind}", "64", "all", tolerance=_F64)

@@ -1,4 +1,4 @@
-"""Tensor maps to encode, not to use: which arguments the driver takes, and the words it makes."""
+"""Tensor maps that are only encoded: arguments that the driver accepts, and the encoded words."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ def _two(data_type: str, **options: object) -> TensorMap:
 
 
 def maps() -> Iterator[tuple[str, TensorMap]]:
-    """(what is tried, arguments), for a tensor at ``ADDRESS``."""
+    """Yield a name and a tensor map for each set of arguments, with a tensor at ``ADDRESS``."""
     for data_type in DATA_TYPES:
         for nan in (False, True):
             yield f"{data_type} nan={nan}", _two(data_type, nan_fill=nan)

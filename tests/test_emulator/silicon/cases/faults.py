@@ -1,4 +1,4 @@
-"""Mistakes that end a launch: the recording is the driver's error, or what happened instead."""
+"""Errors that end a launch: the recording is the driver's error, or the result without an error."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ _STORE = "cp.async.bulk.global.shared::cta.bulk_group"
 _INIT = "mbarrier.init.shared::cta.b64 [%bar], {}; fence.proxy.async;"
 _PARITY = "mbarrier.test_wait.parity.shared::cta.b64 %p0, [%bar], 0; selp.b32 %r0, 1, 0, %p0;"
 
-# What thread 0 does; %r0 is stored afterwards.
+# Code of thread 0; %r0 is stored afterwards.
 _SCRIPTS = {
     "trap": "trap;",
     "load_global_misaligned": "ld.volatile.global.v4.b32 {%r0, %r1, %r2, %r3}, [%tensor+4];",
@@ -73,7 +73,7 @@ for _place in (1, 2, 4, -1, -4):
         f" [%map, {{{_place}, 0}}], [%base];"
         " cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;"
     )
-# What every lane does.
+# Code of every lane.
 _WHOLE = {
     "matrix_misaligned": "mad.lo.u32 %r1, %tid_x, 16, %base; add.u32 %r1, %r1, 8;"
     " ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r0}, [%r1];",
@@ -83,10 +83,10 @@ _WHOLE = {
     "barrier_number_16": "mov.u32 %r1, 16; bar.sync %r1;",
 }
 
-# What the emulator is to report, a class of ``tests.emulator.findings``. An H200 goes on after:
-# bulk copies move whole 16 bytes of what is asked (8 move nothing, 24 move 16), barrier 16
-# and a misaligned tensor map in shared memory pass, and so do an mbarrier of count 0 (complete at
-# once), an arrival of 0 and an arrival after inval.
+# Class of ``tests.emulator.findings`` that the emulator must report. An H200 continues after some:
+# bulk copies move whole units of 16 bytes (8 move nothing, 24 move 16); barrier 16 and a
+# misaligned tensor map in shared memory pass; so do an mbarrier of count 0 (complete at once), an
+# arrival of 0 and an arrival after inval.
 FINDINGS = {
     "trap": "KernelAssertion",
     **dict.fromkeys(
@@ -111,7 +111,7 @@ def cases() -> Iterator[Case]:
             "mov.u32 %r0, 0; fence.proxy.async; bar.sync 0;",
             around[0],
             text,
-            "nanosleep.u32 1000000;",  # what is under way has time to fail
+            "nanosleep.u32 1000000;",  # time for asynchronous copies to fail
             "ld.shared.b32 %r1, [smem]; ld.shared.b32 %r2, [smem+8]; ld.shared.b32 %r3, [smem+16];",
             "@%main st.global.v4.b32 [%out], {%r0, %r1, %r2, %r3};",
             around[1],

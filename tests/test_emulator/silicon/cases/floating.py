@@ -1,4 +1,4 @@
-"""Arithmetic in f32 and f64, every rounding and modifier, and the approximate functions."""
+"""f32 and f64 arithmetic with every rounding and modifier, and the approximate functions."""
 
 from collections.abc import Iterator
 
@@ -8,11 +8,11 @@ from tests.test_emulator.silicon.cases.instructions import Op, groups
 
 _ROUNDINGS = (".rn", ".rz", ".rm", ".rp")
 _FTZ = ("", ".ftz")
-_F32 = Tolerance("f32")  # bit for bit but for the payloads of NaN
+_F32 = Tolerance("f32")  # bit for bit but for payloads of NaN
 _F64 = Tolerance("f64")
 
 
-# An H200 decides what .ftz flushes before it rounds: 0x00800000 * 0x3f7fffff is 0, not 0x00800000.
+# An H200 flushes for .ftz before it rounds: 0x00800000 * 0x3f7fffff is 0, not 0x00800000.
 def _f32_exact() -> Iterator[Op]:
     for ftz in _FTZ:
         for rounding in ("", *_ROUNDINGS):

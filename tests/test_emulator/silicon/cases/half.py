@@ -1,4 +1,4 @@
-"""Arithmetic in f16 and bf16, scalar and packed in pairs."""
+"""f16 and bf16 arithmetic, scalar and packed in pairs."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from tests.test_emulator.silicon.cases.instructions import Op, groups
 
 def _arithmetic(kind: str) -> Iterator[Op]:
     width = "32" if kind.endswith("x2") else "16"
-    # ftz and sat exist for f16 alone (PTX ISA, half precision floating-point instructions).
+    # ftz and sat exist for f16 only (PTX ISA, half precision floating-point instructions).
     half = kind.startswith("f16")
     for ftz in ("", ".ftz") if half else ("",):
         for sat in ("", ".sat") if half else ("",):
@@ -23,10 +23,10 @@ def _arithmetic(kind: str) -> Iterator[Op]:
                 for sign in ("", ".xorsign.abs"):
                     yield Op(f"{name}{ftz}{nan}{sign}.{kind}", width, f"{kind} {kind}")
         for name in ("abs", "neg"):
-            # NaN becomes 0x7fff on Hopper; PTX leaves its payload open.
+            # NaN becomes 0x7fff on Hopper; PTX leaves the payload open.
             free = Tolerance(kind.removesuffix("x2"))
             yield Op(f"{name}{ftz}.{kind}", width, kind, tolerance=free)
-    # 0x7ff7 in a or b, what tensor copies fill in, makes the result 0; other NaN do not.
+    # 0x7ff7 in a or b, the fill value of tensor copies, makes the result 0; other NaN do not.
     for relu in ("", ".relu"):
         yield Op(f"fma.rn.oob{relu}.{kind}", width, f"{kind} {kind} {kind}")
 

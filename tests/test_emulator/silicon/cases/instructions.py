@@ -22,10 +22,10 @@ class Op:
     Attributes:
         opcode: with all modifiers; for a sequence, a name.
         results: widths in bits of the destinations (16, 32, 64) or ``p`` for a predicate.
-        operands: banks of the sources, taking columns 0, 1, 2 in turn; ``p`` is a predicate that is
-            the low bit of a ``u32`` column; ``=x`` is the literal x; ``name:k`` takes column k.
-        text: what to emit instead of ``opcode results, operands;``: ``$d0``, ``$a0`` ...
-        tolerance: of the results.
+        operands: banks of the sources, from columns 0, 1, 2 in turn; ``p`` is a predicate, the low
+            bit of a ``u32`` column; ``=x`` is the literal x; ``name:k`` is column k.
+        text: PTX to emit instead of ``opcode results, operands;``: ``$d0``, ``$a0`` ...
+        tolerance: tolerance of the results.
     """
 
     opcode: str
@@ -49,7 +49,7 @@ def _registers(prefix: str, width: int | str) -> str:
 
 
 class _Writer:
-    """Collects the loads and instructions of one module."""
+    """Writer that collects the loads and instructions of one module."""
 
     def __init__(self, lanes: int) -> None:
         self.lanes = lanes
@@ -108,16 +108,16 @@ class _Writer:
 
 
 def group(name: str, ops: Iterable[Op], lanes: int, *, scratch: bool = False) -> Case:
-    """A case that applies every op to the same ``lanes`` lanes.
+    """Case that applies every op to the same ``lanes`` lanes.
 
     The outputs are ``out16``, ``out32`` and ``out64``, one row for each result of that width.
 
     Args:
-        name: of the case.
-        ops: what to apply.
+        name: name of the case.
+        ops: ops to apply.
         lanes: threads in the grid.
-        scratch: give every thread 16 bytes of shared memory at ``%shared`` and of global memory at
-            ``%global``; what an op leaves there counts only as far as it reads it back.
+        scratch: whether every thread gets 16 bytes of shared memory at ``%shared`` and of global
+            memory at ``%global``; only results that the op reads back from there count.
     """
     writer = _Writer(lanes)
     ops = tuple(ops)
@@ -162,7 +162,7 @@ def group(name: str, ops: Iterable[Op], lanes: int, *, scratch: bool = False) ->
 def groups(
     name: str, ops: Iterable[Op], lanes: int, size: int = 60, *, scratch: bool = False
 ) -> Iterator[Case]:
-    """:func:`group` over pieces of ``size`` ops."""
+    """Cases of :func:`group` for pieces of ``size`` ops."""
     every = list(ops)
     for start in range(0, len(every), size):
         piece = every[start : start + size]

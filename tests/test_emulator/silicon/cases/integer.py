@@ -89,7 +89,7 @@ def _bits() -> Iterator[Op]:
             yield Op(f"shr.{kind}{width}", width, f"{bank} shift:1")
     for width in ("32", "64"):
         bank = f"u{width}"
-        # Beyond 255 PTX defines nothing: 32-bit forms look at 8 bits, 64-bit forms at all.
+        # PTX does not define operands beyond 255: 32-bit forms read 8 bits, 64-bit forms all bits.
         field = "field8"
         yield Op(f"popc.b{width}", "32", bank)
         yield Op(f"clz.b{width}", "32", bank)
@@ -108,7 +108,7 @@ def _bits() -> Iterator[Op]:
             yield Op(f"szext.{mode}.{kind}", "32", "u32 shift:1")
     for table in (0x00, 0x96, 0xE8, 0xCA, 0x80, 0xFE, 0x3C, 0x1B, 0x6A, 0xFF, 0x0F, 0x55):
         yield Op("lop3.b32", "32", f"u32 u32 u32 =0x{table:02x}")
-    # A register as selector, so that no fold at assembly time decides the result.
+    # A register as selector, so that ptxas cannot fold the result.
     yield Op("prmt.b32", "32", "u32 u32 u32")
     for mode in ("f4e", "b4e", "rc8", "ecl", "ecr", "rc16"):
         yield Op(f"prmt.b32.{mode}", "32", "u32 u32 field:0")

@@ -1,4 +1,4 @@
-"""mbarrier: counts, phases, tokens, transactions, and what waiting sees, step by step."""
+"""mbarrier: counts, phases, tokens, transactions, and results of waits, step by step."""
 
 from collections.abc import Iterator
 
@@ -27,7 +27,7 @@ def _arrive(script: Script, token: str, after: str, suffix: str = "", count: str
 
 
 def _phases() -> Case:
-    """Three phases of a barrier of three; each token tells of its own phase alone."""
+    """Three phases of a barrier of three; each token belongs to its own phase."""
     script = Script("phases")
     _init(script, 3)
     _parities(script, "at start")
@@ -45,7 +45,7 @@ def _phases() -> Case:
 
 
 def _counts() -> Case:
-    """Arrivals of several, without completion, and drops that lower the next phase's count."""
+    """Arrivals with counts, without completion, and drops that lower the next phase's count."""
     script = Script("counts")
     _init(script, 10)
     _arrive(script, "%d0", "before arrive of 4", "", ", 4")
@@ -117,7 +117,7 @@ def _transactions() -> Case:
 
 
 def _threads() -> Case:
-    """64 threads arrive; cp.async arrives on its own, counted or not."""
+    """Arrivals of 64 threads; cp.async arrivals, counted or not."""
     script = Script("threads", 64, {"source": np.arange(4, dtype="u4")})
     script.run("@%main mbarrier.init.shared::cta.b64 [%bar], 64;")
     script.run("@%main mbarrier.init.shared::cta.b64 [%bar+8], 64;")
@@ -127,7 +127,7 @@ def _threads() -> Case:
     _parities(script, "after 64 arrivals")
     script.run("mad.lo.u32 %r1, %tid_x, 16, %base; add.u32 %r2, %bar, 8;")
     script.run("cp.async.ca.shared.global [%r1], [%source], 16;")
-    # .noinc counts among the expected arrivals; the plain form adds one of its own first.
+    # .noinc counts among the expected arrivals; the plain form first adds an expected arrival.
     script.run("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%bar+8];")
     script.run("cp.async.mbarrier.arrive.shared::cta.b64 [%bar+16];")
     script.run("mbarrier.arrive.shared::cta.b64 %d1, [%bar+16], 2;")
@@ -142,7 +142,7 @@ def _threads() -> Case:
 
 
 def _orders() -> Case:
-    """Forms that name an order and a scope."""
+    """Forms with an explicit order and scope."""
     script = Script("orders")
     _init(script, 1)
     for phase, suffix in enumerate((".release.cta", ".release.cluster")):

@@ -8,7 +8,7 @@ from tests.test_emulator.silicon.case import Array, Case, random_array
 from tests.test_emulator.silicon.ptx_text import PROLOGUE, dump, fill, module, shared_array, upload
 
 _LANES = 32
-_PITCH = 32  # bytes of each lane, and 8 bytes for each of up to four registers of a result
+_PITCH = 32  # bytes of each lane, and 8 bytes for each of up to four result registers
 
 # (vector and type, register width)
 _LOADS = (
@@ -27,14 +27,14 @@ _STORES = (
 
 
 def _registers(form: str, width: int) -> tuple[list[str], str]:
-    """Registers of one access and how the instruction writes them."""
+    """Registers of one access, and their operand text."""
     count = int(form[1]) if form[0] == "v" else 1
     names = [f"%x{i}" for i in range(count)]
     return names, "{" + ", ".join(names) + "}" if count > 1 else names[0]
 
 
 def _loads(name: str, prefix: str, place: str) -> Case:
-    """One row for each form: what every lane's registers hold, each in 8 bytes."""
+    """Loads: a row for each form, with every lane's registers in 8 bytes each."""
     size = _LANES * _PITCH
     body = [
         PROLOGUE,
@@ -70,7 +70,7 @@ def _loads(name: str, prefix: str, place: str) -> Case:
 
 
 def _stores(name: str, prefix: str, place: str) -> Case:
-    """One row for each form: the bytes it left, over 0xA5."""
+    """Stores: a row for each form, with the bytes stored over 0xA5."""
     size = _LANES * _PITCH
     body = [
         PROLOGUE,
@@ -102,7 +102,7 @@ def _stores(name: str, prefix: str, place: str) -> Case:
 
 
 def _matrix_rows(seed: str) -> Array:
-    """16-byte rows of 2 KB of shared memory, in a random order, one for each lane."""
+    """Offsets of 16-byte rows in 2 KB of shared memory, in random order, one for each lane."""
     order = np.argsort(random_array(seed, (128,), "u4"), kind="stable")[:32]
     return (order * 16).astype("u4")
 

@@ -1,4 +1,4 @@
-"""mma.sync of every dense shape and type, with sums that are exact in any order."""
+"""mma.sync with every dense shape and type; sums are exact in any order."""
 
 from collections.abc import Iterator
 
@@ -45,7 +45,7 @@ def _values(seed: str, kind: str, sums: bool) -> Array:
     """Registers of each lane: small whole numbers, or any pattern of an integer type."""
     bits = random_array(seed, (_LANES, 4), "u4")
     if kind == "s32":
-        # Near the ends of its range, where sums wrap or are clamped.
+        # Near the ends of the type's range, where sums wrap or are clamped.
         return (bits & np.uint32(0x8000_3FFF)) ^ np.where(bits >> 31, 0, 0x7FFF_0000).astype("u4")
     if kind not in _ITEMS:
         return bits
@@ -54,7 +54,7 @@ def _values(seed: str, kind: str, sums: bool) -> Array:
     values = (parts % 17).astype("f4") - 8
     found = values.astype(item).view("u4")
     if kind == "tf32" and not sums:
-        found = found | (bits & np.uint32(0x1FFF))  # below the bits that count
+        found = found | (bits & np.uint32(0x1FFF))  # below tf32's precision
     return found
 
 

@@ -1,11 +1,11 @@
-"""Instructions that one thread runs in sequence, each recording one result."""
+"""Instructions that one thread runs in sequence, each with one recorded result."""
 
 import numpy as np
 
 from tests.test_emulator.silicon.case import Array, Case
 from tests.test_emulator.silicon.ptx_text import PROLOGUE, module, shared_array
 
-# Results of a thread lie in the column of its index in the grid.
+# Results of a thread are in the column of its index in the grid.
 _PLACE = """\
 { .reg .b32 %a, %b, %c;
 mov.u32 %a, %ctaid.z; mov.u32 %b, %nctaid.y; mul.lo.u32 %a, %a, %b;
@@ -19,8 +19,8 @@ class Script:
 
     Attributes:
         lines: PTX so far.
-        labels: what each result is.
-        inputs: arrays that the body finds in ``%<name>``.
+        labels: name of each result.
+        inputs: arrays, with their addresses in ``%<name>``.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Special registers, CTA barriers, address spaces, and forms that change nothing one can see."""
+"""Special registers, CTA barriers, address spaces, and instructions without a visible effect."""
 
 from collections.abc import Iterator
 
@@ -26,7 +26,7 @@ def _registers(
 
 
 def _barriers() -> Case:
-    """Reductions over a CTA, named barriers of some of its warps, and arrival without waiting."""
+    """Reductions over a CTA, named barriers of some of its warps, and arrivals without a wait."""
     script = Script("barriers", 128)
     script.run("and.b32 %r1, %tid_x, 3; setp.eq.u32 %p1, %r1, 0; setp.ge.u32 %p2, %tid_x, 0;")
     script.run("shr.u32 %r2, %tid_x, 5; setp.lt.u32 %p3, %r2, 2; and.b32 %r3, %tid_x, 31;")
@@ -51,7 +51,7 @@ def _barriers() -> Case:
 
 
 def _spaces() -> Case:
-    """Which window an address lies in, and conversions there and back."""
+    """Address windows (isspacep), and conversions to generic addresses and back."""
     script = Script("spaces", 1)
     script.run(".local .align 8 .b8 stack[16]; st.local.b64 [stack], 0;")
     script.run("mov.u64 %d0, smem; cvta.shared.u64 %d0, %d0; mov.u64 %d1, stack;")
@@ -67,7 +67,7 @@ def _spaces() -> Case:
 
 
 def _invisible() -> Case:
-    """Fences, hints and launch control without a dependent launch: they must be accepted."""
+    """Fences, hints and launch control without a dependent launch: all must be accepted."""
     script = Script("invisible", 32)
     forms = [
         "griddepcontrol.wait;",

@@ -1,4 +1,4 @@
-"""Shared by the tensor copies: kernels that move one box in each CTA, and tensors to move."""
+"""Kernels that copy one box in each CTA, and tensors to copy, shared by the tensor-copy cases."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -22,7 +22,7 @@ Places = Sequence[tuple[int, ...]]
 THREADS = 32
 _CONFIG = 8  # words of a CTA's configuration: five coordinates, bytes, offset in smem, one spare
 
-# Loads the CTA's coordinates to %c0.., the bytes it moves, and where its box lies in smem.
+# Loads the CTA's coordinates to %c0.., its number of bytes, and its box's address in smem.
 _CONFIGURE = f"""\
 .reg .b32 %c<5>, %bytes, %box;
 mad.wide.u32 %d0, %cta_x, {4 * _CONFIG}, %config;
@@ -39,7 +39,7 @@ def element_bytes(data_type: str) -> int:
 
 
 def configuration(places: Places, moved: int, offset: int = 0) -> Array:
-    """Rows of coordinates, padded to five, bytes an mbarrier is to expect, offset in ``smem``."""
+    """Rows of five padded coordinates, bytes that an mbarrier expects, and offset in ``smem``."""
     table = np.zeros((len(places), _CONFIG), "i4")
     for row, place in zip(table, places, strict=True):
         row[: len(place)] = place
@@ -48,7 +48,7 @@ def configuration(places: Places, moved: int, offset: int = 0) -> Array:
 
 
 def compact(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """Strides in bytes of dimensions 1 and up, each the least multiple of 16 that fits."""
+    """Strides in bytes of dimensions 1 and up, each the smallest valid multiple of 16."""
     strides = []
     pitch = size
     for extent in shape[:-1]:
@@ -62,7 +62,7 @@ def tensor_bytes(shape: tuple[int, ...], strides: tuple[int, ...], size: int) ->
 
 
 def smem_bytes(tensor_map: TensorMap) -> int:
-    """Shared memory that a box takes, rounded up to 1 KB, rows as wide as the swizzle at least."""
+    """Shared memory of a box, in whole KB; rows are at least as wide as the swizzle span."""
     steps = tensor_map.element_strides or (1,) * len(tensor_map.box)
     taken = [-(-extent // step) for extent, step in zip(tensor_map.box, steps, strict=True)]
     taken[0] = tensor_map.box[0]  # dimension 0 has no step without interleaving
@@ -81,7 +81,7 @@ def moved_bytes(tensor_map: TensorMap) -> int:
 
 @cache
 def load_ptx(rank: int, size: int) -> str:
-    """Each CTA fills ``smem``, loads its box there, and dumps all of it."""
+    """Kernel in which each CTA fills ``smem``, loads its box, and dumps all of ``smem``."""
     body = [
         PROLOGUE,
         _CONFIGURE,
@@ -106,14 +106,14 @@ def load(
     places: Places,
     offset: int = 0,
 ) -> Case:
-    """A case that loads one box for each place.
+    """Case that loads one box for each place.
 
     Args:
-        name: of the case.
-        tensor_map: of ``tensor``.
-        tensor: what is read.
+        name: name of the case.
+        tensor_map: map of ``tensor``.
+        tensor: source.
         places: coordinates of each CTA's box.
-        offset: bytes into shared memory where the box goes.
+        offset: the box's offset in shared memory, in bytes.
     """
     size = -(-(smem_bytes(tensor_map) + offset) // 1024) * 1024
     return Case(
@@ -130,9 +130,9 @@ def load(
 
 @cache
 def store_ptx(rank: int, size: int, operation: str = "") -> str:
-    """Each CTA brings its tile to ``smem`` and stores or reduces it into the tensor.
+    """Kernel in which each CTA stores or reduces its tile into the tensor.
 
-    CTAs take turns in nothing: their boxes must not overlap, or the operation must not mind.
+    CTAs are unordered: their boxes must not overlap, or the operation must commute.
     """
     opcode = "cp.reduce.async" if operation else "cp.async"
     infix = f".{operation}" if operation else ""
@@ -160,7 +160,7 @@ def store(
     tiles: Array,
     operation: str = "",
 ) -> Case:
-    """A case that stores one box at each place of a copy of ``tensor``."""
+    """Case that stores one box at each place of a copy of ``tensor``."""
     size = smem_bytes(tensor_map)
     assert tiles.shape == (len(places), size)
     return Case(
@@ -175,7 +175,7 @@ def store(
 
 
 def numbered(size: int) -> Array:
-    """``size`` bytes that tell where they come from: 16-bit numbers in order."""
+    """``size`` bytes of 16-bit numbers in order, so that each value gives its position."""
     return np.arange(size // 2, dtype="u2").view("u1")
 
 

@@ -1,4 +1,4 @@
-"""Tensor loads: every rank, type, swizzle and fill, boxes that stick out on every side."""
+"""Tensor loads: every rank, type, swizzle and fill, and boxes that cross every bound."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -33,9 +33,9 @@ def _numbered(name: str, tensor_map: TensorMap, places: Places, offset: int = 0)
 
 
 def _everywhere(name: str, tensor_map: TensorMap) -> Iterator[Case]:
-    """Boxes inside, sticking out on each side, and outside; a case for each kind of place.
+    """Boxes inside the tensor, across each bound, and outside; a case for each kind of place.
 
-    The innermost coordinate stays a multiple of 16 bytes: the others are in ``faults``.
+    The innermost coordinate is a multiple of 16 bytes: other coordinates are in ``faults``.
     """
     shape, box = tensor_map.shape, tensor_map.box
     aligned = 16 // element_bytes(tensor_map.data_type)  # elements in 16 bytes
@@ -75,9 +75,9 @@ def _types() -> Iterator[Case]:
 
 
 def _swizzles() -> Iterator[Case]:
-    """Boxes as wide as the swizzle span and narrower, with 1, 2, 4 and 8 byte elements.
+    """Boxes as wide as the swizzle span or narrower, with 1, 2, 4 and 8 byte elements.
 
-    Rows of narrow boxes lie a span apart; the mbarrier counts the bytes without the gaps.
+    Rows of narrow boxes are a span apart; the mbarrier counts the bytes without the gaps.
     """
     for swizzle, span in _SPANS.items():
         for data_type, part in product(("u8", "f16", "f32", "u64"), (1, 2, 4, 8)):
@@ -96,7 +96,7 @@ def _swizzles() -> Iterator[Case]:
         shape5, box5 = (80, 3, 3, 3, 3), (span // 2, 2, 3, 1, 2)
         places5 = [(0, 0, 0, 0, 0), (8, -1, 2, 1, 1), (40, 2, -1, 2, 2)]
         yield _numbered(f"swizzle{swizzle}_5d", _map("f16", shape5, box5, swizzle=swizzle), places5)
-    # Widths that are multiples of 16 bytes, yet no power of two.
+    # Widths that are multiples of 16 bytes, but no powers of two.
     for swizzle, width in (("64B", 48), ("128B", 48), ("128B", 80), ("128B", 112)):
         box = (width // 2, 9)
         tensor_map = _map("f16", (80, 12), box, swizzle=swizzle)
@@ -104,7 +104,7 @@ def _swizzles() -> Iterator[Case]:
 
 
 def _fills() -> Iterator[Case]:
-    """Elements outside read as 0x7ff7 in every 16 bits; inside, TF32 types round to nearest."""
+    """Out-of-bounds elements read as 0x7ff7 in every 16 bits; TF32 types round to nearest."""
     for data_type in ("f16", "bf16", "f32", "f64", "f32_ftz", "tf32", "tf32_ftz"):
         for nan in (False, True):
             size = element_bytes(data_type)
@@ -125,14 +125,14 @@ def _rounded() -> Case:
 
 
 def _offsets() -> Iterator[Case]:
-    """Swizzled boxes that start within a repeat of their pattern."""
+    """Swizzled boxes that start within a repeat of the swizzle pattern."""
     for swizzle, offset in (("32B", 128), ("64B", 128), ("64B", 256), ("128B", 128), ("128B", 640)):
         tensor_map = _map("f16", (80, 24), (_SPANS[swizzle] // 2, 12), swizzle=swizzle)
         yield _numbered(f"offset_{swizzle}_{offset}", tensor_map, [(0, 0), (8, 3)], offset)
 
 
 def _steps() -> Iterator[Case]:
-    """Element strides take every n-th element of a dimension; the first one is not looked at."""
+    """Element strides take every n-th element of a dimension; the innermost stride is ignored."""
     for steps in ((1, 2), (1, 3), (1, 5), (2, 2), (1, 8)):
         tensor_map = _map("u16", (32, 20), (16, 8), element_strides=steps)
         name = f"steps_{steps[0]}_{steps[1]}"

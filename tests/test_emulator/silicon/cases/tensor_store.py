@@ -63,11 +63,11 @@ def _clipped() -> Iterator[Case]:
         tensor_map = _map(data_type, (96 // size, 6), (32 // size, 4))
         yield _stored(f"type_{data_type}", tensor_map, [(0, 0), (80 // size, 4)])
     tensor_map = TensorMap("tensor", "u8", (40, 6), (48,), (32, 4))
-    yield _stored("padded", tensor_map, [(0, 0), (32, 4)])  # bytes between rows stay
+    yield _stored("padded", tensor_map, [(0, 0), (32, 4)])  # bytes between rows are unchanged
 
 
 def _outside() -> Iterator[Case]:
-    """Boxes that begin before the tensor, an illegal instruction, or after it, which do nothing."""
+    """Boxes that begin before the tensor (illegal instruction) or after its end (ignored)."""
     tensor_map = _map("u16", (40, 9), (16, 4))
     for place in ((-8, 0), (0, -1), (-16, 0), (0, -4), (40, 0), (1 << 20, 0), (0, 9), (0, 1 << 20)):
         yield _stored(f"outside_{place[0]}_{place[1]}", tensor_map, [place])
@@ -101,7 +101,7 @@ def _operands(data_type: str, column: int, count: int) -> Array:
 
 
 def _reduced() -> Iterator[Case]:
-    """A whole tensor of adversarial values, reduced by boxes of which one is clipped."""
+    """A whole tensor of adversarial values, reduced by boxes; one box is clipped."""
     for data_type, operations in _REDUCTIONS.items():
         size = element_bytes(data_type)
         width = 64 // size

@@ -1,4 +1,4 @@
-"""What the lanes of a warp tell one another: shuffles, votes, matches, reductions, election."""
+"""Communication between the lanes of a warp: shuffles, votes, matches, reductions, election."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from tests.test_emulator.silicon.cases.banks import LANES
 from tests.test_emulator.silicon.cases.instructions import Op, groups
 
 _ALL = "=0xffffffff"
-# Runs an instruction in lanes 0-15 and another in lanes 16-31, as two arms of a branch do.
+# Runs one instruction in lanes 0-15 and another in lanes 16-31, as the two sides of a branch do.
 _HALVES = (
     "{{ .reg .pred %low; .reg .b32 %lane; mov.u32 %lane, %laneid; setp.lt.u32 %low, %lane, 16;"
     " @%low {0} @!%low {1} }}"

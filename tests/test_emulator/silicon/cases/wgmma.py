@@ -1,4 +1,4 @@
-"""wgmma: layouts of B and of A in shared memory, fragments, signs, and how sums are rounded."""
+"""wgmma: layouts of B and A in shared memory, fragments, signs, and rounding of sums."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ _SPANS = {"128B": 128, "64B": 64, "32B": 32}
 
 
 def _encoded(numbers: Array, kind: str) -> Array:
-    """float32 as 16 bits; of bf16 the upper half, without rounding."""
+    """float32 as 16-bit patterns; bf16 takes the upper half, without rounding."""
     if kind == "f16":
         return numbers.astype("f2").view("u2")
     return (numbers.view("u4") >> np.uint32(16)).astype("u2")
@@ -85,13 +85,13 @@ def _case(
 
 
 def _layouts() -> Iterator[Case]:
-    """B and A along K and along N or M, with every swizzle."""
+    """B along K and N, and A along K and M, with every swizzle."""
     for n in (8, 16, 24, 64, 136, 256):
         for mode, span in _SPANS.items():
             yield _case(f"b_{mode}_{n}", n, "bf16", _descriptor(mode, 16, 8 * span))
         yield _case(f"b_none_{n}", n, "f16", _descriptor("none", 128, 256))
     for mode, span in _SPANS.items():
-        # Steps along K inside of a row, and rows of 8 that lie further apart.
+        # Steps along K within a row, and groups of 8 rows further apart.
         for start in range(0, span, 32):
             yield _case(f"k_{mode}_{start}", 32, "f16", _descriptor(mode, 16, 10 * span, start))
         turned = _descriptor(mode, 16 * span, 8 * span)
@@ -122,7 +122,7 @@ def _flags() -> Iterator[Case]:
 
 
 def _rounded() -> Iterator[Case]:
-    """Numbers whose sums are not exact."""
+    """Numbers with inexact sums."""
     for kind in _TYPES:
         bits = random_array(f"rounded {kind}", (_SIZE // 2 + 8 * _THREADS,), "i2")
         numbers = _encoded(bits.astype("f4") / 2**14, kind)
@@ -133,7 +133,7 @@ def _rounded() -> Iterator[Case]:
         yield case
 
 
-# An ulp of the largest sum: 16 products and what they are added to, each below 4.
+# An ulp of the largest sum: 16 products and their addend, each below 4.
 ROUNDING = 2.0**-17
 
 

@@ -1,4 +1,4 @@
-"""Problems of decode attention: those of paged attention, the last token of each not yet stored."""
+"""Decode attention problems: paged attention whose last tokens are not yet stored."""
 
 import math
 from typing import Any
@@ -14,7 +14,7 @@ LENGTHS = (17, 1, 0, 16, 70)
 
 
 def case(*lengths: int, **rest: Any) -> Case:
-    """Sequences of so many keys, the last of which asks."""
+    """Sequences of ``lengths`` keys, with the last token of each as the query."""
     lengths = lengths or LENGTHS
     return Case((1,) * len(lengths), lengths, **rest)
 
@@ -45,7 +45,7 @@ EVERY_CASE = pytest.mark.parametrize("given", CASES.values(), ids=CASES)
 
 
 def arguments(problem: Problem, device: torch.device, garbage: float = math.nan) -> dict[str, Any]:
-    """Arguments of ``decode_attention``: a projection's slices, ``garbage`` where no key is yet."""
+    """Arguments of ``decode_attention``: slices of a projection; free slots hold ``garbage``."""
     paged = problem.paged(garbage)
     q, heads = problem.q, problem.case.heads
     key, value = torch.zeros(2, len(q), heads, q.shape[2], dtype=q.dtype)
@@ -67,12 +67,12 @@ def arguments(problem: Problem, device: torch.device, garbage: float = math.nan)
 
 
 def same_bits(x: Tensor, y: Tensor) -> bool:
-    """NaN is equal to itself here."""
+    """Whether two 16-bit tensors are equal bit for bit; NaN equals itself."""
     return torch.equal(x.view(torch.int16), y.view(torch.int16))
 
 
 def stored(given: dict[str, Any]) -> Tensor:
-    """The cache as it should be afterwards."""
+    """Return the cache expected after the op."""
     cache = given["kv_cache"].clone()
     for sequence, slot in enumerate(given["slot_mapping"].tolist()):
         if slot >= 0:
@@ -82,7 +82,7 @@ def stored(given: dict[str, Any]) -> Tensor:
 
 
 def solve(given: Case, device: torch.device) -> tuple[Tensor, Problem]:
-    """The result, on CPU; checks the cache."""
+    """Run the op and check the cache; return the result on the CPU."""
     torch.manual_seed(0)
     problem = given.problem()
     args = arguments(problem, device)
@@ -94,6 +94,6 @@ def solve(given: Case, device: torch.device) -> tuple[Tensor, Problem]:
 
 
 def check_kernel(given: Case, device: torch.device) -> None:
-    """Values, and the cache."""
+    """Check the result and the cache."""
     out, problem = solve(given, device)
     check_values(out, problem, torch.finfo(given.dtype).eps / 2)

@@ -1,4 +1,4 @@
-"""Tiles of decode attention in the place of the chosen one, and problems that tell them apart."""
+"""Decode attention tiles that replace the chosen one, and problems that tell tiles apart."""
 
 from importlib import import_module
 from typing import Any
@@ -11,7 +11,7 @@ from tests.test_kernels.attention.decode.decode_cases import case
 
 
 class Chosen:
-    """A tile in the place of ``choose_config``."""
+    """A tile that replaces the result of ``choose_config``."""
 
     def __init__(self, splits: int, **rest: int) -> None:
         self.splits, self.rest = splits, rest
@@ -20,12 +20,12 @@ class Chosen:
         return DecodeTile(head_dim, group, self.splits, **self.rest)
 
     def use(self, patch: pytest.MonkeyPatch) -> None:
-        """Within the emulator, to which CuTe DSL is bound as it comes."""
+        """Make the op use this tile, inside the emulator, as imports bind CuTe DSL to it."""
         module = import_module("nvfp4_kernels.attention.decode.sm90.launch")
         patch.setattr(module, "choose_config", self)
 
 
-# Steps are full, half full, ragged, or begin within a page; warps have keys, or none.
+# Steps are full, half full, ragged, or begin within a page; some warps have no keys.
 SHAPES = {
     "32 keys": (
         Chosen(1, keys=32, max_stages=2),

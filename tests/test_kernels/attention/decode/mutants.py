@@ -1,4 +1,4 @@
-"""Mistakes to make on purpose in decode attention, and what notices each."""
+"""Mutants of decode attention, and the finding expected for each."""
 
 from dataclasses import dataclass
 
@@ -6,16 +6,16 @@ from tests.test_kernels.attention.decode.decode_cases import Case, case
 from tests.test_kernels.attention.decode.decode_shapes import Chosen
 from tests.test_kernels.mistakes import WRONG
 
-# Rings of two stages go round more than once; the last page has room, filled with NaN.
+# Rings of two stages go round more than once; the free slots of the last page hold NaN.
 ALONE = Chosen(1, max_stages=2), case(277, 3, query_heads=4, heads=1, window=270)
 CLUSTER = Chosen(2, max_stages=2), case(300, 35, query_heads=12, heads=1, sinks=True)
-# Steps of 32 keys: the last one full, or half empty.
+# Steps of 32 keys: the last is full or half empty.
 WIDE = Chosen(1, keys=32, max_stages=2), case(512, 40, query_heads=4, heads=1)
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """What stands once in the source, what is put there, and the finding's class, or WRONG."""
+    """A replacement of source text that occurs once, and the finding's class, or WRONG."""
 
     module: str
     right: str
@@ -29,7 +29,7 @@ SYNC_CLUSTER = """            ptx.barrier_cluster_arrive()
             ptx.barrier_cluster_wait()
 """
 MISTAKES = {
-    # The ring.
+    # The ring of stages.
     "stage not waited for": Mistake(
         "mainloop", "wait(ring.full.subview(index % stages), index // stages)", "pass", "DataRace"
     ),
@@ -55,7 +55,7 @@ MISTAKES = {
     "a page for a box past the last key": Mistake(
         "loader", "Int32(-1)", "Int32(0)", WRONG, (WIDE[0], case(9))
     ),
-    # The token.
+    # The token that is stored.
     "stale key kept": Mistake(
         "token",
         "stage.store(key.bitcast(Float32), self._stage_word(lane, row), alignment=16)",
@@ -93,7 +93,7 @@ MISTAKES = {
     ),
     "factors of other heads": Mistake("mainloop", "lane + 4 * c", "lane", WRONG),
     "no swizzle": Mistake("token", "(inside ^ (row % per_chunk))", "inside", WRONG),
-    # The merge.
+    # The merge of splits.
     "each warp the barriers of the next": Mistake(
         "kernel",
         "barriers.subview(warp * tile.stages)",

@@ -58,7 +58,7 @@ def test_every_schedule(name: str, op_device: torch.device) -> None:
 def test_splits(
     splits: int, stages: int, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rings go round, or lie idle."""
+    """Rings go round several times, or some are never used."""
     Chosen(splits, max_stages=stages).use(monkeypatch)
     rounds = 4 * splits * 16 * (stages + 1)
     given = case(min(rounds, 400), 17, 0, 64, query_heads=6, heads=2, sinks=True)
@@ -75,7 +75,7 @@ def test_shapes(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("splits", [False, True], ids=["alone", "splits"])
 def test_rings_go_round(splits: bool) -> None:
-    """Some shape goes round its rings often enough, with keys split and without."""
+    """Some shape goes round its rings often enough, for one split and for several."""
     rounds = [
         decode_sm90(chosen(1, 1, given.query_heads // given.heads, given.head_dim), max(given.keys))
         for chosen, given in SHAPES.values()
@@ -94,7 +94,7 @@ def test_same_bits_again(op_device: torch.device) -> None:
 
 @ONE_SCHEDULE
 def test_whole_tensors(op_device: torch.device) -> None:
-    """Not slices of one projection; a cache of one layer among several; a table of more rows."""
+    """q, k, v as separate tensors; KV cache and block table as views of larger tensors."""
     given = arguments(CASES["MHA"].problem(), op_device)
     cache, table = given["kv_cache"], given["block_table"]
     layers = torch.full((len(cache), 3, *cache.shape[1:]), torch.nan, dtype=cache.dtype)
@@ -116,7 +116,7 @@ def test_whole_tensors(op_device: torch.device) -> None:
 def test_keys_out_of_the_window_do_not_matter(
     keys: int, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their pages are given away by vLLM."""
+    """Pages before the window, which vLLM frees, are never read."""
     Chosen(1, keys=keys).use(monkeypatch)
     given = arguments(case(100, 64, window=20).problem(), op_device)
     expected = decode_attention(**given | {"kv_cache": given["kv_cache"].clone()})
@@ -132,7 +132,7 @@ def test_keys_out_of_the_window_do_not_matter(
 def test_pages_of_nan_do_not_matter(
     head_dim: int, dtype: torch.dtype, window: int | None, sinks: bool, op_device: torch.device
 ) -> None:
-    """Sinks are those of a head that tensor parallelism pads, and of others."""
+    """NaN in unused slots never reaches the result, whether or not a head's sink is −inf."""
     lengths = 100, 64, 9
     given = case(*lengths, head_dim=head_dim, dtype=dtype, window=window, sinks=sinks)
     problem = unseen(given)
@@ -147,7 +147,7 @@ def test_pages_of_nan_do_not_matter(
 def test_sinks_of_minus_infinity_are_none(
     splits: int, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Heads that tensor parallelism pads have such; a row that is padding has no key either."""
+    """A sink of −inf, as padded heads have under tensor parallelism, changes nothing."""
     Chosen(splits).use(monkeypatch)
     given = arguments(case(100, 0, 3).problem(), op_device)
     again = given | {"kv_cache": given["kv_cache"].clone()}
@@ -170,7 +170,7 @@ def test_after_a_kernel_that_writes_its_queries(op_device: torch.device) -> None
 def test_tokens_without_a_slot_are_not_stored(
     keys: int, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pages of others in the table, as in a step of vLLM's for its timing alone."""
+    """A slot of −1 stores nothing, as in vLLM's dummy runs, whose block tables are stale."""
     Chosen(1, keys=keys).use(monkeypatch)
     given = arguments(case(17, 1, 70, query_heads=8, head_dim=128).problem(), op_device)
     cache = given["kv_cache"].clone()
@@ -296,7 +296,7 @@ def test_refused(changed: dict[str, Any], message: str) -> None:
 
 
 def shifted(x: Tensor) -> Tensor:
-    """The same, two bytes further on."""
+    """Return a copy that starts two bytes later."""
     room = torch.empty(x.numel() + 1, dtype=x.dtype, device=x.device)
     return room[1:].view(x.shape).copy_(x)
 
@@ -360,5 +360,5 @@ def test_choice(batch: int, kv_heads: int, most: int, splits: int) -> None:
     [(1, 2, 128, 32), (16, 8, 64, 32), (17, 8, 128, 16), (256, 8, 128, 16), (1, 2, 256, 16)],
 )
 def test_steps(batch: int, kv_heads: int, head_dim: int, keys: int) -> None:
-    """Long ones where an SM has one CTA at most, and memory for them."""
+    """Steps of 32 keys are chosen where an SM holds at most one CTA and has the memory."""
     assert choose_config(batch, kv_heads, 4, head_dim, 1 << 17).keys == keys

@@ -1,4 +1,4 @@
-"""Mistakes made on purpose in decode attention, each reported or seen in the numbers."""
+"""Mutation tests of decode attention: each mutant is reported, or its results are wrong."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def outcome(on: tuple[Chosen, Case]) -> str:
-    """The first thing that is noticed, over all schedules."""
+    """Return the first finding over all schedules."""
     chosen, given = on
 
     def check() -> None:
@@ -47,7 +47,7 @@ def test_nothing_to_catch(on: tuple[Chosen, Case], tmp_path: Path) -> None:
 
 
 def two_layers() -> None:
-    """The second kernel reads what the first one writes, and may start before it has ended."""
+    """Launch two dependent layers; the second one's queries are the first one's result."""
     given, then = (arguments(case(20, 3).problem(), CPU) for _ in range(2))
     with devices.emulated_ops(STANDARD[0], "sm_90"):
         decode_attention(**then | {"q": decode_attention(**given)})
@@ -76,7 +76,7 @@ def test_the_next_kernel_starts_after_the_wait(tmp_path: Path) -> None:
 
 
 def test_the_kernel_before_must_not_write_the_cache() -> None:
-    """Older keys are read before it has ended, as the op's documentation says."""
+    """The kernel reads older keys before its predecessor has ended, as the op documents."""
     devices.cutlass_or_skip()
     given = arguments(case(20, 3).problem(), CPU)
     with devices.emulated_ops(STANDARD[0], "sm_90"):

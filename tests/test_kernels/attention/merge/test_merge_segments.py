@@ -1,4 +1,4 @@
-"""``merge_segments``: the reference against float64 and against attention, sm_100 against it."""
+"""``merge_segments``: the reference against float64 and attention, sm_100 against the reference."""
 
 import itertools
 import math
@@ -32,14 +32,14 @@ Result = tuple[Tensor, Tensor]
 @dataclass(frozen=True)
 class Case:
     segments: int
-    shape: tuple[int, ...]  # of an lse
+    shape: tuple[int, ...]  # shape of an lse
     head_dim: int
     dtype: torch.dtype = FP32
     out_dtype: torch.dtype = BF16
     sinks: bool = False
 
     def arguments(self) -> tuple[Tensor, Tensor, Tensor | None, torch.dtype]:
-        """A third of the segments without keys, half of those with NaN for a result."""
+        """Arguments: a third of the segments have no keys; half of them have a NaN result."""
         outs = torch.randn(self.segments, *self.shape, self.head_dim).to(self.dtype)
         lses = 4 * torch.randn(self.segments, *self.shape)
         empty = torch.rand(lses.shape)
@@ -69,7 +69,7 @@ EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
 def formula(outs: Tensor, lses: Tensor, sinks: Tensor | None) -> Result:
-    """In float64, row by row."""
+    """Compute the merge in float64, row by row."""
     rows, head_dim = lses[0].numel(), outs.shape[-1]
     flat = outs.double().reshape(len(outs), rows, head_dim)
     out, lse = torch.zeros(rows, head_dim).double(), torch.full((rows,), -math.inf).double()
@@ -88,9 +88,9 @@ def formula(outs: Tensor, lses: Tensor, sinks: Tensor | None) -> Result:
 
 
 def check(found: Result, expected: Result, out_dtype: torch.dtype) -> None:
-    """One rounding to ``out_dtype``, and float32's before: up to 65 terms within ±5.
+    """Check within one rounding to ``out_dtype`` and float32's errors: up to 65 terms within ±5.
 
-    Weights are off by 2⁻²² for exp2 and its argument, which is below 64, so by 6 bits more.
+    Weights are off by 2⁻²² for exp2 and its argument, which is below 64 and so has 6 bits fewer.
     """
     out, lse = found
     assert out.dtype == out_dtype
@@ -117,7 +117,7 @@ def test_default_dtype() -> None:
 
 
 INF, NAN = math.inf, math.nan
-# Each row: its segments' results and lses; what comes of them.
+# Each row: results and lses of its segments; the merged result and lse.
 EDGES = {
     "equal": ([(1.0, 2.0), (3.0, 2.0)], (2.0, 2.0 + math.log(2))),
     "one empty": ([(NAN, -INF), (3.0, 2.0)], (3.0, 2.0)),
@@ -130,7 +130,7 @@ EDGES = {
 
 
 def check_edges(device: torch.device) -> None:
-    """Without sinks, with sinks of −inf, which are none, and with sinks of 0."""
+    """Check the table without sinks, with sinks of −inf, which are none, and with sinks of 0."""
     rows = torch.tensor([row for row, _ in EDGES.values()]).transpose(0, 1)
     outs = rows[..., :1].expand(-1, -1, 8).unsqueeze(2).contiguous().to(device)
     lses = rows[..., 1:].contiguous().to(device)
@@ -177,7 +177,7 @@ def test_any_order_and_any_nesting(
 @PROPERTY
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=6), st.booleans(), st.data())
 def test_splitting_changes_nothing(sizes: list[int], sinks: bool, data: st.DataObject) -> None:
-    """Attention over any sets of keys, some of them empty, merged: attention over all keys."""
+    """Attention over any disjoint sets of keys, some empty, merges into attention over all keys."""
     queries, heads, keys = 3, 4, sum(sizes)
     q = torch.randn(1, queries, heads, 16)
     k, v = torch.randn(2, 1, keys, 2, 16)
@@ -230,7 +230,7 @@ def test_edges_sm100(op_device: torch.device) -> None:
 @ONE_SCHEDULE
 @pytest.mark.parametrize("segments", [1, 2, 8, 32])
 def test_equal_weights_are_exact(segments: int, op_device: torch.device) -> None:
-    """Sums of integers, divided by a power of two; one segment comes out as it went in."""
+    """Integer sums divided by a power of two are exact; a single segment is unchanged."""
     outs = torch.randint(-64, 64, (segments, 5, 32)).float()
     outs[:, 0] = torch.randn(1, 32)
     lses = torch.randn(5).expand(segments, 5).contiguous()
@@ -245,7 +245,7 @@ def test_equal_weights_are_exact(segments: int, op_device: torch.device) -> None
 @SM100
 @ONE_SCHEDULE
 def test_not_a_number(op_device: torch.device) -> None:
-    """NaN in a segment that has keys is NaN in its row only; so is a NaN for its lse."""
+    """NaN in the result or the lse of a segment with keys makes its own row NaN, and no other."""
     outs, lses = torch.randn(3, 4, 8), torch.randn(3, 4)
     outs[1, 1, 5], lses[2, 2] = math.nan, math.nan
     expected = reference.merge_segments(outs, lses, None, FP32)
@@ -258,7 +258,7 @@ def test_not_a_number(op_device: torch.device) -> None:
 @SM100
 @EVERY_SCHEDULE
 def test_dependent_launches(op_device: torch.device) -> None:
-    """A second merge may start while the first one runs, and reads what that has written."""
+    """A second merge may start before the first has ended, and reads the first one's result."""
     outs, lses = torch.randn(4, 2, 3, 16, device=op_device), torch.randn(4, 2, 3, device=op_device)
     first = merge_segments(outs, lses)
     both = [x.unsqueeze(0) for x in first]
@@ -268,16 +268,16 @@ def test_dependent_launches(op_device: torch.device) -> None:
 
 
 def test_each_byte_once() -> None:
-    """Segments with keys; an lse by all threads of its row, once from memory."""
+    """Segments with keys are read once; an lse by all threads of its row, once from HBM."""
     with devices.emulated_ops(EAGER) as gpu:
         outs, lses, sinks = torch.randn(9, 40, 4, 32), torch.randn(9, 40, 4), torch.randn(4)
         lses[:5, 7] = -torch.inf
         written = merge_segments(outs, lses, sinks, BF16)
         counted = gpu.launches[-1].counters.nbytes
-    threads = 32 // 4  # of a row
+    threads = 32 // 4  # threads of a row
     with_keys = outs.nbytes - outs[:5, 7].nbytes
     assert counted["global read"] == (lses.nbytes + lses[0].nbytes) * threads
-    assert counted["cp.async"] == outs.nbytes // 9 * 16  # zeros where there is no segment
+    assert counted["cp.async"] == outs.nbytes // 9 * 16  # zeros where no segment is
     assert counted["HBM read, each byte once"] == with_keys + lses.nbytes + sinks.nbytes
     assert counted["global write"] == sum(x.nbytes for x in written)
 

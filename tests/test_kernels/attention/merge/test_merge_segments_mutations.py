@@ -1,4 +1,4 @@
-"""Mistakes made on purpose in the merge of segments: each reported or seen in the numbers."""
+"""Mutation tests of the merge: the emulator reports each mutant, or its results are wrong."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +27,7 @@ MERGE = "merge:SegmentMerge"
 
 
 def copy_all_parts(copy: Callable[..., None]) -> Callable[..., None]:
-    """Copy those of segments without keys too."""
+    """Mutant: copy the results of segments without keys, too."""
 
     def copy_part(kernel: Any, segments: Any, first: Any, n: int, log: Any, slot: Any) -> None:
         import cutlass
@@ -40,7 +40,7 @@ def copy_all_parts(copy: Callable[..., None]) -> Callable[..., None]:
 
 
 def blocks_not_rescaled(given: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Take every weight from its own block's maximum."""
+    """Mutant: compute every weight from its own block's maximum."""
     uses = []
 
     def exp(x: Any) -> Any:
@@ -79,7 +79,7 @@ def test_caught(patch: Patch) -> None:
 
 
 def twice() -> None:
-    """The second launch merges what the first one merged."""
+    """Launch two merges; the second merges the first one's results."""
     merged = merge_segments(torch.randn(4, 3, 16), torch.randn(4, 3))
     merge_segments(*(x.unsqueeze(0) for x in merged))
 

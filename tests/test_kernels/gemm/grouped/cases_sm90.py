@@ -1,4 +1,4 @@
-"""Grouped products as ops on sm_90: problems for both of them."""
+"""Problems for both grouped GEMMs on sm_90."""
 
 from dataclasses import replace
 from typing import Any
@@ -53,11 +53,11 @@ CASES = {
 
 
 def problem_of(case: GroupedCase, *, gated: bool) -> GroupedProblem:
-    """A problem, whose tokens the reference routes, whatever CPU tensors stand for."""
+    """A problem whose tokens the reference routes, on the CPU."""
     with standing_in("cpu", "cpu"):
         return grouped_problem(case, gated=gated)
 
 
 def on_device(args: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Arguments of an op with its tensors on ``device``."""
+    """Arguments of an op, with its tensors on ``device``."""
     return {name: v.to(device) if isinstance(v, Tensor) else v for name, v in args.items()}

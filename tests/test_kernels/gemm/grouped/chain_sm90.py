@@ -1,4 +1,4 @@
-"""Launches in a row on sm_90, each of which may start before the one before has ended."""
+"""Dependent launches on sm_90: each may start before its predecessor has ended."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ INNER = 96
 
 
 def routed(device: KernelDevice, given: Operands) -> torch.Tensor:
-    """``groups``, as a kernel writes them; what lies beyond the count it leaves as it is."""
+    """``groups``, written by a kernel up to its count; the memory behind stays as it is."""
     from tests.test_kernels.gemm.grouped.router_sm90 import Router, RouterArguments
 
     source = device.put("source", given.groups.clone())
@@ -27,7 +27,7 @@ def routed(device: KernelDevice, given: Operands) -> torch.Tensor:
 
 
 def layer(device: KernelDevice, first: Tile = FIRST, second: Tile = SECOND, sms: int = 2) -> None:
-    """Routing, and both products of a layer: of the formula to the bit."""
+    """Check routing and both products of a layer against the formula."""
     up = grid_operands(ROUTING, INNER, 144, gated=True)
     down = replace(grid_operands(ROUTING, 72, INNER, gated=False), groups=up.groups)
     groups = routed(device, up)
@@ -40,14 +40,14 @@ def layer(device: KernelDevice, first: Tile = FIRST, second: Tile = SECOND, sms:
     out = launched(device, second, EpilogueConfig(), (h, groups, *weights[1]), down, sms)
     assert torch.equal(h[: up.used].cpu(), up.expected())
     expected = replace(down, a=h.cpu()).expected()
-    # Sums of 96 products round in another order; then the result does.
+    # Sums of 96 products round in another order, and so does the result.
     atol = 2.0**-18 * float(expected.abs().max())
     torch.testing.assert_close(out[: up.used].cpu(), expected, rtol=2.0**-7, atol=atol)
     assert out[up.used :].isnan().all()
 
 
 def product_after_routing(device: KernelDevice, tile: Tile) -> None:
-    """One product, right after the kernel that routes."""
+    """Check one product launched right after the routing kernel."""
     given = grid_operands(ROUTING, INNER, 144, gated=tile.weights == 2)
     groups = routed(device, given)
     a = put_tiles(device, "a", given.a, given.used)

@@ -26,13 +26,13 @@ class TileCase:
 
     @property
     def full_tile(self) -> Tile:
-        """The tile of a grouped product of the case's weights and terms."""
+        """The tile as a grouped product's, with the case's weights and terms."""
         terms = TermLayout.of(self.case.terms, self.case.tile_tokens)
         return replace(self.tile, grouped=True, weights=self.case.weights, terms=terms)
 
     @property
     def rounds(self) -> Rounds:
-        """Rounds of its accumulators and its ring."""
+        """Rounds of the accumulators and of the ring."""
         case, tile = self.case, self.full_tile
         output = EpilogueConfig(row_scale=case.row_scale)
         output = with_store(output, tile, case.n)
@@ -40,7 +40,7 @@ class TileCase:
 
 
 def use(tile_case: TileCase, patch: pytest.MonkeyPatch) -> None:
-    """Make the ops take the case's tile, and as many SMs as it says."""
+    """Make the ops use the case's tile and number of SMs."""
     from nvfp4_kernels.gemm.sm100 import launch_grouped as product
 
     def configured(
@@ -58,12 +58,12 @@ def use(tile_case: TileCase, patch: pytest.MonkeyPatch) -> None:
 
 
 def swapped(columns: int, split_k: int = 1, max_stages: int = 3) -> Tile:
-    """A tile whose N side is a tile of tokens."""
+    """A swap_ab tile, whose N side holds tokens."""
     return Tile(columns, swap_ab=True, split_k=split_k, max_stages=max_stages)
 
 
 RELU2 = Activation("relu2")
-# One per family of kernels that differ in how they hand things over: in every schedule.
+# One case per family of kernels with its own way of handing data over, in every schedule.
 FAMILIES = {
     "swapped": TileCase(swapped(8), Case((3, 0, 17, 8), 8, 200, 544, out_dtype=BF16), 2),
     "swapped, split": TileCase(

@@ -38,7 +38,7 @@ class GroupedCase:
 
 @dataclass(frozen=True)
 class GroupedProblem:
-    """Arguments of the op, and the numbers behind them in float64."""
+    """Arguments of the op, and their values in float64."""
 
     args: dict[str, Any]
     routing: Routing
@@ -50,7 +50,7 @@ class GroupedProblem:
 
     @property
     def used(self) -> int:
-        """Tiles in use."""
+        """Number of tiles in use."""
         return int(self.routing.groups[0])
 
     def products(self, tile: int) -> Float64:
@@ -63,9 +63,9 @@ class GroupedProblem:
 
 
 def grouped_problem(case: GroupedCase, *, gated: bool, grid: bool = True) -> GroupedProblem:
-    """Arguments for ``case``; on a grid every float32 operation of the products is exact.
+    """Arguments for ``case``; with ``grid`` every float32 operation of the products is exact.
 
-    Experts differ in their weights and factors, and gate's factors from up's.
+    Experts differ in weights and factors, and the gate's factors from the up projection's.
     """
     rng = np.random.default_rng(0)
     routing_case = case.routing

@@ -1,4 +1,4 @@
-"""A stand-in for the kernel that routes: it copies ``groups``, and lets the next kernel start."""
+"""A stand-in for the routing kernel: copies ``groups`` and releases the next kernel."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from nvfp4_kernels.device.arguments import example
 
 
 class RouterArguments(NamedTuple):
-    """``count`` words at ``source``, to be copied to ``groups``."""
+    """``count`` words, copied from ``source`` to ``groups``."""
 
     source: cute.Pointer
     groups: cute.Pointer
@@ -22,7 +22,7 @@ class RouterArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class Router:
-    """One warp."""
+    """Copy by one warp."""
 
     def signature(self) -> tuple[RouterArguments]:
         return (example(RouterArguments, {"source": Int32, "groups": Int32}),)

@@ -1,4 +1,4 @@
-"""A layer's products on sm_100, one after the other and beside one another."""
+"""Both grouped products of a layer on sm_100, in sequence and overlapped."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,16 +30,16 @@ TILES = pytest.mark.parametrize("name", LAYERS)
 
 
 def cases(tile_tokens: int) -> tuple[Case, Case]:
-    """Both products of a layer: 288 elements a token, 544 of an expert."""
+    """Both products of a layer: tokens of 288 elements, experts of 544."""
     first = Case(COUNTS, tile_tokens, 544, 288, weights=2)
     return first, Case(COUNTS, tile_tokens, 144, 544, out_dtype=torch.bfloat16)
 
 
 def layer(name: str, routed_before: bool, first_is_late: bool = False) -> Callable[[], None]:
-    """Launch what routes and two products; once they have run, what is returned checks them.
+    """Launch routing and two products; return a function that then checks the result.
 
     The second product's bits are those of unfused references. ``first_is_late``: the first product
-    takes the routing for one that has ended.
+    assumes that the routing has ended.
     """
     from nvfp4_kernels.gemm.sm100.launch_grouped import grouped_gemm
     from tests.test_kernels.gemm.grouped.written import on_device
@@ -73,7 +73,7 @@ def layer(name: str, routed_before: bool, first_is_late: bool = False) -> Callab
 
 
 def expected(up: dict[str, Any], weights: dict[str, Any], plan: Any, first: Case) -> Tensor:
-    """The layer by references; the sums of the second product too are exact."""
+    """Result of the layer by references; the second product's sums are exact, too."""
     h, h_scales = reference(
         **up | {"activation": SILU}, n=first.n, out_global_scale=SCALE, out_dtype=torch.float32
     )
@@ -92,7 +92,7 @@ def test_layer(name: str, routed_before: bool, op_device: torch.device) -> None:
 
 @pytest.mark.parametrize("schedule", STANDARD, ids=str)
 def test_beside_one_another(schedule: Schedule) -> None:
-    """With every launch as early as those before it let it be."""
+    """Every launch starts as early as its predecessors allow."""
     with devices.emulated_ops(schedule) as gpu:
         with gpu.overlapped():
             check = layer("swapped, split", routed_before=True)
@@ -100,7 +100,7 @@ def test_beside_one_another(schedule: Schedule) -> None:
 
 
 def test_nothing_is_read_before_the_routing_has_ended() -> None:
-    """A first product that does not wait for its count, or takes the routing for an old one."""
+    """A first product that skips its wait, or assumes old routing, is reported."""
     with (
         compiled_anew(),
         devices.emulated_ops(EAGER),

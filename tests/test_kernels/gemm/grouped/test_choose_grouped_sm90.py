@@ -1,4 +1,4 @@
-"""Which tile a grouped product gets on sm_90, and how many tokens a layer's tiles hold."""
+"""Choice of a grouped product's tile on sm_90, and of a layer's tokens per tile."""
 
 import math
 
@@ -18,7 +18,7 @@ from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig
 from nvfp4_kernels.moe.routing import TILE_TOKENS, max_tiles
 from nvfp4_kernels.sm90.limits import MAX_SHARED_BYTES, REGISTERS, SMS
 
-# Experts of all ranks, slots of a token, width between the products and of the layer.
+# Experts of all ranks, top-k, intermediate size and hidden size.
 QWEN3_30B, DEEPSEEK = (128, 8, 768, 2048), (256, 8, 2048, 7168)
 
 
@@ -40,7 +40,7 @@ def test_every_problem_gets_a_tile_that_serves_it(
     shared = tile.depth(output.shared_bytes(tile)) * tile.stage_bytes + output.shared_bytes(tile)
     assert shared * tile.ctas_per_sm <= MAX_SHARED_BYTES
     assert tile.threads * tile.ctas_per_sm <= 2048
-    # Accumulators, and what decoding takes, stay in registers; many tokens' CTAs are alone.
+    # Accumulators and decoded weights stay in registers; with many tokens one CTA fills an SM.
     assert tokens >= 64 or tile.columns // 2 + 60 <= REGISTERS // (tile.threads * tile.ctas_per_sm)
 
 
@@ -92,7 +92,7 @@ def test_several_ctas_to_an_sm_where_there_are_hundreds_of_tiles(weights: int) -
         problem = GroupedProblem(max_tiles(tokens * top_k, experts, 8), 8, experts, n, k, weights)
         tile, output = choose_grouped_config(problem, EpilogueConfig())
         assert (tile.ctas_per_sm, tile.rows, tile.parts) == (1 + weights, 128 // weights, 1)
-        # Each has its ring: what is under way on an SM.
+        # Each CTA has its ring: bytes in flight per SM.
         under_way = tile.depth(output.shared_bytes(tile)) * tile.stage_bytes * tile.ctas_per_sm
         assert under_way > 64 * 1024
 
@@ -111,7 +111,7 @@ def test_one_token_keeps_every_sm_busy(weights: int) -> None:
 
 
 def of_rank(tokens: int, weights: int, global_experts: int | None) -> GroupedProblem:
-    """A product of one of eight ranks of DeepSeek-V3, told of so many experts of all."""
+    """A product on one of eight ranks of DeepSeek-V3; ``global_experts`` as the problem has it."""
     experts, top_k, n, k = DEEPSEEK
     n, k = (n, k) if weights == 2 else (k, n)
     tiles = max_tiles(tokens * top_k, experts // 8, 8)
@@ -120,10 +120,10 @@ def of_rank(tokens: int, weights: int, global_experts: int | None) -> GroupedPro
 
 @pytest.mark.parametrize(("tokens", "used", "slices"), [(1, 1, 4), (2, 2, 4), (4, 4, 4), (8, 8, 2)])
 def test_a_rank_has_the_tile_of_its_own_slots(tokens: int, used: int, slices: int) -> None:
-    """Gate and up of few experts: warpgroups share rows, as they would if no rank was beside."""
+    """Gate and up of few experts: warpgroups share rows, as they would on a single rank."""
     told, untold = (of_rank(tokens, 2, experts) for experts in (256, None))
     assert told.used == used < untold.used
-    assert told.slots == untold.slots == 8 * tokens  # there is room for all of them
+    assert told.slots == untold.slots == 8 * tokens  # memory for all of them
     tile, _ = choose_grouped_config(told, EpilogueConfig())
     assert tile.slices == slices
     assert choose_grouped_config(untold, EpilogueConfig())[0].slices < slices
@@ -131,10 +131,10 @@ def test_a_rank_has_the_tile_of_its_own_slots(tokens: int, used: int, slices: in
 
 @pytest.mark.parametrize("tokens", [1, 2, 4, 8])
 def test_slices_do_not_pay_where_most_ctas_start_in_vain(tokens: int) -> None:
-    """112 CTAs for each tile that there is room for, of which an eighth has work of 32 K tiles."""
+    """112 CTAs start for each tile of capacity, and an eighth of them have work of 32 K tiles."""
     tile, _ = choose_grouped_config(of_rank(tokens, 1, 256), EpilogueConfig())
     assert tile.parts == 1
-    # A rank with all experts, where a CTA starts for each tile in use, takes slices.
+    # Slices pay on a rank with all experts, where a CTA starts for each tile in use.
     alone = GroupedProblem(tokens, 8, 256, 7168, 2048)
     assert tokens > 2 or choose_grouped_config(alone, EpilogueConfig())[0].slices > 1
 

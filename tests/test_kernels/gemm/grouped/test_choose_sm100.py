@@ -22,7 +22,7 @@ BF16, NVFP4 = EpilogueConfig("bfloat16"), EpilogueConfig("nvfp4")
 )
 @pytest.mark.parametrize("tile_tokens", TILE_TOKENS)
 def test_tiles_fit(tile_tokens: int, output: EpilogueConfig) -> None:
-    """Whatever the sizes there is one; a tile of tokens is whole tiles of it."""
+    """Every size has a tile, and a token tile is a whole number of its rows or columns."""
     for n, k, weights, terms in product((16, 96, 2048), (32, 7168), (1, 2), (1, 3)):
         problem = GroupedProblem(tile_tokens, n, k, 9, 4, weights, terms)
         for tile, out in [choose_grouped(problem, output), *grouped_candidates(problem, output)]:
@@ -34,7 +34,7 @@ def test_tiles_fit(tile_tokens: int, output: EpilogueConfig) -> None:
 
 
 def deepseek(tokens: int, ranks: int = 8) -> tuple[GroupedProblem, GroupedProblem]:
-    """Both products of DeepSeek-V3's layers on one of so many ranks."""
+    """Both products of DeepSeek-V3's layers on one of ``ranks`` ranks."""
     local = 256 // ranks
     tile_tokens = choose_tile_tokens(tokens, 8, local, 256, 2048, 7168)
     tiles = int(max_tiles(8 * tokens, local, tile_tokens))
@@ -50,14 +50,14 @@ def test_an_experts_tokens_fill_one_tile() -> None:
 
 
 def test_few_tiles_are_split_over_the_sms() -> None:
-    """One expert's gate and up projection are 16 tiles for 148 SMs."""
+    """One expert's gate and up projections are 16 tiles for 148 SMs."""
     first, second = deepseek(1)
     assert choose_grouped(first, NVFP4)[0].split_k >= 4
     assert choose_grouped(second, BF16)[0].split_k == 1
 
 
 def test_a_last_wave_of_few_tiles_is_split() -> None:
-    """448 tiles are three waves of 148 SMs and four tiles."""
+    """448 tiles are three waves of 148 SMs and four more tiles."""
     first, _ = deepseek(64)
     tile, _ = choose_grouped(first, NVFP4)
     assert tile.split_k > 1
@@ -66,7 +66,7 @@ def test_a_last_wave_of_few_tiles_is_split() -> None:
 
 
 def test_few_large_experts_get_pairs_of_ctas() -> None:
-    """A contest's products, where the time model has pairs ahead by 2 to 20 %."""
+    """Products of a contest, where the time model puts pairs ahead by 2 to 20 %."""
     for experts, tokens, n, k in (
         (8, 1024, 4096, 7168),
         (8, 1024, 7168, 2048),

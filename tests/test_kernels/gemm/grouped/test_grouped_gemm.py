@@ -1,4 +1,4 @@
-"""``grouped_gemm``: every tile's product with its own expert's weight, of float64 to the bit."""
+"""``grouped_gemm``: every tile's product with its expert's weight, bit-identical to float64."""
 
 import numpy as np
 import pytest

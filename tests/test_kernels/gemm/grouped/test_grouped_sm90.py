@@ -39,7 +39,7 @@ def test_activations(name: str, op_device: torch.device) -> None:
         expected = Activation(name).ungated(torch.from_numpy(problem.products(tile)))
         if name == "relu2":
             assert torch.equal(out[tile], expected.float())
-        # Where they are near zero, 1 + erf cancels to within 2^-23.
+        # Near zero, 1 + erf cancels to within 2^-23.
         torch.testing.assert_close(out[tile].double(), expected, rtol=1e-5, atol=2e-6)
 
 
@@ -66,7 +66,7 @@ def test_what_is_not_aligned_is_refused(name: str, op_device: torch.device) -> N
 
 @pytest.mark.schedules("eager", "copies late", "tensor late", "all late", "random 1", "random 2")
 def test_a_layer(device: KernelDevice) -> None:
-    """Routing and both products, each of which starts before the one before has ended."""
+    """Routing and both products, each starting before its predecessor has ended."""
     chain_sm90.layer(device)
 
 
@@ -78,7 +78,7 @@ def test_weights_beyond_two_gigabytes(device: KernelDevice) -> None:
     before = 2**31 // given.weights.data.nbytes + 1
     stacks = []
     for one in given.weights:
-        # Memory that nobody touches is not taken.
+        # Pages that are never touched take no memory.
         stack = torch.from_numpy(np.zeros((before + 1, *one.shape[1:]), np.uint8))
         stack[before] = one[0]
         device.gpu.memory.register(stack[before].data_ptr(), one.nbytes, name="b", keep=stack)

@@ -1,4 +1,4 @@
-"""Mistakes made on purpose in grouped products of sm_90, each reported or seen in the numbers."""
+"""Mutation tests of grouped GEMM on sm_90: each mutant is reported, or its results are wrong."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ def family(name: str, early: bool = False) -> Run:
 
 
 def idle(device: KernelDevice) -> None:
-    """More CTAs than there are tiles, which load weights before they wait."""
+    """Check with more CTAs than tiles: idle CTAs load weights before they wait."""
     tile = Tile(8, warpgroups=1, split_k=8, max_stages=2, grouped=True, routed_before=True)
     given = grid_operands(FEW, 72, 1024, gated=False)
     check(device, tile, stored(tile, 72, boxes=False), given, sms=132)
@@ -41,7 +41,7 @@ MMA_SYNC = family("mma.sync")
 
 @dataclass(frozen=True)
 class Mistake:
-    """What stands once in the source, what is put there, and the finding's class, or WRONG."""
+    """A replacement of source text that occurs once, and the finding's class, or WRONG."""
 
     module: str
     right: str
@@ -119,7 +119,7 @@ MISTAKES = {
 
 
 def outcome(run: Run) -> str:
-    """The first thing that is noticed, over all schedules."""
+    """Return the first finding over all schedules."""
     for schedule in STANDARD:
         with devices.emulated(schedule, "sm_90") as device:
             found = noticed(lambda: run(device))
@@ -147,7 +147,7 @@ def test_nothing_to_catch(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_first_product_may_not_come_early() -> None:
-    """What ``routed_before`` says must hold: not of the product right after the routing."""
+    """``routed_before`` on the product right after the routing is reported."""
     devices.cutlass_or_skip()
     with (
         devices.emulated(STANDARD[0], "sm_90") as device,

@@ -1,4 +1,4 @@
-"""Mistakes made on purpose in the grouped products of sm_100, each reported or seen."""
+"""Mutation tests of grouped GEMM on sm_100: each mutant is reported, or its results are wrong."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +23,7 @@ from tests.test_kernels.mistakes import (
 
 KERNEL = Room("nvfp4_kernels.gemm.sm100")
 
-# With bounds that many gates and some ups reach: else gate and up are as good as one another.
+# Bounds that many gates and some ups reach: otherwise swapping gate and up changes nothing.
 CLAMPED = Activation("silu", limit=128.0)
 PAIR = TileCase(
     swapped(8, max_stages=2),
@@ -37,18 +37,18 @@ BIASED = TileCase(swapped(8), Case((3, 0, 1), 8, 144, 96, 2, bias=torch.bfloat16
 
 @dataclass(frozen=True)
 class Mistake(mistakes.Mistake):
-    """And the tile and product that it shows on."""
+    """A mutant, and the tile and product that expose it."""
 
     on: TileCase = PAIR
 
 
 def next_expert(coord: Any) -> Any:
-    """Take the weights and factors of the expert behind the tile's."""
+    """Mutant: take the weights and factors of the expert before the tile's."""
     return replace(coord, weight=coord.weight - 1)
 
 
 def gate_for_both(given: Any) -> Any:
-    """Load the gate projection's weights where the up projection's belong."""
+    """Mutant: load the gate projection's weights for the up projection, too."""
 
     def matrix(self: Any, operand: Any, coord: Any, state: Any, of_weights: bool) -> Any:
         operand = replace(operand, index=0) if of_weights else operand
@@ -58,7 +58,7 @@ def gate_for_both(given: Any) -> Any:
 
 
 def other_alphas(given: Any) -> Any:
-    """Scale gate's product by up's alpha, and up's by gate's."""
+    """Mutant: swap the alphas of gate and up."""
 
     def scaling(self: Any, *rest: Any) -> Any:
         row = given(self, *rest)
@@ -68,12 +68,12 @@ def other_alphas(given: Any) -> Any:
 
 
 def first_experts_alphas(operands: Any, result: Any, row: Any, coord: Any) -> tuple[Any, ...]:
-    """Take the first expert's factors for all."""
+    """Mutant: use the first expert's factors for all experts."""
     return operands, result, row, replace(coord, weight=0)
 
 
 def one_tile_more(given: Any) -> Any:
-    """Count a tile of tokens more than there are."""
+    """Mutant: count one token tile too many."""
 
     def counted(tile: Any, state: Any) -> Any:
         found = given(tile, state)
@@ -85,7 +85,7 @@ def one_tile_more(given: Any) -> Any:
 
 
 def one_scale(given: Any) -> Any:
-    """Quantise all tiles with the first expert's global scale."""
+    """Mutant: quantise all tiles with the first expert's global scale."""
 
     def put(self: Any, result: Any, slots: Any, chunk: Any, *rest: Any) -> Any:
         return given(self, result, slots, replace(chunk, weight=0), *rest)
@@ -94,7 +94,7 @@ def one_scale(given: Any) -> Any:
 
 
 def longer(result: Any, row: Any, column: Any, coord: Any) -> tuple[Any, ...]:
-    """Store rows beyond the tile's."""
+    """Mutant: store rows beyond the tile's."""
     return replace(result, m=result.m + 8), row, column + 1, coord
 
 

@@ -1,4 +1,4 @@
-"""``grouped_gemm`` on sm_100: every family of tiles, and what routing may bring."""
+"""``grouped_gemm`` on sm_100: every family of tiles, and extremes of routing."""
 
 import pytest
 import torch
@@ -16,8 +16,8 @@ from tests.test_kernels.gemm.grouped.tiles import (
 
 pytestmark = pytest.mark.arch("sm_100")
 once = pytest.mark.schedules("random 1")
-# Every family of tiles meets every schedule in gemm's tests, with the same barriers; here are the
-# extremes, for what tiles of tokens add.
+# gemm's tests run every family of tiles, with the same barriers, in every schedule; here are the
+# extremes that token tiles add.
 EXTREMES = pytest.mark.schedules("eager", "all late", "random 1")
 
 ROUTED = {
@@ -79,7 +79,7 @@ def test_quantized_to_terms(op_device: torch.device) -> None:
 def test_clusters_without_work(
     tile: object, sms: int, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Clusters of a grid for the worst case of which most, or all, have no tile."""
+    """A grid for the worst case: most clusters, or all, have no tile."""
     for counts in ((0, 0), (0, 3)):
         case = Case(counts, 8, 144, 1056, spare=8)
         use(TileCase(tile, case, sms), monkeypatch)  # type: ignore[arg-type]
@@ -89,7 +89,7 @@ def test_clusters_without_work(
 @once
 @pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh", "relu2"])
 def test_activations(name: str, op_device: torch.device) -> None:
-    """Within a few roundings of the formula's, wherever the product is."""
+    """Results are within a few roundings of the formula's."""
     case = Case((8, 8), 8, 144, 96, activation=Activation(name), spare=0)
     args = arguments(case)
     args["alpha"] = torch.tensor([2.0**-5, 2.0**-7])

@@ -1,4 +1,4 @@
-"""Every kind of tile of sm_90 in grouped products, bit for bit, beside poisoned spare room."""
+"""Every kind of sm_90 tile in grouped products, bit for bit, beside poisoned spare tiles."""
 
 from dataclasses import replace
 
@@ -14,13 +14,13 @@ from tests.test_kernels.routing_cases import RoutingCase
 
 pytestmark = pytest.mark.arch("sm_90")
 
-# Experts without tokens, with one tile and with several; fewer tiles than there is room for.
+# Experts without tokens, with one tile and with several; fewer tiles than the capacity.
 FEW = RoutingCase(22, 2, 5, 8, ids="hostile")
 MANY = RoutingCase(60, 4, 4, 64, ids="hostile")
 WIDE = RoutingCase(70, 4, 3, 128)
 WIDEST = RoutingCase(90, 4, 4, 256, ids="hostile")
-# Tile, routing, rows and K of a weight, whether it leaves in boxes. Rows and K are ragged where a
-# tile allows it; on one SM a CTA has several tiles, and the ring goes round.
+# Tile, routing, rows and K of a weight, whether a TMA box store is used. Rows and K are ragged
+# where a tile allows it; on one SM a CTA has several tiles, and the ring goes round.
 FAMILIES = {
     "mma.sync": (Tile(8, warpgroups=1, max_stages=2), FEW, 136, 208, False),
     "mma.sync, gate and up": (
@@ -89,7 +89,7 @@ def grouped(tile: Tile, early: bool = False) -> Tile:
 
 @pytest.mark.parametrize("name", [name for name, (tile, *_) in FAMILIES.items() if tile.parts == 1])
 def test_each_persistent_family_goes_round(name: str) -> None:
-    """On one SM."""
+    """Some case of each persistent family goes round ring and accumulators on one SM."""
     tile, routing, n, k, boxes = FAMILIES[name]
     used = grid_operands(routing, n, k, gated=tile.weights == 2).used
     assert gemm_sm90(tile, stored(tile, n, boxes), used * tile.tokens, n, k, sms=1).enough
@@ -115,7 +115,7 @@ NO_TOKENS = {
 @pytest.mark.parametrize("early", [False, True], ids=["after the wait", "before the wait"])
 @pytest.mark.parametrize("name", NO_TOKENS)
 def test_no_tile_in_use(name: str, early: bool, device: KernelDevice) -> None:
-    """Nothing is read and nothing written."""
+    """Kernels read and write nothing if no tile is in use."""
     tile, routing, n, k, boxes = NO_TOKENS[name]
     given = grid_operands(replace(routing, ids="none"), n, k, gated=tile.weights == 2)
     assert given.used == 0 < len(given.a)

@@ -1,4 +1,4 @@
-"""Token tiles for tests: operands in use among poison, and what a product of them must be."""
+"""Token tiles for tests: operands among poisoned spare tiles, and expected products."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ class Case:
     Attributes:
         counts: tokens of each expert.
         tile_tokens: rows of a tile.
-        n, k: of each weight.
-        weights: of each expert: 2 for gate and up.
-        spare: tiles that there is memory for beyond those in use.
+        n, k: sizes of each weight.
+        weights: weights per expert; 2 for gate and up.
+        spare: tiles of capacity beyond the tiles in use.
     """
 
     counts: tuple[int, ...]
@@ -43,12 +43,12 @@ class Case:
 
     @property
     def tiles(self) -> int:
-        """Tiles in use."""
+        """Number of tiles in use."""
         return sum(-(-count // self.tile_tokens) for count in self.counts)
 
 
 def groups_of(case: Case) -> Tensor:
-    """The count and the experts of the tiles; what lies beyond is no expert's index."""
+    """Number of tiles in use and the expert of each tile; invalid indices for spare tiles."""
     experts = [
         expert
         for expert, count in enumerate(case.counts)
@@ -58,7 +58,7 @@ def groups_of(case: Case) -> Tensor:
 
 
 def rows_in_use(case: Case) -> Tensor:
-    """Whether a row of a tile in use holds a token: bool (tiles, T)."""
+    """Whether each row of the tiles in use holds a token: bool (tiles, T)."""
     used = torch.zeros(case.tiles, case.tile_tokens, dtype=torch.bool)
     first = 0
     for count in case.counts:
@@ -79,13 +79,13 @@ def token_tiles(case: Case, codes: np.ndarray, scales: np.ndarray) -> tuple[Tens
 
 
 def with_spare(case: Case, tiles: Tensor) -> Tensor:
-    """``tiles`` with poisoned ones behind."""
+    """``tiles`` followed by poisoned spare tiles."""
     spare = torch.full((case.spare, *tiles.shape[1:]), POISON, dtype=torch.uint8)
     return torch.cat([tiles.view(torch.uint8), spare]).view(tiles.dtype)
 
 
 def arguments(case: Case) -> dict[str, Any]:
-    """Arguments of the op with exact sums; every gate of a token is 32 at least, as SiLU likes."""
+    """Arguments with exact sums; a token's gates are at least 32, where SiLU is the identity."""
     rng = np.random.default_rng(0)
     terms = (case.terms,) if case.terms > 1 else ()
     shape = (case.tiles, *terms, case.tile_tokens, case.k)
@@ -94,8 +94,8 @@ def arguments(case: Case) -> dict[str, Any]:
     a, a_scales = token_tiles(case, codes, scales)
     experts = len(case.counts)
     up = oracle.grid_operand(rng, experts, case.n, case.k)
-    # The gate is K at least; alpha makes that 64 or more, the row scale at least half of it.
-    # No two experts of a few have the same factors.
+    # The gate is at least K; alpha makes it 64 or more, the row scale halves it at most.
+    # Neighbouring     experts have different factors.
     number = np.arange(experts)
     alpha = 2.0 ** (number % 5 - 2)
     if case.weights == 2:
@@ -113,7 +113,7 @@ def arguments(case: Case) -> dict[str, Any]:
     if case.bias is not None:  # as fine as the sums
         drawn = rng.integers(0, 65, (*alpha.shape, case.n)) / 16
         if case.weights == 2:
-            drawn[:, 0] += 32  # padding's gates, too, are such as SiLU likes
+            drawn[:, 0] += 32  # gates of padding, too, are in SiLU's identity range
         bias = torch.from_numpy(drawn).to(case.bias)
     return {
         "a": a,
@@ -130,14 +130,14 @@ def arguments(case: Case) -> dict[str, Any]:
 
 
 def of_reference(case: Case, args: dict[str, Any]) -> Tensor:
-    """Float32 result of the tiles in use."""
+    """Float32 result of the tiles in use, by the reference."""
     given = args | {"n": case.n, "out_global_scale": None, "out_dtype": torch.float32}
     out, _ = reference(**given)
     return out[: case.tiles]
 
 
 def check_untouched(case: Case, *results: Tensor) -> None:
-    """Assert that no spare tile was written: what torch allocates is NaN, or 0xFF."""
+    """Assert that no spare tile was written: new memory holds NaN, or 0xFF."""
     for result in results:
         spare = result[case.tiles :].contiguous().view(torch.uint8)
         poison = torch.empty_like(result[case.tiles :]).view(torch.uint8)
@@ -145,7 +145,7 @@ def check_untouched(case: Case, *results: Tensor) -> None:
 
 
 def check_exact(op: GroupedOp, case: Case) -> None:
-    """On grid values the result is the reference's, rounded once; spare tiles stay as they are."""
+    """Check that grid values give the reference's result, rounded once, and nothing else."""
     args = arguments(case)
     expected = of_reference(case, args)
     out = op(**args, out_dtype=case.out_dtype)
@@ -155,7 +155,7 @@ def check_exact(op: GroupedOp, case: Case) -> None:
 
 
 def check_quantized(op: GroupedOp, case: Case, out_terms: int = 1) -> None:
-    """The quantised result is the reference's, with the scale of each tile's expert."""
+    """Check that the quantised result is the reference's, with each tile's expert's scale."""
     args = arguments(case)
     full = of_reference(case, args)
     experts = args["groups"][1 : 1 + case.tiles].long()
@@ -171,7 +171,7 @@ def check_quantized(op: GroupedOp, case: Case, out_terms: int = 1) -> None:
 
 
 def assert_same_bytes(tiles: Tensor, expected: Sequence[Tensor]) -> None:
-    """Assert that tiles are equal, bit for bit."""
+    """Assert that tiles are equal bit for bit."""
     assert len(tiles) == len(expected)
     for tile, other in zip(tiles, expected, strict=True):
         assert torch.equal(tile.view(torch.uint8), other.view(torch.uint8))

@@ -1,4 +1,4 @@
-"""Grouped products on sm_90: a tile of the kernel, launched on memory with poisoned spare room."""
+"""Grouped products on sm_90: a given tile, launched on memory with poisoned spare tiles."""
 
 from dataclasses import dataclass, replace
 
@@ -22,7 +22,7 @@ from tests.test_kernels.gemm.grouped.grouped_cases import (
 from tests.test_kernels.routing_cases import RoutingCase
 
 BF16 = torch.bfloat16
-SIGNS = 0x88  # of two E2M1 codes
+SIGNS = 0x88  # two E2M1 codes
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Operands:
     Attributes:
         a: ``(tiles, T, K)``.
         groups: ``(1 + tiles,)``.
-        weights: of ``(experts, [2])`` matrices of ``n`` rows.
+        weights: ``(experts, [2])`` matrices of ``n`` rows.
         alpha: ``(experts, [2])``.
-        activation: of the result.
+        activation: applied to the result.
     """
 
     a: Tensor
@@ -46,11 +46,11 @@ class Operands:
 
     @property
     def used(self) -> int:
-        """Tiles in use."""
+        """Number of tiles in use."""
         return int(self.groups[0])
 
     def expected(self, out_dtype: torch.dtype = BF16) -> Tensor:
-        """Result of the tiles in use, as the reference has it."""
+        """Result of the tiles in use, by the reference."""
         operands = (self.a, None, self.groups, *self.weights, self.alpha, None, self.n, None)
         out, _ = grouped_gemm(*operands, self.activation, out_dtype)
         return out[: self.used]
@@ -59,7 +59,7 @@ class Operands:
 def grid_operands(
     routing: RoutingCase, n: int, k: int, *, gated: bool, dtype: torch.dtype = BF16
 ) -> Operands:
-    """Operands whose products are exact in float32; gates so large that SiLU leaves them alone."""
+    """Operands with exact float32 products; gates are so large that SiLU is the identity."""
     case = GroupedCase(routing, n, k, dtype)
     problem = grouped_problem(case, gated=gated)
     a, b, alpha = (problem.args[name] for name in ("a", "b", "alpha"))
@@ -71,7 +71,7 @@ def grid_operands(
 
 
 def put_tiles(device: KernelDevice, name: str, tensor: Tensor, used: int) -> Tensor:
-    """``tensor`` in its place; beyond ``used`` rows it is poison, which nothing may read."""
+    """``tensor`` on the device; rows from ``used`` on are poison and must not be read."""
     placed = device.output(name, tensor)
     placed[:used] = tensor[:used]
     if isinstance(device, Emulated) and used:
@@ -83,7 +83,7 @@ def put_tiles(device: KernelDevice, name: str, tensor: Tensor, used: int) -> Ten
 def run(
     device: KernelDevice, tile: Tile, output: EpilogueConfig, given: Operands, sms: int
 ) -> Tensor:
-    """Launch one kernel; return all rows there are, those of spare tiles too."""
+    """Launch one kernel; return all rows, including spare tiles."""
     weights = [device.put("b", given.weights.data), device.put("b_scales", given.weights.scales)]
     used = given.used
     a = put_tiles(device, "a", given.a, used)
@@ -100,7 +100,7 @@ def launched(
     sms: int,
     name: str = "out",
 ) -> Tensor:
-    """Launch one kernel on operands in their place: tokens, groups, a weight's data and scales."""
+    """Launch one kernel on operands on the device: tokens, groups, a weight's data and scales."""
     from nvfp4_kernels.gemm.sm90.kernel import GemmArguments, WeightOnlyGemm
 
     a, groups, data, scales = placed
@@ -131,14 +131,14 @@ def launched(
 def check(
     device: KernelDevice, tile: Tile, output: EpilogueConfig, given: Operands, sms: int
 ) -> None:
-    """The kernel's numbers are the formula's, and spare tiles are as they were."""
+    """Check the kernel's results against the formula, and that spare tiles are unchanged."""
     out = run(device, tile, output, given, sms).cpu()
     assert torch.equal(out[: given.used], given.expected(out.dtype))
     assert out[given.used :].isnan().all()
 
 
 def stored(tile: Tile, n: int, boxes: bool) -> EpilogueConfig:
-    """Epilogue of a bfloat16 result that leaves in boxes, if it can, or element by element."""
+    """Epilogue of a bfloat16 result, by TMA boxes if possible, or element by element."""
     output = with_store(EpilogueConfig(), tile, n)
     assert output.boxes or not boxes
     return replace(output, boxes=boxes)

@@ -1,4 +1,4 @@
-"""A launch that writes a batch's groups, as one that routes does, for the products after it."""
+"""A kernel that writes a batch's groups, in place of routing, for the products after it."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from nvfp4_kernels.runtime.compile import launch
 
 
 class CopyArguments(NamedTuple):
-    """int32 [count], from ``source`` to ``target``."""
+    """int32 [count], copied from ``source`` to ``target``."""
 
     source: cute.Pointer
     target: cute.Pointer
@@ -25,7 +25,7 @@ class CopyArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class Copy:
-    """Copy by one warp, which lets the next launch start at once."""
+    """Copy by one warp, which releases the next launch at once."""
 
     def signature(self) -> tuple[CopyArguments]:
         """Example of ``__call__``'s arguments."""
@@ -45,7 +45,7 @@ class Copy:
 
 
 def on_device(groups: Tensor) -> Tensor:
-    """``groups`` as a launch writes them."""
+    """``groups``, as a launch writes them."""
     written = torch.empty_like(groups)
     launch(Copy(), CopyArguments(groups, written, groups.numel()))
     return written

@@ -1,4 +1,4 @@
-"""``grouped_silu_mul_gemm``: every tile's own experts, and the chain of both products."""
+"""``grouped_silu_mul_gemm``: every tile with its own expert, and the chain of both products."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ from tests.test_kernels.gemm.grouped.grouped_cases import (
 )
 
 EVERY = CASES | {f"w4a16, {name}": case for name, case in W4A16_CASES.items()}
-# Those without a bias, as ``silu_mul_gemm`` takes none.
+# Cases without a bias, as ``silu_mul_gemm`` takes none.
 UNBIASED = {name: case for name, case in EVERY.items() if case.bias is None}
 BIASED = {name: case for name, case in EVERY.items() if case.bias is not None}
 
@@ -53,7 +53,7 @@ def test_is_silu_mul_gemm_of_each_tile(case: GroupedCase) -> None:
 @pytest.mark.parametrize("out_terms", [1, 3])
 @pytest.mark.parametrize("name", [n for n in CASES if n in UNBIASED and CASES[n].n % 16 == 0])
 def test_quantised_chain_is_that_of_each_tile(name: str, out_terms: int) -> None:
-    """Both products, the first one's result as it lies."""
+    """Both products: the second takes the first one's quantised result unchanged."""
     case = CASES[name]
     problem = grouped_problem(case, gated=True)
     args = {name: value for name, value in problem.args.items() if name != "out_dtype"}
@@ -116,7 +116,7 @@ def _swish(x: Tensor, alpha: float = 1.0) -> Tensor:
 
 @pytest.mark.parametrize("case", BIASED.values(), ids=BIASED)
 def test_bias(case: GroupedCase) -> None:
-    """Added to each projection before the activation."""
+    """A bias is added to each projection before the activation."""
     problem = grouped_problem(case, gated=True)
     out = grouped_silu_mul_gemm(**problem.args)
     for tile in range(problem.used):

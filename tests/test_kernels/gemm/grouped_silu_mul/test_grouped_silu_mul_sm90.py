@@ -1,6 +1,6 @@
 """``grouped_silu_mul_gemm`` on sm_90: 16-bit tokens in tiles, weights of all experts in fragments.
 
-Sums and factors are exact, so that what differs from float64 is the activation, and a rounding.
+Sums and factors are exact; only the activation and one rounding differ from float64.
 """
 
 import pytest
@@ -38,8 +38,8 @@ def check_close(
     for tile in range(problem.used):
         gate, up = (torch.from_numpy(each) for each in problem.products(tile))
         expected = activation.gated(gate, up)
-        # exp2, the reciprocal and the products around them: some units of float32. 1 + erf is
-        # within 2^-23 where it cancels, sigmoid as small where it underflows; times both factors.
+        # exp2, the reciprocal and the products around them: a few float32 ulps. Where it cancels, 1
+        # + erf     is within 2^-23; where it underflows, sigmoid is as small; times both factors.
         bound = (2 * ROUNDOFF[out_dtype] + 2.0**-19) * expected.abs()
         bound += 2.0**-22 * (gate * (up.abs() + activation.beta)).abs() + 1e-30
         if out_dtype == torch.float16:
@@ -65,7 +65,7 @@ def test_activations(activation: Activation, op_device: torch.device) -> None:
 
 @pytest.mark.parametrize("activation", ACTIVATIONS.values(), ids=ACTIVATIONS)
 def test_nan_stays_in_its_row(activation: Activation, op_device: torch.device) -> None:
-    """Limits do not hide it."""
+    """NaN in a token makes its row NaN, whatever the activation's limits."""
     problem = problem_of(CASES["one token"], gated=True)
     problem.args["a"][0, 3, 5] = torch.nan
     args = {**problem.args, "activation": activation}

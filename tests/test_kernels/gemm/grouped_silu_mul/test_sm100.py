@@ -19,7 +19,7 @@ from tests.test_kernels.gemm.grouped.tiles import (
 
 pytestmark = pytest.mark.arch("sm_100")
 once = pytest.mark.schedules("random 1")
-# Tiles whose 16-bit results are looked at; the others' are quantised, which reads them all as well.
+# Tiles whose 16-bit results are checked; the others' results are quantised, which reads all rows.
 NOT_QUANTIZED = ("swapped 8, split 8", "swapped 128, 2 CTAs", "128×64 by rows, multicast")
 
 
@@ -68,10 +68,10 @@ def test_quantized_to_terms(tile_tokens: int, op_device: torch.device) -> None:
     ids=str,
 )
 def test_activations(activation: Activation, op_device: torch.device) -> None:
-    """Within a few roundings of the formula's, with gates of either sign."""
+    """Results are within a few roundings of the formula's, with gates of either sign."""
     case = Case((8, 8), 8, 144, 96, 2, activation=activation, spare=0)
     args = arguments(case)
-    args["b"] = args["b"].flip(1).contiguous()  # the projection of either sign for the gate
+    args["b"] = args["b"].flip(1).contiguous()  # a projection of either sign for the gate
     args["b_scales"] = (
         args["b_scales"].view(torch.uint8).flip(1).contiguous().view(torch.float8_e4m3fn)
     )

@@ -81,7 +81,7 @@ class Problem:
 
 
 def make_problem(case: Case, *, grid: bool) -> Problem:
-    """``grid``: integers and powers of two, every gate at least 32; else any codes and scales."""
+    """Return a problem; ``grid``: integers and powers of two, every gate at least 32."""
     rng = np.random.default_rng(0)
     weight_shape = (*(case.batch if case.batched_weight else ()), case.n, case.k)
     a_shape = (*case.batch, case.m, case.k)
@@ -91,13 +91,13 @@ def make_problem(case: Case, *, grid: bool) -> Problem:
             oracle.grid_operand(rng, *weight_shape),
             oracle.positive_operand(rng, *a_shape, terms=case.terms),
         )
-        # The gate is at least K; alpha makes that 64 or more, the row scale at least half of it.
+        # The gate is at least K; alpha makes it 64 or more, the row scale halves it at most.
         alpha = np.array([2.0 ** (6 - int(np.log2(case.k))), 0.25])
         rows = 2.0 ** rng.integers(-1, 1, a_shape[:-1]).astype(np.float64)
     else:
         gate, up = (oracle.random_operand(rng, *weight_shape) for _ in range(2))
         a = oracle.random_operand(rng, *a_shape, terms=case.terms)
-        # Their root mean square is 47: gates and ups of a few units, of either sign.
+        # Elements have a root mean square of 47: gates and ups of a few units, of either sign.
         rms = 47 * (47 if case.a_dtype is None else 1)
         alpha = rng.uniform(1, 2, 2) / (case.k**0.5 * rms)
         rows = rng.uniform(0.3, 3.0, a_shape[:-1])
@@ -127,7 +127,7 @@ def make_problem(case: Case, *, grid: bool) -> Problem:
 
 
 def check_exact(op: LinearOp, case: Case) -> None:
-    """From 32 on silu is the identity in float32, which leaves one product of exact numbers."""
+    """Check exactly: from 32 on silu is the identity in float32, which leaves an exact product."""
     problem = make_problem(case, grid=True)
     assert problem.gate.min(initial=32.0) >= 32.0
     for exact in (problem.gate, problem.up):
@@ -139,19 +139,19 @@ def check_exact(op: LinearOp, case: Case) -> None:
 
 
 def check_close(op: LinearOp, case: Case) -> None:
-    """Both projections within the bound of float32 sums, silu within its slope of at most 1.1.
+    """Check projections within the bound of float32 sums, times silu's slope of at most 1.1.
 
     K products and two factors round at most K + 2 times; silu and the product add at most eight
-    more roundings of the result, the output one.
+    more roundings of the result, and the output one.
     """
     check_within(op, case, make_problem(case, grid=False), 8 * ROUNDOFF[FP32], 0.0)
 
 
 def check_wide_gates(op: LinearOp, case: Case) -> None:
-    """Check like ``check_close``, with gates side by side of either sign and up to 60.
+    """Check like ``check_close``, with neighbouring gates of either sign, up to 60.
 
-    e^-x rounds as often more as x is large; from -21.4 down silu may stay what it is there, within
-    1.1e-8 of zero.
+    The error of e^-x grows with x; below -21.4 silu may stay at its value there, within 1.1e-8 of
+    zero.
     """
     problem = make_problem(case, grid=False)
     factor = float(np.float32(60.0 / np.abs(problem.gate).max()))
@@ -166,7 +166,7 @@ def check_wide_gates(op: LinearOp, case: Case) -> None:
 def check_within(
     op: LinearOp, case: Case, problem: Problem, relative: float | Float64, absolute: float
 ) -> None:
-    """The result is within its bound; ``relative`` and ``absolute``: silu's error beyond sums'."""
+    """Check the result's bound; ``relative``, ``absolute``: silu's error beyond the sums'."""
     silu = problem.gate / (1 + np.exp(-problem.gate))
     expected = silu * problem.up
     actual = oracle.float64(op(**problem.args))
@@ -180,7 +180,7 @@ def check_within(
 
 
 def check_negative_gates(op: LinearOp, absolute: float = 0.0) -> None:
-    """Far below zero silu is 0, within ``absolute``, not NaN."""
+    """Check that far below zero silu is 0, within ``absolute``, not NaN."""
     problem = make_problem(CASES["one tile"], grid=True)
     for factor in (-16.0, -1e30):
         args = {**problem.args, "alpha": problem.args["alpha"] * torch.tensor([factor, 1.0])}
@@ -188,7 +188,7 @@ def check_negative_gates(op: LinearOp, absolute: float = 0.0) -> None:
 
 
 def check_nan(op: LinearOp) -> None:
-    """NaN stays that of its token, or of its row of the gate's weight."""
+    """Check that NaN stays in its token, or in one row of the gate's weight."""
     args = make_problem(Case(5, 144, 96, row_scale=True), grid=False).args
     sound = op(**args)
     of_token = args["row_scale"].clone()
@@ -201,12 +201,12 @@ def check_nan(op: LinearOp) -> None:
     ):
         found, expected = op(**args | changed), sound.clone()
         expected[place] = torch.nan
-        # A reciprocal that several values share rounds otherwise.
+        # A reciprocal shared by several values rounds differently.
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=0.0, equal_nan=True)
 
 
 def check_alphas(op: LinearOp) -> None:
-    """Each projection has its own."""
+    """Check that each projection has its own alpha."""
     problem = make_problem(CASES["one tile"], grid=True)
     args = {**problem.args, "alpha": problem.args["alpha"] * torch.tensor([2.0, 8.0])}
     assert torch.equal(op(**args), op(**problem.args) * 16)

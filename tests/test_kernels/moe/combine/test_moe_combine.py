@@ -17,7 +17,7 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 def combine_arguments(
     case: RoutingCase, h: int, dtype: torch.dtype = BF16
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of which only those of slots are numbers; NaN weighs slots without one."""
+    """Arguments whose rows outside slots are NaN, as are weights of slots without a row."""
     ids = case.topk_ids()
     routing = case.routing(ids)
     y = torch.full((*routing.slots.shape, h), math.nan)

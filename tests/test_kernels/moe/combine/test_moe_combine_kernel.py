@@ -1,4 +1,4 @@
-"""``moe_combine`` on GPUs: bit for bit the reference."""
+"""``moe_combine`` on GPUs: bit-identical to the reference."""
 
 import math
 from importlib import import_module
@@ -20,7 +20,7 @@ from tests.test_kernels.rowwise.row_cases import TWO_SCHEDULES
 pytestmark = pytest.mark.schedules("random 1")
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SM90, SM100 = pytest.mark.arch("sm_90"), pytest.mark.arch("sm_100")
-# Several vectors of a thread; of which some lie beyond the end of a row, and none.
+# Several vectors per thread: some lie beyond the end of a row, or none.
 RAGGED, EXACT = CombineTile(32, 4, ragged=True), CombineTile(32, 2, ragged=False)
 
 
@@ -33,7 +33,7 @@ def check(
 
 
 def use(patch: pytest.MonkeyPatch, tile: CombineTile) -> None:
-    """Sum with ``tile``, whatever the batch."""
+    """Make the op use ``tile`` for any batch."""
     patch.setattr(
         import_module("nvfp4_kernels.moe.combine.kernel"), "choose_config", lambda *_: tile
     )
@@ -66,7 +66,7 @@ def test_slots_and_dtypes(top_k: int, dtype: torch.dtype, op_device: torch.devic
 
 @SM100
 def test_parts_of_rows(op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row of 2688 elements takes three CTAs, some threads of which have none of it."""
+    """A row of 2688 elements takes three CTAs; some threads have no elements."""
     case = RoutingCase(3, 6, 7, ids="hostile")
     check(*combine_arguments(case, 2688), BF16, op_device)
     for tile, h in ((RAGGED, 1344), (EXACT, 1024)):
@@ -77,7 +77,7 @@ def test_parts_of_rows(op_device: torch.device, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_sums_round_one_by_one(op_device: torch.device) -> None:
-    """1 + ulp from products that a fused multiply-add would not have rounded."""
+    """Each product is rounded before it is added, unlike in a fused multiply-add."""
     y = torch.full((1, 8, 8), 1 + 2.0**-12)
     rows = torch.arange(8, dtype=torch.int32).view(1, 8)
     weights = torch.full((1, 8), 1 - 2.0**-13)
@@ -85,7 +85,7 @@ def test_sums_round_one_by_one(op_device: torch.device) -> None:
 
 
 def test_numbers_of_dropped_slots_are_not_used(op_device: torch.device) -> None:
-    """Neither their weights, nor rows of padding; NaN of a slot stays in its token."""
+    """Weights of dropped slots and padding rows are not used; NaN stays in its token."""
     y = torch.full((1, 8, 16), math.nan)
     y[0, :3] = torch.randn(3, 16)
     rows = torch.tensor([[0, -1], [-1, -1], [1, 5], [-1, 2]], dtype=torch.int32)
@@ -96,14 +96,14 @@ def test_numbers_of_dropped_slots_are_not_used(op_device: torch.device) -> None:
 
 
 def test_negative_zero(op_device: torch.device) -> None:
-    """A sum begins with +0, so that −0 alone gives +0."""
+    """A sum begins with +0, so that a single −0 gives +0."""
     y = torch.full((1, 8, 8), -0.0)
     check(y, torch.zeros(1, 1, dtype=torch.int32), None, FP32, op_device)
 
 
 @TWO_SCHEDULES
 def test_dependent_launches(op_device: torch.device) -> None:
-    """A second sum may start while the first one runs, and reads what that has written."""
+    """A second launch may start before the first has ended, and reads the first one's result."""
     y, rows, _ = combine_arguments(RoutingCase(8, 2, 4), 16)
     first = moe_combine(y.to(op_device), rows.to(op_device))
     same = torch.arange(8, dtype=torch.int32, device=op_device).unsqueeze(1)
@@ -111,7 +111,7 @@ def test_dependent_launches(op_device: torch.device) -> None:
 
 
 def test_each_byte_once() -> None:
-    """Rows of slots and the result once, whatever else lies in the tiles not at all."""
+    """Rows of slots are read and the result written once; other rows are never read."""
     with devices.emulated_ops(EAGER) as gpu:
         y, rows, weights = combine_arguments(CASES["linear map"], 64)
         written = moe_combine(y, rows, weights)
@@ -119,12 +119,12 @@ def test_each_byte_once() -> None:
     of_slots = int((rows >= 0).sum()) * 64 * 2
     numbers = rows.nbytes + weights.nbytes
     assert counted["HBM read, each byte once"] == of_slots + numbers
-    assert counted["global read"] == of_slots + numbers  # by one warp for each token
+    assert counted["global read"] == of_slots + numbers  # one warp per token reads each
     assert counted["global write"] == written.nbytes
 
 
 def test_same_bits_whatever_the_batch(op_device: torch.device) -> None:
-    """A token's sum does not know of the tokens beside it."""
+    """A token's sum does not depend on the other tokens of the batch."""
     y, rows, weights = (x.to(op_device) for x in combine_arguments(CASES["128 experts"], 32))
     whole = moe_combine(y, rows, weights)
     for at in (0, 32):
@@ -133,7 +133,7 @@ def test_same_bits_whatever_the_batch(op_device: torch.device) -> None:
 
 
 def test_choose_config() -> None:
-    """Several vectors of a thread where tokens are many, and whether all lie in the row."""
+    """Many tokens get several vectors per thread; ``ragged``: vectors may cross a row's end."""
     chosen = [choose_config(1, h, 2, 148) for h in (8, 2048, 2688, 5120, 7168)]
     assert [tile.threads for tile in chosen] == [32, 128, 128, 128, 128]
     assert [tile.ragged for tile in chosen] == [True, False, True, False, False]

@@ -1,4 +1,4 @@
-"""Mistakes made on purpose in ``moe_combine``: each seen in the numbers."""
+"""Mutation tests of ``moe_combine``: each mutant's results are wrong."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ KERNEL = Room("nvfp4_kernels.moe.combine")
 
 
 def fused(total: Any, values: Any, weight: Any) -> Any:
-    """Round products and sums together."""
+    """Mutant: round product and sum together, as a fused multiply-add."""
     import cutlass
     import cutlass.cute as cute
 
@@ -67,7 +67,7 @@ def test_caught(patch: Patch) -> None:
 
 
 def twice() -> None:
-    """The second launch adds up what the first one did."""
+    """Launch two combines; the second sums the first one's result."""
     y, rows, _ = combine_arguments(RoutingCase(8, 2, 4), 16)
     same = torch.arange(8, dtype=torch.int32).unsqueeze(1)
     moe_combine(moe_combine(y, rows).unsqueeze(0), same)

@@ -1,4 +1,4 @@
-"""``moe_quantize`` and its siblings: a row is what ``quantize`` makes of its token."""
+"""``moe_quantize`` and its siblings: each row is its token, quantised as by ``quantize``."""
 
 import math
 
@@ -27,7 +27,7 @@ SCALE = torch.tensor(0.004)
 
 
 def routed(case: RoutingCase, k: int, dtype: torch.dtype = BF16) -> tuple[Tensor, Routing]:
-    """Tokens, NaN where no expert of this rank asks for one."""
+    """Tokens, NaN where no expert of this rank is chosen, and their routing."""
     routing = case.routing(case.topk_ids())
     x = torch.randn(case.tokens, k).to(dtype)
     x[(routing.rows < 0).all(1)] = math.nan
@@ -46,7 +46,7 @@ def linear_rows(scales: Tensor, terms: int, rows: int, k: int) -> Tensor:
 
 
 def expected_tiles(values: Tensor, routing: Routing) -> Tensor:
-    """Rows ``(M · k, …)`` of the slots in tiles, zeros in padding; tiles in use alone."""
+    """Rows ``(M · k, …)`` of the slots in tiles, for tiles in use only; padding is zero."""
     used = int(routing.groups[0])
     slots = routing.slots[:used].long()
     out = values.new_zeros((*slots.shape, *values.shape[1:]))
@@ -55,7 +55,7 @@ def expected_tiles(values: Tensor, routing: Routing) -> Tensor:
 
 
 def per_slot(x: Tensor, routing: Routing, weights: Tensor | None) -> Tensor:
-    """The token of every slot, weighed."""
+    """The token of every slot, times its weight."""
     rows = x.repeat_interleave(routing.top_k, 0)
     if weights is None:
         return rows
@@ -66,13 +66,13 @@ def check_tiles(
     result: tuple[Tensor, ...], x: Tensor, routing: Routing, weights: Tensor | None,
     scale: Tensor | None, terms: int,
 ) -> None:  # fmt: skip
-    """Compare with the quantised slots, bit for bit; what is not in use may be anything."""
+    """Compare with the quantised slots bit for bit; tiles not in use may hold anything."""
     data, scales, *row_scale = result
     rows = per_slot(x, routing, weights)
     if len(rows) == 0:
         assert int(routing.groups[0]) == 0
         return
-    # A row at a time is one of its own matrix: terms are packed by the rows of a tile.
+    # Each row is a matrix of its own, as terms are packed by the rows of a tile.
     single = rows.unsqueeze(1)
     each = quantize_per_token(single, terms) if scale is None else quantize(single, scale, terms)
     used, k = int(routing.groups[0]), x.shape[1]
@@ -109,10 +109,10 @@ def test_terms_and_weights(name: str, terms: int) -> None:
 
 @pytest.mark.parametrize("terms", [1, 3])
 def test_rows_in_tiles(terms: int) -> None:
-    """What the first product gives is quantised where it lies."""
+    """The first product's rows, which are in tiles already, are quantised in place."""
     x, routing = routed(CASES["ids of no expert"], 64)
     in_tiles = moe_gather(x, routing)
-    in_tiles[routing.slots < 0] = math.nan  # which no product of padding needs to avoid
+    in_tiles[routing.slots < 0] = math.nan  # a product of padding may give NaN
     for got, want in zip(
         (*moe_quantize(in_tiles, routing, SCALE, terms=terms),
          *moe_quantize_per_token(in_tiles, routing, terms=terms)),

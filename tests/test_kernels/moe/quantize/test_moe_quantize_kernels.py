@@ -1,4 +1,4 @@
-"""``moe_quantize`` and its siblings on GPUs: the tiles in use to the bit, nothing beyond."""
+"""``moe_quantize`` and its siblings on GPUs: tiles in use bit for bit, others untouched."""
 
 import math
 from importlib import import_module
@@ -25,7 +25,7 @@ BF16, FP16 = torch.bfloat16, torch.float16
 SM90, SM100 = pytest.mark.arch("sm_90"), pytest.mark.arch("sm_100")
 EVERY_KIND = pytest.mark.parametrize("case", KINDS.values(), ids=KINDS)
 SCALE = torch.tensor(0.004)
-# Rows that share warps, and do not; several steps of a thread, and CTAs of a row.
+# Rows that share a warp, or do not; several steps per thread, and several CTAs per row.
 TILES = {
     "8 rows": RowTile(8, 3, 2),
     "4 rows": RowTile(4, 2, 1),
@@ -36,20 +36,20 @@ TILES = {
 
 @pytest.fixture(autouse=True)
 def one_sm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few CTAs, each with many turns."""
+    """Few CTAs, each with many work items."""
     for arch in ("sm_90", "sm_100"):
         monkeypatch.setitem(SM_COUNTS, arch, 1)
 
 
 def on(device: torch.device, routing: Routing) -> Routing:
-    """A routing on a device, -1 beyond the tiles in use made slots that no token has."""
+    """A routing on ``device``; beyond the tiles in use, slots hold an invalid token."""
     groups, slots, rows = (part.clone() for part in routing)
     groups[1 + int(groups[0]) :] = slots[int(groups[0]) :] = 2**31 - 1
     return Routing(*(part.to(device) for part in (groups, slots, rows)))
 
 
 def check_in_use(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], routing: Routing) -> None:
-    """Same bits in tiles in use; others are as they were allocated, poisoned."""
+    """Check that tiles in use are bit-identical, and that others still hold poison."""
     used = int(routing.groups[0])
     check_equal([t[:used] for t in found], [t[:used] for t in expected])
     for each in found:
@@ -66,7 +66,7 @@ def check(
     terms: int = 1,
     per_token: bool | None = None,
 ) -> None:
-    """Both ops, or that which ``per_token`` says."""
+    """Check both ops, or the op that ``per_token`` selects."""
     given, on_device = x.to(device), on(device, routing)
     factors = weights if weights is None else weights.to(device)
     if per_token is not True:
@@ -78,7 +78,7 @@ def check(
 
 
 def use(patch: pytest.MonkeyPatch, tile: RowTile, ctas: int | None = None) -> None:
-    """Quantise with ``tile``, whatever the batch, and so many CTAs."""
+    """Make the op use ``tile`` for any batch, with ``ctas`` CTAs."""
     module = import_module("nvfp4_kernels.moe.quantize.sm100")
     patch.setattr(module, "choose_config", lambda *_: tile)
     if ctas is not None:
@@ -110,7 +110,7 @@ def test_terms_and_weights(name: str, terms: int, op_device: torch.device) -> No
 def test_tiles(
     name: str, rows: int, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More turns than CTAs, and rows that end within a CTA's part."""
+    """More work items than CTAs, and rows that end within a CTA's share."""
     use(monkeypatch, TILES[name], ctas=3)
     x, routing = routed(RoutingCase(21, 2, 3, rows, ids="hostile"), 16 * 11)
     check(x, routing, op_device, terms=1 if rows == 32 else 2)
@@ -127,7 +127,7 @@ def test_every_schedule(op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 @SM100
 @pytest.mark.parametrize(("name", "terms"), [("ids of no expert", 1), ("tiles of 64", 3)])
 def test_rows_in_tiles(name: str, terms: int, op_device: torch.device) -> None:
-    """Rows of slots where they lie; NaN in padding is not read."""
+    """Rows of slots are quantised in place; NaN in padding is not read."""
     x, routing = routed(CASES[name], 64)
     in_tiles = reference.moe_gather(x, routing, None)
     in_tiles[routing.slots < 0] = math.nan
@@ -154,7 +154,7 @@ def test_gather(case: RoutingCase, op_device: torch.device) -> None:
 
 @TWO_SCHEDULES
 def test_parts_of_rows(op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several parts of a row and turns of a CTA, weighed."""
+    """Several CTAs per row and several work items per CTA, with weights."""
     module = import_module("nvfp4_kernels.moe.quantize.gather")
     monkeypatch.setattr(module, "choose_gather", lambda *_: GatherTile(32, 2))
     monkeypatch.setattr(module, "ctas_of", lambda *_: 5)
@@ -167,7 +167,7 @@ def test_parts_of_rows(op_device: torch.device, monkeypatch: pytest.MonkeyPatch)
 @SM100
 @TWO_SCHEDULES
 def test_dependent_launches(op_device: torch.device) -> None:
-    """A second call may start while the first still runs, and reads what that has written."""
+    """A second launch may start before the first has ended, and reads the first one's result."""
     x, routing = routed(RoutingCase(6, 2, 3), 64)
     in_tiles = moe_gather(x.to(op_device), on(op_device, routing))
     found = moe_quantize(in_tiles, on(op_device, routing), SCALE.to(op_device))
@@ -177,7 +177,7 @@ def test_dependent_launches(op_device: torch.device) -> None:
 @pytest.mark.parametrize("per_token", [False, True])
 @pytest.mark.parametrize("terms", [1, 3])
 def test_each_byte_once(terms: int, per_token: bool) -> None:
-    """Tokens once from memory, tiles in use written once, the others not at all."""
+    """Tokens are read from HBM once, tiles in use written once, others never."""
     for case in (RoutingCase(11, 2, 3), RoutingCase(70, 2, 3, 64)):
         x, routing = routed(case, 96)
         with devices.emulated_ops(EAGER) as gpu:

@@ -1,4 +1,4 @@
-"""Mistakes made on purpose in ``moe_quantize``: each reported or seen in the numbers."""
+"""Mutation tests of ``moe_quantize``: each mutant is reported, or its results are wrong."""
 
 from functools import partial
 
@@ -71,13 +71,13 @@ def test_caught(mistake: Mistake) -> None:
 
 
 def test_padding_that_nobody_writes_is_seen() -> None:
-    """With one global scale rows of padding are not quantised."""
+    """Unwritten padding is noticed even with one global scale, which leaves padding unquantised."""
     mistake = Mistake(PLACE.replaced("output:RowQuantizer", "write_zeros", nothing), WRONG)
     check_caught(mistake, partial(check, per_token=False), FEW_CTAS, schedules=[EAGER])
 
 
 def twice() -> None:
-    """The second launch quantises what the first one copied."""
+    """Launch gather and quantise; the second launch quantises the first one's rows."""
     x, routing = routed(RoutingCase(6, 2, 3), 64)
     moe_quantize(moe_gather(x, routing), routing, torch.tensor(0.01))
 

@@ -1,4 +1,4 @@
-"""``moe_route``: the reference against sorting one slot after the other."""
+"""``moe_route``: the reference against a slot-by-slot sort."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def test_bound_is_reached_and_never_passed(slots: int, experts: int, tile_tokens
         return sum(-(-count // tile_tokens) for count in counts)
 
     bound = max_tiles(slots, experts, tile_tokens)
-    # The worst: one slot for every expert that is reached, and all others to the first.
+    # Worst case: one slot for every expert that is reached, and all others to the first.
     reached = min(slots, experts)
     worst = [1] * reached
     for at in range(slots - reached):

@@ -1,4 +1,4 @@
-"""``moe_route`` on GPUs: the tiles in use to the last number, whatever lies beyond."""
+"""``moe_route`` on GPUs: tiles in use exactly, tiles beyond arbitrary."""
 
 from dataclasses import replace
 from importlib import import_module
@@ -16,9 +16,9 @@ from tests.test_kernels.rowwise.row_cases import EVERY_SCHEDULE, TWO_SCHEDULES
 
 pytestmark = pytest.mark.schedules("random 1")
 SM90, SM100 = pytest.mark.arch("sm_90"), pytest.mark.arch("sm_100")
-POISON = 2**31 - 1  # of memory that nobody has written
+POISON = 2**31 - 1  # fills unwritten memory
 
-# Layouts that no small batch would choose.
+# Layouts that no small batch gets by default.
 TILES = {
     "one warp": RouteTile(32, steps=4),
     "one warp, several turns": RouteTile(32, steps=2, single=False),
@@ -30,7 +30,7 @@ TILES = {
 
 
 def use(patch: pytest.MonkeyPatch, tile: RouteTile) -> None:
-    """Sort with ``tile``, whatever the batch."""
+    """Make the op use ``tile`` for any batch."""
     module = import_module("nvfp4_kernels.moe.route.kernel")
     patch.setattr(module, "choose_config", lambda *_: tile)
 
@@ -77,7 +77,7 @@ def test_every_schedule(op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("tile_tokens", [TILE_TOKENS[0], TILE_TOKENS[3], TILE_TOKENS[-1]])
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_around_full_tiles(tile_tokens: int, more: int, op_device: torch.device) -> None:
-    """One slot more or less than two tiles hold, of one expert and of an expert's neighbour."""
+    """One slot more or less than two tiles hold, for one expert and for two neighbours."""
     slots = 2 * tile_tokens + more
     check(RoutingCase(slots, 1, 2, tile_tokens, ids="one"), op_device)
     ids = torch.ones(2 * slots, 1, dtype=torch.int32)
@@ -97,7 +97,7 @@ def test_many_experts(experts: int, op_device: torch.device) -> None:
 
 
 def test_more_slots_than_registers_hold(op_device: torch.device) -> None:
-    """A whole prefill of 8192 tokens fills the cluster's registers, one of more does not."""
+    """A prefill of 8192 tokens fits in the cluster's registers, a longer one does not."""
     case = RoutingCase(8192 + 40, 8, 12, 256)
     tile = choose_config(8192 * 8, 12)
     assert tile.single
@@ -107,14 +107,14 @@ def test_more_slots_than_registers_hold(op_device: torch.device) -> None:
 
 
 def test_one_slot_of_every_lane(op_device: torch.device) -> None:
-    """The order in a warp: the same expert from all lanes, and from every third one."""
+    """Order within a warp: all lanes choose one expert, or every third lane does."""
     for ids in (torch.zeros(64, 1), torch.arange(96).unsqueeze(1) % 3):
         check(RoutingCase(len(ids), 1, 3), op_device, ids.int())
 
 
 @TWO_SCHEDULES
 def test_dependent_launches(op_device: torch.device) -> None:
-    """A second call may start while the first still runs, and reads what that has written."""
+    """A second launch may start before the first has ended, and reads the first one's result."""
     case = RoutingCase(16, 2, 40)
     rows = check(case, op_device).rows
     found = moe_route(rows, 40, 8)

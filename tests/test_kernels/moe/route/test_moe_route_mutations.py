@@ -1,4 +1,4 @@
-"""Mistakes made on purpose in ``moe_route``: each reported or seen in the numbers."""
+"""Mutation tests of ``moe_route``: each mutant is reported, or its results are wrong."""
 
 from functools import partial
 from typing import Any
@@ -29,7 +29,7 @@ PAIR = partial(use, tile=RouteTile(64, cluster=2, steps=2))
 
 
 def lanes_after(lane: Any, lanes: Any) -> Any:
-    """Rank lanes from the last on."""
+    """Mutant: rank lanes in descending order."""
     import cutlass.cute as cute
     from cutlass import Uint32
 
@@ -85,7 +85,7 @@ def test_caught(mistake: Mistake) -> None:
 
 
 def twice() -> None:
-    """The second launch sorts by the rows that the first one wrote."""
+    """Launch two sorts; the second routes by the first one's rows."""
     case = RoutingCase(16, 2, 40)
     moe_route(moe_route(case.topk_ids(), 40, 8).rows, 40, 8)
 

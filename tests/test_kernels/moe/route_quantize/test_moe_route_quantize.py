@@ -1,4 +1,4 @@
-"""``moe_route_quantize`` and its siblings: the two ops' results to the bit, in one launch."""
+"""``moe_route_quantize`` and its siblings: bit-identical to the two ops, in one launch."""
 
 import math
 from importlib import import_module
@@ -31,7 +31,7 @@ from tests.test_kernels.rowwise.row_cases import TWO_SCHEDULES
 pytestmark = pytest.mark.schedules("random 1")
 BF16 = torch.bfloat16
 SM90, SM100 = pytest.mark.arch("sm_90"), pytest.mark.arch("sm_100")
-# What one CTA sorts, and tiles that take two launches, which have tests of their own.
+# Cases that one CTA sorts, and tiles of two launches, which have tests of their own.
 FEW = "no token", "ids of no expert", "round-robin map", "tiles of 32", "tiles of 64"
 EXTREMES = pytest.mark.schedules("eager", "all late", "random 1")
 SCALE = torch.tensor(0.004)
@@ -39,13 +39,13 @@ SCALE = torch.tensor(0.004)
 
 @pytest.fixture(autouse=True)
 def one_sm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few CTAs, each with many turns."""
+    """Few CTAs, each with many work items."""
     for arch in ("sm_90", "sm_100"):
         monkeypatch.setitem(SM_COUNTS, arch, 1)
 
 
 def tokens(case: RoutingCase, k: int) -> tuple[Tensor, Tensor]:
-    """Tokens, NaN where no expert of this rank asks for one, and their experts."""
+    """Tokens, NaN where no expert of this rank is chosen, and their experts."""
     ids = case.topk_ids()
     x = torch.randn(case.tokens, k).to(BF16)
     x[(case.routing(ids).rows < 0).all(1)] = math.nan
@@ -53,7 +53,7 @@ def tokens(case: RoutingCase, k: int) -> tuple[Tensor, Tensor]:
 
 
 def check_in_use(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
-    """Same bits in tiles in use; others are as they were allocated, poisoned."""
+    """Check that tiles in use are bit-identical, and that others still hold poison."""
     used = int(expected[0][0])
     lengths = 1 + used, used, len(expected[2]), *[used] * (len(expected) - 3)
     for ours, theirs, length in zip(found, expected, lengths, strict=True):
@@ -62,7 +62,7 @@ def check_in_use(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> Non
 
 
 def check(case: RoutingCase, k: int, device: torch.device, weighted: bool = False) -> None:
-    """Quantised, and per token in three terms."""
+    """Check both ops: with a global scale, and per token in three terms."""
     x, ids = tokens(case, k)
     weights = torch.rand(ids.shape) if weighted else None
     common = ids, case.expert_map(), case.experts, case.tile_tokens
@@ -106,14 +106,14 @@ def test_gather_on_hopper(name: str, op_device: torch.device) -> None:
 @SM100
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_bounds(more: int, op_device: torch.device) -> None:
-    """Around the most slots that one launch takes."""
+    """Slots around the most that one launch takes."""
     check(RoutingCase(MAX_SLOTS + more, 1, 16, ids="each", total=64), 128, op_device)
 
 
 @SM100
 @EXTREMES
 def test_many_turns(op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More turns than CTAs; a CTA of fewer threads than there are slots and experts."""
+    """More work items than CTAs; a CTA has fewer threads than there are slots and experts."""
     module = import_module("nvfp4_kernels.moe.quantize.sm100")
     monkeypatch.setattr(module, "choose_config", lambda *_: RowTile(2, 2, 3))
     fused = import_module("nvfp4_kernels.moe.route_quantize.sm100")
@@ -129,7 +129,7 @@ def test_gather_few_slots(op_device: torch.device) -> None:
 @SM100
 @TWO_SCHEDULES
 def test_dependent_launches(op_device: torch.device) -> None:
-    """A second call may start while the first still runs, and reads what that has written."""
+    """A second launch may start before the first has ended, and reads the first one's result."""
     case = RoutingCase(16, 2, 40)
     x, ids = tokens(case, 32)
     routing = moe_route_gather(x.to(op_device), ids.to(op_device), 40, 8)[0]
@@ -139,7 +139,7 @@ def test_dependent_launches(op_device: torch.device) -> None:
 
 
 def test_launches() -> None:
-    """One for few slots, two for more."""
+    """Few slots take one launch, more slots take two."""
     with devices.emulated_ops(EAGER) as gpu:
         for count, expected in ((MAX_SLOTS, 1), (MAX_SLOTS + 1, 2)):
             gpu.launches.clear()
@@ -149,7 +149,7 @@ def test_launches() -> None:
 
 
 def test_is_the_two_ops() -> None:
-    """On the CPU, through the public ops."""
+    """Fused ops on the CPU equal the two ops, through the public API."""
     case = CASES["round-robin map"]
     x, ids = tokens(case, 32)
     mapped, weights = case.expert_map(), torch.rand(ids.shape)

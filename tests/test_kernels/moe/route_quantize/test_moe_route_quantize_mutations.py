@@ -1,4 +1,4 @@
-"""Mistakes made on purpose in routing and copying at once: each reported or seen."""
+"""Mutation tests of routing fused with permutation: each mutant is reported, or wrong."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ def test_caught(mistake: Mistake) -> None:
 
 
 def twice() -> None:
-    """The second launch routes by the rows that the first one wrote."""
+    """Launch twice: the second launch routes by the first one's rows."""
     case = RoutingCase(16, 2, 40)
     x = torch.randn(16, 32).bfloat16()
     routing = moe_route_gather(x, case.topk_ids(), 40, 8)[0]

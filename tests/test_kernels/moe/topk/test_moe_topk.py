@@ -1,4 +1,4 @@
-"""``moe_topk`` on the CPU, against a loop over tokens and experts in Python's own numbers."""
+"""``moe_topk`` on the CPU, against a loop over tokens and experts in Python floats."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The kernel of ``moe_topk``: the formula's experts to the bit, its weights nearly so."""
+"""The kernel of ``moe_topk``: exactly the formula's experts, weights within a tolerance."""
 
 import math
 
@@ -13,8 +13,8 @@ from tests.test_kernels.router_cases import CASES, RouterCase
 
 pytestmark = pytest.mark.schedules("random 1")
 SM90, SM100 = pytest.mark.arch("sm_90"), pytest.mark.arch("sm_100")
-# An exponential is within 2 ulp and what the rounding of its exponent, below 32, costs: 8 ulp; a
-# sum has as many roundings as steps; on the way to the result there are four more.
+# An exponential is within 8 ulp: 2 ulp, and the rounding of its exponent, which is below 32. A
+# sum has as many roundings as steps; four more roundings lead to the result.
 TOLERANCE = 24 * 2.0**-23
 
 
@@ -26,7 +26,7 @@ def check(case: RouterCase, device: torch.device) -> None:
 
 
 def check_topk(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
-    """Same experts in the same order, and weights within ``TOLERANCE``."""
+    """Check for the same experts in the same order, and weights within ``TOLERANCE``."""
     assert torch.equal(found[1].cpu(), expected[1])
     torch.testing.assert_close(found[0].cpu(), expected[0], rtol=TOLERANCE, atol=0.0)
 
@@ -45,7 +45,7 @@ def test_on_hopper(name: str, op_device: torch.device) -> None:
 
 @SM100
 def test_extremes(op_device: torch.device) -> None:
-    """NaN, infinities, zeros of both signs: never the same expert twice, never beyond the last."""
+    """NaN, infinities and zeros of both signs: no expert occurs twice, and all ids are valid."""
     logits = torch.tensor(
         [
             [math.nan] * 6,
@@ -57,7 +57,7 @@ def test_extremes(op_device: torch.device) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         ids = moe_topk(logits.to(op_device, dtype), Router(4, "sigmoid"))[1].cpu()
         assert ids.tolist() == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3], [4, 2, 0, 3]]
-    # No sigmoid is left of these.
+    # No sigmoid remains of such logits.
     weights, _ = moe_topk(torch.full((1, 6), -200.0).to(op_device), Router(2, "sigmoid"))
     assert weights.tolist() == [[0.0, 0.0]]
 

@@ -42,12 +42,12 @@ SCALE = torch.tensor(0.004)
 
 @dataclass(frozen=True)
 class Case:
-    """A batch: its router, and the rank that looks at it.
+    """A batch's router, and the rank that runs it.
 
     Attributes:
         routed: logits and rule.
         tile_tokens: rows of a token tile.
-        ranks: that neighbouring experts are divided among; 1: there is no map.
+        ranks: number of ranks that hold contiguous experts; 1: no expert map.
     """
 
     routed: RouterCase
@@ -66,7 +66,7 @@ class Case:
         return mapped
 
     def given(self, k: int) -> tuple[Tensor | None, ...]:
-        """Tokens, NaN where no expert of this rank asks for one, logits, bias, padding and map."""
+        """Tokens (NaN where no expert of this rank is chosen), logits, bias, padding and map."""
         logits, bias, padding = self.routed.given()
         mapped = self.expert_map()
         x = torch.randn(len(logits), k).to(BF16)
@@ -76,7 +76,7 @@ class Case:
         return x, logits, bias, padding, mapped
 
 
-# A warp for each token, in clusters of 1, 2 and 4 CTAs; tiles that write whole atoms.
+# A warp per token, in clusters of 1, 2 and 4 CTAs; tiles that write whole atoms.
 CASES = {
     "no token": Case(ROUTERS["no token"]),
     "one token": Case(RouterCase(1, 128, Router(8))),
@@ -91,13 +91,13 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def few_sms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few CTAs, each with many turns."""
+    """Few CTAs, each with many work items."""
     for arch in ("sm_90", "sm_100"):
         monkeypatch.setitem(SM_COUNTS, arch, 2)
 
 
 def check_in_use(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
-    """Weights nearly, all else to the bit in tiles in use; others are as allocated, poisoned."""
+    """Check weights within a tolerance, tiles in use exactly, other tiles for the poison."""
     weights, groups, _, rows, *_ = expected
     torch.testing.assert_close(found[0].cpu(), weights, rtol=24 * 2.0**-23, atol=0.0)
     used = int(groups[0])
@@ -112,7 +112,7 @@ def moved(given: tuple[Tensor | None, ...], device: torch.device) -> list:
 
 
 def check(case: Case, k: int, device: torch.device) -> None:
-    """Quantised, and per token in two terms."""
+    """Check both ops: with a global scale, and per token in two terms."""
     given, rule = case.given(k), case.routed.router
     x, logits, bias, padding, mapped = moved(given, device)
     sizes = case.experts, case.tile_tokens
@@ -147,7 +147,7 @@ def test_quantize(name: str, op_device: torch.device) -> None:
 @SM100
 @EXTREMES
 def test_every_schedule(op_device: torch.device) -> None:
-    """Clusters of four with more tokens than warps, and more turns than teams."""
+    """Clusters of four with more tokens than warps, and more work items than teams."""
     check(Case(RouterCase(70, 16, Router(2), padded=True), 8), 96, op_device)
 
 
@@ -166,7 +166,7 @@ def test_gather_on_hopper(name: str, op_device: torch.device) -> None:
 
 @SM100
 def test_many_tokens(op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too many for one launch: the same results from several."""
+    """Too many tokens for one launch: several launches give the same results."""
     module = import_module("nvfp4_kernels.moe.topk_route.choose")
     monkeypatch.setattr(module, "MAX_TOKENS", 8)
     check(CASES["a cluster of two"], 32, op_device)
@@ -176,7 +176,7 @@ def test_many_tokens(op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -
 @SM100
 @TWO_SCHEDULES
 def test_dependent_launches(op_device: torch.device) -> None:
-    """A second call may start while the first still runs, and reads what that has written."""
+    """A second launch may start before the first has ended, and reads the first one's result."""
     case = RouterCase(16, 8, Router(2))
     logits = case.given()[0].to(op_device)
     x = torch.randn(16, 32).to(op_device, BF16)
@@ -186,7 +186,7 @@ def test_dependent_launches(op_device: torch.device) -> None:
 
 
 def test_launches() -> None:
-    """One from the logits on, at every number of tokens of a decode."""
+    """One launch starts from the logits, for every number of tokens of a decode."""
     with devices.emulated_ops(EAGER) as gpu:
         for tokens, expected in ((1, 1), (64, 1), (192, 1), (1025, 3)):
             gpu.launches.clear()
@@ -196,7 +196,7 @@ def test_launches() -> None:
 
 
 def test_is_the_three_ops() -> None:
-    """On the CPU, through the public ops."""
+    """Fused ops on the CPU equal the three ops, through the public API."""
     case = Case(RouterCase(30, 32, Router(4), padded=True), ranks=4)
     x, logits, bias, padding, mapped = case.given(32)
     assert x is not None
@@ -228,12 +228,12 @@ def test_each_is_one_op() -> None:
 
     x, logits = torch.randn(9, 32).to(BF16), torch.randn(9, 32)
     calls = [((x, logits), {}), ((x[:7].clone(), logits[:7].clone()), {})]
-    # torch takes the router's scale for a symbol, then begins anew with the number.
-    check_compiled(call, calls, graphs=2, fewer=1)  # 2.13 does so, 2.11 does not
+    # torch takes the router's scale for a symbol, then recompiles with the number.
+    check_compiled(call, calls, graphs=2, fewer=1)  # torch 2.13 does so, 2.11 does not
 
 
 def test_choices() -> None:
-    """A warp for each token while that is possible, and one launch for every graph's batch."""
+    """One warp per token where possible, and one launch for every batch of a CUDA graph."""
     sizes = 8, 128, 8, 128
     found = {}
     for tokens in (1, 8, 16, 32, 64, 128, 256, 512, 1024):

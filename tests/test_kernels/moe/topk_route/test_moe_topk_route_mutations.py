@@ -1,4 +1,4 @@
-"""Mistakes made on purpose in choosing and routing at once: each reported or seen."""
+"""Mutation tests of top-k fused with routing: each mutant is reported, or wrong."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -37,7 +37,7 @@ def few_ctas(patch: pytest.MonkeyPatch) -> None:
 
 
 def own_memory(given: Any) -> Any:
-    """Primitives that take a peer's memory for the CTA's own."""
+    """Mutant: read the CTA's own shared memory for a peer's."""
 
     class Primitives:
         def __getattr__(self, name: str) -> Any:
@@ -47,7 +47,7 @@ def own_memory(given: Any) -> Any:
 
 
 def orders_as_they_are(self: Any, *given: Any) -> Any:
-    """Leave out what an expert or a group is to be left out by."""
+    """Mutant: do not exclude the chosen expert, or the experts outside the chosen groups."""
     return next(each for each in given if isinstance(each, list))
 
 
@@ -63,7 +63,7 @@ ROUTE_MISTAKES = {
     "experts and padding unwritten": ROUTE.replaced("route", "write_tiles", nothing),
     "a tile fewer": ROUTE.with_result("route", "place_experts", lambda used: used - 1),
 }
-# What is wrong, and a case that tells.
+# Mutants, and the case that exposes each.
 CHOICE_MISTAKES = {
     "an expert twice": (CHOICE.replaced(OF_TOKEN, "_without", orders_as_they_are), "Qwen3"),
     "no expert of equal ones": (CHOICE.replaced("choice", "NONE", -1), "ties of float32"),
@@ -105,7 +105,7 @@ def test_wrong_choice(patch: Patch, case: str) -> None:
 
 
 def twice() -> None:
-    """The second launch chooses by the weights that the first one wrote."""
+    """Launch twice: the second launch chooses by the first one's weights."""
     x = torch.randn(16, 32).bfloat16()
     weights, *_ = moe_topk_route_gather(x, torch.randn(16, 8), Router(2), 8, 8)
     moe_topk_route_gather(x, weights, Router(1), 2, 8)

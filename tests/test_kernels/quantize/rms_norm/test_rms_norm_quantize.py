@@ -73,7 +73,7 @@ def check_exact(
     weight_dtype: torch.dtype | None = None,
     terms: int = 1,
 ) -> None:
-    """All four ops, on integers."""
+    """Check all four ops on integers, bit for bit."""
     x, residual, weight = case.integers(), case.integers(), random_weight(case, weight_dtype)
     dx, dr, dw, ds = (t.to(device) for t in (x, residual, weight, SCALE))
     check_equal(
@@ -127,7 +127,7 @@ def test_terms(m: int, terms: int, op_device: torch.device) -> None:
 @ONE_SCHEDULE
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
 def test_random_values(dtype: torch.dtype, op_device: torch.device) -> None:
-    """Every row is exact for some reciprocal root as near the true one as float32 sums come.
+    """Every row is exact for some reciprocal root within float32's error of the true root.
 
     A sum of n positive products, fused, is off by less than n roundings of 2⁻²⁴; here a thread adds
     16, lanes and warps another 10. The mean and the addition of eps round once each, the root
@@ -147,14 +147,14 @@ def test_random_values(dtype: torch.dtype, op_device: torch.device) -> None:
         codes, _, possible = plain.quantize_per_token(normalised)
         same = (codes == data[row].cpu()).all(-1) & (possible == row_scale[row].cpu())
         assert same.any(), f"row {row}"
-    # The scales are those that go with the codes: a second look at the same values.
+    # Scales follow from the same values as the codes, which are checked above.
     assert bits(scales).any()
 
 
 @SM100
 @ONE_SCHEDULE
 def test_not_finite(op_device: torch.device) -> None:
-    """A row with NaN is NaN altogether; its neighbours are as ever."""
+    """A row with NaN becomes NaN throughout; other rows are unaffected."""
     x = Case(5, 64).integers()
     x[3, 20] = torch.nan
     weight = torch.ones(64, dtype=BF16)
@@ -170,7 +170,7 @@ def test_not_finite(op_device: torch.device) -> None:
 @SM100
 @ONE_SCHEDULE
 def test_spaced_rows(op_device: torch.device) -> None:
-    """Input and residual with strides of their own; the new residual is contiguous."""
+    """Strided input and residual; the new residual is contiguous."""
     wide, residual = Case(20, 192).integers(), Case(20, 96).integers()
     x, weight = wide[:, 32:128], random_weight(Case(1, 96))
     args = [wide.to(op_device)[:, 32:128], residual.to(op_device), weight.to(op_device)]
@@ -185,7 +185,7 @@ def test_spaced_rows(op_device: torch.device) -> None:
 @EVERY_SCHEDULE
 @pytest.mark.parametrize("over", ["x", "residual", "neither"])
 def test_where_the_new_residual_goes(over: str, op_device: torch.device) -> None:
-    """Into a tensor that is given, which may be one of those that are added."""
+    """The new residual goes to a given tensor, which may be one of the addends."""
     case = Case(5, 1040)
     x, residual, weight = case.integers(), case.integers(), random_weight(case)
     expected = reference.add_rms_norm_quantize(x, residual, weight, EPS, SCALE)
@@ -208,7 +208,7 @@ def test_where_the_new_residual_goes(over: str, op_device: torch.device) -> None
 @SM100
 @EVERY_SCHEDULE
 def test_dependent_launches(op_device: torch.device) -> None:
-    """The next kernel may start while this one runs, and reads the residual it has written."""
+    """A second launch may start before the first has ended, and reads the new residual."""
     case = Case(3, 64)
     x, residual, weight = case.integers(), case.integers(), random_weight(case)
     args = [t.to(op_device) for t in (x, residual, weight)]
@@ -218,7 +218,7 @@ def test_dependent_launches(op_device: torch.device) -> None:
 
 
 def test_each_byte_once() -> None:
-    """But the weight, which every CTA reads: once from memory, then from cache."""
+    """Inputs are read once; each CTA reads the weight, once from HBM and then from cache."""
     with devices.emulated_ops(EAGER) as gpu:
         case = Case(19, 592)
         x, residual, weight = case.random(), case.random(), random_weight(case)

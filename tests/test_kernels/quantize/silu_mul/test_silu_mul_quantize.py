@@ -44,7 +44,7 @@ def random_input(case: Case) -> Tensor:
 
 
 def grid_input(case: Case) -> Tensor:
-    """Gates whose silu is the gate itself or zero in float32, however exp is approximated."""
+    """Gates whose silu is exactly the gate or zero in float32, for any approximation of exp."""
     gate = torch.tensor([0.0, 32.0, 64.0, -256.0])[torch.randint(4, case.shape)]
     up = torch.tensor([0.5, -1.0, 3.0, -6.0, 0.0])[torch.randint(5, case.shape)]
     return torch.cat([gate, up], dim=-1).to(case.dtype)
@@ -102,7 +102,7 @@ def test_terms(m: int, terms: int, op_device: torch.device) -> None:
 
 
 def bounds(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Between which the kernel's product lies, rounded as it rounds.
+    """Lower and upper bound of the kernel's product, rounded as the kernel rounds.
 
     16-bit types: e^-x is off by |x| · 2⁻²⁴ for the rounding of x · log2(e), as much again for that
     constant, and the 2 ulp of exp2; the sum by half an ulp, the reciprocal by one, the product by
@@ -119,7 +119,7 @@ def bounds(x: Tensor) -> tuple[Tensor, Tensor]:
 @ONE_SCHEDULE
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
 def test_random_values(dtype: torch.dtype, op_device: torch.device) -> None:
-    """Rounding is monotone: where both ends of the bounds give the same block, so must we."""
+    """Rounding is monotone: where both bounds give the same block, the kernel must as well."""
     case = Case(37, 400, dtype=dtype)
     x = random_input(case)
     ends = [plain.quantize(end, SCALE) for end in bounds(x)]
@@ -157,7 +157,7 @@ def test_spaced_rows(op_device: torch.device) -> None:
 @SM100
 @ONE_SCHEDULE
 def test_dependent_launches(op_device: torch.device) -> None:
-    """It may start while the kernel before it runs, and reads what that has written."""
+    """A launch may start before its predecessor has ended, and reads the predecessor's result."""
     x = grid_input(Case(32, 32)).to(op_device)
     *_, row_scale = silu_mul_quantize_per_token(x)
     gate_up = row_scale.view(1, 32)

@@ -24,9 +24,9 @@ Given = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes and variants; ``unstored`` tokens have no slot, ``padding`` rows come after the last.
+    """Sizes and variants; ``unstored`` tokens have no slot, ``padding`` rows follow the last token.
 
-    ``norms`` names what is normalised, ``q`` and ``k``, or is empty.
+    ``norms`` names the normalised tensors, ``q`` and ``k``, or is empty.
     """
 
     tokens: int
@@ -46,7 +46,7 @@ class Case:
     padding: int = 0
 
     def arguments(self) -> Given:
-        """Arguments of the op: q, k and v are what a fused projection's result holds."""
+        """Arguments of the op; q, k and v are slices of a fused projection's result."""
         heads = self.q_heads, self.kv_heads, self.kv_heads
         rows = self.tokens + self.padding
         q, k, v = self.vectors(rows, sum(heads)).split(heads, 1)
@@ -72,7 +72,7 @@ class Case:
         return given
 
     def vectors(self, rows: int, heads: int) -> Tensor:
-        """Heads of sizes octaves apart; rows of padding are NaN."""
+        """Heads with magnitudes octaves apart; padding rows are NaN."""
         sizes = 2.0 ** torch.randint(-6, 4, (rows, heads, 1))
         vectors = (torch.randn(rows, heads, self.head_dim) * sizes).to(self.dtype)
         vectors[self.tokens :] = torch.nan
@@ -85,7 +85,7 @@ class Case:
         return torch.cat((angles.cos(), angles.sin()), -1).to(self.table_dtype)
 
     def cache(self) -> Tensor:
-        """Every other page of rows before heads, as of one layer among two; any bytes."""
+        """Every other page of random bytes, as of one of two layers; rows before heads."""
         width = 2 * self.head_dim * (1 if self.fp8 else 2)
         shape = PAGES, 2, self.page_size, self.kv_heads, width
         pages = torch.randint(0, 256, shape, dtype=torch.uint8)
@@ -93,31 +93,31 @@ class Case:
 
 
 def run_reference(given: Given) -> Tensor:
-    """Call the reference; return the queries of the tokens that there are."""
+    """Call the reference; return the queries of the tokens, without padding."""
     out = given["q"].new_empty(given["q"].shape)
     reference.rotary_store(out, *(given.get(name) for name in REFERENCE_ARGUMENTS))
     return out[: len(given["slot_mapping"])]
 
 
 def expected(given: Given) -> tuple[Tensor, Tensor]:
-    """The reference's queries, without padding, and the cache."""
+    """Return the reference's queries, without padding, and the cache."""
     copy = same_memory(given["kv_cache"])
     return run_reference(given | {"kv_cache": copy}), copy
 
 
 def same_memory(x: Tensor) -> Tensor:
-    """Copy of a tensor in a copy of all the memory that it is a part of."""
+    """Copy a tensor together with its whole storage."""
     storage = x.untyped_storage().clone()
     return torch.empty(0, dtype=x.dtype).set_(storage, x.storage_offset(), x.shape, x.stride())
 
 
 def memory(x: Tensor) -> Tensor:
-    """All bytes of the memory that ``x`` is a part of."""
+    """All bytes of the storage of ``x``."""
     return torch.empty(0, dtype=torch.uint8, device=x.device).set_(x.untyped_storage()).cpu()
 
 
 def on(given: Given, device: torch.device) -> Given:
-    """Arguments on a device, with the same strides, in memory of their own."""
+    """Arguments on a device, with the same strides and a copy of each storage."""
     moved: Given = {}
     for name, x in given.items():
         moved[name] = x
@@ -131,7 +131,7 @@ def on(given: Given, device: torch.device) -> Given:
 
 
 def check_kernel(case: Case, device: torch.device) -> None:
-    """Bit for bit; of the cache's memory nothing else is touched."""
+    """Check bit for bit, and that no other byte of the cache's storage changes."""
     torch.manual_seed(0)
     check_given(case.arguments(), device)
 
@@ -147,7 +147,7 @@ def check_given(given: Given, device: torch.device) -> None:
 
 
 def use_many(patch: pytest.MonkeyPatch) -> None:
-    """Take the layout of many tokens for any number."""
+    """Use the layout for many tokens for any number of tokens."""
     module = import_module("nvfp4_kernels.rotary.store.launch")
     choose = module.choose_config
     patch.setattr(module, "choose_config", lambda tokens, *sizes: choose(1 << 20, *sizes))

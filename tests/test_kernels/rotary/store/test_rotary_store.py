@@ -1,4 +1,4 @@
-"""``rotary_store``: the reference against float64, vLLM's rotation and the ops it stands for."""
+"""``rotary_store``: the reference against float64, vLLM's rotation and the unfused ops."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 
 
 def exact(given: Given, name: str) -> tuple[Tensor, Tensor]:
-    """Rotated queries or keys in float64, pair by pair, and the sizes of what is added up."""
+    """Rotated queries or keys in float64, and for each the sum of its addends' magnitudes."""
     tokens = len(given["slot_mapping"])
     x, table = given[name][:tokens].double(), given["cos_sin_cache"].double()
     weight = given.get(f"{name}_norm")
@@ -53,14 +53,14 @@ def exact(given: Given, name: str) -> tuple[Tensor, Tensor]:
 
 @EVERY_CASE
 def test_against_float64(case: Case) -> None:
-    """Within the roundings there are; values of the cache, and what is not stored, to the bit."""
+    """Queries and keys within their roundings; cached values and unstored slots exactly."""
     given = case.arguments()
     before = on(given, CPU)["kv_cache"]
     out = rotary_store(**given)[: case.tokens].double()
     unit, least = torch.finfo(case.dtype).eps / 2, torch.finfo(case.dtype).smallest_normal
     roundings = {"q": 1, "k": 1}
     for name in case.norms:
-        roundings[name] += 2  # of the normalised value, and of its product with the weight
+        roundings[name] += 2  # the normalised value, and its product with the weight
     result, size = exact(given, "q")
     assert bool(((out - result).abs() <= (roundings["q"] + 0.1) * unit * size + least).all())
     cache, width = given["kv_cache"].transpose(1, 2), case.head_dim
@@ -90,7 +90,7 @@ def test_against_float64(case: Case) -> None:
 @pytest.mark.parametrize("neox", [True, False], ids=["neox", "neighbours"])
 @pytest.mark.parametrize("rotary_dim", [64, 32])
 def test_rotation_is_that_of_vllm(neox: bool, rotary_dim: int) -> None:
-    """VLLM's formula in float32, with the same table, rounded once."""
+    """Rotation by vLLM's formula in float32 with the same table, rounded once."""
     given = Case(7, rotary_dim=rotary_dim, neox=neox).arguments()
     q, k, positions = given["q"], given["k"], given["positions"]
     theirs = RotaryEmbedding.forward_static(
@@ -106,10 +106,10 @@ def test_rotation_is_that_of_vllm(neox: bool, rotary_dim: int) -> None:
 
 @EVERY_CASE
 def test_is_what_it_stands_for(case: Case) -> None:
-    """To the bit norms, ``rotary_embedding`` and the plugin's store, where sums are exact."""
+    """Bit-identical to norms, ``rotary_embedding`` and the plugin's store, where sums are exact."""
     given = case.arguments()
     tokens = case.tokens
-    for name in "qk":  # within ±8, so that float32 sums of squares are exact, in any order
+    for name in "qk":  # within ±8, so that float32 sums of squares are exact in any order
         given[name] = torch.randint(-8, 9, given[name].shape).to(case.dtype)
     q, k = given["q"][:tokens], given["k"][:tokens]
     weights = given.get("q_norm"), given.get("k_norm")
@@ -136,7 +136,7 @@ def test_is_what_it_stands_for(case: Case) -> None:
 
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), [(128, 128), (80, 32), (256, 64), (24, 8)])
 def test_sum_of_squares(head_dim: int, rotary_dim: int) -> None:
-    """Every element once, and within float32's roundings."""
+    """Every element is added once; the sum is within float32's roundings."""
     x = torch.randn(50, head_dim)
     right = x.double().square().sum(-1)
     found = reference.sum_of_squares(x, rotary_dim).double()
@@ -172,7 +172,7 @@ def test_opcheck(name: str) -> None:
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["new", "in place"])
 def test_compiled(in_place: bool) -> None:
-    """The cache and the result are those of eager mode, whatever the number of tokens."""
+    """The cache and the result equal eager mode's, for any number of tokens."""
     fixed = Case(1, norms="qk").arguments()
     del fixed["eps"]
     tokens_have = "q", "k", "v", "positions", "slot_mapping"
@@ -270,7 +270,7 @@ def test_refused(changed: Given, message: str) -> None:
 
 
 def test_results_beside_q_are_taken() -> None:
-    """Memory of the same tensor, before q and after it, but not between its rows."""
+    """``out`` may be part of q's tensor, before or after q, but not between q's rows."""
     whole = torch.zeros(6, 4, 64, dtype=BF16)
     for first in (0, 4):
         rotary_store(**given_tensors() | {"q": whole[2:4]}, out=whole[first : first + 2])

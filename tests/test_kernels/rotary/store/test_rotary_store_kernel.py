@@ -1,4 +1,4 @@
-"""``rotary_store`` on GPUs: bit for bit the reference, and nothing else of the cache is touched."""
+"""``rotary_store`` on GPUs: bit-identical to the reference; no other byte of the cache changes."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -63,7 +63,7 @@ MANY = {
 def test_two_heads_a_thread(
     case: Case, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The layout of many tokens, on few."""
+    """The layout for many tokens, on few tokens."""
     use_many(monkeypatch)
     check_kernel(case, op_device)
 
@@ -80,7 +80,7 @@ def test_two_heads_a_thread_on_hopper(
 @SM100
 @ONE_SCHEDULE
 def test_strides(op_device: torch.device) -> None:
-    """Heads before tokens, tensors of their own; positions and slots may start anywhere."""
+    """Separate q and k with other strides; positions and slots start at any element."""
     given = CASES["negative slots, padding"].arguments()
     q, k, positions, slots = (given[n] for n in ("q", "k", "positions", "slot_mapping"))
     given |= {
@@ -95,7 +95,7 @@ def test_strides(op_device: torch.device) -> None:
 @SM100
 @ONE_SCHEDULE
 def test_strides_of_single_dimensions_do_not_count(op_device: torch.device) -> None:
-    """Strides of one token, head and page, which torch lets be odd."""
+    """Strides of dimensions of size 1 are ignored; torch allows any."""
     given = Case(1, 1, 1, 32, 32).arguments()
     for name in ("q", "k", "v"):
         given[name] = given[name].as_strided((1, 1, 32), (3, 7, 1))
@@ -111,7 +111,7 @@ def test_strides_of_single_dimensions_do_not_count(op_device: torch.device) -> N
 def test_result_in_place(
     many: bool, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Idle threads too have read what they do not need before anybody overwrites it."""
+    """Idle threads have read their redundant heads before any thread overwrites q in place."""
     if many:
         use_many(monkeypatch)
     check_in_place(op_device)
@@ -133,7 +133,7 @@ def check_in_place(device: torch.device) -> None:
 @ONE_SCHEDULE
 @pytest.mark.parametrize("fp8", [False, True], ids=["bfloat16", "E4M3"])
 def test_not_finite(fp8: bool, op_device: torch.device) -> None:
-    """Infinities and NaN stay in their pairs, and in their heads where there is a norm."""
+    """Infinities and NaN spread over their pair, or over the head if there is a norm."""
     case = Case(4, 2, 2, 64, 32, fp8=fp8)
     for norms in ("", "qk"):
         given = replace(case, norms=norms).arguments()
@@ -156,7 +156,7 @@ def test_not_finite(fp8: bool, op_device: torch.device) -> None:
 @SM100
 @ONE_SCHEDULE
 def test_every_e4m3_rounding(op_device: torch.device) -> None:
-    """All bfloat16 but NaN as values, at scales that make ties and overflow of them."""
+    """All bfloat16 values but NaN, at scales that cause ties and overflow."""
     codes = torch.arange(1 << 16).to(torch.int32).to(torch.int16).view(BF16)
     v = codes[~codes.isnan()]
     v = torch.cat((v, v[:254])).view(-1, 1, 256)
@@ -171,7 +171,7 @@ def test_every_e4m3_rounding(op_device: torch.device) -> None:
 )
 @EVERY_SCHEDULE
 def test_dependent_launches(arch: str, op_device: torch.device) -> None:
-    """The second launch may start while the first one runs, and reads what it has written."""
+    """A second launch may start before the first has ended, and reads the first one's result."""
     given = CASES["Qwen3"].arguments()
     once, _ = expected(given)
     own = {"q": once, "k": once[:, :8], "v": once[:, 8:16]}
@@ -184,7 +184,7 @@ def test_dependent_launches(arch: str, op_device: torch.device) -> None:
 
 
 def test_same_bits_whatever_the_schedule_and_batch() -> None:
-    """A head's result does not know of the others."""
+    """A head's result does not depend on other heads or tokens."""
     given = CASES["Qwen3"].arguments()
     results = []
     for schedule in STANDARD[:3]:
@@ -226,12 +226,12 @@ ONCE = {
 
 @pytest.mark.parametrize("case", ONCE.values(), ids=ONCE)
 def test_each_byte_once(case: Case) -> None:
-    """Heads, and angles of the positions there are, are read once, and nothing written twice."""
+    """Heads, and angles of the positions in use, are read once; nothing is written twice."""
     check_each_byte_once(case)
 
 
 def test_order_of_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next kernel first, weights, the wait; of heads all, before those that wait for one."""
+    """The order is: release dependents, load weights, wait, load heads, then dependent loads."""
     devices.cutlass_or_skip()
     seen: list[str] = []
     load = Gpu.load
@@ -254,7 +254,7 @@ def test_order_of_loads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_choose_config() -> None:
-    """Warps over the SMs for few tokens, two heads a thread for many; all heads have a thread."""
+    """Few tokens: warps over all SMs; many: two heads per thread; every head has a thread."""
     sizes = 32, 8, 128, 128
     heads = dict(zip(("query_heads", "kv_heads", "head_dim", "rotary_dim"), sizes, strict=True))
     few = RotaryStoreTile(**heads, threads=WARP, steps=1)

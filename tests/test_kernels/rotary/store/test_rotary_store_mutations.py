@@ -1,4 +1,4 @@
-"""Mistakes made on purpose in ``rotary_store``: each reported or seen in the numbers."""
+"""Mutation tests of ``rotary_store``: each mutant is reported, or its results are wrong."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ from tests.test_kernels.rotary.store.test_rotary_store_kernel import (
 PACKAGE = "nvfp4_kernels.rotary.store"
 CPU = torch.device("cpu")
 
-# Heads fill no warp, and no CTA; a token has no slot.
+# Heads fill neither a warp nor a CTA; a token has no slot.
 PLAIN = Case(5, 3, 1, 96, 64, norms="qk", unstored=1, padding=1)
 NEIGHBOURS = replace(PLAIN, neox=False, table_dtype=FP32, norms="")
 QUANTISED = Case(3, 2, 2, 32, 32, fp8=True, norms="k", unstored=1)
@@ -42,7 +42,7 @@ QUANTISED = Case(3, 2, 2, 32, 32, fp8=True, norms="k", unstored=1)
 
 @dataclass(frozen=True)
 class Mistake:
-    """What stands once in a module, what is put there, and the finding's class, or WRONG."""
+    """A replacement of source text that occurs once, and the finding's class, or WRONG."""
 
     module: str
     right: str
@@ -113,7 +113,7 @@ MISTAKES = {
 
 
 def outcome(case: Case, many: bool) -> str:
-    """The first thing that is noticed."""
+    """Return the first finding."""
 
     def check() -> None:
         with pytest.MonkeyPatch.context() as patch:
@@ -140,7 +140,7 @@ def test_nothing_to_catch(many: bool, tmp_path: Path) -> None:
             assert outcome(case, many) == NOTHING
 
 
-# What is stored twice shows in no result: threads of a warp store the same.
+# Duplicate stores show in no result, as threads of a warp store the same.
 GUARDS = {
     "units past the last": ("(unit == inside) & part.live & (numbers", "part.live & (numbers"),
     "idle threads": ("(unit == inside) & part.live & (slot", "(unit == inside) & (slot"),
@@ -155,7 +155,7 @@ def test_nothing_is_stored_twice(name: str, tmp_path: Path) -> None:
         check_each_byte_once(PLAIN)
 
 
-# What they read beside their own another warp may have overwritten.
+# Another warp may have overwritten the heads that such mutants read besides their own.
 OVERREADERS = {
     "the last head for a missing one": ("tile.query_heads, number, first)", "5, number, 4)"),
     "a warp past the last head": (
@@ -179,7 +179,7 @@ def test_in_place_nobody_reads_what_is_overwritten(name: str, tmp_path: Path) ->
 
 
 def twice() -> None:
-    """The second kernel reads what the first one writes, and may start before it has ended."""
+    """Launch two dependent kernels; the second one's queries are the first one's result."""
     given = on(CASES["Qwen3"].arguments(), CPU)
     with devices.emulated_ops(STANDARD[0]):
         first = rotary_store(**given)
@@ -198,7 +198,7 @@ def test_a_kernel_waits_for_the_one_before(tmp_path: Path) -> None:
 
 
 def test_the_next_kernel_starts_before_the_wait(tmp_path: Path) -> None:
-    """What runs next then fetches its weights while the projection before ends."""
+    """The next kernel can then fetch its weights before the preceding projection has ended."""
     devices.cutlass_or_skip()
     late = f"pass\n{' ' * 8}{WAIT}\n{' ' * 8}{LAUNCH}"
     for folder, change in (("right", ()), ("wrong", ("kernel", WAIT, late))):
@@ -210,7 +210,7 @@ def test_the_next_kernel_starts_before_the_wait(tmp_path: Path) -> None:
 
 
 def test_the_kernel_before_must_not_write_a_weight() -> None:
-    """A norm's weight is read before that kernel has ended, as the op's documentation says."""
+    """A norm's weight is read before the preceding kernel has ended, as the op documents."""
     devices.cutlass_or_skip()
     given = on(CASES["Qwen3"].arguments(), CPU)
     with devices.emulated_ops(EAGER):
