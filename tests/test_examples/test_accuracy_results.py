@@ -1,4 +1,4 @@
-"""How sure the figures of a run are."""
+"""Confidence intervals of a run's figures."""
 
 import math
 
