@@ -223,7 +223,7 @@ def device(
 def op_device(
     request: pytest.FixtureRequest, device_schedule: Schedule | None
 ) -> Iterator[torch.device]:
-    """Device for the arguments of an op, so that the op runs its kernel, not its reference."""
+    """Device for the arguments of an op, so that the kernel runs, not the reference."""
     devices.cutlass_or_skip()
     if device_schedule is None:
         devices.cuda_or_skip(_arch(request))

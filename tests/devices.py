@@ -1,4 +1,4 @@
-"""Devices on which shared test bodies run their kernels: the emulated GPU, or the machine's.
+"""Devices of shared test bodies: the emulated GPU, or the machine's.
 
 ``pytest --device emulator|cuda|both``; see ``tests/conftest.py``.
 """

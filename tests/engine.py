@@ -206,7 +206,7 @@ def distance(a: Run, b: Run) -> float:
 
 
 def fork_workers() -> None:
-    """Have later engines fork their workers, which then need not import vLLM."""
+    """Have later engines fork their workers, which then import nothing."""
     from vllm.v1.executor import multiproc_executor
 
     multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")

@@ -102,7 +102,7 @@ def _named_in(file: Path) -> frozenset[Path]:
 
 
 def _imported(module: str, name: str) -> set[Path]:
-    """Files of an imported name: its own if it is a module, else the module that defines it."""
+    """Files of an imported name: those of the module by that name, or of the defining module."""
     if module.partition(".")[0] not in PACKAGES:
         return set()
     found = set(_files(f"{module}.{name}"))

@@ -1,4 +1,4 @@
-"""Launches that an engine makes, counted where the plugin calls kernels and vLLM's functions."""
+"""Launches of an engine, counted where the plugin calls kernels and vLLM's functions."""
 
 from collections import Counter
 from collections.abc import Callable

@@ -262,7 +262,7 @@ def _text() -> Tensor:
 
 
 def save_random(directory: Path, config: PreTrainedConfig) -> Path:
-    """Save a random bfloat16 model in which each expert counts and each shard has its gain."""
+    """Save a random bfloat16 model in which every expert matters and shards differ in gain."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
     gains = {"embed": 16.0, "k_proj": 2.0, "lm_head": 6.0, "gate.weight": 40.0}

@@ -127,7 +127,7 @@ def free_port() -> int:
 
 
 def remove_segments(port: int) -> None:
-    """Remove the shared memory that vLLM's ranks leave, which is named after their port."""
+    """Remove the shared memory that vLLM's ranks leave under names with the port."""
     for segment in Path("/dev/shm").glob(f"{port}-*"):
         segment.unlink(missing_ok=True)
 

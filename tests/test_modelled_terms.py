@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def modelled(command: str, *arguments: str) -> str:
-    """Output of a command of ``tests.modelled``, which needs its own process."""
+    """Output of a command of ``tests.modelled``, run in a process of its own."""
     devices.cutlass_or_skip()
     done = subprocess.run(
         [sys.executable, "-m", f"tests.modelled.{command}", *arguments],

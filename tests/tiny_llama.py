@@ -1,4 +1,4 @@
-"""A tiny random Llama checkpoint with a byte tokenizer: what engine and tool tests run on."""
+"""A tiny random Llama checkpoint with a byte tokenizer, on which engine and tool tests run."""
 
 import argparse
 import ast
@@ -19,7 +19,7 @@ TEXT = "def main() -> None:\n    for name in sorted(os.environ):\n        print(
 
 
 def config(**changes: Any) -> LlamaConfig:
-    """Two layers, grouped-query attention, widths that divide by 32 under two-way parallelism."""
+    """Config with two layers, grouped-query attention, and widths divisible by 32 on two ranks."""
     settings: dict[str, Any] = {
         "hidden_size": 128,
         "intermediate_size": 352,  # neither it nor its half is a multiple of 128 rows

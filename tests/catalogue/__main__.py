@@ -1,4 +1,4 @@
-"""Plans every family and writes the table that ``python -m vllm_fp4_plugin catalogue`` prints.
+"""Plan every family and write the table that ``python -m vllm_fp4_plugin catalogue`` prints.
 
     python -m tests.catalogue [--only NAME] [--keep FOLDER]
 

@@ -1,4 +1,4 @@
-"""Maker of a family's tiny checkpoint: transformers' random model, quantised as exporters do."""
+"""Writer of a family's tiny checkpoint: a random model of transformers, quantised like exports."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Sizes, towers and patterns that families of the catalogue have in common; heads are real."""
+"""Sizes, towers and patterns shared by families of the catalogue; head sizes are the real ones."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
 """Engines of several processes, one after the other: ``python -m tests.features.parallel MODELS``.
 
 ``MODELS`` is JSON: paths of ``"bf16"``, served without ``nvfp4-tc``, and of ``"modelopt"``. Prints
-a line of JSON for each engine: its name, log-probabilities of ``tiny_llama.TEXT`` and tokens that
-follow, or what ended it. All processes are forks, which have nothing to import.
+a line of JSON for each engine: its name, log-probabilities of ``tiny_llama.TEXT`` and the generated
+tokens, or the error that ended the engine. All processes are forks, which need not import anything.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ def fork_everything() -> None:
 
 
 def allocate_inputs(worker: Any) -> None:
-    """Allocate the buffers in which a stage receives its input, as vLLM's warm-up does.
+    """Allocate the input buffers of a pipeline stage, as vLLM's warm-up does.
 
     On a CPU vLLM skips its warm-up where nothing is compiled, and a later stage fails.
     """
@@ -119,7 +119,7 @@ def engines(models: dict[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def main() -> None:
-    """Run the engines."""
+    """Run the engines and print their answers."""
     import vllm.entrypoints.llm  # noqa: F401  what all processes would import
     from vllm.plugins import load_general_plugins
 

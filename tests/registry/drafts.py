@@ -134,7 +134,7 @@ DRAFTS: dict[str, Draft] = {
     "Qwen4ExpMTP": Draft("Qwen4ExpForCausalLM", changes={"mtp_num_hidden_layers": 1}),
     "Step3p5MTP": Draft(
         "Step3p5ForCausalLM",
-        # The draft's layer follows the target's, and the config class drops its kind.
+        # The target's first layer stands for the draft's layer, whose kind the config class drops.
         changes=ONE
         | {
             "num_hidden_layers": 3,

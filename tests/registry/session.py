@@ -185,7 +185,7 @@ def started() -> Iterator[Session]:
 
 @contextmanager
 def _runner(architecture: str) -> Iterator[None]:
-    """Have vLLM choose its second model runner, which never starts, on a machine without Triton."""
+    """Have vLLM choose the second model runner, which never starts, on a machine without Triton."""
     from vllm.config import vllm as vllm_config
 
     if architecture not in configs.SECOND_RUNNER:

@@ -90,7 +90,7 @@ def fields(config_class: type[PreTrainedConfig], tower: bool = False) -> dict[st
 
 
 def merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Config with changes, which reach into its sub-configs; ``None`` is a value here."""
+    """Config with changes, including changes of sub-configs; ``None`` is a value here."""
     result = dict(config)
     for name, value in changes.items():
         inner = result.get(name)

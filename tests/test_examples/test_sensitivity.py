@@ -262,7 +262,7 @@ def test_budget_of_bits_is_kept(subject, checkpoint, text, tmp_path):
 
 
 def test_list_is_the_shortest_that_wins_enough(subject, checkpoint, text, tmp_path):
-    """The list suffices on the windows that it was chosen on; on other windows it need not."""
+    """The list is sufficient on the windows that chose it, but not necessarily on others."""
     result = run(checkpoint, "--text", text, "--calibrate", text, "--out", tmp_path, *OPTIONS,
                  "--win-back", "0.6")  # fmt: skip
     assert result.exit_code == 0, result.output

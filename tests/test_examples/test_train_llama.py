@@ -102,7 +102,7 @@ def test_time_and_text_are_bounded(tmp_path, root, monkeypatch):
 
 
 def test_layers_compile_once_and_compute_the_same(monkeypatch):
-    """The backend that generates no code compiles: compilation itself is tested."""
+    """The compiler backend generates no code: the compiled regions are under test."""
     compile = partialmethod(torch.nn.Module.compile, backend="aot_eager")
     monkeypatch.setattr(torch.nn.Module, "compile", compile)
     tokenizer = train_tokenizer(["some text\n"], vocabulary=270)

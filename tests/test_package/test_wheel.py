@@ -1,4 +1,4 @@
-"""The wheel: the files it contains, the files it leaves out, and its metadata."""
+"""The wheel: files included, files left out, and metadata."""
 
 import zipfile
 from importlib.metadata import EntryPoint, PathDistribution

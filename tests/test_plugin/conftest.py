@@ -1,4 +1,4 @@
-"""A vLLM that is configured but runs nothing: enough to build its layers one by one."""
+"""Fixtures with a configured vLLM that runs nothing: enough to build layers one by one."""
 
 import copy
 import os
@@ -71,7 +71,7 @@ def weight_only(bf16: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def base_config(bf16_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The tiny model's engine config, with one process's parallel groups set up."""
+    """Engine config of the tiny model, with one process's parallel groups set up."""
     from vllm.config import set_current_vllm_config
     from vllm.distributed import (
         cleanup_dist_env_and_memory,

@@ -1,4 +1,4 @@
-"""Model families beside Llama: they load, fuse their MLPs, and agree with the unfused model."""
+"""Model families beside Llama: loading, fused MLPs, and agreement with the unfused model."""
 
 from pathlib import Path
 

@@ -134,7 +134,7 @@ def test_another_input_is_refused(x: Tensor, came: str) -> None:
 
 
 def test_compiled_graphs_are_kept_by_their_kernels(vllm_config: Any) -> None:
-    """Compiled graphs name their kernels, which differ by device and version."""
+    """Compiled graphs name kernels, which differ by device and version."""
     hashes = []
     for arch in ("cpu", "sm_90", "sm_100"):
         vllm_config.additional_config = {"nvfp4_tc": {"fuse_mlp": False}, "theirs": 1}

@@ -104,7 +104,7 @@ def test_an_attribute_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.processes
 def test_an_ir_that_is_gone() -> None:
-    """Without vLLM's IR, which vLLM has announced to remove, norms run by another way."""
+    """Norms run by another way without vLLM's IR, whose removal vLLM has announced."""
     command = [sys.executable, "-m", "tests.without_ir"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

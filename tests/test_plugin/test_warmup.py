@@ -1,4 +1,4 @@
-"""Kernels compiled while a model is loaded: those that its products launch."""
+"""Kernels compiled while a model is loaded: all that its products launch."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,7 +127,7 @@ def bound() -> Iterator[None]:
 
 @pytest.fixture
 def gpu(bound: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
-    """GPU on which kernels would be compiled; the list records them."""
+    """GPU on which kernels would be compiled; the list records the kernels."""
     made: list[Any] = []
     properties = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setenv("NVFP4_KERNELS_CACHE", str(tmp_path))

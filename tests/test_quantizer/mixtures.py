@@ -1,4 +1,4 @@
-"""Tiny random mixtures of experts, one per family that transformers builds."""
+"""Tiny random mixtures of experts, one for each family that transformers builds."""
 
 from collections.abc import Callable
 from pathlib import Path

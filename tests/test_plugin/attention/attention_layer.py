@@ -1,6 +1,6 @@
 """An attention layer driven like vLLM's, step by step over a paged cache, beside the formula.
 
-Keys and values are bfloat16 in the formula too, so what remains is float32 arithmetic and one
+Keys and values are bfloat16 in the formula too, so the only errors are float32 arithmetic and one
 rounding of the result to bfloat16: half a unit of 2⁻⁸ of values up to 4.
 """
 
@@ -30,7 +30,7 @@ LAYOUTS = ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"]
 
 @dataclass(frozen=True)
 class Model:
-    """One attention layer."""
+    """Shape and options of one attention layer."""
 
     heads: int = 4
     kv_heads: int = 2
@@ -126,7 +126,8 @@ class Layer:
             sequence.values += v[rows].unbind()
             lengths.append(done + n)
             starts.append(starts[-1] + n)
-        # Unused entries: any page. FlashAttention's on a GPU are 0, as from vLLM.
+        # Unused entries are arbitrary pages on CPU; on a GPU they are 0 for FlashAttention, as in
+        # vLLM.
         unused = 2**30 if self.device == CPU else 0
         table = torch.full((len(batch), 8), unused, dtype=torch.int32)
         for row, (sequence, _) in zip(table, batch, strict=True):

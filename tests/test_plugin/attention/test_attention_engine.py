@@ -50,7 +50,7 @@ class Answer:
 
 
 def serve(model: Path, *, rounds: int = 1, score: bool = True, **engine_args: Any) -> list[Answer]:
-    """Start an engine without ``nvfp4-tc``, answer ``TEXTS``, and take it down again.
+    """Start an engine without ``nvfp4-tc``, answer ``TEXTS``, and shut the engine down.
 
     Args:
         model: checkpoint.
@@ -265,7 +265,7 @@ def test_fp8_is_close_to_16_bits(bf16: Path, engine: Callable[..., list[Answer]]
 def test_fp8_differs_from_vllms_by_its_rounding(
     bf16: Path, engine: Callable[..., list[Answer]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With truncated mantissas, as in vLLM's CPU attention, the plugin gives vLLM's answer.
+    """Truncated mantissas, as in vLLM's CPU attention, make the plugin give vLLM's answer.
 
     ``test_attention_cache`` shows the truncation by itself.
     """

@@ -39,7 +39,7 @@ def own_layers(vllm_config: Any) -> None:
 
 
 class Block(Module):
-    """Attention and its output projection, as vLLM's models have them."""
+    """Attention and an output projection, as in vLLM's models."""
 
     ATTENTION: Any = Attention
 

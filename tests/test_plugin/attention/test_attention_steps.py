@@ -47,7 +47,7 @@ def test_steps(model: Model) -> None:
 
 
 def test_decodes_are_launched_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decodes launched with a prefill would get its tile, and one SM each for their keys."""
+    """Decodes launched with a prefill would get the prefill's tile, and one SM each for keys."""
     from vllm_fp4_plugin.attention import impl
 
     exact, launched = impl.paged_attention, []
@@ -66,7 +66,7 @@ def test_decodes_are_launched_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_layer_may_read_anothers_cache() -> None:
-    """With ``kv_sharing_target_layer_name``, vLLM binds the cache of the target layer."""
+    """The reader has ``kv_sharing_target_layer_name``: vLLM binds the target layer's cache."""
     from vllm_fp4_plugin.attention.impl import PagedAttentionImpl
 
     layer = Layer(Model())

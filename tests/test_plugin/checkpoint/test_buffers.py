@@ -1,4 +1,4 @@
-"""Buffers of a model: those that a checkpoint must fill, and those that the model fills itself."""
+"""Buffers of a model that a checkpoint must fill, and buffers that the model fills by itself."""
 
 from typing import Any
 

@@ -102,7 +102,7 @@ def test_scales_at_the_bounds(value: float, tmp_path: Path) -> None:
 
 
 def test_scales_that_are_not_used(tmp_path: Path) -> None:
-    """Only weights are quantised, so an input scale that was never calibrated is ignored."""
+    """Input scales are ignored, even uncalibrated ones, where only weights are quantised."""
     changed = tensors("modelopt")
     changed[f"{ATTENTION}.q_proj.input_scale"].fill_(0)
     save_file(changed, tmp_path / "model.safetensors")

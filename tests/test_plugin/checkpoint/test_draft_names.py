@@ -1,4 +1,4 @@
-"""Names of a draft's layers in its checkpoint; every exporter has its own."""
+"""Names of a draft's layers in the checkpoint, which differ between exporters."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -134,7 +134,7 @@ def test_architectures_are_those_that_the_checkpoints_name() -> None:
 
 
 def test_vllm_has_every_architecture_and_config() -> None:
-    """Drafts are included; families with code of their own bring their config class along."""
+    """Drafts are included; families with their own code bring a config class along."""
     with_code = {family.name for family in FAMILIES if family.surround}
     for family, row in ROWS.items():
         model = row.architecture.removesuffix("Model")

@@ -135,7 +135,7 @@ def test_a_buffer_that_the_checkpoint_lacks(tmp_path: Path) -> None:
 
 
 def test_code_of_a_checkpoint_and_what_its_model_skips(tmp_path: Path) -> None:
-    """The model skips layer scales of RADIO's tower, which no checkpoint of its kind has."""
+    """Layer scales of RADIO's tower are in no such checkpoint, and the model skips them."""
     family = facts.named("Nemotron Nano 2 VL (Mamba-2 hybrid, vision)")
     path = checkpoint.write(family, tmp_path)
     refused = verify(path)

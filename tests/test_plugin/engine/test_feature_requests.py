@@ -54,7 +54,7 @@ def sampling(**changes: Any) -> Any:
 
 
 def ask(engine: Any, texts: list[str] = TEXTS, **changes: Any) -> list[Any]:
-    """Outputs of an engine."""
+    """Outputs of an engine for texts, under ``sampling`` with ``changes``."""
     outputs: list[Any] = engine.generate(texts, sampling(**changes), use_tqdm=False)
     return outputs
 

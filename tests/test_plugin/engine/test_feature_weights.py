@@ -1,4 +1,4 @@
-"""Weights replaced in a running engine: its answers become those of an engine started on them.
+"""Weights replaced in a running engine: it then answers like an engine started on the new weights.
 
 Tensors keep their addresses, as CUDA graphs refer to them.
 """

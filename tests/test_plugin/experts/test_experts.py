@@ -667,7 +667,7 @@ def test_weights_that_vllm_does_not_read(build: Build, vllm_config: Any) -> None
 
 
 def test_a_reload_that_comes_without_saying_so(build: Build) -> None:
-    """After a complete load, the next tensor starts another load, which must be complete too."""
+    """The tensor after a complete load starts another load, which must be complete too."""
     method, layer = build()
     load(layer, Model(weight_only=False))
     method.ledger.check_complete()

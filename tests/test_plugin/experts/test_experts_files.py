@@ -165,7 +165,7 @@ def without(prefix: str) -> Callable[[dict[str, Tensor]], None]:
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let vLLM choose its methods as if its kernel for Hopper could run."""
+    """Let vLLM choose its methods as if the kernel for Hopper could run."""
     from vllm.model_executor.layers.fused_moe.experts.marlin_moe import MarlinExperts
     from vllm.model_executor.layers.fused_moe.oracle.nvfp4 import NvFp4MoeBackend
     from vllm.model_executor.layers.quantization import modelopt

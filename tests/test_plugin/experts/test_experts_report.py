@@ -73,7 +73,7 @@ def test_experts_in_16_bits(gated: bool, ranks: int) -> None:
 def test_experts_that_vllm_serves(
     kind: Kind, scale_bytes: int, ranks: int, vllm_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A report for another device counts the experts, although vLLM's method there is unknown."""
+    """The report for another device names no method, as vLLM's choice there is unknown."""
     del vllm_config
     monkeypatch.setattr(choice, "is_planned", lambda: True)
     monkeypatch.setattr(choice, "UnquantizedFusedMoEMethod", lambda _: None)

@@ -244,7 +244,7 @@ def test_an_unknown_format(indexer_config: Any) -> None:
 
 
 def test_queries_in_another_format(indexer_config: Any) -> None:
-    """An unknown layer that quantises its queries is refused at the first forward pass."""
+    """An unknown layer that quantises its queries is refused in vLLM's profiling run at start."""
     from vllm.forward_context import set_forward_context
 
     from vllm_fp4_plugin.indexer.choice import UnsupportedIndexer

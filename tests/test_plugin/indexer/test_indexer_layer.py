@@ -29,7 +29,7 @@ def test_steps(fmt: str, indexer_config: Any) -> None:
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_decodes_of_two_tokens(fmt: str, indexer_config: Any) -> None:
-    """Decodes have two tokens, as with one speculative token; single tokens count as prefills."""
+    """Decodes have two tokens, as with one speculative token; a single one joins the prefills."""
     layer = GenericLayer(indexer_config, fmt, next_n=2)
     layer.step([("a", 30), ("b", 63), ("c", 2)])
     for step, decodes in (
@@ -158,7 +158,7 @@ def test_slots_to_skip(indexer_config: Any) -> None:
 
 
 def test_measuring_memory(indexer_config: Any) -> None:
-    """Without metadata, the buffer and the cache stay unchanged."""
+    """The buffer and the cache stay unchanged without metadata."""
     from vllm.forward_context import set_forward_context
 
     layer = GenericLayer(indexer_config, "nvfp4")
