@@ -58,7 +58,7 @@ def test_a_seed_is_the_same_again_among_any_others() -> None:
     assert run_seed(17, ("gemm",)) == alone
 
 
-# --- what must be noticed -------------------------------------------------------------------------
+# --- faults that must be found --------------------------------------------------------------------
 
 Break = Callable[[Any], Any]
 
@@ -193,7 +193,7 @@ def test_a_seed_that_takes_too_long_is_a_finding(monkeypatch: pytest.MonkeyPatch
     assert any("TooSlow" in line for line in run_seeds(0, 3, ops=("moe_combine",)).findings)
 
 
-# --- what it has found ----------------------------------------------------------------------------
+# --- faults that the fuzzer has found -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("a", [[], "text"])

@@ -70,7 +70,7 @@ def test_the_sources_use_vllm() -> None:
     assert len({name for file in SOURCES for name in names_in(file.read_text())}) > 50
 
 
-# --- one that is gone ---------------------------------------------------------------------------
+# --- a missing name -----------------------------------------------------------------------------
 
 REGISTRY = "vllm.v1.attention.backends.registry"
 

@@ -148,7 +148,7 @@ def test_a_tied_head_needs_no_tensor(tmp_path: Path) -> None:
             rehearse(model, tied, without(headers, "model.embed_tokens.weight"))
 
 
-# --- what a model says of itself ----------------------------------------------------------------
+# --- names that a model reports as loaded -------------------------------------------------------
 
 
 class Claiming(torch.nn.Module):

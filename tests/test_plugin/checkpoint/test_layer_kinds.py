@@ -378,7 +378,7 @@ def test_what_workers_are_sent_is_small() -> None:
     assert kinds.of("model.layers.0.mlp.experts", PACKED).group.kind is Kind.NVFP4
 
 
-# --- what the method of vLLM's interface makes of it ------------------------------------------
+# --- methods of vLLM's quantization interface -------------------------------------------------
 
 
 def test_vllm_is_told_of_blocks() -> None:

@@ -179,7 +179,7 @@ def test_4_bit_activations_that_a_group_asks_for() -> None:
     torch.testing.assert_close(method.apply(layer, x, bias), expected, rtol=1e-5, atol=1e-4)
 
 
-# --- what the report says ---------------------------------------------------------------------
+# --- lines of the report ----------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("vllm_config")

@@ -25,7 +25,7 @@ def no_size_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SPACE, raising=False)
 
 
-# --- what fits ----------------------------------------------------------------------------------
+# --- size of the cache --------------------------------------------------------------------------
 
 # In GiB: total and available memory, ranks, need of one sequence and of all, chosen size.
 CHOICES = {

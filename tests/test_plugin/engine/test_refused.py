@@ -78,7 +78,7 @@ def engine_failed() -> None:
     raise RuntimeError("Engine core initialization failed. See root cause above.")
 
 
-# --- what is a refusal --------------------------------------------------------------------------
+# --- errors that count as refusals --------------------------------------------------------------
 
 
 def test_a_refusal_is_found_in_what_it_became() -> None:

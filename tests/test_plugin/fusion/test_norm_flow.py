@@ -145,7 +145,7 @@ def test_a_scale_per_token(vllm_config: Any) -> None:
     assert reason == "quantises for in_proj"
 
 
-# --- what is left alone, and why ----------------------------------------------------------------
+# --- norms left alone, and reasons --------------------------------------------------------------
 
 
 class TwoReaders(Mixer):

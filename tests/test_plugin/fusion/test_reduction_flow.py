@@ -155,7 +155,7 @@ def test_one_rank_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(layer.mlp.out_proj.reduce_results for layer in model.layers)
 
 
-# --- what is left alone, and why ----------------------------------------------------------------
+# --- norms left alone, and reasons --------------------------------------------------------------
 
 
 class Scaled(Mixer):

@@ -239,7 +239,7 @@ def test_a_workspace_is_made_once_and_by_all(given: Given, monkeypatch: pytest.M
     ]
 
 
-# --- what is handed over ------------------------------------------------------------------------
+# --- partial sums and their readers -------------------------------------------------------------
 
 
 def test_other_readers_are_told() -> None:

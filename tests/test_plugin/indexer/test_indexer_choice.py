@@ -76,7 +76,7 @@ def test_splits_piecewise_graphs(indexer_config: Any) -> None:
     ]
 
 
-# --- what is not served -------------------------------------------------------------------------
+# --- unsupported indexers -----------------------------------------------------------------------
 
 
 def _parallel(**sizes: int) -> Callable[[Any], None]:
