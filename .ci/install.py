@@ -1,9 +1,9 @@
 """Install the project, CPU vLLM and every development tool into ``.venv``.
 
-Usage: ``install.py [RELEASE]``. Another release of vLLM, e.g. 0.33, goes into a layer over that,
-``.venv-0.33``: an environment that holds what differs, and sees all else in ``.venv``.
+Usage: ``install.py [RELEASE]``. Another release of vLLM, e.g. 0.33, goes into a layered
+environment, ``.venv-0.33``: it holds the packages that differ and sees all others in ``.venv``.
 
-A stamp inside each makes the next run immediate until one of its inputs changes.
+A stamp in each environment makes the next run immediate until one of its inputs changes.
 """
 
 from __future__ import annotations  # an older interpreter must get as far as the version message
@@ -58,7 +58,7 @@ ERROR_LINES, ERROR_WIDTH = 20, 200
 
 
 def main() -> None:
-    """Install what the command line names, unless it is there; exit with a message on a failure."""
+    """Install the release that the command line names; exit with a message on a failure."""
     asked = sys.argv[1] if len(sys.argv) > 1 else FIRST
     if asked not in RELEASES:
         sys.exit(f"install: VLLM is {asked}, must be {' or '.join(RELEASES)}")
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def install_base() -> None:
-    """Install all but other releases of vLLM, unless the stamp matches."""
+    """Install the base environment ``.venv`` unless its stamp matches."""
     # A virtual environment is bound to its interpreter and to its place.
     binding = f"{sys.version.split()[0]} {sys.base_prefix} {ROOT}"
     inputs = hashlib.sha256(b"".join(file.read_bytes() for file in INPUTS)).hexdigest()
@@ -146,7 +146,7 @@ def check_disk() -> None:
 
 
 def check_packages(python: Path) -> None:
-    """Exit unless what an environment holds fits together."""
+    """Exit unless the packages of an environment are compatible with one another."""
     command = [*PIP, "--python", str(python), "check"]
     if subprocess.run(command, check=False).returncode != 0:
         sys.exit("install: the installed packages contradict one another, see above")
@@ -164,7 +164,7 @@ def create_venv() -> None:
 
 
 def install() -> None:
-    """Install everything in one pip command, after CPU torch where pip cannot find that."""
+    """Install everything in one pip command, after CPU torch where pip cannot find that build."""
     LOG.parent.mkdir(exist_ok=True)
     LOG.unlink(missing_ok=True)
     wheels = [*standin_wheels(), str(torchvision_wheel())]
@@ -191,7 +191,7 @@ def finish(status: int) -> None:
 
 
 def standin_wheels() -> list[str]:
-    """Write a wheel of metadata alone for each unused distribution and return their paths."""
+    """Write a metadata-only wheel for each unused distribution and return the wheels' paths."""
     STANDINS.mkdir(exist_ok=True)
     wheels = []
     for name, version in UNUSED.items():
@@ -223,7 +223,7 @@ def torchvision_wheel() -> Path:
 
 
 def download(requirement: str) -> None:
-    """Fetch one distribution into the folder of downloads, alone there."""
+    """Fetch one distribution into the folder of downloads, which is emptied first."""
     shutil.rmtree(DOWNLOADS, ignore_errors=True)
     command = [*PIP, "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
     done = subprocess.run([*command, "--dest", str(DOWNLOADS), requirement], check=False)

@@ -1,4 +1,4 @@
-"""Run a command of this Python's environment with everything it caches kept inside the checkout.
+"""Run a command of this Python's environment with all its caches kept inside the checkout.
 
 Usage: ``local_caches.py COMMAND [ARGUMENT ...]``; exits with the command's status.
 """

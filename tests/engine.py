@@ -1,8 +1,8 @@
 """Log-probabilities from a real vLLM engine; also as a command, for engines of several processes.
 
 ``python -m tests.engine MODEL '{"tensor_parallel_size": 2}' [MODEL ARGUMENTS ...]`` prints them as
-JSON, a line for each engine. Workers of the first are started as vLLM does it, with ``--fork``
-before the models forked as those of the others are.
+JSON, a line for each engine. Workers of the first engine are started by vLLM; with ``--fork``
+before the models they are forked, as for the further engines.
 """
 
 import gc
@@ -30,12 +30,12 @@ CACHE_BLOCKS = 64  # of the KV cache, which else has 1 GiB
 
 @dataclass(frozen=True)
 class Run:
-    """What one engine said of ``tiny_llama.TEXT``.
+    """Answer of one engine to ``tiny_llama.TEXT``.
 
     Attributes:
-        logprobs: natural log-probability of each token of the text but the first.
+        logprobs: natural log-probability of each token of the text except the first.
         generated: token ids of a greedy continuation.
-        report: the engine's kernel report; empty from another process or without ``nvfp4-tc``.
+        report: kernel report of the engine; empty from another process or without ``nvfp4-tc``.
     """
 
     logprobs: list[float]
@@ -44,17 +44,17 @@ class Run:
 
 
 def inspect_models_here() -> None:
-    """Have vLLM look at architectures without the processes that keep CUDA out of its own."""
+    """Have vLLM inspect architectures in this process, not in child processes that protect CUDA."""
     from vllm.model_executor.models import registry
 
     registry._run_in_subprocess = lambda inspect: inspect()
 
 
 def replace_kernels_once() -> None:
-    """Have vLLM put functions in the place of Triton kernels with a process's first engine only.
+    """Have vLLM replace Triton kernels by functions for the first engine of a process only.
 
-    For each engine it would look through every module for what it has put there itself. It stumbles
-    over llvmlite's, which models with audio import.
+    For every further engine vLLM would search all modules for its own replacements. The search
+    fails in llvmlite's modules, which models with audio import.
     """
     from vllm.triton_utils import dispatcher
 
@@ -77,7 +77,7 @@ def replace_kernels_once() -> None:
 
 
 def count_without_compiling() -> None:
-    """Have vLLM rank tokens by an eager function: to compile its own takes a process 15 seconds."""
+    """Have vLLM rank tokens by an eager function; compiling its own takes 15 s per process."""
     from vllm.v1.sample import sampler
 
     sampler.batched_count_greater_than = lambda x, values: (x >= values).sum(-1)
@@ -85,7 +85,7 @@ def count_without_compiling() -> None:
 
 @contextmanager
 def local_engine(model: str, **engine_args: Any) -> Iterator[Any]:
-    """An engine in this process, taken down again in the end."""
+    """Context with an engine in this process, which is shut down at the end."""
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
 
@@ -103,7 +103,7 @@ def local_engine(model: str, **engine_args: Any) -> Iterator[Any]:
 
 
 def started(model: str, **engine_args: Any) -> AbstractContextManager[Any]:
-    """A ``local_engine`` as most tests want it."""
+    """Context with a ``local_engine`` in the settings of most tests."""
     settings = {
         "quantization": "nvfp4-tc",
         "enforce_eager": True,
@@ -119,7 +119,7 @@ def started(model: str, **engine_args: Any) -> AbstractContextManager[Any]:
 def run(
     model: str, text: str = tiny_llama.TEXT, new_tokens: int = NEW_TOKENS, **engine_args: Any
 ) -> Run:
-    """Start an engine, score the text, continue it, and take the engine down again."""
+    """Start an engine, score the text, continue it, and shut the engine down."""
     from vllm import SamplingParams
 
     with started(model, **engine_args) as llm:
@@ -137,17 +137,17 @@ def run(
 
 
 def report_command(*arguments: str | Path) -> Result:
-    """What ``python -m vllm_fp4_plugin report`` does, in this process, which keeps its logging."""
+    """Run ``python -m vllm_fp4_plugin report`` in this process, whose log level is restored."""
     return _command("report", *arguments)
 
 
 def verify_command(*arguments: str | Path) -> Result:
-    """What ``python -m vllm_fp4_plugin verify`` does, likewise."""
+    """Run ``python -m vllm_fp4_plugin verify`` in this process."""
     return _command("verify", *arguments)
 
 
 def catalogue_command(*arguments: str | Path) -> Result:
-    """What ``python -m vllm_fp4_plugin catalogue`` does, likewise."""
+    """Run ``python -m vllm_fp4_plugin catalogue`` in this process."""
     return _command("catalogue", *arguments)
 
 
@@ -165,7 +165,7 @@ def _command(*arguments: str | Path) -> Result:
 
 
 def dequantized(checkpoint: Path) -> Run:
-    """What transformers says on the CPU, in float32, with weights we dequantise one by one."""
+    """Log-probabilities of transformers in float32, with weights dequantised by the tests."""
     tensors = load_file(checkpoint / "model.safetensors")
     values = {}
     for name, tensor in tensors.items():
@@ -183,9 +183,9 @@ def with_values(
     values: Mapping[str, torch.Tensor],
     inputs: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] | None = None,
 ) -> Run:
-    """What transformers says on the CPU, in float32, with the ``values`` of the model's tensors.
+    """Log-probabilities of transformers in float32, with ``values`` as the model's tensors.
 
-    ``inputs`` are roundings of what goes into modules, by their names.
+    ``inputs`` are functions by module name that round a module's input.
     """
     model = LlamaForCausalLM(LlamaConfig.from_pretrained(checkpoint)).eval()
     model.load_state_dict({name: values[name] for name in model.state_dict()})
@@ -206,14 +206,14 @@ def distance(a: Run, b: Run) -> float:
 
 
 def fork_workers() -> None:
-    """Have the engines to come fork their workers, which then have nothing to import."""
+    """Have later engines fork their workers, which then import nothing."""
     from vllm.v1.executor import multiproc_executor
 
     multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
 
 
 def main(given: Sequence[str]) -> None:
-    """Run one engine after the other."""
+    """Run the engines one after the other."""
     inspect_models_here()
     if given[0] == "--fork":
         given = given[1:]

@@ -1,4 +1,4 @@
-"""Weights and inputs at the edges of what floats hold, and the most that NVFP4 may change them."""
+"""Weights and inputs at the limits of float formats, and bounds on NVFP4's error."""
 
 from collections.abc import Callable
 
@@ -10,19 +10,19 @@ E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
 
 
 def ordinary(n: int, k: int) -> Tensor:
-    """Standard deviation .02, as trained weights have."""
+    """Weights with standard deviation .02, as in trained models."""
     return torch.randn(n, k, dtype=torch.float64) * 0.02
 
 
 def with_outlier(n: int, k: int, size: float = OUTLIER) -> Tensor:
-    """One weight far beyond all others."""
+    """Ordinary weights with one far larger element."""
     weight = ordinary(n, k)
     weight[1, 17] = size
     return weight
 
 
 def with_zero_rows(n: int, k: int) -> Tensor:
-    """Every other row zero, as pruned models have."""
+    """Weights with zeros in every other row, as in pruned models."""
     return ordinary(n, k) * (torch.arange(n) % 2).unsqueeze(1)
 
 
@@ -39,7 +39,7 @@ WEIGHTS: dict[str, Callable[[int, int], Tensor]] = {
 
 
 def inputs(k: int) -> Tensor:
-    """A row of each kind: float64 ``(7, k)``."""
+    """Rows of different magnitudes: float64 ``(7, k)``."""
     rows = torch.randn(7, k, dtype=torch.float64)
     rows[1] = 0.0
     rows[2] = -0.0
@@ -51,9 +51,9 @@ def inputs(k: int) -> Tensor:
 
 
 def decoded(data: Tensor, scales: Tensor, global_scale: Tensor, *, divisor: bool = False) -> Tensor:
-    """Values by the format's definition, in float64: ``(..., K)``.
+    """Values decoded by the format's definition, in float64: ``(..., K)``.
 
-    ``divisor``: the global scale is one, as compressed-tensors stores it.
+    ``divisor``: the global scale is stored as a divisor, as by compressed-tensors.
     """
     codes = torch.stack([data & 0xF, data >> 4], -1).flatten(-2).int()
     values = E2M1[codes & 7] * (1 - 2 * (codes >> 3)).double()
@@ -62,16 +62,17 @@ def decoded(data: Tensor, scales: Tensor, global_scale: Tensor, *, divisor: bool
 
 
 def rounding(values: Tensor, step: Tensor | float, searched: bool = False) -> Tensor:
-    """Bound on what NVFP4 changes of each of ``values`` ``(..., K)``.
+    """Bound on NVFP4's error in each of ``values`` ``(..., K)``.
 
-    A block's scale is its maximum's sixth, rounded to E4M3: by a 16th, or by half of the smallest
-    E4M3 number, 2⁻⁹. An element is off by half of E2M1's widest step, 2 of the scale, or clipped,
-    by 6 times what the scale lacks: 17/96 of the maximum, and three times 2⁻⁹ global scales.
+    The scale of a block is a sixth of its maximum, rounded to E4M3 with an error of a 16th, or of
+    half the smallest E4M3 number, 2⁻⁹. The error of an element is half of E2M1's widest step, 2
+    times the scale, or by clipping 6 times the scale's error: 17/96 of the maximum, and three times
+    2⁻⁹ global scales.
 
     Args:
-        values: exact ones.
-        step: global scale, one or one a row.
-        searched: the scale is another one, with less squared error, in a block of 16.
+        values: exact values.
+        step: global scale, for all values or for each row.
+        searched: whether block scales are searched for the least squared error.
     """
     amax = values.double().unflatten(-1, (-1, 16)).abs().amax(-1).repeat_interleave(16, -1)
     per_row = step.double().unsqueeze(-1) if isinstance(step, Tensor) and step.ndim else step

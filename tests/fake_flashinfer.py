@@ -1,6 +1,6 @@
-"""FlashInfer's fused all-reduce as torch computes it, below vLLM's own wrapper, whose source runs.
+"""FlashInfer's fused all-reduce computed by torch, below vLLM's own wrapper and its source.
 
-vLLM's module cannot be imported on a CPU: functions of it are taken from its source.
+vLLM's module cannot be imported on a CPU, so its functions are compiled from the source.
 """
 
 import ast
@@ -30,7 +30,7 @@ NAN = 0x7F  # as a scale
 
 
 class Comm:
-    """``flashinfer.comm``, as far as vLLM's wrapper asks it.
+    """Stand-in for ``flashinfer.comm``, as far as vLLM's wrapper uses it.
 
     Attributes:
         calls: arguments of every call.
@@ -46,7 +46,7 @@ class Comm:
         self._add_up = add_up
 
     def allreduce_fusion(self, **given: Any) -> None:
-        """Compute what the pattern ``kARResidualRMSNormFP4Quant`` promises, and poison padding."""
+        """Compute the pattern ``kARResidualRMSNormFP4Quant`` as documented, and poison padding."""
         self.calls.append(given)
         x, residual, weight = given["input"], given["residual_in"], given["rms_gamma"]
         (m, k), scales = x.shape, given["scale_out"]
@@ -69,14 +69,14 @@ class Comm:
 
 
 def _swizzled(m: int, columns: int) -> Tensor:
-    """Places of the scales of ``m`` rows: atoms of 128 rows and 4 columns, 512 bytes each."""
+    """Offsets of the scales of ``m`` rows: atoms of 128 rows and 4 columns, 512 bytes each."""
     row, column = torch.arange(m)[:, None], torch.arange(columns)
     atom = (row // 128) * (columns // 4) + column // 4
     return atom * 512 + (row % 32) * 16 + (row % 128) // 32 * 4 + column % 4
 
 
 def wrapper(comm: Comm, workspace: Any) -> Any:
-    """VLLM's module as far as it is used, from its own source, above a ``Comm``."""
+    """Functions of vLLM's wrapper module, compiled from its source, on top of ``comm``."""
     spec = find_spec(MODULE)
     assert spec is not None
     assert spec.origin is not None
@@ -114,12 +114,12 @@ def _name(node: ast.AST) -> str:
 def install(
     patch: pytest.MonkeyPatch, add_up: Callable[[Tensor], Tensor], served: int | None
 ) -> Comm:
-    """Have the plugin find flashinfer.
+    """Let the plugin find FlashInfer.
 
     Args:
-        patch: undoes it.
-        add_up: sum of a tensor over ranks.
-        served: tokens that its workspace has room for; None: it makes none.
+        patch: monkeypatch that restores the plugin.
+        add_up: function that sums a tensor over ranks.
+        served: number of tokens that the workspace holds; None: no workspace can be made.
     """
 
     class Workspace:

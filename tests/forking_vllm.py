@@ -1,7 +1,7 @@
-"""``vllm serve`` whose processes are forks of it: ``python -m tests.forking_vllm serve ...``.
+"""``vllm serve`` with forked child processes: ``python -m tests.forking_vllm serve ...``.
 
-On a CPU vLLM starts the engine's process anew, and the worker's, which then import all that the
-server has.
+On a CPU vLLM starts new processes for the engine and the worker, which then import all modules of
+the server again.
 """
 
 import multiprocessing
@@ -15,12 +15,12 @@ from tests.engine import count_without_compiling, fork_workers, inspect_models_h
 
 
 def forking_command(model: Path | str, *arguments: Any) -> list[str]:
-    """``vllm_command`` with this module in the place of the program."""
+    """Command line of ``vllm_command`` with this module as the program."""
     return [sys.executable, "-m", __name__, *vllm_command(model, *arguments)[1:]]
 
 
 def preloaded_command(model: Path | str, *arguments: Any) -> list[str]:
-    """``forking_command`` whose server is a fork too; its pid is not the command's."""
+    """Command line of ``forking_command`` in a fork; the server's pid is not the command's."""
     return preloaded.command(__name__, *vllm_command(model, *arguments)[1:])
 
 
@@ -33,7 +33,7 @@ def fork_processes() -> None:
 
 
 def main() -> None:
-    """Do what the ``vllm`` command does, and compile nothing."""
+    """Run the ``vllm`` command without compiling anything."""
     import torch
     from vllm.entrypoints.cli.main import main
 

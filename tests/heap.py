@@ -1,4 +1,4 @@
-"""Objects that the garbage collector need not look at again and again."""
+"""Settings of the garbage collector that spare long-lived objects repeated scans."""
 
 import gc
 import os
@@ -9,13 +9,13 @@ import pytest
 
 from tests import startup
 
-# Imports, traces of kernels and emulated threads make many objects and next to no garbage: by
-# Python's own (700, 10, 10) a fifth of all time goes into looking for it.
+# Imports, kernel traces and emulated threads make many objects and hardly any garbage: with
+# Python's own thresholds (700, 10, 10) a fifth of all time goes into collections.
 THRESHOLDS = (100_000, 20, 100)
 
 
 def collect_seldom() -> None:
-    """Let the collector run less often, here and in every process that is started from here."""
+    """Let the collector run less often, in this process and in every child process."""
     gc.set_threshold(*THRESHOLDS)
     os.environ["COLLECTION_THRESHOLDS"] = ",".join(map(str, THRESHOLDS))
     os.environ["PYTHONPATH"] = startup.path()
@@ -23,14 +23,14 @@ def collect_seldom() -> None:
 
 @contextmanager
 def set_aside() -> Iterator[None]:
-    """Keep every object made so far out of the collections within; collect once in the end.
+    """Exclude all existing objects from collections in this context; collect once at the end.
 
-    An engine collects a dozen times, and takes back any ``gc.freeze()`` as it leaves: in a process
-    with torch, vLLM and the tests before, that takes longer than all else it does.
+    An engine collects a dozen times, and undoes any ``gc.freeze()`` when it ends: in a process with
+    torch, vLLM and earlier tests, the collections take longer than everything else.
     """
     gc.freeze()
     with pytest.MonkeyPatch.context() as patch:
-        # What vLLM itself would freeze is to go when its engine does.
+        # Objects that vLLM itself would freeze must be freed with its engine.
         patch.setattr(gc, "freeze", lambda: None)
         patch.setattr(gc, "unfreeze", lambda: None)
         try:

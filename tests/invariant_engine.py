@@ -1,8 +1,8 @@
 """One engine's answers to the same prompts alone, in a batch, in chunks and from cached prefixes.
 
 ``VLLM_BATCH_INVARIANT=1 python -m tests.invariant_engine MODEL '{"max_model_len": 512}' COUNTS``
-writes how many tokens have other log-probabilities than alone to the file ``COUNTS``, for an engine
-in a process of its own; its longest prompts want that length.
+writes to the file ``COUNTS`` how many tokens get other log-probabilities than alone, for an engine
+in a process of its own; the longest prompts need this ``max_model_len``.
 """
 
 import json
@@ -42,7 +42,7 @@ def serve(model: Path, **engine_args: Any) -> Any:
 
 
 def answers(llm: Any, prompts: list[str], *, score: bool = False, tokens: int = 24) -> list[Answer]:
-    """Tokens of each prompt's continuation, or of the prompt itself, with their candidates."""
+    """Tokens of each prompt's continuation, or of the prompt itself, with candidates."""
     from vllm import SamplingParams
 
     sampling = SamplingParams(
@@ -68,15 +68,15 @@ def alone(llm: Any, prompts: list[str], *, score: bool = False) -> list[Answer]:
 
 
 def differing(some: list[Answer], others: list[Answer]) -> int:
-    """Tokens of which a candidate's log-probability is another."""
+    """Number of tokens with a candidate whose log-probability differs."""
     pairs = zip(some, others, strict=True)
     return sum(a != b for one, other in pairs for a, b in zip(one, other, strict=True))
 
 
 def main(model: str, arguments: str, file: str) -> None:
-    """Write the tokens that differ in a batch, from cached prefixes, and of how many.
+    """Write the numbers of differing tokens in a batch and from cached prefixes, and the total.
 
-    A file has them, as vLLM's own lines may follow on the output.
+    The numbers go to a file, as vLLM may print further lines.
     """
     with serve(Path(model), **json.loads(arguments)) as llm:
         prompts = [*PROMPTS, PREFIX * 2, PREFIX * 3 + "x = 1"]

@@ -1,12 +1,12 @@
-"""Lanes of the suite: which thorough tests a run leaves out, as nothing they depend on has changed.
+"""Lanes of the suite: thorough tests are left out of a run if their sources are unchanged.
 
-Thorough tests are mutants, further schedules of the emulator, random calls, the time model, and
-the emulator's own tests. ``--lane all`` runs every test and, once all have passed, records a digest
-of the sources of each file of tests. ``--lane test`` leaves out the thorough tests of files whose
+Thorough tests are mutants, further schedules of the emulator, random calls, the time model, and the
+emulator's own tests. ``--lane all`` runs every test and, once all have passed, records a digest of
+the sources of each file of tests. ``--lane test`` leaves out the thorough tests of files whose
 digest is the recorded one: a change of an op or of the emulator brings its thorough tests back.
 
-The sources of a file are the files that it imports, directly or not, and the modules that it or
-they name in text, as tables of kernels do.
+The sources of a file are the files that it imports, directly or indirectly, and the modules that
+any of these files names in a string, as tables of kernels do.
 """
 
 import ast
@@ -29,7 +29,7 @@ PACKAGES = {
     "tests": ROOT / "tests",
     "examples": ROOT / "examples",
 }
-# Sources of every file: what is installed, and what every test runs in.
+# Common sources of every file: installed packages, and the files that every test runs in.
 COMMON = ("pyproject.toml", "tests/conftest.py", "tests/lanes.py")
 THOROUGH = re.compile(r"tests/(test_emulator/|test_fuzz\.|test_modelled_|.*mutations|.*/chains/)")
 _MODULE = re.compile(rf"({'|'.join(PACKAGES)})((?:\.\w+)+)(?::\w+)?\.?")
@@ -37,18 +37,18 @@ _DATA = {".cpp", ".cu", ".json", ".md", ".safetensors", ".txt"}
 
 
 def is_thorough(item: pytest.Item) -> bool:
-    """Whether a test is left out where its sources are as recorded."""
+    """Whether a test is left out if its sources are as recorded."""
     path = item.path.relative_to(ROOT).as_posix()
     return bool(THOROUGH.match(path)) or item.get_closest_marker("thorough") is not None
 
 
 def is_unchanged(path: Path) -> bool:
-    """Whether the sources of a file of tests are the ones with which all tests passed."""
+    """Whether the sources of a test file are the recorded ones, with which all tests passed."""
     return _recorded().get(path.relative_to(ROOT).as_posix()) == digest(path)
 
 
 def record(paths: Iterable[Path]) -> None:
-    """Record the sources of files of tests, all of which have passed."""
+    """Record the sources of test files, all of which have passed."""
     found = {path.relative_to(ROOT).as_posix(): digest(path) for path in sorted(set(paths))}
     RECORD.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
@@ -63,7 +63,7 @@ def digest(path: Path) -> str:
 
 
 def sources(path: Path) -> set[Path]:
-    """Files that a file depends on, itself among them, and data that lies beside them."""
+    """Files that a file depends on, including itself and data files in the same folders."""
     seen: set[Path] = set()
     waiting = [path]
     while waiting:
@@ -82,7 +82,7 @@ def _content(file: Path) -> str:
 
 @cache
 def _named_in(file: Path) -> frozenset[Path]:
-    """Files of the modules that a file imports or names in a text of its own."""
+    """Files of the modules that a file imports or names in a string."""
     if file.suffix != ".py":
         return frozenset()
     tree = ast.parse(file.read_text(encoding="utf-8"))
@@ -102,7 +102,7 @@ def _named_in(file: Path) -> frozenset[Path]:
 
 
 def _imported(module: str, name: str) -> set[Path]:
-    """Files of a name of a module: its own, where it is a module, or that of who defines it."""
+    """Files of an imported name: those of the module by that name, or of the defining module."""
     if module.partition(".")[0] not in PACKAGES:
         return set()
     found = set(_files(f"{module}.{name}"))
@@ -113,7 +113,7 @@ def _imported(module: str, name: str) -> set[Path]:
 
 @cache
 def _exports(package: str) -> dict[str, str]:
-    """Module of each name that a package's ``__init__.py`` imports, if only for type checkers."""
+    """Module of each name that a package's ``__init__.py`` imports, even for type checkers only."""
     found: dict[str, str] = {}
     for file in _files(package):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -125,7 +125,7 @@ def _exports(package: str) -> dict[str, str]:
 
 
 def _files(module: str, whole: bool = False) -> Iterator[Path]:
-    """File of a module; ``whole``: of a package, every file."""
+    """File of a module; ``whole``: every file of a package."""
     prefix, _, rest = module.partition(".")
     if prefix not in PACKAGES:
         return

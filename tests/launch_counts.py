@@ -1,4 +1,4 @@
-"""Launches that an engine makes, counted where the plugin calls kernels and vLLM's functions."""
+"""Launches of an engine, counted where the plugin calls kernels and vLLM's functions."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -15,14 +15,14 @@ from vllm_fp4_plugin.ops import all_reduce, flashinfer_all_reduce
 from vllm_fp4_plugin.ops import linear as linear_op
 from vllm_fp4_plugin.ops import norm as norm_op
 
-# What ops' kernels are called that the list of launches has under another name.
+# Names of ops' kernels, by their names in the list of launches.
 OPS = dict.fromkeys(("qkv_proj", "o_proj", "down_proj"), "gemm") | {"gate_up_proj": "silu_mul_gemm"}
 ALL_REDUCE, FUSED = "all_reduce", "all_reduce_add_rms_norm_quantize"
 _REDUCE = "tensor_model_parallel_all_reduce"
 
 
 def watch(patch: pytest.MonkeyPatch) -> "Counter[str]":
-    """Count launches from now on, by kernel or function, but for those of the self-check."""
+    """Count launches from now on, by kernel or function, except those of the self-check."""
     launched: Counter[str] = Counter()
     patch.setattr(self_check, "check", lambda *_: None)
 
@@ -60,10 +60,10 @@ def watch(patch: pytest.MonkeyPatch) -> "Counter[str]":
 
 
 def of_a_layer(launched: "Counter[str]") -> dict[str, float]:
-    """Launches of a layer of a two-layer model, decoding or not.
+    """Launches of one layer in a two-layer model, in decodes and prefills.
 
-    A step's first norm has no residual, and its last layer's sum is added up before the last norm,
-    which is vLLM's: they stand for the two halves of what a layer between others launches.
+    A step's first norm has no residual, and the last layer's sum is all-reduced before the last
+    norm, which is vLLM's: together they count as the norm and all-reduce of an inner layer.
     """
     launched = launched.copy()
     assert launched.pop("forward_native")  # the last norm, which feeds the head

@@ -1,3 +1,3 @@
-"""How long a test waits: many times what it takes, for slow machines beside other work."""
+"""Time limits of tests: many times the usual duration, for slow machines beside other work."""
 
 PROCESS = 1000.0  # seconds for a process to end or to answer; less than pytest's for a test

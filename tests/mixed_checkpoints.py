@@ -1,4 +1,4 @@
-"""Checkpoints of mixed precision, made of a 16-bit one and of NVFP4 ones of the same model."""
+"""Mixed-precision checkpoints, made from a 16-bit and an NVFP4 checkpoint of the same model."""
 
 import json
 import shutil
@@ -56,10 +56,10 @@ GROUPS: dict[Kind, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Quantized:
-    """A matrix on disk, and its values.
+    """Tensors of a matrix on disk, and the matrix's values.
 
     Attributes:
-        tensors: tensors by their names beside the module's.
+        tensors: tensors by their names after the module's name.
         values: float32 ``(N, K)``.
     """
 
@@ -68,7 +68,7 @@ class Quantized:
 
 
 def quantize(kind: Kind, weight: Tensor, *, modelopt: bool) -> Quantized:
-    """Quantise ``(N, K)`` to a kind that is not NVFP4, as a producer of the format stores it."""
+    """Quantise ``(N, K)`` to a kind other than NVFP4, as a producer of the format stores it."""
     w = weight.float()
     n, k = w.shape
     if kind in (Kind.MXFP8, Kind.MXFP4):
@@ -117,12 +117,12 @@ def _quantize_mx(kind: Kind, w: Tensor) -> Quantized:
 
 @dataclass(frozen=True)
 class Mixed:
-    """A checkpoint of mixed precision.
+    """Mixed-precision checkpoint.
 
     Attributes:
-        path: its directory.
+        path: directory of the checkpoint.
         values: float32 values of every tensor of the model, by name.
-        inputs: what becomes of the input of each layer that rounds it, by name.
+        inputs: rounding of the input of each layer that quantises its input, by name.
     """
 
     path: Path
@@ -131,7 +131,7 @@ class Mixed:
 
 
 def round_input(kind: Kind, x: Tensor, scale: Tensor | None = None) -> Tensor:
-    """Round ``(..., K)`` as a layer of a kind does, with a calibrated scale or those of its own."""
+    """Round ``(..., K)`` as a layer of a kind does, with a calibrated scale or dynamic scales."""
     size = {Kind.FP8_BLOCK: 128, Kind.MXFP8: 32, Kind.MXFP4: 32}.get(kind, x.shape[-1])
     blocks = x.float().unflatten(-1, (-1, size))
     largest = 6.0 if kind is Kind.MXFP4 else E4M3_MAX
@@ -150,14 +150,14 @@ def round_input(kind: Kind, x: Tensor, scale: Tensor | None = None) -> Tensor:
 def write(
     dst: Path, bf16: Path, calibrated: Path, kinds: Mapping[str, Kind], *, modelopt: bool
 ) -> Mixed:
-    """Write a checkpoint whose linears are of the ``kinds`` that the last parts of their names say.
+    """Write a checkpoint whose linears have the ``kinds`` of the last parts of their names.
 
     Args:
-        dst: its directory, which does not exist.
-        bf16: the model in 16 bits.
-        calibrated: the model in NVFP4 of ModelOpt's format, with scales of inputs.
-        kinds: e.g. ``{"o_proj": Kind.FP8}``; other modules stay in 16 bits.
-        modelopt: ModelOpt's format, else that of compressed-tensors.
+        dst: directory of the checkpoint, which must not exist.
+        bf16: checkpoint in 16 bits.
+        calibrated: NVFP4 checkpoint of the same model in ModelOpt's format, with input scales.
+        kinds: kinds by name, e.g. ``{"o_proj": Kind.FP8}``; other modules stay in 16 bits.
+        modelopt: whether the format is ModelOpt's, not that of compressed-tensors.
     """
     shutil.copytree(bf16, dst)
     plain = load_file(bf16 / "model.safetensors")
@@ -202,12 +202,13 @@ def _nvfp4(kind: Kind, module: str, nvfp4: Mapping[str, Tensor], *, modelopt: bo
 def nvfp4_tensors(
     weight: Nvfp4Tensor, input_scale: Tensor | None, *, modelopt: bool
 ) -> dict[str, Tensor]:
-    """Tensors of an NVFP4 matrix on disk by their names beside the module's.
+    """Tensors of an NVFP4 matrix on disk, by their names after the module's name.
 
     Args:
-        weight: the matrix, with linear scales.
-        input_scale: calibrated, a factor; None: the activations stay in 16 bits.
-        modelopt: ModelOpt's format, else that of compressed-tensors, which has divisors.
+        weight: the matrix, with block scales in linear layout.
+        input_scale: calibrated scale, a factor; None: the activations stay in 16 bits.
+        modelopt: whether the format is ModelOpt's, not that of compressed-tensors, which stores
+            divisors.
     """
     names = ("weight", "weight_scale", "weight_scale_2", "input_scale")
     scalars = [weight.global_scale, *([] if input_scale is None else [input_scale])]
@@ -218,7 +219,7 @@ def nvfp4_tensors(
 
 
 def set_config(directory: Path, quantization: dict[str, Any]) -> None:
-    """Put a ``quantization_config`` into a checkpoint's ``config.json``."""
+    """Write a ``quantization_config`` into a checkpoint's ``config.json``."""
     file = directory / "config.json"
     config = json.loads(file.read_text())
     file.write_text(json.dumps(config | {"quantization_config": quantization}))
@@ -235,7 +236,7 @@ def _modelopt_config(kinds: Mapping[str, Kind]) -> dict[str, Any]:
 
 
 def group(kind: Kind) -> dict[str, Any]:
-    """A group of compressed-tensors' config, without its targets."""
+    """Group of compressed-tensors' config, without targets."""
     fp4 = FP8 | {"num_bits": 4, "strategy": "tensor_group", "group_size": 16}
     return GROUPS.get(kind) or {
         "format": "nvfp4-pack-quantized",

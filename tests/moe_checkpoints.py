@@ -1,4 +1,4 @@
-"""Checkpoints of tiny random mixtures of experts in NVFP4, with the names that the hub's have."""
+"""Checkpoints of tiny random mixtures of experts in NVFP4, with tensor names as on the hub."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -47,7 +47,7 @@ _SIZES: dict[str, Any] = {
 
 
 def qwen3(**changes: Any) -> PreTrainedConfig:
-    """Eight experts, of which no size on half a rank is a multiple of 128; softmax routing."""
+    """Qwen 3: eight experts, no size on half a rank a multiple of 128; softmax routing."""
     settings = _SIZES | {
         "num_experts": 8,
         "moe_intermediate_size": 96,
@@ -58,7 +58,7 @@ def qwen3(**changes: Any) -> PreTrainedConfig:
 
 
 def glm4(**changes: Any) -> PreTrainedConfig:
-    """A dense layer, then one of experts beside a shared one; sigmoid routing with a bias."""
+    """GLM 4: a dense layer, then experts beside a shared one; sigmoid routing with a bias."""
     settings = _SIZES | {
         "n_routed_experts": 8,
         "n_shared_experts": 1,
@@ -74,13 +74,13 @@ def glm4(**changes: Any) -> PreTrainedConfig:
 
 
 def mixtral(**changes: Any) -> PreTrainedConfig:
-    """Projections called w1, w2 and w3 in a ``block_sparse_moe``."""
+    """Mixtral: projections called w1, w2 and w3 in a ``block_sparse_moe``."""
     settings = _SIZES | {"num_local_experts": 4, "intermediate_size": 160}
     return MixtralConfig(**(settings | changes))
 
 
 def minimax(**changes: Any) -> PreTrainedConfig:
-    """Sigmoid routing without groups, which vLLM has no router for on CPU."""
+    """MiniMax: sigmoid routing without groups, for which vLLM has no router on CPU."""
     settings = _SIZES | {
         "num_local_experts": 4,
         "intermediate_size": 96,
@@ -95,7 +95,7 @@ def minimax(**changes: Any) -> PreTrainedConfig:
 
 
 def deepseek(**changes: Any) -> PreTrainedConfig:
-    """Latent attention, a dense layer, then one of experts in two groups beside a shared one."""
+    """DeepSeek: latent attention, a dense layer, then experts in two groups beside a shared one."""
     settings = {name: size for name, size in _SIZES.items() if name != "head_dim"} | {
         "num_key_value_heads": 4,
         "n_routed_experts": 8,
@@ -113,13 +113,13 @@ def deepseek(**changes: Any) -> PreTrainedConfig:
         "qk_nope_head_dim": 32,
         "v_head_dim": 32,
     }
-    # vLLM gives the class V3.2's type in a process that has loaded such a model.
+    # In a process that has loaded a V3.2 model, vLLM gives this class the type of V3.2.
     DeepseekV3Config.model_type = "deepseek_v3"
     return DeepseekV3Config(**(settings | changes))
 
 
 def qwen3_next(**changes: Any) -> PreTrainedConfig:
-    """Linear attention, and experts beside a gated shared one."""
+    """Qwen 3 Next: linear attention, and experts beside a gated shared one."""
     settings = _SIZES | {
         "num_experts": 8,
         "moe_intermediate_size": 96,
@@ -142,15 +142,15 @@ def write(
     modelopt: bool = True,
     joined: bool = False,
 ) -> Moe:
-    """Write a model of which some linears are quantised.
+    """Write a model with some quantised linears.
 
     Args:
-        directory: where to put its checkpoints.
-        model: a 16-bit checkpoint, or what random model.
-        kinds: kinds of the linears by parts of their names, e.g. ``{"experts": Kind.NVFP4}``; in
-            compressed-tensors' format one kind alone. Of FP8 inputs have calibrated scales.
-        modelopt: ModelOpt's format, else that of compressed-tensors.
-        joined: an expert's gate and up have one global scale, not each its own.
+        directory: folder for the checkpoints.
+        model: 16-bit checkpoint, or config of a random model.
+        kinds: kinds of the linears by parts of their names, e.g. ``{"experts": Kind.NVFP4}``;
+            compressed-tensors' format supports one kind only. FP8 inputs have calibrated scales.
+        modelopt: whether the format is ModelOpt's, not that of compressed-tensors.
+        joined: whether an expert's gate and up share one global scale.
     """
     plain = model if isinstance(model, Path) else save_random(directory / "plain", model)
     originals = load_file(plain / "model.safetensors")
@@ -199,7 +199,7 @@ def _config(kinds: Mapping[str, Kind], ignore: list[str], *, modelopt: bool) -> 
 
 
 def _joint_scale(module: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
-    """Global scale of an expert's gate and up; None for other projections."""
+    """Joint global scale of an expert's gate and up; None for other projections."""
     expert, _, projection = module.rpartition(".")
     pair = next((p for p in (("gate_proj", "up_proj"), ("w1", "w3")) if projection in p), None)
     if pair is None:
@@ -208,7 +208,7 @@ def _joint_scale(module: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
 
 
 def change(checkpoint: Path, edit: Callable[[dict[str, Tensor]], Any]) -> None:
-    """Have ``edit`` change the tensors of a checkpoint."""
+    """Change the tensors of a checkpoint by ``edit``."""
     file = checkpoint / "model.safetensors"
     tensors = load_file(file)
     edit(tensors)
@@ -216,9 +216,9 @@ def change(checkpoint: Path, edit: Callable[[dict[str, Tensor]], Any]) -> None:
 
 
 def calibrated(plain: Path) -> dict[str, Tensor]:
-    """Calibrated scales of the inputs of a model's experts, by the projections' names on disk.
+    """Calibrated input scales of a model's experts, by the projections' names on disk.
 
-    Each expert's second product has one of its own.
+    Each expert's second product has a scale of its own.
     """
     model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval()
     seen: dict[str, Tensor] = {}
@@ -262,7 +262,7 @@ def _text() -> Tensor:
 
 
 def save_random(directory: Path, config: PreTrainedConfig) -> Path:
-    """A random model in bfloat16, such that each expert counts and each shard has its gain."""
+    """Save a random bfloat16 model in which every expert matters and shards differ in gain."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
     gains = {"embed": 16.0, "k_proj": 2.0, "lm_head": 6.0, "gate.weight": 40.0}
@@ -280,7 +280,7 @@ def save_random(directory: Path, config: PreTrainedConfig) -> Path:
 
 
 def _copy(plain: Path, directory: Path, tensors: dict[str, Tensor]) -> Path:
-    """A model's files with other tensors."""
+    """Copy a model's files with other tensors."""
     directory.mkdir()
     for file in plain.iterdir():
         if file.suffix == ".json" and not file.name.startswith("model.safetensors"):

@@ -1,6 +1,6 @@
-"""Reference of a mixture of experts: transformers' model of its decoded weights, in float32.
+"""Reference of a mixture of experts: transformers' model of the decoded weights, in float32.
 
-Where the checkpoint quantises inputs, the model's layers round theirs, as its experts do.
+Where the checkpoint quantises inputs, the layers and experts of the model round their inputs.
 """
 
 from collections.abc import Callable
@@ -26,13 +26,13 @@ _SECOND = ("down_proj", "w2")
 
 @dataclass(frozen=True)
 class Moe:
-    """A checkpoint with NVFP4 experts.
+    """Checkpoint with NVFP4 experts.
 
     Attributes:
-        path: its directory.
+        path: directory of the checkpoint.
         decoded: directory of the same model with its values in float32.
-        input_scales: scales that layers' inputs are quantised with, by the projections' names; {}
-            where activations stay in 16 bits.
+        input_scales: scales for the quantisation of inputs, by the projections' names; {} if
+            activations stay in 16 bits.
     """
 
     path: Path
@@ -41,7 +41,7 @@ class Moe:
 
 
 def decoded(path: Path, directory: Path) -> Moe:
-    """Decode an NVFP4 checkpoint into a directory that does not exist."""
+    """Decode an NVFP4 checkpoint into a new directory."""
     reference.decode(path, directory)
     scales: dict[str, Tensor] = {}
     for name, tensor in load_file(path / "model.safetensors").items():
@@ -53,7 +53,7 @@ def decoded(path: Path, directory: Path) -> Moe:
 
 
 def opened(moe: Moe, *, rounds: bool = True) -> Any:
-    """Open the model of a checkpoint; ``rounds``: its layers round their inputs."""
+    """Open the model of a checkpoint; ``rounds``: whether layers round their inputs."""
     scales = moe.input_scales if rounds else {}
     linears = {n: partial(_rounded, scale) for n, scale in scales.items() if _EXPERTS not in n}
     model = reference.load(
@@ -68,17 +68,17 @@ def opened(moe: Moe, *, rounds: bool = True) -> Any:
 
 
 def auto_class(config: Any) -> Any:
-    """Class of transformers that makes the models of a config."""
+    """Class of transformers for the models of a config."""
     return AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
 
 
 def said(moe: Moe) -> Run:
-    """What the model of a checkpoint says of the text, and how it goes on."""
+    """Log-probabilities of the text by a checkpoint's model, and its greedy continuation."""
     return says(opened(moe))
 
 
 def says(model: Any) -> Run:
-    """What a model of transformers' says of the text, and how it goes on."""
+    """Log-probabilities of the text by transformers' model, and its greedy continuation."""
     text = tiny_llama.tokenizer().encode(tiny_llama.TEXT)
     ids = torch.tensor([text])
     scores = torch.empty(())
@@ -91,7 +91,7 @@ def says(model: Any) -> Run:
 
 
 def _of_layer(scales: dict[str, Tensor], experts: str) -> tuple[Tensor, list[Tensor]]:
-    """Scale of the first products of a layer, which is one for all, and those of the second."""
+    """Input scale shared by a layer's first products, and the scales of the second products."""
     first, second = [], {}
     for name, scale in scales.items():
         layer, _, rest = name.partition(_EXPERTS)
@@ -115,7 +115,7 @@ def _experts(
     top_k_index: Tensor,
     top_k_weights: Tensor,
 ) -> Tensor:
-    """What experts of transformers' say, one token after the other, of inputs that are rounded."""
+    """Result of transformers' experts, token by token, for rounded inputs."""
     flat = hidden_states.flatten(0, -2)
     out = torch.zeros_like(flat)
     rounded = _rounded(first, flat)
@@ -128,7 +128,7 @@ def _experts(
 
 
 def _stacked(module: Any, first: Tensor, second: list[Tensor], hidden_states: Tensor) -> Tensor:
-    """What Llama 4's experts say, each of all tokens, times their weights, in turn."""
+    """Result of Llama 4's experts, each for all tokens, with weighted inputs, in order."""
     out = []
     for expert, x in enumerate(hidden_states.chunk(len(second))):
         gate, up = (_rounded(first, x) @ module.gate_up_proj[expert]).chunk(2, -1)
@@ -144,12 +144,12 @@ def _rounded(scale: Tensor, x: Tensor) -> Tensor:
 
 
 def layer_number(name: str) -> str:
-    """Number of the layer that a module is part of."""
+    """Number of the layer that contains a module."""
     return next(part for part in name.split(".") if part.isdecimal())
 
 
 def with_experts(model: Any, edit: Callable[[Any], None]) -> Run:
-    """What a model says after ``edit`` of each of its modules of experts."""
+    """Log-probabilities of a model after ``edit`` of each of its modules of experts."""
     for name, module in model.named_modules():
         if name.endswith(".experts"):
             edit(module)

@@ -1,4 +1,4 @@
-"""Files of other users, and what this process would see as one of them; needs root."""
+"""Files of other users, and access as another user; needs root."""
 
 import os
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ NOBODY = 65534
 
 
 def needs_root() -> None:
-    """Skip a test where files cannot be given to another user."""
+    """Skip a test if files cannot be given to another user."""
     if os.geteuid() != 0:
         pytest.skip("needs root, who can give files to another user")
 

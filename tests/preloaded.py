@@ -1,8 +1,8 @@
-"""Commands in processes that have vLLM from their start: forks of one that has imported it.
+"""Commands in processes that have vLLM loaded from the start: forks of a preloaded process.
 
-``command("tests.ranks", ...)`` is a command line that does what ``python -m tests.ranks ...`` does
-and saves the nine seconds in which that imports vLLM. One process a test run's worker forks them
-all; it is started by the first command, and ends with the worker that started it.
+``command("tests.ranks", ...)`` is a command line equivalent to ``python -m tests.ranks ...`` that
+saves the nine seconds of importing vLLM. Each worker of a test run has one server process that
+forks all commands; the first command starts the server, which ends with the worker.
 """
 
 import array
@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 _ROOT = Path(__file__).parents[1]
 _STREAMS = 3  # standard input, output and error
-# What servers, their engines and their workers import.
+# Modules that servers, their engines and their workers import.
 _MODULES = (
     "vllm.entrypoints.cli.main",
     "vllm.entrypoints.cli.serve",
@@ -41,16 +41,16 @@ _HEADER = 8  # bytes of the number of bytes that follow
 def command(module: str, *arguments: Any) -> list[str]:
     """Command line that runs ``module`` as a script, in a fork of the process with vLLM.
 
-    The fork has the streams, environment and folder of the process that runs the command, not its
-    pid; what vLLM reads of the environment at import is this process's. It is told of SIGINT and
-    SIGTERM, and killed with all of its own when that process dies.
+    The fork has the streams, environment and folder of the process that runs the command, but
+    another pid; variables that vLLM reads at import come from this process. The fork receives
+    SIGINT and SIGTERM, and is killed with its children when the process that runs the command dies.
     """
     return [sys.executable, "-P", __file__, _address(), module, *map(str, arguments)]
 
 
 @functools.cache
 def _address() -> str:
-    """Path of the socket at which this process's server of forks listens; starts that."""
+    """Path of the socket of this process's fork server, which is started if necessary."""
     folder = tempfile.mkdtemp(prefix="forks-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = str(Path(folder, "socket"))
@@ -73,7 +73,7 @@ _started: list[subprocess.Popen[bytes]] = []
 
 
 def _serve(listener: socket.socket) -> dict[str, Any] | None:
-    """Fork a process for each command; return what to run there, None here in the end."""
+    """Fork a process for each command; return the job in such a process, None in the server."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those that attend are nobody's to wait for
     while True:
         ready, _, _ = select.select([listener, sys.stdin], [], [])
@@ -88,7 +88,7 @@ def _serve(listener: socket.socket) -> dict[str, Any] | None:
 
 
 def _attend(connection: socket.socket) -> dict[str, Any]:
-    """Fork a command's process and return there; here, tell of its end."""
+    """Fork a command's process and return the job there; in the parent, report the exit status."""
     data, streams, _, _ = socket.recv_fds(connection, _HEADER, _STREAMS)
     length = int.from_bytes(data, "little")
     with connection.makefile("rb") as given:
@@ -119,7 +119,7 @@ def _attend(connection: socket.socket) -> dict[str, Any]:
 
 
 def _become(job: dict[str, Any]) -> None:
-    """Run a command's module as if this process had been started for it."""
+    """Run a command's module as if this process had been started for the command."""
     import runpy
 
     import torch
@@ -128,7 +128,7 @@ def _become(job: dict[str, Any]) -> None:
     os.chdir(job["folder"])
     os.environ.clear()
     os.environ.update(job["environment"])
-    # What has been read at import.
+    # Settings that were read at import.
     torch._dynamo.config.disable = os.environ.get("TORCHDYNAMO_DISABLE") == "1"
     logger._configure_vllm_root_logger()
     sys.argv[1:] = job["arguments"]
@@ -136,7 +136,7 @@ def _become(job: dict[str, Any]) -> None:
 
 
 def _run(address: str, module: str, arguments: list[str]) -> NoReturn:
-    """Have a command run by the server at ``address``, and exit as it does."""
+    """Have the server at ``address`` run a command, and exit with the command's status."""
     job = {
         "module": module,
         "arguments": arguments,
@@ -170,7 +170,7 @@ def _run(address: str, module: str, arguments: list[str]) -> NoReturn:
 
 
 def main() -> None:
-    """Serve forks until standard input ends; as no child, of which tests look for others."""
+    """Serve forks until standard input ends; detached, as tests look for child processes."""
     if os.fork():
         os._exit(0)
     for name in _MODULES:

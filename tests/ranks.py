@@ -1,9 +1,9 @@
-"""Engines of two ranks, each a process that ``python -m tests.ranks`` forks, one after the other.
+"""Engines of two ranks, forked by ``python -m tests.ranks``, one engine after the other.
 
 ``python -m tests.ranks MODEL '{"tensor_parallel_size": 2}' [MODEL ARGUMENTS ...]`` prints, for each
-engine, a line of JSON: what each of its ranks said. vLLM is imported once for all of them.
+engine, a line of JSON with the answers of its ranks. vLLM is imported once for all engines.
 
-Data-parallel ranks are given texts of different lengths.
+Data-parallel ranks get texts of different lengths.
 """
 
 import json
@@ -28,10 +28,11 @@ SHORTER = tiny_llama.TEXT[:30]  # for the second data-parallel rank
 
 
 def run_rank(rank: int, model: str, arguments: dict[str, Any], port: int, said: Connection) -> None:
-    """Run one rank's engine, as torchrun would start it, and send what it said.
+    """Run one rank's engine, as started by torchrun, and send its answer.
 
-    Beside arguments of an engine there may be ``flashinfer_tokens``, for a stand-in of flashinfer
-    that serves so many; ``counts``: launches are counted; and ``pieces``: it compiles as on a GPU.
+    Besides engine arguments, ``flashinfer_tokens`` sets the number of tokens that a stand-in for
+    FlashInfer serves; ``counts``: launches are counted; ``pieces``: the engine compiles piecewise,
+    as on a GPU.
     """
     from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
@@ -55,7 +56,7 @@ def run_rank(rank: int, model: str, arguments: dict[str, Any], port: int, said: 
 
 
 def stand_in_for_flashinfer(patch: pytest.MonkeyPatch, tokens: int) -> None:
-    """Have the plugin find flashinfer where it has no GPU, for so many tokens; 0: it does not."""
+    """Let the plugin find FlashInfer without a GPU, for so many tokens; 0: leave it missing."""
     from vllm.distributed import get_tp_group
 
     from tests import fake_flashinfer
@@ -67,7 +68,7 @@ def stand_in_for_flashinfer(patch: pytest.MonkeyPatch, tokens: int) -> None:
 
 
 def compile_in_pieces(patch: pytest.MonkeyPatch) -> None:
-    """Have vLLM compile what lies between attention layers, piece by piece, as only on a GPU."""
+    """Have vLLM compile the code between attention layers piecewise, as it does only on a GPU."""
     from vllm.compilation.passes.utility.fix_functionalization import FixFunctionalizationPass
     from vllm.config import CompilationMode
     from vllm.platforms.cpu import CpuPlatform
@@ -82,17 +83,17 @@ def compile_in_pieces(patch: pytest.MonkeyPatch) -> None:
         compilation.inductor_compile_config.pop("dce", None)  # set once, or more often
 
     patch.setattr(CpuPlatform, "check_and_update_config", classmethod(keep))
-    # It looks for CUDA's ops.
+    # The pass looks for CUDA's ops.
     patch.setattr(FixFunctionalizationPass, "__call__", lambda *_: None)
     patch.setenv("VLLM_DISABLE_COMPILE_CACHE", "1")
 
 
 def send_tokens_on_cpu() -> None:
-    """Give vLLM's communicator on a CPU what it lacks of ``allgather_reducescatter``."""
+    """Add the missing parts of ``allgather_reducescatter`` to vLLM's CPU communicator."""
     from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 
     def all_gatherv(self: Any, given: Any, dim: int = 0, sizes: list[int] | None = None) -> Any:
-        """Rows of all ranks, which have ``sizes`` of them each."""
+        """Gather the rows of all ranks, which have ``sizes`` rows each."""
         if isinstance(given, list):
             return [all_gatherv(self, each, dim, sizes) for each in given]
         assert dim == 0
@@ -106,7 +107,7 @@ def send_tokens_on_cpu() -> None:
     def reduce_scatterv(
         self: Any, given: Tensor, dim: int = -1, sizes: list[int] | None = None
     ) -> Tensor:
-        """Sum over all ranks of this rank's rows."""
+        """Sum this rank's rows over all ranks."""
         assert dim == 0
         assert sizes is not None
         total = given.clone()
@@ -118,7 +119,7 @@ def send_tokens_on_cpu() -> None:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """Find a TCP port of this machine on which nobody listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -126,13 +127,13 @@ def free_port() -> int:
 
 
 def remove_segments(port: int) -> None:
-    """Remove the shared memory that vLLM's ranks name after the port they meet at, and leave."""
+    """Remove the shared memory that vLLM's ranks leave under names with the port."""
     for segment in Path("/dev/shm").glob(f"{port}-*"):
         segment.unlink(missing_ok=True)
 
 
 def main(models: Sequence[str], arguments: Sequence[str]) -> None:
-    """Run one engine after the other."""
+    """Run the engines one after the other."""
     import vllm.entrypoints.llm  # noqa: F401  what all processes would import
     from vllm.plugins import load_general_plugins
 

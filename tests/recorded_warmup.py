@@ -1,4 +1,4 @@
-"""Kernels that an engine's warmup would compile, and those that the engine launches."""
+"""Kernels that an engine's warmup would compile, and kernels that the engine launches."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,11 +16,11 @@ from vllm_fp4_plugin.fusion.self_check import run as self_check
 
 @dataclass
 class Kernels:
-    """Kernels of this process's engines.
+    """Kernels of the engines in this process.
 
     Attributes:
-        warmup: compiled before requests come, by whose they are.
-        launched: whatever they ran.
+        warmup: kernels compiled before requests arrive, by owner.
+        launched: kernels that the engines ran.
     """
 
     warmup: dict[str, set[DeviceKernel]] = field(default_factory=dict)
@@ -29,9 +29,9 @@ class Kernels:
 
 @contextmanager
 def recorded() -> Iterator[Kernels]:
-    """Within, engines on CPU warm up as on a GPU, but compile nothing.
+    """Context in which engines on CPU warm up as on a GPU, but compile nothing.
 
-    They are not checked at start, which launches what they would run unfused too.
+    The self-check at start is skipped, as it launches unfused kernels too.
     """
     found, compiled = Kernels(), compiler.compiled
 

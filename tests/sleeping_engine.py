@@ -1,7 +1,8 @@
-"""One engine under CUDA graphs whose weights are replaced and which sleeps, beside fresh ones.
+"""An engine in CUDA graphs that replaces its weights and sleeps, compared with fresh engines.
 
-``python -m tests.sleeping_engine FIRST SECOND``, two checkpoints of one architecture; prints what
-was asked of it. In a process of its own: vLLM's allocator for sleep has one engine in each.
+``python -m tests.sleeping_engine FIRST SECOND``, two checkpoints of one architecture; prints the
+name of each request. The engine has a process of its own, as vLLM's allocator for sleep serves one
+engine per process.
 """
 
 import os
@@ -13,8 +14,8 @@ from typing import Any
 from tests.engine import Run, distance, started
 from tests.test_plugin.engine.test_feature_weights import addresses, ask
 
-# Mean difference of log-probabilities. Answers are equal to the bit or, of two of five checkpoints
-# on an H100, 2e-6 off: with sleep, vLLM's allocator gives out other addresses.
+# Mean difference of log-probabilities. Answers are bit-identical, or 2e-6 off for two of five
+# checkpoints on an H100: with sleep, vLLM's allocator returns other addresses.
 SAME = 1e-5
 ASKED = (
     "first", "second", "first again", "level 1", "level 2", "level 2, the second", "second asleep",
@@ -33,7 +34,7 @@ def engine(model: str, **settings: Any) -> AbstractContextManager[Any]:
 
 
 def fresh(model: str) -> Run:
-    """What an engine says that is started on a checkpoint."""
+    """Answer of an engine started on a checkpoint."""
     with engine(model) as llm:
         answer = ask(llm)
         del llm
@@ -42,14 +43,14 @@ def fresh(model: str) -> Run:
 
 @contextmanager
 def unmoved(llm: Any) -> Iterator[None]:
-    """Check that tensors stay at their addresses, which CUDA graphs hold."""
+    """Check that tensors keep their addresses, which CUDA graphs refer to."""
     before = llm.collective_rpc(addresses)
     yield
     assert llm.collective_rpc(addresses) == before
 
 
 def answers(first: str, second: str) -> Iterator[tuple[str, Run]]:
-    """Yield what was asked and what the engine said, in the order of ``ASKED``."""
+    """Yield the name and the engine's answer of each request, in the order of ``ASKED``."""
     with engine(first, enable_sleep_mode=True) as llm, unmoved(llm):
 
         def reload(path: str) -> None:

@@ -1,6 +1,6 @@
-"""CPU in the place of sm_90: its ops run as they are, down to the product, which is the formula.
+"""Ops of sm_90 on a CPU: the code before the GEMM kernel runs, and a formula replaces it.
 
-So are its small kernels.
+References replace the small kernels.
 """
 
 import sys
@@ -24,10 +24,10 @@ _SMALL = ("norm", "rotary")
 
 @dataclass
 class Sm90Product:
-    """What stands where ``nvfp4_kernels.gemm.sm90.launch`` does, which needs CuTe.
+    """Stand-in for ``nvfp4_kernels.gemm.sm90.launch``, which needs CuTe.
 
     Attributes:
-        rows: of the activations of each call so far.
+        rows: number of activation rows in each call so far.
     """
 
     rows: list[int] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Sm90Product:
         bias: Tensor | None,
         out_dtype: torch.dtype,
     ) -> Tensor:
-        """See ``nvfp4_kernels.gemm.op.gemm``; the weight is in fragments."""
+        """Compute ``nvfp4_kernels.gemm.op.gemm`` with the weight in fragments."""
         n = sum(shard_sizes)
         weights = [Fragments(b, b_scales)]
         out = self.product(a.flatten(0, -2), weights, alpha, shard_sizes, n, bias, out_dtype)
@@ -64,7 +64,7 @@ class Sm90Product:
         out_global_scale: None,
         out_dtype: torch.dtype,
     ) -> tuple[Tensor, None]:
-        """See ``nvfp4_kernels.gemm.silu_mul.op``; the weights are in fragments."""
+        """Compute ``nvfp4_kernels.gemm.silu_mul.op`` with the weights in fragments."""
         weights = [Fragments(b1, b1_scales), Fragments(b2, b2_scales)]
         out = self.product(a.flatten(0, -2), weights, alpha, [n], n, None, out_dtype)
         return out.view(*a.shape[:-1], n), None
@@ -79,7 +79,7 @@ class Sm90Product:
         bias: Tensor | None,
         out_dtype: torch.dtype,
     ) -> Tensor:
-        """``gemm``'s formula of one weight, ``silu_mul_gemm``'s of two: ``(M, N)``."""
+        """Result ``(M, N)`` of ``gemm`` for one weight, of ``silu_mul_gemm`` for two."""
         assert a.ndim == 2
         check_layout("a", a)  # as the kernel's does
         assert sum(shard_sizes) == n
@@ -98,7 +98,7 @@ class Sm90Product:
 
 @contextmanager
 def sm90_ops() -> Iterator[Sm90Product]:
-    """Within, CPU tensors take the kernels of sm_90."""
+    """Context in which ops on CPU tensors run the code of sm_90."""
     product = Sm90Product()
     module = ModuleType(_LAUNCH)
     vars(module).update(gemm=product.gemm, silu_mul_gemm=product.silu_mul_gemm)
@@ -116,7 +116,7 @@ def sm90_ops() -> Iterator[Sm90Product]:
 
 
 def _put(modules: Mapping[str, ModuleType | None]) -> None:
-    """Make these the imported ones; None: not imported."""
+    """Put modules back into ``sys.modules`` and their packages; None: remove the module."""
     for name, module in modules.items():
         package, _, attribute = name.rpartition(".")
         parent = vars(sys.modules.get(package, ModuleType(package)))

@@ -1,4 +1,4 @@
-"""Output of commands as a terminal shows it, and as a pipe takes it."""
+"""Output of commands in a terminal and in a pipe."""
 
 import fcntl
 import os
@@ -13,22 +13,22 @@ import pytest
 from nvfp4_kernels.tool import console
 
 NARROW = 80  # columns
-# Variables that change how a process prints.
+# Variables that affect a process's output.
 _LEFT_OUT = ("COLUMNS", "LINES", "FORCE_COLOR", "PYTHONUNBUFFERED")
 
 
 def words(text: str) -> list[str]:
-    """Words of an output, without the lines that tables are drawn with."""
+    """Words of an output, without the lines of tables."""
     return "".join(" " if "\u2500" <= each <= "\u257f" else each for each in text).split()
 
 
 def narrow(monkeypatch: pytest.MonkeyPatch, columns: int = NARROW) -> None:
-    """Have commands of this process take their output for a terminal of some width."""
+    """Let commands of this process print as in a terminal of ``columns``."""
     monkeypatch.setattr(console, "width", lambda: columns)
 
 
 def shown_by_a_terminal(module: str, *arguments: str, columns: int = NARROW) -> str:
-    """Output of a command in a terminal of some width, in a process of its own."""
+    """Output of a command in a terminal of ``columns``, in a process of its own."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     started = subprocess.Popen(
@@ -48,15 +48,15 @@ def shown_by_a_terminal(module: str, *arguments: str, columns: int = NARROW) -> 
 
 
 def environment() -> dict[str, str]:
-    """Environment that tells a process the paths of this one, and nothing about its output."""
+    """Environment with this process's module paths and no variable that affects the output."""
     path = os.pathsep.join(each for each in sys.path if each)
     kept = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
     return kept | {"PYTHONPATH": path, "NO_COLOR": "1"}
 
 
 def check_no_word_is_broken(piped: str, narrow: str) -> None:
-    """Check that a narrow terminal is shown every word of a pipe, in lines that fit."""
+    """Check that a narrow terminal shows every word of a piped output, in lines that fit."""
     assert set(words(piped)) <= set(words(narrow)), set(words(piped)) - set(words(narrow))
     long = [line for line in narrow.splitlines() if len(line) > NARROW]
-    # Only a word that no line has room for may stand out.
+    # Only a word longer than a line may exceed the width.
     assert not [line for line in long if max(map(len, words(line))) < NARROW // 2], long

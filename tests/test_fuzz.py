@@ -1,4 +1,4 @@
-"""The fuzzer: a few seeds of every op; it notices broken ops and silently accepted arguments."""
+"""The fuzzer: a few seeds of every op; broken ops and wrongly accepted arguments are found."""
 
 import re
 import subprocess
@@ -42,7 +42,7 @@ def test_kernels(seed: int) -> None:
 
 
 def test_nan_of_a_token_stays_its_own() -> None:
-    """Two tokens whose SiLU has one reciprocal."""
+    """The seed draws two tokens whose SiLU has the same reciprocal."""
     check_kernel(346, ("grouped_gemm",))
 
 
@@ -58,7 +58,7 @@ def test_a_seed_is_the_same_again_among_any_others() -> None:
     assert run_seed(17, ("gemm",)) == alone
 
 
-# --- what must be noticed -------------------------------------------------------------------------
+# --- faults that must be found --------------------------------------------------------------------
 
 Break = Callable[[Any], Any]
 
@@ -125,7 +125,7 @@ def test_a_broken_op_is_found(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(f"# {op}(" in line for line in table.findings)
 
 
-# A check that is left out, and an argument whose wrong values then get through.
+# For each op: a check to be removed, and the argument whose wrong values then pass.
 UNCHECKED = {
     "rotary_embedding": ("nvfp4_kernels.rotary.op._check_positions", "positions"),
     "paged_attention": ("nvfp4_kernels.attention.arguments._check_pages", "block_table"),
@@ -164,7 +164,7 @@ def test_without_findings_the_status_is_0() -> None:
 
 @pytest.mark.processes
 def test_a_crash_names_its_seed() -> None:
-    """A crash as a kernel's that reads where no memory is."""
+    """The crash is one of a kernel that reads unmapped memory."""
     script = (
         "import ctypes\n"
         "from tests.fuzz.__main__ import main\n"
@@ -193,7 +193,7 @@ def test_a_seed_that_takes_too_long_is_a_finding(monkeypatch: pytest.MonkeyPatch
     assert any("TooSlow" in line for line in run_seeds(0, 3, ops=("moe_combine",)).findings)
 
 
-# --- what it has found ----------------------------------------------------------------------------
+# --- faults that the fuzzer has found -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("a", [[], "text"])

@@ -1,4 +1,4 @@
-"""Whole decoder layers as they are modelled: lists of launches, timelines, and bars."""
+"""Modelled decoder layers: lists of launches, timelines, and bars."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def names(switches: Switches, kind: Kind = Kind()) -> list[str]:  # noqa: B008 �
 
 
 def test_what_the_plugin_launches_today() -> None:
-    """``test_fused_engine`` holds the list against an engine."""
+    """The list of launches; ``test_fused_engine`` compares it with an engine."""
     today = [
         "add_rms_norm_quantize", "qkv_proj",
         "rotary_attention", "o_proj",
@@ -40,7 +40,7 @@ def test_what_the_plugin_launches_today() -> None:
 
 
 def test_what_it_launches_over_several_gpus() -> None:
-    """``test_reduction_engine`` holds both lists against engines of two ranks."""
+    """Both lists of launches; ``test_reduction_engine`` compares them with engines of two ranks."""
     norms = {"add_rms_norm_quantize": "all_reduce_add_rms_norm_quantize"}
     assert names(TODAY, Kind(ranks=4)) == [norms.get(name, name) for name in names(TODAY)]
     apart = names(TODAY, Kind(ranks=4, fused_all_reduce=False))
@@ -94,7 +94,7 @@ def test_every_priced_step_has_a_price() -> None:
 
 
 def checked(trace: dict[str, Any]) -> list[dict[str, Any]]:
-    """Slices of launches, of a trace that is well formed."""
+    """Launch slices of a trace, after a check that the trace is well-formed."""
     events = trace["traceEvents"]
     tracks = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
     processes = {e["pid"] for e in events if e["name"] == "process_name"}
@@ -148,7 +148,7 @@ PLACES = 148
 @pytest.mark.parametrize("parts", [1, 2, 5, 16])
 @pytest.mark.parametrize("heads", [8, 148, 160, 296, 512, 600, 2048])
 def test_traced_ctas_walk_as_far_as_those_of_the_grid(heads: int, parts: int) -> None:
-    """And the first ones have the longest ways."""
+    """Traced CTAs process as many tiles as those of the grid; the first CTAs have the most."""
     found = walk(heads, parts, PLACES, 1)
     works = heads * parts
     assert len(found.repeats) == found.clusters == min(works, PLACES)
@@ -165,7 +165,7 @@ def test_traced_ctas_walk_as_far_as_those_of_the_grid(heads: int, parts: int) ->
 
 @pytest.mark.slow
 def test_decode_of_one_token() -> None:
-    """A layer of Llama 8B, whose weights and keys take 17.5 µs."""
+    """A layer of Llama 8B takes at most 30 µs; reading weights and keys alone takes 17.5 µs."""
     output = modelled("decoder_layer", "--tokens", "1", "--variant", "today")
     [us] = re.findall(r"([\d.]+) µs", output)
     assert float(us) <= 30.0

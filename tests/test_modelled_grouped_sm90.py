@@ -1,4 +1,4 @@
-"""Modelled time of both products of a mixture of experts on sm_90, held to a bar."""
+"""Modelled time of both products in a mixture of experts on sm_90, held to a bar."""
 
 import re
 
@@ -10,6 +10,6 @@ pytestmark = pytest.mark.slow
 
 
 def test_one_token() -> None:
-    """Qwen3-30B: 4.8 µs to read the weights of 8 experts; launches and their tails are the rest."""
+    """Qwen3-30B: 4.8 µs to read the weights of 8 experts, and the rest for launches and tails."""
     [both] = re.findall(r"both ([\d.]+), least", modelled("grouped_sm90", "--tokens", "1"))
     assert float(both) <= 11.5

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def modelled(command: str, *arguments: str) -> str:
-    """Output of a command of ``tests.modelled``, which needs a process of its own."""
+    """Output of a command of ``tests.modelled``, run in a process of its own."""
     devices.cutlass_or_skip()
     done = subprocess.run(
         [sys.executable, "-m", f"tests.modelled.{command}", *arguments],
@@ -31,7 +31,7 @@ def modelled(command: str, *arguments: str) -> str:
 
 
 def test_three_terms_cost_a_decode_layer_little() -> None:
-    """Products of Llama 8B in a chain: weights are read once, whatever the terms."""
+    """Products of Llama 8B run in a chain: weights are read once for any number of terms."""
     one, three = (
         [float(us) for us in re.findall(r"in a chain ([\d.]+)", output)]
         for output in (
@@ -53,7 +53,7 @@ LARGE = {
 
 @pytest.fixture(scope="module")
 def large() -> dict[str, float]:
-    """Microseconds of the large products."""
+    """Modelled microseconds of the large products, by shape."""
     output = modelled("gemm", "--terms", "3", "--shape", *LARGE)
     found = re.findall(r"^(\S+) +([\d.]+) us, least", output, re.MULTILINE)
     return {shape: float(us) for shape, us in found}
@@ -66,7 +66,7 @@ def test_large_products_of_few_tokens(shape: str, large: dict[str, float]) -> No
 
 @pytest.mark.parametrize("terms", [2, 3])
 def test_many_tokens(terms: int) -> None:
-    """Three quarters at least of 9 PFLOP/s, which the terms share."""
+    """The product reaches at least three quarters of 9 PFLOP/s, divided by the number of terms."""
     output = modelled("gemm", "--terms", str(terms), "--shape", "8192,8192,8192")
     [us] = re.findall(r"([\d.]+) us, least", output)
     assert 2.0 * 8192**3 / float(us) / 1e9 >= 0.75 * 9.0 / terms

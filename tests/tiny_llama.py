@@ -1,4 +1,4 @@
-"""A tiny random Llama checkpoint with a byte tokenizer: what engine and tool tests run on."""
+"""A tiny random Llama checkpoint with a byte tokenizer, on which engine and tool tests run."""
 
 import argparse
 import ast
@@ -19,7 +19,7 @@ TEXT = "def main() -> None:\n    for name in sorted(os.environ):\n        print(
 
 
 def config(**changes: Any) -> LlamaConfig:
-    """Two layers, grouped-query attention, widths that divide by 32 under two-way parallelism."""
+    """Config with two layers, grouped-query attention, and widths divisible by 32 on two ranks."""
     settings: dict[str, Any] = {
         "hidden_size": 128,
         "intermediate_size": 352,  # neither it nor its half is a multiple of 128 rows
@@ -35,7 +35,7 @@ def config(**changes: Any) -> LlamaConfig:
 
 
 def model(**changes: Any) -> LlamaForCausalLM:
-    """Random bfloat16 weights, amplified."""
+    """Llama with random, amplified bfloat16 weights."""
     torch.manual_seed(0)
     llama = LlamaForCausalLM(config(**changes)).to(torch.bfloat16)
     amplify(llama)
@@ -58,7 +58,7 @@ def save(directory: Path, **changes: Any) -> Path:
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte and three specials."""
+    """Byte tokenizer: one token per byte and three special tokens."""
     alphabet = ["<s>", "</s>", "<pad>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     bytes_only = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -69,10 +69,10 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def trained(directory: Path, **changes: Any) -> Path:
-    """The checkpoint after learning bytes of Python source for some seconds, made once.
+    """Checkpoint trained on bytes of Python source for some seconds, made once.
 
-    A random network multiplies every rounding error; a trained one, like those that are served,
-    damps them, so that a comparison of log-probabilities tells a defect from rounding.
+    A random network amplifies every rounding error; a trained network, like the served ones, damps
+    them, so that a comparison of log-probabilities tells a defect from rounding.
     """
 
     def write(unfinished: Path) -> None:
@@ -86,9 +86,9 @@ def trained(directory: Path, **changes: Any) -> Path:
 
 
 def made_once(directory: Path, write: Callable[[Path], object]) -> Path:
-    """``directory``, which ``write`` makes under another name unless it is there.
+    """Return ``directory``; if missing, ``write`` makes it under a temporary name.
 
-    Several processes may want it at once.
+    A lock serves several processes at once.
     """
     with FileLock(f"{directory}.lock"):
         if not directory.exists():
@@ -100,24 +100,24 @@ def made_once(directory: Path, write: Callable[[Path], object]) -> Path:
 
 
 def version() -> str:
-    """Changes with whatever the trained checkpoint depends on."""
+    """Hash of the recipe of the trained checkpoint: this module's source and the training text."""
     recipe = inspect.getsource(sys.modules[__name__]) + training_text()
     return hashlib.sha256(recipe.encode()).hexdigest()[:12]
 
 
 def training_text() -> str:
-    """Sources of the standard library."""
+    """Text of some modules of the standard library."""
     return "".join(inspect.getsource(module) for module in (argparse, inspect, ast))
 
 
 def learn(model: Any, text: str, steps: int, batch: int, rate: float) -> None:
-    """Train a model of transformers' on windows of a text, on one thread.
+    """Train a transformers model on windows of a text, on one thread.
 
     Args:
-        model: whose parameters change.
-        text: what to learn.
+        model: model to train in place.
+        text: training text.
         steps: optimizer steps.
-        batch: windows in each, of 64 bytes.
+        batch: windows of 64 bytes in each step.
         rate: peak learning rate.
     """
     tokens = torch.tensor(tokenizer().encode(text))

@@ -1,7 +1,7 @@
-"""Tiny trained mixtures of experts, one of each way to route, made once.
+"""Tiny trained mixtures of experts, one for each kind of routing, made once.
 
-Each has learnt some lines by heart: its log-probabilities are peaked, it goes on with those lines,
-and, unlike a random network, it damps what rounding moves.
+Each model has learnt some lines by heart: its log-probabilities are peaked, its continuation
+repeats the lines, and, unlike a random network, it damps rounding errors.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from tests.moe_reference import auto_class
 LEARNT = 300  # bytes
 SPREAD = 8.0  # of up's weights to gate's, beyond what training gives
 
-# Wide enough that few steps suffice.
+# Large initial weights, so that few steps suffice.
 _START: dict[str, Any] = {"initializer_range": 0.05}
 _YARN = {
     "rope_type": "yarn",
@@ -35,7 +35,7 @@ _YARN = {
 
 
 def _deepseek() -> PreTrainedConfig:
-    """Latent vectors of the one size that vLLM's attention on a CPU takes, rotated as the hub's."""
+    """DeepSeek with the only latent size of vLLM's CPU attention, and the hub's rotation."""
     sizes = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
     return moe_checkpoints.deepseek(**sizes, **_START, rope_parameters=dict(_YARN))
 
@@ -58,8 +58,8 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
 def trained(family: str, cache: Path) -> Path:
     """A family's bfloat16 checkpoint, tokenizer included, kept in ``cache``.
 
-    Qwen3's experts have up's weights far larger than gate's, and down's as much smaller: they
-    compute what they did.
+    Up's weights in Qwen3's experts are scaled far above gate's, and down's by the inverse, which
+    leaves the results unchanged.
     """
 
     def write(directory: Path) -> None:
@@ -83,7 +83,7 @@ def trained(family: str, cache: Path) -> Path:
 
 
 def learnt() -> str:
-    """The text that all tests score, and more."""
+    """Text that all tests score, and its continuation."""
     return (tiny_llama.TEXT + tiny_llama.training_text())[:LEARNT]
 
 

@@ -1,4 +1,4 @@
-"""Classes of vLLM's models read from source one by one, as most modules need what CPU lacks."""
+"""Classes of vLLM's models compiled from source one by one, as most modules need a GPU."""
 
 import ast
 import builtins
@@ -24,7 +24,7 @@ _KNOWN = {
 
 
 def classes_with(text: str) -> Iterator[tuple[str, type[Module]]]:
-    """Classes of vLLM's models whose source has a text, by ``file:class``."""
+    """Classes of vLLM's models whose source contains a text, by ``file:class``."""
     for file in sorted((*ROOT.glob("models/**/*.py"), *ROOT.glob("model_executor/models/**/*.py"))):
         source = file.read_text()
         if text not in source:
@@ -43,9 +43,9 @@ def has_class(name: str) -> bool:
 
 
 def _built(node: ast.ClassDef, file: Path) -> type[Module]:
-    """Class of a definition, with its methods' source where ``inspect`` finds it.
+    """Class compiled from its definition, so that ``inspect`` finds the methods' source.
 
-    Names that it takes from its module stand for anything, and its bases are torch's alone.
+    Names from the class's module are replaced by ``Any``, and only torch's base classes are kept.
     """
     names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
     namespace: dict[str, Any] = dict.fromkeys(names - set(vars(builtins)), Any) | _KNOWN

@@ -1,11 +1,11 @@
-"""The library of kernels that vLLM takes for this machine, of which each lacks some ops."""
+"""vLLM's kernel library for this machine; each such library lacks some ops."""
 
 import pytest
 import torch
 
 
 def skip_without(*ops: str) -> None:
-    """Skip the test unless the library has every one of ``ops``."""
+    """Skip the test unless the library has all of ``ops``."""
     from vllm.platforms import current_platform
 
     current_platform.import_kernels()

@@ -14,7 +14,7 @@ PACKAGE = "vllm"
 
 
 def names_in(source: str) -> Iterator[tuple[str, str]]:
-    """Modules of vLLM and what a source takes of them: by import, or as a module's attribute."""
+    """Modules of vLLM and the names that a source uses from each: imports and attributes."""
     tree = ast.parse(source)
     modules: dict[str, str] = {}
     for node in ast.walk(tree):
@@ -42,7 +42,7 @@ def used() -> set[tuple[str, str]]:
 
 @cache
 def is_module(name: str) -> bool:
-    """Whether the installed vLLM has a module of that name."""
+    """Whether the installed vLLM has a module of this name."""
     try:
         return find_spec(name) is not None
     except ModuleNotFoundError:

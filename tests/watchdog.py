@@ -1,7 +1,8 @@
-"""A run of several workers that ends whatever happens, and says which tests it left.
+"""Watchdog of a run with several workers: ends the run in any case, and lists unfinished tests.
 
-pytest-timeout cannot stop a test that is inside C code, and under ``--dist loadfile`` pytest-xdist
-waits for ever for the worker that replaced a crashed one: it hands it a file whose tests are done.
+pytest-timeout cannot stop a test that is inside C code. Under ``--dist loadfile`` pytest-xdist
+waits for ever for the worker that replaced a crashed one, as that worker gets a file whose tests
+are done.
 """
 
 import argparse
@@ -59,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Watchdog:
-    """A thread of xdist's controller, told what its workers report."""
+    """Thread in xdist's controller that follows the workers' reports."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -124,7 +125,7 @@ class Watchdog:
             os._exit(STATUS)
 
     def _say(self, why: str) -> None:
-        """Print why, and the tests that are left, by worker."""
+        """Print the reason, and the unfinished tests by worker."""
         terminal: Any = self._config.pluginmanager.getplugin("terminalreporter")
         workers = self._workers()
         left: dict[str, list[str]] = {}
@@ -143,7 +144,7 @@ class Watchdog:
         terminal.flush()
 
     def _lines(self, left: list[str]) -> Iterator[str]:
-        """Name each test; of a file with none begun, the file alone."""
+        """Name each unfinished test; a file without a started test gets a single line."""
         whole = Counter(map(file_of, self._tests))
         for file, group in groupby(left, file_of):
             tests = list(group)
@@ -154,7 +155,7 @@ class Watchdog:
                 yield from (f"{test}{', running' * (test in running)}" for test in tests)
 
     def _workers(self) -> dict[str, str]:
-        """The worker of each test that was handed to one, where whole files are."""
+        """Worker of each assigned test, if whole files are assigned."""
         scheduler = getattr(self._config.pluginmanager.getplugin("dsession"), "sched", None)
         work: dict[Any, dict[str, dict[str, bool]]] = getattr(scheduler, "assigned_work", {})
         return {

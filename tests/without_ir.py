@@ -1,6 +1,6 @@
-"""A vLLM without its IR, as far as one with it can stand in: what only knows it is gone.
+"""A simulated vLLM without its IR: modules and attributes of the IR are removed.
 
-``python -m tests.without_ir`` imports all of the plugin there, and registers it.
+``python -m tests.without_ir`` then imports and registers the whole plugin.
 """
 
 import importlib
@@ -14,9 +14,9 @@ from tests.vllm_names import used
 
 
 def take_away() -> None:
-    """Remove ``vllm.ir``, and what else of vLLM is there for it alone.
+    """Remove ``vllm.ir`` and the parts of vLLM that exist only for the IR.
 
-    Modules of vLLM that are built on it have to be there already.
+    Modules of vLLM that import the IR are loaded first.
     """
     from vllm.config.kernel import KernelConfig
     from vllm.platforms.interface import Platform
@@ -31,7 +31,7 @@ def take_away() -> None:
 
 
 def main() -> None:
-    """Import and register the plugin without it."""
+    """Import and register the plugin without vLLM's IR."""
     take_away()
     import vllm_fp4_plugin
 

@@ -1,7 +1,7 @@
-"""Commands run where vLLM is missing, or is its build for GPUs and there is no GPU.
+"""Commands without vLLM, or with vLLM's build for GPUs on a machine without a GPU.
 
-``python -m tests.without_vllm MODEL FOLDER [NAME ...]`` runs them and prints, as JSON, their ends;
-``environment`` is that of such a machine.
+``python -m tests.without_vllm MODEL FOLDER [NAME ...]`` runs the commands and prints their status
+and output as JSON; ``environment`` simulates such a machine.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ def from_name(cls, name):
 
 sys.meta_path.insert(0, Blocker())
 """,
-    # By its version vLLM tells a CPU build.
+    # vLLM recognises its CPU build by the version.
     "device": """
 class GpuBuild(metadata.Distribution):
     def read_text(self, filename):
@@ -55,7 +55,7 @@ _TAIL = "metadata.Distribution.from_name = classmethod(from_name)\n"
 
 
 def environment(lacks: Lack, folder: Path) -> Mapping[str, str]:
-    """Environment of a machine that lacks something; ``folder`` is made for it."""
+    """Environment of a machine without vLLM or a GPU; ``folder`` is created for it."""
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(_HEAD + _LACKING[lacks] + _TAIL)
     path = os.pathsep.join([str(folder), *(p for p in sys.path if p)])
@@ -63,7 +63,7 @@ def environment(lacks: Lack, folder: Path) -> Mapping[str, str]:
 
 
 def commands(model: str, folder: str) -> dict[str, list[str]]:
-    """Arguments of every command that needs vLLM, by its module."""
+    """Arguments of every command that needs vLLM, by module."""
     plugin, out = "vllm_fp4_plugin", ["--out", f"{folder}/out"]
     return {
         f"{plugin} report": ["report", model],

@@ -1,7 +1,8 @@
-"""The catalogue: NVFP4 checkpoints that people serve, family by family, in miniature.
+"""The catalogue: NVFP4 checkpoints that people serve, family by family, scaled down.
 
-``dense.py`` and ``experts.py`` hold what is known of each family, ``checkpoint.py`` makes a tiny
-checkpoint with exactly its config, names, dtypes and shapes divided, ``reference.py`` what
-transformers says of one, ``plan.py`` plans it for a device, and ``python -m tests.catalogue``
-writes what came of it where ``python -m vllm_fp4_plugin catalogue`` prints it from.
+``dense.py`` and ``experts.py`` hold the known facts of each family, ``checkpoint.py`` makes a tiny
+checkpoint with exactly the family's config, names and dtypes, and with shapes divided.
+``reference.py`` computes transformers' log-probabilities, and ``plan.py`` plans the checkpoint for
+a device. ``python -m tests.catalogue`` writes the results where ``python -m vllm_fp4_plugin
+catalogue`` prints them from.
 """

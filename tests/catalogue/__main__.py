@@ -1,9 +1,9 @@
-"""Plans every family and writes the table that ``python -m vllm_fp4_plugin catalogue`` prints.
+"""Plan every family and write the table that ``python -m vllm_fp4_plugin catalogue`` prints.
 
     python -m tests.catalogue [--only NAME] [--keep FOLDER]
 
-Writes what becomes of them on the vLLM that is installed, and keeps what the table has of other
-releases: to be run on each, the oldest first.
+Writes the verdicts for the installed vLLM and keeps the table's entries for other releases: run it
+on each release, the oldest first.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Maker of a family's tiny checkpoint: transformers' random model, quantised as exporters do."""
+"""Writer of a family's tiny checkpoint: a random model of transformers, quantised like exports."""
 
 import json
 import re
@@ -34,9 +34,9 @@ def write(
     """Write the family's checkpoint, tokenizer included.
 
     Args:
-        family: whose checkpoint.
-        directory: its directory.
-        scale: brings the weights of a fresh model to their sizes.
+        family: family whose checkpoint is written.
+        directory: directory of the checkpoint.
+        scale: function that scales the weights of a fresh model.
 
     Returns:
         ``directory``.
@@ -71,7 +71,7 @@ def _renamed(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
 
 
 def _by_expert(family: Family, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors by name; those that stack experts apart, unless the format stacks them too."""
+    """Tensors by name; stacks of experts are split, unless the format stacks experts too."""
     for name, tensor in tensors.items():
         prefix, _, last = name.rpartition(".")
         if tensor.ndim != 3 or last not in ("gate_up_proj", "down_proj") or family.stacked:
@@ -88,7 +88,7 @@ def _by_expert(family: Family, tensors: Mapping[str, Tensor]) -> Iterator[tuple[
 def _quantized(
     family: Family, name: str, tensor: Tensor, kinds: dict[str, Kind]
 ) -> dict[str, Tensor]:
-    """A tensor as it lies on disk; ``kinds`` learns the kind of its layer, if it is of one."""
+    """Tensors on disk of one weight; ``kinds`` records the kind of a linear layer."""
     module = name.removesuffix(".weight")
     is_stack = tensor.ndim == 3 and (name.endswith(_STACKS) or ".moe." in name)
     if any(part in name for part in _NEVER) or not (
@@ -123,7 +123,7 @@ def _quantized(
 
 
 def _nvfp4_stack(name: str, weights: Tensor, kind: Kind) -> dict[str, Tensor]:
-    """``(E, K, N)`` as Llama 4's exports hold it: codes along K, scales ``(E, K/16, N)``."""
+    """Tensors of Llama 4's stack ``(E, K, N)``: codes along K, scales ``(E, K/16, N)``."""
     each = [quantize_weight(w.float().T.contiguous()) for w in weights]
     inputs = {f"{name}_input_scale": torch.full((len(each),), _FP4_INPUT)}
     return {
@@ -135,7 +135,7 @@ def _nvfp4_stack(name: str, weights: Tensor, kind: Kind) -> dict[str, Tensor]:
 
 
 def _nvfp4_rows(name: str, weights: Tensor, scales: list[str]) -> dict[str, Tensor]:
-    """``(E, N, K)``: codes along K, block scales ``(E, N, K/16)``, ``scales`` their names."""
+    """Tensors of ``(E, N, K)``: codes along K, scales ``(E, N, K/16)`` named by ``scales``."""
     each = [quantize_weight(w.float()) for w in weights]
     parts = [(w.data, w.scales, w.global_scale) for w in each]
     stacked = [torch.stack(part) for part in zip(*parts, strict=True)]
@@ -200,12 +200,12 @@ def _targets(family: Family, kind: Kind, kinds: Mapping[str, Kind]) -> list[str]
     patterns = [p for p, k in family.kinds.items() if k is kind and p != "*"]
     if patterns:
         return [_regex(pattern) for pattern in patterns]
-    # What is left over has no pattern of its own, so that its modules are named.
+    # The remaining layers have no pattern of their own, so their modules are listed by name.
     return [module for module, k in kinds.items() if k is kind]
 
 
 def _regex(pattern: str) -> str:
-    """A pattern of ours as compressed-tensors writes it; a plain name stays one."""
+    """Pattern of the catalogue in compressed-tensors' notation; a plain name stays a plain name."""
     if "*" not in pattern:
         return pattern
     regex = re.escape(pattern).replace(r"\*", ".*").replace(r"\[", "[").replace(r"\]", "]")

@@ -1,4 +1,4 @@
-"""Sizes, towers and patterns that families of the catalogue have in common; heads are real."""
+"""Sizes, towers and patterns shared by families of the catalogue; head sizes are the real ones."""
 
 from typing import Any
 
@@ -236,7 +236,7 @@ QWEN4_EXP = {
     "vision_config": QWEN_VISION,
     **QWEN_TOKENS,
 }
-# As the hub's has them, where transformers' class renames or has none.
+# Values as on the hub, where transformers' class renames these fields or lacks them.
 QWEN4_EXP_FIELDS = {
     "vision_config.deepstack_visual_indexes": [],
     "text_config.layer_types": ["linear_attention"] * 3 + ["full_attention"],

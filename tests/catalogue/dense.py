@@ -1,4 +1,4 @@
-"""Facts of dense families, hybrid ones and those of mixed precision among them."""
+"""Facts of dense families, including hybrid and mixed-precision ones."""
 
 from tests.catalogue import nemotron_vl
 from tests.catalogue.common import (
@@ -194,7 +194,7 @@ DENSE: tuple[Family, ...] = (
         ("nvidia/Qwen2.5-VL-7B-Instruct-NVFP4", "RedHatAI/Qwen2.5-VL-7B-Instruct-NVFP4"),
         {
             "model_type": "qwen2_5_vl",
-            # Its heads have 128 elements, by these numbers alone.
+            # Only these sizes give its heads 128 elements.
             "text_config": SIZES
             | {
                 "hidden_size": 256,
@@ -244,7 +244,8 @@ DENSE: tuple[Family, ...] = (
         HEADS_128
         | {
             "model_type": "granite",
-            # The real ones are far from 1, and hide what layers do from a model of two.
+            # The real multipliers are far from 1 and would hide the layers' effect in a model of
+            # two layers.
             "attention_multiplier": 0.1,
             "embedding_multiplier": 1.5,
             "logits_scaling": 1.25,

@@ -1,4 +1,4 @@
-"""Facts of drafts of speculative decoding that are checkpoints of their own."""
+"""Facts of speculative decoders that are checkpoints of their own."""
 
 from tests.catalogue.common import HEADS_128, W4A16
 from tests.catalogue.family import Family

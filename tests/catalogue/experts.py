@@ -432,7 +432,7 @@ MIXTURES: tuple[Family, ...] = (
         },
         HEAD | ROUTER | {"*.experts.*": W4A4, "*": FP8},
         by_headers="mlp_layer_types",
-        # Layers that are no experts are FP8 blocks of DeepSeek's own format, which vLLM reads.
+        # Layers other than experts are FP8 blocks in DeepSeek's own format, which vLLM reads.
         fields={
             "quantization_config.quant_method": "fp8",
             "quantization_config.moe_quant_algo": "NVFP4",

@@ -1,7 +1,7 @@
 """Facts of all families.
 
-Checkpoints are those of the recipes of the vLLM project (August 2026) and, after them, others that
-people name. What a checkpoint leaves in 16 bits is what its config lists.
+The checkpoints come from the recipes of the vLLM project (August 2026), followed by others that
+people name. The layers in 16 bits are those that a checkpoint's config lists.
 """
 
 from tests.catalogue.dense import DENSE
@@ -14,10 +14,10 @@ FAMILIES = (*DENSE, *MIXTURES, *RECENT, *DRAFTS)
 
 
 def named(name: str) -> Family:
-    """Family of that name.
+    """Family of this name.
 
     Raises:
-        LookupError: there is none.
+        LookupError: no family has this name.
     """
     for family in FAMILIES:
         if family.name == name:

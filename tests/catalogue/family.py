@@ -1,4 +1,4 @@
-"""What is known of a family of checkpoints."""
+"""Description of a family of checkpoints."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,30 +16,32 @@ class Family:
     """Family of checkpoints of one architecture, format and precision.
 
     Attributes:
-        name: what the table calls it.
-        checkpoints: names of those that are served.
+        name: name in the table.
+        checkpoints: names of the checkpoints that are served.
         config: transformers' config, ``model_type`` included, with sizes divided; head sizes are
             the real ones.
         kinds: kind of each linear layer by the first pattern that matches its module's name on
             disk; ``UNQUANTIZED`` patterns are the config's exclude list.
         format: exporter's format.
         fp8_kv: whether the export says that the KV cache is FP8.
-        architecture: class that ``config.json`` names; empty: transformers' own. See ``hub``.
-        multimodal: whether it is transformers' image-and-text class that saves it.
-        stacked: whether one tensor holds the weights of all experts, in place of one for each.
-        fields: fields of ``config.json`` that the hub's has and transformers' has not, or has
-            otherwise; a dot leads into an object.
-        by_headers: part of what is said when the model is to be built: it is not for a CPU, or
-            transformers' config of it is not the hub's; it is planned by its headers then.
-        only_gpu: whether it is vLLM's code for CPUs that cannot build it.
-        on_cpu: what vLLM says of its text model there, where that of the whole fails before;
-            empty: what is said of the whole.
-        ran: test that serves it and compares what comes out; empty: it is only planned.
-        renamed: regular expressions in names that transformers writes, and what exporters have;
-            nothing: they have no such tensor.
-        note: part of this that stands in for what is not known of the checkpoints; empty: none.
-        surround: makes the checkpoint of a text model that of the whole, which transformers has
-            no class of; its config comes with code then, as the hub's does.
+        architecture: class that ``config.json`` names; empty: the class of transformers. See
+            ``hub``.
+        multimodal: whether transformers' image-and-text class saves the checkpoint.
+        stacked: whether one tensor holds the weights of all experts, rather than one tensor each.
+        fields: fields of the hub's ``config.json`` that transformers' config lacks, or has with
+            another value; a dot leads into an object.
+        by_headers: part of the error when the model cannot be built here, because it needs a GPU or
+            because transformers' config differs from the hub's; the plan is then made from the
+            checkpoint's headers.
+        only_gpu: whether vLLM's code for CPUs cannot build the model.
+        on_cpu: vLLM's error for the text model on a CPU, where the whole model fails earlier;
+            empty: the same error as for the whole model.
+        ran: test that serves the family and compares its output; empty: the family is only planned.
+        renamed: regular expressions in names that transformers writes, with the exporters'
+            replacements; no replacement: exporters write no such tensor.
+        note: assumption made where the checkpoints are not published; empty: none.
+        surround: turns the checkpoint of a text model into that of the whole model, for which
+            transformers has no class; the config then comes with code, as on the hub.
     """
 
     name: str
@@ -73,5 +75,5 @@ class Family:
 
     @property
     def excluded(self) -> list[str]:
-        """Patterns of layers in 16 bits, for the config."""
+        """Patterns of the layers in 16 bits, for the config."""
         return [p for p, kind in self.kinds.items() if kind is Kind.UNQUANTIZED]

@@ -1,7 +1,8 @@
 """Architectures that the hub's checkpoints name in their ``config.json``, as far as published.
 
-Where one is derived from a model's type or a predecessor, its family's note says so.
-A family's config is held against this, whatever its name: Qwen3.8-Flash-Next is no Qwen 3.5.
+Where an architecture is derived from a model's type or a predecessor, the family's note says so.
+Each family's config must name the architecture listed here, whatever the model is called:
+Qwen3.8-Flash-Next is no Qwen 3.5.
 """
 
 _QWEN35, _QWEN35_MOE = "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"
@@ -97,7 +98,7 @@ ARCHITECTURES: dict[str, str] = {
     "RedHatAI/Kimi-K3-NVFP4-REAP25": _KIMI_K3,
     "nvidia/Kimi-K3-NVFP4": _KIMI_K3,
     "mistralai/Mistral-Small-4-119B-NVFP4": _MISTRAL3,
-    # Of Mistral's own format, whose params.json vLLM makes this of, within Pixtral's.
+    # In Mistral's own format: vLLM derives this architecture from params.json, within Pixtral's.
     "mistralai/Mistral-Large-3-675B-Instruct-2512-NVFP4": "MistralLarge3ForCausalLM",
     "RedHatAI/Hy3-NVFP4-FP8": "HYV3ForCausalLM",
     "Inkling": "InklingForConditionalGeneration",

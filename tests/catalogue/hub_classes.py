@@ -1,4 +1,4 @@
-"""Classes of transformers' own, whatever vLLM has registered in their place."""
+"""Transformers' own classes, whatever vLLM has registered in their place."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 @contextmanager
 def of_transformers() -> Iterator[None]:
-    """Context in which a model's config is of transformers' class, not of vLLM's for the same."""
+    """Context in which a model type has transformers' config class, not vLLM's own class."""
     registered = CONFIG_MAPPING._extra_content
     theirs = dict(registered)
     registered.clear()

@@ -1,7 +1,7 @@
-"""Nemotron's vision models around their text model: rest of a checkpoint, and view of images.
+"""Parts of Nemotron's vision models around the text model: tower, projector and image features.
 
-transformers has no class of it: the hub's checkpoints bring the class of their config along, and
-vLLM has a model of its own, whose smallest tower is the one that is made here.
+transformers has no class for these models: the hub's checkpoints bring the code of their config
+along, and vLLM has a model of its own, whose smallest tower is made here.
 """
 
 import json
@@ -43,10 +43,11 @@ class {_CLASS}(PretrainedConfig):
 
 
 def surrounding(architecture: str) -> Callable[[Path], None]:
-    """Make what turns a text model's checkpoint, whose names have ``PREFIX``, into the whole's.
+    """Make the function that turns a text model's checkpoint (``PREFIX``) into the whole model's.
 
     Args:
-        architecture: class of the whole, and type of its config: vLLM has one model of several.
+        architecture: class of the whole model and type of its config: vLLM serves several with one
+            class.
     """
 
     def surround(directory: Path) -> None:
@@ -98,7 +99,7 @@ def _config(text: dict[str, Any], architecture: str) -> dict[str, Any]:
 
 
 def _tower() -> dict[str, Tensor]:
-    """Tower and projector, which keep the size of what goes through them."""
+    """Tower and projector, whose weights preserve the magnitude of activations."""
     random = torch.Generator().manual_seed(1)
     tensors: dict[str, Tensor] = {}
 
@@ -135,10 +136,10 @@ def _tower() -> dict[str, Tensor]:
 
 
 def features(directory: Path, pixels: Tensor) -> Tensor:
-    """Embeddings of the tokens of an image of one tile, in float32.
+    """Embeddings of the tokens of a one-tile image, in float32.
 
     Args:
-        directory: that of the checkpoint.
+        directory: directory of the checkpoint.
         pixels: uint8 ``(SIDE, SIDE, 3)``.
     """
     stored = load_file(directory / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Plans of the families: what a tiny checkpoint of each would run on, device by device."""
+"""Plans of the families: the kernels that a tiny checkpoint of each gets, device by device."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from vllm_fp4_plugin.engine import refusal as refused
 from vllm_fp4_plugin.report import Report
 
 _BY_VLLM = re.compile(r"(\w+) \(vLLM")
-# Of what is said where another device is needed.
+# Errors that say another device is needed.
 _ON_CPU = re.compile(r"on CPU\b|requires a CUDA")
 _PATHS = re.compile(r"/\S+/")
 
@@ -25,8 +25,8 @@ def plan(family: Family, directory: Path, archs: tuple[str, ...] = ARCHS) -> Row
     """Plan a family's tiny checkpoint for each architecture.
 
     Args:
-        family: the family.
-        directory: where its checkpoint is, or is written.
+        family: family to plan.
+        directory: directory of the checkpoint, which is written if missing.
         archs: architectures, as ``report --arch`` takes them.
     """
     if not (directory / "config.json").exists():
@@ -80,7 +80,7 @@ def _cell(family: Family, directory: Path, arch: str) -> Cell:
 
 
 def _is_theirs(error: Exception) -> bool:
-    """Whether it is a model of vLLM's that refuses: what checks configs passes on our refusals."""
+    """Whether vLLM's model refuses; the plugin's refusals arrive as errors of config checks."""
     return isinstance(error, NotImplementedError)
 
 
@@ -91,9 +91,9 @@ def _report(family: Family, directory: Path, arch: str) -> Report:
 
 
 def _refusal_of_load(family: Family, directory: Path) -> str:
-    """Reason why the checkpoint would not load, whatever the device; empty: it would.
+    """Reason why the checkpoint would not load on any device; empty: it would load.
 
-    Only a model that this machine builds shows one.
+    Only models that this machine can build are checked.
     """
     if family.by_headers:
         return ""
@@ -121,7 +121,7 @@ def _by_headers(directory: Path, arch: str) -> Cell:
 
 
 def _served(layers: Report) -> tuple[Any, str]:
-    """Verdict on a model that is not refused, and what of it vLLM runs."""
+    """Verdict on a model that is served, and a description of the parts that vLLM's methods run."""
     theirs: dict[str, None] = {}
     ours: dict[str, None] = {}
     attention: dict[str, None] = {}
@@ -145,7 +145,7 @@ def _noun(layer: str) -> str:
 
 
 def _message(error: Any) -> str:
-    """Message of an error, without the directories of this machine."""
+    """Message of an error, without this machine's directories."""
     details = error.errors() if hasattr(error, "errors") else ()
     causes = [detail["ctx"]["error"] for detail in details if "error" in detail.get("ctx", {})]
     said = "; ".join(map(str, causes)) or str(error)

@@ -1,4 +1,4 @@
-"""Reference of a tiny checkpoint: transformers' model of its decoded weights, in float32."""
+"""Reference of a tiny checkpoint: transformers' model of the decoded weights, in float32."""
 
 import json
 import re
@@ -21,7 +21,7 @@ from vllm_fp4_plugin.formats.kind import Kind
 Rounding = Callable[[Tensor], Tensor]
 _PARTS = ("weight_scale", "weight_scale_2", "weight_global_scale", "input_scale")
 _PARTS += ("input_global_scale", "k_scale", "v_scale")
-# Beside Llama 4's stacks.
+# Suffixes of the tensors beside Llama 4's stacks.
 _STACKED_PARTS = ("_weight_scale", "_weight_scale_2", "_input_scale")
 _STACKED = ("qwen3_vl_moe",)  # types whose experts transformers reads from stacks alone
 _EXPERT = re.compile(r"(.+\.experts)\.\d\.(\w+)\.weight")  # of at most ten, so in order
@@ -30,7 +30,7 @@ _EXPERT = re.compile(r"(.+\.experts)\.\d\.(\w+)\.weight")  # of at most ten, so 
 def even_out(model: Any) -> None:
     """Scale a fresh model, so that every layer counts and none multiplies rounding errors.
 
-    Rows of what goes through it keep their size; log-probabilities differ by about 1.
+    Rows of activations keep their magnitude; log-probabilities differ by about 1.
     """
     tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
     gains = {"k_proj": 1.4, "v_proj": 0.8, "up_proj": 1.3, "gate_proj": 0.9, "in_proj_a": 4.0}
@@ -40,20 +40,21 @@ def even_out(model: Any) -> None:
             width = 1 if "embed_tokens" in name and not tied else parameter.shape[-1]
             parameter.data.normal_(std=gain * width**-0.5)
     for module in model.modules():
-        # Where norms, which are learnt, alone keep a softmax from choosing one key.
+        # Here only learnt norms keep a softmax from choosing a single key.
         if hasattr(module, "q_norm") and hasattr(module, "scaling"):
             module.q_norm.weight.data.mul_(module.head_dim**-0.5 / module.scaling)
 
 
 def decode(checkpoint: Path, directory: Path) -> dict[str, Rounding]:
-    """Write a checkpoint's decoded values as a float32 one.
+    """Write the decoded values of a checkpoint as a float32 checkpoint.
 
     Args:
-        checkpoint: with NVFP4 and FP8 layers, of ModelOpt's or compressed-tensors' format.
-        directory: directory of the new one, which does not exist.
+        checkpoint: checkpoint with NVFP4 and FP8 layers, in ModelOpt's or compressed-tensors'
+            format.
+        directory: directory of the new checkpoint, which must not exist.
 
     Returns:
-        What each layer that rounds its input makes of it, by the module's name on disk.
+        Rounding of the input of each layer that quantises its input, by the module's name on disk.
     """
     shutil.copytree(checkpoint, directory)
     stored = load_file(checkpoint / "model.safetensors")
@@ -88,7 +89,7 @@ def decode(checkpoint: Path, directory: Path) -> dict[str, Rounding]:
 
 
 def _stacked_weight(name: str, stored: Mapping[str, Tensor]) -> Tensor:
-    """Values of Llama 4's stacks, ``(E, K, N)``, whose codes lie along K."""
+    """Values of Llama 4's stacks ``(E, K, N)``, whose codes lie along K."""
     parts = (stored[f"{name}{part}"] for part in ("", *_STACKED_PARTS[:2]))
     data, scale, factor = parts
     each = zip(data.mT.contiguous(), scale.mT.contiguous(), factor, strict=True)
@@ -96,7 +97,7 @@ def _stacked_weight(name: str, stored: Mapping[str, Tensor]) -> Tensor:
 
 
 def _stack(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The values with one tensor for all experts, those of gate over those of up."""
+    """Tensors with all experts in one stack, the rows of gate above the rows of up."""
     stacked: dict[str, Tensor] = {}
     experts: dict[str, dict[str, list[Tensor]]] = {}
     for name, value in values.items():
@@ -147,7 +148,7 @@ def _round_nvfp4(scale: Tensor, x: Tensor) -> Tensor:
 def logprobs(
     model: nn.Module, prompts: Sequence[Sequence[int]], **inputs: Any
 ) -> list[list[float]]:
-    """Log-probabilities of each prompt's tokens but the first."""
+    """Log-probabilities of each prompt's tokens, without the first token."""
     scored = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
@@ -162,7 +163,7 @@ def load(auto: Any, directory: Path, roundings: Mapping[str, Rounding]) -> nn.Mo
     """Model of a decoded checkpoint, whose layers round their inputs.
 
     Raises:
-        AssertionError: the checkpoint has not all of its tensors, or others.
+        AssertionError: the checkpoint lacks tensors of the model, or has others.
     """
     with of_transformers():
         model, told = auto.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
@@ -177,7 +178,7 @@ def load(auto: Any, directory: Path, roundings: Mapping[str, Rounding]) -> nn.Mo
 
 
 def _module(modules: Mapping[str, nn.Module], name: str) -> nn.Module:
-    """The module of a name on disk, whose beginning may be another in memory."""
+    """Module of a name on disk, whose prefix may differ in memory."""
     while name not in modules:
         head, _, name = name.partition(".")
         assert name, head

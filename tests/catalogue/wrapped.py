@@ -1,4 +1,4 @@
-"""Files around a text model's, where the hub's checkpoints have more than transformers writes."""
+"""Files that the hub's checkpoints add around a text model and that transformers does not write."""
 
 import json
 from collections.abc import Callable
@@ -7,11 +7,11 @@ from typing import Any
 
 
 def around_text(model_type: str, **fields: Any) -> Callable[[Path], None]:
-    """Make what turns a text model's ``config.json`` into that of the whole.
+    """Make the function that turns a text model's ``config.json`` into the whole model's.
 
     Args:
-        model_type: type of the whole's config, which vLLM has a class of.
-        fields: further ones of it.
+        model_type: type of the whole model's config, for which vLLM has a class.
+        fields: further fields of the config.
     """
 
     def surround(directory: Path) -> None:
@@ -25,7 +25,7 @@ def around_text(model_type: str, **fields: Any) -> Callable[[Path], None]:
 
 
 def mean_pooling(directory: Path) -> None:
-    """Say, as sentence-transformers does, that a text's vector is the mean of its tokens'."""
+    """Declare mean pooling over tokens, in the files of sentence-transformers."""
     modules = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
     listed = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}

@@ -1,8 +1,8 @@
-"""Broken checkpoints: what is made of every tensor, file and config field, and what becomes of it.
+"""Broken checkpoints: faults of every tensor, file and config field, and the outcome of each.
 
     python -m tests.faults                  every fault of every format, as a table
     python -m tests.faults --format modelopt --only truncated NaN
 
 A fault must be refused before anything is served, by a message that names the file, tensor or
-field; one that is served must give what the sound checkpoint gives.
+field. A fault that is served nevertheless must give the sound checkpoint's log-probabilities.
 """

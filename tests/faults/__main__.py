@@ -20,7 +20,7 @@ from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
 
 def main() -> None:
-    """Print a line for every fault; end with 1 if one was served."""
+    """Print a line for every fault; exit with 1 if a broken checkpoint was served."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     formats = "modelopt", "compressed-tensors"
     parser.add_argument("--format", nargs="+", choices=formats, default=formats)

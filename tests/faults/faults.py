@@ -1,4 +1,4 @@
-"""Faults of a checkpoint in one safetensors file."""
+"""Faults that a checkpoint of one safetensors file may have."""
 
 import json
 import math
@@ -25,14 +25,14 @@ Meaning = Literal["none", "the same", "another"]
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong with a checkpoint.
+    """One fault of a checkpoint.
 
     Attributes:
-        kind: of fault, such as ``"NaN"``.
-        where: tensor, file or config field that it strikes.
-        make: strikes a copy of the checkpoint.
-        meaning: what it may mean: nothing, so that it must be refused; the same as no fault; or
-            something else, that is served.
+        kind: kind of fault, such as ``"NaN"``.
+        where: tensor, file or config field that is damaged.
+        make: function that damages a copy of the checkpoint.
+        meaning: valid reading of the damaged checkpoint: none, so that it must be refused; the same
+            as the sound one's; or another one, which is served.
     """
 
     kind: str
@@ -46,7 +46,7 @@ class Fault:
 
 
 def faults(folder: Path) -> Iterator[Fault]:
-    """Yield the faults of a sound checkpoint."""
+    """Yield all faults for a sound checkpoint."""
     yield from file_faults(folder)
     with safe_open(folder / WEIGHTS, framework="pt") as tensors:
         for name in tensors.keys():  # noqa: SIM118 (it is no mapping)
@@ -58,7 +58,7 @@ def faults(folder: Path) -> Iterator[Fault]:
 
 
 def tensor_faults(name: str, x: Tensor) -> Iterator[Fault]:
-    """Yield what may be wrong with one tensor."""
+    """Yield the faults of one tensor."""
     is_kv_scale = name.endswith((".k_scale", ".v_scale"))  # 1 where there is none
 
     def fault(
@@ -108,7 +108,7 @@ def _change(folder: Path, name: str, change: Change) -> None:
 
 
 def file_faults(folder: Path) -> Iterator[Fault]:
-    """Yield what may be wrong with the files."""
+    """Yield the faults of files."""
     size = (folder / WEIGHTS).stat().st_size
     for kept in (0, 4, 200, size // 2, size - 1):
         yield Fault("truncated", f"{WEIGHTS}, {kept} of {size} bytes", _truncating(WEIGHTS, kept))
@@ -157,7 +157,7 @@ def _pickle(folder: Path) -> None:
 
 # --- config ---------------------------------------------------------------------------------------
 
-# Fields of a Llama's config that tensors' sizes, or results, hang on.
+# Fields of a Llama's config that the sizes of tensors, or results, depend on.
 SIZES = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "vocab_size", "head_dim"),
@@ -165,13 +165,13 @@ SIZES = (
 
 
 def config_faults(config: dict[str, Any]) -> Iterator[Fault]:
-    """Yield what may be wrong with the fields of ``config.json``."""
+    """Yield the faults of the fields of ``config.json``."""
     for field in SIZES:
         value = config[field]
         for wrong in (value + 1, value * 2, 0, -1, "many", None, [value]):
             derived = field == "head_dim" and not wrong
             yield _field((field,), wrong, "the same" if derived else "none")
-    # The model's type says which architecture it is.
+    # The model's type also determines the architecture.
     for wrong in ([], None):
         yield _field(("architectures",), wrong, "the same")
     yield _field(("architectures",), ["NoSuchModel"])
@@ -192,8 +192,8 @@ def _quantization_faults(path: tuple[str, ...], config: dict[str, Any]) -> Itera
         yield _field(here, _ABSENT, OPTIONAL.get(name, UNREAD.get(name, "none")))
 
 
-# Fields that nothing is read from, and others that need not be there: fields beside them say the
-# same, or they have a default. Without a scheme of activations a checkpoint is weight-only.
+# Fields that are never read, and optional fields: others say the same, or a default applies.
+# Without a scheme of activations a checkpoint is weight-only.
 UNREAD: dict[str, Meaning] = dict.fromkeys(
     (
         *("producer", "version", "name", "global_compression_ratio", "observer", "actorder"),
@@ -237,7 +237,7 @@ def _field(path: tuple[str, ...], value: Any, meaning: Meaning = "none") -> Faul
 
 
 def struck(fault: Fault, sound: Path, folder: Path) -> Path:
-    """A copy of a sound checkpoint with a fault."""
+    """Copy a sound checkpoint and apply a fault to the copy."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(sound, folder)
     fault.make(folder)

@@ -1,4 +1,4 @@
-"""What becomes of a checkpoint with a fault: refused, served as if it had none, or worse."""
+"""Verdict on a broken checkpoint: refused, served like the sound one, or served otherwise."""
 
 import time
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ OURS = (UnsupportedCheckpoint, InvalidArgument)
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a fault.
+    """Outcome of a fault.
 
     Attributes:
-        fault: of the checkpoint.
-        outcome: what was done with it.
-        message: of the refusal, its first line.
-        seconds: until then.
+        fault: fault of the checkpoint.
+        outcome: whether, and by whom, it was refused, or how it was served.
+        message: first line of the refusal.
+        seconds: seconds until the outcome.
     """
 
     fault: Fault
@@ -34,14 +34,14 @@ class Verdict:
 
     @property
     def is_right(self) -> bool:
-        """Whether nothing was served that should not be."""
+        """Whether the fault was refused, or served with a valid meaning."""
         if self.outcome == "served alike":
             return self.fault.meaning != "none"
         return self.outcome != "served otherwise" or self.fault.meaning == "another"
 
 
 def judge(fault: Fault, broken: Path, sound: Run) -> Verdict:
-    """Start an engine on a checkpoint with a fault, and compare it with the sound one's."""
+    """Start an engine on a broken checkpoint, and compare its answers with the sound engine's."""
     start = time.monotonic()
     try:
         found = run(str(broken))
@@ -57,7 +57,7 @@ def judge(fault: Fault, broken: Path, sound: Run) -> Verdict:
 
 
 def _of_ours(error: Exception) -> Exception | None:
-    """The refusal of ours that an error is, or that pydantic has wrapped."""
+    """Refusal by the plugin, as raised or as wrapped by pydantic; None for any other error."""
     if isinstance(error, OURS):
         return error
     details = error.errors() if isinstance(error, ValidationError) else ()

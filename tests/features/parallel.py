@@ -1,8 +1,8 @@
 """Engines of several processes, one after the other: ``python -m tests.features.parallel MODELS``.
 
 ``MODELS`` is JSON: paths of ``"bf16"``, served without ``nvfp4-tc``, and of ``"modelopt"``. Prints
-a line of JSON for each engine: its name, log-probabilities of ``tiny_llama.TEXT`` and tokens that
-follow, or what ended it. All processes are forks, which have nothing to import.
+a line of JSON for each engine: its name, log-probabilities of ``tiny_llama.TEXT`` and the generated
+tokens, or the error that ended the engine. All processes are forks, which need not import anything.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ REQUESTS = 6
 
 
 def fork_everything() -> None:
-    """Have vLLM fork its workers, engines and coordinators."""
+    """Have vLLM start its workers, engines and coordinators by forking."""
     from vllm.v1.engine import coordinator, utils
     from vllm.v1.executor import multiproc_executor
 
@@ -31,9 +31,9 @@ def fork_everything() -> None:
 
 
 def allocate_inputs(worker: Any) -> None:
-    """Make room for what a stage receives from the one before, as vLLM's warm-up does.
+    """Allocate the input buffers of a pipeline stage, as vLLM's warm-up does.
 
-    On a CPU it leaves that out where nothing is compiled, and a later stage fails.
+    On a CPU vLLM skips its warm-up where nothing is compiled, and a later stage fails.
     """
     worker.model_runner._dummy_run(16)
 
@@ -53,7 +53,7 @@ def told(output: Any) -> dict[str, Any]:
 
 
 def local(model: str, *, prepared: bool, **arguments: Any) -> dict[str, Any]:
-    """What an engine of this process says, whose workers are others."""
+    """Answer of an engine in this process whose workers are other processes, or its error."""
     try:
         with started(model, **arguments) as engine:
             if prepared:
@@ -66,7 +66,7 @@ def local(model: str, *, prepared: bool, **arguments: Any) -> dict[str, Any]:
 
 
 async def balanced(model: str, ranks: int) -> dict[str, Any]:
-    """What engines behind vLLM's balancer say to several requests; which of them was asked."""
+    """Answers of engines behind vLLM's load balancer to several requests, and the chosen ranks."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.core_client import DPLBAsyncMPClient
@@ -101,7 +101,7 @@ async def balanced(model: str, ranks: int) -> dict[str, Any]:
 
 
 def engines(models: dict[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Names of engines, and what they say."""
+    """Yield the name and the answer, or error, of each engine."""
     for kind, model in models.items():
         method = None if kind == "bf16" else "nvfp4-tc"
         shapes = {"one": {}, "stages": STAGES} | ({} if method is None else {"grid": GRID})
@@ -119,7 +119,7 @@ def engines(models: dict[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def main() -> None:
-    """Run the engines."""
+    """Run the engines and print their answers."""
     import vllm.entrypoints.llm  # noqa: F401  what all processes would import
     from vllm.plugins import load_general_plugins
 

@@ -1,4 +1,4 @@
-"""Table of features, read from the marks of tests."""
+"""Table of features, built from the marks of tests."""
 
 import ast
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import NamedTuple
 TESTS = Path(__file__).parents[1]
 PAGE = TESTS.parent / "examples" / "results" / "features.md"
 
-# In the order of the page.
+# Features in the order of the page.
 FEATURES = (
     "prefix caching", "chunked prefill", "n > 1", "beam search", "prompt log-probabilities",
     "structured output", "n-gram speculation", "EAGLE", "MTP heads", "draft model", "LoRA",
@@ -31,13 +31,13 @@ from the marks, and a test compares the two. Nothing here ran on a GPU.
 
 
 class Mark(NamedTuple):
-    """Mark of a test.
+    """Feature mark of a test.
 
     Attributes:
         feature: one of ``FEATURES``.
         outcome: one of ``OUTCOMES``.
-        note: what the test shows.
-        test: its file, from ``tests`` on, and its name.
+        note: result that the test shows.
+        test: file of the test, from ``tests`` on, and its name.
     """
 
     feature: str
@@ -72,12 +72,12 @@ def marks_in(source: str, file: str) -> Iterator[Mark]:
     """Marks of a file's tests.
 
     Args:
-        source: its text.
-        file: its name.
+        source: text of the file.
+        file: name of the file.
 
     Raises:
-        ValueError: a mark is on something else than a test, or its arguments are not literal, or
-            not of ``FEATURES`` and ``OUTCOMES``.
+        ValueError: a mark is not on a test, or its arguments are not literals, or not among
+            ``FEATURES`` and ``OUTCOMES``.
     """
     for node in ast.walk(ast.parse(source)):
         for mark in getattr(node, "decorator_list", ()):

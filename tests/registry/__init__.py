@@ -1,1 +1,1 @@
-"""Miniature of every architecture in vLLM's registry: its config, and vLLM's model of it."""
+"""Scaled-down models of every architecture in vLLM's registry: their configs, and vLLM's models."""

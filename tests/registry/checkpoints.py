@@ -1,4 +1,4 @@
-"""Checkpoints of miniatures by name, dtype and shape, as transformers would write them."""
+"""Checkpoints of scaled-down models by name, dtype and shape, as transformers would write them."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from vllm_fp4_plugin.checkpoint.completeness import CompleteLoad
 
 Tensors = Mapping[str, Tensor]
 
-# Names on the hub, by those that transformers' models give once their renaming on load is undone.
+# Names on the hub, by the names of transformers' models once their renaming on load is undone.
 _RENAMED = {
     r"^language_model\.model\.model\.": "language_model.model.",
     r"^language_model\.model\.lm_head\.": "language_model.lm_head.",
@@ -25,7 +25,8 @@ _RENAMED = {
 _TOWER = r"((?:^|\.)vision_tower\.)(embeddings|encoder|post_layernorm|pre_layrnorm|head)\."
 _TOWERS = ("clip_vision_model", "siglip_vision_model")  # of models named so on the hub
 
-# Transformers' and vLLM's models of these differ, by a field that no miniature has for both.
+# Architectures whose models in transformers and in vLLM differ by a field that no scaled-down
+# config sets for both.
 UNLOADABLE = (
     "AXK1ForCausalLM",
     "CohereCompassForConditionalGeneration",
@@ -62,21 +63,21 @@ UNLOADABLE = (
 
 
 def is_known(architecture: str) -> bool:
-    """Whether transformers has a class of the architecture's name, of the same tensors."""
+    """Whether transformers has a class of the architecture's name with the same tensors."""
     is_draft = architecture in configs.DRAFTS
     return hasattr(transformers, architecture) and not is_draft and architecture not in UNLOADABLE
 
 
 def tensors(built: Built) -> Tensors:
-    """Tensors of a miniature's checkpoint, by name, on the meta device.
+    """Tensors of a scaled-down model's checkpoint, by name, on the meta device.
 
     Raises:
-        LookupError: the architecture ``is_known`` not to be transformers'.
+        LookupError: transformers has no such architecture, see ``is_known``.
     """
     if not is_known(built.architecture):
         raise LookupError(f"transformers has no {built.architecture} of vLLM's tensors")
     model_class = getattr(transformers, built.architecture)
-    # vLLM has put layers of its own into transformers, which ask for its config.
+    # vLLM has put layers of its own into transformers; they ask for vLLM's config.
     with set_current_vllm_config(built.config), of_transformers(), torch.device("meta"):
         config = configs.miniature(built.architecture)
         model = model_class._from_config(config, dtype=built.model_config.dtype)
@@ -90,10 +91,10 @@ def tensors(built: Built) -> Tensors:
 
 
 def rehearse(built: Built, found: Tensors) -> None:
-    """Have a model on the meta device load tensors of these names, dtypes and shapes.
+    """Load tensors of these names, dtypes and shapes into a model on the meta device (a dry load).
 
     Raises:
-        UnsupportedCheckpoint: one is missing, unknown to the model, or does not fit it.
+        UnsupportedCheckpoint: a tensor is missing, unknown to the model, or of the wrong shape.
     """
     with set_current_vllm_config(built.config):
         load = CompleteLoad(built.model, Checkpoint(built.architecture), has_values=False)
@@ -107,7 +108,7 @@ def _on_disk(name: str, renamed: Mapping[str, str]) -> str:
 
 
 def hollow(found: Tensors) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of these names, dtypes and shapes, as a rehearsal takes them."""
+    """Tensors with these names, dtypes and shapes but no storage of that size, for a dry load."""
     for name, tensor in found.items():
-        # Models look at single numbers, which a tensor on the meta device has not.
+        # Models read single numbers, so these tensors cannot be on the meta device.
         yield name, torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)

@@ -1,4 +1,4 @@
-"""Miniature configs of the architectures in vLLM's registry."""
+"""Scaled-down configs of the architectures in vLLM's registry."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -18,7 +18,7 @@ ENTRIES: Mapping[str, Entry] = text.ENTRIES | pooling.ENTRIES | multimodal.ENTRI
 DRAFTS: Mapping[str, Draft] = drafts.DRAFTS
 BAG = "bag"
 _OF_LAYERS = "per_layer_config"  # which transformers takes apart itself
-# Models of vLLM's second runner alone, which it takes for others where Triton is.
+# Models that only vLLM's second runner serves; where Triton is installed, it serves others too.
 SECOND_RUNNER = {
     "DiffusionGemmaForBlockDiffusion",
     "DFlash2BeamDraftModel",
@@ -42,12 +42,12 @@ SECOND_RUNNER = {
 
 
 def architectures() -> list[str]:
-    """Names in vLLM's registry, those of speculative decoding and of transformers' backend too."""
+    """Names in vLLM's registry, including speculative decoders and transformers' backend."""
     return list(registry._VLLM_MODELS)
 
 
 def class_of(architecture: str) -> tuple[str, str]:
-    """Module and class that vLLM builds for an architecture; the same for its aliases."""
+    """Module and class that vLLM builds for an architecture; aliases share one."""
     found: tuple[str, str] = registry._VLLM_MODELS[architecture]
     return found
 
@@ -68,12 +68,12 @@ def buildable(device: str = "meta") -> list[str]:
 
 
 def miniature(architecture: str, **changes: Any) -> PreTrainedConfig:
-    """Config of an architecture with small sizes and each kind of layer.
+    """Config of an architecture with small sizes and one layer of each kind.
 
     Args:
-        architecture: name in vLLM's registry; of a draft: the draft's own config, or its target's
-            where both are of one checkpoint.
-        changes: fields beside, sub-configs as dictionaries.
+        architecture: name in vLLM's registry; for a draft the config is the draft's own, or its
+            target's where both share a checkpoint.
+        changes: further fields, sub-configs as dictionaries.
 
     Raises:
         LookupError: no config class is known for the architecture.
@@ -94,13 +94,13 @@ def made(architecture: str, entry: Entry, changes: Mapping[str, Any]) -> PreTrai
     model_type = entry.model_type or _model_types()[architecture]
     config_class = class_for(model_type)
     config = config_class(**_fields(config_class, wanted))
-    # vLLM renames a class that several types share, for the type that it read last.
+    # vLLM renames a class that several types share to the type that it read last.
     config.model_type = wanted.get("model_type", model_type)
     return config
 
 
 def _fields(config_class: type[PreTrainedConfig], changes: Mapping[str, Any]) -> dict[str, Any]:
-    # A copy: config classes and vLLM change what they are given.
+    # A copy: config classes and vLLM modify their arguments.
     fields = deepcopy(shrink.merged(shrink.fields(config_class), changes))
     return {
         name: _part(value).to_dict() if isinstance(value, Entry) else value
@@ -110,7 +110,7 @@ def _fields(config_class: type[PreTrainedConfig], changes: Mapping[str, Any]) ->
 
 
 def _part(entry: Entry) -> PreTrainedConfig:
-    """Sub-config of its own entry."""
+    """Sub-config described by an entry of its own."""
     if entry.model_type == BAG:
         return bag(deepcopy(dict(entry.changes)))
     config_class = class_for(entry.model_type)
@@ -118,7 +118,7 @@ def _part(entry: Entry) -> PreTrainedConfig:
 
 
 def class_for(model_type: str) -> type[PreTrainedConfig]:
-    """Config class that vLLM takes for a ``model_type``."""
+    """Config class that vLLM uses for a ``model_type``."""
     if model_type in _CONFIG_REGISTRY:
         return _CONFIG_REGISTRY[model_type]
     found: type[PreTrainedConfig] = CONFIG_MAPPING[model_type]
@@ -126,7 +126,7 @@ def class_for(model_type: str) -> type[PreTrainedConfig]:
 
 
 def bag(fields: Mapping[str, Any], class_name: str = PreTrainedConfig.__name__) -> PreTrainedConfig:
-    """Config without a class: fields, entries as configs, and bags under ``*_config``."""
+    """Config without a class: plain fields, entries as configs, nested bags under ``*_config``."""
     parts = {
         name: _part(value)
         if isinstance(value, Entry)

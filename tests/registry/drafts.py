@@ -1,4 +1,4 @@
-"""Miniatures of speculative decoders, each beside a target."""
+"""Scaled-down speculative decoders, each beside a target."""
 
 from typing import Any
 
@@ -134,7 +134,7 @@ DRAFTS: dict[str, Draft] = {
     "Qwen4ExpMTP": Draft("Qwen4ExpForCausalLM", changes={"mtp_num_hidden_layers": 1}),
     "Step3p5MTP": Draft(
         "Step3p5ForCausalLM",
-        # Its first layer counts as the draft's, whose kind the config's class cuts off.
+        # The target's first layer stands for the draft's layer, whose kind the config class drops.
         changes=ONE
         | {
             "num_hidden_layers": 3,

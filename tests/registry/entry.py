@@ -1,4 +1,4 @@
-"""Description of one architecture's miniature, beyond what shrinking a config class gives."""
+"""Description of one architecture's scaled-down model, beyond the shrunk config class."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,16 +7,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Entry:
-    """Miniature of one architecture.
+    """Scaled-down model of one architecture.
 
     Attributes:
         model_type: key of transformers' ``CONFIG_MAPPING`` or of vLLM's own classes, whose defaults
             are shrunk; empty: the class that transformers maps to the architecture. A model whose
             config class comes with remote code has ``"bag"``: fields alone.
         changes: fields beside the shrunk ones, sub-configs as dictionaries or entries; ``...``
-            leaves one out.
-        class_name: name of a bag's class, where vLLM asks for it.
-        ignore: patterns of layers that the plugin leaves in 16 bits, whose widths it cannot take.
+            removes a field.
+        class_name: name of a bag's class, where vLLM checks the name.
+        ignore: patterns of layers that stay in 16 bits, as the plugin does not support their
+            widths.
     """
 
     model_type: str = ""
@@ -31,8 +32,8 @@ class Draft:
 
     Attributes:
         target: architecture of the target.
-        method: vLLM's name for the way of drafting.
-        own: the draft's own config; nothing: the target's checkpoint holds the draft's layers.
+        method: vLLM's name of the speculative method.
+        own: the draft's own config; None: the target's checkpoint holds the draft's layers.
         changes: fields of the target's config beside the target's own miniature.
     """
 

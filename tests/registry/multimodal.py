@@ -1,4 +1,4 @@
-"""Miniatures of multimodal models: what shrinking their config classes does not give."""
+"""Scaled-down multimodal models: fields beyond their shrunk config classes."""
 
 from typing import Any
 
@@ -173,7 +173,7 @@ MOONDREAM = {
 
 
 def wrapped(model_type: str, **fields: Any) -> Entry:
-    """Entry of a model of several parts, whose config class comes with remote code."""
+    """Entry of a model of several parts whose config class comes with remote code."""
     return Entry("bag", {"model_type": model_type, "tie_word_embeddings": False} | fields)
 
 
@@ -332,7 +332,7 @@ ENTRIES: dict[str, Entry] = {
     ),
     "Alpamayo2Super": Entry("alpamayo2_super"),
     "Cosmos3ForConditionalGeneration": Entry("qwen3_vl"),
-    # Fields that vLLM 0.32 has defaults for, and transformers' class, which 0.33 takes, has not.
+    # Fields with defaults in vLLM 0.32 but not in transformers' class, which vLLM 0.33 uses.
     "QianfanOCRForConditionalGeneration": Entry(
         changes={"force_image_size": 28, "select_layer": -1, "ps_version": "v2"}
     ),

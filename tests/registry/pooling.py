@@ -1,4 +1,4 @@
-"""Miniatures of embedding, reward and classification models."""
+"""Scaled-down embedding, reward and classification models."""
 
 from typing import Any
 

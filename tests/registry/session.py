@@ -1,4 +1,4 @@
-"""vLLM set up once in a process, to build one miniature after another without an engine."""
+"""One vLLM setup per process, to build one scaled-down model after another without an engine."""
 
 import logging
 import os
@@ -32,7 +32,7 @@ class Built:
     Attributes:
         architecture: name in vLLM's registry.
         model: the model.
-        config: vLLM's config that it was built with.
+        config: vLLM's config that the model was built with.
     """
 
     architecture: str
@@ -41,7 +41,7 @@ class Built:
 
     @property
     def model_config(self) -> Any:
-        """Config of the model itself in vLLM, not of a draft's target."""
+        """Config of the built model itself in vLLM, not of a draft's target."""
         if self.architecture in configs.DRAFTS:
             return self.config.speculative_config.draft_model_config
         return self.config.model_config
@@ -49,10 +49,10 @@ class Built:
 
 @dataclass
 class Session:
-    """Process in which vLLM builds miniatures, on one rank.
+    """Process in which vLLM builds scaled-down models, on one rank.
 
     Attributes:
-        folder: where each miniature has a directory, as a checkpoint has.
+        folder: folder with a directory for each model, as for a checkpoint.
     """
 
     folder: Path
@@ -68,14 +68,14 @@ class Session:
         changes: dict[str, Any] | None = None,
         **engine_args: Any,
     ) -> Built:
-        """Build vLLM's model of an architecture's miniature; its weights have no values.
+        """Build vLLM's scaled-down model of an architecture; its weights are uninitialised.
 
         Args:
             architecture: name in vLLM's registry.
             device: ``"meta"`` or ``"cpu"``.
-            dtype: dtype of its weights.
-            quantization: the plugin's, which quantises 16-bit weights at load, or none.
-            changes: fields of the config beside the miniature's.
+            dtype: dtype of the weights.
+            quantization: the plugin's method, which quantises 16-bit weights at load, or None.
+            changes: further fields of the config.
             engine_args: further arguments of vLLM's ``EngineArgs``.
         """
         from vllm.config import set_current_vllm_config
@@ -97,7 +97,7 @@ class Session:
             set_current_vllm_config(config),
             set_default_torch_dtype(dtype),
             torch.device(device),
-            # vLLM keeps embeddings for other models, which may be on another device.
+            # vLLM caches rotary embeddings across models, which may be on another device.
             patch.dict(rotary_embedding._ROPE_DICT, clear=True),
             Placeholders() as record,
         ):
@@ -110,7 +110,7 @@ class Session:
     def config(
         self, architecture: str, *, changes: dict[str, Any] | None = None, **engine_args: Any
     ) -> Any:
-        """Config of vLLM for a miniature; arguments as for ``build``."""
+        """Config of vLLM for a scaled-down model; arguments as for ``build``."""
         from vllm.engine.arg_utils import EngineArgs
 
         draft = configs.DRAFTS.get(architecture)
@@ -148,7 +148,7 @@ class Session:
 
 @contextmanager
 def started() -> Iterator[Session]:
-    """Set up this process's vLLM for ``Session.build``, on one rank, and take it down again."""
+    """Set up this process's vLLM for ``Session.build`` on one rank; shut it down in the end."""
     from vllm.config import ModelConfig, set_current_vllm_config
     from vllm.distributed import (
         cleanup_dist_env_and_memory,
@@ -171,7 +171,7 @@ def started() -> Iterator[Session]:
         parsers = {_FORMAT: _parser(session._configs)}
         with (
             patch.dict(vllm_config._CONFIG_FORMAT_TO_CONFIG_PARSER, parsers),
-            # What the processor takes; miniatures have none.
+            # vLLM would ask the processor for its inputs; scaled-down models have no processor.
             patch.object(ModelConfig, "_supports_multimodal_inputs", _is_multimodal),
         ):
             first = session.config(_EXPERTS)
@@ -187,7 +187,7 @@ def started() -> Iterator[Session]:
 
 @contextmanager
 def _runner(architecture: str) -> Iterator[None]:
-    """Have vLLM take its second runner, which never starts, on a machine without Triton."""
+    """Have vLLM choose the second model runner, which never starts, on a machine without Triton."""
     from vllm.config import vllm as vllm_config
 
     if architecture not in configs.SECOND_RUNNER:
@@ -202,9 +202,9 @@ def _runner(architecture: str) -> Iterator[None]:
 
 @contextmanager
 def _stand_ins() -> Iterator[None]:
-    """Stand in for what models make of CUDA and Triton as they are built, and use when they run.
+    """Replace the parts of CUDA and Triton that models use as they are built.
 
-    And for what vLLM would make of transformers' own classes, for the rest of the process.
+    Transformers' own classes stay uncompiled for the rest of the process.
     """
     from vllm.model_executor.models.transformers import base as of_transformers
     from vllm.triton_utils import tl, triton
@@ -224,7 +224,7 @@ def _is_multimodal(self: Any) -> bool:
 
 
 def _parser(placed: dict[str, PreTrainedConfig]) -> type[Any]:
-    """Config parser of vLLM's that finds the miniatures' configs."""
+    """Config parser for vLLM that finds the scaled-down configs."""
     import copy
 
     from vllm.transformers_utils.config_parser_base import ConfigParserBase

@@ -1,4 +1,4 @@
-"""Shrunk configs: the numbers of a config class made small, each kind of layer kept once."""
+"""Shrunk configs: a config class with small sizes, each kind of layer kept once."""
 
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
@@ -8,7 +8,7 @@ from transformers import PreTrainedConfig
 
 VOCAB_SIZE = 320
 
-# Fields of language models, whatever their class calls them.
+# Fields of language models, under the names of all classes.
 TEXT: dict[str, int] = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "embedding_size", "dim"), 128),
     **dict.fromkeys(
@@ -73,7 +73,7 @@ def is_tower(name: str) -> bool:
 
 
 def default_of(config_class: type[PreTrainedConfig]) -> PreTrainedConfig:
-    """Config of a class's own defaults, those that its remote-code ancestor never had left out."""
+    """Config of a class with the class's own defaults, not with its remote-code ancestor's."""
     return config_class()
 
 
@@ -90,7 +90,7 @@ def fields(config_class: type[PreTrainedConfig], tower: bool = False) -> dict[st
 
 
 def merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Config with changes, which reach into its sub-configs; ``None`` there is a value."""
+    """Config with changes, including changes of sub-configs; ``None`` is a value here."""
     result = dict(config)
     for name, value in changes.items():
         inner = result.get(name)
@@ -106,7 +106,7 @@ def _get(config: PreTrainedConfig, name: str) -> Any:
 
 
 def _depths(default: PreTrainedConfig, tower: bool) -> dict[str, Any]:
-    """Depths, with each list of one entry a layer cut to its distinct entries."""
+    """Numbers of layers, with each per-layer list cut to its distinct entries."""
     small: dict[str, Any] = {}
     for name in _DEPTHS:
         depth = _get(default, name)
@@ -127,7 +127,7 @@ def _depths(default: PreTrainedConfig, tower: bool) -> dict[str, Any]:
 
 
 def _tokens(default: PreTrainedConfig) -> Iterator[tuple[str, int]]:
-    """Token ids that the small vocabulary does not have, moved into it."""
+    """Token ids outside the small vocabulary, moved into it."""
     for name, value in vars(default).items():
         is_id = name.endswith(("token_id", "token_index", "_token")) and isinstance(value, int)
         if is_id and not isinstance(value, bool) and value >= VOCAB_SIZE:

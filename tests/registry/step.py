@@ -1,4 +1,4 @@
-"""One step of a built miniature whose attention is ours: a prompt of a few tokens, over pages."""
+"""One step of a built model with the plugin's attention: a prompt of a few tokens, over pages."""
 
 from typing import Any
 
@@ -12,14 +12,14 @@ IDS = (torch.arange(TOKENS) * 7) % 50 + 3
 
 
 class NotOursError(TypeError):
-    """Some attention of a model, or what else keeps a state, is not the plugin's."""
+    """Error: an attention layer of a model, or another layer with a state, is not the plugin's."""
 
 
 def run(built: Built) -> Tensor:
     """Hidden states ``(TOKENS, hidden)`` that a model on CPU returns for a prompt.
 
     Raises:
-        NotOursError: a layer needs metadata of another backend.
+        NotOursError: a layer needs the metadata of another backend.
     """
     from vllm.config import set_current_vllm_config
     from vllm.forward_context import create_forward_context, override_forward_context
@@ -36,7 +36,7 @@ def run(built: Built) -> Tensor:
 
 
 def _metadata(config: Any, positions: Tensor) -> dict[str, Any]:
-    """Metadata of each attention layer, which is given pages of its own."""
+    """Metadata of each attention layer, with pages allocated for the layer."""
     from vllm_fp4_plugin.attention.impl import PagedAttentionImpl
     from vllm_fp4_plugin.attention.metadata import PagedAttentionMetadata, Part
 

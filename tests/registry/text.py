@@ -1,4 +1,4 @@
-"""Miniatures of text models: what shrinking their config classes does not give."""
+"""Scaled-down text models: fields beyond their shrunk config classes."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from tests.registry.entry import Entry
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
-# Of models whose config class comes with remote code.
+# Sizes of models whose config class comes with remote code.
 BAG: dict[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -245,7 +245,7 @@ DORY = {
     "n_recurrent_loops": 2,
     "rope_parameters": dict.fromkeys(SLIDING_AND_FULL, ROPE),
 }
-# The one field in vLLM's own class, which 0.32 has, and the other in transformers'.
+# vLLM's own config class, in 0.32, has the one field; transformers' class has the other.
 MUSE_GLIMMER = {"vision_config": {"output_dim": 256}, "out_hidden_size": 256}
 STEP5: dict[str, Any] = {
     "num_hidden_layers": 2,

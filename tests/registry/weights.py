@@ -1,4 +1,4 @@
-"""Random weights of a built miniature, loaded as vLLM's ``--load-format dummy`` loads them."""
+"""Random weights of a built scaled-down model, loaded as by vLLM's ``--load-format dummy``."""
 
 from typing import Any
 from unittest.mock import patch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tests.registry.session import Built
 
-# Architectures whose weights vLLM does not prepare on a CPU as ``load`` leaves them.
+# Architectures whose weights vLLM cannot prepare on a CPU as ``load`` leaves them.
 UNPREPARED = {
     "DeepseekV4ForCausalLM": "vLLM's attention takes layers without quantization alone",
     "InternLM2ForRewardModel": "vLLM leaves a layer on the meta device",
@@ -20,10 +20,10 @@ GAIN = 2.0  # of each projection; logits of attention differ by several units th
 def load(built: Built, seed: int = 0) -> None:
     """Fill a model on CPU with random weights, and have its layers quantise and prepare them.
 
-    Models built alike get the same weights from the same seed, whatever is fused in them.
+    Models built alike get the same weights from the same seed, whichever ops are fused.
 
     Args:
-        built: model on CPU, which ``Session.build`` was given ``load_format="dummy"`` for.
+        built: model on CPU that ``Session.build`` built with ``load_format="dummy"``.
         seed: seed of the random numbers.
     """
     from vllm.config import set_current_vllm_config
@@ -50,7 +50,7 @@ def load(built: Built, seed: int = 0) -> None:
 
 
 def _fill(tensor: Tensor, generator: torch.Generator) -> None:
-    """Fill a matrix so that it keeps its input's size times the gain, a vector around one."""
+    """Fill a matrix so that it scales its input by ``GAIN``, a vector with values around one."""
     values = torch.empty(tensor.shape, dtype=torch.float32)
     if tensor.ndim < 2:
         values.uniform_(0.5, 1.5, generator=generator)

@@ -1,1 +1,1 @@
-"""Checks over the machine code of compiled kernels, as CUDA's ``nvdisasm`` prints it."""
+"""Checks of the machine code of compiled kernels, as CUDA's ``nvdisasm`` prints it."""

@@ -1,4 +1,4 @@
-"""Checks the descriptors of every kernel that a model, and an indexer, needs on sm_100.
+"""Check the descriptors of every kernel that a model, and an indexer, needs on sm_100.
 
 python -m tests.sass [MODEL] [--arch sm_100a] [--jobs 2]
 

@@ -2,9 +2,9 @@
 
 A descriptor is a pair of uniform registers. Its low word holds the address, to which kernels add;
 its high word holds strides, the version and the swizzle (PTX ISA, tcgen05 shared memory
-descriptor). Here every value that may reach the high word of a descriptor is followed back to
-where it is made: it must be a constant, and one that a descriptor of ours can have. What is made
-by an addition, or cannot be followed, is a fault.
+descriptor). Here every value that may reach the high word of a descriptor is followed back to its
+definition: it must be a constant that descriptors of these kernels can have. A value that an
+addition defines, or that cannot be followed, is a fault.
 """
 
 import re
@@ -19,7 +19,8 @@ _CONSTANT = re.compile(r"^-?0x[0-9a-f]+$")
 _MOVES = ("MOV", "UMOV", "R2UR")
 _ZERO = ("RZ", "URZ")
 VERSION = 1 << 14  # bits 46 to 48: 1 on sm_100
-# Rows of 128, 64 or 32 bytes with their swizzle, groups of eight; and unswizzled rows of 16 bytes.
+# High words of rows of 128, 64 or 32 bytes with their swizzle, in groups of eight; and of
+# unswizzled rows of 16 bytes.
 SWIZZLES = {128: 2, 64: 4, 32: 6}
 HIGH_WORDS = {8 * width // 16 | VERSION | mode << 29 for width, mode in SWIZZLES.items()}
 HIGH_WORDS |= {8 * 16 // 16 | VERSION}
@@ -27,12 +28,12 @@ HIGH_WORDS |= {8 * 16 // 16 | VERSION}
 
 @dataclass(frozen=True)
 class Checked:
-    """Outcome for one kernel.
+    """Result of the check of one kernel.
 
     Attributes:
         readers: instructions that read descriptors, by name.
-        high_words: values that reach a descriptor's high word, and how many descriptors.
-        faults: what is wrong, a line each; empty if nothing is.
+        high_words: values that reach the high word of descriptors, and the number of descriptors.
+        faults: a line for each fault; empty if there is none.
     """
 
     readers: Counter[str]
@@ -41,7 +42,7 @@ class Checked:
 
 
 class UntracedValue(ValueError):
-    """A value that is made by something else than a constant; the message says by what."""
+    """Error: a value is not defined by a constant; the message names the defining instruction."""
 
 
 def check(text: str) -> Checked:
@@ -66,10 +67,10 @@ def check(text: str) -> Checked:
 
 
 def constants(listing: Listing, index: int, wanted: Register) -> set[int]:
-    """Values that ``wanted`` may have just before an instruction.
+    """Constants that ``wanted`` may hold just before an instruction.
 
     Raises:
-        UntracedValue: one of them is no constant.
+        UntracedValue: a value is no constant.
     """
     found: set[int] = set()
     seen: set[tuple[int, Register]] = set()
@@ -111,7 +112,7 @@ def _made(maker: Instruction) -> int | Register:
 
 
 def _value(maker: Instruction, operand: str) -> int | Register:
-    """Value of an operand."""
+    """Constant or register that an operand stands for."""
     if operand in _ZERO:
         return 0
     if _CONSTANT.match(operand):

@@ -1,4 +1,4 @@
-"""Listings of sm_100 machine code: instructions, what each writes, and what may come before it."""
+"""Listings of sm_100 machine code: instructions, registers written, and control flow."""
 
 import re
 from collections import defaultdict
@@ -11,7 +11,7 @@ _TARGET = re.compile(r"`\((\.L\w+)\)")
 _REGISTER = re.compile(r"^(UR|R)(\d+)(?:\.reuse)?$")
 _PREDICATE = re.compile(r"^!?U?P(?:T|\d+)$")
 _ENDS = ("EXIT", "RET", "KILL", "BRX", "JMX")
-# Registers that an instruction writes, by what its name ends with; others write one.
+# Registers that an instruction writes, by the end of its name; other instructions write one.
 _WIDTHS = {"64": 2, "WIDE": 2, "128": 4, "256": 8} | {f"x{2**n}": 2**n for n in range(8)}
 
 
@@ -20,8 +20,8 @@ class Register:
     """A 32-bit register.
 
     Attributes:
-        uniform: whether it is one of a warp (``UR``) rather than of a thread (``R``).
-        number: in its file.
+        uniform: whether the register belongs to a warp (``UR``) rather than to a thread (``R``).
+        number: number in its register file.
     """
 
     uniform: bool
@@ -36,10 +36,10 @@ class Instruction:
     """One instruction.
 
     Attributes:
-        address: in the kernel, in bytes.
-        predicate: under which it is executed; empty: always.
-        opcode: with its modifiers.
-        operands: as printed.
+        address: byte offset in the kernel.
+        predicate: predicate that guards it; empty: always executed.
+        opcode: opcode with modifiers.
+        operands: operands as printed.
     """
 
     address: int
@@ -54,13 +54,13 @@ class Instruction:
 
     @property
     def target(self) -> str:
-        """Label that it may jump to; empty: none."""
+        """Label of the jump target; empty: no jump."""
         found = _TARGET.search(self.operands[-1]) if self.operands else None
         return found[1] if found else ""
 
     @property
     def writes(self) -> tuple[Register, ...]:
-        """Registers that it writes: those of its first operand that is no predicate."""
+        """Registers written: those of the first operand that is no predicate."""
         if "SETP" in self.name:
             return ()
         rest = list(self.operands)
@@ -79,20 +79,20 @@ class Instruction:
 
 
 def register(operand: str) -> Register | None:
-    """The register that an operand is; None if it is none, or the register of zeros."""
+    """Register that an operand names; None for other operands and for the zero register."""
     found = _REGISTER.match(operand)
     return Register(found[1] == "UR", int(found[2])) if found else None
 
 
 @dataclass
 class Listing:
-    """Instructions of one kernel in order, and for each those that may run just before it.
+    """Instructions of one kernel in order, and the possible predecessors of each.
 
     Attributes:
-        instructions: in order of address.
+        instructions: instructions in order of address.
         before: by index, indices of the instructions that control may come from.
-        entries: indices that control may come to from places that are not followed: the kernel's
-            start, and what follows a call.
+        entries: indices reached from places that are not followed: the kernel's start and the
+            instructions after calls.
     """
 
     instructions: list[Instruction] = field(default_factory=list)
@@ -101,7 +101,7 @@ class Listing:
 
 
 def parse(text: str) -> Listing:
-    """Listing of what ``nvdisasm -c`` printed for a cubin of one kernel."""
+    """Parse the output of ``nvdisasm -c`` for a cubin of one kernel."""
     listing = Listing(entries={0})
     labels: dict[str, int] = {}
     for line in text.splitlines():
@@ -125,7 +125,7 @@ def parse(text: str) -> Listing:
 
 
 def _let_go(listing: Listing, labels: dict[str, int]) -> None:
-    """Add the ways from each BSYNC to where the BSSYs send it that it may belong to."""
+    """Add control-flow edges from each BSYNC to the targets of the BSSYs that may match it."""
     found = True
     while found:  # a way that is found may lead on to another BSYNC
         found = False
@@ -146,7 +146,7 @@ def _let_go(listing: Listing, labels: dict[str, int]) -> None:
 def _reached(
     listing: Listing, after: dict[int, list[int]], start: int, barrier: str
 ) -> Iterator[int]:
-    """Each BSYNC of ``barrier`` that control comes to before another BSSY of it."""
+    """Each BSYNC of ``barrier`` that control reaches before another BSSY of the same barrier."""
     seen, waiting = {start}, [*after[start]]
     while waiting:
         index = waiting.pop()
@@ -161,7 +161,7 @@ def _reached(
 
 
 def _leaves(each: Instruction) -> bool:
-    """Whether control never goes on to the next instruction."""
+    """Whether control never continues to the next instruction."""
     conditional = each.predicate not in ("", "PT", "UPT")
     conditional |= any(o.lstrip("!").startswith(("UP", "P")) for o in each.operands[:-1])
     leaves = each.name in _ENDS or (each.name == "BRA" and "DIV" not in each.opcode)

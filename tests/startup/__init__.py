@@ -1,4 +1,4 @@
-"""What every process of a run begins with: ``sitecustomize.py``, found along ``PYTHONPATH``."""
+"""Startup code of every process of a run: ``sitecustomize.py``, found along ``PYTHONPATH``."""
 
 import os
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""What every Python with this folder on its path begins with.
+"""Startup code of every Python that has this folder on its path.
 
-``DENIED_CPU_CAPABILITIES`` holds prefixes of names of the CPU's capabilities that torch is to do
-without, ``COLLECTION_THRESHOLDS`` those of the garbage collector; both are separated by commas.
+``DENIED_CPU_CAPABILITIES`` lists prefixes of the CPU capabilities that torch must do without,
+``COLLECTION_THRESHOLDS`` the thresholds of the garbage collector; both are separated by commas.
 """
 
 import gc
@@ -17,14 +17,14 @@ THRESHOLDS = tuple(map(int, filter(None, os.environ.get("COLLECTION_THRESHOLDS",
 
 
 def deny(cpu: ModuleType) -> None:
-    """Make every predicate of ``torch.cpu`` answer as on a CPU without what is denied."""
+    """Make every predicate of ``torch.cpu`` answer as on a CPU without the denied capabilities."""
     found = cpu.get_capabilities()
     left = {name: not name.startswith(DENIED) and value for name, value in found.items()}
     cpu.get_capabilities = lambda: MappingProxyType(left)
 
 
 class Denying(MetaPathFinder):
-    """The finder of ``torch.cpu``; importing torch here would slow down every other Python."""
+    """Finder of ``torch.cpu``; importing torch here would slow down every other Python."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def process_settings():
-    """The demo owns its process; the other tests keep theirs as it was."""
+    """Restore the process settings after each test: the demo changes them."""
     threads, handler = torch.get_num_threads(), signal.getsignal(signal.SIGTERM)
     yield
     torch.set_num_threads(threads)

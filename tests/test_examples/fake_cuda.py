@@ -1,4 +1,4 @@
-"""Stand-in for what the kernel benchmark calls of ``torch.cuda``; launches run at once, on CPU."""
+"""Stand-in for the parts of ``torch.cuda`` that the kernel benchmark calls; launches run on CPU."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ class Graph:
 
 
 class Event:
-    """Each is recorded a millisecond after the one before it."""
+    """Event that is recorded one millisecond after its predecessor."""
 
     recorded = 0
 
@@ -51,7 +51,7 @@ PROPERTIES = SimpleNamespace(
 
 
 def install(monkeypatch, capability):
-    """Until the test ends, ``torch.cuda`` is this."""
+    """Replace ``torch.cuda`` by the stand-in until the test ends."""
     fakes = {
         "is_available": lambda: True,
         "get_device_capability": lambda device: capability,

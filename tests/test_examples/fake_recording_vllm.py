@@ -1,8 +1,8 @@
 """A stand-in for ``vllm serve`` with ``Extension``: ``fake_recording_vllm.py PORT MODEL``.
 
-The file ``behaviour.json`` in the model's folder says what it does: ``noise`` on its logits,
-``lie`` in nats about its log-probabilities, ``rows`` too many, ``nan`` logits, or an ``error`` that
-it logs before it exits.
+The file ``behaviour.json`` in the model's folder sets its faults: ``noise`` on its logits, ``lie``
+in nats about its log-probabilities, ``rows`` too many, ``nan`` logits, or an ``error`` that it logs
+before it exits.
 """
 
 import json
@@ -29,7 +29,7 @@ def behaviour():
 
 
 def logits_of(window, noise=0.0):
-    """Logits after each token of a window but the last, float32; noise has a fixed direction."""
+    """Logits after each token of a window except the last, float32; noise has a fixed direction."""
     seeds = [np.random.default_rng(int(token)) for token in window[:-1]]
     rows = [draws.normal(size=(2, VOCABULARY)) for draws in seeds]
     return np.array([2 * row[0] + noise * row[1] for row in rows], dtype=np.float32)

@@ -1,6 +1,6 @@
 """A stand-in for a server under load, sound or with one flaw: ``fake_soaked.py PORT [FLAW]``.
 
-Its engine is a child that does nothing but live.
+Its engine is an idle child process.
 """
 
 import itertools
@@ -30,7 +30,7 @@ class Fake(ThreadingHTTPServer):
         self.engine_is_dead = threading.Event()
 
     def strikes(self, flaw: str, kind: str) -> bool:
-        """Whether the flaw is this server's, and it is this request's turn."""
+        """Whether the server has this flaw and shows it now: one request in ``EVERY`` does."""
         return self.flaw == flaw and next(self.counts[kind]) % EVERY == 0
 
 

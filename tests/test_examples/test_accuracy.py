@@ -78,7 +78,7 @@ def test_numbers_are_demanded():
 
 
 class Head:
-    """A model whose logits tell which call and row they come from."""
+    """Model whose logits encode the number of the call and the row."""
 
     def __init__(self):
         self.calls = 0
@@ -284,7 +284,7 @@ def test_rounded_weights_are_those_of_the_format(bf16, modelopt, tmp_path):
             assert torch.equal(rounded[name], tensor), name
             continue
         error = (rounded[name].float() - tensor.float()).norm() / tensor.float().norm()
-        # Once more rounded, to bfloat16.
+        # The test's values are rounded to bfloat16 once more.
         assert float(error) == pytest.approx(stored[layer].relative, rel=0.01)
     assert Path(tmp_path / "rounded" / "tokenizer.json").is_file()
 

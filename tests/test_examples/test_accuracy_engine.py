@@ -1,4 +1,4 @@
-"""The accuracy comparison with real servers, on CPU: what is right, what is wrong, how exactly."""
+"""The accuracy comparison with real servers on CPU: right and wrong checkpoints, and their KL."""
 
 import json
 
@@ -17,10 +17,10 @@ from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
 WINDOWS, LENGTH = 4, 128
 
-# transformers rounds to bfloat16 in other places (attention, norms), in a model of two layers.
+# In a model of two layers, transformers rounds to bfloat16 in other places (attention, norms).
 MEAN_LOGPROB = 0.003  # of a window; .0016 was seen
 KL = 2e-4  # 6e-5 was seen
-# Without BF16 instructions vLLM cuts mantissas off where transformers rounds: 25 % was seen.
+# Without BF16 instructions vLLM truncates mantissas where transformers rounds: 25 % was seen.
 REL_KL = 0.05 if torch.cpu._is_avx512_bf16_supported() else 0.5
 
 
@@ -40,9 +40,9 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def measured(bf16, text, tmp_path_factory):
-    """Exit status, results and output of a right variant and two wrong ones."""
+    """Exit status, results and output for one right variant and two wrong ones."""
     folder = tmp_path_factory.mktemp("accuracy")
-    # Quicker, and as good a test; test_serve starts a server as it is.
+    # Forks start faster; test_serve starts a server as users do.
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # nothing to lose in a fork

@@ -1,4 +1,4 @@
-"""Scores read out of the harness's results, and what is said when there are none."""
+"""Scores read from the evaluation harness's results, and the errors when there are none."""
 
 import json
 import math
@@ -82,7 +82,7 @@ def test_reason_is_one_line(log, line):
 
 
 class Server(BaseHTTPRequestHandler):
-    """Serves ``demo``, and refuses every completion."""
+    """Server of the model ``demo`` that refuses every completion."""
 
     def do_GET(self):
         models = [{"id": "demo", "max_model_len": 1024}, {"id": "other"}]

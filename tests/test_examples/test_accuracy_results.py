@@ -1,4 +1,4 @@
-"""How sure the figures of a run are."""
+"""Confidence intervals of a run's figures."""
 
 import math
 
@@ -9,7 +9,7 @@ from examples.accuracy.results import task_interval
 
 
 def share(right: int, count: int) -> TaskScore:
-    """Score as the harness reports it, with the standard error of a mean of zeros and ones."""
+    """Score in the harness's format, with the standard error of a mean of zeros and ones."""
     value = right / count
     return TaskScore("task", "acc", value, math.sqrt(value * (1 - value) / (count - 1)), count)
 

@@ -1,4 +1,4 @@
-"""The accuracy comparison as a command, on a stand-in for vLLM: what it measures, and when."""
+"""The accuracy comparison as a command, on a stand-in for vLLM: measurements and server starts."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def variant(model, tmp_path):
-    """Makes a checkpoint whose server behaves as told; returns the variant as written."""
+    """Maker of a checkpoint whose server behaves as given; returns the variant's option."""
 
     def make(name, **behaviour):
         folder = tmp_path / name
@@ -47,7 +47,7 @@ def variant(model, tmp_path):
 
 @pytest.fixture
 def started(monkeypatch):
-    """Yields the folders that servers were started for."""
+    """Folders that servers were started for, in order."""
     started = []
 
     def fake_vllm(checkpoint, port, method, options):
@@ -58,7 +58,7 @@ def started(monkeypatch):
         return [sys.executable, str(FAKE), str(port), str(checkpoint)]
 
     monkeypatch.setattr(serving, "vllm_command", fake_vllm)
-    # As noisy as the format is: what it is made of is tested elsewhere.
+    # Noise of the size that the format has; its rounding is tested elsewhere.
     monkeypatch.setattr("examples.accuracy.checkpoints.round_checkpoint", _noisy)
     return started
 

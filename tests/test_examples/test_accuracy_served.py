@@ -1,4 +1,4 @@
-"""Scores asked of ``vllm serve`` through the harness, beside those of our own requests to it."""
+"""Scores of ``vllm serve`` through the harness, beside the scores of the tests' own requests."""
 
 import json
 import re
@@ -22,8 +22,9 @@ pytestmark = pytest.mark.slow
 
 STDLIB = Path(sysconfig.get_path("stdlib"))
 LIMIT = 12
-# Of a sum over at most 160 tokens, 0 seen: requests under way together share a step, which may
-# change the order of its sums. Without the token that begins a text, most change by tenths.
+# Bound for a sum over at most 160 tokens; 0 was seen. Requests under way together share a step,
+# which may change the order of its sums. Without the token that begins a text, most sums change by
+# tenths.
 SAME_SUM = 1e-3
 
 
@@ -56,7 +57,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tasks made of the standard library's smaller packages."""
+    """Tasks made of smaller packages of the standard library."""
     root = tmp_path_factory.mktemp("library")
     for package in ("asyncio", "email", "concurrent", "importlib", "logging", "unittest", "xml"):
         for file in (STDLIB / package).rglob("*.py"):
@@ -70,7 +71,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def scored(server: Server, model: Path, made: Path, tmp_path_factory: pytest.TempPathFactory):
-    """Folder of the harness's files, and its scores by task."""
+    """Folder of the harness's files, and the scores by task."""
     folder = tmp_path_factory.mktemp("scored")
     found = score(server.url, MODEL_NAME, model, tasks.NAMES, folder, LIMIT, made)
     return folder, {one.task: one for one in found}
@@ -108,7 +109,7 @@ def test_choices_have_the_likelihoods_that_the_server_tells(
 
 def test_words_are_those_that_the_server_writes(server: Server, made: Path, scored) -> None:
     folder, scores = scored
-    # The task's stops and two that say no more: tasks with five are served, too.
+    # The task's own stops and two that never match: tasks with five stops are served, too.
     body = {
         "model": MODEL_NAME, "max_tokens": 24, "temperature": 0,
         "stop": ["\n", "(", ".", "\nclass", "\ndef"],

@@ -1,4 +1,4 @@
-"""Local tasks: of held-out text, the same again, without cues, and read by the harness."""
+"""Local tasks: made of held-out text, reproducible, without hints, and readable by the harness."""
 
 import json
 import re
@@ -21,7 +21,7 @@ NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine
 
 
 def module(index, extra=""):
-    """A file of its own: functions, a class, words that come again, and prose."""
+    """Source of a distinct module: functions, a class, repeated words, and prose."""
     number = f"{NUMBERS[index % 10]}{index}"
     again = " again" * (index % 3)
     functions = "".join(
@@ -39,7 +39,7 @@ def module(index, extra=""):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    """300 modules; some of both sides have the same docstring."""
+    """Library of 300 modules; some docstrings occur on both sides of the split."""
     root = tmp_path_factory.mktemp("library")
     for index in range(300):
         path = f"module_{index}.py"

@@ -1,4 +1,4 @@
-"""How the examples' commands end: one line, one form, and a status that says why."""
+"""Endings of the examples' commands: one line in one form, and a status for the reason."""
 
 import runpy
 import sys
@@ -11,7 +11,7 @@ from examples.quantize import QuantizeError
 from examples.server import ServerError
 
 HERE = __file__
-# Each refused for what it is given, none for how; and one that the parser refuses.
+# Arguments that each command refuses by their values; one that the parser refuses by their form.
 REFUSED = {
     "accuracy": ["measure", "/nowhere", "--text", "/nowhere", "--out", HERE],
     "accuracy.tasks": ["--out", HERE],
@@ -49,7 +49,7 @@ def test_an_interrupted_run_says_what_is_kept(capsys: pytest.CaptureFixture[str]
 
 @pytest.fixture
 def ending(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    """A command's status and what it says on standard error, where there is no GPU."""
+    """Function that runs a command without a GPU and returns its status and standard error."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # which commands set
 

@@ -15,7 +15,7 @@ from examples.demo.corpus import (
 
 @pytest.fixture
 def library(tmp_path):
-    """60 modules with texts of their own, one copy of another, and files to be skipped."""
+    """Library of 60 modules with distinct texts, one copy of another, and files to be skipped."""
     root = tmp_path / "lib"
     texts = {
         f"module_{i:02}.py": f'"""Module {i}."""\n' + f"value_{i} = something\n" * 40

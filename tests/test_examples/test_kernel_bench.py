@@ -1,4 +1,4 @@
-"""The kernel benchmark without a GPU: layers, contenders on CPU, results and their pictures."""
+"""The kernel benchmark without a GPU: layers, contenders on CPU, results and plots."""
 
 import json
 import re
@@ -115,7 +115,7 @@ def test_checked_rows_have_both_ends(m):
 
 
 def fragment_product(x, a_scales, data, scales, alpha, shard_sizes):
-    """What sm_90's ``gemm`` computes, from the fragments."""
+    """Result of sm_90's ``gemm``, computed from the fragments."""
     assert a_scales is None
     weight = decode_fragments(data, scales, sum(shard_sizes), x.shape[1])
     per_row = alpha.repeat_interleave(torch.tensor(shard_sizes))
@@ -173,7 +173,7 @@ class Refusing:
 
 
 def run_measure(monkeypatch, tmp_path, contenders):
-    """Measure with graphs that are run at once, and a clock that counts microseconds."""
+    """Measure with graphs that run at once, and a clock that counts microseconds."""
     seen = []
 
     def captured(steps, launches):
@@ -227,7 +227,7 @@ def test_contender_that_cannot_be_captured_costs_its_own_figures_alone(monkeypat
 
 
 def recorded():
-    """Two cases of three contenders; ours is wrong in one, Marlin refuses the other."""
+    """Results of two cases and three contenders; ours is wrong in one, Marlin refuses the other."""
     about = {"model": "llama-8b", "gpu": "GPU", "cuda": "13", "versions": {"torch": "2"}}
     results = Results(about | {"commit": None, "rounds": 20}, 4e12, 7e14, [QKV, PAIR], ["a note"])
     base = Sample("qkv_proj", 1, "ours", 10.0, 9.0, 12.0, 8, 3, 2e7, 3.5e9, 1e-3)
@@ -351,7 +351,7 @@ def test_measure_says_what_it_lacks(monkeypatch, capsys, tmp_path, arguments, me
 
 @pytest.fixture
 def fake_gpu(monkeypatch):
-    """A machine on which CPU tensors pass for those of a GPU."""
+    """Machine on which CPU tensors pass for a GPU's."""
     fake_cuda.install(monkeypatch, capability=(10, 0))
     monkeypatch.setattr(machine, "cuda_device", lambda: CPU)
     monkeypatch.setattr(machine, "READ_BYTES", 1 << 20)
@@ -369,7 +369,7 @@ def test_measure_command_measures_and_writes(monkeypatch, tmp_path, capsys, fake
     ]  # fmt: skip
     assert len(results.samples) == 4 * 2 * 2
     assert not any(s.refused or s.wrong for s in results.samples)
-    # A replay takes the fake clock's millisecond.
+    # A replay takes one millisecond of the fake clock.
     assert all(s.median_us == 1000 / s.launches for s in results.samples)
     assert all(s.launches % s.copies == 0 for s in results.samples)
     assert results.read_bytes_per_second == pytest.approx((1 << 20) / (1e-3 / 2))

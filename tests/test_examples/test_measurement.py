@@ -1,4 +1,4 @@
-"""Completions, log-probabilities and the kernel report, asked of a stand-in server."""
+"""Completions, log-probabilities and the kernel report, requested from a stand-in server."""
 
 import sys
 from pathlib import Path

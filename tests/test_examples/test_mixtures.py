@@ -1,4 +1,4 @@
-"""Mixtures of experts where an example measures dense models, or rounds weights one by one."""
+"""Mixtures of experts in the examples for dense models, and in rounding weights one by one."""
 
 from pathlib import Path
 

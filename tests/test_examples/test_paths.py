@@ -1,4 +1,4 @@
-"""Folders that are checked before anything is written into them."""
+"""Output folders are checked before anything is written into them."""
 
 import os
 from pathlib import Path

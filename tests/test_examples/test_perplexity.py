@@ -29,7 +29,7 @@ def test_difference_is_that_of_the_log_perplexities():
 
 
 def test_interval_has_the_width_of_the_mean_of_paired_windows():
-    # Windows differ from one another by far more than the models do: pairing must cancel that.
+    # Windows differ from one another far more than the models do: pairing must cancel that.
     draws = np.random.default_rng(2)
     reference = -draws.uniform(1, 9, size=(400, 1)) * np.ones((1, 8))
     logprobs = reference - draws.normal(0.1, 0.02, size=(400, 1))

@@ -1,4 +1,4 @@
-"""The whole demo on stand-ins for vLLM and the quantiser: what is cached, what is always done."""
+"""The whole demo on stand-ins for vLLM and the quantiser: cached stages, and stages always run."""
 
 import json
 import shutil
@@ -45,7 +45,7 @@ REPORT = "nvfp4-tc: o_proj ×1: nvfp4_gemm/reference (cpu)"
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Runs every stage small; yields what the quantiser and the servers were started for."""
+    """Run every stage at small sizes; yield calls of the quantiser and starts of servers."""
     calls = []
     corpus = Corpus(
         tuple(Document(f"t{i}.py", f"x{i} = {i}  # training text\n" * 20) for i in range(9)),

@@ -55,7 +55,7 @@ def subject(checkpoint, text):
 
 @pytest.fixture(scope="module")
 def written(checkpoint, text, tmp_path_factory):
-    """What the quantising tool makes of the same checkpoint and text."""
+    """Tensors that the quantising tool writes for the same checkpoint and text."""
     folder = tmp_path_factory.mktemp("written") / "nvfp4"
     quantize_checkpoint(checkpoint, folder, scales="sweep", calibrate=text, calibration_tokens=512,
                         seq_len=256)  # fmt: skip
@@ -114,7 +114,7 @@ def test_the_model_is_itself_afterwards(subject):
 
 
 def test_deviation_is_that_of_a_copy_with_the_same_values(subject, checkpoint):
-    """Weight-only, against a model whose weights were replaced, in float64 and all at once."""
+    """The reference is a model with replaced weights, weight-only, in float64 and one batch."""
     linears = list(subject.groups[2].linears)
     weights, _ = quantise_weights(subject.model, linears, "absmax")
     found = measure(
@@ -262,7 +262,7 @@ def test_budget_of_bits_is_kept(subject, checkpoint, text, tmp_path):
 
 
 def test_list_is_the_shortest_that_wins_enough(subject, checkpoint, text, tmp_path):
-    """On the windows it was chosen on; on the others it need not."""
+    """The list is sufficient on the windows that chose it, but not necessarily on others."""
     result = run(checkpoint, "--text", text, "--calibrate", text, "--out", tmp_path, *OPTIONS,
                  "--win-back", "0.6")  # fmt: skip
     assert result.exit_code == 0, result.output
@@ -290,7 +290,7 @@ def test_lists_are_chosen_on_windows_they_are_not_judged_on():
 
 
 def direct_kl(subject, weights, input_scales, windows, lists):
-    """KL on some windows with all linears quantised but those of a list, for each list."""
+    """KL for each list, on some windows, with all linears quantised except the listed ones."""
     found = measure(
         replace(subject, windows=subject.windows[windows]),
         lambda linears: fake_quantised(subject.model, linears, weights, input_scales),

@@ -1,4 +1,4 @@
-"""The server's life: readiness, failures with the log's tail, and its certain end."""
+"""The server's life: readiness, failures with the log's tail, and guaranteed termination."""
 
 import os
 import re
@@ -84,7 +84,7 @@ def test_silent_server_is_given_up(log):
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ZeroDivisionError])
 def test_whole_process_group_ends_with_the_block(log, error):
     port = free_port()
-    # Like the engine of vLLM, a child of the server must not outlive it.
+    # A child of the server, like vLLM's engine, must not outlive the server.
     code = f"""
 import runpy, subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])

@@ -1,4 +1,4 @@
-"""The soak finds what it looks for: a lost request, a changed answer, memory that grows."""
+"""The soak test finds a lost request, a changed answer, and memory that grows."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ FAKE = Path(fake_soaked.__file__)
 
 @contextmanager
 def fake(flaw: str = "") -> Iterator[str]:
-    """A fake server in a thread; its URL."""
+    """Fake server in a thread; yields its URL."""
     server = fake_soaked.Fake(free_port(), flaw)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -110,7 +110,7 @@ def test_growth_is_that_after_the_warm_up() -> None:
     rising = growth(samples(*range(100)))
     assert rising == pytest.approx(60e6, rel=0.02)
     assert growth(samples(*reversed(range(100)))) == pytest.approx(-60e6, rel=0.02)
-    # One sample above all others is no growth.
+    # One sample above all others does not count as growth.
     assert growth(samples(*[100] * 39, 500)) == 0
     assert growth(samples(1, 2, 3)) is None
     assert growth([]) is None
@@ -194,7 +194,7 @@ def test_other_failures_are_named() -> None:
 
 @pytest.fixture
 def soak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Run the command on fake servers with a flaw; its result, and its results.json."""
+    """Run the command on fake servers with a flaw; return its result and its results.json."""
     monkeypatch.setattr(running, "_FIRST_TOKEN_SECONDS", 0.3)
     monkeypatch.setattr(running, "_SETTLE_SECONDS", 0.3)
     monkeypatch.setattr(running, "_END_SECONDS", 2.0)

@@ -1,4 +1,4 @@
-"""The stage cache: whole or absent, reused for the same inputs only."""
+"""The stage cache: whole or absent, reused only for the same inputs."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def code(tmp_path):
 
 @pytest.fixture
 def made():
-    """What ``make`` has been called for."""
+    """Texts that ``make`` was called for."""
     return []
 
 

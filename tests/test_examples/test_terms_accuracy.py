@@ -21,7 +21,7 @@ CLOSED = 0.98  # of the gap between one term and 16-bit activations, by two term
 
 
 class Losses:
-    """KL of the model with rounded weights from the unrounded one, window by window."""
+    """KL divergence of the model with rounded weights from the exact model, window by window."""
 
     def __init__(self, exact, rounded, windows):
         self.rounded, self.windows = rounded, windows
@@ -54,11 +54,11 @@ def losses(pytestconfig, tmp_path_factory):
     checkpoint = tiny_llama.trained(cache / f"trained-{tiny_llama.version()}")
     rounded = tmp_path_factory.mktemp("rounded") / "checkpoint"
     round_checkpoint(checkpoint, rounded)
-    # float32, so that nothing but NVFP4 rounds.
+    # float32, so that only NVFP4 rounds.
     models = [
         LlamaForCausalLM.from_pretrained(f, dtype=torch.float32) for f in (checkpoint, rounded)
     ]
-    # Text that it was not trained on.
+    # Text that is not in the training set.
     tokens = np.array(tiny_llama.tokenizer().encode(inspect.getsource(textwrap)))
     return Losses(*models, torch.from_numpy(choose_windows(tokens, WINDOWS, LENGTH)))
 
@@ -77,13 +77,13 @@ def test_three_terms_lose_what_sixteen_bits_do(losses):
 
 
 def wrong_row(monkeypatch):
-    """What is left is taken from the row beside."""
+    """Mutant: the remainder for the next term comes from the neighbouring row."""
     left = format._left
     monkeypatch.setattr(format, "_left", lambda *args: left(*args).roll(1, -2))
 
 
 def first_scales(monkeypatch):
-    """Every term gets the first one's block scales."""
+    """Mutant: every term gets the block scales of the first one."""
     quantize, first = format.quantize_activation, []
 
     def quantize_activation(x, global_scale, floor):

@@ -1,4 +1,4 @@
-"""The throughput comparison without engines: options, processes that fail, results, pictures."""
+"""The throughput comparison without engines: options, failing processes, results, plots."""
 
 import json
 import os
@@ -48,7 +48,7 @@ ENGINE = {
     ],
 )
 def test_shapes_have_random_weights(tmp_path, model, names, linear):
-    """One checkpoint for all variants, whose weights keep what passes through them of one size."""
+    """Variants share one checkpoint, whose random weights preserve the magnitude of activations."""
     variants = parse_variants(model, names)
     [folder] = {Path(variant.written(tmp_path)) for variant in variants}
     assert all("load_format" not in variant.engine_args() for variant in variants)
@@ -244,7 +244,7 @@ if what == "nvfp4-tc":
 
 @pytest.fixture
 def fake_worker(monkeypatch, tmp_path):
-    """Engines whose outcome depends on the variant; one that is done hangs instead of leaving."""
+    """Engines whose outcome depends on the variant; one that is done hangs instead of exiting."""
     file = tmp_path / "worker.py"
     file.write_text(WORKER)
     monkeypatch.setattr(process, "worker_command", lambda *files: [sys.executable, file, *files])
@@ -349,7 +349,7 @@ def test_kernel_lines_are_found_once():
 
 
 def recorded():
-    """Two cases; ours is twice as fast in one, and failed in the other."""
+    """Results of two cases; ours is twice as fast in one, and failed in the other."""
     cases = (DECODE, PREFILL)
     bf16 = {DECODE.name: [1.0, 2.0, 4.0], PREFILL.name: [2.0]}
     variants = [

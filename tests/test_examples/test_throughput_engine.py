@@ -11,7 +11,7 @@ from tests import preloaded
 
 @pytest.mark.slow
 def test_tiny_shape_in_bf16_and_nvfp4(tmp_path, monkeypatch, capsys):
-    # One process for each engine instead of three: quicker, and as good a test.
+    # One process for each engine instead of three starts faster and tests the same code.
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     worker = "examples.throughput.worker"
     monkeypatch.setattr(process, "worker_command", lambda *f: preloaded.command(worker, *f))

@@ -1,4 +1,4 @@
-"""Training: reproducible by steps, inside its budget by time, shapes that NVFP4 and TP=2 take."""
+"""Training: reproducible by steps, bounded by time, shapes that NVFP4 and TP=2 accept."""
 
 from dataclasses import replace
 from itertools import count
@@ -68,7 +68,7 @@ def test_training_learns(settings, tokenizer):
 
 
 def test_time_budget_is_kept(tokenizer, monkeypatch):
-    """A quarter of a second passes between two looks at the clock: the start, then every step."""
+    """The clock advances a quarter of a second per reading: at the start, then at every step."""
     clock = SimpleNamespace(monotonic=count(0, 0.25).__next__)
     monkeypatch.setattr("examples.demo.train.time", clock)
     done = []
@@ -117,7 +117,7 @@ def test_checkpoint_is_bf16_tied_and_knows_its_end(settings, tokenizer, tmp_path
 
 
 def test_every_part_of_a_mixture_is_trained(tokenizer):
-    """Experts, routers, attention, norms and the embedding, and each by one optimizer."""
+    """Experts, routers, attention, norms and the embedding are trained, each by one optimizer."""
     torch.manual_seed(TINY_MOE.seed)
     before = dict(build_model(TINY_MOE, tokenizer).named_parameters())
     after, _ = train(TINY_MOE, TOKENS, tokenizer)

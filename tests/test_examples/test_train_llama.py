@@ -1,4 +1,4 @@
-"""The training command: its files, its settings, the compiled path, its refusals."""
+"""The training command: files, settings, the compiled path, and refusals."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ def run(out, *options):
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Some dozens of the standard library's modules."""
+    """Folder with some dozens of the standard library's modules."""
     folder = tmp_path_factory.mktemp("root")
     for path in STANDARD_LIBRARY.glob("[a-g]*.py"):
         shutil.copy(path, folder)
@@ -90,7 +90,7 @@ def test_perplexity_is_that_of_the_written_checkpoint(trained):
 
 
 def test_time_and_text_are_bounded(tmp_path, root, monkeypatch):
-    """Run on a clock that is at 0 s at the start and a quarter of a second later at each step."""
+    """The clock reads 0 s at the start and a quarter of a second more at each step."""
     clock = SimpleNamespace(monotonic=count(0, 0.25).__next__)
     monkeypatch.setattr("examples.demo.train.time", clock)
     result = run(tmp_path, "--root", str(root), "--seconds", "1", "--megabytes", "0.8")
@@ -102,7 +102,7 @@ def test_time_and_text_are_bounded(tmp_path, root, monkeypatch):
 
 
 def test_layers_compile_once_and_compute_the_same(monkeypatch):
-    """Compiled by the backend that generates no code: what is compiled is under test."""
+    """The compiler backend generates no code: the compiled regions are under test."""
     compile = partialmethod(torch.nn.Module.compile, backend="aot_eager")
     monkeypatch.setattr(torch.nn.Module, "compile", compile)
     tokenizer = train_tokenizer(["some text\n"], vocabulary=270)
@@ -133,7 +133,7 @@ def test_sizes_are_what_they_say_and_split_into_blocks(name):
 
 
 def unwrapped(output):
-    """Without the line breaks that a terminal's width makes, wherever paths push them."""
+    """Output without the line breaks that a terminal's width inserts."""
     return " ".join(output.split())
 
 

@@ -1,4 +1,4 @@
-"""Building a distribution, and running what it installs, where the checkout is not importable."""
+"""Helpers that build a distribution and run the installed files without access to the checkout."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests import limits
 
-# What a build frontend calls: one hook, which takes the folder to build into.
+# Call of a build frontend: one hook, which takes the folder to build into.
 CALL_HOOK = """
 import sys
 from setuptools import build_meta
@@ -30,7 +30,7 @@ def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def build(hook: str, source: Path, out: Path) -> Path:
-    """The distribution of ``source`` that a hook of setuptools builds into the empty ``out``."""
+    """Build the distribution of ``source`` by a setuptools hook into the empty folder ``out``."""
     done = run(sys.executable, "-c", CALL_HOOK, hook, out, cwd=source)
     assert done.returncode == 0, done.stdout + done.stderr
     (built,) = out.iterdir()

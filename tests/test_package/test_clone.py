@@ -1,4 +1,4 @@
-"""A clone: what ``pip install ".[cuda]"`` in it would install, and what ``make dist`` runs."""
+"""A clone: packages that ``pip install ".[cuda]"`` would install, and commands of ``make dist``."""
 
 import json
 import subprocess
@@ -15,13 +15,13 @@ from vllm_fp4_plugin.versions import RELEASES
 pytestmark = pytest.mark.processes
 
 PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input")
-# No package of the project's, which a registry out of reach is told from a wrong requirement by.
+# Package unrelated to the project: it tells an unreachable registry from a wrong requirement.
 PROBE = ("install", "--dry-run", "--quiet", "--no-deps", "--retries", "0", "rich")
 
 
 @pytest.fixture
 def python(tmp_path: Path) -> Path:
-    """Interpreter of an environment that holds pip alone."""
+    """Interpreter of an environment with nothing but pip."""
     venv.create(tmp_path / "environment", with_pip=True)
     return tmp_path / "environment" / "bin" / "python"
 
@@ -48,7 +48,7 @@ def test_a_machine_with_a_gpu_gets_vllms_build_for_gpus(
 
 
 def test_distributions_need_no_vllm(pytestconfig: pytest.Config) -> None:
-    """``make dist`` runs neither the installer nor what it installs."""
+    """``make dist`` runs neither the installer nor the environment that the installer makes."""
     done = subprocess.run(
         ["make", "--dry-run", "dist", f"PYTHON={sys.executable}"],
         cwd=pytestconfig.rootpath,

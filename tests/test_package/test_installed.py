@@ -1,6 +1,6 @@
-"""The wheel, installed: all of it works without the checkout.
+"""The installed wheel: everything works without the checkout.
 
-The environment is fresh but for its dependencies, which it finds in the one that runs the tests.
+The environment is fresh except for its dependencies, which come from the environment of the tests.
 """
 
 import json
@@ -18,7 +18,8 @@ from vllm_fp4_plugin.engine import platform
 pytestmark = pytest.mark.slow
 
 PACKAGE_FOLDERS = ("site-packages", "dist-packages")
-# `python -m vllm_fp4_plugin` and then what it left loaded: importing vLLM once is slow enough.
+# One process runs `python -m vllm_fp4_plugin` and prints the loaded modules: importing vLLM is
+# slow.
 RUN_PLUGIN = """
 import contextlib, json, runpy, sys
 from importlib.metadata import distribution
@@ -49,15 +50,16 @@ sys.exit(status)
 
 @pytest.fixture(scope="session")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with the wheel in it."""
+    """Virtual environment with the wheel installed."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder)
     python = folder / "bin" / "python"
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python)
     done = run(*pip, "install", "--no-deps", "--no-index", wheel, cwd=folder)
     assert done.returncode == 0, done.stderr
-    # Only now, or pip would find this project installed already. Files named *.pth in folders that
-    # such a file names are not read, so the checkout's editable install stays out of sight.
+    # Written after the install, or pip would find this project installed already. Files named *.pth
+    # in folders that such a file names are not read, so the checkout's editable install stays
+    # hidden.
     folders = [path for path in sys.path if set(PACKAGE_FOLDERS) & set(Path(path).parts)]
     (site_packages,) = folder.glob("lib/python3.*/site-packages")
     (site_packages / "dependencies.pth").write_text("\n".join(folders))
@@ -70,7 +72,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_report_of_a_model(environment: Path, model: Path, tmp_path: Path) -> None:
-    """The plugins are found by their entry points, and everything comes out of the wheel."""
+    """The plugins are found by their entry points, and every loaded file belongs to the wheel."""
     python = environment / "bin" / "python"
     done = run(python, "-c", RUN_PLUGIN, "report", model, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

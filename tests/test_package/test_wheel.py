@@ -1,4 +1,4 @@
-"""The wheel: what is in it, what is not, and what it says of itself."""
+"""The wheel: files included, files left out, and metadata."""
 
 import zipfile
 from importlib.metadata import EntryPoint, PathDistribution
@@ -75,7 +75,7 @@ def test_license_is_the_checkouts(source: Path, wheel: Path) -> None:
 
 
 def test_vllm_comes_by_an_extra_alone(distribution: PathDistribution) -> None:
-    """A build of vLLM that everybody gets would be a second one for half of them."""
+    """A plain requirement would bring half of the users a second, wrong build of vLLM."""
     required = distribution.requires or []
     vllm = [each for each in required if each.startswith("vllm")]
     assert sorted(each.partition(";")[2].strip() for each in vllm) == [

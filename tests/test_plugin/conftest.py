@@ -1,4 +1,4 @@
-"""A vLLM that is configured but runs nothing: enough to build its layers one by one."""
+"""Fixtures with a configured vLLM that runs nothing: enough to build layers one by one."""
 
 import copy
 import os
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-# Engines share this process instead of starting two more; quicker, and errors surface here.
+# Engines run in this process instead of two more: faster, and errors surface here.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -24,7 +24,7 @@ def models_are_inspected_here() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def heap_is_set_aside() -> Iterator[None]:
-    """Building a model collects garbage too, which in a heap with vLLM takes most of its time."""
+    """Freeze the heap: building a model collects garbage, which is slow in a heap with vLLM."""
     with heap.set_aside():
         yield
 
@@ -71,7 +71,7 @@ def weight_only(bf16: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def base_config(bf16_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The tiny model's engine config, with one process's parallel groups set up."""
+    """Engine config of the tiny model, with one process's parallel groups set up."""
     from vllm.config import set_current_vllm_config
     from vllm.distributed import (
         cleanup_dist_env_and_memory,
@@ -95,7 +95,7 @@ def base_config(bf16_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture
 def vllm_config(base_config: Any) -> Iterator[Any]:
-    """``base_config``, current, for one test to change; torch's default dtype is bfloat16."""
+    """Copy of ``base_config``, set current, for one test; torch's default dtype is bfloat16."""
     import torch
     from vllm.config import set_current_vllm_config
     from vllm.utils.torch_utils import set_default_torch_dtype
@@ -107,7 +107,7 @@ def vllm_config(base_config: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def indexer_config(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """``vllm_config`` without layers, for sparse attention, whose metadata CPU can build."""
+    """Config without layers for sparse attention, whose metadata the CPU can build."""
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.models import deepseek_v2
     from vllm.v1.attention.backends.mla import compressor_utils, indexer

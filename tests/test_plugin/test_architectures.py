@@ -1,4 +1,4 @@
-"""Model families beside Llama: they load, fuse their MLPs, and say the same as unfused."""
+"""Model families beside Llama: loading, fused MLPs, and agreement with the unfused model."""
 
 from pathlib import Path
 
@@ -22,7 +22,8 @@ from tests.engine import distance, run
 
 pytestmark = pytest.mark.slow
 
-# What differs is where bfloat16 rounds: .013 to .021 seen. Gate and up swapped give .5 and more.
+# Differences come from bfloat16 rounding: .013 to .021 seen. Exchanged gate and up give .5 and
+# more.
 ROUNDING = 0.03
 
 SIZES = {
@@ -54,7 +55,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
 }
 
 
-# Models that rotate some layers alone, whose classes build an embedding for each.
+# Models that rotate only some layers; their classes build an embedding for every layer.
 SOME_ROTATED: dict[str, PretrainedConfig] = {
     "Cohere 2": Cohere2Config(
         **SIZES, logit_scale=1.0, layer_types=["sliding_attention", "full_attention"]
@@ -66,7 +67,7 @@ SOME_ROTATED: dict[str, PretrainedConfig] = {
 
 
 def save(config: PretrainedConfig, directory: Path) -> None:
-    """Write a checkpoint of random weights."""
+    """Write a checkpoint with random weights."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     for name, parameter in model.named_parameters():

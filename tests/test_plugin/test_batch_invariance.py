@@ -1,4 +1,4 @@
-"""What ``VLLM_BATCH_INVARIANT`` does not go with is refused by name, before anything is loaded."""
+"""Features that ``VLLM_BATCH_INVARIANT`` excludes: refused by name before anything is loaded."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -99,7 +99,7 @@ def test_refused_models(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.slow
 def test_norms_that_are_compiled(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU vLLM's kernel is kept, and refused is what has none, or whose user wants none."""
+    """A GPU keeps vLLM's norm kernel; norms without one, or with the kernel off, are refused."""
     monkeypatch.setattr(batch_invariance, "device_family", lambda _: "sm_90")
     engine = config(modelopt)
     compilation = engine.compilation_config
@@ -143,7 +143,7 @@ def test_norms_that_are_compiled(modelopt: Path, monkeypatch: pytest.MonkeyPatch
 def test_flash_attention_3(
     changes: dict[str, Any], arch: str, refused: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It sums over keys in blocks of several sizes; which, the batch decides."""
+    """FlashAttention 3 sums over keys in blocks whose size may depend on the batch."""
     given = {"head_size": 128, "kv_cache_dtype": "auto", "sliding_window": None} | changes
     name = given.pop("backend", "FLASH_ATTN")
     backend = SimpleNamespace(supports_batch_invariance=lambda: True, get_name=lambda: name)
@@ -156,7 +156,7 @@ def test_flash_attention_3(
 
 @pytest.mark.slow
 def test_refused_layers(bf16: Path, modelopt: Path, tmp_path: Path) -> None:
-    """Refusal by the model that the front end builds without weights."""
+    """The refusal comes from the model that the front end builds without weights."""
     with pytest.raises(UnsupportedCheckpoint, match=r"with \S*attn on CPU_ATTN; .*CUSTOM"):
         config(modelopt, attention_backend="CPU_ATTN")
     kinds = {"o_proj": Kind.FP8, "down_proj": Kind.NVFP4}
@@ -174,7 +174,7 @@ def test_refused_layers(bf16: Path, modelopt: Path, tmp_path: Path) -> None:
     ],
 )
 def test_kernels(arch: str, activation: Any, label: str) -> None:
-    """On Hopper attention is FlashAttention's: ours serves decodes alone, in its own order."""
+    """FlashAttention serves attention on Hopper: the plugin's decode kernel has its own order."""
     with planned_for(arch):
         choice = choose_kernels(GEMM_KERNELS, activation, None, batch_invariant=True)
         assert choice.kernel.label == label
@@ -182,7 +182,7 @@ def test_kernels(arch: str, activation: Any, label: str) -> None:
 
 
 def test_no_reduction_in_norms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Norms leave the sum over ranks to vLLM, which has one order for it."""
+    """Norms leave the all-reduce to vLLM, which has a fixed order."""
     monkeypatch.setattr(all_reduce_norm, "get_tensor_model_parallel_world_size", lambda: 2)
     nothing: Any = None
     before = all_reduce_norm.before(nothing, nothing, nothing)
@@ -205,7 +205,7 @@ def test_terms() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
 def test_report(arch: str, modelopt: Path, weight_only: Path) -> None:
-    """What a GPU would be given, and what it refuses: W4A16, whose activations become 3 terms."""
+    """The report names a GPU's kernels, or refuses W4A16, whose activations become 3 terms."""
     said = report_command(modelopt, "--arch", arch)
     assert said.exit_code == 0, said.output
     assert said.output.count("batch-invariant") >= 3
@@ -216,7 +216,7 @@ def test_report(arch: str, modelopt: Path, weight_only: Path) -> None:
 
 
 class Engine:
-    """What a worker's start asks of the current config."""
+    """Stand-in for the current config when a worker starts."""
 
     def __init__(self, method: str) -> None:
         self.quant_config = type("Quantization", (), {"get_name": lambda self: method})()
@@ -224,7 +224,7 @@ class Engine:
 
 @pytest.mark.parametrize(("method", "ours"), [("nvfp4-tc", True), ("fp8", False)])
 def test_workers(method: str, ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """VLLM's Triton kernels are put in the place of torch's functions but on our CPU workers."""
+    """Triton kernels of vLLM replace torch's functions except on the plugin's CPU workers."""
     called: list[str] = []
     monkeypatch.setattr(batch_invariance, "_vllm_initialise", lambda: called.append("vllm"))
     monkeypatch.setattr(batch_invariance, "get_current_vllm_config", lambda: Engine(method))

@@ -1,6 +1,6 @@
 """An engine with ``VLLM_BATCH_INVARIANT`` on sm_100's kernels, emulated: layers and attention.
 
-What vLLM runs beside them is the CPU's, as in ``test_batch_invariance_engine``.
+Other ops run on vLLM's CPU kernels, as in ``test_batch_invariance_engine``.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.test_plugin.engine.test_batch_invariance_engine import answers, serve
 pytestmark = [pytest.mark.slow, needs_cpu_build]
 
 TOKENS = 2
-# The longer one is cut after 48 tokens when alone, and after 39 beside the other.
+# The longer prompt is chunked after 48 tokens when alone, and after 39 beside the other one.
 PROMPTS = ["import os", "def f(a, b):\n    return a + b\n\n\n" * 2]
 
 

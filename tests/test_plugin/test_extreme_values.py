@@ -34,7 +34,7 @@ from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.linear import online
 
-# Three shards of a layer: all alike, as LLaMA-Pro's zero projections are, or one unlike the others.
+# Three shards of a layer: all alike, as in LLaMA-Pro's zero projections, or one different.
 ALIKE = {f"all {name}": (name,) * 3 for name in WEIGHTS}
 UNLIKE = {f"one {name}": (name, "ordinary", "ordinary") for name in WEIGHTS if name != "ordinary"}
 SITUATIONS = ALIKE | UNLIKE | {"1e30 beside 1e-30": ("1e30", "1e-30", "zero")}
@@ -52,7 +52,7 @@ def options(config: Any, **chosen: Any) -> None:
 
 
 def seen(x: Tensor, activation: str, input_scale: Tensor | None = None) -> Tensor:
-    """Input of the product: float64, itself or what its NVFP4 codes stand for."""
+    """Input of the product in float64: exact, or decoded from its NVFP4 codes."""
     if activation == "16-bit":
         return x.double()
     scale = row_global_scales(x) if input_scale is None else input_scale
@@ -63,11 +63,11 @@ def seen(x: Tensor, activation: str, input_scale: Tensor | None = None) -> Tenso
 
 
 def assert_product(out: Tensor, x: Tensor, weight: Tensor) -> None:
-    """Float32 sums and one rounding to bfloat16, whose largest number is infinity's neighbour."""
+    """Check float32 sums rounded once to bfloat16; overflows may give infinity or the maximum."""
     exact = x @ weight.T
     assert not out.isnan().any()
     sums = x.abs() @ weight.abs().T * len(weight.T) * 2.0**-24
-    # Factors of products below float32's normal numbers are rounded to 2^-149.
+    # Products below float32's normal numbers are rounded to multiples of 2^-149.
     bound = exact.abs() * 2.0**-8 + 2 * sums + K * 2688.0**2 * 2.0**-149
     overflows = exact.abs() + bound > torch.finfo(torch.bfloat16).max
     assert bool(((out.double() - exact).abs() <= bound)[~overflows].all())
@@ -97,7 +97,7 @@ def test_layers_quantised_at_load(
 @pytest.mark.parametrize("activation", ["16-bit", "per-token"])
 @pytest.mark.parametrize("situation", ["zero", "1e-30", "one outlier"])
 def test_a_fused_gate_and_up(situation: str, activation: str, vllm_config: Any) -> None:
-    """A zero gate leaves nothing of up, whatever the input."""
+    """A zero gate makes the result zero, whatever up and the input are."""
     options(vllm_config, activation=activation)
     layer = gate_up(Nvfp4TcConfig())
     plain = weights_of((situation, "ordinary"), [INTERMEDIATE] * 2)
@@ -121,7 +121,7 @@ def test_a_fused_gate_and_up(situation: str, activation: str, vllm_config: Any) 
 def test_a_rank_s_part_has_the_scale_of_the_whole(
     situation: str, other: str, vllm_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each element is as near as it is where one rank holds all: to its part's, or refused."""
+    """A rank's weights are as exact as an unsharded layer's, or the load is refused."""
     layer = RowParallelLinear(K, 48, bias=False, quant_config=Nvfp4TcConfig(), prefix="m.down_proj")
     layer.tp_size = 2
     mine, theirs = weights_of((situation, other), [48, 48])
@@ -223,7 +223,7 @@ def test_layers_of_a_checkpoint(situation: str, format: Convention, weight_only:
 
 @pytest.mark.parametrize("terms", [1, 2, 3, 4])
 def test_rows_of_any_size_keep_their_values_in_terms(terms: int) -> None:
-    """A term is off by at most a quarter of what its block has left, or by the floor of scales."""
+    """The error of a term is at most a quarter of the block's remainder, or the scales' floor."""
     torch.manual_seed(0)
     x = inputs(K).bfloat16()
     scale = row_global_scales(x)

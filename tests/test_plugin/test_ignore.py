@@ -1,4 +1,4 @@
-"""Ignore lists: names, wildcards, regexes, fused names, and mixtures that are refused."""
+"""Ignore lists: names, wildcards, regexes, fused names, and refused mixtures."""
 
 import pytest
 

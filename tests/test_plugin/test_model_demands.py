@@ -1,4 +1,4 @@
-"""Models of vLLM that look at the quantization config's class: served right, or refused by name."""
+"""Models of vLLM that check the quantization config's class: served right, or refused by name."""
 
 import copy
 import re
@@ -75,7 +75,7 @@ _LOOK = re.compile(
 
 
 def sniffs() -> Iterator[tuple[str, int]]:
-    """Modules of vLLM's models for NVIDIA's GPUs, and how often each looks at a config's class."""
+    """Modules of vLLM's models for NVIDIA GPUs, and the number of checks of a config's class."""
     for folder in ("models", "model_executor/models"):
         for file in sorted((ROOT / folder).glob("**/*.py")):
             count = len(_LOOK.findall(file.read_text()))
@@ -85,7 +85,7 @@ def sniffs() -> Iterator[tuple[str, int]]:
 
 
 def test_every_place_that_looks_at_the_configs_class_was_read() -> None:
-    """A place that is new wants reading, then a line above."""
+    """Every new check must be read and listed above."""
     found = dict(sniffs())
     assert found
     assert found.keys() <= SNIFFS.keys()
@@ -159,7 +159,7 @@ PACKED = {
 
 
 class Step5FusedQKVIndexerLinear(QKVParallelLinear):
-    """Stand-in for vLLM's layer of that name, which is known by it."""
+    """Stand-in for vLLM's layer of the same name, by which the plugin knows the layer."""
 
 
 def step5(config: Nvfp4TcConfig) -> Any:
@@ -203,7 +203,7 @@ def test_step5s_projection_of_a_checkpoint(kind: Any) -> None:
 @pytest.mark.usefixtures("vllm_config")
 @pytest.mark.parametrize("online", [True, False])
 def test_a_question_about_a_layer_is_in_no_account(online: bool) -> None:
-    """Step 5 asks which methods two layers would get, and may build them as one."""
+    """Step 5 builds layers only to compare their methods; such layers are not reported."""
     config = Nvfp4TcConfig(None if online else checkpoint())
     asked = LinearBase(128, 128, quant_config=config, prefix=f"{ATTENTION}.g_proj")
     assert "Nvfp4" in type(asked.quant_method).__name__
@@ -218,7 +218,7 @@ def test_a_question_about_a_layer_is_in_no_account(online: bool) -> None:
 
 
 def test_a_copy_renames_for_itself_and_shares_the_account() -> None:
-    """Step 5's draft renames modules in a copy of the target's config."""
+    """Step 5's draft renames modules in a copy of the target's config; both share the report."""
     from vllm.model_executor.models.utils import WeightsMapper
 
     config = Nvfp4TcConfig(checkpoint())
@@ -239,7 +239,7 @@ def test_a_copy_renames_for_itself_and_shares_the_account() -> None:
 @pytest.mark.parametrize("gate", [PLAIN, NVFP4], ids=["16-bit", "NVFP4"])
 @pytest.mark.parametrize("others", [PLAIN, NVFP4], ids=["16-bit", "NVFP4"])
 def test_beams_projection_with_a_gate_is_found_on_disk(gate: Any, others: Any) -> None:
-    """Its shards are four there, one under another name; the config says NVFP4 of all."""
+    """Beam's projection has four shards on disk, one under another name; the tensors decide."""
     beam = pytest.importorskip("vllm.models.beam", reason="vLLM 0.33 has it").BeamForCausalLM
     attention = "model.layers.0.self_attn"
     kinds = LayerKinds(checkpoint())
@@ -262,7 +262,7 @@ def test_beams_projection_with_a_gate_is_found_on_disk(gate: Any, others: Any) -
 @pytest.mark.parametrize("quantised", [True, False])
 @pytest.mark.usefixtures("vllm_config")
 def test_tensors_say_what_a_drafts_fc_is(quantised: bool, prefix: str, tmp_path: Path) -> None:
-    """Exporters forget it in their lists; vLLM takes it for 16-bit under modelopt's name alone."""
+    """Exporters omit the layer in their lists, and vLLM assumes 16 bits for ``modelopt`` only."""
     weight = quantize_weight(torch.randn(128, 256))
     parts = (weight.data, weight.scales, weight.global_scale)
     names = ("weight", "weight_scale", "weight_scale_2")

@@ -1,4 +1,4 @@
-"""Options under ``--additional-config``: what is accepted, and what is refused by name."""
+"""Options under ``--additional-config``: accepted values, and refusals by name."""
 
 import re
 from types import SimpleNamespace

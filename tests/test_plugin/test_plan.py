@@ -1,4 +1,4 @@
-"""A layer's plan: its kernels are chosen once, when it is built, and are those that run."""
+"""A layer's plan: kernels are chosen once, when the layer is built, and are the ones that run."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +34,7 @@ from vllm_fp4_plugin.plan import KERNELS_KEY
 from vllm_fp4_plugin.versions import PLUGIN
 
 SCALE = torch.tensor(0.01)
-# How a layer's input is quantised, and the kernel that does it on CPU.
+# Quantisation of a layer's input, and its kernel on CPU.
 QUANTIZERS = {
     "static": "nvfp4_kernels.quantize.reference:quantize",
     "per-token": "nvfp4_kernels.quantize.reference:quantize_per_token",
@@ -79,7 +79,7 @@ def no_choice(*_: Any) -> NoReturn:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the kernels that run, once a test has forbidden all choice."""
+    """Names of the kernels that run, while a test forbids any choice of kernels."""
     names: list[str] = []
 
     def counted(module: Any, name: str) -> Callable[..., Any]:
@@ -134,7 +134,7 @@ def test_another_input_is_refused(x: Tensor, came: str) -> None:
 
 
 def test_compiled_graphs_are_kept_by_their_kernels(vllm_config: Any) -> None:
-    """They hold them by name, and another device or version may have others."""
+    """Compiled graphs name kernels, which differ by device and version."""
     hashes = []
     for arch in ("cpu", "sm_90", "sm_100"):
         vllm_config.additional_config = {"nvfp4_tc": {"fuse_mlp": False}, "theirs": 1}
@@ -156,7 +156,7 @@ def test_compiled_graphs_are_kept_by_their_kernels(vllm_config: Any) -> None:
 def test_compiled_graphs_are_kept_by_the_sources(
     vllm_config: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Of which vLLM looks again at those alone that it traced; versions may share a number."""
+    """Graphs depend on all sources of the plugin; versions may share a number."""
     file = tmp_path / "plugin" / "deeper" / "module.py"
     file.parent.mkdir(parents=True)
     monkeypatch.setattr(sources, "PACKAGES", (*sources.PACKAGES, tmp_path / "plugin"))

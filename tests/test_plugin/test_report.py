@@ -1,4 +1,4 @@
-"""The report of which kernel every layer got."""
+"""The report of every layer's kernel."""
 
 from vllm_fp4_plugin.report import LayerRecord, Report
 

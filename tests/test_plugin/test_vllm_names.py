@@ -1,4 +1,4 @@
-"""Names of vLLM that the plugin uses: all there, and told in one line where one is gone."""
+"""Names of vLLM that the plugin uses: all exist, and a missing name gives a one-line error."""
 
 import ast
 import subprocess
@@ -21,7 +21,7 @@ from vllm_fp4_plugin.versions import IncompatibleVllm
 
 @cache
 def bound_names(module: str) -> frozenset[str]:
-    """Names that a module's source binds, in any branch: CUDA's are not there on CPU."""
+    """Names that a module's source binds, in any branch: names for CUDA are missing on CPU."""
     spec = find_spec(module)
     assert spec is not None, f"vllm has no {module}"
     if spec.origin is None:
@@ -66,11 +66,11 @@ def late():
 
 
 def test_the_sources_use_vllm() -> None:
-    """Or the test above would hold of nothing."""
+    """Names are found in the sources; otherwise the test above would check nothing."""
     assert len({name for file in SOURCES for name in names_in(file.read_text())}) > 50
 
 
-# --- one that is gone ---------------------------------------------------------------------------
+# --- a missing name -----------------------------------------------------------------------------
 
 REGISTRY = "vllm.v1.attention.backends.registry"
 
@@ -104,7 +104,7 @@ def test_an_attribute_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.processes
 def test_an_ir_that_is_gone() -> None:
-    """VLLM has said that it goes; its norms then run on our kernel by another way."""
+    """Norms run by another way without vLLM's IR, whose removal vLLM has announced."""
     command = [sys.executable, "-m", "tests.without_ir"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -130,7 +130,7 @@ def test_other_errors_stay_as_they_are(error: Exception, monkeypatch: pytest.Mon
 
 
 def test_what_vllm_itself_lacks_stays_as_it_is() -> None:
-    """A broken install is none of another version."""
+    """A name that vLLM itself misses is a broken install, not another version."""
     asks = compile("from vllm.config import nothing", "vllm/broken.py", "exec")
     with pytest.raises(ImportError, match="cannot import name 'nothing'") as raised:  # noqa: SIM117
         with versions.vllm_names():

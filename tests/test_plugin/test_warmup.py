@@ -1,4 +1,4 @@
-"""Kernels that are compiled while a model is loaded: those that its products launch."""
+"""Kernels compiled while a model is loaded: all that its products launch."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,7 +40,7 @@ def qkv(**options: Any) -> Any:
     return QKVParallelLinear(K, 32, 2, 1, **options)
 
 
-# Layer, its name, and the sizes that are expected of it.
+# Layer, its name, and the expected sizes.
 LAYERS: dict[str, tuple[Any, str, Layer]] = {
     "qkv": (
         lambda **o: qkv(bias=False, **o),
@@ -120,14 +120,14 @@ def test_elsewhere_nothing_is_expected(vllm_config: Any, quant: Nvfp4TcConfig) -
 
 @pytest.fixture
 def bound() -> Iterator[None]:
-    """Binds CuTe DSL to the emulator; ends after what is patched within."""
+    """Bind CuTe DSL to the emulator; torn down after the patches of other fixtures."""
     with devices.emulated(EAGER, "sm_90"):
         yield
 
 
 @pytest.fixture
 def gpu(bound: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
-    """One that is told to compile kernels, and lists them."""
+    """GPU on which kernels would be compiled; the list records the kernels."""
     made: list[Any] = []
     properties = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setenv("NVFP4_KERNELS_CACHE", str(tmp_path))
@@ -208,7 +208,7 @@ LINEAR = Layer("", N, K, shards=3, bias=True)
 
 
 class Launches:
-    """Kernels that are launched, instead of launching them."""
+    """Recorder of launched kernels, which are not run."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *modules: Any) -> None:
         self.kernels: set[Any] = set()

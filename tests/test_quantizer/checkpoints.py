@@ -1,4 +1,4 @@
-"""Tiny random checkpoints, and reading what was made of them."""
+"""Tiny random checkpoints, and helpers that read quantised ones."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def save_checkpoint(
     dtype: torch.dtype = torch.bfloat16,
     max_shard_size: str = "1GB",
 ) -> Path:
-    """A random model with a byte-level tokenizer that starts every text with BOS."""
+    """Random model with a byte-level tokenizer that starts every text with BOS."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config or LlamaConfig(**SHAPE), dtype=dtype)
     with torch.no_grad():
@@ -47,7 +47,7 @@ def save_checkpoint(
 
 
 def save_tokenizer(folder: Path) -> None:
-    """A byte-level tokenizer that starts every text with BOS."""
+    """Byte-level tokenizer that starts every text with BOS."""
     vocabulary = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     backend = Tokenizer(models.BPE(vocab=vocabulary | {"<s>": 256}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -72,5 +72,5 @@ def change_config(folder: Path, **changes: Any) -> None:
 
 
 def change_tensors(folder: Path, changes: dict[str, torch.Tensor]) -> None:
-    """Replace or add tensors of a checkpoint that is one file."""
+    """Replace or add tensors in a single-file checkpoint."""
     save_file(load_file(folder / "model.safetensors") | changes, folder / "model.safetensors")

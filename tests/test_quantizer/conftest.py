@@ -8,32 +8,32 @@ from tests.test_quantizer.checkpoints import save_checkpoint
 
 @pytest.fixture(scope="session")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two decoder layers in bfloat16, one file; not to be changed."""
+    """Two decoder layers in bfloat16, one file; read-only."""
     return save_checkpoint(tmp_path_factory.mktemp("llama") / "src")
 
 
 @pytest.fixture(scope="session")
 def sharded_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same in several files."""
+    """Two decoder layers in bfloat16, several files; read-only."""
     folder = tmp_path_factory.mktemp("sharded") / "src"
     return save_checkpoint(folder, max_shard_size="50KB")
 
 
 @pytest.fixture
 def src(llama: Path, tmp_path: Path) -> Path:
-    """A copy of ``llama`` to change."""
+    """Copy of ``llama`` that a test may change."""
     return Path(shutil.copytree(llama, tmp_path / "src"))
 
 
 @pytest.fixture
 def sharded_src(sharded_llama: Path, tmp_path: Path) -> Path:
-    """A copy of ``sharded_llama`` to change."""
+    """Copy of ``sharded_llama`` that a test may change."""
     return Path(shutil.copytree(sharded_llama, tmp_path / "src"))
 
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """10,000 tokens of the byte-level tokenizer."""
+    """Text of 10,000 byte-level tokens."""
     file = tmp_path_factory.mktemp("text") / "text.txt"
     words = [f"{n * n:x} " for n in range(3000)]
     file.write_text("".join(words)[:10_000])

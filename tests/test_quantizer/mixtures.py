@@ -1,4 +1,4 @@
-"""Tiny random mixtures of experts, one per family that transformers builds."""
+"""Tiny random mixtures of experts, one for each family that transformers builds."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +32,7 @@ SIZES: dict[str, Any] = {
 
 
 def deepseek_v2() -> PreTrainedConfig:
-    """Softmax routing in groups, latent attention, a dense layer first."""
+    """DeepSeek V2: grouped softmax routing, latent attention, a dense layer first."""
     return DeepseekV2Config(
         **{name: size for name, size in SIZES.items() if name != "head_dim"}
         | {"num_key_value_heads": 4, "n_routed_experts": 8, "n_shared_experts": 1},
@@ -52,7 +52,7 @@ def deepseek_v2() -> PreTrainedConfig:
 
 
 def qwen3_5() -> PreTrainedConfig:
-    """Linear attention, then full attention; experts beside a gated shared one."""
+    """Qwen 3.5: linear attention, then full attention; experts beside a gated shared one."""
     return Qwen3_5MoeTextConfig(
         **SIZES,
         num_experts=4,
@@ -68,7 +68,7 @@ def qwen3_5() -> PreTrainedConfig:
 
 
 def nemotron_h() -> PreTrainedConfig:
-    """Mamba, experts without a gate, attention, experts; squared ReLU."""
+    """Nemotron-H: Mamba, experts without a gate, attention, experts; squared ReLU."""
     return NemotronHConfig(
         **{name: size for name, size in SIZES.items() if name != "num_hidden_layers"},
         num_hidden_layers=4,
@@ -87,7 +87,7 @@ def nemotron_h() -> PreTrainedConfig:
 
 
 def llama4() -> PreTrainedConfig:
-    """Stacked, transposed experts whose input the router weighs; one to a token."""
+    """Llama 4: stacked, transposed experts with router weights on the input; top-1."""
     return Llama4TextConfig(
         **SIZES,
         num_local_experts=4,
@@ -99,7 +99,7 @@ def llama4() -> PreTrainedConfig:
 
 
 def gemma4() -> PreTrainedConfig:
-    """Stacked experts beside a dense MLP, tanh GELU, a scale per expert in the router."""
+    """Gemma 4: stacked experts beside a dense MLP, tanh GELU, a router scale for each expert."""
     return Gemma4TextConfig(
         **SIZES,
         enable_moe_block=True,
@@ -130,7 +130,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
 
 
 def save_mixture(folder: Path, config: PreTrainedConfig) -> Path:
-    """A random model in bfloat16 whose experts and shards differ in magnitude."""
+    """Save a random bfloat16 model whose experts and shards differ in magnitude."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     with torch.no_grad():
@@ -147,7 +147,7 @@ def save_mixture(folder: Path, config: PreTrainedConfig) -> Path:
 
 
 def stack(folder: Path) -> None:
-    """Rewrite a checkpoint of single experts as one of stacks."""
+    """Rewrite a checkpoint with single experts as one with stacked experts."""
     tensors = read_tensors(folder)
     for layer in sorted({n.partition(".experts.")[0] for n in tensors if ".experts." in n}):
         numbers = range(sum(n.startswith(f"{layer}.experts.") for n in tensors) // 3)

@@ -1,4 +1,4 @@
-"""Every mistake is named, and leaves nothing behind."""
+"""Every fault of the input is named, and no output is left behind."""
 
 import os
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Input and cache scales equal those a plain model, loaded whole, shows."""
+"""Input and cache scales equal the ranges of a plain, completely loaded model."""
 
 import json
 import re
@@ -38,7 +38,7 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
-# Each computes something at construction that no checkpoint holds.
+# Each model computes something at construction that is not in its checkpoint.
 MODELS: dict[str, Any] = {
     "Llama, scaled rotary embedding": LlamaConfig(**SHAPE, rope_parameters=LLAMA3_ROPE),
     "Qwen3, normalised keys": Qwen3Config(**SHAPE),
@@ -47,7 +47,7 @@ MODELS: dict[str, Any] = {
 
 
 def expected_sequences(text: Path, seq_len: int, tokens: int) -> Tensor:
-    """BOS and ``seq_len - 1`` bytes a row: the tokenizer's ids are the sorted byte alphabet."""
+    """Rows of BOS and ``seq_len - 1`` bytes: the tokenizer's ids are the sorted byte alphabet."""
     from tokenizers import pre_tokenizers
 
     order = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -58,7 +58,7 @@ def expected_sequences(text: Path, seq_len: int, tokens: int) -> Tensor:
 
 @torch.no_grad()
 def direct_ranges(src: Path, batches: list[Tensor]) -> dict[str, Tensor]:
-    """max|input| of every linear, max|key| and max|value| of every layer, as a loaded model has."""
+    """Ranges in a loaded model: max|input| of each linear, max|key|, max|value| of each layer."""
     model = AutoModelForCausalLM.from_pretrained(src, dtype=torch.bfloat16).eval()
     found: dict[str, list[Tensor]] = {}
     for name in LINEARS:
@@ -135,7 +135,7 @@ def test_ignored_linears_get_no_input_scale(llama: Path, text: Path, tmp_path: P
 
 
 class Tokenizer:
-    """Characters are tokens; a BOS of 0 comes first if ``adds_bos``."""
+    """Tokenizer with one token for each character, preceded by BOS 0 if ``adds_bos``."""
 
     bos_token_id = 0
 
@@ -157,7 +157,7 @@ def test_jsonl_is_read_as_one_stream(tmp_path: Path):
 
 
 def peak() -> int:
-    """Most memory that this process has had, in bytes."""
+    """Peak memory of this process, in bytes."""
     status = Path("/proc/self/status").read_text()
     return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
 
@@ -170,7 +170,7 @@ def test_a_file_of_one_long_line_takes_little_memory(tmp_path: Path):
     lines = tmp_path / "t.jsonl"
     lines.write_text(f'{{"text": "{unit * count}"}}')
     tokenizer = tiny_llama.tokenizer()
-    # Linux takes the present size for the peak from here on.
+    # Linux resets the peak to the present size here.
     Path("/proc/self/clear_refs").write_text("5")
     before = peak()
     assert read_sequences(plain, tokenizer, 65_536, 512).shape == (128, 512)

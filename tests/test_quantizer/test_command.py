@@ -1,4 +1,4 @@
-"""The command line: what it prints, how it ends, how fast it helps."""
+"""The command line: output, exit status, and a quick ``--help``."""
 
 import os
 import subprocess

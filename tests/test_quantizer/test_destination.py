@@ -1,4 +1,4 @@
-"""The destination is complete or not there, whatever ends the run."""
+"""The destination is complete or absent, however the run ends."""
 
 import errno
 import os
@@ -75,7 +75,7 @@ app()
 
 @contextmanager
 def stalled(src: Path, dst: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process of the command that has begun to write."""
+    """Process of the command that has begun to write and stalls."""
     command = [sys.executable, "-c", STALLING, "quantize", src, dst]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

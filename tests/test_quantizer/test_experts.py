@@ -1,4 +1,4 @@
-"""Mixtures of experts: tensors, input scales and config of families that transformers builds."""
+"""Mixtures of experts: tensors, input scales and configs of families that transformers builds."""
 
 import shutil
 from collections.abc import Callable, Mapping
@@ -42,13 +42,13 @@ CALIBRATION: dict[str, Any] = {"seq_len": 64, "calibration_tokens": 512}
 
 @pytest.fixture(scope="module")
 def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Experts one by one; not to be changed."""
+    """Qwen 3 with single experts; read-only."""
     return save_mixture(tmp_path_factory.mktemp("qwen3") / "src", moe_checkpoints.qwen3())
 
 
 @pytest.fixture(scope="module")
 def stacked(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with stacks of experts."""
+    """Qwen 3 with stacks of experts; read-only."""
     folder = Path(shutil.copytree(qwen3, tmp_path_factory.mktemp("stacked") / "src"))
     stack(folder)
     return folder
@@ -59,12 +59,12 @@ def load(src: Path) -> Any:
 
 
 def name_in_model(name: str) -> str:
-    """Name that the model has for a module of the checkpoint."""
+    """Model's name for a module of the checkpoint."""
     return name.replace("backbone.", "model.", 1).replace("block_sparse_moe", "mlp")
 
 
 def expert_weight(model: Any, name: str) -> Tensor:
-    """Weight of the linear ``name`` of the quantised checkpoint in a loaded model."""
+    """Weight in a loaded model for the linear ``name`` of the quantised checkpoint."""
     layer, number, projection = name_in_model(name).rsplit(".", 2)
     module = model.get_submodule(layer)
     if projection in LAST:
@@ -85,7 +85,7 @@ def quantized_in(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tensors_and_config(family: str, tmp_path: Path) -> None:
-    """Bit for bit what the library makes of the weights; all else is copied and listed."""
+    """Weights are bit-identical to the library's; other tensors are copied and listed."""
     src = save_mixture(tmp_path / "src", FAMILIES[family]())
     summary = quantize_checkpoint(src, tmp_path / "dst")
 
@@ -120,7 +120,7 @@ def test_tensors_and_config(family: str, tmp_path: Path) -> None:
 
 
 class Oracle:
-    """A model loaded whole whose experts all see every token, one at a time, and are watched."""
+    """Completely loaded model that runs all experts on every token and records input ranges."""
 
     def __init__(self, src: Path, family: str):
         self.model = load(src)
@@ -182,7 +182,7 @@ class Oracle:
         return out, logits
 
     def largest(self, name: str) -> Tensor:
-        """max|input| of a linear of the quantised checkpoint."""
+        """Recorded max|input| for a linear of the quantised checkpoint."""
         name = name_in_model(name)
         if ".experts." not in name:
             return self.found[name]
@@ -315,7 +315,7 @@ def test_k_must_hold_whole_blocks_or_the_experts_be_kept(tmp_path: Path) -> None
 
 
 def change(src: Path, folder: Path, tensors: Mapping[str, Tensor | None]) -> Path:
-    """A copy with other tensors; None: without it."""
+    """Copy of a checkpoint with other tensors; None removes a tensor."""
     copy = Path(shutil.copytree(src, folder))
     changed = {n: t for n, t in (read_tensors(copy) | dict(tensors)).items() if t is not None}
     save_file(changed, copy / "model.safetensors", metadata={"format": "pt"})
@@ -380,7 +380,7 @@ CACHES = {
 def test_cache_and_head_of(
     family: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Mixers that keep a state start anew with every batch, and attention alone has scales."""
+    """Stateful mixers start anew with every batch, and only attention has cache scales."""
     monkeypatch.setattr(calibration, "_BATCH_TOKENS", 128)
     src = save_mixture(tmp_path / "src", FAMILIES[family]())
     quantize_checkpoint(
@@ -456,7 +456,7 @@ def test_latent_caches_have_no_keys(text: Path, tmp_path: Path) -> None:
 
 
 def test_stacks_are_made_without_storage(tmp_path: Path) -> None:
-    """Llama 4 makes some of zeros."""
+    """Llama 4's constructor makes stacks of zeros, which must not be allocated."""
     from vllm_fp4_plugin.quantizer.linears import build_model
     from vllm_fp4_plugin.quantizer.source import open_source
 

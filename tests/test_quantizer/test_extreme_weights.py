@@ -27,7 +27,7 @@ FUSED = {
     GATE: [GATE, f"{MLP}.up_proj"],
 }
 
-# Linears that hold each kind of weights.
+# Linears with each kind of weights.
 SITUATIONS = {
     "LLaMA-Pro's zero projections": ([OUT, DOWN], "zero"),
     "q zero, k and v not": ([Q], "zero"),
@@ -43,7 +43,7 @@ STORED = [
 
 
 def spoil(src: Path, linears: list[str], kind: str, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Give linears weights of a kind, and a token no embedding."""
+    """Give linears weights of a kind, and some tokens a zero embedding."""
     torch.manual_seed(0)
     tensors = read_tensors(src)
     changes = {
@@ -56,7 +56,7 @@ def spoil(src: Path, linears: list[str], kind: str, dtype: torch.dtype = torch.b
 
 
 def read_as(format: str, tensors: dict[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
-    """Weight of a linear as its format defines it, in float64; and its global scale, a factor."""
+    """Weight of a linear in float64, decoded by the format, and its global scale as a factor."""
     if format == "modelopt":
         parts = [tensors[f"{name}.{part}"] for part in ("weight", "weight_scale", "weight_scale_2")]
         return decoded(*parts), parts[2].double()
@@ -86,7 +86,7 @@ def test_weights_become_the_same_within_rounding(
 
 
 def check_readable(dst: Path) -> None:
-    """Check that every value is one that serving takes."""
+    """Check that serving accepts every value."""
     found = formats.parse(read_config(dst)["quantization_config"])
     headers = checkpoint_files.read_headers(dst)
     assert checkpoint_values.check_global_scales(headers, found) >= len(LINEARS)
@@ -140,7 +140,7 @@ def test_a_shared_scale_that_leaves_nothing_of_a_linear_is_refused(src: Path, tm
 def test_a_zero_shard_takes_the_scale_of_its_matrix(
     src: Path, tmp_path: Path, name: str, format: str
 ) -> None:
-    """Readers that apply one scale of a fused matrix to all of it must not take the zero one's."""
+    """A zero shard must not have the smallest scale: readers may apply it to the whole matrix."""
     spoil(src, [name], "zero")
     quantize_checkpoint(src, tmp_path / "dst", format=format)
     after = read_tensors(tmp_path / "dst")
@@ -175,7 +175,7 @@ def test_inputs_of_zero_projections_are_measured_or_refused(
 
 
 def test_inputs_whose_scales_no_reader_takes_are_refused(src: Path, text: Path, tmp_path: Path):
-    """A norm of 1e-30 before q, k and v, which go together."""
+    """A norm weight of 1e-30 feeds q, k and v, which share one input."""
     change_tensors(src, {"model.layers.1.input_layernorm.weight": torch.full((64,), 1e-30)})
     ignore = " ".join(f"--ignore {name}" for name in FUSED[Q])
     message = rf"^{Q}: .* must be positive, between 2\.3e-15 and 3\.1e\+21; .* with {ignore}$"

@@ -1,4 +1,4 @@
-"""What is written for each linear: names, types, shapes and values."""
+"""Tensors written for each linear: names, dtypes, shapes and values."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ EVERY_FORMAT = pytest.mark.parametrize("format", FORMATS)
 
 
 def decode(data: Tensor, scales: Tensor, global_scale: Tensor) -> Tensor:
-    """Values of packed codes, low nibble first: independent of the library."""
+    """Values of packed codes, low nibble first; independent of the library."""
     grid = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
     codes = torch.stack([data & 15, data >> 4], dim=-1).flatten(-2)
     return grid[codes.long()] * scales.float().repeat_interleave(16, dim=-1) * global_scale
@@ -71,7 +71,7 @@ def test_decodes_close_to_the_original(tmp_path: Path, format, dtype):
 
     before, after = read_tensors(src), read_tensors(tmp_path / "dst")
     errors = [relative_mse(decoded(after, n, format), before[f"{n}.weight"]) for n in LINEARS]
-    # .00904 for Gaussian weights, measured over far more of them than here.
+    # .00904 for Gaussian weights, measured over many more values than here.
     assert max(errors) < 0.0105
     assert summary.mean_relative_mse == pytest.approx(sum(errors) / len(errors), rel=1e-4)
     assert 4.5 < summary.bits_per_weight < 4.52

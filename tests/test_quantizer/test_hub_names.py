@@ -1,4 +1,4 @@
-"""Names at the hub: what the cache holds is taken, anything else is refused with a remedy."""
+"""Names on the hub: cached models are used, others are refused with a remedy."""
 
 from pathlib import Path
 

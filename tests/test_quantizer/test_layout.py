@@ -1,4 +1,4 @@
-"""Files: shards, index, and what is copied beside them."""
+"""Files: shards, index, and other files that are copied."""
 
 import json
 from pathlib import Path

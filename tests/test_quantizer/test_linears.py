@@ -1,4 +1,4 @@
-"""Which linears are quantised, and which are refused."""
+"""Choice of the linears that are quantised, and refusals."""
 
 from pathlib import Path
 
@@ -51,12 +51,12 @@ def test_ignore(llama: Path, tmp_path: Path, ignore: list[str], kept: list[str])
 
 
 def test_lm_head_on_demand(llama: Path, text: Path, tmp_path: Path):
-    """Its input's scale is measured behind the decoder's last norm."""
+    """The head's input scale is measured after the decoder's last norm."""
     quantize_checkpoint(llama, tmp_path / "dst", lm_head=True, calibrate=text, seq_len=64)
     assert quantized_in(tmp_path / "dst") == {*LINEARS, "lm_head"}
     assert read_config(tmp_path / "dst")["quantization_config"]["ignore"] == []
     tensors = read_tensors(tmp_path / "dst")
-    # No value behind an RMSNorm exceeds its gain times the root of the width.
+    # No value after an RMSNorm exceeds its gain times the root of the width.
     largest, gain = tensors["lm_head.input_scale"] * GLOBAL_RANGE, tensors["model.norm.weight"]
     assert 1.0 < largest <= gain.float().abs().max() * SHAPE["hidden_size"] ** 0.5
 

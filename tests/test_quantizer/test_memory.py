@@ -46,7 +46,7 @@ print(peak() - before)
 
 
 def save_large(folder: Path) -> int:
-    """A Llama of equal layers, each in a shard of its own; returns its bytes."""
+    """Save a Llama with equal layers, each in a shard of its own; return the size in bytes."""
     save_checkpoint(folder, LlamaConfig(**SHAPE | LAYER))
     change_config(folder, num_hidden_layers=LAYERS)
     tensors = read_tensors(folder)
@@ -68,13 +68,13 @@ def test_peak_memory(llama: Path, text: Path, tmp_path: Path):
     total = save_large(tmp_path / "large")
     assert total > 15 * LARGEST_BYTES
 
-    # One weight, its quarter-size result, and float32 intermediates of one slice of its rows.
+    # One weight, its quarter-size result, and float32 intermediates of one slice of rows.
     assert peak(llama, tmp_path / "large", text) < 7 * LARGEST_BYTES < total / 2
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
 def test_peak_memory_of_experts(text: Path, tmp_path: Path):
-    """An expert at a time, though all of a layer's lie in two tensors."""
+    """Experts are quantised one by one, though all of a layer's experts lie in two tensors."""
     sizes = {"hidden_size": 256, "moe_intermediate_size": 512}
     small = save_mixture(tmp_path / "small", moe_checkpoints.qwen3(**sizes, num_experts=4))
     large = save_mixture(tmp_path / "large", moe_checkpoints.qwen3(**sizes, num_experts=128))
@@ -82,12 +82,12 @@ def test_peak_memory_of_experts(text: Path, tmp_path: Path):
     stack_bytes = max(t.nbytes for t in read_tensors(large).values())
     assert stack_bytes == 128 * 2 * 512 * 256 * 2
 
-    # What does not grow with the experts: code of the products, one slice's intermediates.
+    # Memory that does not grow with the experts: code of the products, one slice's intermediates.
     assert peak(small, large, text) < stack_bytes / 2
 
 
 def peak(small: Path, large: Path, text: Path) -> int:
-    """Bytes by which quantising ``large`` raises what a process that quantised ``small`` holds."""
+    """Growth of peak memory, in bytes, when a process quantises ``large`` after ``small``."""
     paths = os.pathsep.join(path for path in sys.path if path)
     # One thread: the slices are small, and threads that wait for a busy machine take minutes.
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""What reads the checkpoints: the producers' libraries, this plugin, vLLM's own loaders."""
+"""Readers of the checkpoints: the producers' libraries, this plugin, vLLM's own loaders."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_compressed_tensors_unpacks_the_same_values(llama: Path, tmp_path: Path,
         expected = quantize_with_rule(
             before[f"{name}.weight"], scales, convention="compressed-tensors"
         ).dequantize()
-        # It multiplies in bfloat16, we in float32.
+        # The library multiplies in bfloat16, the plugin in float32.
         torch.testing.assert_close(unpacked.float(), expected, rtol=2**-7, atol=0)
 
 
@@ -67,7 +67,8 @@ def test_compressed_tensors_packs_to_the_same_bits(llama: Path, tmp_path: Path):
             blocks.amin(-1), blocks.amax(-1), scheme.weights, global_scale=divisor
         )
         state = {"weight": weight, "weight_scale": scales, "weight_global_scale": divisor}
-        # Its rounding function asks to be compiled, which takes seconds and changes nothing.
+        # The library's rounding function would be compiled, which takes seconds and changes
+        # nothing.
         with torch.compiler.set_stance("force_eager"):
             packed = nvfp4.NVFP4PackedCompressor.compress(state, scheme)
         for part, tensor in packed.items():

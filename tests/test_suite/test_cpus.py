@@ -1,4 +1,4 @@
-"""``--cpu``: what torch and vLLM take this machine for, in pytest and in what it starts."""
+"""Option ``--cpu``: torch and vLLM take the machine for that CPU, in pytest and in its children."""
 
 import json
 import subprocess

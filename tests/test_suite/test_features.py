@@ -1,4 +1,4 @@
-"""The page of features is what marks of tests say."""
+"""The page of features agrees with the marks of the tests."""
 
 import pytest
 

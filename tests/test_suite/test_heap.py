@@ -1,4 +1,4 @@
-"""How often garbage is looked for, in pytest and in what it starts."""
+"""Thresholds of the garbage collector, in pytest and in its child processes."""
 
 import gc
 import subprocess
@@ -9,7 +9,7 @@ from tests import heap
 
 
 class Knot:
-    """An object that only the collector can free."""
+    """Object in a reference cycle, which only the collector can free."""
 
     def __init__(self) -> None:
         self.itself = self

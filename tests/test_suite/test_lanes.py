@@ -1,4 +1,4 @@
-"""Lanes: what counts as a source of a file of tests, and when thorough tests are left out."""
+"""Lanes: the sources of a test file, and the rule that leaves out thorough tests."""
 
 import re
 import subprocess

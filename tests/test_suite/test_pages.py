@@ -1,4 +1,4 @@
-"""The pages: links resolve, limits name files that are there, and the README stays short."""
+"""The pages: links resolve, limits name files that exist, and the README stays short."""
 
 import re
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def anchors(page: Path) -> Iterator[str]:
 
 
 def broken(page: Path) -> Iterator[str]:
-    """Links of a page to a file or heading that is not there."""
+    """Links of a page to missing files or headings."""
     for link in LINK.findall(CODE.sub("", page.read_text(encoding="utf-8"))):
         path, _, anchor = link.partition("#")
         if "://" in link:
@@ -42,7 +42,7 @@ def test_links_resolve(page: Path) -> None:
 
 
 def test_a_broken_link_is_found(tmp_path: Path) -> None:
-    """Mutation: a file, and a heading, that are not there; code is no link."""
+    """Mutant: links to a missing file and to a missing heading are found; code is no link."""
     page = tmp_path / "page.md"
     page.write_text(
         "# A head: one\n[a](page.md#a-head-one) [b](#b) [c](c.md)\n```\n[d](d.md)\n```\n"

@@ -1,4 +1,4 @@
-"""Commands that run in forks of a process with vLLM: as if each had a Python of its own."""
+"""Commands in forks of a process with vLLM behave like commands in a Python of their own."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""torchvision without its compiled code: what is kept, and what is refused."""
+"""torchvision without its compiled code: the files kept, and the wheels refused."""
 
 import importlib.util
 import zipfile

@@ -1,4 +1,4 @@
-"""vLLM's environment variables, which a test file does not hand to the next."""
+"""vLLM's environment variables, which must not leak from one test file into the next."""
 
 import subprocess
 import sys

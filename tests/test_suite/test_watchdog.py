@@ -1,4 +1,4 @@
-"""Runs of toy tests in two workers, one of which crashes or stands still."""
+"""Runs of toy tests in two workers, one of which crashes or hangs."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ PASSING = "def test_passes(): pass\ndef test_passes_too(): pass\n"
 CRASHING = (
     "import os\ndef test_before(): pass\ndef test_crash(): os.abort()\ndef test_after(): pass\n"
 )
-# The GIL is held, and a signal does not interrupt the call.
+# The call holds the GIL and is not interrupted by a signal.
 STUCK = """
 import ctypes
 def test_before(): pass
@@ -27,7 +27,7 @@ def test_after(): pass
 
 
 def run(folder: Path, *options: str, **files: str) -> subprocess.CompletedProcess[str]:
-    """Run toy tests, handed out in the order of their names, by file, as ``make test`` does."""
+    """Run toy tests by file, in the order of their names, as ``make test`` does."""
     for name, text in files.items():
         folder.joinpath(f"test_{name}.py").write_text(text)
     folder.joinpath("pytest.ini").touch()
@@ -47,7 +47,7 @@ def run(folder: Path, *options: str, **files: str) -> subprocess.CompletedProces
 
 
 def section(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """What the watchdog printed."""
+    """Section of the output that the watchdog printed."""
     lines = done.stdout.splitlines()
     titles = [number for number, line in enumerate(lines) if " watchdog " in line]
     assert titles, done.stdout + done.stderr
@@ -77,7 +77,7 @@ def test_a_worker_that_stands_still_in_c_ends_the_run(tmp_path: Path) -> None:
     assert why.endswith("--silence-limit")
     assert count == "2 of 7 tests unfinished"
     assert worker in ("gw0:", "gw1:")
-    # pytest-xdist may still say that the worker is down.
+    # pytest-xdist may still report that the worker is down.
     assert tests[:2] == ["  test_a.py::test_stuck, running", "  test_a.py::test_after"]
 
 

@@ -1,6 +1,6 @@
-"""An attention layer as vLLM drives it, step by step over a paged cache, and the formula.
+"""An attention layer driven like vLLM's, step by step over a paged cache, beside the formula.
 
-Keys and values are bfloat16 in the formula too, so what remains is float32 arithmetic and one
+Keys and values are bfloat16 in the formula too, so the only errors are float32 arithmetic and one
 rounding of the result to bfloat16: half a unit of 2⁻⁸ of values up to 4.
 """
 
@@ -30,7 +30,7 @@ LAYOUTS = ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"]
 
 @dataclass(frozen=True)
 class Model:
-    """One attention layer."""
+    """Shape and options of one attention layer."""
 
     heads: int = 4
     kv_heads: int = 2
@@ -47,7 +47,7 @@ class Model:
 
 @dataclass
 class Sequence:
-    """What a request has computed so far, and where it lies."""
+    """Pages of a request, and the keys and values that it has computed so far."""
 
     pages: list[int] = field(default_factory=list)
     keys: list[Tensor] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Sequence:
 def pages_of(
     layout: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """One layer of a two-layer cache in this layout, with garbage in it."""
+    """One layer of a two-layer cache in this layout, filled with garbage."""
     from vllm.v1.kv_cache_interface import KVCacheLayout
 
     order = KVCacheLayout[layout].stride_order
@@ -69,7 +69,7 @@ def pages_of(
 
 
 class Layer:
-    """vLLM's side: pages, slots, metadata; and the history for the formula."""
+    """Driver in vLLM's place: pages, slots, metadata; and the keys and values for the formula."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Layer:
             block_size=model.page_size,
             num_kv_heads=model.kv_heads,
         )
-        # It would compile the kernels of the layers that it is told of, on a GPU.
+        # No layer names: with them the builder would compile kernels on a GPU.
         self.builder: Any = PagedAttentionBackend.get_builder_cls()(spec, [], CONFIG, device)
         scales = torch.tensor([model.k_scale, model.v_scale], device=device)
         self.scales = SimpleNamespace(_k_scale=scales[0], _v_scale=scales[1])
@@ -107,7 +107,7 @@ class Layer:
         return torch.randn(shape, generator=self.random).bfloat16()
 
     def step(self, batch: list[tuple[Sequence, int]], padding: int = 0) -> tuple[Tensor, Tensor]:
-        """Give each sequence that many new tokens; results of the backend and of the formula."""
+        """Give each sequence new tokens; return the outputs of the backend and of the formula."""
         from vllm.v1.attention.backend import CommonAttentionMetadata
 
         model, total = self.model, sum(n for _, n in batch)
@@ -126,7 +126,8 @@ class Layer:
             sequence.values += v[rows].unbind()
             lengths.append(done + n)
             starts.append(starts[-1] + n)
-        # Unused entries: any page. FlashAttention's on a GPU are 0, as from vLLM.
+        # Unused entries are arbitrary pages on CPU; on a GPU they are 0 for FlashAttention, as in
+        # vLLM.
         unused = 2**30 if self.device == CPU else 0
         table = torch.full((len(batch), 8), unused, dtype=torch.int32)
         for row, (sequence, _) in zip(table, batch, strict=True):
@@ -181,7 +182,7 @@ class Layer:
 
 
 def rounded(x: Tensor, scale: float) -> Tensor:
-    """To E4M3 and back: the nearest of the 253 values, ties to an even code."""
+    """Values rounded to E4M3: the nearest of the 253 values, ties to the even code."""
     codes = torch.arange(256, dtype=torch.uint8)
     codes = codes[(codes & 0x7F) != 0x7F]
     values = codes.view(torch.float8_e4m3fn).double()
@@ -193,7 +194,7 @@ def rounded(x: Tensor, scale: float) -> Tensor:
 def furthest(
     model: Model, disturb: Callable[[Any], None] = lambda _: None, device: torch.device = CPU
 ) -> float:
-    """The largest difference over steps of every kind that vLLM schedules."""
+    """Largest difference over steps of every kind that vLLM schedules."""
     layer = Layer(model, disturb, device)
     a, b, c, d = (Sequence() for _ in range(4))
     apart = []

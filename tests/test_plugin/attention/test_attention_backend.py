@@ -1,4 +1,4 @@
-"""What our attention backend is chosen for, and what it refuses, by name, at start."""
+"""Cases in which the plugin's attention backend is chosen, and refusals by name at start."""
 
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ def custom() -> Any:
 
 @pytest.fixture
 def config(vllm_config: Any, custom: Any) -> Any:
-    """A config whose parts one test may change."""
+    """Config whose parts a test may change."""
     from vllm.config import AttentionConfig
 
     vllm_config.attention_config = AttentionConfig()
@@ -97,7 +97,7 @@ def test_a_named_backend_stays(
 
 
 def test_a_backend_that_vllm_named_is_told(config: Any) -> None:
-    """Case of Gemma 4, whose layers have heads of two sizes."""
+    """Gemma 4's case, whose layers have heads of two sizes."""
     from vllm.config import AttentionConfig
 
     from vllm_fp4_plugin.attention import choice
@@ -203,7 +203,7 @@ def _architecture(head_size: int, heads: int) -> Any:
 
 @pytest.fixture
 def hopper(config: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A model that fits, on such a GPU."""
+    """Config of a supported model on a Hopper GPU."""
     from vllm.v1.attention.backends import fa_utils
 
     monkeypatch.setattr(fa_utils, "get_flash_attn_version", lambda: 3)
@@ -413,7 +413,7 @@ def test_builder_refuses_cascade_and_attention_to_later_tokens() -> None:
 
 
 def test_groups_of_layers_differ_in_their_table_alone() -> None:
-    """Layers with a window and those without keep their pages in different places."""
+    """Layers with and without a window keep their pages in different places."""
     starts = torch.tensor([0, 1, 2, 9], dtype=torch.int32)
     common = batch(
         query_start_loc=starts, query_start_loc_cpu=starts, seq_lens=starts[1:], num_reqs=3,
@@ -459,7 +459,7 @@ def test_impl_refuses_to_quantise_its_output() -> None:
 
 
 def test_positions_follow_from_lengths_where_vllm_does_not_tell_them() -> None:
-    """Three tokens of eight, one of five, and one of padding, in memory that stays."""
+    """Positions of 3 tokens of 8, one of 5 and one of padding, in memory that is reused."""
     starts = torch.tensor([0, 3, 4], dtype=torch.int32)
     given = batch(
         query_start_loc=starts, query_start_loc_cpu=starts, num_reqs=2, num_actual_tokens=5,

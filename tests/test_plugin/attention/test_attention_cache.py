@@ -1,9 +1,9 @@
-"""Writing to the paged cache, and how vLLM's CPU attention writes E4M3 otherwise.
+"""Writes to the paged cache, beside vLLM's CPU attention, whose E4M3 codes differ.
 
-vLLM's own CPU attention stores an E4M3 code by cutting the mantissa off: towards zero, where
-rounding to nearest loses half as much and has no bias. That, and nothing else, is why its FP8
-answers differ from ours; ``test_attention_engine`` shows it in an engine. On CPUs with AMX it also
-reads the smallest codes, those below 2⁻⁶, as 0.
+vLLM's own CPU attention stores an E4M3 code by truncating the mantissa towards zero; rounding to
+nearest loses half as much and has no bias. This is the only reason why its FP8 answers differ from
+the plugin's; ``test_attention_engine`` shows it in an engine. On CPUs with AMX it also reads the
+smallest codes, those below 2⁻⁶, as 0.
 """
 
 import importlib.metadata as metadata
@@ -31,7 +31,7 @@ needs_avx512 = pytest.mark.skipif(
 
 
 def truncate(x: Tensor, scale: Tensor) -> Tensor:
-    """E4M3 codes of ``x / scale`` cut off towards zero, as vLLM's CPU attention stores them."""
+    """E4M3 codes of ``x / scale``, truncated as by vLLM's CPU attention."""
     scaled = (x.float() * (1 / scale)).clamp(-448, 448)
     nearest = scaled.to(E4M3)
     beyond = nearest.float().abs() > scaled.abs()
@@ -40,13 +40,13 @@ def truncate(x: Tensor, scale: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("dtype", PagedAttentionBackend.supported_kv_cache_dtypes)
 def test_modes_of_the_cache_have_one_meaning(dtype: str) -> None:
-    """In vLLM 0.33 ``CUSTOM`` and ``OCTAVE_K3V4`` are one; our backend's caches are neither."""
+    """Modes differ from the one that ``CUSTOM`` and ``OCTAVE_K3V4`` share in vLLM 0.33."""
     mode = KVQuantMode.FP8_PER_TENSOR if dtype.startswith("fp8") else KVQuantMode.NONE
     assert get_kv_quant_mode(dtype) is mode
 
 
 def test_no_dtype_of_the_cache_is_ours() -> None:
-    """One that is registered with vLLM would have a mode of its own, which is the ambiguous one."""
+    """A dtype registered with vLLM would get the ambiguous mode."""
     registered = {"register_kv_cache_dtype", "KVQuantMode", "KVCacheDTypeHandler"}
     assert not registered & {name for _, name in used()}
 
@@ -111,7 +111,7 @@ def test_a_view_of_the_projection_is_written_whole() -> None:
 def test_vllms_cuda_kernel_is_handed_the_same_places(
     by_token: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel needs a GPU; here a loop stands in for it, by what vLLM documents of it."""
+    """A loop stands in for the kernel, which needs a GPU, according to vLLM's documentation."""
     from vllm import _custom_ops
 
     def stand_in(
@@ -166,7 +166,7 @@ def cpu_attn(isa: str, q: Tensor, k: Tensor, v: Tensor, v_scale: float = 1.0) ->
 
 
 def read_back(values: Tensor, isa: str) -> Tensor:
-    """What a lone key's value is read as: softmax gives it all the weight."""
+    """Values that vLLM reads from the cache: softmax gives a lone key all the weight."""
     nothing = torch.zeros(1, 1, 64, dtype=torch.bfloat16)
     return torch.cat(
         [
@@ -206,7 +206,7 @@ def test_vllm_reads_the_smallest_codes_as_zero_with_amx() -> None:
 @needs_cpu_build
 @needs_avx512
 def test_the_same_codes_give_the_same_attention() -> None:
-    """Cut off as vLLM does, our op gives its result; rounded to nearest, another."""
+    """The plugin's op reproduces vLLM's result from truncated codes, not from rounded ones."""
     from nvfp4_kernels import paged_attention
 
     random = torch.Generator().manual_seed(0)

@@ -1,6 +1,6 @@
-"""Shortcuts of vLLM's that a backend has to know of: ours takes none of them, or refuses by name.
+"""Shortcuts in vLLM that a backend must declare or refuse: the plugin's backend takes none.
 
-Queries that come in FP8; keys that another op has stored already, or another layer.
+The cases: queries in FP8; keys that another op or another layer has already stored.
 """
 
 from importlib.util import find_spec
@@ -21,7 +21,7 @@ FUSED_STORE = "vllm.models.muse_spark.common.ops.fused_qk_norm_rope_kv"
 
 @pytest.fixture
 def layer(vllm_config: Any) -> Any:
-    """Layer of vLLM's with an FP8 cache, on our backend."""
+    """Attention layer of vLLM with an FP8 cache, on the plugin's backend."""
     from vllm.config import AttentionConfig
     from vllm.model_executor.layers.attention import Attention
 
@@ -56,7 +56,7 @@ def test_queries_in_fp8_are_refused(cache_dtype: str) -> None:
 
 @pytest.mark.skipif(find_spec("vllm.models.muse_spark") is None, reason="a model of vLLM 0.33")
 def test_vllms_fused_stores_pass_our_layers_by(layer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of the two things that our backend tells is enough."""
+    """Either of the backend's two declarations keeps vLLM's fused store away."""
     fused = pytest.importorskip(FUSED_STORE)
     backend = layer.attn_backend
     assert not fused.supports_fused_kv_insert(layer)

@@ -1,4 +1,4 @@
-"""What of the attention backend a GPU of any kind can show: the cache it writes, and refusals."""
+"""Parts of the attention backend that any GPU can test: cache writes and refusals."""
 
 from types import SimpleNamespace
 
@@ -21,7 +21,7 @@ PAGES, HEADS, PAGE_SIZE = 7, 3, 16
 def test_vllms_kernel_writes_what_ours_does(
     dtype: torch.dtype, stored: str, head_dim: int, by_token: bool
 ) -> None:
-    """Every page but those of other tokens, to the last bit, ties and saturation included."""
+    """Pages are equal to the last bit, ties and saturation included."""
     torch.manual_seed(0)
     key, value = (100 * torch.randn(2, 40, HEADS, head_dim)).to(dtype)
     slots = torch.randperm(PAGES * PAGE_SIZE)[:37]  # of 40 tokens: the last are padding

@@ -1,10 +1,11 @@
-"""Engines with our attention against the same engines with vLLM's own on CPU.
+"""Engines with the plugin's attention against the same engines with vLLM's own on CPU.
 
-Four requests of 1 to 130 tokens run at once, from prefill to decode. What they are compared by is
-the mean absolute difference of log-probabilities, of every prompt token and of 24 that follow, as
-long as both engines choose the same. Both round a result to bfloat16, after float32 sums in
-different orders, and vLLM's kernels round the weights of the values to bfloat16 too; bounds are
-about three times what that was seen to do. Random networks multiply it, a trained one does not.
+Four requests of 1 to 130 tokens run at once, from prefill to decode. The measure is the mean
+absolute difference of log-probabilities over every prompt token and 24 generated tokens, as long as
+both engines choose the same token. Both engines round a result to bfloat16 after float32 sums in
+different orders, and vLLM's kernels also round the softmax weights to bfloat16; the bounds are
+about three times the differences seen. Random networks amplify the differences, a trained network
+does not.
 """
 
 import json
@@ -40,7 +41,7 @@ TEXTS = [
 
 @dataclass(frozen=True)
 class Answer:
-    """One request's log-probabilities: of its prompt but the first token, and of what follows."""
+    """Log-probabilities of a request: of the prompt without its first token, and of the answer."""
 
     prompt: list[float]
     tokens: list[int]
@@ -49,13 +50,14 @@ class Answer:
 
 
 def serve(model: Path, *, rounds: int = 1, score: bool = True, **engine_args: Any) -> list[Answer]:
-    """Start an engine without ``nvfp4-tc``, answer ``TEXTS``, and take it down again.
+    """Start an engine without ``nvfp4-tc``, answer ``TEXTS``, and shut the engine down.
 
     Args:
         model: checkpoint.
-        rounds: how often to ask; the last answers count.
-        score: ask for the prompts' log-probabilities too, which keeps vLLM from using its cache.
-        engine_args: of ``LLM``.
+        rounds: number of times that the texts are sent; the last answers count.
+        score: request the prompts' log-probabilities too, which keeps vLLM from using its prefix
+            cache.
+        engine_args: arguments of ``LLM``.
     """
     from vllm import SamplingParams
 
@@ -67,7 +69,7 @@ def serve(model: Path, *, rounds: int = 1, score: bool = True, **engine_args: An
         "disable_log_stats": True,
         "num_gpu_blocks_override": CACHE_BLOCKS,
     }
-    # The penalty keeps the text from running into a repetition, where every answer is alike.
+    # The penalty keeps the text from repeating itself, where every answer would be alike.
     sampling = SamplingParams(
         temperature=0.0, repetition_penalty=1.5, max_tokens=24, ignore_eos=True, logprobs=0,
         prompt_logprobs=0 if score else None,
@@ -111,7 +113,7 @@ def distance(a: list[Answer], b: list[Answer]) -> float:
 
 @pytest.fixture(scope="module")
 def engine() -> Callable[..., list[Answer]]:
-    """``serve``, once for the same model and arguments."""
+    """Function ``serve``, cached by model and arguments."""
     seen: dict[str, list[Answer]] = {}
 
     def cached(model: Path, **arguments: Any) -> list[Answer]:
@@ -181,13 +183,13 @@ def test_requests_of_mixed_length(bf16: Path, engine: Callable[..., list[Answer]
 
 
 def test_chunked_prefill(bf16: Path, engine: Callable[..., list[Answer]]) -> None:
-    """Prompts come in pieces of at most 16 tokens, beside requests that decode already."""
+    """Prompts come in chunks of at most 16 tokens, beside requests that already decode."""
     chunked = engine(bf16, max_num_batched_tokens=16, block_size=16, **OURS)
     assert distance(chunked, engine(bf16, **VLLMS)) < SAME_TRAINED
 
 
 def test_prefix_caching(bf16: Path, engine: Callable[..., list[Answer]]) -> None:
-    """Asked again, an engine takes whole pages of keys from before."""
+    """The second round of requests takes whole pages of keys from the prefix cache."""
     arguments: dict[str, Any] = {"enable_prefix_caching": True, "block_size": 16, **OURS}
     again = engine(bf16, rounds=2, score=False, **arguments)
     assert [answer.cached_tokens for answer in again] == [64, 0, 0, 112]
@@ -197,13 +199,13 @@ def test_prefix_caching(bf16: Path, engine: Callable[..., list[Answer]]) -> None
 def test_cache_by_token(
     bf16: Path, engine: Callable[..., list[Answer]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another of the layouts that we say we take; ``test_attention_steps`` has more."""
+    """The engine runs with another supported cache layout; ``test_attention_steps`` tests more."""
     monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", "LBNHC")
     assert distance(serve(bf16, **OURS), engine(bf16, **OURS)) == 0
 
 
 def test_compiled(bf16: Path, engine: Callable[..., list[Answer]]) -> None:
-    """Tensor parallelism, with 16-bit and FP8 caches, is ``test_engine``'s."""
+    """The engine is compiled; ``test_engine`` has tensor parallelism, 16-bit and FP8 caches."""
     compiled = engine(bf16, enforce_eager=False, **OURS)
     assert distance(compiled, engine(bf16, **OURS)) < SAME_TRAINED
 
@@ -217,7 +219,7 @@ def test_float16(bf16: Path, engine: Callable[..., list[Answer]]) -> None:
 def test_architectures(
     name: str, models: Callable[[str], Path], engine: Callable[..., list[Answer]]
 ) -> None:
-    """Multi-query attention; sliding windows; a soft cap; sinks, windows and experts."""
+    """Cases: multi-query attention; sliding windows; a soft cap; sinks, windows and experts."""
     model = models(name)
     assert distance(engine(model, **OURS), engine(model, **VLLMS)) < SAME_RANDOM
 
@@ -232,7 +234,7 @@ def test_ignored_option_is_noticed(
     engine: Callable[..., list[Answer]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Mutation: the op is not told what the model asks for."""
+    """Mutant: the op does not get the model's option."""
     right = engine(models(name), **VLLMS)
     exact = impl.paged_attention
     monkeypatch.setattr(
@@ -244,7 +246,7 @@ def test_ignored_option_is_noticed(
 def test_wrong_slots_are_noticed(
     bf16: Path, engine: Callable[..., list[Answer]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Mutation: every key one slot too far."""
+    """Mutant: every key is written one slot too far."""
     exact = cache.write
 
     def shifted(k: Any, v: Any, kv: Any, slots: Any, *scales: Any) -> None:
@@ -263,9 +265,9 @@ def test_fp8_is_close_to_16_bits(bf16: Path, engine: Callable[..., list[Answer]]
 def test_fp8_differs_from_vllms_by_its_rounding(
     bf16: Path, engine: Callable[..., list[Answer]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The CPU attention of vLLM cuts mantissas off; with that, ours says what it says.
+    """Truncated mantissas, as in vLLM's CPU attention, make the plugin give vLLM's answer.
 
-    ``test_attention_cache`` shows the cutting by itself.
+    ``test_attention_cache`` shows the truncation by itself.
     """
     vllms = engine(bf16, kv_cache_dtype="fp8", **VLLMS)
     nearest = distance(engine(bf16, kv_cache_dtype="fp8", **OURS), vllms)

@@ -13,9 +13,9 @@ from tests.recorded_warmup import recorded
 
 pytestmark = pytest.mark.slow
 
-# Mean difference of log-probabilities on a random network, which multiplies rounding: of the
-# weights of values to bfloat16; with FP8 of the queries and the weights to E4M3. About three times
-# what was seen.
+# Mean difference of log-probabilities on a random network, which amplifies rounding: of the softmax
+# weights to bfloat16; with FP8, of the queries and the weights to E4M3. About three times the
+# difference seen.
 SAME = {"auto": 0.06, "fp8": 0.12}
 
 
@@ -23,7 +23,7 @@ SAME = {"auto": 0.06, "fp8": 0.12}
 def test_serves_as_the_reference_does(
     kv_cache_dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prefill of many tokens, then decode of one at a time."""
+    """A prefill of many tokens is followed by decodes of one token at a time."""
     devices.cutlass_or_skip()
     from nvfp4_kernels.attention import reference
 

@@ -1,4 +1,4 @@
-"""vLLM on CPU as on sm_90: decoding by compiled PTX, emulated, over vLLM's cache."""
+"""vLLM on CPU as on sm_90: decodes run compiled PTX, emulated, over vLLM's cache."""
 
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,13 @@ from tests.test_plugin.attention.flash_attention import flash_attn_varlen_func
 
 pytestmark = pytest.mark.slow
 
-# Mean difference of log-probabilities on a random network, which multiplies the rounding of
+# Mean difference of log-probabilities on a random network, which amplifies the rounding of softmax
 # weights to bfloat16: as for sm_100.
 SAME = 0.06
 
 
 def test_serves_as_the_reference_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prefill, then one token at a time, each stored by the kernel that attends to it."""
+    """A prefill is followed by single tokens, each stored by the kernel that attends to it."""
     devices.cutlass_or_skip()
     from vllm.v1.attention.backends import fa_utils
 

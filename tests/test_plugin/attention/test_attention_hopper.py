@@ -1,6 +1,6 @@
-"""The backend on sm_90: steps that decode on our kernel, others on FlashAttention 3.
+"""The backend on sm_90: decode steps on the plugin's kernel, others on FlashAttention 3.
 
-In the emulator the formula stands in for FlashAttention, and takes its arguments.
+In the emulator a formula with FlashAttention's arguments stands in for it.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ CASES = {
 
 
 class Calls:
-    """Which kernel served each step."""
+    """Names of the kernels that served each step."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -69,12 +69,12 @@ def calls(op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Calls:
 @pytest.mark.parametrize("model", CASES.values(), ids=CASES.keys())
 def test_steps(model: Model, calls: Calls, op_device: torch.device) -> None:
     assert furthest(model, device=op_device) < BOUND
-    # The last two are padded without sequences, as where vLLM replays graphs piece by piece.
+    # The last two steps are padded without sequences, as where vLLM replays piecewise graphs.
     assert calls.names == ["flash", "ours", "flash", "flash", "flash", "flash"]
 
 
 def pad_a_sequence(common: Any) -> None:
-    """Padding of a CUDA graph of whole decoding steps; its table may name pages of others."""
+    """Pad as a CUDA graph of whole decode steps does; the table may name pages of others."""
     here = common.seq_lens.device
     more = torch.zeros(1, dtype=torch.int32, device=here)
     common.query_start_loc = torch.cat([common.query_start_loc, common.query_start_loc[-1:] + 1])
@@ -98,7 +98,7 @@ def test_padded_steps(calls: Calls, op_device: torch.device) -> None:
 
 
 def test_a_layer_that_reads_anothers_cache(calls: Calls, op_device: torch.device) -> None:
-    """Its own key is not to be seen, nor stored."""
+    """The layer neither sees nor stores the key that it is given."""
     layer = Layer(SMALL, device=op_device)
     layer.step([(sequence := Sequence(), 20)])
     writer, exact = layer.impl, layer.impl.attend
@@ -117,7 +117,7 @@ def test_a_layer_that_reads_anothers_cache(calls: Calls, op_device: torch.device
 
 
 def windowed(op_device: torch.device) -> tuple[Layer, list[Sequence]]:
-    """A layer whose pages vLLM gives away before the window, and sequences of several pages."""
+    """Layer with a window whose older pages vLLM frees, and sequences of several pages."""
     from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
     layer = Layer(replace(SMALL, window=20), device=op_device)
@@ -132,7 +132,7 @@ def windowed(op_device: torch.device) -> tuple[Layer, list[Sequence]]:
 
 
 def give_away(layer: Layer, sequences: list[Sequence]) -> None:
-    """Fill pages before the windows of the next queries with NaN, as another layer's may be."""
+    """Fill pages before the windows of the next queries with NaN, as another layer may."""
     for sequence in sequences:
         first = max(0, len(sequence.keys) - 20 + 1)
         for page in sequence.pages[: first // 16]:
@@ -150,7 +150,7 @@ def test_pages_given_away_do_not_matter(
 
 
 def test_tables_of_groups_that_share_metadata(calls: Calls, op_device: torch.device) -> None:
-    """VLLM builds a step's metadata for one group, and tells of the table of another."""
+    """Metadata of a step are built for one group and updated with the table of another."""
     layer, _ = windowed(op_device)
     lengths = torch.tensor([73, 36], dtype=torch.int32, device=op_device)
     part = Part(
@@ -161,7 +161,8 @@ def test_tables_of_groups_that_share_metadata(calls: Calls, op_device: torch.dev
     table = torch.arange(1, 17, dtype=torch.int32, device=op_device).view(2, 8)
     metadata = PagedAttentionMetadata([part], tokens, lengths, tokens)
     [found] = layer.builder.update_block_table(metadata, table, tokens).parts
-    # The first query of either sequence stands at 70 and at 35: it sees keys 51 and 16 on.
+    # The first queries of the sequences are at positions 70 and 35: they see keys from 51 and 16
+    # on.
     assert found.block_table.tolist() == [[0] * 3 + [*range(4, 9)], [0, *range(10, 17)]]
     assert found.block_table.data_ptr() == table.data_ptr()
 
@@ -169,7 +170,7 @@ def test_tables_of_groups_that_share_metadata(calls: Calls, op_device: torch.dev
 def test_pages_given_away_show(
     calls: Calls, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Mutation: a table as it is under vLLM 0.32, beside FlashAttention's formula."""
+    """Mutant: the table keeps freed pages, as in vLLM 0.32; FlashAttention's formula reads them."""
     layer, sequences = windowed(op_device)
     give_away(layer, sequences)
     monkeypatch.setattr(layer.builder, "_without_pages_given_away", lambda metadata: metadata)
@@ -187,7 +188,7 @@ def forget_new_token(common: Any) -> None:
 
 
 def swap_pages(common: Any) -> None:
-    """Full ones: that of the token is checked against its slot."""
+    """Swap full pages: a new token's page is checked against its slot."""
     common.block_table_tensor[:, 0] = common.block_table_tensor[:, 0].flip(0)
 
 
@@ -197,7 +198,7 @@ def swap_pages(common: Any) -> None:
 def test_wrong_metadata_is_noticed(
     fault: Callable[[Any], None], step: int, calls: Calls, op_device: torch.device
 ) -> None:
-    """Mutation: the decoding step tells when it, or the prefill, is described wrongly."""
+    """Mutant: wrong metadata of the prefill or of the decode changes the decode's result."""
     layer = Layer(SMALL, device=op_device)
     a, b = Sequence(), Sequence()
     for index, batch in enumerate(([(a, 37), (b, 20)], [(a, 1), (b, 1)])):
@@ -212,7 +213,7 @@ def test_wrong_metadata_is_noticed(
 def test_ignored_option_is_noticed(
     change: str, calls: Calls, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Mutation: the kernel is not told of the window or the cap."""
+    """Mutant: the kernel does not get the window or the soft cap."""
     from vllm_fp4_plugin.attention import hopper
 
     exact = hopper.decode_attention

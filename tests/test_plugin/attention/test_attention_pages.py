@@ -1,7 +1,7 @@
-"""Pages of a sliding window: those with a key that a query sees are one sequence's own, whole.
+"""Pages of a sliding window: a page with a visible key belongs to one sequence as a whole.
 
-Kernels may then multiply values before a window, in the page where it begins, by weights of 0:
-their values are as finite as those that the sequence has seen before.
+Kernels may therefore multiply the values before a window, in the page where the window begins, by
+weights of 0: these values are the sequence's own and finite.
 """
 
 import random
@@ -17,14 +17,14 @@ Content = dict[int, list[tuple[int, ...] | None]]
 
 @dataclass
 class Engine:
-    """vLLM's manager of pages, and who has written what into them.
+    """vLLM's page manager, and a record of the tokens written into each page.
 
     Attributes:
-        manager: vLLM's.
-        window: keys that a query sees.
-        content: for each row of a page the tokens up to the one whose key it holds.
-        reused: prompts that began with pages of others.
-        given_away: pages that were written by a second sequence.
+        manager: page manager of vLLM.
+        window: number of keys that a query sees.
+        content: for each row of a page the tokens up to the one whose key the row holds.
+        reused: number of prompts that began with pages of others.
+        given_away: number of pages that a second sequence wrote.
     """
 
     manager: Any
@@ -34,13 +34,13 @@ class Engine:
     given_away: int = 0
 
     def start(self, request: Any) -> None:
-        """Find pages that hold the beginning of a prompt."""
+        """Find cached pages of a prompt's prefix, and run the first step."""
         found, tokens = self.manager.get_computed_blocks(request)[:2]
         self.reused += tokens > 0
         self.step(request, tokens, found)
 
     def step(self, request: Any, computed: int = 0, found: Any = None) -> None:
-        """Compute up to 7 of a request's tokens, and check all that their queries may read."""
+        """Compute up to 7 tokens of a request, and check every row that their queries may read."""
         first = request.num_computed_tokens + computed
         count = min(7, request.num_tokens - first)
         given = self.manager.allocate_slots(request, count, computed, found)
@@ -95,7 +95,7 @@ def _request(number: int) -> Any:
 
 
 def _run(engine: Engine, window: int) -> None:
-    """Serve prompts that begin alike, two at a time, in a pool without room for a third."""
+    """Serve prompts with common prefixes, two at a time, in a pool without room for a third."""
     random.seed(window)
     running: list[Any] = []
     for number in range(60):
@@ -119,7 +119,7 @@ def test_pages_with_a_key_that_is_seen_are_a_sequences_own(window: int) -> None:
 
 @pytest.mark.parametrize("window", [2, 4, 5, 9])
 def test_pages_before_them_are_others(window: int) -> None:
-    """The test can fail: who sees a page more finds what another sequence, or nobody, wrote."""
+    """Mutant: a query that sees one page more finds rows of another sequence, or unwritten ones."""
     engine = _engine(window)
     engine.window += BLOCK_SIZE
     with pytest.raises((AssertionError, KeyError)):

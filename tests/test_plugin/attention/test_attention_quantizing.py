@@ -1,4 +1,4 @@
-"""Attention and the layer that it quantises for: found in made-up modules and in vLLM's own."""
+"""Attention and the layer that it quantises for, in made-up modules and in vLLM's own."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -34,12 +34,12 @@ pytestmark = pytest.mark.usefixtures("vllm_config")
 
 @pytest.fixture(autouse=True)
 def own_layers(vllm_config: Any) -> None:
-    """No attention layer is known to the engine yet."""
+    """Empty the engine's table of attention layers."""
     vllm_config.compilation_config.static_forward_context = {}
 
 
 class Block(Module):
-    """Attention and its output projection, as vLLM's models have them."""
+    """Attention and an output projection, as in vLLM's models."""
 
     ATTENTION: Any = Attention
 
@@ -86,7 +86,7 @@ class AnotherKind(Block):
 
 
 def said_of(block: Any) -> str:
-    """What the report says of the attention's result."""
+    """Reason that the report gives for the attention's result."""
     settle(block)
     [record] = [r for r in block.quant.startup.report.layers if r.name == f"{PREFIX}.attn"]
     return record.reason.partition("; ")[2]
@@ -109,7 +109,7 @@ def test_it_quantises_for_the_layer_that_it_feeds(vllm_config: Any) -> None:
 
 
 def test_what_it_hands_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The op gets the layer's scale and memory for NVFP4; the layer gets what stands for it."""
+    """The op gets the layer's scale and an NVFP4 buffer; the layer a quantised activation."""
     block = Block(config())
     settle(block)
     scale = torch.nn.Parameter(torch.tensor(0.5), requires_grad=False)

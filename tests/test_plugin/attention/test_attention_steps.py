@@ -47,7 +47,7 @@ def test_steps(model: Model) -> None:
 
 
 def test_decodes_are_launched_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside a prefill they would have its tile, and their keys one SM each."""
+    """Decodes launched with a prefill would get the prefill's tile, and one SM each for keys."""
     from vllm_fp4_plugin.attention import impl
 
     exact, launched = impl.paged_attention, []
@@ -66,7 +66,7 @@ def test_decodes_are_launched_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_layer_may_read_anothers_cache() -> None:
-    """With ``kv_sharing_target_layer_name`` vLLM binds that layer's cache, which has its keys."""
+    """The reader has ``kv_sharing_target_layer_name``: vLLM binds the target layer's cache."""
     from vllm_fp4_plugin.attention.impl import PagedAttentionImpl
 
     layer = Layer(Model())
@@ -98,7 +98,7 @@ def swap_pages(common: Any) -> None:
 
 
 def shift_queries(common: Any) -> None:
-    """Steps of a prefill and what follows it: the builder tells decodes by the copy on CPU."""
+    """Move query starts in steps that begin with a prefill; decodes are told by the CPU copy."""
     if common.num_reqs > 1 and common.query_start_loc[1] > 1:
         common.query_start_loc[1:-1] -= 1
         common.max_query_len += 1
@@ -106,13 +106,13 @@ def shift_queries(common: Any) -> None:
 
 @pytest.mark.parametrize("fault", [shift_slots, forget_new_token, swap_pages, shift_queries])
 def test_wrong_metadata_is_noticed(fault: Callable[[Any], None]) -> None:
-    """Mutation: the steps tell when the batch is described wrongly."""
+    """Mutant: wrong metadata of the batch changes the result."""
     assert furthest(Model(), fault) > WRONG
 
 
 @pytest.mark.parametrize("dropped", ["_k_scale", "_v_scale"])
 def test_dropped_scale_is_noticed(dropped: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutation: reading with a scale of 1 what was stored with another."""
+    """Mutant: the cache is read with a scale of 1 instead of the stored scale."""
     from vllm_fp4_plugin.attention import impl
 
     exact = impl.paged_attention
@@ -126,7 +126,7 @@ def test_dropped_scale_is_noticed(dropped: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_swapped_scales_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutation: keys stored with the values' scale."""
+    """Mutant: keys are stored with the values' scale."""
     exact = cache.write
 
     def swapped(k: Any, v: Any, kv: Any, slots: Any, k_scale: Any, v_scale: Any) -> None:
@@ -138,7 +138,7 @@ def test_swapped_scales_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("change", ["window", "soft_cap", "sinks"])
 def test_ignored_option_is_noticed(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutation: the op is not told of the window, the cap or the sinks."""
+    """Mutant: the op does not get the window, the soft cap or the sinks."""
     from vllm_fp4_plugin.attention import impl
 
     exact = impl.paged_attention

@@ -1,4 +1,4 @@
-"""Attention's kernels that are compiled while a server starts: those that its layers launch."""
+"""Attention kernels compiled while a server starts: all that the layers launch."""
 
 from importlib import import_module
 from types import SimpleNamespace
@@ -33,7 +33,7 @@ LAUNCHERS = {
 
 
 def served(arch: str, model: Model, monkeypatch: pytest.MonkeyPatch) -> tuple[set[Any], set[Any]]:
-    """What is compiled for a layer, and what a prefill, a long decode and several launch."""
+    """Kernels compiled for a layer, and kernels that a prefill and decodes launch."""
     launched: set[Any] = set()
     with devices.emulated_ops(EAGER, arch):
         for module in map(import_module, LAUNCHERS[arch]):

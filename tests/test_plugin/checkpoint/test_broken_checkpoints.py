@@ -1,4 +1,4 @@
-"""Faults of checkpoints, some of each kind: refused by name, and nothing served silently."""
+"""Sample of broken checkpoints: each is refused by name, and none is served silently."""
 
 import re
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def served(sound: Path) -> Run:
 
 
 def some(folder: Path) -> Iterator[Fault]:
-    """Yield of each fault of tensors one for each kind of tensor, and some of the config's."""
+    """Yield one fault of each kind for each kind of tensor, and a sample of the config's faults."""
     seen, of_config = set(), 0
     for fault in faults(folder):
         if fault.where.startswith(CONFIG):
@@ -70,7 +70,7 @@ def test_nothing_broken_is_served(sound: Path, served: Run, tmp_path: Path) -> N
 def test_a_fault_that_is_served_is_found(
     sound: Path, served: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the check of values: the judge tells."""
+    """The judge finds a fault that is served because the checks of values are switched off."""
     monkeypatch.setattr(checkpoint_values, "check_finite", lambda *_: None)
     monkeypatch.setattr(preflight, "check_complete", lambda *_: None)
     (fault,) = (f for f in faults(sound) if f.name == "NaN: model.norm.weight")

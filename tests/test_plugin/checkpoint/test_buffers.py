@@ -1,4 +1,4 @@
-"""Buffers of a model: those that a checkpoint has to fill, and those that are the model's own."""
+"""Buffers of a model that a checkpoint must fill, and buffers that the model fills by itself."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 
 
 class Tower(torch.nn.Module):
-    """Model with buffers of all kinds, whose loader takes every one."""
+    """Model with buffers of all kinds, whose loader accepts every buffer."""
 
     def __init__(self, *, takes_buffers: bool = True, spreads: bool = False) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ FILLED = ("norm.running_mean", "norm.running_var", "bias", "scale")
 
 
 def tower(device: str, **how: bool) -> tuple[Tower, dict[str, torch.Tensor]]:
-    """A tower, and the tensors that it needs."""
+    """Tower, and the tensors that a checkpoint must hold for it."""
     with torch.device(device), Placeholders() as record:
         model = Tower(**how)
     record.keep(model)
@@ -54,7 +54,7 @@ def tower(device: str, **how: bool) -> tuple[Tower, dict[str, torch.Tensor]]:
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_buffers_that_nothing_but_a_checkpoint_fills(device: str) -> None:
-    """Positions, a mask and tables are the model's own, though its loader would take them."""
+    """Positions, a mask and tables are the model's own, though the loader would accept them."""
     model, tensors = tower(device)
     CompleteLoad(model, Checkpoint("m"))(tensors.items())
     for name in FILLED:

@@ -61,7 +61,7 @@ def test_scales_that_cannot_be(format: str, value: float, tmp_path: Path) -> Non
 
 
 def test_scales_of_mixed_precision(tmp_path: Path) -> None:
-    """Values that each layer's kind uses, of FP8 layers too."""
+    """Values are checked by each layer's kind, FP8 layers included."""
     fp8 = {
         "o_proj.weight": torch.ones(4, 16).to(torch.float8_e4m3fn),
         "o_proj.weight_scale": torch.tensor(0.5),
@@ -102,7 +102,7 @@ def test_scales_at_the_bounds(value: float, tmp_path: Path) -> None:
 
 
 def test_scales_that_are_not_used(tmp_path: Path) -> None:
-    """Weights alone are quantised, and one of their input scales was never calibrated."""
+    """Input scales are ignored, even uncalibrated ones, where only weights are quantised."""
     changed = tensors("modelopt")
     changed[f"{ATTENTION}.q_proj.input_scale"].fill_(0)
     save_file(changed, tmp_path / "model.safetensors")

@@ -1,4 +1,4 @@
-"""A model of which anything did not come from the checkpoint is refused, and no other one."""
+"""A model with any tensor missing from the checkpoint is refused; complete models are not."""
 
 import re
 import shutil
@@ -109,7 +109,7 @@ def test_tensors_that_do_not_fit(
 def test_a_wrong_shape_is_told_of_the_tensor_in_the_file(
     longer: int, model: Any, checkpoint: Path, headers: dict[str, TensorHeader]
 ) -> None:
-    """A projection that vLLM fuses, too, and one of which it would leave the last row unread."""
+    """Shapes are checked for fused projections too, where vLLM would leave the last row unread."""
     for name, header in headers.items():
         if not header.shape or "embed" in name or name.endswith(("_scale", "_2")):
             continue
@@ -148,11 +148,11 @@ def test_a_tied_head_needs_no_tensor(tmp_path: Path) -> None:
             rehearse(model, tied, without(headers, "model.embed_tokens.weight"))
 
 
-# --- what a model says of itself ----------------------------------------------------------------
+# --- names that a model reports as loaded -------------------------------------------------------
 
 
 class Claiming(torch.nn.Module):
-    """Model that fills half of one parameter and says that it has loaded both."""
+    """Model that fills half of one parameter and claims to have loaded both."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ def test_what_fails_after_the_last_tensor_names_none() -> None:
 
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No check before the engine starts."""
+    """Switch off the checks before the engine starts."""
     monkeypatch.setattr(Nvfp4TcConfig, "maybe_update_config", lambda *_, **__: None)
     monkeypatch.setattr(preflight, "check_complete", lambda *_: None)
 
@@ -232,7 +232,7 @@ def test_an_engine_does_not_start(
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_shard_of_an_ignored_layer(bf16_checkpoint: Path, tmp_path: Path) -> None:
-    """The fused layer is loaded, by its name, which vLLM goes by."""
+    """A missing shard is named although vLLM counts the fused layer as loaded."""
     name = f"{LAYER}.self_attn.k_proj.weight"
     copy = lacking(bf16_checkpoint, tmp_path, name)
     ignore = {"nvfp4_tc": {"ignore": [f"{LAYER}.self_attn"]}}
@@ -242,7 +242,7 @@ def test_a_shard_of_an_ignored_layer(bf16_checkpoint: Path, tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_buffer_that_a_worker_misses(tmp_path: Path) -> None:
-    """A layer of Gemma 4 would be multiplied by 1."""
+    """A missing layer scalar would make Gemma 4 multiply a layer's output by 1."""
     path = tmp_path / "whole"
     config = AutoConfig.for_model("gemma4_text", **GEMMA4_TEXT)
     AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(path)
@@ -291,6 +291,6 @@ def test_reloads(
     monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
     with started(str(bf16_checkpoint)) as llm:
         llm.collective_rpc(reload)
-        # What has come so far is not put to use.
+        # The tensors loaded so far are not put to use.
         with pytest.raises((AttributeError, NotImplementedError), match=r"meta|weight_scale"):
             llm.generate(["def"], use_tqdm=False)

@@ -1,4 +1,4 @@
-"""Names of a draft's layers in its checkpoint, of which each exporter has its own."""
+"""Names of a draft's layers in the checkpoint, which differ between exporters."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ LAYER = "model.layers.32.self_attn.qkv_proj"
         ("model.fc", ("",), "fc"),
         ("model.fc", ("encoder",), "encoder.fc"),
         ("model.markov_head.markov_w2", ("markov_head",), "markov_head.markov_w2"),
-        # Gemma 4's DSpark and Laguna's DFlash count their own layers alone.
+        # Gemma 4's DSpark and Laguna's DFlash number their own layers from 0.
         ("model.layers.0.mlp.down_proj", ("layers.0.mlp",), "layers.0.mlp.down_proj"),
         ("model.layers.4.mlp.down_proj", ("layers.0.mlp",), "model.layers.4.mlp.down_proj"),
     ],
@@ -59,7 +59,7 @@ def test_which_models_are_drafts(architecture: str, expected: bool) -> None:
 
 
 def test_every_speculative_model_of_vllm_is_a_draft_or_a_head() -> None:
-    """A new kind of draft must be told from heads, or its layers have names of no tensors."""
+    """A draft that is taken for a head would get layer names without tensors."""
     neither = {"ExtractHiddenStatesModel"}  # which has no layers
     for architecture in registry._SPECULATIVE_DECODING_MODELS.keys() - neither:
         is_head = "MTP" in architecture and not architecture.startswith("Eagle")
@@ -75,7 +75,7 @@ def test_every_speculative_model_of_vllm_is_a_draft_or_a_head() -> None:
 def test_layers_of_a_draft_are_what_its_tensors_are(
     architecture: str, counted: bool, vllm_config: Any, tmp_path: Path
 ) -> None:
-    """Names on disk begin with ``layers``; the config says NVFP4 of the layer in 16 bits, too."""
+    """Tensors decide, not the config, which calls a 16-bit layer NVFP4; names lack ``model``."""
     tensors = {"layers.0.mlp.down_proj.weight": torch.zeros(128, 256, dtype=torch.bfloat16)}
     for projection, n in (("q", 256), ("k", 128), ("v", 128)):
         weight = quantize_weight(torch.randn(n, 128))

@@ -1,4 +1,4 @@
-"""Quantization configs as producers write them, and those that are refused."""
+"""Quantization configs as producers write them, and configs that are refused."""
 
 import copy
 import json
@@ -53,7 +53,7 @@ COMPRESSED_TENSORS = {
 
 
 def edited(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """A copy of ``config`` with the field at dotted ``path`` set, or removed by ``...``."""
+    """Copy of ``config`` with the field at dotted ``path`` set, or removed by ``...``."""
     changed = copy.deepcopy(config)
     *parents, last = path.split(".")
     at = changed
@@ -126,7 +126,7 @@ NVFP4_CACHES = {
 
 @pytest.mark.parametrize("case", NVFP4_CACHES)
 def test_a_declared_nvfp4_cache(case: str) -> None:
-    """It says nothing of the weights, and vLLM must not take it for an FP8 cache."""
+    """A declared NVFP4 cache does not affect the weights, and is not an FP8 cache."""
     checkpoint = parse(NVFP4_CACHES[case])
     assert checkpoint.nvfp4_cache
     assert checkpoint.kv_cache_scheme is None
@@ -245,7 +245,7 @@ def test_what_is_written_is_read(name: Any, weight_only: bool, fp8_kv: bool) -> 
     format, ignore = FORMATS[name], ["lm_head", "model.layers.0.mlp.down_proj"]
     config = format.config(ignore, weight_only=weight_only, fp8_kv=fp8_kv)
     further = format.further_files(ignore, weight_only=weight_only, fp8_kv=fp8_kv)
-    # vLLM gives a file that names no quant_method an empty one.
+    # vLLM adds an empty quant_method to a file without one.
     legacy = [content | {"quant_method": ""} for content in further.values()]
     for written in (config, *further.values(), *legacy):
         assert is_nvfp4(written)

@@ -1,4 +1,4 @@
-"""Kinds of layers by the headers of a checkpoint, held against its config, by vLLM's names."""
+"""Kinds of layers from a checkpoint's headers, compared with its config, by vLLM's names."""
 
 import pickle
 import re
@@ -127,7 +127,7 @@ def test_modelopt_without_a_list(tensors: Shapes, kind: Kind, inputs: str) -> No
     ],
 )
 def test_compressed_tensors(tensors: Shapes, kind: Kind) -> None:
-    """A layer that the config calls NVFP4 is what its tensors are, and the report says so."""
+    """The tensors decide against a config that says NVFP4, and the report names the conflict."""
     group, reason = read(GROUPS, {"m.o_proj": tensors}).of("m.o_proj", PACKED)
     assert group.kind is kind
     assert ("whose config says NVFP4" in reason) == (kind is not Kind.NVFP4)
@@ -135,7 +135,7 @@ def test_compressed_tensors(tensors: Shapes, kind: Kind) -> None:
 
 @pytest.mark.parametrize("algorithm", ["FP8_BLOCK_SCALES", "FP8_PB_WO", "NVFP4", None])
 def test_experts_of_an_mtp_layer_with_deepseeks_scales(algorithm: str | None) -> None:
-    """Whatever the config says of them, or nothing, as exports of Qwen3.8-Flash-Next list them."""
+    """The tensors decide, whether the config lists the experts or not."""
     layer = "mtp.layers.0.mlp.experts"
     modules = {f"{layer}.{e}.{p}_proj": INVERSE for e in range(3) for p in ("gate", "up", "down")}
     listed = {} if algorithm is None else {layer: {"quant_algo": algorithm}}
@@ -148,7 +148,7 @@ def test_experts_of_an_mtp_layer_with_deepseeks_scales(algorithm: str | None) ->
 
 
 def test_scales_of_two_names_in_one_layer_are_refused() -> None:
-    """One method reads one name: the other half would be missing, or served without its scales."""
+    """A method reads one scale name: the other shards' scales would be missing or ignored."""
     each = {"q_proj": BLOCK, "k_proj": INVERSE, "v_proj": INVERSE}
     modules = {f"{ATTENTION}.{name}": tensors for name, tensors in each.items()}
     with pytest.raises(MixedShards, match=r"q_proj is FP8 block, k_proj is FP8 block \(weight_sca"):
@@ -209,7 +209,7 @@ def test_a_vision_tower_that_an_export_left_out(tower: str) -> None:
 
 
 def test_a_vision_tower_is_not_left_out_unseen() -> None:
-    """Without tensors to look at, or with quantised ones, it is what the config says."""
+    """Towers without tensors, or with quantised tensors, have the kind that the config says."""
     name = "model.vision_tower.blocks.0.fc1"
     assert LayerKinds(parse(UNIFORM)).of(name, PACKED).group.kind is Kind.NVFP4
     assert read(UNIFORM, {name: NVFP4}).of(name, PACKED).group.kind is Kind.NVFP4
@@ -256,7 +256,7 @@ def test_contradictions_are_refused(algorithm: str, tensors: Shapes, message: st
 
 
 def test_a_part_of_a_table_that_has_its_scale_elsewhere_is_refused() -> None:
-    """Qwen3.8-Flash-Next's n-gram table: one scale for 128 parts, which no layer of ours reads."""
+    """Qwen3.8-Flash-Next's n-gram table has one scale for 128 parts, which no layer supports."""
     message = r"shard_12: is a part of a table of embeddings that is F8_E4M3 in .*, must be in 16"
     with pytest.raises(UnsupportedCheckpoint, match=message):
         read(SILENT, {"m.ngram_embedding.shard_12": E4M3, "m.o_proj": NVFP4})
@@ -304,7 +304,7 @@ def test_a_fused_layer_by_its_own_name() -> None:
 
 # --- vLLM's names -----------------------------------------------------------------------------
 
-# As of Qwen3-VL and its kin, whose checkpoints name the language model otherwise.
+# Mapper of Qwen3-VL and similar models, whose checkpoints name the language model otherwise.
 MAPPER = WeightsMapper(
     orig_to_new_prefix={
         "model.visual.": "visual.",
@@ -316,7 +316,7 @@ INNER = WeightsMapper(orig_to_new_prefix={"language_model.": "inner."})
 
 
 def test_names_pass_through_vllms_mapper() -> None:
-    """Regexes, too: they were asked for the checkpoint's own names."""
+    """Regexes are mapped too: they were written for the checkpoint's own names."""
     before, after = "model.language_model.layers.0", "language_model.model.layers.0"
     modules = {
         f"{before}.self_attn.o_proj": CT_CHANNEL,
@@ -365,7 +365,7 @@ def test_targets_pass_through_vllms_mapper() -> None:
 
 
 def test_what_workers_are_sent_is_small() -> None:
-    """A group is kept once, however many layers are in it; experts of a layer are one."""
+    """A group is stored once for all of its layers, and all experts of a layer count as one."""
     modules = {f"model.layers.{i}.mlp.down_proj": NVFP4 for i in range(200)}
     modules |= {f"model.layers.0.mlp.experts.{i}.up_proj": NVFP4 for i in range(500)}
     config = Nvfp4TcConfig(parse(UNIFORM))
@@ -378,7 +378,7 @@ def test_what_workers_are_sent_is_small() -> None:
     assert kinds.of("model.layers.0.mlp.experts", PACKED).group.kind is Kind.NVFP4
 
 
-# --- what the method of vLLM's interface makes of it ------------------------------------------
+# --- methods of vLLM's quantization interface -------------------------------------------------
 
 
 def test_vllm_is_told_of_blocks() -> None:

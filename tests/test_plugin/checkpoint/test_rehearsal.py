@@ -1,4 +1,4 @@
-"""Rehearsal of models that read files beside their checkpoint's: readouts, heads, towers."""
+"""Dry load of models that read files beside their checkpoint: readouts, heads, towers."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,7 +18,7 @@ READOUT = "readout.safetensors"
 
 
 class Readout(nn.Module):
-    """Model whose ``score`` comes of a file of its own, as Decision 3's."""
+    """Model whose ``score`` comes from a file of its own, as in Decision 3."""
 
     def __init__(self, directory: Path, pattern: str = READOUT) -> None:
         super().__init__()

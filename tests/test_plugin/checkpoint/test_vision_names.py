@@ -1,4 +1,4 @@
-"""A vision model's layers by vLLM's own mapper: its modules are named otherwise than on disk."""
+"""A vision model's layers by vLLM's own mapper: module names differ from the names on disk."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from vllm_fp4_plugin.formats.kind import Kind
 pytestmark = pytest.mark.processes  # takes seconds
 
 FP4 = FP8 | {"num_bits": 4, "strategy": "tensor_group", "group_size": 16}
-# Neither the tower nor the projector is in the list, and the regex is of the names on disk.
+# The list names neither the tower nor the projector, and the regex applies to names on disk.
 QUANTIZATION = {
     "quant_method": "compressed-tensors",
     "format": "mixed-precision",
@@ -68,7 +68,7 @@ def quantised(module: str, weight: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("tower", ["model.vision_tower.vision_model", "model.vision_tower"])
 def test_layers_of_a_vision_model(tower: str, tmp_path: Path) -> None:
-    """The second name is none of vLLM's: its siblings tell that the tower is not quantised."""
+    """The second tower name is unknown to vLLM: sibling tensors show that it is unquantised."""
     torch.manual_seed(0)
     model = PaliGemmaForConditionalGeneration(PaliGemmaConfig(**SIZES)).bfloat16()
     model.save_pretrained(tmp_path)
@@ -87,7 +87,7 @@ def test_layers_of_a_vision_model(tower: str, tmp_path: Path) -> None:
     config["quantization_config"] = QUANTIZATION
     (tmp_path / "config.json").write_text(json.dumps(config))
 
-    # A report would rehearse the load, which the second name's checkpoint does not stand.
+    # A report would run the dry load, which fails for the checkpoint with the second name.
     with meta_model.built(str(tmp_path)) as (_, vllm_config):
         report = vllm_config.quant_config.startup.report
     layers = {record.name: record for record in report.layers}

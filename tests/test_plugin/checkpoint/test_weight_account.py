@@ -1,4 +1,4 @@
-"""Accounts of weights by kind: names tell a checkpoint's, classes a built model's."""
+"""Weights counted by kind: by names in a checkpoint, by classes in a built model."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Writes to tensors and their views are seen, on the CPU and on the meta device."""
+"""Writes to tensors and to views of tensors are tracked, on the CPU and on the meta device."""
 
 from collections.abc import Callable
 

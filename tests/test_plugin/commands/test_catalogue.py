@@ -1,4 +1,4 @@
-"""The catalogue: its table says what comes of planning each family's tiny checkpoint today."""
+"""The catalogue: its table agrees with a fresh plan of each family's tiny checkpoint."""
 
 import itertools
 import json
@@ -23,7 +23,7 @@ from vllm_fp4_plugin.versions import RELEASES, vllm_release
 pytestmark = pytest.mark.slow
 
 ROWS = {row.family: row for row in known_checkpoints.read()}
-# Each family is planned for one of them here; ``python -m tests.catalogue`` plans all.
+# Each family is planned for one architecture here; ``python -m tests.catalogue`` plans all.
 PLANNED = [
     pytest.param(family, arch, id=f"{family.name}-{arch}")
     for family, arch in zip(FAMILIES, itertools.cycle(known_checkpoints.ARCHS), strict=False)
@@ -47,7 +47,7 @@ def test_rows_are_what_planning_says(family: Family, arch: str, tmp_path: Path) 
 
 
 def test_cells_of_another_release() -> None:
-    """What differs is kept beside the oldest release's; what does not is said once."""
+    """Cells that differ are stored beside the oldest release's; equal cells are stored once."""
     row = next(iter(ROWS.values()))
     newest = RELEASES[-1]
     other = {arch: replace(cell, why="another") for arch, cell in row.on.items()}
@@ -61,7 +61,7 @@ def test_cells_of_another_release() -> None:
 
 
 def test_the_command_tells_of_a_release() -> None:
-    """The installed one's without a name; another's by name."""
+    """The command reports the installed release by default, and another release by name."""
     for release in RELEASES:
         assert f"vLLM {release}" in catalogue_command("Llama 3", "--vllm", release).output
     assert f"vLLM {vllm_release()}" in catalogue_command("Llama 3").output
@@ -119,14 +119,14 @@ def test_a_narrow_terminal_and_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_terminal_is_shown_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a terminal of 80 columns, not in a test's stand-in for one."""
+    """The reference is a real terminal of 80 columns, not the tests' stand-in."""
     terminal.narrow(monkeypatch)
     narrow = catalogue_command("Qwen").stdout
     assert terminal.shown_by_a_terminal("vllm_fp4_plugin", "catalogue", "Qwen") == narrow
 
 
 def test_architectures_are_those_that_the_checkpoints_name() -> None:
-    """Published facts of each tell, whatever its name is."""
+    """Published architectures decide, not the checkpoints' names."""
     for family, row in ROWS.items():
         for checkpoint in row.checkpoints:
             assert hub.ARCHITECTURES[checkpoint] == row.architecture, (family, checkpoint)
@@ -134,7 +134,7 @@ def test_architectures_are_those_that_the_checkpoints_name() -> None:
 
 
 def test_vllm_has_every_architecture_and_config() -> None:
-    """A draft's, too; what comes with code of its own brings the class of its config along."""
+    """Drafts are included; families with their own code bring a config class along."""
     with_code = {family.name for family in FAMILIES if family.surround}
     for family, row in ROWS.items():
         model = row.architecture.removesuffix("Model")
@@ -145,7 +145,7 @@ def test_vllm_has_every_architecture_and_config() -> None:
 
 
 def test_another_architecture_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutation: Qwen3.8-Flash-Next as what its name suggests."""
+    """Mutant: Qwen3.8-Flash-Next gets the architecture that its name suggests."""
     [row] = [row for row in ROWS.values() if "nvidia/Qwen3.8-Flash-Next-NVFP4" in row.checkpoints]
     other = replace(row, architecture="Qwen3_5MoeForConditionalGeneration")
     monkeypatch.setitem(ROWS, row.family, other)
@@ -162,7 +162,7 @@ def test_experts_are_ours_on_gpus() -> None:
 
 
 def test_no_dense_family_is_refused() -> None:
-    """But for Quark's exports, whose format we do not read."""
+    """Quark's exports are the exception: the plugin does not read their format."""
     for name, row in ROWS.items():
         if "experts" not in f"{name} {row.on['sm_90'].why}" and "Quark" not in name:
             for arch in known_checkpoints.ARCHS:
@@ -188,7 +188,7 @@ def test_named_tests_are_there() -> None:
 
 
 def test_dense_families_are_run() -> None:
-    """All that a CPU serves, as far as transformers' config is the hub's."""
+    """Families are run if a CPU serves them and transformers' config agrees with the hub's."""
     for family in FAMILIES:
         row = ROWS[family.name]
         if "experts" not in f"{family.name} {row.on['sm_90'].why}" and not family.by_headers:

@@ -1,4 +1,4 @@
-"""``doctor``: each thing that keeps ``vllm serve`` from starting is found, with its remedy."""
+"""``doctor``: every obstacle to ``vllm serve`` is found and reported with its remedy."""
 
 import re
 from collections.abc import Callable
@@ -130,7 +130,7 @@ def test_what_is_wrong(
 
 
 def test_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That is wrong; whether GPUs are to serve nobody knows yet."""
+    """A missing vLLM is the only fault: no GPU is checked before vLLM is there."""
 
     def check() -> None:
         raise UnusableVllm("vllm: is not installed")
@@ -146,7 +146,7 @@ def test_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """What makes this machine one with GPUs, all well unless told otherwise."""
+    """Function that makes this machine one with healthy GPUs, except for its arguments."""
 
     def become(
         *gpus: Gpu, vllm: str = "0.33.0", of_torch: str = "2.14.0", cuda: str | None = "13.0",

@@ -1,4 +1,4 @@
-"""``python -m vllm_fp4_plugin report``: the table, without loading a weight."""
+"""``python -m vllm_fp4_plugin report``: the table, without loading any weight."""
 
 import json
 import shutil
@@ -139,7 +139,7 @@ def test_refusal_is_one_line_and_a_status(bf16: Path) -> None:
 
 
 def test_brackets_are_shown_as_they_are(bf16: Path) -> None:
-    """A regex in the table, a list in a message of vLLM's, and a pattern that covers nothing."""
+    """Brackets in a regex, in a message of vLLM's and in an unused pattern are no markup."""
     patterns = ["re:.*[qkv]_proj", "re:.*[/o]_proj", "q_prj"]
     done = report(bf16, "--additional-config", json.dumps({"nvfp4_tc": {"ignore": patterns}}))
     assert done.exit_code == 0, done.stderr
@@ -176,7 +176,7 @@ def test_additional_config_must_be_json(bf16: Path) -> None:
 
 
 def test_another_device(modelopt: Path, weight_only: Path) -> None:
-    """A GPU's kernels are planned where there is none; of 16-bit activations it makes terms."""
+    """A GPU's kernels are planned without a GPU; 16-bit activations become terms there."""
     done = report(modelopt, "--arch", "sm_100")
     assert done.exit_code == 0, done.stderr
     assert "for sm_100" in done.stdout
@@ -207,14 +207,14 @@ def test_hopper_has_flash_attention(tmp_path: Path) -> None:
 
 
 def test_attention_of_vllm_has_no_name_of_this_machine(bf16: Path) -> None:
-    """Which backend vLLM takes on a GPU, only that GPU tells."""
+    """A GPU's backend is not named: only that GPU tells vLLM's choice."""
     done = report(bf16, "--arch", "sm_100", "--attention-backend", "CPU_ATTN")
     assert "of vLLM's choice" in done.stdout
     assert "CPU_ATTN (vLLM)" not in done.stdout
 
 
 def test_by_headers(modelopt: Path, bf16: Path) -> None:
-    """The same kernels, module by module, without vLLM's model."""
+    """The kernels are the same, module by module, without vLLM's model."""
     done = report(modelopt, "--by-headers", "--every-layer", "--arch", "sm_100")
     assert done.exit_code == 0, done.stderr
     text = " ".join(done.stdout.replace("│", " ").split())
@@ -228,7 +228,7 @@ def test_by_headers(modelopt: Path, bf16: Path) -> None:
 
 
 def test_by_headers_with_a_dtype_that_nothing_reads(modelopt: Path, tmp_path: Path) -> None:
-    """As of the scales of DeepSeek V4's own experts, which no exporter of NVFP4 writes."""
+    """Scales of DeepSeek V4's own experts are an example; no exporter of NVFP4 writes them."""
     shutil.copytree(modelopt, tmp_path / "model")
     file = tmp_path / "model" / "model.safetensors"
     scale = torch.ones(4, 4).to(torch.float8_e8m0fnu)

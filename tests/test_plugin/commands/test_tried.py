@@ -1,4 +1,4 @@
-"""Combinations of versions that were tried: told of, in the documents, and installed here."""
+"""Tried combinations of versions: in messages, in the documents, and as installed here."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ def test_the_page_has_the_table() -> None:
 
 
 def test_what_is_installed() -> None:
-    """A new release of anything asks for a row, or these tests ran on what no page names."""
+    """The installed versions must have a row: add one for every new release."""
     here = tried.here()
     versions = [replace(each, tried="", python=here.python) for each in COMBINATIONS]
     assert here in versions

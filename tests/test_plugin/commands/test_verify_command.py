@@ -1,4 +1,4 @@
-"""``python -m vllm_fp4_plugin verify``: what it finds, or the refusal in one line."""
+"""``python -m vllm_fp4_plugin verify``: its findings, or a refusal in one line."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 def changed(model: Path, directory: Path, name: str, value: float | None) -> Path:
-    """A copy of a checkpoint without a tensor, or with another value at its end."""
+    """Copy of a checkpoint without a tensor, or with another last value in it."""
     copy = shutil.copytree(model, directory / "changed")
     tensors = load_file(copy / "model.safetensors")
     if value is None:
@@ -124,7 +124,7 @@ def test_what_is_no_checkpoint(content: dict[str, str] | None, tmp_path: Path) -
 
 
 def test_a_buffer_that_the_checkpoint_lacks(tmp_path: Path) -> None:
-    """A layer of Gemma 4 would be multiplied by 1."""
+    """A missing layer scalar would make Gemma 4 multiply a layer's output by 1."""
     path = checkpoint.write(facts.named("Gemma 4 (dense, vision)"), tmp_path / "whole")
     assert verify(path, "--values").exit_code == 0
     name = "model.language_model.layers.1.layer_scalar"
@@ -135,7 +135,7 @@ def test_a_buffer_that_the_checkpoint_lacks(tmp_path: Path) -> None:
 
 
 def test_code_of_a_checkpoint_and_what_its_model_skips(tmp_path: Path) -> None:
-    """A tower of RADIO's kind has layer scales, which no checkpoint of it has."""
+    """Layer scales of RADIO's tower are in no such checkpoint, and the model skips them."""
     family = facts.named("Nemotron Nano 2 VL (Mamba-2 hybrid, vision)")
     path = checkpoint.write(family, tmp_path)
     refused = verify(path)

@@ -35,7 +35,7 @@ K, TOKENS = 256, 5
 INPUT_SCALE = torch.tensor(0.01)
 GAINS = (1.0, 8.0, 0.25)
 
-# Sums in float32, or of FP8 products, and one rounding to bfloat16.
+# Sums in float32, or sums of FP8 products, and one rounding to bfloat16.
 ROUNDING = {"rtol": 2.0**-7, "atol": 2e-2}
 
 LAYERS: dict[str, tuple[Callable[[Nvfp4TcConfig], Any], list[int], list[Any]]] = {
@@ -84,7 +84,7 @@ def config_of(format: Convention, kind: Kind, scale: str = SCALE) -> Nvfp4TcConf
 def loaded(
     format: Convention, kind: Kind, which: str, scale: str = SCALE, **changes: Any
 ) -> tuple[Any, Tensor]:
-    """The layer, loaded as vLLM loads it, and its weight's values."""
+    """Layer with weights loaded as by vLLM, and the values of the weight."""
     torch.manual_seed(0)
     build, rows, shard_ids = LAYERS[which]
     layer = build(config_of(format, kind, scale))
@@ -120,7 +120,7 @@ def test_layer_multiplies_rounded_inputs_by_decoded_weights(
     out, _ = layer(x)
     expected = rounded.double() @ values.double().T
     if not isinstance(layer.quant_method, ReferenceLinearMethod):
-        # vLLM multiplies by reciprocals where we divide, so ties go to the other code.
+        # vLLM multiplies by reciprocals where the formula divides, so ties go to the other code.
         assert float((out.double() - expected).norm() / expected.norm()) < 0.01
     else:
         torch.testing.assert_close(out.double(), expected, **ROUNDING)
@@ -148,7 +148,7 @@ def test_scales_of_blocks_by_deepseeks_name_that_never_came() -> None:
 
 @pytest.mark.usefixtures("vllm_config")
 def test_one_scale_for_all_shards_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutation."""
+    """Mutant: all shards get the largest of their scales."""
     exact = reference.dequantize_weight
 
     def largest(kind: Kind, weight: Tensor, scale: Tensor, sizes: Any) -> Tensor:
@@ -161,7 +161,7 @@ def test_one_scale_for_all_shards_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("vllm_config")
 def test_inputs_that_are_not_rounded_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutation."""
+    """Mutant: the inputs are not rounded."""
     monkeypatch.setattr(reference, "round_static", lambda x, scale: x.float())
     with pytest.raises(AssertionError, match="not close"):
         test_layer_multiplies_rounded_inputs_by_decoded_weights("modelopt", Kind.FP8, "row")
@@ -179,7 +179,7 @@ def test_4_bit_activations_that_a_group_asks_for() -> None:
     torch.testing.assert_close(method.apply(layer, x, bias), expected, rtol=1e-5, atol=1e-4)
 
 
-# --- what the report says ---------------------------------------------------------------------
+# --- lines of the report ----------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("vllm_config")
@@ -212,7 +212,7 @@ def test_report(format: Convention, kind: Kind, kernel: str, arithmetic: str) ->
 @pytest.mark.usefixtures("vllm_config")
 @pytest.mark.parametrize(("format", "kind"), [case for case in CASES if case[1] is not Kind.MXFP4])
 def test_vllm_is_asked_for_its_method(format: Convention, kind: Kind) -> None:
-    """Its kernels are chosen later, by the device."""
+    """The method comes from vLLM; vLLM chooses its kernels later, by the device."""
     layer = RowParallelLinear(K, 160, bias=False, prefix="m.down_proj")
     with standing_in("cpu", "sm_90"):
         method, record = choice.choose(
@@ -226,7 +226,7 @@ def test_vllm_is_asked_for_its_method(format: Convention, kind: Kind) -> None:
 @pytest.mark.usefixtures("vllm_config")
 @pytest.mark.parametrize("format", ["modelopt", "compressed-tensors"])
 def test_vllm_reads_scales_of_blocks_by_deepseeks_name(format: Convention) -> None:
-    """Methods for the exporters' formats know no such tensor; that for FP8 checkpoints does."""
+    """The method for FP8 checkpoints reads this name; the exporters' methods do not."""
     layer = RowParallelLinear(K, 256, bias=False, prefix="m.down_proj")
     group = group_of(format, Kind.FP8_BLOCK, INVERSE_SCALE)
     with standing_in("cpu", "sm_90"):
@@ -288,7 +288,7 @@ def test_what_vllm_has_no_method_for_is_refused() -> None:
 
 @pytest.mark.usefixtures("vllm_config")
 def test_what_vllm_would_take_for_16_bits_is_refused() -> None:
-    """Its ModelOpt configs skip vision towers whatever the checkpoint holds."""
+    """ModelOpt configs in vLLM skip vision towers, whatever the checkpoint holds."""
     prefix = "vision_tower.fc"
     layer = RowParallelLinear(K, 160, bias=False, prefix=prefix)
     group = group_of("modelopt", Kind.FP8)

@@ -1,8 +1,8 @@
-"""Checkpoints of mixed precision in real engines, against the model of their decoded weights.
+"""Mixed-precision checkpoints in real engines, against the model of their decoded weights.
 
-Bounds on the mean absolute difference of log-probabilities, about twice what was seen of FP8 (.011
-to .017), three times of W4A4 (.026). The reference, in float32, rounds what FP8 layers take as they
-do, but of what went before, and no NVFP4 activations.
+Bounds on the mean absolute difference of log-probabilities are about twice the values seen for FP8
+(.011 to .017), and three times those for W4A4 (.026). The float32 reference rounds the inputs of
+FP8 layers as the engine does, but its earlier layers are exact, and it rounds no NVFP4 activations.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,7 +39,7 @@ def served(mixed: Mixed) -> Any:
 
 
 def test_modelopt_mlp_w4a16_attention_fp8(mixed: Write) -> None:
-    """What Qwen3.6-27B is: FP8 attention with calibrated scales, of each shard its own."""
+    """The model resembles Qwen3.6-27B: FP8 attention with a calibrated scale for each shard."""
     kinds = dict.fromkeys(MLP, Kind.NVFP4_A16) | dict.fromkeys((*QKV, "o_proj"), Kind.FP8)
     model = mixed(kinds, format="modelopt")
     found = served(model)
@@ -51,7 +51,7 @@ def test_modelopt_mlp_w4a16_attention_fp8(mixed: Write) -> None:
 
 
 def test_modelopt_w4a4_and_w4a16_side_by_side(mixed: Write) -> None:
-    """Per layer: W4A4, W4A16, FP8 per channel by vLLM's own method, its head too, FP8 blocks."""
+    """Layers are W4A4, W4A16, FP8 blocks, and FP8 per channel by vLLM's method, like the head."""
     kinds = dict.fromkeys(("gate_proj", "up_proj"), Kind.NVFP4_A16) | {
         "down_proj": Kind.NVFP4,
         "o_proj": Kind.FP8_BLOCK,
@@ -82,7 +82,7 @@ def test_compressed_tensors_of_several_groups(mixed: Write) -> None:
 
 
 def test_compiled_without_a_list_of_layers(mixed: Write) -> None:
-    """A config that says no more than MIXED_PRECISION; every layer is what its tensors are."""
+    """The config says no more than MIXED_PRECISION: every layer's kind comes from its tensors."""
     kinds = dict.fromkeys(MLP, Kind.NVFP4_A16) | dict.fromkeys(QKV, Kind.FP8)
     model = mixed(kinds | {"o_proj": Kind.MXFP8}, format="modelopt")
     set_config(model.path, {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"})

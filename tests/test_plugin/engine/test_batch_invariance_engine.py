@@ -1,9 +1,9 @@
-"""Engines on a CPU with ``VLLM_BATCH_INVARIANT``: a prompt's log-probabilities, to the bit.
+"""Engines on a CPU with ``VLLM_BATCH_INVARIANT``: log-probabilities of a prompt, bit for bit.
 
 One engine answers the same prompts alone, in batches of up to 16, cut into chunks beside others,
-and from cached prefixes. Of each request the log-probabilities of five candidates for each of 24
-tokens are compared, and once those of the prompt. Activations are in 16 bits: few products of NVFP4
-ones of this small model are long enough for their sums to be rounded at all.
+and from cached prefixes. The tests compare the log-probabilities of five candidates for each of 24
+tokens of a request, and once those of the prompt. Activations are in 16 bits: in this small model,
+few products of NVFP4 activations are long enough for their sums to be rounded at all.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def engine(weight_only: Path) -> Iterator[Any]:
 
 
 def test_differs_without(weight_only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first test: vLLM remembers its variables while an engine is up."""
+    """Answers differ without the option. First test: a running engine keeps vLLM's variables."""
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
     with serve(weight_only) as llm:
         expected = alone(llm, PROMPTS)
@@ -51,7 +51,7 @@ def test_batch(engine: Any) -> None:
     batch = [PROMPTS[i % len(PROMPTS)] for i in range(16)]
     for prompt, found in zip(batch, answers(engine, batch), strict=True):
         assert found == expected[PROMPTS.index(prompt)], prompt
-    # Whose prefixes are cached now, in another order and number.
+    # The prompts' prefixes are cached now; they come in another order and number.
     for prompt, found in zip(PROMPTS[::-1], answers(engine, PROMPTS[::-1]), strict=True):
         assert found == expected[PROMPTS.index(prompt)], prompt
 

@@ -1,4 +1,4 @@
-"""Compiled graphs that vLLM keeps between starts: taken up by the same engine, and by no other."""
+"""Compiled graphs that vLLM keeps between starts: reused by the same engine only."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +18,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A folder of its own, in which nothing is yet, and graphs compiled as on a GPU.
+    """Empty cache folder, and graphs compiled piecewise as on a GPU.
 
-    On a CPU vLLM compiles another way, keeps the graphs too, but cannot take them up.
+    On a CPU vLLM compiles another way: it keeps the graphs too, but cannot reuse them.
     """
     update = CpuPlatform.check_and_update_config.__func__
 
@@ -36,7 +36,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def start(model: Path, **engine_args: Any) -> tuple[Run, int]:
-    """What an engine says, and how many of its graphs it found in the cache."""
+    """Answer of an engine, and the number of its graphs that came from the cache."""
     _dynamo.reset()  # as in a new process
     before = compilation_counter.clone()
     found = run(str(model), enforce_eager=False, **engine_args)
@@ -68,7 +68,7 @@ def test_another_option_takes_no_stale_graph(modelopt: Path, cold: Run) -> None:
 def test_other_sources_take_no_stale_graph(
     modelopt: Path, cold: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A later version of the plugin may have the same number."""
+    """A later version of the plugin may have the same version number."""
     monkeypatch.setattr(sources, "digest", lambda: "of another version")
     found, taken = start(modelopt)
     assert not taken

@@ -1,7 +1,8 @@
-"""Drafts of speculative decoding in real engines: heads of the target's own, and models apart.
+"""Drafts of speculative decoding in real engines: heads in the target's checkpoint, and models.
 
-What is generated must be the target's greedy choice, by transformers' model of its decoded weights;
-what is proposed by a draft in NVFP4, what one with the same values in 16 bits proposes.
+The generated tokens must be the target's greedy choice, according to transformers' model of the
+decoded weights. A draft in NVFP4 must propose the same tokens as a draft with the same values in 16
+bits.
 """
 
 import json
@@ -26,7 +27,8 @@ from tests.test_plugin.engine.test_model_families import NO_IMAGES, QWEN_38, tok
 
 pytestmark = pytest.mark.slow
 
-# Of the best token's log-probability over the chosen one's: rounding decides between equals.
+# Most by which the target's best token may exceed the generated one in log-probability: closer
+# tokens count as tied, and rounding decides.
 TIE = 0.05
 ALIKE = 0.9  # part of proposals that two drafts of the same values share
 HIDDEN = 128
@@ -34,12 +36,12 @@ HIDDEN = 128
 
 @dataclass(frozen=True)
 class Drafted:
-    """What an engine with a draft said.
+    """Tokens and report of an engine with a draft.
 
     Attributes:
-        generated: token ids that it generated, one list a text.
+        generated: token ids that the engine generated, one list for each text.
         proposed: token ids that the draft proposed, in order.
-        report: the engine's.
+        report: report of the engine.
         methods: classes of the methods of the draft's layers, by the last parts of their names.
     """
 
@@ -50,7 +52,7 @@ class Drafted:
 
 
 def proposer_class() -> Any:
-    """VLLM's class of what proposes tokens: GPUs have a model runner of their own."""
+    """Class of vLLM that proposes tokens: GPUs have a model runner of their own."""
     if torch.cuda.is_available():
         from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator import (
             TargetDependentARSpeculator,
@@ -101,7 +103,7 @@ def drafted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Drafted]:
 
 
 def worst(model: Any, generated: list[list[int]]) -> float:
-    """Most that a model's best token is better than the generated one, in log-probability."""
+    """Largest gap in log-probability between a model's best token and the generated token."""
     gaps = []
     for prompt, continuation in zip(tokens(), generated, strict=True):
         with torch.inference_mode():
@@ -113,12 +115,12 @@ def worst(model: Any, generated: list[list[int]]) -> float:
 
 
 def share(a: Drafted, b: Drafted) -> float:
-    """Part of the proposals that two drafts share."""
+    """Fraction of proposed tokens that two drafts have in common."""
     return sum(x == y for x, y in zip(a.proposed, b.proposed, strict=False)) / len(a.proposed)
 
 
 def stored(name: str, weight: Tensor, *, nvfp4: bool) -> dict[str, Tensor]:
-    """A weight in NVFP4, or its values in 16 bits."""
+    """Tensors of a weight in NVFP4, or of the same values in 16 bits."""
     w = quantize_weight(weight.float())
     if not nvfp4:
         return {f"{name}.weight": w.dequantize().bfloat16()}
@@ -131,7 +133,7 @@ def random(n: int, k: int) -> Tensor:
 
 
 def linears(layer: str, *, q: int, kv: int, o: int, k: int) -> dict[str, Tensor]:
-    """Weights of a decoder layer: rows of q, k and v, columns of o and of q, k and v."""
+    """Weights of a decoder layer: rows of q_proj and of k_proj, columns of o_proj and of q_proj."""
     attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
     return {
         f"{attention}.q_proj": random(q, k),
@@ -155,7 +157,7 @@ def change_config(directory: Path, change: Callable[[dict[str, Any]], None]) -> 
 
 
 def with_head(target: Path, directory: Path, *, nvfp4: bool, listed: bool) -> Path:
-    """A copy of a Qwen 3.8 with a head that predicts further tokens."""
+    """Copy of a Qwen 3.8 with a multi-token-prediction head."""
     shutil.copytree(target, directory)
     torch.manual_seed(5)
     tensors = load_file(directory / "model.safetensors")
@@ -187,7 +189,7 @@ def with_head(target: Path, directory: Path, *, nvfp4: bool, listed: bool) -> Pa
     "nearly the same tokens",
 )
 def test_heads_of_the_target(tmp_path: Path, drafted: Callable[..., Drafted]) -> None:
-    """In 16 bits, whether the list of what is excluded names it or not, and in NVFP4."""
+    """Heads are in NVFP4, or in 16 bits whether the exclude list names them or not."""
     target = checkpoint.write(weight_only(QWEN_38), tmp_path / "target", reference.even_out)
     roundings = reference.decode(target, tmp_path / "decoded")
     model = reference.load(AutoModelForImageTextToText, tmp_path / "decoded", roundings)
@@ -223,7 +225,7 @@ def test_heads_of_the_target(tmp_path: Path, drafted: Callable[..., Drafted]) ->
 def eagle(
     target: Path, directory: Path, *, nvfp4: bool, plain: tuple[str, ...] = (), seed: int = 5
 ) -> Path:
-    """A draft for a Llama, with a list of its own of what is in 16 bits: ``plain`` parts too."""
+    """EAGLE 3 draft for a Llama with its own exclude list; ``plain`` parts are in 16 bits too."""
     directory.mkdir()
     torch.manual_seed(seed)
     tensors: dict[str, Tensor] = {}
@@ -261,7 +263,7 @@ def eagle(
     '`--speculative-config \'{"quantization": "nvfp4-tc", …}\'`',
 )
 def test_models_apart(tmp_path: Path, drafted: Callable[..., Drafted]) -> None:
-    """In 16 bits and in NVFP4, under names that are not those of vLLM's layers."""
+    """Drafts are in 16 bits and in NVFP4; their names on disk differ from vLLM's layers."""
     target = checkpoint.write(
         weight_only(named("Llama 3")), tmp_path / "target", reference.even_out
     )

@@ -1,9 +1,9 @@
-"""Real engines on a small trained model: every kind of checkpoint, and every way to run it.
+"""Real engines on a small trained model: every kind of checkpoint, and every execution mode.
 
-Bounds on the mean absolute difference of log-probabilities. Two runs of the same arithmetic differ
-by the rounding of bfloat16 between layers (the compiled model rounds elsewhere); with 4-bit
+Bounds are on the mean absolute difference of log-probabilities. Two runs of the same arithmetic
+differ by the rounding of bfloat16 between layers (the compiled model rounds elsewhere); with 4-bit
 activations such a difference can move a value to the next E2M1 step. The bounds are about three
-times what was seen, and well below what a wrong scale does.
+times the differences seen, and well below the effect of a wrong scale.
 """
 
 import json
@@ -53,7 +53,7 @@ def compressed_tensors(
 
 @pytest.fixture(scope="session")
 def engine() -> Callable[..., Run]:
-    """``run``, once for the same model and arguments."""
+    """Function ``run``, cached by model and arguments."""
     seen: dict[str, Run] = {}
 
     def cached(model: Path, **engine_args: Any) -> Run:
@@ -71,26 +71,26 @@ def reference(bf16: Path, engine: Callable[..., Run]) -> Run:
 
 
 def test_the_model_is_worth_comparing(reference: Run) -> None:
-    """It has learnt something: far below the ln 256 of guessing."""
+    """The model has learnt something: its loss is far below ln 256, the loss of guessing."""
     assert -sum(reference.logprobs) / len(reference.logprobs) < 0.5 * math.log(256)
 
 
 def test_weight_only_equals_the_dequantised_model(
     weight_only: Path, engine: Callable[..., Run]
 ) -> None:
-    """Against transformers on weights that we dequantised ourselves, tensor by tensor."""
+    """The reference is transformers' model with weights that the tests dequantise by themselves."""
     served = engine(weight_only)
     assert distance(served, dequantized(weight_only)) < SAME_W4A16
     assert served.report[0] == f"qkv_proj ×2: {GEMM_W4A16}, W4A16"
 
 
 def in_terms(terms: int) -> dict[str, Any]:
-    """Arguments of an engine whose activations are sums of so many NVFP4 terms."""
+    """Engine arguments for activations that are sums of ``terms`` NVFP4 terms."""
     return {"additional_config": {"nvfp4_tc": {"activation_terms": terms}}}
 
 
 def test_weight_only_in_terms(weight_only: Path, engine: Callable[..., Run]) -> None:
-    """Three terms are as good as 16 bits, one is what it is in any W4A4 model."""
+    """Three terms are as good as 16 bits; one term is as good as any W4A4 model."""
     expected = dequantized(weight_only)
     apart = {}
     for terms, arithmetic in ((1, "W4A4"), (3, "W4A4×3")):
@@ -109,7 +109,7 @@ def test_compiled_in_terms(weight_only: Path, engine: Callable[..., Run]) -> Non
 
 
 def test_calibrated_scales_serve_all_terms(modelopt: Path, engine: Callable[..., Run]) -> None:
-    """What the activations' rounding loses comes back; what the weights' does, does not."""
+    """Three terms recover the loss of rounded activations, not the loss of rounded weights."""
     served, expected = engine(modelopt, **in_terms(3)), dequantized(modelopt)
     assert served.report[0] == f"qkv_proj ×2: {GEMM}, W4A4×3 static, activation_terms is 3"
     assert distance(served, expected) < distance(engine(modelopt), expected) / 2
@@ -130,7 +130,7 @@ def test_modelopt(modelopt: Path, reference: Run, engine: Callable[..., Run]) ->
 
 
 def test_modelopt_legacy_config(modelopt: Path, engine: Callable[..., Run], tmp_path: Path) -> None:
-    """The file that ModelOpt up to 0.29 put the config into is enough, as our tool writes it."""
+    """ModelOpt's config file up to 0.29, which the quantising tool also writes, is enough."""
     legacy = shutil.copytree(modelopt, tmp_path / "legacy")
     config = json.loads((legacy / "config.json").read_text())
     del config["quantization_config"]
@@ -147,7 +147,7 @@ def test_nvfp4_checkpoints_need_no_flag_on_cpu(modelopt: Path, engine: Callable[
 def test_compressed_tensors(
     compressed_tensors: Path, modelopt: Path, engine: Callable[..., Run]
 ) -> None:
-    """The two formats hold the same model but for ties that their divisions round apart."""
+    """The two formats hold the same model except for ties that their divisions round apart."""
     assert distance(engine(compressed_tensors), engine(modelopt)) < SAME_W4A4
 
 
@@ -174,7 +174,7 @@ def test_compiled_w4a4(modelopt: Path, engine: Callable[..., Run]) -> None:
 
 
 def test_fp8_kv_cache(modelopt: Path, engine: Callable[..., Run]) -> None:
-    """The checkpoint declares an FP8 KV cache; a 16-bit one on demand differs, but not by much."""
+    """The checkpoint declares an FP8 KV cache; a requested 16-bit cache differs slightly."""
     fp8, bf16_kv = engine(modelopt), engine(modelopt, kv_cache_dtype="bfloat16")
     assert 0 < distance(fp8, bf16_kv) < SAME_W4A4
 
@@ -183,7 +183,7 @@ def test_fp8_kv_cache(modelopt: Path, engine: Callable[..., Run]) -> None:
 def test_kv_scales_are_read(
     producer: str, request: pytest.FixtureRequest, reference: Run, tmp_path: Path
 ) -> None:
-    """With values' scales a hundred times too small, FP8 saturates and the answer is wrong."""
+    """Value scales a hundred times too small saturate FP8, and the answer is wrong."""
     model: Path = request.getfixturevalue(producer)
 
     def shrink(tensors: dict[str, torch.Tensor]) -> None:
@@ -206,7 +206,7 @@ def test_online(scales: str, bf16: Path, reference: Run, engine: Callable[..., R
 def test_online_weight_only_equals_the_tools(
     bf16: Path, weight_only: Path, engine: Callable[..., Run]
 ) -> None:
-    """Quantised at load or by the tool, the weights are the same bits."""
+    """Quantising at load and the tool give bit-identical weights."""
     online = engine(bf16, additional_config={"nvfp4_tc": {"activation": "16-bit"}})
     assert online.logprobs == engine(weight_only).logprobs
 
@@ -227,7 +227,7 @@ def test_dummy_weights(modelopt: Path, engine: Callable[..., Run]) -> None:
 def test_one_scale_for_all_shards_is_caught(
     modelopt: Path, reference: Run, engine: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Mutation: what engines do that take the largest of the shards' scales."""
+    """Mutant: all shards get the largest of their scales, as in some engines."""
     right = distance(engine(modelopt), reference)
     exact = kernel_weight.kernel_weight
 
@@ -240,7 +240,7 @@ def test_one_scale_for_all_shards_is_caught(
 
 @pytest.fixture(scope="module")
 def parallel(bf16: Path, modelopt: Path, weight_only: Path) -> dict[str, Run]:
-    """What two ranks say: quantising at load, and of checkpoints; in a process of their own."""
+    """Answers of two ranks, quantised at load and from checkpoints, in a separate process."""
     online = {"additional_config": {"nvfp4_tc": {"activation": "16-bit"}}}
     kinds = {
         "online": (bf16, online),
@@ -282,7 +282,7 @@ def test_tensor_parallel(
     engine: Callable[..., Run],
     parallel: dict[str, Run],
 ) -> None:
-    """Two ranks hold half of every layer each and say the same as one.
+    """Two ranks that hold half of every layer each agree with a single rank.
 
     Quantising at load takes each shard's scale over both ranks, so its weights are those of the
     weight-only checkpoint, bit for bit.

@@ -1,6 +1,6 @@
 """Engines on a real GPU, W4A16: against the CPU, compiled against eager, two GPUs against one.
 
-Bounds as in ``test_engine``: on the mean absolute difference of log-probabilities.
+Bounds are those of ``test_engine``, on the mean absolute difference of log-probabilities.
 """
 
 import json
@@ -34,7 +34,7 @@ ATTENTION = "nvfp4_decode_attention/DecodeAttentionSm90 (sm_90), prefill FlashAt
 
 
 def serve(checkpoint: Path, **engine_args: Any) -> tuple[Run, str]:
-    """In a process of its own: what the engine said, and its log."""
+    """Run an engine in a process of its own; return the answer and the log."""
     settings = {"gpu_memory_utilization": 0.3, "kv_cache_dtype": "bfloat16"}
     arguments = json.dumps(settings | engine_args)
     done = subprocess.run(
@@ -72,7 +72,7 @@ def test_a_trained_model_says_what_it_says_on_the_cpu(
 def test_decode_attention_says_what_flash_attention_says(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """With heads of 64, which it takes, in CUDA graphs; the same tokens follow the text."""
+    """Heads have 64 elements, which the decode kernel supports; the engine runs in CUDA graphs."""
     bf16 = tiny_llama.trained(tmp_path_factory.getbasetemp() / "heads-of-64", head_dim=64)
     checkpoint = tmp_path / "model"
     quantize_checkpoint(bf16, checkpoint)
@@ -101,7 +101,7 @@ MIXED: dict[str, dict[str, Kind]] = {
 
 @pytest.mark.parametrize("format", MIXED)
 def test_fp8_layers_are_vllms(format: str, bf16: Path, modelopt: Path, tmp_path: Path) -> None:
-    """Mixed precision: ours beside vLLM's methods, which quantise shards with one scale anew."""
+    """The plugin's layers run beside vLLM's methods, which requantise shards with one scale."""
     model = write(tmp_path / "model", bf16, modelopt, MIXED[format], modelopt=format == "modelopt")
     expected = with_values(model.path, model.values, model.inputs)
     served, log = serve(model.path, enforce_eager=False)
@@ -123,7 +123,7 @@ def test_head_and_embedding(bf16: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def mixed(bf16: Path, modelopt: Path, tmp_path: Path) -> Path:
-    """Something of everything: NVFP4, FP8 and 16-bit layers, an FP8 head, an NVFP4 embedding."""
+    """Checkpoint with NVFP4, FP8 and 16-bit layers, an FP8 head and an NVFP4 embedding."""
     model = write(tmp_path / "model", bf16, modelopt, MIXED["modelopt"], modelopt=True)
     quantize_embedding(model.path)
     return model.path

@@ -24,22 +24,23 @@ from vllm_fp4_plugin.attention import cache
 pytestmark = pytest.mark.slow
 
 # Natural log-probability. Kernel and reference add up float32 in different orders, which moves a
-# bfloat16 activation by one unit at times; what that does to this model stays below.
+# bfloat16 activation by one unit at times; the effect on this model stays below the bound.
 SAME = 0.02
 
 RESULTS = {
     "static": "result quantised for down_proj",
     "per-token": "result in 16 bits: down_proj has a scale per token",
 }
-# In the mean, with queries and the weights of values in FP8 too; about three times what was seen.
+# Mean difference with queries and softmax weights in FP8 too; about three times the value seen.
 SAME_FP8 = 0.06
 FEW = 4  # new tokens, each of a step that is emulated
 
 
 def test_a_whole_layer(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seven launches a layer, eight in a prefill, all emulated, none of them vLLM's or a reference.
+    """A layer takes 7 launches, 8 in a prefill: all emulated, none of vLLM's or a reference's.
 
-    Prefill of many tokens, then decode of one at a time, over an FP8 cache; most are prepared.
+    A prefill of many tokens is followed by single-token decodes over an FP8 cache; most launches
+    are repeated from the launch cache.
     """
     devices.cutlass_or_skip()
     reference = run(str(modelopt), new_tokens=FEW)
@@ -52,7 +53,7 @@ def test_a_whole_layer(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rotary_reference, "rotary_attention", not_this)
     monkeypatch.setattr(RotaryEmbedding, "forward", not_this)
     monkeypatch.setattr(cache, "write", not_this)
-    # Contents that a GPU's ops would not read, which keeps attention from being prepared.
+    # Skip the checks that read tensor contents, as on a GPU: they would bypass the launch cache.
     for module in (attention_arguments, rotary_op, store_arguments):
         monkeypatch.setattr(module, "reads_contents", lambda _: False)
     repeated: set[str] = set()
@@ -95,10 +96,10 @@ def test_a_whole_layer(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", ["static", "per-token"])
 def test_serves_as_the_references_do(kind: str, modelopt: Path, bf16: Path) -> None:
-    """Prefill of many tokens, then decode of one at a time, from quantising to the MLP's output."""
+    """A prefill is followed by single-token decodes, from quantising to the MLP's output."""
     devices.cutlass_or_skip()
     model = str(modelopt if kind == "static" else bf16)
-    # Attention has its own test, test_attention_engine_sm100; without AVX-512 vLLM's has no FP8.
+    # test_attention_engine_sm100 covers attention; without AVX-512, vLLM's attention has no FP8.
     arguments: dict[str, Any] = {
         "attention_backend": "CPU_ATTN", "kv_cache_dtype": "bfloat16", "new_tokens": FEW
     }  # fmt: skip
@@ -122,9 +123,9 @@ def test_serves_as_the_references_do(kind: str, modelopt: Path, bf16: Path) -> N
 
 
 def test_weight_only_says_what_the_dequantised_model_says(weight_only: Path) -> None:
-    """Activations that a checkpoint leaves in 16 bits are sums of three terms, as exact as those.
+    """Activations that a checkpoint leaves in 16 bits become sums of three terms, equally exact.
 
-    Against transformers on weights that we dequantised ourselves.
+    The reference is transformers' model with weights that the tests dequantise by themselves.
     """
     devices.cutlass_or_skip()
     with devices.emulated_ops(randomised(1)), recorded() as kernels:

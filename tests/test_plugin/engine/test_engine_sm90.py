@@ -1,4 +1,4 @@
-"""vLLM on CPU as on sm_90: linear layers keep their weights in fragments and multiply 16 bits."""
+"""vLLM on CPU as on sm_90: linear layers keep weights in fragments and multiply 16 bits."""
 
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,9 @@ WHY = "sm_90 has no W4A4 kernel, activations stay 16-bit"
 def rotate(
     positions: Tensor, q: Tensor, k: Tensor, head_dim: int, cos_sin_cache: Tensor, is_neox: bool
 ) -> None:
-    """Our formula in the place of vLLM's kernel.
+    """The plugin's formula in the place of vLLM's rotary kernel.
 
-    Where vLLM has BF16 instructions they are the same; elsewhere vLLM cuts mantissas off.
+    On CPUs with BF16 instructions both agree; elsewhere vLLM truncates mantissas.
     """
     assert is_neox
     heads = [x.view(len(x), -1, head_dim) for x in (q, k)]
@@ -38,7 +38,7 @@ def rotate(
 def test_a_w4a4_checkpoint_is_served_weight_only(
     modelopt: Path, bf16: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With its weights alone in the blocked layout, the same log-probabilities to the bit."""
+    """Weight-only serving in the blocked layout gives bit-identical log-probabilities."""
     from vllm import _custom_ops
 
     weight_only = tmp_path / "weight-only"
@@ -72,7 +72,7 @@ def test_a_w4a4_checkpoint_is_served_weight_only(
 def test_norms_without_vllms_ir(
     modelopt: Path, monkeypatch: pytest.MonkeyPatch, enforce_eager: bool
 ) -> None:
-    """Which is gone after 0.33: the same tokens, by modules in the place of vLLM's."""
+    """Modules replace vLLM's norms, whose IR is gone after 0.33; the tokens are the same."""
     norms = "fused_add_rms_norm ×1: nvfp4_add_rms_norm/AddRmsNormSm90 (sm_90), 16-bit"
     ran: list[int] = []
 
@@ -95,7 +95,7 @@ def test_norms_without_vllms_ir(
 
 
 def test_report_command(modelopt: Path) -> None:
-    """Before anything is loaded; attention is vLLM's."""
+    """The report plans sm_90 before anything is loaded; attention is vLLM's."""
     with standing_in("cpu", "sm_90"):
         done = report_command(modelopt)
     assert done.exit_code == 0, done.stderr

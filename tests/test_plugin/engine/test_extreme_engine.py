@@ -1,4 +1,4 @@
-"""A model grown as LLaMA-Pro's are, with tokens that have no embedding: online and quantised."""
+"""A model grown as LLaMA-Pro's are, with all-zero embeddings of tokens: online and quantised."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ EMBEDDING = "model.embed_tokens.weight"
 
 
 def changed(bf16: Path, folder: Path, dtype: torch.dtype, *, grows: bool) -> Path:
-    """The model without embeddings of two in three tokens, and with a layer that adds nothing."""
+    """Model with zero embeddings for two of three tokens, and optionally a layer that adds zero."""
     shutil.copytree(bf16, folder)
     tensors = load_file(folder / "model.safetensors")
     tensors[EMBEDDING][::3] = 0.0
@@ -44,7 +44,7 @@ def test_online_a_layer_of_fp64_that_adds_nothing_changes_nothing(
     plain = changed(bf16, tmp_path / "plain", torch.bfloat16, grows=False)
     served = run(str(grown))
     assert served.report[0].startswith("qkv_proj ×3: ")
-    # The last norm reads the sum that an added layer rounds to bfloat16 once more.
+    # The added layer rounds the residual sum to bfloat16 once more before the last norm.
     assert distance(served, run(str(plain))) < SAME_W4A16
 
 

@@ -1,4 +1,4 @@
-"""Architecture families: sm_103 is served by sm_100's kernels with its own SMs, sm_120 refused."""
+"""Architecture families: sm_100's kernels serve sm_103 with its own SM count; sm_120 is refused."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace

@@ -1,6 +1,7 @@
 """Families beyond Llama on a GPU, compiled and in CUDA graphs: hybrids, images, drafts.
 
-Weights alone are NVFP4, but in mixed precision. References as in the files these borrow from.
+Only weights are NVFP4, except in mixed precision. The references are those of the CPU tests whose
+helpers are imported here.
 """
 
 from collections.abc import Callable
@@ -73,7 +74,7 @@ def test_an_image(name: str, tmp_path: Path) -> None:
 
 
 def test_a_draft(tmp_path: Path, drafted: Callable[..., Drafted]) -> None:
-    """EAGLE 3 in NVFP4 proposes what one with the same values in 16 bits does."""
+    """EAGLE 3 drafts in NVFP4 and with equal values in 16 bits propose the same tokens."""
     target = checkpoint.write(
         weight_only(named("Llama 3")), tmp_path / "target", reference.even_out
     )

@@ -1,8 +1,8 @@
-"""Keys and values that leave an engine and come into another one, by vLLM's connectors.
+"""Keys and values moved from one engine to another by vLLM's connectors.
 
-Attention's cache holds, of each layer, pages ``(pages, KV heads, page size, 2 · head size)``: each
-slot a key and its value, in the model's dtype or as E4M3 bytes. That is vLLM's layout ``LBHNC``;
-the strides may be those of any other one, see ``PagedAttentionBackend``.
+The cache of each layer has the shape ``(pages, KV heads, page size, 2 · head size)``: a slot holds
+a key and its value, in the model's dtype or as E4M3 bytes. This is vLLM's layout ``LBHNC``; the
+strides may be those of another layout, see ``PagedAttentionBackend``.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ TEXTS = [tiny_llama.TEXT, tiny_llama.TEXT[:40] + "x"]
 
 
 def ask(model: Path, **arguments: Any) -> tuple[list[Run], list[int], list[str]]:
-    """Answers of a new engine, tokens of each prompt that it did not compute, and its report."""
+    """Answers of a new engine, numbers of prompt tokens that were not computed, and its report."""
     from vllm import SamplingParams
 
     sampling = SamplingParams(temperature=0.0, max_tokens=8, logprobs=0, ignore_eos=True)

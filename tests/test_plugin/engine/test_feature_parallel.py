@@ -1,4 +1,4 @@
-"""Engines of several processes: stages of a pipeline, with tensor parallelism, and replicas."""
+"""Engines of several processes: pipeline stages, with tensor parallelism too, and replicas."""
 
 import json
 import os

@@ -1,9 +1,9 @@
-"""What requests may ask for, of one engine that keeps prefixes and takes prompts in pieces.
+"""Request features on an engine with prefix caching and chunked prefill.
 
-It is compared with an engine that does neither. Both round the same sums to bfloat16, so that
-log-probabilities differ only where sums of float32 were added up in another order; with 4-bit
-activations that may move a value to the next E2M1 step. Nothing was seen to differ but beams,
-which are scored again from their start.
+The reference is an engine with neither. Both round the same sums to bfloat16, so that
+log-probabilities differ only where float32 sums were added up in another order; with 4-bit
+activations such a difference may move a value to the next E2M1 step. Only beams were seen to
+differ, as they are scored again from their start.
 """
 
 import json
@@ -25,7 +25,7 @@ TEXTS = [LONG, SHORT, LONG[:40] + "x"]
 
 
 class Engines(NamedTuple):
-    """Two engines of one process: without features, and with them."""
+    """Two engines in one process: without, and with, prefix caching and ``PIECE``-token chunks."""
 
     plain: Any
     featured: Any
@@ -54,7 +54,7 @@ def sampling(**changes: Any) -> Any:
 
 
 def ask(engine: Any, texts: list[str] = TEXTS, **changes: Any) -> list[Any]:
-    """Outputs of an engine."""
+    """Outputs of an engine for texts, under ``sampling`` with ``changes``."""
     outputs: list[Any] = engine.generate(texts, sampling(**changes), use_tqdm=False)
     return outputs
 

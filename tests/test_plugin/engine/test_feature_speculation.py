@@ -1,6 +1,7 @@
-"""Tokens proposed ahead: by a prompt's own n-grams, and by a draft model with weights of any kind.
+"""Speculative decoding: with a prompt's own n-grams, and with a draft model of any weight kind.
 
-Answers are those of the engine without. ``test_drafts`` has EAGLE's and the target's own heads.
+The answers equal those of the engine without speculation. ``test_drafts`` covers EAGLE and heads in
+the target's checkpoint.
 """
 
 from pathlib import Path
@@ -34,7 +35,7 @@ def expected(modelopt: Path) -> list[list[int]]:
 
 
 def speculated(target: Path, **config: Any) -> tuple[list[list[int]], int, list[str]]:
-    """Answers, how many proposed tokens were accepted, and the methods of a draft's layers."""
+    """Answers, number of accepted proposals, and the method classes of a draft's layers."""
     settings = {"num_speculative_tokens": 3, **config}
     with started(str(target), speculative_config=settings, disable_log_stats=False) as engine:
         answers = ask(engine)

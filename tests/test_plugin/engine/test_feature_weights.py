@@ -1,6 +1,6 @@
-"""Weights replaced in a running engine: it says afterwards what an engine started on them says.
+"""Weights replaced in a running engine: it then answers like an engine started on the new weights.
 
-Tensors stay at their addresses, which CUDA graphs hold.
+Tensors keep their addresses, as CUDA graphs refer to them.
 """
 
 import gc
@@ -28,7 +28,7 @@ from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 pytestmark = pytest.mark.slow
 
 LAYER = "model.layers.1"
-# Methods of ours, the formulas of other formats, and vLLM's own method (FP8 per channel).
+# Methods of the plugin, the formulas of other formats, and vLLM's own method (FP8 per channel).
 MIXED = dict.fromkeys(("gate_proj", "up_proj"), Kind.NVFP4_A16) | {
     "q_proj": Kind.FP8_CHANNEL,
     "k_proj": Kind.FP8_CHANNEL,
@@ -48,7 +48,7 @@ class Pair:
 
 
 def changed(model: Path, path: Path) -> Path:
-    """A 16-bit checkpoint whose matrices have moved by a fifth."""
+    """Copy of a 16-bit checkpoint whose matrix elements are changed by about a fifth."""
     shutil.copytree(model, path)
     generator = torch.Generator().manual_seed(1)
     tensors = load_file(model / "model.safetensors")
@@ -60,7 +60,7 @@ def changed(model: Path, path: Path) -> Path:
 
 
 def qwen(path: Path, seed: int) -> Path:
-    """A random Qwen 3, which has norms of heads."""
+    """Random Qwen 3 checkpoint, which has query and key norms."""
     shape = tiny_llama.config().to_dict()
     names = (
         "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
@@ -109,7 +109,7 @@ def ask(engine: Any) -> Run:
 
 @pytest.fixture(scope="module")
 def fresh() -> Callable[[Path], Run]:
-    """What an engine says that was started on a checkpoint."""
+    """Function that returns the answer of an engine started on a checkpoint."""
     seen: dict[Path, Run] = {}
 
     def said(model: Path) -> Run:
@@ -128,7 +128,7 @@ def functions_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def addresses(worker: Any) -> dict[str, int]:
-    """Where the tensors that kernels read are, by name."""
+    """Addresses of the tensors that kernels read, by name."""
     model = worker.model_runner.model
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     return {name: tensor.data_ptr() for name, tensor in tensors.items()}
@@ -161,7 +161,7 @@ def test_reload(kind: str, pairs: dict[str, Pair], fresh: Callable[[Path], Run])
 
 
 def test_sinks_stay_where_they_are() -> None:
-    """The op takes them in float32, a copy of what the model holds."""
+    """The op reads a float32 copy of the model's sinks; a reload updates the copy in place."""
     sinks = torch.randn(4, dtype=torch.bfloat16)
     impl = PagedAttentionImpl(4, 64, 1.0, 2, sinks=sinks)
     impl.process_weights_after_loading(torch.bfloat16)
@@ -180,7 +180,7 @@ def chunks(path: Path, count: int = 4) -> list[list[tuple[str, Tensor]]]:
 
 
 def register_trainer() -> None:
-    """Give vLLM a transport of weights that takes them from a file."""
+    """Register a weight-transfer engine in vLLM that reads tensors from a file."""
     from vllm.distributed.weight_transfer.base import (
         WeightTransferEngine,
         WeightTransferInitInfo,
@@ -291,7 +291,7 @@ def test_sleep_loses_all_but_buffers(
         before = tensors()
         load(self, *args, **named)
         kept = {buffer.data_ptr() for buffer in self.model.buffers()}
-        # On some CPUs vLLM's heads are oneDNN's, whose addresses are numbers of a tensor.
+        # On some CPUs oneDNN runs vLLM's heads; a tensor holds the address of each handler.
         for each in gc.get_objects():
             if isinstance(each, CPUDNNLGEMMHandler) and each.handler_tensor is not None:
                 kept.add(each.handler_tensor.data_ptr())

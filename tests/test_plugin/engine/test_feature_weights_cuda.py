@@ -1,6 +1,6 @@
-"""Weights replaced under CUDA graphs on a real GPU, and engines that sleep there.
+"""Weights replaced under CUDA graphs on a real GPU, and sleeping engines.
 
-They say what an engine says that was started on the weights, itself in CUDA graphs.
+The answers equal those of an engine started on the new weights, also in CUDA graphs.
 """
 
 import subprocess
@@ -58,7 +58,7 @@ def pairs(
 
 
 def _heads_of_64(folder: Path) -> Pair:
-    """Models that our decode attention takes."""
+    """Checkpoints with heads of 64 elements, which the decode attention kernel supports."""
     plain = tiny_llama.save(folder / "heads", head_dim=64)
     models = plain, changed(plain, folder / "heads-changed")
     paths = folder / "heads-1", folder / "heads-2"
@@ -69,7 +69,7 @@ def _heads_of_64(folder: Path) -> Pair:
 
 @pytest.mark.parametrize("kind", ["16 bits", "weights", "activations", "head of 64", "experts"])
 def test_reload_and_sleep(kind: str, pairs: dict[str, Pair]) -> None:
-    """Other weights and back, each level of sleep, and other weights once awake."""
+    """Engines load other weights and the first again, sleep at each level, and reload awake."""
     pair = pairs[kind]
     command = [sys.executable, "-m", "tests.sleeping_engine", str(pair.first), str(pair.second)]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Memory that is left to a process, on machines that a tree of files describes."""
+"""Memory available to a process, on machines described by a tree of files."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ UNLIMITED = 9223372036854771712
 
 CASES = {
     "a machine by itself": ({}, (24, 20)),
-    # Memory plugged in later is missing there.
+    # A node's file lacks memory that was plugged in later.
     "one memory node": ({NODE.format(1): node(9, 1)}, (24, 20)),
     "two memory nodes": ({NODE.format(0): node(12, 2), NODE.format(1): node(12, 5)}, (12, 8)),
     "another node": ({NODE.format(0): node(12, 2), NODE.format(2): node(12, 5)}, (24, 20)),

@@ -1,4 +1,7 @@
-"""Models that see, in real engines, given an image: towers in 16 bits, the rest in NVFP4."""
+"""Vision-language models in real engines, given an image.
+
+Vision towers are in 16 bits, the rest in NVFP4.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -46,7 +49,7 @@ QWEN_3_VL = replace(
 
 
 def processor() -> Any:
-    """Qwen's, with the tokenizer of bytes."""
+    """Processor of Qwen 3 VL with the byte tokenizer."""
     tokenizer = tiny_llama.tokenizer()
     fillers = [f"<|{number}|>" for number in range(len(tokenizer), FIRST)]
     tokenizer.add_special_tokens({"additional_special_tokens": [*fillers, *TOKENS]})
@@ -76,14 +79,15 @@ def nemotrons_logits(model: Any, path: Path, tokens: Tensor, pixels: Tensor) -> 
 
 @dataclass(frozen=True)
 class Case:
-    """Family to show an image.
+    """Model family and image of one test case.
 
     Attributes:
-        family: whose checkpoint.
-        lines: beginnings of lines that the engine's report must have.
-        prompt: what stands for the image in the prompt.
+        family: family whose checkpoint is served.
+        lines: prefixes of lines that the engine's report must contain.
+        prompt: placeholder of the image in the prompt.
         size: size of the image.
-        logits: the reference's, of the decoded model, the checkpoint, the tokens and the pixels.
+        logits: function of the decoded model, checkpoint, tokens and pixels for the reference's
+            logits.
     """
 
     family: Family
@@ -116,12 +120,13 @@ CASES = {
 
 @dataclass(frozen=True)
 class Shown:
-    """What an engine says of a text after an image.
+    """Result of an engine for a text after an image.
 
     Attributes:
         pixels: the image.
-        report: the engine's.
-        distance: of its log-probabilities from the reference's of other pixels, in the mean.
+        report: report of the engine.
+        distance: mean absolute difference between the engine's log-probabilities and the
+            reference's for given pixels.
     """
 
     pixels: Tensor
@@ -130,7 +135,7 @@ class Shown:
 
 
 def shown(case: Case, tmp_path: Path, **engine_args: Any) -> Shown:
-    """Show an engine of the case's model a random image."""
+    """Serve the case's model and send it a random image with a text."""
     from vllm import SamplingParams
 
     family = weight_only(case.family)
@@ -169,7 +174,7 @@ def shown(case: Case, tmp_path: Path, **engine_args: Any) -> Shown:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_an_image(case: Case, tmp_path: Path) -> None:
     of = shown(case, tmp_path)
-    # .005 to .011 was seen; of Qwen 3 VL .047 where image tokens have the positions of text.
+    # .005 to .011 was seen; for Qwen 3 VL .047 if image tokens have the positions of text.
     assert of.distance(of.pixels) < SAME
     assert of.distance(255 - of.pixels) > SAME  # .08 to .26 was seen
     for line in case.lines:

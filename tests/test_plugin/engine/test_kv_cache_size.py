@@ -1,4 +1,4 @@
-"""Size of a CPU's KV cache: what the user names, or else what fits beside the loaded model."""
+"""Size of a CPU's KV cache: the user's size, or the size that fits beside the loaded model."""
 
 import importlib.metadata as metadata
 from collections.abc import Callable, Iterator
@@ -25,9 +25,9 @@ def no_size_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SPACE, raising=False)
 
 
-# --- what fits ----------------------------------------------------------------------------------
+# --- size of the cache --------------------------------------------------------------------------
 
-# GiB: memory in all and available, ranks, need of one sequence and of all, the choice.
+# In GiB: total and available memory, ranks, need of one sequence and of all, chosen size.
 CHOICES = {
     "half of what is left beside a tenth": (24, 20.4, 1, 1, 256, 9),
     "no more than requests can use": (24, 20.4, 1, 0.125, 4, 4),
@@ -54,7 +54,7 @@ def test_choice(case: str) -> None:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer's cache, as vLLM describes it."""
+    """KV cache of one layer, as vLLM describes the cache."""
 
     page_size_bytes: int
     bytes: int
@@ -102,7 +102,7 @@ def test_ranks_that_share_a_node(
 
 @pytest.fixture(scope="module")
 def parse(bf16_checkpoint: Path) -> Callable[..., Any]:
-    """Engine arguments of a command for the tiny model."""
+    """Parser of a command's engine arguments for the tiny model."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -116,7 +116,7 @@ def parse(bf16_checkpoint: Path) -> Callable[..., Any]:
 
 
 def given_to_llm(model: Path, monkeypatch: pytest.MonkeyPatch, **given: Any) -> Any:
-    """Engine arguments that ``LLM`` makes of what a program gives it."""
+    """Engine arguments that ``LLM`` builds from the arguments of its caller."""
     from vllm.entrypoints import llm
 
     found = []
@@ -132,7 +132,7 @@ def given_to_llm(model: Path, monkeypatch: pytest.MonkeyPatch, **given: Any) -> 
 
 
 def worker_of(engine_args: Any) -> str:
-    """Class of the workers that an engine's config names."""
+    """Class name of the workers in an engine's config."""
     config = engine_args.create_engine_config()
     return str(config.parallel_config.worker_cls).rpartition(".")[2]
 
@@ -194,7 +194,7 @@ BLOCK = 128 * PER_TOKEN
 
 @pytest.fixture
 def available(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
-    """Say how many bytes a machine has available, beside the tenth that stays free."""
+    """Function that sets the bytes available, beside the tenth that stays free."""
     from vllm_fp4_plugin.engine import host_memory
 
     def say(size: int) -> None:
@@ -205,7 +205,7 @@ def available(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]
 
 
 def blocks(model: Path, **args: Any) -> tuple[int, int]:
-    """Blocks of an engine's cache, and its greatest length."""
+    """Number of blocks in an engine's cache, and its longest sequence."""
     args = {"num_gpu_blocks_override": None, "quantization": None} | args
     with engine.started(str(model), **args) as llm:
         config = llm.llm_engine.vllm_config
@@ -228,7 +228,7 @@ def test_an_engine_without_a_size(bf16_checkpoint: Path, monkeypatch: pytest.Mon
 @pytest.mark.slow
 @pytest.mark.parametrize("given", [None, 32, 64])
 def test_tokens_of_a_block(given: int | None, bf16_checkpoint: Path) -> None:
-    """Since 0.33 vLLM asks our backend for them, once the model is there; a user's stay."""
+    """Since 0.33 vLLM takes the block size from the plugin's backend, unless the user sets one."""
     block = 128 if given is None else given
     with engine.started(str(bf16_checkpoint), block_size=given) as llm:
         started = llm.llm_engine

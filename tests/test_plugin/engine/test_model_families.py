@@ -1,12 +1,12 @@
 """Families beyond Llama in real engines, against transformers' models of their decoded weights.
 
-Bounds on the mean absolute difference of log-probabilities. With W4A16 and FP8 layers .005 to .009
-was seen; the same models in bfloat16 differ from themselves in float32 by .006 to .008. W4A4
-layers round what differs a little to other values, whose steps are large: .13 to .17 was seen, and
-.12 to .18 between two references that round alike, of bfloat16 and of float32.
+Bounds are on the mean absolute difference of log-probabilities. With W4A16 and FP8 layers .005 to
+.009 was seen; the same models in bfloat16 and in float32 differ by .006 to .008. W4A4 layers turn
+small differences into large steps: .13 to .17 was seen, and .12 to .18 between two references with
+the same rounding, one in bfloat16 and one in float32.
 
-Each comparison must fail, too, with references whose rows in layers of one name are off by one:
-whatever the name among those of W4A16 and FP8, some name with W4A4.
+Each comparison must fail with a mutant reference, whose weight rows are off by one in all layers of
+one name: for every name of W4A16 and FP8 layers, and for at least one name with W4A4.
 """
 
 import json
@@ -42,21 +42,21 @@ BY_NAME = {family.name: family for family in FAMILIES}
 
 
 def weight_only(family: Family) -> Family:
-    """The family with W4A16 in place of W4A4, and a 16-bit KV cache."""
+    """Family with W4A16 in place of W4A4, and a 16-bit KV cache."""
     kinds = {p: Kind.NVFP4_A16 if k is Kind.NVFP4 else k for p, k in family.kinds.items()}
     return replace(family, kinds=kinds, fp8_kv=False)
 
 
 @dataclass(frozen=True)
 class Served:
-    """What an engine and a reference say of the texts.
+    """Results of an engine and a reference for the texts.
 
     Attributes:
-        family: whose checkpoint.
+        family: family whose checkpoint is served.
         path: directory of the checkpoint.
-        found: the engine's log-probabilities, one list a text.
-        model: the reference.
-        report: the engine's.
+        found: log-probabilities from the engine, one list for each text.
+        model: reference model.
+        report: report of the engine.
     """
 
     family: Family
@@ -73,7 +73,7 @@ class Served:
         return sum(differences) / len(differences)
 
     def distances_of_mutants(self) -> dict[str, float]:
-        """Distances from references whose layers of one name compute each row one too far on."""
+        """Distances from mutant references with weight rows off by one in layers of one name."""
         linears = [(n, m) for n, m in self.model.named_modules() if isinstance(m, torch.nn.Linear)]
         apart = ("visual", "vision", "projector", "embed_audio")
         mine = [(n.rpartition(".")[2], m) for n, m in linears if not any(a in n for a in apart)]
@@ -98,7 +98,7 @@ def auto_class(family: Family) -> Any:
 
 
 def settings(family: Family) -> dict[str, Any]:
-    """Arguments of an engine that is given text alone."""
+    """Arguments of an engine that only gets text."""
     if family.surround:
         return NO_IMAGES | {"trust_remote_code": True}
     return NO_IMAGES if family.multimodal else {}
@@ -117,7 +117,7 @@ def served(tmp_path: Path) -> Callable[..., Served]:
 
 
 def scored(path: Path, **engine_args: Any) -> tuple[list[list[float]], list[str]]:
-    """Log-probabilities of the texts, and the report, from an engine."""
+    """Log-probabilities of the texts from an engine, and its report."""
     from vllm import SamplingParams
 
     sampling = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
@@ -135,12 +135,12 @@ def scored(path: Path, **engine_args: Any) -> tuple[list[list[float]], list[str]
 
 @dataclass(frozen=True)
 class Case:
-    """Family to serve.
+    """Model family of one test case.
 
     Attributes:
-        family: whose checkpoint.
-        bound: bound on the distance.
-        lines: beginnings of lines that the engine's report must have.
+        family: family whose checkpoint is served.
+        bound: largest distance allowed.
+        lines: prefixes of lines that the engine's report must contain.
         engine_args: further arguments of the engine.
     """
 
@@ -266,11 +266,11 @@ CASES = {
             f"qkv_proj ×6: {W4A16}",
             f"gate_up_proj ×6: {W4A16}, not fused: Gemma4MLP.act_fn is GeluAndMul",
         ),
-        # Its sliding layers have heads of 256 elements, the others of 512.
+        # Heads of the sliding-window layers have 256 elements, those of the other layers 512.
         {"attention_config": {"backend_per_kind": {"sliding_window": "CUSTOM"}}},
     ),
     "Gemma 4": Case(
-        # vLLM's attention has an FP8 cache on CPUs with AVX-512 only.
+        # vLLM's attention has an FP8 cache only on CPUs with AVX-512.
         replace(BY_NAME["Gemma 4 (dense, vision)"], fp8_kv=False),
         SAME_W4A4,
         (
@@ -337,9 +337,9 @@ def test_log_probabilities(case: Case, served: Callable[..., Served]) -> None:
 
 
 def test_packed_experts(served: Callable[..., Served], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Step 3.7, whose experts are one tensor on disk.
+    """Step 3.7 stores the experts of a layer in one tensor on disk.
 
-    On CPU vLLM routes by sigmoid scores in groups alone: one group is what the model means.
+    On CPU vLLM supports sigmoid scores only with grouped routing; one group is equivalent.
     """
     from vllm.model_executor.models import step3p5
 
@@ -360,7 +360,7 @@ def test_packed_experts(served: Callable[..., Served], monkeypatch: pytest.Monke
 
 # --- 16-bit checkpoints, quantised at load ------------------------------------------------------
 
-# Rows of what checkpoints hold in one tensor and vLLM in several shards, each with its own scale.
+# Rows of the shards that checkpoints store in one tensor; in vLLM each has its own scale.
 SHARDS = {"in_proj_qkv": (256, 256, 512), "in_proj": (512, 512, 256, 256, 8)}
 
 
@@ -396,14 +396,14 @@ ONE_GROUP = replace(weight_only(NEMOTRON_2), config={**NEMOTRON_2.config, "n_gro
 
 TWO_RANKS = {
     "Qwen 3.8": weight_only(QWEN_38),
-    # Both ranks hold a copy of the one group that all heads of a mixer share.
+    # Both ranks hold a copy of the single group that all heads of a mixer share.
     "Nemotron of one group": ONE_GROUP,
 }
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, list[float]]]:
-    """Decoded checkpoints and what engines of two ranks said, one after the other in a process."""
+    """Decoded checkpoints, and log-probabilities from two-rank engines in a separate process."""
     arguments, decoded = [], {}
     for name, family in TWO_RANKS.items():
         folder = tmp_path_factory.mktemp("ranks")

@@ -1,4 +1,4 @@
-"""Checkpoints that declare an NVFP4 KV cache: served with another one, which is told."""
+"""Checkpoints that declare an NVFP4 KV cache: served with another cache and a warning."""
 
 import json
 import re
@@ -21,7 +21,7 @@ NOTE = "the checkpoint declares NVFP4, whose scales are ignored"
 
 
 def declaring(model: Path, directory: Path, **scales: torch.Tensor) -> Path:
-    """Copy of a checkpoint that declares an NVFP4 cache, and holds such scales of each layer."""
+    """Copy of a checkpoint that declares an NVFP4 cache, with ``scales`` in each layer."""
     copy = shutil.copytree(model, directory / "model")
     config = json.loads((copy / "config.json").read_text())
     config["quantization_config"]["kv_cache_scheme"] = SCHEME
@@ -38,7 +38,7 @@ def declaring(model: Path, directory: Path, **scales: torch.Tensor) -> Path:
 
 
 SCALES = {
-    # Taken for FP8's, such scales saturate every key and value.
+    # As scales of an FP8 cache, these values would saturate every key and value.
     "of ModelOpt": {"k_proj__k_scale": torch.tensor(1e-5), "v_proj__v_scale": torch.tensor([1e-5])},
     "of compressed-tensors": {
         "k_scale": torch.full((2, 1, 1), 1e-5),
@@ -52,7 +52,7 @@ SCALES = {
 
 @pytest.fixture(scope="module")
 def served() -> Callable[..., Run]:
-    """What an engine says, computed once for the same arguments."""
+    """Answers of an engine, cached by arguments."""
     found: dict[str, Run] = {}
 
     def say(model: Path, dtype: str) -> Run:
@@ -111,7 +111,7 @@ def test_report_and_verify(weight_only: Path, tmp_path: Path) -> None:
 def test_one_that_is_asked_for(
     declares: bool, dtype: str, weight_only: Path, tmp_path: Path
 ) -> None:
-    """On a CPU, vLLM's attention would take 4-bit rows for 16-bit ones."""
+    """A requested NVFP4 cache is refused: vLLM's CPU attention would read 4-bit rows as 16-bit."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.plugins import load_general_plugins
 

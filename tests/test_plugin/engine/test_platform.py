@@ -1,4 +1,4 @@
-"""The platform plugin: vLLM's CPU build gets its command and its choice of attention backend."""
+"""The platform plugin: vLLM's CPU build gets the plugin's command and attention backend."""
 
 import importlib.metadata as metadata
 import subprocess
@@ -56,7 +56,7 @@ def test_nothing_happens_where_a_gpu_is_found(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.usefixtures("gpu_build")
 @pytest.mark.parametrize("to_plan", [False, True])
 def test_a_gpu_s_build_without_a_gpu(to_plan: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans take the machine for a CPU; what would serve ends with a line that says what works."""
+    """Planning takes the machine for a CPU; serving ends with a line that names the remedy."""
     told: dict[str, str] = {}
     monkeypatch.setattr(platforms, "builtin_platform_plugins", {"cuda": broken_driver})
     monkeypatch.setattr(refusal, "tell_last", lambda of_vllm: told.update(of_vllm))

@@ -1,4 +1,4 @@
-"""What the front-end process refuses by itself, before it starts a worker."""
+"""Refusals of the front-end process, before it starts a worker."""
 
 import os
 import shutil
@@ -94,7 +94,7 @@ def test_models_that_never_run_are_not_checked(
 
 
 def test_what_only_the_check_meets_is_said(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The weights are checked once they are read, and the engine meets what vLLM cannot build."""
+    """A model that the check cannot build is left to the engine, which checks the weights."""
 
     def failing(*_: object) -> None:
         raise RuntimeError("no such device")

@@ -1,4 +1,4 @@
-"""Where a refusal is told: in one marked line, the last, whichever process refused."""
+"""Place of a refusal: one marked line, the last, whichever process refused."""
 
 import logging
 import logging.config
@@ -31,11 +31,11 @@ WORKERS = logging.getLogger("vllm.v1.executor.multiproc_executor")
 
 @pytest.fixture
 def front_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """A process that is to tell of refusals; the folder of the file that they are left in."""
+    """Process that reports refusals; yields the folder where workers leave refusals in a file."""
     monkeypatch.setattr(refusal.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(sys, "excepthook", lambda *_: print("traceback", file=sys.stderr))
     monkeypatch.setenv(refusal.VARIABLE, "")
-    # What is logged goes nowhere; without any handler, logging itself would print it.
+    # Log records go nowhere; without any handler, logging itself would print them.
     for name, value in {"handlers": [logging.NullHandler()], "level": VLLM.level,
                         "propagate": False}.items():  # fmt: skip
         monkeypatch.setattr(VLLM, name, value)
@@ -58,7 +58,7 @@ def logged(error: Exception) -> None:
 
 
 def ended(capsys: pytest.CaptureFixture[str], function=refuse) -> str:
-    """What a process says that ends with what a function raises."""
+    """Standard error of a process that ends with the function's exception."""
     try:
         function()
     except Exception as error:
@@ -67,7 +67,7 @@ def ended(capsys: pytest.CaptureFixture[str], function=refuse) -> str:
 
 
 def command(function) -> object:
-    """A function that calls another as a module of vLLM's commands would."""
+    """Function that calls another from a module of vLLM's commands."""
     module = ModuleType("vllm.entrypoints.cli.main")
     vars(module)["called"] = function
     exec("def main(): called()", vars(module))
@@ -78,7 +78,7 @@ def engine_failed() -> None:
     raise RuntimeError("Engine core initialization failed. See root cause above.")
 
 
-# --- what is a refusal --------------------------------------------------------------------------
+# --- errors that count as refusals --------------------------------------------------------------
 
 
 def test_a_refusal_is_found_in_what_it_became() -> None:
@@ -217,7 +217,8 @@ def test_a_worker_refuses_and_the_server_says_so_last(modelopt: Path, tmp_path: 
     said = (tmp_path / "log").read_text()
     assert f"UnsupportedCheckpoint: {broken}" in said  # the worker's own traceback stays
     assert "wait_for_engine_startup" not in said  # the front end's has no cause in it
-    # Python's own process for shared memory may warn of what vLLM left, once all others have ended.
+    # Python's process for shared memory may warn of segments that vLLM left, after all others
+    # ended.
     lines = [line for line in said.splitlines() if "resource_tracker" not in line]
     assert lines[-1].startswith(f"{MARK}{broken / 'model.safetensors'}: {NORM}: holds")
     assert not list(Path(tempfile.gettempdir()).glob(f"nvfp4-tc-refused-{process.pid}-*"))

@@ -1,4 +1,4 @@
-"""Miniatures of vLLM's registry: each builds, and loads what transformers would write of it."""
+"""Scaled-down models of vLLM's registry: each builds and loads tensors as transformers writes."""
 
 from collections.abc import Iterator
 
@@ -29,7 +29,7 @@ def test_every_architecture_of_the_registry_builds_or_is_named(vllm: Session) ->
     named = (UNBUILT.keys() | ONLY_CPU.keys()) & set(configs.architectures())
     assert {name: failed[name] for name in failed.keys() - named} == {}
     assert named - failed.keys() == set(), "build now: take them off the list"
-    # The backend that is the default serves, whatever else is missing.
+    # The default backend serves, whatever else is missing.
     assert [name for name, error in failed.items() if "UnsupportedAttention" in error] == []
 
 
@@ -47,7 +47,7 @@ def test_latent_attention_that_vllm_does_not_tell_is_left_to_it(
 def test_chunks_with_lookback_are_left_to_vllm(
     vllm: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whose backend for CPUs refuses them too, but not for ours."""
+    """Refusals name vLLM's own CPU backend; the plugin's is not chosen for such layers."""
     from vllm_fp4_plugin.attention import choice
 
     kinds = ["chunked_attention", "full_attention"]

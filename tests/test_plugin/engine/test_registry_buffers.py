@@ -1,4 +1,4 @@
-"""Buffers that a checkpoint fills, of every architecture of vLLM's registry that builds here."""
+"""Buffers that a checkpoint fills, for every architecture of vLLM's registry that builds here."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -19,9 +19,9 @@ from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 
 pytestmark = pytest.mark.slow
 
-# What models raise for a tensor that they do not know, or for all that did not come with it.
+# Errors that models raise for an unknown tensor, or for tensors that did not arrive with it.
 ERRORS = (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, ValueError)
-# Architectures whose checkpoint transformers can write, and tensors that are buffers there.
+# Architectures whose checkpoints transformers can write, and the tensors that fill buffers there.
 FILLED = {
     "Gemma4ForCausalLM": {"model.layers.#.layer_scalar"},
     "EmbeddingGemma2Model": {"language_model.layers.#.layer_scalar"},
@@ -51,21 +51,21 @@ def rehearse(vllm: Any, architecture: str, tensors: Mapping[str, Tensor]) -> Non
 
 
 def written(vllm: Any, architecture: str) -> dict[str, Tensor]:
-    """Tensors of an architecture's checkpoint; none if transformers does not know it."""
+    """Tensors of an architecture's checkpoint; none if transformers lacks the architecture."""
     if not checkpoints.is_known(architecture):
         return {}
     return dict(checkpoints.tensors(built(vllm, architecture)))
 
 
 def of_each_kind(tensors: Mapping[str, Tensor], buffers: set[str]) -> dict[str, str]:
-    """One tensor's name for each kind of tensors that end as a buffer's name does."""
+    """One tensor name for each kind of tensor with the last part of a buffer's name."""
     ends = {name.rpartition(".")[2] for name in buffers}
     return {kind(name): name for name in tensors if name.rpartition(".")[2] in ends}
 
 
 @pytest.fixture(scope="module")
 def with_buffers(vllm: Any) -> dict[str, set[str]]:
-    """Names of the placeholders of each architecture that has some."""
+    """Names of the placeholder buffers of each architecture that has any."""
     found = {}
     architectures = [a for a, *_ in configs.distinct().values() if a not in unbuilt.UNBUILT]
     for architecture in architectures:
@@ -98,7 +98,7 @@ def test_a_checkpoint_without_a_buffer_is_refused_by_name(
 def test_every_placeholder_of_the_registry_is_one_that_a_checkpoint_fills(
     vllm: Any, with_buffers: dict[str, set[str]]
 ) -> None:
-    """Beside the tensors as vLLM names them, where transformers writes no checkpoint."""
+    """The names are vLLM's, as in drafts' checkpoints, where transformers writes no checkpoint."""
     for architecture, buffers in with_buffers.items():
         parameters = dict(built(vllm, architecture).model.named_parameters())
         bare = [name.removeprefix("model.") for name in parameters]  # as drafts' checkpoints are
@@ -108,7 +108,7 @@ def test_every_placeholder_of_the_registry_is_one_that_a_checkpoint_fills(
 
 
 def taken_beside(vllm: Any, architecture: str, came: list[str]) -> int:
-    """How many buffers a model takes, where a checkpoint's tensors have these names."""
+    """Number of buffers that a model takes from a checkpoint with tensors of these names."""
     of = built(vllm, architecture)
     names = CheckpointNames(came, dict(of.model.named_parameters()))
     buffers = [Buffer(name, tensor) for name, _, tensor in placeholders(of.model)]

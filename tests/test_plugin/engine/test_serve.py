@@ -1,4 +1,4 @@
-"""``vllm serve --quantization nvfp4-tc`` over HTTP, and what it does with a damaged checkpoint."""
+"""``vllm serve --quantization nvfp4-tc`` over HTTP, with sound and damaged checkpoints."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def serving(
         "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "128",
         "--max-num-seqs", "2", "--enforce-eager", "--served-model-name", "tiny",
     ]  # fmt: skip
-    # The server's own processes are part of what is tested.
+    # The server's own processes are part of the test.
     env = os.environ | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         "TORCHDYNAMO_DISABLE": "1",  # vLLM compiles its ranking of tokens, in 15 seconds

@@ -1,4 +1,4 @@
-"""Commands without a vLLM that runs here: the remedy is to install one; no model is at fault."""
+"""Commands without a usable vLLM: the remedy is to install one, and no model is blamed."""
 
 import json
 import subprocess
@@ -37,7 +37,7 @@ def run(
 def ends(
     lacks: without_vllm.Lack, model: Path, folder: Path, *names: str
 ) -> dict[str, tuple[int | None, str]]:
-    """Status of each command, and its standard error without what vLLM warns of."""
+    """Status and standard error of each command, without vLLM's warnings."""
     done = run(lacks, folder / "site", "tests.without_vllm", model, folder, *names)
     assert done.returncode == 0, done.stderr
     ended = json.loads(done.stdout.splitlines()[-1])
@@ -55,10 +55,10 @@ def test_every_command_names_the_extra_to_install(bf16_checkpoint: Path, tmp_pat
         assert line.startswith(NOT_INSTALLED.format(python=sys.executable)), name
 
 
-# The check takes seconds, and is asked for alike by all that serve.
+# The check takes seconds; all serving commands share it, so one stands for all.
 @pytest.mark.processes
 def test_a_gpu_s_build_without_a_gpu(bf16_checkpoint: Path, tmp_path: Path) -> None:
-    """Plans are made; what serves says what works, and a report asks what to plan for."""
+    """Planning works; serving names the remedy, and a report asks for ``--arch``."""
     plugin = "vllm_fp4_plugin"
     names = [f"{plugin} report", f"{plugin} report --arch", f"{plugin} verify", "examples.soak"]
     report, planned, verify, soak = ends("device", bf16_checkpoint, tmp_path, *names).values()
@@ -70,7 +70,7 @@ def test_a_gpu_s_build_without_a_gpu(bf16_checkpoint: Path, tmp_path: Path) -> N
 
 @pytest.mark.processes
 def test_serving_without_a_gpu_ends_with_what_works(bf16_checkpoint: Path, tmp_path: Path) -> None:
-    """VLLM's own error says that it failed to infer a device type, below sixty lines."""
+    """The last line names the remedy; vLLM's own error only misses a device type."""
     done = run("device", tmp_path / "site", "vllm.entrypoints.cli.main", "serve", bf16_checkpoint)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(f"nvfp4-tc: refused: {NO_DEVICE}")

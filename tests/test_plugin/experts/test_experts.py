@@ -1,4 +1,4 @@
-"""Experts on CPU: the arithmetic against an oracle, a token at a time, and what loading accepts."""
+"""Experts on CPU: arithmetic against an oracle, one token at a time, and checks of loading."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,7 +35,7 @@ F32 = torch.float32  # the default is bfloat16 where vLLM is configured
 
 
 class Model:
-    """Random experts: what a checkpoint holds of them, and what they compute."""
+    """Random experts: the tensors of a checkpoint, and an oracle for the result."""
 
     def __init__(
         self, *, weight_only: bool, gated: bool = True, inner: int = INNER, biased: bool = False
@@ -61,7 +61,7 @@ class Model:
         }
 
     def held(self, rows: slice = slice(None)) -> StoredExperts:
-        """The experts of a rank, as a checkpoint holds them."""
+        """Experts of a rank, as stored in a checkpoint."""
         chosen = range(E)[rows]
 
         def stack(part: str, name: str) -> Tensor:
@@ -82,7 +82,7 @@ class Model:
         return torch.stack([self.scales[e, n] for e in range(E) for n in self.shards]).amax()
 
     def says(self, x: Tensor, expert: int, activation: Callable[..., Tensor]) -> Tensor:
-        """What one expert says of one token ``(H,)``, in float64."""
+        """Result of one expert for one token ``(H,)``, in float64."""
         rounded = self._round(x, self.w13_input)
         projected = [self._project(rounded, expert, name) for name in self.shards]
         hidden = activation(*projected).float()
@@ -136,7 +136,7 @@ def mixture(
     weight_on_input: bool,
     per_token: bool = False,
 ) -> Tensor:
-    """What a layer that holds these experts computes."""
+    """Output of a layer that holds these experts."""
     gated = held.w13.shape[1] == 2
     inputs = "16-bit" if held.w13_input is None else "per-token" if per_token else "static"
     plan = make_plan(activation, gated=gated, inputs=inputs, given=None)  # type: ignore[arg-type]
@@ -158,7 +158,7 @@ def batch(tokens: int = 9) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def assert_same(actual: Tensor, expected: Tensor) -> None:
-    """One rounding to bfloat16, and in W4A4 a 4-bit step here and there that sums decide."""
+    """Check up to one rounding to bfloat16, and in W4A4 a few 4-bit steps decided by sums."""
     off = (actual.double() - expected).norm() / expected.norm()
     assert off < 0.004, off
 
@@ -166,7 +166,7 @@ def assert_same(actual: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("weight_only", [True, False], ids=["W4A16", "W4A4"])
 class TestMixture:
     def test_any_routing(self, weight_only: bool) -> None:
-        """Padding, ids of no expert, duplicates; weights of slots without one are not looked at."""
+        """Routing has padding, unknown ids and duplicates; weights of empty slots are ignored."""
         model = Model(weight_only=weight_only)
         x, weights, ids = batch()
         ids[0], ids[1], ids[2] = torch.tensor([[-1, -1], [E, 1], [2, 2]])
@@ -193,7 +193,7 @@ class TestMixture:
         assert_same(out, model.oracle(*args, silu_mul, weight_on_input=True))
 
     def test_experts_on_two_ranks(self, weight_only: bool) -> None:
-        """Round robin: the parts of two ranks add up to the whole."""
+        """Experts are dealt to two ranks in turn; the ranks' partial sums add up to the whole."""
         model = Model(weight_only=weight_only)
         x, weights, ids = batch()
         ids[4] = -1
@@ -206,7 +206,7 @@ class TestMixture:
         assert_same(parts, model.oracle(x, weights, ids, silu_mul))
 
     def test_a_token_is_alone(self, weight_only: bool) -> None:
-        """NaN in one row reaches no other."""
+        """NaN in one row does not affect other rows."""
         held = Model(weight_only=weight_only).held()
         x, weights, ids = batch()
         clean = mixture(x, weights, ids, None, held, SILU, weight_on_input=False)
@@ -249,7 +249,7 @@ def test_activations(name: str) -> None:
 
 
 def test_an_inner_size_is_padded_for_blackwell() -> None:
-    """From 48 to 64: zero rows of gate and up, and as many zero columns of down."""
+    """Size 48 becomes 64: zero rows in gate and up, and as many zero columns in down."""
     stored = Model(weight_only=False).held()
     with standing_in("cpu", "sm_100"):
         plan = make_plan(SILU, gated=True, inputs="static", given=None)
@@ -268,7 +268,7 @@ def test_an_inner_size_is_padded_for_blackwell() -> None:
 
 
 class Layer(nn.Module):
-    """What the method asks of vLLM's layer of routed experts, on one of several ranks."""
+    """Stand-in for vLLM's layer of routed experts, on one of several ranks."""
 
     def __init__(self, *, tp: int = 1, ep: int = 1, rank: int = 0, **config: Any) -> None:
         super().__init__()
@@ -281,7 +281,8 @@ class Layer(nn.Module):
         self.num_expert_group = self.topk_group = None
         self.expert_map_manager = SimpleNamespace(num_fused_shared_experts=0)
         self.custom_routing_function = self.e_score_correction_bias = None
-        # As vLLM divides them: the first ranks have one more each, where they do not divide.
+        # The division is vLLM's: the first ranks have one expert more where ranks do not divide
+        # them.
         local = E // ep + (rank < E % ep)
         first = rank * (E // ep) + min(rank, E % ep) if ep > 1 else 0
         self.expert_map = None
@@ -326,7 +327,7 @@ def built(
     weight_only: bool = False,
     terms: GivenTerms | None = None,
 ) -> tuple[Nvfp4ExpertsMethod, Layer]:
-    """Layer of experts and its method, under vLLM's config."""
+    """Layer of experts and its method, built under vLLM's config."""
     layer = layer or Layer()
     checkpoint = CheckpointConfig(FORMATS[format], weight_only)  # type: ignore[index]
     startup = Startup()
@@ -358,7 +359,7 @@ def load(
     format: str = "modelopt",
     change: Callable[[str, Tensor], Tensor | None] = lambda name, tensor: tensor,
 ) -> None:
-    """Give a layer every tensor of every expert, as vLLM does; ``change`` may drop one."""
+    """Load every tensor of every expert into a layer, as vLLM does; ``change`` may drop tensors."""
     chosen = FORMATS[format]  # type: ignore[index]
     names = chosen.names
     shards = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
@@ -421,7 +422,7 @@ def test_the_router_s_weight_comes_first_where_the_layer_says_so(build: Build) -
 
 @pytest.mark.parametrize(("count", "off"), [(1, 0.2), (2, 0.02), (3, 0.004)])
 def test_sums_of_terms(count: int, off: float, build: Build) -> None:
-    """Inputs of both products in NVFP4 terms with a scale per token, in place of 16 bits."""
+    """Inputs of both products are NVFP4 terms with a scale per token, not 16-bit values."""
     model = Model(weight_only=True)
     method, layer = build(weight_only=True, terms=GivenTerms(count, "given"))
     times = f"×{count}" if count > 1 else ""
@@ -441,7 +442,7 @@ def test_sums_of_terms(count: int, off: float, build: Build) -> None:
     ("parallel", "held"), [("tp", [E, E]), ("ep", [2, 2]), ("ep", [2, 1, 1])], ids=str
 )
 def test_ranks_add_up(parallel: str, held: list[int], build: Build) -> None:
-    """Input scales are of all experts, wherever they are; ranks may not divide their number."""
+    """Input scales cover the experts of all ranks; ranks need not divide the number of experts."""
     model = Model(weight_only=False, inner=2 * INNER if parallel == "tp" else INNER)
     x, weights, ids = batch()
     parts = torch.zeros(x.shape, dtype=F32)
@@ -456,7 +457,7 @@ def test_ranks_add_up(parallel: str, held: list[int], build: Build) -> None:
 
 
 def test_alternating_rows_of_gate_and_up(build: Build) -> None:
-    """gpt-oss's, with biases, on either of two ranks."""
+    """The layout is gpt-oss's, with biases, on two ranks."""
     model = Model(weight_only=False, inner=2 * INNER, biased=True)
     for expert in range(E):  # of gate and up together there is one scale
         gate, up = model.weights[expert, "gate_proj"], model.weights[expert, "up_proj"]
@@ -473,7 +474,7 @@ def test_alternating_rows_of_gate_and_up(build: Build) -> None:
 
 
 def load_biases(layer: Layer, model: Model) -> None:
-    """Give a layer the bias of every projection of every expert."""
+    """Load the bias of every projection of every expert into a layer."""
     for (expert, projection), bias in model.biases.items():
         shard = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}[projection]
         part = "w2_bias" if shard == "w2" else "w13_bias"
@@ -483,7 +484,7 @@ def load_biases(layer: Layer, model: Model) -> None:
 
 @pytest.mark.parametrize("parallel", ["tp", "ep"])
 def test_biases_add_up_over_ranks(parallel: str, build: Build) -> None:
-    """Tensor-parallel ranks add down's once, though each has a part of every expert."""
+    """Tensor-parallel ranks add the bias of down once, though each has a part of every expert."""
     inner = 2 * INNER if parallel == "tp" else INNER
     model = Model(weight_only=False, inner=inner, biased=True)
     x, weights, ids = batch()
@@ -515,7 +516,7 @@ def test_biases_that_do_not_fit(build: Build) -> None:
 
 
 def load_alternating(layer: Layer, model: Model) -> None:
-    """Give a layer what vLLM makes of gpt-oss's tensors, expert by expert."""
+    """Load gpt-oss's tensors into a layer as vLLM passes them, expert by expert."""
     names = FORMATS["modelopt"].names
     for expert in range(E):
         gate, up, down = (model.weights[expert, f"{of}_proj"] for of in ("gate", "up", "down"))
@@ -549,7 +550,7 @@ def load_alternating(layer: Layer, model: Model) -> None:
 
 
 def load_stacked(layer: Layer, model: Model, *, filled: bool = False) -> None:
-    """Give a layer what vLLM makes of Llama 4's tensors; ``filled``: numbers without a loader."""
+    """Load Llama 4's stacks into a layer as vLLM does; ``filled``: scales bypass the loader."""
     names = FORMATS["modelopt"].names
     shards = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
     mine = range(layer.first, layer.first + layer.local)
@@ -585,7 +586,7 @@ def load_stacked(layer: Layer, model: Model, *, filled: bool = False) -> None:
 
 @pytest.mark.parametrize("ranks", [{}, {"ep": 2, "rank": 1}, {"tp": 2, "rank": 1}], ids=str)
 def test_stacks_are_taken_apart(ranks: dict[str, int], build: Build) -> None:
-    """Experts in one tensor are loaded as those in a tensor each; up's scale is then gate's."""
+    """Stacked and single tensors load alike; in a stack, up has gate's global scale."""
     model = Model(weight_only=False, inner=2 * INNER if "tp" in ranks else INNER)
     for expert in range(E):
         gate = model.weights[expert, "gate_proj"].global_scale
@@ -653,7 +654,7 @@ def test_a_missing_tensor_is_named_on_every_rank(name: str, ep: int, build: Buil
 
 
 def test_weights_that_vllm_does_not_read(build: Build, vllm_config: Any) -> None:
-    """With its filter, those of other ranks' experts; their scales come all the same."""
+    """Weights of other ranks' experts are skipped by vLLM's filter; their scales are loaded."""
     vllm_config.parallel_config.enable_ep_weight_filter = True
     try:
         for rank in range(2):
@@ -666,7 +667,7 @@ def test_weights_that_vllm_does_not_read(build: Build, vllm_config: Any) -> None
 
 
 def test_a_reload_that_comes_without_saying_so(build: Build) -> None:
-    """Once complete, the next tensor to come is the first of a load that must be complete too."""
+    """The tensor after a complete load starts another load, which must be complete too."""
     method, layer = build()
     load(layer, Model(weight_only=False))
     method.ledger.check_complete()

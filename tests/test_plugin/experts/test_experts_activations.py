@@ -1,4 +1,4 @@
-"""Activations of layers of experts, as the plugin names and computes them."""
+"""Activations of layers of experts: the plugin's names and formulas."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ def test_activations_of_layers(name: str, config: dict[str, Any], expected: Acti
 
 @pytest.mark.parametrize("name", ["situ", "swiglustep", "swigluoai"])
 def test_activations_are_vllms(name: str, vllm_config: Any) -> None:
-    """Same values as vLLM's own, of gate and up as its layout has them."""
+    """Values equal those of vLLM's own classes, with gate and up in vLLM's layout."""
     config = {"activation_situ_beta": 4.0, "activation_situ_linear_beta": 25.0}
     activation = activation_of(Layer(activation=MoEActivation(name), **config))
     gate, up = (torch.randn(5, 48, dtype=F32) * 8 for _ in range(2))

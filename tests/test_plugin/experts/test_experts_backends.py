@@ -1,4 +1,4 @@
-"""Experts that vLLM's own methods serve: which method, and what the report says of arithmetic."""
+"""Experts that vLLM's own methods serve: the method, and the arithmetic in the report."""
 
 from enum import Enum
 from types import SimpleNamespace
@@ -45,9 +45,9 @@ def test_who_keeps_activations_in_16_bits(
 def test_scales_of_blocks_by_deepseeks_name(
     format: Convention, vllm_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Scales of an MTP layer's experts, e.g.: vLLM's method for FP8 checkpoints waits for each."""
+    """Experts of an MTP layer, e.g.: vLLM's method for FP8 checkpoints requires every scale."""
     del vllm_config
-    # Of which kernels there are for them, a CPU has none.
+    # A CPU has no kernel for these experts.
     monkeypatch.setattr(fp8, "select_fp8_moe_backend", lambda **_: (None, None))
     monkeypatch.setattr(fp8, "RoutedExperts", Layer)
     sizes = dict.fromkeys(("intermediate_size", "intermediate_size_per_partition"), 128)

@@ -1,7 +1,7 @@
-"""Quantised experts on a real GPU, on kernels of ours and by vLLM's own methods.
+"""Quantised experts on a real GPU, on the plugin's kernels and by vLLM's own methods.
 
-Bounds as in ``test_experts_engine``. vLLM gives an expert's gate and up one global scale; models
-that its methods serve have one for both, but where that is what is tested.
+Bounds are those of ``test_experts_engine``. vLLM gives an expert's gate and up one global scale;
+models that vLLM's methods serve have such a joint scale, except in the test of differing scales.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ def written(directory: Path, model: str, kinds: Mapping[str, Kind], **settings: 
 
 
 def decoded(model: Moe) -> Moe:
-    """The model as a GPU serves it that multiplies no NVFP4 activations."""
+    """Model as served by a GPU that cannot multiply NVFP4 activations: inputs stay in 16 bits."""
     return Moe(model.path, model.decoded, {})
 
 
@@ -51,7 +51,7 @@ FORMATS = pytest.mark.parametrize("modelopt", [True, False], ids=["modelopt", "c
 @pytest.mark.parametrize("model", MODELS)
 @FORMATS
 def test_weight_only(model: str, modelopt: bool, tmp_path: Path) -> None:
-    """Gate and up with a global scale each; under CUDA graphs."""
+    """Gate and up have a global scale each; the engine runs in CUDA graphs."""
     moe = written(tmp_path, model, {"experts": Kind.NVFP4_A16}, modelopt=modelopt)
     served, log = serve(moe.path, enforce_eager=False)
     assert OWN in log
@@ -95,7 +95,7 @@ def test_with_activations_by_vllm(modelopt: bool, tmp_path: Path) -> None:
 
 @FORMATS
 def test_scales_that_vllm_joins(modelopt: bool, tmp_path: Path) -> None:
-    """Gate and up with a global scale each, which vLLM's own configs serve wrongly."""
+    """Gate and up have a global scale each, which vLLM's own configs serve wrongly."""
     moe = written(tmp_path, "qwen3", {"experts": Kind.NVFP4_A16}, modelopt=modelopt)
     served, log = serve(moe.path, **BY_VLLM)
     assert "global scales of gate and up differ in 8 of 8 experts" in log
@@ -108,7 +108,7 @@ def test_scales_that_vllm_joins(modelopt: bool, tmp_path: Path) -> None:
 
 
 def test_mixed_precision(tmp_path: Path) -> None:
-    """FP8 experts of vLLM's beside NVFP4 attention of ours."""
+    """FP8 experts run by vLLM's method beside NVFP4 attention layers of the plugin."""
     moe = written(tmp_path, "qwen3", {"experts": Kind.FP8, "self_attn": Kind.NVFP4_A16})
     served, log = serve(moe.path)
     assert "experts ×2: fp8 (vLLM: ModelOptFp8MoEMethod" in log

@@ -1,7 +1,7 @@
 """Mixtures of NVFP4 experts in real engines, against transformers on the decoded weights.
 
-Small trained models. Bounds on the mean absolute difference of log-probabilities are about three
-times what was seen, and far below what a wrong scale or a wrong expert does.
+The models are small and trained. Bounds on the mean absolute difference of log-probabilities are
+about three times the values seen, and far below the effect of a wrong scale or a wrong expert.
 """
 
 import json
@@ -41,7 +41,7 @@ NO_IMAGES = {"limit_mm_per_prompt": {"image": 0}}
 
 @pytest.fixture(scope="session")
 def plain(pytestconfig: pytest.Config) -> Callable[[str], Path]:
-    """The trained model of a family, kept between runs."""
+    """Trained model of a family, kept between runs."""
     cache = pytestconfig.rootpath / ".cache" / "tests"
     return lambda family: trained_mixtures.trained(family, cache)
 
@@ -50,7 +50,7 @@ def plain(pytestconfig: pytest.Config) -> Callable[[str], Path]:
 def quantised(
     plain: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Moe]:
-    """A trained model that the tool quantised but for attention, made once."""
+    """Trained model, quantised once by the tool except for attention."""
     made: dict[tuple[str, str, bool], Moe] = {}
     text = tmp_path_factory.mktemp("text") / "text.txt"
     text.write_text(trained_mixtures.learnt())
@@ -70,25 +70,25 @@ def quantised(
 
 
 def of_16_bits(path: Path) -> Run:
-    """What the model said before it was quantised."""
+    """Log-probabilities of the model before quantisation."""
     return moe_reference.said(Moe(path, path, {}))
 
 
 def next_expert(experts: Any) -> None:
-    """Take each expert for the next one."""
+    """Replace each expert by its neighbour."""
     for weights in (experts.gate_up_proj, experts.down_proj):
         weights.data.copy_(weights.data.roll(1, 0))
 
 
 @dataclass(frozen=True)
 class Case:
-    """A family in a format.
+    """Model family in a checkpoint format.
 
     Attributes:
         family: one of ``trained_mixtures.FAMILIES``.
-        format: of the checkpoint.
-        row: how the engine's report describes the experts.
-        bound: bound on the distance.
+        format: format of the checkpoint.
+        row: description of the experts in the engine's report.
+        bound: largest distance allowed.
     """
 
     family: str
@@ -113,7 +113,7 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_served(case: Case, quantised: Callable[..., Moe], plain: Callable[[str], Path]) -> None:
-    """The engine says what transformers says; weight-only, it also writes the same text."""
+    """The engine agrees with transformers; weight-only, it also generates the same text."""
     calibrated = "static" in case.row
     moe = quantised(case.family, case.format, calibrated=calibrated)
     found, expected = run(str(moe.path)), moe_reference.said(moe)
@@ -127,7 +127,7 @@ def test_served(case: Case, quantised: Callable[..., Moe], plain: Callable[[str]
 
 
 def test_one_scale_for_gate_and_up(quantised: Callable[..., Moe]) -> None:
-    """Theirs differ: an engine that takes gate's for both, or the largest, says something else."""
+    """Scales of gate and up differ: gate's scale, or the largest, for both changes the result."""
     moe = quantised("Qwen3", "modelopt", calibrated=False)
     found, stored = run(str(moe.path)), load_file(moe.path / "model.safetensors")
     assert distance(found, moe_reference.said(moe)) < SAME
@@ -146,7 +146,7 @@ def test_one_scale_for_gate_and_up(quantised: Callable[..., Moe]) -> None:
 def test_simulated_routes(
     quantised: Callable[..., Moe], monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
-    """VLLM draws them for benchmarks, which measured real ones if ours were chosen all the same."""
+    """Simulated routes for benchmarks must not be replaced by the plugin's choice of experts."""
     path = str(quantised("Qwen3", "modelopt", calibrated=False).path)
     real = run(path)
     monkeypatch.setenv("VLLM_MOE_ROUTING_SIMULATION_STRATEGY", strategy)
@@ -157,12 +157,12 @@ def test_simulated_routes(
         for each in (real, simulated)
     ]
     assert "experts chosen by vLLM" not in ours
-    # Since 0.33 it may draw logits instead.
+    # Since 0.33 vLLM may simulate the logits instead.
     assert strategy == "uniform_random" or "experts chosen by vLLM: " in theirs
 
 
 def test_compiled_equals_eager(quantised: Callable[..., Moe]) -> None:
-    """The compiled model rounds elsewhere."""
+    """The compiled model rounds in other places."""
     path = str(quantised("Mixtral", "compressed-tensors", calibrated=False).path)
     compiled, eager = run(path, enforce_eager=False), run(path)
     assert distance(compiled, eager) < SAME
@@ -170,7 +170,7 @@ def test_compiled_equals_eager(quantised: Callable[..., Moe]) -> None:
 
 
 def test_glm4_of_mixed_precision(plain: Callable[[str], Path], tmp_path: Path) -> None:
-    """A dense layer, experts beside a shared one, FP8 attention by vLLM's methods."""
+    """The model has a dense layer, experts beside a shared one, and FP8 attention by vLLM."""
     kinds = dict.fromkeys(MLP, Kind.NVFP4_A16) | {"self_attn": Kind.FP8_CHANNEL}
     moe = moe_checkpoints.write(tmp_path, plain("GLM 4"), kinds)
     found, expected = run(str(moe.path)), moe_reference.said(moe)
@@ -182,9 +182,9 @@ def test_glm4_of_mixed_precision(plain: Callable[[str], Path], tmp_path: Path) -
 
 
 def test_stacked_experts(plain: Callable[[str], Path], tmp_path: Path) -> None:
-    """Llama 4, whose experts are two tensors on disk, transposed; the router's weight comes first.
+    """Llama 4's experts are two transposed tensors on disk; router weights scale the inputs.
 
-    Quantised as NVIDIA does it, and at load.
+    The checkpoint is quantised as by NVIDIA, and at load.
     """
     trained = plain("Llama 4")
     weights = moe_reference.opened(Moe(trained, trained, {})).state_dict()
@@ -228,7 +228,7 @@ def test_reload(
         held = {name: each.data_ptr() for name, each in experts.named_parameters()}
         worker.reload_weights(weights_path=str(model.path))
         assert torch.equal(experts.routed_experts.w13_weight, before)
-        # Which CUDA graphs hold.
+        # CUDA graphs refer to these addresses.
         assert {name: each.data_ptr() for name, each in experts.named_parameters()} == held
         with pytest.raises(UnsupportedCheckpoint, match=rf"{copy}: holds no {start}"):
             worker.reload_weights(weights_path=str(copy))
@@ -242,7 +242,7 @@ def test_reload(
 def test_experts_of_a_16_bit_checkpoint(
     activation: str, plain: Callable[[str], Path], quantised: Callable[..., Moe]
 ) -> None:
-    """Quantised at load as the tool quantises: by the same rule, with the same weights."""
+    """Quantising at load follows the tool's rule and gives the same weights."""
     options = {"activation": activation, "ignore": ["*self_attn*"]}
     found = run(str(plain("Qwen3")), additional_config={"nvfp4_tc": options})
     arithmetic = W4A16 if activation == "16-bit" else f"{W4A4} per-token"
@@ -270,8 +270,8 @@ TP, DP = {"tensor_parallel_size": 2}, {"data_parallel_size": 2}
 EP = {"enable_expert_parallel": True}
 AT_LOAD = {"additional_config": {"nvfp4_tc": {"activation": "16-bit", "ignore": ["*self_attn*"]}}}
 
-# What is served how; a checkpoint in 16 bits where it is quantised at load. On a CPU vLLM gathers
-# no rows of data-parallel ranks: ``tests.ranks`` does.
+# Models and arguments; 16-bit checkpoints where they are quantised at load. On a CPU vLLM does not
+# gather rows of data-parallel ranks: ``tests.ranks`` adds that.
 PARALLEL: dict[str, tuple[str, str, bool, dict[str, Any]]] = {
     "half of every expert": ("Mixtral", "compressed-tensors", False, TP),
     "half of the experts": ("DeepSeek V3", "modelopt", True, TP | EP),
@@ -285,7 +285,7 @@ PARALLEL: dict[str, tuple[str, str, bool, dict[str, Any]]] = {
 def two_ranks(
     quantised: Callable[..., Moe], plain: Callable[[str], Path]
 ) -> dict[str, list[dict[str, Any]]]:
-    """What the ranks of each engine said; they run one after the other in one process."""
+    """Answers of the ranks of each engine; the engines run one after the other in one process."""
     models_and_arguments: list[str] = []
     for family, format, calibrated, arguments in PARALLEL.values():
         at_load = "additional_config" in arguments

@@ -16,15 +16,15 @@ from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
 pytestmark = pytest.mark.slow
 
-# Mean distance of kernels and references, which add up in different orders: three times what was
-# seen. Two experts' scales in each other's place make it .05.
+# Mean distance between kernels and references, which sum in different orders: three times the value
+# seen. Exchanged scales of two experts make it .05.
 SAME = 0.01
 SAME_16_BIT = 0.03  # from transformers, of weights alone in 4 bits
 CONFIG = moe_checkpoints.qwen3(num_hidden_layers=1)
 GROUPED = "nvfp4_grouped_silu_mul_gemm"
 
 LAYERS = 2  # of the trained model
-# Launches of a layer: what comes before attention, attention, and what comes after it.
+# Launches of a layer: before attention, for attention, and after it.
 BEFORE = ("RmsNormQuantizeSm100", "BlockScaledGemm")
 DECODE_ATTENTION = ("FmhaSm100, rotates, quantises",)
 PREFILL_ATTENTION = ("RotaryStore", "FmhaSm100, quantises")
@@ -40,7 +40,7 @@ AFTER = (
 
 
 def check_compiled(kernels: Kernels, *names: str) -> None:
-    """Check that what ran was compiled while the server started, kernels of these names too."""
+    """Check that kernels of these names ran and were compiled while the server started."""
     made, parts = kernels.warmup["linear layers'"], ("Gemm", "Moe")
     launched = {k for k in kernels.launched if any(p in type(k).__name__ for p in parts)}
     assert launched <= made
@@ -48,7 +48,7 @@ def check_compiled(kernels: Kernels, *names: str) -> None:
 
 
 def tell_experts_apart(tensors: dict[str, Tensor]) -> None:
-    """Give experts scales far apart: powers of two, which up multiplies by and down divides by."""
+    """Scale experts apart by powers of two: up is multiplied by them, down divided."""
     for name, tensor in tensors.items():
         _, _, expert = name.partition(".experts.")
         number, _, projection = expert.partition(".")
@@ -59,10 +59,10 @@ def tell_experts_apart(tensors: dict[str, Tensor]) -> None:
 
 @pytest.mark.arch("sm_100")
 def test_a_whole_layer(pytestconfig: pytest.Config, tmp_path: Path) -> None:
-    """Ten launches a layer, of which two are vLLM's; eleven in a prefill. All of ours are emulated.
+    """A layer takes 10 launches, two of them vLLM's; 11 in a prefill. All others are emulated.
 
-    Prefill of many tokens, then decode of one at a time, from a norm to the experts' sum; what the
-    last step launches repeats the one before.
+    A prefill of many tokens is followed by single-token decodes, from a norm to the experts' sum;
+    the last step repeats the launches of its predecessor.
     """
     devices.cutlass_or_skip()
     trained = trained_mixtures.trained("Qwen3", pytestconfig.rootpath / ".cache" / "tests")
@@ -107,7 +107,7 @@ def test_a_whole_layer(pytestconfig: pytest.Config, tmp_path: Path) -> None:
 
 @pytest.mark.arch("sm_100")
 def test_blackwell_in_terms(tmp_path: Path) -> None:
-    """Activations that a checkpoint leaves in 16 bits are sums of three terms."""
+    """Activations that a checkpoint leaves in 16 bits become sums of three terms."""
     devices.cutlass_or_skip()
     model = moe_checkpoints.write(tmp_path, CONFIG, {"experts": Kind.NVFP4_A16})
     with devices.emulated_ops(randomised(1)), recorded() as kernels:

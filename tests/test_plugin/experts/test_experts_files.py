@@ -1,4 +1,4 @@
-"""Checkpoints with quantised experts: their kinds, who serves them, and what ``verify`` refuses."""
+"""Checkpoints with quantised experts: kinds, serving methods, and refusals by ``verify``."""
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -77,7 +77,7 @@ def test_layers_may_differ() -> None:
 
 
 def test_a_module_that_vllm_calls_otherwise() -> None:
-    """MiniMax-M2's; not those of another layer, or of a draft model."""
+    """The module is MiniMax-M2's; modules of another layer or of a draft model do not count."""
     names = [name.replace("mlp", "block_sparse_moe") for name in ALL]
     modules = dict.fromkeys(names, NVFP4_A16)
     modules |= {name.replace("layers.0", "layers.1"): FP8 for name in names}
@@ -165,7 +165,7 @@ def without(prefix: str) -> Callable[[dict[str, Tensor]], None]:
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have vLLM's methods chosen, as if its kernel for Hopper could run."""
+    """Let vLLM choose its methods as if the kernel for Hopper could run."""
     from vllm.model_executor.layers.fused_moe.experts.marlin_moe import MarlinExperts
     from vllm.model_executor.layers.fused_moe.oracle.nvfp4 import NvFp4MoeBackend
     from vllm.model_executor.layers.quantization import modelopt
@@ -224,7 +224,7 @@ def test_a_router_that_a_cpu_lacks_is_named(written: Written) -> None:
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_packed_experts(tmp_path: Path) -> None:
-    """Step 3.7 has one tensor of all experts' gates, which vLLM's model takes apart."""
+    """Step 3.7 stores the gates of all experts in one tensor, which vLLM's model splits."""
     path = write(named("Step 3.7 Flash (experts, vision)"), tmp_path)
     assert "complete" in verified(path, trust_remote_code=True).lines()[0]
     change(path, without("model.layers.1.moe.up_proj."))
@@ -234,7 +234,7 @@ def test_packed_experts(tmp_path: Path) -> None:
 
 
 def test_a_dense_model_was_there_before(written: Written, base_config: Any) -> None:
-    """Its process groups have none for experts."""
+    """Process groups left by a dense model include none for experts."""
     del base_config
     assert "complete" in verified(written()).lines()[0]
 

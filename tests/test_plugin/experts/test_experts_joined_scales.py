@@ -1,4 +1,4 @@
-"""Experts whose gate and up are given one global scale, for vLLM's own methods."""
+"""Experts whose gate and up get a joint global scale, for vLLM's own methods."""
 
 from enum import Enum
 from typing import Any
@@ -45,7 +45,7 @@ Backend = Enum("Backend", ["MARLIN", "HUMMING"])
 
 
 class Delegate:
-    """A method of vLLM's, as far as loading goes."""
+    """Stand-in for a method of vLLM's, limited to loading."""
 
     def __init__(self, backend: Backend) -> None:
         self.nvfp4_backend = backend
@@ -80,7 +80,7 @@ def test_scales_are_joined_once_loaded(
     w2_input: list[float],
     vllm_config: Any,
 ) -> None:
-    """On the second of two ranks, which holds the input scales of all four experts."""
+    """The rank is the second of two, which holds the input scales of all four experts."""
     layer, method, startup = Layer(ep=2, rank=1), Delegate(Backend[backend]), Startup()
     layer.swiglu_limit = limit
     startup.waiting.add(PREFIX)
@@ -108,7 +108,7 @@ def test_scales_are_joined_once_loaded(
 
 
 def test_scales_too_far_apart_to_be_joined_are_refused(vllm_config: Any) -> None:
-    """Down's scales, which make up for it, would be infinite or zero."""
+    """Down's scales, which compensate for the joint scale, would become infinite or zero."""
     layer, method, startup = Layer(ep=2, rank=1), Delegate(Backend.MARLIN), Startup()
     group = LayerGroup("", Kind.NVFP4_A16)
     checkpoint = CheckpointConfig(FORMATS["modelopt"], weight_only=True)

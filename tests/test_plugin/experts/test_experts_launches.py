@@ -1,4 +1,4 @@
-"""Launches of a decoder layer with experts, counted in an engine on CPU, beside their list."""
+"""Launches of a decoder layer with experts, counted in an engine on CPU, against the list."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 DECODE = Kind(experts=True, qk_norm=True)
 MOST = 10
-# What is launched, by the name that the list of launches has for it.
+# Ops by their names in the list of launches.
 OPS = {
     "gate_up_proj": "grouped_silu_mul_gemm",
     "down_proj": "grouped_gemm",
@@ -42,7 +42,7 @@ OPS = {
 def counted(patch: pytest.MonkeyPatch) -> Counter[str]:
     """Count calls of kernels, of vLLM's norms, routers and 16-bit linear layers.
 
-    They do not include those of the self-check.
+    Calls of the self-check are not counted.
     """
     launched: Counter[str] = Counter()
     patch.setattr(self_check, "check", lambda *_: None)
@@ -74,7 +74,7 @@ def counted(patch: pytest.MonkeyPatch) -> Counter[str]:
 def test_launches_of_a_layer(
     calibration: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten in a decode: norm and router of vLLM's between ours."""
+    """A decode takes ten launches: vLLM's norm and router run between the plugin's kernels."""
     plain = moe_checkpoints.save_random(tmp_path / "plain", moe_checkpoints.qwen3())
     model = tmp_path / "model"
     quantize_checkpoint(plain, model, calibrate=calibration, seq_len=64, kv_cache_scheme="fp8")
@@ -93,7 +93,7 @@ def test_launches_of_a_layer(
 
 @pytest.mark.parametrize("tokens", [1, 8, 64, 256, 512, 1024])
 def test_one_launch_brings_tokens_to_their_experts(tokens: int) -> None:
-    """Layers of Qwen3-30B and a rank of eight of DeepSeek V3, at what graphs are captured for."""
+    """Cases: layers of Qwen3-30B and of one DeepSeek V3 rank in eight, at CUDA-graph sizes."""
     for top_k, held, total, width, hidden in ((8, 128, 128, 768, 2048), (8, 32, 256, 2048, 7168)):
         rows = choose_tile_tokens(tokens, top_k, held, total, width, hidden)
         threads = choose_rows(tokens * top_k, hidden, 2, False, SMS).threads

@@ -30,7 +30,7 @@ def test_16_bit_experts_are_quantised(
     vllm_config: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each matrix becomes what it would by itself; a rank's part has the scale of the whole."""
+    """Each matrix is quantised as by itself; a rank's part gets the scale of the whole matrix."""
     torch.manual_seed(7)
     inner = 2 * INNER if "tp" in ranks else INNER
     shapes = {"w1": (inner, H), "w3": (inner, H), "w2": (H, inner)}
@@ -44,7 +44,7 @@ def test_16_bit_experts_are_quantised(
     whole = {(e, s): weight.abs().amax().float() for (e, s), weight in plain.items()}
 
     def gathered(amax: Tensor, group: str, **_: Any) -> None:
-        """What both ranks see of the matrices in the order of w13 or w2."""
+        """Maxima over both ranks, with the matrices in the order of w13 or w2."""
         assert group == reduced_over
         order = [("w1", "w3"), ("w2",)][len(amax) == layer.local]
         mine = range(layer.first, layer.first + layer.local)
@@ -91,7 +91,7 @@ def test_16_bit_experts_are_quantised(
 def test_a_missing_weight_is_named(
     ranks: dict[str, int], first: int, more: int, vllm_config: Any
 ) -> None:
-    """One of this rank's: vLLM has them quantised before other ranks' have come."""
+    """The named weight is this rank's: vLLM quantises before the weights of other ranks arrive."""
     layer = Layer(**ranks)
     method = online.Nvfp4OnlineExpertsMethod(Startup(), Options(), layer, PREFIX)
     with pytest.raises(UnsupportedCheckpoint, match=f"{PREFIX}: its experts have biases, must"):

@@ -1,4 +1,4 @@
-"""Experts whose calls are prepared: what a replay launches, and what is checked again."""
+"""Experts with a launch cache: the launches of a replay, and the changes that are checked again."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -28,11 +28,11 @@ Call = dict[str, Any]
 
 @dataclass
 class Device:
-    """Device that notes what it is launched with, and runs nothing.
+    """Device that records launches and runs nothing.
 
     Attributes:
-        launched: kernel and words of each launch.
-        checked: calls that were not repeated.
+        launched: kernel and arguments of each launch.
+        checked: number of calls that were checked rather than repeated.
     """
 
     launched: list[tuple[Any, tuple[Any, ...]]] = field(default_factory=list)
@@ -80,7 +80,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 def call_of(
     inputs: str = "static", tokens: int = 3, *, chosen: bool = True, **changes: Any
 ) -> Call:
-    """Arguments of a layer's op for new tensors: with its experts chosen by us, or before."""
+    """Arguments of a layer's op for new tensors; the op chooses the experts if ``chosen``."""
     model = Model(weight_only=inputs == "16-bit", inner=INNER)
     choice = Choice(ROUTER, "bfloat16", False) if chosen else None
     plan = make_plan(SILU, gated=True, inputs=inputs, given=None, choice=choice)  # type: ignore[arg-type]
@@ -127,7 +127,7 @@ def test_a_replay_launches_what_a_checked_call_does(device: Device, case: dict[s
     assert device.checked == 2
 
 
-# What else a call may come with: checked, and its kernels chosen, anew.
+# Changes after which a call is checked again and its kernels are chosen again.
 CHANGES: dict[str, Callable[[], dict[str, Any]]] = {
     "tokens": lambda: {"tokens": 4},
     "dtype of the tokens": lambda: {"x": torch.zeros(3, H, dtype=torch.float16)},
@@ -153,7 +153,7 @@ def test_a_change_is_checked_again(change: Callable[[], dict[str, Any]], device:
 
 
 def test_other_kernels_are_called(device: Device) -> None:
-    """Which are strings of a list."""
+    """Kernels are strings in a list, which is part of the cache's key."""
     call = call_of()
     device.launches(call)
     *kernels, last = call["kernels"]

@@ -1,4 +1,4 @@
-"""Experts of a rank beside others: its products are told how many experts there are in all."""
+"""Experts of one rank among several: the products get the number of experts of all ranks."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is reported and expected of a layer of experts: counts, bytes, ranks, and who serves it."""
+"""Report and expected kernels of a layer of experts: counts, bytes, ranks, and the method."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ RANKS = pytest.mark.parametrize("ranks", [1, 2])
 
 
 def elements(projections: int, ranks: int) -> int:
-    """Weight elements of a rank's experts."""
+    """Number of weight elements in a rank's experts."""
     return E // ranks * projections * INNER * H
 
 
@@ -33,7 +33,7 @@ def elements(projections: int, ranks: int) -> int:
 def test_bytes_of_experts_are_those_they_take(
     arch: str, gated: bool, ranks: int, vllm_config: Any
 ) -> None:
-    """Weights with their scales and a factor each, as kernels take them; padding is memory too."""
+    """Bytes include scales, one factor for each matrix, and padding, as kernels take them."""
     del vllm_config
     layer = Layer(ep=ranks, rank=ranks - 1, is_act_and_mul=gated)
     held = Model(weight_only=True, gated=gated).held(slice(layer.first, layer.first + layer.local))
@@ -64,7 +64,7 @@ def test_experts_in_16_bits(gated: bool, ranks: int) -> None:
 @pytest.mark.parametrize(
     ("kind", "scale_bytes"),
     [
-        # Of a matrix: a scale of each block, and one number.
+        # Scales of one matrix: one for each block, and one global scale.
         (Kind.NVFP4, INNER * H // 16 + 4),
         (Kind.FP8, 4),
         (Kind.FP8_CHANNEL, 0),
@@ -73,7 +73,7 @@ def test_experts_in_16_bits(gated: bool, ranks: int) -> None:
 def test_experts_that_vllm_serves(
     kind: Kind, scale_bytes: int, ranks: int, vllm_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A report for another device says so, on which vLLM's method is not known."""
+    """The report for another device names no method, as vLLM's choice there is unknown."""
     del vllm_config
     monkeypatch.setattr(choice, "is_planned", lambda: True)
     monkeypatch.setattr(choice, "UnquantizedFusedMoEMethod", lambda _: None)
@@ -88,13 +88,13 @@ def test_experts_that_vllm_serves(
     data = INNER * H // 2 if kind is Kind.NVFP4 else INNER * H
     rows = 4 * (2 * INNER + H) if kind is Kind.FP8_CHANNEL else 0  # a factor each
     assert record.elements == elements(3, ranks)
-    # vLLM's gate and up are one matrix each.
+    # In vLLM, gate and up are a matrix each.
     assert record.weight_bytes == E // ranks * (3 * (data + scale_bytes) + rows)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_kernels_of_a_rank_map_experts(ranks: int, vllm_config: Any) -> None:
-    """With experts on other ranks there is a map, as long as there are experts of all ranks."""
+    """An expert map is expected if other ranks hold experts; it covers the experts of all ranks."""
     del vllm_config
     startup, expected = Startup(), []
     startup.expect = lambda prefix, layer: expected.append((prefix, layer))  # type: ignore[method-assign]
@@ -110,7 +110,7 @@ def test_kernels_of_a_rank_map_experts(ranks: int, vllm_config: Any) -> None:
 
 
 class TestOnline:
-    """16-bit experts whose layer cannot be quantised, or need not be."""
+    """16-bit experts in layers that cannot be quantised, or need not be."""
 
     @staticmethod
     def chosen(layer: Layer, **options: Any) -> tuple[Any, Startup]:

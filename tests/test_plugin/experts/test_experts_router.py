@@ -1,4 +1,4 @@
-"""Experts chosen by our kernels: as vLLM's routers choose them, where its layer says how."""
+"""Experts chosen by the plugin's kernels: as by vLLM's routers, where the layer allows it."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ SAME = 1e-6  # of weights: roundings of float32
 
 
 def vllms(case: RouterCase, logits: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Weights and ids of vLLM's router on CPU, of descending weight."""
+    """Weights and ids from vLLM's router on CPU, by descending weight."""
     rule = case.router
     grouped = rule.groups > 1 or rule.scoring == "sigmoid" or bias is not None
     router = CPURouter(
@@ -33,7 +33,7 @@ def vllms(case: RouterCase, logits: Tensor, bias: Tensor | None) -> tuple[Tensor
 
 
 def check_same(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], close: float) -> None:
-    """Same experts, whose order vLLM leaves open, and their weights."""
+    """Check for the same experts and weights, in any order."""
     found_ids, order = found[1].sort(dim=1)
     expected_ids, theirs = expected[1].sort(dim=1)
     assert torch.equal(found_ids, expected_ids)
@@ -41,7 +41,7 @@ def check_same(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], cl
     torch.testing.assert_close(weights, expected[0].gather(1, theirs), rtol=close, atol=1e-7)
 
 
-# Of float32, hardly two logits are equal: of equal ones vLLM's router on CPU takes any.
+# Float32 logits are hardly ever equal; among equal logits vLLM's CPU router takes any.
 ROUTERS = {
     name: replace(case, dtype=torch.float32)
     for name, case in CASES.items()
@@ -61,7 +61,7 @@ def test_as_vllm_chooses(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["DeepSeek V2", "DeepSeek V3", "GLM 4"])
 def test_as_vllm_chooses_in_groups(name: str) -> None:
-    """The formula that its kernels for groups are tested against."""
+    """The reference is the formula that vLLM tests its grouped kernels against."""
     case, (logits, bias, _) = ROUTERS[name], ROUTERS[name].given()
     rule = case.router
     expected = grouped_topk.__wrapped__(
@@ -72,7 +72,7 @@ def test_as_vllm_chooses_in_groups(name: str) -> None:
 
 
 def layer(**given: Any) -> SimpleNamespace:
-    """What the plugin asks of vLLM's layer about its router; of a Qwen3."""
+    """Router attributes of vLLM's layer of experts; by default those of a Qwen3."""
     config = {
         "num_experts": 128,
         "experts_per_token": 8,
@@ -114,7 +114,7 @@ def test_what_a_layer_asks_for(vllm_config: Any) -> None:
     assert choice_of(layer()) == (Choice(Router(8), "bfloat16", False), "")
     deepseek = Router(8, "sigmoid", groups=8, top_groups=4, scale=2.5)
     assert choice_of(layer(**DEEPSEEK)) == (Choice(deepseek, "float32", True), "")
-    # Without groups or a bias vLLM's router knows of no factor.
+    # Without groups or a bias vLLM's router ignores the factor.
     ignored = layer(renormalize=False, routed_scaling_factor=2.0)
     assert choice_of(ignored) == (Choice(Router(8, renormalize=False), "bfloat16", False), "")
 
@@ -150,7 +150,7 @@ def test_what_stays_vllms(given: dict[str, Any], why: str, vllm_config: Any) -> 
 
 @pytest.mark.parametrize("required", [True, False])
 def test_routes_that_vllm_adjusts(required: bool, vllm_config: Any) -> None:
-    """Its config says so since 0.33: of substituted experts, and of routes that are simulated."""
+    """Since 0.33 vLLM's config flags substituted experts and simulated routes."""
     given = layer()
     given.moe_config.require_decomposed_backend = required
     why = "experts chosen by vLLM: it changes them after its router" if required else ""
@@ -165,7 +165,7 @@ def test_requests_that_ask_for_their_experts(
 
 
 def test_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch's own part of vLLM's mask, on a GPU and of one rank's tokens alone."""
+    """Padding is the batch's slice of vLLM's mask, on a GPU and for one rank's tokens only."""
     from vllm_fp4_plugin.experts import router
 
     mask, on_gpu = torch.arange(8) > 4, SimpleNamespace(type="cuda")
@@ -186,7 +186,7 @@ def test_padding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_padding_of_a_batch_adds_nothing(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that vLLM's mask names, where experts are chosen by their logits."""
+    """Rows in vLLM's padding mask get no experts where the plugin chooses them by logits."""
     method, layer = built(Layer(routing_method=RoutingMethodType.Renormalize))
     load(layer, Model(weight_only=False))
     method.process_weights_after_loading(layer)

@@ -23,7 +23,7 @@ from vllm_fp4_plugin.startup import Startup
 
 Weights = dict[tuple[int, str], Tensor]
 SHAPES = {"w1": (INNER, H), "w3": (INNER, H), "w2": (H, INNER)}
-# Kinds of gate, up and down of one expert beside ordinary ones.
+# Kinds of weights in gate, up and down of one expert beside ordinary experts.
 SITUATIONS = {
     "an expert of zeros": ("zero", "zero", "zero"),
     "gate zero": ("zero", "ordinary", "ordinary"),
@@ -66,7 +66,7 @@ def loaded(plain: Weights, activation: Any) -> tuple[Nvfp4OnlineExpertsMethod, L
 
 
 def oracle(plain: Weights, x: Tensor, expert: int, activation: str) -> Tensor:
-    """What an expert says of tokens, by float64 products of what NVFP4 makes of its weights."""
+    """Result of an expert for tokens, by float64 products of its NVFP4 weights."""
 
     def seen(rows: Tensor) -> Tensor:
         if activation == "16-bit":
@@ -87,7 +87,7 @@ def oracle(plain: Weights, x: Tensor, expert: int, activation: str) -> Tensor:
 @pytest.mark.parametrize("activation", ["16-bit", "per-token"])
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_experts_quantised_at_load(situation: str, activation: str, vllm_config: Any) -> None:
-    """Every token goes to the expert in question and to an ordinary one."""
+    """Every token goes to the expert under test and to an ordinary expert."""
     plain = plain_weights(SITUATIONS[situation])
     method, layer = loaded(plain, activation)
     x = inputs(H).bfloat16()[[0, 1, 2, 3, 5, 6]]  # of 1e30 gate times up is infinity
@@ -99,7 +99,8 @@ def test_experts_quantised_at_load(situation: str, activation: str, vllm_config:
     expected = (each * weights.double().unsqueeze(-1)).sum(1)
     assert bool(torch.isfinite(out).all())
     size = (each.abs() * weights.unsqueeze(-1)).sum(1).norm(dim=-1)
-    # Roundings to bfloat16, with a scale per token a 4-bit step here and there that sums decide.
+    # The bound allows roundings to bfloat16 and, with a scale per token, a few 4-bit steps decided
+    # by sums.
     assert bool(((out.double() - expected).norm(dim=-1) <= 0.01 * size).all())
     assert not out[1:3].any()
 

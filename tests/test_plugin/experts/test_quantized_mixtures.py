@@ -1,4 +1,4 @@
-"""Mixtures of experts that the quantising tool made: complete for vLLM's models."""
+"""Mixtures of experts from the quantising tool: complete for vLLM's models."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
 CALIBRATION: dict[str, Any] = {"seq_len": 64, "calibration_tokens": 512}
 
-# vLLM builds no model of these on a CPU.
+# Families whose models vLLM cannot build on a CPU.
 OBSTACLES: dict[str, tuple[type[Exception], str]] = {
     "MiniMax M2": (UnsupportedCheckpoint, "sigmoid with a bias and without groups, which vLLM's"),
     "Nemotron-H": (NotImplementedError, "is_act_and_mul=False is supported only for CUDA"),

@@ -1,7 +1,7 @@
-"""Every architecture of vLLM's registry that ops of ours are fused in, beside itself unfused.
+"""Every architecture of vLLM's registry with fused ops of the plugin, against itself unfused.
 
-A miniature of each runs a prompt, whole: all its layers' kinds, called by the model's own code.
-Activations are in 16 bits, so that nothing but bfloat16's rounding may differ.
+A scaled-down model of each architecture, with layers of all its kinds, runs a prompt through vLLM's
+own model code. Activations are in 16 bits, so that only bfloat16 rounding may differ.
 """
 
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ import vllm as vllm_module
 
 from tests.registry import configs, session, step, unbuilt, weights
 
-# Tokens' hidden states differ by .001 to .015 of their size; those of queries that are not rotated,
-# or of gate and up exchanged, by more than .3. Rounding may turn a router's choice for a few.
+# Hidden states of tokens differ by .001 to .015 of their norm; with queries that are not rotated,
+# or gate and up exchanged, by more than .3. Rounding may change a router's choice for a few tokens.
 ROUNDING = 0.03
-# Its blocks run eight times over, and make .38 of a relative change of 2⁻⁸ in its embedding.
+# Models whose blocks run eight times: a relative change of 2⁻⁸ in the embedding grows to .38.
 RECURRENT = {"HrmTextForCausalLM"}
-# Numbers of classes built here: with fused ops, with fused rotations, and run whole.
+# Numbers of classes built here: with fused ops, with fused rotations, and run as a whole.
 COUNTS = {"0.32": (194, 108, 121), "0.33": (202, 109, 123)}
 MOST = 0.75  # of a model's tokens
 SWITCHES = ("fuse_mlp", "fuse_norm", "fuse_attention")

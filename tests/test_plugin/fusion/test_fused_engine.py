@@ -1,8 +1,7 @@
-"""Engines whose ops hand their results over quantised, beside engines whose ops do not.
+"""Engines with ops that quantise their results, against engines without such fusion.
 
-Norms and attention round where vLLM's do and quantise what ``quantize`` would be given, so that
-nothing changes.
-A fused MLP quantises float32 values, and not what they are in 16 bits.
+Norms and attention round where vLLM's do and quantise the values that ``quantize`` would get, so
+that nothing changes. A fused MLP quantises float32 values without rounding them to 16 bits.
 """
 
 from collections import Counter
@@ -45,7 +44,7 @@ def test_norms_change_nothing(modelopt: Path, fused: Run) -> None:
 
 
 def test_attention_changes_nothing(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With vLLM's rotation, whose rounding is another: see the test after this one."""
+    """Rotation is vLLM's here, as it rounds differently: see the test after this one."""
     monkeypatch.setattr(match_rotary, "rotary_before", lambda *_: ("", None))
     fused, unfused = served(modelopt), served(modelopt, fuse_attention=False)
     said = "attn ×2: nvfp4_paged_attention_fp8_kv/reference (cpu), fp8_e4m3 KV cache, by default; "
@@ -82,9 +81,9 @@ def test_all_together_is_as_close_to_16_bits(bf16: Path, modelopt: Path, fused: 
 
 @pytest.mark.parametrize("tokens", [PAGE + 1, 3 * PAGE + 1], ids=["short", "longer"])
 def test_prompts_that_share_pages_which_their_step_fills(modelopt: Path, tokens: int) -> None:
-    """The same prompt twice in a step: the second one computes its last token alone.
+    """The same prompt comes twice in a step: the second request computes only its last token.
 
-    vLLM offers it the pages of the first, which are filled in that step.
+    vLLM assigns it the pages of the first request, which are filled in the same step.
     """
     from vllm import SamplingParams, TokensPrompt
 
@@ -105,9 +104,9 @@ def test_prompts_that_share_pages_which_their_step_fills(modelopt: Path, tokens:
 
 
 def test_launches_of_a_layer(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seven in a decode, and nothing of vLLM's between them; eight in a prefill."""
+    """A decode takes seven launches, all of the plugin's kernels; a prefill takes eight."""
     launched = launch_counts.watch(monkeypatch)
     served(modelopt)
-    # The list that the time of a layer is modelled from.
+    # The list from which the time of a layer is modelled.
     listed = Counter(launch_counts.OPS.get(step.name, step.name) for step in launches(TODAY))
     assert launch_counts.of_a_layer(launched) == listed

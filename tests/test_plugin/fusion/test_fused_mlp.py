@@ -1,4 +1,4 @@
-"""Fusing decided: by the complete module that owns the projection, whatever was planned before."""
+"""Fusion of MLPs: decided by the complete module that owns the projection."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +31,7 @@ from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.fusion.gate_up import FusedSiluAndMul, GateUp, owners_obstacle
 from vllm_fp4_plugin.linear.method import settle
 
-# The product, SiLU and their product are each rounded to bfloat16.
+# The gate product, its SiLU and the product with up are each rounded to bfloat16.
 MLP_ROUNDING = {"rtol": 2.0**-6, "atol": 2e-3}
 
 pytestmark = pytest.mark.usefixtures("vllm_config")
@@ -75,7 +75,7 @@ def test_mlps_of_vllm(name: str, quant: Nvfp4TcConfig) -> None:
 
 
 def test_one_class_two_activations(quant: Nvfp4TcConfig) -> None:
-    """MiniCPM's class serves SiLU and FATReLU: what the module holds decides."""
+    """MiniCPM's class serves SiLU and FATReLU: the module's own activation decides."""
     mlp = MiniCPMMLP(K, INTERMEDIATE, "fatrelu", 0.1, quant, prefix="mlp")
     expected = "not fused: MiniCPMMLP.act_fn is FatreluAndMul, not our SiluAndMul"
     assert obstacle(mlp) == expected
@@ -145,7 +145,7 @@ def test_modules_that_were_changed(quant: Nvfp4TcConfig) -> None:
 def test_handover_calls_the_activation(
     monkeypatch: pytest.MonkeyPatch, quant: Nvfp4TcConfig
 ) -> None:
-    """The helper looks at the activation's class alone, whatever the next layer takes."""
+    """The helper checks only the activation's class, whatever the next layer accepts."""
     producers = fused_act_quant._FUSED_ACT_QUANT
     assert producers
     assert all(activation is not FusedSiluAndMul for activation, _ in producers)

@@ -1,4 +1,4 @@
-"""Norms and the layers that they feed: found in made-up modules, and in vLLM's own classes."""
+"""Norms and the layers that they feed, in made-up modules and in vLLM's own classes."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -51,7 +51,7 @@ class Mixer(Module):
 
 
 class Block(Module):
-    """Decoder layer as vLLM's are: the norm is called with a residual but in the first one."""
+    """Decoder layer as in vLLM: the norm gets a residual except in the first layer."""
 
     MIXER: Any = Mixer
 
@@ -72,7 +72,7 @@ class Block(Module):
 
 @pytest.fixture(autouse=True)
 def bfloat16() -> Any:
-    """Dtype that vLLM builds modules in."""
+    """Set bfloat16, in which vLLM builds modules, as the default dtype."""
     torch.set_default_dtype(torch.bfloat16)
     yield
     torch.set_default_dtype(torch.float32)
@@ -89,7 +89,7 @@ def loaded(block: Any) -> Any:
 
 
 def said_of(block: Any, name: str = "model.layers.0.norm") -> tuple[str, str]:
-    """Kernel and reason that the report gives for the norm; empty if it says nothing."""
+    """Kernel and reason that the report gives for the norm; empty if the report has no line."""
     settle(block)
     records = [r for r in block.quant.startup.report.layers if r.name == name]
     return (records[0].kernel, records[0].reason) if records else ("", "")
@@ -145,7 +145,7 @@ def test_a_scale_per_token(vllm_config: Any) -> None:
     assert reason == "quantises for in_proj"
 
 
-# --- what is left alone, and why ----------------------------------------------------------------
+# --- norms left alone, and reasons --------------------------------------------------------------
 
 
 class TwoReaders(Mixer):
@@ -163,7 +163,7 @@ class Reading(Mixer):
 
 
 class Elsewhere(Mixer):
-    """Feeds its last layer; the first one gets nothing of the norm."""
+    """Mixer in which the norm feeds out_proj, and in_proj gets out_proj's result."""
 
     def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
         return self.in_proj(self.out_proj(hidden)[0])[0]
@@ -180,7 +180,7 @@ def block_of(mixer: Any) -> Callable[[], Any]:
 
 
 class Parallel(Block):
-    """Attention and MLP read the same norm."""
+    """Block in which attention and the MLP read the same norm."""
 
     def forward(self, positions: Tensor, hidden: Tensor, residual: Tensor | None) -> Any:
         normed = self.norm(hidden)
@@ -256,7 +256,7 @@ def test_switched_off(given: dict[str, Any], vllm_config: Any) -> None:
 
 
 def test_weights_alone() -> None:
-    """A layer of 16-bit activations wants no norm that quantises, and says nothing."""
+    """Layers with 16-bit activations need no quantising norm, and the report has no line."""
     assert said_of(Block(Nvfp4TcConfig(checkpoint(weight_only=True)))) == ("", "")
 
 

@@ -1,4 +1,4 @@
-"""Norms and rotary embeddings: which of vLLM's run on our kernels, and that they say the same."""
+"""Norms and rotary embeddings of vLLM on the plugin's kernels: the cases, and equal results."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +37,7 @@ OFF = "switched off (norm_rope_kernels)"
 
 @pytest.fixture
 def priority(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The engine's list of providers, as its user has left it."""
+    """Priority list of norm providers in the engine's config, as a user leaves it."""
     vllm_fp4_plugin.register()
     config = vllm_config.kernel_config.ir_op_priority
     config.fused_add_rms_norm = ["native"]
@@ -50,7 +50,7 @@ def priority(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list
 
 @pytest.fixture
 def engine(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nvfp4TcConfig]:
-    """One of ours is being built, on what stands for a Hopper."""
+    """Config of an engine with the plugin's method that is being built, as on a Hopper."""
     quant = Nvfp4TcConfig()
     monkeypatch.setattr(vllm_config, "quant_config", quant)
     with sm90_ops():
@@ -148,7 +148,7 @@ def test_a_norm_of_vllm_runs_on_our_op(
 def test_our_default_is_no_option_of_the_user(
     bf16_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or vLLM would say that it is deprecated, as 0.33 says of its IR."""
+    """A changed default must not count as the user's option, or vLLM 0.33 warns of deprecation."""
     said: list[str] = []
     monkeypatch.setattr(arg_utils.logger, "warning_once", lambda line, *_: said.append(line))
     args = arg_utils.EngineArgs(
@@ -202,7 +202,7 @@ def test_registered_once() -> None:
 
 @pytest.fixture
 def no_ir(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What comes after 0.33: no such op, and no option for it."""
+    """Emulate vLLM after 0.33: neither the IR's op nor the option for it exists."""
     monkeypatch.setattr(norm_kernel, "has_ir", lambda: False)
     monkeypatch.setattr(vllm_config, "kernel_config", None)
     monkeypatch.delattr("vllm.platforms.interface.Platform.get_default_ir_op_priority")
@@ -304,7 +304,7 @@ def test_norms_that_stay_vllms_without_an_ir(
 def test_other_engines_keep_vllms_norms(
     vllm_config: Any, engine: Nvfp4TcConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And those that are to be batch-invariant; vLLM's then are."""
+    """Engines without the method, and batch-invariant engines, keep vLLM's norms."""
     add_rms_norm.make_default(vllm_config, switched_on=True)
     assert norm_of_model().ours
     with monkeypatch.context() as patch:
@@ -316,7 +316,7 @@ def test_other_engines_keep_vllms_norms(
 
 @pytest.mark.usefixtures("no_ir")
 def test_norms_that_quantise_come_before(vllm_config: Any, engine: Nvfp4TcConfig) -> None:
-    """Whichever of our classes was in place first."""
+    """Quantising norms take precedence, whichever class was registered first."""
     add_rms_norm.make_default(vllm_config, switched_on=True)
     norm_quantize.enable()  # of sm_90, which has no kernel for it
     assert op_registry_oot["RMSNorm"] is NormOnOurKernel
@@ -356,7 +356,7 @@ def rope_of(parameters: dict[str, Any], **options: Any) -> Any:
 
 
 def turned(rope: Any) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """Slices of a projection, and what becomes of them."""
+    """Queries and keys as slices of a projection, and the rotated queries and keys."""
     qkv = torch.randn(5, 8 * HEAD_DIM).bfloat16()
     q, k, _ = qkv.split([4 * HEAD_DIM, 2 * HEAD_DIM, 2 * HEAD_DIM], 1)
     return q, k, rope(torch.tensor([0, 1, 5, 77, 127]), q.clone(), k.clone())
@@ -389,7 +389,7 @@ def test_a_rotary_embedding_of_vllm_runs_on_our_op(
 
 
 def test_what_stays_with_vllm(engine: Nvfp4TcConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neighbours turned together, queries alone, another dtype."""
+    """Embeddings of neighbouring pairs, of queries alone, and of another dtype stay with vLLM."""
     rotary.make_default(switched_on=True)
     neighbours, rope = rope_of(ROPES["default"], is_neox_style=False), rope_of(ROPES["default"])
     monkeypatch.setattr(rotary, "rotary_embedding", None)  # not called
@@ -421,7 +421,7 @@ def test_the_report_says_why_not(
 
 
 def test_other_engines_keep_vllms(vllm_config: Any, engine: Nvfp4TcConfig) -> None:
-    """Once in place, our classes build for engines without our method too."""
+    """Registered classes serve engines without the plugin's method too, on vLLM's ops."""
     rotary.make_default(switched_on=True)
     vllm_config.quant_config = None
     rope = rope_of(ROPES["default"])
@@ -431,7 +431,7 @@ def test_other_engines_keep_vllms(vllm_config: Any, engine: Nvfp4TcConfig) -> No
 
 
 def test_an_engine_does_not_inherit_a_choice(vllm_config: Any, engine: Nvfp4TcConfig) -> None:
-    """VLLM keeps rotary embeddings for the life of the process."""
+    """Rotary embeddings are cached for the life of the process: a new engine chooses again."""
     rotary.make_default(switched_on=True)
     assert rope_of(ROPES["default"]).ours
     vllm_config.additional_config = {"nvfp4_tc": {"norm_rope_kernels": False}}
@@ -442,7 +442,7 @@ def test_an_engine_does_not_inherit_a_choice(vllm_config: Any, engine: Nvfp4TcCo
 
 
 def test_every_replaced_class_turns_as_the_first() -> None:
-    """Or ours would turn by another rule than it."""
+    """Replaced classes inherit the first one's rotation, which the plugin's op implements."""
     for each in rotary.REPLACED:
         assert each.forward_native is RotaryEmbedding.forward_native
         assert each.forward_cuda is RotaryEmbedding.forward_cuda

@@ -1,6 +1,6 @@
-"""Engines of two ranks whose norms add up the parts, beside engines that do not share their work.
+"""Engines of two ranks whose norms all-reduce partial sums, against single-rank engines.
 
-Flashinfer is ``tests.fake_flashinfer``, below vLLM's own wrapper.
+FlashInfer is replaced by ``tests.fake_flashinfer``, below vLLM's own wrapper.
 """
 
 import json
@@ -36,7 +36,7 @@ WITH = "in flashinfer's op (untried on a GPU) up to 1000 tokens, by an all-reduc
 
 @pytest.fixture(scope="module")
 def ranks(modelopt: Path) -> dict[str, dict[str, Any]]:
-    """What the first rank of each engine said, and the second too."""
+    """Results of the first rank of each engine, after a check that both ranks agree."""
     models_and_arguments: list[str] = []
     for arguments in ENGINES.values():
         given = json.dumps({"tensor_parallel_size": 2} | arguments)
@@ -71,7 +71,7 @@ def test_two_ranks_say_what_one_says(
 
 @pytest.mark.parametrize("name", ["by vLLM", "in one op", "in one op, up to 2 tokens"])
 def test_to_the_bit(name: str, ranks: dict[str, dict[str, Any]]) -> None:
-    """Sums are rounded where vLLM's all-reduce rounds them."""
+    """Sums are rounded where vLLM's all-reduce rounds them, so results are bit-identical."""
     assert ranks[name]["logprobs"] == ranks["apart"]["logprobs"]
 
 

@@ -1,4 +1,4 @@
-"""Norms and row-parallel layers whose results they add up, in made-up modules and vLLM's own."""
+"""Norms that all-reduce results of row-parallel layers, in made-up modules and vLLM's own."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("vllm_config")
 
 @pytest.fixture(autouse=True)
 def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Layers of the first of two ranks, in the dtype that vLLM builds modules in."""
+    """Build layers for the first of two ranks, with vLLM's default dtype."""
     for module in (linear_layers, all_reduce_norm, flashinfer_all_reduce):
         monkeypatch.setattr(module, "get_tensor_model_parallel_world_size", lambda: RANKS)
     torch.set_default_dtype(torch.bfloat16)
@@ -68,7 +68,7 @@ class Mixer(Module):
 
 
 class Layer(Module):
-    """Decoder layer as vLLM's are."""
+    """Decoder layer as in vLLM's models."""
 
     FIRST: Any = Mixer
     SECOND: Any = Mixer
@@ -155,7 +155,7 @@ def test_one_rank_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(layer.mlp.out_proj.reduce_results for layer in model.layers)
 
 
-# --- what is left alone, and why ----------------------------------------------------------------
+# --- norms left alone, and reasons --------------------------------------------------------------
 
 
 class Scaled(Mixer):
@@ -186,7 +186,7 @@ class Multiplying(Layer):
 
 
 class Sandwich(Layer):
-    """The second norm has no residual."""
+    """Layer whose second norm has no residual."""
 
     def forward(self, positions: Tensor, hidden: Tensor, residual: Tensor | None) -> Any:
         hidden, residual = self.first_norm(hidden, residual)
@@ -205,7 +205,7 @@ class TwoReaders(Layer):
 
 
 class Parallel(Layer):
-    """The residual may be the input itself, even where it is given."""
+    """Layer whose residual may be the input itself, even where a residual is passed."""
 
     def forward(self, positions: Tensor, hidden: Tensor, residual: Tensor | None) -> Any:
         residual = None
@@ -245,7 +245,7 @@ class Backwards(Model):
 
 
 class Remembering(Model):
-    """What a layer returned is read after the next one ran."""
+    """Model that reads a layer's result after the next layer has run."""
 
     def forward(self, positions: Tensor, hidden: Tensor) -> Any:
         residual, before = None, hidden
@@ -295,7 +295,7 @@ def changed(change: Callable[[Any], None]) -> Callable[[], Any]:
 
 
 def of_16_bits() -> Any:
-    """A model whose o_proj is in 16 bits."""
+    """Model with o_proj in 16 bits."""
     quant = Nvfp4TcConfig(checkpoint())
     made = model_of(quant=quant)
     for layer in made.layers:
@@ -392,7 +392,7 @@ def test_switched_off(off: str, vllm_config: Any) -> None:
 
 @pytest.mark.parametrize(("method", "reads"), [("eagle3", True), ("ngram", False)])
 def test_speculation(method: str, reads: bool, vllm_config: Any) -> None:
-    """Eagle's drafts read what is between layers; inside of one nothing changes."""
+    """Eagle drafts read hidden states between layers; norms within a layer are unaffected."""
     vllm_config.speculative_config = SimpleNamespace(method=method, draft_model_config=None)
     said = said_of(model_of())
     vllm_config.speculative_config = None
@@ -402,7 +402,7 @@ def test_speculation(method: str, reads: bool, vllm_config: Any) -> None:
 
 
 def test_stages_of_a_pipeline() -> None:
-    """What a stage is sent, and what it sends, are sums."""
+    """Inputs and outputs of a pipeline stage are complete sums."""
     model = model_of()
     model.start_layer = 1
     model.layers[0] = PPMissingLayer()
@@ -513,7 +513,7 @@ def test_the_workspace_is_as_wide_as_a_wider_draft(vllm_config: Any) -> None:
 NOTED = Use("_maybe_add_hidden_state", 2)
 ATTENTION = {"self_attn": "post_attention_layernorm"}
 DENSE = ATTENTION | {"mlp": RETURNED}
-# By module: decoder layer, what its parts feed, model, and what it does with what layers return.
+# For each module: decoder layer, norms that its parts feed, model, and uses of layers' results.
 CLASSES: dict[str, tuple[str, dict[str, str], str, set[Use]]] = {
     "llama": ("LlamaDecoderLayer", DENSE, "LlamaModel", {NOTED}),
     "qwen2": ("Qwen2DecoderLayer", DENSE, "Qwen2Model", {NOTED}),

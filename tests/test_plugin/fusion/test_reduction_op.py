@@ -1,4 +1,4 @@
-"""The op that adds up, normalises and quantises: as what it is made of, and by flashinfer's."""
+"""The op that all-reduces, normalises and quantises: against its parts, and by FlashInfer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +30,7 @@ Given = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @pytest.fixture
 def given() -> Given:
-    """This rank's part, the other's, residual and weight."""
+    """Partial sums of this rank and of the other rank, residual and weight."""
     torch.manual_seed(3)
     mine, other, residual = (torch.randn(TOKENS, K).bfloat16() for _ in range(3))
     return mine, other, residual, (1 + torch.randn(K) / 4).bfloat16()
@@ -38,7 +38,7 @@ def given() -> Given:
 
 @pytest.fixture(params=[0, MANY], ids=["apart", "flashinfer"])
 def tokens(request: pytest.FixtureRequest, given: Given, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Tokens that flashinfer's op is used for, with two ranks of which the other is made up."""
+    """Largest number of tokens for FlashInfer's op, with two ranks, one of them simulated."""
 
     def add_up(x: Tensor) -> Tensor:
         assert torch.equal(x, given[0])
@@ -53,7 +53,7 @@ def tokens(request: pytest.FixtureRequest, given: Given, monkeypatch: pytest.Mon
 def run(
     given: Given, tokens: int, reciprocal: Tensor | None = None, kernel: str = KERNEL
 ) -> tuple[Tensor, ...]:
-    """Data, scales of the rows, and new residual."""
+    """Quantised data, block scales, and the new residual."""
     mine, _, residual, weight = given
     partial = mine.clone()
     reciprocal = SCALE.reciprocal() if reciprocal is None else reciprocal
@@ -69,7 +69,7 @@ def expected(given: Given) -> tuple[Tensor, ...]:
 
 
 def product(data: Tensor, scales: Tensor) -> Tensor:
-    """What a layer makes of it, which reads no scales of padding."""
+    """Product of the quantised rows, which ignores the scales of padding."""
     torch.manual_seed(4)
     weight = quantize_weight(torch.randn(48, K))
     blocked = torch.zeros(1, K // 64, 32, 16).to(torch.float8_e4m3fn)
@@ -79,7 +79,7 @@ def product(data: Tensor, scales: Tensor) -> Tensor:
 
 
 def test_a_norm_is_prepared(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a sum that came of other memory, and as if it were checked anew."""
+    """A repeated launch reads new addresses and gives the result of a checked call."""
     devices.cutlass_or_skip()
     repeated: list[Launch] = []
     start = Launch.start
@@ -138,7 +138,7 @@ def test_mutations_are_caught(
     fake_flashinfer.install(monkeypatch, added, MANY)
     found = run(zero(given) if forgets else given, how, reciprocal)
     wanted = expected(given)
-    # Our kernel takes the factor itself.
+    # The plugin's kernel takes the factor itself.
     same = name == "no reciprocal" and not how
     assert torch.equal(product(*found[:2]), product(*wanted[:2])) == same
     assert torch.equal(found[2], wanted[2]) == (name == "no reciprocal")
@@ -152,7 +152,7 @@ def test_opcheck(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_compiled_is_the_same(given: Given, tokens: int) -> None:
-    """The new residual, which the op writes over its argument, is read after it."""
+    """The compiled graph reads the new residual after the op overwrites its argument."""
 
     def layer(mine: Tensor) -> tuple[Tensor, ...]:
         partial = mine * 1.0
@@ -198,7 +198,7 @@ def test_how_vllms_wrapper_is_called(
 def test_how_many_tokens_it_takes(
     served: int | None, limit: int, calls: int, given: Given, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the workspace has no room for, or what is more than allowed, is added up apart."""
+    """Batches beyond the workspace or the limit take a separate all-reduce."""
     mine, other, residual, weight = given
 
     def add_up(x: Tensor) -> Tensor:
@@ -215,7 +215,7 @@ def test_how_many_tokens_it_takes(
 
 
 def test_a_workspace_is_made_once_and_by_all(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even by a step of too many tokens; and it is used where all ranks have one."""
+    """The workspace is made even by a step of too many tokens, and used if all ranks have one."""
     said: list[str] = []
     monkeypatch.setattr(
         flashinfer_all_reduce.logger, "warning", lambda text, *numbers: said.append(text % numbers)
@@ -239,7 +239,7 @@ def test_a_workspace_is_made_once_and_by_all(given: Given, monkeypatch: pytest.M
     ]
 
 
-# --- what is handed over ------------------------------------------------------------------------
+# --- partial sums and their readers -------------------------------------------------------------
 
 
 def test_other_readers_are_told() -> None:

@@ -1,4 +1,4 @@
-"""Flow of the projection's result: vLLM's MLPs one by one, and whatever may become of it."""
+"""Escape analysis of the projection's result: vLLM's MLPs one by one, and other uses."""
 
 import ast
 import textwrap
@@ -17,9 +17,9 @@ from vllm_fp4_plugin.fusion.forward_analysis import Flow, Use, flow_of
 
 PROJECTION = "gate_up_proj"
 
-# Every class of vLLM 0.32 and 0.33 that calls its gate_up_proj, all read by a person: what it calls
-# with the result. Whether that is SiluAndMul each module says; Gemma's, say, is GeluAndMul. A row
-# counts where the installed vLLM has the class.
+# Every class of vLLM 0.32 and 0.33 that calls its gate_up_proj, all read by a person, with the
+# consumer of the result. Each module says whether the consumer is SiluAndMul; Gemma's, for example,
+# is GeluAndMul. A row counts if the installed vLLM has the class.
 ACTIVATIONS = {
     "act_fn": """
         bailing_moe:BailingMLP bailing_moe_v3:BailingMoeV3MLP bert_with_rope:BertWithRopeGatedMLP
@@ -54,7 +54,7 @@ ELSEWHERE = "forward uses gate_up_proj's result elsewhere than in a layer"
 SOME_PATHS = "forward has gate_up_proj's result in x on some paths alone"
 NO_CALL = "uses gate_up_proj otherwise than by calling it"
 LEAKS = {
-    # Fused where the module says silu: see test_a_flag_of_the_module.
+    # Fused if the module's flag says SiLU: see test_a_flag_of_the_module.
     "openpangu_vl:OpenPanguVisionMLP": SOME_PATHS,
     "falcon_h1:FalconH1MLP": ELSEWHERE,  # multiplies the gate by a constant
     "zamba2:Zamba2MLP": ELSEWHERE,  # adds an adapter's product
@@ -68,7 +68,7 @@ LEAKS = {
     "models/minimax_m3/amd/model:MiniMaxM3MLP": ELSEWHERE,  # swiglu_oai_split
 }
 
-# Architectures whose MLPs were the first to be fused, by their class.
+# Architectures whose MLPs were fused first, by class.
 FIRST = {
     "Cohere2ForCausalLM": "commandr:CohereMLP",
     "CohereForCausalLM": "commandr:CohereMLP",
@@ -101,7 +101,7 @@ def flows() -> dict[str, Flow]:
 
 
 def test_vllms_classes(flows: dict[str, Flow]) -> None:
-    """A class that is new or whose verdict changed wants reading, then a line above."""
+    """Every new class, and every class with a changed verdict, must be read and listed above."""
     rows = {n: a for a, names in ACTIVATIONS.items() for n in names.split()}
     expected = {name: activation for name, activation in rows.items() if has_class(name)}
     followed = {name: flow for name, flow in flows.items() if not flow.leak}
@@ -138,7 +138,7 @@ Make = Callable[..., type[Module]]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Maker of a class from its members' source, which ``inspect`` finds in a file."""
+    """Maker of classes from the source of their members, stored in a file for ``inspect``."""
 
     def made(members: str, base: type = Module, **names: Any) -> type[Module]:
         file = tmp_path / f"mlp{len(list(tmp_path.iterdir()))}.py"
@@ -340,7 +340,7 @@ def test_a_test_that_no_constant_settles(test: str, make: Make) -> None:
 
 
 def test_modules_of_a_class_with_other_flags(make: Make) -> None:
-    """What was read for one module is not taken for another."""
+    """The analysis of one module is not reused for a module with other flags."""
     owner = make(forward(EITHER.format(test="self.flag")))
     modules = [owner(), owner()]
     modules[0].flag, modules[1].flag = True, False
@@ -404,7 +404,7 @@ def test_a_helper_that_does_all(make: Make) -> None:
 
 
 def test_a_helper_that_is_given_it(make: Make) -> None:
-    """Nobody follows it there: the owner's attribute is no SiluAndMul, which its module says."""
+    """The analysis stops at the helper, which is reported as the consumer instead of SiluAndMul."""
     helper = "def helper(self, y):\n    return y * 2\n"
     owner = make(helper + forward(CALL + "return self.helper(y)"))
     assert flow_of(owner, PROJECTION, "pair").consumers == {"helper"}

@@ -1,4 +1,4 @@
-"""Attention that rotates and normalises: what it takes over, what it leaves alone, and why."""
+"""Attention that rotates and normalises heads: fused cases, cases left alone, and reasons."""
 
 from collections.abc import Callable
 from typing import Any
@@ -47,7 +47,7 @@ pytestmark = pytest.mark.usefixtures("vllm_config")
 
 @pytest.fixture(autouse=True)
 def own_layers(vllm_config: Any) -> None:
-    """No attention layer is known to the engine yet."""
+    """Empty the engine's table of attention layers."""
     vllm_config.compilation_config.static_forward_context = {}
 
 
@@ -72,7 +72,7 @@ class Parts(Module):
 
 
 class SelfAttention(Parts):
-    """Attention as vLLM's models have it."""
+    """Attention as in vLLM's models."""
 
     def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
         qkv, _ = self.qkv_proj(hidden)
@@ -123,7 +123,7 @@ class OneNorm(Normed):
 
 
 class Scaled(SelfAttention):
-    """Queries are read between rotation and attention."""
+    """Attention that scales queries between rotation and attention."""
 
     def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
         qkv, _ = self.qkv_proj(hidden)
@@ -149,7 +149,7 @@ class OtherPositions(SelfAttention):
 
 
 class Sometimes(Parts):
-    """Rotates under a condition; as vLLM's classes do in layers of one model and not of another."""
+    """Attention that rotates under a condition, as in vLLM's models with unrotated layers."""
 
     def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
         qkv, _ = self.qkv_proj(hidden)
@@ -176,7 +176,7 @@ class OfItsInput(Sometimes):
 
 
 class TwoCalls(SelfAttention):
-    """Attention is called in two places, once without the embedding."""
+    """Attention called in two places, once without the embedding."""
 
     def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
         qkv, _ = self.qkv_proj(hidden)
@@ -214,7 +214,7 @@ class OtherPositionsAtTimes(SelfAttention):
 
 
 class NormedAtTimes(NormedParts):
-    """Heads are normalised under a condition."""
+    """Attention that normalises heads under a condition."""
 
     use_norm = True
 
@@ -248,7 +248,7 @@ class Quarter(SelfAttention):
 
 
 class Block(Module):
-    """Decoder layer around it."""
+    """Decoder layer around attention."""
 
     KIND: Any = SelfAttention
 
@@ -262,7 +262,7 @@ class Block(Module):
 
 
 class Moved(Block):
-    """Positions are others from here on."""
+    """Decoder layer that changes the positions."""
 
     def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
         positions = positions + 1
@@ -293,7 +293,7 @@ def block_of(quant: Nvfp4TcConfig) -> Any:
 
 
 class Shifted(Stack):
-    """Positions are others for all layers."""
+    """Model that changes the positions for all layers."""
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         hidden = tokens
@@ -336,7 +336,7 @@ class ByIndexShifted(Stack):
 
 
 class Wrapper(Module):
-    """Model around a model, which it calls past the one in between."""
+    """Model around another model; ``OuterWrapper`` skips the model in between."""
 
     KIND: Any = Stack
 
@@ -359,7 +359,7 @@ class WrapperThatShifts(Wrapper):
 
 
 class NamedWrapper(Wrapper):
-    """Arguments are gathered first."""
+    """Wrapper that gathers the arguments in a dictionary first."""
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         given = {"tokens": tokens, "positions": positions}
@@ -396,7 +396,7 @@ def block(kind: Any = SelfAttention, around: Any = Block) -> Any:
 
 
 def said_of(block: Any) -> str:
-    """What the report says of rotation."""
+    """Reason that the report gives for rotation."""
     settle(block)
     [record] = [r for r in block.quant.startup.report.layers if r.name == f"{PREFIX}.attn"]
     return record.reason.partition("; ")[2]
@@ -420,7 +420,7 @@ def test_norms_of_heads_too(kind: Any) -> None:
     assert said_of(found) == "queries and keys normalised, rotated"
     assert own.attn.impl.rotation.q_norm is q_norm
     assert own.attn.impl.rotation.k_norm is k_norm
-    # A checkpoint that is loaded once more finds them.
+    # A reload of the checkpoint finds the norms by name.
     assert own.q_norm is q_norm
     assert own.k_norm is k_norm
     weights = dict(found.named_parameters())
@@ -442,7 +442,7 @@ def test_norms_that_stay(kind: Any, why: str) -> None:
 
 
 def test_what_the_op_is_called_with() -> None:
-    """To the bit what vLLM's modules and the cache's writing give, in eager mode."""
+    """Results are bit-identical to vLLM's modules and the cache write, in eager mode."""
     own = block(Normed).self_attn
     norms = [torch.randn(D).bfloat16() for _ in range(2)]
     for norm, weight in zip((own.q_norm, own.k_norm), norms, strict=True):
@@ -631,7 +631,7 @@ def test_classes_of_vllm(kind: Any) -> None:
     ],
 )
 def test_classes_of_vllm_that_rotate_some_layers(kind: Any, flags: tuple[str, ...]) -> None:
-    """A flag of the layer says whether; of the class alone nothing is known."""
+    """A flag of the layer decides whether to rotate; the class alone is undecided."""
     asked = "rotary_emb", "pair", True
     assert "on some paths alone" in flow_of(kind, *asked).leak
     module = kind.__new__(kind)

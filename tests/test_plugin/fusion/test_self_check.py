@@ -1,4 +1,4 @@
-"""Self-check at start: it agrees with what is right, and unfuses, by name, what is not."""
+"""Self-check at start: correct fused ops stay, and wrong ones are unfused and named."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -44,7 +44,7 @@ def vllm() -> Iterator[session.Session]:
 
 
 def built(vllm: session.Session, architecture: str = QWEN, **options: Any) -> session.Built:
-    """A model whose linear layers are NVFP4 with static scales, loaded."""
+    """Loaded model whose linear layers are NVFP4 with static scales."""
     config: dict[str, Any] = {"additional_config": {"nvfp4_tc": options}, "changes": STATIC}
     found = vllm.build(architecture, device="cpu", load_format="dummy", **config)
     torch.manual_seed(0)  # of what NVFP4 tensors are filled with
@@ -53,7 +53,7 @@ def built(vllm: session.Session, architecture: str = QWEN, **options: Any) -> se
 
 
 def with_large_gates(vllm: session.Session) -> session.Built:
-    """A model whose SiLU does not just halve its gates."""
+    """Model with gates so large that SiLU is not just half of its input."""
     found = built(vllm)
     for module in found.model.modules():
         if hasattr(module, "gate_up_proj"):
@@ -62,7 +62,7 @@ def with_large_gates(vllm: session.Session) -> session.Built:
 
 
 class Log:
-    """Logger that keeps its lines."""
+    """Logger that keeps the logged lines."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -74,7 +74,7 @@ class Log:
 
 
 def checked(model: session.Built) -> list[str]:
-    """Lines that the check logs of a model."""
+    """Lines that the self-check logs for a model."""
     log = Log()
     with patch.object(run, "logger", log), set_current_vllm_config(model.config):
         run.check(model.model, model.config)
@@ -100,7 +100,7 @@ def test_what_is_right_stays_fused(vllm: session.Session) -> None:
 
 
 def test_every_architecture(vllm: session.Session) -> None:
-    """Each kind of fused op of each; those that cannot be run alone are named here."""
+    """Each kind of fused op is checked in every architecture; exceptions are named here."""
     counts = dict.fromkeys(("rotated", "result quantised", "quantises", "SiLU-mul"), 0)
     wrong, unknown, fused, refused = {}, {}, 0, 0
     for architecture, *_ in configs.distinct().values():
@@ -137,7 +137,7 @@ def test_every_architecture(vllm: session.Session) -> None:
 def test_layers_that_are_not_rotated(
     vllm: session.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if the forward pass had been misread: the model's own code tells."""
+    """The rotation is matched wrongly; the model's own forward pass reveals the fault."""
     expected = step.run(built(vllm, EXAONE, fuse_attention=False))
     monkeypatch.setattr(match_rotary, "obstacle", lambda *_: "")
     flow_of = match_rotary.flow_of
@@ -190,7 +190,7 @@ def unnormalised(to: pytest.MonkeyPatch) -> None:
 
 
 def exchanged(to: pytest.MonkeyPatch) -> None:
-    """Gate and up projection in each other's place."""
+    """Exchange gate and up projection."""
     product = gate_up.silu_mul_linear_quantized
 
     def other(x: Any, s: Any, r: Any, weight: Tensor, scales: Tensor, *rest: Any) -> Any:
@@ -242,7 +242,7 @@ def test_a_fault_of_a_fused_op(
     vllm: session.Session,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is unfused in every layer, and the model says what it says without the fault."""
+    """The faulty op is unfused in every layer, and the model's results are right again."""
     expected = step.run(with_large_gates(vllm))
     break_it, where = FAULTS[name]
     model = with_large_gates(vllm)
@@ -275,7 +275,7 @@ def test_what_cannot_be_run_alone_is_said(
 
 
 def test_ranks_act_alike(vllm: session.Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one rank finds, all unfuse."""
+    """All ranks unfuse an op if one rank finds a fault."""
     cpu = torch.device("cpu")
     monkeypatch.setattr(run, "get_tensor_model_parallel_world_size", lambda: 2)
     others = torch.zeros(2)
@@ -320,7 +320,7 @@ def test_it_runs_when_the_model_is_called_first(
 def test_a_model_that_is_compiled_whole_is_checked_at_once(
     vllm: session.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its calls pass hooks by."""
+    """Calls of a compiled model bypass hooks, so the check runs at once."""
     model = built(vllm)
     seen = []
     monkeypatch.setattr(run, "check", lambda *given: seen.append(given))

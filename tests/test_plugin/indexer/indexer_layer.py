@@ -1,7 +1,7 @@
-"""Layers with our indexer, driven step by step over a paged cache as vLLM drives them; an oracle.
+"""Layers with the plugin's indexer, driven as by vLLM over a paged cache, beside an oracle.
 
-Metadata come from vLLM's own builder. What of it, and of its layers, are Triton kernels, which no
-CPU runs, is here again, written from what they compute.
+Metadata come from vLLM's own builder. Triton kernels of the builder and of the layers cannot run on
+a CPU; they are reimplemented here from their formulas.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ HEADS, HEAD_DIM, ROTATED, HIDDEN, LORA = 4, 128, 64, 32, 48
 UNTOUCHED = 7
 PREFIX = "model.layers.0.self_attn.indexer"
 CACHE = f"{PREFIX}.k_cache"
-# A step adds some tokens to each of some sequences: decodes first, as vLLM sorts them.
+# Numbers of tokens that a step adds to sequences: decodes first, as vLLM sorts them.
 Step = list[tuple[str, int]]
 
 
@@ -29,7 +29,7 @@ def prefill_bounds(
     token_to_seq: Tensor, ks: Tensor, ke: Tensor, start: int, stop: int, *_: int,
     num_reqs: int, COMPRESS_RATIO: int,
 ) -> None:  # fmt: skip
-    """What each query of a prefill sees, of its sequence's keys, which lie side by side."""
+    """Range of keys that each query of a prefill sees; the keys of a sequence are contiguous."""
     for sequence in range(num_reqs):
         first, end = int(query_start[sequence]), int(query_start[sequence + 1])
         for token in range(max(first, start), min(end, stop)):
@@ -42,7 +42,7 @@ def compressed_slots(
     out: Tensor, slots: Tensor, query_start: Tensor, seq_lens: Tensor, block_table: Tensor,
     block_size: int, ratio: int, *_: int,
 ) -> None:  # fmt: skip
-    """Where the last token of every ``ratio`` puts their key; the others: nowhere."""
+    """Slots for the last token of every ``ratio`` tokens; other tokens have none."""
     for sequence, length in enumerate(seq_lens.tolist()):
         first, end = query_start[sequence : sequence + 2].tolist()
         for token in range(first, end):
@@ -53,7 +53,7 @@ def compressed_slots(
 
 
 def quantize_fp8(x: Tensor, group_size: int, **_: bool) -> tuple[Tensor, Tensor]:
-    """Rows to FP8, and their scales, powers of two."""
+    """Rows quantised to FP8, and their power-of-two scales."""
     found = quantize("fp8", x)
     assert x.shape[-1] == group_size
     assert found.scales is not None
@@ -62,12 +62,12 @@ def quantize_fp8(x: Tensor, group_size: int, **_: bool) -> tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Handed:
-    """What a model's layer made of a step's tokens.
+    """Tensors that a model's layer passes to the indexer in a step.
 
     Attributes:
-        q: float64 ``(T, H, D)``, what its queries stand for.
-        weights: ``(T, H)``.
-        keys: bfloat16 ``(T, D)``.
+        q: decoded queries, float64 ``(T, H, D)``.
+        weights: weights of the heads ``(T, H)``.
+        keys: keys, bfloat16 ``(T, D)``.
     """
 
     q: Float64
@@ -77,7 +77,7 @@ class Handed:
 
 @dataclass
 class Sequence:
-    """A request: its pages, and its keys."""
+    """Request: number of tokens, pages and keys."""
 
     tokens: int = 0
     pages: list[int] = field(default_factory=list)
@@ -85,15 +85,15 @@ class Sequence:
 
 
 class Driver:
-    """vLLM's side: pages, slots, metadata, and the history for the oracle.
+    """Driver in vLLM's place: pages, slots, metadata, and the keys for the oracle.
 
     Args:
-        vllm_config: the engine's.
-        cache_layer: the layer that stands for the cache.
-        buffer: what the indexer writes.
-        top_k: keys that it chooses.
-        fmt: of the keys.
-        next_n: the most tokens of a decode.
+        vllm_config: config of the engine.
+        cache_layer: layer that represents the cache.
+        buffer: output of the indexer, int32.
+        top_k: number of keys that the indexer chooses.
+        fmt: format of the keys.
+        next_n: largest number of tokens in a decode.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Driver:
         self.free = list(range(PAGES - 1, 0, -2)) + list(range(0, PAGES, 2))
 
     def run(self, positions: Tensor, metadata: Any) -> Handed:
-        """Have the layer compute so many tokens."""
+        """Run the layer on the tokens at ``positions``."""
         raise NotImplementedError
 
     def step(
@@ -137,13 +137,13 @@ class Driver:
         return metadata
 
     def metadata(self, step: Step) -> Any:
-        """Metadata as vLLM's builder makes it, once the sequences have grown."""
+        """Metadata from vLLM's builder, after the sequences have grown."""
         from vllm.v1.attention.backend import CommonAttentionMetadata
 
         counts = torch.tensor([0, *(count for _, count in step)])
         query_start = counts.cumsum(0).to(torch.int32)
         slots = []
-        # After a sequence's last page there may be anything.
+        # Table entries after a sequence's last page are arbitrary.
         table = torch.full((len(step), PAGES), 1 << 30, dtype=torch.int32)
         for row, (name, count) in enumerate(step):
             sequence = self.sequences.setdefault(name, Sequence())
@@ -181,7 +181,7 @@ class Driver:
 
 
 def check_row(row: Tensor, expected: Float64, top_k: int) -> None:
-    """Check for as many different keys as there are, ascending, none worse than one left out."""
+    """Check the top-k: distinct, ascending, -1 beyond the keys, no better key left out."""
     count = min(top_k, len(expected))
     chosen = row[:count].tolist()
     assert chosen == sorted(set(chosen)), chosen
@@ -189,13 +189,13 @@ def check_row(row: Tensor, expected: Float64, top_k: int) -> None:
     assert (row[count:] == -1).all(), row[count:]
     left_out = np.delete(expected, chosen)
     if len(left_out):
-        # The op's sums are float32; two scores as close as that may change places.
+        # The op sums in float32; two scores this close may change places.
         rounding = 1e-5 * np.abs(expected).max()
         assert expected[chosen].min() >= left_out.max() - rounding
 
 
 def _allocate(spec: Any) -> Tensor:
-    """Pages of garbage, bytes that are NaN in every format, with gaps between them."""
+    """Pages filled with bytes that are NaN in every format, with gaps between pages."""
     page_bytes = spec.num_states * spec.head_size
     memory = torch.full((PAGES, page_bytes + 64), 0xFF, dtype=torch.uint8)
     return memory[:, :page_bytes].view(PAGES, 1, spec.num_states, spec.head_size)
@@ -207,7 +207,7 @@ def _builder(spec: Any, vllm_config: Any, next_n: int) -> Any:
     builder = DeepseekV32IndexerMetadataBuilder(
         spec, [CACHE], vllm_config, torch.device("cpu"), block_table_width=PAGES
     )
-    # As with a speculative config of one token less.
+    # The threshold is that of a speculative config with one token less.
     builder.decode_threshold, builder.num_speculative_tokens = next_n, next_n - 1
     builder.offsets_buffer = torch.arange(next_n, dtype=torch.int32)
     return builder

@@ -1,4 +1,4 @@
-"""A tiny layer of DeepSeek V3.2 with random weights: the indexer of vLLM's generic model."""
+"""A tiny layer of DeepSeek V3.2 with random weights: the indexer in vLLM's generic model."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -23,14 +23,14 @@ from tests.test_plugin.indexer.indexer_layer import (
 
 
 def traits(top_k: int) -> Any:
-    """Part of the model's config that its indexer reads."""
+    """Fields of the model's config that the indexer reads."""
     return SimpleNamespace(
         index_topk=top_k, index_n_heads=HEADS, index_head_dim=HEAD_DIM, qk_rope_head_dim=ROTATED
     )
 
 
 def ask_for(vllm_config: Any, fmt: str | None) -> str:
-    """Set the option, or the method alone; return the format that follows."""
+    """Set the option, or the method without the option; return the resulting format."""
     vllm_config.model_config.quantization = "nvfp4-tc" if fmt is None else None
     if fmt is not None:
         vllm_config.additional_config = {"nvfp4_tc": {"indexer_format": fmt}}
@@ -54,14 +54,14 @@ def rotation(*, neox: bool = True) -> Any:
 
 
 def values_of(q: Tensor, fmt: str) -> Float64:
-    """What queries stand for that are handed out in 16 bits, or in FP8 with scaled weights."""
+    """Values of the queries, passed in 16 bits, or in FP8 with the scales folded into weights."""
     if q.dtype == torch.bfloat16:
         return quantize(fmt, q).values
     return dequantize("fp8", q, torch.ones(q.shape[:2]))
 
 
 class GenericLayer(Driver):
-    """``deepseek_v2.Indexer``."""
+    """Driver of ``deepseek_v2.Indexer``."""
 
     def __init__(
         self, vllm_config: Any, fmt: str | None, top_k: int = 16, next_n: int = 1, wider: int = 0
@@ -81,7 +81,7 @@ class GenericLayer(Driver):
             vllm_config, self.indexer.k_cache, op.topk_indices_buffer, top_k, fmt, next_n
         )
         give_weights(self.indexer, self.random)
-        # vLLM's kernel for CPU takes other shapes only.
+        # vLLM's CPU kernel supports other shapes only.
         self.rotation = rotation().forward_native
         self.handed: list[Handed] = []
         run = op.forward

@@ -1,4 +1,4 @@
-"""When our indexer serves, how many bytes its keys take, and what it refuses, by name, at start."""
+"""Choice of the plugin's indexer: served cases, bytes of a key, and refusals by name at start."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,7 +17,7 @@ KEY_BYTES = {"nvfp4": 72, "mxfp4": 68, "fp8": 132, "bf16": 256, None: 132}
 
 
 def build(vllm_config: Any, fmt: str | None, **changes: Any) -> Any:
-    """``SparseAttnIndexer`` as DeepSeek V3.2 builds it, but for some arguments."""
+    """Build ``SparseAttnIndexer`` as DeepSeek V3.2 does, except for ``changes``."""
     from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
     from vllm.model_executor.models.deepseek_v2 import DeepseekV32IndexerCache
 
@@ -41,7 +41,7 @@ def build(vllm_config: Any, fmt: str | None, **changes: Any) -> Any:
 
 @pytest.mark.parametrize("fmt", KEY_BYTES)
 def test_cache_spec(fmt: str | None, indexer_config: Any) -> None:
-    """The bytes that vLLM will allocate, alone and in a group with the model's own cache."""
+    """The page size matches vLLM's allocation, alone and in a group with the model's own cache."""
     from vllm.v1.kv_cache_interface import MLAAttentionSpec, UniformTypeKVCacheSpecs
 
     spec = build(indexer_config, fmt).k_cache.get_kv_cache_spec(indexer_config)
@@ -59,7 +59,7 @@ def test_cache_spec(fmt: str | None, indexer_config: Any) -> None:
 
 
 def test_needs_no_deep_gemm(indexer_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where vLLM's class would refuse to be built."""
+    """The plugin's indexer is built without DeepGEMM, where vLLM's class would refuse."""
     from vllm.model_executor.layers import sparse_attn_indexer as theirs
 
     monkeypatch.setattr(theirs, "current_platform", SimpleNamespace(is_cuda=lambda: True))
@@ -76,7 +76,7 @@ def test_splits_piecewise_graphs(indexer_config: Any) -> None:
     ]
 
 
-# --- what is not served -------------------------------------------------------------------------
+# --- unsupported indexers -----------------------------------------------------------------------
 
 
 def _parallel(**sizes: int) -> Callable[[Any], None]:
@@ -159,7 +159,7 @@ EXPONENTS = "the model's layer stores FP8 keys with four UE8M0 scales on this GP
 def exponent_scales(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """A vLLM that writes scales as exponents on Blackwell, as 0.33 does."""
+    """Emulate a vLLM that writes scales as exponents on Blackwell, as vLLM 0.33 does."""
     from vllm.utils import deep_gemm
 
     from vllm_fp4_plugin.device import planned_for
@@ -175,13 +175,13 @@ def exponent_scales(
 def test_keys_that_ours_store_where_vllm_stores_exponents(
     fmt: str | None, indexer_config: Any
 ) -> None:
-    """Their scales are float32."""
+    """Keys that the plugin stores have float32 scales."""
     assert build(indexer_config, fmt).selector.fmt.name == (fmt or "fp8")
 
 
 @pytest.mark.usefixtures("exponent_scales")
 def test_stored_exponents(indexer_config: Any) -> None:
-    """DeepSeek V4's FP8 keys are left to vLLM, or refused; its MXFP4 keys are no different."""
+    """FP8 keys of DeepSeek V4 are left to vLLM or refused; MXFP4 keys are the same in both."""
     from vllm_fp4_plugin.indexer.choice import IndexerTraits, UnsupportedIndexer, choose
 
     traits = IndexerTraits("fp8", HEAD_DIM, 2048, 128, stored_by_model=True, two_level=False)
@@ -218,7 +218,7 @@ def test_fp8_keys_of_another_gpu(indexer_config: Any, monkeypatch: pytest.Monkey
 def test_other_methods_are_left_to_vllm(
     indexer_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Installing the plugin changes nothing for who does not ask for it."""
+    """Engines with another quantization method keep vLLM's indexer."""
     from vllm.model_executor.layers import sparse_attn_indexer as theirs
 
     monkeypatch.setattr(theirs, "get_dcp_group", lambda: SimpleNamespace(rank_in_group=0))
@@ -244,7 +244,7 @@ def test_an_unknown_format(indexer_config: Any) -> None:
 
 
 def test_queries_in_another_format(indexer_config: Any) -> None:
-    """Of a layer that quantises them, and that is not one of those we know: as vLLM starts."""
+    """An unknown layer that quantises its queries is refused in vLLM's profiling run at start."""
     from vllm.forward_context import set_forward_context
 
     from vllm_fp4_plugin.indexer.choice import UnsupportedIndexer

@@ -1,4 +1,4 @@
-"""Our indexer as DeepSeek V4 calls it: keys, one of every four tokens, are in the cache already."""
+"""The plugin's indexer as called by DeepSeek V4: every fourth token has a key, already cached."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ STEPS: list[Step] = [
 
 
 class CompressedLayer(Driver):
-    """``SparseAttnIndexer`` with queries and keys at random."""
+    """Driver of ``SparseAttnIndexer`` with random queries and keys."""
 
     def __init__(
         self, vllm_config: Any, fmt: str, *, ratio: int = 4, top_k: int = 16, next_n: int = 1
@@ -83,7 +83,7 @@ def test_steps(fmt: str, next_n: int, indexer_config: Any) -> None:
 
 
 def test_compiled(indexer_config: Any) -> None:
-    """One op in a graph without breaks, of any number of tokens."""
+    """The graph has a single op, no breaks, and any number of tokens."""
     layer = CompressedLayer(indexer_config, "mxfp4")
     graphs = []
 
@@ -99,12 +99,12 @@ def test_compiled(indexer_config: Any) -> None:
 
 @pytest.mark.vllm_ops("fp8_paged_mqa_logits_cpu", "topk_transform_512_cpu")
 def test_like_vllm(indexer_config: Any) -> None:
-    """The keys that vLLM's own kernels for CPU choose, from the same cache."""
+    """The reference is the choice of vLLM's own CPU kernels from the same cache."""
     from vllm.forward_context import set_forward_context
     from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
 
     layer = CompressedLayer(indexer_config, "fp8", ratio=1, top_k=512)
-    # What vLLM's forward reads beside.
+    # Further attributes that vLLM's forward reads.
     vars(layer.op).update(use_fp4_cache=False, dcp_world_size=1, use_pcp=False)
     # vLLM's kernel takes the whole of a prefill at once.
     steps: list[Step] = [[("a", 90), ("b", 520)], [("a", 1), ("b", 1)], [("a", 1), ("b", 20)]]
@@ -112,13 +112,13 @@ def test_like_vllm(indexer_config: Any) -> None:
         metadata = layer.step(step)
         ours = layer.buffer.clone()
         layer.buffer.fill_(-7)
-        # It reads the whole table.
+        # vLLM's kernel reads the whole table.
         for part in (metadata.decode, *(metadata.prefill.chunks if metadata.prefill else ())):
             if part is not None:
                 part.block_table = part.block_table.where(part.block_table < 12, 0)
         with torch.inference_mode(), set_forward_context({CACHE: metadata}, indexer_config):
             SparseAttnIndexer.forward_cpu(layer.op, *layer.given)
-        # Under positive weights no score is below 0, many are 0, and vLLM takes any of those.
+        # With positive weights no score is below 0 and many are 0; vLLM may choose any of these.
         weights = layer.given[3][: len(metadata.slot_mapping)]
         rows = (weights < 0).any(1)
         assert rows.any()

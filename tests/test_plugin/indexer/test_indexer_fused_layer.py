@@ -1,6 +1,7 @@
-"""DeepSeek V3.2's layer for CUDA: vLLM's own ``forward``, with our indexer in it.
+"""DeepSeek V3.2's layer for CUDA: vLLM's own ``forward`` with the plugin's indexer.
 
-What its two fused kernels compute, which no CPU runs, is here again; attention itself is left out.
+The layer's two fused kernels cannot run on a CPU and are reimplemented here; attention itself is
+left out.
 """
 
 from types import SimpleNamespace
@@ -31,7 +32,7 @@ STEPS: list[Step] = [[("a", 5), ("c", 63)], [("a", 1), ("c", 1), ("b", 70)], [("
 
 
 def rotate(x: Tensor, cos_sin: Tensor, positions: Tensor, *, interleaved: bool) -> Tensor:
-    """The first elements of each vector, as complex numbers."""
+    """Rotate the first elements of each vector as complex numbers."""
     cos, sin = cos_sin[positions].double().unsqueeze(1).chunk(2, dim=-1)
     head, rest = x[..., :ROTATED].double(), x[..., ROTATED:]
     half = ROTATED // 2
@@ -49,7 +50,7 @@ def _has_exponent_scales() -> bool:
 
 
 def write_exponents(cache: Tensor, slots: Tensor, size: int) -> None:
-    """Replace the scales of stored keys, powers of two, by four equal UE8M0 bytes each."""
+    """Replace the power-of-two scales of stored keys by four equal UE8M0 bytes each."""
     for slot in slots[slots >= 0].tolist():
         page, row = divmod(slot, size)
         scale = cache[page, size * HEAD_DIM + 4 * row :][:4]
@@ -59,7 +60,7 @@ def write_exponents(cache: Tensor, slots: Tensor, size: int) -> None:
 
 
 class Kernels:
-    """vLLM's fused kernels, as far as the indexer goes."""
+    """Stand-in for vLLM's fused kernels, limited to the indexer."""
 
     def __init__(self) -> None:
         self.keys, self.seen = torch.empty(0), torch.empty(0)
@@ -106,7 +107,7 @@ class Kernels:
 
 
 class FusedLayer(Driver):
-    """``DeepseekV32Attention.forward``, of an attention that has no more than its indexer."""
+    """Driver of ``DeepseekV32Attention.forward``, reduced to its indexer."""
 
     def __init__(
         self, vllm_config: Any, fmt: str | None, kernels: Kernels, *, interleaved: bool = False
@@ -168,7 +169,7 @@ class FusedLayer(Driver):
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
-    """In the place of vLLM's, and the layer as if its module had just been loaded."""
+    """Replace vLLM's fused kernels, and reset the layer's module as if just loaded."""
     from vllm.models.deepseek_v32 import attention
     from vllm.models.deepseek_v32.common import kernels as theirs
 
@@ -191,7 +192,7 @@ def test_steps(fmt: str | None, interleaved: bool, indexer_config: Any, kernels:
 
 @pytest.fixture
 def exponent_scales(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Functions of vLLM as they are on Blackwell from 0.33 on."""
+    """Make vLLM's functions answer as on Blackwell from 0.33 on."""
     from vllm.utils import deep_gemm
 
     monkeypatch.setattr(deep_gemm, "mqa_logits_use_mx_scales", lambda: True, raising=False)
@@ -203,7 +204,7 @@ def exponent_scales(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_steps_where_vllm_stores_exponents(
     fmt: str | None, interleaved: bool, indexer_config: Any, kernels: Kernels
 ) -> None:
-    """Keys in FP8 too are stored, and queries quantised, by our kernels."""
+    """The plugin's kernels quantise queries and store keys, FP8 keys included."""
     layer = FusedLayer(indexer_config, fmt, kernels, interleaved=interleaved)
     for step in STEPS:
         layer.step(step)
@@ -212,7 +213,7 @@ def test_steps_where_vllm_stores_exponents(
 
 @pytest.mark.usefixtures("exponent_scales")
 def test_exponents_read_as_float32_show(indexer_config: Any, kernels: Kernels) -> None:
-    """Keys that vLLM stores are not those that our kernels read, in prefills and in decodes."""
+    """Mutant: the plugin's kernels read scales that vLLM stored as exponents."""
     from vllm.models.deepseek_v32 import attention
 
     torch.manual_seed(0)  # keys whose scales are alike would be chosen all the same
@@ -227,7 +228,7 @@ def test_exponents_read_as_float32_show(indexer_config: Any, kernels: Kernels) -
 def test_a_report_on_blackwell_serves_fp8(
     indexer_config: Any, kernels: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The vLLM of this machine cannot say how the planned one stores keys: ours do then."""
+    """This machine's vLLM cannot tell the planned GPU's key format, so the plugin stores keys."""
     from vllm.models.deepseek_v32 import attention
     from vllm.utils import deep_gemm
 

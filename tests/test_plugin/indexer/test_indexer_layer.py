@@ -1,4 +1,4 @@
-"""A layer of DeepSeek V3.2 with our indexer, step by step over a paged cache."""
+"""A layer of DeepSeek V3.2 with the plugin's indexer, step by step over a paged cache."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +29,7 @@ def test_steps(fmt: str, indexer_config: Any) -> None:
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_decodes_of_two_tokens(fmt: str, indexer_config: Any) -> None:
-    """As with one speculative token; where a sequence has but one, it goes with the prefills."""
+    """Decodes have two tokens, as with one speculative token; a single one joins the prefills."""
     layer = GenericLayer(indexer_config, fmt, next_n=2)
     layer.step([("a", 30), ("b", 63), ("c", 2)])
     for step, decodes in (
@@ -42,7 +42,7 @@ def test_decodes_of_two_tokens(fmt: str, indexer_config: Any) -> None:
 
 
 def test_without_the_option(indexer_config: Any) -> None:
-    """FP8, by vLLM's own ``Indexer``."""
+    """The default is FP8 with vLLM's own ``Indexer``."""
     layer = GenericLayer(indexer_config, None)
     assert layer.cache_layer.kv_cache.shape[-1] == 132
     for step in STEPS:
@@ -50,7 +50,7 @@ def test_without_the_option(indexer_config: Any) -> None:
 
 
 def test_chunks(indexer_config: Any) -> None:
-    """Prefills cut by sequences, and a long one by its queries, which then share gathered keys."""
+    """Prefills are split by sequence, and a long one by queries, which share gathered keys."""
     layer = GenericLayer(indexer_config, "nvfp4")
     split = layer.builder._split_indexer_prefill_chunks
 
@@ -68,7 +68,7 @@ def test_chunks(indexer_config: Any) -> None:
 
 
 def test_decodes_query_by_query(indexer_config: Any) -> None:
-    """As vLLM lays them out where its kernels want one query per sequence, of any number each."""
+    """Decodes are flattened to one query per row, as vLLM does for kernels that require it."""
     layer = GenericLayer(indexer_config, "nvfp4", next_n=3)
     layer.builder.use_flattening = True
     layer.step([("a", 30), ("b", 63), ("c", 5)])
@@ -77,7 +77,7 @@ def test_decodes_query_by_query(indexer_config: Any) -> None:
 
 
 def test_queries_and_sequences_that_are_padding() -> None:
-    """Three sequences have 1, 2 and 0 queries; those that follow are of none."""
+    """Three sequences have 1, 2 and 0 queries; further queries belong to no sequence."""
     from vllm_fp4_plugin.indexer.selection import _decode_contexts
 
     decode = SimpleNamespace(
@@ -94,7 +94,7 @@ def test_queries_and_sequences_that_are_padding() -> None:
 
 
 def test_queries_are_those_that_vllm_quantises(indexer_config: Any) -> None:
-    """Of the same weights and inputs, vLLM's layer and ours hand out the same, but for FP8."""
+    """Equal weights and inputs give equal queries in vLLM's layer, up to FP8 rounding."""
     from vllm.model_executor.models.deepseek_v2 import Indexer
 
     layer = GenericLayer(indexer_config, "bf16")
@@ -113,7 +113,7 @@ def test_queries_are_those_that_vllm_quantises(indexer_config: Any) -> None:
 
 
 def test_more_room_than_keys(indexer_config: Any) -> None:
-    """The host knows but a bound of the lengths after speculation."""
+    """The host knows only an upper bound of the lengths after speculation."""
     layer = GenericLayer(indexer_config, "nvfp4")
 
     def widen(metadata: Any) -> None:
@@ -124,14 +124,14 @@ def test_more_room_than_keys(indexer_config: Any) -> None:
 
 @pytest.mark.parametrize("next_n", [1, 2])
 def test_padding(next_n: int, indexer_config: Any) -> None:
-    """Tokens and sequences that fill up a CUDA graph; a buffer that is wider than top-k."""
+    """Tokens and sequences pad a CUDA graph; the buffer is wider than top-k."""
     layer = GenericLayer(indexer_config, "nvfp4", next_n=next_n, wider=3)
     layer.step([("a", 30), ("b", 63)], padding=5)
     layer.step([("a", next_n), ("b", next_n), ("none", 0), ("no other", 0)], padding=2 * next_n)
 
 
 def test_padding_tokens_among_the_decodes(indexer_config: Any) -> None:
-    """Counted as decodes, but of no sequence: a CUDA graph's batch is the same in every replay."""
+    """Padding counts as decodes without a sequence: a CUDA graph replays a fixed batch."""
     layer = GenericLayer(indexer_config, "nvfp4", next_n=2)
     layer.step([("a", 30), ("b", 63)])
 
@@ -158,7 +158,7 @@ def test_slots_to_skip(indexer_config: Any) -> None:
 
 
 def test_measuring_memory(indexer_config: Any) -> None:
-    """Without metadata the buffer stays as it is, and so does the cache."""
+    """The buffer and the cache stay unchanged without metadata."""
     from vllm.forward_context import set_forward_context
 
     layer = GenericLayer(indexer_config, "nvfp4")

@@ -1,4 +1,4 @@
-"""Wrong metadata show in what is chosen: the layer's tests can fail."""
+"""Mutants with wrong metadata: the chosen keys change, so the layer's tests can fail."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Our layers in the place of vLLM's: on which platforms, and which of them a model gets."""
+"""Registration of the plugin's layers in vLLM: the platforms, and the layers that a model gets."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,7 @@ from tests.test_plugin.indexer.indexer_v32 import GenericLayer
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """vLLM's, for one test, without our layers."""
+    """Empty registry in the place of vLLM's, for one test."""
     from vllm.model_executor import custom_op
 
     from vllm_fp4_plugin.indexer import registration
@@ -23,7 +23,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_registered(vllm_config: Any) -> None:
-    """By the plugin, for every model."""
+    """The plugin registers its layers for every model."""
     from vllm.model_executor.custom_op import op_registry_oot
 
     from vllm_fp4_plugin.indexer.layer import LatentAttention
@@ -59,7 +59,7 @@ def test_another_plugins_layer_stays(registry: dict[str, Any]) -> None:
 def test_the_layer_around_the_indexer(
     fmt: str | None, indexer_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Latent attention, of which vLLM has none for CPU, gets an indexer as its format asks."""
+    """Latent attention, which vLLM lacks on CPU, gets the indexer class of the format."""
     from vllm.model_executor.layers import mla
     from vllm.model_executor.models.deepseek_v2 import Indexer
 

@@ -1,4 +1,4 @@
-"""Linear layers whose activations are sums of NVFP4 terms: what is planned, and what comes out."""
+"""Linear layers with activations as sums of NVFP4 terms: plans, and results."""
 
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +35,7 @@ PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
 
 
 def option(vllm_config: Any, terms: Any, **others: Any) -> None:
-    """Give ``activation_terms``, or none, and other options."""
+    """Set ``activation_terms``, or leave the option out, and set other options."""
     given = others if terms is None else others | {"activation_terms": terms}
     vllm_config.additional_config = {"nvfp4_tc": given}
 
@@ -88,7 +88,7 @@ def test_shards_share_their_input(terms: dict[str, int], each: str) -> None:
 
 
 def test_patterns_that_cover_no_nvfp4_layer_are_told(vllm_config: Any) -> None:
-    """Experts and layers in 16 bits have no terms."""
+    """Experts and layers in 16 bits do not use terms."""
     option(vllm_config, {"down_proj": 2, "q_proj": 3, "*.experts": 2, "fc": 2})
     config = Nvfp4TcConfig(checkpoint(ignore=("m.fc",)))
     config.packed_modules_mapping = {"qkv_proj": ["q_proj"]}
@@ -110,7 +110,7 @@ CPU, W4A16 = "nvfp4_gemm/reference (cpu)", "nvfp4_gemm_w4a16/reference (cpu)"
 SM90, SM100 = "nvfp4_gemm_w4a16/wgmma (sm_90)", "nvfp4_gemm/block_scaled (sm_100)"
 BY_PATTERN = {"up_proj": 4, "m.*": 2}
 
-# Architecture, how the input is quantised, activation_terms: kernel, arithmetic, reason.
+# Architecture, quantisation of the input, activation_terms: kernel, arithmetic, reason.
 PLANS: list[tuple[str, str, Any, tuple[str, str, str]]] = [
     ("cpu", "16-bit", None, (W4A16, "W4A16", "")),
     ("cpu", "16-bit", 3, (CPU, "W4A4×3 per-token", "activation_terms is 3")),
@@ -144,7 +144,7 @@ PLANS: list[tuple[str, str, Any, tuple[str, str, str]]] = [
 
 
 def row(vllm_config: Any, activation: str, terms: Any) -> Any:
-    """A layer of a checkpoint, or of one quantised at load."""
+    """Row-parallel layer of a checkpoint, or of a model quantised at load."""
     if activation.startswith("online"):
         online = {"activation": "16-bit"} if "16-bit" in activation else {}
         option(vllm_config, terms, **online)
@@ -173,7 +173,7 @@ def test_plan(
 
 
 def test_rows_too_long_for_a_scale_per_token(vllm_config: Any) -> None:
-    """One CTA holds a row; Llama 405B's down projection needs two ranks."""
+    """A row must fit in one CTA; Llama 405B's down projection needs two ranks."""
     option(vllm_config, None)
     config = Nvfp4TcConfig(checkpoint(weight_only=True))
     with standing_in("cpu", "sm_100"):
@@ -184,7 +184,7 @@ def test_rows_too_long_for_a_scale_per_token(vllm_config: Any) -> None:
 
 
 def test_lines_of_the_report(vllm_config: Any) -> None:
-    """Weights take the bytes that they take with one term."""
+    """The number of terms does not change the bytes of weights."""
     option(vllm_config, None)
     config = Nvfp4TcConfig(checkpoint(weight_only=True))
     with standing_in("cpu", "sm_100"):
@@ -211,7 +211,7 @@ def test_compiled_graphs_are_kept_by_their_terms(vllm_config: Any) -> None:
 
 
 def test_compiled_graphs_are_kept_by_the_order_of_patterns(vllm_config: Any) -> None:
-    """Which vLLM's hash of the options does not see; the numbers are the same either way."""
+    """The order of patterns changes the terms, but not vLLM's hash of the options."""
     hashes, counts = [], []
     for terms in ({"m": 3, "down_proj": 2}, {"down_proj": 2, "m": 3}):
         option(vllm_config, terms)
@@ -229,7 +229,7 @@ def test_compiled_graphs_are_kept_by_the_order_of_patterns(vllm_config: Any) -> 
 def test_compiled_graphs_are_kept_by_default_terms(
     vllm_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another version may have another default."""
+    """The default may differ in another version."""
     hashes = []
     for exact in (2, 3):
         monkeypatch.setattr("vllm_fp4_plugin.plan.EXACT_TERMS", exact)
@@ -239,13 +239,13 @@ def test_compiled_graphs_are_kept_by_default_terms(
     assert len(set(hashes)) == 2
 
 
-# --- what comes out ---------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------
 
 K, TOKENS = 96, 5
 
 
 def sums(x: Tensor, scale: Tensor, terms: int) -> Tensor:
-    """What ``terms`` make of activations, in float64."""
+    """Activations as decoded sums of ``terms``, in float64."""
     values = decode_terms(*quantize_terms(x, scale, terms), terms).double()
     return values * (scale if scale.ndim == 0 else scale.unsqueeze(-1)).double()
 
@@ -290,10 +290,10 @@ def test_fused_mlp_multiplies_the_sums(terms: int, vllm_config: Any) -> None:
 
 
 def test_three_terms_lose_less_than_bfloat16(vllm_config: Any) -> None:
-    """A float16 layer, whose own roundings are eight times finer than bfloat16's.
+    """The layer is float16, whose own rounding is eight times finer than bfloat16's.
 
-    Against a product of inputs rounded to bfloat16: one term is more than 10 times off, three are
-    nearer than it.
+    The yardstick is the loss of a product with inputs rounded to bfloat16: one term loses more than
+    10 times as much, three terms lose less.
     """
     torch.manual_seed(3)
     k, x = 512, torch.randn(64, 512, dtype=torch.float16)
@@ -336,7 +336,7 @@ def test_compiled_is_the_same(vllm_config: Any) -> None:
 
 
 def test_mla_gets_its_weight(vllm_config: Any) -> None:
-    """MLA multiplies an identity with kv_b_proj: of one number a row, terms lose nothing to see."""
+    """MLA multiplies an identity by kv_b_proj; rows with one non-zero value are exact in terms."""
     option(vllm_config, None)
     with standing_in("cpu", "sm_100"):
         method = LAYERS["column"][0](Nvfp4TcConfig(checkpoint(weight_only=True))).quant_method

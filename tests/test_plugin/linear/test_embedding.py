@@ -1,4 +1,4 @@
-"""A quantised embedding: its rows as they are decoded, padded, on two ranks, and in an engine."""
+"""A quantised embedding: decoded rows, padding, two ranks, and an engine."""
 
 import json
 import shutil
@@ -53,7 +53,7 @@ def expected(shard: Nvfp4Tensor, ids: Tensor) -> Tensor:
 @pytest.mark.usefixtures("vllm_config")
 @pytest.mark.parametrize("format", ["modelopt", "compressed-tensors"])
 def test_rows_are_the_decoded_weights(format: Convention) -> None:
-    """Bit for bit: a reciprocal of the global scale that rounds would differ in the last place."""
+    """Rows are bit-identical; a rounded reciprocal of the global scale would change bits."""
     torch.manual_seed(0)
     rows = torch.randn(VOCABULARY, K)
     shard = quantize_weight(rows, torch.tensor(2.0**-9, dtype=torch.float32))
@@ -102,7 +102,7 @@ def test_fp8_rows_are_refused() -> None:
 
 
 def quantize_embedding(model: Path) -> None:
-    """Change a checkpoint's embedding from 16 bits to NVFP4, without a word in its config."""
+    """Change a checkpoint's embedding from 16 bits to NVFP4 without changing the config."""
     tensors = load_file(model / "model.safetensors")
     rows = quantize_weight(tensors.pop(f"{NAME}.weight").float())
     tensors |= {

@@ -1,6 +1,6 @@
-"""Models that embed or classify texts in real engines, against transformers' of decoded weights.
+"""Embedding and classification models in real engines, against transformers on decoded weights.
 
-Bound on the distance of two unit vectors: .003 to .005 was seen.
+The bound is on the distance of two unit vectors; .003 to .005 was seen.
 """
 
 import json
@@ -31,7 +31,7 @@ NOT_OURS = "attn ×2: CPU_ATTN (vLLM), bfloat16 KV cache, not CUSTOM: encoder_on
 
 
 def expected(model: Any, *, causal: bool) -> list[Tensor]:
-    """Unit vectors: of the last token, or of the mean of tokens that all see each other."""
+    """Unit vectors: of the last token if ``causal``, else of the mean over all tokens."""
     vectors = []
     for prompt in tokens():
         n = len(prompt)
@@ -45,7 +45,7 @@ def expected(model: Any, *, causal: bool) -> list[Tensor]:
 
 
 def distance(found: list[Tensor], vectors: list[Tensor]) -> float:
-    """Largest distance of a text's vectors."""
+    """Largest distance between two vectors of the same text."""
     return max(float((a - b).norm()) for a, b in zip(found, vectors, strict=True))
 
 
@@ -91,7 +91,7 @@ CLASSES = 3
 
 
 def classifier(model: Path, path: Path) -> tuple[Path, Any]:
-    """A checkpoint with a head of classes in 16 bits, and transformers' model of its values."""
+    """Checkpoint with a 16-bit classification head, and transformers' model of its values."""
     shutil.copytree(model, path)
     file = path / "model.safetensors"
     tensors = load_file(file)

@@ -1,6 +1,6 @@
-"""vLLM's linear layers on sm_90: weights in fragments, activations in 16 bits, and told so.
+"""vLLM's linear layers on sm_90: weights in fragments, 16-bit activations, and a report of both.
 
-Bit for bit what the same weights give in the blocked layout, weight-only, on CPU.
+Results are bit-identical to the same weights in the blocked layout, weight-only, on CPU.
 """
 
 from collections.abc import Callable
@@ -104,7 +104,7 @@ def test_layer(kind: str, weight_only: bool, tokens: int, x: Tensor) -> None:
 @pytest.mark.usefixtures("vllm_config")
 @pytest.mark.parametrize("off", [0, 8], ids=["columns", "columns that start elsewhere"])
 def test_inputs_that_kernels_cannot_read_as_they_are(off: int, x: Tensor) -> None:
-    """Columns of a wider matrix, as MLA gives them to its kv_b_proj."""
+    """Inputs are columns of a wider matrix, as MLA passes them to kv_b_proj."""
     build, rows, shard_ids = LAYERS["column"]
     shards = quantised_shards(rows, GAINS[: len(rows)])
     wide = torch.zeros(40, K + 64, dtype=x.dtype)
@@ -136,7 +136,7 @@ def test_more_projections_than_kernels_take(arch: str) -> None:
 
 @pytest.mark.usefixtures("vllm_config")
 def test_leading_dimensions_and_bias(x: Tensor) -> None:
-    """Layers are called with a batch, as vLLM's multimodal models call them."""
+    """Layers get a batch of sequences, as in vLLM's multimodal models."""
 
     def build(config: Nvfp4TcConfig) -> Any:
         layer = ColumnParallelLinear(K, 80, quant_config=config, prefix="m.fc")
@@ -153,7 +153,7 @@ def test_leading_dimensions_and_bias(x: Tensor) -> None:
 
 @pytest.mark.usefixtures("vllm_config")
 def test_input_scales_are_left_out(x: Tensor) -> None:
-    """What an input was calibrated for does not change what 16 bits give."""
+    """Input scales do not affect 16-bit activations."""
     build, rows, shard_ids = LAYERS["merged"]
     shards = quantised_shards(rows, GAINS)
     with sm90_ops():
@@ -216,7 +216,7 @@ def test_compiled_is_the_same(pair: list[Nvfp4Tensor], x: Tensor) -> None:
 
 @pytest.mark.usefixtures("vllm_config")
 def test_opcheck(pair: list[Nvfp4Tensor], x: Tensor) -> None:
-    """Neither width is one of whole tiles, which the weights' shapes would tell."""
+    """Widths are not multiples of a tile, so the weights' shapes do not determine them."""
     build, rows, shard_ids = LAYERS["row"]
     with sm90_ops():
         mlp = loaded_pair(pair, weight_only=True)
@@ -248,7 +248,7 @@ def test_both_reasons_are_told(vllm_config: Any, pair: list[Nvfp4Tensor], x: Ten
 
 @pytest.mark.parametrize("activation", ["per-token", "16-bit"])
 def test_online(activation: str, vllm_config: Any, x: Tensor) -> None:
-    """The default asks for NVFP4 activations, which sm_90 cannot multiply; 16-bit asks for none."""
+    """Both options work: sm_90 has no NVFP4 activations, which the default requests."""
     vllm_config.additional_config = {"nvfp4_tc": {"activation": activation}}
     build, rows, shard_ids = LAYERS["qkv"]
     whole = [(torch.randn(n, K) * gain).bfloat16() for n, gain in zip(rows, GAINS, strict=True)]
@@ -285,7 +285,7 @@ def test_dummy_weights(
 @pytest.mark.parametrize("elements", [1, 64 * 96, 5 * 64 * 96, 1 << 22])
 @pytest.mark.parametrize("fused", [False, True], ids=["one", "pair"])
 def test_in_pieces(fused: bool, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However few rows at a time, a weight becomes what it does in one piece."""
+    """Conversion in slices of any size gives the same weight as conversion in one piece."""
     parts = [quantize_weight(torch.randn(n, 96)) for n in ((200, 200) if fused else (400,))]
     data, scales, globals_ = kernel_weight.join_shards(parts)
     monkeypatch.setattr(fragments, "_AT_ONCE", elements)
@@ -306,7 +306,7 @@ def test_in_pieces(fused: bool, elements: int, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.usefixtures("vllm_config")
 @pytest.mark.parametrize("weight_only", [False, True], ids=["w4a4", "w4a16"])
 def test_a_device_with_no_kernel_at_all(weight_only: bool) -> None:
-    """It is the kernel asked for that is missing, not the one in its place."""
+    """The error names the requested kernel, not the substitute."""
     mode = "w4a16" if weight_only else "w4a4"
     message = rf"gemm: no {mode} kernel for cpu \(sm_80\)"
     with standing_in("cpu", "sm_80"), pytest.raises(NoKernelError, match=message):
@@ -319,7 +319,7 @@ def kv_b_proj(config: Nvfp4TcConfig) -> Any:
 
 @pytest.mark.usefixtures("vllm_config")
 def test_mla_takes_a_projection_whose_activations_stay_16_bit(x: Tensor) -> None:
-    """MLA multiplies an identity with kv_b_proj, no input of the kind it was calibrated for."""
+    """MLA multiplies an identity by kv_b_proj, so a calibrated input scale would not fit."""
     with pytest.raises(UnsupportedCheckpoint, match=r"attn\.kv_b_proj: .* MLA needs its weight"):
         kv_b_proj(Nvfp4TcConfig(checkpoint()))
     shards = quantised_shards([80], [1.0])

@@ -1,4 +1,4 @@
-"""A quantised ``lm_head``: loaded as vLLM loads it, padded, on two ranks, in whole engines."""
+"""A quantised ``lm_head``: loaded as by vLLM, padded, on two ranks, in whole engines."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -46,7 +46,7 @@ def head(config: Nvfp4TcConfig, prefix: str = "lm_head") -> Any:
 @pytest.mark.parametrize("weight_only", [False, True], ids=["w4a4", "w4a16"])
 @pytest.mark.parametrize("format", ["modelopt", "compressed-tensors"])
 def test_logits_of_a_padded_vocabulary(format: Convention, weight_only: bool) -> None:
-    """Those of the vocabulary are the float64 product's, those of the padding zero."""
+    """Logits of the vocabulary equal the float64 product; logits of the padding are zero."""
     torch.manual_seed(0)
     x = torch.randn(5, K, dtype=torch.bfloat16)
     input_scale = global_scale_of(x)
@@ -63,10 +63,10 @@ def test_logits_of_a_padded_vocabulary(format: Convention, weight_only: bool) ->
 
 
 def bound_of_terms(x: Tensor, shard: Nvfp4Tensor) -> Tensor:
-    """Bound on what three terms lose of float64 logits before these are rounded.
+    """Bound on the loss of three terms in float64 logits, before rounding.
 
-    A term is off by half of E2M1's widest step, 2 of 6, and its block scale by 2⁻⁴: at most a
-    quarter of what its block has left. Scales have a floor, see ``nvfp4_kernels.formats.terms``.
+    The error of a term is half of E2M1's widest step, 2 of 6, and 2⁻⁴ of its block scale: at most a
+    quarter of the block's remainder. Scales have a floor, see ``nvfp4_kernels.formats.terms``.
     """
     blocks = x.double().unflatten(-1, (-1, 16)).abs().amax(-1).repeat_interleave(16, -1)
     floor = row_global_scales(x).double().unsqueeze(-1) * 2.0**-11
@@ -86,7 +86,7 @@ def check_logits_of_terms(logits: Tensor, x: Tensor, shard: Nvfp4Tensor) -> None
 
 @pytest.mark.parametrize("arch", ["cpu", "sm_100"])
 def test_logits_of_three_terms(arch: str, vllm_config: Any) -> None:
-    """A weight-only head, on Blackwell unasked."""
+    """A weight-only head uses three terms: by option on CPU, by default on Blackwell."""
     torch.manual_seed(0)
     x, quant = torch.randn(5, K, dtype=torch.bfloat16), checkpoint(weight_only=True)
     [shard] = quantised_shards([VOCABULARY], [1.0])
@@ -109,7 +109,7 @@ def test_logits_of_three_terms(arch: str, vllm_config: Any) -> None:
 def test_two_ranks_hold_half_of_the_vocabulary_each(
     terms: int | None, vllm_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second one's half ends in padding."""
+    """The second rank's half ends in padding."""
     torch.manual_seed(0)
     x, quant = torch.randn(5, K, dtype=torch.bfloat16), checkpoint(weight_only=True)
     if terms is not None:
@@ -155,7 +155,7 @@ def test_a_head_that_is_not_quantised_online() -> None:
 @pytest.mark.usefixtures("vllm_config")
 @pytest.mark.parametrize("quantization", ["fp8", "nvfp4"])
 def test_a_copy_for_drafts_is_of_16_bits(quantization: Any) -> None:
-    """VLLM's ``draft_lm_head_quantization``, since 0.33: it refuses a head that is quantised."""
+    """A quantised head is refused by ``draft_lm_head_quantization`` of vLLM 0.33."""
     copies = pytest.importorskip("vllm.model_executor.layers.quantization.online.lm_head")
     ours, theirs = head(Nvfp4TcConfig(checkpoint("modelopt"))), head(Nvfp4TcConfig())
     with pytest.raises(ValueError, match="needs an unquantized fp16/bf16 lm_head"):
@@ -195,7 +195,7 @@ def test_a_head_of_which_a_model_looks_up_rows(
 @pytest.mark.usefixtures("vllm_config")
 @pytest.mark.parametrize("gathers", [True, False])
 def test_a_head_whose_rows_a_draft_gathers(gathers: bool) -> None:
-    """DSpark multiplies the rows of a few tokens by itself, which it takes for 16-bit values."""
+    """DSpark multiplies gathered rows by itself, as 16-bit values, so the head is refused."""
     quant = checkpoint(weight_only=True)
     layer = head(Nvfp4TcConfig(quant), "model.markov_head.markov_w2")
     layer._retain_weight_for_gather = gathers

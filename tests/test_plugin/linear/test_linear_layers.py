@@ -1,4 +1,4 @@
-"""vLLM's linear layers under ``nvfp4-tc``: loaded as vLLM loads them, compared with float64."""
+"""vLLM's linear layers under ``nvfp4-tc``: loaded as by vLLM, compared with float64."""
 
 import re
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def checkpoint(name: Convention = "modelopt", **changes: Any) -> CheckpointConfi
 
 
 def quantised_shards(rows: list[int], gains: list[float], k: int = K) -> list[Nvfp4Tensor]:
-    """One NVFP4 matrix per shard, magnitudes ``gains`` apart."""
+    """One NVFP4 matrix for each shard, scaled by ``gains``."""
     return [quantize_weight(torch.randn(n, k) * gain) for n, gain in zip(rows, gains, strict=True)]
 
 
@@ -73,7 +73,7 @@ def load(layer: Any, tensors: dict[str, Tensor], shard_id: Any = None) -> None:
 def expected_output(
     x: Tensor, shards: list[Nvfp4Tensor], input_scale: Tensor | None, bias: Tensor | None = None
 ) -> Tensor:
-    """The product in float64 from values dequantised shard by shard."""
+    """Product in float64 of values dequantised shard by shard."""
     values = x.double()
     if input_scale is not None:
         data, scales = quantize_activation(x, input_scale)
@@ -132,7 +132,7 @@ GAINS = [1.0, 8.0, 0.25]
 def test_layer_keeps_every_shards_own_scale(
     kind: str, format: Convention, weight_only: bool, inputs: tuple[Tensor, Tensor]
 ) -> None:
-    """Shards 32 times apart come out right; one scale for all would be off by that factor."""
+    """Shards 32 times apart in magnitude are right; a joint scale would be off by that factor."""
     x, input_scale = inputs
     build, rows, shard_ids = LAYERS[kind]
     quant = checkpoint(format, weight_only=weight_only)
@@ -154,7 +154,7 @@ def test_layer_keeps_every_shards_own_scale(
 
 @pytest.mark.usefixtures("vllm_config")
 def test_fused_on_disk(inputs: tuple[Tensor, Tensor]) -> None:
-    """A checkpoint that stores qkv as one matrix has one global scale for it."""
+    """A checkpoint that stores qkv as one matrix has one global scale."""
     x, input_scale = inputs
     build, rows, _ = LAYERS["qkv"]
     quant = checkpoint()
@@ -201,7 +201,7 @@ INTERMEDIATE = 176  # its second half would not start on a 128-row atom
 
 
 class Mlp(torch.nn.Module):
-    """Gated MLP as vLLM's models have them, without what comes after the activation."""
+    """Gated MLP as in vLLM's models, up to the activation."""
 
     def __init__(self, config: Nvfp4TcConfig, activation: Callable[[], Any], **changes: Any):
         super().__init__()
@@ -344,7 +344,7 @@ def test_online_layer_quantises_each_shard_by_itself(inputs: tuple[Tensor, Tenso
 
 @pytest.mark.usefixtures("vllm_config")
 def test_online_layer_that_the_model_has_in_float32() -> None:
-    """Heads of reward models and classifiers: they stay, and the report says why."""
+    """Heads of reward models and classifiers stay in float32, and the report gives the reason."""
     config = Nvfp4TcConfig()
     layer = ReplicatedLinear(
         K, 8, bias=False, params_dtype=torch.float32, quant_config=config, prefix="score"

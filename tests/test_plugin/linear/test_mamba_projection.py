@@ -1,6 +1,6 @@
-"""Input projections of Mamba mixers whose one group every rank holds a copy of.
+"""Input projections of Mamba mixers with a single group, which every rank copies.
 
-vLLM's mixer replaces the loaders of ``weight``, ``weight_scale`` and ``input_scale`` there.
+For such mixers vLLM replaces the loaders of ``weight``, ``weight_scale`` and ``input_scale``.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ FORMATS: tuple[Convention, ...] = ("modelopt", "compressed-tensors")
 
 
 def rows_of(rank: int, ranks: int) -> list[int]:
-    """Rows on disk that a rank holds: its parts of z, x and dt, and all of B and C."""
+    """Rows on disk that a rank holds: a share of z, x and dt, and all of B and C."""
 
     def part(start: int, size: int) -> list[int]:
         return list(range(start + rank * size // ranks, start + (rank + 1) * size // ranks))
@@ -42,7 +42,7 @@ def rows_of(rank: int, ranks: int) -> list[int]:
 
 @pytest.fixture(params=[0, 1], ids=["rank 0", "rank 1"])
 def rank(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """One of two ranks, which this process takes itself for."""
+    """Make this process one of two tensor-parallel ranks."""
     from vllm.model_executor import parameter
     from vllm.model_executor.layers import linear
 
@@ -54,7 +54,7 @@ def rank(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
 
 @pytest.fixture
 def projection(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[Nvfp4TcConfig], Any]:
-    # Mixers enter their names, each of which may be there once.
+    # Mixers register their names, each of which must be unique.
     monkeypatch.setattr(vllm_config.compilation_config, "static_forward_context", {})
 
     def built(config: Nvfp4TcConfig) -> Any:

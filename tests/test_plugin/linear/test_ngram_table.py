@@ -1,4 +1,4 @@
-"""Qwen4Exp's table of n-grams: refused where vLLM would take its codes for values."""
+"""Qwen4Exp's n-gram table: refused where vLLM would read its codes as values."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ PLAIN = {f"{TABLE}.shard_0.weight": torch.zeros(4, 16, dtype=torch.bfloat16)}
 
 
 def read(directory: Path, tensors: dict[str, torch.Tensor], hf_config: Any) -> None:
-    """Read a checkpoint's files as vLLM asks for it, before any process starts to load them."""
+    """Read a checkpoint's config and headers as vLLM does before any process loads tensors."""
     from vllm_fp4_plugin.config import Nvfp4TcConfig
 
     module = "model.language_model.layers.0.mlp.down_proj"

@@ -1,4 +1,4 @@
-"""vLLM's linear layers on sm_100 whose K is no multiple of 32: their weights are padded once."""
+"""vLLM's linear layers on sm_100 with K not a multiple of 32: weights are padded once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +32,7 @@ PREFIX = "model.layers.0.mlp.gate_up_proj"
 
 
 class Mlp(torch.nn.Module):
-    """Gate and up projections, with an activation that fuses with them or none that does."""
+    """Gate and up projections, with an activation that may fuse with them."""
 
     def __init__(self, config: Nvfp4TcConfig, activation: Callable[[], Any]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Results handed over as NVFP4: from a fused MLP's first products to its last one."""
+"""Quantised activations passed on as NVFP4: from a fused MLP's gate and up to down."""
 
 from collections.abc import Callable
 from typing import Any
@@ -42,7 +42,7 @@ SCALE, DOWN_SCALE = torch.tensor(0.003), torch.tensor(0.02)
 
 
 class Whole(torch.nn.Module):
-    """Gated MLP as vLLM's models have them."""
+    """Gated MLP as in vLLM's models."""
 
     def __init__(self, config: Nvfp4TcConfig, down: Nvfp4TcConfig | None = None) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Whole(torch.nn.Module):
 
 
 def loaded(mlp: Any, weight_only: bool = False) -> Any:
-    """The module with weights of its own, in the order that vLLM loads them."""
+    """MLP with random weights, loaded in vLLM's order."""
     torch.manual_seed(3)
     quant = checkpoint(weight_only=weight_only)
     for number, shard in enumerate(quantised_shards([INTERMEDIATE] * 2, [1.0, 8.0])):
@@ -92,7 +92,7 @@ def kernels_called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_nothing_is_quantised_twice(
     terms: int, dims: tuple[int, ...], kernels_called: list[str], vllm_config: Any
 ) -> None:
-    """To the bit what the library's ops say, one after the other."""
+    """Results are bit-identical to the library's ops called one after the other."""
     vllm_config.additional_config = {"nvfp4_tc": {"activation_terms": terms}}
     mlp = loaded(Whole(Nvfp4TcConfig(checkpoint())))
     x = torch.randn(*dims, K).bfloat16()
@@ -111,7 +111,7 @@ def test_nothing_is_quantised_twice(
 
 
 def test_weights_alone_before_it(kernels_called: list[str]) -> None:
-    """The first products' activations stay in 16 bits; what they say is quantised all the same."""
+    """Gate and up have 16-bit activations; their result is quantised for down all the same."""
     before = Nvfp4TcConfig(checkpoint(weight_only=True))
     mlp = loaded(Whole(before, Nvfp4TcConfig(checkpoint())), weight_only=True)
     kernels_called.clear()
@@ -133,7 +133,7 @@ def said_of(mlp: Any) -> str:
 
 
 def planned(down: Callable[[Any], Any] | None = None, **config: Any) -> Any:
-    """A module that is built and not loaded; ``down`` makes its last layer."""
+    """MLP that is built but not loaded; ``down`` builds the last layer."""
     quant = Nvfp4TcConfig(checkpoint(**config))
     mlp: Any = Whole(quant)
     mlp.__dict__["config"] = quant
@@ -259,7 +259,7 @@ OTHERS = {  # of the layers that are not called down_proj
 
 
 def test_where_vllms_classes_take_their_activation() -> None:
-    """A class that is new or whose verdict changed wants reading, then a line above."""
+    """Every new class, and every class with a changed verdict, must be read and listed above."""
     taken = {}
     for name, owner in classes_with(f"self.{PROJECTION}("):
         for activation in flow_of(
