@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-CHECKED = ("kernels/nvfp4_kernels", "vllm_fp4_plugin", "examples", "tests/emulator")
+CHECKED = ("kernels/nvfp4_kernels", "vllm_fp4_plugin", "examples", "tests", ".ci")
 FIRST_WORD = re.compile(r"[\w-]+")
 WORDS = """
     Of Over By Until With Without For From In On At To As Like Through Within Under Per

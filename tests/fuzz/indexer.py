@@ -217,7 +217,7 @@ def _scored(q: Float64, k: Float64, weights: Float64) -> tuple[Float64, Float64]
 
 
 def _rows(given: Given) -> list[tuple[Float64, Float64, int]]:
-    """For each query: scores of the visible keys, their errors, and the first key."""
+    """Scores of the visible keys, their errors, and the first key, for each query."""
     queries, weights = _queries(given), float64(given["weights"])
     if "context_lens" in given:
         lens, dim = given["context_lens"], queries.shape[-1]
