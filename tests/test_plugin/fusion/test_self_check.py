@@ -10,6 +10,7 @@ from torch import Tensor
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.layers.attention import Attention
 
+from tests import heap
 from tests.registry import configs, session, step, unbuilt, weights
 from vllm_fp4_plugin.attention.rotation import Rotation, Unrotated
 from vllm_fp4_plugin.engine.complete_loaders import _CompleteDefaultLoader
@@ -106,22 +107,24 @@ def test_every_architecture(vllm: session.Session) -> None:
     for architecture, *_ in configs.distinct().values():
         if architecture in unbuilt.UNBUILT.keys() | weights.UNPREPARED.keys():
             continue
-        try:
-            model = built(vllm, architecture)
-        except UnsupportedCheckpoint:  # MLA's projections, and routers that a CPU has not
-            refused += 1
-            continue
-        found = {each.kind: each for each in kinds(model)}
-        fused += bool(found)
-        for said in counts:
-            counts[said] += any(said in each.name for each in found.values())
-        with set_current_vllm_config(model.config), torch.no_grad():
-            for each in found.values():
-                outcome = run._outcome(each)
-                if outcome.unknown:
-                    unknown[f"{architecture} {each.name}"] = outcome.unknown
-                elif not outcome.distance <= SEEN:
-                    wrong[f"{architecture} {each.name}"] = outcome.distance
+        with heap.paused():
+            try:
+                model = built(vllm, architecture)
+            except UnsupportedCheckpoint:  # MLA's projections, and routers that a CPU has not
+                refused += 1
+                continue
+            found = {each.kind: each for each in kinds(model)}
+            fused += bool(found)
+            for said in counts:
+                counts[said] += any(said in each.name for each in found.values())
+            with set_current_vllm_config(model.config), torch.no_grad():
+                for each in found.values():
+                    outcome = run._outcome(each)
+                    if outcome.unknown:
+                        unknown[f"{architecture} {each.name}"] = outcome.unknown
+                    elif not outcome.distance <= SEEN:
+                        wrong[f"{architecture} {each.name}"] = outcome.distance
+            del model, found
     print(f"{fused} architectures: {counts}; {unknown}")
     assert not wrong
     assert not unknown
