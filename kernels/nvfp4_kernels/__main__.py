@@ -10,7 +10,7 @@ from nvfp4_kernels.tool.report_command import report
 from nvfp4_kernels.tool.version_option import VersionOption
 
 app = help.application(
-    "NVFP4 kernels: build them before a server starts, see what they are made of, check them."
+    "NVFP4 kernels: build them before a server starts, print their resources, check them."
 )
 
 
