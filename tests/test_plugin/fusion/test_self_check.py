@@ -164,6 +164,8 @@ def test_layers_that_are_not_rotated(
     assert type(rotated[False].rotary_emb) is not Unrotated
     assert far(step.run(model), expected) < far(wrong, expected) / 3
     assert "unfused at start" in str(model.config.additional_config)
+    report = model.config.quant_config.startup.report
+    assert any("unfused at start" in record.reason for record in report.layers)
 
 
 def owners(model: session.Built) -> list[Any]:
