@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from nvfp4_kernels.checks import InvalidArgument as InvalidArgument
     from nvfp4_kernels.dispatch import NoKernelError as NoKernelError
     from nvfp4_kernels.formats.nvfp4 import Nvfp4Tensor as Nvfp4Tensor
+    from nvfp4_kernels.formats.output import PerToken as PerToken
+    from nvfp4_kernels.formats.output import Static as Static
     from nvfp4_kernels.gemm import *
     from nvfp4_kernels.indexer import *
     from nvfp4_kernels.moe import *
@@ -87,6 +89,7 @@ _NAMES = {
     "checks": ("InvalidArgument",),
     "dispatch": ("NoKernelError",),
     "formats.nvfp4": ("Nvfp4Tensor",),
+    "formats.output": ("PerToken", "Static"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_MODULES)

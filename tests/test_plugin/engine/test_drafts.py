@@ -193,7 +193,10 @@ def test_heads_of_the_target(tmp_path: Path, drafted: Callable[..., Drafted]) ->
     target = checkpoint.write(weight_only(QWEN_38), tmp_path / "target", reference.even_out)
     roundings = reference.decode(target, tmp_path / "decoded")
     model = reference.load(AutoModelForImageTextToText, tmp_path / "decoded", roundings)
-    engine_args = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}}
+    engine_args = {
+        "speculative_config": {"method": "mtp", "num_speculative_tokens": 2},
+        "gdn_prefill_backend": "triton",  # by default a Hopper needs FlashInfer
+    }
     runs = {
         name: drafted(with_head(target, tmp_path / name, **how), **NO_IMAGES, **engine_args)
         for name, how in {

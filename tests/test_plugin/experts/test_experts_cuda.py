@@ -45,6 +45,7 @@ def decoded(model: Moe) -> Moe:
 
 OWN = "nvfp4_grouped_silu_mul_gemm_w4a16/wgmma (sm_90), W4A16"
 BY_VLLM = {"additional_config": {"nvfp4_tc": {"experts": "vllm"}}}
+MARLIN = {"moe_backend": "marlin"}  # vLLM prefers Humming where it is installed
 FORMATS = pytest.mark.parametrize("modelopt", [True, False], ids=["modelopt", "compressed-tensors"])
 
 
@@ -88,7 +89,7 @@ def test_by_vllm(model: str, modelopt: bool, tmp_path: Path) -> None:
 @FORMATS
 def test_with_activations_by_vllm(modelopt: bool, tmp_path: Path) -> None:
     moe = written(tmp_path, "qwen3", {"experts": Kind.NVFP4}, modelopt=modelopt, joined=True)
-    served, log = serve(moe.path, **BY_VLLM)
+    served, log = serve(moe.path, **BY_VLLM, **MARLIN)
     assert "MARLIN), W4A16, MARLIN leaves activations in 16 bits" in log
     assert distance(served, moe_reference.said(decoded(moe))) < SAME
 
@@ -97,13 +98,13 @@ def test_with_activations_by_vllm(modelopt: bool, tmp_path: Path) -> None:
 def test_scales_that_vllm_joins(modelopt: bool, tmp_path: Path) -> None:
     """Gate and up have a global scale each, which vLLM's own configs serve wrongly."""
     moe = written(tmp_path, "qwen3", {"experts": Kind.NVFP4_A16}, modelopt=modelopt)
-    served, log = serve(moe.path, **BY_VLLM)
+    served, log = serve(moe.path, **BY_VLLM, **MARLIN)
     assert "global scales of gate and up differ in 8 of 8 experts" in log
     assert "down's makes up for it" in log
     expected = moe_reference.said(moe)
     assert distance(served, expected) < SAME
     vllms = "modelopt_fp4" if modelopt else "compressed-tensors"
-    theirs, _ = serve(moe.path, quantization=vllms)
+    theirs, _ = serve(moe.path, quantization=vllms, **MARLIN)
     assert distance(theirs, expected) > 3 * SAME
 
 

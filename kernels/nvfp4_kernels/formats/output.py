@@ -1,0 +1,58 @@
+"""Format of an op's result, passed as ``output``: floating point, or NVFP4 for the next GEMM."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_shape
+from nvfp4_kernels.formats.terms import check_terms
+
+
+class Static(NamedTuple):
+    """NVFP4 with one calibrated global scale for the whole result.
+
+    Attributes:
+        global_scale: float32 ``()``, ModelOpt's ``input_scale`` of the next GEMM.
+        terms: number of NVFP4 terms of the result, 1 to 4.
+    """
+
+    global_scale: Tensor
+    terms: int = 1
+
+
+class PerToken(NamedTuple):
+    """NVFP4 with a global scale for each token, computed from the token's values.
+
+    Attributes:
+        terms: number of NVFP4 terms of the result, 1 to 4.
+    """
+
+    terms: int = 1
+
+
+# None: floating point, of the dtype that the op documents.
+Output = Static | PerToken | None
+
+
+def check_static(output: Static, name: str = "output") -> None:
+    """Check the scale and the number of terms of a statically scaled result.
+
+    Raises:
+        InvalidArgument: a scale of another dtype or shape, or a number of terms beyond 1 to 4.
+    """
+    check_dtype(f"{name}.global_scale", output.global_scale, (torch.float32,))
+    check_shape(f"{name}.global_scale", output.global_scale, (), "for a scale per token: PerToken")
+    check_terms(f"{name}.terms", output.terms)
+
+
+def refuse_output(output: object, accepted: str, name: str = "output") -> InvalidArgument:
+    """Make the error for a format that an op cannot give its result.
+
+    Args:
+        output: the argument as passed.
+        accepted: formats that the op accepts, e.g. ``"None or Static(global_scale, terms)"``.
+        name: name of the argument.
+    """
+    came = "None" if output is None else f"a {type(output).__name__}"
+    return InvalidArgument(f"{name}: is {came}, must be {accepted}")
