@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import Module
+from vllm.model_executor.custom_op import op_registry_oot
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 
@@ -253,6 +254,15 @@ def test_switched_off(given: dict[str, Any], vllm_config: Any) -> None:
     vllm_config.compilation_config.pass_config.fuse_allreduce_rms = False
     expected = "switched off (fuse_norm)" if given else "vLLM fuses it with an all-reduce"
     assert (kernel, reason) == ("vLLM", expected)
+
+
+def test_switched_off_from_the_start(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report names norms of vLLM's class too, which no earlier model replaced by ours."""
+    monkeypatch.delitem(op_registry_oot, "RMSNorm", raising=False)
+    vllm_config.additional_config = {"nvfp4_tc": {"fuse_norm": False}}
+    block = Block(Nvfp4TcConfig(checkpoint()))
+    assert type(block.norm) is RMSNorm
+    assert said_of(block) == ("vLLM", "switched off (fuse_norm)")
 
 
 def test_weights_alone() -> None:
