@@ -154,7 +154,9 @@ def _in_a_child(function: Callable[[], bytes]) -> bytes:
         status = 1
         try:
             os.close(reader)
-            torch.set_num_threads(1)  # the child has no threads of its parent
+            # The child has no threads of its parent, for which parallel ops would wait. torch's own
+            # name of the function does nothing once a CPU engine has bound its threads.
+            torch._C.set_num_threads(1)
             os.write(writer, function())
             status = 0
         finally:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from vllm.engine.arg_utils import EngineArgs
 from vllm.plugins import load_general_plugins
@@ -113,6 +114,21 @@ def test_a_child_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     said = preflight._in_a_child(lambda: time.sleep(60) or b"")  # type: ignore[func-returns-value]
     assert said.endswith(b"took more than 0.2 s")
     assert psutil.Process().children() == before
+
+
+def test_a_child_needs_no_threads_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parallel ops end in the child of a process in which an engine has bound the threads."""
+    before, x = torch.get_num_threads(), torch.ones(1 << 20)
+    torch.set_num_threads(2)
+    try:
+        assert x.add(1).sum() == 1 << 21  # starts the parent's threads
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "set_num_threads", lambda number: None)  # as vLLM does
+            patch.setattr(preflight, "_SECONDS", 20)
+            verdict = preflight._in_a_child(lambda: f"{x.add(1).sum():.0f}".encode())
+    finally:
+        torch.set_num_threads(before)
+    assert verdict == str(1 << 21).encode()
 
 
 def test_a_child_that_dies_is_no_pass() -> None:
