@@ -8,6 +8,7 @@ PYTHON ?= $(shell for candidate in $(CANDIDATES); do \
 PYTHON_FOUND = $(or $(PYTHON),$(error No Python 3.11 or newer among $(CANDIDATES); set PYTHON))
 WORKERS ?= 2
 CPU ?= native
+LANE ?= test
 # Release of vLLM that tests run on; another than 0.32 has an environment of its own over .venv
 VLLM ?= 0.32
 TOOL := .venv/bin/python .ci/local_caches.py
@@ -35,10 +36,10 @@ eval: venv ## Measure what quantising costs a small model, variant by variant
 all: check ## Run every check and every test, on each release of vLLM, and record that all passed
 	$(PYTEST) --record
 	$(MAKE) venv VLLM=0.33
-	$(MAKE) test VLLM=0.33
+	$(MAKE) test VLLM=0.33 LANE=all
 
 test: check ## Run every check, then the tests; thorough ones of changed sources alone; CPU=avx2
-	$(PYTEST) --lane test $(TESTS)
+	$(PYTEST) --lane $(LANE) $(TESTS)
 
 quick: venv ## Run the tests that need no emulator, no engine and no other process
 	$(PYTEST) --quick --durations 15 $(TESTS)

@@ -284,6 +284,7 @@ def test_no_server_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 # --- the command, on vLLM -----------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_vllm_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests import tiny_llama

@@ -27,6 +27,7 @@ def python(tmp_path: Path) -> Path:
     return tmp_path / "environment" / "bin" / "python"
 
 
+@pytest.mark.thorough
 def test_a_machine_with_a_gpu_gets_vllms_build_for_gpus(
     source: Path, python: Path, tmp_path: Path
 ) -> None:

@@ -83,6 +83,7 @@ OF_TERMS = (
 )
 
 
+@pytest.mark.thorough
 def test_every_tile_keeps_within_its_sm() -> None:
     """No registers are spilled, and each CTA fits on an SM."""
     devices.cutlass_or_skip()

@@ -47,6 +47,7 @@ def reports(model: session.Built) -> str:
     return "\n".join(f"{r.kernel} {r.reason}" for r in quantization.startup.report.layers)
 
 
+@pytest.mark.thorough
 def test_each_says_the_same_unfused(vllm: session.Session) -> None:
     apart, fused, rotated = {}, 0, 0
     for architecture, *_ in configs.distinct().values():

@@ -100,6 +100,7 @@ def test_what_is_right_stays_fused(vllm: session.Session) -> None:
     assert len(kinds(model)) == 8  # two layers: attention, two norms, an MLP
 
 
+@pytest.mark.thorough
 def test_every_architecture(vllm: session.Session) -> None:
     """Each kind of fused op is checked in every architecture; exceptions are named here."""
     counts = dict.fromkeys(("rotated", "result quantised", "quantises", "SiLU-mul"), 0)
