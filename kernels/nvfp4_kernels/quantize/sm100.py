@@ -1,4 +1,4 @@
-"""``quantize`` and ``quantize_per_token`` for sm_100: one pass over memory."""
+"""``quantize`` for sm_100: one pass over memory."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from cutlass.experimental import primitives as ptx
 from torch import Tensor
 
 from nvfp4_kernels.device.arguments import example
-from nvfp4_kernels.device.rowwise.operands import ALIGNMENT, new_operand, new_row_scale, rows_of
+from nvfp4_kernels.device.rowwise.operands import ALIGNMENT, rows_of
 from nvfp4_kernels.device.rowwise.output import (
     OUTPUT_ALIGNMENT,
     OUTPUT_TYPES,
@@ -28,7 +28,9 @@ from nvfp4_kernels.device.rowwise.tile import RowTile
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.devices import dtype_name, multiprocessors
 from nvfp4_kernels.formats.terms import ONE_TERM, TermLayout
+from nvfp4_kernels.quantize.call import QuantizeCall
 from nvfp4_kernels.quantize.choose import choose_config
+from nvfp4_kernels.quantize.host import new_rows
 from nvfp4_kernels.runtime.compile import launch
 
 
@@ -90,26 +92,13 @@ class QuantizeSm100:
         return [load_block(x, start + place.element(s), place.has(s)) for s in place.steps]
 
 
-def quantize(x: Tensor, global_scale: Tensor, terms: int = 1) -> tuple[Tensor, Tensor]:
+def quantize(call: QuantizeCall) -> tuple[Tensor, ...]:
     """See ``nvfp4_kernels.quantize.op.quantize``."""
-    return _run(x, global_scale, False, terms)
-
-
-def quantize_per_token(x: Tensor, terms: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """See ``nvfp4_kernels.quantize.op.quantize_per_token``."""
-    row_scale = new_row_scale(x)
-    return (*_run(x, row_scale, True, terms), row_scale)
-
-
-def _run(x: Tensor, scale: Tensor, per_token: bool, terms: int) -> tuple[Tensor, Tensor]:
-    rows = rows_of("x", x)
-    data, scales = new_operand(x, rows.k, terms)
+    x, rows = call.x, rows_of("x", call.x)
+    new = new_rows(x, rows, call.global_scale, call.terms)
     if x.numel():
-        tile = choose_config(
-            rows.count, rows.k, x.element_size(), per_token, multiprocessors(x.device)
-        )
-        layout = TermLayout.of(terms, rows.m)
-        kernel = QuantizeSm100(dtype_name(x.dtype), per_token, tile, layout)
-        out = QuantizedRows(data, scales, scale, rows.m, rows.k, rows.batch)
-        launch(kernel, QuantizeArguments(x, rows.stride, out))
-    return data, scales
+        sms = multiprocessors(x.device)
+        tile = choose_config(rows.count, rows.k, x.element_size(), new.per_token, sms)
+        kernel = QuantizeSm100(dtype_name(x.dtype), new.per_token, tile, new.terms)
+        launch(kernel, QuantizeArguments(x, rows.stride, new.rows))
+    return new.result

@@ -1,4 +1,4 @@
-"""``rms_norm_quantize`` and its siblings for sm_100: rows stay in registers between the passes."""
+"""Norms that quantise, for sm_100: rows stay in registers between the passes."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -12,13 +12,7 @@ from cutlass.experimental import primitives as ptx
 from torch import Tensor
 
 from nvfp4_kernels.device.arguments import example
-from nvfp4_kernels.device.rowwise.operands import (
-    ALIGNMENT,
-    check_vector,
-    new_operand,
-    new_row_scale,
-    rows_of,
-)
+from nvfp4_kernels.device.rowwise.operands import ALIGNMENT, check_vector, rows_of
 from nvfp4_kernels.device.rowwise.output import (
     OUTPUT_ALIGNMENT,
     OUTPUT_TYPES,
@@ -40,6 +34,8 @@ from nvfp4_kernels.device.rowwise.tile import BLOCK, RowTile
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.devices import dtype_name, multiprocessors
 from nvfp4_kernels.formats.terms import ONE_TERM, TermLayout
+from nvfp4_kernels.quantize.call import RmsNormQuantizeCall
+from nvfp4_kernels.quantize.host import new_rows
 from nvfp4_kernels.quantize.rms_norm.choose import choose_config
 from nvfp4_kernels.runtime.compile import launch
 
@@ -167,97 +163,26 @@ def _add_squares(values: Vector, squares: Float32) -> Float32:
 
 
 def rms_norm_quantize(
-    x: Tensor,
-    weight: Tensor,
-    eps: float,
-    global_scale: Tensor,
-    terms: int = 1,
-    *,
-    batch_invariant: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """See ``nvfp4_kernels.quantize.rms_norm.op.rms_norm_quantize``."""
-    return _run(x, weight, eps, terms, global_scale, batch_invariant=batch_invariant)
+    call: RmsNormQuantizeCall, batch_invariant: bool = False
+) -> tuple[Tensor, ...]:
+    """See ``rms_norm_quantize`` and ``add_rms_norm_quantize`` in ``rms_norm.op``.
 
-
-def rms_norm_quantize_per_token(
-    x: Tensor, weight: Tensor, eps: float, terms: int = 1, *, batch_invariant: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """See ``nvfp4_kernels.quantize.rms_norm.op.rms_norm_quantize_per_token``."""
-    row_scale = new_row_scale(x)
-    given = x, weight, eps, terms, row_scale
-    found = _run(*given, per_token=True, batch_invariant=batch_invariant)
-    return (*found, row_scale)
-
-
-def add_rms_norm_quantize(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    eps: float,
-    global_scale: Tensor,
-    terms: int = 1,
-    out: Tensor | None = None,
-    *,
-    batch_invariant: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """See ``nvfp4_kernels.quantize.rms_norm.op.add_rms_norm_quantize``.
-
-    ``out`` takes the new residual: contiguous, of x's dtype and shape. ``out`` may alias x or the
-    residual, as a thread reads each block before writing the same block.
+    ``call.out`` may alias x or the residual, as a thread reads each block before writing the same
+    block.
     """
-    if out is None:
-        out = x.new_empty(x.shape)
-    given = x, weight, eps, terms, global_scale, residual, out
-    return (*_run(*given, batch_invariant=batch_invariant), out)
-
-
-def add_rms_norm_quantize_per_token(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    eps: float,
-    terms: int = 1,
-    *,
-    batch_invariant: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See ``nvfp4_kernels.quantize.rms_norm.op.add_rms_norm_quantize_per_token``."""
-    row_scale, out = new_row_scale(x), x.new_empty(x.shape)
-    given = x, weight, eps, terms, row_scale, residual, out
-    found = _run(*given, per_token=True, batch_invariant=batch_invariant)
-    return (*found, row_scale, out)
-
-
-rms_norm_quantize_batch_invariant = partial(rms_norm_quantize, batch_invariant=True)
-rms_norm_quantize_per_token_batch_invariant = partial(
-    rms_norm_quantize_per_token, batch_invariant=True
-)
-add_rms_norm_quantize_batch_invariant = partial(add_rms_norm_quantize, batch_invariant=True)
-add_rms_norm_quantize_per_token_batch_invariant = partial(
-    add_rms_norm_quantize_per_token, batch_invariant=True
-)
-
-
-def _run(
-    x: Tensor,
-    weight: Tensor,
-    eps: float,
-    terms: int,
-    scale: Tensor,
-    residual: Tensor | None = None,
-    residual_out: Tensor | None = None,
-    per_token: bool = False,
-    batch_invariant: bool = False,
-) -> tuple[Tensor, Tensor]:
+    x, residual, weight = call.x, call.residual, call.weight
     rows = rows_of("x", x)
     residual_rows = rows if residual is None else rows_of("residual", residual)
     check_vector("weight", weight)
-    data, scales = new_operand(x, rows.k, terms)
+    new, adds = new_rows(x, rows, call.global_scale, call.terms), residual is not None
+    out = x.new_empty(x.shape) if adds and call.out is None else call.out
     if x.numel():
         tile = choose_config(rows.count, rows.k, multiprocessors(x.device), batch_invariant)
         dtypes = dtype_name(x.dtype), dtype_name(weight.dtype)
-        layout = TermLayout.of(terms, rows.m)
-        kernel = RmsNormQuantizeSm100(*dtypes, residual is not None, per_token, tile, layout)
-        inputs = Inputs(x, residual, weight, residual_out, rows.stride, residual_rows.stride)
-        out = QuantizedRows(data, scales, scale, rows.m, rows.k, rows.batch)
-        launch(kernel, RmsNormQuantizeArguments(inputs, out, eps))
-    return data, scales
+        kernel = RmsNormQuantizeSm100(*dtypes, adds, new.per_token, tile, new.terms)
+        inputs = Inputs(x, residual, weight, out, rows.stride, residual_rows.stride)
+        launch(kernel, RmsNormQuantizeArguments(inputs, new.rows, call.eps))
+    return new.result if out is None else (*new.result, out)
+
+
+rms_norm_quantize_batch_invariant = partial(rms_norm_quantize, batch_invariant=True)

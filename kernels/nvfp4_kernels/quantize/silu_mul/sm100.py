@@ -1,6 +1,6 @@
 """``silu_mul_quantize`` for sm_100: gate and up are read once, only NVFP4 is written."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import cuda.bindings.driver as cuda_driver
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nvfp4_kernels.device.arguments import example
 from nvfp4_kernels.device.math import LOG2_E
-from nvfp4_kernels.device.rowwise.operands import ALIGNMENT, new_operand, new_row_scale, rows_of
+from nvfp4_kernels.device.rowwise.operands import ALIGNMENT, rows_of
 from nvfp4_kernels.device.rowwise.output import (
     OUTPUT_ALIGNMENT,
     OUTPUT_TYPES,
@@ -30,6 +30,8 @@ from nvfp4_kernels.device.rowwise.tile import BLOCK, RowTile
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.devices import dtype_name, multiprocessors
 from nvfp4_kernels.formats.terms import ONE_TERM, TermLayout
+from nvfp4_kernels.quantize.call import SiluMulQuantizeCall
+from nvfp4_kernels.quantize.host import new_rows
 from nvfp4_kernels.quantize.silu_mul.choose import choose_config
 from nvfp4_kernels.runtime.compile import launch
 
@@ -118,29 +120,14 @@ def silu(x: Vector) -> Vector:
     return (values * Vector.from_elements(tuple(sigmoid), Float32)).to(x.dtype)
 
 
-def silu_mul_quantize(
-    gate_up: Tensor, global_scale: Tensor, terms: int = 1
-) -> tuple[Tensor, Tensor]:
+def silu_mul_quantize(call: SiluMulQuantizeCall) -> tuple[Tensor, ...]:
     """See ``nvfp4_kernels.quantize.silu_mul.op.silu_mul_quantize``."""
-    return _run(gate_up, global_scale, False, terms)
-
-
-def silu_mul_quantize_per_token(gate_up: Tensor, terms: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """See ``nvfp4_kernels.quantize.silu_mul.op.silu_mul_quantize_per_token``."""
-    row_scale = new_row_scale(gate_up)
-    return (*_run(gate_up, row_scale, True, terms), row_scale)
-
-
-def _run(gate_up: Tensor, scale: Tensor, per_token: bool, terms: int) -> tuple[Tensor, Tensor]:
-    rows = rows_of("gate_up", gate_up)
-    k = rows.k // 2
-    data, scales = new_operand(gate_up, k, terms)
+    gate_up, pairs = call.gate_up, rows_of("gate_up", call.gate_up)
+    rows = replace(pairs, k=pairs.k // 2)
+    new = new_rows(gate_up, rows, call.global_scale, call.terms)
     if gate_up.numel():
-        tile = choose_config(
-            rows.count, k, gate_up.element_size(), per_token, multiprocessors(gate_up.device)
-        )
-        layout = TermLayout.of(terms, rows.m)
-        kernel = SiluMulQuantizeSm100(dtype_name(gate_up.dtype), per_token, tile, layout)
-        out = QuantizedRows(data, scales, scale, rows.m, k, rows.batch)
-        launch(kernel, SiluMulQuantizeArguments(gate_up, rows.stride, out))
-    return data, scales
+        sms = multiprocessors(gate_up.device)
+        tile = choose_config(rows.count, rows.k, gate_up.element_size(), new.per_token, sms)
+        kernel = SiluMulQuantizeSm100(dtype_name(gate_up.dtype), new.per_token, tile, new.terms)
+        launch(kernel, SiluMulQuantizeArguments(gate_up, rows.stride, new.rows))
+    return new.result
