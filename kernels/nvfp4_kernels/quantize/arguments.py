@@ -25,11 +25,11 @@ def op_of(output: Static | PerToken, static: Op, per_token: Op) -> Op:
     raise refuse_output(output, "Static(global_scale, terms) or PerToken(terms)")
 
 
-def check_output(global_scale: Tensor | None, terms: int, **operands: Tensor) -> None:
+def check_output(output: Static | PerToken, **operands: Tensor) -> None:
     """Check the format of a result, and that all tensors are on one device."""
-    if global_scale is None:
-        check_terms("output.terms", terms)
+    if isinstance(output, Static):
+        check_static(output)
+        operands["output.global_scale"] = output.global_scale
     else:
-        check_static(Static(global_scale, terms))
-        operands["output.global_scale"] = global_scale
+        check_terms("output.terms", output.terms)
     check_same_device(**operands)

@@ -48,17 +48,17 @@ def quantize(x: Tensor, output: Static | PerToken) -> tuple[Tensor, ...]:
     return op_of(output, ops.quantize, ops.quantize_per_token)(x, *output)
 
 
-def _check(call: QuantizeCall) -> None:
+def _check(call: QuantizeCall, output: Static | PerToken) -> None:
     check_dtype("x", call.x, FLOAT_DTYPES)
     check_rows("x", call.x)
     check_blocks_of_16("x", call.x.shape)
-    check_output(call.global_scale, call.terms, x=call.x)
+    check_output(output, x=call.x)
 
 
 @torch.library.custom_op("nvfp4::quantize", mutates_args=())
 def _quantize(x: Tensor, global_scale: Tensor, terms: int) -> tuple[Tensor, Tensor]:
     call = QuantizeCall(x, global_scale, terms)
-    _check(call)
+    _check(call, Static(global_scale, terms))
     return KERNELS.select(x.device, "w4a4").load()(call)
 
 
@@ -70,7 +70,7 @@ def _(x: Tensor, global_scale: Tensor, terms: int) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("nvfp4::quantize_per_token", mutates_args=())
 def _quantize_per_token(x: Tensor, terms: int) -> tuple[Tensor, Tensor, Tensor]:
     call = QuantizeCall(x, None, terms)
-    _check(call)
+    _check(call, PerToken(terms))
     return PER_TOKEN_KERNELS.select(x.device, "w4a4").load()(call)
 
 

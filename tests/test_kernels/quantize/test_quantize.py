@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -175,6 +176,16 @@ def test_compiled_with_the_product() -> None:
     check_compiled(layer, [((x,), {}) for x in inputs], graphs=2)
 
 
+ROWS, FACTORS = torch.zeros(2, 32), torch.ones(32)
+OPS = [
+    quantize,
+    silu_mul_quantize,
+    partial(rms_norm_quantize, weight=FACTORS, eps=0.1),
+    partial(add_rms_norm_quantize, residual=ROWS, weight=FACTORS, eps=0.1),
+]
+OP_NAMES = ["quantize", "silu_mul", "rms_norm", "add_rms_norm"]
+
+
 @pytest.mark.parametrize("output", OUTPUTS, ids=["static", "per token"])
 @pytest.mark.parametrize(
     ("x", "message"),
@@ -195,23 +206,25 @@ def test_refused_input(output: Static | PerToken, x: Tensor, message: str) -> No
     [
         (torch.ones(2), r"output.global_scale: shape is \(2,\), must be \(\); .* token: PerToken"),
         (torch.ones(1), r"output.global_scale: shape is \(1,\), must be \(\)"),
+        (None, "output.global_scale: is NoneType, must be a tensor of float32"),
         (torch.tensor(1.0, dtype=BF16), "output.global_scale: dtype is bfloat16, must be float32"),
     ],
-    ids=["per row", "1-D", "dtype"],
+    ids=["per row", "1-D", "None", "dtype"],
 )
-def test_refused_global_scale(global_scale: Tensor, message: str) -> None:
+@pytest.mark.parametrize("op", OPS, ids=OP_NAMES)
+def test_refused_global_scale(op: Callable[..., object], global_scale: Any, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        quantize(torch.zeros(2, 32), Static(global_scale))
+        op(ROWS, output=Static(global_scale))
 
 
 @pytest.mark.parametrize("terms", [0, 5, -1])
 @pytest.mark.parametrize("make", [lambda t: Static(torch.tensor(1.0), t), PerToken])
-def test_refused_terms(make: Callable[[int], Static | PerToken], terms: int) -> None:
+@pytest.mark.parametrize("op", OPS, ids=OP_NAMES)
+def test_refused_terms(
+    op: Callable[..., object], make: Callable[[int], Static | PerToken], terms: int
+) -> None:
     with pytest.raises(InvalidArgument, match=f"output.terms: is {terms}, must be 1 to 4"):
-        quantize(torch.zeros(2, 32), make(terms))
-
-
-ROWS, FACTORS = torch.zeros(2, 32), torch.ones(32)
+        op(ROWS, output=make(terms))
 
 
 @pytest.mark.parametrize(
@@ -219,16 +232,7 @@ ROWS, FACTORS = torch.zeros(2, 32), torch.ones(32)
     [(None, "None"), (torch.tensor(0.01), "a Tensor"), (0.01, "a float"), (PerToken, "a type")],
     ids=["None", "a scale", "a number", "the class"],
 )
-@pytest.mark.parametrize(
-    "op",
-    [
-        quantize,
-        silu_mul_quantize,
-        partial(rms_norm_quantize, weight=FACTORS, eps=0.1),
-        partial(add_rms_norm_quantize, residual=ROWS, weight=FACTORS, eps=0.1),
-    ],
-    ids=["quantize", "silu_mul", "rms_norm", "add_rms_norm"],
-)
+@pytest.mark.parametrize("op", OPS, ids=OP_NAMES)
 def test_refused_output(op: Callable[..., object], output: object, came: str) -> None:
     accepted = r"must be Static\(global_scale, terms\) or PerToken\(terms\)"
     with pytest.raises(InvalidArgument, match=f"^output: is {came}, {accepted}$"):

@@ -13,6 +13,7 @@ from nvfp4_kernels.device.rowwise.operands import (
     new_operand,
     new_row_scale,
 )
+from nvfp4_kernels.formats.output import PerToken, Static
 from nvfp4_kernels.quantize.arguments import check_output
 from nvfp4_kernels.quantize.call import RmsNormQuantizeCall
 
@@ -64,8 +65,11 @@ class Form(NamedTuple):
 FORMS = [Form(adds, per_token) for adds in (False, True) for per_token in (False, True)]
 
 
-def check(call: RmsNormQuantizeCall) -> None:
-    """Check the arguments of a norm that quantises."""
+def check(call: RmsNormQuantizeCall, form: Form) -> None:
+    """Check the arguments of a norm that quantises.
+
+    torch passes None for any tensor: ``form`` tells what the call must have.
+    """
     x, operands = call.x, {"x": call.x, "weight": call.weight}
     check_dtype("x", x, FLOAT_DTYPES)
     check_rows("x", x)
@@ -76,8 +80,11 @@ def check(call: RmsNormQuantizeCall) -> None:
         raise InvalidArgument(
             f"eps: is {call.eps}, must be 0 or more and finite; models use 1e-5 or so"
         )
-    if call.residual is not None:
-        check_dtype("residual", call.residual, (x.dtype,))
-        check_shape("residual", call.residual, x.shape, "one value for each of x")
-        operands["residual"] = call.residual
-    check_output(call.global_scale, call.terms, **operands)
+    if form.adds:
+        residual: Any = call.residual
+        check_dtype("residual", residual, (x.dtype,))
+        check_shape("residual", residual, x.shape, "one value for each of x")
+        operands["residual"] = residual
+    scale: Any = call.global_scale
+    output = PerToken(call.terms) if form.per_token else Static(scale, call.terms)
+    check_output(output, **operands)

@@ -91,7 +91,7 @@ def add_rms_norm_quantize(
 def _define(form: Form) -> CustomOpDef:
     def run(*arguments: Any) -> Any:
         call = form.call(*arguments)
-        check(call)
+        check(call, form)
         return KERNELS[form].select(call.x.device, "w4a4").load()(call)
 
     schema = f"({form.parameters}) -> {form.results}"

@@ -50,7 +50,7 @@ def silu_mul_quantize(gate_up: Tensor, output: Static | PerToken) -> tuple[Tenso
     return op(gate_up, *output)
 
 
-def _check(call: SiluMulQuantizeCall) -> None:
+def _check(call: SiluMulQuantizeCall, output: Static | PerToken) -> None:
     check_dtype("gate_up", call.gate_up, FLOAT_DTYPES)
     check_rows("gate_up", call.gate_up)
     if call.gate_up.shape[-1] % (2 * BLOCK_SIZE):
@@ -58,7 +58,7 @@ def _check(call: SiluMulQuantizeCall) -> None:
             f"gate_up: last dimension is {call.gate_up.shape[-1]}, must be a multiple of 32: gate "
             "and up side by side, each of whole blocks of 16; pad both with zeros"
         )
-    check_output(call.global_scale, call.terms, gate_up=call.gate_up)
+    check_output(output, gate_up=call.gate_up)
 
 
 def _fake_operand(gate_up: Tensor, terms: int) -> tuple[Tensor, Tensor]:
@@ -68,7 +68,7 @@ def _fake_operand(gate_up: Tensor, terms: int) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("nvfp4::silu_mul_quantize", mutates_args=())
 def _silu_mul_quantize(gate_up: Tensor, global_scale: Tensor, terms: int) -> tuple[Tensor, Tensor]:
     call = SiluMulQuantizeCall(gate_up, global_scale, terms)
-    _check(call)
+    _check(call, Static(global_scale, terms))
     return KERNELS.select(gate_up.device, "w4a4").load()(call)
 
 
@@ -80,7 +80,7 @@ def _(gate_up: Tensor, global_scale: Tensor, terms: int) -> tuple[Tensor, Tensor
 @torch.library.custom_op("nvfp4::silu_mul_quantize_per_token", mutates_args=())
 def _silu_mul_quantize_per_token(gate_up: Tensor, terms: int) -> tuple[Tensor, Tensor, Tensor]:
     call = SiluMulQuantizeCall(gate_up, None, terms)
-    _check(call)
+    _check(call, PerToken(terms))
     return PER_TOKEN_KERNELS.select(gate_up.device, "w4a4").load()(call)
 
 

@@ -281,6 +281,7 @@ X, WEIGHT = torch.zeros(2, 32, dtype=BF16), torch.ones(32, dtype=BF16)
         ({"weight": WEIGHT[:16]}, r"weight: shape is \(16,\), must be \(32,\); one factor per col"),
         ({"eps": -1e-5}, "eps: is -1e-05, must be 0 or more and finite"),
         ({"eps": float("nan")}, "eps: is nan, must be 0 or more and finite"),
+        ({"residual": None}, "residual: is NoneType, must be a tensor of bfloat16"),
         ({"residual": X.float()}, "residual: dtype is float32, must be bfloat16"),
         ({"residual": X[:1]}, r"residual: shape is \(1, 32\), must be \(2, 32\)"),
         ({"output": Static(torch.ones(2))}, r"output.global_scale: shape is \(2,\).*: PerToken"),
