@@ -1,6 +1,6 @@
 """``silu_mul_quantize`` for sm_100: gate and up are read once, only NVFP4 is written."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import cuda.bindings.driver as cuda_driver
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nvfp4_kernels.device.arguments import example
 from nvfp4_kernels.device.math import LOG2_E
-from nvfp4_kernels.device.rowwise.operands import ALIGNMENT, rows_of
+from nvfp4_kernels.device.rowwise.operands import ALIGNMENT, Rows, rows_of
 from nvfp4_kernels.device.rowwise.output import (
     OUTPUT_ALIGNMENT,
     OUTPUT_TYPES,
@@ -123,7 +123,7 @@ def silu(x: Vector) -> Vector:
 def silu_mul_quantize(call: SiluMulQuantizeCall) -> tuple[Tensor, ...]:
     """See ``nvfp4_kernels.quantize.silu_mul.op.silu_mul_quantize``."""
     gate_up, pairs = call.gate_up, rows_of("gate_up", call.gate_up)
-    rows = replace(pairs, k=pairs.k // 2)
+    rows = Rows(pairs.m, pairs.k // 2, pairs.batch, pairs.stride)
     new = new_rows(gate_up, rows, call.global_scale, call.terms)
     if gate_up.numel():
         sms = multiprocessors(gate_up.device)
