@@ -3,26 +3,21 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import cuda.bindings.driver as cuda_driver
 import cutlass.cute as cute
 from cutlass import Int64, Vector
-from cutlass.experimental import primitives as ptx
 from torch import Tensor
 
 from nvfp4_kernels.device.arguments import example
+from nvfp4_kernels.device.rowwise.kernel import RowKernel
 from nvfp4_kernels.device.rowwise.operands import ALIGNMENT, rows_of
 from nvfp4_kernels.device.rowwise.output import (
     OUTPUT_ALIGNMENT,
     OUTPUT_TYPES,
     QuantizedRows,
-    RowQuantizer,
 )
 from nvfp4_kernels.device.rowwise.place import (
     Place,
-    ctas,
-    find,
     load_block,
-    store_padding,
 )
 from nvfp4_kernels.device.rowwise.tile import RowTile
 from nvfp4_kernels.device.types import TYPES
@@ -43,7 +38,7 @@ class QuantizeArguments(NamedTuple):
 
 
 @dataclass(frozen=True)
-class QuantizeSm100:
+class QuantizeSm100(RowKernel):
     """One configuration; each thread quantises 16 elements of a row at a time.
 
     Attributes:
@@ -63,31 +58,8 @@ class QuantizeSm100:
         types = {"x": TYPES[self.dtype], **OUTPUT_TYPES}
         return (example(QuantizeArguments, types, {"x": ALIGNMENT, **OUTPUT_ALIGNMENT}),)
 
-    @cute.jit
-    def __call__(self, arguments: QuantizeArguments, stream: cuda_driver.CUstream) -> None:
-        """Launch a CTA for each tile of rows that have scales, padding included."""
-        out = arguments.out
-        self.kernel(arguments).launch(
-            grid=(ctas(self.tile, out.m, out.k, out.batch), 1, 1),
-            block=(self.tile.threads, 1, 1),
-            stream=stream,
-            use_pdl=True,
-        )
-
-    @cute.kernel
-    def kernel(self, arguments: QuantizeArguments) -> None:
-        """Quantise one CTA's rows, or zero the scales of padding."""
-        out = arguments.out
-        place = find(self.tile, out.m, out.k, self.terms)
-        ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
-        ptx.griddepcontrol(ptx.GridDepAction.WAIT)
-        if place.live:
-            quantizer = RowQuantizer(out.data, out.scales, out.scale, self.per_token)
-            quantizer.write(place, self._rows(arguments, place))
-        else:
-            store_padding(place, out.scales)
-
-    def _rows(self, arguments: QuantizeArguments, place: Place) -> list[Vector]:
+    def rows(self, arguments: QuantizeArguments, place: Place) -> list[Vector]:
+        """Rows of the input."""
         x, start = arguments.x, place.row * arguments.stride
         return [load_block(x, start + place.element(s), place.has(s)) for s in place.steps]
 

@@ -68,7 +68,8 @@ FORMS = [Form(adds, per_token) for adds in (False, True) for per_token in (False
 def check(call: RmsNormQuantizeCall, form: Form) -> None:
     """Check the arguments of a norm that quantises.
 
-    torch passes None for any tensor: ``form`` tells what the call must have.
+    ``form``: form of the op. Tensors that the form requires are refused if None, which torch's
+    dispatcher accepts for any tensor.
     """
     x, operands = call.x, {"x": call.x, "weight": call.weight}
     check_dtype("x", x, FLOAT_DTYPES)

@@ -4,30 +4,24 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-import cuda.bindings.driver as cuda_driver
-import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Vector
-from cutlass.experimental import primitives as ptx
+from cutlass import Float32, Int64, Vector
 from torch import Tensor
 
 from nvfp4_kernels.device.arguments import example
+from nvfp4_kernels.device.rowwise.kernel import RowKernel
 from nvfp4_kernels.device.rowwise.operands import ALIGNMENT, check_vector, rows_of
 from nvfp4_kernels.device.rowwise.output import (
     OUTPUT_ALIGNMENT,
     OUTPUT_TYPES,
     QuantizedRows,
-    RowQuantizer,
 )
 from nvfp4_kernels.device.rowwise.place import (
     Place,
-    ctas,
-    find,
     load_block,
     prefetch_block,
     steps_ahead,
     store_elements,
-    store_padding,
 )
 from nvfp4_kernels.device.rowwise.reduction import reduce_row, total
 from nvfp4_kernels.device.rowwise.tile import BLOCK, RowTile
@@ -63,7 +57,7 @@ class RmsNormQuantizeArguments(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RmsNormQuantizeSm100:
+class RmsNormQuantizeSm100(RowKernel):
     """One configuration.
 
     Attributes:
@@ -89,40 +83,21 @@ class RmsNormQuantizeSm100:
         alignment = {**dict.fromkeys((*rows, "weight"), ALIGNMENT), **OUTPUT_ALIGNMENT}
         return (example(RmsNormQuantizeArguments, types, alignment),)
 
-    @cute.jit
-    def __call__(self, arguments: RmsNormQuantizeArguments, stream: cuda_driver.CUstream) -> None:
-        """Launch a CTA for each tile of rows that have scales, padding included."""
-        out = arguments.out
-        self.kernel(arguments).launch(
-            grid=(ctas(self.tile, out.m, out.k, out.batch), 1, 1),
-            block=(self.tile.threads, 1, 1),
-            stream=stream,
-            use_pdl=True,
-        )
-
-    @cute.kernel
-    def kernel(self, arguments: RmsNormQuantizeArguments) -> None:
-        """Normalise and quantise one CTA's rows, or zero the scales of padding."""
-        inputs, out = arguments.inputs, arguments.out
-        place = find(self.tile, out.m, out.k, self.terms)
-        ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
-        for step in cutlass.range_constexpr(self.tile.steps):
+    def prefetch(self, arguments: RmsNormQuantizeArguments, place: Place) -> None:
+        """Fetch the weight into the cache."""
+        for step in place.steps:
             wanted = place.live & (place.slot == 0) & (place.block(step) < place.blocks)
-            prefetch_block(inputs.weight, place.element(step), wanted)
-        ptx.griddepcontrol(ptx.GridDepAction.WAIT)
-        if place.live:
-            quantizer = RowQuantizer(out.data, out.scales, out.scale, self.per_token)
-            quantizer.write(place, self._normalise(inputs, place, out.k, arguments.eps))
-        else:
-            store_padding(place, out.scales)
+            prefetch_block(arguments.inputs.weight, place.element(step), wanted)
 
-    def _normalise(self, inputs: Inputs, place: Place, k: Int32, eps: Float32) -> list[Vector]:
+    def rows(self, arguments: RmsNormQuantizeArguments, place: Place) -> list[Vector]:
+        """Normalised rows."""
+        inputs = arguments.inputs
         rows = self._sums(inputs, place) if self.adds else self._inputs(inputs, place)
         squares = Float32(0.0)
         for row in rows:
             squares = _add_squares(row.to(Float32), squares)
-        mean = reduce_row(place, squares, total) / k.to(Float32)
-        inverse = 1.0 / cute.math.sqrt(mean + eps)
+        mean = reduce_row(place, squares, total) / arguments.out.k.to(Float32)
+        inverse = 1.0 / cute.math.sqrt(mean + arguments.eps)
         return [self._weigh(inputs, place, step, row, inverse) for step, row in enumerate(rows)]
 
     def _inputs(self, inputs: Inputs, place: Place) -> list[Vector]:

@@ -3,28 +3,23 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import cuda.bindings.driver as cuda_driver
 import cutlass.cute as cute
 from cutlass import Float32, Int64, Vector
-from cutlass.experimental import primitives as ptx
 from torch import Tensor
 
 from nvfp4_kernels.device.arguments import example
 from nvfp4_kernels.device.math import LOG2_E
+from nvfp4_kernels.device.rowwise.kernel import RowKernel
 from nvfp4_kernels.device.rowwise.operands import ALIGNMENT, Rows, rows_of
 from nvfp4_kernels.device.rowwise.output import (
     OUTPUT_ALIGNMENT,
     OUTPUT_TYPES,
     QuantizedRows,
-    RowQuantizer,
 )
 from nvfp4_kernels.device.rowwise.place import (
     Place,
-    ctas,
-    find,
     load_block,
     steps_ahead,
-    store_padding,
 )
 from nvfp4_kernels.device.rowwise.tile import BLOCK, RowTile
 from nvfp4_kernels.device.types import TYPES
@@ -45,7 +40,7 @@ class SiluMulQuantizeArguments(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SiluMulQuantizeSm100:
+class SiluMulQuantizeSm100(RowKernel):
     """One configuration; each thread activates and quantises 16 elements at a time.
 
     Attributes:
@@ -67,31 +62,8 @@ class SiluMulQuantizeSm100:
             example(SiluMulQuantizeArguments, types, {"gate_up": ALIGNMENT, **OUTPUT_ALIGNMENT}),
         )
 
-    @cute.jit
-    def __call__(self, arguments: SiluMulQuantizeArguments, stream: cuda_driver.CUstream) -> None:
-        """Launch a CTA for each tile of rows that have scales, padding included."""
-        out = arguments.out
-        self.kernel(arguments).launch(
-            grid=(ctas(self.tile, out.m, out.k, out.batch), 1, 1),
-            block=(self.tile.threads, 1, 1),
-            stream=stream,
-            use_pdl=True,
-        )
-
-    @cute.kernel
-    def kernel(self, arguments: SiluMulQuantizeArguments) -> None:
-        """Quantise one CTA's rows, or zero the scales of padding."""
-        out = arguments.out
-        place = find(self.tile, out.m, out.k, self.terms)
-        ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
-        ptx.griddepcontrol(ptx.GridDepAction.WAIT)
-        if place.live:
-            quantizer = RowQuantizer(out.data, out.scales, out.scale, self.per_token)
-            quantizer.write(place, self._rows(arguments, place))
-        else:
-            store_padding(place, out.scales)
-
-    def _rows(self, arguments: SiluMulQuantizeArguments, place: Place) -> list[Vector]:
+    def rows(self, arguments: SiluMulQuantizeArguments, place: Place) -> list[Vector]:
+        """Products of activated gates and ups."""
         gate_up, gate = arguments.gate_up, place.row * arguments.stride
         halves, ahead = (gate, gate + arguments.out.k), steps_ahead(gate_up.dtype, inputs=2)
         rows: list[Vector] = []
