@@ -16,6 +16,7 @@ from torch import Tensor
 from vllm.distributed import get_tensor_model_parallel_rank
 
 from nvfp4_kernels.formats.nvfp4 import quantize_activation
+from nvfp4_kernels.norm.call import AddRmsNormCall
 from nvfp4_kernels.norm.reference import add_rms_norm
 from vllm_fp4_plugin.ops import flashinfer_all_reduce
 
@@ -59,13 +60,14 @@ class Comm:
         assert (given["scale_factor"].numel(), given["scale_factor"].dtype) == (1, torch.float32)
         assert given["output"] is None
         assert given["weight_bias"] == 0.0
-        norm, total = add_rms_norm(self._add_up(x.clone()), residual, weight, given["rms_eps"])
-        data, rows = quantize_activation(norm, given["scale_factor"].reciprocal())
+        rows = self._add_up(x.clone()), residual, weight, given["rms_eps"]
+        norm, total = add_rms_norm(AddRmsNormCall(*rows))
+        data, blocks = quantize_activation(norm, given["scale_factor"].reciprocal())
         given["quant_out"].copy_(data)
         given["residual_out"].copy_(total)
         given["norm_out"].fill_(torch.nan)
         flat = scales.view(torch.uint8).view(-1).fill_(NAN)
-        flat[_swizzled(m, k // 16)] = rows.view(torch.uint8)
+        flat[_swizzled(m, k // 16)] = blocks.view(torch.uint8)
 
 
 def _swizzled(m: int, columns: int) -> Tensor:

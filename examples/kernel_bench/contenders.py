@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from examples.kernel_bench.layers import BF16_BYTES, NVFP4_BYTES, BenchLayer
-from nvfp4_kernels import gemm, quantize, silu_mul_gemm
+from nvfp4_kernels import Static, gemm, quantize, silu_mul_gemm
 from nvfp4_kernels.formats.fragments import to_fragments
 from nvfp4_kernels.formats.nvfp4 import GLOBAL_RANGE, Nvfp4Tensor, quantize_activation
 
@@ -75,7 +75,7 @@ class OursW4A4:
     def launch(self, layer: BenchLayer, x: Tensor, operands: Operands) -> Tensor:
         op: Any = silu_mul_gemm if layer.gate_up else gemm
         sizes = {} if layer.gate_up else {"shard_sizes": layer.shard_sizes}
-        return op(*quantize(x, self._input_scale), *operands, **sizes)
+        return op(*quantize(x, Static(self._input_scale)), *operands, **sizes)
 
     def seen(self, x: Tensor) -> Tensor:
         data, scales = quantize_activation(x, self._input_scale)

@@ -74,13 +74,9 @@ _NAMES = {
     "norm": ("add_rms_norm",),
     "quantize": (
         "add_rms_norm_quantize",
-        "add_rms_norm_quantize_per_token",
         "quantize",
-        "quantize_per_token",
         "rms_norm_quantize",
-        "rms_norm_quantize_per_token",
         "silu_mul_quantize",
-        "silu_mul_quantize_per_token",
     ),
     "rotary": (
         "rotary_embedding",

@@ -1,6 +1,5 @@
 """Ops on rows: quantisers, norms, and a quantising activation."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -8,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nvfp4_kernels import PerToken, Static
 from tests.fuzz.bounds import (
     SMALLEST,
     ULP,
@@ -26,9 +26,9 @@ from tests.test_kernels.oracle import Float64, float64
 Interval = tuple[Float64, Float64]
 
 
-def _tail(draw: Draw, usual: float, per_token: bool) -> Given:
-    given: Given = {} if per_token else {"global_scale": draw.scalar(usual)}
-    return given | {"terms": draw.one(1, 1, 2, 3, 4)}
+def _output(draw: Draw, usual: float) -> Given:
+    terms = draw.one(1, 1, 2, 3, 4)
+    return {"output": draw.one(Static(draw.scalar(usual), terms), PerToken(terms))}
 
 
 def _sizes(draw: Draw) -> tuple[int, ...]:
@@ -37,19 +37,19 @@ def _sizes(draw: Draw) -> tuple[int, ...]:
     return *draw.batch(), rows, 16 * draw.number(1, most)
 
 
-def draw_quantize(draw: Draw, per_token: bool) -> Given:
+def draw_quantize(draw: Draw) -> Given:
     dtype = draw.one(BF16, FP16, FP32)
     x = draw.extremes(draw.floats(_sizes(draw), dtype))
-    return {"x": draw.strided(x)} | _tail(draw, 0.003, per_token)
+    return {"x": draw.strided(x)} | _output(draw, 0.003)
 
 
-def draw_silu_mul(draw: Draw, per_token: bool) -> Given:
+def draw_silu_mul(draw: Draw) -> Given:
     *rows, half = _sizes(draw)
     x = draw.floats((*rows, 2 * half), draw.one(BF16, FP16, FP32), octaves=4)
-    return {"gate_up": draw.strided(x)} | _tail(draw, 0.003, per_token)
+    return {"gate_up": draw.strided(x)} | _output(draw, 0.003)
 
 
-def draw_norm(draw: Draw, adds: bool, per_token: bool) -> Given:
+def draw_norm(draw: Draw, adds: bool) -> Given:
     shape, dtype = _sizes(draw), draw.one(BF16, FP16, FP32)
     given: Given = {"x": draw.strided(draw.floats(shape, dtype))}
     if adds:
@@ -57,7 +57,7 @@ def draw_norm(draw: Draw, adds: bool, per_token: bool) -> Given:
     weight = 1 + draw.floats(shape[-1:], FP32, 0) / 4
     given["weight"] = weight.to(draw.one(dtype, FP32))
     given["eps"] = draw.one(1e-5, 1e-6, 0.5) if draw.gpu else draw.one(1e-5, 1e-6, 0.5, 0.0)
-    return given | _tail(draw, 0.002, per_token)
+    return given | _output(draw, 0.002)
 
 
 def draw_add_rms_norm(draw: Draw) -> Given:
@@ -73,12 +73,11 @@ def draw_add_rms_norm(draw: Draw) -> Given:
 
 def _check_operand(given: Given, result: Any, low: Float64, high: Float64) -> None:
     """Check quantised values between two bounds: with a given scale, or with one per row."""
-    terms = given["terms"]
-    if "global_scale" in given:
-        quantized(result[0], result[1], low, high, given["global_scale"], terms)
-    else:
+    output = given["output"]
+    if isinstance(output, PerToken):
         row_scales(result[2], low, high)
-        quantized(result[0], result[1], low, high, result[2], terms)
+    scale = result[2] if isinstance(output, PerToken) else output.global_scale
+    quantized(result[0], result[1], low, high, scale, output.terms)
 
 
 def check_quantize(given: Given, result: Any, after: Given) -> None:
@@ -239,18 +238,11 @@ def check_rotary_embedding(given: Given, result: Any, after: Given) -> None:
         within(name, out, *rotated(x, x, angles, neox=True))
 
 
-def _forms(draw: Callable[..., Given], check: Any, name: str, **how: bool) -> dict[str, Op]:
-    return {
-        name: Op(partial(draw, per_token=False, **how), check),
-        f"{name}_per_token": Op(partial(draw, per_token=True, **how), check),
-    }
-
-
 OPS = {
-    **_forms(draw_quantize, check_quantize, "quantize"),
-    **_forms(draw_silu_mul, check_silu_mul, "silu_mul_quantize"),
-    **_forms(draw_norm, check_norm, "rms_norm_quantize", adds=False),
-    **_forms(draw_norm, check_norm, "add_rms_norm_quantize", adds=True),
+    "quantize": Op(draw_quantize, check_quantize),
+    "silu_mul_quantize": Op(draw_silu_mul, check_silu_mul),
+    "rms_norm_quantize": Op(partial(draw_norm, adds=False), check_norm),
+    "add_rms_norm_quantize": Op(partial(draw_norm, adds=True), check_norm),
     "add_rms_norm": Op(draw_add_rms_norm, check_add_rms_norm, emulated=False),
     "merge_segments": Op(draw_merge, check_merge),
     "rotary_embedding": Op(draw_rotary_embedding, check_rotary_embedding, emulated=False),

@@ -132,17 +132,19 @@ class Prefill:
     def _rows(self, name: str, width: int) -> float:
         import torch
 
-        from nvfp4_kernels.quantize.rms_norm.sm100 import add_rms_norm_quantize
+        from nvfp4_kernels.quantize.call import QuantizeCall, RmsNormQuantizeCall
+        from nvfp4_kernels.quantize.rms_norm.sm100 import rms_norm_quantize
         from nvfp4_kernels.quantize.sm100 import quantize
 
         one = torch.tensor(1.0)
         x = self._zeros(width)
         operands = [operand("x", x, x.nbytes)]
-        run: Callable[[], object] = partial(quantize, x, one)
+        run: Callable[[], object] = partial(quantize, QuantizeCall(x, one))
         if name == "add_rms_norm_quantize":
             weight = aligned(torch.ones(width, dtype=torch.bfloat16))
             residual = self._zeros(width)
-            run = partial(add_rms_norm_quantize, x, residual, weight, EPS, one)
+            call = RmsNormQuantizeCall(x, residual, weight, EPS, one)
+            run = partial(rms_norm_quantize, call)
             operands.append(operand("residual", residual, residual.nbytes))
             operands.append(operand("weight", weight, weight.nbytes))
         launched, registers = self._tracer.run(run, TRACED_CTAS)

@@ -26,7 +26,7 @@ from examples.sensitivity.deviation import Deviation, measure
 from examples.sensitivity.fake_quantize import fake_quantised, quantise_weights
 from examples.sensitivity.groups import Group, bits_per_weight, linears_of
 from examples.sensitivity.subject import open_subject
-from nvfp4_kernels import gemm, quantize
+from nvfp4_kernels import Static, gemm, quantize
 from nvfp4_kernels.formats.scale_search import SCALE_RULES
 from tests.test_quantizer.checkpoints import LINEARS, read_tensors, save_checkpoint
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
@@ -97,7 +97,9 @@ def test_a_layer_computes_what_the_ops_compute(subject):
         found = layer(x.float())
     blocked = weights[name].to_blocked()
     alpha = (blocked.global_scale * scale).reshape(1)
-    expected = gemm(*quantize(x, scale), blocked.data, blocked.scales, alpha, [layer.out_features])
+    expected = gemm(
+        *quantize(x, Static(scale)), blocked.data, blocked.scales, alpha, [layer.out_features]
+    )
     torch.testing.assert_close(found.to(expected.dtype), expected, rtol=2**-7, atol=1e-3)
     assert (found - layer(x.float())).abs().max() > 0.01
 

@@ -6,12 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvfp4_kernels import gemm, paged_attention, quantize_per_token
+from nvfp4_kernels import PerToken, gemm, paged_attention, quantize
 from nvfp4_kernels.dispatch import KernelTable, NoKernelError
 from nvfp4_kernels.each_row import by_row, row_product
 from nvfp4_kernels.formats.nvfp4 import to_blocked
 from nvfp4_kernels.gemm.kernels import KERNELS as GEMM
 from nvfp4_kernels.gemm.silu_mul.kernels import KERNELS as SILU_MUL_GEMM
+from nvfp4_kernels.quantize.call import RmsNormQuantizeCall
+from nvfp4_kernels.quantize.rms_norm.arguments import Form
 from nvfp4_kernels.quantize.rms_norm.kernels import KERNELS as NORMS
 
 CPU = torch.device("cpu")
@@ -56,7 +58,7 @@ def test_nvfp4_activations() -> None:
     kernel = GEMM.select(CPU, "w4a4", batch_invariant=True).load()
 
     def run(rows: Tensor) -> Tensor:
-        a, a_scales, row_scale = quantize_per_token(rows)
+        a, a_scales, row_scale = quantize(rows, PerToken())
         given = a, a_scales, data, scales, torch.ones(1), [N], row_scale, None, torch.float32
         out: Tensor = kernel(*given)
         return out
@@ -93,13 +95,19 @@ def test_sixteen_bits_do_not(dtype: torch.dtype) -> None:
 def test_sums_of_rows(k: int) -> None:
     """Row sums of torch are independent, in vLLM's norms and log-softmax and in our norms."""
     x = torch.randn(ROWS, k)
-    norm = NORMS["rms_norm_quantize_per_token"].select(CPU, "w4a4", batch_invariant=True).load()
-    sums, logs, normed = x.square().mean(-1), x.log_softmax(-1), norm(x, torch.ones(k), 1e-6)[0]
+    table = NORMS[Form(adds=False, per_token=True)]
+    kernel = table.select(CPU, "w4a4", batch_invariant=True).load()
+
+    def norm(x: Tensor) -> Tensor:
+        codes: Tensor = kernel(RmsNormQuantizeCall(x, None, torch.ones(k), 1e-6, None))[0]
+        return codes
+
+    sums, logs, normed = x.square().mean(-1), x.log_softmax(-1), norm(x)
     for row in TOKENS:
         part = x[row : row + 1].clone()
         assert torch.equal(part.square().mean(-1)[0], sums[row])
         assert torch.equal(part.log_softmax(-1)[0], logs[row])
-        assert torch.equal(norm(part, torch.ones(k), 1e-6)[0][0], normed[row])
+        assert torch.equal(norm(part)[0], normed[row])
 
 
 @pytest.mark.parametrize("given", [{}, {"window": 100}, {"soft_cap": 20.0}], ids=str)

@@ -6,12 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvfp4_kernels import paged_attention, quantize_per_token
+from nvfp4_kernels import PerToken, paged_attention, quantize
 from nvfp4_kernels.dispatch import KernelTable
 from nvfp4_kernels.formats.fragments import to_fragments
 from nvfp4_kernels.formats.nvfp4 import from_blocked, to_blocked
 from nvfp4_kernels.gemm.kernels import KERNELS as GEMM
 from nvfp4_kernels.gemm.silu_mul.kernels import KERNELS as SILU_MUL_GEMM
+from nvfp4_kernels.quantize.call import RmsNormQuantizeCall
+from nvfp4_kernels.quantize.rms_norm.arguments import Form
 from nvfp4_kernels.quantize.rms_norm.kernels import KERNELS as NORMS
 from tests.test_kernels.attention import test_rotary_attention as test_rotary
 
@@ -58,7 +60,7 @@ def test_sm100(table: KernelTable, weights: int, n: int, k: int, op_device: torc
 
     def run(x: Tensor, batch_invariant: bool = True) -> Tensor:
         kernel = table.select(op_device, "w4a4", batch_invariant).load()
-        a, a_scales, row_scale = (part.to(op_device) for part in quantize_per_token(x))
+        a, a_scales, row_scale = (part.to(op_device) for part in quantize(x, PerToken()))
         more = ([n], row_scale, None) if weights == 1 else (row_scale, n, None)
         out = kernel(a, a_scales, *flat, alpha.to(op_device), *more, torch.float32)
         return (out if weights == 1 else out[0]).cpu()
@@ -89,13 +91,14 @@ def test_sm90(table: KernelTable, weights: int, n: int, k: int, op_device: torch
 @ONE_SCHEDULE
 @pytest.mark.arch("sm_100")
 def test_norm(op_device: torch.device) -> None:
-    name = "add_rms_norm_quantize_per_token"
-    kernel = NORMS[name].select(op_device, "w4a4", batch_invariant=True).load()
+    table = NORMS[Form(adds=True, per_token=True)]
+    kernel = table.select(op_device, "w4a4", batch_invariant=True).load()
     residual, gain = torch.randn(K).bfloat16(), torch.randn(K).bfloat16().to(op_device)
 
     def run(x: Tensor) -> Tensor:
         beside = residual.expand(len(x), -1).contiguous().to(op_device)
-        data, _, row_scale, _ = kernel(x.to(op_device), beside, gain, 1e-6)
+        call = RmsNormQuantizeCall(x.to(op_device), beside, gain, 1e-6, None)
+        data, _, row_scale, _ = kernel(call)
         return torch.cat([data.cpu(), row_scale.cpu().unsqueeze(-1).view(torch.uint8)], -1)
 
     check_rows(run, torch.randn(ROWS, K).bfloat16() * torch.rand(ROWS, 1).bfloat16())

@@ -8,8 +8,10 @@ from torch import Tensor
 
 from nvfp4_kernels.formats.nvfp4 import row_global_scales
 from nvfp4_kernels.formats.terms import decode_terms
+from nvfp4_kernels.norm.call import AddRmsNormCall
 from nvfp4_kernels.norm.reference import add_rms_norm, rms_norm
 from nvfp4_kernels.quantize import reference as quantizing
+from nvfp4_kernels.quantize.call import QuantizeCall, RmsNormQuantizeCall, SiluMulQuantizeCall
 from nvfp4_kernels.quantize.rms_norm import reference as norms
 from nvfp4_kernels.quantize.silu_mul import reference as activations
 from tests.extreme_values import inputs, rounding
@@ -26,18 +28,25 @@ def pairs(x: Tensor) -> Tensor:
     return torch.cat([x, x.roll(1, 0)], dim=-1)
 
 
+def normed(x: Tensor, residual: Tensor | None, terms: int) -> tuple[Tensor, ...]:
+    return norms.rms_norm_quantize(RmsNormQuantizeCall(x, residual, WEIGHT, EPS, None, terms))
+
+
 OPS: dict[str, Op] = {
-    "quantize": (quantizing.quantize_per_token, lambda x: x),
+    "quantize": (
+        lambda x, terms: quantizing.quantize(QuantizeCall(x, None, terms)),
+        lambda x: x,
+    ),
     "norm": (
-        lambda x, terms: norms.rms_norm_quantize_per_token(x, WEIGHT, EPS, terms),
+        lambda x, terms: normed(x, None, terms),
         lambda x: rms_norm(x.float(), WEIGHT, EPS, x.dtype),
     ),
     "residual and norm": (
-        lambda x, terms: norms.add_rms_norm_quantize_per_token(x, x, WEIGHT, EPS, terms)[:3],
-        lambda x: add_rms_norm(x, x, WEIGHT, EPS)[0],
+        lambda x, terms: normed(x, x, terms)[:3],
+        lambda x: add_rms_norm(AddRmsNormCall(x, x, WEIGHT, EPS))[0],
     ),
     "activation": (
-        lambda x, terms: activations.silu_mul_quantize_per_token(pairs(x), terms),
+        lambda x, terms: activations.silu_mul_quantize(SiluMulQuantizeCall(pairs(x), None, terms)),
         lambda x: activations.silu_mul(pairs(x)),
     ),
 }
@@ -70,7 +79,7 @@ def test_a_row_of_any_magnitude_is_scaled_or_below_float32_s_normal_numbers(expo
     """Global scales from 2^-118 down lose values below 2^-126, the end of tensor cores' range."""
     torch.manual_seed(0)
     x = (torch.rand(3, K) + 0.5).mul(2.0**exponent).bfloat16()
-    data, scales, row_scale = quantizing.quantize_per_token(x)
+    data, scales, row_scale = quantizing.quantize(QuantizeCall(x, None))
     assert torch.equal(row_scale, row_global_scales(x))
     value = decode_terms(data, scales, 1).double() * row_scale.double().unsqueeze(-1)
     bound = rounding(x.double(), row_scale)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import nvfp4_kernels
-from nvfp4_kernels import NoKernelError, gemm, quantize
+from nvfp4_kernels import NoKernelError, Static, gemm, quantize
 from nvfp4_kernels.devices import (
     FAMILIES,
     GPUS,
@@ -131,6 +131,8 @@ def test_kernels_are_compiled_for_sm_103_and_run(
     monkeypatch.setattr(Gpu, "load", lambda gpu, ptx: (seen.append(ptx), load(gpu, ptx))[1])
     check_exact(gemm, Case(5, 200, 192, out_dtype=torch.bfloat16))
     check_exact(gemm, Case(200, 130, 192, out_dtype=torch.bfloat16))
-    quantize(torch.randn(5, 64, device=op_device).bfloat16(), torch.tensor(1.0, device=op_device))
+    quantize(
+        torch.randn(5, 64, device=op_device).bfloat16(), Static(torch.tensor(1.0, device=op_device))
+    )
     assert seen
     assert all(".target sm_103a" in ptx for ptx in seen)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nvfp4_kernels import InvalidArgument, gemm, quantize, quantize_per_token, silu_mul_gemm
+from nvfp4_kernels import InvalidArgument, PerToken, Static, gemm, quantize, silu_mul_gemm
 from nvfp4_kernels.formats.nvfp4 import quantize_activation, row_global_scales, to_blocked
 from nvfp4_kernels.formats.terms import (
     decode_terms,
@@ -92,7 +92,7 @@ def test_outliers_by_a_scale_per_token() -> None:
 def test_below_the_smallest_block_scale(magnitude: float) -> None:
     """Below the smallest scale, blocks become coarse and then zero, with zero scales and codes."""
     x = torch.randn(3, 64) * magnitude
-    data, scales = quantize(x, ONE, 4)
+    data, scales = quantize(x, Static(ONE, 4))
     decoded = decode_terms(data, scales, 4)
     assert decoded.isfinite().all()
     assert float((decoded - x).abs().max()) <= 2.0**-11  # a quarter of the smallest step
@@ -105,8 +105,8 @@ def test_what_is_exact_leaves_nothing() -> None:
     """E2M1 values times a power of two leave a second term of zero codes."""
     x = torch.from_numpy(oracle.grid_operand(np.random.default_rng(0), 40, 64).values).float()
     x[..., ::16] = 6.0 * x.abs().amax() / 6.0
-    data, _ = quantize(x, ONE, 2)
-    exact = decode_terms(*quantize(x, ONE, 1), 1) == x
+    data, _ = quantize(x, Static(ONE, 2))
+    exact = decode_terms(*quantize(x, Static(ONE, 1)), 1) == x
     blocks = exact.unflatten(-1, (-1, 16)).all(-1)
     assert blocks.any()
     second = data[1].unflatten(-1, (-1, 8))
@@ -132,15 +132,15 @@ def test_stacked_scales(rows: int, columns: int, terms: int, batch: tuple[int, .
 
 def test_few_rows_share_an_atom() -> None:
     assert [term_rows(rows) for rows in (1, 32, 33, 128, 129)] == [32, 32, 128, 128, 256]
-    assert quantize(torch.ones(32, 64), ONE, 4)[1].shape == (1, 1, 32, 16)
-    assert quantize(torch.ones(33, 64), ONE, 4)[1].shape == (4, 1, 32, 16)
+    assert quantize(torch.ones(32, 64), Static(ONE, 4))[1].shape == (1, 1, 32, 16)
+    assert quantize(torch.ones(33, 64), Static(ONE, 4))[1].shape == (4, 1, 32, 16)
 
 
 def test_each_term_is_what_the_ones_before_left() -> None:
     """Each term quantises the residual of the terms before, formed in float64."""
     x = torch.randn(37, 96)
     scale = x.abs().amax() / 2688
-    data, scales = quantize(x, scale, 3)
+    data, scales = quantize(x, Static(scale, 3))
     linear = unstack_scales(scales, 3, 37, 6)
     left = x.double()
     for term in range(3):
@@ -154,7 +154,7 @@ def test_each_term_is_what_the_ones_before_left() -> None:
 
 def test_one_term_is_what_it_always_was() -> None:
     x = torch.randn(37, 96)
-    data, scales = quantize(x, ONE, 1)
+    data, scales = quantize(x, Static(ONE, 1))
     expected = quantize_activation(x, ONE)
     assert torch.equal(data, expected[0])
     assert torch.equal(scales.view(torch.uint8), to_blocked(expected[1]).view(torch.uint8))
@@ -165,7 +165,7 @@ def test_not_finite_stays_visible(bad: float) -> None:
     """NaN shows in the scales of all terms, infinity as the largest value in all terms."""
     x = torch.randn(5, 64)
     x[3, 20] = bad
-    data, scales = quantize(x, torch.tensor(0.01), 3)
+    data, scales = quantize(x, Static(torch.tensor(0.01), 3))
     linear = unstack_scales(scales, 3, 5, 4).float()
     block = linear[:, 3, 1]
     assert bool(block.isnan().all() if bad != bad else (block == 448).all())
@@ -183,13 +183,13 @@ WEIGHT = oracle.grid_operand(np.random.default_rng(0), 32, 64)
 
 @pytest.mark.parametrize("terms", [0, 5, -1])
 def test_refused_numbers(terms: int) -> None:
-    for call in (lambda: quantize(X, ONE, terms), lambda: quantize_per_token(X, terms)):
+    for call in (lambda: quantize(X, Static(ONE, terms)), lambda: quantize(X, PerToken(terms))):
         with pytest.raises(InvalidArgument, match=f"terms: is {terms}, must be 1 to 4; 3 lose"):
             call()
 
 
 def test_refused_operands() -> None:
-    data, scales = quantize(X, ONE, 3)
+    data, scales = quantize(X, Static(ONE, 3))
     weight = (WEIGHT.data, WEIGHT.scales, torch.ones(1), [32])
     with pytest.raises(InvalidArgument, match=r"a: shape is \(3, 5, 32\), must be \(.*, 2, row"):
         gemm(data, scales, *weight, terms=2)

@@ -17,6 +17,7 @@ from nvfp4_kernels.formats.nvfp4 import blocked_shape
 from nvfp4_kernels.gemm import reference as gemm
 from nvfp4_kernels.gemm.silu_mul import reference as silu_mul_gemm
 from nvfp4_kernels.quantize import reference as quantize
+from nvfp4_kernels.quantize.call import QuantizeCall
 from tests.test_kernels.compilation import check_op
 from tests.test_plugin.linear.test_linear_layers import (
     LAYERS,
@@ -37,7 +38,7 @@ SCALE = torch.tensor(0.01)
 # Quantisation of a layer's input, and its kernel on CPU.
 QUANTIZERS = {
     "static": "nvfp4_kernels.quantize.reference:quantize",
-    "per-token": "nvfp4_kernels.quantize.reference:quantize_per_token",
+    "per-token": "nvfp4_kernels.quantize.reference:quantize",
     "16-bit": None,
 }
 
@@ -93,7 +94,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     for module, name in (
         (gemm, "gemm"), (silu_mul_gemm, "silu_mul_gemm"),
-        (quantize, "quantize"), (quantize, "quantize_per_token"),
+        (quantize, "quantize"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, counted(module, name))
     return names
@@ -197,7 +198,7 @@ def test_opcheck(activation: str, terms: int, dims: tuple[int, ...]) -> None:
             torch.ops.nvfp4_tc.silu_mul_linear_quantized.default, (x, None, None, *given, SCALE, 2)
         )
     if activation == "static":
-        of_before = (*quantize.quantize(x.view(-1, K), SCALE, terms), None)
+        of_before = (*quantize.quantize(QuantizeCall(x.view(-1, K), SCALE, terms)), None)
         check_op(torch.ops.nvfp4_tc.silu_mul_linear.default, (*of_before, *given, x.dtype))
         check_op(
             torch.ops.nvfp4_tc.silu_mul_linear_quantized.default, (*of_before, *given, SCALE, 1)

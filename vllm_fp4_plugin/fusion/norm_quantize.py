@@ -15,6 +15,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.custom_op import op_registry_oot
 
 from nvfp4_kernels.dispatch import Kernel
+from nvfp4_kernels.quantize.rms_norm.arguments import Form
 from nvfp4_kernels.quantize.rms_norm.kernels import KERNELS
 from vllm_fp4_plugin import batch_invariance
 from vllm_fp4_plugin.device import current_device
@@ -120,10 +121,10 @@ def enable() -> None:
 
 def kernels(per_token: bool) -> tuple[Kernel, Kernel] | None:
     """Kernels of a norm on this process's device, without and with a residual."""
-    suffix = "_per_token" if per_token else ""
-    names = f"rms_norm_quantize{suffix}", f"add_rms_norm_quantize{suffix}"
     device, wanted = current_device(), batch_invariance.is_wanted()
-    alone, adding = (KERNELS[name].find(device, "w4a4", wanted) for name in names)
+    alone, adding = (
+        KERNELS[Form(adds, per_token)].find(device, "w4a4", wanted) for adds in (False, True)
+    )
     return None if alone is None or adding is None else (alone, adding)
 
 

@@ -3,12 +3,15 @@
 The implementation depends on the number of tokens, which ``torch.compile`` must not specialise on.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.library import Library, register_fake
 from vllm.distributed import tensor_model_parallel_all_reduce
 
 from nvfp4_kernels.device.rowwise.operands import new_operand
+from nvfp4_kernels.quantize.call import RmsNormQuantizeCall
 from nvfp4_kernels.runtime.launch_cache import Prepared
 from vllm_fp4_plugin.ops import flashinfer_all_reduce
 from vllm_fp4_plugin.ops.define import function, readable
@@ -55,23 +58,15 @@ def _run(
         flashinfer_all_reduce.run(partial, residual, weight, eps, reciprocal, tokens, data, scales)
         return data, scales
     total = tensor_model_parallel_all_reduce(partial)
+    # The new residual replaces the partial sums.
     return _norm(total, residual, weight, eps, global_scale, terms, partial, kernel)
 
 
-def _normalise(
-    total: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    eps: float,
-    global_scale: Tensor,
-    terms: int,
-    sums: Tensor,
-    kernel: str,
-) -> tuple[Tensor, Tensor]:
-    """Add the residual in place into ``sums``, normalise and quantise."""
-    data, scales, _ = function(kernel)(
-        readable(total), readable(residual), weight, eps, global_scale, terms, sums
-    )
+def _normalise(total: Tensor, residual: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    """Add the residual, normalise and quantise; ``given``: the rest of the call, and its kernel."""
+    *rest, kernel = given
+    call = RmsNormQuantizeCall(readable(total), readable(residual), *rest)
+    data, scales, _ = function(kernel)(call)
     return data, scales
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.library import Library, register_fake
 
 from nvfp4_kernels.gemm.arguments import quantized_result
+from nvfp4_kernels.quantize.call import QuantizeCall
 from vllm_fp4_plugin.ops.define import define, function, readable
 
 # An op library, not torch.library.custom_op, whose wrappers cost as much as a dispatch.
@@ -35,9 +36,8 @@ def _operand(
     flat = readable(x.reshape(-1, x.shape[-1]))
     if quantizer is None:
         return flat, None, None
-    if input_scale is None:
-        return function(quantizer)(flat, terms)
-    return (*function(quantizer)(flat, input_scale, terms), None)
+    data, scales, *row_scales = function(quantizer)(QuantizeCall(flat, input_scale, terms))
+    return data, scales, row_scales[0] if row_scales else None
 
 
 def _result_shape(x: Tensor, x_scales: Tensor | None, n: int) -> tuple[int, ...]:
@@ -78,8 +78,7 @@ def _linear(
         input_scale: float32 ``()``, calibrated; None: a scale per token, or 16-bit activations.
         bias: ``(N,)`` or None.
         kernel: target of a kernel of ``gemm``, see ``nvfp4_kernels.dispatch.Kernel``.
-        quantizer: target of a kernel of ``quantize``, or of ``quantize_per_token`` without an
-            ``input_scale``; None: activations stay in 16 bits.
+        quantizer: target of a kernel of ``quantize``; None: activations stay in 16 bits.
         terms: NVFP4 values summed for each element of x.
         dtype: dtype of the result; equals x's if x is in 16 bits.
 

@@ -106,7 +106,7 @@ def check_operand(name: str, b: Tensor, b_scales: Tensor, terms: int) -> tuple[i
     if terms > 1 and (b.ndim < 3 or b.shape[-3] != terms):
         raise InvalidArgument(
             f"{name}: shape is {tuple(b.shape)}, must be (..., {terms}, rows, K/2) as terms is "
-            f"{terms}; quantise it with quantize(terms={terms}), or say how many terms it has"
+            f"{terms}; quantise it with {terms} terms, or say how many terms it has"
         )
     expected = scales_shape(batch_of(b, terms), n, k, terms)
     remedy = "permute linear scales with to_blocked(), those of several terms with stack_scales()"
@@ -184,7 +184,7 @@ def check_activation(
         if terms > 1:
             raise InvalidArgument(
                 f"terms: is {terms} with 16-bit activations, must be 1; quantise them with "
-                "quantize(terms=…) and pass a_scales too"
+                f"{terms} terms and pass a_scales too"
             )
         check_dtype("a", a, A16_DTYPES)
         if a.ndim < 2 or a.shape[-1] != k:

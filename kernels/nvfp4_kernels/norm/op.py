@@ -7,6 +7,7 @@ from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
 from nvfp4_kernels.dispatch import called
+from nvfp4_kernels.norm.call import AddRmsNormCall
 from nvfp4_kernels.norm.kernels import DTYPES, KERNELS
 
 
@@ -38,8 +39,9 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return called(_add_rms_norm, x)(x, residual, weight, eps)
 
 
-@torch.library.custom_op("nvfp4::add_rms_norm", mutates_args=())
-def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _check(call: AddRmsNormCall) -> None:
+    """Check the arguments of ``add_rms_norm``."""
+    x, residual, weight, eps = call
     check_dtype("x", x, DTYPES)
     if x.ndim != 2 or not x.shape[1]:
         raise InvalidArgument(
@@ -52,7 +54,13 @@ def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tu
     if not (math.isfinite(eps) and eps >= 0):
         raise InvalidArgument(f"eps: is {eps}, must be 0 or more and finite; models use 1e-5 or so")
     check_same_device(x=x, residual=residual, weight=weight)
-    return KERNELS.select(x.device, "float").load()(x, residual, weight, eps)
+
+
+@torch.library.custom_op("nvfp4::add_rms_norm", mutates_args=())
+def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    call = AddRmsNormCall(x, residual, weight, eps)
+    _check(call)
+    return KERNELS.select(x.device, "float").load()(call)
 
 
 @_add_rms_norm.register_fake

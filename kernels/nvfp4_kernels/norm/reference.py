@@ -8,9 +8,12 @@ by the weight, and the product rounded to the input's dtype.
 import torch
 from torch import Tensor
 
+from nvfp4_kernels.norm.call import AddRmsNormCall
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+
+def add_rms_norm(call: AddRmsNormCall) -> tuple[Tensor, Tensor]:
     """See ``nvfp4_kernels.norm.op.add_rms_norm``."""
+    x, residual, weight, eps = call
     total = x.float() + residual.float()
     return rms_norm(total, weight, eps, x.dtype), total.to(x.dtype)
 

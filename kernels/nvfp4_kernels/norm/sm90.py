@@ -14,6 +14,7 @@ from nvfp4_kernels.checks import InvalidArgument, check_layout, check_rows, stri
 from nvfp4_kernels.device.arguments import example, without_unread
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.devices import device_arch, dtype_name
+from nvfp4_kernels.norm.call import AddRmsNormCall
 from nvfp4_kernels.norm.choose import choose_config
 from nvfp4_kernels.norm.tile import MAX_K, VECTOR, WARP, NormTile
 from nvfp4_kernels.runtime.compile import launch
@@ -143,13 +144,14 @@ def _over_warp(value: Float32) -> Float32:
     return value
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(call: AddRmsNormCall) -> tuple[Tensor, Tensor]:
     """See ``nvfp4_kernels.norm.op.add_rms_norm``.
 
     Raises:
         InvalidArgument: a K that is too large or not a multiple of 8, or rows that are strided or
             misaligned.
     """
+    x, residual, weight, eps = call
     (m, k), arch = x.shape, device_arch(x.device)
     if k % VECTOR:
         raise InvalidArgument(

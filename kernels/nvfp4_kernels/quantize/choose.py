@@ -1,4 +1,4 @@
-"""Layout of rows for ``quantize`` and ``quantize_per_token``. No CuTe in here."""
+"""Layout of rows for ``quantize``. No CuTe in here."""
 
 from nvfp4_kernels.device.rowwise.tile import BLOCK, RowTile, choose_row_parts, choose_whole_rows
 from nvfp4_kernels.sm100.limits import SMS

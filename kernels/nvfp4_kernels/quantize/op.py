@@ -1,75 +1,65 @@
-"""``quantize`` and ``quantize_per_token``: activations to NVFP4, scales ready for the GEMM."""
+"""``quantize``: activations to NVFP4, scales ready for the GEMM."""
+
+from typing import overload
 
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.checks import check_blocks_of_16, check_dtype, check_same_device, check_shape
+from nvfp4_kernels.checks import check_blocks_of_16, check_dtype
 from nvfp4_kernels.device.rowwise.operands import (
     FLOAT_DTYPES,
     check_rows,
     new_operand,
     new_row_scale,
 )
-from nvfp4_kernels.formats.terms import check_terms
+from nvfp4_kernels.formats.output import PerToken, Static
+from nvfp4_kernels.quantize.arguments import check_output, op_of
+from nvfp4_kernels.quantize.call import QuantizeCall
 from nvfp4_kernels.quantize.kernels import KERNELS, PER_TOKEN_KERNELS
 
 
-def quantize(x: Tensor, global_scale: Tensor, terms: int = 1) -> tuple[Tensor, Tensor]:
-    """Quantise activations with one calibrated global scale.
+@overload
+def quantize(x: Tensor, output: Static) -> tuple[Tensor, Tensor]: ...
+@overload
+def quantize(x: Tensor, output: PerToken) -> tuple[Tensor, Tensor, Tensor]: ...
+def quantize(x: Tensor, output: Static | PerToken) -> tuple[Tensor, ...]:
+    """Quantise activations.
 
     Args:
         x: bfloat16, float16 or float32 ``(..., M, K)``, K a multiple of 16. On a GPU the last
-            stride is 1, and rows are evenly spaced and 32-byte aligned.
-        global_scale: float32 ``()``, the global scale of the result (ModelOpt's ``input_scale``,
-            ``max|x| / 2688`` over the calibration text).
-        terms: number of NVFP4 terms of ``x``, 1 to 4 (see ``nvfp4_kernels.formats.terms``).
+            stride is 1, and rows are evenly spaced and 32-byte aligned; on sm_100 K is at most
+            40960 (float32: 24576) for ``PerToken``.
+        output: ``Static`` with one calibrated global scale (ModelOpt's ``input_scale``, ``max|x| /
+            2688`` over the calibration text), or ``PerToken``: a global scale per row,
+            ``max|row| / 2688``.
 
     Returns:
         ``data`` uint8 ``(..., M, K/2)`` and ``scales`` float8_e4m3fn in the blocked layout ``(...,
         ceil(M/128), ceil(K/64), 32, 16)``, padding zero; with several terms, ``data`` ``(...,
-        terms, M, K/2)`` and the scales of stacked rows. Values beyond the calibrated range saturate
-        in every term.
+        terms, M, K/2)`` and the scales of stacked rows (see ``nvfp4_kernels.formats.terms``).
+        ``Static``: values beyond the calibrated range saturate in every term. ``PerToken``: also
+        ``row_scale`` float32 ``(..., M)``.
 
     Raises:
         InvalidArgument: an unsupported dtype, shape, stride or alignment, named.
         NoKernelError: no kernel for this device.
     """
-    return torch.ops.nvfp4.quantize(x, global_scale, terms)
+    ops = torch.ops.nvfp4
+    return op_of(output, ops.quantize, ops.quantize_per_token)(x, *output)
 
 
-def quantize_per_token(x: Tensor, terms: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantise activations with one global scale per row, computed from the row.
-
-    Args:
-        x: as for ``quantize``; on sm_100 K is at most 40960 (float32: 24576).
-        terms: as for ``quantize``.
-
-    Returns:
-        ``data`` and ``scales`` as for ``quantize``, and ``row_scale`` float32 ``(..., M)``,
-        ``max|row| / 2688``.
-
-    Raises:
-        InvalidArgument: an unsupported dtype, shape, stride or alignment, named.
-        NoKernelError: no kernel for this device.
-    """
-    return torch.ops.nvfp4.quantize_per_token(x, terms)
-
-
-def _check_input(x: Tensor, terms: int) -> None:
-    check_dtype("x", x, FLOAT_DTYPES)
-    check_rows("x", x)
-    check_blocks_of_16("x", x.shape)
-    check_terms("terms", terms)
+def _check(call: QuantizeCall, output: Static | PerToken) -> None:
+    check_dtype("x", call.x, FLOAT_DTYPES)
+    check_rows("x", call.x)
+    check_blocks_of_16("x", call.x.shape)
+    check_output(output, x=call.x)
 
 
 @torch.library.custom_op("nvfp4::quantize", mutates_args=())
 def _quantize(x: Tensor, global_scale: Tensor, terms: int) -> tuple[Tensor, Tensor]:
-    _check_input(x, terms)
-    check_dtype("global_scale", global_scale, (torch.float32,))
-    check_shape("global_scale", global_scale, (), "for one scale per row use quantize_per_token")
-    check_same_device(x=x, global_scale=global_scale)
-    kernel = KERNELS.select(x.device, "w4a4").load()
-    return kernel(x, global_scale, terms)
+    call = QuantizeCall(x, global_scale, terms)
+    _check(call, Static(global_scale, terms))
+    return KERNELS.select(x.device, "w4a4").load()(call)
 
 
 @_quantize.register_fake
@@ -79,9 +69,9 @@ def _(x: Tensor, global_scale: Tensor, terms: int) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("nvfp4::quantize_per_token", mutates_args=())
 def _quantize_per_token(x: Tensor, terms: int) -> tuple[Tensor, Tensor, Tensor]:
-    _check_input(x, terms)
-    kernel = PER_TOKEN_KERNELS.select(x.device, "w4a4").load()
-    return kernel(x, terms)
+    call = QuantizeCall(x, None, terms)
+    _check(call, PerToken(terms))
+    return PER_TOKEN_KERNELS.select(x.device, "w4a4").load()(call)
 
 
 @_quantize_per_token.register_fake

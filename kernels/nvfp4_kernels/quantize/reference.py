@@ -4,14 +4,17 @@ from torch import Tensor
 
 from nvfp4_kernels.formats.nvfp4 import row_global_scales
 from nvfp4_kernels.formats.terms import quantize_terms
+from nvfp4_kernels.quantize.call import QuantizeCall
 
 
-def quantize(x: Tensor, global_scale: Tensor, terms: int = 1) -> tuple[Tensor, Tensor]:
+def quantize(call: QuantizeCall) -> tuple[Tensor, ...]:
     """See ``nvfp4_kernels.quantize.op.quantize``."""
-    return quantize_terms(x, global_scale, terms)
+    return quantize_rows(*call)
 
 
-def quantize_per_token(x: Tensor, terms: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """See ``nvfp4_kernels.quantize.op.quantize_per_token``."""
+def quantize_rows(x: Tensor, global_scale: Tensor | None, terms: int) -> tuple[Tensor, ...]:
+    """Quantise with a global scale, or with a global scale per row, which is returned too."""
+    if global_scale is not None:
+        return quantize_terms(x, global_scale, terms)
     row_scale = row_global_scales(x)
     return (*quantize_terms(x, row_scale, terms), row_scale)

@@ -1,34 +1,31 @@
-"""``quantize`` and ``quantize_per_token`` for sm_100: one pass over memory."""
+"""``quantize`` for sm_100: one pass over memory."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import cuda.bindings.driver as cuda_driver
 import cutlass.cute as cute
 from cutlass import Int64, Vector
-from cutlass.experimental import primitives as ptx
 from torch import Tensor
 
 from nvfp4_kernels.device.arguments import example
-from nvfp4_kernels.device.rowwise.operands import ALIGNMENT, new_operand, new_row_scale, rows_of
+from nvfp4_kernels.device.rowwise.kernel import RowKernel
+from nvfp4_kernels.device.rowwise.operands import ALIGNMENT, rows_of
 from nvfp4_kernels.device.rowwise.output import (
     OUTPUT_ALIGNMENT,
     OUTPUT_TYPES,
     QuantizedRows,
-    RowQuantizer,
 )
 from nvfp4_kernels.device.rowwise.place import (
     Place,
-    ctas,
-    find,
     load_block,
-    store_padding,
 )
 from nvfp4_kernels.device.rowwise.tile import RowTile
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.devices import dtype_name, multiprocessors
 from nvfp4_kernels.formats.terms import ONE_TERM, TermLayout
+from nvfp4_kernels.quantize.call import QuantizeCall
 from nvfp4_kernels.quantize.choose import choose_config
+from nvfp4_kernels.quantize.host import new_rows
 from nvfp4_kernels.runtime.compile import launch
 
 
@@ -41,7 +38,7 @@ class QuantizeArguments(NamedTuple):
 
 
 @dataclass(frozen=True)
-class QuantizeSm100:
+class QuantizeSm100(RowKernel):
     """One configuration; each thread quantises 16 elements of a row at a time.
 
     Attributes:
@@ -61,55 +58,19 @@ class QuantizeSm100:
         types = {"x": TYPES[self.dtype], **OUTPUT_TYPES}
         return (example(QuantizeArguments, types, {"x": ALIGNMENT, **OUTPUT_ALIGNMENT}),)
 
-    @cute.jit
-    def __call__(self, arguments: QuantizeArguments, stream: cuda_driver.CUstream) -> None:
-        """Launch a CTA for each tile of rows that have scales, padding included."""
-        out = arguments.out
-        self.kernel(arguments).launch(
-            grid=(ctas(self.tile, out.m, out.k, out.batch), 1, 1),
-            block=(self.tile.threads, 1, 1),
-            stream=stream,
-            use_pdl=True,
-        )
-
-    @cute.kernel
-    def kernel(self, arguments: QuantizeArguments) -> None:
-        """Quantise one CTA's rows, or zero the scales of padding."""
-        out = arguments.out
-        place = find(self.tile, out.m, out.k, self.terms)
-        ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
-        ptx.griddepcontrol(ptx.GridDepAction.WAIT)
-        if place.live:
-            quantizer = RowQuantizer(out.data, out.scales, out.scale, self.per_token)
-            quantizer.write(place, self._rows(arguments, place))
-        else:
-            store_padding(place, out.scales)
-
-    def _rows(self, arguments: QuantizeArguments, place: Place) -> list[Vector]:
+    def rows(self, arguments: QuantizeArguments, place: Place) -> list[Vector]:
+        """Rows of the input."""
         x, start = arguments.x, place.row * arguments.stride
         return [load_block(x, start + place.element(s), place.has(s)) for s in place.steps]
 
 
-def quantize(x: Tensor, global_scale: Tensor, terms: int = 1) -> tuple[Tensor, Tensor]:
+def quantize(call: QuantizeCall) -> tuple[Tensor, ...]:
     """See ``nvfp4_kernels.quantize.op.quantize``."""
-    return _run(x, global_scale, False, terms)
-
-
-def quantize_per_token(x: Tensor, terms: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """See ``nvfp4_kernels.quantize.op.quantize_per_token``."""
-    row_scale = new_row_scale(x)
-    return (*_run(x, row_scale, True, terms), row_scale)
-
-
-def _run(x: Tensor, scale: Tensor, per_token: bool, terms: int) -> tuple[Tensor, Tensor]:
-    rows = rows_of("x", x)
-    data, scales = new_operand(x, rows.k, terms)
+    x, rows = call.x, rows_of("x", call.x)
+    new = new_rows(x, rows, call.global_scale, call.terms)
     if x.numel():
-        tile = choose_config(
-            rows.count, rows.k, x.element_size(), per_token, multiprocessors(x.device)
-        )
-        layout = TermLayout.of(terms, rows.m)
-        kernel = QuantizeSm100(dtype_name(x.dtype), per_token, tile, layout)
-        out = QuantizedRows(data, scales, scale, rows.m, rows.k, rows.batch)
-        launch(kernel, QuantizeArguments(x, rows.stride, out))
-    return data, scales
+        sms = multiprocessors(x.device)
+        tile = choose_config(rows.count, rows.k, x.element_size(), new.per_token, sms)
+        kernel = QuantizeSm100(dtype_name(x.dtype), new.per_token, tile, new.terms)
+        launch(kernel, QuantizeArguments(x, rows.stride, new.rows))
+    return new.result

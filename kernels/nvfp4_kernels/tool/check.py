@@ -18,7 +18,7 @@ from nvfp4_kernels.tool.fused_attention_case import fused_attention_cases
 from nvfp4_kernels.tool.grouped_case import grouped_cases
 from nvfp4_kernels.tool.indexer_case import indexer_cases
 from nvfp4_kernels.tool.product_case import ProductCase
-from nvfp4_kernels.tool.quantize_case import OPS, QuantizeCase
+from nvfp4_kernels.tool.quantize_case import FORMS, QuantizeCase
 from nvfp4_kernels.tool.rotary_store_case import rotary_store_cases, rotary_store_timings
 from nvfp4_kernels.tool.routed_case import routed_cases
 from nvfp4_kernels.tool.shapes import CONTEST, LLAMA_8B, TOKENS, model_shapes
@@ -113,7 +113,7 @@ def correctness(quick: bool) -> list[Task]:
         for m, r in pairs((5, 140, 300), (False, True))
     ]
     rows = [(1, 64), (131, 208)] if quick else [(1, 64), (131, 208), (3, 4096), (2048, 14336)]
-    tasks += [QuantizeCase(op, m, k) for op, (m, k) in pairs(OPS, rows)]
+    tasks += [QuantizeCase(*form, m, k) for form, (m, k) in pairs(FORMS, rows)]
     tasks += [*routed_cases(quick), *grouped_cases(quick)]
     tasks += rotary_store_cases(quick)
     tasks += [*attention_cases(quick), *fused_attention_cases(quick)]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels import (
+    Static,
     paged_attention,
     paged_attention_quantized,
     quantize,
@@ -73,7 +74,9 @@ class FusedAttentionCase:
         out, lse = paged_attention(**given, **self._options)
         results = [out]
         if self.quantized:
-            results = list(quantize(out.flatten(1), torch.tensor(INPUT_SCALE, device=out.device)))
+            results = list(
+                quantize(out.flatten(1), Static(torch.tensor(INPUT_SCALE, device=out.device)))
+            )
         return [*map(_bytes, results), lse, _bytes(given["kv_cache"])]
 
     def _together(self, given: dict[str, Any], heads: dict[str, Tensor]) -> list[Tensor]:
@@ -83,7 +86,7 @@ class FusedAttentionCase:
         options: dict[str, Any] = {**self._options, "counters": counters}
         if self.quantized:
             options["input_scale"] = torch.tensor(INPUT_SCALE, device=q.device)
-            scales = quantize(q.flatten(1), options["input_scale"])[1].zero_()
+            scales = quantize(q.flatten(1), Static(options["input_scale"]))[1].zero_()
             options["out"] = (
                 q.new_empty((*q.shape[:-1], q.shape[-1] // 2), dtype=torch.uint8),
                 scales,

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from nvfp4_kernels import gemm, gemv, silu_mul_gemm, silu_mul_gemm_quantized
 from nvfp4_kernels.devices import dtype_name
+from nvfp4_kernels.quantize.call import QuantizeCall
 from nvfp4_kernels.quantize.reference import quantize as quantize_reference
 from nvfp4_kernels.tool.operands import Operand, grid_operand, positive_operand, random_operand
 from nvfp4_kernels.tool.task import Figures, Machine, Mismatch
@@ -147,7 +148,7 @@ def _compare_quantized(operands: tuple[Any, ...], rows: Tensor | None) -> Figure
     scale = (full.abs().amax() / 2688).float()
     arguments: Any = (*operands, scale)
     data, scales = silu_mul_gemm_quantized(*arguments, row_scale=rows)
-    expected_data, expected_scales = quantize_reference(full.cpu(), scale.cpu())
+    expected_data, expected_scales = quantize_reference(QuantizeCall(full.cpu(), scale.cpu()))
     compare_exact(scales.cpu().view(torch.uint8), expected_scales.view(torch.uint8))
     return compare_exact(data.cpu(), expected_data)
 

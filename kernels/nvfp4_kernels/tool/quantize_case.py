@@ -1,34 +1,36 @@
 """Cases of the quantising ops: bit by bit where no approximation precedes quantisation."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
+from itertools import product
 
 import torch
 from torch import Tensor
 
 import nvfp4_kernels
 from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE, decode_blocks, from_blocked
+from nvfp4_kernels.formats.output import PerToken, Static
+from nvfp4_kernels.quantize import reference
+from nvfp4_kernels.quantize.call import QuantizeCall, RmsNormQuantizeCall, SiluMulQuantizeCall
+from nvfp4_kernels.quantize.rms_norm import reference as norms
+from nvfp4_kernels.quantize.silu_mul import reference as activations
 from nvfp4_kernels.tool.product_case import compare_exact
 from nvfp4_kernels.tool.task import Figures, Machine, Mismatch
 
-OPS = (
-    "quantize",
-    "quantize_per_token",
-    "rms_norm_quantize",
-    "rms_norm_quantize_per_token",
-    "add_rms_norm_quantize",
-    "add_rms_norm_quantize_per_token",
-    "silu_mul_quantize",
-    "silu_mul_quantize_per_token",
-)
+OPS = ("quantize", "rms_norm_quantize", "add_rms_norm_quantize", "silu_mul_quantize")
+FORMS = tuple(product(OPS, (False, True)))
 # An approximate reciprocal or root may change the rounding of a value before quantisation, and so
 # its code, or the whole block's scale.
 MOST_DIFFERING = 0.02
+SCALE = 0.002
 MOST_STEPS = 3.0
-_ROOMS = {
-    "quantize": "quantize",
-    "rms_norm_quantize": "quantize.rms_norm",
-    "silu_mul_quantize": "quantize.silu_mul",
+_REFERENCES: dict[str, Callable[..., tuple[Tensor, ...]]] = {
+    "quantize": lambda x, *of: reference.quantize(QuantizeCall(x, *of)),
+    "rms_norm_quantize": lambda x, *rest: norms.rms_norm_quantize(
+        RmsNormQuantizeCall(x, None, *rest)
+    ),
+    "add_rms_norm_quantize": lambda *given: norms.rms_norm_quantize(RmsNormQuantizeCall(*given)),
+    "silu_mul_quantize": lambda x, *of: activations.silu_mul_quantize(SiluMulQuantizeCall(x, *of)),
 }
 
 
@@ -38,18 +40,16 @@ class QuantizeCase:
 
     Attributes:
         op: name of the op.
+        per_token: whether each row has its own global scale.
         m, k: rows, and elements of a row of the result.
         dtype: dtype of the input.
     """
 
     op: str
+    per_token: bool
     m: int
     k: int
     dtype: torch.dtype = torch.bfloat16
-
-    @property
-    def _prologue(self) -> str:
-        return self.op.removeprefix("add_").removesuffix("_per_token")
 
     @property
     def section(self) -> str:
@@ -57,23 +57,24 @@ class QuantizeCase:
 
     @property
     def name(self) -> str:
-        return f"{self.op}, {self.m}×{self.k}, {str(self.dtype).removeprefix('torch.')}"
+        dtype, scale = str(self.dtype).removeprefix("torch."), ", per token" * self.per_token
+        return f"{self.op}{scale}, {self.m}×{self.k}, {dtype}"
 
     def run(self, machine: Machine) -> Figures:
         arguments = self.arguments()
         moved = [a.to(machine.device) if isinstance(a, Tensor) else a for a in arguments]
-        module = import_module(f"nvfp4_kernels.{_ROOMS[self._prologue]}.reference")
-        reference = getattr(module, self.op)
-        actual = [t.cpu() for t in getattr(nvfp4_kernels, self.op)(*moved)]
-        expected = reference(*arguments)
-        if self._prologue == "quantize":
+        scale = None if self.per_token else torch.tensor(SCALE)
+        output = PerToken() if scale is None else Static(scale.to(machine.device))
+        actual = [t.cpu() for t in getattr(nvfp4_kernels, self.op)(*moved, output)]
+        expected = _REFERENCES[self.op](*arguments, scale)
+        if self.op == "quantize":
             for got, wanted in zip(actual, expected, strict=True):
                 compare_exact(_bits(got), _bits(wanted))
             return {"values": float(self.m * self.k)}
         return self._compare(actual, list(expected))
 
     def arguments(self) -> list[Tensor | float]:
-        """Arguments of the op, on the CPU."""
+        """Arguments of the op but ``output``, on the CPU."""
         seeded = torch.Generator().manual_seed(0)
 
         def random(*shape: int) -> Tensor:
@@ -85,8 +86,6 @@ class QuantizeCase:
             given += [(1 + torch.randn(self.k, generator=seeded) / 8).to(self.dtype), 1e-5]
         else:
             given.append(random(self.m, self.k * (2 if "silu" in self.op else 1)))
-        if not self.op.endswith("per_token"):
-            given.append(torch.tensor(0.002))
         return given
 
     def _compare(self, actual: list[Tensor], expected: list[Tensor]) -> Figures:
@@ -97,10 +96,10 @@ class QuantizeCase:
             raise Mismatch(
                 f"{differing:.1%} of the bytes differ, may be {MOST_DIFFERING:.0%} at the most"
             )
-        values = [_values(each, self.op.endswith("per_token")) for each in (actual, expected)]
+        values = [_values(each, self.per_token) for each in (actual, expected)]
         scales = from_blocked(expected[1], self.m, self.k // BLOCK_SIZE).double()
         step = scales.repeat_interleave(BLOCK_SIZE, -1).clamp(min=2.0**-9)
-        if self.op.endswith("per_token"):
+        if self.per_token:
             step *= expected[2].double().unsqueeze(-1)
         steps = float(((values[0] - values[1]).abs() / step).max())
         if not steps <= MOST_STEPS:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nvfp4_kernels import gemm, quantize, silu_mul_gemm
+from nvfp4_kernels import Static, gemm, quantize, silu_mul_gemm
 from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE, blocked_shape
 from nvfp4_kernels.tool.limits import Work, work_of
 from nvfp4_kernels.tool.report import choose, describe
@@ -68,7 +68,7 @@ class TimedQuantize:
         calls: list[Callable[[], object]] = []
         for _ in range(cold_sets(work.nbytes, machine.l2_bytes())):
             x = torch.randn(self.m, self.k, device=machine.device, dtype=torch.bfloat16)
-            calls.append(lambda x=x: quantize(x, scale))  # type: ignore[misc]
+            calls.append(lambda x=x: quantize(x, Static(scale)))  # type: ignore[misc]
         return figures(machine.seconds(calls), work)
 
 

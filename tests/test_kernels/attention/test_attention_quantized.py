@@ -7,7 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvfp4_kernels import InvalidArgument, paged_attention, paged_attention_quantized, quantize
+from nvfp4_kernels import (
+    InvalidArgument,
+    Static,
+    paged_attention,
+    paged_attention_quantized,
+    quantize,
+)
 from nvfp4_kernels.attention.sm100.tile import AttentionTile
 from nvfp4_kernels.formats.nvfp4 import from_blocked, global_scale_of
 from nvfp4_kernels.formats.nvfp4_rows import new_nvfp4_rows
@@ -54,7 +60,7 @@ def check(given: dict[str, Any], first_row: int = 0) -> None:
     out, lse = paged_attention(**given)
     rows = len(out)
     scale = (global_scale_of(out.cpu()) / 2).to(out.device)  # some blocks saturate
-    data, scales = quantize(out.flatten(1), scale)
+    data, scales = quantize(out.flatten(1), Static(scale))
     q = given["q"]
     _, whole = new_nvfp4_rows(q.new_empty((first_row + rows + 140, *q.shape[1:])))
     whole.view(torch.uint8).fill_(0x7F)
@@ -82,7 +88,7 @@ def test_new_memory() -> None:
     given = DECODE.problem().paged()
     scale = torch.tensor(0.01)
     data, scales, _ = paged_attention_quantized(**given, input_scale=scale)
-    expected, expected_scales = quantize(paged_attention(**given)[0].flatten(1), scale)
+    expected, expected_scales = quantize(paged_attention(**given)[0].flatten(1), Static(scale))
     assert data.flatten(1).equal(expected)
     assert scales.shape == expected_scales.shape
     live = [

@@ -27,11 +27,13 @@ import torch
 from torch import Tensor
 
 import nvfp4_kernels as ops
+from nvfp4_kernels import PerToken, Static
 from nvfp4_kernels.formats.nvfp4 import Nvfp4Tensor, quantize_weight
 from nvfp4_kernels.gemm.sm100.tile import Tile
 from nvfp4_kernels.indexer.formats import format_of
 from nvfp4_kernels.indexer.sm100.tile import ScoreTile
 from nvfp4_kernels.indexer.topk.tile import TopkTile, bitmap_words
+from nvfp4_kernels.quantize.call import QuantizeCall
 from tests.test_kernels.attention.attention_cases import Case as AttentionCase
 from tests.test_kernels.attention.attention_cases import starts
 from tests.test_kernels.chains import stages_experts
@@ -63,7 +65,7 @@ def operand(rows: Tensor) -> tuple[Tensor, Tensor]:
     """NVFP4 operand of rows, quantised by the reference."""
     from nvfp4_kernels.quantize import reference
 
-    return reference.quantize(rows, scalar())
+    return reference.quantize(QuantizeCall(rows, scalar()))
 
 
 def cache_pages() -> Tensor:
@@ -174,36 +176,32 @@ PRODUCTS = [
 ]  # fmt: skip
 
 
+def output_of(per_token: bool) -> Static | PerToken:
+    return PerToken() if per_token else Static(scalar())
+
+
 def quantized(op: str, per_token: bool, rows: Tensor) -> tuple[Value, ...]:
     """Result of ``quantize`` or ``silu_mul_quantize``, and its input rows."""
-    if per_token:
-        return (getattr(ops, f"{op}_per_token")(rows), rows)
-    return (getattr(ops, op)(rows, scalar()), rows)
+    return (getattr(ops, op)(rows, output_of(per_token)), rows)
 
 
 def quantized_long(rows: Tensor) -> tuple[Value, ...]:
     """Result of ``quantize`` for rows twice as long."""
-    return (ops.quantize(rows.view(-1, 2 * HIDDEN), scalar()),)
+    return (ops.quantize(rows.view(-1, 2 * HIDDEN), Static(scalar())),)
 
 
 def normed(per_token: bool, rows: Tensor) -> tuple[Value, ...]:
     """Result of ``rms_norm_quantize``."""
-    from nvfp4_kernels import rms_norm_quantize_per_token
-
     factors = torch.ones(HIDDEN).bfloat16()
-    if per_token:
-        return (rms_norm_quantize_per_token(rows, factors, EPS),)
-    return (ops.rms_norm_quantize(rows, factors, EPS, scalar()),)
+    return (ops.rms_norm_quantize(rows, factors, EPS, output_of(per_token)),)
 
 
 def added(per_token: bool, is_residual: bool, rows: Tensor) -> tuple[Value, ...]:
     """Result of ``add_rms_norm_quantize``, and the new residual."""
     factors, other = torch.ones(HIDDEN).bfloat16(), new_rows()
     x, residual = (other, rows) if is_residual else (rows, other)
-    if per_token:
-        *result, out = ops.add_rms_norm_quantize_per_token(x, residual, factors, EPS)
-    else:
-        *result, out = ops.add_rms_norm_quantize(x, residual, factors, EPS, scalar())
+    output = output_of(per_token)
+    *result, out = ops.add_rms_norm_quantize(x, residual, factors, EPS, output)
     return tuple(result), out
 
 

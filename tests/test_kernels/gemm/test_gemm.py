@@ -9,7 +9,7 @@ from vllm.model_executor.layers.quantization.utils.nvfp4_emulation_utils import 
 )
 from vllm.platforms import current_platform
 
-from nvfp4_kernels import InvalidArgument, gemm, gemm_quantized, quantize
+from nvfp4_kernels import InvalidArgument, Static, gemm, gemm_quantized, quantize
 from nvfp4_kernels.formats import nvfp4
 from nvfp4_kernels.formats.nvfp4 import (
     block_scaled_product,
@@ -131,7 +131,7 @@ def test_against_vllm(m: int, n: int, k: int) -> None:
     """
     x, weight = torch.randn(m, k, dtype=BF16), quantize_weight(torch.randn(n, k)).to_blocked()
     input_scale = global_scale_of(x)
-    data, scales = quantize(x, input_scale)
+    data, scales = quantize(x, Static(input_scale))
     alpha = (input_scale * weight.global_scale).reshape(1)
     ours = gemm(data, scales, weight.data, weight.scales, alpha, [n])
     given = x, input_scale.reciprocal(), weight.data, weight.scales, weight.global_scale
@@ -214,7 +214,7 @@ def check_quantized(op: LinearOp, plain: LinearOp, case: Case, out_terms: int = 
     scale = (full.abs().amax() if full.numel() else torch.ones(())) / 2688
     args.pop("out_dtype")
     data, scales = op(**args, out_global_scale=scale, out_terms=out_terms)
-    expected_data, expected_scales = quantize(full, scale, out_terms)
+    expected_data, expected_scales = quantize(full, Static(scale, out_terms))
     assert torch.equal(data, expected_data)
     assert scales.shape == expected_scales.shape
     assert torch.equal(scales.view(torch.uint8), expected_scales.view(torch.uint8))

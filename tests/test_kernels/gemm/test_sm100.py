@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nvfp4_kernels import (
     InvalidArgument,
+    Static,
     gemm,
     gemm_quantized,
     gemv,
@@ -116,7 +117,7 @@ def check_quantized(
     data, scales = on(op_device, silu_mul_gemm_quantized)(
         **args, out_global_scale=scale, out_terms=out_terms
     )
-    assert_same_operand(data, scales, *quantize(full, scale, out_terms))
+    assert_same_operand(data, scales, *quantize(full, Static(scale, out_terms)))
 
 
 def assert_same_operand(data: Tensor, scales: Tensor, *expected: Tensor) -> None:

@@ -11,6 +11,7 @@ from nvfp4_kernels import gemm, silu_mul_gemm, silu_mul_gemm_quantized
 from nvfp4_kernels.formats.terms import TermLayout
 from nvfp4_kernels.gemm.sm100.tile import Tile
 from nvfp4_kernels.quantize import reference
+from nvfp4_kernels.quantize.call import QuantizeCall
 from tests.test_kernels.gemm.linear_cases import Case, check_exact
 from tests.test_kernels.gemm.silu_mul import test_silu_mul_gemm
 from tests.test_kernels.gemm.test_tiles_sm100 import GEMM, PAIRS, TileCase, pair_case, use
@@ -142,7 +143,7 @@ def results(on: TileCase) -> Callable[[], None]:
         del args["out_dtype"]
         scale = full.abs().amax() / 2688
         found = silu_mul_gemm_quantized(**args, out_global_scale=scale, out_terms=3)
-        expected = reference.quantize(full, scale, 3)
+        expected = reference.quantize(QuantizeCall(full, scale, 3))
         for ours, theirs in zip(found, expected, strict=True):
             assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
 

@@ -10,6 +10,7 @@ from vllm import ir
 from nvfp4_kernels import InvalidArgument, NoKernelError, add_rms_norm
 from nvfp4_kernels.norm import op as norm_op
 from nvfp4_kernels.norm import reference
+from nvfp4_kernels.norm.call import AddRmsNormCall
 from nvfp4_kernels.norm.choose import choose_config
 from nvfp4_kernels.norm.tile import MAX_K, NormTile
 from tests import devices
@@ -78,14 +79,14 @@ def test_reference(case: Case) -> None:
 @EVERY_CASE
 def test_integers_are_exact(case: Case, op_device: torch.device) -> None:
     given = case.integers()
-    check_equal(run(given, op_device), reference.add_rms_norm(*given, EPS))
+    check_equal(run(given, op_device), reference.add_rms_norm(AddRmsNormCall(*given, EPS)))
 
 
 @SM90
 @EVERY_SCHEDULE
 def test_every_schedule(op_device: torch.device) -> None:
     given = Case(3, 8 * 75).integers()
-    check_equal(run(given, op_device), reference.add_rms_norm(*given, EPS))
+    check_equal(run(given, op_device), reference.add_rms_norm(AddRmsNormCall(*given, EPS)))
 
 
 @SM90
@@ -118,7 +119,7 @@ def test_not_finite(op_device: torch.device) -> None:
     given = Case(5, 64).integers()
     given[0][3, 20] = torch.nan
     found, _ = run(given, op_device)
-    expected, _ = reference.add_rms_norm(*given, EPS)
+    expected, _ = reference.add_rms_norm(AddRmsNormCall(*given, EPS))
     assert bool(found[3].isnan().all())
     others = torch.arange(5) != 3
     assert torch.equal(found[others].cpu(), expected[others])
@@ -132,7 +133,7 @@ def test_spaced_rows(op_device: torch.device) -> None:
     given = wide[:, 32:128], residual[:, :96].contiguous(), weight[:96].contiguous()
     at = [wide.to(op_device)[:, 32:128], *(each.to(op_device) for each in given[1:])]
     found = add_rms_norm(*at, EPS)
-    check_equal(found, reference.add_rms_norm(*given, EPS))
+    check_equal(found, reference.add_rms_norm(AddRmsNormCall(*given, EPS)))
     assert all(each.is_contiguous() for each in found)
     check_equal(add_rms_norm(at[1], at[0], at[2], EPS), found)
 
@@ -144,9 +145,8 @@ def test_dependent_launches(op_device: torch.device) -> None:
     x, residual, weight = Case(3, 600).integers()
     at = [each.to(op_device) for each in (x, residual, weight)]
     found = add_rms_norm(*add_rms_norm(*at, EPS), at[-1], EPS)
-    expected = reference.add_rms_norm(
-        *reference.add_rms_norm(x, residual, weight, EPS), weight, EPS
-    )
+    first = reference.add_rms_norm(AddRmsNormCall(x, residual, weight, EPS))
+    expected = reference.add_rms_norm(AddRmsNormCall(*first, weight, EPS))
     # The second sum of squares is not exact: a value may round the other way.
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours.cpu(), theirs, rtol=2**-7, atol=0)
@@ -184,7 +184,7 @@ def test_a_tile_too_small_is_noticed(
     monkeypatch.setattr(sm90, "choose_config", lambda k: NormTile(32, 1))
     given = Case(2, 512).integers()
     with pytest.raises(AssertionError):
-        check_equal(run(given, op_device), reference.add_rms_norm(*given, EPS))
+        check_equal(run(given, op_device), reference.add_rms_norm(AddRmsNormCall(*given, EPS)))
 
 
 # --- compilation and errors -------------------------------------------------------------------

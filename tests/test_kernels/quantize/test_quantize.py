@@ -1,7 +1,9 @@
-"""``quantize`` and ``quantize_per_token``: activations to NVFP4 with blocked scales."""
+"""``quantize``: activations to NVFP4 with blocked scales."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +14,13 @@ from nvfp4_kernels import (
     InvalidArgument,
     NoKernelError,
     Nvfp4Tensor,
+    PerToken,
+    Static,
+    add_rms_norm_quantize,
     gemm,
     quantize,
-    quantize_per_token,
+    rms_norm_quantize,
+    silu_mul_quantize,
 )
 from nvfp4_kernels.formats.nvfp4 import global_scale_of
 from nvfp4_kernels.quantize import op as quantize_op
@@ -52,6 +58,7 @@ CASES = {
     "Llama 3 8B hidden": Case(17, 4096),
     "DeepSeek V3 hidden": Case(3, 7168),
 }
+OUTPUTS = [Static(torch.tensor(1.0)), PerToken()]
 EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
@@ -68,13 +75,13 @@ def check_against_vllm(x: Tensor, data: Tensor, scales: Tensor, global_scale: Te
 def test_quantize(case: Case, calibrated: float) -> None:
     x = case.random()
     global_scale = global_scale_of(x) * calibrated
-    check_against_vllm(x, *quantize(x, global_scale), global_scale)
+    check_against_vllm(x, *quantize(x, Static(global_scale)), global_scale)
 
 
 @EVERY_CASE
 def test_quantize_per_token(case: Case) -> None:
     x = case.random()
-    data, scales, row_scale = quantize_per_token(x)
+    data, scales, row_scale = quantize(x, PerToken())
     assert row_scale.dtype == FP32
     assert torch.equal(row_scale, x.abs().amax(-1).float() / 2688)
     check_against_vllm(x, data, scales, row_scale)
@@ -91,17 +98,17 @@ def test_grid_values_survive(case: Case) -> None:
     per_row = 2.0 ** rng.integers(-9, 2, (*case.batch, case.m, 1, 1))
     x = torch.from_numpy(codes * scales).flatten(-2).to(case.dtype)
     one = torch.tensor(1.0)
-    back = Nvfp4Tensor(*quantize(x, one), one, "blocked").dequantize(case.dtype)
+    back = Nvfp4Tensor(*quantize(x, Static(one)), one, "blocked").dequantize(case.dtype)
     assert torch.equal(back, x)
     x = torch.from_numpy(codes * scales * per_row).flatten(-2).to(case.dtype)
-    back = Nvfp4Tensor(*quantize_per_token(x), "blocked").dequantize(case.dtype)
+    back = Nvfp4Tensor(*quantize(x, PerToken()), "blocked").dequantize(case.dtype)
     assert torch.equal(back, x)
 
 
 def test_per_token_row_scales_fit_gemm() -> None:
     """Rows of very different magnitudes keep their relative accuracy through the product."""
     x = torch.randn(6, 256) * 10.0 ** torch.arange(-6, 6, 2).unsqueeze(-1)
-    data, scales, row_scale = quantize_per_token(x)
+    data, scales, row_scale = quantize(x, PerToken())
     identity = torch.eye(256, dtype=torch.float64).numpy()
     weight = oracle.operand(identity, oracle.e4m3(np.ones((256, 16))))
     back = gemm(
@@ -118,11 +125,11 @@ def test_per_token_row_scales_fit_gemm() -> None:
 def test_zero_rows() -> None:
     x = torch.zeros(3, 64, dtype=BF16)
     x[1] = 1.0
-    data, scales, row_scale = quantize_per_token(x)
+    data, scales, row_scale = quantize(x, PerToken())
     assert row_scale.tolist() == [1.0, pytest.approx(1 / 2688), 1.0]
     back = Nvfp4Tensor(data, scales, row_scale, "blocked").dequantize()
     assert torch.equal(back != 0, x != 0)
-    data, scales = quantize(torch.zeros_like(x), torch.tensor(0.01))
+    data, scales = quantize(torch.zeros_like(x), Static(torch.tensor(0.01)))
     assert not data.any()
     assert not scales.view(torch.uint8).any()
 
@@ -132,7 +139,7 @@ def test_rows_near_the_end_of_float32_stay_finite(largest: float) -> None:
     """The reciprocal of 1e-36 / 2688 would be infinite, and would make zero blocks NaN."""
     x = torch.zeros(2, 32)
     x[0, 0], x[1] = largest, 1.0
-    data, scales, row_scale = quantize_per_token(x)
+    data, scales, row_scale = quantize(x, PerToken())
     assert Nvfp4Tensor(data, scales, row_scale, "blocked").dequantize().isfinite().all()
 
 
@@ -151,10 +158,10 @@ def test_opcheck(name: str) -> None:
 def test_compiled(name: str) -> None:
     inputs = [replace(CASES[name], m=m).random() for m in (5, 40, 128)]
     scale = torch.tensor(0.01)
-    check_compiled(quantize, [((x, scale), {}) for x in inputs], graphs=1)
-    check_compiled(quantize_per_token, [((x,), {}) for x in inputs], graphs=1)
+    for output in (Static(scale), PerToken()):
+        check_compiled(quantize, [((x, output), {}) for x in inputs], graphs=1)
     # Terms share one row of atoms up to 32 rows: that size is specialised.
-    check_compiled(quantize, [((x, scale, 3), {}) for x in inputs], graphs=2)
+    check_compiled(quantize, [((x, Static(scale, 3)), {}) for x in inputs], graphs=2)
 
 
 def test_compiled_with_the_product() -> None:
@@ -163,13 +170,23 @@ def test_compiled_with_the_product() -> None:
     alpha, scale = torch.tensor([1e-3]), torch.tensor(0.01)
 
     def layer(x: Tensor) -> Tensor:
-        return gemm(*quantize(x, scale), weight.data, weight.scales, alpha, [130])
+        return gemm(*quantize(x, Static(scale)), weight.data, weight.scales, alpha, [130])
 
     inputs = [torch.randn(m, 96, dtype=BF16) for m in (5, 40, 130, 300)]
     check_compiled(layer, [((x,), {}) for x in inputs], graphs=2)
 
 
-@pytest.mark.parametrize("op", [lambda x: quantize(x, torch.tensor(1.0)), quantize_per_token])
+ROWS, FACTORS = torch.zeros(2, 32), torch.ones(32)
+OPS = [
+    quantize,
+    silu_mul_quantize,
+    partial(rms_norm_quantize, weight=FACTORS, eps=0.1),
+    partial(add_rms_norm_quantize, residual=ROWS, weight=FACTORS, eps=0.1),
+]
+OP_NAMES = ["quantize", "silu_mul", "rms_norm", "add_rms_norm"]
+
+
+@pytest.mark.parametrize("output", OUTPUTS, ids=["static", "per token"])
 @pytest.mark.parametrize(
     ("x", "message"),
     [
@@ -179,29 +196,53 @@ def test_compiled_with_the_product() -> None:
     ],
     ids=["K", "1-D", "dtype"],
 )
-def test_refused_input(op: Callable[..., object], x: Tensor, message: str) -> None:
+def test_refused_input(output: Static | PerToken, x: Tensor, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        op(x)
+        quantize(x, output)
 
 
 @pytest.mark.parametrize(
     ("global_scale", "message"),
     [
-        (torch.ones(2), r"global_scale: shape is \(2,\), must be \(\); .* use quantize_per_token"),
-        (torch.ones(1), r"global_scale: shape is \(1,\), must be \(\)"),
-        (torch.tensor(1.0, dtype=BF16), "global_scale: dtype is bfloat16, must be float32"),
+        (torch.ones(2), r"output.global_scale: shape is \(2,\), must be \(\); .* token: PerToken"),
+        (torch.ones(1), r"output.global_scale: shape is \(1,\), must be \(\)"),
+        (None, "output.global_scale: is NoneType, must be a tensor of float32"),
+        (torch.tensor(1.0, dtype=BF16), "output.global_scale: dtype is bfloat16, must be float32"),
     ],
-    ids=["per row", "1-D", "dtype"],
+    ids=["per row", "1-D", "None", "dtype"],
 )
-def test_refused_global_scale(global_scale: Tensor, message: str) -> None:
+@pytest.mark.parametrize("op", OPS, ids=OP_NAMES)
+def test_refused_global_scale(op: Callable[..., object], global_scale: Any, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        quantize(torch.zeros(2, 32), global_scale)
+        op(ROWS, output=Static(global_scale))
+
+
+@pytest.mark.parametrize("terms", [0, 5, -1])
+@pytest.mark.parametrize("make", [lambda t: Static(torch.tensor(1.0), t), PerToken])
+@pytest.mark.parametrize("op", OPS, ids=OP_NAMES)
+def test_refused_terms(
+    op: Callable[..., object], make: Callable[[int], Static | PerToken], terms: int
+) -> None:
+    with pytest.raises(InvalidArgument, match=f"output.terms: is {terms}, must be 1 to 4"):
+        op(ROWS, output=make(terms))
+
+
+@pytest.mark.parametrize(
+    ("output", "came"),
+    [(None, "None"), (torch.tensor(0.01), "a Tensor"), (0.01, "a float"), (PerToken, "a type")],
+    ids=["None", "a scale", "a number", "the class"],
+)
+@pytest.mark.parametrize("op", OPS, ids=OP_NAMES)
+def test_refused_output(op: Callable[..., object], output: object, came: str) -> None:
+    accepted = r"must be Static\(global_scale, terms\) or PerToken\(terms\)"
+    with pytest.raises(InvalidArgument, match=f"^output: is {came}, {accepted}$"):
+        op(ROWS, output=output)
 
 
 def test_devices() -> None:
     """Call below the dispatcher, which passes meta tensors to the fake kernel."""
     x, scale = torch.zeros(2, 32), torch.tensor(1.0)
-    with pytest.raises(InvalidArgument, match="global_scale: is on meta, must be on cpu as x is"):
+    with pytest.raises(InvalidArgument, match=r"output\.global_scale: is on meta, must be"):
         quantize_op._quantize._init_fn(x, scale.to("meta"), 1)
     there_is = (
         r"no w4a4 kernel for meta \(meta\); there is nvfp4_quantize/reference \(cpu\), "
@@ -217,6 +258,6 @@ def test_the_smallest_rows_keep_their_zeros() -> None:
     """The step of a block needs a finite reciprocal: otherwise zeros become NaN."""
     x = torch.zeros(1, 32)
     x[0, 0], x[0, 16] = 2.0**-140, 2.0**-148
-    data, _, row_scale = quantize_per_token(x)
+    data, _, row_scale = quantize(x, PerToken())
     assert row_scale.item() == 2.0**-118
     assert not data.any()

@@ -1,4 +1,4 @@
-"""``quantize`` and ``quantize_per_token`` on sm_100: bit-identical to the reference."""
+"""``quantize`` on sm_100: bit-identical to the reference."""
 
 import re
 from collections.abc import Callable
@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvfp4_kernels import InvalidArgument, quantize, quantize_per_token
+from nvfp4_kernels import InvalidArgument, PerToken, Static, quantize
 from nvfp4_kernels.device.rowwise.tile import RowTile
 from nvfp4_kernels.formats.nvfp4 import global_scale_of
 from nvfp4_kernels.quantize import reference
+from nvfp4_kernels.quantize.call import QuantizeCall
 from tests import devices
 from tests.emulator import EAGER
 from tests.test_kernels.bits import check_equal
@@ -29,12 +30,14 @@ pytestmark = [pytest.mark.arch("sm_100"), pytest.mark.schedules("random 1")]
 
 
 def check(x: Tensor, global_scale: Tensor, device: torch.device, terms: int = 1) -> None:
-    found = quantize(x.to(device), global_scale.to(device), terms)
-    check_equal(found, reference.quantize(x, global_scale, terms))
+    found = quantize(x.to(device), Static(global_scale.to(device), terms))
+    check_equal(found, reference.quantize(QuantizeCall(x, global_scale, terms)))
 
 
 def check_per_token(x: Tensor, device: torch.device, terms: int = 1) -> None:
-    check_equal(quantize_per_token(x.to(device), terms), reference.quantize_per_token(x, terms))
+    check_equal(
+        quantize(x.to(device), PerToken(terms)), reference.quantize(QuantizeCall(x, None, terms))
+    )
 
 
 @EVERY_CASE
@@ -126,8 +129,8 @@ def test_not_finite_rows(bad: float, op_device: torch.device) -> None:
     """A row with NaN or infinity has no defined values; other rows are right."""
     x = torch.randn(40, 64, dtype=BF16)
     x[3, 20] = bad
-    found = [t.cpu() for t in quantize_per_token(x.to(op_device))]
-    expected = reference.quantize_per_token(x)
+    found = [t.cpu() for t in quantize(x.to(op_device), PerToken())]
+    expected = reference.quantize(QuantizeCall(x, None))
     torch.testing.assert_close(found[2], expected[2], rtol=0, atol=0, equal_nan=True)
     assert not found[2][3].isfinite() or bool(found[1].float().isnan().any())
     scales = [s.float() for s in (found[1], expected[1])]
@@ -141,25 +144,27 @@ def test_spaced_rows(op_device: torch.device) -> None:
     wide = torch.randn(2, 33, 256).to(BF16)
     x = wide.to(op_device)[..., 64:160]
     expected = wide[..., 64:160]
-    check_equal(quantize_per_token(x), reference.quantize_per_token(expected))
+    check_equal(quantize(x, PerToken()), reference.quantize(QuantizeCall(expected, None)))
     one = torch.tensor(0.01)
-    check_equal(quantize(x, one.to(op_device)), reference.quantize(expected, one))
+    check_equal(
+        quantize(x, Static(one.to(op_device))), reference.quantize(QuantizeCall(expected, one))
+    )
 
 
 def test_dependent_launches(op_device: torch.device) -> None:
     """A second launch may start before the first has ended, and reads the first one's result."""
     x = torch.randn(32, 64)
-    row_scale = quantize_per_token(x.to(op_device))[2]
-    found = quantize_per_token(row_scale.view(2, 16))
-    expected = reference.quantize_per_token(x)[2].view(2, 16)
-    check_equal(found, reference.quantize_per_token(expected))
+    row_scale = quantize(x.to(op_device), PerToken())[2]
+    found = quantize(row_scale.view(2, 16), PerToken())
+    expected = reference.quantize(QuantizeCall(x, None))[2].view(2, 16)
+    check_equal(found, reference.quantize(QuantizeCall(expected, None)))
 
 
 def test_arithmetic_is_ieee() -> None:
     """The PTX has no approximate reciprocal: the emulator's is too exact for results to show it."""
     with devices.emulated_ops(EAGER) as gpu:
         x = torch.ones(1, 16)
-        for call in (lambda: quantize(x, x[0, 0]), lambda: quantize_per_token(x)):
+        for call in (lambda: quantize(x, Static(x[0, 0])), lambda: quantize(x, PerToken())):
             call()
             text = "\n".join(gpu.launches[-1].program.module.lines)
             assert "rcp.rn.f32" in text
@@ -172,20 +177,18 @@ def test_each_byte_once(case: Case, terms: int) -> None:
     """Inputs are read from HBM once; results, padding included, are written once."""
     with devices.emulated_ops(EAGER) as gpu:
         x = case.random()
-        written = quantize_per_token(x, terms)
+        written = quantize(x, PerToken(terms))
         counted = gpu.launches[-1].counters.nbytes
         assert counted["global read"] == x.nbytes
         assert counted["global write"] == sum(t.nbytes for t in written)
         assert counted["HBM write, each byte once"] == counted["global write"]
-        written = quantize(x, torch.tensor(0.01), terms)
+        written = quantize(x, Static(torch.tensor(0.01), terms))
         counted = gpu.launches[-1].counters.nbytes
         assert counted["HBM read, each byte once"] == x.nbytes + 4
         assert counted["global write"] == sum(t.nbytes for t in written)
 
 
-@pytest.mark.parametrize(
-    "op", [lambda x: quantize(x, x.new_ones((), dtype=FP32)), quantize_per_token]
-)
+@pytest.mark.parametrize("per_token", [False, True], ids=["static", "per token"])
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -200,14 +203,14 @@ def test_each_byte_once(case: Case, terms: int) -> None:
     ids=["transposed", "uneven", "alignment", "row stride"],
 )
 def test_refused_layout(
-    op: Callable[[Tensor], object],
+    per_token: bool,
     make: Callable[[Tensor], Tensor],
     message: str,
     op_device: torch.device,
 ) -> None:
     x = make(torch.zeros(32, 32, dtype=BF16, device=op_device))
     with pytest.raises(InvalidArgument, match=message):
-        op(x)
+        quantize(x, PerToken() if per_token else Static(x.new_ones((), dtype=FP32)))
 
 
 def test_refused_length(op_device: torch.device) -> None:
@@ -215,9 +218,9 @@ def test_refused_length(op_device: torch.device) -> None:
     with pytest.raises(
         InvalidArgument, match="x: K is 40976, must be at most 40960; quantise long"
     ):
-        quantize_per_token(x)
+        quantize(x, PerToken())
 
 
 def test_refused_empty_rows() -> None:
     with pytest.raises(InvalidArgument, match="x: K is 0, must be positive"):
-        quantize_per_token(torch.zeros(2, 0))
+        quantize(torch.zeros(2, 0), PerToken())

@@ -39,7 +39,7 @@ from nvfp4_kernels.tool.fused_attention_case import FusedAttentionCase
 from nvfp4_kernels.tool.grouped_case import GroupedCase, grouped_cases
 from nvfp4_kernels.tool.indexer_case import IndexerCase
 from nvfp4_kernels.tool.product_case import ProductCase, compare_bound, compare_exact
-from nvfp4_kernels.tool.quantize_case import OPS, QuantizeCase
+from nvfp4_kernels.tool.quantize_case import FORMS, QuantizeCase
 from nvfp4_kernels.tool.rotary_store_case import RotaryStoreCase, TimedRotaryStore
 from nvfp4_kernels.tool.routed_case import OPS as ROUTED_OPS
 from nvfp4_kernels.tool.routed_case import RoutedCase
@@ -103,7 +103,7 @@ CASES: list[Task] = [
         )
     ),
     ProductCase("silu_mul_gemm_quantized", 9, 64, 128),
-    *(QuantizeCase(op, 5, 64) for op in OPS),
+    *(QuantizeCase(*form, 5, 64) for form in FORMS),
     *(RoutedCase(op, 7, 4, 6, 8) for op in ROUTED_OPS),
     RoutedCase("moe_route_quantize", 9, 4, 6, 32, terms=3, weighted=True),
     GroupedCase(8, 80, 544, SILU, gated=True, bias=True, tile=Tile(8, swap_ab=True, split_k=2)),
@@ -301,14 +301,17 @@ def test_nan_is_found() -> None:
         compare_exact(result, torch.ones(2, dtype=FP16))
 
 
-@pytest.mark.parametrize("op", ["quantize", "silu_mul_quantize", "rms_norm_quantize_per_token"])
-def test_wrong_codes_are_found(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("op", "per_token"),
+    [("quantize", False), ("silu_mul_quantize", False), ("rms_norm_quantize", True)],
+)
+def test_wrong_codes_are_found(op: str, per_token: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     import nvfp4_kernels
 
     right = getattr(nvfp4_kernels, op)
     monkeypatch.setattr(nvfp4_kernels, op, lambda *a: (right(*a)[0] ^ 0x11, *right(*a)[1:]))
     with pytest.raises(Mismatch, match=r"values are wrong|bytes differ"):
-        QuantizeCase(op, 5, 64).run(StandIn())
+        QuantizeCase(op, per_token, 5, 64).run(StandIn())
 
 
 def test_wrong_scales_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,7 +324,7 @@ def test_wrong_scales_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda *a: (right(*a)[0], (right(*a)[1].float() * 4).to(torch.float8_e4m3fn)),
     )
     with pytest.raises(Mismatch, match=r"a value is .* steps off, may be 3 at the most"):
-        QuantizeCase("silu_mul_quantize", 5, 64).run(StandIn())
+        QuantizeCase("silu_mul_quantize", False, 5, 64).run(StandIn())
 
 
 # --- hardware questions -------------------------------------------------------------------------
@@ -565,7 +568,9 @@ def test_quick_is_a_part() -> None:
         assert set(few) < set(all_)
     names = [(task.section, task.name) for task in [*correctness(False), *timings(False)]]
     assert len(set(names)) == len(names)
-    assert {op for op in OPS if any(name.startswith(f"{op}, ") for _, name in names)} == set(OPS)
+    for op, per_token in FORMS:
+        form = re.compile(rf"{op}{', per token' * per_token}, \d+×")
+        assert any(form.match(name) for _, name in names), form
     assert sum(section == check.CONTEST_SECTION for section, _ in names) == len(CONTEST)
 
 

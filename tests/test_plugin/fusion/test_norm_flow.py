@@ -12,7 +12,7 @@ from vllm.model_executor.custom_op import op_registry_oot
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 
-from nvfp4_kernels import add_rms_norm_quantize, gemm, rms_norm_quantize
+from nvfp4_kernels import Static, add_rms_norm_quantize, gemm, rms_norm_quantize
 from nvfp4_kernels.devices import standing_in
 from tests.test_kernels.compilation import check_op
 from tests.test_plugin.linear.test_linear_layers import (
@@ -107,12 +107,12 @@ def test_to_the_bit_what_the_ops_say(terms: int, dims: tuple[int, ...], vllm_con
     rows = x.view(-1, K), residual.view(-1, K)
 
     out, after = block(None, x, None)
-    data, scales = rms_norm_quantize(rows[0], weight, EPS, SCALE, terms)
+    data, scales = rms_norm_quantize(rows[0], weight, EPS, Static(SCALE, terms))
     assert torch.equal(out, gemm(data, scales, *product, terms=terms).view(out.shape))
     assert after is x
 
     out, after = block(None, x, residual)
-    data, scales, total = add_rms_norm_quantize(*rows, weight, EPS, SCALE, terms)
+    data, scales, total = add_rms_norm_quantize(*rows, weight, EPS, Static(SCALE, terms))
     assert torch.equal(out, gemm(data, scales, *product, terms=terms).view(out.shape))
     assert torch.equal(after, total.view(x.shape))
 
@@ -134,7 +134,7 @@ def test_opcheck(adds: bool, per_token: bool) -> None:
     x, residual = (torch.randn(TOKENS, K).bfloat16() for _ in range(2))
     rows = (x, residual) if adds else (x,)
     scale = () if per_token else (SCALE,)
-    target = f"nvfp4_kernels.quantize.rms_norm.reference:{name}"
+    target = "nvfp4_kernels.quantize.rms_norm.reference:rms_norm_quantize"
     check_op(
         getattr(torch.ops.nvfp4_tc, name).default, (*rows, torch.ones(K), EPS, *scale, 2, target)
     )

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvfp4_kernels import add_rms_norm_quantize, gemm
+from nvfp4_kernels import Static, add_rms_norm_quantize, gemm
 from nvfp4_kernels.formats.nvfp4 import quantize_weight
 from nvfp4_kernels.runtime import launch_cache
 from nvfp4_kernels.runtime.replay import Launch
@@ -20,7 +20,7 @@ from vllm_fp4_plugin.ops.operands import Unreduced
 
 K, TOKENS, EPS = 128, 5, 1e-6
 SCALE = torch.tensor(0.003)
-KERNEL = "nvfp4_kernels.quantize.rms_norm.reference:add_rms_norm_quantize"
+KERNEL = "nvfp4_kernels.quantize.rms_norm.reference:rms_norm_quantize"
 MANY = 1000
 
 pytestmark = pytest.mark.usefixtures("vllm_config")
@@ -65,7 +65,7 @@ def run(
 
 def expected(given: Given) -> tuple[Tensor, ...]:
     mine, other, residual, weight = given
-    return add_rms_norm_quantize(mine + other, residual, weight, EPS, SCALE)
+    return add_rms_norm_quantize(mine + other, residual, weight, EPS, Static(SCALE))
 
 
 def product(data: Tensor, scales: Tensor) -> Tensor:

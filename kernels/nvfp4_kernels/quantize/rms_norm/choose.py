@@ -1,4 +1,4 @@
-"""Layout of rows for ``rms_norm_quantize`` and its three siblings. No CuTe in here."""
+"""Layout of rows for norms that quantise. No CuTe in here."""
 
 from nvfp4_kernels.device.rowwise.tile import BLOCK, RowTile, choose_whole_rows
 from nvfp4_kernels.sm100.limits import SMS

@@ -1,26 +1,21 @@
-"""Kernels of ``rms_norm_quantize`` and its three siblings."""
+"""Kernels of ``rms_norm_quantize`` and ``add_rms_norm_quantize``, by form."""
 
 from nvfp4_kernels.dispatch import KernelTable
+from nvfp4_kernels.quantize.rms_norm.arguments import FORMS, Form
 
 _MODULE = "nvfp4_kernels.quantize.rms_norm"
+_REFERENCE = ("reference", f"{_MODULE}.reference:rms_norm_quantize")
+_SM100 = f"{_MODULE}.sm100:rms_norm_quantize"
 
-KERNELS = {
-    op: KernelTable(
-        op,
-        {
-            ("cpu", "w4a4"): ("reference", f"{_MODULE}.reference:{op}"),
-            ("sm_100", "w4a4"): ("RmsNormQuantizeSm100", f"{_MODULE}.sm100:{op}"),
-        },
+KERNELS: dict[Form, KernelTable] = {
+    form: KernelTable(
+        form.name,
+        {("cpu", "w4a4"): _REFERENCE, ("sm_100", "w4a4"): ("RmsNormQuantizeSm100", _SM100)},
         {
             # torch adds up each row by itself.
-            ("cpu", "w4a4"): ("reference", f"{_MODULE}.reference:{op}"),
-            ("sm_100", "w4a4"): ("RmsNormQuantizeSm100", f"{_MODULE}.sm100:{op}_batch_invariant"),
+            ("cpu", "w4a4"): _REFERENCE,
+            ("sm_100", "w4a4"): ("RmsNormQuantizeSm100", f"{_SM100}_batch_invariant"),
         },
     )
-    for op in (
-        "rms_norm_quantize",
-        "rms_norm_quantize_per_token",
-        "add_rms_norm_quantize",
-        "add_rms_norm_quantize_per_token",
-    )
+    for form in FORMS
 }

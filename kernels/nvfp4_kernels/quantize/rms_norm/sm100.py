@@ -1,45 +1,35 @@
-"""``rms_norm_quantize`` and its siblings for sm_100: rows stay in registers between the passes."""
+"""Norms that quantise, for sm_100: rows stay in registers between the passes."""
 
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-import cuda.bindings.driver as cuda_driver
-import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Vector
-from cutlass.experimental import primitives as ptx
+from cutlass import Float32, Int64, Vector
 from torch import Tensor
 
 from nvfp4_kernels.device.arguments import example
-from nvfp4_kernels.device.rowwise.operands import (
-    ALIGNMENT,
-    check_vector,
-    new_operand,
-    new_row_scale,
-    rows_of,
-)
+from nvfp4_kernels.device.rowwise.kernel import RowKernel
+from nvfp4_kernels.device.rowwise.operands import ALIGNMENT, check_vector, rows_of
 from nvfp4_kernels.device.rowwise.output import (
     OUTPUT_ALIGNMENT,
     OUTPUT_TYPES,
     QuantizedRows,
-    RowQuantizer,
 )
 from nvfp4_kernels.device.rowwise.place import (
     Place,
-    ctas,
-    find,
     load_block,
     prefetch_block,
     steps_ahead,
     store_elements,
-    store_padding,
 )
 from nvfp4_kernels.device.rowwise.reduction import reduce_row, total
 from nvfp4_kernels.device.rowwise.tile import BLOCK, RowTile
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.devices import dtype_name, multiprocessors
 from nvfp4_kernels.formats.terms import ONE_TERM, TermLayout
+from nvfp4_kernels.quantize.call import RmsNormQuantizeCall
+from nvfp4_kernels.quantize.host import new_rows
 from nvfp4_kernels.quantize.rms_norm.choose import choose_config
 from nvfp4_kernels.runtime.compile import launch
 
@@ -67,7 +57,7 @@ class RmsNormQuantizeArguments(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RmsNormQuantizeSm100:
+class RmsNormQuantizeSm100(RowKernel):
     """One configuration.
 
     Attributes:
@@ -93,40 +83,21 @@ class RmsNormQuantizeSm100:
         alignment = {**dict.fromkeys((*rows, "weight"), ALIGNMENT), **OUTPUT_ALIGNMENT}
         return (example(RmsNormQuantizeArguments, types, alignment),)
 
-    @cute.jit
-    def __call__(self, arguments: RmsNormQuantizeArguments, stream: cuda_driver.CUstream) -> None:
-        """Launch a CTA for each tile of rows that have scales, padding included."""
-        out = arguments.out
-        self.kernel(arguments).launch(
-            grid=(ctas(self.tile, out.m, out.k, out.batch), 1, 1),
-            block=(self.tile.threads, 1, 1),
-            stream=stream,
-            use_pdl=True,
-        )
-
-    @cute.kernel
-    def kernel(self, arguments: RmsNormQuantizeArguments) -> None:
-        """Normalise and quantise one CTA's rows, or zero the scales of padding."""
-        inputs, out = arguments.inputs, arguments.out
-        place = find(self.tile, out.m, out.k, self.terms)
-        ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
-        for step in cutlass.range_constexpr(self.tile.steps):
+    def prefetch(self, arguments: RmsNormQuantizeArguments, place: Place) -> None:
+        """Fetch the weight into the cache."""
+        for step in place.steps:
             wanted = place.live & (place.slot == 0) & (place.block(step) < place.blocks)
-            prefetch_block(inputs.weight, place.element(step), wanted)
-        ptx.griddepcontrol(ptx.GridDepAction.WAIT)
-        if place.live:
-            quantizer = RowQuantizer(out.data, out.scales, out.scale, self.per_token)
-            quantizer.write(place, self._normalise(inputs, place, out.k, arguments.eps))
-        else:
-            store_padding(place, out.scales)
+            prefetch_block(arguments.inputs.weight, place.element(step), wanted)
 
-    def _normalise(self, inputs: Inputs, place: Place, k: Int32, eps: Float32) -> list[Vector]:
+    def rows(self, arguments: RmsNormQuantizeArguments, place: Place) -> list[Vector]:
+        """Normalised rows."""
+        inputs = arguments.inputs
         rows = self._sums(inputs, place) if self.adds else self._inputs(inputs, place)
         squares = Float32(0.0)
         for row in rows:
             squares = _add_squares(row.to(Float32), squares)
-        mean = reduce_row(place, squares, total) / k.to(Float32)
-        inverse = 1.0 / cute.math.sqrt(mean + eps)
+        mean = reduce_row(place, squares, total) / arguments.out.k.to(Float32)
+        inverse = 1.0 / cute.math.sqrt(mean + arguments.eps)
         return [self._weigh(inputs, place, step, row, inverse) for step, row in enumerate(rows)]
 
     def _inputs(self, inputs: Inputs, place: Place) -> list[Vector]:
@@ -167,97 +138,26 @@ def _add_squares(values: Vector, squares: Float32) -> Float32:
 
 
 def rms_norm_quantize(
-    x: Tensor,
-    weight: Tensor,
-    eps: float,
-    global_scale: Tensor,
-    terms: int = 1,
-    *,
-    batch_invariant: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """See ``nvfp4_kernels.quantize.rms_norm.op.rms_norm_quantize``."""
-    return _run(x, weight, eps, terms, global_scale, batch_invariant=batch_invariant)
+    call: RmsNormQuantizeCall, batch_invariant: bool = False
+) -> tuple[Tensor, ...]:
+    """See ``rms_norm_quantize`` and ``add_rms_norm_quantize`` in ``rms_norm.op``.
 
-
-def rms_norm_quantize_per_token(
-    x: Tensor, weight: Tensor, eps: float, terms: int = 1, *, batch_invariant: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """See ``nvfp4_kernels.quantize.rms_norm.op.rms_norm_quantize_per_token``."""
-    row_scale = new_row_scale(x)
-    given = x, weight, eps, terms, row_scale
-    found = _run(*given, per_token=True, batch_invariant=batch_invariant)
-    return (*found, row_scale)
-
-
-def add_rms_norm_quantize(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    eps: float,
-    global_scale: Tensor,
-    terms: int = 1,
-    out: Tensor | None = None,
-    *,
-    batch_invariant: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """See ``nvfp4_kernels.quantize.rms_norm.op.add_rms_norm_quantize``.
-
-    ``out`` takes the new residual: contiguous, of x's dtype and shape. ``out`` may alias x or the
-    residual, as a thread reads each block before writing the same block.
+    ``call.out`` may alias x or the residual, as a thread reads each block before writing the same
+    block.
     """
-    if out is None:
-        out = x.new_empty(x.shape)
-    given = x, weight, eps, terms, global_scale, residual, out
-    return (*_run(*given, batch_invariant=batch_invariant), out)
-
-
-def add_rms_norm_quantize_per_token(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    eps: float,
-    terms: int = 1,
-    *,
-    batch_invariant: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See ``nvfp4_kernels.quantize.rms_norm.op.add_rms_norm_quantize_per_token``."""
-    row_scale, out = new_row_scale(x), x.new_empty(x.shape)
-    given = x, weight, eps, terms, row_scale, residual, out
-    found = _run(*given, per_token=True, batch_invariant=batch_invariant)
-    return (*found, row_scale, out)
-
-
-rms_norm_quantize_batch_invariant = partial(rms_norm_quantize, batch_invariant=True)
-rms_norm_quantize_per_token_batch_invariant = partial(
-    rms_norm_quantize_per_token, batch_invariant=True
-)
-add_rms_norm_quantize_batch_invariant = partial(add_rms_norm_quantize, batch_invariant=True)
-add_rms_norm_quantize_per_token_batch_invariant = partial(
-    add_rms_norm_quantize_per_token, batch_invariant=True
-)
-
-
-def _run(
-    x: Tensor,
-    weight: Tensor,
-    eps: float,
-    terms: int,
-    scale: Tensor,
-    residual: Tensor | None = None,
-    residual_out: Tensor | None = None,
-    per_token: bool = False,
-    batch_invariant: bool = False,
-) -> tuple[Tensor, Tensor]:
+    x, residual, weight = call.x, call.residual, call.weight
     rows = rows_of("x", x)
     residual_rows = rows if residual is None else rows_of("residual", residual)
     check_vector("weight", weight)
-    data, scales = new_operand(x, rows.k, terms)
+    new, adds = new_rows(x, rows, call.global_scale, call.terms), residual is not None
+    out = x.new_empty(x.shape) if adds and call.out is None else call.out
     if x.numel():
         tile = choose_config(rows.count, rows.k, multiprocessors(x.device), batch_invariant)
         dtypes = dtype_name(x.dtype), dtype_name(weight.dtype)
-        layout = TermLayout.of(terms, rows.m)
-        kernel = RmsNormQuantizeSm100(*dtypes, residual is not None, per_token, tile, layout)
-        inputs = Inputs(x, residual, weight, residual_out, rows.stride, residual_rows.stride)
-        out = QuantizedRows(data, scales, scale, rows.m, rows.k, rows.batch)
-        launch(kernel, RmsNormQuantizeArguments(inputs, out, eps))
-    return data, scales
+        kernel = RmsNormQuantizeSm100(*dtypes, adds, new.per_token, tile, new.terms)
+        inputs = Inputs(x, residual, weight, out, rows.stride, residual_rows.stride)
+        launch(kernel, RmsNormQuantizeArguments(inputs, new.rows, call.eps))
+    return new.result if out is None else (*new.result, out)
+
+
+rms_norm_quantize_batch_invariant = partial(rms_norm_quantize, batch_invariant=True)

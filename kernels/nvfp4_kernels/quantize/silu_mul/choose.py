@@ -1,4 +1,4 @@
-"""Layout of rows for ``silu_mul_quantize`` and its per-token form. No CuTe in here."""
+"""Layout of rows for ``silu_mul_quantize``. No CuTe in here."""
 
 from nvfp4_kernels.device.rowwise.tile import BLOCK, RowTile, choose_row_parts, choose_whole_rows
 from nvfp4_kernels.sm100.limits import SMS

@@ -3,22 +3,13 @@
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.formats.nvfp4 import row_global_scales
-from nvfp4_kernels.formats.terms import quantize_terms
+from nvfp4_kernels.quantize.call import SiluMulQuantizeCall
+from nvfp4_kernels.quantize.reference import quantize_rows
 
 
-def silu_mul_quantize(
-    gate_up: Tensor, global_scale: Tensor, terms: int = 1
-) -> tuple[Tensor, Tensor]:
+def silu_mul_quantize(call: SiluMulQuantizeCall) -> tuple[Tensor, ...]:
     """See ``nvfp4_kernels.quantize.silu_mul.op.silu_mul_quantize``."""
-    return quantize_terms(silu_mul(gate_up), global_scale, terms)
-
-
-def silu_mul_quantize_per_token(gate_up: Tensor, terms: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """See ``nvfp4_kernels.quantize.silu_mul.op.silu_mul_quantize_per_token``."""
-    product = silu_mul(gate_up)
-    row_scale = row_global_scales(product)
-    return (*quantize_terms(product, row_scale, terms), row_scale)
+    return quantize_rows(silu_mul(call.gate_up), call.global_scale, call.terms)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

@@ -3,33 +3,30 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import cuda.bindings.driver as cuda_driver
 import cutlass.cute as cute
 from cutlass import Float32, Int64, Vector
-from cutlass.experimental import primitives as ptx
 from torch import Tensor
 
 from nvfp4_kernels.device.arguments import example
 from nvfp4_kernels.device.math import LOG2_E
-from nvfp4_kernels.device.rowwise.operands import ALIGNMENT, new_operand, new_row_scale, rows_of
+from nvfp4_kernels.device.rowwise.kernel import RowKernel
+from nvfp4_kernels.device.rowwise.operands import ALIGNMENT, Rows, rows_of
 from nvfp4_kernels.device.rowwise.output import (
     OUTPUT_ALIGNMENT,
     OUTPUT_TYPES,
     QuantizedRows,
-    RowQuantizer,
 )
 from nvfp4_kernels.device.rowwise.place import (
     Place,
-    ctas,
-    find,
     load_block,
     steps_ahead,
-    store_padding,
 )
 from nvfp4_kernels.device.rowwise.tile import BLOCK, RowTile
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.devices import dtype_name, multiprocessors
 from nvfp4_kernels.formats.terms import ONE_TERM, TermLayout
+from nvfp4_kernels.quantize.call import SiluMulQuantizeCall
+from nvfp4_kernels.quantize.host import new_rows
 from nvfp4_kernels.quantize.silu_mul.choose import choose_config
 from nvfp4_kernels.runtime.compile import launch
 
@@ -43,7 +40,7 @@ class SiluMulQuantizeArguments(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SiluMulQuantizeSm100:
+class SiluMulQuantizeSm100(RowKernel):
     """One configuration; each thread activates and quantises 16 elements at a time.
 
     Attributes:
@@ -65,31 +62,8 @@ class SiluMulQuantizeSm100:
             example(SiluMulQuantizeArguments, types, {"gate_up": ALIGNMENT, **OUTPUT_ALIGNMENT}),
         )
 
-    @cute.jit
-    def __call__(self, arguments: SiluMulQuantizeArguments, stream: cuda_driver.CUstream) -> None:
-        """Launch a CTA for each tile of rows that have scales, padding included."""
-        out = arguments.out
-        self.kernel(arguments).launch(
-            grid=(ctas(self.tile, out.m, out.k, out.batch), 1, 1),
-            block=(self.tile.threads, 1, 1),
-            stream=stream,
-            use_pdl=True,
-        )
-
-    @cute.kernel
-    def kernel(self, arguments: SiluMulQuantizeArguments) -> None:
-        """Quantise one CTA's rows, or zero the scales of padding."""
-        out = arguments.out
-        place = find(self.tile, out.m, out.k, self.terms)
-        ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
-        ptx.griddepcontrol(ptx.GridDepAction.WAIT)
-        if place.live:
-            quantizer = RowQuantizer(out.data, out.scales, out.scale, self.per_token)
-            quantizer.write(place, self._rows(arguments, place))
-        else:
-            store_padding(place, out.scales)
-
-    def _rows(self, arguments: SiluMulQuantizeArguments, place: Place) -> list[Vector]:
+    def rows(self, arguments: SiluMulQuantizeArguments, place: Place) -> list[Vector]:
+        """Products of activated gates and ups."""
         gate_up, gate = arguments.gate_up, place.row * arguments.stride
         halves, ahead = (gate, gate + arguments.out.k), steps_ahead(gate_up.dtype, inputs=2)
         rows: list[Vector] = []
@@ -118,29 +92,14 @@ def silu(x: Vector) -> Vector:
     return (values * Vector.from_elements(tuple(sigmoid), Float32)).to(x.dtype)
 
 
-def silu_mul_quantize(
-    gate_up: Tensor, global_scale: Tensor, terms: int = 1
-) -> tuple[Tensor, Tensor]:
+def silu_mul_quantize(call: SiluMulQuantizeCall) -> tuple[Tensor, ...]:
     """See ``nvfp4_kernels.quantize.silu_mul.op.silu_mul_quantize``."""
-    return _run(gate_up, global_scale, False, terms)
-
-
-def silu_mul_quantize_per_token(gate_up: Tensor, terms: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """See ``nvfp4_kernels.quantize.silu_mul.op.silu_mul_quantize_per_token``."""
-    row_scale = new_row_scale(gate_up)
-    return (*_run(gate_up, row_scale, True, terms), row_scale)
-
-
-def _run(gate_up: Tensor, scale: Tensor, per_token: bool, terms: int) -> tuple[Tensor, Tensor]:
-    rows = rows_of("gate_up", gate_up)
-    k = rows.k // 2
-    data, scales = new_operand(gate_up, k, terms)
+    gate_up, pairs = call.gate_up, rows_of("gate_up", call.gate_up)
+    rows = Rows(pairs.m, pairs.k // 2, pairs.batch, pairs.stride)
+    new = new_rows(gate_up, rows, call.global_scale, call.terms)
     if gate_up.numel():
-        tile = choose_config(
-            rows.count, k, gate_up.element_size(), per_token, multiprocessors(gate_up.device)
-        )
-        layout = TermLayout.of(terms, rows.m)
-        kernel = SiluMulQuantizeSm100(dtype_name(gate_up.dtype), per_token, tile, layout)
-        out = QuantizedRows(data, scales, scale, rows.m, k, rows.batch)
-        launch(kernel, SiluMulQuantizeArguments(gate_up, rows.stride, out))
-    return data, scales
+        sms = multiprocessors(gate_up.device)
+        tile = choose_config(rows.count, rows.k, gate_up.element_size(), new.per_token, sms)
+        kernel = SiluMulQuantizeSm100(dtype_name(gate_up.dtype), new.per_token, tile, new.terms)
+        launch(kernel, SiluMulQuantizeArguments(gate_up, rows.stride, new.rows))
+    return new.result

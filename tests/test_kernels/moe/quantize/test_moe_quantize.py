@@ -8,12 +8,13 @@ from torch import Tensor
 
 from nvfp4_kernels import (
     InvalidArgument,
+    PerToken,
+    Static,
     moe_gather,
     moe_quantize,
     moe_quantize_per_token,
     moe_route,
     quantize,
-    quantize_per_token,
 )
 from nvfp4_kernels.formats.nvfp4 import from_blocked
 from nvfp4_kernels.formats.terms import unstack_scales
@@ -74,7 +75,8 @@ def check_tiles(
         return
     # Each row is a matrix of its own, as terms are packed by the rows of a tile.
     single = rows.unsqueeze(1)
-    each = quantize_per_token(single, terms) if scale is None else quantize(single, scale, terms)
+    output = PerToken(terms) if scale is None else Static(scale, terms)
+    each = quantize(single, output)
     used, k = int(routing.groups[0]), x.shape[1]
     want = expected_tiles(each[0].squeeze(-2), routing)
     got = data[:used] if terms == 1 else data[:used].movedim(1, 2)

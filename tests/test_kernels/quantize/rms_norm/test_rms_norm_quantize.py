@@ -1,7 +1,7 @@
-"""``rms_norm_quantize`` and its siblings: the reference against vLLM, sm_100 against it."""
+"""Norms that quantise: the reference against vLLM, sm_100 against the reference."""
 
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,15 +11,17 @@ from vllm import ir
 from nvfp4_kernels import (
     InvalidArgument,
     NoKernelError,
+    PerToken,
+    Static,
     add_rms_norm_quantize,
-    add_rms_norm_quantize_per_token,
     rms_norm_quantize,
-    rms_norm_quantize_per_token,
 )
 from nvfp4_kernels.device.rowwise.tile import RowTile
 from nvfp4_kernels.quantize import reference as plain
+from nvfp4_kernels.quantize.call import QuantizeCall, RmsNormQuantizeCall
 from nvfp4_kernels.quantize.rms_norm import op as rms_norm_op
 from nvfp4_kernels.quantize.rms_norm import reference
+from nvfp4_kernels.quantize.rms_norm.arguments import Form
 from nvfp4_kernels.quantize.rms_norm.kernels import KERNELS
 from tests import devices
 from tests.emulator import EAGER
@@ -55,13 +57,17 @@ def random_weight(case: Case, dtype: torch.dtype | None = None) -> Tensor:
 def test_reference(case: Case, weight_dtype: torch.dtype | None) -> None:
     x, residual, weight = case.random(), case.random(), random_weight(case, weight_dtype)
     norm = ir.ops.rms_norm.impls["native"].impl_fn(x, weight, EPS)
-    check_equal(rms_norm_quantize(x, weight, EPS, SCALE), plain.quantize(norm, SCALE))
-    check_equal(rms_norm_quantize_per_token(x, weight, EPS), plain.quantize_per_token(norm))
+    check_equal(
+        rms_norm_quantize(x, weight, EPS, Static(SCALE)), plain.quantize(QuantizeCall(norm, SCALE))
+    )
+    check_equal(
+        rms_norm_quantize(x, weight, EPS, PerToken()), plain.quantize(QuantizeCall(norm, None))
+    )
     norm, total = ir.ops.fused_add_rms_norm.impls["native"].impl_fn(x, residual, weight, EPS)
-    found = add_rms_norm_quantize(x, residual, weight, EPS, SCALE)
-    check_equal(found, (*plain.quantize(norm, SCALE), total))
-    found_per_token = add_rms_norm_quantize_per_token(x, residual, weight, EPS)
-    check_equal(found_per_token, (*plain.quantize_per_token(norm), total))
+    found = add_rms_norm_quantize(x, residual, weight, EPS, Static(SCALE))
+    check_equal(found, (*plain.quantize(QuantizeCall(norm, SCALE)), total))
+    found_per_token = add_rms_norm_quantize(x, residual, weight, EPS, PerToken())
+    check_equal(found_per_token, (*plain.quantize(QuantizeCall(norm, None)), total))
 
 
 # --- sm_100 -----------------------------------------------------------------------------------
@@ -77,20 +83,20 @@ def check_exact(
     x, residual, weight = case.integers(), case.integers(), random_weight(case, weight_dtype)
     dx, dr, dw, ds = (t.to(device) for t in (x, residual, weight, SCALE))
     check_equal(
-        rms_norm_quantize(dx, dw, EPS, ds, terms),
-        reference.rms_norm_quantize(x, weight, EPS, SCALE, terms),
+        rms_norm_quantize(dx, dw, EPS, Static(ds, terms)),
+        reference.rms_norm_quantize(RmsNormQuantizeCall(x, None, weight, EPS, SCALE, terms)),
     )
     check_equal(
-        rms_norm_quantize_per_token(dx, dw, EPS, terms),
-        reference.rms_norm_quantize_per_token(x, weight, EPS, terms),
+        rms_norm_quantize(dx, dw, EPS, PerToken(terms)),
+        reference.rms_norm_quantize(RmsNormQuantizeCall(x, None, weight, EPS, None, terms)),
     )
     check_equal(
-        add_rms_norm_quantize(dx, dr, dw, EPS, ds, terms),
-        reference.add_rms_norm_quantize(x, residual, weight, EPS, SCALE, terms),
+        add_rms_norm_quantize(dx, dr, dw, EPS, Static(ds, terms)),
+        reference.rms_norm_quantize(RmsNormQuantizeCall(x, residual, weight, EPS, SCALE, terms)),
     )
     check_equal(
-        add_rms_norm_quantize_per_token(dx, dr, dw, EPS, terms),
-        reference.add_rms_norm_quantize_per_token(x, residual, weight, EPS, terms),
+        add_rms_norm_quantize(dx, dr, dw, EPS, PerToken(terms)),
+        reference.rms_norm_quantize(RmsNormQuantizeCall(x, residual, weight, EPS, None, terms)),
     )
 
 
@@ -136,7 +142,7 @@ def test_random_values(dtype: torch.dtype, op_device: torch.device) -> None:
     case = Case(6, 496, dtype=dtype)
     x, residual, weight = case.random(), case.random(), random_weight(case)
     args = (t.to(op_device) for t in (x, residual, weight))
-    data, scales, row_scale, out = add_rms_norm_quantize_per_token(*args, EPS)
+    data, scales, row_scale, out = add_rms_norm_quantize(*args, EPS, PerToken())
     total = x.float() + residual.float()
     check_equal([out], [total.to(dtype)])
     exact = (total.double().square().mean(-1) + EPS).rsqrt().float()
@@ -144,7 +150,7 @@ def test_random_values(dtype: torch.dtype, op_device: torch.device) -> None:
     for row in range(case.m):
         near = exact[row] + torch.arange(-16, 17) * ulp[row]
         normalised = (total[row] * near.unsqueeze(-1)).to(dtype) * weight
-        codes, _, possible = plain.quantize_per_token(normalised)
+        codes, _, possible = plain.quantize(QuantizeCall(normalised, None))
         same = (codes == data[row].cpu()).all(-1) & (possible == row_scale[row].cpu())
         assert same.any(), f"row {row}"
     # Scales follow from the same values as the codes, which are checked above.
@@ -158,8 +164,9 @@ def test_not_finite(op_device: torch.device) -> None:
     x = Case(5, 64).integers()
     x[3, 20] = torch.nan
     weight = torch.ones(64, dtype=BF16)
-    found = rms_norm_quantize(*(t.to(op_device) for t in (x, weight)), EPS, SCALE.to(op_device))
-    expected = reference.rms_norm_quantize(x, weight, EPS, SCALE)
+    given = (t.to(op_device) for t in (x, weight))
+    found = rms_norm_quantize(*given, EPS, Static(SCALE.to(op_device)))
+    expected = reference.rms_norm_quantize(RmsNormQuantizeCall(x, None, weight, EPS, SCALE))
     assert bool(expected[1].float().isnan().any())
     scales = [s.cpu().float() for s in (found[1], expected[1])]
     torch.testing.assert_close(*scales, rtol=0, atol=0, equal_nan=True)
@@ -174,11 +181,13 @@ def test_spaced_rows(op_device: torch.device) -> None:
     wide, residual = Case(20, 192).integers(), Case(20, 96).integers()
     x, weight = wide[:, 32:128], random_weight(Case(1, 96))
     args = [wide.to(op_device)[:, 32:128], residual.to(op_device), weight.to(op_device)]
-    found = add_rms_norm_quantize_per_token(*args, EPS)
-    check_equal(found, reference.add_rms_norm_quantize_per_token(x, residual, weight, EPS))
+    found = add_rms_norm_quantize(*args, EPS, PerToken())
+    check_equal(
+        found, reference.rms_norm_quantize(RmsNormQuantizeCall(x, residual, weight, EPS, None))
+    )
     assert found[-1].is_contiguous()
     args[:2] = args[1::-1]
-    check_equal(add_rms_norm_quantize_per_token(*args, EPS), found)
+    check_equal(add_rms_norm_quantize(*args, EPS, PerToken()), found)
 
 
 @SM100
@@ -188,19 +197,20 @@ def test_where_the_new_residual_goes(over: str, op_device: torch.device) -> None
     """The new residual goes to a given tensor, which may be one of the addends."""
     case = Case(5, 1040)
     x, residual, weight = case.integers(), case.integers(), random_weight(case)
-    expected = reference.add_rms_norm_quantize(x, residual, weight, EPS, SCALE)
+    expected = reference.rms_norm_quantize(RmsNormQuantizeCall(x, residual, weight, EPS, SCALE))
     dx, dr = (t.to(op_device, copy=True) for t in (x, residual))
     out = {"x": dx, "residual": dr, "neither": torch.empty_like(dx)}[over]
-    kernel = KERNELS["add_rms_norm_quantize"].select(dx.device, "w4a4")
+    kernel = KERNELS[Form(adds=True, per_token=False)].select(dx.device, "w4a4")
     assert kernel.arch == "sm_100"
-    found = kernel.load()(dx, dr, weight.to(op_device), EPS, SCALE.to(op_device), 1, out)
+    at = weight.to(op_device), EPS, SCALE.to(op_device)
+    found = kernel.load()(RmsNormQuantizeCall(dx, dr, *at, out=out))
     check_equal(found, expected)
     assert found[-1] is out
     for name, given, before in (("x", dx, x), ("residual", dr, residual)):
         assert torch.equal(given.cpu(), before) == (name != over)
     cx, cr = x.clone(), residual.clone()
     out = {"x": cx, "residual": cr, "neither": torch.empty_like(cx)}[over]
-    found = reference.add_rms_norm_quantize(cx, cr, weight, EPS, SCALE, 1, out)
+    found = reference.rms_norm_quantize(RmsNormQuantizeCall(cx, cr, weight, EPS, SCALE, 1, out))
     check_equal(found, expected)
     assert found[-1] is out
 
@@ -212,9 +222,12 @@ def test_dependent_launches(op_device: torch.device) -> None:
     case = Case(3, 64)
     x, residual, weight = case.integers(), case.integers(), random_weight(case)
     args = [t.to(op_device) for t in (x, residual, weight)]
-    *_, out = add_rms_norm_quantize_per_token(*args, EPS)
-    found = rms_norm_quantize_per_token(out, args[-1], EPS)
-    check_equal(found, reference.rms_norm_quantize_per_token(x + residual, weight, EPS))
+    *_, out = add_rms_norm_quantize(*args, EPS, PerToken())
+    found = rms_norm_quantize(out, args[-1], EPS, PerToken())
+    check_equal(
+        found,
+        reference.rms_norm_quantize(RmsNormQuantizeCall(x + residual, None, weight, EPS, None)),
+    )
 
 
 def test_each_byte_once() -> None:
@@ -222,7 +235,7 @@ def test_each_byte_once() -> None:
     with devices.emulated_ops(EAGER) as gpu:
         case = Case(19, 592)
         x, residual, weight = case.random(), case.random(), random_weight(case)
-        written = add_rms_norm_quantize_per_token(x, residual, weight, EPS)
+        written = add_rms_norm_quantize(x, residual, weight, EPS, PerToken())
         counted = gpu.launches[-1].counters.nbytes
         assert counted["global read"] == x.nbytes + residual.nbytes + case.m * weight.nbytes
         once = x.nbytes + residual.nbytes + weight.nbytes
@@ -248,7 +261,7 @@ def test_compiled() -> None:
     weight = random_weight(CASES["ragged"])
 
     def layer(x: Tensor, residual: Tensor) -> tuple[Tensor, ...]:
-        return add_rms_norm_quantize_per_token(x, residual, weight, 1e-5)
+        return add_rms_norm_quantize(x, residual, weight, 1e-5, PerToken())
 
     inputs = [replace(CASES["ragged"], m=m).random() for m in (5, 40, 128)]
     check_compiled(layer, [((x, x.clone()), {}) for x in inputs], graphs=1)
@@ -268,27 +281,23 @@ X, WEIGHT = torch.zeros(2, 32, dtype=BF16), torch.ones(32, dtype=BF16)
         ({"weight": WEIGHT[:16]}, r"weight: shape is \(16,\), must be \(32,\); one factor per col"),
         ({"eps": -1e-5}, "eps: is -1e-05, must be 0 or more and finite"),
         ({"eps": float("nan")}, "eps: is nan, must be 0 or more and finite"),
+        ({"residual": None}, "residual: is NoneType, must be a tensor of bfloat16"),
         ({"residual": X.float()}, "residual: dtype is float32, must be bfloat16"),
         ({"residual": X[:1]}, r"residual: shape is \(1, 32\), must be \(2, 32\)"),
-        ({"global_scale": torch.ones(2)}, r"global_scale: shape is \(2,\).*use the per_token op"),
-        ({"global_scale": SCALE.double()}, "global_scale: dtype is float64, must be float32"),
+        ({"output": Static(torch.ones(2))}, r"output.global_scale: shape is \(2,\).*: PerToken"),
+        ({"output": Static(SCALE.double())}, "output.global_scale: dtype is float64, must be"),
+        ({"output": Static(SCALE, 5)}, "output.terms: is 5, must be 1 to 4"),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, dict) else "",
 )
 def test_refused_arguments(changed: dict[str, object], message: str) -> None:
-    args = {"x": X, "residual": X, "weight": WEIGHT, "eps": EPS, "global_scale": SCALE} | changed
-    with pytest.raises(InvalidArgument, match=message):
-        add_rms_norm_quantize(**args)
-    ops: list[Callable[..., object]] = [
-        rms_norm_quantize,
-        rms_norm_quantize_per_token,
-        add_rms_norm_quantize_per_token,
-    ]
-    absent = [{"residual"}, {"residual", "global_scale"}, {"global_scale"}]
-    for op, without in zip(ops, absent, strict=True):
-        if not without & changed.keys():
+    for output in (Static(SCALE), PerToken()):
+        args: dict[str, Any] = {"x": X, "weight": WEIGHT, "eps": EPS, "output": output} | changed
+        with pytest.raises(InvalidArgument, match=message):
+            add_rms_norm_quantize(**{"residual": X} | args)
+        if "residual" not in changed:
             with pytest.raises(InvalidArgument, match=message):
-                op(**{name: value for name, value in args.items() if name not in without})
+                rms_norm_quantize(**args)
 
 
 @SM100
@@ -306,12 +315,15 @@ def test_refused_layout(op_device: torch.device) -> None:
         ((x, x, weight[8:40]), "weight: starts 16 bytes past a multiple of 32.*clone"),
     ):
         with pytest.raises(InvalidArgument, match=message):
-            add_rms_norm_quantize_per_token(*arguments, EPS)
+            add_rms_norm_quantize(*arguments, EPS, PerToken())
 
 
 def test_devices() -> None:
     meta = X.to("meta")
+    static, per_token = (rms_norm_op._OPS[Form(adds=False, per_token=p)] for p in (False, True))
     with pytest.raises(InvalidArgument, match="weight: is on meta, must be on cpu as x is"):
-        rms_norm_op._rms_norm_quantize._init_fn(X, WEIGHT.to("meta"), EPS, SCALE, 1)
+        static._init_fn(X, WEIGHT.to("meta"), EPS, SCALE, 1)
+    with pytest.raises(InvalidArgument, match=r"output\.global_scale: is on meta, must be"):
+        static._init_fn(X, WEIGHT, EPS, SCALE.to("meta"), 1)
     with pytest.raises(NoKernelError, match="rms_norm_quantize_per_token: no w4a4 kernel for meta"):
-        rms_norm_op._rms_norm_quantize_per_token._init_fn(meta, WEIGHT.to("meta"), EPS, 1)
+        per_token._init_fn(meta, WEIGHT.to("meta"), EPS, 1)

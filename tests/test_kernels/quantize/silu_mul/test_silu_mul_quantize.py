@@ -1,6 +1,5 @@
-"""``silu_mul_quantize`` and its per-token form: the reference against vLLM, sm_100 against it."""
+"""``silu_mul_quantize``: the reference against vLLM, sm_100 against it."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -8,14 +7,10 @@ import torch
 from torch import Tensor
 from vllm.model_executor.layers.activation import SiluAndMul
 
-from nvfp4_kernels import (
-    InvalidArgument,
-    NoKernelError,
-    silu_mul_quantize,
-    silu_mul_quantize_per_token,
-)
+from nvfp4_kernels import InvalidArgument, NoKernelError, PerToken, Static, silu_mul_quantize
 from nvfp4_kernels.device.rowwise.tile import RowTile
 from nvfp4_kernels.quantize import reference as plain
+from nvfp4_kernels.quantize.call import QuantizeCall, SiluMulQuantizeCall
 from nvfp4_kernels.quantize.silu_mul import op as silu_op
 from nvfp4_kernels.quantize.silu_mul import reference
 from tests import devices
@@ -57,8 +52,8 @@ def grid_input(case: Case) -> Tensor:
 def test_reference(case: Case) -> None:
     x = random_input(case)
     product = SiluAndMul.forward_native(x)
-    check_equal(silu_mul_quantize(x, SCALE), plain.quantize(product, SCALE))
-    check_equal(silu_mul_quantize_per_token(x), plain.quantize_per_token(product))
+    check_equal(silu_mul_quantize(x, Static(SCALE)), plain.quantize(QuantizeCall(product, SCALE)))
+    check_equal(silu_mul_quantize(x, PerToken()), plain.quantize(QuantizeCall(product, None)))
 
 
 # --- sm_100 -----------------------------------------------------------------------------------
@@ -66,10 +61,10 @@ def test_reference(case: Case) -> None:
 
 def check_exact(x: Tensor, device: torch.device, terms: int = 1) -> None:
     scale = torch.tensor(0.25)
-    found = silu_mul_quantize(x.to(device), scale.to(device), terms)
-    check_equal(found, reference.silu_mul_quantize(x, scale, terms))
-    found_per_token = silu_mul_quantize_per_token(x.to(device), terms)
-    check_equal(found_per_token, reference.silu_mul_quantize_per_token(x, terms))
+    found = silu_mul_quantize(x.to(device), Static(scale.to(device), terms))
+    check_equal(found, reference.silu_mul_quantize(SiluMulQuantizeCall(x, scale, terms)))
+    found_per_token = silu_mul_quantize(x.to(device), PerToken(terms))
+    check_equal(found_per_token, reference.silu_mul_quantize(SiluMulQuantizeCall(x, None, terms)))
 
 
 @SM100
@@ -122,8 +117,8 @@ def test_random_values(dtype: torch.dtype, op_device: torch.device) -> None:
     """Rounding is monotone: where both bounds give the same block, the kernel must as well."""
     case = Case(37, 400, dtype=dtype)
     x = random_input(case)
-    ends = [plain.quantize(end, SCALE) for end in bounds(x)]
-    found = silu_mul_quantize(x.to(op_device), SCALE.to(op_device))
+    ends = [plain.quantize(QuantizeCall(end, SCALE)) for end in bounds(x)]
+    found = silu_mul_quantize(x.to(op_device), Static(SCALE.to(op_device)))
     codes = [bits(data).view(37, 25, 8) for data, _ in (*ends, found)]
     settled = (codes[0] == codes[1]).all(-1)
     assert settled.float().mean() > 0.9
@@ -141,8 +136,8 @@ def test_not_finite(op_device: torch.device) -> None:
     gate_up[0, 3], gate_up[1, 40], gate_up[2, 20], gate_up[3, 21] = (
         torch.nan, torch.nan, torch.inf, -torch.inf,
     )  # fmt: skip
-    found = silu_mul_quantize(gate_up.to(op_device), SCALE.to(op_device))[1].cpu().float()
-    expected = reference.silu_mul_quantize(gate_up, SCALE)[1].float()
+    found = silu_mul_quantize(gate_up.to(op_device), Static(SCALE.to(op_device)))[1].cpu().float()
+    expected = reference.silu_mul_quantize(SiluMulQuantizeCall(gate_up, SCALE))[1].float()
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
@@ -150,8 +145,8 @@ def test_not_finite(op_device: torch.device) -> None:
 @ONE_SCHEDULE
 def test_spaced_rows(op_device: torch.device) -> None:
     wide = grid_input(Case(20, 96))
-    found = silu_mul_quantize(wide.to(op_device)[:, 32:160], SCALE.to(op_device))
-    check_equal(found, reference.silu_mul_quantize(wide[:, 32:160], SCALE))
+    found = silu_mul_quantize(wide.to(op_device)[:, 32:160], Static(SCALE.to(op_device)))
+    check_equal(found, reference.silu_mul_quantize(SiluMulQuantizeCall(wide[:, 32:160], SCALE)))
 
 
 @SM100
@@ -159,16 +154,16 @@ def test_spaced_rows(op_device: torch.device) -> None:
 def test_dependent_launches(op_device: torch.device) -> None:
     """A launch may start before its predecessor has ended, and reads the predecessor's result."""
     x = grid_input(Case(32, 32)).to(op_device)
-    *_, row_scale = silu_mul_quantize_per_token(x)
+    *_, row_scale = silu_mul_quantize(x, PerToken())
     gate_up = row_scale.view(1, 32)
-    found = silu_mul_quantize_per_token(gate_up)
-    check_equal(found, silu_mul_quantize_per_token(gate_up.clone()))
+    found = silu_mul_quantize(gate_up, PerToken())
+    check_equal(found, silu_mul_quantize(gate_up.clone(), PerToken()))
 
 
 def test_each_byte_once() -> None:
     with devices.emulated_ops(EAGER) as gpu:
         x = random_input(Case(131, 80))
-        written = silu_mul_quantize_per_token(x)
+        written = silu_mul_quantize(x, PerToken())
         counted = gpu.launches[-1].counters.nbytes
         assert counted["global read"] == x.nbytes
         assert counted["global write"] == sum(t.nbytes for t in written)
@@ -186,14 +181,14 @@ def test_opcheck() -> None:
 
 def test_compiled() -> None:
     inputs = [random_input(replace(CASES["ragged"], m=m)) for m in (5, 40, 128)]
-    check_compiled(silu_mul_quantize, [((x, SCALE), {}) for x in inputs], graphs=1)
-    check_compiled(silu_mul_quantize_per_token, [((x,), {}) for x in inputs], graphs=1)
+    for output in (Static(SCALE), PerToken()):
+        check_compiled(silu_mul_quantize, [((x, output), {}) for x in inputs], graphs=1)
 
 
-OPS = [lambda x: silu_mul_quantize(x, SCALE), silu_mul_quantize_per_token]
+OUTPUTS = [Static(SCALE), PerToken()]
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("output", OUTPUTS, ids=["static", "per token"])
 @pytest.mark.parametrize(
     ("x", "message"),
     [
@@ -204,38 +199,38 @@ OPS = [lambda x: silu_mul_quantize(x, SCALE), silu_mul_quantize_per_token]
     ],
     ids=["width", "1-D", "empty", "dtype"],
 )
-def test_refused_input(op: Callable[[Tensor], object], x: Tensor, message: str) -> None:
+def test_refused_input(output: Static | PerToken, x: Tensor, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        op(x)
+        silu_mul_quantize(x, output)
 
 
 @pytest.mark.parametrize(
     ("scale", "message"),
     [
-        (torch.ones(2), r"global_scale: shape is \(2,\).* use silu_mul_quantize_per_token"),
-        (torch.ones((), dtype=BF16), "global_scale: dtype is bfloat16, must be float32"),
+        (torch.ones(2), r"output.global_scale: shape is \(2,\).* for a scale per token: PerToken"),
+        (torch.ones((), dtype=BF16), "output.global_scale: dtype is bfloat16, must be float32"),
     ],
     ids=["per row", "dtype"],
 )
 def test_refused_global_scale(scale: Tensor, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        silu_mul_quantize(torch.zeros(2, 32), scale)
+        silu_mul_quantize(torch.zeros(2, 32), Static(scale))
 
 
 @SM100
 @ONE_SCHEDULE
-@pytest.mark.parametrize("op", OPS)
-def test_refused_layout(op: Callable[[Tensor], object], op_device: torch.device) -> None:
+@pytest.mark.parametrize("output", OUTPUTS, ids=["static", "per token"])
+def test_refused_layout(output: Static | PerToken, op_device: torch.device) -> None:
     x = torch.zeros(32, 32, dtype=BF16, device=op_device)
     with pytest.raises(InvalidArgument, match=r"gate_up: strides are .* call contiguous"):
-        op(x.mT)
+        silu_mul_quantize(x.mT, output)
     with pytest.raises(InvalidArgument, match="gate_up: starts 16 bytes past a multiple of 32"):
-        op(x.view(-1)[8:520].view(16, 32))
+        silu_mul_quantize(x.view(-1)[8:520].view(16, 32), output)
 
 
 def test_devices() -> None:
     x = torch.zeros(2, 32)
-    with pytest.raises(InvalidArgument, match="global_scale: is on meta, must be on cpu as gate"):
+    with pytest.raises(InvalidArgument, match=r"output\.global_scale: is on meta, must be"):
         silu_op._silu_mul_quantize._init_fn(x, SCALE.to("meta"), 1)
     with pytest.raises(NoKernelError, match="silu_mul_quantize_per_token: no w4a4 kernel for meta"):
         silu_op._silu_mul_quantize_per_token._init_fn(x.to("meta"), 1)
