@@ -31,7 +31,6 @@ _NAMES = {
         "decode_attention",
         "merge_segments",
         "paged_attention",
-        "paged_attention_quantized",
         "rotary_attention",
         "sparse_attention",
     ),
