@@ -133,17 +133,19 @@ def paged_attention(
         max_query_len, max_seq_len, scale, causal, window, soft_cap, counters, batch_invariant,
     )  # fmt: skip
     check_output(output, out, first_row)
+    memory: Any = out
     if output is not None:
         check_dtype("q", q, DTYPES)
-        if out is None:
-            out = new_nvfp4_rows(q) if q.ndim == 3 else (q, q)  # the op refuses such q
-        check_pair("out", out)
+        if memory is None:
+            memory = new_nvfp4_rows(q) if q.ndim == 3 else (q, q)  # the op refuses such q
+        check_pair("out", memory)
         op = called(_paged_attention_quantized, q, max_seq_len=KEY_MULTIPLE)
-        return *out, op(*out, *tensors, output.global_scale, first_row, *options)
-    if out is None:
+        return *memory, op(*memory, *tensors, output.global_scale, first_row, *options)
+    if memory is None:
         return called(_paged_attention, q, max_seq_len=KEY_MULTIPLE)(*tensors, *options)
-    check_out(out, q)
-    return out, called(_paged_attention_into, q, max_seq_len=KEY_MULTIPLE)(out, *tensors, *options)
+    check_out(memory, q)
+    op = called(_paged_attention_into, q, max_seq_len=KEY_MULTIPLE)
+    return memory, op(memory, *tensors, *options)
 
 
 @torch.library.custom_op(
@@ -166,7 +168,7 @@ def _(q: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
     schema=f"(Tensor(a!) out, {_TENSORS}, {_OPTIONS}) -> Tensor",
 )
 def _paged_attention_into(out: Tensor, *arguments: Any) -> Tensor:
-    return _run(PagedCall(*arguments, out))[1]
+    return _run(PagedCall._make((*arguments, out)))[1]
 
 
 @_paged_attention_into.register_fake
@@ -183,7 +185,7 @@ def _(out: Tensor, q: Tensor, *rest: object) -> Tensor:
 def _paged_attention_quantized(out: Tensor, out_scales: Tensor, *arguments: Any) -> Tensor:
     tensors, (input_scale, first_row), options = arguments[:8], arguments[8:10], arguments[10:]
     rows = Nvfp4Rows(out, out_scales, input_scale, first_row)
-    return _run(PagedCall(*tensors, *options, rows))[1]
+    return _run(PagedCall._make((*tensors, *options, rows)))[1]
 
 
 @_paged_attention_quantized.register_fake

@@ -123,14 +123,13 @@ def rotary_attention(
     """
     check_dtype("q", q, DTYPES)
     check_output(output, out, first_row)
-    scales: Tensor | None = None
+    memory: Any = out
     if output is None:
-        data: Any = q.new_empty(q.shape) if out is None else out
-    else:
-        if out is None:
-            out = new_nvfp4_rows(q) if q.ndim == 3 else (q, q)  # the op refuses such q
-        check_pair("out", out)
-        data, scales = out
+        memory = (q.new_empty(q.shape) if out is None else out), None
+    elif out is None:
+        memory = new_nvfp4_rows(q) if q.ndim == 3 else (q, q)  # the op refuses such q
+    check_pair("out", memory)
+    data, scales = memory
     input_scale = None if output is None else output.global_scale
     if not isinstance(rotation, tuple) or len(rotation) != len(HeadRotation._fields):
         raise InvalidArgument(

@@ -53,10 +53,10 @@ def sparse_attention(
         kv_cache: see ``paged_attention``; on sm_100 of any ``page_size``, and the strides of its
             pages, heads and rows are multiples of one stride of at least D elements.
         indices: int32 ``(T, k)``: positions of keys in the row's sequence, as
-            ``indexer_score_topk_paged`` returns them; entries after the first ``lens`` of a row may
+            ``indexer_score_topk`` returns them; entries after the first ``lens`` of a row may
             hold anything. The last dimension must not have gaps.
         lens: int32 ``(T,)``, from 0 to k: number of valid entries of each row, the second result of
-            ``indexer_score_topk_paged``. A row with no entry gives 0 and −inf, or the head's sink.
+            ``indexer_score_topk``. A row with no entry gives 0 and −inf, or the head's sink.
         block_table: int32 ``(B, P)``: page ``block_table[b, i]`` holds keys ``i · page_size`` on of
             sequence b.
         query_start: int32 ``(B + 1,)``: rows ``query_start[b]`` up to, not including,
@@ -108,7 +108,7 @@ def _(q: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
     schema=f"(Tensor(a!) out, {_ARGUMENTS}) -> Tensor",
 )
 def _sparse_attention_into(out: Tensor, *arguments: Any) -> Tensor:
-    return _run(SparseCall(*arguments, out))[1]
+    return _run(SparseCall._make((*arguments, out)))[1]
 
 
 @_sparse_attention_into.register_fake

@@ -77,18 +77,9 @@ class AttentionCase:
     def expected(self, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Result of the reference."""
         tensors: list[Any] = [given.get(name) for name in TENSORS]
-        return reference.paged_attention(
-            PagedCall(
-                *tensors,
-                *self._longest(),
-                scale=None,
-                causal=True,
-                window=self.window,
-                soft_cap=self.soft_cap,
-                counters=None,
-                batch_invariant=False,
-            )
-        )
+        scoring = None, True, self.window, self.soft_cap
+        call = PagedCall._make((*tensors, *self._longest(), *scoring, None, False, None))
+        return reference.paged_attention(call)
 
     def actual(self, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Result of the op."""

@@ -70,7 +70,7 @@ class RotaryStoreCase:
         eps = EPS if self.norms else None
         expected = given["q"].new_empty(given["q"].shape)
         arguments: list[Any] = [given.get(name) for name in TENSORS]
-        reference.rotary_store(RotaryStoreCall(expected, *arguments, self.neox, eps))
+        reference.rotary_store(RotaryStoreCall._make((expected, *arguments, self.neox, eps)))
         actual = rotary_store(**moved, neox=self.neox, eps=eps)
         compare_exact(actual.cpu(), expected)
         stored = [x.cpu().view(torch.uint8) for x in (moved["kv_cache"], given["kv_cache"])]

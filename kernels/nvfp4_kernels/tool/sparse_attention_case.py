@@ -29,7 +29,7 @@ class SparseAttentionCase(AttentionCase):
 
     def expected(self, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
         arguments: list[Any] = [given.get(name) for name in TENSORS]
-        call = SparseCall(*arguments, scale=None, soft_cap=self.soft_cap)
+        call = SparseCall._make((*arguments, None, self.soft_cap, None))
         return sparse_reference.sparse_attention(call)
 
     def actual(self, given: dict[str, Any]) -> tuple[Tensor, Tensor]:

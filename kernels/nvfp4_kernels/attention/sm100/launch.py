@@ -165,8 +165,8 @@ def paged_attention(call: PagedCall, rotating: Rotating | None = None) -> tuple[
         v_scale=call.v_scale,
     )
     sizes = len(call.seq_lens), call.max_query_len, call.max_seq_len
-    more = call.scoring, call.out, call.counters, rotating
-    return run(Inputs(q, key_values, call.sinks, *sizes, *more))
+    more = call.out, call.counters, rotating
+    return run(Inputs(q, key_values, call.sinks, *sizes, call.scoring, *more))
 
 
 def run(inputs: Inputs) -> tuple[Tensor, Tensor]:
