@@ -153,10 +153,10 @@ MISTAKES = {
         KERNEL.with_result(SCHEDULER, "after", lambda b: b._replace(tails=b.tails * 0)), ANYTHING
     ),
     "the board is written while it is read": Mistake(
-        KERNEL.replaced("work_board:WorkBoard", "wait_read", nothing), ANYTHING
+        KERNEL.replaced("work_tile_broadcast:WorkTileBroadcast", "wait_read", nothing), ANYTHING
     ),
     "the response is read before it is there": Mistake(
-        KERNEL.replaced("launch_control", "wait", nothing), ANYTHING
+        KERNEL.replaced("clc_response", "wait", nothing), ANYTHING
     ),
     "queries come while others are read": Mistake(
         KERNEL.replaced("query_copier", "wait", nothing), ANYTHING
