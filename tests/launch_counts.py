@@ -45,7 +45,6 @@ def watch(patch: pytest.MonkeyPatch) -> "Counter[str]":
     for owner, name in (
         (rotation, "rotary_store"),
         (impl, "rotary_attention"),
-        (impl, "paged_attention_quantized"),
         (impl, "paged_attention"),
         (RotaryEmbedding, "forward"),
         (RMSNorm, "forward_native"),
@@ -69,7 +68,7 @@ def of_a_layer(launched: "Counter[str]") -> dict[str, float]:
     assert launched.pop("forward_native")  # the last norm, which feeds the head
     layers = launched["silu_mul_gemm"]  # of all steps
     prefill = launched.pop("rotary_store")  # of the text's only step that has many tokens
-    assert launched.pop("paged_attention_quantized") == prefill
+    assert launched.pop("paged_attention") == prefill
     launched["rotary_attention"] += prefill
     first = launched.pop("rms_norm_quantize")
     assert first == layers / 2

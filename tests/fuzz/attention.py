@@ -14,7 +14,6 @@ from nvfp4_kernels.formats.nvfp4 import from_blocked
 from tests.fuzz.attention_draw import (
     draw_attention,
     draw_paged,
-    draw_paged_quantized,
     draw_sparse,
     refused,
     refused_sparse,
@@ -171,6 +170,9 @@ def check_memory(given: Given, out: Any, after: Given) -> None:
 
 
 def check_paged(given: Given, result: Any, after: Given, kernel: bool = False) -> None:
+    if given.get("output") is not None:
+        _check_paged_quantized(given, result, after, kernel)
+        return
     check_rows(given, *result, paged_rows(given), kernel)
     check_memory(given, result[0], after)
 
@@ -180,11 +182,11 @@ def check_sparse(given: Given, result: Any, after: Given, kernel: bool = False) 
     check_memory(given, result[0], after)
 
 
-def check_paged_quantized(given: Given, result: Any, after: Given, kernel: bool = False) -> None:
+def _check_paged_quantized(given: Given, result: Any, after: Given, kernel: bool) -> None:
     """Check the bits: ``paged_attention``, then quantised; other rows' scales stay as they were."""
     data, scales, lse = result
     check_rows(given, None, lse, paged_rows(given), kernel)
-    plain = {n: x for n, x in given.items() if n not in ("out", "input_scale", "first_row")}
+    plain = {n: x for n, x in given.items() if n not in ("out", "output", "first_row")}
     values, _ = paged_attention(**copied(plain))
     check_nvfp4_rows(given, data, scales, values)
     check_memory(given, data, after)
@@ -196,7 +198,7 @@ def check_nvfp4_rows(given: Given, data: Tensor, scales: Tensor, values: Tensor)
     flat = float64(values[:rows].flatten(1))
     linear = from_blocked(scales, scales.shape[0] * 128, flat.shape[1] // 16)
     mine = oracle.blocked(linear[first : first + rows])
-    quantized(data[:rows].flatten(1), mine, flat, flat, given["input_scale"], 1)
+    quantized(data[:rows].flatten(1), mine, flat, flat, given["output"].global_scale, 1)
     if isinstance(given.get("out"), tuple):
         before = from_blocked(given["out"][1], scales.shape[0] * 128, flat.shape[1] // 16)
         for part in (slice(0, first), slice(first + len(given["q"]), None)):
@@ -214,12 +216,6 @@ OPS = {
         draw_paged,
         check_paged,
         kernel_check=partial(check_paged, kernel=True),
-        refused=refused,
-    ),
-    "paged_attention_quantized": Op(
-        draw_paged_quantized,
-        check_paged_quantized,
-        kernel_check=partial(check_paged_quantized, kernel=True),
         refused=refused,
     ),
     "sparse_attention": Op(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nvfp4_kernels import Static
 from tests.fuzz.draw import BF16, E4M3, FP16, FP32, Draw
 from tests.fuzz.ops import Given
 
@@ -165,7 +166,7 @@ def draw_nvfp4_rows(draw: Draw, q: Tensor) -> Given:
 def refused(given: Given, kernel: bool) -> str | None:
     """Argument of a valid call that the op, or its sm_100 kernel, has to refuse."""
     dim = given["q"].shape[-1]
-    if given.get("input_scale") is not None and not fits_nvfp4(given["q"]):
+    if given.get("output") is not None and not fits_nvfp4(given["q"]):
         return "q"
     if not kernel:
         return None
@@ -184,6 +185,18 @@ def _in_steps(given: Given, dim: int) -> bool:
 
 
 def draw_paged(draw: Draw) -> Given:
+    """Arguments of ``paged_attention``, in half of the draws with an NVFP4 result."""
+    given = _draw_paged(draw)
+    if draw.chance(0.5):
+        return given
+    while not fits_nvfp4(given["q"]) and draw.chance(0.9):
+        given = _draw_paged(draw)
+    given.pop("out", None)
+    given["output"] = Static(draw.scalar(0.001))
+    return given | draw_nvfp4_rows(draw, given["q"])
+
+
+def _draw_paged(draw: Draw) -> Given:
     query_heads, heads, dim = draw_heads(draw)
     dtype, fp8, size = draw.one(BF16, FP16), draw.chance(0.3), draw_page_size(draw)
     count = draw.number(0, 4)
@@ -203,15 +216,6 @@ def draw_paged(draw: Draw) -> Given:
     if draw.chance(0.2):
         given["out"] = torch.full(q.shape, math.nan, dtype=dtype)
     return given
-
-
-def draw_paged_quantized(draw: Draw) -> Given:
-    given = draw_paged(draw)
-    while not fits_nvfp4(given["q"]) and draw.chance(0.9):
-        given = draw_paged(draw)
-    given.pop("out", None)
-    given["input_scale"] = draw.scalar(0.001)
-    return given | draw_nvfp4_rows(draw, given["q"])
 
 
 def draw_sparse(draw: Draw) -> Given:

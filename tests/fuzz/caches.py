@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nvfp4_kernels import HeadRotation, paged_attention, rotary_store
+from nvfp4_kernels import HeadRotation, Static, paged_attention, rotary_store
 from nvfp4_kernels.attention.kernels import MAX_ROTARY_ROWS
 from tests.fuzz.attention import check_memory, check_nvfp4_rows, check_rows, paged_rows
 from tests.fuzz.attention_draw import (
@@ -185,7 +185,7 @@ def draw_rotary_attention(draw: Draw) -> Given:
     } | pages.scales | draw_scoring(draw, query_heads)  # fmt: skip
     given |= draw_memory(draw, count * heads, most_keys > 0)
     if draw.chance(0.5 if fits_nvfp4(q) else 0.05):
-        given |= {"input_scale": draw.scalar(0.001)} | draw_nvfp4_rows(draw, q)
+        given |= {"output": Static(draw.scalar(0.001))} | draw_nvfp4_rows(draw, q)
     elif draw.chance(0.2):
         given["out"] = torch.full(q.shape, torch.nan, dtype=dtype)
     return given
@@ -213,7 +213,7 @@ def check_rotary_attention(given: Given, result: Any, after: Given, kernel: bool
     expected, expected_lse = paged_attention(**paged)
     same("lse", lse[:end], expected_lse)
     check_rows(paged, expected, expected_lse, paged_rows(paged), kernel)
-    if given.get("input_scale") is None:
+    if given.get("output") is None:
         require(scales is None, "scales: must be None")
         same("out", out[:end], expected)
     else:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nvfp4_kernels import IndexerKeys, IndexerPagedKeys
 from tests.fuzz.bounds import SMALLEST, ULP, near, require, row_there, same
 from tests.fuzz.draw import BF16, FP32, Draw
 from tests.fuzz.ops import Given, Op
@@ -166,7 +167,15 @@ def _weights(draw: Draw, rows: int, heads: int) -> Tensor:
     return draw.integers(-3, 4, (rows, heads), FP32)
 
 
-def draw_contiguous(draw: Draw, chooses: bool) -> Given:
+def draw_scored(draw: Draw, chooses: bool) -> Given:
+    """Arguments of an op that scores contiguous keys or, in half of the draws, paged keys."""
+    kind: Any = draw.one(IndexerKeys, IndexerPagedKeys)
+    given = (_draw_paged if kind is IndexerPagedKeys else _draw_contiguous)(draw, chooses)
+    keys = kind(**{name: given.pop(name) for name in kind._fields})
+    return given | {"keys": keys}
+
+
+def _draw_contiguous(draw: Draw, chooses: bool) -> Given:
     fmt, make, heads, dim = _sizes(draw)
     make = grid if chooses else make  # top-k is judged where scores are exact
     tokens, keys = draw.number(0, 6), draw.number(0, 60)
@@ -182,7 +191,7 @@ def draw_contiguous(draw: Draw, chooses: bool) -> Given:
     return given | ({"top_k": draw.number(1, 40)} if chooses else {})
 
 
-def draw_paged(draw: Draw, chooses: bool) -> Given:
+def _draw_paged(draw: Draw, chooses: bool) -> Given:
     fmt, make, heads, dim = _sizes(draw)
     make = grid if chooses else make
     count, next_n = draw.number(0, 4), draw.number(1, 3)
@@ -218,6 +227,7 @@ def _scored(q: Float64, k: Float64, weights: Float64) -> tuple[Float64, Float64]
 
 def _rows(given: Given) -> list[tuple[Float64, Float64, int]]:
     """Scores of the visible keys, their errors, and the first key, for each query."""
+    given = given | given["keys"]._asdict()
     queries, weights = _queries(given), float64(given["weights"])
     if "context_lens" in given:
         lens, dim = given["context_lens"], queries.shape[-1]
@@ -294,9 +304,7 @@ OPS = {
     "indexer_quantize_q": Op(draw_quantize_q, check_quantize_q),
     "indexer_store_k": Op(draw_store_k, check_store_k),
     "indexer_gather_k": Op(draw_gather_k, check_gather_k),
-    "indexer_logits": Op(partial(draw_contiguous, chooses=False), check_logits),
-    "indexer_logits_paged": Op(partial(draw_paged, chooses=False), check_logits),
-    "indexer_score_topk": Op(partial(draw_contiguous, chooses=True), check_score_topk),
-    "indexer_score_topk_paged": Op(partial(draw_paged, chooses=True), check_score_topk),
+    "indexer_logits": Op(partial(draw_scored, chooses=False), check_logits),
+    "indexer_score_topk": Op(partial(draw_scored, chooses=True), check_score_topk),
     "indexer_topk": Op(draw_topk, check_topk),
 }

@@ -86,7 +86,7 @@ def paged(
     """
     import torch
 
-    from nvfp4_kernels.attention.scoring import Scoring
+    from nvfp4_kernels.attention.call import PagedCall, RotaryCall
     from nvfp4_kernels.attention.sm100 import launch
     from nvfp4_kernels.attention.sm100.launch_rotary import rotary_attention
     from nvfp4_kernels.formats.nvfp4_rows import Nvfp4Rows, new_nvfp4_rows
@@ -104,7 +104,6 @@ def paged(
     lens = torch.tensor([shape.keys] * batch, dtype=torch.int32)
     starts = torch.arange(batch + 1, dtype=torch.int32) * shape.queries
     counters = torch.zeros(batch, dtype=torch.int32) if merges else None
-    scoring = Scoring(scale=0.1, causal=True, window=None, soft_cap=None)
     out: torch.Tensor | Nvfp4Rows = aligned(torch.zeros_like(q))
     if quantizes:
         out = Nvfp4Rows(*map(aligned, new_nvfp4_rows(q)), torch.tensor(1.0))
@@ -114,14 +113,23 @@ def paged(
     sizes = shape.queries, shape.keys
 
     def plain() -> object:
+        scales = None, None, None
+        scoring = 0.1, True, None, None
         return launch.paged_attention(
-            q, cache, table, lens, starts, None, None, None, *sizes, scoring, counters, out
+            PagedCall(
+                q, cache, table, lens, starts, *scales, *sizes, *scoring, counters, False, out
+            )
         )
 
     def rotating() -> object:
+        memory = (out.data, out.scales) if isinstance(out, Nvfp4Rows) else (out, None)
+        input_scale = out.global_scale if isinstance(out, Nvfp4Rows) else None
         return rotary_attention(
-            q, k, v, cache, table, lens, starts, *places, turns, norm, norm, None, None, None,
-            True, EPS if norm is not None else None, *sizes, True, scoring, counters, out,
+            RotaryCall(
+                *memory, q, k, v, cache, table, lens, starts, *places, turns, norm, norm, None,
+                None, None, input_scale, True, EPS if norm is not None else None, 0, *sizes, 0.1,
+                None, None, counters, True, False,
+            )
         )  # fmt: skip
 
     with (

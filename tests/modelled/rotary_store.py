@@ -26,6 +26,7 @@ def traced(
     """The launch for a batch of tokens, each at the end of a different page, and its bytes."""
     import torch
 
+    from nvfp4_kernels.rotary.store.call import RotaryStoreCall
     from nvfp4_kernels.rotary.store.launch import rotary_store
 
     query_heads, kv_heads, head_dim = sizes
@@ -41,11 +42,11 @@ def traced(
     weight = aligned(torch.ones(head_dim, dtype=torch.bfloat16)) if norms else None
     scale = aligned(torch.ones(1)).reshape(()) if fp8 else None
     out = aligned(torch.zeros(tokens, query_heads, head_dim, dtype=torch.bfloat16))
-    run = partial(
-        rotary_store, out, q, k, v, positions, table, cache, slots, weight, weight, scale, scale,
-        True, 1e-6 if norms else None,
+    call = RotaryStoreCall(
+        out, q, k, v, positions, table, cache, slots, weight, weight, scale, scale, True,
+        1e-6 if norms else None,
     )  # fmt: skip
-    launched, registers = tracer.run(run, TRACED_CTAS)
+    launched, registers = tracer.run(partial(rotary_store, call), TRACED_CTAS)
     stored = 2 * tokens * kv_heads * head_dim * cache.element_size()
     operands = [
         operand("qkv", qkv, qkv.nbytes),

@@ -12,7 +12,6 @@ from nvfp4_kernels import (
     attention,
     decode_attention,
     indexer_gather_k,
-    indexer_logits_paged,
     paged_attention,
     sparse_attention,
 )
@@ -22,6 +21,7 @@ from tests.test_kernels.attention.attention_cases import Case
 from tests.test_kernels.attention.decode import decode_cases
 from tests.test_kernels.attention.sparse_cases import SparseCase
 from tests.test_kernels.indexer import indexer_cases
+from tests.test_kernels.indexer.indexer_cases import run_logits
 
 # 0 is a stride of expand(); the last is too large for a tensor map.
 STRIDES = pytest.mark.parametrize("stride", [0, 7, 1 << 41])
@@ -92,7 +92,7 @@ SM100: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
     "attention, ragged": (attention, ragged),
     "paged_attention": (paged_attention, paged),
     "sparse_attention": (sparse_attention, sparse),
-    "indexer_logits_paged": (indexer_logits_paged, scores),
+    "indexer_logits, paged": (run_logits, scores),
     "indexer_gather_k": (indexer_gather_k, gather),
 }
 

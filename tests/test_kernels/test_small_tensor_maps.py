@@ -9,12 +9,13 @@ from importlib import import_module
 import pytest
 import torch
 
-from nvfp4_kernels import attention, devices, gemm, indexer_logits_paged, sparse_attention
+from nvfp4_kernels import attention, devices, gemm, sparse_attention
 from tests.emulator.tma.tensor_map import TensorMap, decode
 from tests.test_kernels.attention.attention_cases import Case
 from tests.test_kernels.attention.sparse_cases import SparseCase
 from tests.test_kernels.gemm import linear_cases
 from tests.test_kernels.indexer import indexer_cases
+from tests.test_kernels.indexer.indexer_cases import run_logits
 
 pytestmark = [pytest.mark.arch("sm_100"), pytest.mark.schedules("random 1")]
 BIT = 1 << 21  # in the second word
@@ -70,7 +71,7 @@ def run(name: str) -> None:
     elif name == "sparse_attention":
         sparse_attention(**SparseCase((1,), (14,), 2, 1, listed=(9,), width=12).problem().sparse())
     else:
-        indexer_logits_paged(**indexer_cases.Case(((14,),)).problem("nvfp4").paged())
+        run_logits(**indexer_cases.Case(((14,),)).problem("nvfp4").paged())
 
 
 OPS = pytest.mark.parametrize("name", ["gemm", "attention", "sparse_attention", "indexer"])

@@ -7,11 +7,8 @@ import torch
 from torch import Tensor
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
-from nvfp4_kernels.attention import (
-    paged_attention,
-    paged_attention_quantized,
-    rotary_attention,
-)
+from nvfp4_kernels import Static
+from nvfp4_kernels.attention import paged_attention, rotary_attention
 from nvfp4_kernels.attention.rotary_op import takes
 from nvfp4_kernels.devices import dtype_name
 from nvfp4_kernels.precompile.attention_sm100 import attention_kernels
@@ -218,25 +215,21 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
             }
             lengths = part.block_table, part.seq_lens, part.query_start
             queries, out = _rows(query, rows), _rows(output, rows)
-            scale = None if nvfp4 is None else nvfp4[0]
-            into: Any = out if nvfp4 is None else (out, nvfp4[1])
+            given["out"] = out
+            if nvfp4 is not None:
+                given["out"] = out, nvfp4[1]
+                given["output"], given["first_row"] = Static(nvfp4[0]), rows.start
             if rotation is not None:
                 pair = _rows(key, rows), _rows(value, rows)
                 places = _rows(slots, rows), _rows(positions, rows)
                 if takes(part.max_query_len, self.num_heads, self.num_kv_heads):
                     rotary_attention(
                         queries, *pair, pages, *lengths, *places,
-                        rotation.of_heads(queries), input_scale=scale, out=into,
-                        first_row=rows.start, settled=True, **given,
+                        rotation.of_heads(queries), settled=True, **given,
                     )  # fmt: skip
                     continue
                 queries = rotation.store(queries, *pair, pages, *places, (k_scale, v_scale))
-            if scale is None:
-                paged_attention(queries, pages, *lengths, **given, out=out)
-            else:
-                paged_attention_quantized(
-                    queries, pages, *lengths, scale, **given, out=into, first_row=rows.start
-                )
+            paged_attention(queries, pages, *lengths, **given)
 
     def _scales(self, layer: Any) -> tuple[Tensor | None, Tensor | None]:
         return (layer._k_scale, layer._v_scale) if self.is_fp8 else (None, None)

@@ -17,7 +17,7 @@ from vllm.model_executor.layers.attention.attention import (
 )
 from vllm.model_executor.layers.linear import RowParallelLinear
 
-from nvfp4_kernels.attention.kernels import QUANTIZED_KERNELS
+from nvfp4_kernels.attention.kernels import PAGED_KERNELS
 from nvfp4_kernels.dispatch import Kernel
 from nvfp4_kernels.formats.nvfp4_rows import HEAD_COLUMNS, ROW_COLUMNS, new_nvfp4_rows
 from nvfp4_kernels.runtime.recording import is_listened_to
@@ -137,7 +137,7 @@ def kernel_of(attention: Any) -> Kernel | None:
     """Kernel of a quantising attention layer on this process's device."""
     mode = "fp8_kv" if attention.impl.is_fp8 else "float"
     wanted = batch_invariance.is_wanted()
-    return QUANTIZED_KERNELS.find(current_device(), mode, wanted)  # type: ignore[arg-type]
+    return PAGED_KERNELS.find(current_device(), mode, wanted)  # type: ignore[arg-type]
 
 
 def hand_over(attention: Any, layer: Any) -> Kernel:

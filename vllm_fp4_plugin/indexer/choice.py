@@ -16,7 +16,6 @@ from nvfp4_kernels.indexer.kernels import (
     GATHER_K_KERNELS,
     QUANTIZE_Q_KERNELS,
     SCORE_TOPK_KERNELS,
-    SCORE_TOPK_PAGED_KERNELS,
     STORE_K_KERNELS,
 )
 from vllm_fp4_plugin.device import current_device, is_planned
@@ -75,7 +74,7 @@ def choose(layer: IndexerTraits, vllm_config: Any) -> tuple[Format | None, str]:
 
 def scoring_kernel(fmt: Format) -> Kernel:
     """Kernel that scores keys in decodes, for reports."""
-    return SCORE_TOPK_PAGED_KERNELS.select(current_device(), fmt.name)
+    return SCORE_TOPK_KERNELS.select(current_device(), fmt.name)
 
 
 def _obstacles(layer: IndexerTraits, fmt: Format, vllm_config: Any) -> Iterator[str]:
@@ -134,7 +133,7 @@ def _native_remedy(native: str, asked: str) -> str:
 
 
 def _tables(layer: IndexerTraits) -> list[KernelTable]:
-    tables = [GATHER_K_KERNELS, SCORE_TOPK_KERNELS, SCORE_TOPK_PAGED_KERNELS]
+    tables = [GATHER_K_KERNELS, SCORE_TOPK_KERNELS]
     if not layer.stored_by_model:
         tables += [QUANTIZE_Q_KERNELS, STORE_K_KERNELS]
     return tables

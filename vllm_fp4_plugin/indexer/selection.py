@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.indexer import (
+    IndexerKeys,
+    IndexerPagedKeys,
     indexer_gather_k,
     indexer_quantize_q,
     indexer_score_topk,
-    indexer_score_topk_paged,
     indexer_store_k,
 )
 from nvfp4_kernels.indexer.formats import Format
@@ -147,10 +148,10 @@ class KeySelector:
                 )  # fmt: skip
             rows = slice(chunk.token_start, chunk.token_end)
             some = queries.rows(rows)
+            keys = IndexerKeys(k, k_scales, chunk.cu_seqlen_ks, chunk.cu_seqlen_ke)
             indices, _ = indexer_score_topk(
-                some.data, some.scales, k, k_scales, some.weights,
-                chunk.cu_seqlen_ks, chunk.cu_seqlen_ke, self.top_k, self.fmt.name,
-            )  # fmt: skip
+                some.data, some.scales, keys, some.weights, self.top_k, self.fmt.name
+            )
             out[rows, : self.top_k] = indices
 
     def _decode(self, queries: Queries, kv_cache: Tensor, decode: Any, out: Tensor) -> None:
@@ -158,19 +159,22 @@ class KeySelector:
         tokens = len(queries.data)
         context_lens, block_table = _decode_contexts(decode, tokens)
         scales = queries.scales
-        indices, _ = indexer_score_topk_paged(
-            queries.data.unflatten(0, context_lens.shape),
-            None if scales is None else scales.unflatten(0, context_lens.shape),
+        keys = IndexerPagedKeys(
             pages(kv_cache),
-            queries.weights,
             context_lens,
             block_table,
             # Not the maximum of this step: a CUDA graph, and later steps of a draft model, reuse
             # metadata of shorter contexts.
             self.max_context_len,
+            kv_cache.shape[1],
+        )
+        indices, _ = indexer_score_topk(
+            queries.data.unflatten(0, context_lens.shape),
+            None if scales is None else scales.unflatten(0, context_lens.shape),
+            keys,
+            queries.weights,
             self.top_k,
             self.fmt.name,
-            kv_cache.shape[1],
         )
         out[:tokens, : self.top_k] = indices
 

@@ -6,6 +6,7 @@ import math
 import torch
 from torch import Tensor
 
+from nvfp4_kernels.attention.call import AttentionCall, PagedCall
 from nvfp4_kernels.attention.scoring import Scoring
 from nvfp4_kernels.checks import (
     InvalidArgument,
@@ -15,32 +16,60 @@ from nvfp4_kernels.checks import (
     reads_contents,
 )
 from nvfp4_kernels.dispatch import Mode
+from nvfp4_kernels.formats.output import Static, check_static, refuse_output
 from nvfp4_kernels.heads import check_cache, check_form, check_heads, check_queries
 
 
-def check_dense(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scoring: Scoring) -> None:
-    """Check the arguments of ``attention`` of dense tensors."""
+def check_output(output: Static | None, out: object, first_row: int) -> None:
+    """Raise unless the format of the result, its memory and its first row go together.
+
+    Raises:
+        InvalidArgument: another format, or a pair of tensors or a row for a 16-bit result.
+    """
+    if output is None:
+        if isinstance(out, tuple):
+            raise InvalidArgument(
+                "out: is a pair of tensors, must be one tensor for a result of q's dtype; for "
+                "NVFP4 pass output=Static(global_scale)"
+            )
+        if first_row:
+            raise InvalidArgument(
+                f"first_row: is {first_row}, must be 0 for a result of q's dtype; leave it out, or "
+                "pass output=Static(global_scale)"
+            )
+        return
+    if not isinstance(output, Static):
+        raise refuse_output(output, "None or Static(global_scale)")
+    if not isinstance(output.global_scale, Tensor):
+        check_static(output)
+    if output.terms != 1:
+        raise InvalidArgument(
+            f"output.terms: is {output.terms}, must be 1; quantize() the 16-bit result for more"
+        )
+
+
+def check_attention(call: AttentionCall) -> None:
+    """Check the arguments of ``attention``."""
+    lengths = call.query_start, call.key_start, call.max_query_len, call.max_key_len
+    if any(given is not None for given in lengths):
+        _check_varlen(call)
+    else:
+        _check_dense(call)
+
+
+def _check_dense(call: AttentionCall) -> None:
+    q, k, v, sinks, *_ = call
     check_queries(q, "(B, Tq, Hq, D)")
     _check_keys(q, k, v, "(B, Tk, Hkv, D)")
     if k.shape[0] != q.shape[0]:
         raise InvalidArgument(f"k: B is {k.shape[0]}, must be {q.shape[0]} as q's; expand() it")
     check_sinks(sinks, q)
-    check_scoring(scoring)
+    check_scoring(call.scoring)
     check_same_device(q=q, k=k, v=v, sinks=sinks)
 
 
-def check_varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sinks: Tensor | None,
-    query_start: Tensor | None,
-    key_start: Tensor | None,
-    max_query_len: int | None,
-    max_key_len: int | None,
-    scoring: Scoring,
-) -> None:
-    """Check the arguments of ``attention`` of ragged tensors."""
+def _check_varlen(call: AttentionCall) -> None:
+    q, k, v, sinks, query_start, key_start, max_query_len, max_key_len, *_ = call
     if query_start is None or key_start is None or max_query_len is None or max_key_len is None:
         lengths = {
             "query_start": query_start,
@@ -57,7 +86,7 @@ def check_varlen(
     check_queries(q, "(total_q, Hq, D)")
     _check_keys(q, k, v, "(total_k, Hkv, D)")
     check_sinks(sinks, q)
-    check_scoring(scoring)
+    check_scoring(call.scoring)
     check_indices("query_start", query_start, 1)
     check_indices("key_start", key_start, 1)
     check_start_shape(query_start)
@@ -72,24 +101,13 @@ def check_varlen(
         _check_longest("max_key_len", max_key_len, "key_start", key_start)
 
 
-def check_paged(
-    q: Tensor,
-    kv_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    query_start: Tensor,
-    sinks: Tensor | None,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    max_query_len: int,
-    max_seq_len: int,
-    scoring: Scoring,
-) -> Mode:
-    """Check the arguments of ``paged_attention``; return the mode."""
+def check_paged(call: PagedCall) -> Mode:
+    """Check the arguments of ``paged_attention`` but ``out``; return the mode."""
+    q, kv_cache, block_table, seq_lens, query_start, sinks, k_scale, v_scale, *_ = call
     check_queries(q, "(T, Hq, D)")
     mode = check_cache(q, kv_cache, k_scale, v_scale)
     check_sinks(sinks, q)
-    check_scoring(scoring)
+    check_scoring(call.scoring)
     check_indices("query_start", query_start, 1)
     check_start_shape(query_start)
     sequences = query_start.shape[0] - 1
@@ -98,33 +116,35 @@ def check_paged(
     check_indices("block_table", block_table, 2)
     expected = (sequences, block_table.shape[1])
     check_shape("block_table", block_table, expected, "one row per sequence of query_start")
-    _check_length("max_query_len", max_query_len)
-    _check_length("max_seq_len", max_seq_len)
+    _check_length("max_query_len", call.max_query_len)
+    _check_length("max_seq_len", call.max_seq_len)
     check_same_device(
         q=q, kv_cache=kv_cache, block_table=block_table, seq_lens=seq_lens,
         query_start=query_start, sinks=sinks, k_scale=k_scale, v_scale=v_scale,
     )  # fmt: skip
     if reads_contents(q):
         check_starts("query_start", query_start, len(q))
-        _check_longest("max_query_len", max_query_len, "query_start", query_start)
-        _check_lengths(seq_lens, block_table.shape[1] * kv_cache.shape[2], max_seq_len)
-        used = block_table[:, : -(-max_seq_len // kv_cache.shape[2])]
-        _check_pages(kv_cache, used, seq_lens, query_start, scoring.window)
+        _check_longest("max_query_len", call.max_query_len, "query_start", query_start)
+        _check_lengths(seq_lens, block_table.shape[1] * kv_cache.shape[2], call.max_seq_len)
+        used = block_table[:, : -(-call.max_seq_len // kv_cache.shape[2])]
+        _check_pages(kv_cache, used, seq_lens, query_start, call.window)
+    _check_counters(call)
     return mode
 
 
-def check_counters(counters: Tensor | None, q: Tensor, kv_cache: Tensor, seq_lens: Tensor) -> None:
+def _check_counters(call: PagedCall) -> None:
     """Raise unless ``counters`` is None or has an element for each sequence and KV head."""
+    counters = call.counters
     if counters is None:
         return
-    least = len(seq_lens) * kv_cache.shape[1]
+    least = len(call.seq_lens) * call.kv_cache.shape[1]
     check_indices("counters", counters, 1)
     if len(counters) < least:
         raise InvalidArgument(
             f"counters: has {len(counters)} elements, must have at least {least}, one for each "
             "sequence and KV head; allocate more zeros"
         )
-    check_same_device(q=q, counters=counters)
+    check_same_device(q=call.q, counters=counters)
 
 
 def _check_keys(q: Tensor, k: Tensor, v: Tensor, form: str) -> None:

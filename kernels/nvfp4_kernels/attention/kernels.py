@@ -22,7 +22,6 @@ _PAGED: dict[tuple[str, Mode], Entry] = {
 _BATCH_INVARIANT = ("cpu", "sm_100")  # families whose kernels take ``batch_invariant``
 _PAGED_BATCH_INVARIANT = {k: v for k, v in _PAGED.items() if k[0] in _BATCH_INVARIANT}
 PAGED_KERNELS = KernelTable("paged_attention", _PAGED, _PAGED_BATCH_INVARIANT)
-QUANTIZED_KERNELS = KernelTable("paged_attention_quantized", _PAGED, _PAGED_BATCH_INVARIANT)
 _ROTARY_REFERENCE = "reference", "nvfp4_kernels.attention.rotary_reference:rotary_attention"
 _ROTARY_SM100 = "FmhaSm100", "nvfp4_kernels.attention.sm100.launch_rotary:rotary_attention"
 _ROTARY: dict[tuple[str, Mode], Entry] = {

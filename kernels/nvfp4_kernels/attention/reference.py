@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from nvfp4_kernels.attention.call import AttentionCall, PagedCall
 from nvfp4_kernels.attention.scoring import Scoring
 from nvfp4_kernels.formats.nvfp4_rows import Nvfp4Rows
 
@@ -142,57 +143,38 @@ class PagedKeyValues:
         return pages.movedim(-2, 1) if by_token else pages.transpose(1, 2)
 
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sinks: Tensor | None,
-    query_start: Tensor | None,
-    key_start: Tensor | None,
-    max_query_len: int | None,
-    max_key_len: int | None,
-    scoring: Scoring,
-) -> tuple[Tensor, Tensor]:
+def attention(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """See ``nvfp4_kernels.attention.op.attention``."""
+    q, k, v, sinks, query_start, key_start, *_ = call
     if query_start is None or key_start is None:
         batch, queries, keys = q.shape[0], q.shape[1], k.shape[1]
         starts = [b * queries for b in range(batch + 1)]
         key_values = RaggedKeyValues(
             k.flatten(0, 1), v.flatten(0, 1), [b * keys for b in range(batch)]
         )
-        out, lse = attend(q.flatten(0, 1), key_values, starts, [keys] * batch, sinks, scoring)
+        lengths = [keys] * batch
+        out, lse = attend(q.flatten(0, 1), key_values, starts, lengths, sinks, call.scoring)
         return out.view(q.shape), lse.view(q.shape[:-1])
     starts = key_start.tolist()
     lengths = [end - start for start, end in itertools.pairwise(starts)]
-    return attend(q, RaggedKeyValues(k, v, starts), query_start.tolist(), lengths, sinks, scoring)
+    key_values = RaggedKeyValues(k, v, starts)
+    return attend(q, key_values, query_start.tolist(), lengths, sinks, call.scoring)
 
 
-def paged_attention(
-    q: Tensor,
-    kv_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    query_start: Tensor,
-    sinks: Tensor | None,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    max_query_len: int,
-    max_seq_len: int,
-    scoring: Scoring,
-    counters: Tensor | None = None,
-    out: Tensor | Nvfp4Rows | None = None,
-) -> tuple[Tensor, Tensor]:
-    """See ``nvfp4_kernels.attention.op.paged_attention``."""
+def paged_attention(call: PagedCall) -> tuple[Tensor, Tensor]:
+    """See ``nvfp4_kernels.attention.paged_op.paged_attention``."""
+    out, scoring = call.out, call.scoring
     if isinstance(out, Nvfp4Rows):
-        given = q, kv_cache, block_table, seq_lens, query_start, sinks, k_scale, v_scale
-        values, lse = paged_attention(*given, max_query_len, max_seq_len, scoring)
+        values, lse = paged_attention(call._replace(out=None))
         out.write(values)
         return out.data, lse
-    if k_scale is not None:
-        scoring = replace(scoring, scale=scoring.scale * k_scale.item())
-    key_values = PagedKeyValues(kv_cache, block_table)
-    starts, lengths = query_start.tolist(), seq_lens.tolist()
-    return attend(q, key_values, starts, lengths, sinks, scoring, v_scale, out)
+    if call.k_scale is not None:
+        scoring = replace(scoring, scale=scoring.scale * call.k_scale.item())
+    key_values = PagedKeyValues(call.kv_cache, call.block_table)
+    starts, lengths = call.query_start.tolist(), call.seq_lens.tolist()
+    return attend(
+        call.q, key_values, starts, lengths, call.sinks, scoring, v_scale=call.v_scale, out=out
+    )
 
 
 def attend(
@@ -202,6 +184,7 @@ def attend(
     lengths: Sequence[int],
     sinks: Tensor | None,
     scoring: Scoring,
+    *,
     v_scale: Tensor | None = None,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:

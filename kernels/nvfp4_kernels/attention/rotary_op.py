@@ -1,18 +1,28 @@
 """``rotary_attention``: rotary embedding, KV-cache store and attention of decodes in one launch."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.attention.arguments import check_counters, check_paged
+from nvfp4_kernels.attention.arguments import check_output, check_paged
+from nvfp4_kernels.attention.call import RotaryCall
 from nvfp4_kernels.attention.kernels import KEY_MULTIPLE, MAX_ROTARY_ROWS, ROTARY_KERNELS
-from nvfp4_kernels.attention.op import scoring_of
 from nvfp4_kernels.checks import InvalidArgument, check_dtype, reads_contents
-from nvfp4_kernels.dispatch import called
+from nvfp4_kernels.dispatch import Mode, called
 from nvfp4_kernels.formats.nvfp4_rows import Nvfp4Rows, check_pair, new_nvfp4_rows
+from nvfp4_kernels.formats.output import Static
 from nvfp4_kernels.heads import DTYPES, check_out
 from nvfp4_kernels.rotary.store.arguments import check_rotary_store
+
+_SCHEMA = (
+    "(Tensor(a!) out, Tensor(b!)? out_scales, Tensor q, Tensor k, Tensor v, Tensor(c!) kv_cache, "
+    "Tensor block_table, Tensor seq_lens, Tensor query_start, Tensor slot_mapping, "
+    "Tensor positions, Tensor cos_sin_cache, Tensor? q_norm, Tensor? k_norm, Tensor? sinks, "
+    "Tensor? k_scale, Tensor? v_scale, Tensor? input_scale, bool neox, float? eps, "
+    "SymInt first_row, SymInt max_query_len, SymInt max_seq_len, float? scale, SymInt? window, "
+    "float? soft_cap, Tensor(d!)? counters, bool settled, bool batch_invariant) -> Tensor"
+)
 
 
 class HeadRotation(NamedTuple):
@@ -58,7 +68,7 @@ def rotary_attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     counters: Tensor | None = None,
-    input_scale: Tensor | None = None,
+    output: Static | None = None,
     out: Tensor | tuple[Tensor, Tensor] | None = None,
     first_row: int = 0,
     settled: bool = False,
@@ -91,10 +101,9 @@ def rotary_attention(
         k_scale: see ``paged_attention``.
         v_scale: see ``paged_attention``.
         counters: see ``paged_attention``.
-        input_scale: float32 ``()``: the result is NVFP4, see ``paged_attention_quantized``; None:
-            of ``q``'s dtype.
-        out: memory for the result: of ``q``'s dtype and shape, or data and scales; None: new.
-        first_row: see ``paged_attention_quantized``.
+        output: see ``paged_attention``.
+        out: see ``paged_attention``.
+        first_row: see ``paged_attention``.
         settled: a promise that lets the kernel load lengths, pages and older keys before its
             predecessor ends: ``seq_lens``, ``query_start``, ``block_table`` and all keys and values
             but the new tokens' were written before an earlier launch of this op, or before a launch
@@ -113,14 +122,15 @@ def rotary_attention(
         NoKernelError: no kernel for this device.
     """
     check_dtype("q", q, DTYPES)
-    scales: Tensor | None = None
-    if isinstance(out, tuple):
-        check_pair("out", out)
-        data, scales = out
-    elif input_scale is not None:
-        data, scales = new_nvfp4_rows(q) if q.ndim == 3 else (q, q)  # the op refuses such q
-    else:
-        data = q.new_empty(q.shape) if out is None else out
+    check_output(output, out, first_row)
+    memory: Any = out
+    if output is None:
+        memory = (q.new_empty(q.shape) if out is None else out), None
+    elif out is None:
+        memory = new_nvfp4_rows(q) if q.ndim == 3 else (q, q)  # the op refuses such q
+    check_pair("out", memory)
+    data, scales = memory
+    input_scale = None if output is None else output.global_scale
     if not isinstance(rotation, tuple) or len(rotation) != len(HeadRotation._fields):
         raise InvalidArgument(
             f"rotation: is {type(rotation).__name__}, must be a HeadRotation; make one of the "
@@ -137,85 +147,49 @@ def rotary_attention(
 
 
 @torch.library.custom_op(
-    "nvfp4::rotary_attention", mutates_args=("out", "out_scales", "kv_cache", "counters")
+    "nvfp4::rotary_attention",
+    mutates_args=("out", "out_scales", "kv_cache", "counters"),
+    schema=_SCHEMA,
 )
-def _rotary_attention(
-    out: Tensor,
-    out_scales: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    kv_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    query_start: Tensor,
-    slot_mapping: Tensor,
-    positions: Tensor,
-    cos_sin_cache: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    sinks: Tensor | None,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    input_scale: Tensor | None,
-    neox: bool,
-    eps: float | None,
-    first_row: int,
-    max_query_len: int,
-    max_seq_len: int,
-    scale: float | None,
-    window: int | None,
-    soft_cap: float | None,
-    counters: Tensor | None,
-    settled: bool,
-    batch_invariant: bool,
-) -> Tensor:
-    scoring = scoring_of(q, scale, True, window, soft_cap, batch_invariant)
-    mode = check_paged(
-        q, kv_cache, block_table, seq_lens, query_start, sinks, k_scale, v_scale, max_query_len,
-        max_seq_len, scoring,
-    )  # fmt: skip
-    check_rotary_store(
-        q, k, v, positions, cos_sin_cache, kv_cache, slot_mapping, q_norm, k_norm, k_scale, v_scale,
-        eps,
-    )  # fmt: skip
-    check_counters(counters, q, kv_cache, seq_lens)
-    if len(slot_mapping) != len(q):
-        raise InvalidArgument(
-            f"slot_mapping: has {len(slot_mapping)} elements, must have {len(q)}, one for each row "
-            "of q; leave padding out"
-        )
-    if not takes(max_query_len, q.shape[1], kv_cache.shape[1]):
-        heads, kv_heads = q.shape[1], kv_cache.shape[1]
-        raise InvalidArgument(
-            f"max_query_len: is {max_query_len}, must be at most "
-            f"{MAX_ROTARY_ROWS * kv_heads // heads} with {heads} query heads and {kv_heads} of "
-            "keys; call rotary_store and paged_attention"
-        )
-    if reads_contents(q):
-        _check_positions(positions, seq_lens, query_start)
-    result: Tensor | Nvfp4Rows = out
-    if out_scales is not None and input_scale is not None:
-        result = Nvfp4Rows(out, out_scales, input_scale, first_row)
-        result.check(*q.shape)
-    elif out_scales is not None or input_scale is not None:
-        raise InvalidArgument(
-            "input_scale: must be given exactly where out is a pair, data and scales; give both "
-            "for a result in NVFP4, or neither"
-        )
-    else:
-        check_out(out, q)
-    kernel = ROTARY_KERNELS.select(q.device, mode, batch_invariant).load()
-    return kernel(
-        q, k, v, kv_cache, block_table, seq_lens, query_start, slot_mapping, positions,
-        cos_sin_cache, q_norm, k_norm, sinks, k_scale, v_scale, neox, eps, max_query_len,
-        max_seq_len, settled, scoring, counters, result,
-    )  # fmt: skip
+def _rotary_attention(*arguments: Any) -> Tensor:
+    call = RotaryCall(*arguments)
+    mode = _check(call)
+    return ROTARY_KERNELS.select(call.q.device, mode, call.batch_invariant).load()(call)
 
 
 @_rotary_attention.register_fake
 def _(out: Tensor, out_scales: Tensor | None, q: Tensor, *rest: object) -> Tensor:
     return q.new_empty(q.shape[:-1], dtype=torch.float32)
+
+
+def _check(call: RotaryCall) -> Mode:
+    mode = check_paged(call.paged)
+    check_rotary_store(call.store)
+    q, heads, kv_heads = call.q, call.q.shape[1], call.kv_cache.shape[1]
+    if len(call.slot_mapping) != len(q):
+        raise InvalidArgument(
+            f"slot_mapping: has {len(call.slot_mapping)} elements, must have {len(q)}, one for "
+            "each row of q; leave padding out"
+        )
+    if not takes(call.max_query_len, heads, kv_heads):
+        raise InvalidArgument(
+            f"max_query_len: is {call.max_query_len}, must be at most "
+            f"{MAX_ROTARY_ROWS * kv_heads // heads} with {heads} query heads and {kv_heads} of "
+            "keys; call rotary_store and paged_attention"
+        )
+    if reads_contents(q):
+        _check_positions(call.positions, call.seq_lens, call.query_start)
+    if (call.out_scales is None) != (call.input_scale is None):
+        raise InvalidArgument(
+            "input_scale: must be given exactly where out is a pair, data and scales; give both "
+            "for a result in NVFP4, or neither"
+        )
+    result = call.result
+    if isinstance(result, Nvfp4Rows):
+        result.check(*q.shape)
+    else:
+        check_out(result, q)
+    return mode
 
 
 def _check_positions(positions: Tensor, seq_lens: Tensor, query_start: Tensor) -> None:

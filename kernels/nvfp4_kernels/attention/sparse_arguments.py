@@ -10,29 +10,19 @@ from nvfp4_kernels.attention.arguments import (
     check_start_shape,
     check_starts,
 )
-from nvfp4_kernels.attention.scoring import Scoring
+from nvfp4_kernels.attention.call import SparseCall
 from nvfp4_kernels.checks import InvalidArgument, check_same_device, check_shape, reads_contents
 from nvfp4_kernels.dispatch import Mode
 from nvfp4_kernels.heads import check_cache, check_queries
 
 
-def check_sparse(
-    q: Tensor,
-    kv_cache: Tensor,
-    indices: Tensor,
-    lens: Tensor,
-    block_table: Tensor,
-    query_start: Tensor,
-    sinks: Tensor | None,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    scoring: Scoring,
-) -> Mode:
+def check_sparse(call: SparseCall) -> Mode:
     """Check the arguments of ``sparse_attention``; return the mode."""
+    q, kv_cache, indices, lens, block_table, query_start, sinks, k_scale, v_scale, *_ = call
     check_queries(q, "(T, Hq, D)")
     mode = check_cache(q, kv_cache, k_scale, v_scale)
     check_sinks(sinks, q)
-    check_scoring(scoring)
+    check_scoring(call.scoring)
     check_indices("indices", indices, 2)
     check_shape("indices", indices, (len(q), indices.shape[1]), "one list per row of q")
     check_indices("lens", lens, 1)

@@ -5,11 +5,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nvfp4_kernels.attention.call import SparseCall
 from nvfp4_kernels.attention.kernels import SPARSE_KERNELS
-from nvfp4_kernels.attention.op import new_result, scoring_of
+from nvfp4_kernels.attention.op import new_result
 from nvfp4_kernels.attention.sparse_arguments import check_sparse
 from nvfp4_kernels.dispatch import called
 from nvfp4_kernels.heads import check_out
+
+_ARGUMENTS = (
+    "Tensor q, Tensor kv_cache, Tensor indices, Tensor lens, Tensor block_table, "
+    "Tensor query_start, Tensor? sinks, Tensor? k_scale, Tensor? v_scale, float? scale, "
+    "float? soft_cap"
+)
 
 
 def sparse_attention(
@@ -46,10 +53,10 @@ def sparse_attention(
         kv_cache: see ``paged_attention``; on sm_100 of any ``page_size``, and the strides of its
             pages, heads and rows are multiples of one stride of at least D elements.
         indices: int32 ``(T, k)``: positions of keys in the row's sequence, as
-            ``indexer_score_topk_paged`` returns them; entries after the first ``lens`` of a row may
+            ``indexer_score_topk`` returns them; entries after the first ``lens`` of a row may
             hold anything. The last dimension must not have gaps.
         lens: int32 ``(T,)``, from 0 to k: number of valid entries of each row, the second result of
-            ``indexer_score_topk_paged``. A row with no entry gives 0 and −inf, or the head's sink.
+            ``indexer_score_topk``. A row with no entry gives 0 and −inf, or the head's sink.
         block_table: int32 ``(B, P)``: page ``block_table[b, i]`` holds keys ``i · page_size`` on of
             sequence b.
         query_start: int32 ``(B + 1,)``: rows ``query_start[b]`` up to, not including,
@@ -83,22 +90,11 @@ def sparse_attention(
     return out, called(_sparse_attention_into, q)(out, *arguments)
 
 
-@torch.library.custom_op("nvfp4::sparse_attention", mutates_args=())
-def _sparse_attention(
-    q: Tensor,
-    kv_cache: Tensor,
-    indices: Tensor,
-    lens: Tensor,
-    block_table: Tensor,
-    query_start: Tensor,
-    sinks: Tensor | None,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    scale: float | None,
-    soft_cap: float | None,
-) -> tuple[Tensor, Tensor]:
-    tensors = q, kv_cache, indices, lens, block_table, query_start, sinks, k_scale, v_scale
-    return _sparse(None, *tensors, scoring_of(q, scale, False, None, soft_cap))
+@torch.library.custom_op(
+    "nvfp4::sparse_attention", mutates_args=(), schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)"
+)
+def _sparse_attention(*arguments: Any) -> tuple[Tensor, Tensor]:
+    return _run(SparseCall(*arguments))
 
 
 @_sparse_attention.register_fake
@@ -106,23 +102,13 @@ def _(q: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
     return new_result(q)
 
 
-@torch.library.custom_op("nvfp4::sparse_attention_into", mutates_args=("out",))
-def _sparse_attention_into(
-    out: Tensor,
-    q: Tensor,
-    kv_cache: Tensor,
-    indices: Tensor,
-    lens: Tensor,
-    block_table: Tensor,
-    query_start: Tensor,
-    sinks: Tensor | None,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    scale: float | None,
-    soft_cap: float | None,
-) -> Tensor:
-    tensors = q, kv_cache, indices, lens, block_table, query_start, sinks, k_scale, v_scale
-    return _sparse(out, *tensors, scoring_of(q, scale, False, None, soft_cap))[1]
+@torch.library.custom_op(
+    "nvfp4::sparse_attention_into",
+    mutates_args=("out",),
+    schema=f"(Tensor(a!) out, {_ARGUMENTS}) -> Tensor",
+)
+def _sparse_attention_into(out: Tensor, *arguments: Any) -> Tensor:
+    return _run(SparseCall._make((*arguments, out)))[1]
 
 
 @_sparse_attention_into.register_fake
@@ -130,7 +116,6 @@ def _(out: Tensor, q: Tensor, *rest: object) -> Tensor:
     return new_result(q)[1]
 
 
-def _sparse(out: Tensor | None, q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    mode = check_sparse(q, *rest)
-    kernel = SPARSE_KERNELS.select(q.device, mode).load()
-    return kernel(q, *rest, out)
+def _run(call: SparseCall) -> tuple[Tensor, Tensor]:
+    mode = check_sparse(call)
+    return SPARSE_KERNELS.select(call.q.device, mode).load()(call)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from nvfp4_kernels.attention.call import SparseCall
 from nvfp4_kernels.attention.reference import Tile, attend, to_float32
-from nvfp4_kernels.attention.scoring import Scoring
 
 
 @dataclass(frozen=True)
@@ -49,23 +49,15 @@ class IndexedKeyValues:
         return k, v
 
 
-def sparse_attention(
-    q: Tensor,
-    kv_cache: Tensor,
-    indices: Tensor,
-    lens: Tensor,
-    block_table: Tensor,
-    query_start: Tensor,
-    sinks: Tensor | None,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    scoring: Scoring,
-    out: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def sparse_attention(call: SparseCall) -> tuple[Tensor, Tensor]:
     """See ``nvfp4_kernels.attention.sparse_op.sparse_attention``."""
-    if k_scale is not None:
-        scoring = replace(scoring, scale=scoring.scale * k_scale.item())
-    sequences = torch.arange(len(block_table)).repeat_interleave(query_start.diff().long())
-    key_values = IndexedKeyValues(kv_cache, block_table, indices, sequences)
-    starts, lengths = range(len(sequences) + 1), lens[: len(sequences)].tolist()
-    return attend(q, key_values, starts, lengths, sinks, scoring, v_scale, out)
+    scoring, table = call.scoring, call.block_table
+    if call.k_scale is not None:
+        scoring = replace(scoring, scale=scoring.scale * call.k_scale.item())
+    sequences = torch.arange(len(table)).repeat_interleave(call.query_start.diff().long())
+    key_values = IndexedKeyValues(call.kv_cache, table, call.indices, sequences)
+    starts, lengths = range(len(sequences) + 1), call.lens[: len(sequences)].tolist()
+    return attend(
+        call.q, key_values, starts, lengths, call.sinks, scoring,
+        v_scale=call.v_scale, out=call.out,
+    )  # fmt: skip

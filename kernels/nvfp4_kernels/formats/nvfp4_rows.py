@@ -39,7 +39,7 @@ class Nvfp4Rows:
         """Raise unless the memory fits ``rows`` rows of ``heads`` heads.
 
         Raises:
-            InvalidArgument: ``out``, ``out_scales``, ``input_scale`` or ``first_row`` does not fit.
+            InvalidArgument: ``out``, ``out_scales``, ``output`` or ``first_row`` does not fit.
         """
         if head_dim % HEAD_COLUMNS or heads * head_dim % ROW_COLUMNS:
             raise InvalidArgument(
@@ -67,9 +67,10 @@ class Nvfp4Rows:
                 f"out_scales: shape is {tuple(self.scales.shape)}, must be {least} for "
                 f"{self.first_row + rows} rows, or of more rows; allocate it with new_nvfp4_rows()"
             )
-        check_dtype("input_scale", self.global_scale, (torch.float32,))
-        check_shape("input_scale", self.global_scale, (), "one scale for the whole tensor")
-        check_same_device(out=self.data, out_scales=self.scales, input_scale=self.global_scale)
+        name = "output.global_scale"
+        check_dtype(name, self.global_scale, (torch.float32,))
+        check_shape(name, self.global_scale, (), "one scale for the whole tensor")
+        check_same_device(out=self.data, out_scales=self.scales, **{name: self.global_scale})
 
     def write(self, x: Tensor) -> None:
         """Quantise 16-bit ``x`` ``(rows, H, D)`` into the rows; other rows keep their scales."""

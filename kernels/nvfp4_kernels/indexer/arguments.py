@@ -141,6 +141,15 @@ def check_indices(name: str, x: Tensor, shape: tuple[int, ...], remedy: str) -> 
     check_contiguous(name, x)
 
 
+def refuse_keys(keys: object) -> InvalidArgument:
+    """Make the error for keys that are neither ``IndexerKeys`` nor ``IndexerPagedKeys``."""
+    return InvalidArgument(
+        f"keys: is {type(keys).__name__}, must be IndexerKeys(k, k_scales, ks, ke) or "
+        "IndexerPagedKeys(cache, context_lens, block_table, max_context_len, block_size); make one "
+        "of the tensors"
+    )
+
+
 def check_top_k(top_k: int) -> None:
     """Raise unless ``top_k`` is in the supported range."""
     if not 1 <= top_k <= MAX_TOP_K:

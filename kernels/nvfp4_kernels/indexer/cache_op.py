@@ -1,5 +1,7 @@
 """Ops of quantised vectors: ``indexer_quantize_q``, ``indexer_store_k``, ``indexer_gather_k``."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,7 @@ from nvfp4_kernels.indexer.arguments import (
     check_pages,
     check_unquantized,
 )
+from nvfp4_kernels.indexer.call import GatherCall
 from nvfp4_kernels.indexer.formats import format_of
 from nvfp4_kernels.indexer.kernels import GATHER_K_KERNELS, QUANTIZE_Q_KERNELS, STORE_K_KERNELS
 
@@ -171,20 +174,30 @@ def _(
     format_of(fmt)
 
 
-@torch.library.custom_op("nvfp4::indexer_gather_k", mutates_args=())
-def _gather_k(
-    cache: Tensor,
-    block_table: Tensor,
-    key_start: Tensor,
-    total_keys: int,
-    head_dim: int,
-    fmt: str,
-    block_size: int,
-) -> list[Tensor]:
-    """Check the arguments of ``indexer_gather_k``, and run its kernel."""
-    known = format_of(fmt)
+@torch.library.custom_op(
+    "nvfp4::indexer_gather_k",
+    mutates_args=(),
+    schema="(Tensor cache, Tensor block_table, Tensor key_start, SymInt total_keys, "
+    "SymInt head_dim, str fmt, SymInt block_size) -> Tensor[]",
+)
+def _gather_k(*arguments: Any) -> list[Tensor]:
+    *tensors_and_sizes, fmt, block_size = arguments
+    call = GatherCall._make((*tensors_and_sizes, format_of(fmt), block_size))
+    _check_gather(call)
+    return GATHER_K_KERNELS.select(call.cache.device, call.fmt.name).load()(call)
+
+
+@_gather_k.register_fake
+def _(cache: Tensor, *rest: Any) -> list[Tensor]:
+    _, _, total_keys, head_dim, fmt, _ = rest
+    return format_of(fmt).empty(cache, (total_keys,), head_dim)
+
+
+def _check_gather(call: GatherCall) -> None:
+    """Raise unless ``indexer_gather_k`` can take the arguments."""
+    cache, block_table, key_start, total_keys, head_dim, fmt, block_size = call
     check_head_dim("head_dim", head_dim)
-    check_cache(cache, known, head_dim, block_size)
+    check_cache(cache, fmt, head_dim, block_size)
     check_dtype("key_start", key_start, (torch.int32,))
     check_form("key_start", key_start, "(B + 1)")
     check_contiguous("key_start", key_start)
@@ -198,21 +211,6 @@ def _gather_k(
     if reads_contents(cache):
         _check_starts(key_start, total_keys)
         check_pages(cache, block_table, block_size, key_start.diff())
-    kernel = GATHER_K_KERNELS.select(cache.device, known.name).load()
-    return kernel(cache, block_table, key_start, total_keys, head_dim, known, block_size)
-
-
-@_gather_k.register_fake
-def _(
-    cache: Tensor,
-    block_table: Tensor,
-    key_start: Tensor,
-    total_keys: int,
-    head_dim: int,
-    fmt: str,
-    block_size: int,
-) -> list[Tensor]:
-    return format_of(fmt).empty(cache, (total_keys,), head_dim)
 
 
 def _check_slots(slot_mapping: Tensor, slots: int) -> None:

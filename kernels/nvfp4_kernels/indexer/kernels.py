@@ -25,25 +25,13 @@ def _cache_table(name: str, kernel: str) -> KernelTable:
     return _table(name, *_FORMATS, sm_90=found, sm_100=found)
 
 
-def _logits(name: str) -> tuple[str, str]:
-    """Variant and target of a kernel that stores logits."""
-    return "IndexerLogitsSm100", f"nvfp4_kernels.indexer.sm100.launch_logits:{name}"
-
-
-def _score_topk(name: str) -> tuple[str, str]:
-    """Variant and target of a kernel that scores keys and selects the top-k."""
-    return "IndexerScoreTopkSm100", f"nvfp4_kernels.indexer.sm100.best_keys.launch:{name}"
-
-
+_LOGITS = "IndexerLogitsSm100", "nvfp4_kernels.indexer.sm100.launch_logits:logits"
+_SCORE_TOPK = "IndexerScoreTopkSm100", "nvfp4_kernels.indexer.sm100.best_keys.launch:score_topk"
 _TOPK = "IndexerTopk", "nvfp4_kernels.indexer.topk.launch:topk"
 
 QUANTIZE_Q_KERNELS = _cache_table("quantize_q", "StoreVectors")
 STORE_K_KERNELS = _cache_table("store_k", "StoreVectors")
 GATHER_K_KERNELS = _cache_table("gather_k", "GatherVectors")
-LOGITS_KERNELS = _table("logits", *_FORMATS, sm_100=_logits("logits"))
-LOGITS_PAGED_KERNELS = _table("logits_paged", *_FORMATS, sm_100=_logits("logits_paged"))
-SCORE_TOPK_KERNELS = _table("score_topk", *_FORMATS, sm_100=_score_topk("score_topk"))
-SCORE_TOPK_PAGED_KERNELS = _table(
-    "score_topk_paged", *_FORMATS, sm_100=_score_topk("score_topk_paged")
-)
+LOGITS_KERNELS = _table("logits", *_FORMATS, sm_100=_LOGITS)
+SCORE_TOPK_KERNELS = _table("score_topk", *_FORMATS, sm_100=_SCORE_TOPK)
 TOPK_KERNELS = _table("topk", "float", sm_90=_TOPK, sm_100=_TOPK)

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from nvfp4_kernels.indexer.call import GatherCall, IndexerPagedKeys, ScoreCall
 from nvfp4_kernels.indexer.formats import Format, decode, quantize
 
 # Sizes of a tile, so that operands stay in a core's cache.
@@ -19,7 +20,7 @@ BLOCK = 1024  # keys
 SCORES = 1 << 22  # of a tile, at most
 
 
-class Keys(Protocol):
+class SequenceKeys(Protocol):
     """Keys of one sequence."""
 
     def stored(self, first: int, count: int) -> tuple[Tensor, Tensor | None]:
@@ -40,7 +41,7 @@ class ContiguousKeys:
 
 
 @dataclass(frozen=True)
-class PagedKeys:
+class SequencePages:
     """Paged keys: ``cache`` ``(pages, page_bytes)``, and ``table`` ``(P,)``, a sequence's pages."""
 
     cache: Tensor
@@ -81,7 +82,7 @@ class Queries:
     weights: Tensor
     starts: Tensor
     lens: Tensor
-    keys: Sequence[Keys]
+    keys: Sequence[SequenceKeys]
     fmt: Format
 
     def scored(self, min_keys: int) -> Iterator[tuple[Tensor, int, Tensor]]:
@@ -104,7 +105,7 @@ class Queries:
         first, last = _window(self.starts[rows], self.lens[rows])
         return max(1, min(ROWS // max(1, self.data.shape[1]), SCORES // (last - first)))
 
-    def _score(self, rows: Tensor, keys: Keys) -> tuple[int, Tensor]:
+    def _score(self, rows: Tensor, keys: SequenceKeys) -> tuple[int, Tensor]:
         """First key, and a tile's scores from the first key on."""
         starts, lens = self.starts[rows], self.lens[rows]
         first, last = _window(starts, lens)
@@ -144,54 +145,26 @@ def store_k(
             stored[index] = given.view(len(slots), elements).view(torch.uint8)
 
 
-def gather_k(
-    cache: Tensor,
-    block_table: Tensor,
-    key_start: Tensor,
-    total_keys: int,
-    head_dim: int,
-    fmt: Format,
-    block_size: int,
-) -> list[Tensor]:
+def gather_k(call: GatherCall) -> list[Tensor]:
     """See ``nvfp4_kernels.indexer.cache_op.indexer_gather_k``."""
-    out = fmt.empty(cache, (total_keys,), head_dim)
-    starts = key_start.tolist()
-    for pages, start, end in zip(block_table, starts[:-1], starts[1:], strict=True):
-        keys = PagedKeys(cache, pages, fmt, head_dim, block_size)
+    out = call.fmt.empty(call.cache, (call.total_keys,), call.head_dim)
+    starts = call.key_start.tolist()
+    for pages, start, end in zip(call.block_table, starts[:-1], starts[1:], strict=True):
+        keys = SequencePages(call.cache, pages, call.fmt, call.head_dim, call.block_size)
         for gathered, found in zip(out, keys.stored(0, end - start), strict=False):
             if found is not None:
                 gathered[start:end] = found
     return out
 
 
-def logits(
-    q: Tensor,
-    q_scales: Tensor | None,
-    k: Tensor,
-    k_scales: Tensor | None,
-    weights: Tensor,
-    ks: Tensor,
-    ke: Tensor,
-    fmt: Format,
-) -> Tensor:
+def logits(call: ScoreCall) -> Tensor:
     """See ``nvfp4_kernels.indexer.score_op.indexer_logits``."""
-    return _logits(_contiguous(q, q_scales, k, k_scales, weights, ks, ke, fmt), len(k))
-
-
-def logits_paged(
-    q: Tensor,
-    q_scales: Tensor | None,
-    cache: Tensor,
-    weights: Tensor,
-    context_lens: Tensor,
-    block_table: Tensor,
-    max_context_len: int,
-    fmt: Format,
-    block_size: int,
-) -> Tensor:
-    """See ``nvfp4_kernels.indexer.score_op.indexer_logits_paged``."""
-    tensors = q, q_scales, cache, weights, context_lens, block_table
-    return _logits(_paged(*tensors, fmt, block_size), max_context_len)
+    keys, queries = call.keys, _queries(call)
+    columns = keys.max_context_len if isinstance(keys, IndexerPagedKeys) else len(keys.k)
+    out = queries.weights.new_full((len(queries.lens), columns), -torch.inf)
+    for rows, first, scores in queries.scored(call.min_keys):
+        out[rows, first : first + scores.shape[1]] = scores
+    return out
 
 
 def topk(logits: Tensor, lens: Tensor, top_k: int, starts: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -205,84 +178,36 @@ def topk(logits: Tensor, lens: Tensor, top_k: int, starts: Tensor | None) -> tup
     return indices, valid
 
 
-def score_topk(
-    q: Tensor,
-    q_scales: Tensor | None,
-    k: Tensor,
-    k_scales: Tensor | None,
-    weights: Tensor,
-    ks: Tensor,
-    ke: Tensor,
-    top_k: int,
-    fmt: Format,
-) -> tuple[Tensor, Tensor]:
+def score_topk(call: ScoreCall) -> tuple[Tensor, Tensor]:
     """See ``nvfp4_kernels.indexer.topk_op.indexer_score_topk``."""
-    return _score_topk(_contiguous(q, q_scales, k, k_scales, weights, ks, ke, fmt), top_k)
-
-
-def score_topk_paged(
-    q: Tensor,
-    q_scales: Tensor | None,
-    cache: Tensor,
-    weights: Tensor,
-    context_lens: Tensor,
-    block_table: Tensor,
-    max_context_len: int,
-    top_k: int,
-    fmt: Format,
-    block_size: int,
-) -> tuple[Tensor, Tensor]:
-    """See ``nvfp4_kernels.indexer.topk_op.indexer_score_topk_paged``."""
-    tensors = q, q_scales, cache, weights, context_lens, block_table
-    return _score_topk(_paged(*tensors, fmt, block_size), top_k)
-
-
-def _contiguous(
-    q: Tensor,
-    q_scales: Tensor | None,
-    k: Tensor,
-    k_scales: Tensor | None,
-    weights: Tensor,
-    ks: Tensor,
-    ke: Tensor,
-    fmt: Format,
-) -> Queries:
-    """``Queries`` for contiguous keys."""
-    return Queries(q, q_scales, weights, ks, ke - ks, [ContiguousKeys(k, k_scales)], fmt)
-
-
-def _paged(
-    q: Tensor,
-    q_scales: Tensor | None,
-    cache: Tensor,
-    weights: Tensor,
-    context_lens: Tensor,
-    block_table: Tensor,
-    fmt: Format,
-    block_size: int,
-) -> Queries:
-    """``Queries`` for paged keys."""
-    head_dim = q.shape[-1] * fmt.packed
-    keys = [PagedKeys(cache, pages, fmt, head_dim, block_size) for pages in block_table]
-    lens = context_lens.flatten()
-    scales = None if q_scales is None else q_scales.flatten(0, 1)
-    return Queries(q.flatten(0, 1), scales, weights, torch.zeros_like(lens), lens, keys, fmt)
-
-
-def _logits(queries: Queries, columns: int) -> Tensor:
-    """Scores ``(rows, columns)``, −inf where a query does not see a key."""
-    out = queries.weights.new_full((len(queries.lens), columns), -torch.inf)
-    for rows, first, scores in queries.scored(min_keys=1):
-        out[rows, first : first + scores.shape[1]] = scores
-    return out
-
-
-def _score_topk(queries: Queries, top_k: int) -> tuple[Tensor, Tensor]:
-    """Top-k keys of each query."""
-    indices, valid = _all_keys(queries.lens, top_k)
-    for rows, first, scores in queries.scored(min_keys=top_k + 1):
-        indices[rows] = _best(scores, queries.starts[rows] - first, queries.lens[rows], top_k)
+    queries = _queries(call)
+    indices, valid = _all_keys(queries.lens, call.top_k)
+    for rows, first, scores in queries.scored(call.min_keys):
+        starts = queries.starts[rows] - first
+        indices[rows] = _best(scores, starts, queries.lens[rows], call.top_k)
     return indices, valid
+
+
+def _queries(call: ScoreCall) -> Queries:
+    """Queries, and the keys that they see."""
+    if isinstance(call.keys, IndexerPagedKeys):
+        return _paged(call, call.keys)
+    k, k_scales, ks, ke = call.keys
+    keys = [ContiguousKeys(k, k_scales)]
+    return Queries(call.q, call.q_scales, call.weights, ks, ke - ks, keys, call.fmt)
+
+
+def _paged(call: ScoreCall, paged: IndexerPagedKeys) -> Queries:
+    """``Queries`` for paged keys."""
+    fmt, lens = call.fmt, paged.context_lens.flatten()
+    head_dim = call.q.shape[-1] * fmt.packed
+    keys = [
+        SequencePages(paged.cache, pages, fmt, head_dim, paged.block_size)
+        for pages in paged.block_table
+    ]
+    scales = None if call.q_scales is None else call.q_scales.flatten(0, 1)
+    starts = torch.zeros_like(lens)
+    return Queries(call.q.flatten(0, 1), scales, call.weights, starts, lens, keys, fmt)
 
 
 def _all_keys(lens: Tensor, top_k: int) -> tuple[Tensor, Tensor]:

@@ -20,20 +20,24 @@ from nvfp4_kernels.indexer.arguments import (
     check_pages,
     check_stored,
 )
+from nvfp4_kernels.indexer.call import IndexerKeys, IndexerPagedKeys, ScoreCall
 from nvfp4_kernels.indexer.formats import Format
 
 
-def check_scored(
-    q: Tensor,
-    q_scales: Tensor | None,
-    k: Tensor,
-    k_scales: Tensor | None,
-    weights: Tensor,
-    ks: Tensor,
-    ke: Tensor,
-    fmt: Format,
-) -> None:
-    """Raise unless ``indexer_logits`` can take the arguments."""
+def check_scored(call: ScoreCall) -> None:
+    """Raise unless ``indexer_logits`` or ``indexer_score_topk`` can take the arguments.
+
+    Pages of queries that see at most ``top_k`` keys are not checked.
+    """
+    if isinstance(call.keys, IndexerPagedKeys):
+        _check_paged(call, call.keys)
+    else:
+        _check_contiguous(call, call.keys)
+
+
+def _check_contiguous(call: ScoreCall, keys: IndexerKeys) -> None:
+    q, q_scales, weights, fmt = call.q, call.q_scales, call.weights, call.fmt
+    k, k_scales, ks, ke = keys
     head_dim = _check_queries(fmt, q, q_scales, "(T, H, D)")
     key_dim = check_stored(fmt, "k", k, k_scales, "(Tk, D)")
     if key_dim != head_dim:
@@ -47,24 +51,11 @@ def check_scored(
         _check_range(ks, ke, len(k))
 
 
-def check_scored_paged(
-    q: Tensor,
-    q_scales: Tensor | None,
-    cache: Tensor,
-    weights: Tensor,
-    context_lens: Tensor,
-    block_table: Tensor,
-    max_context_len: int,
-    fmt: Format,
-    block_size: int,
-    min_keys: int,
-) -> None:
-    """Raise unless ``indexer_logits_paged`` can take the arguments.
-
-    Pages of queries that see fewer than ``min_keys`` keys are not checked.
-    """
-    head_dim = _check_queries(fmt, q, q_scales, "(B, next_n, H, D)")
-    check_cache(cache, fmt, head_dim, block_size)
+def _check_paged(call: ScoreCall, keys: IndexerPagedKeys) -> None:
+    q, q_scales, weights = call.q, call.q_scales, call.weights
+    cache, context_lens, block_table, max_context_len, block_size = keys
+    head_dim = _check_queries(call.fmt, q, q_scales, "(B, next_n, H, D)")
+    check_cache(cache, call.fmt, head_dim, block_size)
     batch, next_n, heads = q.shape[:3]
     _check_weights(weights, (batch * next_n, heads))
     check_indices("context_lens", context_lens, (batch, next_n), "one length per query")
@@ -76,7 +67,7 @@ def check_scored_paged(
     )  # fmt: skip
     if reads_contents(q) and context_lens.numel():
         _check_lengths("context_lens", context_lens.flatten(), max_context_len)
-        scored = context_lens.where(context_lens >= min_keys, 0).amax(1)
+        scored = context_lens.where(context_lens >= call.min_keys, 0).amax(1)
         check_pages(cache, block_table, block_size, scored)
 
 

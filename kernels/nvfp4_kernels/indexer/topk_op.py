@@ -10,17 +10,16 @@ in ascending order, and because a row that sees at most ``top_k`` keys is then 0
 scores, which need not be computed. Keys are counted from the row's first key, as in vLLM.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.indexer.arguments import check_top_k
+from nvfp4_kernels.indexer.arguments import check_top_k, refuse_keys
+from nvfp4_kernels.indexer.call import IndexerKeys, IndexerPagedKeys, ScoreCall
 from nvfp4_kernels.indexer.formats import format_of
-from nvfp4_kernels.indexer.kernels import (
-    SCORE_TOPK_KERNELS,
-    SCORE_TOPK_PAGED_KERNELS,
-    TOPK_KERNELS,
-)
-from nvfp4_kernels.indexer.score_arguments import check_logits, check_scored, check_scored_paged
+from nvfp4_kernels.indexer.kernels import SCORE_TOPK_KERNELS, TOPK_KERNELS
+from nvfp4_kernels.indexer.score_arguments import check_logits, check_scored
 
 
 def indexer_topk(
@@ -50,80 +49,42 @@ def indexer_topk(
 def indexer_score_topk(
     q: Tensor,
     q_scales: Tensor | None,
-    k: Tensor,
-    k_scales: Tensor | None,
+    keys: IndexerKeys | IndexerPagedKeys,
     weights: Tensor,
-    ks: Tensor,
-    ke: Tensor,
     top_k: int,
     fmt: str,
 ) -> tuple[Tensor, Tensor]:
     """Fused ``indexer_logits`` and ``indexer_topk``; the logits are not stored.
 
-    Keys are not read for queries that see at most ``top_k`` keys. On sm_100 candidates share shared
-    memory with queries and keys, so that two cases are refused: ``top_k`` ≥ 2433 with over 112
-    heads of 256 in bf16, and ``top_k`` ≥ 3457 with over 96 heads.
+    Neither keys nor pages are read for queries that see at most ``top_k`` keys. On sm_100
+    candidates share shared memory with queries and keys, so that two cases are refused: ``top_k`` ≥
+    2433 with over 112 heads of 256 in bf16, and ``top_k`` ≥ 3457 with over 96 heads.
 
     Args:
-        q: ``(T, H, D)`` in ``fmt``; see ``indexer_logits`` for all arguments but ``top_k``.
-        q_scales: scales of ``q``, or None.
-        k: ``(Tk, D)`` in ``fmt``.
-        k_scales: scales of ``k``; None for bf16.
-        weights: float32 ``(T, H)``.
-        ks: int32 ``(T,)``, first key that each query sees.
-        ke: int32 ``(T,)``, key after the last.
+        q: see ``indexer_logits``.
+        q_scales: see ``indexer_logits``.
+        keys: see ``indexer_logits``.
+        weights: see ``indexer_logits``.
         top_k: keys to select, 1 to 4096.
-        fmt: ``"nvfp4"``, ``"mxfp4"``, ``"fp8"`` or ``"bf16"``.
+        fmt: see ``indexer_logits``.
 
     Returns:
-        ``indices`` and ``valid``, indices counted from ``ks``; see the module.
+        ``indices`` and ``valid`` of T or ``B · next_n`` rows, indices counted from ``ks``, or from
+        the sequence's first key; see the module.
 
     Raises:
         InvalidArgument, NoKernelError: as ``indexer_logits``.
     """
-    return torch.ops.nvfp4.indexer_score_topk(q, q_scales, k, k_scales, weights, ks, ke, top_k, fmt)
-
-
-def indexer_score_topk_paged(
-    q: Tensor,
-    q_scales: Tensor | None,
-    cache: Tensor,
-    weights: Tensor,
-    context_lens: Tensor,
-    block_table: Tensor,
-    max_context_len: int,
-    top_k: int,
-    fmt: str,
-    block_size: int,
-) -> tuple[Tensor, Tensor]:
-    """Fused ``indexer_logits_paged`` and ``indexer_topk``; the logits are not stored.
-
-    Neither keys nor pages are read for queries that see at most ``top_k`` keys. A CUDA graph may
-    capture the call. On sm_100 the limits of ``indexer_score_topk`` apply.
-
-    Args:
-        q: ``(B, next_n, H, D)`` in ``fmt``; see ``indexer_logits_paged`` for all arguments but
-            ``top_k``.
-        q_scales: scales of ``q``, or None.
-        cache: uint8 ``(pages, page_bytes)``.
-        weights: float32 ``(B · next_n, H)``.
-        context_lens: int32 ``(B, next_n)``, keys that each query sees.
-        block_table: int32 ``(B, P)``, pages of each sequence.
-        max_context_len: upper bound on the contexts.
-        top_k: keys to select, 1 to 4096.
-        fmt: ``"nvfp4"``, ``"mxfp4"``, ``"fp8"`` or ``"bf16"``.
-        block_size: keys of a page.
-
-    Returns:
-        ``indices`` and ``valid`` of ``B · next_n`` rows; see the module.
-
-    Raises:
-        InvalidArgument, NoKernelError: as ``indexer_logits``.
-    """
-    return torch.ops.nvfp4.indexer_score_topk_paged(
-        q, q_scales, cache, weights, context_lens, block_table, max_context_len, top_k, fmt,
-        block_size,
-    )  # fmt: skip
+    ops = torch.ops.nvfp4
+    if isinstance(keys, IndexerPagedKeys):
+        cache, context_lens, *pages, block_size = keys
+        return ops.indexer_score_topk_paged(
+            q, q_scales, cache, weights, context_lens, *pages, top_k, fmt, block_size
+        )
+    if isinstance(keys, IndexerKeys):
+        k, k_scales, ks, ke = keys
+        return ops.indexer_score_topk(q, q_scales, k, k_scales, weights, ks, ke, top_k, fmt)
+    raise refuse_keys(keys)
 
 
 @torch.library.custom_op("nvfp4::indexer_topk", mutates_args=())
@@ -140,78 +101,47 @@ def _(logits: Tensor, lens: Tensor, top_k: int, starts: Tensor | None) -> tuple[
     return _new_result(logits, logits.shape[0], top_k)
 
 
-@torch.library.custom_op("nvfp4::indexer_score_topk", mutates_args=())
-def _score_topk(
-    q: Tensor,
-    q_scales: Tensor | None,
-    k: Tensor,
-    k_scales: Tensor | None,
-    weights: Tensor,
-    ks: Tensor,
-    ke: Tensor,
-    top_k: int,
-    fmt: str,
-) -> tuple[Tensor, Tensor]:
-    """Check the arguments of ``indexer_score_topk``, and run its kernel."""
-    known = format_of(fmt)
-    check_top_k(top_k)
-    tensors = q, q_scales, k, k_scales, weights, ks, ke
-    check_scored(*tensors, known)
-    kernel = SCORE_TOPK_KERNELS.select(q.device, known.name).load()
-    return kernel(*tensors, top_k, known)
+@torch.library.custom_op(
+    "nvfp4::indexer_score_topk",
+    mutates_args=(),
+    schema="(Tensor q, Tensor? q_scales, Tensor k, Tensor? k_scales, Tensor weights, Tensor ks, "
+    "Tensor ke, SymInt top_k, str fmt) -> (Tensor, Tensor)",
+)
+def _score_topk(*arguments: Any) -> tuple[Tensor, Tensor]:
+    q, q_scales, k, k_scales, weights, ks, ke, top_k, fmt = arguments
+    keys = IndexerKeys(k, k_scales, ks, ke)
+    return _run(ScoreCall(q, q_scales, keys, weights, format_of(fmt), top_k))
 
 
 @_score_topk.register_fake
-def _(
-    q: Tensor,
-    q_scales: Tensor | None,
-    k: Tensor,
-    k_scales: Tensor | None,
-    weights: Tensor,
-    ks: Tensor,
-    ke: Tensor,
-    top_k: int,
-    fmt: str,
-) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    *_, top_k, _ = rest
     return _new_result(q, q.shape[0], top_k)
 
 
-@torch.library.custom_op("nvfp4::indexer_score_topk_paged", mutates_args=())
-def _score_topk_paged(
-    q: Tensor,
-    q_scales: Tensor | None,
-    cache: Tensor,
-    weights: Tensor,
-    context_lens: Tensor,
-    block_table: Tensor,
-    max_context_len: int,
-    top_k: int,
-    fmt: str,
-    block_size: int,
-) -> tuple[Tensor, Tensor]:
-    """Check the arguments of ``indexer_score_topk_paged``, and run its kernel."""
-    known = format_of(fmt)
-    check_top_k(top_k)
-    tensors = q, q_scales, cache, weights, context_lens, block_table
-    check_scored_paged(*tensors, max_context_len, known, block_size, min_keys=top_k + 1)
-    kernel = SCORE_TOPK_PAGED_KERNELS.select(q.device, known.name).load()
-    return kernel(*tensors, max_context_len, top_k, known, block_size)
+@torch.library.custom_op(
+    "nvfp4::indexer_score_topk_paged",
+    mutates_args=(),
+    schema="(Tensor q, Tensor? q_scales, Tensor cache, Tensor weights, Tensor context_lens, "
+    "Tensor block_table, SymInt max_context_len, SymInt top_k, str fmt, SymInt block_size) "
+    "-> (Tensor, Tensor)",
+)
+def _score_topk_paged(*arguments: Any) -> tuple[Tensor, Tensor]:
+    q, q_scales, cache, weights, *pages, top_k, fmt, block_size = arguments
+    keys = IndexerPagedKeys._make((cache, *pages, block_size))
+    return _run(ScoreCall(q, q_scales, keys, weights, format_of(fmt), top_k))
 
 
 @_score_topk_paged.register_fake
-def _(
-    q: Tensor,
-    q_scales: Tensor | None,
-    cache: Tensor,
-    weights: Tensor,
-    context_lens: Tensor,
-    block_table: Tensor,
-    max_context_len: int,
-    top_k: int,
-    fmt: str,
-    block_size: int,
-) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    *_, top_k, _, _ = rest
     return _new_result(q, q.shape[0] * q.shape[1], top_k)
+
+
+def _run(call: ScoreCall) -> tuple[Tensor, Tensor]:
+    check_top_k(call.top_k)
+    check_scored(call)
+    return SCORE_TOPK_KERNELS.select(call.q.device, call.fmt.name).load()(call)
 
 
 def _new_result(like: Tensor, rows: int, top_k: int) -> tuple[Tensor, Tensor]:

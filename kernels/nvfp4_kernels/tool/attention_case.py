@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nvfp4_kernels import paged_attention
 from nvfp4_kernels.attention import reference
-from nvfp4_kernels.attention.scoring import Scoring
+from nvfp4_kernels.attention.call import PagedCall
 from nvfp4_kernels.tool.task import Figures, Machine, Mismatch
 
 # Relative to the largest value: BF16 rounds probabilities to 8 bits, E4M3 rounds queries, keys and
@@ -76,10 +76,10 @@ class AttentionCase:
 
     def expected(self, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Result of the reference."""
-        scoring = Scoring(self.head_dim**-0.5, True, self.window, self.soft_cap)
-        arguments: list[Any] = [given.get(name) for name in TENSORS]
-        arguments += [*self._longest(), scoring]
-        return reference.paged_attention(*arguments)
+        tensors: list[Any] = [given.get(name) for name in TENSORS]
+        scoring = None, True, self.window, self.soft_cap
+        call = PagedCall._make((*tensors, *self._longest(), *scoring, None, False, None))
+        return reference.paged_attention(call)
 
     def actual(self, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Result of the op."""

@@ -5,11 +5,12 @@ from typing import Any
 
 from torch import Tensor
 
+from nvfp4_kernels.indexer.call import ScoreCall
 from nvfp4_kernels.indexer.formats import Format
 from nvfp4_kernels.indexer.sm100.choose import ScoreProblem, choose_config
 from nvfp4_kernels.indexer.sm100.tile import ScoreTile
 from nvfp4_kernels.tool.forced_product_case import SECTION
-from nvfp4_kernels.tool.indexer_case import IndexerCase
+from nvfp4_kernels.tool.indexer_case import IndexerCase, keyed
 from nvfp4_kernels.tool.task import Figures, Machine
 
 
@@ -51,6 +52,6 @@ class ForcedScoresCase(IndexerCase):
 
     def actual(self, given: dict[str, Any], fmt: Format) -> Tensor:
         """Scores on this tile."""
-        from nvfp4_kernels.indexer.sm100.launch_logits import logits_paged
+        from nvfp4_kernels.indexer.sm100.launch_logits import logits
 
-        return logits_paged(**given, fmt=fmt, tile=self.tile)
+        return logits(ScoreCall(**keyed(given), fmt=fmt), self.tile)

@@ -9,14 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nvfp4_kernels import (
-    Static,
-    paged_attention,
-    paged_attention_quantized,
-    quantize,
-    rotary_attention,
-    rotary_store,
-)
+from nvfp4_kernels import Static, paged_attention, quantize, rotary_attention, rotary_store
 from nvfp4_kernels.attention.rotary_op import HeadRotation
 from nvfp4_kernels.tool.attention_case import AttentionCase
 from nvfp4_kernels.tool.product_case import compare_exact
@@ -85,8 +78,9 @@ class FusedAttentionCase:
         counters = torch.zeros(len(given["seq_lens"]) * cache.shape[1], device=q.device).int()
         options: dict[str, Any] = {**self._options, "counters": counters}
         if self.quantized:
-            options["input_scale"] = torch.tensor(INPUT_SCALE, device=q.device)
-            scales = quantize(q.flatten(1), Static(options["input_scale"]))[1].zero_()
+            input_scale = torch.tensor(INPUT_SCALE, device=q.device)
+            options["output"] = Static(input_scale)
+            scales = quantize(q.flatten(1), Static(input_scale))[1].zero_()
             options["out"] = (
                 q.new_empty((*q.shape[:-1], q.shape[-1] // 2), dtype=torch.uint8),
                 scales,
@@ -99,7 +93,7 @@ class FusedAttentionCase:
             rest: dict[str, Any] = {n: heads[n] for n in STORED}
             found = rotary_attention(**given, **rest, rotation=rotation, **options)
         elif self.quantized:
-            found = paged_attention_quantized(**given, **options)
+            found = paged_attention(**given, **options)
         else:
             values, lse = paged_attention(**given, **options)
             found = values, None, lse

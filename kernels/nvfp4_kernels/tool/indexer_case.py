@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nvfp4_kernels import indexer_logits, indexer_logits_paged
+from nvfp4_kernels import IndexerKeys, IndexerPagedKeys, indexer_logits
 from nvfp4_kernels.dispatch import Mode
 from nvfp4_kernels.indexer import reference
+from nvfp4_kernels.indexer.call import ScoreCall
 from nvfp4_kernels.indexer.formats import Format, format_of
 from nvfp4_kernels.tool.task import Figures, Machine, Mismatch
 
@@ -57,17 +58,15 @@ class IndexerCase:
         there: dict[str, Any] = {
             name: x.to(machine.device) if isinstance(x, Tensor) else x for name, x in given.items()
         }
-        formula = reference.logits_paged if self.page_size else reference.logits
-        expected = formula(**given, fmt=fmt)
+        expected = reference.logits(ScoreCall(**keyed(given), fmt=fmt))
         return _compare(self.actual(there, fmt).cpu(), expected, TOLERANCE * self.heads)
 
     def actual(self, given: dict[str, Any], fmt: Format) -> Tensor:
         """Scores of the op."""
-        op = indexer_logits_paged if self.page_size else indexer_logits
-        return op(**given, fmt=fmt.name)
+        return indexer_logits(**keyed(given), fmt=fmt.name)
 
     def tensors(self) -> dict[str, Any]:
-        """Arguments of the op, except for the format, on the CPU."""
+        """Arguments of the op, except for the format, on the CPU; see ``keyed``."""
         fmt, seeded = format_of(self.fmt), torch.Generator().manual_seed(0)
         rows = len(self.lengths) * self.next_n
         q = torch.randn(rows, self.heads, self.head_dim, generator=seeded).bfloat16()
@@ -126,6 +125,13 @@ class IndexerCase:
     def _missing(self) -> Tensor:
         """Keys of the sequence's last query that each of its queries does not see."""
         return torch.arange(self.next_n - 1, -1, -1)
+
+
+def keyed(given: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of an op that scores, with the arguments of the keys in one value."""
+    kind: Any = IndexerPagedKeys if "cache" in given else IndexerKeys
+    rest = {name: x for name, x in given.items() if name not in kind._fields}
+    return rest | {"keys": kind(**{name: given[name] for name in kind._fields})}
 
 
 def _compare(actual: Tensor, expected: Tensor, tolerance: float) -> Figures:

@@ -11,6 +11,7 @@ from torch import Tensor
 from nvfp4_kernels import rotary_store
 from nvfp4_kernels.precompile.model import PAGE_SIZE
 from nvfp4_kernels.rotary.store import reference
+from nvfp4_kernels.rotary.store.call import RotaryStoreCall
 from nvfp4_kernels.tool.limits import Work
 from nvfp4_kernels.tool.product_case import compare_exact
 from nvfp4_kernels.tool.task import Figures, Machine
@@ -69,8 +70,7 @@ class RotaryStoreCase:
         eps = EPS if self.norms else None
         expected = given["q"].new_empty(given["q"].shape)
         arguments: list[Any] = [given.get(name) for name in TENSORS]
-        arguments += [self.neox, eps]
-        reference.rotary_store(expected, *arguments)
+        reference.rotary_store(RotaryStoreCall._make((expected, *arguments, self.neox, eps)))
         actual = rotary_store(**moved, neox=self.neox, eps=eps)
         compare_exact(actual.cpu(), expected)
         stored = [x.cpu().view(torch.uint8) for x in (moved["kv_cache"], given["kv_cache"])]

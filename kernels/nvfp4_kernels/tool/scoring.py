@@ -108,9 +108,8 @@ def choose_scorer(shape: ScoreShape, sms: int = SMS) -> ScoreChoice:
 
 def scorer_spec(tile: ScoreTile, variant: Variant) -> KernelSpec:
     """Specification of a scoring kernel."""
-    op = "indexer_logits_paged" if variant.paged else "indexer_logits"
     target = "nvfp4_kernels.indexer.sm100.kernel:IndexerLogitsSm100"
-    return KernelSpec(op, target, (tile, variant))
+    return KernelSpec("indexer_logits", target, (tile, variant))
 
 
 def describe_scorer(tile: ScoreTile, variant: Variant) -> str:

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nvfp4_kernels import indexer_logits_paged
+from nvfp4_kernels import indexer_logits
 from nvfp4_kernels.tool.attention_case import AttentionCase
 from nvfp4_kernels.tool.forced_product_case import SECTION
-from nvfp4_kernels.tool.indexer_case import IndexerCase
+from nvfp4_kernels.tool.indexer_case import IndexerCase, keyed
 from nvfp4_kernels.tool.sparse_attention_case import SparseAttentionCase
 from nvfp4_kernels.tool.task import Figures, Machine, Mismatch
 
@@ -67,7 +67,7 @@ class SingleDimensionCase:
 
     def _result(self, given: dict[str, Any]) -> Tensor:
         if self.op == "indexer":
-            return indexer_logits_paged(**given, fmt="nvfp4")
+            return indexer_logits(**keyed(given), fmt="nvfp4")
         return self._attention.actual(given)[0]
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nvfp4_kernels import sparse_attention
 from nvfp4_kernels.attention import sparse_reference
-from nvfp4_kernels.attention.scoring import Scoring
+from nvfp4_kernels.attention.call import SparseCall
 from nvfp4_kernels.tool.attention_case import AttentionCase
 
 TENSORS = (
@@ -29,8 +29,8 @@ class SparseAttentionCase(AttentionCase):
 
     def expected(self, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
         arguments: list[Any] = [given.get(name) for name in TENSORS]
-        arguments.append(Scoring(self.head_dim**-0.5, False, None, self.soft_cap))
-        return sparse_reference.sparse_attention(*arguments)
+        call = SparseCall._make((*arguments, None, self.soft_cap, None))
+        return sparse_reference.sparse_attention(call)
 
     def actual(self, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
         return sparse_attention(**given, soft_cap=self.soft_cap)

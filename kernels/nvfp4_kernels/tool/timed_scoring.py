@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nvfp4_kernels import indexer_logits, indexer_logits_paged
+from nvfp4_kernels import IndexerKeys, IndexerPagedKeys, indexer_logits
 from nvfp4_kernels.indexer.formats import format_of
 from nvfp4_kernels.tool.scoring import (
     PAGE_SIZE,
@@ -77,9 +77,8 @@ class TimedScoring:
         by_sequence = (shape.sequences, shape.queries)
         q, q_scales = (None if x is None else x.unflatten(0, by_sequence) for x in vectors)
         assert q is not None
-        return lambda: indexer_logits_paged(
-            q, q_scales, cache, weights, lens, table, shape.keys, shape.fmt, PAGE_SIZE
-        )
+        keys = IndexerPagedKeys(cache, lens, table, shape.keys, PAGE_SIZE)
+        return lambda: indexer_logits(q, q_scales, keys, weights, shape.fmt)
 
     def _contiguous(self, device: torch.device) -> Callable[[], object]:
         """Call for contiguous keys."""
@@ -90,9 +89,8 @@ class TimedScoring:
         starts = torch.zeros_like(ends).int()
         assert q is not None
         assert k is not None
-        return lambda: indexer_logits(
-            q, q_scales, k, k_scales, weights, starts, ends.int(), shape.fmt
-        )
+        keys = IndexerKeys(k, k_scales, starts, ends.int())
+        return lambda: indexer_logits(q, q_scales, keys, weights, shape.fmt)
 
 
 def scoring_timings(section: str, quick: bool) -> list[TimedScoring]:

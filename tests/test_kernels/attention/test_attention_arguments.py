@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nvfp4_kernels import InvalidArgument, NoKernelError, attention, paged_attention
 from nvfp4_kernels.attention import op as attention_op
+from nvfp4_kernels.attention import paged_op
 from tests.test_kernels.attention.attention_cases import BF16, FP8, FP16, Case
 
 INT = torch.int32
@@ -178,13 +179,13 @@ def elsewhere(arguments: dict[str, Any], name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["kv_cache", "block_table", "seq_lens", "query_start", "sinks"])
 def test_paged_on_two_devices(name: str) -> None:
     with pytest.raises(InvalidArgument, match=f"{name}: is on meta, must be on cpu as q is"):
-        call(attention_op._paged_attention, elsewhere(PAGED, name))
+        call(paged_op._paged_attention, elsewhere(PAGED, name))
 
 
 @pytest.mark.parametrize("name", ["k_scale", "v_scale"])
 def test_scales_on_two_devices(name: str) -> None:
     with pytest.raises(InvalidArgument, match=f"{name}: is on meta, must be on cpu as q is"):
-        call(attention_op._paged_attention, elsewhere(PAGED | FP8_CACHE, name))
+        call(paged_op._paged_attention, elsewhere(PAGED | FP8_CACHE, name))
 
 
 @pytest.mark.parametrize("name", ["k", "v", "query_start", "key_start", "sinks"])
@@ -201,10 +202,10 @@ def test_dense_on_two_devices() -> None:
 def test_no_kernel() -> None:
     meta = {n: x.to("meta") if isinstance(x, Tensor) else x for n, x in PAGED.items()}
     with pytest.raises(NoKernelError, match="paged_attention: no float kernel for meta"):
-        call(attention_op._paged_attention, meta)
+        call(paged_op._paged_attention, meta)
     fp8 = {name: x.to("meta") for name, x in FP8_CACHE.items()}
     with pytest.raises(NoKernelError, match="paged_attention: no fp8_kv kernel for meta"):
-        call(attention_op._paged_attention, meta | fp8)
+        call(paged_op._paged_attention, meta | fp8)
     dense = {n: x.to("meta") if isinstance(x, Tensor) else x for n, x in DENSE.items()}
     with pytest.raises(NoKernelError, match="attention: no float kernel for meta"):
         call(attention_op._attention, dense)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvfp4_kernels import InvalidArgument, paged_attention, paged_attention_quantized
+from nvfp4_kernels import InvalidArgument, Static, paged_attention
 from nvfp4_kernels.attention.sm100.tile import AttentionTile
 from tests.emulator import EAGER
 from tests.test_kernels.attention.attention_cases import Case
@@ -52,7 +52,7 @@ def check(given: dict[str, Any], *, quantized: bool) -> None:
     counters = torch.zeros(len(given["seq_lens"]) * 2 + 1, dtype=torch.int32, device=q.device)
     op: Any = paged_attention
     if quantized:
-        op = partial(paged_attention_quantized, input_scale=torch.tensor(0.01, device=q.device))
+        op = partial(paged_attention, output=Static(torch.tensor(0.01, device=q.device)))
     expected = op(**given)
     for _ in range(2):  # the second call finds the counters as the first has left them
         found = op(**given, counters=counters)

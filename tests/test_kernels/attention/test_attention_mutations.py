@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.attention import reference
+from nvfp4_kernels.attention.call import PagedCall
 from nvfp4_kernels.attention.reference import KeyValues, Tile
 from nvfp4_kernels.attention.scoring import Scoring
 from tests.test_kernels.attention import test_attention
@@ -23,10 +24,10 @@ bias_of, paged_attention = reference._bias, reference.paged_attention
 def scored(**changes: Callable[[Scoring], Any]) -> Callable[..., tuple[Tensor, Tensor]]:
     """Mutant: the reference with another scoring."""
 
-    def mutant(*arguments: Any) -> tuple[Tensor, Tensor]:
-        *others, scoring = arguments[:6]
+    def mutant(*arguments: Any, **rest: Any) -> tuple[Tensor, Tensor]:
+        *others, scoring = arguments
         changed = replace(scoring, **{name: change(scoring) for name, change in changes.items()})
-        return attend(*others, changed, *arguments[6:])
+        return attend(*others, changed, **rest)
 
     return mutant
 
@@ -62,11 +63,10 @@ def top_left(starts: list[int], lengths: list[int], *rest: Any) -> Any:
 
 def paged(**changes: Callable[[dict[str, Any]], Any]) -> Callable[..., tuple[Tensor, Tensor]]:
     """Mutant: the reference with other arguments."""
-    names = paged_attention.__code__.co_varnames[: paged_attention.__code__.co_argcount]
 
-    def mutant(*arguments: Any) -> tuple[Tensor, Tensor]:
-        named = dict(zip(names, arguments, strict=True))
-        return paged_attention(**named | {n: change(named) for n, change in changes.items()})
+    def mutant(call: PagedCall) -> tuple[Tensor, Tensor]:
+        named = call._asdict()
+        return paged_attention(call._replace(**{n: c(named) for n, c in changes.items()}))
 
     return mutant
 
@@ -98,11 +98,13 @@ def no_rescaling(*arguments: Any) -> tuple[Tensor, Tensor]:
         return attend_tiles(*arguments)
 
 
-def heads_dealt_out(q: Tensor, key_values: KeyValues, *rest: Any) -> tuple[Tensor, Tensor]:
+def heads_dealt_out(
+    q: Tensor, key_values: KeyValues, *rest: Any, **more: Any
+) -> tuple[Tensor, Tensor]:
     """Mutant: query head h attends to key head h % Hkv."""
     heads = key_values.heads
     order = torch.arange(q.shape[1]).view(-1, heads).T.flatten()
-    out, lse = attend(q[:, order], key_values, *rest)
+    out, lse = attend(q[:, order], key_values, *rest, **more)
     back = order.argsort()
     return out[:, back], lse[:, back]
 

@@ -1,4 +1,4 @@
-"""``paged_attention_quantized``: bit-identical to ``paged_attention`` followed by ``quantize``."""
+"""``paged_attention`` with an NVFP4 result: bit-identical to the 16-bit result quantised."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,13 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvfp4_kernels import (
-    InvalidArgument,
-    Static,
-    paged_attention,
-    paged_attention_quantized,
-    quantize,
-)
+from nvfp4_kernels import InvalidArgument, PerToken, Static, paged_attention, quantize
 from nvfp4_kernels.attention.sm100.tile import AttentionTile
 from nvfp4_kernels.formats.nvfp4 import from_blocked, global_scale_of
 from nvfp4_kernels.formats.nvfp4_rows import new_nvfp4_rows
@@ -22,6 +16,7 @@ from tests.test_kernels.attention.attention_sm100 import Chosen
 from tests.test_kernels.compilation import check_op
 
 FP16 = torch.float16
+ONE = torch.tensor(1.0)
 SM100 = pytest.mark.arch("sm_100")
 ONE_SCHEDULE = pytest.mark.schedules("random 1")
 
@@ -65,8 +60,8 @@ def check(given: dict[str, Any], first_row: int = 0) -> None:
     _, whole = new_nvfp4_rows(q.new_empty((first_row + rows + 140, *q.shape[1:])))
     whole.view(torch.uint8).fill_(0x7F)
     memory = new_nvfp4_rows(q)[0], whole
-    got, got_scales, got_lse = paged_attention_quantized(
-        **given, input_scale=scale, out=memory, first_row=first_row
+    got, got_scales, got_lse = paged_attention(
+        **given, output=Static(scale), out=memory, first_row=first_row
     )
     assert got.cpu().flatten(1).equal(data.cpu())
     assert got_lse.equal(lse)
@@ -87,7 +82,7 @@ def test_reference(case: Case, first_row: int) -> None:
 def test_new_memory() -> None:
     given = DECODE.problem().paged()
     scale = torch.tensor(0.01)
-    data, scales, _ = paged_attention_quantized(**given, input_scale=scale)
+    data, scales, _ = paged_attention(**given, output=Static(scale))
     expected, expected_scales = quantize(paged_attention(**given)[0].flatten(1), Static(scale))
     assert data.flatten(1).equal(expected)
     assert scales.shape == expected_scales.shape
@@ -157,7 +152,32 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
     "rows": (lambda g: {"out": new_nvfp4_rows(g["q"][:2])}, "out: shape"),
     "scales": (lambda _: {"first_row": 126}, "out_scales: shape .* must be .2, 8, 32, 16. for"),
     "first_row": (lambda _: {"first_row": -1}, "first_row: is -1"),
-    "input_scale": (lambda _: {"input_scale": torch.ones(4)}, "input_scale: shape"),
+    "scale's shape": (lambda _: {"output": Static(torch.ones(4))}, "output.global_scale: shape"),
+    "scale's dtype": (
+        lambda _: {"output": Static(torch.tensor(1, dtype=FP16))},
+        "output.global_scale: dtype is float16, must be float32",
+    ),
+    "scale's type": (
+        lambda _: {"output": Static(0.01)},
+        "output.global_scale: is float, must be a tensor",
+    ),
+    "terms": (lambda g: {"output": g["output"]._replace(terms=2)}, "output.terms: is 2, must be 1"),
+    "a tensor": (
+        lambda _: {"output": ONE},
+        r"output: is a Tensor, must be None or Static\(global_scale\)",
+    ),
+    "a scale per token": (
+        lambda _: {"output": PerToken()},
+        r"output: is a PerToken, must be None or Static\(global_scale\)",
+    ),
+    "16-bit, a pair": (
+        lambda g: {"output": None, "out": new_nvfp4_rows(g["q"])},
+        "out: is a pair of tensors, must be one tensor",
+    ),
+    "16-bit, first_row": (
+        lambda _: {"output": None, "first_row": 3},
+        "first_row: is 3, must be 0 for",
+    ),
     "strides": (
         lambda g: {
             "out": (new_nvfp4_rows(g["q"])[0].mT.contiguous().mT, new_nvfp4_rows(g["q"])[1])
@@ -170,21 +190,21 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_refused(name: str) -> None:
     change, message = CHANGES[name]
-    given = DECODE.problem().paged() | {"input_scale": torch.tensor(0.01)}
+    given = DECODE.problem().paged() | {"output": Static(ONE)}
     with pytest.raises(InvalidArgument, match=message):
-        paged_attention_quantized(**given | change(given))
+        paged_attention(**given | change(given))
 
 
 def test_pair() -> None:
-    given = DECODE.problem().paged() | {"input_scale": torch.tensor(0.01)}
+    given = DECODE.problem().paged() | {"output": Static(ONE)}
     with pytest.raises(InvalidArgument, match="out: is int, must be a pair of tensors"):
-        paged_attention_quantized(**given, out=7)
+        paged_attention(**given, out=7)
 
 
 def test_no_rows() -> None:
     given = DECODE.problem().paged()
     nobody = {"query_start": torch.zeros_like(given["query_start"]), "q": given["q"][:0]}
-    out, _, lse = paged_attention_quantized(**given | nobody, input_scale=torch.tensor(0.01))
+    out, _, lse = paged_attention(**given | nobody, output=Static(ONE))
     assert (len(out), len(lse)) == (0, 0)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from nvfp4_kernels import paged_attention, paged_attention_quantized
+from nvfp4_kernels import Static, paged_attention
 from nvfp4_kernels.attention.sm100.tile import AttentionTile
 from tests.emulator import EAGER
 from tests.emulator.instructions import cluster
@@ -83,7 +83,7 @@ def check(given: dict[str, Any], *some: int, quantized: bool = False) -> None:
     op: Any = paged_attention
     if quantized:
         scale = torch.tensor(0.01, device=given["q"].device)
-        op = partial(paged_attention_quantized, input_scale=scale)
+        op = partial(paged_attention, output=Static(scale))
     with each_its_own():
         expected = op(**given)
     for sms in some:
@@ -153,10 +153,10 @@ MISTAKES = {
         KERNEL.with_result(SCHEDULER, "after", lambda b: b._replace(tails=b.tails * 0)), ANYTHING
     ),
     "the board is written while it is read": Mistake(
-        KERNEL.replaced("work_board:WorkBoard", "wait_read", nothing), ANYTHING
+        KERNEL.replaced("work_tile_broadcast:WorkTileBroadcast", "wait_read", nothing), ANYTHING
     ),
     "the response is read before it is there": Mistake(
-        KERNEL.replaced("launch_control", "wait", nothing), ANYTHING
+        KERNEL.replaced("clc_response", "wait", nothing), ANYTHING
     ),
     "queries come while others are read": Mistake(
         KERNEL.replaced("query_copier", "wait", nothing), ANYTHING

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from nvfp4_kernels import paged_attention, paged_attention_quantized
+from nvfp4_kernels import Static, paged_attention
 from nvfp4_kernels.attention.sm100.tile import AttentionTile
 from tests.emulator import EAGER
 from tests.test_kernels.attention.attention_cases import Case
@@ -52,7 +52,7 @@ def check(given: dict[str, Any], sms: int, *, quantized: bool = False) -> None:
     device = given["q"].device
     op: Any = paged_attention
     if quantized:
-        op = partial(paged_attention_quantized, input_scale=torch.tensor(0.01, device=device))
+        op = partial(paged_attention, output=Static(torch.tensor(0.01, device=device)))
     expected = op(**given)
     counters = torch.zeros(2 * len(given["seq_lens"]), dtype=torch.int32, device=device)
     with pytest.MonkeyPatch.context() as patch:

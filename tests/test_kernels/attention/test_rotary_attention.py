@@ -12,9 +12,9 @@ from torch import Tensor
 from nvfp4_kernels import (
     HeadRotation,
     InvalidArgument,
+    Static,
     attention,
     paged_attention,
-    paged_attention_quantized,
     rotary_attention,
     rotary_store,
 )
@@ -106,12 +106,12 @@ def check(
     )  # fmt: skip
     q = given["q"]
     scale = torch.tensor(SCALE, device=q.device) if quantized else None
-    op: Any = partial(paged_attention_quantized, input_scale=scale) if quantized else None
-    expected = (op or paged_attention)(**rest | {"q": rotated, "kv_cache": stored})
+    output = None if scale is None else Static(scale)
+    expected: Any = paged_attention(**rest | {"q": rotated, "kv_cache": stored}, output=output)
     more: dict[str, Any] = {}
     if counted:
         more["counters"] = torch.zeros(64, dtype=torch.int32, device=q.device)
-    found, scales, lse = rotary_attention(**given, input_scale=scale, **more, settled=settled)
+    found, scales, lse = rotary_attention(**given, output=output, **more, settled=settled)
     assert torch.equal(found.cpu(), expected[0].cpu())
     assert torch.equal(lse.cpu(), expected[-1].cpu())
     assert torch.equal(cache.cpu().view(torch.uint8), stored.cpu().view(torch.uint8))
@@ -197,8 +197,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "positions: of sequence 1 are .127, 128, 130., must be those of its last keys",
     ),
     "a pair": (
-        {"out": (torch.empty(1), torch.empty(1))}, "input_scale: must be given exactly where"
+        {"out": (torch.empty(1), torch.empty(1))}, "out: is a pair of tensors, must be one tensor"
     ),
+    "no pair": (
+        {"out": torch.empty(1), "output": Static(torch.tensor(SCALE))},
+        "out: is Tensor, must be a pair of tensors",
+    ),
+    "output": ({"output": torch.tensor(SCALE)}, "output: is a Tensor, must be None or Static"),
+    "terms": ({"output": Static(torch.tensor(SCALE), 2)}, "output.terms: is 2, must be 1"),
+    "first_row": ({"first_row": 1}, "first_row: is 1, must be 0"),
     "out": ({"out": torch.empty(1)}, "out: dtype is float32"),
     "table": ({"rotation": HeadRotation(torch.empty(4, 65))}, "cos_sin_cache"),
     "counters": ({"counters": torch.zeros(1, dtype=torch.int32)}, "counters: has 1 elements"),

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nvfp4_kernels import (
-    indexer_score_topk_paged,
+    IndexerPagedKeys,
+    indexer_score_topk,
     indexer_store_k,
     merge_segments,
     paged_attention,
@@ -138,9 +139,9 @@ def test_lists_of_the_indexer() -> None:
     indexer_store_k(keys, cache, torch.tensor(slots), "bf16", block_size)
     q, weights = torch.randn(3, 1, 4, 32).to(BF16), torch.randn(3, 4)
     lens = torch.tensor(lengths, dtype=torch.int32).view(3, 1)
-    indices, valid = indexer_score_topk_paged(
-        q, None, cache, weights, lens, table.where(table < len(cache), 0), 80, k, "bf16", block_size
-    )
+    pages = table.where(table < len(cache), 0)
+    keys_in_pages = IndexerPagedKeys(cache, lens, pages, 80, block_size)
+    indices, valid = indexer_score_topk(q, None, keys_in_pages, weights, k, "bf16")
     assert valid.tolist() == [20, 9, 20]
     lists = tuple(tuple(row[:n]) for row, n in zip(indices.tolist(), valid.tolist(), strict=True))
     found = sparse_attention(**arguments | {"indices": indices, "lens": valid})

@@ -9,14 +9,11 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.attention import sparse_reference
+from nvfp4_kernels.attention.call import SparseCall
 from tests.test_kernels.attention import test_sparse_attention
 from tests.test_kernels.attention.sparse_cases import CASES, LARGE_CASES
 from tests.test_kernels.mistakes import check_noticed
 
-NAMES = (
-    *("q", "kv_cache", "indices", "lens", "block_table", "query_start", "sinks"),
-    *("k_scale", "v_scale", "scoring", "out"),
-)
 sparse_attention = sparse_reference.sparse_attention
 Arguments = dict[str, Any]
 
@@ -24,11 +21,11 @@ Arguments = dict[str, Any]
 def given(**changes: Callable[[Arguments], Any]) -> Callable[..., Any]:
     """Mutant: the reference with other arguments; invalid page indices wrap to valid pages."""
 
-    def mutant(*arguments: Any) -> Any:
-        named = dict(zip(NAMES, arguments, strict=True))
+    def mutant(call: SparseCall) -> Any:
+        named = call._asdict()
         named |= {name: change(named) for name, change in changes.items()}
         named["block_table"] = named["block_table"] % len(named["kv_cache"])
-        return sparse_attention(**named)
+        return sparse_attention(SparseCall(**named))
 
     return mutant
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from nvfp4_kernels import indexer_logits
 from nvfp4_kernels.precompile.attention_sm90 import decode_kernels
 from nvfp4_kernels.precompile.attention_sm100 import attention_kernels
 from nvfp4_kernels.precompile.linear_sm90 import weight_only_kernels
@@ -26,7 +25,7 @@ from tests import devices
 from tests.emulator import EAGER
 from tests.test_kernels.chains import stages_sm90, stages_sm100
 from tests.test_kernels.chains.stage import loading
-from tests.test_kernels.indexer.indexer_cases import Case
+from tests.test_kernels.indexer.indexer_cases import Case, run_logits
 from tests.test_kernels.indexer.indexer_oracle import FORMATS
 
 TABLE = Path(__file__).parents[2] / "emulator" / "INSTRUCTIONS.md"
@@ -101,7 +100,7 @@ def _launched(arch: str) -> Iterator[tuple[str, str]]:
         yield from ((stage.name, text) for text in loaded)
     for fmt in FORMATS if arch == "sm_100" else ():
         with devices.emulated_ops(EAGER, arch) as gpu, loading(gpu, {}) as loaded:
-            indexer_logits(**Case(((20,), (20,)), heads=4).problem(fmt).contiguous())
+            run_logits(**Case(((20,), (20,)), heads=4).problem(fmt).contiguous())
         yield from ((f"indexer_logits, {fmt}", text) for text in loaded)
 
 

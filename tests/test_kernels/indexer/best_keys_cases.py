@@ -10,13 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nvfp4_kernels import indexer_score_topk, indexer_score_topk_paged
 from nvfp4_kernels.indexer.sm100.best_keys.choose import Choice
 from nvfp4_kernels.indexer.sm100.best_keys.tile import Selection
 from nvfp4_kernels.indexer.sm100.choose import ScoreProblem
 from nvfp4_kernels.indexer.sm100.tile import ScoreTile
 from tests.test_kernels.indexer import topk_cases
-from tests.test_kernels.indexer.indexer_cases import Case, Problem
+from tests.test_kernels.indexer.indexer_cases import Case, Problem, run_score_topk
 from tests.test_kernels.indexer.indexer_oracle import Stored
 from tests.test_kernels.indexer.indexer_sm100 import on
 from tests.test_kernels.oracle import Float64, float64
@@ -103,7 +102,7 @@ def run_paged(problem: Problem, device: torch.device, **changed: Any) -> None:
     top_k = problem.case.top_k
     arguments = on(device, problem.paged() | changed)
     with np.errstate(invalid="ignore"):
-        check(indexer_score_topk_paged(**arguments, top_k=top_k), problem.expected(), top_k)
+        check(run_score_topk(**arguments, top_k=top_k), problem.expected(), top_k)
 
 
 def run_contiguous(problem: Problem, device: torch.device) -> None:
@@ -111,4 +110,4 @@ def run_contiguous(problem: Problem, device: torch.device) -> None:
     top_k = problem.case.top_k
     arguments = on(device, problem.contiguous())
     with np.errstate(invalid="ignore"):
-        check(indexer_score_topk(**arguments, top_k=top_k), problem.expected(), top_k)
+        check(run_score_topk(**arguments, top_k=top_k), problem.expected(), top_k)

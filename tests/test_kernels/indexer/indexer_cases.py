@@ -7,6 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nvfp4_kernels import (
+    IndexerKeys,
+    IndexerPagedKeys,
+    indexer_logits,
+    indexer_score_topk,
+)
 from tests.test_kernels.indexer.indexer_oracle import (
     KEY_BYTES,
     Stored,
@@ -71,7 +77,7 @@ class Problem:
         return [padded(best(row, top_k), top_k) for row in self.expected()]
 
     def paged(self, unused: int = 0xFF, gap: int = 0) -> dict[str, Any]:
-        """Arguments of ``indexer_logits_paged``.
+        """Arguments of ``indexer_logits`` with paged keys, flat; see ``keyed``.
 
         Args:
             unused: byte that fills cache slots without a key; 0xFF is NaN in every format.
@@ -101,7 +107,7 @@ class Problem:
         }
 
     def contiguous(self) -> dict[str, Any]:
-        """Arguments of ``indexer_logits``: the keys of all sequences, concatenated."""
+        """Arguments of ``indexer_logits``, flat: the keys of all sequences, concatenated."""
         counts = [len(keys.values) for keys in self.keys]
         starts = [sum(counts[: row // self.case.next_n]) for row in range(len(self.lens))]
         ends = [start + length for start, length in zip(starts, self.lens, strict=True)]
@@ -118,6 +124,23 @@ class Problem:
             "ke": torch.tensor(ends, dtype=torch.int32),
             "fmt": self.fmt,
         }
+
+
+def keyed(given: dict[str, Any]) -> dict[str, Any]:
+    """Arguments with those of the keys in one value."""
+    kind: Any = IndexerPagedKeys if "cache" in given else IndexerKeys
+    rest = {name: x for name, x in given.items() if name not in kind._fields}
+    return rest | {"keys": kind(**{name: given[name] for name in kind._fields})}
+
+
+def run_logits(**given: Any) -> Tensor:
+    """Call ``indexer_logits`` with flat arguments."""
+    return indexer_logits(**keyed(given))
+
+
+def run_score_topk(**given: Any) -> tuple[Tensor, Tensor]:
+    """Call ``indexer_score_topk`` with flat arguments."""
+    return indexer_score_topk(**keyed(given))
 
 
 def joined(parts: list[Tensor]) -> Tensor:

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvfp4_kernels import indexer_logits, indexer_logits_paged
 from nvfp4_kernels.indexer.sm100.choose import ScoreProblem
 from nvfp4_kernels.indexer.sm100.tile import ScoreTile
-from tests.test_kernels.indexer.indexer_cases import Problem
+from tests.test_kernels.indexer.indexer_cases import Problem, run_logits
 
 
 def on(device: torch.device, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -31,7 +30,7 @@ def check(found: Tensor, problem: Problem, firsts: list[int] | None = None) -> N
 
 def run_paged(problem: Problem, device: torch.device, **changed: Any) -> Tensor:
     """Run a problem with paged keys; return the scores, compared."""
-    found = indexer_logits_paged(**on(device, problem.paged(**changed)))
+    found = run_logits(**on(device, problem.paged(**changed)))
     check(found, problem)
     return found
 
@@ -39,7 +38,7 @@ def run_paged(problem: Problem, device: torch.device, **changed: Any) -> Tensor:
 def run_contiguous(problem: Problem, device: torch.device) -> Tensor:
     """Run a problem with contiguous keys; return the scores, compared."""
     arguments = problem.contiguous()
-    found = indexer_logits(**on(device, arguments))
+    found = run_logits(**on(device, arguments))
     check(found, problem, arguments["ks"].tolist())
     return found
 

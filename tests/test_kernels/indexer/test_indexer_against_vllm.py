@@ -6,7 +6,8 @@ from torch import Tensor
 from vllm import _custom_ops as vllm_ops
 
 from nvfp4_kernels import (
-    indexer_logits_paged,
+    IndexerPagedKeys,
+    indexer_logits,
     indexer_quantize_q,
     indexer_store_k,
     indexer_topk,
@@ -88,9 +89,8 @@ def test_scores(heads: int) -> None:
     data, folded = quantize_q(q, weights)
     arguments = (cache, folded, lens, table, BLOCK_SIZE, 256)
     theirs = vllm_ops.fp8_paged_mqa_logits_cpu(data, *arguments)
-    ours = indexer_logits_paged(
-        data.unsqueeze(1), None, cache, folded, lens.unsqueeze(1), table, 256, "fp8", BLOCK_SIZE
-    )
+    pages = IndexerPagedKeys(cache, lens.unsqueeze(1), table, 256, BLOCK_SIZE)
+    ours = indexer_logits(data.unsqueeze(1), None, pages, folded, "fp8")
     keys, scales = indexer_quantize_q(k.unsqueeze(1), "fp8")
     assert scales is not None
     values = keys.squeeze(1).float() * scales

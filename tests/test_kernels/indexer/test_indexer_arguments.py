@@ -12,15 +12,13 @@ from nvfp4_kernels import (
     NoKernelError,
     indexer_gather_k,
     indexer_logits,
-    indexer_logits_paged,
     indexer_quantize_q,
     indexer_score_topk,
-    indexer_score_topk_paged,
     indexer_store_k,
     indexer_topk,
 )
 from nvfp4_kernels.indexer import cache_op, score_op, topk_op
-from tests.test_kernels.indexer.indexer_cases import CASES
+from tests.test_kernels.indexer.indexer_cases import CASES, run_logits, run_score_topk
 from tests.test_kernels.indexer.indexer_oracle import FORMATS
 
 BF16, INT = torch.bfloat16, torch.int32
@@ -89,10 +87,10 @@ GLOBAL_SCALES = [
         (indexer_quantize_q, QUANTIZE),
         (indexer_store_k, STORE),
         (indexer_gather_k, GATHER),
-        (indexer_logits, DENSE),
-        (indexer_logits_paged, PAGED),
-        (indexer_score_topk, DENSE | {"top_k": 2}),
-        (indexer_score_topk_paged, PAGED | {"top_k": 2}),
+        (run_logits, DENSE),
+        (run_logits, PAGED),
+        (run_score_topk, DENSE | {"top_k": 2}),
+        (run_score_topk, PAGED | {"top_k": 2}),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -253,9 +251,9 @@ OPERANDS = [
     ],
     ids=named,
 )
-@pytest.mark.parametrize("op", [indexer_logits, indexer_score_topk])
+@pytest.mark.parametrize("op", [run_logits, run_score_topk])
 def test_refused_with_keys(op: Callable[..., Any], changed: dict[str, Any], message: str) -> None:
-    more = {"top_k": 2} if op is indexer_score_topk else {}
+    more = {"top_k": 2} if op is run_score_topk else {}
     refused(op, DENSE | more | changed, message)
 
 
@@ -275,7 +273,7 @@ def test_refused_with_keys(op: Callable[..., Any], changed: dict[str, Any], mess
     ids=["fp8 keys", "fp8 queries", "bf16 queries", "bf16 keys", "mxfp4", "bf16"],
 )
 def test_refused_of_a_format(given: dict[str, Any], message: str) -> None:
-    refused(indexer_logits, given, message)
+    refused(run_logits, given, message)
 
 
 @pytest.mark.parametrize(
@@ -303,16 +301,24 @@ def test_refused_of_a_format(given: dict[str, Any], message: str) -> None:
     ],
     ids=named,
 )
-@pytest.mark.parametrize("op", [indexer_logits_paged, indexer_score_topk_paged])
+@pytest.mark.parametrize("op", [run_logits, run_score_topk])
 def test_refused_with_pages(op: Callable[..., Any], changed: dict[str, Any], message: str) -> None:
-    more = {"top_k": 2} if op is indexer_score_topk_paged else {}
+    more = {"top_k": 2} if op is run_score_topk else {}
     refused(op, PAGED | more | changed, message)
+
+
+@pytest.mark.parametrize("keys", [K, None, (K, DENSE["k_scales"], DENSE["ks"], DENSE["ke"])])
+def test_refused_keys(keys: Any) -> None:
+    message = rf"keys: is {type(keys).__name__}, must be IndexerKeys\(.*\) or IndexerPagedKeys\("
+    for op, more in ((indexer_logits, {}), (indexer_score_topk, {"top_k": 2})):
+        given = {name: DENSE[name] for name in ("q", "q_scales", "weights", "fmt")}
+        refused(op, given | more | {"keys": keys}, message)
 
 
 @pytest.mark.parametrize("top_k", [0, -1, 4097])
 @pytest.mark.parametrize(
     ("op", "arguments"),
-    [(indexer_topk, TOPK), (indexer_score_topk, DENSE), (indexer_score_topk_paged, PAGED)],
+    [(indexer_topk, TOPK), (run_score_topk, DENSE), (run_score_topk, PAGED)],
     ids=["logits", "keys", "pages"],
 )
 def test_refused_top_k(op: Callable[..., Any], arguments: dict[str, Any], top_k: int) -> None:

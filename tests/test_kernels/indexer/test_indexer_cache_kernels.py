@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nvfp4_kernels import indexer_gather_k, indexer_quantize_q, indexer_store_k
 from nvfp4_kernels.devices import standing_in
+from nvfp4_kernels.indexer.call import GatherCall
 from nvfp4_kernels.indexer.formats import Format, format_of
 from nvfp4_kernels.indexer.vectors.layout import alignment
 from tests import devices
@@ -180,10 +181,10 @@ def test_store_and_gather(
 
     kept = [min(length, 4 * block_size) for length in lengths]
     starts = torch.tensor([0, kept[0], kept[0], sum(kept)], dtype=torch.int32)
-    arguments = sum(kept), head_dim
-    wanted = reference.gather_k(
-        pages_of(expected, gap), table, starts, *arguments, known, block_size
+    call = GatherCall(
+        pages_of(expected, gap), table, starts, sum(kept), head_dim, known, block_size
     )
+    wanted = reference.gather_k(call)
     data, scales = indexer_gather_k(
         pages_of(ours, gap), table.to(op_device), starts.to(op_device), sum(kept) + 2, head_dim,
         fmt, block_size,

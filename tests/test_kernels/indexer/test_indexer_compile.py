@@ -7,19 +7,18 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels import (
+    IndexerKeys,
     indexer_gather_k,
     indexer_logits,
-    indexer_logits_paged,
     indexer_quantize_q,
     indexer_score_topk,
-    indexer_score_topk_paged,
     indexer_store_k,
     indexer_topk,
 )
 from nvfp4_kernels.dispatch import KernelTable
 from nvfp4_kernels.indexer import kernels as config
 from tests.test_kernels.compilation import check_compiled, check_op
-from tests.test_kernels.indexer.indexer_cases import Case
+from tests.test_kernels.indexer.indexer_cases import Case, run_logits, run_score_topk
 from tests.test_kernels.indexer.indexer_oracle import FORMATS
 
 FMTS = pytest.mark.parametrize("fmt", FORMATS)
@@ -45,7 +44,7 @@ def test_every_op_has_a_reference_on_cpu(table: KernelTable) -> None:
         special = "" if mode == "float" else f"_{mode}"
         assert kernel.label == f"nvfp4_{table.op}{special}/reference (cpu)"
         assert callable(kernel.load())
-    assert len(TABLES) == 8
+    assert len(TABLES) == 6
 
 
 @FMTS
@@ -86,9 +85,10 @@ def test_compiled_prefill(fmt: str) -> None:
         starts = torch.tensor([0, 64], dtype=torch.int32)
         keys, key_scales = indexer_gather_k(cache, table, starts, 64, 64, fmt, 16)
         weights = torch.ones(q.shape[:2])
-        operands = data, scales, keys, key_scales, weights, torch.zeros_like(ke), ke
-        logits = indexer_logits(*operands, fmt)
-        return *indexer_topk(logits, ke, 5), *indexer_score_topk(*operands, 5, fmt)
+        seen = IndexerKeys(keys, key_scales, torch.zeros_like(ke), ke)
+        logits = indexer_logits(data, scales, seen, weights, fmt)
+        chosen = indexer_score_topk(data, scales, seen, weights, 5, fmt)
+        return *indexer_topk(logits, ke, 5), *chosen
 
     calls: list[Any] = []
     for tokens in (5, 9):
@@ -102,8 +102,8 @@ def test_compiled_prefill(fmt: str) -> None:
 @FMTS
 def test_compiled_decode(fmt: str) -> None:
     def decode(**arguments: Any) -> Any:
-        logits = indexer_logits_paged(**arguments)
-        return logits, *indexer_score_topk_paged(**arguments, top_k=8)
+        logits = run_logits(**arguments)
+        return logits, *run_score_topk(**arguments, top_k=8)
 
     check_compiled(decode, [((), paged) for _, paged in problems(fmt)], graphs=1)
 

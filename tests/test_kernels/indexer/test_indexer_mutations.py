@@ -11,18 +11,19 @@ from torch import Tensor
 
 from nvfp4_kernels.formats import nvfp4
 from nvfp4_kernels.indexer import formats, reference
+from nvfp4_kernels.indexer.call import IndexerPagedKeys, ScoreCall
 from tests.test_kernels.indexer import test_indexer_cache as cache_tests
 from tests.test_kernels.indexer import test_indexer_scores as score_tests
 from tests.test_kernels.indexer import test_indexer_topk as topk_tests
 from tests.test_kernels.indexer.test_indexer_topk import INF, NAN
 from tests.test_kernels.mistakes import check_noticed
 
-PAGED = reference.PagedKeys
+PAGED = reference.SequencePages
 best, seen, parts, products = (
     reference._best, reference._seen, reference._parts, reference._products
 )  # fmt: skip
 decode, quantize, store_k = reference.decode, reference.quantize, reference.store_k
-paged, stored, score_topk = reference._paged, PAGED.stored, reference._score_topk
+paged, stored = reference._paged, PAGED.stored
 encode_e2m1, decode_e2m1, exponent = formats.encode_e2m1, formats.decode_e2m1, formats._exponent
 
 Test = Callable[[], None]
@@ -66,17 +67,17 @@ def of_keys(
     return mutant
 
 
-def scale_of_the_neighbour_key(keys: reference.PagedKeys, first: int, count: int) -> Any:
+def scale_of_the_neighbour_key(keys: reference.SequencePages, first: int, count: int) -> Any:
     data, scales = stored(keys, first, count)
     return data, None if scales is None else rolled(scales, 0)
 
 
-def pages_in_a_row(keys: reference.PagedKeys, first: int, count: int) -> Any:
+def pages_in_a_row(keys: reference.SequencePages, first: int, count: int) -> Any:
     table = (keys.table[0] + torch.arange(len(keys.table))) % len(keys.cache)
     return stored(replace(keys, table=table), first, count)
 
 
-def from_the_start_of_a_page(keys: reference.PagedKeys, first: int, count: int) -> Any:
+def from_the_start_of_a_page(keys: reference.SequencePages, first: int, count: int) -> Any:
     return stored(keys, first // keys.block_size * keys.block_size, count)
 
 
@@ -123,10 +124,10 @@ def relu_of_the_sum(*arguments: Any) -> Tensor:
     return no_relu(*arguments).relu()
 
 
-def length_of_the_first(*arguments: Any) -> reference.Queries:
-    tensors, others = arguments[:6], arguments[6:]
-    lens = tensors[4][:, :1].expand_as(tensors[4]).contiguous()
-    return paged(*tensors[:4], lens, tensors[5], *others)
+def length_of_the_first(call: ScoreCall, keys: IndexerPagedKeys) -> reference.Queries:
+    lens = keys.context_lens
+    first = lens[:, :1].expand_as(lens).contiguous()
+    return paged(call, keys._replace(context_lens=first))
 
 
 def last_slot_for_none(k: Tensor, cache: Tensor, slot_mapping: Tensor, *rest: Any) -> None:

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from nvfp4_kernels import indexer_logits
 from nvfp4_kernels.indexer.sm100.tile import ScoreTile
 from tests.test_kernels import mistakes
-from tests.test_kernels.indexer.indexer_cases import Case, Problem
+from tests.test_kernels.indexer.indexer_cases import Case, Problem, run_logits
 from tests.test_kernels.indexer.indexer_sm100 import Chosen, run_paged
 from tests.test_kernels.mistakes import (
     ANYTHING,
@@ -191,8 +190,8 @@ def test_nothing_to_catch(chosen: Chosen) -> None:
 def twice() -> None:
     """Launch two scorings; the second one's weights are the first one's scores."""
     arguments = Case(((20,), (20,)), heads=40).problem("nvfp4").contiguous()
-    scores = indexer_logits(**arguments)
-    indexer_logits(**arguments | {"weights": scores})
+    scores = run_logits(**arguments)
+    run_logits(**arguments | {"weights": scores})
 
 
 def test_the_kernel_waits_for_the_one_before() -> None:

@@ -1,4 +1,4 @@
-"""``indexer_score_topk`` and ``indexer_score_topk_paged`` on sm_100, against the oracle.
+"""``indexer_score_topk`` on sm_100, against the oracle.
 
 On the grid every float32 sum is exact, so that ties are ties and top-k is unique.
 """
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from nvfp4_kernels import InvalidArgument, indexer_score_topk, indexer_score_topk_paged
+from nvfp4_kernels import InvalidArgument
 from nvfp4_kernels.indexer.sm100.tile import ScoreTile
 from tests import devices
 from tests.emulator import EAGER
@@ -23,7 +23,7 @@ from tests.test_kernels.indexer.best_keys_cases import (
     scored,
     use,
 )
-from tests.test_kernels.indexer.indexer_cases import Case
+from tests.test_kernels.indexer.indexer_cases import Case, run_score_topk
 from tests.test_kernels.indexer.indexer_oracle import FORMATS, grid, scores
 from tests.test_kernels.indexer.indexer_sm100 import on
 
@@ -146,7 +146,7 @@ def test_windows(splits: int, op_device: torch.device, monkeypatch: Patch) -> No
     }  # fmt: skip
     seen = [slice(*ends) for ends in zip(ks, ke, strict=True)]
     rows = [scores(q.values[n], k.values[seen[n]], weights[n]) for n in range(count)]
-    check(indexer_score_topk(**on(op_device, arguments)), rows, top_k)
+    check(run_score_topk(**on(op_device, arguments)), rows, top_k)
 
 
 @ONE_SCHEDULE
@@ -178,12 +178,12 @@ def test_short_rows_are_not_scored(splits: int, monkeypatch: Patch) -> None:
         problem = case.problem("nvfp4")
         arguments = problem.paged()
         arguments["block_table"][0] = 1 << 30
-        found = indexer_score_topk_paged(**arguments, top_k=100)
+        found = run_score_topk(**arguments, top_k=100)
         check(found, problem.expected(), 100)
         assert gpu.launches[-splits].counters.multiplies.total() == 1  # one key tile
         arguments["context_lens"].clamp_(max=100)
         arguments["block_table"][:] = 1 << 30
-        indices, valid = indexer_score_topk_paged(**arguments, top_k=100)
+        indices, valid = run_score_topk(**arguments, top_k=100)
         assert valid.tolist() == [80, 100, 50, 100]
         assert indices[3].tolist() == list(range(100))
         assert gpu.launches[-splits].counters.multiplies.total() == 0
@@ -205,8 +205,8 @@ def test_the_same_every_time(op_device: torch.device, monkeypatch: Patch) -> Non
     """Repeated calls give the same keys: no state is left behind."""
     use(monkeypatch, OVERFLOWS["splits"])
     arguments = on(op_device, scored(some_rows(1000, 700), TOP_K).paged())
-    first = indexer_score_topk_paged(**arguments, top_k=TOP_K)
-    again = indexer_score_topk_paged(**arguments, top_k=TOP_K)
+    first = run_score_topk(**arguments, top_k=TOP_K)
+    again = run_score_topk(**arguments, top_k=TOP_K)
     assert torch.equal(first[0], again[0])
 
 
@@ -216,16 +216,16 @@ def test_nothing_to_choose_from(op_device: torch.device) -> None:
         problem = Case(tuple((0,) for _ in lens)).problem("nvfp4")
         return on(op_device, problem.paged())
 
-    indices, valid = indexer_score_topk_paged(**none(), top_k=3)
+    indices, valid = run_score_topk(**none(), top_k=3)
     assert (indices.shape, valid.shape) == ((0, 3), (0,))
     for pages in (None, 0):
         arguments = none(0, 0)
         arguments["cache"] = arguments["cache"][:pages]
-        indices, valid = indexer_score_topk_paged(**arguments, top_k=3)
+        indices, valid = run_score_topk(**arguments, top_k=3)
         assert indices.tolist() == [[-1] * 3] * 2
         assert valid.tolist() == [0, 0]
     contiguous = Case(((0,), (0,))).problem("nvfp4").contiguous()
-    indices, valid = indexer_score_topk(**on(op_device, contiguous), top_k=3)
+    indices, valid = run_score_topk(**on(op_device, contiguous), top_k=3)
     assert indices.tolist() == [[-1] * 3] * 2
 
 
@@ -234,7 +234,7 @@ def test_errors(op_device: torch.device) -> None:
     def refuses(match: str, fmt: str = "nvfp4", top_k: int = 8, **changed: Any) -> None:
         arguments = on(op_device, Case(((20,),), **changed).problem(fmt).paged())
         with pytest.raises(InvalidArgument, match=match):
-            indexer_score_topk_paged(**arguments, top_k=top_k)
+            run_score_topk(**arguments, top_k=top_k)
 
     refuses("q: D is 96, must be one of 64, 128, 256 on sm_100", head_dim=96)
     refuses("q: has 129 heads, must have from 1 to 128 on sm_100", heads=129)
@@ -247,4 +247,4 @@ def test_errors(op_device: torch.device) -> None:
     arguments = on(op_device, Case(((20,),)).problem("nvfp4").paged())
     arguments["max_context_len"] = (1 << 30) + 1
     with pytest.raises(InvalidArgument, match="max_context_len: 1073741825 keys, must be at most"):
-        indexer_score_topk_paged(**arguments, top_k=8)
+        run_score_topk(**arguments, top_k=8)

@@ -11,16 +11,22 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels import (
+    IndexerKeys,
     indexer_logits,
-    indexer_logits_paged,
     indexer_quantize_q,
     indexer_score_topk,
-    indexer_score_topk_paged,
     indexer_store_k,
     indexer_topk,
 )
 from nvfp4_kernels.indexer import reference
-from tests.test_kernels.indexer.indexer_cases import CASES, NO_PAGE, Case, Problem
+from tests.test_kernels.indexer.indexer_cases import (
+    CASES,
+    NO_PAGE,
+    Case,
+    Problem,
+    run_logits,
+    run_score_topk,
+)
 from tests.test_kernels.indexer.indexer_oracle import (
     FORMATS,
     KEY_BYTES,
@@ -57,14 +63,14 @@ def check_best(found: tuple[Tensor, Tensor], problem: Problem) -> None:
 def test_logits(name: str, fmt: str) -> None:
     problem = CASES[name].problem(fmt)
     arguments = problem.contiguous()
-    check_rows(indexer_logits(**arguments), problem.expected(), arguments["ks"].tolist())
+    check_rows(run_logits(**arguments), problem.expected(), arguments["ks"].tolist())
 
 
 @FMTS
 @CASE_NAMES
 def test_logits_paged(name: str, fmt: str) -> None:
     problem = CASES[name].problem(fmt)
-    logits = indexer_logits_paged(**problem.paged())
+    logits = run_logits(**problem.paged())
     check_rows(logits, problem.expected(), [0] * len(problem.lens))
 
 
@@ -72,14 +78,14 @@ def test_logits_paged(name: str, fmt: str) -> None:
 @CASE_NAMES
 def test_score_topk(name: str, fmt: str) -> None:
     problem = CASES[name].problem(fmt)
-    check_best(indexer_score_topk(**problem.contiguous(), top_k=problem.case.top_k), problem)
+    check_best(run_score_topk(**problem.contiguous(), top_k=problem.case.top_k), problem)
 
 
 @FMTS
 @CASE_NAMES
 def test_score_topk_paged(name: str, fmt: str) -> None:
     problem = CASES[name].problem(fmt)
-    check_best(indexer_score_topk_paged(**problem.paged(), top_k=problem.case.top_k), problem)
+    check_best(run_score_topk(**problem.paged(), top_k=problem.case.top_k), problem)
 
 
 @FMTS
@@ -89,8 +95,8 @@ def test_top_k_of_logits(fmt: str) -> None:
     top_k = problem.case.top_k
     contiguous, paged = problem.contiguous(), problem.paged()
     lens = torch.tensor(problem.lens, dtype=torch.int32)
-    check_best(indexer_topk(indexer_logits(**contiguous), lens, top_k, contiguous["ks"]), problem)
-    check_best(indexer_topk(indexer_logits_paged(**paged), lens, top_k), problem)
+    check_best(indexer_topk(run_logits(**contiguous), lens, top_k, contiguous["ks"]), problem)
+    check_best(indexer_topk(run_logits(**paged), lens, top_k), problem)
 
 
 @FMTS
@@ -104,10 +110,10 @@ def test_prefill(fmt: str) -> None:
     expected = [
         scores(q.values[t], k.values[ks[t] : ke[t]], weights[t]) for t in range(len(weights))
     ]
-    operands = (q.data, q.scales, k.data, k.scales, torch.from_numpy(weights).float())
-    ranges = torch.from_numpy(ks), torch.from_numpy(ke)
-    check_rows(indexer_logits(*operands, *ranges, fmt), expected, ks.tolist())
-    indices, valid = indexer_score_topk(*operands, *ranges, 20, fmt)
+    keys = IndexerKeys(k.data, k.scales, torch.from_numpy(ks), torch.from_numpy(ke))
+    operands = q.data, q.scales, keys, torch.from_numpy(weights).float()
+    check_rows(indexer_logits(*operands, fmt), expected, ks.tolist())
+    indices, valid = indexer_score_topk(*operands, 20, fmt)
     chosen = [row[:count] for row, count in zip(indices.tolist(), valid.tolist(), strict=True)]
     assert chosen == [best(row, 20) for row in expected]
 
@@ -116,7 +122,7 @@ def test_prefill(fmt: str) -> None:
 def test_any_values(fmt: str) -> None:
     """Values off the grid stay within the bound of float32 sums of D products and H heads."""
     problem = Case(((1500,), (40,)), heads=32, head_dim=128).problem(fmt, any_values)
-    logits = indexer_logits_paged(**problem.paged()).double().numpy()
+    logits = run_logits(**problem.paged()).double().numpy()
     for row, expected in enumerate(problem.expected()):
         keys = problem.keys[row].values
         largest = np.abs(problem.weights[row]) @ (np.abs(problem.q.values[row, 0]) @ np.abs(keys.T))
@@ -147,7 +153,7 @@ def test_from_queries_and_keys(fmt: str, error: float) -> None:
         "fmt": fmt,
         "block_size": 64,
     }
-    found = indexer_logits_paged(**arguments).double().numpy()
+    found = run_logits(**arguments).double().numpy()
     exact = [
         scores(queries, float64(k), row)
         for queries, row in zip(float64(q.squeeze(1)), float64(weights), strict=True)
@@ -160,8 +166,8 @@ def test_from_queries_and_keys(fmt: str, error: float) -> None:
 def test_fp8_scales_in_the_weights() -> None:
     problem = CASES["several queries"].problem("fp8")
     for op, arguments in (
-        (indexer_logits, problem.contiguous()),
-        (indexer_logits_paged, problem.paged()),
+        (run_logits, problem.contiguous()),
+        (run_logits, problem.paged()),
     ):
         folded = arguments["weights"] * arguments["q_scales"].view(arguments["weights"].shape)
         changed = arguments | {"q_scales": None, "weights": folded}
@@ -174,8 +180,8 @@ def test_pages_apart(fmt: str) -> None:
     problem = CASES["keys at the ends of pages"].problem(fmt)
     arguments = problem.paged(gap=5)
     assert not arguments["cache"].is_contiguous()
-    check_rows(indexer_logits_paged(**arguments), problem.expected(), [0] * len(problem.lens))
-    check_best(indexer_score_topk_paged(**arguments, top_k=problem.case.top_k), problem)
+    check_rows(run_logits(**arguments), problem.expected(), [0] * len(problem.lens))
+    check_best(run_score_topk(**arguments, top_k=problem.case.top_k), problem)
 
 
 @FMTS
@@ -183,8 +189,8 @@ def test_pages_apart(fmt: str) -> None:
 def test_garbage_in_unused_slots(fmt: str, unused: int) -> None:
     problem = CASES["keys at the ends of pages"].problem(fmt)
     arguments = problem.paged(unused=unused)
-    check_rows(indexer_logits_paged(**arguments), problem.expected(), [0] * len(problem.lens))
-    check_best(indexer_score_topk_paged(**arguments, top_k=problem.case.top_k), problem)
+    check_rows(run_logits(**arguments), problem.expected(), [0] * len(problem.lens))
+    check_best(run_score_topk(**arguments, top_k=problem.case.top_k), problem)
 
 
 @FMTS
@@ -197,7 +203,7 @@ def test_garbage_in_unused_keys(fmt: str) -> None:
     if k_scales is not None:
         k_scales = joined_with_garbage(k_scales)
     arguments |= {"k": k, "k_scales": k_scales}
-    check_rows(indexer_logits(**arguments), problem.expected(), arguments["ks"].tolist())
+    check_rows(run_logits(**arguments), problem.expected(), arguments["ks"].tolist())
 
 
 def joined_with_garbage(x: Tensor) -> Tensor:
@@ -215,11 +221,11 @@ def test_nan_in_a_key(fmt: str) -> None:
     part = poisoned.data if poisoned.scales is None else poisoned.scales
     part[5].view(-1).view(torch.uint8).fill_(0xFF)
     arguments = problem.paged()
-    logits = indexer_logits_paged(**arguments)[0, :40]
+    logits = run_logits(**arguments)[0, :40]
     assert logits.isnan().nonzero().flatten().tolist() == [5]
     values = dequantize(fmt, poisoned.data, poisoned.scales)
     expected = scores(problem.q.values[0, 0], values, problem.weights[0])
-    indices, _ = indexer_score_topk_paged(**arguments, top_k=39)
+    indices, _ = run_score_topk(**arguments, top_k=39)
     assert indices[0].tolist() == best(expected, 39)
     assert 5 not in indices[0]
 
@@ -229,7 +235,7 @@ def test_short_rows_are_not_scored(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Case(((8,), (30,), (1,)), top_k=8).problem("nvfp4")
     arguments = problem.paged()
     arguments["block_table"][0] = arguments["block_table"][2] = NO_PAGE
-    check_best(indexer_score_topk_paged(**arguments, top_k=8), problem)
+    check_best(run_score_topk(**arguments, top_k=8), problem)
 
     seen = []
     read = reference.ContiguousKeys.stored
@@ -239,7 +245,7 @@ def test_short_rows_are_not_scored(monkeypatch: pytest.MonkeyPatch) -> None:
         return read(keys, first, count)
 
     monkeypatch.setattr(reference.ContiguousKeys, "stored", watched)
-    check_best(indexer_score_topk(**problem.contiguous(), top_k=8), problem)
+    check_best(run_score_topk(**problem.contiguous(), top_k=8), problem)
     assert seen == list(range(8, 38))
 
 
@@ -247,8 +253,8 @@ def test_short_rows_are_not_scored(monkeypatch: pytest.MonkeyPatch) -> None:
 @FMTS
 def test_no_queries(fmt: str, batch: int, next_n: int) -> None:
     problem = Case(((),) * batch, next_n=next_n).problem(fmt)
-    assert indexer_logits_paged(**problem.paged()).shape == (0, 3)
-    indices, valid = indexer_score_topk_paged(**problem.paged(), top_k=8)
+    assert run_logits(**problem.paged()).shape == (0, 3)
+    indices, valid = run_score_topk(**problem.paged(), top_k=8)
     assert indices.shape == (0, 8)
     assert valid.shape == (0,)
 
@@ -256,8 +262,8 @@ def test_no_queries(fmt: str, batch: int, next_n: int) -> None:
 @FMTS
 def test_no_keys_at_all(fmt: str) -> None:
     problem = Case(((0,), (0,))).problem(fmt)
-    assert indexer_logits(**problem.contiguous()).shape == (2, 0)
-    check_best(indexer_score_topk(**problem.contiguous(), top_k=8), problem)
+    assert run_logits(**problem.contiguous()).shape == (2, 0)
+    check_best(run_score_topk(**problem.contiguous(), top_k=8), problem)
 
 
 @FMTS
@@ -287,7 +293,7 @@ def test_long_context(fmt: str) -> None:
     }
     expected = [scores(q.values[0, n], few.values, weights[n])[repeated] for n in range(2)]
     expected[0] = expected[0][:-1]
-    check_rows(indexer_logits_paged(**arguments), expected, [0, 0])
-    indices, valid = indexer_score_topk_paged(**arguments, top_k=2048)
+    check_rows(run_logits(**arguments), expected, [0, 0])
+    indices, valid = run_score_topk(**arguments, top_k=2048)
     assert indices.tolist() == [best(row, 2048) for row in expected]
     assert valid.tolist() == [2048, 2048]

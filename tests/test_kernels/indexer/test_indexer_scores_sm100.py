@@ -1,4 +1,4 @@
-"""``indexer_logits`` and ``indexer_logits_paged`` on sm_100, against the oracle.
+"""``indexer_logits`` on sm_100, against the oracle.
 
 On the grid every float32 sum is exact, so scores are equal bit for bit.
 """
@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from nvfp4_kernels import InvalidArgument, indexer_logits, indexer_logits_paged
+from nvfp4_kernels import InvalidArgument
 from nvfp4_kernels.devices import standing_in
 from nvfp4_kernels.indexer.sm100.tile import Format, ScoreTile
-from tests.test_kernels.indexer.indexer_cases import Case
+from tests.test_kernels.indexer.indexer_cases import Case, run_logits
 from tests.test_kernels.indexer.indexer_oracle import FORMATS, any_values, grid, scores
 from tests.test_kernels.indexer.indexer_sm100 import Chosen, on, run_contiguous, run_paged
 from tests.test_kernels.oracle import Float64
@@ -77,7 +77,7 @@ def check_prefill(
     for row in range(count):
         seen = slice(ks[row], ke[row])
         wanted[row, seen] = scores(q.values[row], k.values[seen], weights[row])
-    found = indexer_logits(**on(device, arguments))
+    found = run_logits(**on(device, arguments))
     np.testing.assert_array_equal(found.cpu().double().numpy(), wanted)
 
 
@@ -162,7 +162,7 @@ def test_any_values(fmt: str, op_device: torch.device) -> None:
     case = Case(((300,),), heads=64, head_dim=128, block_size=64)
     problem = case.problem(fmt, any_values)
     arguments = on(op_device, problem.paged())
-    found = indexer_logits_paged(**arguments).cpu().double().numpy()[0, :300]
+    found = run_logits(**arguments).cpu().double().numpy()[0, :300]
     keys: Float64 = problem.keys[0].values
     products = np.abs(problem.q.values[0, 0]) @ np.abs(keys.T)
     bound = (128 + 64 + 2) * 2.0**-24 * (np.abs(problem.weights[0]) @ products)
@@ -178,7 +178,7 @@ def test_nan_in_a_key(fmt: str, op_device: torch.device) -> None:
     poisoned = problem.keys[0]
     part = poisoned.data if poisoned.scales is None else poisoned.scales
     part[133].view(-1).view(torch.uint8).fill_(0xFF)
-    found = indexer_logits_paged(**on(op_device, problem.paged())).cpu()
+    found = run_logits(**on(op_device, problem.paged())).cpu()
     assert found.isnan().nonzero().tolist() == [[0, 133]]
     found[0, 133] = clean[0, 133]
     assert torch.equal(found, clean)
@@ -191,7 +191,7 @@ def test_fp8_scales_in_the_weights(op_device: torch.device) -> None:
     arguments = problem.paged()
     folded = arguments["weights"] * arguments["q_scales"].view(arguments["weights"].shape)
     changed = arguments | {"q_scales": None, "weights": folded}
-    assert torch.equal(indexer_logits_paged(**on(op_device, changed)), expected)
+    assert torch.equal(run_logits(**on(op_device, changed)), expected)
 
 
 # --- memory that must not be read, and empty inputs -------------------------------------------
@@ -218,16 +218,16 @@ def test_nothing_to_score(op_device: torch.device) -> None:
         problem = Case(((0,) * next_n,) * len(lens), next_n=next_n).problem("nvfp4")
         return on(op_device, problem.paged())
 
-    assert indexer_logits_paged(**none()).shape == (0, 3)
-    assert indexer_logits_paged(**none(0, 0)).isneginf().all()
+    assert run_logits(**none()).shape == (0, 3)
+    assert run_logits(**none(0, 0)).isneginf().all()
     without_pages = none(0, 0)
     without_pages["cache"] = without_pages["cache"][:0]
-    assert indexer_logits_paged(**without_pages).isneginf().all()
+    assert run_logits(**without_pages).isneginf().all()
     contiguous = Case(((0,), (0,))).problem("nvfp4").contiguous()
-    assert indexer_logits(**on(op_device, contiguous)).shape == (2, 0)
+    assert run_logits(**on(op_device, contiguous)).shape == (2, 0)
     seen = Case(((20,),)).problem("nvfp4").contiguous()
     nobody = {name: seen[name][:0] for name in ("q", "q_scales", "weights", "ks", "ke")}
-    assert indexer_logits(**on(op_device, seen | nobody)).shape == (0, 20)
+    assert run_logits(**on(op_device, seen | nobody)).shape == (0, 20)
     run_contiguous(Case(((0,), (20,))).problem("nvfp4"), op_device)
 
 
@@ -236,7 +236,7 @@ def test_errors(op_device: torch.device) -> None:
     def refuses(match: str, gap: int = 0, **changed: Any) -> None:
         arguments = on(op_device, Case(((20,),), **changed).problem("nvfp4").paged(gap=gap))
         with pytest.raises(InvalidArgument, match=match):
-            indexer_logits_paged(**arguments)
+            run_logits(**arguments)
 
     refuses("q: D is 96, must be one of 64, 128, 256 on sm_100", head_dim=96)
     refuses("q: has 0 heads, must have from 1 to 128 on sm_100", heads=0)
@@ -254,7 +254,7 @@ def test_errors(op_device: torch.device) -> None:
     with pytest.raises(
         InvalidArgument, match="cache: is misaligned by 8 bytes, must be 16-byte aligned"
     ):
-        indexer_logits_paged(**arguments | {"cache": moved})
+        run_logits(**arguments | {"cache": moved})
     arguments = on(op_device, Case(((20,),), heads=0).problem("nvfp4").contiguous())
     with pytest.raises(InvalidArgument, match="q: has 0 heads"):
-        indexer_logits(**arguments)
+        run_logits(**arguments)

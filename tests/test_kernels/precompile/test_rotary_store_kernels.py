@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from nvfp4_kernels.precompile.rotary_store import rotary_store_kernels
+from nvfp4_kernels.rotary.store.call import RotaryStoreCall
 from nvfp4_kernels.runtime.compile import DeviceKernel
 from nvfp4_kernels.tool.model import read_model
 from tests import devices
@@ -62,10 +63,11 @@ def test_what_is_built_is_what_is_launched(
             cache = torch.zeros(1, heads[1], PAGE_SIZE, 2 * width).to(cache_dtype)
             numbers = torch.zeros(tokens, dtype=torch.int64)
             scale = None if cache_dtype == dtype else torch.ones(())
-            module.rotary_store(
+            call = RotaryStoreCall(
                 torch.empty(q.shape, dtype=dtype), q, k, v, numbers, table, cache, numbers, weight,
                 weight, scale, scale, name != "neighbours", 1e-6 if name == "norms" else None,
             )  # fmt: skip
+            module.rotary_store(call)
     built = rotary_store_kernels(
         attention, model.dtype, max_tokens=max(TOKENS), page_size=PAGE_SIZE
     )

@@ -227,14 +227,14 @@ def test_one_wrong_value_of_fused_attention_is_found(
 def test_one_wrong_score_is_found(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
     case = IndexerCase("bf16", (9, 20), heads=4, head_dim=64)
     assert case.run(StandIn())["off"] == 0
-    right = indexer_case.indexer_logits_paged
+    right = indexer_case.indexer_logits
 
     def wrong(**given: Any) -> torch.Tensor:
         found = right(**given)
         found[-1, -1] = value
         return found
 
-    monkeypatch.setattr(indexer_case, "indexer_logits_paged", wrong)
+    monkeypatch.setattr(indexer_case, "indexer_logits", wrong)
     with pytest.raises(Mismatch, match=r"logits: (off by|not finite)"):
         case.run(StandIn())
 

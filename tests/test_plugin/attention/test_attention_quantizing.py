@@ -213,7 +213,7 @@ def test_lora(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_quantize, "QUANTIZED_KERNELS", KernelTable("none", {}))
+    monkeypatch.setattr(attention_quantize, "PAGED_KERNELS", KernelTable("none", {}))
     assert said_of(Block(config())) == "result in 16 bits: there is no kernel for it here"
 
 

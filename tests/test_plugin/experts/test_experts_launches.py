@@ -63,8 +63,7 @@ def counted(patch: pytest.MonkeyPatch) -> Counter[str]:
         patch.setattr(module, "function", found)
     for owner, name in (
         (rotation, "rotary_store"), (impl, "rotary_attention"), (impl, "paged_attention"),
-        (impl, "paged_attention_quantized"), (UnquantizedLinearMethod, "apply"),
-        (CPURouter, "_compute_routing"),
+        (UnquantizedLinearMethod, "apply"), (CPURouter, "_compute_routing"),
     ):  # fmt: skip
         patch.setattr(owner, name, calling(name, getattr(owner, name)))
     patch.setattr(RMSNorm, "forward_native", calling("forward_norm", RMSNorm.forward_native))
@@ -82,7 +81,7 @@ def test_launches_of_a_layer(
     run(str(model))
     layers, steps = launched["moe_combine"], launched["rms_norm_quantize"]
     prefill = launched.pop("rotary_store")  # of the text's only step that has many tokens
-    assert launched.pop("paged_attention_quantized") == prefill == layers / steps
+    assert launched.pop("paged_attention") == prefill == layers / steps
     launched["rotary_attention"] += prefill
     launched["add_rms_norm_quantize"] += launched.pop("rms_norm_quantize")  # of the first layer
     launched["forward_norm"] -= steps  # of the last norm, which feeds the head

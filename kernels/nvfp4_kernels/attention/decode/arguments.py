@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.attention.arguments import check_indices, check_scoring, check_sinks
+from nvfp4_kernels.attention.decode.call import DecodeCall
 from nvfp4_kernels.attention.decode.kernels import MAX_GROUP
-from nvfp4_kernels.attention.scoring import Scoring
 from nvfp4_kernels.checks import (
     InvalidArgument,
     check_dtype,
@@ -16,19 +16,9 @@ from nvfp4_kernels.checks import (
 from nvfp4_kernels.heads import check_cache, check_out, check_queries
 
 
-def check_decode(
-    out: Tensor,
-    q: Tensor,
-    key: Tensor,
-    value: Tensor,
-    kv_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    slot_mapping: Tensor,
-    sinks: Tensor | None,
-    scoring: Scoring,
-) -> None:
+def check_decode(call: DecodeCall) -> None:
     """Check the arguments of ``decode_attention``."""
+    out, q, key, value, kv_cache, block_table, seq_lens, slot_mapping, sinks, *_ = call
     check_queries(q, "(B, Hq, D)")
     check_dtype("kv_cache", kv_cache, (q.dtype,))
     check_cache(q, kv_cache, None, None)
@@ -48,7 +38,7 @@ def check_decode(
                 f"{name}: strides are {given.stride()}, the last must be 1; call contiguous() on it"
             )
     check_sinks(sinks, q)
-    check_scoring(scoring)
+    check_scoring(call.scoring)
     check_indices("seq_lens", seq_lens, 1)
     check_shape("seq_lens", seq_lens, (sequences,), "one length per row of q")
     check_indices("block_table", block_table, 2)
@@ -67,7 +57,7 @@ def check_decode(
     )  # fmt: skip
     check_out(out, q)
     if reads_contents(q):
-        _check_contents(kv_cache, block_table, seq_lens, scoring.window)
+        _check_contents(kv_cache, block_table, seq_lens, call.window)
         _check_slots(kv_cache.shape[2], block_table, seq_lens, slot_mapping)
 
 

@@ -1,14 +1,22 @@
 """``decode_attention``: store a token's key and value, then softmax(scale · Q · Kᵀ) · V."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from nvfp4_kernels.attention.decode.arguments import check_decode
+from nvfp4_kernels.attention.decode.call import DecodeCall
 from nvfp4_kernels.attention.decode.kernels import DECODE_KERNELS
-from nvfp4_kernels.attention.scoring import Scoring
 from nvfp4_kernels.checks import check_dtype
 from nvfp4_kernels.dispatch import called
 from nvfp4_kernels.heads import DTYPES
+
+_SCHEMA = (
+    "(Tensor(a!) out, Tensor q, Tensor key, Tensor value, Tensor(b!) kv_cache, "
+    "Tensor block_table, Tensor seq_lens, Tensor slot_mapping, Tensor? sinks, float? scale, "
+    "SymInt? window, float? soft_cap) -> ()"
+)
 
 
 def decode_attention(
@@ -80,27 +88,13 @@ def decode_attention(
     return out
 
 
-@torch.library.custom_op("nvfp4::decode_attention", mutates_args=("out", "kv_cache"))
-def _decode_attention(
-    out: Tensor,
-    q: Tensor,
-    key: Tensor,
-    value: Tensor,
-    kv_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    slot_mapping: Tensor,
-    sinks: Tensor | None,
-    scale: float | None,
-    window: int | None,
-    soft_cap: float | None,
-) -> None:
-    if scale is None:
-        scale = max(1, q.shape[-1:].numel()) ** -0.5  # D is yet to be checked
-    scoring = Scoring(scale, causal=True, window=window, soft_cap=soft_cap)
-    tensors = out, q, key, value, kv_cache, block_table, seq_lens, slot_mapping, sinks
-    check_decode(*tensors, scoring)
-    DECODE_KERNELS.select(q.device, "float").load()(*tensors, scoring)
+@torch.library.custom_op(
+    "nvfp4::decode_attention", mutates_args=("out", "kv_cache"), schema=_SCHEMA
+)
+def _decode_attention(*arguments: Any) -> None:
+    call = DecodeCall(*arguments)
+    check_decode(call)
+    DECODE_KERNELS.select(call.q.device, "float").load()(call)
 
 
 @_decode_attention.register_fake

@@ -1,35 +1,24 @@
 """``decode_attention`` in torch, a store and then attention: the formula, and the CPU kernel."""
 
 import torch
-from torch import Tensor
 
+from nvfp4_kernels.attention.decode.call import DecodeCall
 from nvfp4_kernels.attention.reference import PagedKeyValues, attend
-from nvfp4_kernels.attention.scoring import Scoring
 
 
-def decode_attention(
-    out: Tensor,
-    q: Tensor,
-    key: Tensor,
-    value: Tensor,
-    kv_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    slot_mapping: Tensor,
-    sinks: Tensor | None,
-    scoring: Scoring,
-) -> None:
+def decode_attention(call: DecodeCall) -> None:
     """See ``nvfp4_kernels.attention.decode.op.decode_attention``."""
-    size, lengths = kv_cache.shape[2], seq_lens.tolist()
+    kv_cache, table = call.kv_cache, call.block_table
+    size, lengths = kv_cache.shape[2], call.seq_lens.tolist()
     restored = []
     for sequence, length in enumerate(lengths):
         if length:
-            page = block_table[sequence, (length - 1) // size]
+            page = table[sequence, (length - 1) // size]
             slot = kv_cache[page, :, (length - 1) % size]
-            if slot_mapping[sequence] < 0:
+            if call.slot_mapping[sequence] < 0:
                 restored.append((slot, slot.clone()))
-            slot.copy_(torch.cat([key[sequence], value[sequence]], -1))
-    starts = range(len(lengths) + 1)
-    attend(q, PagedKeyValues(kv_cache, block_table), starts, lengths, sinks, scoring, out=out)
+            slot.copy_(torch.cat([call.key[sequence], call.value[sequence]], -1))
+    starts, key_values = range(len(lengths) + 1), PagedKeyValues(kv_cache, table)
+    attend(call.q, key_values, starts, lengths, call.sinks, call.scoring, out=call.out)
     for slot, content in restored:
         slot.copy_(content)

@@ -46,13 +46,13 @@ class CopiedQueries:
             warp: warp of the query tile.
         """
         own = warp * WARP_ROWS + recomputed_lane()
-        wait(barriers.copied.subview(query_tile), work.before.works)
+        wait(barriers.copied.subview(query_tile), work.before.work_tiles)
         vectors = self._load(copied, own)
         ptx.bar_warp_sync(cute.arch.FULL_MASK)
         if ptx.elect_sync():
             ptx.mbarrier_arrive(barriers.taken.subview(query_tile))
         scale = self._scale(vectors)
-        wait(barriers.q_empty, work.before.works - 1)
+        wait(barriers.q_empty, work.before.work_tiles - 1)
         self._store(shared, own, vectors, 1.0 / scale)
         ptx.fence_proxy(ptx.Proxy.ASYNC_SHARED, space=ptx.SharedSpace.shared_cta)
         return scale

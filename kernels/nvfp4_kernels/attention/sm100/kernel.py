@@ -12,12 +12,12 @@ from cutlass.experimental.cuda import TensorMap
 
 from nvfp4_kernels.attention.merge.merge import MergeArguments
 from nvfp4_kernels.attention.sm100.barriers import Barriers, allocate_barriers, init_barriers
+from nvfp4_kernels.attention.sm100.clc_response import ClcResponse
 from nvfp4_kernels.attention.sm100.copied_queries import CopiedQueries
 from nvfp4_kernels.attention.sm100.epilogue import AttentionResult, Epilogue
 from nvfp4_kernels.attention.sm100.epilogue_warp_split import SYNC_BARRIER, WarpSplitEpilogue
 from nvfp4_kernels.attention.sm100.gather_loader import GatherLoader, KeyLists, MapStrides
 from nvfp4_kernels.attention.sm100.last_cta import LastCta
-from nvfp4_kernels.attention.sm100.launch_control import LaunchControl
 from nvfp4_kernels.attention.sm100.loader import Source, TmaLoader
 from nvfp4_kernels.attention.sm100.mma import Mma
 from nvfp4_kernels.attention.sm100.operands import Strides, operand_type, tensor_maps
@@ -25,7 +25,7 @@ from nvfp4_kernels.attention.sm100.queries import Queries, QueryLoader
 from nvfp4_kernels.attention.sm100.query_copier import QueryCopier
 from nvfp4_kernels.attention.sm100.rotating import RotatingQueryLoader, RotationArguments
 from nvfp4_kernels.attention.sm100.scheduler import (
-    Before,
+    PipelineCounts,
     QueryRow,
     SequenceLengths,
     Sizes,
@@ -44,7 +44,7 @@ from nvfp4_kernels.attention.sm100.tile import (
     AttentionTile,
     Variant,
 )
-from nvfp4_kernels.attention.sm100.work_board import WorkBoard, work_of
+from nvfp4_kernels.attention.sm100.work_tile_broadcast import WorkTileBroadcast, work_of
 from nvfp4_kernels.device.arguments import example, without_unread
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.sm100.limits import WARP_ROWS
@@ -143,7 +143,7 @@ class FmhaSm100:
     (``takes_over``) the scheduler is dynamic, through cluster launch control (CLC): the epilogue of
     a work tile overlaps with loads of Q and K and, in 16 bits, QK of the next. The two query warps
     complete a warpgroup for setmaxnreg; the first is also the scheduler warp, which broadcasts work
-    tiles on a ``WorkBoard``.
+    tiles on a ``WorkTileBroadcast``.
 
         load  --kv_full-->   MMA  <--q_full---  softmax
               <--kv_empty--       ---s_full-->
@@ -272,7 +272,7 @@ class FmhaSm100:
         control: Any = None
         board: Any = None
         if cutlass.const_expr(tile.takes_over):
-            control, board = LaunchControl.allocate(), WorkBoard.allocate()
+            control, board = ClcResponse.allocate(), WorkTileBroadcast.allocate()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         mma_warp = WARPS * tile.query_tiles
         if warp == 0:
@@ -310,32 +310,31 @@ class FmhaSm100:
         if cutlass.const_expr(variant.rotation is None) or arguments.rotation.settled == 0:
             ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         sizes, lengths, none = arguments.sizes, arguments.lengths, Int32(0)
-        tiles, works, tails = none, none, none
+        before = PipelineCounts(none, none, none, none, none, none)
         if cutlass.const_expr(tile.takes_over):
             ptx.barrier_cta_sync()
             if warp < mma_warp:
                 ptx.setmaxregister(SOFTMAX_REGISTERS, ptx.SetMaxRegisterAction.INCREASE)
-                self._follow(arguments, memory, loader, warp, True)
+                self._consume(arguments, memory, loader, warp, True)
             else:
                 ptx.setmaxregister(OTHER_REGISTERS, ptx.SetMaxRegisterAction.DECREASE)
                 if warp == mma_warp + 2:
-                    self._lead(arguments, memory)
+                    self._schedule(arguments, memory)
                 else:
-                    self._follow(arguments, memory, loader, warp, False)
+                    self._consume(arguments, memory, loader, warp, False)
         elif cutlass.const_expr(walks(tile, variant)):
             total = sizes.kv_heads * sizes.splits * sizes.batch
             first, stride = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
             for number in cutlass.range(first, total, stride, unroll=1):
-                before = Before(tiles, works, tails, works, tiles, none)
+                before = before.of_one_query_tile()
                 work = work_tile(tile, variant, sizes, lengths, order, number, before)
                 if number == first:
                     ptx.barrier_cta_sync()
                 self._roles(arguments, memory, loader, work, warp)
-                tiles, works, tails, _, _, _ = work.after()
+                before = work.after()
             if warp == mma_warp + 1:
-                loader.finish(barriers, tiles)
+                loader.finish(barriers, before.kv_tiles)
         else:
-            before = Before(none, none, none, none, none, none)
             index = cute.arch.block_idx()
             work = work_tile(tile, variant, sizes, lengths, None, index, before)
             ptx.barrier_cta_sync()
@@ -349,7 +348,7 @@ class FmhaSm100:
             ptx.tcgen05_dealloc(allocated, tile.tensor_columns)
 
     @cute.jit
-    def _lead(self, arguments: AttentionArguments, memory: Memory) -> None:
+    def _schedule(self, arguments: AttentionArguments, memory: Memory) -> None:
         """Role of the scheduler warp: this CTA's work tile, then work of cancelled CTAs (CLC).
 
         The next request is issued as soon as all warps have begun with the previous work tile.
@@ -358,23 +357,22 @@ class FmhaSm100:
         control, board = memory.launch_control, memory.board
         x, y, z = cute.arch.block_idx()
         more, turn = Boolean(True), Int32(0)
-        tiles, works, tails, firsts, first, second = turn, turn, turn, turn, turn, turn
+        before = PipelineCounts(turn, turn, turn, turn, turn, turn)
         while more:
-            before = Before(tiles, works, tails, firsts, first, second)
             index = x, y, z
             work = work_tile(tile, variant, arguments.sizes, lengths, None, index, before)
             board.write(turn, more, work)
             self._copy_queries(arguments, memory, work, Int32(0))
-            tiles, works, tails, firsts, first, second = work.after()
+            before = work.after()
             board.wait_read(turn)
             control.request()
             more, x, y, z = control.take(turn)
             turn += 1
-        none = Before(tiles, works, tails, firsts, first, second)
-        board.write(turn, more, work_of([Int32(0)] * 16, tile.query_tiles, arguments.sizes, none))
+        nothing = work_of([Int32(0)] * 16, tile.query_tiles, arguments.sizes, before)
+        board.write(turn, more, nothing)
 
     @cute.jit
-    def _follow(
+    def _consume(
         self,
         arguments: AttentionArguments,
         memory: Memory,
@@ -385,9 +383,8 @@ class FmhaSm100:
         """Run the warp's role on the work tiles that the scheduler warp broadcasts."""
         tile, mma_warp = self.tile, WARPS * self.tile.query_tiles
         more, turn = Boolean(True), Int32(0)
-        tiles, works, tails, firsts, first, second = turn, turn, turn, turn, turn, turn
+        before = PipelineCounts(turn, turn, turn, turn, turn, turn)
         while more:
-            before = Before(tiles, works, tails, firsts, first, second)
             words = memory.board.read(turn)
             work = work_of(words, tile.query_tiles, arguments.sizes, before)
             more = words[0] != 0
@@ -396,11 +393,11 @@ class FmhaSm100:
                     self._softmax_role(arguments, memory, work, warp)
                 else:
                     self._other_roles(arguments, memory, loader, work, warp)
-            tiles, works, tails, firsts, first, second = work.after()
+            before = work.after()
             turn += 1
         if cutlass.const_expr(not is_softmax):
             if warp == mma_warp + 1:
-                loader.finish(memory.barriers, tiles)
+                loader.finish(memory.barriers, before.kv_tiles)
 
     @cute.jit
     def _roles(

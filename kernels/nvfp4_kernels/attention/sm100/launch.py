@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nvfp4_kernels.attention.call import AttentionCall, PagedCall
 from nvfp4_kernels.attention.merge.merge import MergeArguments
 from nvfp4_kernels.attention.merge.sm100 import merge_arguments, merge_segments, scale_arguments
 from nvfp4_kernels.attention.scoring import Scoring
@@ -89,93 +90,13 @@ class KeyValues:
     map_rows: int = 0
 
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sinks: Tensor | None,
-    query_start: Tensor | None,
-    key_start: Tensor | None,
-    max_query_len: int | None,
-    max_key_len: int | None,
-    scoring: Scoring,
-) -> tuple[Tensor, Tensor]:
-    """See ``nvfp4_kernels.attention.op.attention``.
+@dataclass(frozen=True)
+class Inputs:
+    """Inputs of a launch.
 
-    Raises:
-        InvalidArgument: too many sequences, or strides that are not multiples of 16 bytes.
-    """
-    if query_start is None or max_query_len is None or max_key_len is None:
-        batch, queries, keys = q.shape[0], q.shape[1], k.shape[1]
-        given = KeyValues("dense", k.transpose(1, 2), v.transpose(1, 2))
-    else:
-        batch, queries, keys = query_start.shape[0] - 1, max_query_len, max_key_len
-        one_page = k.transpose(0, 1).unsqueeze(0), v.transpose(0, 1).unsqueeze(0)
-        given = KeyValues("varlen", *one_page, query_start, key_start)
-    check_rows(device_arch(q.device), k=k, v=v)
-    return run(q, given, sinks, batch, queries, keys, scoring)
-
-
-def paged_attention(
-    q: Tensor,
-    kv_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    query_start: Tensor,
-    sinks: Tensor | None,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    max_query_len: int,
-    max_seq_len: int,
-    scoring: Scoring,
-    counters: Tensor | None,
-    out: Tensor | Nvfp4Rows | None = None,
-    rotating: Rotating | None = None,
-) -> tuple[Tensor, Tensor]:
-    """See ``nvfp4_kernels.attention.op.paged_attention``.
-
-    Raises:
-        InvalidArgument: an unsupported page size, a D that is not a multiple of 32 with an E4M3
-            cache, too many sequences, or strides that are not multiples of 16 bytes.
-    """
-    page_size, head_dim, arch = kv_cache.shape[2], q.shape[-1], device_arch(q.device)
-    if page_size < 16 or page_size & (page_size - 1):
-        raise InvalidArgument(
-            f"kv_cache: page_size is {page_size}, must be a power of two of at least 16 on {arch}; "
-            "set vLLM's block size to 16, 32, 64 or 128"
-        )
-    check_rows(arch, kv_cache=kv_cache)
-    given = KeyValues(
-        "paged",
-        kv_cache[..., :head_dim],
-        kv_cache[..., head_dim:],
-        query_start=query_start,
-        seq_lens=seq_lens,
-        block_table=block_table,
-        k_scale=k_scale,
-        v_scale=v_scale,
-    )
-    sizes = len(seq_lens), max_query_len, max_seq_len
-    return run(q, given, sinks, *sizes, scoring, out, counters, rotating)
-
-
-def run(
-    q: Tensor,
-    given: KeyValues,
-    sinks: Tensor | None,
-    batch: int,
-    queries: int,
-    keys: int,
-    scoring: Scoring,
-    out: Tensor | Nvfp4Rows | None = None,
-    counters: Tensor | None = None,
-    rotating: Rotating | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Choose a tile, allocate the result if ``out`` is None, launch, merge splits.
-
-    Args:
+    Attributes:
         q: queries.
-        given: keys and values.
+        key_values: keys and values.
         sinks: float32 (Hq,) or None.
         batch: number of sequences; if indexed, of tokens.
         queries: most queries of a sequence; if indexed, 1.
@@ -186,6 +107,70 @@ def run(
             merges the splits.
         rotating: rotary embedding of queries and new keys, for batches whose queries fit in one
             CTA.
+    """
+
+    q: Tensor
+    key_values: KeyValues
+    sinks: Tensor | None
+    batch: int
+    queries: int
+    keys: int
+    scoring: Scoring
+    out: Tensor | Nvfp4Rows | None = None
+    counters: Tensor | None = None
+    rotating: Rotating | None = None
+
+
+def attention(call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """See ``nvfp4_kernels.attention.op.attention``.
+
+    Raises:
+        InvalidArgument: too many sequences, or strides that are not multiples of 16 bytes.
+    """
+    q, k, v, sinks, query_start, key_start, max_query_len, max_key_len, *_ = call
+    if query_start is None or max_query_len is None or max_key_len is None:
+        sizes = q.shape[0], q.shape[1], k.shape[1]
+        key_values = KeyValues("dense", k.transpose(1, 2), v.transpose(1, 2))
+    else:
+        sizes = query_start.shape[0] - 1, max_query_len, max_key_len
+        one_page = k.transpose(0, 1).unsqueeze(0), v.transpose(0, 1).unsqueeze(0)
+        key_values = KeyValues("varlen", *one_page, query_start, key_start)
+    check_rows(device_arch(q.device), k=k, v=v)
+    return run(Inputs(q, key_values, sinks, *sizes, call.scoring))
+
+
+def paged_attention(call: PagedCall, rotating: Rotating | None = None) -> tuple[Tensor, Tensor]:
+    """See ``nvfp4_kernels.attention.paged_op.paged_attention``.
+
+    Raises:
+        InvalidArgument: an unsupported page size, a D that is not a multiple of 32 with an E4M3
+            cache, too many sequences, or strides that are not multiples of 16 bytes.
+    """
+    q, kv_cache = call.q, call.kv_cache
+    page_size, head_dim, arch = kv_cache.shape[2], q.shape[-1], device_arch(q.device)
+    if page_size < 16 or page_size & (page_size - 1):
+        raise InvalidArgument(
+            f"kv_cache: page_size is {page_size}, must be a power of two of at least 16 on {arch}; "
+            "set vLLM's block size to 16, 32, 64 or 128"
+        )
+    check_rows(arch, kv_cache=kv_cache)
+    key_values = KeyValues(
+        "paged",
+        kv_cache[..., :head_dim],
+        kv_cache[..., head_dim:],
+        query_start=call.query_start,
+        seq_lens=call.seq_lens,
+        block_table=call.block_table,
+        k_scale=call.k_scale,
+        v_scale=call.v_scale,
+    )
+    sizes = len(call.seq_lens), call.max_query_len, call.max_seq_len
+    more = call.out, call.counters, rotating
+    return run(Inputs(q, key_values, call.sinks, *sizes, call.scoring, *more))
+
+
+def run(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Choose a tile, allocate the result if ``out`` is None, launch, merge splits.
 
     Returns:
         ``out``, or its data if NVFP4, and the LSE.
@@ -193,15 +178,17 @@ def run(
     Raises:
         InvalidArgument: see the callers.
     """
+    q, given, sinks, scoring = inputs.q, inputs.key_values, inputs.sinks, inputs.scoring
+    batch, counters = inputs.batch, inputs.counters
     *tokens, num_heads, head_dim = q.shape
     arch, fp8 = device_arch(q.device), given.k.dtype == torch.float8_e4m3fn
     _check_head_dim(head_dim, fp8, arch)
     check_rows(arch, q=q)
-    out = q.new_empty(q.shape) if out is None else out
+    out = q.new_empty(q.shape) if inputs.out is None else inputs.out
     nvfp4, data = (out, out.data) if isinstance(out, Nvfp4Rows) else (None, out)
     check_rows(arch, out=data)
     rows = torch.Size(tokens).numel()
-    if rows == 0 or batch == 0 or queries == 0:
+    if rows == 0 or batch == 0 or inputs.queries == 0:
         return data, q.new_empty(q.shape[:-1], dtype=torch.float32)
     if given.k.numel() == 0:
         return _without_keys(q, out, sinks)
@@ -211,38 +198,36 @@ def run(
         )
     kv_heads = given.k.shape[1]
     problem = AttentionProblem(
-        batch, queries, keys, kv_heads, num_heads // kv_heads, head_dim, fp8, scoring.window_keys,
-        given.layout == "indexed", scoring.batch_invariant,
+        batch, inputs.queries, inputs.keys, kv_heads, num_heads // kv_heads, head_dim, fp8,
+        scoring.window_keys, given.layout == "indexed", scoring.batch_invariant,
     )  # fmt: skip
     tile, splits = choose_config(problem, multiprocessors(q.device))
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     if splits == 1:
         result = AttentionResult(data, lse, sinks, rows, num_heads, **scale_arguments(nvfp4))
-        _launch(q, given, result, None, rotating, tile, problem, splits, scoring)
+        _launch(inputs, problem, tile, splits, result, None)
         return data, lse
     parts = q.new_empty((splits, *q.shape), dtype=torch.float32)
     part_lse = lse.new_empty((splits, *lse.shape))
     # The merge adds the sinks, once.
     result = AttentionResult(parts, part_lse, None, rows, num_heads, **scale_arguments(None))
     if counters is None or problem.queries * problem.group > tile.rows or tile.query_tiles > 1:
-        _launch(q, given, result, None, rotating, tile, problem, splits, scoring)
+        _launch(inputs, problem, tile, splits, result, None)
         return merge_segments(parts, part_lse, sinks, q.dtype, out)
-    merge = merge_arguments(parts, part_lse, sinks, out, lse)
-    _launch(q, given, result, Merge(merge, counters), rotating, tile, problem, splits, scoring)
+    merge = Merge(merge_arguments(parts, part_lse, sinks, out, lse), counters)
+    _launch(inputs, problem, tile, splits, result, merge)
     return data, lse
 
 
 def _launch(
-    q: Tensor,
-    given: KeyValues,
+    inputs: Inputs,
+    problem: AttentionProblem,
+    tile: AttentionTile,
+    splits: int,
     result: AttentionResult,
     merge: Merge | None,
-    rotating: Rotating | None,
-    tile: AttentionTile,
-    problem: AttentionProblem,
-    splits: int,
-    scoring: Scoring,
 ) -> None:
+    q, given, scoring, rotating = inputs.q, inputs.key_values, inputs.scoring, inputs.rotating
     pages, kv_heads, page_rows, _ = given.k.shape
     final = result if merge is None else merge.arguments
     variant = Variant(

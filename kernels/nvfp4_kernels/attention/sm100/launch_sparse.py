@@ -4,37 +4,26 @@ import math
 
 from torch import Tensor
 
-from nvfp4_kernels.attention.scoring import Scoring
-from nvfp4_kernels.attention.sm100.launch import KeyValues, run
+from nvfp4_kernels.attention.call import SparseCall
+from nvfp4_kernels.attention.sm100.launch import Inputs, KeyValues, run
 from nvfp4_kernels.checks import InvalidArgument, check_rows
 from nvfp4_kernels.devices import device_arch
 
 MAX_MAP_ROWS = 2**31 - 1  # coordinates of a tensor map are int32
 
 
-def sparse_attention(
-    q: Tensor,
-    kv_cache: Tensor,
-    indices: Tensor,
-    lens: Tensor,
-    block_table: Tensor,
-    query_start: Tensor,
-    sinks: Tensor | None,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    scoring: Scoring,
-    out: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def sparse_attention(call: SparseCall) -> tuple[Tensor, Tensor]:
     """See ``nvfp4_kernels.attention.sparse_op.sparse_attention``.
 
     Raises:
         InvalidArgument: a cache whose rows no tensor map can address, a D that is not a multiple of
             32 with an E4M3 cache, or strides that are not multiples of 16 bytes.
     """
+    q, kv_cache, indices, lens, block_table, query_start, sinks, k_scale, v_scale, *_ = call
     head_dim = q.shape[-1]
     check_rows(device_arch(q.device), kv_cache=kv_cache)
     map_stride, map_rows = gather_view(kv_cache)
-    given = KeyValues(
+    key_values = KeyValues(
         "indexed",
         kv_cache[..., :head_dim],
         kv_cache[..., head_dim:],
@@ -47,7 +36,8 @@ def sparse_attention(
         map_stride=map_stride,
         map_rows=map_rows,
     )
-    return run(q, given, sinks, len(q), 1, indices.shape[1], scoring, out)
+    sizes = len(q), 1, indices.shape[1]
+    return run(Inputs(q, key_values, sinks, *sizes, call.scoring, call.out))
 
 
 def gather_view(kv_cache: Tensor) -> tuple[int, int]:

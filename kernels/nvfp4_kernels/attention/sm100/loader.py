@@ -63,7 +63,7 @@ class TmaLoader:
         tile = self.tile
         leader = ptx.elect_sync()
         tiles, keys = work.max_tiles(), source.key_map
-        count = 2 * work.before.tiles  # keys and values
+        count = 2 * work.before.kv_tiles  # keys and values
         positions = [self._positions(source, work, Int32(n)) for n in range(PREFETCH)]
         table = self._page_table(source, work)
         current, following = (self._coordinates(work, table, each) for each in positions[:2])
@@ -179,7 +179,7 @@ class TmaLoader:
         if rows < KEYS:
             tail_full = barriers.tail_full
             self._issue_copies(source, values, work, index, stage, coordinates, tail_full, leader)
-            wait(tail_full, work.before.tails)
+            wait(tail_full, work.before.tail_tiles)
             self._zero_tail(source, stage, rows)
             ptx.fence_proxy(ptx.Proxy.ASYNC_SHARED, space=ptx.SharedSpace.shared_cta)
             ptx.bar_warp_sync(cute.arch.FULL_MASK)

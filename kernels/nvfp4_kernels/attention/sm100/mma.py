@@ -71,16 +71,16 @@ class Mma:
             values=mn_major_descriptor(tile, ring),
         )
         tiles = work.max_tiles()
-        count = 2 * work.before.tiles  # keys and values
+        count = 2 * work.before.kv_tiles  # keys and values
         if tiles > 0:
             wait(barriers.kv_full.subview(self._stage(count)), self._phase(count))
             for each in cutlass.range_constexpr(tile.query_tiles):
-                wait(barriers.q_full.subview(each), work.before.works)
+                wait(barriers.q_full.subview(each), work.before.work_tiles)
                 if cutlass.const_expr(tile.takes_over and each == 1):
                     # Stagger the softmax groups: the second gets S only after the first has stored
                     # its previous result. In step, both would need the same units at once.
                     if work.tiles[0] > 0:
-                        wait(barriers.stored, work.before.firsts - 1)
+                        wait(barriers.stored, work.before.first_work_tiles - 1)
                 if cutlass.const_expr(tile.separate_p):
                     if work.tiles[each] > 0:
                         self._wait_s_empty(barriers, each, Int32(0), work)

@@ -43,7 +43,7 @@ class QueryCopier:
         quantized, mine = self.tile.quantizes_copied, query_tile
         empty = barriers.taken.subview(mine) if quantized else barriers.q_empty
         full = (barriers.copied if quantized else barriers.q_full).subview(mine)
-        wait(empty, work.before.works - 1)
+        wait(empty, work.before.work_tiles - 1)
         for warp in cutlass.range_constexpr(WARPS):
             self._copy_rows(queries, shared, work, query_tile, Int32(warp))
         cute.arch.cp_async_commit_group()

@@ -65,23 +65,28 @@ class WalkOrder:
     sequences: cute.FastDivmodDivisorV2
 
 
-class Before(NamedTuple):
-    """Pipeline counts: tiles that the CTA has processed before a work tile, for barrier phases.
+class PipelineCounts(NamedTuple):
+    """Tiles that the CTA has processed before a work tile, for barrier phases.
 
     Attributes:
-        tiles: number of key tiles.
-        works: number of work tiles with keys.
-        tails: key tiles with rows past a sequence's last key.
-        firsts: work tiles with keys for the first query tile.
-        first, second: key tiles of either query tile.
+        kv_tiles: number of key tiles.
+        work_tiles: number of work tiles with keys.
+        tail_tiles: key tiles with rows past a sequence's last key.
+        first_work_tiles: work tiles with keys for the first query tile.
+        first_kv_tiles, second_kv_tiles: key tiles of either query tile.
     """
 
-    tiles: Int32
-    works: Int32
-    tails: Int32
-    firsts: Int32
-    first: Int32
-    second: Int32
+    kv_tiles: Int32
+    work_tiles: Int32
+    tail_tiles: Int32
+    first_work_tiles: Int32
+    first_kv_tiles: Int32
+    second_kv_tiles: Int32
+
+    def of_one_query_tile(self) -> "PipelineCounts":
+        """Counts without a second query tile; fewer registers, as some counts are equal."""
+        kv_tiles, work_tiles, tail_tiles, *_ = self
+        return PipelineCounts(kv_tiles, work_tiles, tail_tiles, work_tiles, kv_tiles, Int32(0))
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,7 @@ class WorkTile:
     parts: Int32
     group: Int32
     window: Int32
-    before: Before
+    before: PipelineCounts
 
     def max_tiles(self) -> Int32:
         """Number of key tiles of the query tile with the most."""
@@ -130,24 +135,26 @@ class WorkTile:
 
     def turn(self, query_tile: Int32 | int, index: Int32) -> Int32:
         """Number of the ``index``-th key tile among all key tiles of the CTA's query tile."""
-        before: Int32 | int = self.before.first
+        before: Int32 | int = self.before.first_kv_tiles
         if len(self.tiles) > 1 and isinstance(query_tile, int):
             before = self.before[-2:][query_tile]
         elif len(self.tiles) > 1:
-            before = cutlass.select_(query_tile == 0, self.before.first, self.before.second)
+            first, second = self.before[-2:]
+            before = cutlass.select_(query_tile == 0, first, second)
         return before + index
 
-    def after(self) -> Before:
+    def after(self) -> PipelineCounts:
         """Pipeline counts after this work tile."""
-        tiles, (earlier, works, tails, firsts, first, second) = self.max_tiles(), self.before
+        tiles, before = self.max_tiles(), self.before
         has_tail = (tiles > 0) & (self.keys < (self.first_tile + tiles) * KEYS)
         one, none = Int32(1), Int32(0)
-        return Before(
-            earlier + tiles,
-            works + cutlass.select_(tiles > 0, one, none),
-            tails + cutlass.select_(has_tail, one, none),
-            firsts + cutlass.select_(self.tiles[0] > 0, one, none),
-            first + self.tiles[0],
+        second = before.second_kv_tiles
+        return PipelineCounts(
+            before.kv_tiles + tiles,
+            before.work_tiles + cutlass.select_(tiles > 0, one, none),
+            before.tail_tiles + cutlass.select_(has_tail, one, none),
+            before.first_work_tiles + cutlass.select_(self.tiles[0] > 0, one, none),
+            before.first_kv_tiles + self.tiles[0],
             second + self.tiles[1] if len(self.tiles) > 1 else second,
         )
 
@@ -168,7 +175,7 @@ def work_tile(
     lengths: SequenceLengths,
     order: Any,
     number: Any,
-    before: Before,
+    before: PipelineCounts,
 ) -> WorkTile:
     """Work tile of this CTA; the longest first, since the last block of queries sees most keys.
 

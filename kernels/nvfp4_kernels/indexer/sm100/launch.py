@@ -7,7 +7,7 @@ from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument, check_layout, strides_of
 from nvfp4_kernels.devices import defective_map_bytes, device_arch, multiprocessors
-from nvfp4_kernels.indexer.formats import Format
+from nvfp4_kernels.indexer.call import IndexerKeys, IndexerPagedKeys, ScoreCall
 from nvfp4_kernels.indexer.sm100.choose import ScoreProblem
 from nvfp4_kernels.indexer.sm100.kernel import ScoreArguments
 from nvfp4_kernels.indexer.sm100.operands import PageTable
@@ -83,87 +83,68 @@ class Scoring:
         )
 
 
-def contiguous(
-    q: Tensor,
-    q_scales: Tensor | None,
-    k: Tensor,
-    k_scales: Tensor | None,
-    weights: Tensor,
-    ks: Tensor,
-    ke: Tensor,
-    fmt: Format,
-) -> Scoring:
-    """Check contiguous keys; see ``nvfp4_kernels.indexer.score_op.indexer_logits``.
+def scoring_of(call: ScoreCall) -> Scoring:
+    """Check the arguments for this kernel; see ``nvfp4_kernels.indexer.score_op.indexer_logits``.
 
     Raises:
-        InvalidArgument: an unsupported head size or number of heads, or data that is not 16-byte
-            aligned.
+        InvalidArgument: an unsupported head size, number of heads or page size, or data or pages
+            that are not 16-byte aligned.
     """
-    problem = _problem(q, fmt, 1, q.shape[0], k.shape[0])
-    _check_aligned(q=q, q_scales=q_scales, k=k, k_scales=k_scales, weights=weights)
+    if isinstance(call.keys, IndexerPagedKeys):
+        return _paged(call, call.keys)
+    return _contiguous(call, call.keys)
+
+
+def _contiguous(call: ScoreCall, keys: IndexerKeys) -> Scoring:
+    k, k_scales, ks, ke = keys
+    problem = _problem(call, 1, call.q.shape[0], k.shape[0])
+    _check_aligned(q=call.q, q_scales=call.q_scales, k=k, k_scales=k_scales, weights=call.weights)
     page_table = PageTable(table=None, table_stride=0, pages=1, stride=k.nbytes, k_scales=k_scales)
-    ranges = KeyRanges(begins=ks, ends=ke)
-    return _scoring(problem, 0, q, q_scales, k, page_table, weights, ranges)
+    return _scoring(call, problem, k, 0, page_table, KeyRanges(begins=ks, ends=ke))
 
 
-def paged(
-    q: Tensor,
-    q_scales: Tensor | None,
-    cache: Tensor,
-    weights: Tensor,
-    context_lens: Tensor,
-    block_table: Tensor,
-    max_context_len: int,
-    fmt: Format,
-    block_size: int,
-) -> Scoring:
-    """Check keys in a paged cache; see ``nvfp4_kernels.indexer.score_op.indexer_logits_paged``.
-
-    Raises:
-        InvalidArgument: as ``contiguous``; an unsupported page size, or pages that are not 16-byte
-            aligned.
-    """
-    problem = _problem(q, fmt, q.shape[0], q.shape[1], max_context_len)
+def _paged(call: ScoreCall, keys: IndexerPagedKeys) -> Scoring:
+    q, (cache, context_lens, block_table, max_context_len, block_size) = call.q, keys
+    problem = _problem(call, q.shape[0], q.shape[1], max_context_len)
     _check_page_size(block_size, q.device)
     _check_cache(cache)
-    _check_aligned(q=q, q_scales=q_scales, weights=weights)
+    _check_aligned(q=q, q_scales=call.q_scales, weights=call.weights)
     page_table = PageTable(
         table=block_table,
         table_stride=strides_of(block_table)[0],
         pages=len(cache),
         stride=strides_of(cache)[0],
-        k_scales=cache[:, block_size * fmt.data_bytes(problem.head_dim) :],
+        k_scales=cache[:, block_size * call.fmt.data_bytes(problem.head_dim) :],
     )
     ranges = KeyRanges(begins=None, ends=context_lens)
-    return _scoring(problem, block_size, q, q_scales, cache, page_table, weights, ranges)
+    return _scoring(call, problem, cache, block_size, page_table, ranges)
 
 
 def _scoring(
+    call: ScoreCall,
     problem: ScoreProblem,
-    page_size: int,
-    q: Tensor,
-    q_scales: Tensor | None,
     k: Tensor,
+    page_size: int,
     page_table: PageTable,
-    weights: Tensor,
     ranges: KeyRanges,
 ) -> Scoring:
     """Bundle the launch's operands; FP8 queries' scales multiply the weights."""
-    fp8 = problem.fmt == "fp8"
+    fp8, q_scales = problem.fmt == "fp8", call.q_scales
     return Scoring(
         problem=problem,
         variant=Variant(page_size, query_factors=fp8 and q_scales is not None),
-        q=q,
+        q=call.q,
         q_scales=None if fp8 else q_scales,
         k=k,
         page_table=page_table,
-        weights=HeadWeights(weights=weights, query_factors=q_scales if fp8 else None),
+        weights=HeadWeights(weights=call.weights, query_factors=q_scales if fp8 else None),
         ranges=ranges,
     )
 
 
-def _problem(q: Tensor, fmt: Format, sequences: int, queries: int, keys: int) -> ScoreProblem:
+def _problem(call: ScoreCall, sequences: int, queries: int, keys: int) -> ScoreProblem:
     """Sizes of a launch; raise if the kernel does not support them."""
+    q, fmt = call.q, call.fmt
     num_heads, head_dim = q.shape[-2], q.shape[-1] * fmt.packed
     if head_dim not in HEAD_DIMS:
         known = ", ".join(map(str, HEAD_DIMS))

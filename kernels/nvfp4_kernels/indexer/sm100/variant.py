@@ -7,7 +7,7 @@ from nvfp4_kernels.indexer.sm100.tile import KEYS
 
 @dataclass(frozen=True)
 class Variant:
-    """Layout of the keys, and scales; see ``indexer_logits`` and ``indexer_logits_paged``.
+    """Layout of the keys, and scales; see ``indexer_logits``.
 
     Attributes:
         page_size: keys of a page, a power of two of at least 16; 0: keys are contiguous.

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from nvfp4_kernels.checks import strides_of
 from nvfp4_kernels.devices import device_family
+from nvfp4_kernels.indexer.call import GatherCall
 from nvfp4_kernels.indexer.formats import Format
 from nvfp4_kernels.indexer.kernels import E2M1_CONVERSION_FAMILIES
 from nvfp4_kernels.indexer.vectors.gather import GatherArguments, GatherVectors
@@ -65,33 +66,25 @@ def store_k(
         launch(kernel, arguments)
 
 
-def gather_k(
-    cache: Tensor,
-    block_table: Tensor,
-    key_start: Tensor,
-    total_keys: int,
-    head_dim: int,
-    fmt: Format,
-    block_size: int,
-) -> list[Tensor]:
+def gather_k(call: GatherCall) -> list[Tensor]:
     """See ``nvfp4_kernels.indexer.cache_op.indexer_gather_k``."""
-    out = fmt.empty(cache, (total_keys,), head_dim)
-    batch = len(key_start) - 1
-    if total_keys and batch:
-        layout = VectorLayout(fmt.name, head_dim)
+    out = call.fmt.empty(call.cache, (call.total_keys,), call.head_dim)
+    batch = len(call.key_start) - 1
+    if call.total_keys and batch:
+        layout = VectorLayout(call.fmt.name, call.head_dim)
         arguments = GatherArguments(
-            cache=cache,
-            page_stride=strides_of(cache)[0],
-            block_size=block_size,
-            table=block_table,
-            table_stride=strides_of(block_table)[0],
-            starts=key_start,
+            cache=call.cache,
+            page_stride=strides_of(call.cache)[0],
+            block_size=call.block_size,
+            table=call.block_table,
+            table_stride=strides_of(call.block_table)[0],
+            starts=call.key_start,
             batch=batch,
             data=out[0],
             scales=out[1] if len(out) > 1 else None,
-            rows=total_keys,
+            rows=call.total_keys,
         )
-        launch(GatherVectors(layout, alignment(*_page_offsets(cache))), arguments)
+        launch(GatherVectors(layout, alignment(*_page_offsets(call.cache))), arguments)
     return out
 
 

@@ -14,24 +14,14 @@ from nvfp4_kernels.checks import (
 )
 from nvfp4_kernels.dispatch import Mode
 from nvfp4_kernels.heads import check_cache, check_out, check_queries
+from nvfp4_kernels.rotary.store.call import RotaryStoreCall
 from nvfp4_kernels.runtime.recording import compared
 
 
-def check_rotary_store(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    positions: Tensor,
-    cos_sin_cache: Tensor,
-    kv_cache: Tensor,
-    slot_mapping: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    eps: float | None,
-) -> Mode:
+def check_rotary_store(call: RotaryStoreCall) -> Mode:
     """Check all arguments but ``out``; return the mode."""
+    _, q, k, v, positions, cos_sin_cache, kv_cache, slot_mapping, *_ = call
+    q_norm, k_norm, k_scale, v_scale = call.q_norm, call.k_norm, call.k_scale, call.v_scale
     check_queries(q, "(T, Hq, D)")
     mode = check_cache(q, kv_cache, k_scale, v_scale)
     head_dim = q.shape[-1]
@@ -53,7 +43,7 @@ def check_rotary_store(
                 "slot_mapping; cut slot_mapping"
             )
     _check_table(cos_sin_cache, q)
-    _check_norms(q, q_norm, k_norm, eps)
+    _check_norms(q, q_norm, k_norm, call.eps)
     check_same_device(
         q=q, k=k, v=v, positions=positions, cos_sin_cache=cos_sin_cache, kv_cache=kv_cache,
         slot_mapping=slot_mapping, q_norm=q_norm, k_norm=k_norm, k_scale=k_scale, v_scale=v_scale,

@@ -1,5 +1,7 @@
 """``rotary_store``: QK norm, rotary embedding and KV-cache store in one launch."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -7,7 +9,14 @@ from nvfp4_kernels.checks import check_dtype
 from nvfp4_kernels.dispatch import called
 from nvfp4_kernels.heads import DTYPES
 from nvfp4_kernels.rotary.store.arguments import check_out_of, check_rotary_store
+from nvfp4_kernels.rotary.store.call import RotaryStoreCall
 from nvfp4_kernels.rotary.store.kernels import KERNELS
+
+_SCHEMA = (
+    "(Tensor(a!) out, Tensor q, Tensor k, Tensor v, Tensor positions, Tensor cos_sin_cache, "
+    "Tensor(b!) kv_cache, Tensor slot_mapping, Tensor? q_norm, Tensor? k_norm, Tensor? k_scale, "
+    "Tensor? v_scale, bool neox, float? eps) -> ()"
+)
 
 
 def rotary_store(
@@ -95,29 +104,12 @@ def rotary_store(
     return out
 
 
-@torch.library.custom_op("nvfp4::rotary_store", mutates_args=("out", "kv_cache"))
-def _rotary_store(
-    out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    positions: Tensor,
-    cos_sin_cache: Tensor,
-    kv_cache: Tensor,
-    slot_mapping: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    neox: bool,
-    eps: float | None,
-) -> None:
-    tensors = (
-        q, k, v, positions, cos_sin_cache, kv_cache, slot_mapping, q_norm, k_norm, k_scale, v_scale,
-    )  # fmt: skip
-    mode = check_rotary_store(*tensors, eps)
-    check_out_of(out, q)
-    KERNELS.select(q.device, mode).load()(out, *tensors, neox, eps)
+@torch.library.custom_op("nvfp4::rotary_store", mutates_args=("out", "kv_cache"), schema=_SCHEMA)
+def _rotary_store(*arguments: Any) -> None:
+    call = RotaryStoreCall(*arguments)
+    mode = check_rotary_store(call)
+    check_out_of(call.out, call.q)
+    KERNELS.select(call.q.device, mode).load()(call)
 
 
 @_rotary_store.register_fake

@@ -4,39 +4,25 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.rotary.reference import rotate
+from nvfp4_kernels.rotary.store.call import RotaryStoreCall
 
 E4M3 = torch.float8_e4m3fn
 E4M3_MAX = torch.finfo(E4M3).max
 PIECE = 8  # elements that are added up one after the other
 
 
-def rotary_store(
-    out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    positions: Tensor,
-    cos_sin_cache: Tensor,
-    kv_cache: Tensor,
-    slot_mapping: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    neox: bool,
-    eps: float | None,
-) -> None:
+def rotary_store(call: RotaryStoreCall) -> None:
     """See ``nvfp4_kernels.rotary.store.op.rotary_store``."""
-    tokens, rotary_dim = len(slot_mapping), cos_sin_cache.shape[1]
-    q, k, v, positions = (x[:tokens] for x in (q, k, v, positions))
-    cos, sin = cos_sin_cache[positions].float().unsqueeze(1).chunk(2, -1)
-    if q_norm is not None and eps is not None:
-        q = normalise(q, q_norm, eps, rotary_dim)
-    if k_norm is not None and eps is not None:
-        k = normalise(k, k_norm, eps, rotary_dim)
-    turn = rotate if neox else rotate_neighbours
-    out[:tokens] = turn(q, cos, sin)
-    store(turn(k, cos, sin), v, kv_cache, slot_mapping, k_scale, v_scale)
+    tokens, rotary_dim = len(call.slot_mapping), call.cos_sin_cache.shape[1]
+    q, k, v, positions = (x[:tokens] for x in (call.q, call.k, call.v, call.positions))
+    cos, sin = call.cos_sin_cache[positions].float().unsqueeze(1).chunk(2, -1)
+    if call.q_norm is not None and call.eps is not None:
+        q = normalise(q, call.q_norm, call.eps, rotary_dim)
+    if call.k_norm is not None and call.eps is not None:
+        k = normalise(k, call.k_norm, call.eps, rotary_dim)
+    turn = rotate if call.neox else rotate_neighbours
+    call.out[:tokens] = turn(q, cos, sin)
+    store(turn(k, cos, sin), v, call.kv_cache, call.slot_mapping, call.k_scale, call.v_scale)
 
 
 def normalise(x: Tensor, weight: Tensor, eps: float, rotary_dim: int) -> Tensor:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from nvfp4_kernels import InvalidArgument, NoKernelError, merge_segments
 from nvfp4_kernels.attention import reference as attention_reference
+from nvfp4_kernels.attention.call import AttentionCall
 from nvfp4_kernels.attention.merge import op as merge_op
 from nvfp4_kernels.attention.merge import reference
 from nvfp4_kernels.attention.merge.choose import choose_prefetch
-from nvfp4_kernels.attention.scoring import Scoring
 from tests import devices
 from tests.emulator import EAGER, STANDARD
 from tests.test_kernels.compilation import check_compiled, check_op
@@ -182,11 +182,12 @@ def test_splitting_changes_nothing(sizes: list[int], sinks: bool, data: st.DataO
     q = torch.randn(1, queries, heads, 16)
     k, v = torch.randn(2, 1, keys, 2, 16)
     sink = torch.randn(heads) if sinks else None
-    scoring = Scoring(0.5, causal=False, soft_cap=data.draw(st.sampled_from([None, 4.0])))
+    scoring = 0.5, False, None, data.draw(st.sampled_from([None, 4.0]))
 
     def attend(chosen: list[int], sink: Tensor | None = None) -> Result:
         lengths = None, None, None, None
-        return attention_reference.attention(q, k[:, chosen], v[:, chosen], sink, *lengths, scoring)
+        some = k[:, chosen], v[:, chosen]
+        return attention_reference.attention(AttentionCall(q, *some, sink, *lengths, *scoring))
 
     order = data.draw(st.permutations(range(keys)))
     ends = torch.tensor([0, *sizes]).cumsum(0).tolist()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nvfp4_kernels import rotary_store
 from nvfp4_kernels.rotary.store import reference
+from nvfp4_kernels.rotary.store.call import RotaryStoreCall
 from tests.test_kernels.bits import check_equal
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -95,7 +96,8 @@ class Case:
 def run_reference(given: Given) -> Tensor:
     """Call the reference; return the queries of the tokens, without padding."""
     out = given["q"].new_empty(given["q"].shape)
-    reference.rotary_store(out, *(given.get(name) for name in REFERENCE_ARGUMENTS))
+    arguments: list[Any] = [given.get(name) for name in REFERENCE_ARGUMENTS]
+    reference.rotary_store(RotaryStoreCall(out, *arguments))
     return out[: len(given["slot_mapping"])]
 
 

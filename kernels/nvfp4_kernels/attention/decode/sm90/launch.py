@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from nvfp4_kernels.attention.decode.call import DecodeCall
 from nvfp4_kernels.attention.decode.sm90.choose import choose_config
 from nvfp4_kernels.attention.decode.sm90.kernel import DecodeArguments, DecodeAttentionSm90
 from nvfp4_kernels.attention.decode.sm90.loader import Strides
@@ -9,7 +10,6 @@ from nvfp4_kernels.attention.decode.sm90.mainloop import LogitScaling
 from nvfp4_kernels.attention.decode.sm90.merge import DecodeResult
 from nvfp4_kernels.attention.decode.sm90.tile import HEAD_DIMS, KEYS, Variant
 from nvfp4_kernels.attention.decode.sm90.token import TokenTensor
-from nvfp4_kernels.attention.scoring import Scoring
 from nvfp4_kernels.checks import InvalidArgument, check_rows, strides_of
 from nvfp4_kernels.devices import device_arch, dtype_name, multiprocessors
 from nvfp4_kernels.runtime.compile import launch
@@ -17,24 +17,15 @@ from nvfp4_kernels.runtime.compile import launch
 MAX_BATCH = 65535  # CTAs along a grid's z dimension
 
 
-def decode_attention(
-    out: Tensor,
-    q: Tensor,
-    key: Tensor,
-    value: Tensor,
-    kv_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    slot_mapping: Tensor,
-    sinks: Tensor | None,
-    scoring: Scoring,
-) -> None:
+def decode_attention(call: DecodeCall) -> None:
     """See ``nvfp4_kernels.attention.decode.op.decode_attention``.
 
     Raises:
         InvalidArgument: an unsupported D or page size, too many sequences, or rows that are
             misaligned.
     """
+    out, q, key, value, kv_cache, block_table, seq_lens, slot_mapping, sinks, *_ = call
+    scoring = call.scoring
     batch, num_heads, head_dim = q.shape
     pages, kv_heads, page_size, _ = kv_cache.shape
     arch = device_arch(q.device)

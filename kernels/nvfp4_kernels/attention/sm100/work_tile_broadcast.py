@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import AddressSpace, Array, Boolean, Int32, Int64, Vector
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.attention.sm100.scheduler import Before, Sizes, WorkTile
+from nvfp4_kernels.attention.sm100.scheduler import PipelineCounts, Sizes, WorkTile
 from nvfp4_kernels.device.mbarrier import wait
 
 _FIELDS = (
@@ -19,7 +19,7 @@ _VECTOR = 4  # words of a load
 
 
 @dataclass(frozen=True)
-class WorkBoard:
+class WorkTileBroadcast:
     """Work tile broadcast: the scheduler warp writes a work tile, all other warps read.
 
     The lengths and indices, which cost two loads and some divisions, are thus ready before the
@@ -36,11 +36,11 @@ class WorkBoard:
     empty: Array
 
     @staticmethod
-    def allocate() -> "WorkBoard":
+    def allocate() -> "WorkTileBroadcast":
         """Shared memory for a work tile and its barriers."""
         words = Array(Int32, _WORDS, space=AddressSpace.smem, alignment=16)
         full, empty = (Array(Int64, 1, space=AddressSpace.smem, alignment=8) for _ in range(2))
-        return WorkBoard(words, full, empty)
+        return WorkTileBroadcast(words, full, empty)
 
     def init(self, readers: int) -> None:
         """Initialise the barriers for ``readers`` warps; the caller fences."""
@@ -80,8 +80,8 @@ class WorkBoard:
         return words
 
 
-def work_of(words: list[Int32], query_tiles: int, sizes: Sizes, before: Before) -> WorkTile:
-    """Work tile decoded from the words of ``WorkBoard.read``."""
+def work_of(words: list[Int32], query_tiles: int, sizes: Sizes, before: PipelineCounts) -> WorkTile:
+    """Work tile decoded from the words of ``WorkTileBroadcast.read``."""
     named = dict(zip(_FIELDS, words[1:], strict=False))
     tiles = words[1 + len(_FIELDS) :][:query_tiles]
     return WorkTile(**named, tiles=tiles, group=sizes.group, window=sizes.window, before=before)

@@ -26,7 +26,7 @@ _TAKE = "\n".join((
 
 
 @dataclass(frozen=True)
-class LaunchControl:
+class ClcResponse:
     """CLC requests of a warp for the grid's next CTA, one in flight at a time.
 
     A CTA whose launch is cancelled never starts (PTX ISA, clusterlaunchcontrol). Work is thus
@@ -41,10 +41,10 @@ class LaunchControl:
     full: Array
 
     @staticmethod
-    def allocate() -> "LaunchControl":
+    def allocate() -> "ClcResponse":
         """Shared memory for a response and its barrier."""
         response = Array(Int32, RESPONSE_BYTES // 4, space=AddressSpace.smem, alignment=16)
-        return LaunchControl(response, Array(Int64, 1, space=AddressSpace.smem, alignment=8))
+        return ClcResponse(response, Array(Int64, 1, space=AddressSpace.smem, alignment=8))
 
     def init(self) -> None:
         """Initialise the barrier; the caller fences."""

@@ -1,0 +1,24 @@
+"""Arguments of ``rotary_store`` as one value."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class RotaryStoreCall(NamedTuple):
+    """Arguments of ``rotary_store``."""
+
+    out: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    positions: Tensor
+    cos_sin_cache: Tensor
+    kv_cache: Tensor
+    slot_mapping: Tensor
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    k_scale: Tensor | None
+    v_scale: Tensor | None
+    neox: bool
+    eps: float | None
