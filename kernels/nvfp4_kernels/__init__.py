@@ -35,17 +35,7 @@ _NAMES = {
         "rotary_attention",
         "sparse_attention",
     ),
-    "gemm": (
-        "gemm",
-        "gemm_quantized",
-        "gemv",
-        "grouped_gemm",
-        "grouped_gemm_quantized",
-        "grouped_silu_mul_gemm",
-        "grouped_silu_mul_gemm_quantized",
-        "silu_mul_gemm",
-        "silu_mul_gemm_quantized",
-    ),
+    "gemm": ("gemm", "gemv", "grouped_gemm", "grouped_silu_mul_gemm", "silu_mul_gemm"),
     "indexer": (
         "indexer_gather_k",
         "indexer_logits",
