@@ -27,10 +27,10 @@ MAX_SHARDS = 8  # of a weight, for kernels; references take any number
 
 
 def check_output(output: Output, out_dtype: torch.dtype) -> Static:
-    """Check the types of a quantised result's format; the ops check its shape and range.
+    """Check that a quantised result's format fits the torch op's schema, and ``out_dtype``.
 
     Raises:
-        InvalidArgument: another format, or an ``out_dtype`` that contradicts it.
+        InvalidArgument: another format, or an ``out_dtype`` that contradicts the format.
     """
     if not isinstance(output, Static):
         raise refuse_output(output, "None or Static(global_scale, terms)")
