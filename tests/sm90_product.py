@@ -4,7 +4,7 @@ References replace the small kernels.
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -13,10 +13,11 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.checks import check_layout
 from nvfp4_kernels.devices import standing_in
-from nvfp4_kernels.formats.fragments import Fragments, blocked_weight
+from nvfp4_kernels.formats.fragments import blocked_weight
 from nvfp4_kernels.formats.nvfp4 import block_scaled_product
+from nvfp4_kernels.gemm.arguments import check_layouts
+from nvfp4_kernels.gemm.call import ProductCall
 
 _LAUNCH = "nvfp4_kernels.gemm.sm90.launch"
 _SMALL = ("norm", "rotary")
@@ -32,68 +33,25 @@ class Sm90Product:
 
     rows: list[int] = field(default_factory=list)
 
-    def gemm(
-        self,
-        a: Tensor,
-        a_scales: None,
-        b: Tensor,
-        b_scales: Tensor,
-        alpha: Tensor,
-        shard_sizes: Sequence[int],
-        row_scale: None,
-        bias: Tensor | None,
-        out_dtype: torch.dtype,
-    ) -> Tensor:
-        """Compute ``nvfp4_kernels.gemm.op.gemm`` with the weight in fragments."""
-        n = sum(shard_sizes)
-        weights = [Fragments(b, b_scales)]
-        out = self.product(a.flatten(0, -2), weights, alpha, shard_sizes, n, bias, out_dtype)
-        return out.view(*a.shape[:-1], n)
-
-    def silu_mul_gemm(
-        self,
-        a: Tensor,
-        a_scales: None,
-        b1: Tensor,
-        b1_scales: Tensor,
-        b2: Tensor,
-        b2_scales: Tensor,
-        alpha: Tensor,
-        row_scale: None,
-        n: int,
-        out_global_scale: None,
-        out_dtype: torch.dtype,
-    ) -> tuple[Tensor, None]:
-        """Compute ``nvfp4_kernels.gemm.silu_mul.op`` with the weights in fragments."""
-        weights = [Fragments(b1, b1_scales), Fragments(b2, b2_scales)]
-        out = self.product(a.flatten(0, -2), weights, alpha, [n], n, None, out_dtype)
-        return out.view(*a.shape[:-1], n), None
-
-    def product(
-        self,
-        a: Tensor,
-        weights: Sequence[Fragments],
-        alpha: Tensor,
-        shard_sizes: Sequence[int],
-        n: int,
-        bias: Tensor | None,
-        out_dtype: torch.dtype,
-    ) -> Tensor:
-        """Result ``(M, N)`` of ``gemm`` for one weight, of ``silu_mul_gemm`` for two."""
+    def gemm(self, call: ProductCall) -> tuple[Tensor, None]:
+        """Compute ``gemm``, or ``silu_mul_gemm`` for two weights, with weights in fragments."""
+        a = call.a.flatten(0, -2)
         assert a.ndim == 2
-        check_layout("a", a)  # as the kernel's does
-        assert sum(shard_sizes) == n
+        check_layouts(call, a=a)  # as the kernel's launch does
+        assert call.output is None
         self.rows.append(a.shape[0])
         products = [
-            block_scaled_product(a, None, *blocked_weight(*weight, n, a.shape[1]))
-            for weight in weights
+            block_scaled_product(a, None, *blocked_weight(*weight, call.rows, a.shape[1]))
+            for weight in call.weights
         ]
         if len(products) == 2:
-            gate, up = (p.mul_(factor) for p, factor in zip(products, alpha, strict=True))
+            gate, up = (p.mul_(factor) for p, factor in zip(products, call.alpha, strict=True))
             out = torch.nn.functional.silu(gate).mul_(up)
         else:
-            out = products[0].mul_(alpha.repeat_interleave(torch.tensor(list(shard_sizes))))
-        return (out if bias is None else out.add_(bias.float())).to(out_dtype)
+            sizes = torch.tensor(list(call.shard_sizes))
+            out = products[0].mul_(call.alpha.repeat_interleave(sizes))
+        out = out if call.bias is None else out.add_(call.bias.float())
+        return out.to(call.out_dtype).view(*call.a.shape[:-1], call.rows), None
 
 
 @contextmanager
@@ -101,7 +59,7 @@ def sm90_ops() -> Iterator[Sm90Product]:
     """Context in which ops on CPU tensors run the code of sm_90."""
     product = Sm90Product()
     module = ModuleType(_LAUNCH)
-    vars(module).update(gemm=product.gemm, silu_mul_gemm=product.silu_mul_gemm)
+    vars(module).update(gemm=product.gemm, silu_mul_gemm=product.gemm)
     stands = {_LAUNCH: module} | {
         f"nvfp4_kernels.{room}.sm90": import_module(f"nvfp4_kernels.{room}.reference")
         for room in _SMALL

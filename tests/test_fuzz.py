@@ -67,7 +67,7 @@ Break = Callable[[Any], Any]
 
 
 def _without_bias(real: Any) -> Any:
-    return lambda *args, **more: real(*args[:7], None, *args[8:], **more)
+    return lambda call: real(call._replace(bias=None))
 
 
 def _nibbles_swapped(real: Any) -> Any:

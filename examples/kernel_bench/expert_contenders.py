@@ -12,6 +12,7 @@ from torch import Tensor
 from examples.kernel_bench.contenders import Unavailable
 from nvfp4_kernels.activation import SILU
 from nvfp4_kernels.formats.fragments import Fragments, to_fragments
+from nvfp4_kernels.gemm.call import GroupedGemmCall
 from nvfp4_kernels.gemm.grouped.tile_tokens import ExpertSizes, choose_tile_tokens
 from nvfp4_kernels.gemm.sm90.launch_grouped import grouped_gemm, grouped_silu_mul_gemm
 from nvfp4_kernels.moe import moe_combine, moe_route_gather
@@ -88,14 +89,16 @@ class Ours:
         tile_tokens = choose_tile_tokens(x.device, len(x), choice.ids.shape[1], sizes)
         routing, a = moe_route_gather(x, choice.ids, held, tile_tokens, choice.expert_map)
         w13, w2, alphas = operands
-        hidden, _ = grouped_silu_mul_gemm(
-            a, None, routing.groups, *w13, alphas[0], None, i, None, SILU, x.dtype,
+        first = GroupedGemmCall(
+            a, None, routing.groups, *w13, alphas[0], None, None, i, SILU, x.dtype,
             global_experts=total,
         )  # fmt: skip
-        out, _ = grouped_gemm(
-            hidden, None, routing.groups, *w2, alphas[1], None, h, None, None, x.dtype, 1, 1, True,
-            global_experts=total,
+        hidden, _ = grouped_silu_mul_gemm(first)
+        second = GroupedGemmCall(
+            hidden, None, routing.groups, *w2, alphas[1], None, None, h, None, x.dtype,
+            routed_before=True, global_experts=total,
         )  # fmt: skip
+        out, _ = grouped_gemm(second)
         return moe_combine(out, routing.rows, choice.weights)
 
 

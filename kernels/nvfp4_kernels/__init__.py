@@ -34,17 +34,7 @@ _NAMES = {
         "rotary_attention",
         "sparse_attention",
     ),
-    "gemm": (
-        "gemm",
-        "gemm_quantized",
-        "gemv",
-        "grouped_gemm",
-        "grouped_gemm_quantized",
-        "grouped_silu_mul_gemm",
-        "grouped_silu_mul_gemm_quantized",
-        "silu_mul_gemm",
-        "silu_mul_gemm_quantized",
-    ),
+    "gemm": ("gemm", "gemv", "grouped_gemm", "grouped_silu_mul_gemm", "silu_mul_gemm"),
     "indexer": (
         "IndexerKeys",
         "IndexerPagedKeys",

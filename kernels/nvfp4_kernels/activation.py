@@ -75,8 +75,8 @@ def check_gated(activation: Activation) -> None:
     name, limit, alpha, beta = activation
     if name not in GATED:
         raise InvalidArgument(
-            f"activation: is {name!r}, must be one of {', '.join(GATED)} with a gate; an expert "
-            "without one is grouped_gemm_quantized()'s"
+            f"activation: is {name!r}, must be one of {', '.join(GATED)} with a gate; use "
+            "grouped_gemm() for experts without one"
         )
     if limit is not None and not limit > 0:
         raise InvalidArgument(f"activation.limit: is {limit}, must be positive; or leave it out")

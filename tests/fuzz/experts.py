@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.activation import GATED, SILU, UNGATED, Activation
+from nvfp4_kernels.formats.output import Static
 from nvfp4_kernels.moe.route import reference
 from nvfp4_kernels.moe.routing import TILE_TOKENS, Routing
 from tests.fuzz.bounds import near, quantized, require, row_scales, row_there, same
@@ -17,6 +18,7 @@ from tests.fuzz.products import (
     activation_values,
     draw_activation,
     draw_factors,
+    draw_quantizes,
     draw_weight,
     product,
     weight_values,
@@ -74,7 +76,8 @@ def draw_tokens(draw: Draw, per_token: bool, gathers: bool, routes: bool) -> Giv
     return given if gathers else given | {"terms": draw.one(1, 1, 2, 3, 4)}
 
 
-def draw_grouped(draw: Draw, gated: bool, quantizes: bool) -> Given:
+def draw_grouped(draw: Draw, gated: bool) -> Given:
+    quantizes = draw_quantizes(draw)
     batch = draw_batch(draw)
     experts, routing = batch["num_experts"], routed(batch)
     n, k = draw.number(1, 60), 16 * draw.number(1, 8)
@@ -98,9 +101,9 @@ def draw_grouped(draw: Draw, gated: bool, quantizes: bool) -> Given:
         given["row_scale"] = torch.from_numpy(rows).float()
     if draw.chance(0.4):
         given["bias"] = draw.floats((*matrices, n), draw.one(BF16, FP16, FP32), 2)
-    if quantizes:
+    if quantizes or (draw.gpu and draw.chance(0.4)):
         scales = torch.from_numpy(0.01 * 2.0 ** draw.rng.uniform(-4, 4, (experts,))).float()
-        return given | {"out_global_scale": scales, "out_terms": draw.one(1, 1, 2, 3)}
+        return given | {"output": Static(scales, draw.one(1, 1, 2, 3))}
     if fragments or draw.chance(0.2):
         given["n"] = n
     return given | {"out_dtype": draw.one(BF16, FP16, FP32)}
@@ -194,11 +197,11 @@ def check_grouped(given: Given, result: Any, after: Given) -> None:
             values.append(product(a, weight, factor, rows, bias, terms * a.shape[-1]))
         both = values[0], values[1] if gated else None
         value, error = activated(*both, given.get("activation", SILU if gated else None))
-        if "out_global_scale" not in given:
+        if given.get("output") is None:
             near(f"tile {tile}", result[tile], value, error)
             continue
-        scale, parts = given["out_global_scale"][expert], (x[tile] for x in result)
-        quantized(*parts, value - error, value + error, scale, given["out_terms"])
+        (scales, out_terms), parts = given["output"], (x[tile] for x in result)
+        quantized(*parts, value - error, value + error, scales[expert], out_terms)
 
 
 def check_combine(given: Given, result: Any, after: Given) -> None:
@@ -217,8 +220,8 @@ def _tokens(per_token: bool = False, gathers: bool = False, routes: bool = False
     return Op(how, check_tokens)
 
 
-def _grouped(gated: bool, quantizes: bool) -> Op:
-    return Op(partial(draw_grouped, gated=gated, quantizes=quantizes), check_grouped)
+def _grouped(gated: bool) -> Op:
+    return Op(partial(draw_grouped, gated=gated), check_grouped)
 
 
 OPS = {
@@ -229,9 +232,7 @@ OPS = {
     "moe_route_quantize": _tokens(routes=True),
     "moe_route_quantize_per_token": _tokens(per_token=True, routes=True),
     "moe_route_gather": _tokens(gathers=True, routes=True),
-    "grouped_gemm": _grouped(gated=False, quantizes=False),
-    "grouped_gemm_quantized": _grouped(gated=False, quantizes=True),
-    "grouped_silu_mul_gemm": _grouped(gated=True, quantizes=False),
-    "grouped_silu_mul_gemm_quantized": _grouped(gated=True, quantizes=True),
+    "grouped_gemm": _grouped(gated=False),
+    "grouped_silu_mul_gemm": _grouped(gated=True),
     "moe_combine": Op(draw_combine, check_combine),
 }

@@ -10,6 +10,7 @@ from nvfp4_kernels import PerToken, gemm, paged_attention, quantize
 from nvfp4_kernels.dispatch import KernelTable, NoKernelError
 from nvfp4_kernels.each_row import by_row, row_product
 from nvfp4_kernels.formats.nvfp4 import to_blocked
+from nvfp4_kernels.gemm.call import GemmCall, SiluMulGemmCall
 from nvfp4_kernels.gemm.kernels import KERNELS as GEMM
 from nvfp4_kernels.gemm.silu_mul.kernels import KERNELS as SILU_MUL_GEMM
 from nvfp4_kernels.quantize.call import RmsNormQuantizeCall
@@ -32,9 +33,10 @@ def product(table: KernelTable, x: Tensor, weights: list[tuple[Tensor, Tensor]])
     kernel = table.select(CPU, "w4a16", batch_invariant=True).load()
     flat = [part for each in weights for part in each]
     if len(weights) == 1:
-        out: Tensor = kernel(x, None, *flat, torch.ones(1), [N], None, None, torch.float32)
+        given = x, None, *flat, torch.ones(1), [N], None, None, torch.float32
+        out: Tensor = kernel(GemmCall(*given))[0]
     else:
-        out, _ = kernel(x, None, *flat, torch.ones(2), None, N, None, torch.float32)
+        out, _ = kernel(SiluMulGemmCall(x, None, *flat, torch.ones(2), None, N, torch.float32))
     return out
 
 
@@ -60,7 +62,7 @@ def test_nvfp4_activations() -> None:
     def run(rows: Tensor) -> Tensor:
         a, a_scales, row_scale = quantize(rows, PerToken())
         given = a, a_scales, data, scales, torch.ones(1), [N], row_scale, None, torch.float32
-        out: Tensor = kernel(*given)
+        out: Tensor = kernel(GemmCall(*given))[0]
         return out
 
     whole = run(x)

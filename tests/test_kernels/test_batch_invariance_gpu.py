@@ -10,6 +10,7 @@ from nvfp4_kernels import PerToken, paged_attention, quantize
 from nvfp4_kernels.dispatch import KernelTable
 from nvfp4_kernels.formats.fragments import to_fragments
 from nvfp4_kernels.formats.nvfp4 import from_blocked, to_blocked
+from nvfp4_kernels.gemm.call import GemmCall, SiluMulGemmCall
 from nvfp4_kernels.gemm.kernels import KERNELS as GEMM
 from nvfp4_kernels.gemm.silu_mul.kernels import KERNELS as SILU_MUL_GEMM
 from nvfp4_kernels.quantize.call import RmsNormQuantizeCall
@@ -43,6 +44,7 @@ def check_rows(run: Any, x: Tensor, expected: Tensor | None = None) -> None:
 
 
 ALPHA = 1 / 64
+CALLS: dict[int, Any] = {1: GemmCall, 2: SiluMulGemmCall}  # by the number of weights
 
 
 TABLES = pytest.mark.parametrize(
@@ -61,9 +63,9 @@ def test_sm100(table: KernelTable, weights: int, n: int, k: int, op_device: torc
     def run(x: Tensor, batch_invariant: bool = True) -> Tensor:
         kernel = table.select(op_device, "w4a4", batch_invariant).load()
         a, a_scales, row_scale = (part.to(op_device) for part in quantize(x, PerToken()))
-        more = ([n], row_scale, None) if weights == 1 else (row_scale, n, None)
-        out = kernel(a, a_scales, *flat, alpha.to(op_device), *more, torch.float32)
-        return (out if weights == 1 else out[0]).cpu()
+        more = ([n], row_scale, None) if weights == 1 else (row_scale, n)
+        call = CALLS[weights](a, a_scales, *flat, alpha.to(op_device), *more, torch.float32)
+        return kernel(call)[0].cpu()
 
     x = torch.randn(ROWS, k).bfloat16()
     check_rows(run, x, run(x, batch_invariant=False))
@@ -80,9 +82,9 @@ def test_sm90(table: KernelTable, weights: int, n: int, k: int, op_device: torch
 
     def run(x: Tensor, batch_invariant: bool = True) -> Tensor:
         kernel = table.select(op_device, "w4a16", batch_invariant).load()
-        more = ([n], None, None) if weights == 1 else (None, n, None)
-        out = kernel(x.to(op_device), None, *flat, alpha.to(op_device), *more, torch.float32)
-        return (out if weights == 1 else out[0]).cpu()
+        more = ([n], None, None) if weights == 1 else (None, n)
+        operands = x.to(op_device), None, *flat, alpha.to(op_device)
+        return kernel(CALLS[weights](*operands, *more, torch.float32))[0].cpu()
 
     x = torch.randn(ROWS, k).bfloat16()
     check_rows(run, x, run(x, batch_invariant=False))

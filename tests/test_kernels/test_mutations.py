@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nvfp4_kernels.formats import nvfp4
 from nvfp4_kernels.gemm import reference as gemm_reference
+from nvfp4_kernels.gemm.call import GemmCall, SiluMulGemmCall
 from nvfp4_kernels.gemm.silu_mul import reference as silu_mul_gemm_reference
 from tests.test_kernels import test_against_producers, test_nvfp4_format, test_scale_layout
 from tests.test_kernels.gemm import test_gemm
@@ -83,29 +84,26 @@ def leave_padding(scales: Tensor) -> Tensor:
     return to_blocked(padded).view(scales.dtype)
 
 
-def gemm_with(**changes: Callable[..., Any]) -> Callable[..., Tensor]:
+def gemm_with(**changes: Callable[[GemmCall], Any]) -> Callable[[GemmCall], Any]:
     """Mutant: ``gemm``'s reference with some of its arguments changed."""
-    names = gemm.__code__.co_varnames[: gemm.__code__.co_argcount]
 
-    def mutant(*args: Any) -> Tensor:
-        named = dict(zip(names, args, strict=False))  # terms may be omitted
-        for name, change in changes.items():
-            named[name] = change(**named)
-        return gemm(**named)
+    def mutant(call: GemmCall) -> Any:
+        return gemm(call._replace(**{name: change(call) for name, change in changes.items()}))
 
     return mutant
 
 
-def largest_alpha(alpha: Tensor, **_: Any) -> Tensor:
-    return alpha.max().repeat(len(alpha))
+def largest_alpha(call: GemmCall) -> Tensor:
+    return call.alpha.max().repeat(len(call.alpha))
 
 
-def bias_times_alpha(bias: Tensor | None, alpha: Tensor, **_: Any) -> Tensor | None:
-    return bias if bias is None else bias * alpha[0]
+def bias_times_alpha(call: GemmCall) -> Tensor | None:
+    return call.bias if call.bias is None else call.bias * call.alpha[0]
 
 
-def swap_projections(a: Any, sfa: Any, b1: Any, sfb1: Any, b2: Any, sfb2: Any, *rest: Any) -> Any:
-    return silu_mul_gemm(a, sfa, b2, sfb2, b1, sfb1, *rest)
+def swap_projections(call: SiluMulGemmCall) -> Any:
+    b1, b1_scales, b2, b2_scales = call[2:6]
+    return silu_mul_gemm(call._replace(b1=b2, b1_scales=b2_scales, b2=b1, b2_scales=b1_scales))
 
 
 @dataclass(frozen=True)
@@ -218,7 +216,7 @@ MUTATIONS = {
     ),
     "row scale left out": Mutation(
         gemm,
-        gemm_with(row_scale=lambda **_: None),
+        gemm_with(row_scale=lambda call: None),
         (product("row scale"), test_quantize.test_per_token_row_scales_fit_gemm),
     ),
     "bias multiplied by alpha": Mutation(

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.library import Library, register_fake
 
 from nvfp4_kernels.activation import Activation
+from nvfp4_kernels.formats.output import Static
+from nvfp4_kernels.gemm.call import GroupedGemmCall
 from nvfp4_kernels.gemm.grouped.tile_tokens import ExpertSizes, choose_tile_tokens
 from nvfp4_kernels.moe.routing import Routing
 from nvfp4_kernels.moe.topk.op import router_of
@@ -176,11 +178,12 @@ def _products(
     _, first, between, second, combine = kernels
     groups, slots, rows, a, *scales = tiles
     a_scales, row_scale = (*scales, None, None)[:2]
-    to_nvfp4 = w2_input is not None
+    output = None if w2_input is None else Static(w2_input, terms)
     hidden, hidden_scales = function(first)(
-        a, a_scales, groups, w13, w13_scale, w13_alpha, row_scale, sizes.i, w2_input, activation,
-        torch.float32 if to_nvfp4 else dtype, terms, terms if to_nvfp4 else 1, bias=w13_bias,
-        global_experts=sizes.total,
+        GroupedGemmCall(
+            a, a_scales, groups, w13, w13_scale, w13_alpha, row_scale, w13_bias, sizes.i,
+            activation, dtype, terms, output, global_experts=sizes.total,
+        )
     )  # fmt: skip
     row_scale = None
     if between:
@@ -189,8 +192,10 @@ def _products(
     # gemm1 waited for the routing before it let dependents start, so gemm2, launched next, may load
     # weights while gemm1 ends.
     out, _ = function(second)(
-        hidden, hidden_scales, groups, w2, w2_scale, w2_alpha, row_scale, sizes.h, None, None,
-        dtype, terms, 1, not between, bias=w2_bias, global_experts=sizes.total,
+        GroupedGemmCall(
+            hidden, hidden_scales, groups, w2, w2_scale, w2_alpha, row_scale, w2_bias, sizes.h,
+            None, dtype, terms, None, routed_before=not between, global_experts=sizes.total,
+        )
     )  # fmt: skip
     return function(combine)(out, rows, weights, dtype)
 

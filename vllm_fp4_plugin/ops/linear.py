@@ -8,13 +8,15 @@ specialise on.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.library import Library, register_fake
 
+from nvfp4_kernels.formats.output import Static
 from nvfp4_kernels.gemm.arguments import quantized_result
+from nvfp4_kernels.gemm.call import GemmCall, SiluMulGemmCall
 from nvfp4_kernels.quantize.call import QuantizeCall
 from vllm_fp4_plugin.ops.define import define, function, readable
 
@@ -22,52 +24,10 @@ from vllm_fp4_plugin.ops.define import define, function, readable
 _LIBRARY = Library("nvfp4_tc", "FRAGMENT")
 
 
-def _operand(
-    x: Tensor,
-    x_scales: Tensor | None,
-    row_scale: Tensor | None,
-    input_scale: Tensor | None,
-    quantizer: str | None,
-    terms: int,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Data, block scales and row scales of the input, flattened to ``(tokens, K)``."""
-    if x_scales is not None:
-        return x, x_scales, row_scale
-    flat = readable(x.reshape(-1, x.shape[-1]))
-    if quantizer is None:
-        return flat, None, None
-    data, scales, *row_scales = function(quantizer)(QuantizeCall(flat, input_scale, terms))
-    return data, scales, row_scales[0] if row_scales else None
+class LinearCall(NamedTuple):
+    """Arguments of ``linear``, in the order of its schema.
 
-
-def _result_shape(x: Tensor, x_scales: Tensor | None, n: int) -> tuple[int, ...]:
-    """Shape of a 16-bit result with ``n`` columns; 2-D for a quantised input."""
-    return (*x.shape[:-1], n) if x_scales is None else (x.shape[-2], n)
-
-
-def _of_terms(quantizer: str | None, terms: int) -> tuple[int, ...]:
-    """Last argument of a GEMM kernel; kernels of 16-bit activations take no terms."""
-    return () if quantizer is None else (terms,)
-
-
-def _linear(
-    x: Tensor,
-    x_scales: Tensor | None,
-    row_scale: Tensor | None,
-    weight: Tensor,
-    weight_scale: Tensor,
-    alpha: Tensor,
-    shard_sizes: Sequence[int],
-    input_scale: Tensor | None,
-    bias: Tensor | None,
-    kernel: str,
-    quantizer: str | None,
-    terms: int,
-    dtype: torch.dtype,
-) -> Tensor:
-    """Compute ``x · weightᵀ + bias`` in NVFP4.
-
-    Args:
+    Attributes:
         x: bfloat16 or float16 ``(..., K)``, or the data of a ``QuantizedInput``.
         x_scales: block scales of a ``QuantizedInput``; None: x is in 16 bits.
         row_scale: row scale of a ``QuantizedInput``, or None.
@@ -81,100 +41,120 @@ def _linear(
         quantizer: target of a kernel of ``quantize``; None: activations stay in 16 bits.
         terms: NVFP4 values summed for each element of x.
         dtype: dtype of the result; equals x's if x is in 16 bits.
-
-    Returns:
-        ``(..., N)`` of ``dtype``; ``(M, N)`` for a quantised input.
     """
-    a, a_scales, row_scale = _operand(x, x_scales, row_scale, input_scale, quantizer, terms)
-    out = function(kernel)(
-        a, a_scales, weight, weight_scale, alpha, shard_sizes, row_scale, bias, dtype,
-        *_of_terms(quantizer, terms),
-    )  # fmt: skip
-    return out.view(_result_shape(x, x_scales, out.shape[-1]))
+
+    x: Tensor
+    x_scales: Tensor | None
+    row_scale: Tensor | None
+    weight: Tensor
+    weight_scale: Tensor
+    alpha: Tensor
+    shard_sizes: Sequence[int]
+    input_scale: Tensor | None
+    bias: Tensor | None
+    kernel: str
+    quantizer: str | None
+    terms: int
+    dtype: torch.dtype
 
 
-def _silu_mul_linear(
-    x: Tensor,
-    x_scales: Tensor | None,
-    row_scale: Tensor | None,
-    weight: Tensor,
-    weight_scale: Tensor,
-    alpha: Tensor,
-    n: int,
-    input_scale: Tensor | None,
-    kernel: str,
-    quantizer: str | None,
-    terms: int,
-    dtype: torch.dtype,
-) -> Tensor:
-    """Compute ``silu(x · gateᵀ) · (x · upᵀ)`` in NVFP4.
+class SiluMulLinearCall(NamedTuple):
+    """Arguments of ``silu_mul_linear``, in the order of its schema; others as ``LinearCall``'s.
 
-    Args:
-        x: see ``linear``; likewise ``x_scales`` and ``row_scale``.
-        x_scales: block scales of a ``QuantizedInput``.
-        row_scale: row scale of a ``QuantizedInput``.
+    Attributes:
         weight: uint8 ``(2, N, K/2)``, gate and up projection, or ``(2, …)`` in fragment layout.
         weight_scale: float8_e4m3fn ``(2, …)``, blocked layout of each, or uint8, fragment layout.
         alpha: float32 ``(2,)``.
         n: N without the padding of the fragment layout.
-        input_scale: as for ``linear``.
         kernel: target of a kernel of ``silu_mul_gemm``.
-        quantizer: as for ``linear``.
-        terms: as for ``linear``.
-        dtype: as for ``linear``.
+        output: format of a result quantised for the next layer; None: 16 bits.
+    """
+
+    x: Tensor
+    x_scales: Tensor | None
+    row_scale: Tensor | None
+    weight: Tensor
+    weight_scale: Tensor
+    alpha: Tensor
+    n: int
+    input_scale: Tensor | None
+    kernel: str
+    quantizer: str | None
+    terms: int
+    dtype: torch.dtype
+    output: Static | None = None
+
+
+def _operand(call: LinearCall | SiluMulLinearCall) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Data, block scales and row scales of the input, flattened to ``(tokens, K)``."""
+    x = call.x
+    if call.x_scales is not None:
+        return x, call.x_scales, call.row_scale
+    flat = readable(x.reshape(-1, x.shape[-1]))
+    if call.quantizer is None:
+        return flat, None, None
+    packed = QuantizeCall(flat, call.input_scale, call.terms)
+    data, scales, *row_scales = function(call.quantizer)(packed)
+    return data, scales, row_scales[0] if row_scales else None
+
+
+def _result_shape(x: Tensor, x_scales: Tensor | None, n: int) -> tuple[int, ...]:
+    """Shape of a 16-bit result with ``n`` columns; 2-D for a quantised input."""
+    return (*x.shape[:-1], n) if x_scales is None else (x.shape[-2], n)
+
+
+def _linear(*arguments: Any) -> Tensor:
+    """Compute ``x · weightᵀ + bias`` in NVFP4.
 
     Returns:
         ``(..., N)`` of ``dtype``; ``(M, N)`` for a quantised input.
     """
-    a, a_scales, row_scale = _operand(x, x_scales, row_scale, input_scale, quantizer, terms)
-    out, _ = function(kernel)(
-        a, a_scales, weight[0], weight_scale[0], weight[1], weight_scale[1], alpha, row_scale, n,
-        None, dtype, *_of_terms(quantizer, terms),
+    call = LinearCall(*arguments)
+    a, a_scales, row_scale = _operand(call)
+    out, _ = function(call.kernel)(
+        GemmCall(
+            a, a_scales, call.weight, call.weight_scale, call.alpha, call.shard_sizes, row_scale,
+            call.bias, call.dtype, call.terms,
+        )
     )  # fmt: skip
-    return out.view(_result_shape(x, x_scales, n))
+    return out.view(_result_shape(call.x, call.x_scales, out.shape[-1]))
 
 
-def _silu_mul_linear_quantized(
-    x: Tensor,
-    x_scales: Tensor | None,
-    row_scale: Tensor | None,
-    weight: Tensor,
-    weight_scale: Tensor,
-    alpha: Tensor,
-    n: int,
-    input_scale: Tensor | None,
-    kernel: str,
-    quantizer: str | None,
-    terms: int,
-    out_scale: Tensor,
-    out_terms: int,
-) -> tuple[Tensor, Tensor]:
+def _silu_mul_linear(*arguments: Any) -> Tensor:
+    """Compute ``silu(x · gateᵀ) · (x · upᵀ)`` in NVFP4.
+
+    Returns:
+        ``(..., N)`` of ``dtype``; ``(M, N)`` for a quantised input.
+    """
+    call = SiluMulLinearCall(*arguments)
+    out, _ = _silu_mul_product(call)
+    return out.view(_result_shape(call.x, call.x_scales, call.n))
+
+
+def _silu_mul_linear_quantized(*arguments: Any) -> tuple[Tensor, Tensor]:
     """Compute ``silu_mul_linear`` with a result quantised for the next layer.
 
-    Args:
-        x: see ``silu_mul_linear``; likewise all arguments but the last two.
-        x_scales: block scales of a ``QuantizedInput``.
-        row_scale: row scale of a ``QuantizedInput``.
-        weight: gate and up projection.
-        weight_scale: block scales of each projection.
-        alpha: alpha of each projection.
-        n: N.
-        input_scale: calibrated scale, or None.
-        kernel: target of the GEMM kernel.
-        quantizer: target of the kernel that quantises the input, or None.
-        terms: terms of the input.
-        out_scale: float32 ``()``, input scale of the next layer.
-        out_terms: NVFP4 values summed for each element of the result.
+    The last arguments are the input scale of the next layer, float32 ``()``, and the NVFP4 values
+    summed for each element of the result.
 
     Returns:
         Data and block scales.
     """
-    a, a_scales, row_scale = _operand(x, x_scales, row_scale, input_scale, quantizer, terms)
-    data, scales = function(kernel)(
-        a, a_scales, weight[0], weight_scale[0], weight[1], weight_scale[1], alpha, row_scale, n,
-        out_scale, torch.float32, terms, out_terms,
+    *given, out_scale, out_terms = arguments
+    output = Static(out_scale, out_terms)
+    return _silu_mul_product(SiluMulLinearCall._make((*given, torch.float32, output)))
+
+
+def _silu_mul_product(call: SiluMulLinearCall) -> Any:
+    """Result of the kernel: data, and block scales if quantised."""
+    a, a_scales, row_scale = _operand(call)
+    weight, scales = call.weight, call.weight_scale
+    return function(call.kernel)(
+        SiluMulGemmCall(
+            a, a_scales, weight[0], scales[0], weight[1], scales[1], call.alpha, row_scale, call.n,
+            call.dtype, call.terms, call.output,
+        )
     )  # fmt: skip
-    return data, scales
 
 
 _WEIGHT = (

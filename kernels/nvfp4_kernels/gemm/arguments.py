@@ -1,78 +1,95 @@
 """Checks and shapes that the linear ops share."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
+from nvfp4_kernels.checks import (
+    InvalidArgument,
+    check_blocks_of_16,
+    check_dtype,
+    check_layout,
+    check_same_device,
+    check_shape,
+)
 from nvfp4_kernels.devices import dtype_name
 from nvfp4_kernels.dispatch import Kernel, Mode, WeightLayout
 from nvfp4_kernels.formats.fragments import fragment_shapes
 from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE
+from nvfp4_kernels.formats.output import Output, Static, refuse_output
 from nvfp4_kernels.formats.terms import check_terms, data_shape, scales_shape
+from nvfp4_kernels.gemm.call import AnyCall
 
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 A16_DTYPES = (torch.bfloat16, torch.float16)
 MAX_SHARDS = 8  # of a weight, for kernels; references take any number
 
 
-# Arguments of ``gemm`` and ``gemv``, in order; and of ``gemm_quantized``.
-_OPERANDS = (
-    "Tensor a, Tensor? a_scales, Tensor b, Tensor b_scales, Tensor alpha, SymInt[] shard_sizes, "
-    "Tensor? row_scale, Tensor? bias"
-)
-PRODUCT_SCHEMA = f"({_OPERANDS}, ScalarType out_dtype, int terms) -> Tensor"
-QUANTIZED_SCHEMA = (
-    f"({_OPERANDS}, Tensor out_global_scale, int terms, int out_terms) -> (Tensor, Tensor)"
-)
+def check_output(output: Output, out_dtype: torch.dtype) -> Static:
+    """Check that a quantised result's format fits the torch op's schema, and ``out_dtype``.
+
+    Raises:
+        InvalidArgument: another format, or an ``out_dtype`` that contradicts the format.
+    """
+    if not isinstance(output, Static):
+        raise refuse_output(output, "None or Static(global_scale, terms)")
+    check_dtype("output.global_scale", output.global_scale, (torch.float32,))
+    check_terms("output.terms", output.terms)
+    if out_dtype != torch.bfloat16:
+        raise InvalidArgument(
+            f"out_dtype: is {out_dtype} with output=Static(…), must be left out, as the result is "
+            "NVFP4; leave output out for a floating-point result"
+        )
+    return output
 
 
-def check_product(
-    a: Tensor,
-    a_scales: Tensor | None,
-    b: Tensor,
-    b_scales: Tensor,
-    alpha: Tensor,
-    shard_sizes: Sequence[int],
-    row_scale: Tensor | None,
-    bias: Tensor | None,
-    out_dtype: torch.dtype,
-    terms: int = 1,
-) -> tuple[Mode, int, int, int]:
-    """Check the arguments of ``gemm`` or ``gemv``; return mode, M, N and K."""
-    fragments = weight_layout(b_scales) == "fragments"
-    if fragments:
-        n, k = sum(shard_sizes), fragments_k("b", a, a_scales)
-        check_fragments("b", b, b_scales, n, k, "shard_sizes")
-    else:
-        n, k = check_weight("b", b, b_scales)
-    mode, m = check_activation(a, a_scales, row_scale, k, terms)
-    if not fragments:
-        check_batch(a, "b", b, terms)
-    check_shards(alpha, shard_sizes, n)
-    check_bias(bias, n)
-    check_out_dtype(out_dtype)
-    check_same_device(
-        a=a, a_scales=a_scales, b=b, b_scales=b_scales, alpha=alpha, row_scale=row_scale, bias=bias
-    )
-    return mode, m, n, k
+def check_result(call: AnyCall, n: int, scales: tuple[int, ...], remedy: str) -> None:
+    """Check the arguments that define the result.
+
+    Args:
+        call: the op's arguments.
+        n: columns of the result.
+        scales: shape of the global scales of an NVFP4 result.
+        remedy: description of that shape.
+    """
+    check_out_dtype(call.out_dtype)
+    if call.output is None:
+        return
+    scale, terms = call.output
+    check_dtype("output.global_scale", scale, (torch.float32,))
+    check_shape("output.global_scale", scale, scales, remedy)
+    check_terms("output.terms", terms)
+    check_blocks_of_16("output", (1, n))  # the next product's K is this product's N
+    check_same_device(a=call.a, **{"output.global_scale": scale})
 
 
-def fake_product(
-    a: Tensor,
-    a_scales: Tensor | None,
-    b: Tensor,
-    b_scales: Tensor,
-    alpha: Tensor,
-    shard_sizes: Sequence[int],
-    *rest: Any,
-) -> Tensor:
-    """The result of ``gemm`` or ``gemv`` without its values."""
-    *_, out_dtype, terms = rest
-    n = sum(shard_sizes) if weight_layout(b_scales) == "fragments" else b.shape[-2]
-    return a.new_empty((*batch_of(a, terms), a.shape[-2], n), dtype=out_dtype)
+def check_no_n(n: int | None) -> None:
+    """Raise if N is given for a quantised result, whose weights are not in fragments."""
+    if n is not None:
+        raise InvalidArgument(
+            f"n: is {n} with output=Static(…), must be left out; a quantised result takes weights "
+            "in the blocked layout, which have N rows"
+        )
+
+
+def check_layouts(call: AnyCall, **derived: Tensor | None) -> None:
+    """Raise unless every tensor is contiguous and 16-byte aligned, as kernels require.
+
+    ``derived``: tensors checked in place of the call's tensors of these names, or beside them.
+    """
+    for name, value in (call._asdict() | derived).items():
+        if isinstance(value, Tensor):
+            check_layout(name, value)
+
+
+def check_number_of_shards(shard_sizes: Sequence[int], arch: str) -> None:
+    """Raise if a weight has more shards than the kernels of ``arch`` take."""
+    if len(shard_sizes) > MAX_SHARDS:
+        raise InvalidArgument(
+            f"shard_sizes: {len(shard_sizes)} shards, must be at most {MAX_SHARDS} on {arch}; "
+            "split the weight"
+        )
 
 
 def quantized_result(a: Tensor, n: int, terms: int, out_terms: int) -> tuple[Tensor, Tensor]:
@@ -160,15 +177,14 @@ def check_layout_taken(name: str, scales: Tensor, kernel: Kernel) -> None:
         )
 
 
-def refuse_fragments(op: str, **scales: Tensor) -> None:
-    """Raise if a weight is in fragments, for ops with a quantised result."""
+def refuse_fragments(**scales: Tensor) -> None:
+    """Raise if a weight is in fragments, for a quantised result."""
     for name, tensor in scales.items():
         if weight_layout(tensor) == "fragments":
-            weight = name.removesuffix("_scales")
             raise InvalidArgument(
-                f"{weight}: is in fragments ({name} are uint8), {op} takes float8_e4m3fn scales in "
-                f"the blocked layout; use {op.removesuffix('_quantized')}, whose result is not "
-                "quantised"
+                f"{name.removesuffix('_scales')}: is in fragments ({name} are uint8), must be in "
+                "the blocked layout with float8_e4m3fn scales for output=Static(…); leave output "
+                "out for a result that is not quantised"
             )
 
 

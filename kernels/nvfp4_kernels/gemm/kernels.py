@@ -1,4 +1,4 @@
-"""Kernels of ``gemm`` and ``gemm_quantized``."""
+"""Kernels of ``gemm``."""
 
 from nvfp4_kernels.dispatch import KernelTable
 
@@ -22,14 +22,6 @@ KERNELS = KernelTable(
             "block_scaled",
             "nvfp4_kernels.gemm.sm100.launch:gemm_batch_invariant",
         ),
-    },
-)
-QUANTIZED_KERNELS = KernelTable(
-    "gemm_quantized",
-    {
-        ("cpu", "w4a4"): ("reference", "nvfp4_kernels.gemm.reference:gemm_quantized"),
-        ("cpu", "w4a16"): ("reference", "nvfp4_kernels.gemm.reference:gemm_quantized"),
-        ("sm_100", "w4a4"): ("block_scaled", "nvfp4_kernels.gemm.sm100.launch:gemm_quantized"),
     },
 )
 

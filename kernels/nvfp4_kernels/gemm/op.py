@@ -1,31 +1,47 @@
-"""``gemm``: D = alpha · row_scale · (A · Bᵀ) + bias, NVFP4 weight; ``gemv``, ``gemm_quantized``."""
+"""``gemm``: D = alpha · row_scale · (A · Bᵀ) + bias, NVFP4 weight; ``gemv``."""
 
 from collections.abc import Sequence
-from typing import Any
+from functools import wraps
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.checks import (
-    InvalidArgument,
-    check_blocks_of_16,
-    check_dtype,
-    check_same_device,
-    check_shape,
-)
-from nvfp4_kernels.formats.terms import check_terms
+from nvfp4_kernels.checks import InvalidArgument, check_same_device
+from nvfp4_kernels.dispatch import Mode
+from nvfp4_kernels.formats.output import Output, Static
 from nvfp4_kernels.gemm.arguments import (
-    PRODUCT_SCHEMA,
-    QUANTIZED_SCHEMA,
+    batch_of,
+    check_activation,
+    check_batch,
+    check_bias,
+    check_fragments,
     check_layout_taken,
-    check_product,
-    fake_product,
+    check_output,
+    check_result,
+    check_shards,
+    check_weight,
+    fragments_k,
     quantized_result,
     refuse_fragments,
+    weight_layout,
 )
-from nvfp4_kernels.gemm.kernels import KERNELS, MAX_GEMV_ROWS, QUANTIZED_KERNELS
+from nvfp4_kernels.gemm.call import GemmCall
+from nvfp4_kernels.gemm.kernels import KERNELS, MAX_GEMV_ROWS
 
 
+@overload
+def gemm(
+    a: Tensor, a_scales: Tensor | None, b: Tensor, b_scales: Tensor, alpha: Tensor,
+    shard_sizes: Sequence[int], *, row_scale: Tensor | None = ..., bias: Tensor | None = ...,
+    out_dtype: torch.dtype = ..., terms: int = ..., output: None = ...,
+) -> Tensor: ...  # fmt: skip
+@overload
+def gemm(
+    a: Tensor, a_scales: Tensor | None, b: Tensor, b_scales: Tensor, alpha: Tensor,
+    shard_sizes: Sequence[int], *, row_scale: Tensor | None = ..., bias: Tensor | None = ...,
+    terms: int = ..., output: Static,
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def gemm(
     a: Tensor,
     a_scales: Tensor | None,
@@ -38,7 +54,8 @@ def gemm(
     bias: Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     terms: int = 1,
-) -> Tensor:
+    output: Output = None,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Matrix product of activations with an NVFP4 weight.
 
     Products of E2M1 values times block scales are accumulated in float32; ``alpha``, ``row_scale``
@@ -62,35 +79,30 @@ def gemm(
             determine N, and ``a`` determines K.
         row_scale: float32 ``(..., M)``, the activation's per-row global scales, if any.
         bias: ``(N,)``, bfloat16, float16 or float32.
-        out_dtype: bfloat16, float16 or float32.
+        out_dtype: bfloat16, float16 or float32; left out with ``output``.
         terms: number of NVFP4 terms of the activation, 1 to 4; with more than one, ``a`` is ``(...,
             terms, M, K/2)`` and ``a_scales`` as ``quantize`` returns it.
+        output: None, or ``Static`` for an NVFP4 result, quantised for the next GEMM from the
+            float32 values: without fragments, N a multiple of 16.
 
     Returns:
-        ``(..., M, N)`` of ``out_dtype``.
+        ``(..., M, N)`` of ``out_dtype``. With ``Static``: ``data`` uint8 ``(..., M, N/2)`` and
+        ``scales`` float8_e4m3fn in the blocked layout; with several terms, as returned by
+        ``quantize``.
 
     Raises:
         InvalidArgument: shapes, dtypes or devices that do not fit, named.
         NoKernelError: no kernel for this device and mode; the message lists existing kernels.
     """
-    return torch.ops.nvfp4.gemm(
-        a, a_scales, b, b_scales, alpha, _widths(shard_sizes), row_scale, bias, out_dtype, terms
-    )
+    operands = a, a_scales, b, b_scales, alpha, _widths(shard_sizes), row_scale, bias
+    if output is None:
+        return torch.ops.nvfp4.gemm(*operands, out_dtype, terms)
+    scale, out_terms = check_output(output, out_dtype)
+    return torch.ops.nvfp4.gemm_quantized(*operands, scale, terms, out_terms)
 
 
-def gemv(
-    a: Tensor,
-    a_scales: Tensor | None,
-    b: Tensor,
-    b_scales: Tensor,
-    alpha: Tensor,
-    shard_sizes: Sequence[int],
-    *,
-    row_scale: Tensor | None = None,
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype = torch.bfloat16,
-    terms: int = 1,
-) -> Tensor:
+@wraps(gemm, assigned=(), updated=())
+def gemv(a: Tensor, *operands: Any, **options: Any) -> Any:
     """``gemm`` of a decode step: at most ``MAX_GEMV_ROWS`` rows of activations, else refused.
 
     The same arguments, result and kernels: the choice of kernel depends on M, not on the op.
@@ -103,43 +115,7 @@ def gemv(
         raise InvalidArgument(
             f"a: M is {a.shape[-2]}, must be at most {MAX_GEMV_ROWS}; use gemm for more rows"
         )
-    return gemm(
-        a, a_scales, b, b_scales, alpha, shard_sizes,
-        row_scale=row_scale, bias=bias, out_dtype=out_dtype, terms=terms,
-    )  # fmt: skip
-
-
-def gemm_quantized(
-    a: Tensor,
-    a_scales: Tensor | None,
-    b: Tensor,
-    b_scales: Tensor,
-    alpha: Tensor,
-    shard_sizes: Sequence[int],
-    out_global_scale: Tensor,
-    *,
-    row_scale: Tensor | None = None,
-    bias: Tensor | None = None,
-    terms: int = 1,
-    out_terms: int = 1,
-) -> tuple[Tensor, Tensor]:
-    """``gemm`` with the result quantised for the next GEMM, from the float32 values.
-
-    Arguments as for ``gemm``, without fragments, N a multiple of 16. ``out_global_scale``, float32
-    ``()``: the next layer's input scale. ``out_terms``, 1 to 4: number of NVFP4 terms of the
-    result.
-
-    Returns:
-        ``data`` uint8 ``(..., M, N/2)`` and ``scales`` float8_e4m3fn in the blocked layout; with
-        several terms, as returned by ``quantize``.
-
-    Raises:
-        InvalidArgument, NoKernelError: as ``gemm``.
-    """
-    return torch.ops.nvfp4.gemm_quantized(
-        a, a_scales, b, b_scales, alpha, _widths(shard_sizes), row_scale, bias, out_global_scale,
-        terms, out_terms,
-    )  # fmt: skip
+    return gemm(a, *operands, **options)
 
 
 def _widths(shard_sizes: Sequence[int]) -> list[int]:
@@ -151,35 +127,75 @@ def _widths(shard_sizes: Sequence[int]) -> list[int]:
     return list(shard_sizes)
 
 
-@torch.library.custom_op("nvfp4::gemm", mutates_args=(), schema=PRODUCT_SCHEMA)
+def _check(call: GemmCall) -> Mode:
+    """Check the arguments; return the mode."""
+    a, b = call.a, call.b
+    fragments = weight_layout(call.b_scales) == "fragments"
+    if fragments:
+        n, k = call.rows, fragments_k("b", a, call.a_scales)
+        check_fragments("b", b, call.b_scales, n, k, "shard_sizes")
+    else:
+        n, k = check_weight("b", b, call.b_scales)
+    mode, _ = check_activation(a, call.a_scales, call.row_scale, k, call.terms)
+    if not fragments:
+        check_batch(a, "b", b, call.terms)
+    check_shards(call.alpha, call.shard_sizes, n)
+    check_bias(call.bias, n)
+    check_result(call, n, (), "one scale for the whole output")
+    check_same_device(
+        a=a, a_scales=call.a_scales, b=b, b_scales=call.b_scales, alpha=call.alpha,
+        row_scale=call.row_scale, bias=call.bias,
+    )  # fmt: skip
+    return mode
+
+
+def _run(call: GemmCall) -> tuple[Tensor, Tensor | None]:
+    kernel = KERNELS.select(call.a.device, _check(call))
+    check_layout_taken("b", call.b_scales, kernel)
+    return kernel.load()(call)
+
+
+_OPERANDS = (
+    "Tensor a, Tensor? a_scales, Tensor b, Tensor b_scales, Tensor alpha, SymInt[] shard_sizes, "
+    "Tensor? row_scale, Tensor? bias"
+)
+
+
+@torch.library.custom_op(
+    "nvfp4::gemm",
+    mutates_args=(),
+    schema=f"({_OPERANDS}, ScalarType out_dtype, int terms) -> Tensor",
+)
 def _gemm(*arguments: Any) -> Tensor:
-    mode, *_ = check_product(*arguments)
-    kernel = KERNELS.select(arguments[0].device, mode)
-    check_layout_taken("b", arguments[3], kernel)
-    *operands, terms = arguments
-    # Kernels of 16-bit activations know of one term alone.
-    return kernel.load()(*(arguments if terms > 1 else operands))
+    out, _ = _run(GemmCall(*arguments))
+    return out
 
 
-_gemm.register_fake(fake_product)
+@_gemm.register_fake
+def _(*arguments: Any) -> Tensor:
+    call = GemmCall(*arguments)
+    n = call.rows if weight_layout(call.b_scales) == "fragments" else call.b.shape[-2]
+    shape = (*batch_of(call.a, call.terms), call.a.shape[-2], n)
+    return call.a.new_empty(shape, dtype=call.out_dtype)
 
 
-@torch.library.custom_op("nvfp4::gemm_quantized", mutates_args=(), schema=QUANTIZED_SCHEMA)
+@torch.library.custom_op(
+    "nvfp4::gemm_quantized",
+    mutates_args=(),
+    schema=(
+        f"({_OPERANDS}, Tensor out_global_scale, int terms, int out_terms) -> (Tensor, Tensor)"
+    ),
+)
 def _gemm_quantized(*arguments: Any) -> tuple[Tensor, Tensor]:
-    *operands, out_global_scale, terms, out_terms = arguments
-    refuse_fragments("gemm_quantized", b_scales=operands[3])
-    check_dtype("out_global_scale", out_global_scale, (torch.float32,))
-    check_shape("out_global_scale", out_global_scale, (), "one scale for the whole output")
-    given: tuple[Any, ...] = (*operands, torch.float32, terms)
-    mode, _, n, _ = check_product(*given)
-    check_terms("out_terms", out_terms)
-    check_blocks_of_16("output", (1, n))  # the next product's K is this one's N
-    check_same_device(a=operands[0], out_global_scale=out_global_scale)
-    kernel = QUANTIZED_KERNELS.select(operands[0].device, mode).load()
-    return kernel(*arguments)
+    *operands, scale, terms, out_terms = arguments
+    call = GemmCall._make((*operands, torch.float32, terms, Static(scale, out_terms)))
+    refuse_fragments(b_scales=call.b_scales)
+    data, scales = _run(call)
+    assert scales is not None
+    return data, scales
 
 
 @_gemm_quantized.register_fake
-def _(a: Tensor, a_scales: Tensor | None, b: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    *_, terms, out_terms = rest
+def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+    a, _, b, *_, terms, out_terms = arguments
     return quantized_result(a, b.shape[-2], terms, out_terms)

@@ -1,6 +1,5 @@
 """``gemm`` in torch: the formula, and the kernel on CPU."""
 
-from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -9,51 +8,37 @@ from torch import Tensor
 from nvfp4_kernels.formats.fragments import blocked_weight
 from nvfp4_kernels.formats.nvfp4 import product_with_weight
 from nvfp4_kernels.formats.terms import decode_terms, quantize_terms
+from nvfp4_kernels.gemm.call import AnyCall, GemmCall
 
 
-def gemm(
-    a: Tensor,
-    a_scales: Tensor | None,
-    b: Tensor,
-    b_scales: Tensor,
-    alpha: Tensor,
-    shard_sizes: Sequence[int],
-    row_scale: Tensor | None,
-    bias: Tensor | None,
-    out_dtype: torch.dtype,
-    terms: int = 1,
-    *,
-    batch_invariant: bool = False,
-) -> Tensor:
-    """See ``nvfp4_kernels.gemm.op.gemm``; ``batch_invariant``: each row is a product by itself."""
-    b, b_scales = blocked_weight(b, b_scales, sum(shard_sizes), a.shape[-1])
-    values = a.float() if a_scales is None else decode_terms(a, a_scales, terms)
-    accumulator = product_with_weight(values, b, b_scales, batch_invariant)
-    sizes = torch.tensor(list(shard_sizes), device=alpha.device)
-    out = accumulator.mul_(alpha.repeat_interleave(sizes))
-    if row_scale is not None:
-        out.mul_(row_scale.unsqueeze(-1))
-    if bias is not None:
-        out.add_(bias.float())
-    return out.to(out_dtype)
+def gemm(call: GemmCall, *, batch_invariant: bool = False) -> tuple[Tensor, Tensor | None]:
+    """See ``nvfp4_kernels.gemm.op.gemm``; the second result is None for floating-point output.
+
+    ``batch_invariant``: each row is computed by itself.
+    """
+    weight = blocked_weight(call.b, call.b_scales, call.rows, call.a.shape[-1])
+    accumulator = product_with_weight(values_of(call), *weight, batch_invariant)
+    sizes = torch.tensor(list(call.shard_sizes), device=call.alpha.device)
+    out = accumulator.mul_(call.alpha.repeat_interleave(sizes))
+    if call.row_scale is not None:
+        out.mul_(call.row_scale.unsqueeze(-1))
+    if call.bias is not None:
+        out.add_(call.bias.float())
+    return result_of(call, out)
 
 
 gemm_batch_invariant = partial(gemm, batch_invariant=True)
 
 
-def gemm_quantized(
-    a: Tensor,
-    a_scales: Tensor | None,
-    b: Tensor,
-    b_scales: Tensor,
-    alpha: Tensor,
-    shard_sizes: Sequence[int],
-    row_scale: Tensor | None,
-    bias: Tensor | None,
-    out_global_scale: Tensor,
-    terms: int = 1,
-    out_terms: int = 1,
-) -> tuple[Tensor, Tensor]:
-    """See ``nvfp4_kernels.gemm.op.gemm_quantized``."""
-    operands = (a, a_scales, b, b_scales, alpha, shard_sizes, row_scale, bias)
-    return quantize_terms(gemm(*operands, torch.float32, terms), out_global_scale, out_terms)
+def values_of(call: AnyCall) -> Tensor:
+    """Values of the activation in float32, without global scales."""
+    if call.a_scales is None:
+        return call.a.float()
+    return decode_terms(call.a, call.a_scales, call.terms)
+
+
+def result_of(call: AnyCall, out: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Float32 values in the format of the result."""
+    if call.output is None:
+        return out.to(call.out_dtype), None
+    return quantize_terms(out, *call.output)

@@ -26,7 +26,8 @@ def weight_only_kernels(
         output = weight_only_epilogue(layer, model.dtype)
         op = "silu_mul_gemm" if layer.gate_up else "gemm"
         sizes = layer.n, layer.k, layer.weights
-        for tile_and_output in all_configs(*sizes, output, max_tokens, sms, batch_invariant):
+        configs = all_configs(*sizes, output, max_tokens, sms=sms, batch_invariant=batch_invariant)
+        for tile_and_output in configs:
             users = found.setdefault(weight_only_spec(op, *tile_and_output), [])
             if layer.name not in users:
                 users.append(layer.name)

@@ -109,7 +109,7 @@ def correctness(quick: bool) -> list[Task]:
     tasks += [ProductCase("gemv", 1, 512, 1024, batch=3, exact=e) for e in (True, False)]
     tasks.append(ProductCase("gemm", 200, 208, 832, batch=2, out_dtype=torch.float32))
     tasks += [
-        ProductCase("silu_mul_gemm_quantized", m, 208, 832, row_scale=r)
+        ProductCase("silu_mul_gemm", m, 208, 832, row_scale=r, quantized=True)
         for m, r in pairs((5, 140, 300), (False, True))
     ]
     rows = [(1, 64), (131, 208)] if quick else [(1, 64), (131, 208), (3, 4096), (2048, 14336)]

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from nvfp4_kernels.gemm.call import GemmCall
 from nvfp4_kernels.gemm.sm100.tile import Tile
 from nvfp4_kernels.tool.operands import grid_operand
 from nvfp4_kernels.tool.product_case import compare_exact
@@ -50,17 +51,17 @@ class ForcedProductCase:
 
     def run(self, machine: Machine) -> Figures:
         """Compare every result, bit by bit."""
-        from nvfp4_kernels.gemm.sm100.launch import product
+        from nvfp4_kernels.gemm.sm100.launch import gemm
 
         seeded = torch.Generator(machine.device).manual_seed(0)
         a, b = (grid_operand((rows, self.k), seeded) for rows in (self.m, self.n))
         alpha = torch.full((1,), ALPHA, device=machine.device)
         expected = (a.values @ b.values.mT * ALPHA).bfloat16()
-        tokens, weights = (a.data, a.scales), [(b.data, b.scales)]
+        operands = a.data, a.scales, b.data, b.scales, alpha
+        call = GemmCall(*operands, [self.n], None, None, torch.bfloat16)
 
         def launch(tile: Tile) -> Tensor:
-            rest = [self.n], None, None, torch.bfloat16
-            return product(tokens, weights, alpha, *rest, tile=tile)[0]
+            return gemm(call, tile=tile)[0]
 
         steps = [partial(launch, tile) for tile in self.tiles]
         values = 0

@@ -8,7 +8,9 @@ from torch import Tensor
 
 import nvfp4_kernels
 from nvfp4_kernels.activation import GATED, SILU, UNGATED, Activation
+from nvfp4_kernels.formats.output import Static
 from nvfp4_kernels.formats.terms import quantize_terms
+from nvfp4_kernels.gemm.call import GroupedGemmCall
 from nvfp4_kernels.gemm.sm100.choose_grouped import GroupedProblem, grouped_candidates
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
 from nvfp4_kernels.moe.routing import TILE_TOKENS
@@ -93,8 +95,7 @@ class GroupedCase:
     @property
     def op(self) -> str:
         """Name of the op."""
-        name = "grouped_silu_mul_gemm" if self.gated else "grouped_gemm"
-        return f"{name}_quantized" if self.quantized else name
+        return "grouped_silu_mul_gemm" if self.gated else "grouped_gemm"
 
     @property
     def name(self) -> str:
@@ -105,6 +106,7 @@ class GroupedCase:
             words.append(" ".join([name, *(f"{p:g}" for p in parameters if p not in (None, 0, 1))]))
         words += [describe(self.tile)] if self.tile is not None else []
         words += ["row scale"] * self.row_scale + ["bias"] * self.bias
+        words += ["NVFP4"] * self.quantized
         return ", ".join([*words, "exact" if self.exact else "random"])
 
     def run(self, machine: Machine) -> Figures:
@@ -150,7 +152,7 @@ class GroupedCase:
         full = self._launch(numbers, torch.float32)[:used]
         experts = torch.arange(len(COUNTS), device=full.device)
         scale = (full.abs().amax() / 2688).float() * 2.0**experts
-        data, scales = self._launch(numbers, torch.float32, scale)
+        data, scales = self._launch(numbers, torch.float32, Static(scale))
         figures: Figures = {}
         for index, expert in enumerate(numbers.experts.tolist()):
             wanted = quantize_terms(full[index].cpu(), scale[expert].cpu(), 1)
@@ -159,7 +161,7 @@ class GroupedCase:
         return figures | {"values": float(full.numel())}
 
     def _launch(
-        self, numbers: Numbers, out_dtype: torch.dtype, out_scale: Tensor | None = None
+        self, numbers: Numbers, out_dtype: torch.dtype, output: Static | None = None
     ) -> Any:
         """Result of the op, or of its kernel on the forced tile."""
         device, used = numbers.alpha.device, len(numbers.experts)
@@ -180,16 +182,15 @@ class GroupedCase:
         if self.tile is not None:
             from nvfp4_kernels.gemm.sm100.launch_grouped import grouped_gemm
 
-            out, scales = grouped_gemm(
-                *arguments, numbers.row_scale, self.n, out_scale, self.activation, out_dtype,
-                bias=bias, given=self.tile,
+            call = GroupedGemmCall(
+                *arguments, numbers.row_scale, bias, self.n, self.activation, out_dtype,
+                output=output,
             )  # fmt: skip
+            out, scales = grouped_gemm(call, tile=self.tile)
             return out if scales is None else (out, scales)
         given: dict[str, Any] = {"row_scale": numbers.row_scale, "activation": self.activation}
-        given["bias"] = bias
-        given |= {"out_dtype": out_dtype} if out_scale is None else {"out_global_scale": out_scale}
-        op = self.op if out_scale is not None else self.op.removesuffix("_quantized")
-        return getattr(nvfp4_kernels, op)(*arguments, **given)
+        given |= {"out_dtype": out_dtype} if output is None else {"output": output}
+        return getattr(nvfp4_kernels, self.op)(*arguments, bias=bias, **given)
 
     def _numbers(self, seeded: torch.Generator) -> Numbers:
         device, experts = seeded.device, len(COUNTS)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from nvfp4_kernels import gemm, gemv, silu_mul_gemm, silu_mul_gemm_quantized
+from nvfp4_kernels import Static, gemm, gemv, silu_mul_gemm
 from nvfp4_kernels.devices import dtype_name
 from nvfp4_kernels.quantize.call import QuantizeCall
 from nvfp4_kernels.quantize.reference import quantize as quantize_reference
@@ -15,7 +15,7 @@ from nvfp4_kernels.tool.task import Figures, Machine, Mismatch
 
 # Unit roundoff: half the distance from 1 to the next value.
 ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
-Op = Literal["gemm", "gemv", "silu_mul_gemm", "silu_mul_gemm_quantized"]
+Op = Literal["gemm", "gemv", "silu_mul_gemm"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class ProductCase:
         shards: shards of the weight, with an alpha each.
         row_scale, bias: whether to use them.
         out_dtype: dtype of the result.
+        quantized: whether the result of gate and up is NVFP4, which must equal the quantised
+            float32 result.
     """
 
     op: Op
@@ -42,6 +44,7 @@ class ProductCase:
     row_scale: bool = False
     bias: bool = False
     out_dtype: torch.dtype = torch.bfloat16
+    quantized: bool = False
 
     @property
     def section(self) -> str:
@@ -53,7 +56,8 @@ class ProductCase:
         words = [self.op, "×".join(map(str, sizes))]
         words += [f"{self.shards} shards"] * (self.shards > 1)
         words += ["row scale"] * self.row_scale + ["bias"] * self.bias
-        words += [dtype_name(self.out_dtype), "exact" if self.exact else "random"]
+        words.append("NVFP4" if self.quantized else dtype_name(self.out_dtype))
+        words.append("exact" if self.exact else "random")
         return ", ".join(words)
 
     def run(self, machine: Machine) -> Figures:
@@ -110,7 +114,7 @@ class ProductCase:
             alpha = torch.tensor([1.3, 1.7], device=device) / (self.k**0.5 * 47 * 47)
         rows = self._row_scale(seeded)
         operands = (a.data, a.scales, gate.data, gate.scales, up.data, up.scales, alpha)
-        if self.op == "silu_mul_gemm_quantized":
+        if self.quantized:
             return _compare_quantized(operands, rows)
         actual = silu_mul_gemm(*operands, row_scale=rows, out_dtype=self.out_dtype)
         return _compare_pair(self, actual, a, gate, up, alpha, rows)
@@ -146,8 +150,7 @@ def _compare_quantized(operands: tuple[Any, ...], rows: Tensor | None) -> Figure
     """Compare the quantised result with the float32 result, quantised."""
     full = silu_mul_gemm(*operands, row_scale=rows, out_dtype=torch.float32)
     scale = (full.abs().amax() / 2688).float()
-    arguments: Any = (*operands, scale)
-    data, scales = silu_mul_gemm_quantized(*arguments, row_scale=rows)
+    data, scales = silu_mul_gemm(*operands, row_scale=rows, output=Static(scale))
     expected_data, expected_scales = quantize_reference(QuantizeCall(full.cpu(), scale.cpu()))
     compare_exact(scales.cpu().view(torch.uint8), expected_scales.view(torch.uint8))
     return compare_exact(data.cpu(), expected_data)

@@ -14,7 +14,6 @@
 from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ import nvfp4_kernels as ops
 from nvfp4_kernels.activation import SILU
 from nvfp4_kernels.formats.fragments import to_fragments
 from nvfp4_kernels.formats.nvfp4 import quantize_weight
+from nvfp4_kernels.gemm.call import GroupedGemmCall
 from nvfp4_kernels.moe.routing import Routing
 from tests.test_kernels.chains.stage import Stage, Value
 
@@ -143,18 +143,15 @@ def product(
     routing, *operand = tiles
     a, a_scales, row_scale = (*operand, None, None)[:3]
     launch = import_module(f"nvfp4_kernels.gemm.{arch.replace('_', '')}.launch_grouped")
-    given: dict[str, Any] = {
-        "row_scale": row_scale,
-        "n": HIDDEN,
-        "out_global_scale": torch.full((EXPERTS,), 0.01) if quantized else None,
-        "activation": SILU if gated else None,
-        "out_dtype": torch.float32 if quantized else torch.bfloat16,
-    }
-    if early:
-        given["routed_before"] = True
+    output = ops.Static(torch.full((EXPERTS,), 0.01)) if quantized else None
+    activation = SILU if gated else None
     run = launch.grouped_silu_mul_gemm if gated else launch.grouped_gemm
     alpha = torch.ones(EXPERTS, 2) if gated else torch.ones(EXPERTS)
-    found = run(a, a_scales, routing.groups, *weight(gated, arch == "sm_90"), alpha, **given)
+    call = GroupedGemmCall(
+        a, a_scales, routing.groups, *weight(gated, arch == "sm_90"), alpha, row_scale, None,
+        HIDDEN, activation, torch.bfloat16, output=output, routed_before=early,
+    )  # fmt: skip
+    found = run(call)
     return ((routing, *(part for part in found if part is not None)),)
 
 

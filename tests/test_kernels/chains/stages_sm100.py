@@ -111,7 +111,13 @@ GIVEN: dict[str, Callable[[], Value]] = {
 # --- activations and products -------------------------------------------------------------------
 
 
-def product(op: str, tile: Tile | None, a: Value, bias: Tensor | None = None) -> tuple[Value, ...]:
+def product(
+    op: str,
+    tile: Tile | None,
+    a: Value,
+    bias: Tensor | None = None,
+    output: Callable[[], ops.Static] | None = None,
+) -> tuple[Value, ...]:
     """Result of ``gemm`` or a sibling, on ``tile`` or on the tile of ``choose_config``."""
     data, scales, *row_scale = a
     k = 2 * data.shape[1]
@@ -129,13 +135,13 @@ def product(op: str, tile: Tile | None, a: Value, bias: Tensor | None = None) ->
             "shard_sizes": [n],
             "bias": bias,
         }
-    if op.endswith("quantized"):
-        given["out_global_scale"] = scalar()
+    if output is not None:
+        given["output"] = output()
     with pytest.MonkeyPatch.context() as patch:
         if tile is not None:
             use(tile, patch)
         out = getattr(ops, op)(**given)
-    return (out if op.endswith("quantized") else out.view(TOKENS, HIDDEN),)
+    return (out if output is not None else out.view(TOKENS, HIDDEN),)
 
 
 def use(tile: Tile, patch: pytest.MonkeyPatch) -> None:
@@ -152,12 +158,14 @@ def use(tile: Tile, patch: pytest.MonkeyPatch) -> None:
 
 PRODUCTS = [
     *(
-        Stage(f"{op}, {takes}", "gemm", takes, gives, partial(product, op, None))
-        for op, gives in (
-            ("gemm", ("rows",)),
-            ("gemm_quantized", ("operand",)),
-            ("silu_mul_gemm", ("rows",)),
-            ("silu_mul_gemm_quantized", ("operand",)),
+        Stage(
+            f"{op}{form}, {takes}", "gemm", takes, gives,
+            partial(product, op, None, output=output),
+        )
+        for op in ("gemm", "silu_mul_gemm")
+        for form, output, gives in (
+            ("", None, ("rows",)),
+            (" to NVFP4", lambda: ops.Static(scalar()), ("operand",)),
         )
         for takes in ("operand", "scaled operand")
     ),

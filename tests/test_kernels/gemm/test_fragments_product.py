@@ -15,11 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from nvfp4_kernels import (
     InvalidArgument,
     NoKernelError,
+    Static,
     gemm,
-    gemm_quantized,
     gemv,
     silu_mul_gemm,
-    silu_mul_gemm_quantized,
 )
 from nvfp4_kernels.devices import standing_in
 from nvfp4_kernels.dispatch import Kernel
@@ -380,9 +379,9 @@ def test_another_n_than_the_blocked_weights_is_refused(n: int) -> None:
 def test_quantised_results_are_refused() -> None:
     _, fragments = product_calls(CASES["ragged"])
     del fragments["out_dtype"]
-    message = r"b: is in fragments .* gemm_quantized takes float8_e4m3fn scales .*; use gemm, whose"
+    message = r"b: is in fragments .*, must be in the blocked layout .* for output=Static"
     with pytest.raises(InvalidArgument, match=message):
-        gemm_quantized(**fragments, out_global_scale=torch.tensor(1.0))
+        gemm(**fragments, output=Static(torch.tensor(1.0)))
 
 
 @pytest.mark.parametrize("which", ["b1", "b2"])
@@ -390,8 +389,6 @@ def test_quantised_pairs_are_refused(which: str) -> None:
     args, _ = pair_calls(PAIR_CASES["ragged"])
     del args["out_dtype"]
     changed = in_fragments(args, which)
-    message = (
-        rf"{which}: is in fragments .* silu_mul_gemm_quantized takes .*; use silu_mul_gemm, whose"
-    )
+    message = rf"{which}: is in fragments .*, must be in the blocked layout .* for output=Static"
     with pytest.raises(InvalidArgument, match=message):
-        silu_mul_gemm_quantized(**changed, out_global_scale=torch.tensor(1.0))
+        silu_mul_gemm(**changed, output=Static(torch.tensor(1.0)))

@@ -9,7 +9,7 @@ from vllm.model_executor.layers.quantization.utils.nvfp4_emulation_utils import 
 )
 from vllm.platforms import current_platform
 
-from nvfp4_kernels import InvalidArgument, Static, gemm, gemm_quantized, quantize
+from nvfp4_kernels import InvalidArgument, PerToken, Static, gemm, gemv, quantize
 from nvfp4_kernels.formats import nvfp4
 from nvfp4_kernels.formats.nvfp4 import (
     block_scaled_product,
@@ -207,13 +207,13 @@ def test_devices() -> None:
 QUANTIZED = {name: case for name, case in CASES.items() if case.n % 16 == 0}
 
 
-def check_quantized(op: LinearOp, plain: LinearOp, case: Case, out_terms: int = 1) -> None:
-    """Check that ``op`` gives the quantised float32 result of ``plain``."""
+def check_quantized(op: LinearOp, case: Case, out_terms: int = 1) -> None:
+    """Check that ``op`` gives its quantised float32 result."""
     args = grid_problem(replace(case, out_dtype=FP32)).args
-    full = plain(**args)
+    full = op(**args)
     scale = (full.abs().amax() if full.numel() else torch.ones(())) / 2688
     args.pop("out_dtype")
-    data, scales = op(**args, out_global_scale=scale, out_terms=out_terms)
+    data, scales = op(**args, output=Static(scale, out_terms))
     expected_data, expected_scales = quantize(full, Static(scale, out_terms))
     assert torch.equal(data, expected_data)
     assert scales.shape == expected_scales.shape
@@ -223,7 +223,7 @@ def check_quantized(op: LinearOp, plain: LinearOp, case: Case, out_terms: int = 
 @pytest.mark.parametrize("case", QUANTIZED.values(), ids=QUANTIZED)
 def test_quantized(case: Case) -> None:
     for out_terms in (1, 3):
-        check_quantized(gemm_quantized, gemm, case, out_terms)
+        check_quantized(gemm, case, out_terms)
 
 
 def test_quantized_is_an_op() -> None:
@@ -237,21 +237,37 @@ def test_quantized_is_an_op() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"out_global_scale": torch.ones(2)}, r"out_global_scale: shape is \(2,\), must be \(\)"),
-        ({"out_global_scale": torch.ones((), dtype=BF16)}, "out_global_scale: dtype is bfloat16"),
+        (
+            {"output": Static(torch.ones(2))},
+            r"output.global_scale: shape is \(2,\), must be \(\); one scale for the whole output",
+        ),
+        (
+            {"output": Static(torch.ones((), dtype=BF16))},
+            "output.global_scale: dtype is bfloat16, must be float32",
+        ),
+        ({"output": Static(0.5)}, "output.global_scale: is float, must be a tensor of float32"),
+        ({"output": Static(torch.ones(()), 5)}, "output.terms: is 5, must be 1 to 4"),
+        (
+            {"output": PerToken()},
+            r"output: is a PerToken, must be None or Static\(global_scale, terms\)",
+        ),
+        ({"output": torch.ones(())}, "output: is a Tensor, must be None or Static"),
+        ({"out_dtype": FP16}, "out_dtype: is torch.float16 with output=Static.*, must be left out"),
         ({"shard_sizes": (1,)}, "shard_sizes"),
     ],
-    ids=["shape", "dtype", "shards"],
+    ids=["shape", "dtype", "number", "terms", "per token", "tensor", "out_dtype", "shards"],
 )
 def test_quantized_refused(changes: dict[str, object], message: str) -> None:
     args = grid_problem(CASES["one tile"]).args
     args.pop("out_dtype")
-    with pytest.raises(InvalidArgument, match=message):
-        gemm_quantized(**{**args, "out_global_scale": torch.ones(()), **changes})
+    for op in (gemm, gemv):
+        few = args | {"a": args["a"][:5], "a_scales": args["a_scales"][:1]}
+        with pytest.raises(InvalidArgument, match=message):
+            op(**{**few, "output": Static(torch.ones(())), **changes})
 
 
 def test_quantized_needs_whole_blocks() -> None:
     args = grid_problem(CASES["ragged"]).args
     args.pop("out_dtype")
     with pytest.raises(InvalidArgument, match="K is 200, must be a multiple of 16"):
-        gemm_quantized(**args, out_global_scale=torch.ones(()))
+        gemm(**args, output=Static(torch.ones(())))

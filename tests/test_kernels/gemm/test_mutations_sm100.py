@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvfp4_kernels import gemm, silu_mul_gemm, silu_mul_gemm_quantized
+from nvfp4_kernels import Static, gemm, silu_mul_gemm
 from nvfp4_kernels.gemm.sm100.tile import ATOMS_K, TILE_BYTES, Tile
 from nvfp4_kernels.sm100.limits import ATOM_BYTES, CTA_ROWS
 from tests import devices
@@ -379,7 +379,7 @@ def mlp() -> Tensor:
     """Launch two dependent products; the second reads the first one's result."""
     given = test_silu_mul_gemm.make_problem(pair_case(PAIR.case), grid=True).args
     args = {name: value for name, value in given.items() if name != "out_dtype"}
-    data, scales = silu_mul_gemm_quantized(**args, out_global_scale=torch.tensor(1.0))
+    data, scales = silu_mul_gemm(**args, output=Static(torch.tensor(1.0)))
     down = oracle.grid_operand(np.random.default_rng(1), 64, 2 * data.shape[1])
     return gemm(data, scales, down.data, down.scales, torch.ones(1), [64])
 

@@ -11,11 +11,9 @@ from nvfp4_kernels import (
     InvalidArgument,
     Static,
     gemm,
-    gemm_quantized,
     gemv,
     quantize,
     silu_mul_gemm,
-    silu_mul_gemm_quantized,
 )
 from tests.test_kernels.gemm import test_gemm, test_gemv
 from tests.test_kernels.gemm.linear_cases import (
@@ -35,6 +33,8 @@ def on(device: torch.device, op: Callable[..., Any]) -> LinearOp:
 
     def run(**args: Any) -> Any:
         moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in args.items()}
+        if isinstance(output := args.get("output"), Static):
+            moved["output"] = Static(output.global_scale.to(device), output.terms)
         out = op(**moved)
         return tuple(t.cpu() for t in out) if isinstance(out, tuple) else out.cpu()
 
@@ -58,10 +58,9 @@ def test_gemv_is_exact(case: Case, op_device: torch.device) -> None:
 
 @w4a4(test_gemm.QUANTIZED)
 def test_gemm_quantized(case: Case, op_device: torch.device) -> None:
-    ops = on(op_device, gemm_quantized), on(op_device, gemm)
-    test_gemm.check_quantized(*ops, case)
+    test_gemm.check_quantized(on(op_device, gemm), case)
     if case.m in (5, 37, 128):
-        test_gemm.check_quantized(*ops, case, out_terms=2)
+        test_gemm.check_quantized(on(op_device, gemm), case, out_terms=2)
 
 
 @pytest.mark.parametrize(
@@ -114,9 +113,7 @@ def check_quantized(
     args = {k: v for k, v in problem.args.items() if k != "out_dtype"}
     full = on(op_device, silu_mul_gemm)(**args, out_dtype=torch.float32)
     scale = (full.abs().amax() if full.numel() else torch.ones(())) / 2688
-    data, scales = on(op_device, silu_mul_gemm_quantized)(
-        **args, out_global_scale=scale, out_terms=out_terms
-    )
+    data, scales = on(op_device, silu_mul_gemm)(**args, output=Static(scale, out_terms))
     assert_same_operand(data, scales, *quantize(full, Static(scale, out_terms)))
 
 

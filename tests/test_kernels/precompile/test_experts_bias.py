@@ -9,6 +9,8 @@ from nvfp4_kernels.activation import Activation
 from nvfp4_kernels.devices import SM_COUNTS, standing_in
 from nvfp4_kernels.formats.fragments import fragment_shapes
 from nvfp4_kernels.formats.nvfp4 import blocked_shape
+from nvfp4_kernels.formats.output import Static
+from nvfp4_kernels.gemm.call import GroupedGemmCall
 from nvfp4_kernels.gemm.grouped.tile_tokens import ExpertSizes, tile_tokens
 from nvfp4_kernels.moe.routing import max_tiles
 from nvfp4_kernels.precompile.experts import experts_kernels
@@ -24,7 +26,7 @@ OAI = Activation("swigluoai_uninterleave", 7.0, 1.702, 1.0)
 U8, F8, BF16 = torch.uint8, torch.float8_e4m3fn, torch.bfloat16
 
 
-def products(family: str, sizes: ExpertSizes, tiles: int, rows: int) -> list[tuple[Any, ...]]:
+def products(family: str, sizes: ExpertSizes, tiles: int, rows: int) -> list[GroupedGemmCall]:
     """Arguments of both products of a layer, as the kernels take them."""
     found = []
     h, width = sizes.h, sizes.i
@@ -35,17 +37,20 @@ def products(family: str, sizes: ExpertSizes, tiles: int, rows: int) -> list[tup
         if family == "sm_90":
             a: list[Any] = [torch.zeros(tiles, rows, k).to(BF16), None]
             b = [torch.zeros(*matrices, *shape, dtype=U8) for shape in fragment_shapes(n, k)]
-            rest: tuple[Any, ...] = (None, activation, BF16)
+            output = None
         else:
             a = [torch.zeros(tiles, rows, k // 2, dtype=U8)]
             a.append(torch.zeros(tiles, *blocked_shape(rows, k // 16)).to(F8))
             b = [torch.zeros(*matrices, n, k // 2, dtype=U8)]
             b.append(torch.zeros(*matrices, *blocked_shape(n, k // 16)).to(F8))
-            rest = (torch.ones(E), activation, torch.float32) if is_first else (None, None, BF16)
+            output = Static(torch.ones(E)) if is_first else None
         bias = torch.zeros(*matrices, n).to(BF16)
         found.append(
-            ((*a, groups, *b, alpha, None, n, *rest), {"bias": bias, "global_experts": sizes.total})
-        )
+            GroupedGemmCall(
+                *a, groups, *b, alpha, None, bias, n, activation, BF16, output=output,
+                routed_before=not is_first, global_experts=sizes.total,
+            )
+        )  # fmt: skip
     return found
 
 
@@ -71,8 +76,8 @@ def test_products_with_a_bias(family: str, ranks: str, monkeypatch: pytest.Monke
     rows = tile_tokens(family, TOKENS, TOP_K, sizes, sms)
     with standing_in("cpu", family):
         first, second = products(family, sizes, max_tiles(TOKENS * TOP_K, E, rows), rows)
-        module.grouped_silu_mul_gemm(*first[0], **first[1])
-        module.grouped_gemm(*second[0], routed_before=True, **second[1])
+        module.grouped_silu_mul_gemm(first)
+        module.grouped_gemm(second)
     assert len(launched) == 2
     assert all(kernel.output.bias == "bfloat16" for kernel in launched)
     assert set(launched) <= {spec.kernel() for spec in specs if spec.op == "grouped_gemm"}

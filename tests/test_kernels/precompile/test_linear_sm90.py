@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from nvfp4_kernels.formats.fragments import Fragments, fragment_shapes
+from nvfp4_kernels.formats.fragments import fragment_shapes
+from nvfp4_kernels.gemm.call import GemmCall, SiluMulGemmCall
 from nvfp4_kernels.gemm.sm90.choose import Problem, choose_config, representative_tokens
 from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig
 from nvfp4_kernels.precompile.linear_sm90 import weight_only_kernels
@@ -39,13 +40,13 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 class Launches:
-    """Recorder of the kernels that ``product`` would launch."""
+    """Recorder of the kernels that products would launch."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from nvfp4_kernels.gemm.sm90 import launch as product
 
         self.kernels: set[DeviceKernel] = set()
-        self.product = product.product
+        self.product = product.gemm
         monkeypatch.setattr(product, "launch", lambda kernel, *_: self.kernels.add(kernel))
         monkeypatch.setattr(product, "multiprocessors", lambda _: SMS)
 
@@ -53,15 +54,18 @@ class Launches:
         """Kernels for all numbers of tokens up to ``most``."""
         self.kernels = set()
         data, scales = fragment_shapes(layer.n, layer.k)
-        weight = Fragments(torch.zeros(data, dtype=torch.uint8), torch.zeros(scales).byte())
+        weight = torch.zeros(data, dtype=torch.uint8), torch.zeros(scales).byte()
         alpha = torch.ones(max(layer.shards, layer.weights))
         rest = layer.n - 16 * (layer.shards - 1)
         shard_sizes = [rest, *[16] * (layer.shards - 1)]
         bias = torch.zeros(layer.n, dtype=dtype) if layer.bias else None
         x = torch.zeros(most, layer.k, dtype=dtype)
         for m in range(1, most + 1):
-            weights = [weight] * layer.weights
-            self.product(x[:m], weights, alpha, shard_sizes, layer.n, bias, dtype)
+            operands = x[:m], None, *weight * layer.weights, alpha
+            if layer.weights == 1:
+                self.product(GemmCall(*operands, shard_sizes, None, bias, dtype))
+            else:
+                self.product(SiluMulGemmCall(*operands, None, layer.n, dtype))
         return self.kernels
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from nvfp4_kernels.activation import SILU
+from nvfp4_kernels.gemm.call import GroupedGemmCall
 from tests.test_plugin.experts.test_experts import E, Model, batch, mixture
 from vllm_fp4_plugin.experts import op
 
@@ -16,9 +17,9 @@ def test_products_know_of_all_ranks(weight_only: bool, monkeypatch: pytest.Monke
     told, find = [], op.function
 
     def found(target: str) -> Callable[..., Any]:
-        def called(*given: Any, **named: Any) -> Any:
-            told.extend([named["global_experts"]] if "global_experts" in named else [])
-            return find(target)(*given, **named)
+        def called(*given: Any) -> Any:
+            told.extend(each.global_experts for each in given if isinstance(each, GroupedGemmCall))
+            return find(target)(*given)
 
         return called
 

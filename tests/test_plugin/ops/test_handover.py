@@ -15,7 +15,7 @@ from vllm.model_executor.layers.linear import (
 from vllm.model_executor.models.llama import LlamaMLP
 from vllm.model_executor.models.qwen2_moe import Qwen2MoeMLP
 
-from nvfp4_kernels import Static, gemm, quantize, silu_mul_gemm_quantized
+from nvfp4_kernels import Static, gemm, quantize, silu_mul_gemm
 from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.devices import standing_in
 from tests.test_plugin.fusion.test_result_flow import ALONE
@@ -100,10 +100,10 @@ def test_nothing_is_quantised_twice(
     out = mlp(x)
     assert kernels_called == ["quantize", "silu_mul_gemm", "gemm"]
     pair, down = mlp.gate_up_proj, mlp.down_proj
-    hidden = silu_mul_gemm_quantized(
+    hidden = silu_mul_gemm(
         *quantize(x.view(-1, K), Static(SCALE, terms=terms)),
         pair.weight[0], pair.weight_scale[0], pair.weight[1], pair.weight_scale[1],
-        pair.alpha, down.input_scale, terms=terms, out_terms=terms,
+        pair.alpha, terms=terms, output=Static(down.input_scale, terms),
     )  # fmt: skip
     expected = gemm(*hidden, down.weight, down.weight_scale, down.alpha, [K], terms=terms)
     assert out.shape == x.shape

@@ -1,34 +1,29 @@
 """Checks and shapes that the grouped ops share."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.activation import Activation, check_gated, check_ungated
-from nvfp4_kernels.checks import (
-    InvalidArgument,
-    check_blocks_of_16,
-    check_dtype,
-    check_same_device,
-    check_shape,
-)
+from nvfp4_kernels.activation import GATED, Activation, check_gated, check_ungated
+from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
 from nvfp4_kernels.devices import device_arch
 from nvfp4_kernels.dispatch import KernelTable, Mode
 from nvfp4_kernels.formats.fragments import fragment_shapes
-from nvfp4_kernels.formats.terms import check_terms
+from nvfp4_kernels.formats.output import Static
 from nvfp4_kernels.gemm.arguments import (
     OUT_DTYPES,
     batch_of,
     check_activation,
     check_layout_taken,
-    check_out_dtype,
+    check_result,
     check_weight,
     fragments_k,
     quantized_result,
     refuse_fragments,
     weight_layout,
 )
+from nvfp4_kernels.gemm.call import GroupedGemmCall
 from nvfp4_kernels.moe.routing import check_groups, check_tile_tokens, check_used
 
 OPERANDS = (
@@ -38,27 +33,12 @@ OPERANDS = (
 ACTIVATION = "str? activation, float? limit, float act_alpha, float act_beta"
 
 
-class GroupedOperands(NamedTuple):
-    """Operands of every grouped GEMM; see ``grouped_gemm`` and ``grouped_silu_mul_gemm``."""
-
-    a: Tensor
-    a_scales: Tensor | None
-    groups: Tensor
-    b: Tensor
-    b_scales: Tensor
-    alpha: Tensor
-    row_scale: Tensor | None
-    bias: Tensor | None
-
-
-def check_grouped(
-    operands: GroupedOperands, per_expert: tuple[int, ...], n: int | None, terms: int
-) -> tuple[Mode, int]:
-    """Check the operands; return the mode and N.
+def check_grouped(call: GroupedGemmCall, per_expert: tuple[int, ...]) -> Mode:
+    """Check the arguments but for the activation; return the mode.
 
     ``per_expert``: matrices of an expert: ``(2,)`` for gate and up, else ``()``.
     """
-    a, a_scales, groups, b, b_scales, alpha, row_scale, bias = operands
+    a, a_scales, groups, b, b_scales, alpha, row_scale, bias, n, _, _, terms, *_ = call
     check_dtype("b", b, (torch.uint8,))
     dims = 1 + len(per_expert) + (5 if weight_layout(b_scales) == "fragments" else 2)
     if b.ndim != dims or tuple(b.shape[1 : 1 + len(per_expert)]) != per_expert:
@@ -95,68 +75,94 @@ def check_grouped(
     if bias is not None:
         check_dtype("bias", bias, OUT_DTYPES)
         check_shape("bias", bias, (*matrices, n), "one value for each row of each matrix of b")
-    check_same_device(**operands._asdict())
+    check_result(call, n, (b.shape[0],), "one scale for each expert")
+    check_same_device(
+        a=a, a_scales=a_scales, groups=groups, b=b, b_scales=b_scales, alpha=alpha,
+        row_scale=row_scale, bias=bias,
+    )  # fmt: skip
     if device_arch(a.device) == "cpu":  # a GPU is not waited for
         check_used("groups", groups, b.shape[0])
-    return mode, n
-
-
-def check_out(
-    out_global_scale: Tensor | None, out_dtype: torch.dtype, operands: GroupedOperands, n: int
-) -> None:
-    """Check the arguments that define the result."""
-    check_out_dtype(out_dtype)
-    if out_global_scale is not None:
-        check_blocks_of_16("output", (1, n))  # the next product's K
-        experts = (operands.b.shape[0],)
-        check_shape("out_global_scale", out_global_scale, experts, "one scale for each expert")
-        check_same_device(a=operands.a, out_global_scale=out_global_scale)
-
-
-def check_quantized(
-    op: str, operands: GroupedOperands, out_global_scale: Tensor, out_terms: int
-) -> None:
-    """Check the further requirements of a quantised result."""
-    refuse_fragments(op, b_scales=operands.b_scales)
-    check_dtype("out_global_scale", out_global_scale, (torch.float32,))
-    check_terms("out_terms", out_terms)
+    return mode
 
 
 def run_grouped(
-    table: KernelTable,
-    operands: GroupedOperands,
-    n: int | None,
-    out_global_scale: Tensor | None,
-    activation: Activation | None,
-    out_dtype: torch.dtype,
-    terms: int,
-    out_terms: int = 1,
-    *,
-    gated: bool,
+    table: KernelTable, call: GroupedGemmCall, *, gated: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Check the arguments of a grouped op and run its kernel; ``gated``: weights are pairs."""
-    mode, rows = check_grouped(operands, (2,) if gated else (), n, terms)
-    if gated:
-        assert activation is not None
-        check_gated(activation)
+    mode = check_grouped(call, (2,) if gated else ())
+    if not gated:
+        check_ungated(call.activation)
+    elif call.activation is None:
+        raise InvalidArgument(
+            f"activation: is None, must be one of {', '.join(GATED)} with a gate; use "
+            "grouped_gemm() for experts without one"
+        )
     else:
-        check_ungated(activation)
-    check_out(out_global_scale, out_dtype, operands, rows)
-    kernel = table.select(operands.a.device, mode)
-    check_layout_taken("b", operands.b_scales, kernel)
-    *tensors, bias = operands
-    return kernel.load()(
-        *tensors, rows, out_global_scale, activation, out_dtype, terms, out_terms, bias=bias
-    )
+        check_gated(call.activation)
+    kernel = table.select(call.a.device, mode)
+    check_layout_taken("b", call.b_scales, kernel)
+    return kernel.load()(call)
+
+
+def run_quantized(
+    table: KernelTable, arguments: tuple[Any, ...], *, gated: bool
+) -> tuple[Tensor, Tensor]:
+    """Run a grouped op with a quantised result, from the torch op's arguments."""
+    *operands, scale, name, limit, alpha, beta, terms, out_terms = arguments
+    activation = activation_of(name, limit, alpha, beta)
+    call = _call(*operands, None, activation, torch.float32, terms, Static(scale, out_terms))
+    refuse_fragments(b_scales=call.b_scales)
+    data, scales = run_grouped(table, call, gated=gated)
+    assert scales is not None
+    return data, scales
+
+
+def call_of(*arguments: Any) -> GroupedGemmCall:
+    """Pack the arguments of a torch op with a floating-point result."""
+    *operands, n, name, limit, alpha, beta, out_dtype, terms = arguments
+    activation = activation_of(name, limit, alpha, beta)
+    return _call(*operands, n, activation, out_dtype, terms, None)
+
+
+def _call(*arguments: Any) -> GroupedGemmCall:
+    return GroupedGemmCall._make((*arguments, False, None))
+
+
+def activation_of(
+    name: str | None, limit: float | None, alpha: float, beta: float
+) -> Activation | None:
+    """Undo ``activation_arguments``."""
+    return None if name is None else Activation(name, limit, alpha, beta)
+
+
+def activation_arguments(
+    activation: Activation | None,
+) -> tuple[str | None, float | None, float, float]:
+    """The activation as arguments of a torch op.
+
+    Raises:
+        InvalidArgument: ``activation`` is not an activation.
+    """
+    if activation is None:
+        return None, None, 1.0, 0.0
+    if not isinstance(activation, tuple) or len(activation) != 4:
+        raise InvalidArgument(
+            f"activation: is {type(activation).__name__}, must be an Activation; make one of "
+            "activation.py's names"
+        )
+    if activation[0] is None:
+        raise InvalidArgument(
+            "activation: has no name, must be one of activation.py's; give None for no activation"
+        )
+    return activation
 
 
 def fake_grouped(*arguments: Any) -> Tensor:
     """The result of a grouped op without its values, from the torch op's arguments."""
-    *given, n, _, _, _, _, out_dtype, terms = arguments
-    operands = GroupedOperands(*given)
-    a, b = operands.a, operands.b
-    rows = _fragments_n(n) if weight_layout(operands.b_scales) == "fragments" else b.shape[-2]
-    return a.new_empty((*batch_of(a, terms), a.shape[-2], rows), dtype=out_dtype)
+    call = call_of(*arguments)
+    n = _fragments_n(call.n) if weight_layout(call.b_scales) == "fragments" else call.b.shape[-2]
+    shape = (*batch_of(call.a, call.terms), call.a.shape[-2], n)
+    return call.a.new_empty(shape, dtype=call.out_dtype)
 
 
 def fake_quantized(*arguments: Any) -> tuple[Tensor, Tensor]:

@@ -1,24 +1,39 @@
 """``grouped_gemm``: GEMM of every token tile with the weight of its expert."""
 
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
 from nvfp4_kernels.activation import Activation
-from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.formats.output import Output, Static
+from nvfp4_kernels.gemm.arguments import check_no_n, check_output
 from nvfp4_kernels.gemm.grouped.arguments import (
     ACTIVATION,
     OPERANDS,
-    GroupedOperands,
-    check_quantized,
+    activation_arguments,
+    call_of,
     fake_grouped,
     fake_quantized,
     run_grouped,
+    run_quantized,
 )
 from nvfp4_kernels.gemm.grouped.kernels import KERNELS
 
 
+@overload
+def grouped_gemm(
+    a: Tensor, a_scales: Tensor | None, groups: Tensor, b: Tensor, b_scales: Tensor,
+    alpha: Tensor, *, row_scale: Tensor | None = ..., bias: Tensor | None = ...,
+    activation: Activation | None = ..., out_dtype: torch.dtype = ..., n: int | None = ...,
+    terms: int = ..., output: None = ...,
+) -> Tensor: ...  # fmt: skip
+@overload
+def grouped_gemm(
+    a: Tensor, a_scales: Tensor | None, groups: Tensor, b: Tensor, b_scales: Tensor,
+    alpha: Tensor, *, row_scale: Tensor | None = ..., bias: Tensor | None = ...,
+    activation: Activation | None = ..., terms: int = ..., output: Static,
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def grouped_gemm(
     a: Tensor,
     a_scales: Tensor | None,
@@ -33,7 +48,8 @@ def grouped_gemm(
     out_dtype: torch.dtype = torch.bfloat16,
     n: int | None = None,
     terms: int = 1,
-) -> Tensor:
+    output: Output = None,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Matrix product of each token tile with its expert's NVFP4 weight.
 
     Sums, ``alpha``, ``row_scale``, ``bias`` and ``activation`` are float32, rounded once. The
@@ -53,85 +69,30 @@ def grouped_gemm(
         row_scale: float32 ``(tiles, T)``, the activation's per-row global scales, if any.
         bias: bfloat16, float16 or float32 ``(experts, N)``, added before the activation.
         activation: activation applied to the result, one of ``activation.UNGATED``, or None.
-        out_dtype: bfloat16, float16 or float32.
+        out_dtype: bfloat16, float16 or float32; left out with ``output``.
         n: rows of each weight; needed with fragments, which are padded to whole tiles.
         terms: number of NVFP4 terms of the activation, 1 to 4; with more than one, ``a`` is
             ``(tiles, terms, T, K/2)``, and ``a_scales`` as ``moe_quantize`` gives it.
+        output: None, or ``Static`` for an NVFP4 result, quantised for the next GEMM from the
+            float32 values: without fragments and without ``n``, N a multiple of 16. Its global
+            scale is float32 ``(experts,)``, the input scale of each expert's next GEMM.
 
     Returns:
-        ``(tiles, T, N)`` of ``out_dtype``; unused tiles are not written.
+        ``(tiles, T, N)`` of ``out_dtype``. With ``Static``: ``data`` uint8 ``(tiles, T, N/2)`` and
+        ``scales`` float8_e4m3fn in the blocked layout of each tile; with several terms, as
+        returned by ``moe_quantize``. Unused tiles are not written.
 
     Raises:
         InvalidArgument: shapes, dtypes or devices that do not fit, named.
         NoKernelError: no kernel for this device and mode; the message lists existing kernels.
     """
-    return torch.ops.nvfp4.grouped_gemm(
-        a, a_scales, groups, b, b_scales, alpha, row_scale, bias, n,
-        *activation_arguments(activation), out_dtype, terms,
-    )  # fmt: skip
-
-
-def grouped_gemm_quantized(
-    a: Tensor,
-    a_scales: Tensor | None,
-    groups: Tensor,
-    b: Tensor,
-    b_scales: Tensor,
-    alpha: Tensor,
-    out_global_scale: Tensor,
-    *,
-    row_scale: Tensor | None = None,
-    bias: Tensor | None = None,
-    activation: Activation | None = None,
-    terms: int = 1,
-    out_terms: int = 1,
-) -> tuple[Tensor, Tensor]:
-    """``grouped_gemm`` with the result quantised for the next GEMM, from the float32 values.
-
-    Arguments as for ``grouped_gemm``, without fragments, N a multiple of 16. ``out_global_scale``,
-    float32 ``(experts,)``: the input scale of each expert's next GEMM. ``out_terms``, 1 to 4:
-    number of NVFP4 terms of the result.
-
-    Returns:
-        ``data`` uint8 ``(tiles, T, N/2)`` and ``scales`` float8_e4m3fn in the blocked layout of
-        each tile; with several terms, as returned by ``moe_quantize``.
-
-    Raises:
-        InvalidArgument, NoKernelError: as ``grouped_gemm``.
-    """
-    return torch.ops.nvfp4.grouped_gemm_quantized(
-        a, a_scales, groups, b, b_scales, alpha, row_scale, bias, out_global_scale,
-        *activation_arguments(activation), terms, out_terms,
-    )  # fmt: skip
-
-
-def activation_arguments(
-    activation: Activation | None,
-) -> tuple[str | None, float | None, float, float]:
-    """The activation as arguments of a torch op.
-
-    Raises:
-        InvalidArgument: ``activation`` is not an activation.
-    """
-    if activation is None:
-        return None, None, 1.0, 0.0
-    if not isinstance(activation, tuple) or len(activation) != 4:
-        raise InvalidArgument(
-            f"activation: is {type(activation).__name__}, must be an Activation; make one of "
-            "activation.py's names"
-        )
-    if activation[0] is None:
-        raise InvalidArgument(
-            "activation: has no name, must be one of activation.py's; give None for no activation"
-        )
-    return activation
-
-
-def activation_of(
-    name: str | None, limit: float | None, alpha: float, beta: float
-) -> Activation | None:
-    """Undo ``activation_arguments``."""
-    return None if name is None else Activation(name, limit, alpha, beta)
+    operands = a, a_scales, groups, b, b_scales, alpha, row_scale, bias
+    activates = activation_arguments(activation)
+    if output is None:
+        return torch.ops.nvfp4.grouped_gemm(*operands, n, *activates, out_dtype, terms)
+    scale, out_terms = check_output(output, out_dtype)
+    check_no_n(n)
+    return torch.ops.nvfp4.grouped_gemm_quantized(*operands, scale, *activates, terms, out_terms)
 
 
 @torch.library.custom_op(
@@ -140,11 +101,7 @@ def activation_of(
     schema=f"({OPERANDS}, SymInt? n, {ACTIVATION}, ScalarType out_dtype, int terms) -> Tensor",
 )
 def _grouped_gemm(*arguments: Any) -> Tensor:
-    *operands, n, name, limit, alpha, beta, out_dtype, terms = arguments
-    activation = activation_of(name, limit, alpha, beta)
-    out, _ = run_grouped(
-        KERNELS, GroupedOperands(*operands), n, None, activation, out_dtype, terms, gated=False
-    )
+    out, _ = run_grouped(KERNELS, call_of(*arguments), gated=False)
     return out
 
 
@@ -160,16 +117,7 @@ _grouped_gemm.register_fake(fake_grouped)
     ),
 )
 def _grouped_gemm_quantized(*arguments: Any) -> tuple[Tensor, Tensor]:
-    *given, out_global_scale, name, limit, alpha, beta, terms, out_terms = arguments
-    operands = GroupedOperands(*given)
-    check_quantized("grouped_gemm_quantized", operands, out_global_scale, out_terms)
-    activation = activation_of(name, limit, alpha, beta)
-    data, scales = run_grouped(
-        KERNELS, operands, None, out_global_scale, activation, torch.float32, terms, out_terms,
-        gated=False,
-    )  # fmt: skip
-    assert scales is not None
-    return data, scales
+    return run_quantized(KERNELS, arguments, gated=False)
 
 
 _grouped_gemm_quantized.register_fake(fake_quantized)

@@ -49,5 +49,5 @@ def tile_tokens(family: str, tokens: int, top_k: int, sizes: ExpertSizes, sms: i
     if family == "cpu":
         return tile_tokens_of(tokens, top_k, sizes.total, most=_MOST_ON_CPU)
     choose = {"sm_90": sm90, "sm_100": sm100}[family].choose_tile_tokens
-    weights = 2 if sizes.gated else 1
-    return choose(tokens, top_k, sizes.held, sizes.total, sizes.i, sizes.h, weights, sms)
+    of_layer = sizes.held, sizes.total, sizes.i, sizes.h
+    return choose(tokens, top_k, *of_layer, weights=2 if sizes.gated else 1, sms=sms)

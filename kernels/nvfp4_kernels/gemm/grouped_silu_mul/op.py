@@ -1,24 +1,39 @@
 """``grouped_silu_mul_gemm``: gate and up GEMMs of every expert and the activation in one pass."""
 
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
 from nvfp4_kernels.activation import SILU, Activation
+from nvfp4_kernels.formats.output import Output, Static
+from nvfp4_kernels.gemm.arguments import check_no_n, check_output
 from nvfp4_kernels.gemm.grouped.arguments import (
     ACTIVATION,
     OPERANDS,
-    GroupedOperands,
-    check_quantized,
+    activation_arguments,
+    call_of,
     fake_grouped,
     fake_quantized,
     run_grouped,
+    run_quantized,
 )
-from nvfp4_kernels.gemm.grouped.op import activation_arguments
 from nvfp4_kernels.gemm.grouped_silu_mul.kernels import KERNELS
 
 
+@overload
+def grouped_silu_mul_gemm(
+    a: Tensor, a_scales: Tensor | None, groups: Tensor, b: Tensor, b_scales: Tensor,
+    alpha: Tensor, *, row_scale: Tensor | None = ..., bias: Tensor | None = ...,
+    activation: Activation = ..., out_dtype: torch.dtype = ..., n: int | None = ...,
+    terms: int = ..., output: None = ...,
+) -> Tensor: ...  # fmt: skip
+@overload
+def grouped_silu_mul_gemm(
+    a: Tensor, a_scales: Tensor | None, groups: Tensor, b: Tensor, b_scales: Tensor,
+    alpha: Tensor, *, row_scale: Tensor | None = ..., bias: Tensor | None = ...,
+    activation: Activation = ..., terms: int = ..., output: Static,
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def grouped_silu_mul_gemm(
     a: Tensor,
     a_scales: Tensor | None,
@@ -33,7 +48,8 @@ def grouped_silu_mul_gemm(
     out_dtype: torch.dtype = torch.bfloat16,
     n: int | None = None,
     terms: int = 1,
-) -> Tensor:
+    output: Output = None,
+) -> Tensor | tuple[Tensor, Tensor]:
     """``act(alpha[e, 0] · A · Gateᵀ) · (alpha[e, 1] · A · Upᵀ)`` of each token tile's expert e.
 
     Formed in float32, rounded once. The routing is read on the device.
@@ -52,57 +68,32 @@ def grouped_silu_mul_gemm(
         row_scale: float32 ``(tiles, T)``, the activation's per-row global scales, if any.
         bias: bfloat16, float16 or float32 ``(experts, 2, N)``, added to gate and up.
         activation: gated activation, one of ``activation.GATED``.
-        out_dtype: bfloat16, float16 or float32.
+        out_dtype: bfloat16, float16 or float32; left out with ``output``.
         n: rows of each weight; needed with fragments, which are padded to whole tiles.
         terms: number of NVFP4 terms of the activation, 1 to 4; with more than one, ``a`` is
             ``(tiles, terms, T, K/2)``, and ``a_scales`` as ``moe_quantize`` gives it.
+        output: None, or ``Static`` for an NVFP4 result, quantised for the next GEMM from the
+            float32 values: without fragments and without ``n``, N a multiple of 16. Its global
+            scale is float32 ``(experts,)``, the input scale of each expert's next GEMM.
 
     Returns:
-        ``(tiles, T, N)`` of ``out_dtype``; unused tiles are not written.
+        ``(tiles, T, N)`` of ``out_dtype``. With ``Static``: ``data`` uint8 ``(tiles, T, N/2)`` and
+        ``scales`` float8_e4m3fn in the blocked layout of each tile; with several terms, as
+        returned by ``moe_quantize``. Unused tiles are not written.
 
     Raises:
         InvalidArgument: shapes, dtypes or devices that do not fit, named.
         NoKernelError: no kernel for this device and mode; the message lists existing kernels.
     """
-    return torch.ops.nvfp4.grouped_silu_mul_gemm(
-        a, a_scales, groups, b, b_scales, alpha, row_scale, bias, n,
-        *activation_arguments(activation), out_dtype, terms,
-    )  # fmt: skip
-
-
-def grouped_silu_mul_gemm_quantized(
-    a: Tensor,
-    a_scales: Tensor | None,
-    groups: Tensor,
-    b: Tensor,
-    b_scales: Tensor,
-    alpha: Tensor,
-    out_global_scale: Tensor,
-    *,
-    row_scale: Tensor | None = None,
-    bias: Tensor | None = None,
-    activation: Activation = SILU,
-    terms: int = 1,
-    out_terms: int = 1,
-) -> tuple[Tensor, Tensor]:
-    """``grouped_silu_mul_gemm`` with the result quantised, from the float32 values.
-
-    Arguments as for ``grouped_silu_mul_gemm``, without fragments, N a multiple of 16.
-    ``out_global_scale``, float32 ``(experts,)``: the input scale of each expert's next GEMM.
-    ``out_terms``, 1 to 4: number of NVFP4 terms of the result.
-
-    Returns:
-        ``data`` uint8 ``(tiles, T, N/2)`` and ``scales`` float8_e4m3fn in the blocked layout of
-        each tile, as arguments of ``grouped_gemm``; with several terms, as returned by
-        ``moe_quantize``.
-
-    Raises:
-        InvalidArgument, NoKernelError: as ``grouped_silu_mul_gemm``.
-    """
+    operands = a, a_scales, groups, b, b_scales, alpha, row_scale, bias
+    activates = activation_arguments(activation)
+    if output is None:
+        return torch.ops.nvfp4.grouped_silu_mul_gemm(*operands, n, *activates, out_dtype, terms)
+    scale, out_terms = check_output(output, out_dtype)
+    check_no_n(n)
     return torch.ops.nvfp4.grouped_silu_mul_gemm_quantized(
-        a, a_scales, groups, b, b_scales, alpha, row_scale, bias, out_global_scale,
-        *activation_arguments(activation), terms, out_terms,
-    )  # fmt: skip
+        *operands, scale, *activates, terms, out_terms
+    )
 
 
 @torch.library.custom_op(
@@ -111,11 +102,7 @@ def grouped_silu_mul_gemm_quantized(
     schema=f"({OPERANDS}, SymInt? n, {ACTIVATION}, ScalarType out_dtype, int terms) -> Tensor",
 )
 def _grouped_silu_mul_gemm(*arguments: Any) -> Tensor:
-    *operands, n, name, limit, alpha, beta, out_dtype, terms = arguments
-    activation = Activation(name, limit, alpha, beta)
-    out, _ = run_grouped(
-        KERNELS, GroupedOperands(*operands), n, None, activation, out_dtype, terms, gated=True
-    )
+    out, _ = run_grouped(KERNELS, call_of(*arguments), gated=True)
     return out
 
 
@@ -131,16 +118,7 @@ _grouped_silu_mul_gemm.register_fake(fake_grouped)
     ),
 )
 def _grouped_silu_mul_gemm_quantized(*arguments: Any) -> tuple[Tensor, Tensor]:
-    *given, out_global_scale, name, limit, alpha, beta, terms, out_terms = arguments
-    operands = GroupedOperands(*given)
-    check_quantized("grouped_silu_mul_gemm_quantized", operands, out_global_scale, out_terms)
-    activation = Activation(name, limit, alpha, beta)
-    data, scales = run_grouped(
-        KERNELS, operands, None, out_global_scale, activation, torch.float32, terms, out_terms,
-        gated=True,
-    )  # fmt: skip
-    assert scales is not None
-    return data, scales
+    return run_quantized(KERNELS, arguments, gated=True)
 
 
 _grouped_silu_mul_gemm_quantized.register_fake(fake_quantized)

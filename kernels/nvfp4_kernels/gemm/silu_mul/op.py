@@ -1,34 +1,44 @@
 """``silu_mul_gemm``: gate and up GEMMs of an MLP and the activation in one pass over the input."""
 
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.checks import (
-    InvalidArgument,
-    check_blocks_of_16,
-    check_dtype,
-    check_same_device,
-    check_shape,
-)
-from nvfp4_kernels.formats.terms import check_terms
+from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
+from nvfp4_kernels.dispatch import Mode
+from nvfp4_kernels.formats.output import Output, Static
 from nvfp4_kernels.gemm.arguments import (
     batch_of,
     check_activation,
     check_batch,
     check_fragments,
     check_layout_taken,
-    check_out_dtype,
+    check_no_n,
+    check_output,
+    check_result,
     check_weight,
     fragments_k,
     quantized_result,
     refuse_fragments,
     weight_layout,
 )
+from nvfp4_kernels.gemm.call import SiluMulGemmCall
 from nvfp4_kernels.gemm.silu_mul.kernels import KERNELS
 
 
+@overload
+def silu_mul_gemm(
+    a: Tensor, a_scales: Tensor | None, b1: Tensor, b1_scales: Tensor, b2: Tensor,
+    b2_scales: Tensor, alpha: Tensor, *, row_scale: Tensor | None = ...,
+    out_dtype: torch.dtype = ..., n: int | None = ..., terms: int = ..., output: None = ...,
+) -> Tensor: ...  # fmt: skip
+@overload
+def silu_mul_gemm(
+    a: Tensor, a_scales: Tensor | None, b1: Tensor, b1_scales: Tensor, b2: Tensor,
+    b2_scales: Tensor, alpha: Tensor, *, row_scale: Tensor | None = ..., terms: int = ...,
+    output: Static,
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def silu_mul_gemm(
     a: Tensor,
     a_scales: Tensor | None,
@@ -42,7 +52,8 @@ def silu_mul_gemm(
     out_dtype: torch.dtype = torch.bfloat16,
     n: int | None = None,
     terms: int = 1,
-) -> Tensor:
+    output: Output = None,
+) -> Tensor | tuple[Tensor, Tensor]:
     """``silu(alpha[0] · A · B1ᵀ) · (alpha[1] · A · B2ᵀ)``, formed in float32, rounded once.
 
     Args:
@@ -57,55 +68,29 @@ def silu_mul_gemm(
         alpha: float32 ``(2,)``: each weight's global scale, times the activation's global scale if
             that is a single number.
         row_scale: float32 ``(..., M)``, the activation's per-row global scales, if any.
-        out_dtype: bfloat16, float16 or float32.
+        out_dtype: bfloat16, float16 or float32; left out with ``output``.
         n: rows of each weight; needed with fragments, which are padded to whole tiles of 64 rows
             and 64 elements. ``a`` determines K.
         terms: number of NVFP4 terms of the activation, 1 to 4; with more than one, ``a`` is ``(...,
             terms, M, K/2)`` and ``a_scales`` as ``quantize`` returns it.
+        output: None, or ``Static`` for an NVFP4 result, quantised for the next GEMM from the
+            float32 values: without fragments and without ``n``, N a multiple of 16.
 
     Returns:
-        ``(..., M, N)`` of ``out_dtype``.
+        ``(..., M, N)`` of ``out_dtype``. With ``Static``: ``data`` uint8 ``(..., M, N/2)`` and
+        ``scales`` float8_e4m3fn in the blocked layout; with several terms, as returned by
+        ``quantize``.
 
     Raises:
         InvalidArgument: shapes, dtypes or devices that do not fit, named.
         NoKernelError: no kernel for this device and mode; the message lists existing kernels.
     """
-    return torch.ops.nvfp4.silu_mul_gemm(
-        a, a_scales, b1, b1_scales, b2, b2_scales, alpha, row_scale, n, out_dtype, terms
-    )
-
-
-def silu_mul_gemm_quantized(
-    a: Tensor,
-    a_scales: Tensor | None,
-    b1: Tensor,
-    b1_scales: Tensor,
-    b2: Tensor,
-    b2_scales: Tensor,
-    alpha: Tensor,
-    out_global_scale: Tensor,
-    *,
-    row_scale: Tensor | None = None,
-    terms: int = 1,
-    out_terms: int = 1,
-) -> tuple[Tensor, Tensor]:
-    """``silu_mul_gemm`` with the result quantised for the next GEMM, from the float32 values.
-
-    Arguments as for ``silu_mul_gemm``, without fragments, N a multiple of 16. ``out_global_scale``,
-    float32 ``()``: the next layer's input scale. ``out_terms``, 1 to 4: number of NVFP4 terms of
-    the result.
-
-    Returns:
-        ``data`` uint8 ``(..., M, N/2)`` and ``scales`` float8_e4m3fn in the blocked layout; with
-        several terms, as returned by ``quantize``.
-
-    Raises:
-        InvalidArgument, NoKernelError: as ``silu_mul_gemm``.
-    """
-    return torch.ops.nvfp4.silu_mul_gemm_quantized(
-        a, a_scales, b1, b1_scales, b2, b2_scales, alpha, row_scale, out_global_scale,
-        terms, out_terms,
-    )  # fmt: skip
+    operands = a, a_scales, b1, b1_scales, b2, b2_scales, alpha, row_scale
+    if output is None:
+        return torch.ops.nvfp4.silu_mul_gemm(*operands, n, out_dtype, terms)
+    scale, out_terms = check_output(output, out_dtype)
+    check_no_n(n)
+    return torch.ops.nvfp4.silu_mul_gemm_quantized(*operands, scale, terms, out_terms)
 
 
 _OPERANDS = (
@@ -122,9 +107,9 @@ def _fragments_n(n: int | None) -> int:
     return n
 
 
-def _check_pair(operands: tuple[Any, ...], n: int | None) -> tuple[int, int]:
+def _check_pair(call: SiluMulGemmCall) -> tuple[int, int]:
     """Check both weights against each other and against ``n``; return N and K."""
-    a, a_scales, b1, b1_scales, b2, b2_scales, *_ = operands
+    a, a_scales, b1, b1_scales, b2, b2_scales, _, _, n, *_ = call
     layout = weight_layout(b1_scales)
     if weight_layout(b2_scales) != layout:
         raise InvalidArgument(
@@ -149,33 +134,27 @@ def _check_pair(operands: tuple[Any, ...], n: int | None) -> tuple[int, int]:
     return rows, k
 
 
-def _run(
-    operands: tuple[Any, ...],
-    n: int | None,
-    out_global_scale: Tensor | None,
-    out_dtype: torch.dtype,
-    terms: int,
-    out_terms: int = 1,
-) -> tuple[Tensor, Tensor | None]:
-    a, a_scales, b1, b1_scales, b2, b2_scales, alpha, row_scale = operands
-    rows, k = _check_pair(operands, n)
-    mode, _ = check_activation(a, a_scales, row_scale, k, terms)
-    check_terms("out_terms", out_terms)
-    if weight_layout(b1_scales) == "blocked":
-        check_batch(a, "b1", b1, terms)
-        check_batch(a, "b2", b2, terms)
-    check_dtype("alpha", alpha, (torch.float32,))
-    check_shape("alpha", alpha, (2,), "one factor for the gate and one for the up projection")
-    check_out_dtype(out_dtype)
+def _check(call: SiluMulGemmCall) -> Mode:
+    """Check the arguments; return the mode."""
+    n, k = _check_pair(call)
+    mode, _ = check_activation(call.a, call.a_scales, call.row_scale, k, call.terms)
+    if weight_layout(call.b1_scales) == "blocked":
+        check_batch(call.a, "b1", call.b1, call.terms)
+        check_batch(call.a, "b2", call.b2, call.terms)
+    check_dtype("alpha", call.alpha, (torch.float32,))
+    check_shape("alpha", call.alpha, (2,), "one factor for the gate and one for the up projection")
+    check_result(call, n, (), "one scale for the whole output")
     check_same_device(
-        a=a, a_scales=a_scales, b1=b1, b1_scales=b1_scales, b2=b2, b2_scales=b2_scales,
-        alpha=alpha, row_scale=row_scale, out_global_scale=out_global_scale,
+        a=call.a, a_scales=call.a_scales, b1=call.b1, b1_scales=call.b1_scales, b2=call.b2,
+        b2_scales=call.b2_scales, alpha=call.alpha, row_scale=call.row_scale,
     )  # fmt: skip
-    kernel = KERNELS.select(a.device, mode)
-    check_layout_taken("b1", b1_scales, kernel)
-    # Kernels of 16-bit activations know of one term alone.
-    of_terms = (terms, out_terms) if terms > 1 or out_terms > 1 else ()
-    return kernel.load()(*operands, rows, out_global_scale, out_dtype, *of_terms)
+    return mode
+
+
+def _run(call: SiluMulGemmCall) -> tuple[Tensor, Tensor | None]:
+    kernel = KERNELS.select(call.a.device, _check(call))
+    check_layout_taken("b1", call.b1_scales, kernel)
+    return kernel.load()(call)
 
 
 @torch.library.custom_op(
@@ -184,16 +163,16 @@ def _run(
     schema=f"({_OPERANDS}, SymInt? n, ScalarType out_dtype, int terms) -> Tensor",
 )
 def _silu_mul_gemm(*arguments: Any) -> Tensor:
-    *operands, n, out_dtype, terms = arguments
-    out, _ = _run(tuple(operands), n, None, out_dtype, terms)
+    out, _ = _run(SiluMulGemmCall(*arguments))
     return out
 
 
 @_silu_mul_gemm.register_fake
-def _(a: Tensor, a_scales: Tensor | None, b1: Tensor, b1_scales: Tensor, *rest: Any) -> Tensor:
-    *_, n, out_dtype, terms = rest
-    rows = _fragments_n(n) if weight_layout(b1_scales) == "fragments" else b1.shape[-2]
-    return a.new_empty((*batch_of(a, terms), a.shape[-2], rows), dtype=out_dtype)
+def _(*arguments: Any) -> Tensor:
+    call = SiluMulGemmCall(*arguments)
+    n = _fragments_n(call.n) if weight_layout(call.b1_scales) == "fragments" else call.b1.shape[-2]
+    shape = (*batch_of(call.a, call.terms), call.a.shape[-2], n)
+    return call.a.new_empty(shape, dtype=call.out_dtype)
 
 
 @torch.library.custom_op(
@@ -204,20 +183,15 @@ def _(a: Tensor, a_scales: Tensor | None, b1: Tensor, b1_scales: Tensor, *rest: 
     ),
 )
 def _silu_mul_gemm_quantized(*arguments: Any) -> tuple[Tensor, Tensor]:
-    *operands, out_global_scale, terms, out_terms = arguments
-    _, _, b1, b1_scales, _, b2_scales, *_ = operands
-    refuse_fragments("silu_mul_gemm_quantized", b1_scales=b1_scales, b2_scales=b2_scales)
-    check_dtype("out_global_scale", out_global_scale, (torch.float32,))
-    check_shape("out_global_scale", out_global_scale, (), "one scale for the whole output")
-    n, _ = check_weight("b1", b1, b1_scales)
-    check_blocks_of_16("output", (1, n))  # the next layer's K is this product's N
-    given = tuple(operands), n, out_global_scale, torch.float32
-    data, scales = _run(*given, terms, out_terms)
+    *operands, scale, terms, out_terms = arguments
+    call = SiluMulGemmCall._make((*operands, None, torch.float32, terms, Static(scale, out_terms)))
+    refuse_fragments(b1_scales=call.b1_scales, b2_scales=call.b2_scales)
+    data, scales = _run(call)
     assert scales is not None
     return data, scales
 
 
 @_silu_mul_gemm_quantized.register_fake
-def _(a: Tensor, a_scales: Tensor | None, b1: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    *_, terms, out_terms = rest
+def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+    a, _, b1, *_, terms, out_terms = arguments
     return quantized_result(a, b1.shape[-2], terms, out_terms)

@@ -219,6 +219,7 @@ def all_configs(
     weights: int,
     output: EpilogueConfig,
     max_tokens: int,
+    *,
     sms: int = SMS,
     batch_invariant: bool = False,
 ) -> list[tuple[Tile, EpilogueConfig]]:

@@ -72,6 +72,7 @@ def choose_tile_tokens(
     global_experts: int,
     n: int,
     k: int,
+    *,
     weights: int = 2,
     sms: int = SMS,
 ) -> int:

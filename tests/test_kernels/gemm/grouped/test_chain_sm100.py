@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvfp4_kernels import grouped_silu_mul_gemm_quantized
+from nvfp4_kernels import Static, grouped_silu_mul_gemm
 from nvfp4_kernels.activation import SILU
+from nvfp4_kernels.gemm.call import GroupedGemmCall
 from nvfp4_kernels.gemm.grouped.reference import grouped_gemm as reference
 from nvfp4_kernels.gemm.sm100.tile import Tile
 from tests import devices
@@ -48,21 +49,21 @@ def layer(name: str, routed_before: bool, first_is_late: bool = False) -> Callab
     first, second = cases(tile_tokens)
     up, down = arguments(first), arguments(second)
     groups = on_device(up["groups"])
-    given = up | {"groups": groups, "out_global_scale": SCALE}
+    given = up | {"groups": groups, "output": Static(SCALE)}
     with pytest.MonkeyPatch.context() as patch:
         use(TileCase(tile, first, 2), patch)
         if first_is_late:
-            data, scales = grouped_gemm(
-                **given, n=first.n, out_dtype=torch.float32, routed_before=True
-            )
+            late = {"n": first.n, "out_dtype": torch.float32, "routed_before": True}
+            data, scales = grouped_gemm(GroupedGemmCall(**given | late))
         else:
-            data, scales = grouped_silu_mul_gemm_quantized(**given)
+            data, scales = grouped_silu_mul_gemm(**given)
     weights = {name: down[name] for name in ("b", "b_scales", "alpha")}
-    plan: dict[str, Any] = {"row_scale": None, "n": second.n, "out_global_scale": None}
+    plan: dict[str, Any] = {"row_scale": None, "bias": None, "n": second.n}
     plan |= {"activation": None, "out_dtype": second.out_dtype}
     with pytest.MonkeyPatch.context() as patch:
         use(TileCase(tile, second, 2), patch)
-        out, _ = grouped_gemm(data, scales, groups, **weights, **plan, routed_before=routed_before)
+        call = GroupedGemmCall(data, scales, groups, **weights, **plan, routed_before=routed_before)
+        out, _ = grouped_gemm(call)
 
     def check() -> None:
         right = expected(up, weights, plan, first)
@@ -74,11 +75,10 @@ def layer(name: str, routed_before: bool, first_is_late: bool = False) -> Callab
 
 def expected(up: dict[str, Any], weights: dict[str, Any], plan: Any, first: Case) -> Tensor:
     """Result of the layer by references; the second product's sums are exact, too."""
-    h, h_scales = reference(
-        **up | {"activation": SILU}, n=first.n, out_global_scale=SCALE, out_dtype=torch.float32
-    )
-    groups = up["groups"]
-    out, _ = reference(h, h_scales, groups, **weights, **plan)
+    how = {"activation": SILU, "n": first.n, "output": Static(SCALE), "out_dtype": torch.float32}
+    h, h_scales = reference(GroupedGemmCall(**up | how))
+    assert h_scales is not None
+    out, _ = reference(GroupedGemmCall(h, h_scales, up["groups"], **weights, **plan))
     return out
 
 

@@ -1,10 +1,12 @@
 """``grouped_gemm``: every tile's product with its expert's weight, bit-identical to float64."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from nvfp4_kernels import InvalidArgument, grouped_gemm, grouped_gemm_quantized
+from nvfp4_kernels import InvalidArgument, PerToken, Static, grouped_gemm, grouped_silu_mul_gemm
 from nvfp4_kernels.activation import UNGATED, Activation
 from nvfp4_kernels.formats.terms import quantize_terms
 from tests.test_kernels.compilation import check_op
@@ -60,7 +62,7 @@ def test_quantised_is_the_float32_result_quantised(name: str, out_terms: int) ->
     exact = grouped_gemm(**args)
     del args["out_dtype"]
     scale = torch.linspace(0.002, 0.02, CASES[name].routing.experts)
-    data, scales = grouped_gemm_quantized(**args, out_global_scale=scale, out_terms=out_terms)
+    data, scales = grouped_gemm(**args, output=Static(scale, out_terms))
     for tile in range(problem.used):
         expert = int(problem.routing.groups[1 + tile])
         want, want_scales = quantize_terms(exact[tile], scale[expert], out_terms)
@@ -102,6 +104,29 @@ def test_refuses(change: dict, message: str) -> None:
         args[name] = value(args[name]) if callable(value) else value
     with pytest.raises(InvalidArgument, match=message):
         grouped_gemm(**args)
+
+
+REFUSED_OUTPUTS = [
+    ({"output": Static(torch.ones(()))}, r"output.global_scale: shape is \(\), must be \(8,\)"),
+    ({"output": Static(torch.ones(8).half())}, r"output.global_scale: dtype is float16"),
+    ({"output": Static(torch.ones(8), 9)}, r"output.terms: is 9, must be 1 to 4"),
+    ({"output": PerToken()}, r"output: is a PerToken, must be None or Static"),
+    ({"output": torch.ones(8)}, r"output: is a Tensor, must be None or Static"),
+    ({"out_dtype": torch.float16}, r"out_dtype: is torch.float16 with output=Static"),
+    ({"n": 80}, r"n: is 80 with output=Static.*, must be left out"),
+]
+
+
+@pytest.mark.parametrize("op", [grouped_gemm, grouped_silu_mul_gemm])
+@pytest.mark.parametrize(
+    ("change", "message"), REFUSED_OUTPUTS, ids=[m for _, m in REFUSED_OUTPUTS]
+)
+def test_refuses_outputs(op: Any, change: dict, message: str) -> None:
+    case = GroupedCase(RoutingCase(9, 2, 8), 80, 64)
+    args = grouped_problem(case, gated=op is grouped_silu_mul_gemm).args
+    del args["out_dtype"]
+    with pytest.raises(InvalidArgument, match=message):
+        op(**{**args, "output": Static(torch.ones(8)), **change})
 
 
 def test_fragments_need_n() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from nvfp4_kernels import grouped_gemm, grouped_silu_mul_gemm, grouped_silu_mul_gemm_quantized
+from nvfp4_kernels import grouped_gemm, grouped_silu_mul_gemm
 from nvfp4_kernels.activation import Activation
 from tests.test_kernels import mistakes
 from tests.test_kernels.gemm.grouped.families import TileCase, swapped, use
@@ -136,7 +136,7 @@ def check(tile_case: TileCase) -> None:
         check_exact(grouped_gemm, tile_case.case)
         return
     check_exact(grouped_silu_mul_gemm, tile_case.case)
-    check_quantized(grouped_silu_mul_gemm_quantized, tile_case.case)
+    check_quantized(grouped_silu_mul_gemm, tile_case.case)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nvfp4_kernels import InvalidArgument, grouped_gemm, grouped_gemm_quantized
+from nvfp4_kernels import InvalidArgument, grouped_gemm
 from nvfp4_kernels.activation import Activation
 from tests.test_kernels.gemm.grouped.families import FAMILIES, OTHERS, TileCase, swapped, use
 from tests.test_kernels.gemm.grouped.tiles import (
@@ -64,12 +64,12 @@ def test_quantized(name: str, op_device: torch.device, monkeypatch: pytest.Monke
     given = TileCase(FAMILIES[name].tile, case, FAMILIES[name].sms)
     use(given, monkeypatch)
     whole = Case(case.counts, case.tile_tokens, 208, case.k, row_scale=case.row_scale)
-    check_quantized(grouped_gemm_quantized, whole)
+    check_quantized(grouped_gemm, whole)
 
 
 @once
 def test_quantized_to_terms(op_device: torch.device) -> None:
-    check_quantized(grouped_gemm_quantized, Case((3, 0, 9), 8, 144, 96), out_terms=2)
+    check_quantized(grouped_gemm, Case((3, 0, 9), 8, 144, 96), out_terms=2)
 
 
 @EXTREMES

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.activation import SILU, Activation
+from nvfp4_kernels.formats.output import Static
 from nvfp4_kernels.formats.terms import quantize_terms
+from nvfp4_kernels.gemm.call import GroupedGemmCall
 from nvfp4_kernels.gemm.grouped.reference import grouped_gemm as reference
 from tests.test_kernels import oracle
 
@@ -131,8 +133,8 @@ def arguments(case: Case) -> dict[str, Any]:
 
 def of_reference(case: Case, args: dict[str, Any]) -> Tensor:
     """Float32 result of the tiles in use, by the reference."""
-    given = args | {"n": case.n, "out_global_scale": None, "out_dtype": torch.float32}
-    out, _ = reference(**given)
+    given = args | {"n": case.n, "out_dtype": torch.float32}
+    out, _ = reference(GroupedGemmCall(**given))
     return out[: case.tiles]
 
 
@@ -160,7 +162,7 @@ def check_quantized(op: GroupedOp, case: Case, out_terms: int = 1) -> None:
     full = of_reference(case, args)
     experts = args["groups"][1 : 1 + case.tiles].long()
     scale = 2.0 ** torch.arange(len(case.counts)) / 64
-    data, scales = op(**args, out_global_scale=scale, out_terms=out_terms)
+    data, scales = op(**args, output=Static(scale, out_terms))
     each = [
         quantize_terms(tile, scale[expert], out_terms)
         for tile, expert in zip(full, experts, strict=True)

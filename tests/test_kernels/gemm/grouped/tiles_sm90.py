@@ -7,6 +7,7 @@ from torch import Tensor
 
 from nvfp4_kernels.activation import SILU, Activation
 from nvfp4_kernels.formats.fragments import Fragments
+from nvfp4_kernels.gemm.call import GroupedGemmCall
 from nvfp4_kernels.gemm.grouped.reference import grouped_gemm
 from nvfp4_kernels.gemm.sm90.choose import with_store
 from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig, Tile
@@ -51,8 +52,8 @@ class Operands:
 
     def expected(self, out_dtype: torch.dtype = BF16) -> Tensor:
         """Result of the tiles in use, by the reference."""
-        operands = (self.a, None, self.groups, *self.weights, self.alpha, None, self.n, None)
-        out, _ = grouped_gemm(*operands, self.activation, out_dtype)
+        operands = self.a, None, self.groups, *self.weights, self.alpha, None, None, self.n
+        out, _ = grouped_gemm(GroupedGemmCall(*operands, self.activation, out_dtype))
         return out[: self.used]
 
 

@@ -8,12 +8,11 @@ from torch import Tensor
 
 from nvfp4_kernels import (
     InvalidArgument,
+    Static,
     gemm,
     grouped_gemm,
     grouped_silu_mul_gemm,
-    grouped_silu_mul_gemm_quantized,
     silu_mul_gemm,
-    silu_mul_gemm_quantized,
 )
 from nvfp4_kernels.activation import Activation
 from tests.test_kernels.compilation import check_op
@@ -58,7 +57,7 @@ def test_quantised_chain_is_that_of_each_tile(name: str, out_terms: int) -> None
     problem = grouped_problem(case, gated=True)
     args = {name: value for name, value in problem.args.items() if name != "out_dtype"}
     scale = torch.linspace(0.002, 0.02, case.routing.experts)
-    h = grouped_silu_mul_gemm_quantized(**args, out_global_scale=scale, out_terms=out_terms)
+    h = grouped_silu_mul_gemm(**args, output=Static(scale, out_terms))
     down = grouped_problem(
         GroupedCase(case.routing, 32, case.n, out_dtype=torch.bfloat16), gated=False
     ).args
@@ -67,9 +66,8 @@ def test_quantised_chain_is_that_of_each_tile(name: str, out_terms: int) -> None
     )
     for tile in range(problem.used):
         expert = int(problem.routing.groups[1 + tile])
-        data, scales = silu_mul_gemm_quantized(
-            **of_tile(problem, tile), out_global_scale=scale[expert], out_terms=out_terms
-        )
+        output = Static(scale[expert], out_terms)
+        data, scales = silu_mul_gemm(**of_tile(problem, tile), output=output)
         assert torch.equal(h[0][tile], data)
         assert torch.equal(h[1][tile].view(torch.uint8), scales.view(torch.uint8))
         weight = down["b"][expert], down["b_scales"][expert], down["alpha"][expert : expert + 1]
@@ -150,6 +148,7 @@ def test_is_one_op() -> None:
 REFUSED = [
     ({"alpha": torch.ones(8)}, r"alpha: shape is \(8,\), must be \(8, 2\)"),
     ({"b": lambda b: b[:, 0]}, r"b: shape is \(8, 80, 32\), must be \(experts, 2, N, K/2\)"),
+    ({"activation": None}, r"activation: is None, must be one of silu, gelu"),
     ({"activation": Activation("relu2")}, r"activation: is 'relu2', must be one of silu, gelu"),
     ({"activation": Activation("silu", 0.0)}, r"activation.limit: is 0.0, must be positive"),
     ({"activation": Activation("silu", None, 1.702)}, r"activation.alpha: is 1.702, must be 1"),
@@ -177,4 +176,4 @@ def test_refuses_fragments_for_a_quantised_result() -> None:
     for name in ("out_dtype", "n"):
         del args[name]
     with pytest.raises(InvalidArgument, match="b: is in fragments"):
-        grouped_silu_mul_gemm_quantized(**args, out_global_scale=torch.ones(8))
+        grouped_silu_mul_gemm(**args, output=Static(torch.ones(8)))

@@ -3,10 +3,7 @@
 import pytest
 import torch
 
-from nvfp4_kernels import (
-    grouped_silu_mul_gemm,
-    grouped_silu_mul_gemm_quantized,
-)
+from nvfp4_kernels import grouped_silu_mul_gemm
 from nvfp4_kernels.activation import SILU, Activation
 from tests.test_kernels.gemm.grouped.families import PAIR_FAMILIES, PAIRS, use
 from tests.test_kernels.gemm.grouped.tiles import (
@@ -42,14 +39,14 @@ def test_tiles(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPat
 def test_quantized(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     each = (PAIR_FAMILIES | PAIRS)[name]
     use(each, monkeypatch)
-    check_quantized(grouped_silu_mul_gemm_quantized, each.case)
+    check_quantized(grouped_silu_mul_gemm, each.case)
 
 
 @once
 @pytest.mark.parametrize("tile_tokens", [8, 64])
 def test_quantized_to_terms(tile_tokens: int, op_device: torch.device) -> None:
     case = Case((3, 0, 9), tile_tokens, 144, 96, 2)
-    check_quantized(grouped_silu_mul_gemm_quantized, case, out_terms=3)
+    check_quantized(grouped_silu_mul_gemm, case, out_terms=3)
 
 
 @once

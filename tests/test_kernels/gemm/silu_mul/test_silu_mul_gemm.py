@@ -11,11 +11,11 @@ from torch import Tensor
 from nvfp4_kernels import (
     InvalidArgument,
     NoKernelError,
+    PerToken,
     Static,
     gemm,
     quantize,
     silu_mul_gemm,
-    silu_mul_gemm_quantized,
 )
 from nvfp4_kernels.gemm.silu_mul import op as silu_mul_gemm_op
 from tests.test_kernels import oracle
@@ -240,16 +240,16 @@ def test_each_projection_has_its_own_alpha() -> None:
 
 def quantized_args(problem: Problem) -> dict[str, Any]:
     args = {name: value for name, value in problem.args.items() if name != "out_dtype"}
-    return {**args, "out_global_scale": torch.tensor(0.01)}
+    return {**args, "output": Static(torch.tensor(0.01))}
 
 
 @EVERY_CASE
 def test_quantized_is_the_float32_result_quantized(case: Case) -> None:
     problem = make_problem(case, grid=False)
     args = quantized_args(problem)
-    data, scales = silu_mul_gemm_quantized(**args)
+    data, scales = silu_mul_gemm(**args)
     full = silu_mul_gemm(**{**problem.args, "out_dtype": FP32})
-    expected_data, expected_scales = quantize(full, Static(args["out_global_scale"]))
+    expected_data, expected_scales = quantize(full, args["output"])
     assert torch.equal(data, expected_data)
     assert scales.shape == expected_scales.shape
     assert torch.equal(scales.view(torch.uint8), expected_scales.view(torch.uint8))
@@ -258,7 +258,7 @@ def test_quantized_is_the_float32_result_quantized(case: Case) -> None:
 @pytest.mark.parametrize("name", ["ragged", "batch", "batched weight", "no rows", "w4a16 bf16"])
 def test_quantized_feeds_gemm(name: str) -> None:
     case = CASES[name]
-    data, scales = silu_mul_gemm_quantized(**quantized_args(make_problem(case, grid=False)))
+    data, scales = silu_mul_gemm(**quantized_args(make_problem(case, grid=False)))
     down = oracle.random_operand(np.random.default_rng(1), 32, case.n)
     out = gemm(data, scales, down.data, down.scales, torch.tensor([0.01]), [32])
     assert out.shape == (*case.batch, case.m, 32)
@@ -278,8 +278,7 @@ def test_opcheck(name: str) -> None:
     problem = make_problem(CASES[name], grid=False)
     plain = ordered({**problem.args, "n": None}, "row_scale", "n", "out_dtype", "terms")
     check_op(torch.ops.nvfp4.silu_mul_gemm.default, plain)
-    arguments = {**quantized_args(problem), "out_terms": 3}
-    quantized = ordered(arguments, "row_scale", "out_global_scale", "terms", "out_terms")
+    quantized = (*ordered(problem.args, "row_scale"), torch.tensor(0.01), problem.args["terms"], 3)
     check_op(torch.ops.nvfp4.silu_mul_gemm_quantized.default, quantized)
 
 
@@ -287,7 +286,7 @@ def test_opcheck(name: str) -> None:
 def test_compiled(name: str) -> None:
     problems = [make_problem(replace(CASES[name], m=m), grid=False) for m in (5, 40, 128)]
     check_compiled(silu_mul_gemm, [((), p.args) for p in problems], graphs=1)
-    check_compiled(silu_mul_gemm_quantized, [((), quantized_args(p)) for p in problems], graphs=1)
+    check_compiled(silu_mul_gemm, [((), quantized_args(p)) for p in problems], graphs=1)
 
 
 E4M3 = torch.float8_e4m3fn
@@ -358,7 +357,7 @@ def test_refused(what: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         silu_mul_gemm(**{**problem.args, **changes})
     with pytest.raises(InvalidArgument, match=message):
-        silu_mul_gemm_quantized(**{**quantized_args(problem), **changes})
+        silu_mul_gemm(**{**quantized_args(problem), **changes})
 
 
 def test_refused_out_dtype() -> None:
@@ -368,23 +367,34 @@ def test_refused_out_dtype() -> None:
 
 
 @pytest.mark.parametrize(
-    ("out_global_scale", "message"),
+    ("changes", "message"),
     [
-        (torch.ones(2), r"out_global_scale: shape is \(2,\), must be \(\); one scale"),
-        (torch.tensor(1.0, dtype=BF16), "out_global_scale: dtype is bfloat16, must be float32"),
+        (
+            {"output": Static(torch.ones(2))},
+            r"output.global_scale: shape is \(2,\), must be \(\); one scale",
+        ),
+        (
+            {"output": Static(torch.tensor(1.0, dtype=BF16))},
+            "output.global_scale: dtype is bfloat16, must be float32",
+        ),
+        ({"output": Static(torch.tensor(1.0), 0)}, "output.terms: is 0, must be 1 to 4"),
+        ({"output": PerToken()}, "output: is a PerToken, must be None or Static"),
+        ({"output": torch.tensor(1.0)}, "output: is a Tensor, must be None or Static"),
+        ({"out_dtype": FP32}, "out_dtype: is torch.float32 with output=Static.*must be left out"),
+        ({"n": 144}, "n: is 144 with output=Static.*, must be left out"),
     ],
-    ids=["shape", "dtype"],
+    ids=["shape", "dtype", "terms", "per token", "tensor", "out_dtype", "n"],
 )
-def test_refused_out_global_scale(out_global_scale: Tensor, message: str) -> None:
+def test_refused_output(changes: dict[str, Any], message: str) -> None:
     args = quantized_args(make_problem(GOOD, grid=True))
     with pytest.raises(InvalidArgument, match=message):
-        silu_mul_gemm_quantized(**{**args, "out_global_scale": out_global_scale})
+        silu_mul_gemm(**{**args, **changes})
 
 
 def test_refused_output_of_partial_blocks() -> None:
     args = quantized_args(make_problem(replace(GOOD, n=136), grid=True))
     with pytest.raises(InvalidArgument, match="K is 136, must be a multiple of 16"):
-        silu_mul_gemm_quantized(**args)
+        silu_mul_gemm(**args)
 
 
 def test_refused_1d_activation() -> None:
@@ -393,7 +403,7 @@ def test_refused_1d_activation() -> None:
         "a": torch.zeros(48, dtype=torch.uint8),
     }
     with pytest.raises(InvalidArgument, match=r"a: shape is \(48,\)"):
-        silu_mul_gemm_quantized(**args)
+        silu_mul_gemm(**args)
 
 
 def test_devices() -> None:
