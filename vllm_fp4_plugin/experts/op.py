@@ -72,14 +72,17 @@ class ExpertsCall(NamedTuple):
     @property
     def of_layer(self) -> ExpertSizes:
         """Sizes of the layer."""
-        return ExpertSizes(*self.sizes, gated=self.w13_alpha.ndim == 2)
+        h, i, held, total = self.sizes
+        return ExpertSizes(h, i, held, total, gated=self.w13_alpha.ndim == 2)
 
     @property
     def output(self) -> Output:
         """Format of the input of gemm1."""
         if not self.quantizes:
             return None
-        return PerToken(self.terms) if self.w13_input is None else Static(self.w13_input, self.terms)
+        return (
+            PerToken(self.terms) if self.w13_input is None else Static(self.w13_input, self.terms)
+        )
 
 
 _FIELDS = len(ExpertsCall._fields)

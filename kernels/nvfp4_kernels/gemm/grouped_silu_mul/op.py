@@ -55,7 +55,7 @@ def grouped_silu_mul_gemm(
         out_dtype: bfloat16, float16 or float32.
         n: rows of each weight; needed with fragments, which are padded to whole tiles.
         terms: number of NVFP4 terms of the activation, 1 to 4; with more than one, ``a`` is
-            ``(tiles, terms, T, K/2)``, and ``a_scales`` as ``moe_quantize`` gives it.
+            ``(tiles, terms, T, K/2)``, and ``a_scales`` as ``moe_dispatch`` gives it.
 
     Returns:
         ``(tiles, T, N)`` of ``out_dtype``; unused tiles are not written.
@@ -94,7 +94,7 @@ def grouped_silu_mul_gemm_quantized(
     Returns:
         ``data`` uint8 ``(tiles, T, N/2)`` and ``scales`` float8_e4m3fn in the blocked layout of
         each tile, as arguments of ``grouped_gemm``; with several terms, as returned by
-        ``moe_quantize``.
+        ``moe_dispatch``.
 
     Raises:
         InvalidArgument, NoKernelError: as ``grouped_silu_mul_gemm``.

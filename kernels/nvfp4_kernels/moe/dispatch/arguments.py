@@ -27,7 +27,7 @@ def check(call: DispatchCall) -> None:
     Raises:
         InvalidArgument: an unsupported dtype, shape or number, named.
     """
-    x, source, output, topk_weights = call
+    x, source, output, _ = call
     if isinstance(source, Routing):
         check_routing(source)
     elif isinstance(source, Ids):
@@ -53,6 +53,8 @@ def check(call: DispatchCall) -> None:
         check_same_device(x=x, **{"output.global_scale": output.global_scale})
     elif isinstance(output, PerToken):
         check_terms("output.terms", output.terms)
+        if x.shape[-1] == 0:
+            raise InvalidArgument("x: K is 0, must be positive; leave empty layers out")
     if isinstance(source, Routing) and device_arch(x.device) == "cpu":
         check_slots(source)
 
@@ -82,11 +84,6 @@ def _check_weights(call: DispatchCall) -> None:
     weights = call.topk_weights
     if weights is None:
         return
-    if isinstance(call.source, Logits):
-        raise InvalidArgument(
-            "topk_weights: given with Logits, whose weights the op computes, must be None; pass "
-            "Ids to weigh tokens"
-        )
     check_dtype("topk_weights", weights, (torch.float32,))
     check_shape("topk_weights", weights, call.slots, "one weight for each slot")
     check_same_device(x=call.x, topk_weights=weights)

@@ -13,9 +13,9 @@ from nvfp4_kernels.device.arguments import example
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.moe.dispatch.choose import VECTOR_BYTES, GatherTile
 from nvfp4_kernels.moe.dispatch.tokens import (
-    DispatchArguments,
     TOKEN_ALIGNMENT,
     TOKEN_TYPES,
+    DispatchArguments,
     Source,
     Tokens,
     first_element,

@@ -74,7 +74,7 @@ class CtaRoute:
         return ctas - 1
 
     def finish(self) -> None:
-        """Nothing: no peer reads this CTA's shared memory."""
+        """Return at once: no peer reads this CTA's shared memory."""
 
     @cute.jit
     def run(self, batch: Batch, out: RoutingOut, slots: Array) -> Int32:

@@ -46,28 +46,26 @@ def moe_dispatch(call: DispatchCall) -> Dispatched:
     Raises:
         InvalidArgument: a tensor that is not contiguous or misaligned, or too long an expert map.
     """
-    x, source, output, _ = call
+    source, output = call.source, call.output
     rows = _rows_of(call)
     threads = rows.tile.threads
     if isinstance(source, Logits):
         sizes, teams = (source.num_experts, source.tile_tokens), isinstance(output, Static)
         cluster = fuse_logits(source.slots, *sizes, threads, teams)
         if cluster is not None:
-            route = TopkRoute(
-                choice_of(source.logits, source.bias, source.router),
-                cluster,
-                sizes_of(source.expert_map, *sizes),
-            )
-            return _from_logits(call, source, route, rows)
+            topk = choice_of(source.logits, source.bias, source.router)
+            in_cta = TopkRoute(topk, cluster, sizes_of(source.expert_map, *sizes))
+            return _from_logits(call, source, in_cta, rows)
         weights, ids = moe_topk(source.logits, source.bias, source.padding, source.router)
         chosen = call._replace(source=Ids(ids, *sizes, source.expert_map))
         return moe_dispatch(chosen)._replace(topk_weights=weights)
     if isinstance(source, Ids):
-        ids, *sizes, expert_map = source
-        sort = fuse_ids(ids.numel(), *sizes, threads)
+        ids, experts, tile_tokens, expert_map = source
+        sort = fuse_ids(ids.numel(), experts, tile_tokens, threads)
         if sort is not None:
-            return _from_ids(call, source, CtaRoute(sort, sizes_of(expert_map, *sizes)), rows)
-        routing = Routing(*moe_route(ids, expert_map, *sizes))
+            route = CtaRoute(sort, sizes_of(expert_map, experts, tile_tokens))
+            return _from_ids(call, source, route, rows)
+        routing = Routing(*moe_route(ids, expert_map, experts, tile_tokens))
         return moe_dispatch(call._replace(source=routing))
     return _from_tiles(call, source, rows)
 

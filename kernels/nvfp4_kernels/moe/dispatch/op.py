@@ -1,7 +1,7 @@
 """``moe_dispatch``: tokens to the rows of token tiles, from a routing, expert ids or logits.
 
 Every source gives the same bits: ids as ``moe_route`` and then the routing, logits as ``moe_topk``
-and then the ids. On a GPU a small batch takes one launch, a larger one two or three: see ``choose``.
+and then the ids. A GPU takes one launch for a small batch, else two or three: see ``choose``.
 """
 
 from typing import Any
@@ -88,10 +88,11 @@ def moe_dispatch(
         )
     else:
         raise refuse_output(output, "None, Static(global_scale, terms) or PerToken(terms)")
-    parts = [found] if isinstance(found, Tensor) else list(found)
+    parts: list[Any] = [found] if isinstance(found, Tensor) else list(found)
     chosen = parts.pop(0) if isinstance(source, Logits) else None
-    routing = source
-    if not isinstance(source, Routing):
+    if isinstance(source, Routing):
+        routing = source
+    else:
         routing, parts = Routing(*parts[:3]), parts[3:]
     data, scales, row_scale = (*parts, None, None)[:3]
     return Dispatched(data, scales, row_scale, routing, chosen)

@@ -145,4 +145,4 @@ class GivenTiles:
         return ctas
 
     def finish(self) -> None:
-        """Nothing: no peer reads this CTA's memory."""
+        """Return at once: no peer reads this CTA's shared memory."""

@@ -81,7 +81,9 @@ def check_outputs(
     for output in outputs:
         source = Ids(ids, case.experts, case.tile_tokens, case.expert_map())
         call = DispatchCall(x, source, output, weights)
-        check_in_use(made_of(moe_dispatch(*on(device, call))), made_of(reference.moe_dispatch(call)))
+        check_in_use(
+            made_of(moe_dispatch(*on(device, call))), made_of(reference.moe_dispatch(call))
+        )
 
 
 def on(device: torch.device, given: Any) -> Any:
@@ -204,7 +206,10 @@ X, IDS = torch.zeros(3, 32, dtype=BF16), torch.zeros(3, 2, dtype=torch.int32)
         ((X[:, :24], Ids(IDS, 4, 8)), r"x: K is 24, must be a multiple of 16"),
         ((X, Ids(IDS.long(), 4, 8)), r"topk_ids: dtype is int64, must be int32"),
         ((X, Ids(IDS, 4, 12)), r"tile_tokens: is 12, must be one of"),
-        ((X, Ids(IDS, 4, 8), PerToken(), torch.ones(3, 1)), r"topk_weights: shape is \(3, 1\), must be"),
+        (
+            (X, Ids(IDS, 4, 8), PerToken(), torch.ones(3, 1)),
+            r"topk_weights: shape is \(3, 1\), must be",
+        ),
         ((X, Ids(IDS, 4, 8), PerToken(5)), r"output.terms: is 5, must be 1 to 4"),
         ((X, Ids(IDS, 4, 8), Static(torch.ones(3))), r"output.global_scale: shape is \(3,\), must"),
         ((X, Ids(IDS, 4, 8), 3), r"output: is a int, must be None, Static\(global_scale, terms\)"),

@@ -125,7 +125,9 @@ def check_outputs(case: Case, k: int, device: torch.device, outputs: Sequence[Ou
     x, source = case.given(k)
     for output in outputs:
         call = DispatchCall(x, source, output)
-        check_in_use(made_of(moe_dispatch(*on(device, call))), made_of(reference.moe_dispatch(call)))
+        check_in_use(
+            made_of(moe_dispatch(*on(device, call))), made_of(reference.moe_dispatch(call))
+        )
 
 
 @SM100

@@ -161,18 +161,40 @@ WEIGHTS = torch.ones(3, 2)
         ((X.float(), ROUTING, PerToken()), r"x: dtype is float32, must be bfloat16, float16"),
         ((X[:2], ROUTING, PerToken()), r"x: shape is \(2, 32\), must be \(3, 32\); \(M, K\), or"),
         ((X[:, :24], ROUTING, PerToken()), r"x: K is 24, must be a multiple of 16"),
-        ((X, ROUTING, PerToken(), WEIGHTS[:2]), r"topk_weights: shape is \(2, 2\), must be \(3, 2\)"),
+        ((X[:, :0], ROUTING, PerToken()), r"x: K is 0, must be positive"),
+        (
+            (X, ROUTING, PerToken(), WEIGHTS[:2]),
+            r"topk_weights: shape is \(2, 2\), must be \(3, 2\)",
+        ),
         ((X, ROUTING, PerToken(5)), r"output.terms: is 5, must be 1 to 4"),
         ((X, ROUTING, Static(SCALE, 0)), r"output.terms: is 0, must be 1 to 4"),
         ((X, ROUTING, SCALE), r"output: is a Tensor, must be None, Static\(global_scale"),
         ((X, ROUTING, Static(torch.ones(3))), r"output.global_scale: shape is \(3,\), must"),
-        ((X, ROUTING._replace(groups=ROUTING.groups[:1]), PerToken()), r"routing.groups: shape is \(1,\)"),
-        ((X, 2.5, PerToken()), "source: is float, must be a Routing, Ids or Logits; make a Routing with moe"),
+        (
+            (X, ROUTING._replace(groups=ROUTING.groups[:1]), PerToken()),
+            r"routing.groups: shape is \(1,\)",
+        ),
+        (
+            (X, 2.5, PerToken()),
+            "source: is float, must be a Routing, Ids or Logits; make a Routing with moe",
+        ),
         ((X, tuple(ROUTING), PerToken()), "source: is tuple, must be a Routing, Ids or Logits"),
-        ((X, ROUTING._replace(groups=ROUTING.groups + 99), PerToken()), r"routing.groups: says that \d+ tiles"),
-        ((X, ROUTING._replace(rows=ROUTING.rows[:, :1]), PerToken()), r"routing.slots: holds 3, must be from"),
-        ((X, ROUTING._replace(slots=ROUTING.slots[0]), PerToken()), r"routing.slots: shape is \(8,\)"),
-        ((X, ROUTING._replace(rows=ROUTING.rows.long()), PerToken()), r"routing.rows: dtype is int64"),
+        (
+            (X, ROUTING._replace(groups=ROUTING.groups + 99), PerToken()),
+            r"routing.groups: says that \d+ tiles",
+        ),
+        (
+            (X, ROUTING._replace(rows=ROUTING.rows[:, :1]), PerToken()),
+            r"routing.slots: holds 3, must be from",
+        ),
+        (
+            (X, ROUTING._replace(slots=ROUTING.slots[0]), PerToken()),
+            r"routing.slots: shape is \(8,\)",
+        ),
+        (
+            (X, ROUTING._replace(rows=ROUTING.rows.long()), PerToken()),
+            r"routing.rows: dtype is int64",
+        ),
         (
             (X.new_zeros(*ROUTING.slots.shape, 32), ROUTING, PerToken(), WEIGHTS),
             r"topk_weights: given with rows that lie in tiles, must be None",

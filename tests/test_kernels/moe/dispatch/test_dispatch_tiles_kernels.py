@@ -229,6 +229,4 @@ def test_refused_layout(op_device: torch.device) -> None:
         (late, r"x: starts 16 bytes past a multiple of 32.*clone"),
     ):
         with pytest.raises(InvalidArgument, match=message):
-            moe_dispatch(
-                bad.to(op_device), on(op_device, routing), Static(SCALE.to(op_device))
-            )
+            moe_dispatch(bad.to(op_device), on(op_device, routing), Static(SCALE.to(op_device)))

@@ -1,4 +1,4 @@
-"""Mutation tests of ``moe_dispatch`` of a routing: each mutant is reported, or its results are wrong."""
+"""Mutation tests of ``moe_dispatch`` of a routing: each mutant is reported, or wrong."""
 
 from functools import partial
 
@@ -50,7 +50,9 @@ MISTAKES = {
     "scales of a line in another order": Mistake(
         PLACE.with_result("place", "_gathered", lambda word: (word << 8) | (word >> 24)), WRONG
     ),
-    "no barrier between turns": Mistake(without_in("barrier_cta_sync", "_take_turns_of_tiles"), ANYTHING),
+    "no barrier between turns": Mistake(
+        without_in("barrier_cta_sync", "_take_turns_of_tiles"), ANYTHING
+    ),
     "no barrier within a row": Mistake(without_in("barrier_cta_sync", "reduce_row"), ANYTHING),
 }
 
