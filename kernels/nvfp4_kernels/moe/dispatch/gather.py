@@ -15,8 +15,8 @@ from nvfp4_kernels.moe.dispatch.choose import VECTOR_BYTES, GatherTile
 from nvfp4_kernels.moe.dispatch.tokens import (
     TOKEN_ALIGNMENT,
     TOKEN_TYPES,
+    DeviceSource,
     DispatchArguments,
-    Source,
     Tokens,
     first_element,
     load_slot,
@@ -53,7 +53,7 @@ class GatheredRows:
     top_k: int
     weighted: bool
 
-    def arguments(self, source: Source) -> CopiedRows:
+    def arguments(self, source: DeviceSource) -> CopiedRows:
         """Example of the sink's arguments."""
         return example(CopiedRows, {"data": TYPES[self.dtype]})
 
@@ -61,7 +61,7 @@ class GatheredRows:
         """Example of the rows to read."""
         return example(Tokens, {"x": TYPES[self.dtype], **TOKEN_TYPES}, TOKEN_ALIGNMENT)
 
-    def grid(self, source: Source, ctas: Int32) -> tuple[Int32 | int, ...]:
+    def grid(self, source: DeviceSource, ctas: Int32) -> tuple[Int32 | int, ...]:
         """Extent of the grid."""
         return ctas, 1, 1
 
@@ -77,7 +77,7 @@ class GatheredRows:
 
     def take_turns(
         self,
-        source: Source,
+        source: DeviceSource,
         arguments: DispatchArguments,
         slots: Array,
         used: Callable[[], Int32],

@@ -64,7 +64,7 @@ class CtaRoute:
         return example(IdsArguments, BATCH_TYPES | ROUTING_TYPES, 4)
 
     def place(self, source: IdsArguments, tokens: Tokens) -> tuple[Array, Callable[[], Int32]]:
-        """Slots of all rows in shared memory, and the number of tiles in use, 0 in the last CTA."""
+        """Slots of all rows in shared memory, and the tiles in use, 0 in the last CTA."""
         slots = Array(Int32, self.tile.capacity, space=AddressSpace.smem, alignment=4)
         used = self.run(source.batch, source.routing, slots)
         return slots, lambda: used

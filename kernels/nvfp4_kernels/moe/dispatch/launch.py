@@ -33,7 +33,7 @@ from nvfp4_kernels.moe.dispatch.tokens import (
 from nvfp4_kernels.moe.route.kernel import batch_of, check_batch, check_map, moe_route, sizes_of
 from nvfp4_kernels.moe.route.sort import Batch, RoutingOut
 from nvfp4_kernels.moe.routing import Routing
-from nvfp4_kernels.moe.topk import choice
+from nvfp4_kernels.moe.topk.choice import RouterLogits
 from nvfp4_kernels.moe.topk.kernel import check_logits, choice_of, moe_topk
 from nvfp4_kernels.runtime.compile import launch
 
@@ -105,7 +105,7 @@ def _from_logits(call: DispatchCall, source: Logits, route: TopkRoute, rows: Row
     turns = len(found.routing.slots) * _turns_of_tile(call, rows, tile_tokens)
     total = experts if expert_map is None else len(expert_map)
     arguments = LogitsArguments(
-        choice.Logits(logits, bias, padding, len(logits)),
+        RouterLogits(logits, bias, padding, len(logits)),
         Batch(None, expert_map, len(logits) * router.top_k, total),
         RoutingOut(*found.routing),
         found.topk_weights,

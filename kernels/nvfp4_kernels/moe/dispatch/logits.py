@@ -26,7 +26,7 @@ from nvfp4_kernels.moe.route.sort import (
     write_tiles,
 )
 from nvfp4_kernels.moe.route.tile import WARP, Sizes
-from nvfp4_kernels.moe.topk.choice import LOGITS_ALIGNMENT, Logits, TokenChoice
+from nvfp4_kernels.moe.topk.choice import LOGITS_ALIGNMENT, RouterLogits, TokenChoice
 
 
 class LogitsArguments(NamedTuple):
@@ -39,7 +39,7 @@ class LogitsArguments(NamedTuple):
         topk_weights: float32 [tokens, top_k], result.
     """
 
-    given: Logits
+    given: RouterLogits
     batch: Batch
     routing: RoutingOut
     topk_weights: cute.Pointer
@@ -97,7 +97,7 @@ class TopkRoute:
         return example(LogitsArguments, types, alignment)
 
     def place(self, source: LogitsArguments, tokens: Tokens) -> tuple[Array, Callable[[], Int32]]:
-        """Slots of all rows in shared memory, and the number of tiles in use, 0 in the last CTA."""
+        """Slots of all rows in shared memory, and the tiles in use, 0 in the last CTA."""
 
         def words(number: int) -> Array:
             return Array(Int32, number, space=AddressSpace.smem, alignment=4)
@@ -152,7 +152,7 @@ class TopkRoute:
             ptx.barrier_cta_sync()
 
     @cute.jit
-    def _choose(self, given: Logits, weights: cute.Pointer, memory: Memory) -> None:
+    def _choose(self, given: RouterLogits, weights: cute.Pointer, memory: Memory) -> None:
         """Select the experts of this CTA's tokens, a warp per token."""
         cta, thread = cute.arch.block_idx()[0], cute.arch.thread_idx()[0]
         lane, top_k = thread % WARP, self.choice.router.top_k

@@ -31,9 +31,9 @@ from nvfp4_kernels.moe.dispatch.choose import LINES, columns_of_row, groups_of_t
 from nvfp4_kernels.moe.dispatch.tokens import (
     TOKEN_ALIGNMENT,
     TOKEN_TYPES,
+    DeviceSource,
     DispatchArguments,
     GivenTiles,
-    Source,
     Tokens,
     first_element,
     load_slot,
@@ -121,7 +121,7 @@ class MoeRows:
         weight = load_weight(tokens.weights, slot)
         return [weigh(block, weight) for block in blocks]
 
-    def arguments(self, source: Source) -> QuantizedRows | QuantizedTurns:
+    def arguments(self, source: DeviceSource) -> QuantizedRows | QuantizedTurns:
         """Example of the sink's arguments; the grid tells the turns of existing tiles."""
         rows = example(QuantizedRows, OUTPUT_TYPES, OUTPUT_ALIGNMENT)
         return rows if isinstance(source, GivenTiles) else QuantizedTurns(rows, Int32(0))
@@ -131,13 +131,13 @@ class MoeRows:
         types = {"x": TYPES[self.dtype], **TOKEN_TYPES}
         return example(Tokens, types, {"x": ALIGNMENT, **TOKEN_ALIGNMENT})
 
-    def grid(self, source: Source, ctas: Int32) -> tuple[Int32 | int, ...]:
+    def grid(self, source: DeviceSource, ctas: Int32) -> tuple[Int32 | int, ...]:
         """Extent of the grid."""
         return (self.columns, ctas, 1) if isinstance(source, GivenTiles) else (ctas, 1, 1)
 
     def take_turns(
         self,
-        source: Source,
+        source: DeviceSource,
         arguments: DispatchArguments,
         slots: Array,
         used: Callable[[], Int32],

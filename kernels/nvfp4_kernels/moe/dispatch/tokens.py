@@ -42,7 +42,7 @@ class DispatchArguments(NamedTuple):
     ctas: Int32
 
 
-class Source(Protocol):
+class DeviceSource(Protocol):
     """Device code of a source: the routing, and the CTAs that share the rows."""
 
     @property
@@ -61,7 +61,10 @@ class Source(Protocol):
         """Example of the source's arguments."""
 
     def place(self, source: Any, tokens: Tokens) -> tuple[Array, Callable[[], Int32]]:
-        """Slots of all rows, and the number of this CTA's tiles, after preceding kernels."""
+        """Slots of all rows, and a function of the number of tiles, after preceding kernels.
+
+        The function may load the number, so the rows' code decides when the load starts.
+        """
 
     def workers(self, ctas: Int32) -> Int32:
         """CTAs that take turns at the rows."""
@@ -136,7 +139,7 @@ class GivenTiles:
         return example(TilesArguments, {"groups": Int32}, 4)
 
     def place(self, source: TilesArguments, tokens: Tokens) -> tuple[Array, Callable[[], Int32]]:
-        """Slots of all rows, and the number of tiles in use, after preceding kernels."""
+        """Slots of all rows, and a load of the number of tiles in use, after preceding kernels."""
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         return Array(tokens.slots, shape=(1,)), lambda: load_count(source.groups)
 
