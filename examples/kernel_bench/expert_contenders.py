@@ -15,7 +15,7 @@ from nvfp4_kernels.formats.fragments import Fragments, to_fragments
 from nvfp4_kernels.gemm.call import GroupedGemmCall
 from nvfp4_kernels.gemm.grouped.tile_tokens import ExpertSizes, choose_tile_tokens
 from nvfp4_kernels.gemm.sm90.launch_grouped import grouped_gemm, grouped_silu_mul_gemm
-from nvfp4_kernels.moe import moe_combine, moe_route_gather
+from nvfp4_kernels.moe import Ids, moe_combine, moe_dispatch
 
 CONTENDERS = ("ours", "humming", "marlin")
 _MOE = "vllm.model_executor.layers.fused_moe"
@@ -87,7 +87,8 @@ class Ours:
     def launch(self, operands: _OurOperands, choice: Choice, x: Tensor) -> Tensor:
         h, i, held, total, _ = sizes = self._sizes
         tile_tokens = choose_tile_tokens(x.device, len(x), choice.ids.shape[1], sizes)
-        routing, a = moe_route_gather(x, choice.ids, held, tile_tokens, choice.expert_map)
+        tiles = moe_dispatch(x, Ids(choice.ids, held, tile_tokens, choice.expert_map))
+        a, routing = tiles.data, tiles.routing
         w13, w2, alphas = operands
         first = GroupedGemmCall(
             a, None, routing.groups, *w13, alphas[0], None, None, i, SILU, x.dtype,

@@ -4,13 +4,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from nvfp4_kernels.activation import GATED, SILU, UNGATED, Activation
 from nvfp4_kernels.formats.output import Static
 from nvfp4_kernels.moe.route import reference
 from nvfp4_kernels.moe.routing import TILE_TOKENS, Routing
-from tests.fuzz.bounds import near, quantized, require, row_scales, row_there, same
+from tests.fuzz.bounds import near, quantized, require, row_there, same
 from tests.fuzz.draw import BF16, FP16, FP32, Draw
 from tests.fuzz.ops import Given, Op
 from tests.fuzz.products import (
@@ -59,21 +58,6 @@ def routed(batch: Given) -> Routing:
         batch[n] for n in ("topk_ids", "num_experts", "tile_tokens", "expert_map")
     )
     return Routing(*reference.moe_route(ids, expert_map, experts, tiles))
-
-
-def draw_tokens(draw: Draw, per_token: bool, gathers: bool, routes: bool) -> Given:
-    batch = draw_batch(draw)
-    ids, k = batch["topk_ids"], 16 * draw.number(1, 4 if draw.gpu else 12)
-    x = draw.floats((len(ids), k), draw.one(BF16, FP16), 3)
-    given: Given = batch if routes else {"routing": routed(batch)}
-    weighted = draw.chance(0.3)
-    if not routes and not gathers and draw.chance(0.2):
-        x, weighted = draw.floats((*given["routing"].slots.shape, k), x.dtype, 3), False
-    given["x"] = x if draw.gpu else draw.strided(x)
-    given["topk_weights"] = draw.floats(ids.shape, FP32, 1) if weighted else None
-    if not per_token and not gathers:
-        given["global_scale"] = draw.scalar(0.003)
-    return given if gathers else given | {"terms": draw.one(1, 1, 2, 3, 4)}
 
 
 def draw_grouped(draw: Draw, gated: bool) -> Given:
@@ -142,42 +126,6 @@ def check_route(given: Given, result: Any, after: Given) -> None:
     check_routing(result, *arguments)
 
 
-def tiles_of(x: Tensor, routing: Routing, topk_weights: Tensor | None) -> Tensor:
-    """The rows of the used tiles, with zero padding: ``(used, T, K)``."""
-    used = int(routing.groups[0])
-    slots = routing.slots[:used]
-    if x.ndim == 3:
-        return torch.where((slots >= 0).unsqueeze(-1), x[:used], torch.zeros((), dtype=x.dtype))
-    out = torch.zeros((*slots.shape, x.shape[-1]), dtype=x.dtype)
-    for tile, row in (slots >= 0).nonzero().tolist():
-        slot = int(slots[tile, row])
-        token, place = divmod(slot, routing.top_k)
-        values = row_there("routing.slots", x, token).float()
-        if topk_weights is not None:
-            values = values * topk_weights[token, place]
-        out[tile, row] = values.to(x.dtype)
-    return out
-
-
-def check_tokens(given: Given, result: Any, after: Given) -> None:
-    routing, parts = given.get("routing"), result
-    if routing is None:
-        routing, *parts = result
-        check_route(given, routing, after)
-    expected = tiles_of(given["x"], routing, given["topk_weights"])
-    used = len(expected)
-    if "terms" not in given:
-        out = parts[0] if isinstance(parts, list) else parts
-        same("out", out[:used], expected)
-        return
-    values, (data, scales, *rest) = float64(expected), parts
-    scale = given.get("global_scale")
-    if scale is None:
-        scale = rest[0][:used]
-        row_scales(scale, values, values)
-    quantized(data[:used], scales[:used], values, values, scale, given["terms"])
-
-
 def check_grouped(given: Given, result: Any, after: Given) -> None:
     groups, b, terms = given["groups"], given["b"], given["terms"]
     gated, used = given["alpha"].ndim == 2, int(groups[0])
@@ -215,23 +163,12 @@ def check_combine(given: Given, result: Any, after: Given) -> None:
     same("out", result, out.to(given["out_dtype"]))
 
 
-def _tokens(per_token: bool = False, gathers: bool = False, routes: bool = False) -> Op:
-    how = partial(draw_tokens, per_token=per_token, gathers=gathers, routes=routes)
-    return Op(how, check_tokens)
-
-
 def _grouped(gated: bool) -> Op:
     return Op(partial(draw_grouped, gated=gated), check_grouped)
 
 
 OPS = {
     "moe_route": Op(draw_batch, check_route),
-    "moe_quantize": _tokens(),
-    "moe_quantize_per_token": _tokens(per_token=True),
-    "moe_gather": _tokens(gathers=True),
-    "moe_route_quantize": _tokens(routes=True),
-    "moe_route_quantize_per_token": _tokens(per_token=True, routes=True),
-    "moe_route_gather": _tokens(gathers=True, routes=True),
     "grouped_gemm": _grouped(gated=False),
     "grouped_silu_mul_gemm": _grouped(gated=True),
     "moe_combine": Op(draw_combine, check_combine),

@@ -1,6 +1,5 @@
-"""Routers: top-k experts from logits, alone and fused with dispatch to padded expert blocks."""
+"""Routers: top-k experts from logits."""
 
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -8,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nvfp4_kernels.moe.dispatch.call import Ids, Logits
 from nvfp4_kernels.moe.router import LOGITS, Router
 from nvfp4_kernels.moe.routing import TILE_TOKENS
 from nvfp4_kernels.moe.topk.reference import NOT_ZERO, moe_topk
 from tests.fuzz.bounds import near, require, within
 from tests.fuzz.draw import BF16, FP16, FP32, Draw
-from tests.fuzz.experts import check_tokens
 from tests.fuzz.ops import Given, Op
 from tests.test_kernels.oracle import Float64, float64
 
@@ -66,7 +65,8 @@ def draw_topk(draw: Draw) -> Given:
     return given | {"router": draw_router(draw, given["logits"].shape[1], biased)}
 
 
-def draw_route(draw: Draw, per_token: bool, gathers: bool) -> Given:
+def draw_route(draw: Draw) -> tuple[Tensor, Logits]:
+    """Tokens and their logits."""
     biased = draw.chance(0.4)
     given = draw_logits(draw, biased)
     tokens, total = given["logits"].shape
@@ -77,18 +77,11 @@ def draw_route(draw: Draw, per_token: bool, gathers: bool) -> Given:
         chosen = torch.from_numpy(draw.rng.permutation(total)[:held])
         expert_map[chosen] = torch.arange(held, dtype=torch.int32)
     k = 16 * draw.number(1, 4 if draw.gpu else 12)
-    given |= {
-        "x": draw.floats((tokens, k), draw.one(BF16, FP16), 3),
-        "router": draw_router(draw, total, biased),
-        "num_experts": held,
-        "tile_tokens": draw.one(8, 16, 32) if draw.gpu else draw.one(8, 8, 16, *TILE_TOKENS),
-        "expert_map": expert_map,
-    }
-    if gathers:
-        return given
-    if not per_token:
-        given["global_scale"] = draw.scalar(0.003)
-    return given | {"terms": draw.one(1, 1, 2, 3, 4)}
+    x = draw.floats((tokens, k), draw.one(BF16, FP16), 3)
+    router = draw_router(draw, total, biased)
+    tiles = draw.one(8, 16, 32) if draw.gpu else draw.one(8, 8, 16, *TILE_TOKENS)
+    logits, bias, padding = given["logits"], given["bias"], given["padding"]
+    return x, Logits(logits, router, held, tiles, expert_map, bias, padding)
 
 
 # --- the formula ----------------------------------------------------------------------------------
@@ -188,23 +181,14 @@ def _greatest(values: Float64, undefined: Any) -> list[int]:
     return [int(e) for e in np.lexsort((np.arange(len(values)), -values, ~undefined))]
 
 
-def check_route(given: Given, result: Any, after: Given) -> None:
-    """Check the choice by the reference, fuzzed separately; then the dispatch of routed tokens."""
-    rule = given["logits"], given["bias"], given["padding"], given["router"]
-    weights, ids = moe_topk(*rule)
-    found, *rest = result
+def chosen(source: Logits, found: Tensor) -> Ids:
+    """Check weights by the reference, which is fuzzed separately; return the chosen experts."""
+    weights, ids = moe_topk(source.logits, source.bias, source.padding, source.router)
     spread = ERROR * np.abs(float64(weights)) + 2.0**-120
     within("topk_weights", found, float64(weights) - spread, float64(weights) + spread)
-    check_tokens(given | {"topk_ids": ids, "topk_weights": None}, rest, after)
-
-
-def _route(per_token: bool = False, gathers: bool = False) -> Op:
-    return Op(partial(draw_route, per_token=per_token, gathers=gathers), check_route)
+    return Ids(ids, source.num_experts, source.tile_tokens, source.expert_map)
 
 
 OPS = {
     "moe_topk": Op(draw_topk, check_topk),
-    "moe_topk_route_quantize": _route(),
-    "moe_topk_route_quantize_per_token": _route(per_token=True),
-    "moe_topk_route_gather": _route(gathers=True),
 }

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 import nvfp4_kernels
-from nvfp4_kernels import InvalidArgument, NoKernelError, Router
+from nvfp4_kernels import Ids, InvalidArgument, Logits, NoKernelError, Router
 from tests import devices
 from tests.emulator import EmulatorError, randomised
-from tests.fuzz import attention, caches, experts, indexer, products, routers, rows
+from tests.fuzz import attention, caches, dispatch, experts, indexer, products, routers, rows
 from tests.fuzz.bounds import Wrong, require
 from tests.fuzz.describe import described
 from tests.fuzz.draw import Draw
@@ -24,7 +24,7 @@ from tests.fuzz.wrong import break_one, copied, names_argument, parameters
 
 OPS: dict[str, Op] = {
     **rows.OPS, **products.OPS, **experts.OPS, **attention.OPS, **caches.OPS, **indexer.OPS,
-    **routers.OPS,
+    **routers.OPS, **dispatch.OPS,
 }  # fmt: skip
 EMULATED = tuple(name for name, op in OPS.items() if op.emulated)
 SECONDS = 20.0  # for one seed
@@ -137,7 +137,7 @@ def _on_no_device(given: Given) -> bool:
 
 
 # Names at the start of messages that are not arguments of every op.
-_NAMES = "output", "out_scales", *Router._fields
+_NAMES = "output", "out_scales", "routing", *Router._fields, *Ids._fields, *Logits._fields
 
 
 def _is_schema(error: Exception) -> bool:

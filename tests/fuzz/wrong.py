@@ -40,15 +40,18 @@ def break_one(draw: Draw, given: Given) -> str:
     """Break one of the arguments in place; returns its name and the change."""
     names = [name for name, x in given.items() if x is not None]
     name = draw.one(*names)
-    value = given[name]
+    given[name], how = _broken_within(draw, name, given[name])
+    return how
+
+
+def _broken_within(draw: Draw, name: str, value: Any) -> tuple[Any, str]:
+    """Break a value, or mostly one of its fields, which may have fields too."""
     if isinstance(value, tuple) and hasattr(value, "_fields") and draw.chance(0.8):
-        fields = [f for f in value._fields if getattr(value, f) is not None]
-        part = draw.one(*fields)
-        broken, how = _broken(draw, getattr(value, part))
-        given[name] = value._replace(**{part: broken})
-        return f"{name}.{part} {how}"
-    given[name], how = _broken(draw, value)
-    return f"{name} {how}"
+        part = draw.one(*(f for f in value._fields if getattr(value, f) is not None))
+        broken, how = _broken_within(draw, f"{name}.{part}", getattr(value, part))
+        return value._replace(**{part: broken}), how
+    broken, how = _broken(draw, value)
+    return broken, f"{name} {how}"
 
 
 def _broken(draw: Draw, value: Any) -> tuple[Any, str]:

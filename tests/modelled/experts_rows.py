@@ -23,6 +23,8 @@ from tests.modelled.traces import Traced, Tracer, aligned, operand
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from nvfp4_kernels.moe.dispatch.call import Source
+
 TRACED_CTAS = 160  # per grid, at most
 
 
@@ -72,17 +74,15 @@ class RowsSm100:
 
     def is_one_launch(self, topk: bool) -> bool:
         """Whether routing and quantisation are one launch, with top-k too if ``topk``."""
-        from nvfp4_kernels.moe.quantize.choose import choose_config
-        from nvfp4_kernels.moe.route_quantize.choose import is_one_launch
-        from nvfp4_kernels.moe.topk_route.choose import choose_config as choose_topk
+        from nvfp4_kernels.moe.dispatch.choose import choose_rows, fuse_ids, fuse_logits
         from nvfp4_kernels.sm100.limits import SMS
 
-        slots, e = self._ids.shape, self._shape
-        rows = choose_config(math.prod(slots), e.hidden, 2, False, SMS)
+        (tokens, top_k), e = self._ids.shape, self._shape
+        rows = choose_rows(tokens * top_k, e.hidden, 2, False, SMS)
+        sizes = e.local, self._tile_tokens, rows.threads
         if topk:
-            tile = choose_topk(*slots, e.local, self._tile_tokens, rows.threads, True)
-            return tile is not None
-        return is_one_launch(math.prod(slots), self._tile_tokens, rows.threads)
+            return fuse_logits((tokens, top_k), *sizes, True) is not None
+        return fuse_ids(tokens * top_k, *sizes) is not None
 
     def topk(self) -> Traced:
         """Launch of top-k of each token's logits."""
@@ -96,18 +96,27 @@ class RowsSm100:
 
     def topk_route_quantize(self, read: str, written: str) -> Traced:
         """Launch of top-k, routing into padded expert blocks, and quantisation of the tokens."""
+        from nvfp4_kernels.moe.dispatch.call import Logits
+        from nvfp4_kernels.moe.router import Router
+
+        logits, router = self._logits(), Router(self._shape.top_k)
+        sizes = self._shape.local, self._tile_tokens
+        source = Logits(logits, router, *sizes, self._map)
+        return self._dispatch(source, read, written, [operand("logits", logits, logits.nbytes)])
+
+    def _dispatch(
+        self, source: "Source", read: str, written: str, operands: Sequence[Operand] = ()
+    ) -> Traced:
+        """Launch that quantises each token into its rows, from any source."""
         import torch
 
-        from nvfp4_kernels.moe.router import Router
-        from nvfp4_kernels.moe.topk_route.sm100 import moe_topk_route_quantize
+        from nvfp4_kernels.formats.output import Static
+        from nvfp4_kernels.moe.dispatch.call import DispatchCall
+        from nvfp4_kernels.moe.dispatch.launch import moe_dispatch
 
-        logits = self._logits()
-        run = partial(
-            moe_topk_route_quantize, self._x(), logits, None, None, self._map, self._shape.local,
-            self._tile_tokens, torch.tensor(1.0), 1, Router(self._shape.top_k),
-        )  # fmt: skip
-        operands = [self._tokens(read, run.args[0]), operand("logits", logits, logits.nbytes)]
-        return self._traced(run, operands, self._written(written))
+        x = self._x()
+        run = partial(moe_dispatch, DispatchCall(x, source, Static(torch.tensor(1.0))))
+        return self._traced(run, [self._tokens(read, x), *operands], self._written(written))
 
     def _logits(self) -> "Tensor":
         """Logits whose top-k are the batch's experts, in the order of the slots."""
@@ -120,15 +129,10 @@ class RowsSm100:
 
     def route_quantize(self, read: str, written: str) -> Traced:
         """Launch that routes the batch into padded expert blocks and quantises its tokens."""
-        import torch
+        from nvfp4_kernels.moe.dispatch.call import Ids
 
-        from nvfp4_kernels.moe.route_quantize.sm100 import moe_route_quantize
-
-        run = partial(
-            moe_route_quantize, self._x(), self._ids, self._map, self._shape.local,
-            self._tile_tokens, torch.tensor(1.0), None, 1,
-        )  # fmt: skip
-        return self._traced(run, [self._tokens(read, run.args[0])], self._written(written))
+        source = Ids(self._ids, self._shape.local, self._tile_tokens, self._map)
+        return self._dispatch(source, read, written)
 
     def route(self) -> Traced:
         """Launch that routes the batch into padded expert blocks."""
@@ -140,12 +144,7 @@ class RowsSm100:
 
     def quantize(self, read: str, written: str) -> Traced:
         """Launch that quantises each token into its rows."""
-        import torch
-
-        from nvfp4_kernels.moe.quantize.sm100 import moe_quantize
-
-        run = partial(moe_quantize, self._x(), self._routing, torch.tensor(1.0), None, 1)
-        return self._traced(run, [self._tokens(read, run.args[0])], self._written(written))
+        return self._dispatch(self._routing, read, written)
 
     def combine(self, read: str, written: str) -> Traced:
         """Launch that combines each token's rows."""

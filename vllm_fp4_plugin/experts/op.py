@@ -6,55 +6,27 @@ alone, and the token tiles depend on the number of tokens, which must not be spe
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.library import Library, register_fake
 
 from nvfp4_kernels.activation import Activation
-from nvfp4_kernels.formats.output import Static
+from nvfp4_kernels.formats.output import Output, PerToken, Static
 from nvfp4_kernels.gemm.call import GroupedGemmCall
 from nvfp4_kernels.gemm.grouped.tile_tokens import ExpertSizes, choose_tile_tokens
-from nvfp4_kernels.moe.routing import Routing
+from nvfp4_kernels.moe.dispatch.call import DispatchCall, Dispatched, Ids, Logits
 from nvfp4_kernels.moe.topk.op import router_of
 from vllm_fp4_plugin.ops.define import define, function, readable
 
 _LIBRARY = Library("nvfp4_tc", "FRAGMENT")
 
 
-def _experts(
-    x: Tensor,
-    topk_weights: Tensor,
-    topk_ids: Tensor,
-    expert_map: Tensor | None,
-    w13: Tensor,
-    w13_scale: Tensor,
-    w13_alpha: Tensor,
-    w2: Tensor,
-    w2_scale: Tensor,
-    w2_alpha: Tensor,
-    w13_input: Tensor | None,
-    w2_input: Tensor | None,
-    w13_bias: Tensor | None,
-    w2_bias: Tensor | None,
-    sizes: Sequence[int],
-    kernels: Sequence[str],
-    quantizes: bool,
-    terms: int,
-    activation: str,
-    limit: float | None,
-    alpha: float,
-    beta: float,
-    weight_on_input: bool,
-) -> Tensor:
-    """Sum, for each token, the results of this rank's experts, by their routing weights.
+class ExpertsCall(NamedTuple):
+    """Arguments of a layer to both ops, in the order of their schema.
 
-    Args:
-        x: bfloat16 or float16 ``(M, H)``.
-        topk_weights: float32 ``(M, k)``; weights of slots without an expert on this rank are
-            unused.
-        topk_ids: int32 ``(M, k)``; an id without an expert, such as -1 for padding, adds nothing.
+    Attributes:
         expert_map: int32 ``(E,)``, weight row of each id, -1 on other ranks; None: ids are rows.
         w13: uint8 ``(L, 2, I, H/2)``, gate before up, or ``(L, I, H/2)`` without a gate; or their
             data in fragment layout.
@@ -72,132 +44,128 @@ def _experts(
         kernels: targets of ``ExpertsPlan``.
         quantizes: activations are NVFP4.
         terms: NVFP4 values summed for each activation.
-        activation: name in ``nvfp4_kernels.activation.Activation``, as the next three arguments.
+        activation: name in ``nvfp4_kernels.activation.Activation``, as the next three fields.
         limit: bound of gate and up.
         alpha: factor in the sigmoid.
         beta: constant added to up.
-        weight_on_input: apply the routing weight before gemm1, not after gemm2.
+    """
+
+    expert_map: Tensor | None
+    w13: Tensor
+    w13_scale: Tensor
+    w13_alpha: Tensor
+    w2: Tensor
+    w2_scale: Tensor
+    w2_alpha: Tensor
+    w13_input: Tensor | None
+    w2_input: Tensor | None
+    w13_bias: Tensor | None
+    w2_bias: Tensor | None
+    sizes: Sequence[int]
+    kernels: Sequence[str]
+    quantizes: bool
+    terms: int
+    activation: str
+    limit: float | None
+    alpha: float
+    beta: float
+
+    @property
+    def of_layer(self) -> ExpertSizes:
+        """Sizes of the layer."""
+        h, i, held, total = self.sizes
+        return ExpertSizes(h, i, held, total, gated=self.w13_alpha.ndim == 2)
+
+    @property
+    def output(self) -> Output:
+        """Format of the input of gemm1."""
+        if not self.quantizes:
+            return None
+        return (
+            PerToken(self.terms) if self.w13_input is None else Static(self.w13_input, self.terms)
+        )
+
+
+_FIELDS = len(ExpertsCall._fields)
+
+
+def _experts(x: Tensor, topk_weights: Tensor, topk_ids: Tensor, *flat: Any) -> Tensor:
+    """Sum, for each token, the results of this rank's experts, by their routing weights.
+
+    Args:
+        x: bfloat16 or float16 ``(M, H)``.
+        topk_weights: float32 ``(M, k)``; weights of slots without an expert on this rank are
+            unused.
+        topk_ids: int32 ``(M, k)``; an id without an expert, such as -1 for padding, adds nothing.
+        flat: fields of an ``ExpertsCall``; and whether the routing weight is applied before gemm1,
+            not after gemm2.
 
     Returns:
         ``(M, H)`` of x's dtype.
     """
-    of_layer, tile_tokens = _of_batch(x, sizes, w13_alpha, topk_ids.shape[1])
+    *fields, weight_on_input = flat
+    call = ExpertsCall(*fields)
+    sizes = call.of_layer
+    tile_tokens = choose_tile_tokens(x.device, len(x), topk_ids.shape[1], sizes)
     weights = topk_weights.float().contiguous()
     on_input, on_output = (weights, None) if weight_on_input else (None, weights)
-    scale = () if w13_input is None else (w13_input,)
-    how: tuple[Any, ...] = (on_input, terms) if quantizes else (on_input,)
-    x = readable(x)
-    tiles = function(kernels[0])(
-        x, topk_ids.int().contiguous(), expert_map, of_layer.held, tile_tokens, *scale, *how
-    )
-    return _products(
-        x.dtype, tiles, on_output, w13, w13_scale, w13_alpha, w2, w2_scale, w2_alpha, w2_input,
-        w13_bias, w2_bias, of_layer, kernels, terms, Activation(activation, limit, alpha, beta),
-    )  # fmt: skip
+    source = Ids(topk_ids.int().contiguous(), sizes.held, tile_tokens, call.expert_map)
+    dispatch = function(call.kernels[0])
+    tiles = dispatch(DispatchCall(readable(x), source, call.output, on_input))
+    return _products(call, sizes, tiles, on_output, x.dtype)
 
 
 def _routed_experts(
-    x: Tensor,
-    router_logits: Tensor,
-    router_bias: Tensor | None,
-    padding: Tensor | None,
-    expert_map: Tensor | None,
-    w13: Tensor,
-    w13_scale: Tensor,
-    w13_alpha: Tensor,
-    w2: Tensor,
-    w2_scale: Tensor,
-    w2_alpha: Tensor,
-    w13_input: Tensor | None,
-    w2_input: Tensor | None,
-    w13_bias: Tensor | None,
-    w2_bias: Tensor | None,
-    sizes: Sequence[int],
-    kernels: Sequence[str],
-    quantizes: bool,
-    terms: int,
-    activation: str,
-    limit: float | None,
-    alpha: float,
-    beta: float,
-    top_k: int,
-    scoring: str,
-    renormalize: bool,
-    groups: int,
-    top_groups: int,
-    scale: float,
+    x: Tensor, router_logits: Tensor, bias: Tensor | None, padding: Tensor | None, *flat: Any
 ) -> Tensor:
     """Choose each token's experts by ``router_logits`` ``(M, E)``; then as ``_experts``.
 
-    ``router_bias`` is float32 ``(E,)``, or None; ``padding``, bool ``(M,)`` or None, marks rows
-    without a token. The arguments after ``beta`` make a ``Router``.
+    ``bias`` is float32 ``(E,)``, or None; ``padding``, bool ``(M,)`` or None, marks rows without a
+    token. ``flat`` is the fields of an ``ExpertsCall``, then of a ``Router``.
     """
-    router = router_of(top_k, scoring, renormalize, groups, top_groups, scale)
-    of_layer, tile_tokens = _of_batch(x, sizes, w13_alpha, top_k)
-    given = () if w13_input is None else (w13_input,)
-    how: tuple[Any, ...] = (terms,) if quantizes else ()
+    call, router = ExpertsCall(*flat[:_FIELDS]), router_of(*flat[_FIELDS:])
+    sizes = call.of_layer
+    tile_tokens = choose_tile_tokens(x.device, len(x), router.top_k, sizes)
     x = readable(x)
-    weights, *tiles = function(kernels[0])(
-        x, readable(router_logits), router_bias, padding, expert_map,
-        of_layer.held, tile_tokens, *given, *how, router,
-    )  # fmt: skip
-    return _products(
-        x.dtype, tiles, weights, w13, w13_scale, w13_alpha, w2, w2_scale, w2_alpha, w2_input,
-        w13_bias, w2_bias, of_layer, kernels, terms, Activation(activation, limit, alpha, beta),
-    )  # fmt: skip
-
-
-def _of_batch(
-    x: Tensor, sizes: Sequence[int], w13_alpha: Tensor, top_k: int
-) -> tuple[ExpertSizes, int]:
-    """Sizes of the layer, and rows of a token tile (padded expert block) of this batch."""
-    h, i, held, total = sizes
-    of_layer = ExpertSizes(h, i, held, total, gated=w13_alpha.ndim == 2)
-    return of_layer, choose_tile_tokens(x.device, len(x), top_k, of_layer)
+    logits = readable(router_logits)
+    source = Logits(logits, router, sizes.held, tile_tokens, call.expert_map, bias, padding)
+    tiles = function(call.kernels[0])(DispatchCall(x, source, call.output))
+    return _products(call, sizes, tiles, tiles.topk_weights, x.dtype)
 
 
 def _products(
-    dtype: torch.dtype,
-    tiles: Sequence[Tensor],
-    weights: Tensor | None,
-    w13: Tensor,
-    w13_scale: Tensor,
-    w13_alpha: Tensor,
-    w2: Tensor,
-    w2_scale: Tensor,
-    w2_alpha: Tensor,
-    w2_input: Tensor | None,
-    w13_bias: Tensor | None,
-    w2_bias: Tensor | None,
+    call: ExpertsCall,
     sizes: ExpertSizes,
-    kernels: Sequence[str],
-    terms: int,
-    activation: Activation,
+    tiles: Dispatched,
+    weights: Tensor | None,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Run gemm1, requantize and gemm2 on token tiles; sum per token, by ``weights`` if given."""
-    _, first, between, second, combine = kernels
-    groups, slots, rows, a, *scales = tiles
-    a_scales, row_scale = (*scales, None, None)[:2]
-    output = None if w2_input is None else Static(w2_input, terms)
+    _, first, between, second, combine = call.kernels
+    a, a_scales, row_scale, routing, _ = tiles
+    groups, terms = routing.groups, call.terms
+    output = None if call.w2_input is None else Static(call.w2_input, terms)
+    activation = Activation(call.activation, call.limit, call.alpha, call.beta)
     hidden, hidden_scales = function(first)(
         GroupedGemmCall(
-            a, a_scales, groups, w13, w13_scale, w13_alpha, row_scale, w13_bias, sizes.i,
-            activation, dtype, terms, output, global_experts=sizes.total,
+            a, a_scales, groups, call.w13, call.w13_scale, call.w13_alpha, row_scale,
+            call.w13_bias, sizes.i, activation, dtype, terms, output, global_experts=sizes.total,
         )
     )  # fmt: skip
     row_scale = None
     if between:
-        routing = Routing(groups, slots, rows)
-        hidden, hidden_scales, row_scale = function(between)(hidden, routing, None, terms)
+        requantized = function(between)(DispatchCall(hidden, routing, PerToken(terms)))
+        hidden, hidden_scales, row_scale, _, _ = requantized
     # gemm1 waited for the routing before it let dependents start, so gemm2, launched next, may load
     # weights while gemm1 ends.
     out, _ = function(second)(
         GroupedGemmCall(
-            hidden, hidden_scales, groups, w2, w2_scale, w2_alpha, row_scale, w2_bias, sizes.h,
-            None, dtype, terms, None, routed_before=not between, global_experts=sizes.total,
+            hidden, hidden_scales, groups, call.w2, call.w2_scale, call.w2_alpha, row_scale,
+            call.w2_bias, sizes.h, None, dtype, terms, None, routed_before=not between,
+            global_experts=sizes.total,
         )
     )  # fmt: skip
-    return function(combine)(out, rows, weights, dtype)
+    return function(combine)(out, routing.rows, weights, dtype)
 
 
 # Schema of the layer's arguments to both ops.

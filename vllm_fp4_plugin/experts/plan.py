@@ -13,9 +13,7 @@ from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE
 from nvfp4_kernels.gemm.grouped.kernels import KERNELS as GROUPED_GEMM
 from nvfp4_kernels.gemm.grouped_silu_mul.kernels import KERNELS as GROUPED_SILU_MUL_GEMM
 from nvfp4_kernels.moe.combine.kernels import KERNELS as MOE_COMBINE
-from nvfp4_kernels.moe.quantize.kernels import PER_TOKEN_KERNELS as MOE_QUANTIZE_PER_TOKEN
-from nvfp4_kernels.moe.route_quantize.kernels import GATHER_KERNELS, KERNELS, PER_TOKEN_KERNELS
-from nvfp4_kernels.moe.topk_route import kernels as from_logits
+from nvfp4_kernels.moe.dispatch.kernels import KERNELS as MOE_DISPATCH
 from nvfp4_kernels.precompile.experts_layer import Choice
 from vllm_fp4_plugin.activation_terms import GivenTerms
 from vllm_fp4_plugin.device import current_device
@@ -23,9 +21,7 @@ from vllm_fp4_plugin.options import Activation as Inputs
 from vllm_fp4_plugin.plan import arithmetic_of, choose_kernels
 
 GATED_NAMES = (*GATED, "swigluoai")  # vLLM's names of our activations
-# Dispatch kernels: align tokens to tiles, from chosen experts or from the router's logits.
-_ENTRIES = {"static": KERNELS, "per-token": PER_TOKEN_KERNELS}
-_FROM_LOGITS = {"static": from_logits.KERNELS, "per-token": from_logits.PER_TOKEN_KERNELS}
+_ENTRIES = {"static": MOE_DISPATCH, "per-token": MOE_DISPATCH}  # align tokens to tiles
 _NO_MUL = "_no_mul"
 # vLLM's kernels of these activations accept only these constants. Interleaved gate and up are
 # separated at load, see ``stacks``.
@@ -102,14 +98,12 @@ def make_plan(
         NoKernelError: the device lacks a kernel; the message lists the available ones.
     """
     table = GROUPED_SILU_MUL_GEMM if gated else GROUPED_GEMM
-    entries = _ENTRIES if choice is None else _FROM_LOGITS
-    gather = GATHER_KERNELS if choice is None else from_logits.GATHER_KERNELS
-    chosen = choose_kernels(table, inputs, given, entries)
+    chosen = choose_kernels(table, inputs, given, _ENTRIES)
     device, between = current_device(), None
     if chosen.activation == "per-token":
-        between = MOE_QUANTIZE_PER_TOKEN.select(device, "w4a4")
+        between = MOE_DISPATCH.select(device, "w4a4")
     return ExpertsPlan(
-        enter=chosen.quantizer or gather.select(device, "float"),
+        enter=chosen.quantizer or MOE_DISPATCH.select(device, "float"),
         first=chosen.kernel,
         between=between,
         second=GROUPED_GEMM.select(device, chosen.kernel.mode),

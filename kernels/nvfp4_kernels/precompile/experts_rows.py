@@ -4,21 +4,16 @@ from collections.abc import Iterator
 
 from nvfp4_kernels.formats.terms import TermLayout
 from nvfp4_kernels.moe.combine.choose import choose_config as choose_combine
-from nvfp4_kernels.moe.quantize.choose import choose_config as choose_rows
-from nvfp4_kernels.moe.quantize.choose import choose_gather
+from nvfp4_kernels.moe.dispatch.choose import choose_gather, choose_rows, fuse_ids, fuse_logits
 from nvfp4_kernels.moe.route.choose import choose_config as choose_route
 from nvfp4_kernels.moe.route.choose import mapped_experts
 from nvfp4_kernels.moe.route.tile import Sizes
-from nvfp4_kernels.moe.route_quantize.choose import is_one_launch, row_capacity, sort_tile
-from nvfp4_kernels.moe.topk_route.choose import choose_config as choose_topk
 from nvfp4_kernels.precompile.experts_layer import Experts
 from nvfp4_kernels.precompile.spec import KernelSpec
 
 _ELEMENT_SIZE = 2  # of bfloat16 and float16
-_QUANTIZE = "nvfp4_kernels.moe.quantize.sm100"
-_GATHER = "nvfp4_kernels.moe.quantize.gather"
-_ROUTE, _FUSED = "nvfp4_kernels.moe.route", "nvfp4_kernels.moe.route_quantize"
-_TOPK, _TOPK_ROUTE = "nvfp4_kernels.moe.topk", "nvfp4_kernels.moe.topk_route"
+_DISPATCH = "nvfp4_kernels.moe.dispatch"
+_ROUTE, _TOPK = "nvfp4_kernels.moe.route", "nvfp4_kernels.moe.topk"
 
 
 def row_specs(
@@ -38,37 +33,35 @@ def row_specs(
     slots, held = tokens * experts.top_k, experts.sizes.held
     mapped = mapped_experts(experts.mapped) if experts.mapped else 0
     sizes = Sizes(held, mapped, tile_tokens)
-    choice = _choice(experts)
-    tile = None
+    choice, source = _choice(experts), None
     if choice is not None:
-        teams = experts.inputs == "static"
-        tile = choose_topk(tokens, experts.top_k, held, tile_tokens, threads, teams)
+        shape, teams = (tokens, experts.top_k), experts.inputs == "static"
+        tile = fuse_logits(shape, held, tile_tokens, threads, teams)
         if tile is None:
             yield "routing", KernelSpec("moe_topk", f"{_TOPK}.kernel:MoeTopk", (choice,))
-    if tile is not None:
-        route = KernelSpec("", f"{_TOPK_ROUTE}.route:TopkRoute", (choice, tile, sizes))
-        target = "gather:MoeTopkRouteGather" if gathers else "sm100:MoeTopkRouteQuantizeSm100"
-        yield (
-            "tokens",
-            KernelSpec("moe_topk_route_quantize", f"{_TOPK_ROUTE}.{target}", (route, rows)),
-        )
-    elif is_one_launch(slots, tile_tokens, threads):
-        place = sort_tile(slots, threads), sizes, row_capacity(slots, held, tile_tokens)
-        route = KernelSpec("", f"{_FUSED}.route:CtaRoute", place)
-        target = "gather:MoeRouteGather" if gathers else "sm100:MoeRouteQuantizeSm100"
-        yield "tokens", KernelSpec("moe_route_quantize", f"{_FUSED}.{target}", (route, rows))
-    else:
-        fields = (choose_route(slots, held), sizes)
-        yield "routing", KernelSpec("moe_route", f"{_ROUTE}.kernel:MoeRoute", fields)
-        if gathers:
-            copied = (rows, tile_tokens)
-            yield "tokens", KernelSpec("moe_gather", f"{_GATHER}:MoeGather", copied)
         else:
-            yield "tokens", KernelSpec("moe_quantize", f"{_QUANTIZE}:MoeQuantizeSm100", (rows,))
+            source = KernelSpec("", f"{_DISPATCH}.logits:TopkRoute", (choice, tile, sizes))
+    if source is None:
+        sort = fuse_ids(slots, held, tile_tokens, threads)
+        if sort is None:
+            fields = (choose_route(slots, held), sizes)
+            yield "routing", KernelSpec("moe_route", f"{_ROUTE}.kernel:MoeRoute", fields)
+            source = _given_tiles(tile_tokens)
+        else:
+            source = KernelSpec("", f"{_DISPATCH}.ids:CtaRoute", (sort, sizes))
+    yield "tokens", _dispatch(source, rows)
     if experts.inputs == "per-token":
         in_tiles, _ = _quantized(experts, tokens, tile_tokens, sms, in_tiles=True)
-        yield "w2", KernelSpec("moe_quantize", f"{_QUANTIZE}:MoeQuantizeSm100", (in_tiles,))
+        yield "w2", _dispatch(_given_tiles(tile_tokens), in_tiles)
     yield "sum", _combine(experts, tokens, sms)
+
+
+def _dispatch(source: KernelSpec, rows: KernelSpec) -> KernelSpec:
+    return KernelSpec("moe_dispatch", f"{_DISPATCH}.kernel:MoeDispatch", (source, rows))
+
+
+def _given_tiles(tile_tokens: int) -> KernelSpec:
+    return KernelSpec("", f"{_DISPATCH}.tokens:GivenTiles", (tile_tokens,))
 
 
 def _choice(experts: Experts) -> KernelSpec | None:
@@ -91,14 +84,14 @@ def _quantized(
     weighted = experts.weight_on_input and not in_tiles
     layout = TermLayout.of(experts.terms, tile_tokens)
     fields = (experts.dtype, per_token, tile, tile_tokens, k, top_k, weighted, layout)
-    return KernelSpec("", f"{_QUANTIZE}:MoeRows", fields), tile.threads
+    return KernelSpec("", f"{_DISPATCH}.quantize:MoeRows", fields), tile.threads
 
 
 def _gathered(experts: Experts) -> tuple[KernelSpec, int]:
     """Layout of copied rows of tiles, and threads of a CTA."""
     tile = choose_gather(experts.sizes.h * _ELEMENT_SIZE)
     fields = (experts.dtype, tile, experts.top_k, experts.weight_on_input)
-    return KernelSpec("", f"{_GATHER}:GatheredRows", fields), tile.threads
+    return KernelSpec("", f"{_DISPATCH}.gather:GatheredRows", fields), tile.threads
 
 
 def _combine(experts: Experts, tokens: int, sms: int) -> KernelSpec:

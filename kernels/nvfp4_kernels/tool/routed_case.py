@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 import nvfp4_kernels
+from nvfp4_kernels.formats.output import Output, PerToken, Static
 from nvfp4_kernels.moe.combine.reference import moe_combine
-from nvfp4_kernels.moe.quantize import reference as quantizing
+from nvfp4_kernels.moe.dispatch.call import DispatchCall, Dispatched, Ids, Logits, Source
+from nvfp4_kernels.moe.dispatch.reference import moe_dispatch
 from nvfp4_kernels.moe.route.reference import moe_route
 from nvfp4_kernels.moe.router import Router
 from nvfp4_kernels.moe.routing import Routing
@@ -22,7 +24,8 @@ from nvfp4_kernels.tool.task import Figures, Machine
 TOKENS = ("moe_quantize", "moe_quantize_per_token", "moe_gather")
 ROUTED_TOKENS = ("moe_route_quantize", "moe_route_quantize_per_token", "moe_route_gather")
 CHOSEN_TOKENS = tuple(op.replace("moe_", "moe_topk_") for op in ROUTED_TOKENS)
-OPS = ("moe_topk", "moe_route", *TOKENS, *ROUTED_TOKENS, *CHOSEN_TOKENS, "moe_combine")
+DISPATCHES = (*TOKENS, *ROUTED_TOKENS, *CHOSEN_TOKENS)  # torch ops of moe_dispatch
+OPS = ("moe_topk", "moe_route", *DISPATCHES, "moe_combine")
 GLOBAL_SCALE = 0.002
 RANKS = 4  # ranks with alternating experts
 WEIGHT_ERROR = 24 * 2.0**-23  # of an exponential and a sum, relative
@@ -33,7 +36,7 @@ class RoutedCase:
     """Test of an op on a random batch, with invalid ids and other ranks' ids in its slots.
 
     Attributes:
-        op: name of the op.
+        op: name of the torch op.
         tokens: tokens of the batch.
         top_k: slots of each token.
         experts: experts of this rank.
@@ -65,14 +68,20 @@ class RoutedCase:
         words += [f"{self.terms} terms"] * (self.terms > 1) + ["weighted"] * self.weighted
         return ", ".join(words)
 
+    @property
+    def function(self) -> str:
+        """Name of the public function."""
+        return "moe_dispatch" if self.op in DISPATCHES else self.op
+
     def run(self, machine: Machine) -> Figures:
         """Compare tiles in use with the references, bit by bit.
 
         Raises:
             Mismatch: a difference.
         """
+        run = getattr(nvfp4_kernels, self.function)
         moved = [_moved(each, machine.device) for each in self.given()]
-        found = [each.cpu() for each in _flat(getattr(nvfp4_kernels, self.op)(*moved))]
+        found = [each.cpu() for each in self._made(run(*moved))]
         used, values = int(self.routing.groups[0]), 0.0
         for name, actual, expected in zip(self._parts, found, self._expected(), strict=True):
             of_tokens = dict.fromkeys(("rows", "out", "topk_weights", "topk_ids"), self.tokens)
@@ -103,30 +112,45 @@ class RoutedCase:
         if self.op == "moe_combine":
             tiles = self._random(*self.routing.slots.shape)
             return [tiles, self.routing.rows, self._weights()]
-        scale, terms = self._quantization()
-        x, weights = self._random(self.tokens), self._weights()
+        weights = None if self._chooses else self._weights()
+        return [self._random(self.tokens), self._source(), self._output, weights]
+
+    def _source(self) -> Source:
+        """Source of a dispatch."""
         if self.op in TOKENS:
-            return [x, self.routing, *scale, weights, *terms]
+            return self.routing
+        (ids, mapped), sizes = self._ids(), (self.experts, self.tile_tokens)
         if self._chooses:
-            sizes = self.experts, self.tile_tokens
-            return [x, self._logits(), self._router, *sizes, *scale, mapped, None, None, *terms]
-        return [x, ids, self.experts, self.tile_tokens, *scale, mapped, weights, *terms]
+            return Logits(self._logits(), self._router, *sizes, mapped)
+        return Ids(ids, *sizes, mapped)
+
+    @property
+    def _output(self) -> Output:
+        """Format of dispatched tokens."""
+        if self.op.endswith("gather"):
+            return None
+        if self.op.endswith("per_token"):
+            return PerToken(self.terms)
+        return Static(torch.tensor(GLOBAL_SCALE), self.terms)
 
     def _expected(self) -> list[Tensor]:
         """Results of the references in sequence."""
-        routing, weights = self.routing, self._weights()
-        chosen: list[Tensor] = []
-        if self._chooses:
-            chosen, weights = [*moe_topk(self._logits(), None, None, self._router)], None
-        if self.op in ("moe_topk", "moe_route"):
-            return chosen or [*routing]
+        if self.op == "moe_topk":
+            return [*moe_topk(self._logits(), None, None, self._router)]
+        if self.op == "moe_route":
+            return [*self.routing]
         if self.op == "moe_combine":
-            tiles = self._random(*routing.slots.shape)
-            return [moe_combine(tiles, routing.rows, weights, torch.bfloat16)]
-        formula = getattr(quantizing, self.op.replace("topk_", "").replace("route_", ""))
-        scale, terms = self._quantization()
-        parts = _flat(formula(self._random(self.tokens), routing, *scale, weights, *terms))
-        return parts if self.op in TOKENS else [*chosen[:1], *routing, *parts]
+            tiles = self._random(*self.routing.slots.shape)
+            return [moe_combine(tiles, self.routing.rows, self._weights(), torch.bfloat16)]
+        return self._made(moe_dispatch(DispatchCall(*self.given())))
+
+    def _made(self, result: Any) -> list[Tensor]:
+        """Tensors that the op makes, in the order of ``_parts``."""
+        if not isinstance(result, Dispatched):
+            return [result] if isinstance(result, Tensor) else [*result]
+        routing = () if self.op in TOKENS else result.routing
+        parts = result.topk_weights, *routing, result.data, result.scales, result.row_scale
+        return [part for part in parts if part is not None]
 
     @property
     def _parts(self) -> tuple[str, ...]:
@@ -152,11 +176,6 @@ class RoutedCase:
         """Logits of all ranks' experts, distinct within a token."""
         shape = (self.tokens, RANKS * self.experts)
         return torch.rand(shape, generator=_seeded()).argsort(-1) / 16.0
-
-    def _quantization(self) -> tuple[list[Tensor], list[int]]:
-        """Arguments for the quantisation of tokens, if any."""
-        scale = [torch.tensor(GLOBAL_SCALE)] * self.op.endswith("quantize")
-        return scale, [self.terms] * ("quantize" in self.op)
 
     def _ids(self) -> tuple[Tensor, Tensor]:
         """Ids of all slots, and the map to this rank's experts."""
@@ -200,16 +219,9 @@ def _seeded() -> torch.Generator:
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Routing):
-        return Routing(*(part.to(device) for part in value))
+    if isinstance(value, tuple):
+        return type(value)(*(_moved(part, device) for part in value))
     return value.to(device) if isinstance(value, Tensor) else value
-
-
-def _flat(result: Any) -> list[Tensor]:
-    """Tensors of a result, the routing's first."""
-    if isinstance(result, Tensor):
-        return [result]
-    return [tensor for part in result for tensor in _flat(part)]
 
 
 def _bits(x: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ import nvfp4_kernels as ops
 from nvfp4_kernels.activation import SILU
 from nvfp4_kernels.formats.fragments import to_fragments
 from nvfp4_kernels.formats.nvfp4 import quantize_weight
+from nvfp4_kernels.formats.output import Output
 from nvfp4_kernels.gemm.call import GroupedGemmCall
 from nvfp4_kernels.moe.routing import Routing
 from tests.test_kernels.chains.stage import Stage, Value
@@ -51,10 +52,10 @@ def new_routing() -> Routing:
 
 def new_tiles() -> Value:
     """NVFP4 tokens in tiles, by the reference."""
-    from nvfp4_kernels.moe.quantize.reference import moe_quantize
+    from nvfp4_kernels.moe.dispatch.call import DispatchCall
+    from nvfp4_kernels.moe.dispatch.reference import moe_dispatch
 
-    routing = new_routing()
-    return (routing, *moe_quantize(new_tokens(), routing, scale(), None, 1))
+    return parts(moe_dispatch(DispatchCall(new_tokens(), new_routing(), ops.Static(scale()))))
 
 
 def new_scaled_tiles() -> Value:
@@ -101,36 +102,38 @@ def routed(choices: Tensor) -> tuple[Value, ...]:
     return (ops.moe_route(choices, EXPERTS, TILE_TOKENS, expert_map()),)
 
 
-def entered(
-    op: str, scales: tuple[Tensor, ...], routing: Routing | None, tokens: Tensor | None
-) -> tuple[Value, ...]:
-    """Tokens permuted into tiles by ``moe_quantize`` or a sibling; missing inputs are made here."""
+def parts(found: ops.Dispatched) -> Value:
+    """A routing, and the operand of a product."""
+    tiles = found.data, found.scales, found.row_scale
+    return (found.routing, *(part for part in tiles if part is not None))
+
+
+def entered(output: Output, routing: Routing | None, tokens: Tensor | None) -> tuple[Value, ...]:
+    """Tokens permuted into the tiles of a routing; missing inputs are made here."""
     tokens = new_tokens() if tokens is None else tokens
-    routing = routing or new_routing()
-    found = getattr(ops, op)(tokens, routing, *scales)
-    return ((routing, *(found if isinstance(found, tuple) else (found,))),)
+    return (parts(ops.moe_dispatch(tokens, routing or new_routing(), output)),)
 
 
 def routed_and_entered(
-    op: str, scales: tuple[Tensor, ...], choices: Tensor | None, tokens: Tensor | None
+    output: Output, choices: Tensor | None, tokens: Tensor | None
 ) -> tuple[Value, ...]:
-    """Tokens permuted into tiles by the ops that also route."""
+    """Tokens permuted into tiles by a dispatch that also routes."""
     tokens = new_tokens() if tokens is None else tokens
     choices = new_choices() if choices is None else choices
-    return (getattr(ops, op)(tokens, choices, EXPERTS, TILE_TOKENS, *scales, expert_map()),)
+    source = ops.Ids(choices, EXPERTS, TILE_TOKENS, expert_map())
+    return (parts(ops.moe_dispatch(tokens, source, output)),)
 
 
-def chosen_and_entered(op: str, scales: tuple[Tensor, ...], tokens: Tensor) -> tuple[Value, ...]:
-    """Tokens permuted into tiles by the ops that also choose experts; logits are random."""
+def chosen_and_entered(output: Output, tokens: Tensor) -> tuple[Value, ...]:
+    """Tokens permuted into tiles by a dispatch that also chooses experts; logits are random."""
     logits, router = torch.randn(TOKENS, ALL_EXPERTS), ops.Router(TOP_K)
-    sizes = EXPERTS, TILE_TOKENS
-    _, *found = getattr(ops, op)(tokens, logits, router, *sizes, *scales, expert_map())
-    return (tuple(found),)
+    source = ops.Logits(logits, router, EXPERTS, TILE_TOKENS, expert_map())
+    return (parts(ops.moe_dispatch(tokens, source, output)),)
 
 
 def requantized(rows: Value) -> tuple[Value, ...]:
-    """Rows in tiles, quantised by ``moe_quantize_per_token``."""
-    return entered("moe_quantize_per_token", (), *rows)
+    """Rows in tiles, quantised with a scale per row."""
+    return entered(ops.PerToken(), *rows)
 
 
 def product(
@@ -161,24 +164,24 @@ def combined(results: Value) -> tuple[Value, ...]:
     return (ops.moe_combine(y, routing.rows),)
 
 
-def _entering(op: str, scales: tuple[Tensor, ...], gives: str = "tiles") -> list[Stage]:
+def _entering(op: str, output: Output, gives: str = "tiles") -> list[Stage]:
     """Stages of an op that permutes tokens into tiles: after routing, and after the layer before.
 
     Later stages read the same memory after either stage, so they follow the first only.
     """
     is_routing = op.startswith("moe_route")
     run, takes = (routed_and_entered, "choices") if is_routing else (entered, "routing")
-    source = "moe_route_quantize" if is_routing else "moe_quantize"
+    source = "moe_dispatch of ids" if is_routing else "moe_dispatch of tiles"
     return [
-        Stage(f"{op}, {takes}", source, takes, (gives,), lambda x: run(op, scales, x, None)),
-        Stage(f"{op}, tokens", source, "tokens", (), lambda x: run(op, scales, None, x)),
+        Stage(f"{op}, {takes}", source, takes, (gives,), lambda x: run(output, x, None)),
+        Stage(f"{op}, tokens", source, "tokens", (), lambda x: run(output, None, x)),
     ]
 
 
-def _choosing(op: str, scales: tuple[Tensor, ...]) -> Stage:
+def _choosing(op: str, output: Output) -> Stage:
     """Stage of an op that chooses experts and permutes tokens, after the layer before."""
-    run = partial(chosen_and_entered, op, scales)
-    return Stage(f"{op}, tokens", "moe_topk_route", "tokens", ("tiles",), run)
+    run = partial(chosen_and_entered, output)
+    return Stage(f"{op}, tokens", "moe_dispatch of logits", "tokens", ("tiles",), run)
 
 
 def _products(arch: str) -> list[Stage]:
@@ -196,10 +199,10 @@ _ROUTE = Stage("moe_route", "moe_route", "choices", ("routing",), routed)
 _COMBINE = Stage("moe_combine", "moe_combine", "results", ("tokens",), combined)
 SM100 = [
     _ROUTE,
-    *_entering("moe_quantize", (scale(),)),
-    *_entering("moe_quantize_per_token", (), "scaled tiles"),
-    *_entering("moe_route_quantize", (scale(),)),
-    _choosing("moe_topk_route_quantize", (scale(),)),
+    *_entering("moe_quantize", ops.Static(scale())),
+    *_entering("moe_quantize_per_token", ops.PerToken(), "scaled tiles"),
+    *_entering("moe_route_quantize", ops.Static(scale())),
+    _choosing("moe_topk_route_quantize", ops.Static(scale())),
     *_products("sm_100"),
     Stage(
         "grouped_silu_mul_gemm, 16 bits", "grouped_gemm", "scaled tiles", ("tile rows",),
@@ -209,14 +212,17 @@ SM100 = [
         "grouped_gemm, early, row scale", "grouped_gemm", "scaled tiles", (),
         partial(product, "sm_100", False, False, True),
     ),
-    Stage("moe_quantize, in tiles", "moe_quantize", "tile rows", ("scaled tiles",), requantized),
+    Stage(
+        "moe_quantize, in tiles", "moe_dispatch of tiles", "tile rows", ("scaled tiles",),
+        requantized,
+    ),
     _COMBINE,
 ]  # fmt: skip
 SM90 = [
     _ROUTE,
-    *_entering("moe_gather", ()),
-    *_entering("moe_route_gather", ()),
-    _choosing("moe_topk_route_gather", ()),
+    *_entering("moe_gather", None),
+    *_entering("moe_route_gather", None),
+    _choosing("moe_topk_route_gather", None),
     *_products("sm_90"),
     _COMBINE,
 ]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from nvfp4_kernels import Router, moe_topk_route_gather, moe_topk_route_quantize
+from nvfp4_kernels import Logits, Router, Static, moe_dispatch
 from nvfp4_kernels.activation import SILU
 from nvfp4_kernels.devices import SM_COUNTS
 from nvfp4_kernels.gemm.grouped.tile_tokens import ExpertSizes, tile_tokens
@@ -38,10 +38,8 @@ def test_kernels_from_logits(arch: str, tokens: int, monkeypatch: pytest.MonkeyP
     x, logits, bias = torch.zeros(tokens, H).bfloat16(), torch.zeros(tokens, E), torch.zeros(E)
     with devices.emulated_ops(EAGER, arch):
         monkeypatch.setattr(compiler, "compiled", compiled)
-        if arch == "sm_90":
-            moe_topk_route_gather(x, logits, ROUTER, E, rows, bias=bias)
-        else:
-            moe_topk_route_quantize(x, logits, ROUTER, E, rows, torch.tensor(1.0), bias=bias)
+        output = None if arch == "sm_90" else Static(torch.tensor(1.0))
+        moe_dispatch(x, Logits(logits, ROUTER, E, rows, bias=bias), output)
     made = [spec.kernel() for spec in specs if spec.op != "moe_combine"]
     assert launched == made
     assert len(made) == (3 if tokens > 1024 else 1)

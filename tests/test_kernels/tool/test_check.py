@@ -245,15 +245,17 @@ def test_one_wrong_row_of_experts_is_found(op: str, monkeypatch: pytest.MonkeyPa
 
     case = RoutedCase(op, 7, 4, 6, 8)
     assert case.run(StandIn())["tiles"]
-    right = getattr(nvfp4_kernels, op)
+    right = getattr(nvfp4_kernels, case.function)
 
     def wrong(*arguments: Any) -> Any:
         found = right(*arguments)
-        last = found if isinstance(found, torch.Tensor) else found[-1]
+        last = found
+        if not isinstance(found, torch.Tensor):
+            last = found.data if case.function == "moe_dispatch" else found[-1]
         last.view(torch.uint8)[0] ^= 1  # the first tile, or token
         return found
 
-    monkeypatch.setattr(nvfp4_kernels, op, wrong)
+    monkeypatch.setattr(nvfp4_kernels, case.function, wrong)
     with pytest.raises(Mismatch, match="values are wrong"):
         case.run(StandIn())
 

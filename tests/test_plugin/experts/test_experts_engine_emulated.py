@@ -32,7 +32,7 @@ AFTER = (
     "BlockScaledGemm",
     "vLLM's norm",
     "vLLM's linear layer",  # the router
-    "MoeTopkRouteQuantizeSm100",
+    "MoeDispatch",
     "BlockScaledGemm, grouped, gate and up, quantises",
     "BlockScaledGemm, grouped",
     "MoeCombine",
@@ -98,7 +98,7 @@ def test_a_whole_layer(pytestconfig: pytest.Config, tmp_path: Path) -> None:
     ours = [name for name in decodes[-1].launches if "vLLM" not in name]
     assert decodes[-1].repeated == ours
     assert "RotaryStore" in prefills[-1].repeated
-    check_compiled(kernels, "MoeTopkRouteQuantizeSm100", "MoeCombine")
+    check_compiled(kernels, "MoeDispatch", "MoeCombine")
     assert emulated.generated == reference.generated
     apart = distance(emulated, reference)
     print(f"log-probabilities differ by {apart} in the mean")
@@ -112,7 +112,7 @@ def test_blackwell_in_terms(tmp_path: Path) -> None:
     model = moe_checkpoints.write(tmp_path, CONFIG, {"experts": Kind.NVFP4_A16})
     with devices.emulated_ops(randomised(1)), recorded() as kernels:
         emulated = run(str(model.path), attention_backend="CPU_ATTN")
-    check_compiled(kernels, "MoeTopkRouteQuantizeSm100", "MoeQuantizeSm100", "MoeCombine")
+    check_compiled(kernels, "MoeDispatch", "MoeCombine")
     why = "sm_100 has no W4A16 kernel; 3 terms lose less than bfloat16"
     row = f"experts ×1: {GROUPED}/block_scaled (sm_100), W4A4×3 per-token, {why}"
     assert row in emulated.report
@@ -125,6 +125,6 @@ def test_hopper(tmp_path: Path) -> None:
     model = moe_checkpoints.write(tmp_path, CONFIG, {"experts": Kind.NVFP4_A16})
     with devices.emulated_ops(randomised(1), "sm_90"), recorded() as kernels:
         emulated = run(str(model.path), attention_backend="CPU_ATTN")
-    check_compiled(kernels, "MoeTopkRouteGather", "MoeCombine")
+    check_compiled(kernels, "MoeDispatch", "MoeCombine")
     assert f"experts ×1: {GROUPED}_w4a16/wgmma (sm_90), W4A16" in emulated.report
     assert distance(emulated, moe_reference.said(model)) < SAME_16_BIT

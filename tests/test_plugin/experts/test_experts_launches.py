@@ -11,8 +11,7 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 
 from nvfp4_kernels.gemm.sm100.choose_grouped import choose_tile_tokens
-from nvfp4_kernels.moe.quantize.choose import choose_config as choose_rows
-from nvfp4_kernels.moe.topk_route.choose import choose_config
+from nvfp4_kernels.moe.dispatch.choose import choose_rows, fuse_logits
 from nvfp4_kernels.sm100.limits import SMS
 from tests import moe_checkpoints
 from tests.engine import run
@@ -30,6 +29,7 @@ DECODE = Kind(experts=True, qk_norm=True)
 MOST = 10
 # Ops by their names in the list of launches.
 OPS = {
+    "moe_topk_route_quantize": "moe_dispatch",
     "gate_up_proj": "grouped_silu_mul_gemm",
     "down_proj": "grouped_gemm",
     "qkv_proj": "gemm",
@@ -96,4 +96,4 @@ def test_one_launch_brings_tokens_to_their_experts(tokens: int) -> None:
     for top_k, held, total, width, hidden in ((8, 128, 128, 768, 2048), (8, 32, 256, 2048, 7168)):
         rows = choose_tile_tokens(tokens, top_k, held, total, width, hidden)
         threads = choose_rows(tokens * top_k, hidden, 2, False, SMS).threads
-        assert choose_config(tokens, top_k, held, rows, threads, True) is not None
+        assert fuse_logits((tokens, top_k), held, rows, threads, True) is not None

@@ -63,7 +63,7 @@ def _named(word: Any, names: dict[int, str]) -> Any:
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     devices.cutlass_or_skip()
     found = Device()
-    choose = op._of_batch
+    choose = op.choose_tile_tokens
 
     def counted(*given: Any) -> Any:
         found.checked += 1
@@ -72,7 +72,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     arch = getattr(request, "param", "sm_100")
     with devices.emulated_ops(randomised(1), arch), launch_cache.suspended(False):
         monkeypatch.setattr(compiler, "compiled", found.compiled)
-        monkeypatch.setattr(op, "_of_batch", counted)
+        monkeypatch.setattr(op, "choose_tile_tokens", counted)
         yield found
         monkeypatch.undo()
 

@@ -66,7 +66,7 @@ def check_grouped(call: GroupedGemmCall, per_expert: tuple[int, ...]) -> Mode:
     if len(batch) != 1:
         raise InvalidArgument(
             f"a: shape is {tuple(a.shape)}, must be (tiles, T, …), or (tiles, {terms}, T, …) with "
-            "more than one term; make it with moe_quantize() or moe_gather()"
+            "more than one term; make it with moe_dispatch()"
         )
     check_tile_tokens("a: T", tile_tokens)
     check_groups("groups", groups, batch[0])

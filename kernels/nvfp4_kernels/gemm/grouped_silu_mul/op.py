@@ -71,7 +71,7 @@ def grouped_silu_mul_gemm(
         out_dtype: bfloat16, float16 or float32; left out with ``output``.
         n: rows of each weight; needed with fragments, which are padded to whole tiles.
         terms: number of NVFP4 terms of the activation, 1 to 4; with more than one, ``a`` is
-            ``(tiles, terms, T, K/2)``, and ``a_scales`` as ``moe_quantize`` gives it.
+            ``(tiles, terms, T, K/2)``, and ``a_scales`` as ``moe_dispatch`` gives it.
         output: None, or ``Static`` for an NVFP4 result, quantised for the next GEMM from the
             float32 values: without fragments and without ``n``, N a multiple of 16. Its global
             scale is float32 ``(experts,)``, the input scale of each expert's next GEMM.
@@ -79,7 +79,7 @@ def grouped_silu_mul_gemm(
     Returns:
         ``(tiles, T, N)`` of ``out_dtype``. With ``Static``: ``data`` uint8 ``(tiles, T, N/2)`` and
         ``scales`` float8_e4m3fn in the blocked layout of each tile; with several terms, as
-        returned by ``moe_quantize``. Unused tiles are not written.
+        returned by ``moe_dispatch``. Unused tiles are not written.
 
     Raises:
         InvalidArgument: shapes, dtypes or devices that do not fit, named.

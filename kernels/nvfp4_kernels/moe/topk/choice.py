@@ -25,7 +25,7 @@ LOW_HALF = 0xFFFF
 MAGNITUDE = 0x7FFFFFFF
 
 
-class Logits(NamedTuple):
+class RouterLogits(NamedTuple):
     """Logits of a batch, in global memory; part of kernels' arguments.
 
     Attributes:
@@ -88,7 +88,7 @@ class TokenChoice:
         """Element types of ``Logits``."""
         return {"logits": TYPES[self.dtype], **LOGITS_TYPES}
 
-    def choose(self, given: Logits, token: Int32, lane: Int32) -> Chosen:
+    def choose(self, given: RouterLogits, token: Int32, lane: Int32) -> Chosen:
         """Select a token's experts; lane j gets slot j."""
         first = Int64(token) * self.experts
         # Issue all loads before using the first.
@@ -105,7 +105,7 @@ class TokenChoice:
         expert, order = self._best(lane, orders)
         return Chosen(self._unless_padding(given, token, expert), expert, order, peak, total)
 
-    def weigh(self, given: Logits, token: Int32, lane: Int32, chosen: Chosen) -> Float32:
+    def weigh(self, given: RouterLogits, token: Int32, lane: Int32, chosen: Chosen) -> Float32:
         """Routing weight of this lane's slot."""
         logit = value_of(chosen.order)
         if self.biased:  # the bias has changed the ordered values
@@ -113,7 +113,7 @@ class TokenChoice:
         weight = self._weight(logit, lane < self.router.top_k, chosen.peak, chosen.total)
         return Float32(cutlass.select_(chosen.id < 0, Float32(0.0), weight))
 
-    def _unless_padding(self, given: Logits, token: Int32, expert: Int32) -> Int32:
+    def _unless_padding(self, given: RouterLogits, token: Int32, expert: Int32) -> Int32:
         padding = Array(given.padding, shape=(1,))
         is_none = ptx.inline_ptx(
             "mov.b32 {$w0}, 0; @{$r1} ld.global.u8 {$w0}, [{$r0}];",
@@ -130,12 +130,12 @@ class TokenChoice:
     def _experts(self, lane: Int32) -> list[Int32]:
         return [lane + n * WARP for n in range(self._each)]
 
-    def _load(self, given: Logits, first: Int64, expert: Int32) -> cutlass.Numeric:
+    def _load(self, given: RouterLogits, first: Int64, expert: Int32) -> cutlass.Numeric:
         """Logit of ``expert``, clamped: lanes past the end load the last expert's."""
         at = Int32(cutlass.min(expert, Int32(self.experts - 1)))
         return TYPES[self.dtype](Array(given.logits, shape=(1,)).load(first + at))
 
-    def _bias(self, given: Logits, expert: Int32) -> Float32:
+    def _bias(self, given: RouterLogits, expert: Int32) -> Float32:
         """Bias of ``expert``, clamped to the last expert."""
         at = Int32(cutlass.min(expert, Int32(self.experts - 1)))
         return Array(given.bias, shape=(1,)).load(at)

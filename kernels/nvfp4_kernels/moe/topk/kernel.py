@@ -13,7 +13,7 @@ from nvfp4_kernels.checks import check_layout
 from nvfp4_kernels.device.arguments import example
 from nvfp4_kernels.devices import dtype_name
 from nvfp4_kernels.moe.router import Router
-from nvfp4_kernels.moe.topk.choice import LOGITS_ALIGNMENT, WARP, Logits, TokenChoice
+from nvfp4_kernels.moe.topk.choice import LOGITS_ALIGNMENT, WARP, RouterLogits, TokenChoice
 from nvfp4_kernels.moe.topk.op import new_topk
 from nvfp4_kernels.runtime.compile import launch
 
@@ -35,7 +35,7 @@ class TopkOut(NamedTuple):
 class TopkArguments(NamedTuple):
     """Arguments of a launch."""
 
-    given: Logits
+    given: RouterLogits
     out: TopkOut
 
 
@@ -110,7 +110,7 @@ def moe_topk(
     check_logits(logits, bias, padding)
     weights, ids = new_topk(logits, router.top_k)
     if len(logits):
-        given = Logits(logits, bias, padding, len(logits))
+        given = RouterLogits(logits, bias, padding, len(logits))
         kernel = MoeTopk(choice_of(logits, bias, router))
         launch(kernel, TopkArguments(given, TopkOut(weights, ids)))
     return weights, ids

@@ -1,30 +1,33 @@
-"""``moe_route_quantize`` and its siblings: bit-identical to the two ops, in one launch."""
+"""``moe_dispatch`` of expert ids: bit-identical to the two ops, in one launch."""
 
 import math
+from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from nvfp4_kernels import (
+    Ids,
     InvalidArgument,
-    moe_gather,
-    moe_quantize,
-    moe_quantize_per_token,
+    PerToken,
+    Static,
+    moe_dispatch,
     moe_route,
-    moe_route_gather,
-    moe_route_quantize,
-    moe_route_quantize_per_token,
 )
 from nvfp4_kernels.device.rowwise.tile import RowTile
 from nvfp4_kernels.devices import SM_COUNTS
-from nvfp4_kernels.moe.route_quantize import reference
-from nvfp4_kernels.moe.route_quantize.choose import MAX_SLOTS, ctas_of, is_one_launch, row_capacity
+from nvfp4_kernels.formats.output import Output
+from nvfp4_kernels.moe.dispatch import reference
+from nvfp4_kernels.moe.dispatch.call import DispatchCall
+from nvfp4_kernels.moe.dispatch.choose import MAX_SLOTS, ctas_of_ids, fuse_ids, row_capacity
 from tests import devices
 from tests.emulator import EAGER
 from tests.test_kernels.bits import bits, check_equal
 from tests.test_kernels.compilation import check_compiled, check_op
+from tests.test_kernels.moe.dispatch.parts import made_of, tiles_of
 from tests.test_kernels.routing_cases import CASES, RoutingCase
 from tests.test_kernels.rowwise.row_cases import TWO_SCHEDULES
 
@@ -62,27 +65,32 @@ def check_in_use(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> Non
 
 
 def check(case: RoutingCase, k: int, device: torch.device, weighted: bool = False) -> None:
-    """Check both ops: with a global scale, and per token in three terms."""
-    x, ids = tokens(case, k)
-    weights = torch.rand(ids.shape) if weighted else None
-    common = ids, case.expert_map(), case.experts, case.tile_tokens
-    given = [t if t is None else t.to(device) for t in (x, *common[:2], weights)]
-    routing, *parts = moe_route_quantize(
-        *given[:2], *common[2:], SCALE.to(device), given[2], given[3], 1
-    )
-    expected = reference.moe_route_quantize(x, *common, SCALE, weights, 1)
-    check_in_use((*routing, *parts), expected)
-    routing, *parts = moe_route_quantize_per_token(*given[:2], *common[2:], *given[2:], 3)
-    check_in_use((*routing, *parts), reference.moe_route_quantize_per_token(x, *common, weights, 3))
+    """Check both scalings: with a global scale, and per token in three terms."""
+    check_outputs(case, k, device, weighted, (Static(SCALE), PerToken(3)))
 
 
 def check_gather(case: RoutingCase, k: int, device: torch.device, weighted: bool = False) -> None:
+    check_outputs(case, k, device, weighted, (None,))
+
+
+def check_outputs(
+    case: RoutingCase, k: int, device: torch.device, weighted: bool, outputs: Sequence[Output]
+) -> None:
     x, ids = tokens(case, k)
     weights = torch.rand(ids.shape) if weighted else None
-    common = ids, case.expert_map(), case.experts, case.tile_tokens
-    given = [t if t is None else t.to(device) for t in (x, *common[:2], weights)]
-    routing, out = moe_route_gather(*given[:2], *common[2:], *given[2:])
-    check_in_use((*routing, out), reference.moe_route_gather(x, *common, weights))
+    for output in outputs:
+        source = Ids(ids, case.experts, case.tile_tokens, case.expert_map())
+        call = DispatchCall(x, source, output, weights)
+        check_in_use(
+            made_of(moe_dispatch(*on(device, call))), made_of(reference.moe_dispatch(call))
+        )
+
+
+def on(device: torch.device, given: Any) -> Any:
+    """Arguments on ``device``."""
+    if isinstance(given, tuple):
+        return type(given)(*(on(device, each) for each in given))
+    return given.to(device) if isinstance(given, Tensor) else given
 
 
 @SM100
@@ -114,10 +122,9 @@ def test_bounds(more: int, op_device: torch.device) -> None:
 @EXTREMES
 def test_many_turns(op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """More work items than CTAs; a CTA has fewer threads than there are slots and experts."""
-    module = import_module("nvfp4_kernels.moe.quantize.sm100")
-    monkeypatch.setattr(module, "choose_config", lambda *_: RowTile(2, 2, 3))
-    fused = import_module("nvfp4_kernels.moe.route_quantize.sm100")
-    monkeypatch.setattr(fused, "ctas_of", lambda *_: 3)
+    module = import_module("nvfp4_kernels.moe.dispatch.launch")
+    monkeypatch.setattr(module, "choose_rows", lambda *_: RowTile(2, 2, 3))
+    monkeypatch.setattr(module, "ctas_of_ids", lambda *_: 3)
     check(RoutingCase(21, 4, 70, ids="hostile", total=140), 16 * 7, op_device, weighted=True)
 
 
@@ -132,10 +139,10 @@ def test_dependent_launches(op_device: torch.device) -> None:
     """A second launch may start before the first has ended, and reads the first one's result."""
     case = RoutingCase(16, 2, 40)
     x, ids = tokens(case, 32)
-    routing = moe_route_gather(x.to(op_device), ids.to(op_device), 40, 8)[0]
-    again, out = moe_route_gather(x.to(op_device), routing.rows, 40, 8)
-    expected = reference.moe_route_gather(x, case.routing(ids).rows, None, 40, 8, None)
-    check_in_use((*again, out), expected)
+    routing = moe_dispatch(x.to(op_device), Ids(ids.to(op_device), 40, 8)).routing
+    again = moe_dispatch(x.to(op_device), Ids(routing.rows, 40, 8))
+    expected = reference.moe_dispatch(DispatchCall(x, Ids(case.routing(ids).rows, 40, 8)))
+    check_in_use(made_of(again), made_of(expected))
 
 
 def test_launches() -> None:
@@ -144,24 +151,21 @@ def test_launches() -> None:
         for count, expected in ((MAX_SLOTS, 1), (MAX_SLOTS + 1, 2)):
             gpu.launches.clear()
             x, ids = tokens(RoutingCase(count, 1, 4, ids="none"), 512)
-            moe_route_gather(x, ids, 4, 8)
+            moe_dispatch(x, Ids(ids, 4, 8))
             assert len(gpu.launches) == expected
 
 
 def test_is_the_two_ops() -> None:
-    """Fused ops on the CPU equal the two ops, through the public API."""
+    """Ids on the CPU give the results of the two ops, through the public API."""
     case = CASES["round-robin map"]
     x, ids = tokens(case, 32)
     mapped, weights = case.expert_map(), torch.rand(ids.shape)
-    sizes = case.experts, case.tile_tokens
-    routing = moe_route(ids, *sizes, mapped)
-    found = moe_route_quantize(x, ids, *sizes, SCALE, mapped, weights, 2)
-    check_equal((*found[0], *found[1:]), (*routing, *moe_quantize(x, routing, SCALE, weights, 2)))
-    found = moe_route_quantize_per_token(x, ids, *sizes, mapped, weights)
-    expected = *routing, *moe_quantize_per_token(x, routing, weights)
-    check_equal((*found[0], *found[1:]), expected)
-    found = moe_route_gather(x, ids, *sizes, mapped, weights)
-    check_equal((*found[0], found[1]), (*routing, moe_gather(x, routing, weights)))
+    source = Ids(ids, case.experts, case.tile_tokens, mapped)
+    routing = moe_route(*source)
+    for output in (Static(SCALE, 2), PerToken(), None):
+        found = moe_dispatch(x, source, output, weights)
+        expected = *routing, *tiles_of(moe_dispatch(x, routing, output, weights))
+        check_equal(made_of(found), expected)
 
 
 def test_each_is_one_op() -> None:
@@ -173,20 +177,19 @@ def test_each_is_one_op() -> None:
     check_op(torch.ops.nvfp4.moe_route_gather, (*common, torch.rand(ids.shape)))
 
     def call(x: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
-        routing, data, scales = moe_route_quantize(x, ids, case.experts, 8, SCALE)
-        return (*routing, data, scales)
+        return made_of(moe_dispatch(x, Ids(ids, case.experts, 8), Static(SCALE)))
 
     calls = [((x, ids), {}), ((x[:7].clone(), ids[:7].clone()), {})]
     check_compiled(call, calls, graphs=1)
 
 
 def test_choices() -> None:
-    assert is_one_launch(256, 8, 128)
-    assert not is_one_launch(257, 8, 128)
-    assert not is_one_launch(256, 8, 16)
-    assert not is_one_launch(256, 64, 128)
-    assert ctas_of(10, 148) == 10
-    assert ctas_of(1000, 148) == 148
+    assert fuse_ids(256, 32, 8, 128) is not None
+    assert fuse_ids(257, 32, 8, 128) is None
+    assert fuse_ids(256, 32, 8, 16) is None
+    assert fuse_ids(256, 32, 64, 128) is None
+    assert ctas_of_ids(10, 148) == 10
+    assert ctas_of_ids(1000, 148) == 148
     assert row_capacity(8, 32, 8) == 256
     assert row_capacity(512, 32, 8) == 1024
 
@@ -197,21 +200,22 @@ X, IDS = torch.zeros(3, 32, dtype=BF16), torch.zeros(3, 2, dtype=torch.int32)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((X.float(), IDS, 4, 8), r"x: dtype is float32, must be bfloat16, float16"),
-        ((X[:2], IDS, 4, 8), r"x: shape is \(2, 32\), must be \(3, 32\); a row for each"),
-        ((X[None], IDS, 4, 8), r"x: shape is \(1, 3, 32\), must be \(M, K\); rows that lie"),
-        ((X[:, :24], IDS, 4, 8), r"x: K is 24, must be a multiple of 16"),
-        ((X, IDS.long(), 4, 8), r"topk_ids: dtype is int64, must be int32"),
-        ((X, IDS, 4, 12), r"tile_tokens: is 12, must be one of"),
-        ((X, IDS, 4, 8, None, torch.ones(3, 1)), r"topk_weights: shape is \(3, 1\), must be"),
-        ((X, IDS, 4, 8, None, None, 5), r"terms: is 5, must be 1 to 4"),
+        ((X.float(), Ids(IDS, 4, 8)), r"x: dtype is float32, must be bfloat16, float16"),
+        ((X[:2], Ids(IDS, 4, 8)), r"x: shape is \(2, 32\), must be \(3, 32\); a row for each"),
+        ((X[None], Ids(IDS, 4, 8)), r"x: shape is \(1, 3, 32\), must be \(M, K\); rows that lie"),
+        ((X[:, :24], Ids(IDS, 4, 8)), r"x: K is 24, must be a multiple of 16"),
+        ((X, Ids(IDS.long(), 4, 8)), r"topk_ids: dtype is int64, must be int32"),
+        ((X, Ids(IDS, 4, 12)), r"tile_tokens: is 12, must be one of"),
+        (
+            (X, Ids(IDS, 4, 8), PerToken(), torch.ones(3, 1)),
+            r"topk_weights: shape is \(3, 1\), must be",
+        ),
+        ((X, Ids(IDS, 4, 8), PerToken(5)), r"output.terms: is 5, must be 1 to 4"),
+        ((X, Ids(IDS, 4, 8), Static(torch.ones(3))), r"output.global_scale: shape is \(3,\), must"),
+        ((X, Ids(IDS, 4, 8), 3), r"output: is a int, must be None, Static\(global_scale, terms\)"),
+        ((X, IDS), r"source: is Tensor, must be a Routing, Ids or Logits"),
     ],
 )
 def test_refuses(arguments: tuple, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        moe_route_quantize_per_token(*arguments)
-
-
-def test_refuses_a_scale_per_row() -> None:
-    with pytest.raises(InvalidArgument, match=r"global_scale: shape is \(3,\), must be \(\)"):
-        moe_route_quantize(X, IDS, 4, 8, torch.ones(3))
+        moe_dispatch(*arguments)

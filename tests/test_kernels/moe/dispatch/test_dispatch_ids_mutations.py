@@ -1,11 +1,11 @@
-"""Mutation tests of routing fused with permutation: each mutant is reported, or wrong."""
+"""Mutation tests of ``moe_dispatch`` of expert ids: each mutant is reported, or wrong."""
 
 from typing import Any
 
 import pytest
 import torch
 
-from nvfp4_kernels import moe_route_gather
+from nvfp4_kernels import Ids, moe_dispatch
 from tests.emulator import EAGER, randomised
 from tests.test_kernels.mistakes import (
     ANYTHING,
@@ -16,18 +16,18 @@ from tests.test_kernels.mistakes import (
     check_nothing_to_catch,
     without_in,
 )
-from tests.test_kernels.moe.route_quantize import test_moe_route_quantize as op_tests
+from tests.test_kernels.moe.dispatch import test_dispatch_ids as op_tests
 from tests.test_kernels.routing_cases import RoutingCase
 
-KERNEL = Room("nvfp4_kernels.moe.route_quantize")
+KERNEL = Room("nvfp4_kernels.moe.dispatch")
 SCHEDULES = EAGER, randomised(1)
 
 
 def few_ctas(patch: pytest.MonkeyPatch) -> None:
     from importlib import import_module
 
-    module: Any = import_module("nvfp4_kernels.moe.route_quantize.gather")
-    patch.setattr(module, "ctas_of", lambda *_: 2)
+    module: Any = import_module("nvfp4_kernels.moe.dispatch.launch")
+    patch.setattr(module, "ctas_of_ids", lambda *_: 2)
 
 
 MISTAKES = {
@@ -36,10 +36,10 @@ MISTAKES = {
         without_in("barrier_cta_sync", "place_experts"), ANYTHING
     ),
     "one tile fewer": Mistake(
-        KERNEL.with_result("route", "place_experts", lambda used: used - 1), ANYTHING
+        KERNEL.with_result("ids", "place_experts", lambda used: used - 1), ANYTHING
     ),
     "slots a row too far": Mistake(
-        KERNEL.with_result("route", "row_of", lambda row: row + (row >= 0).to(type(row))), ANYTHING
+        KERNEL.with_result("ids", "row_of", lambda row: row + (row >= 0).to(type(row))), ANYTHING
     ),
 }
 
@@ -61,8 +61,8 @@ def twice() -> None:
     """Launch twice: the second launch routes by the first one's rows."""
     case = RoutingCase(16, 2, 40)
     x = torch.randn(16, 32).bfloat16()
-    routing = moe_route_gather(x, case.topk_ids(), 40, 8)[0]
-    moe_route_gather(x, routing.rows, 40, 8)
+    routing = moe_dispatch(x, Ids(case.topk_ids(), 40, 8)).routing
+    moe_dispatch(x, Ids(routing.rows, 40, 8))
 
 
 def test_a_kernel_waits_for_the_one_before() -> None:

@@ -1,8 +1,10 @@
-"""``moe_topk_route_quantize`` and its siblings: the three ops' results, in one launch."""
+"""``moe_dispatch`` of router logits: the three ops' results, in one launch."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 import pytest
 import torch
@@ -10,24 +12,26 @@ from torch import Tensor
 
 from nvfp4_kernels import (
     InvalidArgument,
-    moe_gather,
-    moe_quantize,
-    moe_quantize_per_token,
+    Logits,
+    PerToken,
+    Static,
+    moe_dispatch,
     moe_route,
     moe_topk,
-    moe_topk_route_gather,
-    moe_topk_route_quantize,
-    moe_topk_route_quantize_per_token,
 )
 from nvfp4_kernels.devices import SM_COUNTS
+from nvfp4_kernels.formats.output import Output
+from nvfp4_kernels.moe.dispatch import reference
+from nvfp4_kernels.moe.dispatch.call import DispatchCall
+from nvfp4_kernels.moe.dispatch.choose import ctas_of_logits, fuse_logits
 from nvfp4_kernels.moe.router import Router
 from nvfp4_kernels.moe.topk import reference as choosing
-from nvfp4_kernels.moe.topk_route import reference
-from nvfp4_kernels.moe.topk_route.choose import choose_config, grid_of
 from tests import devices
 from tests.emulator import EAGER
 from tests.test_kernels.bits import bits, check_equal
 from tests.test_kernels.compilation import check_compiled, check_op
+from tests.test_kernels.moe.dispatch.parts import made_of, tiles_of
+from tests.test_kernels.moe.dispatch.test_dispatch_ids import on
 from tests.test_kernels.moe.topk.test_moe_topk_kernel import check_topk
 from tests.test_kernels.router_cases import CASES as ROUTERS
 from tests.test_kernels.router_cases import DEEPSEEK, RouterCase
@@ -65,15 +69,16 @@ class Case:
         mapped[self.experts : 2 * self.experts] = torch.arange(self.experts, dtype=torch.int32)
         return mapped
 
-    def given(self, k: int) -> tuple[Tensor | None, ...]:
-        """Tokens (NaN where no expert of this rank is chosen), logits, bias, padding and map."""
+    def given(self, k: int) -> tuple[Tensor, Logits]:
+        """Tokens, NaN where no expert of this rank is chosen, and their logits."""
         logits, bias, padding = self.routed.given()
         mapped = self.expert_map()
         x = torch.randn(len(logits), k).to(BF16)
         ids = choosing.moe_topk(logits, bias, padding, self.routed.router)[1]
         rows = ids if mapped is None else torch.where(ids < 0, -1, mapped[ids.clamp(0)])
         x[(rows < 0).all(1)] = math.nan
-        return x, logits, bias, padding, mapped
+        sizes = self.experts, self.tile_tokens
+        return x, Logits(logits, self.routed.router, *sizes, mapped, bias, padding)
 
 
 # A warp per token, in clusters of 1, 2 and 4 CTAs; tiles that write whole atoms.
@@ -107,35 +112,22 @@ def check_in_use(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> Non
         assert torch.equal(bits(ours[length:]), bits(torch.empty_like(ours[length:], device="cpu")))
 
 
-def moved(given: tuple[Tensor | None, ...], device: torch.device) -> list:
-    return [each if each is None else each.to(device) for each in given]
-
-
 def check(case: Case, k: int, device: torch.device) -> None:
-    """Check both ops: with a global scale, and per token in two terms."""
-    given, rule = case.given(k), case.routed.router
-    x, logits, bias, padding, mapped = moved(given, device)
-    sizes = case.experts, case.tile_tokens
-    options = {"expert_map": mapped, "bias": bias, "padding": padding}
-    weights, routing, *parts = moe_topk_route_quantize(
-        x, logits, rule, *sizes, SCALE.to(device), **options
-    )
-    expected = reference.moe_topk_route_quantize(*given, *sizes, SCALE, 1, rule)
-    check_in_use((weights, *routing, *parts), expected)
-    weights, routing, *parts = moe_topk_route_quantize_per_token(
-        x, logits, rule, *sizes, **options, terms=2
-    )
-    expected = reference.moe_topk_route_quantize_per_token(*given, *sizes, 2, rule)
-    check_in_use((weights, *routing, *parts), expected)
+    """Check both scalings: with a global scale, and per token in two terms."""
+    check_outputs(case, k, device, (Static(SCALE), PerToken(2)))
 
 
 def check_gather(case: Case, k: int, device: torch.device) -> None:
-    given, rule = case.given(k), case.routed.router
-    x, logits, bias, padding, mapped = moved(given, device)
-    sizes = case.experts, case.tile_tokens
-    weights, routing, out = moe_topk_route_gather(x, logits, rule, *sizes, mapped, bias, padding)
-    expected = reference.moe_topk_route_gather(*given, *sizes, rule)
-    check_in_use((weights, *routing, out), expected)
+    check_outputs(case, k, device, (None,))
+
+
+def check_outputs(case: Case, k: int, device: torch.device, outputs: Sequence[Output]) -> None:
+    x, source = case.given(k)
+    for output in outputs:
+        call = DispatchCall(x, source, output)
+        check_in_use(
+            made_of(moe_dispatch(*on(device, call))), made_of(reference.moe_dispatch(call))
+        )
 
 
 @SM100
@@ -167,7 +159,7 @@ def test_gather_on_hopper(name: str, op_device: torch.device) -> None:
 @SM100
 def test_many_tokens(op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Too many tokens for one launch: several launches give the same results."""
-    module = import_module("nvfp4_kernels.moe.topk_route.choose")
+    module = import_module("nvfp4_kernels.moe.dispatch.choose")
     monkeypatch.setattr(module, "MAX_TOKENS", 8)
     check(CASES["a cluster of two"], 32, op_device)
     check_gather(CASES["a cluster of two"], 32, op_device)
@@ -180,8 +172,10 @@ def test_dependent_launches(op_device: torch.device) -> None:
     case = RouterCase(16, 8, Router(2))
     logits = case.given()[0].to(op_device)
     x = torch.randn(16, 32).to(op_device, BF16)
-    weights, *_ = moe_topk_route_gather(x, logits, case.router, 8, 8)
-    again, *_ = moe_topk_route_gather(x, weights, Router(1), 2, 8)
+    weights = moe_dispatch(x, Logits(logits, case.router, 8, 8)).topk_weights
+    assert weights is not None
+    again = moe_dispatch(x, Logits(weights, Router(1), 2, 8)).topk_weights
+    assert again is not None
     check_topk((again, again.int()), (torch.ones(16, 1), torch.ones(16, 1, dtype=torch.int32)))
 
 
@@ -191,40 +185,32 @@ def test_launches() -> None:
         for tokens, expected in ((1, 1), (64, 1), (192, 1), (1025, 3)):
             gpu.launches.clear()
             x, logits = torch.zeros(tokens, 64).to(BF16), torch.zeros(tokens, 4).to(BF16)
-            moe_topk_route_quantize(x, logits, Router(1), 4, 8, SCALE)
+            moe_dispatch(x, Logits(logits, Router(1), 4, 8), Static(SCALE))
             assert len(gpu.launches) == expected
 
 
 def test_is_the_three_ops() -> None:
-    """Fused ops on the CPU equal the three ops, through the public API."""
+    """Logits on the CPU give the results of the three ops, through the public API."""
     case = Case(RouterCase(30, 32, Router(4), padded=True), ranks=4)
-    x, logits, bias, padding, mapped = case.given(32)
-    assert x is not None
-    assert logits is not None
-    weights, ids = moe_topk(logits, case.routed.router, bias, padding)
-    routing = moe_route(ids, 8, 8, mapped)
-    common, options = (x, logits, case.routed.router, 8, 8), (mapped, bias, padding)
-    found = moe_topk_route_quantize(*common, SCALE, *options, 2)
-    expected = weights, *routing, *moe_quantize(x, routing, SCALE, None, 2)
-    check_equal((found[0], *found[1], *found[2:]), expected)
-    found = moe_topk_route_quantize_per_token(*common, *options)
-    expected = weights, *routing, *moe_quantize_per_token(x, routing)
-    check_equal((found[0], *found[1], *found[2:]), expected)
-    found = moe_topk_route_gather(*common, *options)
-    check_equal((found[0], *found[1], found[2]), (weights, *routing, moe_gather(x, routing)))
+    x, source = case.given(32)
+    weights, ids = moe_topk(source.logits, source.router, source.bias, source.padding)
+    routing = moe_route(ids, 8, 8, source.expert_map)
+    for output in (Static(SCALE, 2), PerToken(), None):
+        expected = weights, *routing, *tiles_of(moe_dispatch(x, routing, output))
+        check_equal(made_of(moe_dispatch(x, source, output)), expected)
 
 
 def test_each_is_one_op() -> None:
     case = Case(RouterCase(9, 32, DEEPSEEK, torch.float32, biased=True, padded=True), ranks=4)
-    given = *case.given(32), 8, 8
+    x, (logits, _, *sizes, mapped, bias, padding) = case.given(32)
+    given = x, logits, bias, padding, mapped, *sizes
     check_op(torch.ops.nvfp4.moe_topk_route_quantize, (*given, SCALE, 2, *DEEPSEEK))
     check_op(torch.ops.nvfp4.moe_topk_route_quantize_per_token, (*given, 1, *DEEPSEEK))
     check_op(torch.ops.nvfp4.moe_topk_route_gather, (*given, *DEEPSEEK))
     check_op(torch.ops.nvfp4.moe_topk, (*given[1:4], *DEEPSEEK))
 
     def call(x: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
-        weights, routing, data, scales = moe_topk_route_quantize(x, logits, Router(2), 32, 8, SCALE)
-        return (weights, *routing, data, scales)
+        return made_of(moe_dispatch(x, Logits(logits, Router(2), 32, 8), Static(SCALE)))
 
     x, logits = torch.randn(9, 32).to(BF16), torch.randn(9, 32)
     calls = [((x, logits), {}), ((x[:7].clone(), logits[:7].clone()), {})]
@@ -234,10 +220,10 @@ def test_each_is_one_op() -> None:
 
 def test_choices() -> None:
     """One warp per token where possible, and one launch for every batch of a CUDA graph."""
-    sizes = 8, 128, 8, 128
+    sizes = 128, 8, 128
     found = {}
     for tokens in (1, 8, 16, 32, 64, 128, 256, 512, 1024):
-        tile = choose_config(tokens, *sizes, True)
+        tile = fuse_logits((tokens, 8), *sizes, True)
         assert tile is not None
         assert tile.share * tile.cluster >= tokens
         assert tile.threads * tile.route.steps >= 8 * tokens
@@ -245,11 +231,11 @@ def test_choices() -> None:
     assert list(found.values()) == [
         (128, 1), (256, 1), (256, 2), (256, 4), (256, 8), (512, 8), (512, 8), (512, 8), (1024, 8),
     ]  # fmt: skip
-    assert choose_config(1025, *sizes, True) is None
-    assert choose_config(1, *sizes, True) is not None
-    assert grid_of(8, 1, 148) == 9
-    assert grid_of(1000, 1, 148) == 148
-    assert grid_of(1000, 8, 148) == 136
+    assert fuse_logits((1025, 8), *sizes, True) is None
+    assert fuse_logits((1, 8), *sizes, True) is not None
+    assert ctas_of_logits(8, 1, 148) == 9
+    assert ctas_of_logits(1000, 1, 148) == 148
+    assert ctas_of_logits(1000, 8, 148) == 136
 
 
 X, LOGITS = torch.zeros(3, 32, dtype=BF16), torch.zeros(3, 4)
@@ -294,14 +280,27 @@ X, LOGITS = torch.zeros(3, 32, dtype=BF16), torch.zeros(3, 4)
             (X, LOGITS, Router(1), 4, 8, None, None, torch.zeros(2) > 0),
             r"padding: shape is \(2,\), must be \(3,\); say of each token",
         ),
-        ((X, LOGITS, Router(1), 4, 8, None, None, None, 5), r"terms: is 5, must be 1 to 4"),
     ],
 )  # fmt: skip
 def test_refuses(arguments: tuple, message: str) -> None:
+    x, *source = arguments
     with pytest.raises(InvalidArgument, match=message):
-        moe_topk_route_quantize_per_token(*arguments)
+        moe_dispatch(x, Logits(*source), PerToken())
 
 
-def test_refuses_a_scale_per_row() -> None:
-    with pytest.raises(InvalidArgument, match=r"global_scale: shape is \(3,\), must be \(\)"):
-        moe_topk_route_quantize(X, LOGITS, Router(2), 4, 8, torch.ones(3))
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (PerToken(5), r"output.terms: is 5, must be 1 to 4"),
+        (Static(torch.ones(3)), r"output.global_scale: shape is \(3,\), must be \(\)"),
+        ("nvfp4", r"output: is a str, must be None, Static\(global_scale, terms\) or PerToken"),
+    ],
+)
+def test_refuses_an_output(output: Any, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        moe_dispatch(X, Logits(LOGITS, Router(2), 4, 8), output)
+
+
+def test_refuses_weights_beside_logits() -> None:
+    with pytest.raises(InvalidArgument, match=r"topk_weights: given with Logits, .* must be None"):
+        moe_dispatch(X, Logits(LOGITS, Router(2), 4, 8), None, torch.ones(3, 2))

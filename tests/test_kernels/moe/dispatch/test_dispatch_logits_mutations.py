@@ -1,4 +1,4 @@
-"""Mutation tests of top-k fused with routing: each mutant is reported, or wrong."""
+"""Mutation tests of ``moe_dispatch`` of router logits: each mutant is reported, or wrong."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from nvfp4_kernels import moe_topk, moe_topk_route_gather
+from nvfp4_kernels import Logits, moe_dispatch, moe_topk
 from nvfp4_kernels.moe.router import Router
 from tests.emulator import EAGER, randomised
 from tests.test_kernels.mistakes import (
@@ -21,19 +21,19 @@ from tests.test_kernels.mistakes import (
     nothing,
     without_in,
 )
+from tests.test_kernels.moe.dispatch import test_dispatch_logits as op_tests
 from tests.test_kernels.moe.topk.test_moe_topk_kernel import check as check_choice
-from tests.test_kernels.moe.topk_route import test_moe_topk_route as op_tests
 from tests.test_kernels.router_cases import CASES, RouterCase
 
 CHOICE = Room("nvfp4_kernels.moe.topk")
-ROUTE = Room("nvfp4_kernels.moe.topk_route")
+ROUTE = Room("nvfp4_kernels.moe.dispatch")
 SCHEDULES = EAGER, randomised(1)
 OF_TOKEN = "choice:TokenChoice"
 
 
 def few_ctas(patch: pytest.MonkeyPatch) -> None:
-    module: Any = import_module("nvfp4_kernels.moe.topk_route.gather")
-    patch.setattr(module, "grid_of", lambda *_: 8)
+    module: Any = import_module("nvfp4_kernels.moe.dispatch.launch")
+    patch.setattr(module, "ctas_of_logits", lambda *_: 8)
 
 
 def own_memory(given: Any) -> Any:
@@ -56,12 +56,12 @@ ROUTE_MISTAKES = {
     "peers are not told": without_in("barrier_cluster_arrive", "run"),
     "exit while peers read": without_in("barrier_cluster_wait", "finish"),
     "no barrier before slots are read": without_in("barrier_cta_sync", "run"),
-    "a CTA's own choices alone": ROUTE.swapped("route", "ptx", own_memory),
+    "a CTA's own choices alone": ROUTE.swapped("logits", "ptx", own_memory),
     "a slot's neighbour": ROUTE.with_arguments(
-        "route:TopkRoute", "_id", lambda batch, memory, slot: (batch, memory, slot ^ 1)
+        "logits:TopkRoute", "_id", lambda batch, memory, slot: (batch, memory, slot ^ 1)
     ),
-    "experts and padding unwritten": ROUTE.replaced("route", "write_tiles", nothing),
-    "a tile fewer": ROUTE.with_result("route", "place_experts", lambda used: used - 1),
+    "experts and padding unwritten": ROUTE.replaced("logits", "write_tiles", nothing),
+    "a tile fewer": ROUTE.with_result("logits", "place_experts", lambda used: used - 1),
 }
 # Mutants, and the case that exposes each.
 CHOICE_MISTAKES = {
@@ -107,8 +107,9 @@ def test_wrong_choice(patch: Patch, case: str) -> None:
 def twice() -> None:
     """Launch twice: the second launch chooses by the first one's weights."""
     x = torch.randn(16, 32).bfloat16()
-    weights, *_ = moe_topk_route_gather(x, torch.randn(16, 8), Router(2), 8, 8)
-    moe_topk_route_gather(x, weights, Router(1), 2, 8)
+    weights = moe_dispatch(x, Logits(torch.randn(16, 8), Router(2), 8, 8)).topk_weights
+    assert weights is not None
+    moe_dispatch(x, Logits(weights, Router(1), 2, 8))
 
 
 def choice_twice() -> None:

@@ -1,14 +1,20 @@
-"""Router top-k of a batch by a cluster, and the sort of all slots in each of its CTAs."""
+"""Source of a dispatch from logits: top-k by a cluster, and the sort in each of its CTAs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import AddressSpace, Array, Int32, Int64
+from cutlass import AddressSpace, Array, Float32, Int32, Int64
 from cutlass.experimental import primitives as ptx
 
+from nvfp4_kernels.device.arguments import example
+from nvfp4_kernels.moe.dispatch.choose import TopkTile
+from nvfp4_kernels.moe.dispatch.tokens import Tokens
 from nvfp4_kernels.moe.route.sort import (
+    BATCH_TYPES,
+    ROUTING_TYPES,
     Batch,
     RoutingOut,
     count,
@@ -20,8 +26,23 @@ from nvfp4_kernels.moe.route.sort import (
     write_tiles,
 )
 from nvfp4_kernels.moe.route.tile import WARP, Sizes
-from nvfp4_kernels.moe.topk.choice import Logits, TokenChoice
-from nvfp4_kernels.moe.topk_route.choose import TopkTile
+from nvfp4_kernels.moe.topk.choice import LOGITS_ALIGNMENT, RouterLogits, TokenChoice
+
+
+class LogitsArguments(NamedTuple):
+    """Router logits; part of a launch's arguments.
+
+    Attributes:
+        given: the logits.
+        batch: slots to sort; the ids come from the top-k.
+        routing: result of the sort, written by the last CTA of the grid.
+        topk_weights: float32 [tokens, top_k], result.
+    """
+
+    given: RouterLogits
+    batch: Batch
+    routing: RoutingOut
+    topk_weights: cute.Pointer
 
 
 class Memory(NamedTuple):
@@ -53,24 +74,47 @@ class TopkRoute:
     tile: TopkTile
     sizes: Sizes
 
-    def allocate(self) -> Memory:
-        """Allocate shared memory for the lifetime of the CTA."""
+    @property
+    def cluster(self) -> int:
+        """CTAs of a cluster."""
+        return self.tile.cluster
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return self.tile.threads
+
+    @property
+    def tile_tokens(self) -> int:
+        """Rows of a token tile."""
+        return self.sizes.tile_tokens
+
+    def arguments(self) -> LogitsArguments:
+        """Example of the source's arguments."""
+        numbers = BATCH_TYPES | ROUTING_TYPES
+        types = numbers | self.choice.types() | {"topk_weights": Float32}
+        alignment = dict.fromkeys((*numbers, "topk_weights"), 4) | LOGITS_ALIGNMENT
+        return example(LogitsArguments, types, alignment)
+
+    def place(self, source: LogitsArguments, tokens: Tokens) -> tuple[Array, Callable[[], Int32]]:
+        """Slots of all rows in shared memory, and the tiles in use, 0 in the last CTA."""
 
         def words(number: int) -> Array:
             return Array(Int32, number, space=AddressSpace.smem, alignment=4)
 
-        return Memory(words(self.tile.capacity), words(self.tile.share * self.choice.router.top_k))
+        top_k = self.choice.router.top_k
+        memory = Memory(words(self.tile.capacity), words(self.tile.share * top_k))
+        used = self.run(source, memory)
+        return memory.slots, lambda: used
+
+    def workers(self, ctas: Int32) -> Int32:
+        """CTAs that take turns at the rows: all but the last, which writes the routing."""
+        return ctas - 1
 
     @cute.jit
-    def run(
-        self,
-        batch: Batch,
-        given: Logits,
-        out: RoutingOut,
-        weights: cute.Pointer,
-        memory: Memory,
-    ) -> Int32:
+    def run(self, source: LogitsArguments, memory: Memory) -> Int32:
         """Fill ``memory`` after preceding kernels; return tiles in use, 0 in the last CTA."""
+        given, batch, out, weights = source
         sort = sorter(self.tile.route, self.sizes)
         for at in range(sort.thread, self.tile.capacity, self.tile.threads):
             memory.slots.store(Int32(-1), at)
@@ -108,7 +152,7 @@ class TopkRoute:
             ptx.barrier_cta_sync()
 
     @cute.jit
-    def _choose(self, given: Logits, weights: cute.Pointer, memory: Memory) -> None:
+    def _choose(self, given: RouterLogits, weights: cute.Pointer, memory: Memory) -> None:
         """Select the experts of this CTA's tokens, a warp per token."""
         cta, thread = cute.arch.block_idx()[0], cute.arch.thread_idx()[0]
         lane, top_k = thread % WARP, self.choice.router.top_k

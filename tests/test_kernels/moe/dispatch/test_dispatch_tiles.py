@@ -1,4 +1,4 @@
-"""``moe_quantize`` and its siblings: each row is its token, quantised as by ``quantize``."""
+"""``moe_dispatch`` of a routing: each row is its token, quantised as by ``quantize``."""
 
 import math
 
@@ -10,9 +10,7 @@ from nvfp4_kernels import (
     InvalidArgument,
     PerToken,
     Static,
-    moe_gather,
-    moe_quantize,
-    moe_quantize_per_token,
+    moe_dispatch,
     moe_route,
     quantize,
 )
@@ -20,6 +18,7 @@ from nvfp4_kernels.formats.nvfp4 import from_blocked
 from nvfp4_kernels.formats.terms import unstack_scales
 from nvfp4_kernels.moe.routing import Routing
 from tests.test_kernels.compilation import check_compiled, check_op
+from tests.test_kernels.moe.dispatch.parts import tiles_of
 from tests.test_kernels.routing_cases import CASES, RoutingCase
 
 EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -94,8 +93,11 @@ def check_tiles(
 @EVERY_CASE
 def test_rows_are_quantised_tokens(case: RoutingCase) -> None:
     x, routing = routed(case, 80)
-    check_tiles(moe_quantize(x, routing, SCALE), x, routing, None, SCALE, 1)
-    check_tiles(moe_quantize_per_token(x, routing), x, routing, None, None, 1)
+    found = moe_dispatch(x, routing, Static(SCALE))
+    assert found.routing is routing
+    assert found.topk_weights is None
+    check_tiles(tiles_of(found), x, routing, None, SCALE, 1)
+    check_tiles(tiles_of(moe_dispatch(x, routing, PerToken())), x, routing, None, None, 1)
 
 
 @pytest.mark.parametrize("terms", [1, 2, 3, 4])
@@ -103,41 +105,34 @@ def test_rows_are_quantised_tokens(case: RoutingCase) -> None:
 def test_terms_and_weights(name: str, terms: int) -> None:
     x, routing = routed(CASES[name], 64, FP16)
     weights = torch.rand(routing.rows.shape)
-    check_tiles(moe_quantize(x, routing, SCALE, weights, terms), x, routing, weights, SCALE, terms)
-    check_tiles(
-        moe_quantize_per_token(x, routing, weights, terms), x, routing, weights, None, terms
-    )
+    for output, scale in ((Static(SCALE, terms), SCALE), (PerToken(terms), None)):
+        found = moe_dispatch(x, routing, output, weights)
+        check_tiles(tiles_of(found), x, routing, weights, scale, terms)
 
 
 @pytest.mark.parametrize("terms", [1, 3])
 def test_rows_in_tiles(terms: int) -> None:
     """The first product's rows, which are in tiles already, are quantised in place."""
     x, routing = routed(CASES["ids of no expert"], 64)
-    in_tiles = moe_gather(x, routing)
+    in_tiles = moe_dispatch(x, routing).data
     in_tiles[routing.slots < 0] = math.nan  # a product of padding may give NaN
-    for got, want in zip(
-        (*moe_quantize(in_tiles, routing, SCALE, terms=terms),
-         *moe_quantize_per_token(in_tiles, routing, terms=terms)),
-        (*moe_quantize(x, routing, SCALE, terms=terms),
-         *moe_quantize_per_token(x, routing, terms=terms)),
-        strict=True,
-    ):  # fmt: skip
-        used = int(routing.groups[0])
-        assert torch.equal(got[:used].view(torch.uint8), want[:used].view(torch.uint8))
+    used = int(routing.groups[0])
+    for output in (Static(SCALE, terms), PerToken(terms)):
+        found, expected = (tiles_of(moe_dispatch(rows, routing, output)) for rows in (in_tiles, x))
+        for got, want in zip(found, expected, strict=True):
+            assert torch.equal(got[:used].view(torch.uint8), want[:used].view(torch.uint8))
 
 
 @EVERY_CASE
 def test_gathers_tokens(case: RoutingCase) -> None:
     x, routing = routed(case, 32)
     used = int(routing.groups[0])
-    assert torch.equal(
-        moe_gather(x, routing)[:used], expected_tiles(per_slot(x, routing, None), routing)
-    )
-    weights = torch.rand(routing.rows.shape)
-    assert torch.equal(
-        moe_gather(x, routing, weights)[:used],
-        expected_tiles(per_slot(x, routing, weights), routing),
-    )
+    for weights in (None, torch.rand(routing.rows.shape)):
+        found = moe_dispatch(x, routing, topk_weights=weights)
+        assert found.scales is None
+        assert found.row_scale is None
+        expected = expected_tiles(per_slot(x, routing, weights), routing)
+        assert torch.equal(found.data[:used], expected)
 
 
 def test_each_is_one_op() -> None:
@@ -148,7 +143,11 @@ def test_each_is_one_op() -> None:
     check_op(torch.ops.nvfp4.moe_gather, (x, *routing, weights))
     other, its = routed(CASES["ids of no expert"], 64)
     calls = [((x, *routing), {}), ((other, *its), {})]
-    check_compiled(lambda x, *r: moe_quantize(x, Routing(*r), SCALE), calls, graphs=1)
+
+    def call(x: Tensor, *routing: Tensor) -> tuple[Tensor, ...]:
+        return tiles_of(moe_dispatch(x, Routing(*routing), Static(SCALE)))
+
+    check_compiled(call, calls, graphs=1)
 
 
 X = torch.zeros(3, 32, dtype=BF16)
@@ -159,34 +158,55 @@ WEIGHTS = torch.ones(3, 2)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((X.float(), ROUTING), r"x: dtype is float32, must be bfloat16, float16"),
-        ((X[:2], ROUTING), r"x: shape is \(2, 32\), must be \(3, 32\); \(M, K\), or"),
-        ((X[:, :24], ROUTING), r"x: K is 24, must be a multiple of 16"),
-        ((X, ROUTING, WEIGHTS[:2]), r"topk_weights: shape is \(2, 2\), must be \(3, 2\)"),
-        ((X, ROUTING, None, 5), r"terms: is 5, must be 1 to 4"),
-        ((X, ROUTING._replace(groups=ROUTING.groups[:1])), r"routing.groups: shape is \(1,\)"),
-        ((X, 2.5), "routing: is float, must be a Routing"),
-        ((X, ROUTING._replace(groups=ROUTING.groups + 99)), r"routing.groups: says that \d+ tiles"),
-        ((X, ROUTING._replace(rows=ROUTING.rows[:, :1])), r"routing.slots: holds 3, must be from"),
-        ((X, ROUTING._replace(slots=ROUTING.slots[0])), r"routing.slots: shape is \(8,\)"),
-        ((X, ROUTING._replace(rows=ROUTING.rows.long())), r"routing.rows: dtype is int64"),
+        ((X.float(), ROUTING, PerToken()), r"x: dtype is float32, must be bfloat16, float16"),
+        ((X[:2], ROUTING, PerToken()), r"x: shape is \(2, 32\), must be \(3, 32\); \(M, K\), or"),
+        ((X[:, :24], ROUTING, PerToken()), r"x: K is 24, must be a multiple of 16"),
+        ((X[:, :0], ROUTING, PerToken()), r"x: K is 0, must be positive"),
         (
-            (X.new_zeros(*ROUTING.slots.shape, 32), ROUTING, WEIGHTS),
+            (X, ROUTING, PerToken(), WEIGHTS[:2]),
+            r"topk_weights: shape is \(2, 2\), must be \(3, 2\)",
+        ),
+        ((X, ROUTING, PerToken(5)), r"output.terms: is 5, must be 1 to 4"),
+        ((X, ROUTING, Static(SCALE, 0)), r"output.terms: is 0, must be 1 to 4"),
+        ((X, ROUTING, SCALE), r"output: is a Tensor, must be None, Static\(global_scale"),
+        ((X, ROUTING, Static(torch.ones(3))), r"output.global_scale: shape is \(3,\), must"),
+        (
+            (X, ROUTING._replace(groups=ROUTING.groups[:1]), PerToken()),
+            r"routing.groups: shape is \(1,\)",
+        ),
+        (
+            (X, 2.5, PerToken()),
+            "source: is float, must be a Routing, Ids or Logits; make a Routing with moe",
+        ),
+        ((X, tuple(ROUTING), PerToken()), "source: is tuple, must be a Routing, Ids or Logits"),
+        (
+            (X, ROUTING._replace(groups=ROUTING.groups + 99), PerToken()),
+            r"routing.groups: says that \d+ tiles",
+        ),
+        (
+            (X, ROUTING._replace(rows=ROUTING.rows[:, :1]), PerToken()),
+            r"routing.slots: holds 3, must be from",
+        ),
+        (
+            (X, ROUTING._replace(slots=ROUTING.slots[0]), PerToken()),
+            r"routing.slots: shape is \(8,\)",
+        ),
+        (
+            (X, ROUTING._replace(rows=ROUTING.rows.long()), PerToken()),
+            r"routing.rows: dtype is int64",
+        ),
+        (
+            (X.new_zeros(*ROUTING.slots.shape, 32), ROUTING, PerToken(), WEIGHTS),
             r"topk_weights: given with rows that lie in tiles, must be None",
         ),
     ],
 )
 def test_refuses(arguments: tuple, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        moe_quantize_per_token(*arguments)
-
-
-def test_refuses_a_scale_per_row() -> None:
-    with pytest.raises(InvalidArgument, match=r"global_scale: shape is \(3,\), must be \(\)"):
-        moe_quantize(X, ROUTING, torch.ones(3))
+        moe_dispatch(*arguments)
 
 
 def test_refuses_to_gather_from_tiles() -> None:
     x = X.new_zeros(*ROUTING.slots.shape, 32)
     with pytest.raises(InvalidArgument, match=r"must be \(M, K\); rows that lie in tiles"):
-        moe_gather(x, ROUTING)
+        moe_dispatch(x, ROUTING)

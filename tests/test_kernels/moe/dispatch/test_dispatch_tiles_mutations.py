@@ -1,11 +1,11 @@
-"""Mutation tests of ``moe_quantize``: each mutant is reported, or its results are wrong."""
+"""Mutation tests of ``moe_dispatch`` of a routing: each mutant is reported, or wrong."""
 
 from functools import partial
 
 import pytest
 import torch
 
-from nvfp4_kernels import moe_gather, moe_quantize
+from nvfp4_kernels import Static, moe_dispatch
 from nvfp4_kernels.device.rowwise.tile import RowTile
 from tests.emulator import EAGER, randomised
 from tests.test_kernels.mistakes import (
@@ -19,38 +19,40 @@ from tests.test_kernels.mistakes import (
     nothing,
     without_in,
 )
-from tests.test_kernels.moe.quantize import test_moe_quantize_kernels as kernel_tests
-from tests.test_kernels.moe.quantize.test_moe_quantize import routed
-from tests.test_kernels.moe.quantize.test_moe_quantize_kernels import use
+from tests.test_kernels.moe.dispatch import test_dispatch_tiles_kernels as kernel_tests
+from tests.test_kernels.moe.dispatch.test_dispatch_tiles import routed
+from tests.test_kernels.moe.dispatch.test_dispatch_tiles_kernels import use
 from tests.test_kernels.routing_cases import RoutingCase
 
-KERNEL = Room("nvfp4_kernels.moe.quantize")
+KERNEL = Room("nvfp4_kernels.moe.dispatch")
 PLACE = Room("nvfp4_kernels.device.rowwise")
 SCHEDULES = EAGER, randomised(1)
 FEW_CTAS = partial(use, tile=RowTile(2, 2, 1), ctas=2)
 
 MISTAKES = {
     "a tile too many": Mistake(
-        KERNEL.with_result("sm100", "load_count", lambda count: count + 1), ANYTHING
+        KERNEL.with_result("tokens", "load_count", lambda count: count + 1), ANYTHING
     ),
     "tokens of one slot more": Mistake(
         KERNEL.with_arguments(
-            "sm100", "first_element", lambda slot, row, top_k, k: (slot, row, top_k + 1, k)
+            "quantize", "first_element", lambda slot, row, top_k, k: (slot, row, top_k + 1, k)
         ),
         WRONG,
     ),
     "the next slot, and in padding the first": Mistake(
-        KERNEL.with_result("sm100", "load_slot", lambda slot: slot + 1),
+        KERNEL.with_result("quantize", "load_slot", lambda slot: slot + 1),
         ANYTHING,
     ),
     "weights left out": Mistake(
-        KERNEL.with_result("sm100", "load_weight", lambda weight: weight * 0.0 + 1.0), WRONG
+        KERNEL.with_result("quantize", "load_weight", lambda weight: weight * 0.0 + 1.0), WRONG
     ),
     "lines of padding unwritten": Mistake(PLACE.replaced("place", "ATOM_LINES", 8), WRONG),
     "scales of a line in another order": Mistake(
         PLACE.with_result("place", "_gathered", lambda word: (word << 8) | (word >> 24)), WRONG
     ),
-    "no barrier between turns": Mistake(without_in("barrier_cta_sync", "_take_turns"), ANYTHING),
+    "no barrier between turns": Mistake(
+        without_in("barrier_cta_sync", "_take_turns_of_tiles"), ANYTHING
+    ),
     "no barrier within a row": Mistake(without_in("barrier_cta_sync", "reduce_row"), ANYTHING),
 }
 
@@ -77,9 +79,9 @@ def test_padding_that_nobody_writes_is_seen() -> None:
 
 
 def twice() -> None:
-    """Launch gather and quantise; the second launch quantises the first one's rows."""
+    """Copy, then quantise in place; the second launch quantises the first one's rows."""
     x, routing = routed(RoutingCase(6, 2, 3), 64)
-    moe_quantize(moe_gather(x, routing), routing, torch.tensor(0.01))
+    moe_dispatch(moe_dispatch(x, routing).data, routing, Static(torch.tensor(0.01)))
 
 
 def test_a_kernel_waits_for_the_one_before() -> None:

@@ -1,4 +1,4 @@
-"""``moe_quantize`` and its siblings on GPUs: tiles in use bit for bit, others untouched."""
+"""``moe_dispatch`` of a routing on GPUs: tiles in use bit for bit, others untouched."""
 
 import math
 from importlib import import_module
@@ -7,16 +7,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvfp4_kernels import InvalidArgument, moe_gather, moe_quantize, moe_quantize_per_token
+from nvfp4_kernels import InvalidArgument, PerToken, Static, moe_dispatch
 from nvfp4_kernels.device.rowwise.tile import RowTile
 from nvfp4_kernels.devices import SM_COUNTS
-from nvfp4_kernels.moe.quantize import reference
-from nvfp4_kernels.moe.quantize.choose import GatherTile, choose_gather, ctas_of, turns_of_tile
+from nvfp4_kernels.formats.output import Output
+from nvfp4_kernels.moe.dispatch import reference
+from nvfp4_kernels.moe.dispatch.call import DispatchCall
+from nvfp4_kernels.moe.dispatch.choose import (
+    GatherTile,
+    choose_gather,
+    ctas_of_tiles,
+    turns_of_tile,
+)
 from nvfp4_kernels.moe.routing import Routing
 from tests import devices
 from tests.emulator import EAGER
 from tests.test_kernels.bits import bits, check_equal
-from tests.test_kernels.moe.quantize.test_moe_quantize import routed
+from tests.test_kernels.moe.dispatch.parts import tiles_of
+from tests.test_kernels.moe.dispatch.test_dispatch_tiles import routed
 from tests.test_kernels.routing_cases import CASES, KINDS, RoutingCase
 from tests.test_kernels.rowwise.row_cases import EVERY_SCHEDULE, TWO_SCHEDULES
 
@@ -58,6 +66,13 @@ def check_in_use(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], routin
         assert torch.equal(bits(unused), bits(poison))
 
 
+def expected_of(
+    x: Tensor, routing: Routing, output: Output = None, weights: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """Tiles by the reference."""
+    return tiles_of(reference.moe_dispatch(DispatchCall(x, routing, output, weights)))
+
+
 def check(
     x: Tensor,
     routing: Routing,
@@ -66,23 +81,25 @@ def check(
     terms: int = 1,
     per_token: bool | None = None,
 ) -> None:
-    """Check both ops, or the op that ``per_token`` selects."""
+    """Check both scalings, or the one that ``per_token`` selects."""
     given, on_device = x.to(device), on(device, routing)
     factors = weights if weights is None else weights.to(device)
     if per_token is not True:
-        found = moe_quantize(given, on_device, SCALE.to(device), factors, terms)
-        check_in_use(found, reference.moe_quantize(x, routing, SCALE, weights, terms), routing)
+        found = moe_dispatch(given, on_device, Static(SCALE.to(device), terms), factors)
+        expected = expected_of(x, routing, Static(SCALE, terms), weights)
+        check_in_use(tiles_of(found), expected, routing)
     if per_token is not False:
-        found = moe_quantize_per_token(given, on_device, factors, terms)
-        check_in_use(found, reference.moe_quantize_per_token(x, routing, weights, terms), routing)
+        found = moe_dispatch(given, on_device, PerToken(terms), factors)
+        expected = expected_of(x, routing, PerToken(terms), weights)
+        check_in_use(tiles_of(found), expected, routing)
 
 
 def use(patch: pytest.MonkeyPatch, tile: RowTile, ctas: int | None = None) -> None:
     """Make the op use ``tile`` for any batch, with ``ctas`` CTAs."""
-    module = import_module("nvfp4_kernels.moe.quantize.sm100")
-    patch.setattr(module, "choose_config", lambda *_: tile)
+    module = import_module("nvfp4_kernels.moe.dispatch.launch")
+    patch.setattr(module, "choose_rows", lambda *_: tile)
     if ctas is not None:
-        patch.setattr(module, "ctas_of", lambda *_: ctas)
+        patch.setattr(module, "ctas_of_tiles", lambda *_: ctas)
 
 
 @SM100
@@ -129,7 +146,7 @@ def test_every_schedule(op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 def test_rows_in_tiles(name: str, terms: int, op_device: torch.device) -> None:
     """Rows of slots are quantised in place; NaN in padding is not read."""
     x, routing = routed(CASES[name], 64)
-    in_tiles = reference.moe_gather(x, routing, None)
+    (in_tiles,) = expected_of(x, routing)
     in_tiles[routing.slots < 0] = math.nan
     check(in_tiles, routing, op_device, terms=terms)
 
@@ -148,20 +165,21 @@ def test_gather_on_hopper(op_device: torch.device) -> None:
 @EVERY_KIND
 def test_gather(case: RoutingCase, op_device: torch.device) -> None:
     x, routing = routed(case, 48)
-    found = moe_gather(x.to(op_device), on(op_device, routing))
-    check_in_use((found,), (reference.moe_gather(x, routing, None),), routing)
+    found = moe_dispatch(x.to(op_device), on(op_device, routing))
+    check_in_use(tiles_of(found), expected_of(x, routing), routing)
 
 
 @TWO_SCHEDULES
 def test_parts_of_rows(op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several CTAs per row and several work items per CTA, with weights."""
-    module = import_module("nvfp4_kernels.moe.quantize.gather")
+    module = import_module("nvfp4_kernels.moe.dispatch.launch")
     monkeypatch.setattr(module, "choose_gather", lambda *_: GatherTile(32, 2))
-    monkeypatch.setattr(module, "ctas_of", lambda *_: 5)
+    monkeypatch.setattr(module, "ctas_of_tiles", lambda *_: 5)
     x, routing = routed(RoutingCase(9, 2, 3, ids="hostile"), 16 * 37, FP16)
     weights = torch.rand(routing.rows.shape)
-    found = moe_gather(x.to(op_device), on(op_device, routing), weights.to(op_device))
-    check_in_use((found,), (reference.moe_gather(x, routing, weights),), routing)
+    moved = x.to(op_device), on(op_device, routing)
+    found = moe_dispatch(*moved, topk_weights=weights.to(op_device))
+    check_in_use(tiles_of(found), expected_of(x, routing, None, weights), routing)
 
 
 @SM100
@@ -169,9 +187,9 @@ def test_parts_of_rows(op_device: torch.device, monkeypatch: pytest.MonkeyPatch)
 def test_dependent_launches(op_device: torch.device) -> None:
     """A second launch may start before the first has ended, and reads the first one's result."""
     x, routing = routed(RoutingCase(6, 2, 3), 64)
-    in_tiles = moe_gather(x.to(op_device), on(op_device, routing))
-    found = moe_quantize(in_tiles, on(op_device, routing), SCALE.to(op_device))
-    check_in_use(found, reference.moe_quantize(x, routing, SCALE, None, 1), routing)
+    in_tiles = moe_dispatch(x.to(op_device), on(op_device, routing)).data
+    found = moe_dispatch(in_tiles, on(op_device, routing), Static(SCALE.to(op_device)))
+    check_in_use(tiles_of(found), expected_of(x, routing, Static(SCALE)), routing)
 
 
 @pytest.mark.parametrize("per_token", [False, True])
@@ -181,10 +199,8 @@ def test_each_byte_once(terms: int, per_token: bool) -> None:
     for case in (RoutingCase(11, 2, 3), RoutingCase(70, 2, 3, 64)):
         x, routing = routed(case, 96)
         with devices.emulated_ops(EAGER) as gpu:
-            if per_token:
-                written = moe_quantize_per_token(x, routing, None, terms)
-            else:
-                written = moe_quantize(x, routing, SCALE, None, terms)
+            output = PerToken(terms) if per_token else Static(SCALE, terms)
+            written = tiles_of(moe_dispatch(x, routing, output))
             counted = gpu.launches[-1].counters.nbytes
         used = int(routing.groups[0])
         numbers = 4 + routing.slots[:used].nbytes + (0 if per_token else 4)
@@ -197,8 +213,8 @@ def test_choices() -> None:
     assert turns_of_tile(RowTile(8, 4, 1), 8, 7168) == 28
     assert turns_of_tile(RowTile(2, 8, 4), 32, 7168) == 16
     assert turns_of_tile(RowTile(8, 8, 4), 256, 2048) == 32
-    assert ctas_of(10, 128, 148) == 10
-    assert ctas_of(10**6, 256, 148) == 4 * 148
+    assert ctas_of_tiles(10, 128, 148) == 10
+    assert ctas_of_tiles(10**6, 256, 148) == 4 * 148
     assert choose_gather(7168 * 2) == GatherTile(224, 4)
     assert choose_gather(2048 * 2) == GatherTile(256, 1)
     assert choose_gather(32) == GatherTile(32, 1)
@@ -213,4 +229,4 @@ def test_refused_layout(op_device: torch.device) -> None:
         (late, r"x: starts 16 bytes past a multiple of 32.*clone"),
     ):
         with pytest.raises(InvalidArgument, match=message):
-            moe_quantize(bad.to(op_device), on(op_device, routing), SCALE.to(op_device))
+            moe_dispatch(bad.to(op_device), on(op_device, routing), Static(SCALE.to(op_device)))

@@ -1,0 +1,1 @@
+"""Tokens in token tiles: from tiles, ids or logits, to NVFP4 or as they are."""

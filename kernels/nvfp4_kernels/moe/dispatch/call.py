@@ -1,0 +1,131 @@
+"""Sources, call and result of ``moe_dispatch``."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.formats.output import Output, PerToken
+from nvfp4_kernels.formats.terms import data_shape, scales_shape
+from nvfp4_kernels.moe.route.op import new_routing
+from nvfp4_kernels.moe.router import Router
+from nvfp4_kernels.moe.routing import Routing
+
+
+class Ids(NamedTuple):
+    """Source of a dispatch: the chosen experts of each token, as for ``moe_route``.
+
+    Attributes:
+        topk_ids: int32 ``(M, k)``, k at most 32, the experts of each token. An id without an expert
+            is skipped; a duplicate id counts twice.
+        num_experts: experts (weights) of this rank, at most 1024.
+        tile_tokens: rows of a token tile, one of ``routing.TILE_TOKENS``.
+        expert_map: int32 ``(E,)``, local index of each global expert, -1 for experts of other
+            ranks; None: ids are local.
+    """
+
+    topk_ids: Tensor
+    num_experts: int
+    tile_tokens: int
+    expert_map: Tensor | None = None
+
+
+class Logits(NamedTuple):
+    """Source of a dispatch: the router's logits, from which the op selects experts.
+
+    Attributes:
+        logits: bfloat16, float16 or float32 ``(M, E)``, as for ``moe_topk``; E is the length of
+            ``expert_map``, or ``num_experts``.
+        router: routing rule.
+        num_experts: experts (weights) of this rank, at most 1024.
+        tile_tokens: rows of a token tile, one of ``routing.TILE_TOKENS``.
+        expert_map: as for ``Ids``.
+        bias: float32 ``(E,)``, added to scores for selection only; None: no bias.
+        padding: bool ``(M,)``, rows that are not tokens; None: all rows are tokens.
+    """
+
+    logits: Tensor
+    router: Router
+    num_experts: int
+    tile_tokens: int
+    expert_map: Tensor | None = None
+    bias: Tensor | None = None
+    padding: Tensor | None = None
+
+    @property
+    def slots(self) -> tuple[int, int]:
+        """Shape of the slots, ``(M, k)``."""
+        return self.logits.shape[0], self.router.top_k
+
+
+Source = Routing | Ids | Logits
+
+
+class DispatchCall(NamedTuple):
+    """Arguments of ``moe_dispatch``.
+
+    Attributes:
+        x: bfloat16 or float16 ``(M, K)``, K a multiple of 16; or ``(tiles, T, K)``, in the tiles of
+            a ``Routing``.
+        source: an existing routing, or the tensors that determine one.
+        output: format of the result; None: x's dtype.
+        topk_weights: float32 ``(M, k)``, applied to the tokens first; None: not applied.
+    """
+
+    x: Tensor
+    source: Source
+    output: Output = None
+    topk_weights: Tensor | None = None
+
+    @property
+    def slots(self) -> tuple[int, int]:
+        """Shape of the slots, ``(M, k)``."""
+        source = self.source
+        if isinstance(source, Logits):
+            return source.slots
+        rows = source.topk_ids if isinstance(source, Ids) else source.rows
+        return rows.shape[0], rows.shape[1]
+
+
+class Dispatched(NamedTuple):
+    """Tokens in token tiles: ``tiles`` tiles of T rows, those of ``routing``.
+
+    Attributes:
+        data: ``(tiles, T, K)`` of x's dtype; as NVFP4 uint8 ``(tiles, T, K/2)``, with several terms
+            ``(tiles, terms, T, K/2)``.
+        scales: float8_e4m3fn in the blocked layout of each tile, with several terms of stacked
+            rows; None unless NVFP4.
+        row_scale: float32 ``(tiles, T)``, global scale of each row, 1 for padding; None unless
+            ``PerToken``.
+        routing: routing of the tokens: the source, or made from the source.
+        topk_weights: float32 ``(M, k)``, routing weights of the selected experts; None unless the
+            source is ``Logits``.
+    """
+
+    data: Tensor
+    scales: Tensor | None
+    row_scale: Tensor | None
+    routing: Routing
+    topk_weights: Tensor | None
+
+
+def empty(call: DispatchCall) -> Dispatched:
+    """Memory for the result of a call."""
+    x, source, output, _ = call
+    weights = None
+    if isinstance(source, Routing):
+        routing = source
+    else:
+        routing = Routing(*new_routing(x, call.slots, source.num_experts, source.tile_tokens))
+    if isinstance(source, Logits):
+        weights = x.new_empty(call.slots, dtype=torch.float32)
+    (tiles, rows), k = routing.slots.shape, x.shape[-1]
+    if output is None:
+        return Dispatched(x.new_empty((tiles, rows, k)), None, None, routing, weights)
+    terms = output.terms
+    data = x.new_empty(data_shape((tiles,), rows, k, terms), dtype=torch.uint8)
+    scales = x.new_empty(scales_shape((tiles,), rows, k, terms), dtype=torch.float8_e4m3fn)
+    row_scale = None
+    if isinstance(output, PerToken):
+        row_scale = x.new_empty((tiles, rows), dtype=torch.float32)
+    return Dispatched(data, scales, row_scale, routing, weights)

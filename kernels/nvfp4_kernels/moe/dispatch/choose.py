@@ -1,0 +1,206 @@
+"""Choices of a dispatch: one launch or several, layouts and grids. No CuTe in here."""
+
+from dataclasses import dataclass
+
+from nvfp4_kernels.device.rowwise.tile import (
+    ATOM_ROWS,
+    BLOCK,
+    RowTile,
+    choose_whole_rows,
+)
+from nvfp4_kernels.moe.route.tile import MAX_STEPS, MAX_THREADS, WARP, RouteTile
+from nvfp4_kernels.moe.routing import max_tiles
+
+LINES = 32  # rows, up to which a CTA writes whole lines of atoms
+SLOTS, WARPS = 8, 4  # of a CTA whose rows share a global scale
+RESIDENT_THREADS = 1024  # of an SM, with the registers that a row takes
+VECTOR_BYTES = 16  # bytes per copy of a thread
+MAX_COPIED = 4  # such vectors of a thread
+MAX_COPY_THREADS = 256
+MAX_SLOTS = 256  # most slots that every CTA sorts itself
+CTAS_PER_SM = 1  # each of which sorts: several get in one another's way
+MAX_TOKENS = 1024  # of one launch from logits
+MAX_CLUSTER = 8  # larger clusters are not portable
+MAX_TURNS = 8  # tokens of a warp, one after the other
+LEAST_THREADS = 128  # of a CTA of several teams
+FEW_THREADS = 256  # from here on a cluster shares the top-k
+MANY_THREADS = 512  # used where the largest cluster has fewer warps than tokens
+MAX_WORDS = 48 * 1024  # of a CTA's shared memory
+PLACED = 7, 8  # of so many SMs clusters of several CTAs find a place for each of theirs
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def choose_rows(rows: int, k: int, element_size: int, per_token: bool, sms: int) -> RowTile:
+    """Choose the layout for ``rows`` quantised rows of ``k`` elements, over all tiles in use. Pure.
+
+    With one global scale CTAs are small, many per SM: while one CTA waits for slots or tokens,
+    others quantise, and an SM with one more turn than another is not much slower.
+    """
+    if per_token:
+        return choose_whole_rows(rows, k, BLOCK * element_size // 4, sms)
+    return RowTile(SLOTS, WARPS, 1)
+
+
+def columns_of_row(tile: RowTile, k: int) -> int:
+    """Number of CTAs that share a row."""
+    return -(-k // (tile.blocks * BLOCK))
+
+
+def groups_of_tile(tile: RowTile, tile_tokens: int) -> int:
+    """Number of row groups of one token tile; a CTA takes a group."""
+    if tile_tokens <= LINES:
+        return tile_tokens // tile.slots
+    return -(-tile_tokens // ATOM_ROWS) * tile.groups
+
+
+def turns_of_tile(tile: RowTile, tile_tokens: int, k: int) -> int:
+    """Number of CTA turns for one token tile."""
+    return columns_of_row(tile, k) * groups_of_tile(tile, tile_tokens)
+
+
+@dataclass(frozen=True)
+class GatherTile:
+    """CTA that copies a row at a time: ``steps`` 16-byte vectors for each of ``threads``."""
+
+    threads: int
+    steps: int
+
+
+def choose_gather(row_bytes: int) -> GatherTile:
+    """Choose whole warps that copy a part of a row, all loads in flight. Pure."""
+    vectors = -(-row_bytes // VECTOR_BYTES)
+    steps = min(MAX_COPIED, -(-vectors // MAX_COPY_THREADS))
+    parts = -(-vectors // (MAX_COPY_THREADS * steps))
+    return GatherTile(max(WARP, -(-vectors // (parts * steps * WARP)) * WARP), steps)
+
+
+# --- grids ----------------------------------------------------------------------------------------
+
+
+def ctas_of_tiles(turns: int, threads: int, sms: int) -> int:
+    """CTAs for at most ``turns`` turns: as many as can be resident, each taking several turns."""
+    return max(1, min(turns, sms * max(1, RESIDENT_THREADS // threads)))
+
+
+def ctas_of_ids(turns: int, sms: int) -> int:
+    """CTAs for at most ``turns`` turns: few CTAs sort, and each takes several turns."""
+    return max(1, min(turns, sms * CTAS_PER_SM))
+
+
+def ctas_of_logits(turns: int, cluster: int, sms: int) -> int:
+    """CTAs in whole clusters: one CTA writes the routing, the others share ``turns`` turns."""
+    room = sms if cluster == 1 else sms * PLACED[0] // PLACED[1]
+    ctas = min(turns + 1, room)
+    return -(-max(2, ctas) // cluster) * cluster
+
+
+# --- one launch or several ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SortTile:
+    """Sort of a small batch, repeated in every CTA.
+
+    Attributes:
+        route: threads of the CTA.
+        capacity: entries of the row-to-slot table, at least the rows of token tiles.
+    """
+
+    route: RouteTile
+    capacity: int
+
+
+def fuse_ids(slots: int, experts: int, tile_tokens: int, threads: int) -> SortTile | None:
+    """Choose the sort of a batch in one launch with the rows. Pure.
+
+    Args:
+        slots: slots of the batch.
+        experts: experts of this rank.
+        tile_tokens: rows of a token tile.
+        threads: threads of a CTA.
+
+    Returns:
+        The tile, or None where every CTA would sort for longer than it waits for a sorting kernel.
+    """
+    if slots > min(MAX_SLOTS, threads * MAX_STEPS) or tile_tokens > LINES:
+        return None
+    route = RouteTile(threads, steps=max(1, -(-slots // threads)))
+    return SortTile(route, row_capacity(slots, experts, tile_tokens))
+
+
+def row_capacity(slots: int, experts: int, tile_tokens: int) -> int:
+    """Entries of the row-to-slot table; a power of two, so that few kernels serve many batches."""
+    rows = max_tiles(slots, experts, tile_tokens) * tile_tokens
+    return max(256, 1 << (rows - 1).bit_length())
+
+
+@dataclass(frozen=True)
+class TopkTile:
+    """Cluster whose CTAs each select the experts of a share of the tokens.
+
+    Attributes:
+        cluster: CTAs of the cluster.
+        share: most tokens of a CTA.
+        route: sort of all slots, repeated in each CTA.
+        capacity: most rows of token tiles.
+    """
+
+    cluster: int
+    share: int
+    route: RouteTile
+    capacity: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return self.route.threads
+
+
+def fuse_logits(
+    slots: tuple[int, int], experts: int, tile_tokens: int, threads: int, teams: bool
+) -> TopkTile | None:
+    """Choose the CTAs that route a batch into token tiles in one launch. Pure.
+
+    Every CTA sorts the whole batch, and so waits only for its own cluster.
+
+    Args:
+        slots: tokens of the batch, and slots of each token.
+        experts: experts of this rank.
+        tile_tokens: rows of a token tile.
+        threads: threads that quantise or copy rows together.
+        teams: whether a CTA may have several teams of ``threads`` threads.
+
+    Returns:
+        The tile, or None where three launches (top-k, sort, tokens) take less time.
+    """
+    tokens, top_k = slots
+    if teams:
+        threads = max(threads, LEAST_THREADS // threads * threads)
+        while threads < FEW_THREADS and tokens > threads // WARP:
+            threads *= 2
+    cluster = 1
+    while cluster < MAX_CLUSTER and tokens > cluster * (threads // WARP):
+        cluster *= 2
+    if teams and threads < MANY_THREADS and tokens > cluster * (threads // WARP):
+        threads *= 2
+    warps = threads // WARP
+    if teams and tokens * top_k > threads * MAX_STEPS:
+        threads *= 2
+    count, share = tokens * top_k, _power(-(-tokens // cluster))
+    capacity = row_capacity(count, experts, tile_tokens)
+    words = capacity + threads // WARP * experts + share * top_k
+    if (
+        tokens > min(MAX_TOKENS, cluster * warps * MAX_TURNS)
+        or count > threads * MAX_STEPS
+        or threads > MAX_THREADS
+        or words > MAX_WORDS
+    ):
+        return None
+    steps = _power(-(-count // threads))
+    return TopkTile(cluster, share, RouteTile(threads, steps=steps), capacity)
+
+
+def _power(least: int) -> int:
+    return 1 << max(0, least - 1).bit_length()

@@ -1,0 +1,126 @@
+"""Sink of a dispatch without quantisation: copies of tokens in token tiles."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Array, Boolean, Int32, Int64, Uint32, Vector
+from cutlass.experimental import primitives as ptx
+
+from nvfp4_kernels.device.arguments import example
+from nvfp4_kernels.device.types import TYPES
+from nvfp4_kernels.moe.dispatch.choose import VECTOR_BYTES, GatherTile
+from nvfp4_kernels.moe.dispatch.tokens import (
+    TOKEN_ALIGNMENT,
+    TOKEN_TYPES,
+    DeviceSource,
+    DispatchArguments,
+    Tokens,
+    first_element,
+    load_slot,
+    load_weight,
+    weigh,
+)
+
+
+class CopiedRows(NamedTuple):
+    """Output rows in global memory; part of a launch's arguments.
+
+    Attributes:
+        data: [tiles, T, k].
+        k: elements of a row.
+    """
+
+    data: cute.Pointer
+    k: Int32
+
+
+@dataclass(frozen=True)
+class GatheredRows:
+    """Layout of the copied rows of token tiles.
+
+    Attributes:
+        dtype: ``"bfloat16"`` or ``"float16"``.
+        tile: threads, and vectors per thread.
+        top_k: slots of a token.
+        weighted: whether the slots' routing weights are applied to the tokens.
+    """
+
+    dtype: str
+    tile: GatherTile
+    top_k: int
+    weighted: bool
+
+    def arguments(self, source: DeviceSource) -> CopiedRows:
+        """Example of the sink's arguments."""
+        return example(CopiedRows, {"data": TYPES[self.dtype]})
+
+    def tokens(self) -> Tokens:
+        """Example of the rows to read."""
+        return example(Tokens, {"x": TYPES[self.dtype], **TOKEN_TYPES}, TOKEN_ALIGNMENT)
+
+    def grid(self, source: DeviceSource, ctas: Int32) -> tuple[Int32 | int, ...]:
+        """Extent of the grid."""
+        return ctas, 1, 1
+
+    @property
+    def width(self) -> int:
+        """Elements of a 16-byte load or store."""
+        return 8 * VECTOR_BYTES // TYPES[self.dtype].width
+
+    @property
+    def part(self) -> int:
+        """Elements of a row that a CTA copies in a turn."""
+        return self.tile.threads * self.tile.steps * self.width
+
+    def take_turns(
+        self,
+        source: DeviceSource,
+        arguments: DispatchArguments,
+        slots: Array,
+        used: Callable[[], Int32],
+    ) -> None:
+        """Copy the rows of ``used()`` tiles; a CTA takes turns, each a row or a part of one."""
+        turns = used() * source.tile_tokens * cute.ceil_div(arguments.out.k, self.part)
+        self._take_turns(arguments, slots, turns, source.workers(arguments.ctas))
+
+    @cute.jit
+    def _take_turns(
+        self, arguments: DispatchArguments, slots: Array, turns: Int32, workers: Int32
+    ) -> None:
+        for turn in range(cute.arch.block_idx()[0], turns, workers):
+            self._copy(arguments.tokens, slots, arguments.out, turn)
+
+    @cute.jit
+    def _copy(self, tokens: Tokens, slots: Array, out: CopiedRows, turn: Int32) -> None:
+        """Copy this thread's vectors of a turn; ``slots`` are the slots of all rows."""
+        k = out.k
+        parts = cute.ceil_div(k, self.part)
+        row, part = Int64(turn // parts), turn % parts
+        slot = load_slot(slots, row)
+        start = first_element(slot, row, self.top_k, k)
+        elements = [
+            part * self.part + (step * self.tile.threads + cute.arch.thread_idx()[0]) * self.width
+            for step in range(self.tile.steps)
+        ]
+        vectors = [_load(tokens.x, start + at, (slot >= 0) & (at < k)) for at in elements]
+        if cutlass.const_expr(self.weighted):
+            weight = load_weight(tokens.weights, slot)
+            vectors = [weigh(vector, weight) for vector in vectors]
+        target = Array(out.data, shape=(1,)).subview(row * k)
+        for step in cutlass.range_constexpr(self.tile.steps):
+            if elements[step] < k:
+                target.store(vectors[step], elements[step], alignment=VECTOR_BYTES)
+
+
+def _load(source: cute.Pointer, index: Int64, there_is: Boolean) -> Vector:
+    """16 bytes from an element on; zeros if absent."""
+    words = ptx.inline_ptx(
+        " ".join(f"mov.b32 {{$w{n}}}, 0;" for n in range(4))
+        + " @{$r1} ld.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+        write_only_types=[Uint32] * 4,
+        read_only_args=[Array(source, shape=(1,)).data_ptr(index), there_is],
+    )
+    return Vector.from_elements(tuple(words), Uint32).bitcast(source.dtype)

@@ -1,0 +1,17 @@
+"""Kernels of ``moe_dispatch``: one class for every source; NVFP4 takes sm_100."""
+
+from nvfp4_kernels.dispatch import KernelTable
+
+_REFERENCE = ("reference", "nvfp4_kernels.moe.dispatch.reference:moe_dispatch")
+_KERNEL = ("MoeDispatch", "nvfp4_kernels.moe.dispatch.launch:moe_dispatch")
+
+KERNELS = KernelTable(
+    "moe_dispatch",
+    {
+        ("cpu", "w4a4"): _REFERENCE,
+        ("cpu", "float"): _REFERENCE,
+        ("sm_90", "float"): _KERNEL,
+        ("sm_100", "w4a4"): _KERNEL,
+        ("sm_100", "float"): _KERNEL,
+    },
+)

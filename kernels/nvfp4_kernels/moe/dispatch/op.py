@@ -1,0 +1,167 @@
+"""``moe_dispatch``: tokens to the rows of token tiles, from a routing, expert ids or logits.
+
+Every source gives the same bits: ids as ``moe_route`` and then the routing, logits as ``moe_topk``
+and then the ids. A GPU takes one launch for a small batch, else two or three: see ``choose``.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.formats.output import Output, PerToken, Static, refuse_output
+from nvfp4_kernels.moe.dispatch.arguments import check
+from nvfp4_kernels.moe.dispatch.call import DispatchCall, Dispatched, Ids, Logits, Source, empty
+from nvfp4_kernels.moe.dispatch.kernels import KERNELS
+from nvfp4_kernels.moe.router import checked
+from nvfp4_kernels.moe.routing import Routing
+from nvfp4_kernels.moe.topk.op import router_of
+
+# Schemas of the sources, and of the last arguments of each source.
+_SOURCES = {
+    "moe": "Tensor groups, Tensor slots, Tensor rows",
+    "moe_route": "Tensor topk_ids, Tensor? expert_map, SymInt num_experts, SymInt tile_tokens",
+    "moe_topk_route": "Tensor logits, Tensor? bias, Tensor? padding, Tensor? expert_map, "
+    "SymInt num_experts, SymInt tile_tokens",
+}
+_ROUTER = (
+    "SymInt top_k, str scoring, bool renormalize, SymInt groups, SymInt top_groups, float scale"
+)
+_OUTPUTS = "quantize", "quantize_per_token", "gather"
+
+
+def moe_dispatch(
+    x: Tensor, source: Source, output: Output = None, topk_weights: Tensor | None = None
+) -> Dispatched:
+    """Permute tokens into token tiles, quantised or not.
+
+    A row equals ``quantize`` of its token. Padding rows have zero data and scales.
+
+    Args:
+        x: bfloat16 or float16 ``(M, K)``, K a multiple of 16; with a ``Routing`` and an ``output``
+            also ``(tiles, T, K)``, already in tiles. On a GPU contiguous and 32-byte aligned.
+        source: a ``Routing``; ``Ids``, the experts of each token; or ``Logits``, from which the op
+            selects experts.
+        output: ``Static(global_scale, terms)`` or ``PerToken(terms)`` for NVFP4; None: x's dtype.
+        topk_weights: float32 ``(M, k)``: routing weights, applied to the tokens first, in float32
+            rounded to x's dtype. None: not applied, as with ``Logits`` and with rows in tiles.
+
+    Returns:
+        ``Dispatched``: data, scales and row scales of the tiles, the routing, and the routing
+        weights of ``Logits``. Unused tiles are not written.
+
+    Raises:
+        InvalidArgument: an unsupported type, dtype, shape, stride or alignment, named.
+        NoKernelError: no kernel for this device.
+    """
+    if isinstance(source, Logits):
+        logits, router, experts, tile_tokens, expert_map, bias, padding = source
+        op: str = "moe_topk_route"
+        before: Any = logits, bias, padding, expert_map, experts, tile_tokens
+        after: Any = checked(router)
+        if topk_weights is not None:
+            raise InvalidArgument(
+                "topk_weights: given with Logits, whose weights the op computes, must be None; "
+                "pass Ids to weigh tokens"
+            )
+    elif isinstance(source, Ids):
+        ids, experts, tile_tokens, expert_map = source
+        op, before, after = "moe_route", (ids, expert_map, experts, tile_tokens), ()
+    elif isinstance(source, Routing):
+        op, before, after = "moe", source, ()
+    else:
+        raise InvalidArgument(
+            f"source: is {type(source).__name__}, must be a Routing, Ids or Logits; make a Routing "
+            "with moe_route()"
+        )
+    weights = () if isinstance(source, Logits) else (topk_weights,)
+    if output is None:
+        found = getattr(torch.ops.nvfp4, f"{op}_gather")(x, *before, *weights, *after)
+    elif isinstance(output, Static):
+        found = getattr(torch.ops.nvfp4, f"{op}_quantize")(
+            x, *before, output.global_scale, *weights, output.terms, *after
+        )
+    elif isinstance(output, PerToken):
+        found = getattr(torch.ops.nvfp4, f"{op}_quantize_per_token")(
+            x, *before, *weights, output.terms, *after
+        )
+    else:
+        raise refuse_output(output, "None, Static(global_scale, terms) or PerToken(terms)")
+    parts: list[Any] = [found] if isinstance(found, Tensor) else list(found)
+    chosen = parts.pop(0) if isinstance(source, Logits) else None
+    if isinstance(source, Routing):
+        routing = source
+    else:
+        routing, parts = Routing(*parts[:3]), parts[3:]
+    data, scales, row_scale = (*parts, None, None)[:3]
+    return Dispatched(data, scales, row_scale, routing, chosen)
+
+
+def _schema(source: str, output: str) -> str:
+    """Schema of a flat op."""
+    routed, chosen = source != "moe", source == "moe_topk_route"
+    quantized, per_token = output != "gather", output == "quantize_per_token"
+    given = ["Tensor x", _SOURCES[source]]
+    given += ["Tensor global_scale"] * (quantized and not per_token)
+    given += ["Tensor? topk_weights"] * (not chosen) + ["SymInt terms"] * quantized
+    given += [_ROUTER] * chosen
+    results = 1 + quantized + per_token + 3 * routed + chosen
+    returned = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
+    return f"({', '.join(given)}) -> {returned}"
+
+
+def _packed(source: str, output: str, x: Tensor, *flat: Any) -> DispatchCall:
+    """Call of a flat op."""
+    count = _SOURCES[source].count(",") + 1
+    before, rest = flat[:count], list(flat[count:])
+    scale = rest.pop(0) if output == "quantize" else None
+    weights = None if source == "moe_topk_route" else rest.pop(0)
+    to: Output = None
+    if output != "gather":
+        terms = rest.pop(0)
+        to = PerToken(terms) if scale is None else Static(scale, terms)
+    if source == "moe":
+        return DispatchCall(x, Routing(*before), to, weights)
+    if source == "moe_route":
+        ids, expert_map, experts, tile_tokens = before
+        return DispatchCall(x, Ids(ids, experts, tile_tokens, expert_map), to, weights)
+    logits, bias, padding, expert_map, experts, tile_tokens = before
+    router = router_of(*rest)
+    given = Logits(logits, router, experts, tile_tokens, expert_map, bias, padding)
+    return DispatchCall(x, given, to)
+
+
+def _returned(call: DispatchCall, found: Dispatched) -> Any:
+    """Results of a flat op: only the tensors that it makes."""
+    data, scales, row_scale, routing, weights = found
+    made = () if isinstance(call.source, Routing) else routing
+    parts = tuple(part for part in (weights, *made, data, scales, row_scale) if part is not None)
+    return parts if len(parts) > 1 else parts[0]
+
+
+def _run(call: DispatchCall) -> Any:
+    check(call)
+    kernel = KERNELS.select(call.x.device, "float" if call.output is None else "w4a4").load()
+    return _returned(call, kernel(call))
+
+
+def _define(source: str, output: str) -> None:
+    """Define the flat op of a source and an output: graphs call ops by these names."""
+
+    def run(x: Tensor, *flat: Any) -> Any:
+        return _run(_packed(source, output, x, *flat))
+
+    def fake(x: Tensor, *flat: Any) -> Any:
+        call = _packed(source, output, x, *flat)
+        return _returned(call, empty(call))
+
+    op = torch.library.custom_op(
+        f"nvfp4::{source}_{output}", run, mutates_args=(), schema=_schema(source, output)
+    )
+    op.register_fake(fake)
+
+
+for _source in _SOURCES:
+    for _output in _OUTPUTS:
+        _define(_source, _output)

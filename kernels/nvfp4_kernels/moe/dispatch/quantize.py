@@ -1,0 +1,207 @@
+"""Sink of a dispatch with quantisation, for sm_100: tokens to NVFP4 rows of token tiles."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Array, Boolean, Int32, Vector
+from cutlass.experimental import primitives as ptx
+
+from nvfp4_kernels.device.arguments import example
+from nvfp4_kernels.device.rowwise.operands import ALIGNMENT
+from nvfp4_kernels.device.rowwise.output import (
+    OUTPUT_ALIGNMENT,
+    OUTPUT_TYPES,
+    QuantizedRows,
+    RowQuantizer,
+)
+from nvfp4_kernels.device.rowwise.place import (
+    Place,
+    find_at,
+    find_in_lines,
+    load_block,
+    store_padding,
+)
+from nvfp4_kernels.device.rowwise.tile import RowTile
+from nvfp4_kernels.device.types import TYPES
+from nvfp4_kernels.formats.terms import ONE_TERM, TermLayout
+from nvfp4_kernels.moe.dispatch.choose import LINES, columns_of_row, groups_of_tile
+from nvfp4_kernels.moe.dispatch.tokens import (
+    TOKEN_ALIGNMENT,
+    TOKEN_TYPES,
+    DeviceSource,
+    DispatchArguments,
+    GivenTiles,
+    Tokens,
+    first_element,
+    load_slot,
+    load_weight,
+    weigh,
+)
+
+
+class QuantizedTurns(NamedTuple):
+    """Output rows of a launch that sorts; part of the launch's arguments.
+
+    Attributes:
+        rows: data and scales.
+        turns: turns per token tile.
+    """
+
+    rows: QuantizedRows
+    turns: Int32
+
+
+@dataclass(frozen=True)
+class MoeRows:
+    """Layout of the rows of token tiles, and a thread's reads and writes.
+
+    Attributes:
+        dtype: dtype of the input, e.g. ``"bfloat16"``.
+        per_token: whether each row has its own global scale.
+        tile: rows and threads.
+        tile_tokens: rows of a token tile.
+        k: elements of a row, a compile-time constant of the layer: a thread then finds its block in
+            few instructions, at every turn.
+        top_k: slots of a token; 0: rows are already in tiles.
+        weighted: whether the slots' routing weights are applied to the tokens.
+        terms: NVFP4 terms of the result.
+    """
+
+    dtype: str
+    per_token: bool
+    tile: RowTile
+    tile_tokens: int
+    k: int
+    top_k: int
+    weighted: bool
+    terms: TermLayout = ONE_TERM
+
+    @property
+    def columns(self) -> int:
+        """Number of CTAs that share a row."""
+        return columns_of_row(self.tile, self.k)
+
+    def place(self, column: Int32, group: Int32, thread: Int32 | None = None) -> Place:
+        """``Place`` of a thread in a part of some rows; ``thread``: see ``find_at``."""
+        found = find_in_lines if self.tile_tokens <= LINES else find_at
+        return found(self.tile, self.tile_tokens, self.k, self.terms, column, group, thread)
+
+    def slot(self, slots: Array, place: Place, there_is: Boolean | None = None) -> Int32:
+        """Slot of this thread's row; ``slots`` are the slots of all rows.
+
+        ``there_is`` None: the turn certainly belongs to this CTA.
+        """
+        if not place.line_rows:
+            there_is = place.inside if there_is is None else there_is & place.inside
+        return load_slot(slots, place.row, there_is)
+
+    @cute.jit
+    def write(self, tokens: Tokens, slot: Int32, out: QuantizedRows, place: Place) -> None:
+        """Quantise one CTA's rows; ``slot`` is the slot of this thread's row."""
+        quantizer = RowQuantizer(out.data, out.scales, out.scale, self.per_token)
+        if cutlass.const_expr(self.per_token) or cute.arch.vote_any_sync(slot >= 0):
+            quantizer.write(place, self._rows(tokens, slot, place))
+        else:  # a tile's last rows are often padding: a third of a batch's
+            quantizer.write_zeros(place)
+
+    def _rows(self, tokens: Tokens, slot: Int32, place: Place) -> list[Vector]:
+        start = first_element(slot, place.row, self.top_k, self.k)
+        is_slot = slot >= 0
+        blocks = [
+            load_block(
+                tokens.x, start + place.element(s), place.has(s) & is_slot, streamed=not self.top_k
+            )
+            for s in place.steps
+        ]
+        if not self.weighted:
+            return blocks
+        weight = load_weight(tokens.weights, slot)
+        return [weigh(block, weight) for block in blocks]
+
+    def arguments(self, source: DeviceSource) -> QuantizedRows | QuantizedTurns:
+        """Example of the sink's arguments; the grid tells the turns of existing tiles."""
+        rows = example(QuantizedRows, OUTPUT_TYPES, OUTPUT_ALIGNMENT)
+        return rows if isinstance(source, GivenTiles) else QuantizedTurns(rows, Int32(0))
+
+    def tokens(self) -> Tokens:
+        """Example of the rows to read."""
+        types = {"x": TYPES[self.dtype], **TOKEN_TYPES}
+        return example(Tokens, types, {"x": ALIGNMENT, **TOKEN_ALIGNMENT})
+
+    def grid(self, source: DeviceSource, ctas: Int32) -> tuple[Int32 | int, ...]:
+        """Extent of the grid."""
+        return (self.columns, ctas, 1) if isinstance(source, GivenTiles) else (ctas, 1, 1)
+
+    def take_turns(
+        self,
+        source: DeviceSource,
+        arguments: DispatchArguments,
+        slots: Array,
+        used: Callable[[], Int32],
+    ) -> None:
+        """Quantise the rows of ``used()`` tiles.
+
+        A CTA takes turns, each a part of some rows of a tile, until all tiles in use are done: the
+        number of tiles is read on the device, so that memory for the worst case costs no time. CTAs
+        of the same rows are neighbours, so that SMs are evenly loaded when few tiles are in use.
+        """
+        if isinstance(source, GivenTiles):
+            column, first, _ = cute.arch.block_idx()
+            count = used()
+            # Before the count is there: memory has room for the first turn of every CTA.
+            slot = self.slot(slots, self.place(column, first))
+            groups = count * groups_of_tile(self.tile, self.tile_tokens)
+            self._take_turns_of_tiles(arguments, slots, slot, groups)
+        else:
+            teams = None if source.threads is None else source.threads // self.tile.threads
+            turns = used() * arguments.out.turns
+            self._take_turns(arguments, slots, turns, source.workers(arguments.ctas), teams)
+
+    @cute.jit
+    def _take_turns_of_tiles(
+        self, arguments: DispatchArguments, slots: Array, slot: Int32, groups: Int32
+    ) -> None:
+        """Quantise rows in turns; ``slot`` is the slot of this thread's row in the first turn."""
+        out = arguments.out
+        column, first, _ = cute.arch.block_idx()
+        for group in range(first, groups, arguments.ctas):
+            place, following = self.place(column, group), group + arguments.ctas
+            # Loaded before this turn waits for the rows' loads.
+            next_slot = self.slot(slots, self.place(column, following), following < groups)
+            if place.live:
+                self.write(arguments.tokens, slot, out, place)
+            else:
+                store_padding(place, out.scales)
+            slot = next_slot
+            if cutlass.const_expr(self.per_token):
+                ptx.barrier_cta_sync()  # shared memory is that of the next turn, too
+
+    @cute.jit
+    def _take_turns(
+        self,
+        arguments: DispatchArguments,
+        slots: Array,
+        turns: Int32,
+        workers: Int32,
+        teams: cutlass.Constexpr,
+    ) -> None:
+        """Quantise rows in turns, a CTA or each of its teams of threads; ``teams`` None: a CTA."""
+        out, columns, size = arguments.out.rows, self.columns, self.tile.threads
+        first, step, thread = cute.arch.block_idx()[0], workers, None
+        if cutlass.const_expr(teams is not None):
+            in_cta = cute.arch.thread_idx()[0]
+            first, step, thread = first + in_cta // size * workers, workers * teams, in_cta % size
+        for turn in range(first, turns, step):
+            place = self.place(turn % columns, turn // columns, thread)
+            slot = Int32(-1)
+            if place.inside:
+                slot = slots[place.row]
+            if place.live:
+                self.write(arguments.tokens, slot, out, place)
+            else:
+                store_padding(place, out.scales)
+            if cutlass.const_expr(self.per_token):
+                ptx.barrier_cta_sync()  # shared memory is that of the next turn, too

@@ -1,0 +1,151 @@
+"""Rows of token tiles, lookup of their tokens in kernels, and the source of existing tiles."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Array, Boolean, Float32, Int32, Int64, Vector
+from cutlass.experimental import primitives as ptx
+
+from nvfp4_kernels.device.arguments import example
+
+
+class Tokens(NamedTuple):
+    """Input rows in global memory; part of kernels' arguments.
+
+    Attributes:
+        x: [m, k], or [tiles, T, k].
+        slots: int32 [tiles, T], slot of each row, -1 for padding.
+        weights: routing weights, float32 [m, top_k], or null.
+    """
+
+    x: cute.Pointer
+    slots: cute.Pointer
+    weights: cute.Pointer
+
+
+class DispatchArguments(NamedTuple):
+    """Arguments of a launch.
+
+    Attributes:
+        source: the source's arguments.
+        tokens: rows to read.
+        out: rows to write.
+        ctas: CTAs of the grid; of existing tiles that are quantised, per part of a row.
+    """
+
+    source: Any
+    tokens: Tokens
+    out: Any
+    ctas: Int32
+
+
+class DeviceSource(Protocol):
+    """Device code of a source: the routing, and the CTAs that share the rows."""
+
+    @property
+    def tile_tokens(self) -> int:
+        """Rows of a token tile."""
+
+    @property
+    def cluster(self) -> int | None:
+        """CTAs of a cluster; None: CTAs are independent."""
+
+    @property
+    def threads(self) -> int | None:
+        """Threads of a CTA; None: as many as the rows take."""
+
+    def arguments(self) -> Any:
+        """Example of the source's arguments."""
+
+    def place(self, source: Any, tokens: Tokens) -> tuple[Array, Callable[[], Int32]]:
+        """Slots of all rows, and a function of the number of tiles, after preceding kernels.
+
+        The function may load the number, so the rows' code decides when the load starts.
+        """
+
+    def workers(self, ctas: Int32) -> Int32:
+        """CTAs that take turns at the rows."""
+
+    def finish(self) -> None:
+        """Wait until no peer reads this CTA's shared memory."""
+
+
+TOKEN_TYPES = {"slots": Int32, "weights": Float32}
+TOKEN_ALIGNMENT = dict.fromkeys(TOKEN_TYPES, 4)
+
+
+def load_count(groups: cute.Pointer) -> Int32:
+    """Number of token tiles in use."""
+    return Array(groups, shape=(1,)).load(0)
+
+
+def load_slot(source: Array, row: Int64, there_is: Boolean | None = None) -> Int32:
+    """Slot of a row; -1 if absent. ``there_is`` None: the row certainly exists."""
+    if there_is is None:
+        return source.load(row)
+    return ptx.inline_ptx(
+        "mov.b32 {$w0}, -1; @{$r1} ld.global.b32 {$w0}, [{$r0}];",
+        write_only_types=[Int32],
+        read_only_args=[source.data_ptr(row), there_is],
+    )
+
+
+def load_weight(source: cute.Pointer, slot: Int32) -> Float32:
+    """Routing weight of a slot; 1 without weights."""
+    return ptx.inline_ptx(
+        "mov.f32 {$w0}, 0f3F800000; @{$r1} ld.global.f32 {$w0}, [{$r0}];",
+        write_only_types=[Float32],
+        read_only_args=[Array(source, shape=(1,)).data_ptr(Int64(slot)), slot >= 0],
+    )
+
+
+def weigh(elements: Vector, weight: Float32) -> Vector:
+    """Apply a routing weight to elements in float32, rounded to the elements' type."""
+    return (elements.to(Float32) * weight).to(elements.dtype)
+
+
+def first_element(slot: Int32, row: Int64, top_k: cutlass.Constexpr, k: Int32 | int) -> Int64:
+    """Offset in x of the row's token; of the row itself if x is tiled already (``top_k`` == 0)."""
+    return (Int64(slot // top_k) if top_k else row) * Int64(k)
+
+
+class TilesArguments(NamedTuple):
+    """Existing tiles; part of a launch's arguments.
+
+    Attributes:
+        groups: int32; the first element is the number of token tiles in use.
+    """
+
+    groups: cute.Pointer
+
+
+@dataclass(frozen=True)
+class GivenTiles:
+    """Source of a dispatch whose routing an earlier launch has written.
+
+    Attributes:
+        tile_tokens: rows of a token tile.
+    """
+
+    tile_tokens: int
+
+    cluster = threads = None
+
+    def arguments(self) -> TilesArguments:
+        """Example of the source's arguments."""
+        return example(TilesArguments, {"groups": Int32}, 4)
+
+    def place(self, source: TilesArguments, tokens: Tokens) -> tuple[Array, Callable[[], Int32]]:
+        """Slots of all rows, and a load of the number of tiles in use, after preceding kernels."""
+        ptx.griddepcontrol(ptx.GridDepAction.WAIT)
+        return Array(tokens.slots, shape=(1,)), lambda: load_count(source.groups)
+
+    def workers(self, ctas: Int32) -> Int32:
+        """CTAs that take turns at the rows."""
+        return ctas
+
+    def finish(self) -> None:
+        """Return at once: no peer reads this CTA's shared memory."""

@@ -1,1 +1,0 @@
-"""Permutation of tokens into padded token tiles, with or without quantisation to NVFP4."""

@@ -1,1 +1,0 @@
-"""Routing and quantisation (or copy) of a small batch in one launch."""

@@ -1,1 +1,0 @@
-"""Router top-k, sort and quantisation (or copy) of a small batch in one launch."""
