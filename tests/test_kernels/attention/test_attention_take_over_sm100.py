@@ -146,11 +146,16 @@ MISTAKES = {
         KERNEL.with_result(SCHEDULER, "after", lambda b: type(b)(*(n * 0 for n in b))), ANYTHING
     ),
     "query tiles share a count": Mistake(
-        KERNEL.with_result(SCHEDULER, "after", lambda b: b._replace(first=b.tiles, second=b.tiles)),
+        KERNEL.with_result(
+            SCHEDULER,
+            "after",
+            lambda b: b._replace(first_kv_tiles=b.kv_tiles, second_kv_tiles=b.kv_tiles),
+        ),
         ANYTHING,
     ),
     "tails are not counted": Mistake(
-        KERNEL.with_result(SCHEDULER, "after", lambda b: b._replace(tails=b.tails * 0)), ANYTHING
+        KERNEL.with_result(SCHEDULER, "after", lambda b: b._replace(tail_tiles=b.tail_tiles * 0)),
+        ANYTHING,
     ),
     "the board is written while it is read": Mistake(
         KERNEL.replaced("work_tile_broadcast:WorkTileBroadcast", "wait_read", nothing), ANYTHING

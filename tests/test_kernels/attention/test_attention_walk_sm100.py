@@ -118,10 +118,12 @@ MISTAKES = {
         KERNEL.with_result(SCHEDULER, "after", lambda b: type(b)(*(n * 0 for n in b))), ANYTHING
     ),
     "tails are not counted": Mistake(
-        KERNEL.with_result(SCHEDULER, "after", lambda b: b._replace(tails=b.tails * 0)), ANYTHING
+        KERNEL.with_result(SCHEDULER, "after", lambda b: b._replace(tail_tiles=b.tail_tiles * 0)),
+        ANYTHING,
     ),
     "works are not counted": Mistake(
-        KERNEL.with_result(SCHEDULER, "after", lambda b: b._replace(works=b.works * 0)), ANYTHING
+        KERNEL.with_result(SCHEDULER, "after", lambda b: b._replace(work_tiles=b.work_tiles * 0)),
+        ANYTHING,
     ),
     "queries are loaded while others are read": Mistake(
         KERNEL.replaced("kernel:FmhaSm100", "_sync", nothing), "DataRace"
