@@ -104,11 +104,14 @@ def watched(layer: Any) -> Iterator[list[LayerCall]]:
 def _label(kernel: Any) -> str:
     """Class name of a kernel, and the variants that the name does not tell."""
     tile, variant, output = (getattr(kernel, n, None) for n in ("tile", "variant", "output"))
+    parts = {type(getattr(kernel, n, None)).__name__ for n in ("source", "rows")}  # of a dispatch
     does = {
         "grouped": getattr(tile, "grouped", False),
         "gate and up": getattr(tile, "weights", 1) == 2,
         "rotates": getattr(variant, "rotation", None),
+        "from logits": "TopkRoute" in parts,
         "quantises": getattr(variant, "quantized", False)
-        or getattr(output, "dtype", None) == "nvfp4",
+        or getattr(output, "dtype", None) == "nvfp4"
+        or "MoeRows" in parts,
     }
     return ", ".join([type(kernel).__name__, *(what for what, whether in does.items() if whether)])

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor
@@ -32,7 +33,7 @@ AFTER = (
     "BlockScaledGemm",
     "vLLM's norm",
     "vLLM's linear layer",  # the router
-    "MoeDispatch",
+    "MoeDispatch, from logits, quantises",
     "BlockScaledGemm, grouped, gate and up, quantises",
     "BlockScaledGemm, grouped",
     "MoeCombine",
@@ -44,7 +45,14 @@ def check_compiled(kernels: Kernels, *names: str) -> None:
     made, parts = kernels.warmup["linear layers'"], ("Gemm", "Moe")
     launched = {k for k in kernels.launched if any(p in type(k).__name__ for p in parts)}
     assert launched <= made
-    assert set(names) < {type(kernel).__name__ for kernel in launched}
+    assert set(names) < {named(kernel) for kernel in launched}
+
+
+def named(kernel: Any) -> str:
+    """Class of a kernel; of a dispatch, also the classes of its source and rows."""
+    kind = type(kernel).__name__
+    parts = (kernel.source, kernel.rows) if kind == "MoeDispatch" else ()
+    return ", ".join((kind, *(type(part).__name__ for part in parts)))
 
 
 def tell_experts_apart(tensors: dict[str, Tensor]) -> None:
@@ -98,7 +106,7 @@ def test_a_whole_layer(pytestconfig: pytest.Config, tmp_path: Path) -> None:
     ours = [name for name in decodes[-1].launches if "vLLM" not in name]
     assert decodes[-1].repeated == ours
     assert "RotaryStore" in prefills[-1].repeated
-    check_compiled(kernels, "MoeDispatch", "MoeCombine")
+    check_compiled(kernels, "MoeDispatch, TopkRoute, MoeRows", "MoeCombine")
     assert emulated.generated == reference.generated
     apart = distance(emulated, reference)
     print(f"log-probabilities differ by {apart} in the mean")
@@ -112,7 +120,8 @@ def test_blackwell_in_terms(tmp_path: Path) -> None:
     model = moe_checkpoints.write(tmp_path, CONFIG, {"experts": Kind.NVFP4_A16})
     with devices.emulated_ops(randomised(1)), recorded() as kernels:
         emulated = run(str(model.path), attention_backend="CPU_ATTN")
-    check_compiled(kernels, "MoeDispatch", "MoeCombine")
+    tokens = "MoeDispatch, TopkRoute, MoeRows", "MoeDispatch, GivenTiles, MoeRows"
+    check_compiled(kernels, *tokens, "MoeCombine")
     why = "sm_100 has no W4A16 kernel; 3 terms lose less than bfloat16"
     row = f"experts ×1: {GROUPED}/block_scaled (sm_100), W4A4×3 per-token, {why}"
     assert row in emulated.report
@@ -125,6 +134,6 @@ def test_hopper(tmp_path: Path) -> None:
     model = moe_checkpoints.write(tmp_path, CONFIG, {"experts": Kind.NVFP4_A16})
     with devices.emulated_ops(randomised(1), "sm_90"), recorded() as kernels:
         emulated = run(str(model.path), attention_backend="CPU_ATTN")
-    check_compiled(kernels, "MoeDispatch", "MoeCombine")
+    check_compiled(kernels, "MoeDispatch, TopkRoute, GatheredRows", "MoeCombine")
     assert f"experts ×1: {GROUPED}_w4a16/wgmma (sm_90), W4A16" in emulated.report
     assert distance(emulated, moe_reference.said(model)) < SAME_16_BIT
