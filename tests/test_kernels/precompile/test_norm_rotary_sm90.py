@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from nvfp4_kernels.norm.call import AddRmsNormCall
 from nvfp4_kernels.precompile.norm_rotary_sm90 import norm_rotary_kernels
 from nvfp4_kernels.runtime.compile import DeviceKernel
 from nvfp4_kernels.tool.model import read_model
@@ -55,7 +56,7 @@ def test_what_is_built_is_what_is_launched(
     table = torch.zeros(1, int(attention.head_dim * factor), dtype=dtype)
     for tokens in TOKENS:
         x = torch.zeros(tokens, model.hidden, dtype=dtype)
-        norm.add_rms_norm(x, x, x[0], 1e-5)
+        norm.add_rms_norm(AddRmsNormCall(x, x, x[0], 1e-5))
         q, k = (
             torch.zeros(tokens, heads, attention.head_dim, dtype=dtype)
             for heads in (attention.query_heads, attention.kv_heads)

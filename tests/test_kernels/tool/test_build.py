@@ -39,7 +39,7 @@ app()
 SERVE = """
 import os, sys
 import pytest, torch
-from nvfp4_kernels import gemm, quantize
+from nvfp4_kernels import Static, gemm, quantize
 from nvfp4_kernels.settings import CACHE_VARIABLE
 from tests.devices import emulated_ops
 from tests.emulator import EAGER
@@ -54,7 +54,7 @@ with emulated_ops(EAGER):
     os.environ[CACHE_VARIABLE] = sys.argv[1]
     problem = grid_problem(Case(5, 64, 64, out_dtype=torch.bfloat16))
     assert torch.equal(problem.run(gemm), torch.from_numpy(problem.expected()).bfloat16())
-    quantize(torch.randn(5, 64).bfloat16(), torch.tensor(0.01))
+    quantize(torch.randn(5, 64).bfloat16(), Static(torch.tensor(0.01)))
     with pytest.raises(AssertionError, match="compiled"):
         grid_problem(Case(5, 64, 64, out_dtype=torch.float16)).run(gemm)
 """
