@@ -1,4 +1,4 @@
-"""Attention that quantises the result for its only consumer.
+"""Attention that quantises its result for the only consumer.
 
 Plugins cannot replace vLLM's ``Attention``, but the class of a built layer can be changed:
 ``QuantizingAttention`` only adds a forward pass, which calls the same op as vLLM's,
@@ -83,7 +83,7 @@ class QuantizingAttention(Attention):
 
 
 def feeds(owner: Any, name: str, layer: Any) -> bool:
-    """Whether a linear layer consumes an attention's result, alone or among other layers.
+    """Whether a linear layer consumes an attention layer's result, alone or among others.
 
     Args:
         owner: complete module that holds both.

@@ -45,7 +45,7 @@ class _Source(NamedTuple):
         module: the module.
         layer: row-parallel layer whose result the module returns, maybe the module itself; or None.
         returns: return convention of the module.
-        leak: reason for ``layer`` None, despite a row-parallel layer inside.
+        leak: reason why ``layer`` is None although the module holds a row-parallel layer.
     """
 
     name: str
@@ -56,7 +56,7 @@ class _Source(NamedTuple):
 
 
 def producer_before(owners: Sequence[Any], norm_name: str, reads_between: bool) -> Producer:
-    """Layer whose result a norm adds to the residual.
+    """Find the layer whose result a norm adds to the residual.
 
     Args:
         owners: complete modules, the first of which holds the norm.
@@ -108,7 +108,7 @@ def _not_one(feeding: Sequence[tuple[_Source, Flow]]) -> str:
 
 
 def _across(owners: Sequence[Any], norm_name: str, reads_between: bool) -> Producer:
-    """Find the producer across decoder layers, for a norm of a layer's input."""
+    """Find the producer in the previous decoder layer, for a norm of a layer's input."""
     owner, *outer = owners
     lists = [
         (model, name, list(layers))
@@ -158,7 +158,7 @@ def _is_auxiliary(model: Any, use: Use) -> bool:
 
 
 def _in_the_way(flow: Flow, norm_name: str) -> str:
-    """Reason why a value does not go to a norm with a residual, and nowhere else; else empty."""
+    """Reason why a norm with a residual is not the only use of a value; empty if it is."""
     expected = {Use(norm_name, 0)}
     others = sorted({use.attribute for use in flow.uses - expected})
     reasons = {

@@ -91,7 +91,7 @@ def _place(parameter: Parameter | None) -> int:
 
 
 def norms_before(owner: Any, rotary_name: str) -> Iterator[tuple[str, Any, int]]:
-    """RMSNorms of heads whose only consumer is the embedding.
+    """Per-head RMSNorms whose only consumer is the embedding.
 
     Yields:
         Name, norm and argument position: 1 for the norm of queries, 2 for the norm of keys.
@@ -131,7 +131,7 @@ def bind(owner: Any, name: str, rotary_name: str) -> str:
     The original modules stay in place elsewhere: all layers share a rotary embedding.
 
     Returns:
-        Note of the fusion, and the reason why norms stay apart.
+        Note of the fusion, with the reason if the norms stay apart.
     """
     attention, rotary = owner._modules[name], owner._modules[rotary_name]
     norms = list(norms_before(owner, rotary_name))

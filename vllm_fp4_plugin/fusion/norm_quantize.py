@@ -29,7 +29,7 @@ class Reduction:
     """All-reduce over ranks inside the norm that consumes the sum.
 
     Attributes:
-        tokens: most tokens for flashinfer's op, which also does the norm's work; 0: never used.
+        tokens: maximum number of tokens for flashinfer's fused all-reduce and norm; 0: never used.
         width: capacity of flashinfer's workspace in elements per token.
         producer: row-parallel layer that returns its rank's partial sum.
     """
@@ -110,9 +110,9 @@ class QuantizingNorm(NormOnOurKernel):
 
 
 def enable() -> None:
-    """Replace vLLM's class by ``QuantizingNorm``, for models built from now on.
+    """Replace vLLM's ``RMSNorm`` with ``QuantizingNorm`` for models built from now on.
 
-    vLLM's class stays on a device without kernels that quantise.
+    On a device without kernels that quantise, vLLM's class stays in place.
     """
     if kernels(per_token=False) is not None:
         put_in_place(QuantizingNorm)
