@@ -31,7 +31,7 @@ ActivationTerms = int | tuple[tuple[str, int], ...] | None
 
 
 class InvalidOption(ValueError):
-    """An unknown option of ``nvfp4-tc``, or an invalid value of an option."""
+    """Error for an unknown option of ``nvfp4-tc``, or an invalid value of an option."""
 
 
 @dataclass(frozen=True)
@@ -141,14 +141,14 @@ class Options:
 
 
 def refuse_misplaced(additional_config: Any, is_ours: bool) -> None:
-    """Check that no option of ours stands beside ``nvfp4_tc`` instead of inside.
+    """Check that no option of ours is placed beside the ``nvfp4_tc`` entry instead of inside.
 
     Args:
         additional_config: vLLM's option of this name.
         is_ours: whether ``nvfp4-tc`` is the method; if not, common words are accepted.
 
     Raises:
-        InvalidOption: the message names the option and its place.
+        InvalidOption: the message names the option and the right place.
     """
     if not isinstance(additional_config, Mapping):
         return

@@ -18,7 +18,7 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 class IncompatibleVllm(ImportError):
-    """Error of a vLLM without a name that the plugin uses."""
+    """Error for a vLLM that lacks a name the plugin uses."""
 
 
 def installed(distribution: str) -> str:
@@ -53,7 +53,7 @@ def lines() -> list[str]:
 
 @contextmanager
 def vllm_names() -> Iterator[None]:
-    """Convert an error for a missing name of vLLM to one line with the version that has the name.
+    """Convert an error for a name that vLLM lacks to one line with the vLLM versions to install.
 
     Raises:
         IncompatibleVllm: the plugin's own code uses a name that vLLM lacks.

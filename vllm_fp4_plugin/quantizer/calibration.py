@@ -137,7 +137,7 @@ def _stream_experts(
 
 
 def _is_head(model: Any, name: str) -> bool:
-    """Whether a linear is the head, which follows the decoder and is not run in calibration."""
+    """Whether a linear is the head, which follows the decoder; calibration does not run it."""
     return model.get_submodule(name) is model.get_output_embeddings()
 
 
@@ -160,7 +160,7 @@ def _check_tokens(model: Any, sequences: Tensor) -> None:
 
 
 def _check_range(name: str, amax: float, largest: float, remedy: str) -> None:
-    """Raise unless ``amax / largest``, the scale to write, is within the bounds of global scales."""
+    """Raise unless ``amax / largest``, the scale to write, is within bounds that readers accept."""
     lower, upper = MIN_GLOBAL * largest, MAX_GLOBAL * largest
     if not lower <= amax <= upper:  # also false for NaN
         raise QuantizerError(
@@ -201,7 +201,7 @@ def _map_while_running(
     source: Source,
     device: torch.device,
 ) -> None:
-    """Map parameters of ``module`` while ``user`` (itself, or a mixer that reads them) runs."""
+    """Map parameters of ``module`` while ``user``, itself or a mixer that reads them, runs."""
     if isinstance(module, nn.Embedding):
         # Some models move the tokens to the device of this weight before the module runs.
         nowhere = torch.empty(0, dtype=torch.bfloat16, device=device)
