@@ -1,4 +1,4 @@
-"""Checkpoint names of a draft's layers, which most vLLM models number on from the target's."""
+"""Checkpoint names of a draft's layers, which most vLLM models number after the target's."""
 
 import re
 from collections.abc import Callable

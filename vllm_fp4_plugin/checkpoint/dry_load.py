@@ -32,7 +32,7 @@ def rehearse(model: Any, directory: Path, headers: Mapping[str, TensorHeader]) -
 def _offered(
     model: Any, directory: Path, headers: Mapping[str, TensorHeader]
 ) -> Iterator[tuple[str, TensorHeader]]:
-    """Pairs of tensor name and header, in place of vLLM's loader's pairs of name and tensor.
+    """Yield tensor names and headers where vLLM's loader would yield names and tensors.
 
     Names from secondary files get the source's prefix.
     """

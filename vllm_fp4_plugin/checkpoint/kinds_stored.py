@@ -41,7 +41,7 @@ class Found(NamedTuple):
     Attributes:
         group: group that the module belongs to.
         config_says: scheme in the config if it differs from the tensors' scheme; else None.
-        experts: number of experts, for a layer that stores each expert's tensors apart; else 0.
+        experts: number of experts, for a layer that stores tensors per expert; else 0.
     """
 
     group: LayerGroup

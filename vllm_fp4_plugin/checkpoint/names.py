@@ -55,7 +55,7 @@ class CheckpointNames:
 
 
 def _by_ending(names: Iterable[str]) -> dict[str, list[str]]:
-    """Names, by each suffix of whole dot-separated parts."""
+    """Names, indexed by each of their dot-separated suffixes."""
     found: dict[str, list[str]] = defaultdict(list)
     for name in names:
         parts = name.split(".")

@@ -66,7 +66,7 @@ class WriteCoverage(TorchDispatchMode):
         return tensor.untyped_storage()._cdata in self._writes
 
     def holes(self, tensor: Tensor) -> list[Interval]:
-        """Intervals of a watched tensor's bytes never written, as offsets from the tensor's start.
+        """Byte intervals of a watched tensor that were never written, as offsets from its start.
 
         A fill of the whole tensor is initialisation: it counts only if no write follows. A fill of
         a part writes padding, and counts.

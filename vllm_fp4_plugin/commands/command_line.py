@@ -24,7 +24,7 @@ __all__ = [
 
 @contextmanager
 def refusals(model: str) -> Iterator[None]:
-    """Print a refusal in the block as one line and exit with status 1; vLLM logs only errors."""
+    """Print an error raised in the block as one line; exit with status 1; vLLM logs only errors."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
         yield

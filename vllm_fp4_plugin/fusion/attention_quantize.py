@@ -86,7 +86,7 @@ def feeds(owner: Any, name: str, layer: Any) -> bool:
     """Whether a linear layer consumes an attention layer's result, alone or among others.
 
     Args:
-        owner: complete module that holds both.
+        owner: complete module that holds the attention and the layer.
         name: name of the attention in ``owner``.
         layer: row-parallel linear layer of ours.
     """
@@ -99,7 +99,7 @@ def obstacle(owner: Any, name: str, attention: Any, layer: Any) -> str:
     """Reason why an attention layer cannot quantise for a linear layer; empty if it can.
 
     Args:
-        owner: module that holds both.
+        owner: module that holds the attention and the layer.
         name: name of the attention in ``owner``.
         attention: attention whose result the layer consumes, see ``feeds``.
         layer: the linear layer; all its other fusions are resolved.

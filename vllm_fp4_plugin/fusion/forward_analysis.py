@@ -207,7 +207,7 @@ class _LeakError(Exception):
 
 
 class _Held(Enum):
-    """Part of the tracked value that a name or expression holds; None, if no part."""
+    """Part of the tracked value that a name or expression holds; None stands for no part."""
 
     RESULT = "result"
     PAIR = "pair"  # pair of the value and something else
@@ -473,7 +473,7 @@ class _MethodReader:
         return False
 
     def _forget(self, statement: ast.stmt) -> None:
-        """Forget that a parameter is not None if a statement may assign to the parameter."""
+        """Forget which parameters are not None, if a statement may assign to them."""
         if isinstance(statement, ast.Try | ast.Match):
             self._given.clear()
         for node in ast.walk(statement):

@@ -24,7 +24,7 @@ def rotary_before(owner: Any, name: str) -> tuple[str, Any]:
     """Rotary embedding whose results may go to attention, with its name.
 
     Args:
-        owner: complete module that holds both.
+        owner: complete module that holds the embedding and the attention.
         name: name of the attention in ``owner``.
 
     Returns:
@@ -48,7 +48,7 @@ def obstacle(owners: Sequence[Any], name: str, rotary_name: str) -> str:
     """Reason why attention cannot do the embedding's work; empty if it can.
 
     Args:
-        owners: complete modules, the first of which holds both.
+        owners: complete modules, the first of which holds the embedding and the attention.
         name: name of the attention.
         rotary_name: name of the rotary embedding.
     """

@@ -1,7 +1,7 @@
 """RMSNorms that quantise for their only consumer, without touching vLLM's models.
 
 vLLM builds our class instead of vLLM's ``RMSNorm``. A norm acts like vLLM's until, once the model
-is built, a linear layer of ours turns out to be the only consumer of the result: see
+is built, a linear layer of ours turns out to be the only consumer of its result: see
 ``match_norm``. From then on the norm returns a ``QuantizedInput`` with the layer's own scale, in
 one launch. On several ranks the norm may first all-reduce the partial sums of its input: see
 ``reduction``.

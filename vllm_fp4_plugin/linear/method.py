@@ -114,9 +114,9 @@ class Nvfp4LinearBase(LinearMethodBase):
     def settle(self, layer: Any) -> None:
         """Resolve the fusions that depend on modules around a layer, once the modules are complete.
 
-        These are: gate and up projection with SiLU-mul, whose result may be quantised for the next
-        layer; a norm or attention that quantises its result for this layer; and attention beside
-        the layer that rotates queries and keys.
+        Three fusions do: gate and up projection with SiLU-mul, whose result may be quantised for
+        the next layer; a norm or attention that quantises its result for this layer; and attention
+        beside the layer that rotates queries and keys.
         """
         if self._settled:
             return
