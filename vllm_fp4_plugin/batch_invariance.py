@@ -35,7 +35,7 @@ _vllm_product = utils.cpu_unquantized_gemm
 
 
 class BatchInvarianceRefused(ValueError):
-    """``VLLM_BATCH_INVARIANT`` is set, and a feature's reduction order depends on the batch."""
+    """Error for a feature whose reduction order depends on the batch, if ``VARIABLE`` is set."""
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(f"{VARIABLE}: is set, must not be with {what}; {remedy}, or unset it")
@@ -82,7 +82,7 @@ def _each_token(
 def keep_norms(vllm_config: Any) -> None:
     """Keep vLLM's norm kernel in compiled graphs: torch's norm has another reduction order.
 
-    On an H100 2 of 288 tokens differed with torch's norm, and none with vLLM's.
+    On an H100, 2 of 288 tokens differed with torch's norm, and none with vLLM's.
 
     Args:
         vllm_config: config of the engine; the norms' custom op is enabled unless the user has set

@@ -43,7 +43,7 @@ class Options:
             layer as NVFP4 if that layer takes NVFP4.
         fuse_norm: a norm quantises for its consumer if there is only one, and, on several ranks,
             all-reduces the partial sums of the row-parallel layer before.
-        fuse_attention: attention quantises for the consumer, and normalises and rotates queries and
+        fuse_attention: attention quantises for its consumer, and normalises and rotates queries and
             keys if the model has no other use of queries and keys.
         scales: rule for block scales when a 16-bit checkpoint is quantised at load.
         activation: activations of layers quantised at load: NVFP4 with one global scale per token,

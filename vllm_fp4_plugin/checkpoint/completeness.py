@@ -52,7 +52,7 @@ class CompleteLoad:
     """Loader of a model's weights that raises unless every parameter and placeholder is filled.
 
     Args:
-        model: a model that is built and not loaded; may be on the meta device.
+        model: model that is built but not loaded; may be on the meta device.
         checkpoint: checkpoint that holds the weights.
         shared: class of modules whose weights may be missing, as another module may provide them.
         has_values: whether tensors hold the checkpoint's values, which must then be finite.

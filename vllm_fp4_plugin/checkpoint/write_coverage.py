@@ -20,7 +20,7 @@ class Interval(NamedTuple):
 
 
 class WriteCoverage(TorchDispatchMode):
-    """Mode that records every write to the watched tensors, also on the meta device.
+    """Dispatch mode that records every write to the watched tensors, also on the meta device.
 
     Writes are seen at PyTorch's dispatcher, including writes to views. A tensor whose storage is
     replaced counts as written.

@@ -30,7 +30,7 @@ def check_config(model: str) -> None:
         model: directory of a checkpoint, or its name on the hub; addresses with ``://`` pass.
 
     Raises:
-        UnsupportedCheckpoint: neither holds; the message names the places that were tried.
+        UnsupportedCheckpoint: the model was not found; the message names the places tried.
     """
     if Path(model).is_dir() or "://" in model:
         return

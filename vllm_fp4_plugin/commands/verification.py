@@ -17,7 +17,8 @@ class Verified:
     Attributes:
         directory: directory of the checkpoint.
         tensors, files: number of each.
-        format: exporter's format; None, as the next two are, if the checkpoint is not quantised.
+        format: exporter's format; None, like nvfp4_layers and global_scales, if the checkpoint is
+            not quantised.
         nvfp4_layers: number of NVFP4 layers.
         global_scales: number of global scales, all within bounds.
         values_checked: whether every tensor was read: values are finite, block scales positive.

@@ -70,7 +70,7 @@ def built(model: str, *, arch: str = "", **engine_args: Any) -> Iterator[tuple[A
 
 @contextmanager
 def built_for(args: Any, arch: str = "") -> Iterator[tuple[Any, Any]]:
-    """Build a model for vLLM's ``EngineArgs`` on one rank; otherwise as ``built``."""
+    """Build a model for vLLM's ``EngineArgs`` on one rank; see ``built``."""
     import torch
 
     with vllm_names():

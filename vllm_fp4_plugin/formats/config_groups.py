@@ -151,10 +151,10 @@ def is_nvfp4_cache(scheme: Any) -> bool:
 
 
 def read_kv_scheme(scheme: Any) -> dict[str, Any] | None:
-    """Read a ``kv_cache_scheme``, which must be FP8 or NVFP4; None if it is not FP8.
+    """Read an FP8 ``kv_cache_scheme``; None if the scheme is NVFP4, or absent.
 
     Raises:
-        UnsupportedCheckpoint: the scheme is neither.
+        UnsupportedCheckpoint: the scheme is neither FP8 nor NVFP4.
     """
     if scheme is None or is_nvfp4_cache(scheme):
         return None

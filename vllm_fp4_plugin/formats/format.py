@@ -23,9 +23,10 @@ class TensorNames:
 
     Attributes:
         weight: codes of a linear, uint8 ``(N, K/2)``.
-        block_scale: float8_e4m3fn ``(N, K/16)``.
-        weight_global: float32, one number.
-        input_global: float32, one number; absent in weight-only checkpoints.
+        block_scale: block scales of a weight, float8_e4m3fn ``(N, K/16)``.
+        weight_global: global scale of a weight, float32, one number.
+        input_global: global scale of an input, float32, one number; absent in weight-only
+            checkpoints.
         k_scale: scale of an attention module's FP8 keys, float32, one number.
         v_scale: scale of an attention module's FP8 values, float32, one number.
     """

@@ -168,7 +168,7 @@ def flow_of_parameter(
 
 
 def flow_of_layers(owner: Any, layers: str, returns: Returns) -> Flow:
-    """Follow the results of a list's layers, except the last, into the loop that calls the layers.
+    """Follow the results of all but the last layer of a list through the loop that calls them.
 
     Args:
         owner: module, or its class, whose ``forward`` loops once over this rank's layers of the
@@ -532,7 +532,7 @@ class _MethodReader:
         return False
 
     def _loop(self, layer: str, body: list[ast.stmt], state: _State) -> None:
-        """Read a loop over layers twice: for an iteration's result, and for its use in the next.
+        """Read a loop over layers twice: for an iteration's result, and its use in the next one.
 
         After the loop the name holds the last layer's result, which is not followed.
         """

@@ -6,7 +6,7 @@ our ``SiluAndMul`` calls the fused op on a ``GateUp``, and vLLM's code on plain 
 layer takes NVFP4 with a calibrated scale, the op returns NVFP4: see ``ops.operands``.
 
 Once the model is built, the forward pass and the activation of the owning module decide whether the
-projection may be fused. In doubt it is not, and the report gives the reason.
+projection may be fused. In doubt it stays unfused, and the report gives the reason.
 """
 
 import sys

@@ -29,7 +29,7 @@ class Producer(NamedTuple):
     """A row-parallel layer before a norm.
 
     Attributes:
-        layer: the layer; None: there is none.
+        layer: the layer; None if there is none.
         against: reason why the norm cannot all-reduce the layer's result; empty if it can.
     """
 
@@ -152,7 +152,7 @@ def _across(owners: Sequence[Any], norm_name: str, reads_between: bool) -> Produ
 
 
 def _is_auxiliary(model: Any, use: Use) -> bool:
-    """Whether a use is vLLM's recording of values between layers, for draft models."""
+    """Whether a use is the call by which vLLM records values between layers for a draft model."""
     noted = getattr(type(model), _AUXILIARY, None)
     return use.attribute == _AUXILIARY and noted is getattr(EagleModelMixin, _AUXILIARY)
 

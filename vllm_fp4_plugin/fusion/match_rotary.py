@@ -39,7 +39,7 @@ def rotary_before(owner: Any, name: str) -> tuple[str, Any]:
 
 
 def kernel_of(attention: Any) -> Kernel | None:
-    """Kernel that rotates and stores for an attention layer on this process's device."""
+    """Kernel of rotation and cache store for an attention layer on this process's device."""
     mode = "fp8_kv" if attention.impl.is_fp8 else "float"
     return KERNELS.find(current_device(), mode)  # type: ignore[arg-type]
 
@@ -128,7 +128,7 @@ def norms_obstacle(owner: Any, norms: Sequence[tuple[str, Any, int]], rotary: An
 def bind(owner: Any, name: str, rotary_name: str) -> str:
     """Fuse rotation, and head norms where possible, into attention.
 
-    The original modules stay in place elsewhere: all layers share a rotary embedding.
+    A stand-in replaces the rotary embedding in ``owner``, as all layers share the embedding.
 
     Returns:
         Note of the fusion, with the reason if the norms stay apart.

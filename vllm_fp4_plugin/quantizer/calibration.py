@@ -33,7 +33,7 @@ class Ranges:
         inputs: max|input| of each linear; for an expert's linear over all tokens, also those routed
             elsewhere.
         keys: max|key| of each attention module, as cached: after the norm and the rotary embedding.
-        values: max|value| of each attention module, likewise.
+        values: max|value| of each attention module, as cached.
     """
 
     inputs: dict[str, Tensor] = field(default_factory=dict)

@@ -22,7 +22,7 @@ class ExpertsLayer:
 
     Attributes:
         module: name of the experts' module in the model.
-        name: name in the checkpoint, before an expert's number.
+        name: name of the experts in the checkpoint; an expert's number follows it.
         experts: weights of each expert, by projection: gate and up, or up alone, then down.
         weighs_input: whether the router's weight multiplies the input instead of the output.
     """

@@ -31,7 +31,7 @@ class Layout:
     """Map between a model's tensors and its checkpoint's.
 
     Attributes:
-        tensors: checkpoint names by the model's names.
+        tensors: checkpoint name of each of the model's tensors, by model-side name.
         shards: tensors of single experts, by the stack's name in the model, expert number, and
             order in the expert's rows.
         targets: model-side name of each checkpoint tensor, by checkpoint name; for a tensor that

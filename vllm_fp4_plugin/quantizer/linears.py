@@ -63,9 +63,9 @@ class Selection:
 class _EmptyOnMeta(TorchFunctionMode):
     """Mode in which ``torch.empty``, used for the parameters of layers, allocates nothing.
 
-    The same holds for ``torch.zeros`` of three sizes, used for some stacks of experts. Unlike under
-    ``torch.device("meta")``, buffers computed from the config (rotary frequencies, embedding
-    scales), which are in no checkpoint, are real.
+    The same holds for ``torch.zeros`` with three sizes, used for some stacks of experts. Unlike
+    under ``torch.device("meta")``, buffers computed from the config (rotary frequencies, embedding
+    scales), which are in no checkpoint, have values.
     """
 
     def __torch_function__(

@@ -20,7 +20,7 @@ class Neighbourhood:
 
     Attributes:
         name: name of the fusion, for messages.
-        kind: key that is equal exactly for ops with the same computation.
+        kind: key of the computation; ops with equal keys compute the same.
         results: runs the op and returns its results: fused for True, unfused for False.
         separate: unfuses the op from now on.
     """
