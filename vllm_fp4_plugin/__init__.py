@@ -1,4 +1,4 @@
-"""A vLLM plugin that serves NVFP4 models: quantization method, attention, and its indexer."""
+"""A vLLM plugin that serves NVFP4 models: quantization method, attention backend and indexer."""
 
 from vllm_fp4_plugin.versions import PLUGIN as __version__
 from vllm_fp4_plugin.versions import vllm_names
@@ -10,8 +10,8 @@ __all__ = ["__version__", "register"]
 def register() -> None:
     """Register ``nvfp4-tc``, its model loaders, the backend ``CUSTOM``, our indexer and our norms.
 
-    The ``vllm.general_plugins`` entry point: vLLM calls it in every process, possibly more than
-    once.
+    This is the ``vllm.general_plugins`` entry point, which vLLM calls in every process, possibly
+    more than once.
 
     Raises:
         IncompatibleVllm: this vLLM lacks a name that the plugin uses.

@@ -27,7 +27,7 @@ def given_terms(
 ) -> GivenTerms | None:
     """Find the number of terms requested for a layer; None: no request, the default holds.
 
-    The first matching pattern wins; for a fused layer, the first for each shard.
+    The first matching pattern wins; for a fused layer, the first that matches each shard.
 
     Args:
         option: the user's ``activation_terms``.

@@ -35,7 +35,7 @@ _vllm_product = utils.cpu_unquantized_gemm
 
 
 class BatchInvarianceRefused(ValueError):
-    """``VLLM_BATCH_INVARIANT`` is set, and a feature's reduction order depends on the batch."""
+    """Error for a feature whose reduction order depends on the batch, if ``VARIABLE`` is set."""
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(f"{VARIABLE}: is set, must not be with {what}; {remedy}, or unset it")
@@ -47,16 +47,16 @@ def is_wanted() -> bool:
 
 
 def register() -> None:
-    """Make CPU workers initialise batch invariance with ``_initialise``."""
+    """Make vLLM's workers initialise batch invariance with ``_initialise``."""
     vllm_determinism.init_batch_invariance = _initialise
 
 
 def _initialise() -> None:
-    """Initialise a worker of an engine that is about to be built.
+    """Initialise batch invariance in a worker, before its model is built.
 
-    vLLM replaces torch's functions by Triton kernels, which a CPU does not have. A dense model of
-    ours uses sums and softmax of rows from that set, which torch computes row by row on a CPU;
-    16-bit products are computed token by token.
+    vLLM replaces functions of torch with Triton kernels, which do not run on a CPU. Of these
+    functions a dense model of ours uses sums and softmax over rows, which torch computes row by
+    row on a CPU anyway; 16-bit products are computed token by token.
     """
     ours = False
     if current_platform.is_cpu() and is_wanted():
@@ -82,10 +82,11 @@ def _each_token(
 def keep_norms(vllm_config: Any) -> None:
     """Keep vLLM's norm kernel in compiled graphs: torch's norm has another reduction order.
 
-    On an H100 2 of 288 tokens differed with torch's norm, and none with vLLM's.
+    On an H100, 2 of 288 tokens differed with torch's norm, and none with vLLM's.
 
     Args:
-        vllm_config: the engine's; its custom ops change, unless the user has set them for norms.
+        vllm_config: config of the engine; the norms' custom op is enabled unless the user has set
+            it.
     """
     compilation = vllm_config.compilation_config
     said = {f"{sign}{_NORM_OP}" for sign in "+-"} & set(compilation.custom_ops)
@@ -108,7 +109,7 @@ def refuse(vllm_config: Any) -> None:
 
 
 def _obstacles(vllm_config: Any, on_cpu: bool) -> dict[str, tuple[bool, str]]:
-    """Reasons against batch invariance: each with whether the engine has it, and the remedy."""
+    """Features that rule out batch invariance, with whether the engine has each, and the remedy."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     text = model.hf_text_config
     activation = getattr(text, "hidden_act", None) or getattr(text, "hidden_activation", None)
@@ -197,9 +198,9 @@ def check_attention(prefix: str, layer: Any) -> None:
 
 
 def _two_orders(layer: Any) -> str:
-    """Reason that FlashAttention 3's key block size depends on the batch; else empty.
+    """Reason why FlashAttention 3's key block size depends on the batch; empty if it does not.
 
-    Found on an H100, with a query alone and the same query in batches.
+    The cases were found on an H100, by running a query alone and in batches.
     """
     if layer.kv_cache_dtype.startswith("fp8"):
         return "an FP8 cache"

@@ -48,7 +48,7 @@ _ROUTERS = ("gate", "router", "shared_expert_gate")
 
 
 class Nvfp4TcConfig(QuantizationConfig):
-    """``--quantization nvfp4-tc``.
+    """Quantization config of ``--quantization nvfp4-tc``.
 
     Args:
         checkpoint: content of the quantization config of an NVFP4 or mixed-precision checkpoint;
@@ -196,7 +196,7 @@ class Nvfp4TcConfig(QuantizationConfig):
     def _probed(self, layer: Any, prefix: str) -> QuantizeMethodBase | None:
         """Method for a layer that a model only probes, and may build differently.
 
-        It is not recorded: Step 5 probes so to decide whether to build two projections as one.
+        Such a layer is not recorded. Step 5 probes to decide whether to join two projections.
         """
         apart = copy(self)
         apart.startup = Startup()
@@ -207,7 +207,8 @@ class Nvfp4TcConfig(QuantizationConfig):
     def _reason_for_attention(self, prefix: str) -> str:
         """Reason for an attention layer's backend.
 
-        vLLM asks when it builds the layer, and again when the target's config is current.
+        vLLM asks for the layer's method when it builds the layer, and again when the target's
+        config is current; the first reason is kept.
         """
         attention = get_current_vllm_config().attention_config
         if attention is self._attention_config:

@@ -14,7 +14,7 @@ def choose(vllm_config: Any, options: Options, report: Report) -> str:
 
     Args:
         vllm_config: config of the engine; its attention backend and op priorities may change.
-        options: the user's.
+        options: options of the user.
         report: gets records of norms and rotary embeddings, where there is a choice.
 
     Returns:

@@ -6,11 +6,11 @@ from fnmatch import fnmatchcase
 
 
 class MixedShards(ValueError):
-    """Error of a fused layer with only some of its shards quantised."""
+    """Error for a fused layer with only some of its shards quantised."""
 
 
 class InvalidPattern(ValueError):
-    """Error of a pattern ``re:…`` without a valid regular expression."""
+    """Error for a pattern ``re:…`` without a valid regular expression."""
 
 
 def check_pattern(argument: str, pattern: str) -> None:
@@ -30,7 +30,7 @@ def check_pattern(argument: str, pattern: str) -> None:
 
 
 def matches(name: str, patterns: Iterable[str]) -> str | None:
-    """Find the first pattern that covers the module ``name``, or None.
+    """Find the first pattern that covers the module ``name``; None if there is none.
 
     A pattern is ``re:<regex>`` (matched from the start), a ``*`` wildcard over the whole name, or a
     module path, which covers the module and everything below, and may omit leading parts
@@ -70,7 +70,7 @@ def shard_names(name: str, packed_modules: Mapping[str, list[str]]) -> list[str]
 def covered(
     name: str, patterns: Iterable[str], packed_modules: Mapping[str, list[str]]
 ) -> str | None:
-    """Find the pattern that covers a layer of the model, with all its shards; or None.
+    """Find the pattern that covers a layer of the model, or all of its shards; else None.
 
     Raises:
         MixedShards: only some of the shards are covered.

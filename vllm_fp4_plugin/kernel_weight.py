@@ -77,7 +77,7 @@ def kernel_weight(
         weight_global: float32 ``(S,)``, factors, one per shard.
         input_global: float32 ``(S,)``, factors, or None. Shards share their input and one scale;
             the largest saturates no calibrated value.
-        gate_up: N is a gate and an up projection of equal size, to run as one op.
+        gate_up: whether the rows are a gate and an up projection of equal size, to run as one op.
         layout: weight layout of the kernel.
         padded: in the blocked layout, pad K with zeros to a multiple of 32.
     """

@@ -62,7 +62,7 @@ def is_plain(layer: Any) -> bool:
 
 
 def not_plain(prefix: str, kind: Any) -> UnsupportedCheckpoint:
-    """Error of a quantised layer whose weight the model multiplies directly."""
+    """Error for a quantised layer whose weight the model multiplies directly."""
     return UnsupportedCheckpoint(
         f"{prefix}: is {kind}, must be in 16 bits: vLLM's model multiplies its weight, and a "
         "sparse indexer's with it, by itself; quantise the model with these projections excluded"

@@ -31,7 +31,7 @@ ActivationTerms = int | tuple[tuple[str, int], ...] | None
 
 
 class InvalidOption(ValueError):
-    """An unknown option of ``nvfp4-tc``, or an invalid value of an option."""
+    """Error for an unknown option of ``nvfp4-tc``, or an invalid value of an option."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Options:
             layer as NVFP4 if that layer takes NVFP4.
         fuse_norm: a norm quantises for its consumer if there is only one, and, on several ranks,
             all-reduces the partial sums of the row-parallel layer before.
-        fuse_attention: attention quantises for the consumer, and normalises and rotates queries and
+        fuse_attention: attention quantises for its consumer, and normalises and rotates queries and
             keys if the model has no other use of queries and keys.
         scales: rule for block scales when a 16-bit checkpoint is quantised at load.
         activation: activations of layers quantised at load: NVFP4 with one global scale per token,
@@ -141,14 +141,14 @@ class Options:
 
 
 def refuse_misplaced(additional_config: Any, is_ours: bool) -> None:
-    """Check that no option of ours stands beside ``nvfp4_tc`` instead of inside.
+    """Check that no option of ours is placed beside the ``nvfp4_tc`` entry instead of inside.
 
     Args:
         additional_config: vLLM's option of this name.
         is_ours: whether ``nvfp4-tc`` is the method; if not, common words are accepted.
 
     Raises:
-        InvalidOption: the message names the option and its place.
+        InvalidOption: the message names the option and the right place.
     """
     if not isinstance(additional_config, Mapping):
         return

@@ -34,7 +34,7 @@ class LinearPlan:
         terms: NVFP4 values summed for each input element; 1 for a 16-bit input.
         shard_sizes: output widths of the shards on this rank.
         k: input elements per token on this rank.
-        gate_up: gate and up projection run as one op with SiLU-and-mul.
+        gate_up: whether gate and up projection run as one op with SiLU-and-mul.
         reason: reason for an unexpected choice of kernels; may be empty.
         out_terms: NVFP4 values summed for each element of a result that is quantised for the next
             layer; 0: the result is in 16 bits.
@@ -110,11 +110,11 @@ def choose_kernels(
         activation: quantization of activations.
         given: number of terms that the user requested for the layer.
         quantizers: quantization kernels of the input, by ``activation``.
-        batch_invariant: select batch-invariant GEMM kernels; quantization kernels, which only take
-            maxima and round, are always batch-invariant.
+        batch_invariant: whether to select batch-invariant GEMM kernels; quantization kernels always
+            are, as they only take maxima and round.
 
     Raises:
-        NoKernelError: the device has neither kernel.
+        NoKernelError: the device has a kernel for neither kind of activations.
     """
     device = current_device()
     arch = device_arch(device)

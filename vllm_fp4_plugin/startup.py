@@ -1,4 +1,4 @@
-"""Startup: needs of a process's model, recorded while building, resolved after the load."""
+"""Startup: layers and kernels of a process's model, recorded at build, resolved after the load."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -59,7 +59,7 @@ class Startup:
         self.report.add(LayerRecord.unquantized(prefix, reason, elements, size))
 
     def expect(self, prefix: str, product: Served | None) -> None:
-        """Record the kernels a layer needs compiled, in place of earlier ones; None: no change."""
+        """Record the kernels to compile for a layer, in place of earlier ones; None: no change."""
         if product is not None:
             self.products[prefix] = product
             self.max_tokens = get_current_vllm_config().scheduler_config.max_num_batched_tokens

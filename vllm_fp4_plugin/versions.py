@@ -18,7 +18,7 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 class IncompatibleVllm(ImportError):
-    """Error of a vLLM without a name that the plugin uses."""
+    """Error for a vLLM that lacks a name the plugin uses."""
 
 
 def installed(distribution: str) -> str:
@@ -36,7 +36,7 @@ def vllm_version() -> str:
 
 
 def vllm_release() -> str:
-    """Minor release of the installed vLLM, e.g. ``"0.33"``; the newest supported if none is."""
+    """Minor release of the installed vLLM, e.g. ``"0.33"``; without vLLM, the newest supported."""
     return ".".join(vllm_version().split(".")[:2]) or RELEASES[-1]
 
 
@@ -53,7 +53,7 @@ def lines() -> list[str]:
 
 @contextmanager
 def vllm_names() -> Iterator[None]:
-    """Convert an error for a missing name of vLLM to one line with the version that has the name.
+    """Convert an error for a name that vLLM lacks to one line with the vLLM versions to install.
 
     Raises:
         IncompatibleVllm: the plugin's own code uses a name that vLLM lacks.
@@ -90,7 +90,7 @@ def _name_of(thing: Any) -> str:
 
 
 def _is_ours(error: Exception) -> bool:
-    """Whether the plugin's code used the name, rather than vLLM's, which may lack dependencies."""
+    """Whether the plugin's code used the name, rather than vLLM, which may lack a dependency."""
     askers = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
     asked = [name for name in askers if not name.startswith(("importlib.", "_frozen_importlib"))]
     return bool(asked) and asked[-1].partition(".")[0] == _PACKAGE

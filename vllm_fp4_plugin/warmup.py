@@ -1,8 +1,8 @@
 """Warmup: kernels compiled at startup, rather than during a request.
 
-The kernel depends on the batch: for GEMMs on its tokens, for attention on its keys too. vLLM's own
-warmup runs cover some batches; the first request with another kind of batch would wait a second or
-more for the compiler.
+The choice of a kernel depends on the batch: for GEMMs on the number of tokens, for attention on the
+number of keys too. vLLM's own warmup runs cover some batches; the first request with another kind
+of batch would wait a second or more for the compiler.
 """
 
 import os

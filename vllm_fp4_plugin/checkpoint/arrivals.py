@@ -57,7 +57,7 @@ class Source(NamedTuple):
 
 
 class Arrivals(TorchDispatchMode):
-    """Mode that records the tensors a model receives, and the copies and results made from them.
+    """Dispatch mode that records the tensors a model receives, and the tensors made from them.
 
     Args:
         checkpoint: checkpoint that the tensors come from.
@@ -80,7 +80,7 @@ class Arrivals(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Whether torch wraps each call against compilation: no, as a load is never compiled."""
+        """Whether torch must disable dynamo around each call: no, as a load is never compiled."""
         return False
 
     def __enter__(self) -> Self:
@@ -109,7 +109,7 @@ class Arrivals(TorchDispatchMode):
             self._made[reference.cdata] = reference, source
 
     def follow(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield tensors, and record each before the model receives it."""
+        """Yield ``weights``; record each tensor before the model receives it."""
         for name, tensor in weights:
             source = Source(self._checkpoint, name, tuple(tensor.shape))
             reference = StorageWeakRef(tensor.untyped_storage())
@@ -121,7 +121,7 @@ class Arrivals(TorchDispatchMode):
         self.last = None  # a model that gathers all tensors first loads an unknown one from here on
 
     def note_read(self, given: Tensor) -> None:
-        """Record that a model copies from a tensor, or from a view of it."""
+        """Record that a model copies from ``given``, a checkpoint tensor or a view of one."""
         _, source = self._by_storage.get(given.untyped_storage()._cdata, (None, None))
         if source is not None:
             count, _ = self._read.get(source, (0, ()))
@@ -134,7 +134,7 @@ class Arrivals(TorchDispatchMode):
                 yield source, shape
 
     def seen_by(self, tensor: Tensor) -> Source | None:
-        """Checkpoint tensor that ``tensor`` is a view of, or was computed from alone."""
+        """Checkpoint tensor that ``tensor`` views or is computed from; None: unknown or several."""
         storage = tensor.untyped_storage()._cdata
         _, source = self._by_storage.get(storage) or self._made.get(storage) or (None, None)
         return source
@@ -144,7 +144,7 @@ _UNDER_WAY: list[Arrivals] = []
 
 
 def source_of(tensor: Tensor) -> Source | None:
-    """Checkpoint tensor behind a tensor that a layer receives; by default the last requested."""
+    """Checkpoint tensor behind ``tensor``, or else the one requested last; None outside a load."""
     if not _UNDER_WAY:
         return None
     return _UNDER_WAY[-1].seen_by(tensor) or _UNDER_WAY[-1].last

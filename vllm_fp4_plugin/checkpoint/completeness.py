@@ -52,9 +52,9 @@ class CompleteLoad:
     """Loader of a model's weights that raises unless every parameter and placeholder is filled.
 
     Args:
-        model: a model that is built and not loaded; may be on the meta device.
+        model: model that is built but not loaded; may be on the meta device.
         checkpoint: checkpoint that holds the weights.
-        shared: class of modules whose weights may be missing, as another module may share its own.
+        shared: class of modules whose weights may be missing, as another module may provide them.
         has_values: whether tensors hold the checkpoint's values, which must then be finite.
     """
 
@@ -74,7 +74,7 @@ class CompleteLoad:
         self._numbers: set[int] = set()
 
     def expect(self) -> None:
-        """Replace the model's ``load_weights`` for the next call."""
+        """Install this loader as the model's ``load_weights`` for the next call."""
         self._model.load_weights = self  # attribute of the instance, which hides the class's method
 
     def __call__(self, weights: Iterable[tuple[str, Tensor]], *args: Any, **kwargs: Any) -> Any:
@@ -192,7 +192,7 @@ def _is_alone() -> bool:
 
 
 def _is_kept(given: torch.dtype, to: torch.dtype) -> bool:
-    """Whether a copy preserves a tensor's values up to rounding."""
+    """Whether a copy from dtype ``given`` to ``to`` preserves values up to rounding."""
     if to in _FLOATS:
         return given in (*_FLOATS, torch.float8_e8m0fnu)
     wide = torch.int16, torch.int32, torch.int64

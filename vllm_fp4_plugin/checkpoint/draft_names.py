@@ -1,4 +1,4 @@
-"""Checkpoint names of a draft's layers: most vLLM models number them after the target's layers."""
+"""Checkpoint names of a draft's layers, which most vLLM models number after the target's."""
 
 import re
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def on_disk(prefix: str, target_layers: int, is_there: Callable[[str], bool]) ->
         is_there: whether the checkpoint has a module of this name, or a sibling of it.
 
     Returns:
-        e.g. ``midlayer.self_attn.qkv_proj``; ``prefix`` if the checkpoint has no such module.
+        Name, e.g. ``midlayer.self_attn.qkv_proj``; ``prefix`` if no module is found.
     """
     match = _LAYER.fullmatch(prefix)
     if match is None:

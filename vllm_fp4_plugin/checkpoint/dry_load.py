@@ -32,7 +32,10 @@ def rehearse(model: Any, directory: Path, headers: Mapping[str, TensorHeader]) -
 def _offered(
     model: Any, directory: Path, headers: Mapping[str, TensorHeader]
 ) -> Iterator[tuple[str, TensorHeader]]:
-    """Headers by name as vLLM's loader yields the tensors, with a prefix for secondary files."""
+    """Yield tensor names and headers where vLLM's loader would yield names and tensors.
+
+    Names from secondary files get the source's prefix.
+    """
     is_unused = getattr(model, "is_unused_checkpoint_weight", lambda name: False)
     yield from ((name, header) for name, header in headers.items() if not is_unused(name))
     for source in getattr(model, "secondary_weights", ()):
@@ -41,7 +44,7 @@ def _offered(
 
 
 def _headers_of(source: Any) -> Mapping[str, TensorHeader]:
-    """Headers of the files of one ``DefaultModelLoader.Source`` of a model."""
+    """Headers, by tensor name, of the files of a model's ``DefaultModelLoader.Source``."""
     patterns = source.allow_patterns_overrides or ["*.safetensors"]
     place = checkpoint_files.local_directory(source.model_or_path, source.revision)
     folder = None if place is None else place / (source.subfolder or "")

@@ -60,7 +60,7 @@ class TensorHeader:
 def local_directory(
     model: str, revision: str | None = None, cache: str | None = None
 ) -> Path | None:
-    """Directory of a model's files: ``model``, or the hub's cache if complete; None: neither.
+    """Directory of a model's files: ``model``, or a complete copy in the hub's cache; else None.
 
     Args:
         model: directory of a checkpoint, or its name on the hub.
@@ -97,7 +97,7 @@ def no_weights(source: str, others: Sequence[str]) -> UnsupportedCheckpoint:
 
 
 def check_config(directory: Path) -> None:
-    """Check the fields of a checkpoint's ``config.json``, if any, that vLLM reads unchecked.
+    """Check the fields of a checkpoint's ``config.json`` that vLLM reads unchecked.
 
     Raises:
         UnsupportedCheckpoint: the message names the file, the field, its value and accepted values.
@@ -131,7 +131,7 @@ def check_config(directory: Path) -> None:
 
 
 def read_headers(directory: Path) -> dict[str, TensorHeader]:
-    """Read the headers of all tensors in a checkpoint's safetensors files, by name; {} without any.
+    """Read headers, by tensor name, from a checkpoint's safetensors files; {} without files.
 
     Raises:
         UnsupportedCheckpoint: the index names a missing file, or a tensor that its file lacks, or a
@@ -154,7 +154,7 @@ def read_headers(directory: Path) -> dict[str, TensorHeader]:
 
 
 def _read_index(index: Path) -> dict[str, str]:
-    """Read an index: the files of the tensors, by the tensors' names."""
+    """Read an index: the file of each tensor, by tensor name."""
     try:
         content = json.loads(index.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -211,8 +211,8 @@ def check_nvfp4(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfi
     """Check the tensors of every quantised linear: all present, with the right dtypes and shapes.
 
     Raises:
-        UnsupportedCheckpoint: the message names the tensor, its dtype or shape, and the required
-            one.
+        UnsupportedCheckpoint: the message names the tensor, its dtype or shape, and the accepted
+            value.
     """
     names = checkpoint.names
     for other in FORMATS.values():

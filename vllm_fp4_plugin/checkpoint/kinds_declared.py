@@ -1,4 +1,4 @@
-"""Quantization schemes of layers as a checkpoint's config declares them."""
+"""Quantization schemes that a checkpoint's config declares for its layers."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -15,7 +15,7 @@ class DeclaredKinds:
     """Config groups, looked up by module name.
 
     A module that ``ignore`` covers is in no group. For other modules, a group that names the module
-    precedes a group of every linear, and an earlier group precedes a later one.
+    takes precedence over a group of every linear, and an earlier group over a later one.
     """
 
     def __init__(self, checkpoint: CheckpointConfig) -> None:
@@ -39,7 +39,7 @@ class DeclaredKinds:
         self._rest = next((group for group in self._groups if group.targets is None), None)
 
     def ignored_by(self, name: str) -> str | None:
-        """Find a pattern of ``ignore`` that covers a module, or None."""
+        """Find a pattern of ``ignore`` that covers a module; None if there is none."""
         named = (path for path in paths_within(name) if path in self._ignored_names)
         return next(named, None) or matches(name, self._ignored_patterns)
 
@@ -79,7 +79,7 @@ def _is_pattern(target: str) -> bool:
 
 
 def renamed(patterns: Iterable[str], mapper: Any) -> tuple[str, ...]:
-    """Rename names and wildcards; a regex stays, as it has no prefix for the mapper's rules."""
+    """Rename names and wildcards; keep regexes, which have no prefix for the mapper's rules."""
     return tuple(
         pattern if pattern.startswith("re:") else renamed_module(pattern, mapper)
         for pattern in patterns
@@ -87,9 +87,10 @@ def renamed(patterns: Iterable[str], mapper: Any) -> tuple[str, ...]:
 
 
 def renamed_module(name: str, mapper: Any) -> str:
-    """Module name under vLLM's ``mapper``, whose rules apply to tensors.
+    """Module name after renaming by vLLM's ``mapper``, whose rules apply to tensor names.
 
-    A rule such as ``"lm_head."`` matches names below the module, so the name of a tensor is mapped.
+    A rule such as ``"lm_head."`` only matches names below the module, so the function maps the name
+    of a tensor and cuts off the module's part.
     """
     for below in (f"{name}.weight", name):
         mapped: str | None = mapper.map_name(below)

@@ -40,8 +40,8 @@ class Found(NamedTuple):
 
     Attributes:
         group: group that the module belongs to.
-        config_says: scheme in the config, if different from the scheme of the tensors.
-        experts: number of experts, for a layer of experts with tensors per expert.
+        config_says: scheme in the config if it differs from the tensors' scheme; else None.
+        experts: number of experts, for a layer that stores tensors per expert; else 0.
     """
 
     group: LayerGroup
@@ -50,7 +50,7 @@ class Found(NamedTuple):
 
 
 def find_kinds(headers: Tensors, checkpoint: CheckpointConfig) -> dict[str, Found]:
-    """Find the scheme of every module with a matrix, by its name in the checkpoint.
+    """Find the scheme of every layer with a weight matrix, by checkpoint name.
 
     Where config and tensors differ, the tensors win.
 
@@ -95,7 +95,7 @@ def layer_of(module: str) -> tuple[str, int]:
 
 
 def _modules(headers: Tensors) -> dict[str, dict[str, TensorHeader]]:
-    """Tensors of each module that holds a matrix, by their names below the module."""
+    """Tensors of each module with a weight matrix, by module name and name in the module."""
     found: dict[str, dict[str, TensorHeader]] = {}
     for name, header in headers.items():
         module, _, tensor = name.rpartition(".")
@@ -111,7 +111,7 @@ def _has_matrix(tensors: Iterable[tuple[str, TensorHeader]]) -> bool:
 def _settle(
     module: str, tensors: Tensors, said: LayerGroup | None, checkpoint: CheckpointConfig
 ) -> LayerGroup:
-    """Group of a module: the config's if the tensors fit, else of the likeliest scheme."""
+    """Group of a module: the config's if the tensors fit it, else one of the likeliest scheme."""
     group = _group(module, tensors, said, checkpoint)
     return replace(group, scale=INVERSE_SCALE) if INVERSE_SCALE in tensors else group
 
@@ -149,7 +149,7 @@ def _group(
 def _check_against(
     module: str, tensors: Tensors, said: LayerGroup, readings: tuple[Kind, ...], names: TensorNames
 ) -> None:
-    """Raise where config and tensors contradict each other such that neither can be right alone."""
+    """Raise if config and tensors contradict each other such that no scheme fits both."""
     if said.kind in readings:
         _check_input(module, tensors, said)
     elif said.kind is Kind.NVFP4 and Kind.NVFP4_A16 in readings:
@@ -164,7 +164,7 @@ def _check_against(
 
 
 def _check_input(module: str, tensors: Tensors, group: LayerGroup) -> None:
-    """Raise unless an input scale exists exactly if the group has static input scales."""
+    """Raise if a static input scale is missing, or an input scale is present that is not used."""
     if group.kind.is_nvfp4 or group.kind is Kind.UNQUANTIZED:
         return
     if group.inputs == "static" and "input_scale" not in tensors:
@@ -177,7 +177,7 @@ def _check_input(module: str, tensors: Tensors, group: LayerGroup) -> None:
 
 
 def _readings(tensors: Tensors, format: Format) -> tuple[Kind, ...]:
-    """Schemes that a module's tensors can have, the likeliest first."""
+    """Schemes that fit a module's tensors, the likeliest first."""
     names, is_packed = format.names, "weight_packed" in tensors
     weight = tensors["weight_packed" if is_packed else "weight"]
     scale, inverse = tensors.get(SCALE), tensors.get(INVERSE_SCALE)
@@ -202,14 +202,14 @@ def _readings(tensors: Tensors, format: Format) -> tuple[Kind, ...]:
 
 
 def _blocks(weight: TensorHeader, scale: TensorHeader) -> tuple[Kind, ...]:
-    """Schemes of a weight with block scales under DeepSeek's tensor name."""
+    """Schemes that fit a weight whose scale has DeepSeek's name: FP8 blocks, or none."""
     shape = tuple(-(-size // FP8_BLOCK_SIZE) for size in weight.shape)
     fits = weight.dtype == "F8_E4M3" and scale.dtype in _FLOATS and scale.shape == shape
     return (Kind.FP8_BLOCK,) if fits else ()
 
 
 def _granularities(n: int, k: int, shape: tuple[int, ...], format: Format) -> tuple[Kind, ...]:
-    """FP8 schemes with scales of this shape for a weight ``(n, k)``; several if it is small."""
+    """FP8 schemes whose scales have ``shape`` for a weight ``(n, k)``; several if it is small."""
     rows, columns = -(-n // FP8_BLOCK_SIZE), -(-k // FP8_BLOCK_SIZE)
     shapes = {
         Kind.FP8: [(), (1,), (1, 1)],

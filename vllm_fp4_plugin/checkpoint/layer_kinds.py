@@ -45,7 +45,7 @@ class LayerKind(NamedTuple):
 class LayerKinds:
     """Quantization schemes of a checkpoint's layers, looked up by vLLM's layer names.
 
-    Every process receives a copy: from the files, only one entry per layer is kept.
+    Every process receives a copy, so only one entry per layer is kept from the files.
 
     Args:
         checkpoint: content of the checkpoint's config.
@@ -74,7 +74,7 @@ class LayerKinds:
         self._found |= {renamed_module(name, mapper): f for name, f in self._found.items()}
 
     def has(self, kind: Kind) -> bool:
-        """Whether any layer, or any config group if the layers are unknown, has a scheme."""
+        """Whether any layer has scheme ``kind``; or any config group, if the layers are unknown."""
         groups = [f.group for f in self._found.values()] or list(self._checkpoint.declared)
         return any(group.kind is kind for group in groups)
 
@@ -89,17 +89,17 @@ class LayerKinds:
         return any(found.rpartition(".")[0] == parent for found in self._found)
 
     def tensors_kind(self, name: str) -> Kind | None:
-        """Scheme of a module from its tensors; None without known tensors."""
+        """Scheme of a module from its tensors; None if the tensors are unknown."""
         found = self._found.get(name)
         return None if found is None else found.group.kind
 
     def embedding_name(self, prefix: str) -> str:
-        """Name of the embedding, also where a model builds it without a name."""
+        """Name of the embedding: ``prefix``, or the checkpoint's name if ``prefix`` is empty."""
         named = (name for name in self._found if name.rpartition(".")[2] == EMBEDDING)
         return prefix or next(named, "")
 
     def head_group(self, prefix: str) -> LayerGroup | None:
-        """Group of an ``lm_head`` from its tensors, under any prefix; None without tensors."""
+        """Group of an ``lm_head`` from its tensors, under any prefix; None if they are unknown."""
         last = prefix.rpartition(".")[2]
         names = [prefix, *(name for name in self._found if name.rpartition(".")[2] == last)]
         return next((self._found[name].group for name in names if name in self._found), None)
@@ -192,9 +192,9 @@ class LayerKinds:
         return LayerKind(group, self._reason(name, group, says))
 
     def _is_unlisted(self, prefix: str) -> bool:
-        """Whether a layer is in a 16-bit vision tower without an entry of exactly this name.
+        """Whether a layer without tensors of its name belongs to a vision tower in 16 bits.
 
-        Vision models rename tensors in their own loaders.
+        Vision models rename tensors in their own loaders, so a layer's checkpoint name is unknown.
         """
         parts = UNLISTED.intersection(prefix.split("."))
         kinds = {

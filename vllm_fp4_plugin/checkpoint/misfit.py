@@ -15,7 +15,7 @@ _PLACES = ("param_data", "param", "self")  # local names of a destination in loa
 
 
 def _place(tensors: Mapping[str, Tensor], owner: object) -> tuple[int, ...] | None:
-    """Shape of a loader's destination, from the function's local tensors and its ``self``."""
+    """Shape of a loader's destination, from the loader's local tensors and ``self``; or None."""
     place = next((tensors[name] for name in _PLACES if name in tensors), None)
     if place is None:
         return None
@@ -40,9 +40,10 @@ class Misfit:
 
     @classmethod
     def found(cls, error: BaseException, arrivals: Arrivals) -> Self | None:
-        """Find the tensor that a loader failed on; None if it had received none.
+        """Find the tensor that a loader failed on; None if it is unknown.
 
-        A model may gather tensors before it loads any, so the innermost stack frame decides.
+        A model may gather tensors before it loads any, so the innermost stack frame that holds a
+        tensor decides.
         """
         frames = [frame for frame, _ in walk_tb(error.__traceback__)]
         for frame in reversed(frames):

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-_GUESSES = 6  # most names guessed for a tensor
+_GUESSES = 6  # maximum number of names guessed for a tensor
 
 
 class CheckpointNames:
@@ -43,7 +43,7 @@ class CheckpointNames:
         return self.guesses(name)[0]
 
     def _modules(self, parameter: str, ending: str) -> Iterator[str]:
-        """Prefixes, before ``ending``, of checkpoint names that match a parameter."""
+        """Yield the parts before ``ending`` of the checkpoint names that match a parameter."""
         same = self._came.get(ending, ())
         longest = max((_common(parameter, name) for name in same), default=0)
         for name in same:
@@ -55,7 +55,7 @@ class CheckpointNames:
 
 
 def _by_ending(names: Iterable[str]) -> dict[str, list[str]]:
-    """Names by each of their suffixes that starts at a dot."""
+    """Names, indexed by each of their dot-separated suffixes."""
     found: dict[str, list[str]] = defaultdict(list)
     for name in names:
         parts = name.split(".")

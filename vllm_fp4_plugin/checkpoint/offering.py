@@ -35,7 +35,7 @@ def wanted(
 
     Args:
         model: a model that has been loaded.
-        lacking: buffers without a write.
+        lacking: buffers that the load did not write.
         names: guesser of checkpoint names.
         refused: exceptions that models raise for an unknown tensor.
 

@@ -28,7 +28,7 @@ _OTHERS = ("k_scale", "v_scale", "num_batches_tracked")
 
 
 class Placeholders(TorchDispatchMode):
-    """Mode that records, while a model is built, the tensors without computed values."""
+    """Dispatch mode that records, while a model is built, the tensors without computed values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Placeholders(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Whether torch wraps each call against compilation: no, as building is never compiled."""
+        """Whether torch must disable dynamo around each call: no, as building is never compiled."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -78,7 +78,7 @@ class Placeholders(TorchDispatchMode):
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """Whether a tensor covers all of its storage: filling a part of a tensor makes a mask."""
+    """Whether a tensor covers its whole storage: filling a part only makes a mask."""
     return tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
@@ -86,7 +86,7 @@ _FOUND: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()
 
 
 def placeholders(model: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
-    """Names, modules and tensors of a model's placeholders; of all buffers without a record."""
+    """Names, modules and tensors of a model's placeholders; without a record, of all buffers."""
     recorded = _FOUND.get(model)
     for name, module, buffer in _persistent(model):
         if recorded is None or name in recorded:
@@ -96,7 +96,8 @@ def placeholders(model: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
 def _persistent(model: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
     """Buffers that a checkpoint may hold; buffers internal to vLLM's layers are excluded.
 
-    Internal names begin with an underscore: scales of a cache, and of attention in a tower.
+    Internal names begin with an underscore (scales of a cache, or of attention in a tower) or are
+    in ``_OTHERS``.
     """
     for prefix, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):

@@ -22,7 +22,7 @@ _PIECE = 1 << 24  # elements checked at a time
 def read_tensors(
     headers: Mapping[str, TensorHeader], names: Sequence[str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Read tensors, grouped by file."""
+    """Yield names and tensors, grouped by file."""
     by_file: dict[Path, list[str]] = defaultdict(list)
     for name in names:
         by_file[headers[name].file].append(name)
@@ -48,7 +48,7 @@ def check_global_scales(headers: Mapping[str, TensorHeader], checkpoint: Checkpo
 
 
 def global_scales(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig) -> list[str]:
-    """Names of the global scales that are used."""
+    """Names of the global scales that serving uses."""
     names = checkpoint.names
     used = [names.weight_global, names.k_scale, names.v_scale]
     if checkpoint.groups or checkpoint.is_silent:
@@ -62,7 +62,7 @@ def global_scales(headers: Mapping[str, TensorHeader], checkpoint: CheckpointCon
 def _scales_by_layer(
     headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig, used: Sequence[str]
 ) -> Iterator[str]:
-    """Names of the scales of a mixed-precision checkpoint that its layers use."""
+    """Names of the global scales that the layers of a mixed-precision checkpoint use."""
     found, suffixes = find_kinds(headers, checkpoint), tuple(f".{name}" for name in used)
     for name in headers:
         module, _, tensor = name.rpartition(".")
@@ -78,7 +78,7 @@ def _scales_by_layer(
 
 
 def check_values(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig | None) -> None:
-    """Read every tensor and check that 16-bit ones are finite and block scales positive.
+    """Read every tensor; check that floats of 16 bits and more are finite, block scales positive.
 
     Args:
         headers: the checkpoint's tensors.

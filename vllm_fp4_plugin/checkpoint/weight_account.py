@@ -1,4 +1,4 @@
-"""Account of a model's weights: bytes per module kind, adding up to all bytes."""
+"""Account of a model's weights: bytes by kind of module, which add up to all bytes."""
 
 import math
 import re
@@ -42,7 +42,7 @@ class Part:
         return self.nbytes / self.elements if self.elements else 0.0
 
     def json(self) -> dict[str, Any]:
-        """The same for programs."""
+        """Figures of this part as a JSON object."""
         return {
             "bytes": self.nbytes,
             "weights": self.elements,
@@ -69,7 +69,7 @@ class WeightAccount:
         part.nbytes += nbytes
 
     def json(self) -> dict[str, Any]:
-        """Parts for programs, by kind."""
+        """Parts by kind, as a JSON object."""
         return {kind: part.json() for kind, part in self.parts.items()}
 
     @property
@@ -98,7 +98,7 @@ def of_files(headers: Mapping[str, TensorHeader]) -> WeightAccount:
 
 
 def files_nbytes(headers: Mapping[str, TensorHeader]) -> int:
-    """Size of a checkpoint's files of weights."""
+    """Total bytes of a checkpoint's weight files."""
     files: Iterable[Path] = {header.file for header in headers.values()}
     return sum(file.stat().st_size for file in files)
 
@@ -126,7 +126,7 @@ def _elements(tensor: str, header: TensorHeader) -> int:
 
 
 def _nbytes(header: TensorHeader) -> int:
-    """Bytes of a tensor, also of dtypes not in ``DTYPES``: the name gives the bits, BOOL has 8."""
+    """Bytes of a tensor of any dtype: the number in the dtype's name is its bits; BOOL has 8."""
     bits = re.search(r"\d+", header.dtype)
     return math.prod(header.shape) * (int(bits[0]) if bits else 8) // 8
 

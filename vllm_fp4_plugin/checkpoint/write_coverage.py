@@ -20,14 +20,15 @@ class Interval(NamedTuple):
 
 
 class WriteCoverage(TorchDispatchMode):
-    """Mode that records every write to the watched tensors, also on the meta device.
+    """Dispatch mode that records every write to the watched tensors, also on the meta device.
 
     Writes are seen at PyTorch's dispatcher, including writes to views. A tensor whose storage is
     replaced counts as written.
 
     Args:
         tensors: tensors to watch.
-        before_copy: called with a watched tensor or a view of it, and the source of a copy into it.
+        before_copy: called before a copy with its destination (a watched tensor or a view) and its
+            source.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class WriteCoverage(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Whether torch wraps each call against compilation: no, as a load is never compiled."""
+        """Whether torch must disable dynamo around each call: no, as a load is never compiled."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -65,7 +66,7 @@ class WriteCoverage(TorchDispatchMode):
         return tensor.untyped_storage()._cdata in self._writes
 
     def holes(self, tensor: Tensor) -> list[Interval]:
-        """Bytes of a watched tensor without a write, as offsets from the tensor's start.
+        """Byte intervals of a watched tensor that were never written, as offsets from its start.
 
         A fill of the whole tensor is initialisation: it counts only if no write follows. A fill of
         a part writes padding, and counts.

@@ -34,7 +34,7 @@ def of_model(model: nn.Module, report: Report) -> WeightAccount:
     """Account of a model on the meta device, on one rank.
 
     Args:
-        model: as ``meta_model.built`` yields it.
+        model: model that ``meta_model.built`` yields.
         report: report of the layers, with the bytes of layers that are packed after loading.
     """
     records = {record.name: record for record in report.layers if record.weight_bytes}
@@ -50,7 +50,7 @@ def of_model(model: nn.Module, report: Report) -> WeightAccount:
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters of a module itself, and those buffers that a checkpoint holds."""
+    """Own parameters of a module, and its own buffers that a checkpoint holds."""
     buffers = {
         name: buffer
         for name, buffer in module.named_buffers(recurse=False)
@@ -60,7 +60,7 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _record(module: Any, path: str, records: dict[str, LayerRecord]) -> LayerRecord | None:
-    """Record of a module, which vLLM may name otherwise than where it is."""
+    """Record of a module, by vLLM's name for it or by its path; taken out of ``records``."""
     names = (getattr(module, name, None) for name in ("layer_name", "prefix"))
     found = (name for name in (*names, path) if name in records)
     name = next(found, None)

@@ -68,7 +68,7 @@ def _counts(rows: list[Row], arch: str, release: str) -> Counter[str]:
 
 
 def _family(row: Row, release: str) -> dict[str, Any]:
-    """Row of the table, for programs."""
+    """Row of the table, as a JSON object."""
     return {
         "family": row.family,
         "architecture": row.architecture,

@@ -24,7 +24,7 @@ __all__ = [
 
 @contextmanager
 def refusals(model: str) -> Iterator[None]:
-    """Print what is refused within in one line and exit with status 1; vLLM keeps quiet."""
+    """Print an error raised in the block as one line; exit with status 1; vLLM logs only errors."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
         yield
@@ -51,7 +51,7 @@ def parse_additional_config(given: str) -> Any:
 
 
 def _message(error: Any) -> str:
-    """Message of an error; pydantic, with which vLLM builds its config, hides it in a dump."""
+    """Message of an error, or of the errors that pydantic collected building vLLM's config."""
     details = error.errors() if hasattr(error, "errors") else ()
     causes = [detail["ctx"]["error"] for detail in details if "error" in detail.get("ctx", {})]
     return "; ".join(map(str, causes)) or str(error)

@@ -38,7 +38,7 @@ class Finding:
     Attributes:
         about: the part, e.g. ``"driver"``.
         said: version, state or fault; with a remedy unless the verdict is ``"ok"``.
-        verdict: ``"wrong"`` keeps ``vllm serve`` from starting; ``"unknown"`` may work untried.
+        verdict: ``"wrong"``: ``vllm serve`` would not start; ``"unknown"``: untried, may work.
     """
 
     about: str
@@ -68,7 +68,7 @@ def diagnose() -> None:
 
 
 def findings() -> Iterator[Finding]:
-    """Look at each thing that serving needs, one line each."""
+    """Yield a finding for each thing that serving needs."""
     yield _plugin()
     yield _vllm()
     yield _torch()
@@ -84,7 +84,7 @@ def findings() -> Iterator[Finding]:
 
 
 def gpus() -> list[Gpu]:
-    """GPUs that torch finds, none where its driver is missing or too old.
+    """GPUs that torch finds; none if the driver is missing or too old.
 
     Raises:
         RuntimeError: a GPU does not answer.
@@ -102,7 +102,7 @@ def gpus() -> list[Gpu]:
 
 
 def _plugin() -> Finding:
-    """Look whether vLLM would load the plugin."""
+    """Check whether vLLM would load the plugin."""
     for group in _ENTRY_POINTS:
         if _NAME not in {each.name for each in entry_points(group=group)}:
             said = f"no entry point {_NAME} in {group}; install the plugin with pip"
@@ -115,7 +115,7 @@ def _plugin() -> Finding:
 
 
 def _vllm() -> Finding:
-    """Look for a vLLM that imports and finds a device."""
+    """Check that vLLM imports and finds a device."""
     try:
         vllm_installation.check()
     except ImportError as error:
@@ -127,7 +127,7 @@ def _vllm() -> Finding:
 
 
 def _torch() -> Finding:
-    """Look whether this torch was tried with this vLLM."""
+    """Check whether this torch was tried with this vLLM."""
     here = tried.here()
     with_vllm = [each.torch for each in tried.COMBINATIONS if each.vllm == here.vllm]
     if here.torch in with_vllm or not with_vllm:
@@ -137,7 +137,7 @@ def _torch() -> Finding:
 
 
 def _cuda() -> Finding:
-    """Look whether torch and vLLM are built for the same devices."""
+    """Check whether torch and vLLM are built for the same devices."""
     built = torch.version.cuda
     if _is_cpu():
         said = "none: torch and vLLM are built for CPUs"
@@ -154,7 +154,7 @@ def _cuda() -> Finding:
 
 
 def _cute_dsl() -> Finding:
-    """Look for the compiler of kernels, which no CPU needs to serve."""
+    """Check for the kernels' compiler, which serving on a CPU does not need."""
     try:
         check_compiler()
     except NoCompiler as error:
@@ -169,7 +169,7 @@ def _cute_dsl() -> Finding:
 
 
 def _flashinfer() -> Finding:
-    """Look for FlashInfer, which of the plugin's own ops the fused all-reduce alone needs."""
+    """Check for FlashInfer; of the plugin's own ops, only the fused all-reduce needs it."""
     version = versions.installed("flashinfer-python")
     if version:
         return Finding("FlashInfer", version)
@@ -186,7 +186,7 @@ def _flashinfer() -> Finding:
 
 
 def _driver() -> Finding:
-    """Look whether the driver serves the CUDA that torch is built for."""
+    """Check whether the driver supports the CUDA version that torch is built for."""
     if _is_cpu():
         return Finding("driver", "none is needed on a CPU")
     try:
@@ -203,7 +203,7 @@ def _driver() -> Finding:
 
 
 def _gpu() -> Finding:
-    """Look whether every GPU is of an architecture that the plugin has kernels for."""
+    """Check whether the plugin has kernels for the architecture of every GPU."""
     if _is_cpu():
         return Finding("GPU", "none: vLLM's CPU build serves by references, which are slow")
     try:
@@ -229,7 +229,7 @@ def _gpu() -> Finding:
 
 
 def _cache() -> Finding:
-    """Look whether the folder of compiled kernels is safe and can be written to."""
+    """Check whether the folder of compiled kernels is safe and can be written to."""
     folder = cache_folder()
     if folder is None:
         return Finding("cache", f"no kernels are kept: {CACHE_VARIABLE} is empty")
@@ -251,7 +251,7 @@ def _cache() -> Finding:
 
 
 def _memory() -> Finding:
-    """Look whether as much memory is free as vLLM takes unless told otherwise."""
+    """Check whether the memory that vLLM takes by default is free."""
     if _is_cpu():
         try:
             memory = host_memory.read(0)

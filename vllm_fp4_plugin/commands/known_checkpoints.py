@@ -16,12 +16,14 @@ Verdict = Literal["served", "delegated", "refused"]
 
 @dataclass(frozen=True)
 class Cell:
-    """Verdict on a family on one architecture.
+    """Verdict on a checkpoint family on one device.
 
     Attributes:
-        verdict: ``"delegated"`` where vLLM runs quantised layers that are not NVFP4, or experts.
-        why: who runs what, or the reason why it is refused.
-        by_headers: planned by the tensors' headers alone, as vLLM cannot build the model on a CPU.
+        verdict: ``"delegated"`` where vLLM's own kernels run the experts, or quantised layers that
+            are not NVFP4.
+        why: whose kernels run which layers, or the reason why the family is refused.
+        by_headers: whether the verdict is from the tensors' headers alone, as vLLM cannot build the
+            model on a CPU.
     """
 
     verdict: Verdict
@@ -36,13 +38,13 @@ class Row:
     Attributes:
         family: name of the family.
         checkpoints: names of the checkpoints that people serve.
-        architecture: class of the model, as ``config.json`` names it.
-        model_type: type of the model's config, likewise.
+        architecture: class of the model, from ``config.json``.
+        model_type: type of the model's config, from ``config.json``.
         format: exporter's format.
         ran: test that serves a tiny checkpoint of the family and compares outputs; empty: planned.
-        note: part of the tiny checkpoint that stands in for unknown parts; empty: none.
-        on: verdict on the oldest release of vLLM, by architecture in ``ARCHS``.
-        changed: cells that differ on other releases of vLLM, by release and architecture.
+        note: part of the tiny checkpoint that is assumed, for lack of the real one; may be empty.
+        on: verdicts with the oldest supported vLLM release, by device in ``ARCHS``.
+        changed: verdicts that differ with other vLLM releases, by release and device.
     """
 
     family: str
@@ -56,11 +58,11 @@ class Row:
     changed: dict[str, dict[str, Cell]]
 
     def cell(self, arch: str, release: str) -> Cell:
-        """Verdict on an architecture, with a release of vLLM such as ``"0.33"``."""
+        """Verdict on device ``arch`` with a vLLM release such as ``"0.33"``."""
         return self.changed.get(release, {}).get(arch, self.on[arch])
 
     def with_release(self, release: str, cells: Mapping[str, Cell]) -> "Row":
-        """Row with the cells of a release, and all others as they are."""
+        """Copy of the row with the verdicts of one vLLM release replaced."""
         if release == RELEASES[0]:
             return replace(self, on=dict(cells))
         others = {name: each for name, each in self.changed.items() if name != release}
@@ -92,5 +94,5 @@ def _cells(stored: Mapping[str, Any]) -> dict[str, Cell]:
 
 
 def dump(rows: list[Row]) -> str:
-    """Write rows as the catalogue's file holds them."""
+    """Format rows as the text of the catalogue's file."""
     return json.dumps([asdict(row) for row in rows], indent=1, ensure_ascii=False) + "\n"

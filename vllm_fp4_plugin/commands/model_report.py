@@ -1,4 +1,4 @@
-"""Reports of models: built without their weights, or planned by their files' headers."""
+"""Reports of models, either built without weights or planned from their files' headers."""
 
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -36,7 +36,7 @@ def model_report(model: str, *, arch: str = "", **engine_args: Any) -> Report:
 def stored_report(
     model: str, arch: str = "", additional_config: dict[str, Any] | None = None
 ) -> Report:
-    """Report of a checkpoint by its headers, which are at hand; see ``headers_report``."""
+    """Report of a local checkpoint from its headers alone; see ``headers_report``."""
     from vllm_fp4_plugin.commands.report_by_headers import headers_report
     from vllm_fp4_plugin.device import planned_for
     from vllm_fp4_plugin.options import Options
@@ -57,6 +57,6 @@ def report_here(model: str, **args: Any) -> Report:
 
 
 def headers_here(model: str) -> Mapping[str, TensorHeader]:
-    """Headers of a model's files; none where not all of them are on this machine."""
+    """Headers of a model's files; {} unless all files are on this machine."""
     directory = checkpoint_files.local_directory(model)
     return {} if directory is None else checkpoint_files.read_headers(directory)

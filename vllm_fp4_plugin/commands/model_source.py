@@ -1,8 +1,7 @@
-"""Source of a command's model: a directory, or a name at the hub.
+"""Source of a command's model: a directory, or a name on the hub.
 
-A model that is not there is refused in one line. ``report`` needs a model's config, which is
-downloaded as vLLM would; other commands need every file, and take a name whose files the hub's
-cache holds.
+A missing model is refused in one line. ``report`` needs only a model's config, and downloads it as
+vLLM would; other commands need every file, and accept a name only if all are in the hub's cache.
 """
 
 import logging
@@ -25,13 +24,13 @@ from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 
 
 def check_config(model: str) -> None:
-    """Check that a model is a directory, or that its config is at hand or can be downloaded.
+    """Check that a model is a directory, or that its config is cached or can be downloaded.
 
     Args:
-        model: directory of a checkpoint, or its name at the hub; other addresses pass.
+        model: directory of a checkpoint, or its name on the hub; addresses with ``://`` pass.
 
     Raises:
-        UnsupportedCheckpoint: neither holds; the message names the places that were tried.
+        UnsupportedCheckpoint: the model was not found; the message names the places tried.
     """
     if Path(model).is_dir() or "://" in model:
         return
@@ -58,13 +57,13 @@ def check_config(model: str) -> None:
 
 
 def whole_directory(model: str) -> Path:
-    """Directory of a model of which every file is on this machine.
+    """Directory of a model, with all files on this machine.
 
     Args:
-        model: directory of a checkpoint, or its name at the hub.
+        model: directory of a checkpoint, or its name on the hub.
 
     Raises:
-        UnsupportedCheckpoint: it is neither, or not all of its files are in the hub's cache.
+        UnsupportedCheckpoint: ``model`` is neither, or a file is missing in the hub's cache.
     """
     if Path(model).is_dir():
         return Path(model)
@@ -80,7 +79,7 @@ def whole_directory(model: str) -> Path:
 
 
 def _check_name(model: str) -> None:
-    """Check that a model that is no directory could be a name at the hub."""
+    """Check that ``model``, which is not a directory, could be a name on the hub."""
     try:
         if not Path(model).exists() and not model.startswith("~"):
             validate_repo_id(model)

@@ -36,7 +36,7 @@ def headers_report(directory: Path, options: Options) -> Report:
 
     Args:
         directory: directory of the checkpoint.
-        options: options of the user; ``activation_terms`` is matched by the names on disk.
+        options: options of the user; ``activation_terms`` is matched against the names on disk.
 
     Raises:
         UnsupportedCheckpoint: the checkpoint is not quantised, or its headers would be refused.
@@ -66,7 +66,7 @@ def headers_report(directory: Path, options: Options) -> Report:
 
 
 def _activation(directory: Path) -> str:
-    """Activation of the model's experts, as far as its architecture tells."""
+    """Activation function of the model's experts, by architecture; SiLU by default."""
     config = json.loads((directory / _CONFIG).read_text(encoding="utf-8"))
     known = (
         _ACTIVATIONS[name] for name in config.get("architectures") or () if name in _ACTIVATIONS
@@ -77,7 +77,7 @@ def _activation(directory: Path) -> str:
 def _stacked_experts(
     headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig
 ) -> dict[str, list[str]]:
-    """Modules that hold a weight of all experts in one tensor, by the layer."""
+    """Modules that stack a weight of all experts in one tensor, by layer."""
     layers: dict[str, list[str]] = {}
     for module in checkpoint_files.quantised_modules(headers, checkpoint.names):
         weight = headers.get(f"{module}.{checkpoint.names.weight}")

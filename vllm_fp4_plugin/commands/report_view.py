@@ -15,7 +15,7 @@ from vllm_fp4_plugin.report import Report
 
 @dataclass(frozen=True)
 class Row:
-    """One layer, or a group of layers that differ in nothing."""
+    """Row of the table: one layer, or a group of layers whose records are equal."""
 
     layer: str
     count: int
@@ -25,7 +25,7 @@ class Row:
 
 
 class ReportView(NamedTuple):
-    """Report of a model, as the command was asked for it.
+    """Report of a model, with the arguments of the command that shows it.
 
     Attributes:
         model: the command's argument.
@@ -42,7 +42,7 @@ class ReportView(NamedTuple):
     every_layer: bool
 
     def rows(self) -> list[Row]:
-        """Rows of layers."""
+        """Rows of the table of layers."""
         if self.every_layer:
             return [_row(r.name, 1, r.kernel, r.arithmetic, r.reason) for r in self.report.layers]
         return [_row(*each) for each in self.report.grouped()]
@@ -62,7 +62,7 @@ class ReportView(NamedTuple):
             console.print(part)
 
     def json(self) -> dict[str, Any]:
-        """The same for programs; ``report --help`` names the fields."""
+        """Report as a JSON object; ``report --help`` names the fields."""
         here = self.report.weights
         files = weight_account.of_files(self.headers) if self.headers else None
         sizes = None

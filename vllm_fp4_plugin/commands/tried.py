@@ -48,7 +48,7 @@ HEADINGS = {"cute_dsl": "CuTe DSL", "vllm": "vLLM", "cuda": "CUDA", "python": "P
 
 
 def here() -> Combination:
-    """Versions that are installed; ``"not installed"`` for each that is not."""
+    """Combination of the installed versions; ``"not installed"`` for a missing package."""
     import torch
 
     absent = "not installed"
@@ -75,7 +75,7 @@ def verdict(found: Combination) -> str:
 
 
 def differences(found: Combination, other: Combination) -> list[str]:
-    """Fields in which a combination is another one, as ``"torch 2.14.0"`` of the other."""
+    """Fields in which ``other`` differs, each with its value there, e.g. ``"torch 2.14.0"``."""
     return [
         f"{_heading(field.name)} {getattr(other, field.name)}"
         for field in fields(Combination)
@@ -96,7 +96,7 @@ def _heading(name: str) -> str:
 
 
 def _release(version: str) -> str:
-    """Release of a version: of ``"0.33.0+cpu"`` it is ``"0.33.0"``."""
+    """Release part of a version, e.g. ``"0.33.0"`` of ``"0.33.0+cpu"``."""
     return version.partition("+")[0]
 
 

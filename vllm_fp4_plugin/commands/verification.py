@@ -1,4 +1,4 @@
-"""Verification of a checkpoint: all tensors of the model, and sound scales, are in its files."""
+"""Verification of a checkpoint: its files hold all tensors of the model, and valid scales."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,12 +12,13 @@ from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 
 @dataclass(frozen=True)
 class Verified:
-    """Contents of a checkpoint that is complete.
+    """Content of a complete checkpoint.
 
     Attributes:
         directory: directory of the checkpoint.
         tensors, files: number of each.
-        format: exporter's format; None, as the next two are, if the checkpoint is not quantised.
+        format: exporter's format; None, like nvfp4_layers and global_scales, if the checkpoint is
+            not quantised.
         nvfp4_layers: number of NVFP4 layers.
         global_scales: number of global scales, all within bounds.
         values_checked: whether every tensor was read: values are finite, block scales positive.
@@ -32,7 +33,7 @@ class Verified:
     values_checked: bool = False
 
     def lines(self) -> list[str]:
-        """Lines for a reader."""
+        """Lines that the command prints."""
         files = _count(self.files, "file")
         lines = [f"{self.directory}: complete, {self.tensors:,} tensors in {files}"]
         if self.nvfp4_layers is not None and self.global_scales is not None:
@@ -45,7 +46,7 @@ class Verified:
         return lines
 
     def json(self) -> dict[str, Any]:
-        """The same for programs; ``verify --help`` names the fields."""
+        """Content as a JSON object; ``verify --help`` names the fields."""
         return asdict(self) | {"directory": str(self.directory)}
 
 
@@ -53,12 +54,12 @@ def verified(directory: Path, *, values: bool = False, **engine_args: Any) -> Ve
     """Verify a checkpoint.
 
     Args:
-        directory: where it is.
-        values: read every tensor.
-        engine_args: as for ``meta_model.built``.
+        directory: directory of the checkpoint.
+        values: whether to read every tensor and check its values.
+        engine_args: arguments of ``meta_model.built``.
 
     Raises:
-        ValueError: naming what is missing or wrong.
+        ValueError: a tensor is missing or invalid; the message names it.
     """
     headers = checkpoint_files.read_headers(directory)
     if not headers:

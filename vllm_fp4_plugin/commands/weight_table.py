@@ -1,4 +1,4 @@
-"""Table of a model's weights by kind: on this device, and in the files that they come from."""
+"""Table of a model's weights by kind, on this device and in the checkpoint's files."""
 
 from collections.abc import Iterator, Mapping
 
@@ -18,7 +18,7 @@ def lines(
 
     Args:
         here: weights as a device holds them; None: not known.
-        headers: those of the checkpoint's files; without any only ``here`` is shown.
+        headers: headers of the checkpoint's files; if empty, only ``here`` is shown.
     """
     files = weight_account.of_files(headers) if headers else None
     columns = {"in memory, one rank": here, "in the files": files}

@@ -37,7 +37,7 @@ _GRANULARITY = {
 
 @register_weight_loader_v2_supported_method
 class ReferenceLinearMethod(LinearMethodBase):
-    """Method that multiplies by the decoded weight in float32, with inputs rounded by the scheme.
+    """Method that decodes the weight and multiplies in float32; the scheme rounds the inputs.
 
     Args:
         group: quantization scheme of the layer.
@@ -126,7 +126,7 @@ class ReferenceLinearMethod(LinearMethodBase):
         return NumberParameter(data=data, weight_loader=loader)
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Check that every number was loaded."""
+        """Check that no element has kept its initial value, NaN."""
         for name in (self.weight, self.scale, "input_scale"):
             parameter = getattr(layer, name, None)
             if parameter is None:
@@ -143,7 +143,7 @@ class ReferenceLinearMethod(LinearMethodBase):
             layer.register_parameter(name, Parameter(data, requires_grad=False))
 
     def _source(self, name: str, holes: Tensor) -> tuple[Source | str, Tensor]:
-        """Checkpoint tensor with the first unloaded elements, and their place in it."""
+        """Checkpoint tensor of the first incomplete shard, and the mask of its missing elements."""
         sources: dict[Any, Source] = self.loaders[name].sources
         if None in sources or len(self.shards) != len(self.shard_sizes):
             return sources.get(None, f"{self.prefix}.{name}"), holes

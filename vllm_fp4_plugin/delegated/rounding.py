@@ -41,12 +41,12 @@ def dequantize_weight(
 
 
 def round_static(x: Tensor, scale: Tensor) -> Tensor:
-    """Round ``(..., K)`` to E4M3 steps of one calibrated ``scale``, saturating: float32."""
+    """Round ``(..., K)`` to E4M3 under one calibrated ``scale``, saturating; returns float32."""
     return _e4m3(x.float() / scale) * scale
 
 
 def round_dynamic(kind: Kind, x: Tensor) -> Tensor:
-    """Round ``(..., K)`` with dynamic scales as a layer of this scheme does: float32."""
+    """Round ``(..., K)`` with the dynamic scales of a scheme; returns float32."""
     if kind in (Kind.FP8, Kind.FP8_CHANNEL):
         return _round_blocks(x, x.shape[-1])
     if kind is Kind.FP8_BLOCK:

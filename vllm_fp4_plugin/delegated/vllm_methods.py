@@ -42,7 +42,7 @@ def vllm_method(
 
 
 def label(layer: Any, method: QuantizeMethodBase) -> str:
-    """Class name of vLLM's scheme for the layer, if its method has schemes, or of the method."""
+    """Class name of the layer's scheme in vLLM, or of its method if the method has no schemes."""
     return type(getattr(layer, "scheme", None) or method).__name__
 
 

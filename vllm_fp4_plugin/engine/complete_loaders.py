@@ -21,7 +21,7 @@ from vllm_fp4_plugin.options import METHOD
 
 
 class _CompleteLoader:
-    """Mixin for vLLM's loaders that refuses an incomplete model of our method."""
+    """Mixin for vLLM's loaders that refuses an incomplete model served by our method."""
 
     load_config: Any
     checks_completeness = True  # read by completeness.check_load_format
@@ -93,7 +93,7 @@ _REPLACED = {
 
 
 def register() -> None:
-    """Replace vLLM's loaders of checkpoints by loaders that check completeness."""
+    """Replace vLLM's checkpoint loaders with loaders that check completeness."""
     loaders = model_loader._LOAD_FORMAT_TO_MODEL_LOADER
     for load_format, loader in loaders.items():
         loaders[load_format] = _REPLACED.get(loader, loader)

@@ -17,7 +17,7 @@ class Nvfp4CpuPlatform(CpuPlatform):
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
-        """Have our worker choose the size of the KV cache, unless the user set one."""
+        """Let our worker choose the size of the KV cache, unless the user set a size."""
         parallel = vllm_config.parallel_config
         is_default = parallel.worker_cls == "auto"
         super().check_and_update_config(vllm_config)
@@ -53,7 +53,7 @@ class Nvfp4CpuPlatform(CpuPlatform):
 def is_size_given(cache_config: Any) -> bool:
     """Whether the user set a size of the KV cache, or a share of the memory.
 
-    vLLM has converted ``VLLM_CPU_KVCACHE_SPACE`` to such a size before.
+    vLLM has already converted ``VLLM_CPU_KVCACHE_SPACE`` to such a size.
     """
     if cache_config.kv_cache_memory_bytes is not None:
         return True

@@ -25,7 +25,7 @@ _PADDING = 2  # upper bound: vLLM pads unlike layers to groups of one size
 
 
 class NoRoomForCache(ValueError):
-    """A KV cache of one sequence does not fit into this machine's memory."""
+    """Error: the KV cache of one sequence does not fit into this machine's memory."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class CacheNeed:
 
 
 def need_of(layers: Sequence[Any], vllm_config: Any) -> CacheNeed:
-    """Cache need of layers, given as vLLM's specs, with the block that vLLM holds back."""
+    """Cache need of layers, given as vLLM's specs, including the block that vLLM reserves."""
     block = sum(layer.page_size_bytes for layer in layers)
     one = sum(layer.max_memory_usage_bytes(vllm_config) for layer in layers)
     padding = _PADDING if any(layer != layers[0] for layer in layers) else 1
@@ -63,8 +63,8 @@ def room(memory: HostMemory, ranks: int) -> int:
 def choose(room: int, need: CacheNeed) -> int:
     """Choose the size of a rank's KV cache: half its room, as another server may start later.
 
-    More if one sequence needs more, and less if all sequences need less, but at least 1 GiB for
-    cached prefixes.
+    The size is larger if one sequence needs more, and smaller if all sequences need less, but then
+    at least 1 GiB for cached prefixes.
     """
     return min(room, max(need.padded, min(room // 2, max(need.all, GIB))))
 

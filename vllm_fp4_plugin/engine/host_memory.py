@@ -104,7 +104,7 @@ def _control_groups(root: Path) -> Iterator[HostMemory]:
 
 
 def _groups(mount: Path, path: str) -> Iterator[Path]:
-    """Directories of a cgroup and all parents; in a container the mount is the group."""
+    """Yield the directories of a cgroup and its parents; in a container the mount is the group."""
     inner = PurePosixPath(path.lstrip("/"))
     if ".." not in inner.parts:
         yield from (mount / each for each in (inner, *inner.parents) if each.parts)

@@ -16,7 +16,7 @@ _BUILDING: list[None] = []  # one entry per active ``built_for``
 
 
 def is_building() -> bool:
-    """Whether this process builds a model, or a config of a model, that never runs."""
+    """Whether this process is building a model, or a model's config, that will never run."""
     return bool(_BUILDING)
 
 
@@ -53,7 +53,7 @@ def built(model: str, *, arch: str = "", **engine_args: Any) -> Iterator[tuple[A
         The model and vLLM's config, whose ``quant_config`` is ours.
 
     Raises:
-        ValueError: the checkpoint or an option is refused, by name.
+        ValueError: the checkpoint or an option is refused; the message names it.
         NoKernelError: this machine's device has no kernel for a layer.
         IncompatibleVllm: this vLLM lacks a name that is needed.
     """
@@ -70,7 +70,7 @@ def built(model: str, *, arch: str = "", **engine_args: Any) -> Iterator[tuple[A
 
 @contextmanager
 def built_for(args: Any, arch: str = "") -> Iterator[tuple[Any, Any]]:
-    """Build a model for vLLM's ``EngineArgs`` on one rank; otherwise as ``built``."""
+    """Build a model for vLLM's ``EngineArgs`` on one rank; see ``built``."""
     import torch
 
     with vllm_names():

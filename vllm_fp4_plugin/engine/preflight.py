@@ -81,7 +81,7 @@ def _checked(create: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_options(args: Any, is_ours: bool) -> None:
-    """Check that ``--additional-config`` has valid options of ours, all in their place.
+    """Check that our options in ``--additional-config`` are valid and in their place.
 
     Args:
         args: vLLM's ``EngineArgs``.
@@ -96,10 +96,10 @@ def check_options(args: Any, is_ours: bool) -> None:
 
 
 def check_complete(args: Any, directory: Path) -> None:
-    """Check a local checkpoint for all tensors of its model, by headers alone.
+    """Check, from headers alone, that a local checkpoint has all tensors of its model.
 
-    The dry load runs in a child of this process: state left behind by building a model, on a GPU
-    too, would disturb the engine.
+    The dry load runs in a child process: building a model leaves state behind, on a GPU too, that
+    would disturb the engine.
 
     Args:
         args: vLLM's ``EngineArgs``.
@@ -147,7 +147,7 @@ def _alone(args: Any) -> Any:
 
 
 def _in_a_child(function: Callable[[], bytes]) -> bytes:
-    """Result of a function run in a fork of this process."""
+    """Run ``function`` in a fork of this process and return its result."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:

@@ -35,7 +35,7 @@ _of_vllm: dict[str, str] = {}
 
 
 def cause(error: BaseException) -> str:
-    """One-line message of our refusal that ``error`` is or was caused by; empty if none."""
+    """One-line message of our refusal among ``error`` and its causes; empty if there is none."""
     for each in _chain(error):
         if type(each).__module__.partition(".")[0] in _PACKAGES:
             return " ".join(str(each).split())
@@ -91,7 +91,7 @@ def _explained(error: Exception) -> str:
 
 
 def _leave(record: logging.LogRecord) -> bool:
-    """Save the first refusal that vLLM logs with a traceback; a filter that passes all records."""
+    """Filter that passes all records, and saves the first refusal logged with a traceback."""
     error = record.exc_info[1] if record.exc_info else None
     file = os.environ.get(VARIABLE)
     if error is not None and file and (message := cause(error)):
@@ -102,7 +102,7 @@ def _leave(record: logging.LogRecord) -> bool:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, the errors that pydantic collected inside, and the causes."""
+    """Yield an error and its causes, each followed by the errors that pydantic collected inside."""
     while error is not None:
         yield error
         # pydantic, with which vLLM builds its config, keeps errors in a list.

@@ -13,9 +13,9 @@ _EXTRAS = (
 
 
 class UnusableVllm(ImportError):
-    """Error of a vLLM that is not installed, cannot be imported, or does not run on this machine.
+    """Error for a vLLM that is not installed, cannot be imported, or does not run on this machine.
 
-    The cause is no model, and the remedy is the same for all models.
+    Neither the cause nor the remedy depends on the model.
     """
 
 
@@ -72,7 +72,7 @@ def check_planned_arch(arch: str) -> None:
 
 
 def _import(module: str) -> None:
-    """Import a module of vLLM; convert any error of its dependencies."""
+    """Import a module of vLLM; convert any error to ``UnusableVllm``."""
     try:
         __import__(module)
     except Exception as error:

@@ -163,7 +163,7 @@ def _with_packing(group: LayerGroup, config: Mapping[str, Any]) -> LayerGroup:
     """Add the config's global format to a group that has no format of its own.
 
     Raises:
-        UnsupportedCheckpoint: that format holds no such weights.
+        UnsupportedCheckpoint: the format cannot hold the group's weights.
     """
     own = group.settings.get("format")
     packing = own or config.get("format")

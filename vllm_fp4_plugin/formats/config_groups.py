@@ -49,7 +49,7 @@ def read_groups(config: Mapping[str, Any], remedy: str) -> list[LayerGroup]:
 
 
 def input_scaling(kind: Kind, inputs: Mapping[str, Any] | None) -> Inputs:
-    """Input scaling of layers beside NVFP4's, from their arguments; of NVFP4 ``"16-bit"``."""
+    """Input scaling of a non-NVFP4 layer, from its input's arguments; ``"16-bit"`` for NVFP4."""
     if inputs is None or kind.is_nvfp4:
         return "16-bit"
     static = kind in (Kind.FP8, Kind.FP8_CHANNEL) and not inputs.get("dynamic")
@@ -73,7 +73,7 @@ def check_any_nvfp4(field: str, groups: list[LayerGroup], remedy: str) -> None:
 
 
 def _kind(field: str, args: Any, remedy: str) -> Kind:
-    """Scheme of weights from their quantization arguments; NVFP4 also for weight-only."""
+    """Scheme of weights from their quantization arguments; ``Kind.NVFP4`` even if weight-only."""
     if not isinstance(args, Mapping):
         raise UnsupportedCheckpoint(
             f"{field}: is {args!r}, must be an object that describes 4-bit or 8-bit floats; "
@@ -122,7 +122,7 @@ def _check_inputs(field: str, kind: Kind, inputs: Any, remedy: str) -> None:
 
 
 def _check_blocks(field: str, args: Mapping[str, Any], remedy: str) -> None:
-    """Raise unless the declared scale fields of NVFP4 values, if any, match NVFP4."""
+    """Raise if a declared ``strategy`` or ``symmetric`` field does not match NVFP4."""
     for name, accepted in (("strategy", ("tensor_group", "group")), ("symmetric", (True,))):
         value = args.get(name)
         if value is not None and value not in accepted:
@@ -151,10 +151,10 @@ def is_nvfp4_cache(scheme: Any) -> bool:
 
 
 def read_kv_scheme(scheme: Any) -> dict[str, Any] | None:
-    """Read a ``kv_cache_scheme``, which must be FP8 or NVFP4; None if it is not FP8.
+    """Read an FP8 ``kv_cache_scheme``; None if the scheme is NVFP4, or absent.
 
     Raises:
-        UnsupportedCheckpoint: the scheme is neither.
+        UnsupportedCheckpoint: the scheme is neither FP8 nor NVFP4.
     """
     if scheme is None or is_nvfp4_cache(scheme):
         return None

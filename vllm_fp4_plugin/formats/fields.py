@@ -1,4 +1,4 @@
-"""Readers of a config's fields; their errors name a field of a wrong type."""
+"""Readers of a config's fields, whose errors name the field with a wrong type."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ def read_names(field: str, value: Any) -> tuple[str, ...]:
         value: value of the field.
 
     Raises:
-        UnsupportedCheckpoint: the value is no list of strings.
+        UnsupportedCheckpoint: the value is not a list of strings.
     """
     if value is None:
         return ()
@@ -32,7 +32,7 @@ def read_names(field: str, value: Any) -> tuple[str, ...]:
 
 
 def read_object(field: str, value: Any) -> Mapping[str, Any]:
-    """Read an object; an empty one if the field is absent.
+    """Read an object; ``{}`` if the field is absent.
 
     Raises:
         UnsupportedCheckpoint: the value has another type.
@@ -47,7 +47,7 @@ def read_object(field: str, value: Any) -> Mapping[str, Any]:
 
 
 def read_objects(field: str, value: Any) -> dict[str, Mapping[str, Any]]:
-    """Read an object of objects; an empty one if the field is absent.
+    """Read an object of objects; ``{}`` if the field is absent.
 
     Raises:
         UnsupportedCheckpoint: the value, or a value in it, has another type.

@@ -14,7 +14,7 @@ INVERSE_SCALE = "weight_scale_inv"  # DeepSeek's name for scale factors of FP8 b
 
 
 class UnsupportedCheckpoint(ValueError):
-    """A checkpoint that ``nvfp4-tc`` cannot serve as it is."""
+    """Error for a checkpoint that ``nvfp4-tc`` cannot serve as it is."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,10 @@ class TensorNames:
 
     Attributes:
         weight: codes of a linear, uint8 ``(N, K/2)``.
-        block_scale: float8_e4m3fn ``(N, K/16)``.
-        weight_global: float32, one number.
-        input_global: float32, one number; absent in weight-only checkpoints.
+        block_scale: block scales of a weight, float8_e4m3fn ``(N, K/16)``.
+        weight_global: global scale of a weight, float32, one number.
+        input_global: global scale of an input, float32, one number; absent in weight-only
+            checkpoints.
         k_scale: scale of an attention module's FP8 keys, float32, one number.
         v_scale: scale of an attention module's FP8 values, float32, one number.
     """
@@ -74,11 +75,11 @@ class Format(ABC):
 
     @abstractmethod
     def group(self, kind: Kind, *, static_input: bool) -> "LayerGroup | None":
-        """Describe layers of a scheme without a config group; None if the format lacks the scheme.
+        """Make a group for layers that no config group covers; None if the format lacks ``kind``.
 
         Args:
             kind: scheme of the layer's tensors.
-            static_input: the checkpoint stores an input scale.
+            static_input: whether the checkpoint stores an input scale.
         """
 
     @abstractmethod
@@ -87,8 +88,8 @@ class Format(ABC):
 
         Args:
             ignore: names of the linears that were not quantised.
-            weight_only: inputs stay in 16 bits.
-            fp8_kv: scales of an FP8 key/value cache are stored.
+            weight_only: whether inputs stay in 16 bits.
+            fp8_kv: whether scales of an FP8 key/value cache are stored.
         """
 
     def further_files(
@@ -141,14 +142,14 @@ class CheckpointConfig:
 
     Attributes:
         format: format of the checkpoint.
-        weight_only: activations stay in 16 bits (W4A16); unused with ``groups``.
+        weight_only: whether activations stay in 16 bits (W4A16); unused with ``groups``.
         ignore: patterns of modules left unquantised (see ``ignore.matches``).
         targets: patterns of quantised modules, None for every linear.
         kv_cache_scheme: the declared FP8 KV-cache scheme, or None.
         groups: groups of a mixed-precision checkpoint, which replace ``weight_only`` and
             ``targets``; ``()``: every quantised layer is NVFP4.
-        is_silent: a mixed-precision checkpoint whose config lists no scheme per layer.
-        nvfp4_cache: an NVFP4 KV cache is declared; another cache dtype is served instead.
+        is_silent: whether the config of a mixed-precision checkpoint lists no scheme per layer.
+        nvfp4_cache: whether an NVFP4 KV cache is declared; another dtype is served instead.
     """
 
     format: Format

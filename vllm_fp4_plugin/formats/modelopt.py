@@ -153,7 +153,7 @@ class ModelOpt(Format):
 
 
 def _parts(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Objects of a config that may hold its fields: the innermost, most specific first."""
+    """Objects that may hold a config's fields, the innermost, most specific one first."""
     parts = [config]
     for name in _NESTED:
         if config.get(name) is not None:
@@ -180,7 +180,7 @@ def _ignore(parts: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 def _module(pattern: str) -> str:
-    """Module that ``X*`` stands for: X and the modules below, not every name with this prefix.
+    """Rewrite ``X*`` as ``X``: it means X and the modules below, not every name with this prefix.
 
     ModelOpt writes ``X*`` for a module without any quantised layer, and the name of a module covers
     all modules below. Other wildcards keep their usual meaning.
@@ -195,10 +195,10 @@ def _config_groups(parts: Iterable[Mapping[str, Any]]) -> list[LayerGroup]:
 
 
 def _of_modelopt(group: LayerGroup) -> LayerGroup:
-    """Algorithm name of a config group.
+    """Config group whose settings are replaced with ModelOpt's algorithm name.
 
     Raises:
-        UnsupportedCheckpoint: ModelOpt has no algorithm for the group that vLLM knows.
+        UnsupportedCheckpoint: ModelOpt has no algorithm for the group, or vLLM does not know it.
     """
     if group.kind not in _ALGORITHMS:
         raise UnsupportedCheckpoint(
@@ -208,7 +208,7 @@ def _of_modelopt(group: LayerGroup) -> LayerGroup:
 
 
 def _mixed_groups(parts: list[Mapping[str, Any]]) -> list[LayerGroup]:
-    """Groups of a mixed-precision checkpoint; [] if its config does not list any."""
+    """Groups of a mixed-precision checkpoint; [] if the config lists none."""
     layers = read_objects("quantized_layers", _find(parts, "quantized_layers"))
     if not layers:
         return [_of_modelopt(group) for group in _config_groups(parts)]
@@ -235,7 +235,7 @@ def _group(where: str, kind: Kind, targets: tuple[str, ...] | None) -> LayerGrou
 
 
 def _kv_scheme(parts: list[Mapping[str, Any]]) -> Any:
-    """Scheme of the KV cache, also from an algorithm's name; None without a scheme."""
+    """Scheme of the KV cache, from its own field or the algorithm's name; None without both."""
     algorithm, scheme = _find(parts, "kv_cache_quant_algo"), _find(parts, "kv_cache_scheme")
     if scheme is not None or algorithm is None:
         return scheme

@@ -7,13 +7,13 @@ from vllm_fp4_plugin.report import LayerRecord
 
 
 def register() -> None:
-    """Register our kernel as a provider of vLLM's op, in releases with such ops."""
+    """Register our kernel as a provider of vLLM's op, in vLLM releases with IR ops."""
     if norm_kernel.has_ir():
         norm_provider.register()
 
 
 def make_default(vllm_config: VllmConfig, switched_on: bool) -> LayerRecord | None:
-    """Run norms of models built from now on by our kernel, unless the user chose otherwise.
+    """Run norms of models built from now on with our kernel, unless the user chose otherwise.
 
     Returns:
         Record of the norms' kernel and the reason; None on a device without a kernel.

@@ -40,7 +40,7 @@ def before(found: Found, layer: Any, kernel: Kernel) -> Before:
 
     Args:
         found: the norm.
-        layer: linear layer that consumes the quantised result.
+        layer: linear layer that consumes the norm's quantised result.
         kernel: kernel of the norm with a residual.
     """
     if get_tensor_model_parallel_world_size() == 1:
@@ -64,7 +64,7 @@ def before(found: Found, layer: Any, kernel: Kernel) -> Before:
 
 
 def vllm_does_better(config: Any, found: Before) -> str:
-    """Reason to prefer vLLM's norm, whose pass fuses an all-reduce that ours cannot; else empty.
+    """Reason to keep vLLM's norm, which vLLM fuses with an all-reduce and we cannot; else empty.
 
     Args:
         config: config of the engine.

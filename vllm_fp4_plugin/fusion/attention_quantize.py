@@ -1,4 +1,4 @@
-"""Attention that quantises the result for its only consumer.
+"""Attention that quantises its result for the only consumer.
 
 Plugins cannot replace vLLM's ``Attention``, but the class of a built layer can be changed:
 ``QuantizingAttention`` only adds a forward pass, which calls the same op as vLLM's,
@@ -83,10 +83,10 @@ class QuantizingAttention(Attention):
 
 
 def feeds(owner: Any, name: str, layer: Any) -> bool:
-    """Whether a linear layer consumes an attention's result, alone or among other layers.
+    """Whether a linear layer consumes an attention layer's result, alone or among others.
 
     Args:
-        owner: complete module that holds both.
+        owner: complete module that holds the attention and the layer.
         name: name of the attention in ``owner``.
         layer: row-parallel linear layer of ours.
     """
@@ -99,7 +99,7 @@ def obstacle(owner: Any, name: str, attention: Any, layer: Any) -> str:
     """Reason why an attention layer cannot quantise for a linear layer; empty if it can.
 
     Args:
-        owner: module that holds both.
+        owner: module that holds the attention and the layer.
         name: name of the attention in ``owner``.
         attention: attention whose result the layer consumes, see ``feeds``.
         layer: the linear layer; all its other fusions are resolved.

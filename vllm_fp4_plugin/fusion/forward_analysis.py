@@ -168,7 +168,7 @@ def flow_of_parameter(
 
 
 def flow_of_layers(owner: Any, layers: str, returns: Returns) -> Flow:
-    """Follow the results of a list's layers, except the last, into the loop that calls the layers.
+    """Follow the results of all but the last layer of a list through the loop that calls them.
 
     Args:
         owner: module, or its class, whose ``forward`` loops once over this rank's layers of the
@@ -207,7 +207,7 @@ class _LeakError(Exception):
 
 
 class _Held(Enum):
-    """Part of the value in an expression; None: no part."""
+    """Part of the tracked value that a name or expression holds; None stands for no part."""
 
     RESULT = "result"
     PAIR = "pair"  # pair of the value and something else
@@ -251,7 +251,7 @@ class _ClassReader:
         return f"{self.producer}'s result" if self.producer else f"its input {self.asked.parameter}"
 
     def returned(self, arguments: int) -> _Held | None:
-        """Part of the value in a producer's result, by number of call arguments; None: unknown."""
+        """Part of the value that the producer returns, by argument count; None: unknown."""
         if self.asked.returns == "norm":
             return {1: _Held.RESULT, 2: _Held.PAIR}.get(arguments)
         return _Held.RESULT if self.asked.returns == "result" else _Held.PAIR
@@ -343,7 +343,7 @@ class _MethodReader:
         self._block(definition.body, self._entry(definition.args))
 
     def _entry(self, given: ast.arguments) -> _State:
-        """Parameter that holds the value on entry to ``forward``, where an input is tracked."""
+        """State on entry: if an input is tracked, the parameter that holds the value."""
         parameter = self.owner.asked.parameter
         if parameter is None or not self._is_forward:
             return {}
@@ -405,7 +405,7 @@ class _MethodReader:
     # --- statements -----------------------------------------------------------------------
 
     def _block(self, statements: list[ast.stmt], state: _State) -> bool:
-        """Read statements; return whether no path passes the last statement."""
+        """Read statements; return whether no path continues after the last statement."""
         return any(self._statement(statement, state) for statement in statements)
 
     def _statement(self, statement: ast.stmt, state: _State) -> bool:
@@ -473,7 +473,7 @@ class _MethodReader:
         return False
 
     def _forget(self, statement: ast.stmt) -> None:
-        """Drop parameters that a statement may assign from the known parameters."""
+        """Forget which parameters are not None, if a statement may assign to them."""
         if isinstance(statement, ast.Try | ast.Match):
             self._given.clear()
         for node in ast.walk(statement):
@@ -532,7 +532,7 @@ class _MethodReader:
         return False
 
     def _loop(self, layer: str, body: list[ast.stmt], state: _State) -> None:
-        """Read a loop over layers twice: for an iteration's result, and for its use in the next.
+        """Read a loop over layers twice: for an iteration's result, and its use in the next one.
 
         After the loop the name holds the last layer's result, which is not followed.
         """

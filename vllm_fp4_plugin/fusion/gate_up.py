@@ -3,10 +3,10 @@
 vLLM's gated MLPs call ``gate_up_proj(x)`` and pass the result straight to ``SiluAndMul``. Where
 this is allowed, the projection returns a ``GateUp``, a promise that holds the projection's input;
 our ``SiluAndMul`` calls the fused op on a ``GateUp``, and vLLM's code on plain tensors. If the next
-layer takes NVFP4 with a calibrated scale, the op returns that: see ``ops.operands``.
+layer takes NVFP4 with a calibrated scale, the op returns NVFP4: see ``ops.operands``.
 
 Once the model is built, the forward pass and the activation of the owning module decide whether the
-projection may be fused. In doubt it is not, and the report gives the reason.
+projection may be fused. In doubt it stays unfused, and the report gives the reason.
 """
 
 import sys
@@ -37,13 +37,13 @@ class GateUp:
     Attributes:
         x: input of the projection, ``(..., K)``.
         layer: the projection.
-        n: I, width of gate and up projection on this rank.
+        n: width I of each of the two projections on this rank.
         kernel: target of the GEMM kernel, see ``ops.linear.silu_mul_linear``.
         quantizer: target of the kernel that quantises the input, or None.
         terms: NVFP4 values summed for each input element.
         consumer: layer that takes the result quantised; None: the result has x's dtype.
         out_terms: NVFP4 values summed for each element of a quantised result.
-        apart: targets of the GEMM and quantization kernels to run two unfused GEMMs; or None.
+        apart: targets of the GEMM and quantization kernels that run two unfused GEMMs; None: fused.
     """
 
     x: Input
@@ -101,7 +101,7 @@ class FusedSiluAndMul(SiluAndMul):
 
 
 def enable() -> None:
-    """Replace vLLM's class by ``FusedSiluAndMul``, for models built from now on."""
+    """Replace vLLM's ``SiluAndMul`` with ``FusedSiluAndMul`` for models built from now on."""
     if op_registry_oot.get("SiluAndMul") is None:
         SiluAndMul.register_oot(FusedSiluAndMul)
         # Registration renames the class; custom_ops directives use the original name.
@@ -126,7 +126,7 @@ def obstacle(layer: Any, prefix: str, options: Options) -> str | None:
     """Reason against fusing a layer, as far as known while the layer is built.
 
     Returns:
-        ``""`` if the layer is no gate and up projection; None if fusion is still possible, see
+        ``""`` if the layer is not a gate and up projection; None if fusion is still possible, see
         ``owners_obstacle``.
     """
     if prefix.rpartition(".")[2] != PROJECTION:

@@ -29,7 +29,7 @@ class Producer(NamedTuple):
     """A row-parallel layer before a norm.
 
     Attributes:
-        layer: the layer; None: there is none.
+        layer: the layer; None if there is none.
         against: reason why the norm cannot all-reduce the layer's result; empty if it can.
     """
 
@@ -45,7 +45,7 @@ class _Source(NamedTuple):
         module: the module.
         layer: row-parallel layer whose result the module returns, maybe the module itself; or None.
         returns: return convention of the module.
-        leak: reason for ``layer`` None, despite a row-parallel layer inside.
+        leak: reason why ``layer`` is None although the module holds a row-parallel layer.
     """
 
     name: str
@@ -56,7 +56,7 @@ class _Source(NamedTuple):
 
 
 def producer_before(owners: Sequence[Any], norm_name: str, reads_between: bool) -> Producer:
-    """Layer whose result a norm adds to the residual.
+    """Find the layer whose result a norm adds to the residual.
 
     Args:
         owners: complete modules, the first of which holds the norm.
@@ -108,7 +108,7 @@ def _not_one(feeding: Sequence[tuple[_Source, Flow]]) -> str:
 
 
 def _across(owners: Sequence[Any], norm_name: str, reads_between: bool) -> Producer:
-    """Find the producer across decoder layers, for a norm of a layer's input."""
+    """Find the producer in the previous decoder layer, for a norm of a layer's input."""
     owner, *outer = owners
     lists = [
         (model, name, list(layers))
@@ -152,13 +152,13 @@ def _across(owners: Sequence[Any], norm_name: str, reads_between: bool) -> Produ
 
 
 def _is_auxiliary(model: Any, use: Use) -> bool:
-    """Whether a use is vLLM's recording of values between layers, for draft models."""
+    """Whether a use is the call by which vLLM records values between layers for a draft model."""
     noted = getattr(type(model), _AUXILIARY, None)
     return use.attribute == _AUXILIARY and noted is getattr(EagleModelMixin, _AUXILIARY)
 
 
 def _in_the_way(flow: Flow, norm_name: str) -> str:
-    """Reason why a value does not go to a norm with a residual, and nowhere else; else empty."""
+    """Reason why a norm with a residual is not the only use of a value; empty if it is."""
     expected = {Use(norm_name, 0)}
     others = sorted({use.attribute for use in flow.uses - expected})
     reasons = {

@@ -30,7 +30,7 @@ class Found(NamedTuple):
 
 
 class _Elsewhere(Exception):
-    """The result goes only to other layers."""
+    """Signal that the norm's result goes only to other layers."""
 
 
 def norm_before(layer: Any, prefix: str, owners: Sequence[Any], on_gpu: bool) -> Found | None:
@@ -40,7 +40,7 @@ def norm_before(layer: Any, prefix: str, owners: Sequence[Any], on_gpu: bool) ->
         layer: linear layer of ours, whose input is quantised.
         prefix: name of the layer in the model.
         owners: complete modules around the layer, the innermost first.
-        on_gpu: the norm is to run on a kernel that holds a row in one CTA.
+        on_gpu: whether the norm will run on a kernel that holds a row in one CTA.
     """
     path = [layer]  # from the layer up to the owner's child
     for place, owner in enumerate(owners):
@@ -88,14 +88,14 @@ def _obstacle(owner: Any, norm: Any, path: Sequence[Any], on_gpu: bool) -> str:
 
 
 def _beyond(path: Sequence[Any], uses: frozenset[Use]) -> str:
-    """Reason against fusion in the forward passes between norm and layer; empty if there is none.
+    """Reason why the forward passes between norm and layer prevent fusion; empty if none does.
 
     Args:
-        path: the layer, its owner and so on, up to the module that is called with the result.
-        uses: calls with the result.
+        path: the layer, its owner and so on, up to the module called with the norm's result.
+        uses: calls that take the norm's result.
 
     Raises:
-        _Elsewhere: the result does not reach the layer.
+        _Elsewhere: the norm's result does not reach the layer.
     """
     called = path[-1]
     for below, module in zip(path[-2::-1], path[:0:-1], strict=True):

@@ -1,9 +1,9 @@
 """Data flow of positions from vLLM's runner to a rotary embedding, read from forward passes.
 
-Fused attention takes the positions from the runner's metadata; the rotary embedding would take its
-argument: both must be equal. Modules of a decoder layer are read by ``forward_analysis``. Above the
-layers, models loop over layers and wrap one another: these forward passes may do anything else, but
-must pass their positions unchanged on every path to the layers.
+Fused attention takes the positions from the runner's metadata, a rotary embedding from an argument:
+both must be equal. ``forward_analysis`` reads the modules of a decoder layer. Above the layers,
+models loop over layers and wrap one another: their forward passes may do anything else, but must
+pass their positions unchanged on every path to the layers.
 """
 
 import ast
@@ -21,7 +21,7 @@ _READ = frozenset({"device", "dtype", "ndim", "numel", "shape", "size"})
 
 
 def obstacle(owners: Sequence[Any], rotary_name: str) -> str:
-    """Reason why an embedding's positions may differ from attention's; empty if equal.
+    """Reason why an embedding's positions may differ from attention's; empty if they cannot.
 
     Args:
         owners: modules around the embedding, the innermost first, the whole model last.

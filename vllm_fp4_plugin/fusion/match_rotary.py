@@ -24,7 +24,7 @@ def rotary_before(owner: Any, name: str) -> tuple[str, Any]:
     """Rotary embedding whose results may go to attention, with its name.
 
     Args:
-        owner: complete module that holds both.
+        owner: complete module that holds the embedding and the attention.
         name: name of the attention in ``owner``.
 
     Returns:
@@ -39,7 +39,7 @@ def rotary_before(owner: Any, name: str) -> tuple[str, Any]:
 
 
 def kernel_of(attention: Any) -> Kernel | None:
-    """Kernel that rotates and stores for an attention layer on this process's device."""
+    """Kernel of rotation and cache store for an attention layer on this process's device."""
     mode = "fp8_kv" if attention.impl.is_fp8 else "float"
     return KERNELS.find(current_device(), mode)  # type: ignore[arg-type]
 
@@ -48,7 +48,7 @@ def obstacle(owners: Sequence[Any], name: str, rotary_name: str) -> str:
     """Reason why attention cannot do the embedding's work; empty if it can.
 
     Args:
-        owners: complete modules, the first of which holds both.
+        owners: complete modules, the first of which holds the embedding and the attention.
         name: name of the attention.
         rotary_name: name of the rotary embedding.
     """
@@ -91,7 +91,7 @@ def _place(parameter: Parameter | None) -> int:
 
 
 def norms_before(owner: Any, rotary_name: str) -> Iterator[tuple[str, Any, int]]:
-    """RMSNorms of heads whose only consumer is the embedding.
+    """Per-head RMSNorms whose only consumer is the embedding.
 
     Yields:
         Name, norm and argument position: 1 for the norm of queries, 2 for the norm of keys.
@@ -128,10 +128,10 @@ def norms_obstacle(owner: Any, norms: Sequence[tuple[str, Any, int]], rotary: An
 def bind(owner: Any, name: str, rotary_name: str) -> str:
     """Fuse rotation, and head norms where possible, into attention.
 
-    The original modules stay in place elsewhere: all layers share a rotary embedding.
+    A stand-in replaces the rotary embedding in ``owner``, as all layers share the embedding.
 
     Returns:
-        Note of the fusion, and the reason why norms stay apart.
+        Note of the fusion, with the reason if the norms stay apart.
     """
     attention, rotary = owner._modules[name], owner._modules[rotary_name]
     norms = list(norms_before(owner, rotary_name))

@@ -37,7 +37,7 @@ HELD = _Held()
 
 
 class _Unknown(Exception):
-    """A value that depends on more than constants."""
+    """Signal that a value depends on more than constants."""
 
 
 def functions_of(owner: type[Module]) -> Iterator[tuple[str, FunctionType]]:
@@ -48,7 +48,7 @@ def functions_of(owner: type[Module]) -> Iterator[tuple[str, FunctionType]]:
 
 
 def builders_of(owner: type[Module]) -> set[str]:
-    """``__init__``, and methods named in ``__init__`` alone."""
+    """Names of ``__init__`` and of the methods that only ``__init__`` refers to."""
     names: dict[str, set[str]] = {"__init__": set()}
     for name, function in functions_of(owner):
         names.setdefault(name, set()).update(function.__code__.co_names)

@@ -19,7 +19,7 @@ def find() -> Kernel | None:
 
 
 def has_ir() -> bool:
-    """Whether vLLM has its norms as IR ops, as in releases up to 0.33."""
+    """Whether vLLM defines its norms as IR ops, as releases up to 0.33 do."""
     return find_spec("vllm.ir") is not None
 
 

@@ -19,7 +19,7 @@ from vllm_fp4_plugin.report import LayerRecord
 
 
 class NormOnOurKernel(RMSNorm):
-    """``RMSNorm`` that runs on our kernel, with a residual and supported arguments.
+    """``RMSNorm`` that runs on our kernel if the call has a residual and supported arguments.
 
     Attributes:
         ours: whether this engine uses our kernel.
@@ -64,9 +64,9 @@ def obstacle(config: VllmConfig, switched_on: bool) -> str:
 
 
 def put_in_place(ours: Any) -> None:
-    """Make vLLM build this class of ours, instead of its own or of another class of ours.
+    """Make vLLM build ``ours`` instead of its ``RMSNorm``, or of a base class of ``ours``.
 
-    A class of another plugin stays.
+    Another plugin's class stays in place.
     """
     taken = op_registry_oot.get("RMSNorm")
     if taken is None or (issubclass(ours, taken) and ours is not taken):
@@ -77,7 +77,7 @@ def put_in_place(ours: Any) -> None:
 
 
 def make_default(vllm_config: VllmConfig, kernel: Kernel, switched_on: bool) -> LayerRecord:
-    """Replace vLLM's class by ours, for models built from now on.
+    """Replace vLLM's ``RMSNorm`` with ours for models built from now on.
 
     Returns:
         Record of the kernel of norms with a residual, with the reason.

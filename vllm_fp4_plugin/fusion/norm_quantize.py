@@ -1,7 +1,7 @@
 """RMSNorms that quantise for their only consumer, without touching vLLM's models.
 
 vLLM builds our class instead of vLLM's ``RMSNorm``. A norm acts like vLLM's until, once the model
-is built, a linear layer of ours turns out to be the only consumer of the result: see
+is built, a linear layer of ours turns out to be the only consumer of its result: see
 ``match_norm``. From then on the norm returns a ``QuantizedInput`` with the layer's own scale, in
 one launch. On several ranks the norm may first all-reduce the partial sums of its input: see
 ``reduction``.
@@ -30,7 +30,7 @@ class Reduction:
     """All-reduce over ranks inside the norm that consumes the sum.
 
     Attributes:
-        tokens: most tokens for flashinfer's op, which also does the norm's work; 0: never used.
+        tokens: maximum number of tokens for flashinfer's fused all-reduce and norm; 0: never used.
         width: capacity of flashinfer's workspace in elements per token.
         producer: row-parallel layer that returns its rank's partial sum.
     """
@@ -111,9 +111,9 @@ class QuantizingNorm(NormOnOurKernel):
 
 
 def enable() -> None:
-    """Replace vLLM's class by ``QuantizingNorm``, for models built from now on.
+    """Replace vLLM's ``RMSNorm`` with ``QuantizingNorm`` for models built from now on.
 
-    vLLM's class stays on a device without kernels that quantise.
+    On a device without kernels that quantise, vLLM's class stays in place.
     """
     if kernels(per_token=False) is not None:
         put_in_place(QuantizingNorm)

@@ -76,7 +76,7 @@ REPLACED = (
 
 
 def make_default(switched_on: bool) -> LayerRecord | None:
-    """Replace vLLM's classes by ours, for models built from now on.
+    """Replace vLLM's rotary classes with ours for models built from now on.
 
     Returns:
         Record that vLLM rotates queries and keys, if our kernel is switched off; else None.

@@ -28,7 +28,7 @@ class Nvfp4EmbeddingMethod(QuantizeMethodBase):
         optional_parameters: names of parameters that the checkpoint may omit.
 
     Raises:
-        UnsupportedCheckpoint: the embedding is tied to the head, which multiplies.
+        UnsupportedCheckpoint: the embedding is tied to the head, which needs a GEMM.
     """
 
     optional_parameters: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class Nvfp4EmbeddingMethod(QuantizeMethodBase):
         )
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Check the loaded tensors; scales stay in linear order, as a lookup needs."""
+        """Check the loaded tensors; scales stay in linear order, as lookups need."""
         if self.stored.is_taken(layer):
             return  # checked already
         taken = self.stored.take(layer)
@@ -83,7 +83,7 @@ class Nvfp4EmbeddingMethod(QuantizeMethodBase):
         self.startup.loaded(self.prefix, layer.weight.device)
 
     def embedding(self, layer: Any, input_: Tensor) -> Tensor:
-        """Look rows up: ``(…, K)`` of the model's dtype for indices ``(…,)``."""
+        """Look up rows: ``(…, K)`` in the model's dtype for indices ``(…,)``."""
         rows = Nvfp4Tensor(
             layer.weight[input_], layer.weight_scale[input_], layer.weight_global.squeeze(0)
         )

@@ -19,7 +19,7 @@ def is_tied() -> bool:
 
 
 def tied(prefix: str) -> UnsupportedCheckpoint:
-    """Error of a quantised head in a model with tied embeddings."""
+    """Error for a quantised head in a model with tied embeddings."""
     return UnsupportedCheckpoint(
         f"{prefix}: is quantised, but the model takes its embedding as the head "
         "(tie_word_embeddings), must be one or the other; set tie_word_embeddings to false in "

@@ -1,4 +1,4 @@
-"""Ledger of a quantised layer's tensors: checks every arrival, and completeness."""
+"""Ledger of a quantised layer's tensors: checks each tensor on arrival, and completeness."""
 
 from collections.abc import Callable
 from typing import Any
@@ -76,7 +76,7 @@ class LoadLedger:
         self._received.clear()
 
     def sources(self, tensor: str, count: int) -> list[Source | str]:
-        """Checkpoint tensors behind the shards of a tensor, or else the shards' names here.
+        """Checkpoint tensor of each shard of ``tensor``; the shard's name in the model if unknown.
 
         Args:
             tensor: name on disk.

@@ -51,7 +51,7 @@ class Nvfp4LinearBase(LinearMethodBase):
         options: options of the user.
         prefix: name of the layer.
         activation: quantization of the layer's input.
-        terms: number of terms that the user requested for the layer's input.
+        terms: number of terms that the user requested for the layer's input; None: no request.
     """
 
     # vLLM makes one method per layer, so decisions about the layer are stored here.
@@ -112,11 +112,11 @@ class Nvfp4LinearBase(LinearMethodBase):
         )
 
     def settle(self, layer: Any) -> None:
-        """Resolve the fusions that depend on modules around a layer, once these are complete.
+        """Resolve the fusions that depend on modules around a layer, once the modules are complete.
 
-        Whether a gate and up projection is fused; whether the consuming layer takes a quantised
-        result; whether the norm or the attention before a layer quantises for it; and whether
-        attention beside the layer rotates queries and keys.
+        Three fusions do: gate and up projection with SiLU-mul, whose result may be quantised for
+        the next layer; a norm or attention that quantises its result for this layer; and attention
+        beside the layer that rotates queries and keys.
         """
         if self._settled:
             return
@@ -177,7 +177,7 @@ class Nvfp4LinearBase(LinearMethodBase):
         hash_kernels(config, held, plan.terms, self.options)
 
     def _hand_over(self, owner: Any, layer: Any) -> tuple[Any, str]:
-        """Layer that takes the result quantised, or None; and the note for the report."""
+        """Layer that takes the quantised result of SiLU-mul, or None; and a note for the report."""
         found, against = fused_mlp.consumer_of(owner, layer)
         method = getattr(found, "quant_method", None)
         if found is None and self.plan.quantizer is not None:
@@ -205,7 +205,7 @@ class Nvfp4LinearBase(LinearMethodBase):
             k: input elements per token on this rank.
             sizes: output widths of the shards on this rank.
             dtype: dtype of the input.
-            unfused: reason against fusion, see ``fused_mlp.obstacle``.
+            unfused: reason against fusion, see ``fused_mlp.obstacle``; None: fused.
             handed_over: note on the layer's result, for the report.
         """
         gate_up = unfused is None
@@ -270,7 +270,7 @@ class Nvfp4LinearBase(LinearMethodBase):
         )
 
     def hand_on_part(self, layer: Any) -> None:
-        """Return an ``Unreduced`` (partial sum) from now on, and disable vLLM's all-reduce."""
+        """Make ``layer`` return an ``Unreduced`` partial sum, without vLLM's all-reduce."""
         self._hands_on_part = True
         layer.reduce_results = False
 
@@ -298,7 +298,7 @@ class Nvfp4LinearBase(LinearMethodBase):
     def apply(
         self, layer: Any, x: Input, bias: Tensor | None = None
     ) -> "Tensor | Unreduced | fused_mlp.GateUp":
-        """Compute the layer's GEMM, or this rank's partial sum; return a promise if fused."""
+        """Compute the layer's GEMM, or this rank's partial sum; return a ``GateUp`` if fused."""
         plan = self.plan
         if isinstance(x, QuantizedInput):
             came = f"NVFP4 of {x.terms} terms"

@@ -103,7 +103,7 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
             )
 
     def _names(self, layer: Any, count: int) -> list[Source | str]:
-        """Checkpoint tensors behind the shards, or else the shards' names here."""
+        """Checkpoint tensor of each shard; the shard's name in the model if unknown."""
         whole, shards = self._rows.sources.get(None), list(full_rows(layer, count))
         if whole is not None:
             return [whole] * count

@@ -1,8 +1,8 @@
 """Parameters whose loaders a model may replace without bypassing our checks.
 
-vLLM's Mamba mixers do so where tensor parallelism does not divide the groups, so that every rank
-holds a copy: ``weight``, ``weight_scale`` and ``input_scale`` of the input projection get a loader
-that picks rows.
+vLLM's Mamba mixers do so if the number of groups is not divisible by the tensor-parallel size, so
+that every rank holds a copy: ``weight``, ``weight_scale`` and ``input_scale`` of the input
+projection get a loader that picks rows.
 """
 
 import inspect
@@ -25,7 +25,7 @@ class RowsLoader:
 
     Attributes:
         is_replaced: whether a model has replaced the loader.
-        sources: latest tensors of the checkpoint, by shard id.
+        sources: checkpoint tensor loaded last into each shard, by shard id.
     """
 
     def __init__(self, inner: Loader) -> None:
@@ -78,7 +78,7 @@ class RowsParameter(ModelWeightParameter):
 
 
 class NumberParameter(PerTensorScaleParameter):
-    """Numbers ``(S,)``, one per shard, the same on every rank, under any row loader."""
+    """Numbers ``(S,)``, one per shard, equal on all ranks; ignores loaders that pick rows."""
 
     def __init__(self, *, weight_loader: Loader, **others: Any) -> None:
         super().__init__(weight_loader=weight_loader, **others)

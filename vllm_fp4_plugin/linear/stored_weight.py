@@ -15,7 +15,7 @@ from vllm_fp4_plugin.linear.parameters import NumberParameter, RowsLoader, RowsP
 
 
 class Stored(NamedTuple):
-    """Tensors of a weight.
+    """Loaded tensors of an NVFP4 weight.
 
     Attributes:
         data: uint8 ``(N, K/2)``.
@@ -40,7 +40,7 @@ class StoredWeight:
         shards: rows of each shard on this rank.
         k: elements of a row on this rank.
         vllm_loader: vLLM's loader of a parameter.
-        static: calibrated input scales are used.
+        static: whether calibrated input scales are used.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class StoredWeight:
 
 
 def _fill_dummy(data: Tensor, scales: Tensor, weight_global: Tensor, input_global: Tensor) -> None:
-    """Fill tensors for ``--load-format dummy``, whose random values are no valid scales."""
+    """Fill tensors for ``--load-format dummy``, whose random values are not valid scales."""
     data.random_(0, 256)
     scales.copy_(torch.ones_like(scales, dtype=torch.float32))
     weight_global.fill_(1.0 / GLOBAL_RANGE)

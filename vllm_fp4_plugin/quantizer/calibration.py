@@ -30,10 +30,10 @@ class Ranges:
     """Maxima seen in calibration, each float32 ``()`` on the CPU.
 
     Attributes:
-        inputs: max|input| of each linear; for experts over all tokens, routed to this expert or
-            not.
+        inputs: max|input| of each linear; for an expert's linear over all tokens, also those routed
+            elsewhere.
         keys: max|key| of each attention module, as cached: after the norm and the rotary embedding.
-        values: max|value| of each attention module, likewise.
+        values: max|value| of each attention module, as cached.
     """
 
     inputs: dict[str, Tensor] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Ranges:
 
 
 def batch_count(sequences: Tensor) -> int:
-    """Number of batches in a run of ``calibrate``."""
+    """Number of batches that ``calibrate`` runs."""
     return len(_batches(sequences))
 
 
@@ -130,14 +130,14 @@ def _stream_experts(
     found: Maxima,
     on_linear: Callable[[], None],
 ) -> None:
-    """Make layers of experts map one expert at a time."""
+    """Make each layer of experts map the weights of one expert at a time."""
     for layer in selection.experts:
         recorded = found if layer.linear(0, layer.last) in selection.quantized else None
         StreamedExperts(layer, source, device, recorded, on_linear).replace_forward_in(model)
 
 
 def _is_head(model: Any, name: str) -> bool:
-    """Whether a linear computes the logits, after the decoder, which runs alone."""
+    """Whether a linear is the head, which follows the decoder; calibration does not run it."""
     return model.get_submodule(name) is model.get_output_embeddings()
 
 
@@ -160,7 +160,7 @@ def _check_tokens(model: Any, sequences: Tensor) -> None:
 
 
 def _check_range(name: str, amax: float, largest: float, remedy: str) -> None:
-    """Raise unless readers accept the scale that maps ``amax`` to a format's ``largest`` value."""
+    """Raise unless ``amax / largest``, the scale to write, is within bounds that readers accept."""
     lower, upper = MIN_GLOBAL * largest, MAX_GLOBAL * largest
     if not lower <= amax <= upper:  # also false for NaN
         raise QuantizerError(
@@ -201,7 +201,7 @@ def _map_while_running(
     source: Source,
     device: torch.device,
 ) -> None:
-    """Map parameters of ``module`` while ``user`` runs: the module, or a mixer that reads them."""
+    """Map parameters of ``module`` while ``user``, itself or a mixer that reads them, runs."""
     if isinstance(module, nn.Embedding):
         # Some models move the tokens to the device of this weight before the module runs.
         nowhere = torch.empty(0, dtype=torch.bfloat16, device=device)

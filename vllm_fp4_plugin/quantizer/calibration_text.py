@@ -19,9 +19,9 @@ def read_sequences(file: Path, tokenizer: Any, tokens: int, seq_len: int) -> Ten
 
     Args:
         file: UTF-8 text, or ``.jsonl`` with a string ``text`` in every line.
-        tokenizer: tokenizer of the model. Every sequence starts with a BOS token if texts do.
-        tokens: largest number of tokens to read, ``seq_len`` or more.
-        seq_len: tokens in a sequence, 2 or more.
+        tokenizer: tokenizer of the model. If it starts a text with BOS, so does every sequence.
+        tokens: maximum number of tokens to read; at least ``seq_len``.
+        seq_len: tokens in a sequence; at least 2.
 
     Returns:
         int64 ``(sequences, seq_len)``, without padding.

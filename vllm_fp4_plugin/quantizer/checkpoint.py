@@ -56,8 +56,8 @@ def quantize_checkpoint(
 ) -> Summary:
     """Write an NVFP4 copy of a decoder's checkpoint, dense or a mixture of experts.
 
-    Memory stays near the largest tensor; with ``calibrate``, the activations of 8192 tokens come on
-    top. While calibrating, every token goes to every expert.
+    Peak memory is near the size of the largest tensor, plus the activations of 8192 tokens with
+    ``calibrate``. Calibration sends every token to every expert.
 
     Args:
         src: folder of a Hugging Face checkpoint in bfloat16, float16 or float32 safetensors, or
@@ -67,19 +67,20 @@ def quantize_checkpoint(
         format: ``modelopt`` or ``compressed-tensors``.
         scales: rule for block scales: ``absmax``, ``sweep`` or ``four-over-six``, see
             ``scale_search.quantize_with_rule``.
-        calibrate: a text, or ``.jsonl`` with a ``text`` per line, for measuring the inputs' global
-            scales. Without a text the checkpoint is weight-only.
-        ignore: linears to keep, in addition to all outside the decoder layers: names, ``*``
-            wildcards or ``re:<regex>``.
+        calibrate: text file, or ``.jsonl`` file with a ``text`` per line, to measure the inputs'
+            global scales on; None: the checkpoint is weight-only.
+        ignore: linears to leave unquantised, in addition to all outside the decoder layers: names,
+            ``*`` wildcards or ``re:<regex>``.
         lm_head: also quantise the linear that computes the logits.
         kv_cache_scheme: ``fp8`` to also measure scales for an FP8 key/value cache.
-        calibration_tokens: tokens to measure on, or fewer if the text is shorter; by default 65536.
+        calibration_tokens: number of tokens to measure on, fewer if the text is shorter; by default
+            65536.
         seq_len: tokens per sequence; by default 512, or the model's maximum if smaller.
         shared_fused_scale: give linears that engines fuse (q/k/v, gate/up) one weight scale.
         shared_gate_up_scale: give gate and up one weight scale, also in experts.
-        max_shard_bytes: largest file to write, unless one tensor is larger.
-        dry_run: check everything, and quantise a part of one weight to estimate the total time;
-            write nothing.
+        max_shard_bytes: maximum size of a file to write, unless one tensor is larger.
+        dry_run: check everything, and quantise a part of one weight to estimate the total time,
+            but write nothing.
         console: console for progress; None for silence.
 
     Raises:

@@ -24,8 +24,8 @@ def write_configs(
         config: the source's ``config.json``.
         format: format to write.
         ignore: names of the linears that were not quantised.
-        weight_only: inputs stay in 16 bits.
-        fp8_kv: scales of an FP8 key/value cache are stored.
+        weight_only: whether inputs stay in 16 bits.
+        fp8_kv: whether scales of an FP8 key/value cache are stored.
     """
     quantization = format.config(ignore, weight_only=weight_only, fp8_kv=fp8_kv)
     _write_json(folder / "config.json", config | {"quantization_config": quantization})

@@ -1,4 +1,4 @@
-"""Destination folder: complete, or not there at all."""
+"""Destination folder, which appears complete or not at all."""
 
 import errno
 import fcntl
@@ -63,7 +63,7 @@ def check_room(dst: Path, nbytes: int) -> None:
 
 
 def _lowest_there(dst: Path) -> Path:
-    """Lowest existing path above a destination; may be a file."""
+    """Nearest existing parent of a destination; may be a file."""
     return next(path for path in dst.absolute().parents if os.path.lexists(path))
 
 
@@ -71,9 +71,9 @@ def _lowest_there(dst: Path) -> Path:
 def atomic_folder(dst: Path, nbytes: int, say: Callable[[str], None]) -> Iterator[Path]:
     """Make a hidden folder beside ``dst`` that becomes ``dst`` on success and is removed otherwise.
 
-    Missing parents of ``dst`` are created. An exception, Ctrl-C, SIGTERM and SIGHUP remove the
-    folder and these parents. After SIGKILL ``.<dst>.*.partial`` stays; the next run to ``dst``
-    removes it, and reports this to ``say``. A locked folder belongs to another live run.
+    Missing parents of ``dst`` are created. On an exception, Ctrl-C, SIGTERM or SIGHUP, the folder
+    and these parents are removed. After SIGKILL the folder, ``.<dst>.*.partial``, stays: the next
+    run to ``dst`` removes it and reports so with ``say``, unless another live run has locked it.
 
     Raises:
         QuantizerError: less than ``nbytes`` are free on the disk, the folder cannot be written to,

@@ -2,4 +2,4 @@
 
 
 class QuantizerError(ValueError):
-    """Error of an input that is not accepted; nothing is left at the destination."""
+    """Error for an input that is not accepted; nothing is left at the destination."""

@@ -1,7 +1,7 @@
 """Calibration of experts: every token goes to every expert, with one expert in memory at a time.
 
-The layer returns the sum that its router selects. An expert with few routed calibration tokens is
-thereby measured as well as the others.
+The layer still returns the sum over the experts that its router selects. Thus even an expert that
+the router selects for few calibration tokens is measured on all tokens.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,8 +26,8 @@ class StreamedExperts:
         layer: the layer.
         source: checkpoint with the layer's weights.
         device: device of the forward pass.
-        found: receives max|input| of every linear; None: the experts are not quantised, nor
-            measured.
+        found: receives max|input| of every linear; None: the experts stay unquantised and are
+            not measured.
         on_linear: called after each linear measured.
     """
 
@@ -67,7 +67,7 @@ class StreamedExperts:
         return total.to(x.dtype).view_as(hidden_states)
 
     def _run_block(self, block: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        """Output and logits of Llama 4's block, whose router weighs the experts' inputs."""
+        """Output and router logits of Llama 4's block, whose router weighs the experts' inputs."""
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
         scores, logits = block.router(x)
         # The router's scores are zero for experts not chosen: these are the scores if chosen.
@@ -82,7 +82,7 @@ class StreamedExperts:
         return block.shared_expert(x) + total.to(x.dtype), logits
 
     def _hidden(self, number: int, x: Tensor, first: Tensor, tokens: Tensor) -> Tensor:
-        """Input of an expert's last projection for ``tokens`` of ``x``; measured over all."""
+        """Input of an expert's last projection for ``tokens`` of ``x``; measured over all rows."""
         if self._found is None:
             return activate(self._module, linear(x[tokens], first))
         hidden = activate(self._module, linear(x, first))
@@ -91,7 +91,7 @@ class StreamedExperts:
         return hidden[tokens]
 
     def _measure_input(self, x: Tensor) -> None:
-        """Raise the maximum of the first projections' input, shared by the layer's experts."""
+        """Update the maximum of the input that the first projections of all experts share."""
         assert self._found is not None
         name = self._layer.linear(0, self._layer.first[0])
         raise_maximum(self._found, name, x)

@@ -22,9 +22,9 @@ class ExpertsLayer:
 
     Attributes:
         module: name of the experts' module in the model.
-        name: name in the checkpoint, before an expert's number.
+        name: name of the experts in the checkpoint; an expert's number follows it.
         experts: weights of each expert, by projection: gate and up, or up alone, then down.
-        weighs_input: the router's weight multiplies the input, not the output.
+        weighs_input: whether the router's weight multiplies the input instead of the output.
     """
 
     module: str
@@ -34,12 +34,12 @@ class ExpertsLayer:
 
     @property
     def first(self) -> list[str]:
-        """Projections of the layer's input."""
+        """Names of the projections that take the layer's input."""
         return list(self.experts[0])[:-1]
 
     @property
     def last(self) -> str:
-        """Projection that computes the output."""
+        """Name of the projection that computes the output."""
         return list(self.experts[0])[-1]
 
     def linear(self, expert: int, projection: str) -> str:
@@ -141,7 +141,7 @@ def _layer(name: str, module: Any, layout: Layout, source: Source) -> ExpertsLay
 
 
 def _layer_name(stack: str, key: str) -> str:
-    """Name of the experts with stack ``key``, given the stack's checkpoint name."""
+    """Checkpoint name of the experts, from the name ``<experts>.<key>`` of a stacked tensor."""
     name = stack.removesuffix(f".{key}")
     if name == stack or not name.endswith("experts"):
         raise QuantizerError(
@@ -154,7 +154,7 @@ def _layer_name(stack: str, key: str) -> str:
 def _slices(
     tensor: str, shape: tuple[int, ...], projections: list[str], expert: int, is_transposed: bool
 ) -> dict[str, StoredWeight]:
-    """Weights of an expert in a stack, by projection."""
+    """Locations of one expert's weights in a stacked tensor, by projection."""
     rows, k = (shape[2], shape[1]) if is_transposed else (shape[1], shape[2])
     n = rows // len(projections)
     return {
@@ -164,7 +164,7 @@ def _slices(
 
 
 def _refuse_arithmetic(name: str, module: Any, weighs_input: bool) -> None:
-    """Refuse experts without an NVFP4 path in any engine, or of an unknown class."""
+    """Refuse experts that no engine runs in NVFP4, or that have an unknown class."""
     if not (weighs_input or hasattr(module, "has_gate")):
         obstacle = f"are {type(module).__name__}, whose arithmetic is unknown"
     elif getattr(module, "has_bias", False):

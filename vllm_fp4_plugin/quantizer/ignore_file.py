@@ -1,4 +1,4 @@
-"""Reader of a file that lists the linears to keep."""
+"""Reader of a file that lists the linears to leave unquantised."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from vllm_fp4_plugin.quantizer.errors import QuantizerError
 
 
 def read_patterns(file: Path) -> list[str]:
-    """Read a UTF-8 file of patterns, one per line; ``#``, first or after a space, comments.
+    """Read patterns, one per line of a UTF-8 file; ``#``, first or after a space, starts a comment.
 
     Raises:
         QuantizerError: the file is missing, not UTF-8, or holds no pattern.

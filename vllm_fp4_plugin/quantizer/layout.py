@@ -16,7 +16,7 @@ class ExpertShard:
     """Projection of an expert that is stored as a separate tensor.
 
     Attributes:
-        tensor: the tensor.
+        tensor: name of the tensor in the checkpoint.
         layer: name of the layer of experts in the checkpoint.
         projection: name of the projection in the checkpoint.
     """
@@ -31,10 +31,11 @@ class Layout:
     """Map between a model's tensors and its checkpoint's.
 
     Attributes:
-        tensors: checkpoint names by the model's names.
+        tensors: checkpoint name of each of the model's tensors, by model-side name.
         shards: tensors of single experts, by the stack's name in the model, expert number, and
             order in the expert's rows.
-        targets: names in the model by checkpoint name, also for tensors that the model lacks.
+        targets: model-side name of each checkpoint tensor, by checkpoint name; for a tensor that
+            the model lacks, the name that it would have.
         others: checkpoint tensors that the model lacks.
     """
 
@@ -54,7 +55,7 @@ class Layout:
         return name
 
     def unknown_modules(self) -> Iterator[str]:
-        """Yield modules with matrices that the model lacks: of further heads, of towers."""
+        """Yield modules with a weight that the model lacks, such as further heads or towers."""
         for name in self.others:
             if name.endswith(".weight"):
                 yield name.removesuffix(".weight")
@@ -87,7 +88,7 @@ def read_layout(model: Any, source: Source) -> Layout:
 
 
 def _order_of_shard(pattern: str | None, converters: list[Any]) -> int | None:
-    """Position in a stack's rows of tensors matching ``pattern``; None if not stacked."""
+    """Position, in a stack's rows, of the tensors that match ``pattern``; None if not stacked."""
     for converter in converters:
         if pattern in converter.source_patterns:
             operations = [type(each).__name__ for each in converter.operations]

@@ -40,7 +40,7 @@ class Selection:
         kept: linears that stay unquantised.
         ignore: ignore list of the quantised checkpoint's config.
         fused: for each quantised linear, all linears of its fused matrix, itself included.
-        modules: names in the model of quantised linears that are modules there.
+        modules: model-side names of the quantised linears that are modules of the model.
         experts: all layers of experts.
         layout: map between the model's tensors and the checkpoint's.
     """
@@ -55,7 +55,7 @@ class Selection:
 
     @property
     def gate_up(self) -> dict[str, list[str]]:
-        """Part of ``fused`` with gate and up projections."""
+        """Entries of ``fused`` for gate and up projections."""
         leaves = {leaf for pair in _GATE_UP for leaf in pair}
         return {n: with_ for n, with_ in self.fused.items() if n.rpartition(".")[2] in leaves}
 
@@ -63,9 +63,9 @@ class Selection:
 class _EmptyOnMeta(TorchFunctionMode):
     """Mode in which ``torch.empty``, used for the parameters of layers, allocates nothing.
 
-    The same holds for ``torch.zeros`` of three sizes, used for some stacks of experts. Unlike under
-    ``torch.device("meta")``, buffers computed from the config (rotary frequencies, embedding
-    scales), which are in no checkpoint, are real.
+    The same holds for ``torch.zeros`` with three sizes, used for some stacks of experts. Unlike
+    under ``torch.device("meta")``, buffers computed from the config (rotary frequencies, embedding
+    scales), which are in no checkpoint, have values.
     """
 
     def __torch_function__(
@@ -100,12 +100,12 @@ def build_model(source: Source) -> Any:
 def select_linears(
     model: nn.Module, source: Source, ignore: Sequence[str], *, lm_head: bool = False
 ) -> Selection:
-    """Select the linears of ``model`` to quantise; all others are kept.
+    """Select the linears of ``model`` to quantise; all others stay unquantised.
 
-    The kept linears are all outside the decoder layers (with ``lm_head`` except the one for the
-    logits), routers, gates of shared experts, the matrix that MLA absorbs, and all that a pattern
-    of ``ignore`` covers: a name, a ``*`` wildcard or ``re:<regex>``, see ``ignore.matches``. A
-    layer of experts is covered whole or not at all.
+    The others are: linears outside the decoder layers (except, with ``lm_head``, the head),
+    routers, gates of shared experts, the matrix that MLA absorbs, and linears that a pattern of
+    ``ignore`` covers: a name, a ``*`` wildcard or ``re:<regex>``, see ``ignore.matches``. A
+    pattern must cover a layer of experts whole or not at all.
 
     Raises:
         QuantizerError: the message names a pattern that covers no linear, or a tensor that cannot
@@ -189,7 +189,7 @@ def _is_ignored(layer: ExpertsLayer, ignore: Sequence[str]) -> bool:
 
 
 def _routers(modules: dict[str, nn.Module], layers: Sequence[ExpertsLayer]) -> set[str]:
-    """Names of the modules with matrices that choose and weigh experts."""
+    """Names of the modules whose matrices choose and weigh experts."""
     found = set()
     for layer in layers:
         block = f"{layer.module.rpartition('.')[0]}."
@@ -226,7 +226,7 @@ def _head(model: Any, linears: dict[str, nn.Linear]) -> str:
 
 
 def _refuse_layers_beyond(lengths: dict[str, int], layout: Layout, source: Source) -> None:
-    """Refuse layers beyond ``lengths`` (by prefix of the stack), which would stay unquantised."""
+    """Refuse layers beyond the model's ``lengths``, by prefix: they would stay unquantised."""
     if source.config.get("num_nextn_predict_layers"):
         return  # MTP layers follow the decoder's, and transformers builds no MTP layers
     for name, target in layout.targets.items():

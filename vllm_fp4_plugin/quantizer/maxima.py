@@ -8,7 +8,7 @@ Maxima = dict[str, float]
 
 
 def raise_maximum(found: Maxima, name: str, x: Tensor) -> None:
-    """Raise the maximum of ``name`` to max|x|; NaN is kept."""
+    """Update the maximum of ``name`` with max|x|; NaN is kept."""
     smallest, largest = torch.aminmax(x)
     amax = torch.maximum(-smallest, largest).abs().item()  # may be -0 for zeros
     before = found.get(name, amax)
@@ -16,5 +16,5 @@ def raise_maximum(found: Maxima, name: str, x: Tensor) -> None:
 
 
 def as_tensors(found: Maxima) -> dict[str, Tensor]:
-    """Convert the maxima to float32 ``()``."""
+    """Convert the maxima to float32 tensors ``()``."""
     return {name: torch.tensor(amax) for name, amax in found.items()}

@@ -1,4 +1,4 @@
-"""Source checkpoint: its config, and tensors mapped separately."""
+"""Source checkpoint: config, headers, and tensors that are mapped one by one."""
 
 import json
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Source:
     shards: dict[str, Path]
 
     def load(self, name: str) -> Tensor:
-        """Map a tensor, as stored, from its file; the last reference frees the tensor."""
+        """Map a stored tensor from its file; the last reference to it ends the mapping."""
         # Opened anew for each tensor: a mapping kept open keeps every page it ever read resident.
         with safe_open(self.shards[name], framework="pt") as file:
             return file.get_tensor(name)

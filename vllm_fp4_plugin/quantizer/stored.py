@@ -18,9 +18,9 @@ class StoredWeight:
     Attributes:
         tensor: tensor that holds the weight.
         shape: N and K.
-        expert: index in a stack, ``(experts, N, K)``; None: the tensor is the weight.
+        expert: index of the expert in a stack, ``(experts, N, K)``; None: the tensor is the weight.
         first_row: first row of the weight within the expert's part of the stack.
-        is_transposed: the stack is ``(experts, K, N)``.
+        is_transposed: whether the stack is ``(experts, K, N)``.
     """
 
     tensor: str
@@ -41,6 +41,6 @@ class StoredWeight:
 
 
 def ignoring(fused: Sequence[str]) -> str:
-    """Options that keep all linears of a fused matrix, and an expert's whole layer."""
+    """``--ignore`` options for all linears of a fused matrix, or for an expert's whole layer."""
     names = [found[1] if (found := _EXPERT.match(name)) else name for name in fused]
     return " ".join(f"--ignore {name}" for name in dict.fromkeys(names))

@@ -50,7 +50,7 @@ class WeightQuantizer:
     Args:
         source: the checkpoint.
         weights: locations of the linears' weights.
-        convention: convention of the arithmetic.
+        convention: format that decides whether global scales are factors or divisors.
         rule: rule for block scales.
         sharing: for each ``name``, the linears, ``name`` included, whose largest weight sets its
             global scale; by default ``name`` alone.

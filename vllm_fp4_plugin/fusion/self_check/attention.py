@@ -33,7 +33,7 @@ _SHARPNESS = 2.0  # target standard deviation of the logits
 
 
 def neighbourhoods(model: Module, config: Any) -> Iterator[Neighbourhood]:
-    """Attention layers of a model with any fusion."""
+    """Attention layers of a model that have any fusion."""
     for prefix, owner in model.named_modules():
         for name, module in owner._modules.items():
             if isinstance(module, Attention) and type(module.impl) is PagedAttentionImpl:
@@ -160,7 +160,7 @@ class _Trial:
             return plain(self.owner.forward(**given)).clone()
 
     def _arguments(self, hidden: Tensor, positions: Tensor) -> dict[str, Tensor | None]:
-        """Arguments of the module's forward: the one beside positions and residual is the input.
+        """Arguments of the module's forward: the input, positions, and None for the residual.
 
         Raises:
             TypeError: the forward pass takes other arguments.

@@ -14,7 +14,7 @@ from vllm_fp4_plugin.plan import Choice, choose_kernels
 
 
 def neighbourhoods(model: Module) -> Iterator[Neighbourhood]:
-    """Gate and up projections of a model that are fused."""
+    """Fused gate and up projections of a model."""
     for name, layer in model.named_modules():
         method: Any = getattr(layer, "quant_method", None)
         fused = getattr(getattr(method, "plan", None), "gate_up", False)

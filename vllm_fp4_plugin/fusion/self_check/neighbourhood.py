@@ -20,7 +20,7 @@ class Neighbourhood:
 
     Attributes:
         name: name of the fusion, for messages.
-        kind: key that is equal exactly for ops with the same computation.
+        kind: key of the computation; ops with equal keys compute the same.
         results: runs the op and returns its results: fused for True, unfused for False.
         separate: unfuses the op from now on.
     """
@@ -32,7 +32,7 @@ class Neighbourhood:
 
 
 def random_input(layer: Any, tokens: int = TOKENS) -> Tensor:
-    """Normal random ``(tokens, K)`` within the range of a layer's calibrated scale, if any."""
+    """Normally distributed ``(tokens, K)``, within the range of a layer's calibrated scale."""
     scale = getattr(layer, "input_scale", None)
     values = torch.randn(tokens, layer.input_size, generator=_generator()).to(layer.weight.device)
     if scale is not None:
@@ -41,7 +41,7 @@ def random_input(layer: Any, tokens: int = TOKENS) -> Tensor:
 
 
 def random_rows(like: Tensor, width: int, tokens: int = TOKENS, seed: int = 0) -> Tensor:
-    """Normal random ``(tokens, width)`` of a tensor's dtype and device."""
+    """Normally distributed ``(tokens, width)`` of a tensor's dtype and device."""
     return torch.randn(tokens, width, generator=_generator(seed)).to(like)
 
 
@@ -52,7 +52,8 @@ def _generator(seed: int = 0) -> torch.Generator:
 def product(layer: Any, x: Any) -> Tensor:
     """Result of a linear layer of ours on this rank, before any all-reduce.
 
-    For a gate and up projection: the activation's result, or that of the layer which consumes it.
+    For a gate and up projection, the result of the activation, or of the layer that consumes the
+    activation's result in NVFP4.
     """
     out = layer.quant_method.apply(layer, x)
     if hasattr(out, "silu_and_mul"):
