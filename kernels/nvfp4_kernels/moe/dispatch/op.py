@@ -115,12 +115,13 @@ def _packed(source: str, output: str, x: Tensor, *flat: Any) -> DispatchCall:
     """Call of a flat op."""
     count = _SOURCES[source].count(",") + 1
     before, rest = flat[:count], list(flat[count:])
-    scale = rest.pop(0) if output == "quantize" else None
+    calibrated = output == "quantize"
+    scale = rest.pop(0) if calibrated else None  # torch passes None on: an error, not a mode
     weights = None if source == "moe_topk_route" else rest.pop(0)
     to: Output = None
     if output != "gather":
         terms = rest.pop(0)
-        to = PerToken(terms) if scale is None else Static(scale, terms)
+        to = Static(scale, terms) if calibrated else PerToken(terms)
     if source == "moe":
         return DispatchCall(x, Routing(*before), to, weights)
     if source == "moe_route":

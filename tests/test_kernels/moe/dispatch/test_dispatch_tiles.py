@@ -7,8 +7,11 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels import (
+    Ids,
     InvalidArgument,
+    Logits,
     PerToken,
+    Router,
     Static,
     moe_dispatch,
     moe_route,
@@ -204,6 +207,19 @@ WEIGHTS = torch.ones(3, 2)
 def test_refuses(arguments: tuple, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         moe_dispatch(*arguments)
+
+
+@pytest.mark.parametrize("source", ["routing", "ids", "logits"])
+def test_refuses_a_missing_scale(source: str) -> None:
+    """``None`` is no format of its own, although torch passes it on to ops for a tensor."""
+    ids = torch.zeros(3, 1, dtype=torch.int32)
+    given = {
+        "routing": ROUTING,
+        "ids": Ids(ids, 4, 8),
+        "logits": Logits(torch.zeros(3, 4), Router(1), 4, 8),
+    }[source]
+    with pytest.raises(InvalidArgument, match=r"output.global_scale: is NoneType, must be a tens"):
+        moe_dispatch(X, given, Static(None))  # type: ignore[arg-type]
 
 
 def test_refuses_to_gather_from_tiles() -> None:
