@@ -1,4 +1,4 @@
-"""Cases of the quantising ops: bit by bit where no approximation precedes quantisation."""
+"""Cases of the quantising ops, compared bit by bit if no approximation precedes quantisation."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -38,7 +38,7 @@ class QuantizeCase:
 
     Attributes:
         op: name of the op.
-        m, k: rows, and elements of a row of the result.
+        m, k: rows of the result, and elements per row.
         dtype: dtype of the input.
     """
 

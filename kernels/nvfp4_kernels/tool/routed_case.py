@@ -1,6 +1,6 @@
-"""Cases of the ops that route, permute and combine experts' tokens: bit by bit.
+"""Cases of the ops that route, permute and combine experts' tokens, compared bit by bit.
 
-Routing weights, which take exponentials, are compared within a bound.
+Only routing weights, which are computed with exponentials, are compared within a bound.
 """
 
 from dataclasses import dataclass, replace
@@ -30,17 +30,18 @@ WEIGHT_ERROR = 24 * 2.0**-23  # of an exponential and a sum, relative
 
 @dataclass(frozen=True)
 class RoutedCase:
-    """Test of an op on a random batch, with invalid ids and other ranks' ids in its slots.
+    """Test of an op on a random batch; some slots hold invalid ids or other ranks' ids.
 
     Attributes:
         op: name of the op.
-        tokens: tokens of the batch.
-        top_k: slots of each token.
-        experts: experts of this rank.
+        tokens: number of tokens.
+        top_k: slots per token.
+        experts: number of this rank's experts.
         tile_tokens: rows of a token tile.
         k: elements of a token.
-        terms: NVFP4 terms of quantised tokens.
-        weighted: whether routing weights are applied to the tokens, or to the rows in the sum.
+        terms: number of NVFP4 terms of quantised tokens.
+        weighted: whether routing weights are applied to tokens before the experts or, in
+            ``moe_combine``, to the experts' rows.
     """
 
     op: str
@@ -66,10 +67,10 @@ class RoutedCase:
         return ", ".join(words)
 
     def run(self, machine: Machine) -> Figures:
-        """Compare tiles in use with the references, bit by bit.
+        """Run the op and compare the tiles in use with the references, bit by bit.
 
         Raises:
-            Mismatch: a difference.
+            Mismatch: the results differ.
         """
         moved = [_moved(each, machine.device) for each in self.given()]
         found = [each.cpu() for each in _flat(getattr(nvfp4_kernels, self.op)(*moved))]
@@ -113,7 +114,7 @@ class RoutedCase:
         return [x, ids, self.experts, self.tile_tokens, *scale, mapped, weights, *terms]
 
     def _expected(self) -> list[Tensor]:
-        """Results of the references in sequence."""
+        """Results of the reference ops, run in sequence."""
         routing, weights = self.routing, self._weights()
         chosen: list[Tensor] = []
         if self._chooses:
@@ -130,7 +131,7 @@ class RoutedCase:
 
     @property
     def _parts(self) -> tuple[str, ...]:
-        """Names of the results."""
+        """Names of the op's results, for errors."""
         if self.op in ("moe_combine", "moe_topk"):
             return ("out",) if self.op == "moe_combine" else ("topk_weights", "topk_ids")
         tokens: tuple[str, ...] = () if self.op == "moe_route" else ("data",)
@@ -141,7 +142,7 @@ class RoutedCase:
 
     @property
     def _chooses(self) -> bool:
-        """Whether the op takes logits."""
+        """Whether the op takes router logits."""
         return "topk" in self.op
 
     @property
@@ -154,12 +155,12 @@ class RoutedCase:
         return torch.rand(shape, generator=_seeded()).argsort(-1) / 16.0
 
     def _quantization(self) -> tuple[list[Tensor], list[int]]:
-        """Arguments for the quantisation of tokens, if any."""
+        """Arguments of the op for quantising tokens; empty if the op does not quantise."""
         scale = [torch.tensor(GLOBAL_SCALE)] * self.op.endswith("quantize")
         return scale, [self.terms] * ("quantize" in self.op)
 
     def _ids(self) -> tuple[Tensor, Tensor]:
-        """Ids of all slots, and the map to this rank's experts."""
+        """Expert ids of all slots, and the map from global to local experts."""
         total = RANKS * self.experts
         shape = (self.tokens, self.top_k)
         # One past the last expert, and padding's -1, are no expert's.
@@ -177,7 +178,7 @@ class RoutedCase:
 
 
 def routed_cases(quick: bool) -> list[RoutedCase]:
-    """Every op: few and many tokens, weights, terms."""
+    """Cases of every op: few and many tokens, with and without weights, numbers of terms."""
     few = RoutedCase("", 7, 4, 6, 8)
     batches = [
         few,
@@ -206,7 +207,7 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def _flat(result: Any) -> list[Tensor]:
-    """Tensors of a result, the routing's first."""
+    """Tensors of a result, flattened; a routing's tensors come first."""
     if isinstance(result, Tensor):
         return [result]
     return [tensor for part in result for tensor in _flat(part)]
