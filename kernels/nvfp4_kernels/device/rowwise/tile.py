@@ -93,8 +93,8 @@ def choose_whole_rows(m: int, k: int, words: int, sms: int) -> RowTile:
 
     Between both passes the row stays in registers of one CTA. With 8 warps and 36 registers of row
     data per thread, two or three CTAs fit on an SM, so that one loads while another stores. Such a
-    CTA takes as many rows as fit while each SM still gets two CTAs, at most 8, whose scales fill
-    whole sectors. Only rows too long for 8 warps get 16 warps, and then up to 51 registers. Where
+    CTA takes as many rows as fit, at most 8 (whose scales fill whole sectors), while each SM still
+    gets two CTAs. Only rows too long for 8 warps get 16 warps, and then up to 51 registers. Where
     there are rows for every SM, threads hold four blocks of any size: in the tests' time model
     fewer, larger CTAs take 5 to 15 % less time.
 

@@ -252,8 +252,7 @@ class Epilogue:
         """Load ``count`` columns of every product; ``first``: whether they are the tile's first.
 
         With split-K a column has several addends, for the caller to add up in order, unless
-        ``added``.
-        If ``_direct`` and without split-K, the caller must wait for the loads.
+        ``added``. If ``_direct`` and without split-K, the caller must wait for the loads.
         """
         tile = self.tile
         if tile.split_k > 1:
