@@ -1,7 +1,7 @@
-"""NVFP4 kernels for torch: the format, and the ops that compute with it. Knows nothing of vLLM.
+"""NVFP4 kernels for torch: the number format, and ops on it. Independent of vLLM.
 
-A public name is imported when it is first asked for, so that the command line prints its help
-without torch.
+Public names are imported at first use, so that the command line prints its help without importing
+torch.
 """
 
 import sys
@@ -77,9 +77,9 @@ __all__ = sorted(_MODULES)
 
 
 class _Package(ModuleType):
-    """This package: the name of an op is the op, also where a family has the same name.
+    """Class of this package's module: an op's name stays the op if a subpackage has it too.
 
-    Python sets the attribute ``gemm`` to the package ``nvfp4_kernels.gemm`` once that is imported.
+    Python would set the attribute ``gemm`` to the subpackage ``nvfp4_kernels.gemm`` on its import.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -1,6 +1,7 @@
 """``python -m nvfp4_kernels``: build kernels ahead of time, report on them, check them on a GPU.
 
-The module of a command holds the options; the work is imported when the command runs.
+Each command's module defines its options; the code that does the work is imported when the
+command runs.
 """
 
 from nvfp4_kernels.tool import help

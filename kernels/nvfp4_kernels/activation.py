@@ -1,4 +1,4 @@
-"""Activations of a feed-forward layer: gated (gate and up projections) or of one projection."""
+"""Activations of a feed-forward layer: gated, of gate and up projections, or of one projection."""
 
 from typing import Literal, NamedTuple, get_args
 
@@ -14,10 +14,10 @@ GATED, UNGATED = get_args(GatedName), get_args(UngatedName)
 
 
 class Activation(NamedTuple):
-    """Activation, formed in float32.
+    """Activation, computed in float32.
 
-    Gated: ``f(gate) · (up + beta)``; ungated: ``f(x)``. f is SiLU, GELU or tanh GELU; ungated also
-    ``"relu2"``, ``max(x, 0)²``; gated also:
+    Gated: ``f(gate) · (up + beta)``; ungated: ``f(x)``. f is SiLU, GELU or tanh GELU; if ungated,
+    also ``"relu2"``, ``max(x, 0)²``; if gated, also:
 
     * ``"swigluoai_uninterleave"`` (gpt-oss and MiniMax M3, here with gate and up in separate
       halves): f is ``gate · sigmoid(alpha · gate)``.
@@ -27,7 +27,7 @@ class Activation(NamedTuple):
 
     Attributes:
         name: name of the activation, which determines f.
-        limit: upper bound of gate; up is clamped to ±limit; None: no clamping.
+        limit: upper bound of gate, and bound of up's magnitude; None: no clamping.
         alpha: factor in the sigmoid; for ``"situ"`` the bound of gate.
         beta: offset added to up.
     """

@@ -1,4 +1,4 @@
-"""Argument checks: a message names the argument, its value, the accepted values, the remedy."""
+"""Argument checks; messages name the argument, its value, the accepted values and the remedy."""
 
 import math
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def check_shape(name: str, x: Tensor, expected: Sequence[int], remedy: str) -> N
 
 
 def check_blocks_of_16(name: str, shape: Sequence[int]) -> None:
-    """Raise unless ``shape`` is at least 2-D with a last dimension of whole 16-element blocks."""
+    """Raise unless ``shape`` is at least 2-D and its last dimension a multiple of 16."""
     if len(shape) < 2:
         raise InvalidArgument(
             f"{name}: shape is {tuple(shape)}, must have at least 2 dimensions (..., rows, K); "
@@ -50,7 +50,7 @@ def check_blocks_of_16(name: str, shape: Sequence[int]) -> None:
 
 
 def reads_contents(x: Tensor) -> bool:
-    """Whether contents of tensors like ``x`` may be checked: on CPU only, as a GPU would sync."""
+    """Whether contents of tensors like ``x`` may be checked: only on CPU, as a GPU would sync."""
     on_cpu = x.device.type == "cpu"
     if on_cpu:
         keep_unprepared("contents are read")
@@ -58,7 +58,7 @@ def reads_contents(x: Tensor) -> bool:
 
 
 def check_same_device(**tensors: Tensor | None) -> None:
-    """Raise unless all given tensors live on one device."""
+    """Raise unless all given tensors are on one device."""
     devices = {name: t.device for name, t in tensors.items() if t is not None}
     first_name, first = next(iter(devices.items()))
     for name, device in devices.items():

@@ -1,4 +1,4 @@
-"""Facts of devices: architectures and their families, SM counts, and dtypes by name."""
+"""Properties of devices (architecture and family, SM count), and names of dtypes."""
 
 import functools
 from collections.abc import Iterable, Iterator
@@ -30,7 +30,7 @@ _epoch = 0  # incremented by each change
 
 @contextmanager
 def standing_in(device_type: str, arch: str) -> Iterator[None]:
-    """Context in which ops treat tensors on ``device_type`` as tensors of a GPU of ``arch``."""
+    """Context in which ops treat tensors on ``device_type`` as if on a GPU of ``arch``."""
     global _epoch
     before = dict(_STAND_INS)
     _STAND_INS[device_type] = arch
@@ -49,7 +49,7 @@ def stand_in_epoch() -> int:
 
 
 def is_reference_device(device: "torch.device") -> bool:
-    """Whether ops on ``device`` run their references: on a CPU that stands in for no GPU."""
+    """Whether ops on ``device`` run their references: on a CPU that does not stand in for a GPU."""
     return device.type == "cpu" and "cpu" not in _STAND_INS
 
 
@@ -72,21 +72,21 @@ def device_family(device: "torch.device") -> str:
 
 
 class UnknownArchitecture(ValueError):
-    """An option with an architecture that the command does not serve."""
+    """Architecture, given as an option, that the command does not serve."""
 
 
 def members(family: str) -> tuple[str, ...]:
-    """Architectures that run the kernels of a family: e.g. ``"sm_100"`` and ``"sm_103"``."""
+    """Architectures that run a family's kernels, e.g. ``"sm_100"`` and ``"sm_103"``."""
     return tuple(arch for arch, of in FAMILIES.items() if of == family)
 
 
 def target_of(arch: str) -> str:
-    """Compilation target of an architecture as CuTe spells it: ``"sm_103a"`` of ``"sm_103"``."""
+    """Compilation target of an architecture as CuTe spells it: ``"sm_103a"`` for ``"sm_103"``."""
     return f"{arch}a"
 
 
 def spellings(archs: Iterable[str] = FAMILIES) -> str:
-    """Spellings that ``parse_arch`` takes, for help and errors: architectures and their targets."""
+    """Spellings that ``parse_arch`` accepts, architectures and targets, for help and errors."""
     return ", ".join(
         f"{arch} or {target_of(arch)} ({GPUS[arch]})" if arch in FAMILIES else arch
         for arch in archs
@@ -94,7 +94,7 @@ def spellings(archs: Iterable[str] = FAMILIES) -> str:
 
 
 def parse_arch(option: str, text: str, archs: Iterable[str] = FAMILIES) -> str:
-    """Architecture named by a command's option, as such or as its compilation target.
+    """Architecture that a command's option names, by itself or by its compilation target.
 
     Args:
         option: name of the option, for the error.
@@ -102,7 +102,7 @@ def parse_arch(option: str, text: str, archs: Iterable[str] = FAMILIES) -> str:
         archs: architectures that the command serves; may include ``"cpu"``, which has no target.
 
     Raises:
-        UnknownArchitecture: unknown architecture or spelling.
+        UnknownArchitecture: ``text`` names no architecture that the command serves.
     """
     archs = tuple(archs)
     found = {target_of(arch): arch for arch in archs if arch in FAMILIES}
@@ -115,7 +115,7 @@ def parse_arch(option: str, text: str, archs: Iterable[str] = FAMILIES) -> str:
 
 
 def multiprocessors(device: "torch.device") -> int:
-    """SMs of a GPU, or of the GPU that a device stands in for."""
+    """Number of SMs of a GPU, or of the GPU that the device stands in for."""
     if device.type == "cuda":
         return _multiprocessors(device)
     return SM_COUNTS[device_arch(device)]
@@ -129,7 +129,7 @@ def _multiprocessors(device: "torch.device") -> int:
 
 
 def assumed_clusters(sms: int, ctas: int) -> int:
-    """Assumed count of resident clusters of ``ctas`` CTAs, one per SM, on a GPU of ``sms`` SMs.
+    """Assumed maximum number of resident clusters of ``ctas`` CTAs, one CTA per SM, on ``sms`` SMs.
 
     For choices that must also work without the GPU; ``max_clusters`` asks the GPU.
     """
@@ -140,9 +140,9 @@ def assumed_clusters(sms: int, ctas: int) -> int:
 
 
 def max_clusters(device: "torch.device", ctas: int) -> int:
-    """Most resident clusters of ``ctas`` CTAs, one CTA per SM, on a GPU.
+    """Maximum number of resident clusters of ``ctas`` CTAs, one CTA per SM, on a GPU.
 
-    From the GPU's driver; ``assumed_clusters`` if the device stands in for a GPU.
+    As the driver reports; ``assumed_clusters`` if the device stands in for a GPU.
     """
     if ctas == 1 or device.type != "cuda":
         return assumed_clusters(multiprocessors(device), ctas)
@@ -161,10 +161,10 @@ def _max_clusters(device: "torch.device", ctas: int) -> int:
 
 
 def driver_version() -> int:
-    """CUDA version that the driver supports, e.g. 13010 of 13.1.
+    """CUDA version that the driver supports, e.g. 13010 for 13.1.
 
     Raises:
-        RuntimeError: no driver, or a driver that does not report a version.
+        RuntimeError: there is no driver, or the driver does not report a version.
     """
     from cuda.bindings import driver
 
@@ -176,11 +176,11 @@ def driver_version() -> int:
 
 @functools.cache
 def defective_map_bytes(device: "torch.device") -> int:
-    """Bytes of a tensor below which the driver may encode its tensor map wrongly; 0: none.
+    """Tensor size in bytes below which the driver may encode tensor maps wrongly; 0: none.
 
     CUTLASS clears a bit in maps of small tensors with drivers up to CUDA 13.1 (its
     ``cute/atom/copy_traits_sm90_tma.hpp``), and ``nvfp4_kernels.sm100.tensor_maps`` does too. On an
-    H200 driver 580, of CUDA 13.0, does not set the bit; not checked on a Blackwell.
+    H200, driver 580 (CUDA 13.0) does not set the bit; not checked on a Blackwell GPU.
     """
     if device.type != "cuda" or driver_version() > LAST_DEFECTIVE_DRIVER:
         return 0

@@ -24,21 +24,21 @@ WeightLayout = Literal["blocked", "fragments"]
 
 
 class NoKernelError(NotImplementedError):
-    """No kernel of an op exists for a device."""
+    """No kernel of an op exists for the device and mode."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One implementation of an op.
+    """One implementation of an op, for one family of architectures and one mode.
 
     Attributes:
         op: name of the op, e.g. ``"gemm"``.
-        arch: ``"cpu"`` or a family of CUDA architectures, named after its first: ``"sm_100"``.
+        arch: ``"cpu"``, or a family of CUDA architectures, by its first member: ``"sm_100"``.
         mode: arithmetic of the kernel.
         variant: ``"reference"`` or the kernel's class.
         target: ``"module:function"``, imported when first called.
         weight_layout: preferred weight layout of a GEMM kernel.
-        batch_invariant: whether a row of the result depends, to the bit, on the same input row
+        batch_invariant: whether each row of the result depends, to the bit, on its input row
             alone, not on the number of rows.
     """
 
@@ -84,17 +84,17 @@ _TYPES: dict[str, tuple[type, ...]] = {
 def called(
     op: CustomOpDef, x: Tensor, compared: Names = (), **multiples: int
 ) -> Callable[..., Any]:
-    """Function to call for an op: bypasses torch's dispatcher when nothing traces.
+    """Function to call for an op; bypasses torch's dispatcher when nothing traces.
 
     For an op that mutates some of 27 arguments the dispatcher takes 0.3 ms, as it copies the
-    argument list for each mutated argument. Wrong types are refused here too, and a call like an
-    earlier call is not checked again: see ``nvfp4_kernels.runtime.launch_cache``.
+    argument list for each mutated argument. The function refuses wrong types too, and does not
+    check a call like an earlier call again: see ``nvfp4_kernels.runtime.launch_cache``.
 
     Args:
         op: a custom op.
         x: one of the op's tensors.
         compared: pairs of tensor arguments, see ``Prepared``.
-        multiples: required divisors of integer arguments, see ``Prepared``.
+        multiples: granularity of integer arguments, by name, see ``Prepared``.
 
     Returns:
         The op if a graph may be traced, else the function behind the op.
@@ -106,7 +106,7 @@ def called(
 
 @functools.cache
 def _direct(op: CustomOpDef, compared: Names, **multiples: int) -> Callable[..., Any]:
-    """The function behind ``op``, with arguments checked for types."""
+    """Function behind ``op``, with the types of its arguments checked."""
     arguments = op._opoverload._schema.arguments
     kinds = [str(a.type).removeprefix("Optional[").rstrip("]") for a in arguments]
     optional = [str(a.type).startswith("Optional[") for a in arguments]
@@ -133,11 +133,11 @@ def _direct(op: CustomOpDef, compared: Names, **multiples: int) -> Callable[...,
 
 
 class KernelTable:
-    """The kernels of one op, keyed by architecture family and mode.
+    """Kernels of one op, keyed by architecture family and mode.
 
     Args:
         op: name of the op.
-        kernels: the fastest kernels.
+        kernels: the default kernels, the fastest.
         batch_invariant: kernels whose result rows are bitwise independent of each other.
     """
 
@@ -157,13 +157,13 @@ class KernelTable:
         }
 
     def modes(self, arch: str) -> list[Mode]:
-        """Modes with a kernel for a family of architectures, or for ``"cpu"``."""
+        """Modes for which a family of architectures, or ``"cpu"``, has a kernel."""
         return [mode for family, mode in self._kernels if family == arch]
 
     def find(
         self, device: torch.device, mode: Mode, batch_invariant: bool = False
     ) -> Kernel | None:
-        """The kernel for ``device`` and ``mode``, or None."""
+        """Kernel for ``device`` and ``mode``, or None."""
         kernels = self._batch_invariant if batch_invariant else self._kernels
         return kernels.get((device_family(device), mode))
 
@@ -171,7 +171,7 @@ class KernelTable:
         """The kernel for ``device`` and ``mode``.
 
         Raises:
-            NoKernelError: no such kernel; the message lists existing kernels.
+            NoKernelError: there is no such kernel; the message lists the existing kernels.
         """
         kernel = self.find(device, mode, batch_invariant)
         if kernel is None:

@@ -1,8 +1,8 @@
-"""Row-wise functions on a CPU, batch-invariant: a row of the result depends on its input row alone.
+"""Batch-invariant row-wise functions on CPU: a row of the result depends on its input row alone.
 
 torch picks the summation order of a product by the matrices' sizes, and computes exponentials with
-vector code except in the scalar tail of a tensor or thread chunk. Here every row is a separate
-call, always of the same sizes.
+vector code except in the scalar tail of a tensor or thread chunk. Here every row is computed by a
+separate call, always of the same sizes.
 """
 
 from collections.abc import Callable
@@ -24,9 +24,9 @@ def row_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def by_row(function: Callable[[Tensor], Tensor], x: Tensor, width: int | None = None) -> Tensor:
-    """Apply a function from rows ``(K,)`` to rows ``(width,)`` to each of ``x`` ``(..., K)``.
+    """Apply ``function``, from ``(K,)`` to ``(width,)``, to each row of ``x`` ``(..., K)``.
 
-    ``width`` is K unless given. The result is of ``x``'s dtype.
+    ``width`` is K unless given. The result has ``x``'s dtype.
     """
     out = x.new_empty((*x.shape[:-1], x.shape[-1] if width is None else width))
     flat, results = x.reshape(-1, x.shape[-1]), out.view(-1, out.shape[-1])

@@ -1,4 +1,4 @@
-"""Argument checks of heads: queries, and a paged cache of keys and values."""
+"""Argument checks for attention heads: queries, and a paged cache of keys and values."""
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ def check_out(out: Tensor, q: Tensor) -> None:
 
 
 def check_queries(q: Tensor, form: str) -> None:
-    """Raise unless ``q`` has a supported dtype, the dimensions of ``form`` and a supported D."""
+    """Raise unless ``q`` has a supported dtype and D, and the dimensions that ``form`` names."""
     check_dtype("q", q, DTYPES)
     check_form("q", q, form)
     head_dim = q.shape[-1]
@@ -67,7 +67,7 @@ def check_cache(
 
 
 def check_form(name: str, x: Tensor, form: str) -> None:
-    """Raise unless ``x`` has the dimensions of ``form``, the last of stride 1."""
+    """Raise unless ``x`` has the dimensions that ``form`` names, the last with stride 1."""
     dims = form.count(",") + 1
     if x.ndim != dims:
         raise InvalidArgument(f"{name}: shape is {tuple(x.shape)}, must be {form}; reshape it")

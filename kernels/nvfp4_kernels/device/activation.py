@@ -1,4 +1,4 @@
-"""Activations of projections in registers: ``nvfp4_kernels.activation`` on the device."""
+"""Activation functions on registers: device code of ``nvfp4_kernels.activation``."""
 
 import cutlass.cute as cute
 from cutlass import Float32
@@ -8,7 +8,7 @@ from nvfp4_kernels.device.math import gelu, gelu_tanh, relu2, sigmoid, silu, swi
 
 
 def activated(projections: list[Float32], activation: Activation) -> Float32:
-    """The activation of gate and up, or of a single projection."""
+    """Apply the activation to gate and up, or to a single projection."""
     if len(projections) == 1:
         return function(projections[0], activation)
     gate, up = limited(projections, activation)
@@ -28,7 +28,7 @@ def limited(projections: list[Float32], activation: Activation) -> list[Float32]
 
 
 def function(x: Float32, activation: Activation) -> Float32:
-    """The activation function of a single projection, or of the gate alone."""
+    """Apply the activation function f to a single projection, or to the gate."""
     if activation.name == "swigluoai_uninterleave":
         return swigluoai(x, activation.alpha)
     if activation.name == "situ":

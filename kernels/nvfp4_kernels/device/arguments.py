@@ -1,4 +1,4 @@
-"""Bundles of launch arguments: a ``NamedTuple`` for each kernel, of pointers and host integers."""
+"""Bundles of launch arguments: one ``NamedTuple`` of pointers and host integers per kernel."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -45,12 +45,10 @@ def example(
 
 
 def without_unread(bundle: Arguments, unread: Collection[str], within: str = "") -> Arguments:
-    """A bundle with None for fields, nested ones included, that the kernel does not read.
+    """Copy of ``bundle`` with None for the fields, nested ones included, in ``unread``.
 
-    Field names are as in ``example``.
-
-    Every pointer and number of a bundle is a kernel parameter, copied by each launch; None is no
-    parameter.
+    Field names are as in ``example``. Every pointer and number of a bundle is a kernel parameter,
+    copied by each launch; None takes no parameter.
     """
 
     def read(name: str, value: Any) -> Any:

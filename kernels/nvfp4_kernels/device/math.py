@@ -1,4 +1,4 @@
-"""Functions of float32 values in registers: activations, and exponentials for the softmax."""
+"""Functions of float32 values in registers: activations, and exp2 for the softmax."""
 
 import math
 
@@ -12,9 +12,9 @@ NEGATIVE_INFINITY = float("-inf")
 
 
 def rounded(operation: str, a: Float32, b: Float32) -> Float32:
-    """Result of ``add``, ``sub``, ``mul`` or ``div``, rounded to nearest even without contraction.
+    """Result of ``add``, ``sub``, ``mul`` or ``div``, rounded to nearest even, never contracted.
 
-    The compiler may contract ``a * b + c`` into an FMA.
+    Written as ``a * b + c``, the compiler may contract the operations into an FMA.
     """
     return ptx.inline_ptx(
         f"{operation}.rn.f32 {{$w0}}, {{$r0}}, {{$r1}};",
@@ -29,7 +29,7 @@ def exp2(value: Float32) -> Float32:
 
 
 def tanh(value: Float32) -> Float32:
-    """1 − 2 / (e^2x + 1); near 0, where the difference cancels, the Taylor series."""
+    """Hyperbolic tangent, 1 − 2 / (e^2x + 1); near 0, where this cancels, its Taylor series."""
     magnitude = cute.math.abs(value)
     power = exp2(magnitude * (2.0 * LOG2_E))
     far = 1.0 - 2.0 * cute.arch.rcp_approx(power + 1.0)
@@ -41,12 +41,12 @@ def tanh(value: Float32) -> Float32:
 
 
 def silu(x: Float32) -> Float32:
-    """SiLU, x · sigmoid(x); exp2 and the reciprocal are the approximations of 2 and 1 ulp."""
+    """SiLU, x · sigmoid(x), with approximate exp2 (2 ulp) and reciprocal (1 ulp)."""
     return x * sigmoid(x)
 
 
 def sigmoid(x: Float32) -> Float32:
-    """1 / (1 + e^−x)."""
+    """Sigmoid, 1 / (1 + e^−x)."""
     return cute.arch.rcp_approx(1.0 + cute.math.exp2(x * -LOG2_E, fastmath=True))
 
 
@@ -56,12 +56,12 @@ def gelu(x: Float32) -> Float32:
 
 
 def gelu_tanh(x: Float32) -> Float32:
-    """GELU, tanh approximation: (1 + tanh u) / 2 = sigmoid(2u) avoids cancellation."""
+    """GELU, tanh approximation, with (1 + tanh u) / 2 as sigmoid(2u) to avoid cancellation."""
     return x * sigmoid(x * (2.0 * math.sqrt(2.0 / math.pi)) * (1.0 + 0.044715 * (x * x)))
 
 
 def relu2(x: Float32) -> Float32:
-    """max(x, 0)²."""
+    """Squared ReLU, max(x, 0)²."""
     held = cute.arch.fmax(x, 0.0, nan=True)
     return held * held
 
@@ -72,5 +72,5 @@ def swigluoai(x: Float32, alpha: float) -> Float32:
 
 
 def finite(peak: Float32) -> Float32:
-    """Row maximum, or 0 for a row that has seen no key: P of such a row is then 2^−∞ = 0."""
+    """Row maximum; 0 for a row without visible keys, so that its P is 2^−∞ = 0."""
     return cutlass.select_(peak == NEGATIVE_INFINITY, Float32(0.0), peak)

@@ -1,4 +1,4 @@
-"""Waiting on mbarriers."""
+"""Waits on mbarriers, and predicated arrivals."""
 
 import cutlass
 import cutlass.cute as cute
@@ -24,9 +24,9 @@ def wait(barrier: Array, phase: Int32, scope: cutlass.Constexpr = CTA) -> None:
 
 
 def arrive_where(barrier: Array, arrives: Boolean) -> None:
-    """Arrive at an mbarrier of this CTA where ``arrives`` holds, by a predicate.
+    """Arrive at an mbarrier of this CTA if ``arrives``, by a predicated instruction.
 
-    A branch would divide the code around it into basic blocks with less instruction-level
+    A branch would split the surrounding code into basic blocks with less instruction-level
     parallelism.
     """
     ptx.inline_ptx(

@@ -23,11 +23,11 @@ from nvfp4_kernels.formats.nvfp4 import (
 
 @dataclass(frozen=True)
 class GlobalScale:
-    """Reciprocals of a global scale in the quantisation formula.
+    """Reciprocals that the quantisation formula takes instead of the global scale.
 
     Attributes:
         inverse: 1 / scale.
-        unit: 1 / inverse, which is not always the scale.
+        unit: 1 / inverse, which rounding may make unequal to the scale.
     """
 
     inverse: Float32
@@ -39,8 +39,8 @@ class Block:
     """A quantised block.
 
     Attributes:
-        codes: 16 E2M1 codes in two words, the first lowest.
-        scale: E4M3 bits.
+        codes: 16 E2M1 codes in two words, the first code in the lowest bits.
+        scale: E4M3 bits of the block scale.
         step: value of one unit of E2M1.
     """
 
@@ -65,13 +65,13 @@ class BlockScale:
 
 
 def global_scale(scale: Float32) -> GlobalScale:
-    """Both reciprocals of a global scale, once per thread."""
+    """Compute both reciprocals of a global scale; call once per thread."""
     inverse = 1.0 / scale
     return GlobalScale(inverse, 1.0 / inverse)
 
 
 def row_scale(amax: Float32) -> Float32:
-    """``nvfp4.row_global_scales`` of a row; 1 if the row holds NaN or only zeros."""
+    """Global scale of a row as in ``nvfp4.row_global_scales``; 1 for only zeros, or any NaN."""
     scale = cute.arch.fmax(amax / Float32(GLOBAL_RANGE), SMALLEST_ROW_SCALE)
     return cutlass.select_(amax > 0.0, scale, Float32(1.0))
 
@@ -88,13 +88,16 @@ def amax(elements: Vector) -> Float32:
 def quantize(
     values: Vector, largest: Float32, scale: GlobalScale, smallest_scale: float = 0.0
 ) -> Block:
-    """``values`` float32 (16,), ``largest`` their ``amax``; other arguments as in ``nvfp4``."""
+    """Quantise a block: ``values`` float32 (16,), whose ``amax`` is ``largest``.
+
+    Other arguments are as in ``nvfp4.quantize_activation``.
+    """
     shared = block_scale(largest, scale, smallest_scale)
     return Block(to_e2m1(values * shared.multiplier), shared.bits, shared.step)
 
 
 def quantize_terms(values: Vector, largest: Float32, scale: GlobalScale, terms: int) -> list[Block]:
-    """Quantise ``values`` float32 (16,), then the remainders, to ``terms`` terms in all."""
+    """Quantise ``values`` float32 (16,), then each remainder, to ``terms`` terms in all."""
     blocks = [quantize(values, largest, scale)]
     while len(blocks) < terms:
         values = _left(values, blocks[-1])
@@ -103,7 +106,7 @@ def quantize_terms(values: Vector, largest: Float32, scale: GlobalScale, terms: 
 
 
 def _left(values: Vector, block: Block) -> Vector:
-    """``values`` minus the block's dequantised values: each difference rounded once."""
+    """Remainder: ``values`` minus the block's dequantised values, each difference rounded once."""
     codes = _from_e2m1(block.codes)
     step = -block.step
     left = [cute.math.fma(codes[n], step, values[n]) for n in range(len(codes))]
@@ -138,7 +141,7 @@ def _e4m3_to_float(pair: cutlass.Uint16) -> Float32:
 
 
 def to_e2m1(scaled: Vector) -> Vector:
-    """Nearest, ties to even, saturating: two words of eight codes."""
+    """Round to E2M1, to nearest even, saturating: two words of eight codes."""
     # One asm per word: ptxas then converts straight into the word's bytes.
     convert = " ".join(
         f"cvt.rn.satfinite.e2m1x2.f32 b{n}, {{$r{2 * n + 1}}}, {{$r{2 * n}}};" for n in range(4)
@@ -156,7 +159,7 @@ def to_e2m1(scaled: Vector) -> Vector:
 
 
 def _from_e2m1(codes: Vector) -> list[Float32]:
-    """Values of 16 codes in two words."""
+    """Float32 values of 16 E2M1 codes in two words."""
     convert = " ".join(
         f"cvt.rn.f16x2.e2m1x2 pair, b{n}; mov.b32 {{low, high}}, pair; "
         f"cvt.f32.f16 {{$w{2 * n}}}, low; cvt.f32.f16 {{$w{2 * n + 1}}}, high;"
@@ -176,9 +179,9 @@ def scale_offset(row: Int32, block: Int32, across: Int32) -> Int64:
     """Byte offset of a block's scale in the blocked layout, see ``nvfp4``.
 
     Args:
-        row: row of the matrix.
-        block: block of the row.
-        across: atoms per row of atoms.
+        row: index of the row in the matrix.
+        block: index of the block in the row.
+        across: number of atoms along a row, ceil(K/64).
     """
     atom, quarter = Int64(row // ATOM_ROWS) * across + block // ATOM_COLS, ATOM_ROWS // 4
     line = row % quarter * (4 * ATOM_COLS) + row % ATOM_ROWS // quarter * ATOM_COLS

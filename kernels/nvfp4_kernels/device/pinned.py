@@ -1,4 +1,4 @@
-"""Order of instructions that the compiler must keep."""
+"""Instruction order that the compiler must keep."""
 
 from typing import TypeVar
 
@@ -9,10 +9,10 @@ _Integer = TypeVar("_Integer", Int32, Int64)
 
 
 def pinned(value: _Integer) -> _Integer:
-    """``value``, computed before the code that follows.
+    """Opaque copy of ``value``, which forces its computation before the code that follows.
 
-    The compiler sinks arithmetic to the use of its result: behind a wait, where its latency is
-    exposed instead of hidden.
+    The compiler otherwise sinks arithmetic to the use of the result, e.g. below a wait, where the
+    latency is exposed instead of hidden.
     """
     return ptx.inline_ptx(
         f"mov.b{type(value).width} {{$w0}}, {{$r0}};",

@@ -31,10 +31,10 @@ def cta_exclusive_sum(
     """Sum over the lower threads of the CTA, and sum over all threads.
 
     Args:
-        warps: warps of the CTA; all threads take part.
-        thread: index in the CTA.
+        warps: number of warps in the CTA; all threads take part.
+        thread: index of this thread in the CTA.
         number: addend of this thread.
-        totals: shared memory, one Int32 per warp; no thread may still read them.
+        totals: shared memory, one Int32 per warp, which no thread may still be reading.
     """
     lane, warp = thread % WARP, thread // WARP
     before, total = warp_exclusive_sum(lane, number)

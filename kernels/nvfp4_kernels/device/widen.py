@@ -1,4 +1,4 @@
-"""16-bit elements in registers as float32."""
+"""Conversion of 16-bit elements in registers to float32."""
 
 from cutlass import BFloat16, Float32, Uint32, Vector
 
@@ -6,7 +6,7 @@ _HIGH = 0xFFFF0000  # half of a word
 
 
 def widen(elements: Vector) -> Vector:
-    """Elements as float32, exactly.
+    """Convert elements to float32, exactly.
 
     Of two bfloat16 in a word the lower is shifted and the upper masked, one instruction each; a
     conversion would move the upper half down and up again.

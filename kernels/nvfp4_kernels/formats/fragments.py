@@ -1,25 +1,26 @@
-"""Weights as MMA register fragments: the layout for tensor cores without FP4.
+"""Weights as MMA register fragments: the layout for GPUs whose tensor cores lack FP4.
 
 A kernel that multiplies 16-bit activations with an NVFP4 weight decodes the weight in registers, on
-its way to ``wgmma`` or ``mma.sync``. In this layout a thread gets its fragment with one 16-byte and
-one 8-byte load, in decoding order.
+its way to ``wgmma`` or ``mma.sync``. In this layout a thread loads its fragment, in decoding order,
+with one 16-byte and one 8-byte load.
 
 Rows and K are cut into tiles of 64 × 64, padded with zeros. Lane ``4 g + t`` of warp ``w`` holds,
-of each tile and of each 16 elements of K, the instructions' A fragment (PTX ISA, "Register
+for each tile and each 16 elements of K, the instruction's A fragment (PTX ISA, "Register
 Fragments for wgmma.mma_async.m64nNk16"): rows ``16 w + g`` (upper) and ``16 w + g + 8`` (lower), at
 k = ``2 t``, ``2 t + 1``, ``2 t + 8`` and ``2 t + 9``.
 
 * *data*: uint8 ``(row tiles, K tiles, 4, 32, 16)``: warp, lane, and a little-endian 32-bit word for
-  each 16 of K. A word holds four pairs of E2M1 codes, one per register of A: upper row, lower row,
-  and both rows 8 elements further. ``SOURCES`` is the position of the bits: rotating the word left
-  by ``ROTATIONS`` and masking gives bfloat16 of 2⁻¹²⁶ times a pair's values, the value of even k in
-  the low half. No layout needs only one rotation per pair; this layout needs one more in all.
+  each 16 elements of K. A word holds four pairs of E2M1 codes, one per register of A: upper
+  row, lower row, and both rows 8 elements further. ``SOURCES`` gives the positions of the bits:
+  rotating the word left by ``ROTATIONS`` and masking gives bfloat16 of 2⁻¹²⁶ times a pair's values,
+  the value of even k in the low half. No layout needs only one
+  rotation per pair; this layout needs one more in all.
 * *scales*: uint8 ``(row tiles, K tiles, 4, 8, 8)``: warp, ``g``, and a word for each 32 of K, with
-  four scales of 8 bits: of its first 16, upper row at bits 11 to 4, lower row at bits 27 to 20; of
-  its second 16 at the same places after rotating left by 8. A scale is an unsigned number of 5 bits
-  of exponent and 3 of mantissa, E4M3 without subnormals: ``(1 + mantissa / 8) · 2^(exponent-22)``.
-  Exponent 31 is NaN. There is no zero scale: the elements are zero instead. The sign of a negative
-  scale moves to the elements.
+  four 8-bit scales: for the first 16, the upper row's at bits 11 to 4 and the lower row's at bits
+  27 to 20; for the second 16, at the same places after rotating left by 8. A scale is an unsigned
+  number with 5 exponent and 3 mantissa bits, E4M3 without subnormals:
+  ``(1 + mantissa / 8) · 2^(exponent-22)``. Exponent 31 is NaN. There is no zero scale: the
+  elements are zero instead. The sign of a negative scale moves to the elements.
 """
 
 import math
@@ -49,7 +50,7 @@ _LEAST_EXPONENT = -9  # of an E4M3 number: its smallest subnormal
 
 
 class Fragments(NamedTuple):
-    """A weight in this layout, or a stack of them.
+    """Weight in this layout, or a stack of weights.
 
     Attributes:
         data: uint8 ``(..., row tiles, K tiles, 4, 32, 16)``.
@@ -76,10 +77,10 @@ def to_fragments(data: Tensor, scales: Tensor) -> Fragments:
         scales: float8_e4m3fn ``(..., N, K/16)``, linear.
 
     Returns:
-        The same values exactly, padded to whole tiles.
+        The same values, exactly, padded to whole tiles.
 
     Raises:
-        InvalidArgument: dtypes or shapes that do not fit.
+        InvalidArgument: dtypes or shapes do not fit.
     """
     check_dtype("data", data, (torch.uint8,))
     check_dtype("scales", scales, (torch.float8_e4m3fn,))
@@ -107,10 +108,10 @@ def to_fragments(data: Tensor, scales: Tensor) -> Fragments:
 
 
 def settled(weight: Fragments) -> Fragments:
-    """``weight``, synchronised: any writer of a weight must end with this call.
+    """Synchronise and return ``weight``; any writer of a weight must end with this call.
 
-    Kernels load weights before they wait for preceding kernels, and so could overtake a kernel that
-    is still to write the weight.
+    Kernels load weights before they wait for preceding kernels, and so could read the weight before
+    a kernel has written it.
     """
     if weight.data.is_cuda:
         torch.cuda.current_stream(weight.data.device).synchronize()
@@ -120,7 +121,7 @@ def settled(weight: Fragments) -> Fragments:
 def from_fragments(data: Tensor, scales: Tensor, n: int, k: int) -> tuple[Tensor, Tensor]:
     """Undo ``to_fragments``: data uint8 ``(..., n, k/2)``, linear float8_e4m3fn ``(..., n, k/16)``.
 
-    The same values; blocks of zeros get the smallest scale.
+    The values are the same; blocks of zeros get the smallest scale.
     """
     batch, shapes = data.shape[:-5], fragment_shapes(n, k)
     check_shape("data", data, (*batch, *shapes[0]), f"the layout of {n} × {k} elements")
@@ -133,14 +134,14 @@ def from_fragments(data: Tensor, scales: Tensor, n: int, k: int) -> tuple[Tensor
 
 
 def decode_fragments(data: Tensor, scales: Tensor, n: int, k: int) -> Tensor:
-    """Values without the global scale: float32 ``(..., n, k)``, exact."""
+    """Decode the values, without the global scale: float32 ``(..., n, k)``, exact."""
     packed, linear = from_fragments(data, scales, n, k)
     blocks = decode_e2m1(packed).unflatten(-1, (-1, BLOCK_SIZE))
     return (blocks * linear.float().unsqueeze(-1)).flatten(-2)
 
 
 def blocked_weight(b: Tensor, b_scales: Tensor, n: int, k: int) -> tuple[Tensor, Tensor]:
-    """A weight in the blocked layout, from either layout.
+    """Weight in the blocked layout, converted if it is in fragments.
 
     Args:
         b: uint8, packed or in fragments.
@@ -155,7 +156,7 @@ def blocked_weight(b: Tensor, b_scales: Tensor, n: int, k: int) -> tuple[Tensor,
 
 
 def _scale_codes(device: torch.device) -> Tensor:
-    """Stored form of each of the 128 E4M3 numbers without a sign: uint8."""
+    """Stored scale, uint8, of each of the 128 E4M3 numbers without a sign."""
     numbers = torch.arange(128, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     mantissa, exponent = torch.frexp(numbers)  # in [0.5, 1)
     codes = (exponent - 1 + EXPONENT_BIAS).int() << 3 | ((mantissa * 16).int() & 7)
@@ -168,8 +169,9 @@ class _Codes(NamedTuple):
     """Lookup tables from checkpoint bytes to stored bits.
 
     Attributes:
-        pairs: int32 ``(4, 256)``, the bits in a word of each of its four bytes of two codes.
-        scales: uint8 ``(128,)``, of ``_scale_codes``.
+        pairs: int32 ``(4, 256)``, bits in a stored word for each value of each of the four bytes,
+            two codes each, that the word is made of.
+        scales: uint8 ``(128,)``, result of ``_scale_codes``.
     """
 
     pairs: Tensor
@@ -177,7 +179,7 @@ class _Codes(NamedTuple):
 
 
 def _pack(target: Fragments, data: Tensor, raw: Tensor, codes: _Codes) -> None:
-    """Write rows of matrices of a stack, ``(matrices, rows, K/2)``; ``raw``: scales as bytes."""
+    """Write ``data`` ``(matrices, rows, K/2)`` to ``target``; ``raw``: the scales as bytes."""
     padded_n, padded_k = -data.shape[1] % TILE, -2 * data.shape[2] % TILE
     blocks = data.unflatten(-1, (-1, BLOCK_SIZE // 2))
     blocks = blocks * (raw & 0x7F != 0).unsqueeze(-1) ^ ((raw >> 7) * 0x88).unsqueeze(-1)
@@ -214,7 +216,7 @@ def _unpack_data(data: Tensor) -> Tensor:
 
 
 def _rearranged(parts: Tensor, tables: Tensor) -> Tensor:
-    """int32 words of four bytes ``(..., 4)`` each, with bits rearranged by the tables."""
+    """Int32 words made of four bytes ``(..., 4)`` each, whose bits the tables rearrange."""
     words = torch.zeros(parts.shape[:-1], dtype=torch.int32, device=parts.device)
     for number, table in enumerate(tables):
         words |= table.index_select(0, parts[..., number].flatten().int()).view_as(words)
@@ -222,7 +224,7 @@ def _rearranged(parts: Tensor, tables: Tensor) -> Tensor:
 
 
 def _places() -> list[list[int]]:
-    """Position in a word of each bit of its four bytes of code pairs, lowest first."""
+    """Position in a stored word of each bit of its four bytes of code pairs, lowest bit first."""
     return [
         [
             (target + half - by) % 32
@@ -234,13 +236,13 @@ def _places() -> list[list[int]]:
 
 
 def _inverse() -> list[list[int]]:
-    """Source bit, among the four bytes of code pairs, of each bit of a word."""
+    """Source bit, among the four bytes of code pairs, of each bit of a stored word."""
     of = {place: bit for bit, place in enumerate(chain(*_places()))}
     return [[of[bit] for bit in range(first, first + 8)] for first in range(0, 32, 8)]
 
 
 def _tables(places: list[list[int]], device: torch.device) -> Tensor:
-    """Bits that each value of each of a word's four bytes contributes: int32 ``(4, 256)``."""
+    """Bits that each value of each of four bytes contributes to a word: int32 ``(4, 256)``."""
     values, tables = torch.arange(256), torch.zeros(4, 256, dtype=torch.int64)
     for table, of_byte in zip(tables, places, strict=True):
         for bit, place in enumerate(of_byte):

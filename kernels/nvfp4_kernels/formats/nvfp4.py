@@ -1,4 +1,4 @@
-"""NVFP4: the number format, quantising, dequantising and the tensor core's scale layout.
+"""NVFP4: number format, quantisation, dequantisation, and the tensor core's scale layout.
 
 ``value = e2m1 · e4m3 block scale · fp32 global scale``, one block scale per 16 consecutive
 elements of the last dimension K. Two E2M1 codes per byte, the low nibble holding the even element.
@@ -57,7 +57,7 @@ _FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 @dataclass(frozen=True, eq=False)
 class Nvfp4Tensor:
-    """A matrix (or a batch of them) in NVFP4.
+    """Matrix, or batch of matrices, in NVFP4.
 
     Attributes:
         data: uint8 ``(..., rows, K/2)``, two E2M1 codes per byte, low nibble = even k.
@@ -69,7 +69,7 @@ class Nvfp4Tensor:
         layout: layout of ``scales``, linear or blocked.
 
     Raises:
-        InvalidArgument: parts whose dtypes or shapes do not fit together.
+        InvalidArgument: the parts' dtypes or shapes do not fit together.
     """
 
     data: Tensor
@@ -121,7 +121,7 @@ class Nvfp4Tensor:
 def encode_e2m1(x: Tensor) -> Tensor:
     """Round float32 ``(..., K)`` to E2M1 and pack it: uint8 ``(..., K/2)``.
 
-    Nearest, ties to even, saturating at ±6 and keeping the sign of zero, as
+    Rounds to nearest even, saturates at ±6 and keeps the sign of zero, as
     ``cvt.rn.satfinite.e2m1x2.f32`` does; NaN becomes ±6.
     """
     magnitude = x.abs()
@@ -142,7 +142,7 @@ def decode_e2m1(data: Tensor) -> Tensor:
 
 
 def _byte_values(device: torch.device) -> Tensor:
-    """The pair of values each of the 256 bytes stands for: float32 ``(256, 2)``."""
+    """Pair of values that each of the 256 bytes stands for: float32 ``(256, 2)``."""
     magnitudes = torch.tensor(E2M1_VALUES, dtype=torch.float32, device=device)
     nibbles = torch.cat([magnitudes, -magnitudes])
     byte = torch.arange(256, device=device)
@@ -155,8 +155,8 @@ def _byte_values(device: torch.device) -> Tensor:
 def global_scale_of(x: Tensor, convention: Convention = "modelopt") -> Tensor:
     """Global scale, float32 ``()``, that maps ``max|x|`` to the largest NVFP4 value, 2688.
 
-    A factor or divisor, by ``convention``; an all-zero or empty tensor gives 1. The scale and its
-    reciprocal are finite for any ``x``.
+    The scale is a factor or a divisor, by ``convention``; 1 for an all-zero or empty tensor. Both
+    the scale and its reciprocal are finite for any ``x``.
     """
     amax = x.abs().amax().float() if x.numel() else x.new_zeros((), dtype=torch.float32)
     amax = torch.where(amax == 0, GLOBAL_RANGE, amax)
@@ -172,7 +172,7 @@ def quantize_weight(
     block_scales: Tensor | None = None,
     convention: Convention = "modelopt",
 ) -> Nvfp4Tensor:
-    """Quantise a weight to NVFP4, bit-identical to the named producer.
+    """Quantise a weight to NVFP4, bit-identical to the producer that ``convention`` names.
 
     Args:
         x: bfloat16, float16 or float32 ``(..., rows, K)``, K a multiple of 16, finite.
@@ -187,8 +187,8 @@ def quantize_weight(
         An ``Nvfp4Tensor`` in the linear layout.
 
     Raises:
-        InvalidArgument: K not a multiple of 16, an unsupported dtype, NaN or infinity in ``x``,
-            or a global scale that is not positive and finite.
+        InvalidArgument: K is not a multiple of 16, the dtype is unsupported, ``x`` has NaN or
+            infinity, or the global scale is not positive and finite.
     """
     check_dtype("x", x, _FLOAT_DTYPES)
     check_blocks_of_16("x", x.shape)
@@ -254,9 +254,8 @@ def quantize_activation(
 
     Returns:
         ``data`` uint8 ``(..., rows, K/2)``, and ``scales`` float8_e4m3fn ``(..., rows, K/16)`` in
-        the linear layout. Differs from ``quantize_weight`` where the runtime formula does: a zero
-        block gets scale 0, a block too large for the global scale saturates, NaN stays visible as
-        a NaN scale.
+        the linear layout. Unlike in ``quantize_weight``, a zero block gets scale 0, a block too
+        large for the global scale saturates, and NaN stays visible as a NaN scale.
     """
     blocks = x.float().unflatten(-1, (-1, BLOCK_SIZE))
     inverse = _per_row(global_scale).reciprocal()
@@ -280,7 +279,7 @@ def activation_step(scales: Tensor, global_scale: Tensor) -> Tensor:
 def row_global_scales(x: Tensor) -> Tensor:
     """One float32 global scale per row, ``max|row| / 2688``: ``(..., rows)``; 1 for a zero row.
 
-    Bounded below so that the reciprocal of a block's step is finite.
+    The scale has a lower bound, so that the reciprocal of a block's step is finite.
     """
     amax = x.abs().amax(-1).float()
     scale = _divide(amax, GLOBAL_RANGE).clamp(min=SMALLEST_ROW_SCALE)
@@ -288,7 +287,7 @@ def row_global_scales(x: Tensor) -> Tensor:
 
 
 def _divide(x: Tensor, by: float) -> Tensor:
-    """``x / by``, rounded alike on all devices: on CUDA a Python divisor becomes a reciprocal."""
+    """Divide, rounding alike on all devices: CUDA multiplies by a Python divisor's reciprocal."""
     return x / x.new_tensor(by)
 
 
@@ -303,7 +302,7 @@ def decode_blocks(data: Tensor, blocked_scales: Tensor) -> Tensor:
 
 
 def block_scaled_product(a: Tensor, a_scales: Tensor | None, b: Tensor, b_scales: Tensor) -> Tensor:
-    """A · Bᵀ as the block-scaled MMA forms it: float32 ``(..., M, N)``, global scales left out.
+    """A · Bᵀ as the block-scaled MMA computes it: float32 ``(..., M, N)``, without global scales.
 
     Decoded operands have at most 6 (NVFP4), 8 (bfloat16) or 11 (float16) significant bits, so that
     every product is exact in float32 and only the summation order is open.
@@ -322,9 +321,9 @@ def block_scaled_product(a: Tensor, a_scales: Tensor | None, b: Tensor, b_scales
 def product_with_weight(
     a: Tensor, b: Tensor, b_scales: Tensor, batch_invariant: bool = False
 ) -> Tensor:
-    """``block_scaled_product`` of decoded activations: float32 ``(..., M, K)``.
+    """``block_scaled_product`` for decoded activations ``a``: float32 ``(..., M, K)``.
 
-    ``batch_invariant``: a row of the result depends on the same row of ``a`` alone.
+    ``batch_invariant``: whether a row of the result depends on the same row of ``a`` alone.
     """
     product = row_product if batch_invariant else torch.matmul
     row_tiles = max(1, _DECODED_ELEMENTS // (ATOM_ROWS * max(1, a.shape[-1])))
@@ -357,7 +356,7 @@ def blocked_shape(rows: int, cols: int) -> tuple[int, int, int, int]:
 def to_blocked(scales: Tensor) -> Tensor:
     """Permute linear scales ``(..., rows, cols)`` into the blocked layout, padding with zeros.
 
-    Any 1-byte dtype; returns ``(..., ceil(rows/128), ceil(cols/4), 32, 16)``, contiguous.
+    Takes any 1-byte dtype; returns ``(..., ceil(rows/128), ceil(cols/4), 32, 16)``, contiguous.
     """
     *batch, rows, cols = scales.shape
     row_tiles, col_tiles, quarter, _ = blocked_shape(rows, cols)

@@ -1,4 +1,4 @@
-"""Rows of an NVFP4 operand that several ops fill, each its own rows."""
+"""Rows of an NVFP4 operand, for several ops that each write some of the rows."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ ROW_COLUMNS = ATOM_COLS * BLOCK_SIZE  # H·D is a multiple of them: rows have no
 
 @dataclass(frozen=True, eq=False)
 class Nvfp4Rows:
-    """Memory for heads in NVFP4: rows ``first_row`` on of a GEMM operand.
+    """Output memory for heads in NVFP4: rows of a GEMM operand, from ``first_row`` on.
 
     Attributes:
         data: uint8 ``(rows, H, D/2)``, contiguous: codes of these rows only.
@@ -85,7 +85,7 @@ class Nvfp4Rows:
 
 
 def check_pair(name: str, given: tuple[Tensor, Tensor]) -> None:
-    """Raise unless ``given`` is data and scales."""
+    """Raise unless ``given`` is a pair: data and scales."""
     if not isinstance(given, tuple) or len(given) != 2:
         raise InvalidArgument(
             f"{name}: is {type(given).__name__}, must be a pair of tensors, data and scales; "
@@ -94,7 +94,7 @@ def check_pair(name: str, given: tuple[Tensor, Tensor]) -> None:
 
 
 def new_nvfp4_rows(q: Tensor) -> tuple[Tensor, Tensor]:
-    """Memory for ``q`` ``(T, H, D)`` in NVFP4, H·D a multiple of 64: data and blocked scales."""
+    """Allocate data and blocked scales for ``q`` ``(T, H, D)`` in NVFP4; H·D: a multiple of 64."""
     rows, heads, head_dim = q.shape
     shape = blocked_shape(rows, heads * head_dim // BLOCK_SIZE)
     data = q.new_empty((rows, heads, head_dim // 2), dtype=torch.uint8)

@@ -39,7 +39,7 @@ def check_static(output: Static, name: str = "output") -> None:
     """Check the scale and the number of terms of a statically scaled result.
 
     Raises:
-        InvalidArgument: a scale of another dtype or shape, or a number of terms beyond 1 to 4.
+        InvalidArgument: the scale has another dtype or shape, or the terms are not 1 to 4.
     """
     check_dtype(f"{name}.global_scale", output.global_scale, (torch.float32,))
     check_shape(f"{name}.global_scale", output.global_scale, (), "for a scale per token: PerToken")
@@ -47,7 +47,7 @@ def check_static(output: Static, name: str = "output") -> None:
 
 
 def refuse_output(output: object, accepted: str, name: str = "output") -> InvalidArgument:
-    """Make the error for a format that an op cannot give its result.
+    """Make the error for an output format that an op does not support.
 
     Args:
         output: the argument as passed.

@@ -116,7 +116,7 @@ def _search_rows(
 
 
 def _neighbours(scales: Tensor) -> list[Tensor]:
-    """The e4m3 scales around the input scales, nearest first."""
+    """E4M3 scales around each input scale, nearest first."""
     # Positive e4m3 codes are ordered as integers, so neighbours are code ± 1.
     code = scales.view(torch.uint8).int()
     offsets = [o for o in range(-_SWEEP_CODES_BELOW, _SWEEP_CODES_ABOVE + 1) if o]

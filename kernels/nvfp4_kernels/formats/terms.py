@@ -1,16 +1,16 @@
-"""Residual NVFP4 quantisation: x ≈ q1 + q2 + …, each term quantises the preceding remainder.
+"""Residual NVFP4 quantisation: x ≈ q1 + q2 + …, where each term quantises the remainder so far.
 
 All terms share one global scale; their block scales shrink by about 11 from term to term. A GEMM of
 such a sum with an NVFP4 weight is then a sum of NVFP4 GEMMs with one factor ``alpha``, in one
 accumulator. The rounding error of two terms is a third of per-token E4M3's, of three terms half of
-bfloat16's. The floor is the smallest E4M3 number, 2⁻⁹: from the second term on, no nonzero block
-gets a smaller scale, so that any element may lose up to 2⁻¹¹ global scales, and blocks far below
-the row's maximum become coarse.
+bfloat16's. From the second term on, the scale of a nonzero block is at least the smallest E4M3
+number, 2⁻⁹: any element may lose up to 2⁻¹¹ global scales, and blocks far below the row's maximum
+become coarse.
 
 An operand of one term is a plain NVFP4 operand. With t terms, ``data`` is uint8 ``(..., t, M,
 K/2)``, and ``scales`` has t · P stacked rows in the blocked layout (see ``nvfp4``), row m of term i
-at row i · P + m. P is 32 up to 32 rows, so that one atom of 128 rows holds the scales of all terms,
-and M rounded up to a multiple of 128 beyond. Padding is zero.
+at row i · P + m. Up to 32 rows, P is 32, so that one atom of 128 rows holds the scales of
+all terms; beyond, P is M rounded up to a multiple of 128. Padding is zero.
 """
 
 from dataclasses import dataclass
@@ -53,7 +53,8 @@ class TermLayout:
 
     Attributes:
         count: number of terms.
-        packed: whether one atom holds the scales of all terms: up to 32 rows.
+        packed: whether one atom holds the scales of all terms; possible for operands of at most 32
+            rows.
     """
 
     count: int = 1
@@ -83,7 +84,7 @@ def data_shape(batch: tuple[int, ...], rows: int, k: int, terms: int) -> tuple[i
 
 
 def scales_shape(batch: tuple[int, ...], rows: int, k: int, terms: int) -> tuple[int, ...]:
-    """Shape of an activation's blocked scales; free of branches on sizes, for ``torch.compile``."""
+    """Shape of an activation's blocked scales; has no branches on sizes, for ``torch.compile``."""
     down, *rest = blocked_shape(rows, k // BLOCK_SIZE)
     if terms > 1:
         packed = torch.sym_max(0, 2 - -(-rows // PACKED_ROWS))  # 1, beyond that many rows 0
@@ -92,7 +93,7 @@ def scales_shape(batch: tuple[int, ...], rows: int, k: int, terms: int) -> tuple
 
 
 def quantize_terms(x: Tensor, global_scale: Tensor, terms: int) -> tuple[Tensor, Tensor]:
-    """Quantise activations, then the remainders, to ``terms`` terms in all.
+    """Quantise activations, then each remainder, to ``terms`` terms in all.
 
     Args:
         x: bfloat16, float16 or float32 ``(..., M, K)``, K a multiple of 16.
@@ -102,7 +103,7 @@ def quantize_terms(x: Tensor, global_scale: Tensor, terms: int) -> tuple[Tensor,
     Returns:
         ``data`` and blocked ``scales``, see the module. Each term is ``nvfp4.quantize_activation``
         of the float32 difference of ``x`` and the previous terms, each difference rounded once, as
-        by a fused multiply-add; from the second term on block scales are at least E4M3's smallest
+        by a fused multiply-add. From the second term on, block scales are at least E4M3's smallest
         number.
     """
     left = x.float()
@@ -125,7 +126,7 @@ def _left(values: Tensor, data: Tensor, step: Tensor) -> Tensor:
 
 
 def stack_scales(scales: Tensor) -> Tensor:
-    """Linear scales ``(..., t, M, K/16)`` of t > 1 terms in the blocked layout of stacked rows."""
+    """Convert linear scales ``(..., t, M, K/16)``, t > 1, to the blocked layout of stacked rows."""
     *batch, terms, rows, columns = scales.shape
     pitch = term_rows(rows)
     stacked = scales.new_zeros((*batch, terms, pitch, columns), dtype=torch.uint8)
@@ -143,8 +144,8 @@ def unstack_scales(blocked: Tensor, terms: int, rows: int, columns: int) -> Tens
 def decode_terms(data: Tensor, scales: Tensor, terms: int) -> Tensor:
     """Sum of the terms without the global scale: float32 ``(..., M, K)``.
 
-    The sum has at most 24 significant bits unless a term is 2¹⁸ below another term of the block;
-    only then is the sum rounded.
+    The sum is rounded only if a term is 2¹⁸ below another term of the block; otherwise it has at
+    most 24 significant bits.
     """
     if terms == 1:
         return decode_blocks(data, scales)

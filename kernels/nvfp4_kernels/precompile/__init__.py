@@ -1,4 +1,4 @@
-"""Kernels that a model needs for all batches, and no others. No CuTe in here.
+"""Lists of exactly the kernels that a model needs, over all batches, for ahead-of-time compilation.
 
-For ahead-of-time compilation.
+No CuTe in here.
 """

@@ -33,7 +33,7 @@ def attention_kernels(
     rotates: bool = False,
     batch_invariant: bool = False,
 ) -> dict[KernelSpec, list[str]]:
-    """Kernels of all batches, prefill or decode: every possible tile, split or not.
+    """Kernels for all batches, prefill or decode: every possible tile, with and without split-KV.
 
     With ``quantized``, kernels with an NVFP4 result; with ``rotates``, also kernels with fused
     rotary embedding and KV-cache store where supported, for angles and norms in the model's dtype.
@@ -75,7 +75,7 @@ def attention_kernels(
 
 
 def hands_over(attention: Attention, activation: str, terms: int) -> bool:
-    """Whether attention quantises its result for the next GEMM."""
+    """Whether attention quantises its output for the next GEMM."""
     whole = attention.head_dim % HEAD_COLUMNS == 0
     rows = attention.query_heads * attention.head_dim % ROW_COLUMNS == 0
     return activation == "static" and terms == 1 and whole and rows
@@ -109,7 +109,7 @@ def _rotation(attention: Attention, dtype: Dtype, fp8: bool, page_size: int) -> 
 def _attention_tiles(
     attention: Attention, fp8: bool, window: int, sms: int, batch_invariant: bool
 ) -> list[tuple[AttentionTile, bool, int]]:
-    """Tiles from one token to a long prompt, each with split-KV or not and rows per KV head."""
+    """Tiles chosen from one token to a long prompt: tile, whether split-KV, rows per KV head."""
     group = attention.query_heads // attention.kv_heads
     more_than_a_warp = -(-(WARP_ROWS + 1) // group)
     chosen = []

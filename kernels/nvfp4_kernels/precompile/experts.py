@@ -1,4 +1,4 @@
-"""Kernels that a layer of experts needs, for any number of tokens. No CuTe in here."""
+"""Kernels that an MoE layer needs, for any number of tokens. No CuTe in here."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ def experts_kernels(
     Args:
         experts: the MoE layer.
         family: family of the GPU's architecture: ``"sm_90"`` or ``"sm_100"``.
-        max_tokens: most tokens of a batch; all numbers from 1 on are covered.
+        max_tokens: maximum number of tokens in a batch; all numbers from 1 on are covered.
         sms: SMs of the GPU.
     """
     spec = {"sm_90": _spec_sm90, "sm_100": _spec_sm100}[family]
@@ -64,7 +64,7 @@ def _products(experts: Experts, family: str, max_tokens: int, sms: int) -> Itera
 
 
 def _is_routed_before(experts: Experts, product: _Grouped) -> bool:
-    """Whether the launch before a GEMM is a GEMM of the same routing, not a quantiser."""
+    """Whether the preceding launch is a GEMM of the same routing, not a quantiser."""
     return not product.is_first and experts.inputs != "per-token"
 
 

@@ -28,19 +28,19 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Experts:
-    """MoE layer on a GPU: all parameters of its kernels except the tokens.
+    """MoE layer on one GPU: all parameters of its kernels except the number of tokens.
 
     Attributes:
         sizes: sizes of the experts.
-        top_k: slots of a token.
+        top_k: number of experts per token.
         activation: activation between gemm1 and gemm2.
         dtype: dtype of tokens and results.
-        inputs: quantisation of the GEMMs' inputs; on sm_90 16 bits.
+        inputs: quantisation of the GEMMs' inputs; ``"16-bit"`` on sm_90.
         terms: NVFP4 terms of the inputs.
         mapped: length of the expert map from global to local experts; 0: no map.
         bias: whether both GEMMs add a bias.
         weight_on_input: whether routing weights are applied to tokens before gemm1.
-        choice: router top-k; None: done elsewhere.
+        choice: router top-k; None: these kernels do not compute it.
     """
 
     sizes: ExpertSizes
@@ -55,7 +55,7 @@ class Experts:
     choice: Choice | None = None
 
     def served(self, family: str, inputs: Inputs, terms: int) -> "Experts":
-        """The layer as a family's kernels serve it: input quantisation and padded weights.
+        """Layer with the input quantisation and the padded weights of a family's kernels.
 
         Args:
             family: family of the GPU's architecture.
@@ -67,5 +67,5 @@ class Experts:
 
 
 def padded_width(i: int, family: str) -> int:
-    """Intermediate size, padded as the K of gemm2 for a family's kernels."""
+    """Intermediate size padded for a family's kernels, where it is the K of gemm2."""
     return i + -i % K_STEP if family == "sm_100" else i

@@ -19,7 +19,7 @@ _ROUTE, _TOPK = "nvfp4_kernels.moe.route", "nvfp4_kernels.moe.topk"
 def row_specs(
     experts: Experts, tokens: int, tile_tokens: int, sms: int
 ) -> Iterator[tuple[str, KernelSpec]]:
-    """Kernels for a number of tokens, apart from the GEMMs, each with its purpose.
+    """Kernels for a number of tokens, except the GEMMs, each with the part of the layer it serves.
 
     Args:
         experts: the MoE layer.
@@ -65,7 +65,7 @@ def _given_tiles(tile_tokens: int) -> KernelSpec:
 
 
 def _choice(experts: Experts) -> KernelSpec | None:
-    """Configuration of the router top-k, or None."""
+    """Spec of the router top-k's configuration, or None."""
     if experts.choice is None:
         return None
     router, dtype, biased = experts.choice
@@ -76,7 +76,7 @@ def _choice(experts: Experts) -> KernelSpec | None:
 def _quantized(
     experts: Experts, tokens: int, tile_tokens: int, sms: int, *, in_tiles: bool = False
 ) -> tuple[KernelSpec, int]:
-    """Layout of quantised rows of tiles, and threads of a CTA."""
+    """Spec of the layout of a token tile's quantised rows, and threads per CTA."""
     per_token = experts.inputs == "per-token"
     k = experts.sizes.i if in_tiles else experts.sizes.h
     tile = choose_rows(tokens * experts.top_k, k, _ELEMENT_SIZE, per_token, sms)
@@ -88,7 +88,7 @@ def _quantized(
 
 
 def _gathered(experts: Experts) -> tuple[KernelSpec, int]:
-    """Layout of copied rows of tiles, and threads of a CTA."""
+    """Spec of the layout of a token tile's copied rows, and threads per CTA."""
     tile = choose_gather(experts.sizes.h * _ELEMENT_SIZE)
     fields = (experts.dtype, tile, experts.top_k, experts.weight_on_input)
     return KernelSpec("", f"{_DISPATCH}.gather:GatheredRows", fields), tile.threads

@@ -26,13 +26,13 @@ def block_scaled_kernels(
     batch_invariant: bool = False,
     sms: int = SMS,
 ) -> dict[KernelSpec, list[str]]:
-    """Every kernel of ``model``'s linear layers and their inputs, with the layers served.
+    """Every kernel of ``model``'s linear layers and their inputs, with the layers that it serves.
 
     Args:
         model: dense decoder.
-        max_tokens: most tokens of a batch; all numbers from 1 on are covered.
+        max_tokens: maximum number of tokens in a batch; all numbers from 1 on are covered.
         activations: possible scalings of activations.
-        terms: NVFP4 terms of activations.
+        terms: number of NVFP4 terms of activations.
         batch_invariant: whether GEMMs are batch-invariant.
         sms: SMs of the GPU.
     """
@@ -54,7 +54,7 @@ def block_scaled_kernels(
 def quantize_kernels(
     dtype: Dtype, k: int, max_tokens: int, per_token: bool, terms: int = 1, sms: int = SMS
 ) -> list[KernelSpec]:
-    """Kernels that quantise rows of ``k`` elements: the input of every plain layer."""
+    """Kernels that quantise rows of ``k`` elements, the input of every plain layer."""
     layouts = [
         (choose_quantize(m, k, _ELEMENT_SIZE, per_token, sms), TermLayout.of(terms, m))
         for m in range(1, max_tokens + 1)

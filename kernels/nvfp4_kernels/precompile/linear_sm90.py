@@ -13,11 +13,11 @@ from nvfp4_kernels.sm90.limits import SMS
 def weight_only_kernels(
     model: Model, *, max_tokens: int, batch_invariant: bool = False, sms: int = SMS
 ) -> dict[KernelSpec, list[str]]:
-    """Every kernel of ``model``'s linear layers, with the layers served.
+    """Every kernel of ``model``'s linear layers, with the layers that it serves.
 
     Args:
         model: dense decoder.
-        max_tokens: most tokens of a batch; all numbers from 1 on are covered.
+        max_tokens: maximum number of tokens in a batch; all numbers from 1 on are covered.
         batch_invariant: whether GEMMs are batch-invariant.
         sms: SMs of the GPU.
     """

@@ -10,15 +10,15 @@ PAGE_SIZE = 16  # keys of a page of the KV cache: vLLM's default
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear layer, or a gate and up projection fused with SiLU-and-multiply.
+    """Linear layer, or gate and up projections fused with SiLU-and-multiply.
 
     Attributes:
         name: name in models, e.g. ``"qkv_proj"``.
-        n, k: rows of the weight (of gate alone if fused), and elements of a row.
+        n, k: rows of the weight (of gate alone if fused), and elements per row.
         gate_up: whether the layer is a fused gate and up projection.
-        shards: projections stacked in the weight, each with its own global scale.
+        shards: number of projections stacked in the weight, each with its own global scale.
         bias: whether a bias is added.
-        out_terms: NVFP4 terms of the result; 0: 16-bit result.
+        out_terms: number of NVFP4 terms of the output; 0: 16-bit output.
     """
 
     name: str
@@ -39,13 +39,13 @@ class Attention:
     """Layers of causal self-attention that differ only in their window.
 
     Attributes:
-        query_heads, kv_heads, head_dim: heads of one GPU, and head size.
+        query_heads, kv_heads, head_dim: heads on one GPU, and elements per head.
         windows: distinct windows of the layers, in keys; 0: all keys.
         soft_cap: whether logits are capped.
         rotary_dim: rotated elements of a head; 0: all.
-        sinks: whether heads have sinks.
-        neox: whether rotated pairs are R/2 apart; else neighbours.
-        qk_norm: whether each head of queries and keys is normalised first.
+        sinks: whether heads have attention sinks.
+        neox: whether the elements of a rotated pair are R/2 apart; else neighbours.
+        qk_norm: whether each head of queries and keys is normalised before rotation.
     """
 
     query_heads: int
@@ -79,6 +79,6 @@ class Model:
 
 
 def quantizing_mlps(model: Model, terms: int) -> Model:
-    """Model with fused MLPs whose intermediate results are NVFP4 of ``terms`` terms."""
+    """Copy of ``model`` whose fused gate-up kernels write NVFP4 of ``terms`` terms."""
     layers = (replace(each, out_terms=terms) if each.gate_up else each for each in model.layers)
     return replace(model, layers=tuple(layers))

@@ -1,7 +1,4 @@
-"""Kernels of norms with a residual and of rotary embeddings on sm_90, for any number of tokens.
-
-No CuTe.
-"""
+"""Kernels of residual norms and rotary embeddings on sm_90, for any number of tokens. No CuTe."""
 
 from nvfp4_kernels.norm.choose import choose_config as choose_norm
 from nvfp4_kernels.norm.tile import MAX_K, VECTOR
@@ -19,7 +16,7 @@ def norm_rotary_kernels(
 
     Args:
         hidden: hidden size.
-        attention: heads of one GPU.
+        attention: attention layers, with the heads on one GPU.
         dtype: dtype of activations.
     """
     found: dict[KernelSpec, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Kernels of norms that quantise on sm_100, for any number of tokens. No CuTe."""
+"""Kernels of quantising norms on sm_100, for any number of tokens. No CuTe."""
 
 from nvfp4_kernels.formats.terms import TermLayout
 from nvfp4_kernels.precompile.model import Dtype
@@ -11,13 +11,13 @@ def norm_kernels(
     dtype: Dtype, weight_dtype: str, k: int, *, max_tokens: int, per_token: bool, terms: int = 1,
     batch_invariant: bool = False, sms: int = SMS,
 ) -> dict[KernelSpec, list[str]]:  # fmt: skip
-    """Kernels of a norm of ``k`` elements, with and without a residual.
+    """Kernels of a norm over ``k`` elements, with and without a residual.
 
     Args:
         dtype: dtype of the input.
         weight_dtype: dtype of the weight.
-        k: elements of a token.
-        max_tokens: most tokens of a batch; all numbers from 1 on are covered.
+        k: elements per token.
+        max_tokens: maximum number of tokens in a batch; all numbers from 1 on are covered.
         per_token: whether each token gets its own global scale.
         terms: NVFP4 terms of the result.
         batch_invariant: whether the norm is batch-invariant.

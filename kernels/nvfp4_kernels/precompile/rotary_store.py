@@ -26,11 +26,11 @@ def rotary_store_kernels(
     """Kernels for vLLM's arguments: int64 positions, angles and norms in the model's dtype.
 
     Args:
-        attention: heads of one GPU.
+        attention: attention layers, with the heads on one GPU.
         dtype: dtype of activations.
-        max_tokens: most tokens of a batch; all numbers from 1 on are covered.
+        max_tokens: maximum number of tokens in a batch; all numbers from 1 on are covered.
         caches: possible dtypes of the KV cache.
-        page_size: tokens of a page.
+        page_size: tokens per page.
         sms: SMs of the GPU.
 
     Returns:

@@ -1,4 +1,4 @@
-"""A kernel, named."""
+"""Name of a kernel and its configuration, without building the kernel."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -9,11 +9,11 @@ from nvfp4_kernels.runtime.compile import DeviceKernel
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """Name of a kernel in one configuration; building the kernel itself takes CuTe.
+    """Name of a kernel in one configuration; only building the kernel takes CuTe.
 
     Attributes:
         op: name of the op, for tables.
-        target: ``"module:class"``.
+        target: class of the kernel as ``"module:class"``.
         fields: fields of the target's dataclass; parts that need CuTe are nested specs.
     """
 

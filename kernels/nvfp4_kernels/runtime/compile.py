@@ -47,21 +47,21 @@ watchers: list[Callable[[list[Tensor]], None]] = []
 
 
 class UnusableCache(OSError):
-    """A folder for compiled kernels that cannot be written to, or that others may write to.
+    """Folder for compiled kernels that cannot be written to, or that others may write to.
 
-    Also: a cached file that is damaged, or owned by another user.
+    Also raised for a cached file that is damaged, or owned by another user.
     """
 
 
 class DeviceKernel(Protocol):
     """CuTe DSL kernel in one configuration; a frozen dataclass with a complete ``repr``.
 
-    ``__call__`` is the ``@cute.jit`` host function. Its arguments are as in ``signature``, and a
-    stream.
+    ``__call__`` is the ``@cute.jit`` host function. Its arguments are those of ``signature``, then
+    a stream.
     """
 
     def signature(self) -> tuple[Any, ...]:
-        """One example per argument of the host function but the stream."""
+        """Example of each argument of the host function, except for the stream."""
 
     def __call__(self, *arguments: Any) -> None: ...
     def __hash__(self) -> int: ...
@@ -71,9 +71,9 @@ def launch(kernel: DeviceKernel, *arguments: Any) -> None:
     """Launch ``kernel`` on the current stream of its first tensor's device.
 
     Args:
-        kernel: compiled on first use, unless cached.
-        arguments: arguments by the kernel's signature: tensors for pointers (None: a null pointer),
-            numbers, and tuples of these.
+        kernel: kernel, compiled on first use unless cached.
+        arguments: arguments for the kernel's signature: tensors for pointers (None: a null
+            pointer), numbers, and tuples of both.
     """
     tensors: list[Tensor] = []
     words = _words(arguments, tensors)
@@ -91,7 +91,7 @@ def start(
     """Call a kernel's host function on the current stream of a device.
 
     Args:
-        host: host function compiled for ``arch`` on the device.
+        host: function from an architecture to the host function compiled for it.
         words: arguments of the host function.
         device: device of the first tensor.
     """
@@ -103,7 +103,7 @@ def start(
 
 
 def _words(given: tuple[Any, ...], tensors: list[Tensor]) -> tuple[Any, ...]:
-    """Arguments of compiled host code, in its format; tensors are appended to ``tensors``."""
+    """Arguments in the form that compiled host code takes; tensors are appended to ``tensors``."""
     words: list[Any] = []
     for each in given:
         if isinstance(each, Tensor):
@@ -118,7 +118,7 @@ def _words(given: tuple[Any, ...], tensors: list[Tensor]) -> tuple[Any, ...]:
 
 @functools.cache
 def compiled(kernel: DeviceKernel, target: str) -> Callable[..., None]:
-    """The kernel's host function, from the cache or compiled and cached.
+    """Host function of a kernel, from the cache, or compiled and then cached.
 
     Args:
         kernel: kernel in one configuration.
@@ -160,7 +160,7 @@ def read_kept(place: Path) -> bytes:
 
 
 def build(kernel: DeviceKernel, place: Path) -> None:
-    """Compile ``kernel`` into an object file at ``place``; whole or not at all.
+    """Compile ``kernel`` into an object file at ``place``; a failure leaves no partial file.
 
     Raises:
         UnusableCache: the folder is not writable, or is writable by others.
@@ -198,7 +198,7 @@ def check_folder(name: str, folder: Path) -> None:
 
 @contextmanager
 def _trusted(name: str, folder: Path) -> Iterator[None]:
-    """Context that raises an untrusted folder, or file in the folder, as ``UnusableCache``."""
+    """Context that turns trust errors of a folder, or of a file in it, into ``UnusableCache``."""
     try:
         yield
     except UnknownTrust as error:
@@ -212,7 +212,7 @@ def _trusted(name: str, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _loadable(place: Path) -> Iterator[None]:
-    """Context that raises errors of an object file as ``UnusableCache``."""
+    """Context that turns errors in loading an object file into ``UnusableCache``."""
     try:
         yield
     except UnusableCache:
@@ -226,7 +226,7 @@ def _loadable(place: Path) -> Iterator[None]:
 
 @contextmanager
 def _kept_in(folder: Path) -> Iterator[None]:
-    """Context that raises errors of a folder as ``UnusableCache``."""
+    """Context that turns errors in writing to a folder into ``UnusableCache``."""
     try:
         yield
     except UnusableCache:
@@ -243,7 +243,7 @@ def _line(error: Exception) -> str:
 
 
 def compile_kernel(kernel: DeviceKernel, *, callable_here: bool = False) -> Any:
-    """CuTe DSL's compiled function, bypassing the cache.
+    """Compile a kernel to CuTe DSL's compiled function, bypassing the cache.
 
     Args:
         kernel: kernel in one configuration.
@@ -268,10 +268,10 @@ def compile_kernel(kernel: DeviceKernel, *, callable_here: bool = False) -> Any:
 
 
 def _check_compilers_cache() -> None:
-    """Check CuTe DSL's own folder, ``/tmp`` by default, if the compiler reads from it.
+    """Check CuTe DSL's own cache folder, ``/tmp`` by default, if the compiler reads from it.
 
-    ``cute.compile`` reads no kernel from this folder, but reads class data with PyIR, which is off
-    unless ``CUTE_DSL_ENABLE_PYIR`` is set.
+    ``cute.compile`` never reads kernels from this folder, but with PyIR, which is off unless
+    ``CUTE_DSL_ENABLE_PYIR`` is set, it reads class data.
     """
     from cutlass.base_dsl.cache_helpers import get_default_generated_ir_path
     from cutlass.cutlass_dsl.cutlass import CuTeDSL
@@ -301,7 +301,7 @@ def _generalise_host(function: Any) -> None:
 
 
 def arch() -> str:
-    """Target of compilation as CuTe spells it: ``CUTE_DSL_ARCH``, else the current GPU's."""
+    """Compilation target as CuTe spells it: ``CUTE_DSL_ARCH``, else the current GPU's."""
     return os.environ.get(ARCH_VARIABLE) or _device_arch(torch.cuda.current_device())
 
 
@@ -330,9 +330,9 @@ def object_path(kernel: DeviceKernel) -> Path | None:
 
 @functools.cache
 def _toolchain(target: str) -> str:
-    """Digest of all other inputs of the compiled form: sources, compiler, settings, both devices.
+    """Digest of all other inputs of compilation: sources, compiler, settings, host CPU, target.
 
-    The same on a build machine without a GPU as on the target machine.
+    Equal on a build machine without a GPU and on the target machine.
     """
     from cutlass.base_dsl.version_info import CUDA_VERSION
 

@@ -1,8 +1,8 @@
 """Parallel compilation of many kernels in separate processes.
 
-For a server's worker process: multiprocessing forbids children of a daemonic process, and starts
-processes by importing the main module, an arbitrary script. These processes instead receive kernels
-on standard input.
+Written for a server's worker process: multiprocessing forbids children of a daemonic process, and
+starts processes by importing the main module, an arbitrary script. The processes here instead
+receive kernels on standard input.
 """
 
 import os
@@ -21,10 +21,10 @@ def build_apart(kernels: Sequence[DeviceKernel], jobs: int) -> list[str]:
 
     Args:
         kernels: kernels of importable modules; ``NVFP4_KERNELS_CACHE`` must not be empty.
-        jobs: processes; each takes every ``jobs``-th kernel.
+        jobs: number of processes; each takes every ``jobs``-th kernel.
 
     Returns:
-        Errors of failed processes, a line each; some of their kernels are then missing.
+        One line of error per failed process, some of whose kernels are then missing.
     """
     with ExitStack() as stack:
         started = []
@@ -58,7 +58,7 @@ def build_apart(kernels: Sequence[DeviceKernel], jobs: int) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Environment of a worker: modules are found as here, and no GPU is touched."""
+    """Environment of a worker: it finds modules as this process does, and uses no GPU."""
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "CUDA_VISIBLE_DEVICES": "",

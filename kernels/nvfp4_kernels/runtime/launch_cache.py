@@ -1,9 +1,9 @@
-"""Prepared launches: results of a call's checks and choices, cached for similar calls.
+"""Prepared launches: results of a call's checks and kernel choice, cached for similar calls.
 
-If a call has the numbers of an earlier call, and tensors of the same dtypes, shapes, strides,
+If a call has the same numbers as an earlier call, and tensors of the same dtypes, shapes, strides,
 devices and alignments, a look-up replaces the checks and the choice of a kernel. The call then only
-allocates its results and writes addresses into the launch's arguments. A function with other
-effects, such as reading contents, is not prepared: see ``nvfp4_kernels.runtime.recording``.
+allocates its results and writes addresses into the launch arguments. A call that does anything
+else, such as reading contents, is not prepared: see ``nvfp4_kernels.runtime.recording``.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -33,7 +33,7 @@ Key = tuple[Any, ...]
 
 @contextmanager
 def suspended(wanted: bool = True) -> Iterator[None]:
-    """Context in which every call is checked anew; with ``wanted`` false, a no-op.
+    """Context in which no prepared launch is used; with ``wanted`` false, a no-op.
 
     For callers that replace choosers and launches.
     """
@@ -52,14 +52,13 @@ class Prepared:
         function: function that checks its arguments, allocates and launches; arguments are
             positional: tensors (the first must be one), numbers, strings, dtypes, None, and lists
             of integers and strings.
-        multiples: from positions of integer arguments to granularities: the function does the same
-            for all positive values that round up to the same multiple.
-        compared: pairs of positions of tensors whose memory overlap the function may query: see
+        multiples: granularity of integer arguments, by position: the function does the same for all
+            positive values that round up to the same multiple of the granularity.
+        compared: pairs of positions of tensors whose memory overlap the function may query, see
             ``recording.compared``.
 
     Attributes:
-        replays: replay for each call key; None: calls with this key do more than allocate and
-            launch.
+        replays: replay by call key; None for calls that do more than allocate and launch.
     """
 
     def __init__(
@@ -92,9 +91,9 @@ class Prepared:
         return self.function(*given) if replay is None else replay.run(given, pointers)
 
     def key(self, given: tuple[Any, ...], pointers: list[int]) -> Key | None:
-        """All properties of a call except contents and addresses; None: cannot be prepared.
+        """Key of a call: all properties but contents and addresses; None: cannot be prepared.
 
-        Addresses are appended to ``pointers``, one per argument, 0 for arguments that are not
+        Addresses are appended to ``pointers``, one per argument; 0 for arguments that are not
         tensors.
         """
         key: list[Any] = [stand_in_epoch()]

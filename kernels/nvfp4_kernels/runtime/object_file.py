@@ -1,7 +1,8 @@
-"""Object files of compiled kernels: sealed against damage and foreign writes.
+"""Object files of compiled kernels, sealed with a digest against damage.
 
-A digest follows the content, where an ELF reader does not look. The digest detects damage by a disk
-or a copy, but not a user with write access, who could replace both: see ``trusted_path``.
+The digest follows the content, where an ELF reader does not look. It detects damage by a disk or a
+copy, but not changes by a user with write access, who could replace the digest too; against such
+changes see ``trusted_path``.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ _SEAL_BYTES = len(_MARK) + hashlib.sha256().digest_size
 
 
 class DamagedFile(ValueError):
-    """A damaged sealed file; the message is worded to follow the file's name."""
+    """Sealed file that is damaged; the message is worded to follow the file's name."""
 
 
 def seal(file: Path) -> None:
@@ -33,7 +34,7 @@ def read_sealed(file: Path) -> bytes:
     """Content of a sealed file, without its digest.
 
     Raises:
-        DamagedFile: the file is not as it was sealed.
+        DamagedFile: the content does not match the digest.
         UntrustedPath: another user could have sealed the file.
         OSError: the file cannot be read.
     """
@@ -46,9 +47,9 @@ def read_sealed(file: Path) -> bytes:
 
 @contextmanager
 def in_memory(content: bytes) -> Iterator[str]:
-    """Context with a path of ``content`` in memory, for loaders that accept only paths.
+    """Context with the path of an in-memory copy of ``content``, for loaders that need a path.
 
-    The loader reads the checked content, even if the file has changed since.
+    The loader thus reads the checked content, even if the file on disk has changed since.
     """
     descriptor = os.memfd_create("kernel.o")
     with open(descriptor, "wb") as stream:

@@ -23,8 +23,8 @@ class Source(NamedTuple):
     """Origin of a tensor.
 
     Attributes:
-        tensor: index of an argument, or number of arguments plus index of an allocation.
-        offset: offset from the first element in bytes.
+        tensor: index of an argument, or the number of arguments plus the index of an allocation.
+        offset: offset from the tensor's first element, in bytes.
     """
 
     tensor: int
@@ -33,7 +33,7 @@ class Source(NamedTuple):
 
 @dataclass
 class Allocation:
-    """Uninitialised memory.
+    """Allocation of uninitialised memory by the recorded call.
 
     Attributes:
         tensor: allocated tensor.
@@ -61,11 +61,11 @@ class Recording(TorchDispatchMode):
 
     Args:
         given: the call's arguments.
-        compared: pairs of positions of arguments whose relation is a part of the call's key.
+        compared: pairs of positions of arguments whose ``relation`` is a part of the call's key.
 
     Attributes:
-        arguments: arguments for the function: a view of every tensor, so that duplicate arguments
-            are distinguishable.
+        arguments: arguments to pass to the function: a view of every tensor, so that duplicate
+            arguments are distinguishable.
         allocations: recorded allocations.
         launches: kernels, and their arguments.
         obstacle: operation of the call that is neither an allocation nor a launch, or "".
@@ -123,7 +123,7 @@ class Recording(TorchDispatchMode):
         return self._sources.get(id(x))
 
     def compares(self, x: Tensor, y: Tensor) -> bool:
-        """Whether two tensors are arguments whose relation is a part of the call's key."""
+        """Whether two tensors are arguments whose ``relation`` is a part of the call's key."""
         places = [n for each in (x, y) for n, given in enumerate(self.arguments) if given is each]
         return tuple(places) in self._compared
 
@@ -133,7 +133,7 @@ class Recording(TorchDispatchMode):
         self.launches.append((kernel, arguments))
 
     def given_back(self, result: Any) -> Any:
-        """A result of the call, with the caller's tensors instead of recorded views."""
+        """Result of the call, with the caller's tensors in place of the recording's views."""
         if isinstance(result, Tensor):
             for own, view in zip(self._given, self.arguments, strict=True):
                 if result is view:
@@ -143,7 +143,7 @@ class Recording(TorchDispatchMode):
         return result
 
     def returned(self, x: Tensor) -> int | None:
-        """Index of the argument or allocation that is a result; None if neither."""
+        """Index of the argument or allocation that a returned tensor is; None if neither."""
         source = self.source(x)
         if source is None:
             return None
@@ -159,13 +159,13 @@ class Recording(TorchDispatchMode):
 
 
 def keep_unprepared(reason: str) -> None:
-    """Mark the call as dependent on more than its key, e.g. on contents of tensors."""
+    """Mark the recorded call as dependent on more than its key, e.g. on tensors' contents."""
     if _STATE.active is not None:
         _STATE.active.obstacle = reason
 
 
 def relation(x: Tensor, y: Tensor) -> Relation:
-    """Relation of two tensors' memory, from the first element of each to its last."""
+    """Relation of two tensors' memory ranges, from the first element to the last."""
     first, second = x.data_ptr(), y.data_ptr()
     if first == second:
         return "one start"
@@ -174,7 +174,7 @@ def relation(x: Tensor, y: Tensor) -> Relation:
 
 
 def compared(x: Tensor, y: Tensor) -> Relation:
-    """The ``relation`` of two tensors; if not in the call's key, the call stays unprepared."""
+    """Query the ``relation`` of two tensors; unless the key has it, the call stays unprepared."""
     if _STATE.active is not None and not _STATE.active.compares(x, y):
         keep_unprepared("addresses are compared")
     return relation(x, y)

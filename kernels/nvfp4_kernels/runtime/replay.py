@@ -1,4 +1,4 @@
-"""Replay of a recorded call with other tensors."""
+"""Replay of a recorded call on other tensors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,15 +13,15 @@ _Results = int | None | tuple["_Results", ...]
 
 
 class Template:
-    """Arguments of a launch with open addresses.
+    """Arguments of a launch, with addresses left open.
 
     Args:
         arguments: arguments of ``compile.launch``.
         recording: recording of the call with the launch.
 
     Attributes:
-        words: words of this level, 0 for open addresses.
-        addresses: open addresses: position, index of the tensor, offset in bytes.
+        words: arguments at this level of nesting, 0 for open addresses.
+        addresses: position, tensor index and byte offset of each open address.
         parts: nested bundles with open addresses, and their positions.
 
     Raises:
@@ -48,7 +48,7 @@ class Template:
             self.words.append(word)
 
     def filled(self, pointers: list[int]) -> tuple[Any, ...]:
-        """Words of compiled host code, with addresses of arguments and allocations filled in."""
+        """Arguments of compiled host code, with the open addresses filled in."""
         words = self.words.copy()
         for place, tensor, offset in self.addresses:
             words[place] = pointers[tensor] + offset
@@ -85,7 +85,7 @@ class Launch:
         self._hosts: dict[str, Callable[..., None]] = {}  # by target, few
 
     def start(self, held: list[Any], pointers: list[int]) -> None:
-        """Launch, with a call's arguments and allocations, and their addresses."""
+        """Launch the kernel with a call's tensors ``held`` and their addresses ``pointers``."""
         if compiler.watchers:
             tensors = [held[index] for index in self._tensors]
             for watch in compiler.watchers:
@@ -101,11 +101,11 @@ class Launch:
 
 
 class Replay:
-    """Allocations, launches and results of a call, to be repeated.
+    """Allocations, launches and results of a recorded call, to be repeated.
 
     Args:
         recording: recording of the call.
-        results: index of the argument or allocation for each result; None for a result None.
+        results: index of the argument or allocation that is each result; None for a result None.
 
     Raises:
         KeyError: see ``Launch``.
@@ -137,7 +137,7 @@ class Replay:
             pointers: addresses of the arguments; addresses of allocations are appended.
 
         Returns:
-            The result, from this call's tensors.
+            The result, made of this call's tensors.
         """
         held = [*given]
         for shape, stride, like in self._memory:

@@ -18,11 +18,11 @@ _MAX_LINKS = 40  # Linux's limit
 
 
 class UntrustedPath(ValueError):
-    """A path that an untrusted user could change; the message is worded to follow its name."""
+    """Path that an untrusted user could change; the message is worded to follow the path."""
 
 
 class UnknownTrust(ValueError):
-    """A nonexistent user or group in ``NVFP4_KERNELS_CACHE_TRUST``."""
+    """Name in ``NVFP4_KERNELS_CACHE_TRUST`` that is neither a user nor a group."""
 
 
 class Trust(NamedTuple):
@@ -41,7 +41,7 @@ class Trust(NamedTuple):
         """Check the owner of a file, a folder or a link itself.
 
         Raises:
-            UntrustedPath: neither the user nor the group is trusted.
+            UntrustedPath: neither the owner nor the group is trusted.
         """
         if status.st_uid in self.users:
             return
@@ -64,7 +64,7 @@ class Trust(NamedTuple):
             may_be_sticky: whether a world-writable folder is accepted if sticky, as ``/tmp``.
 
         Raises:
-            UntrustedPath: an untrusted path; the message has the accepted state and the remedy.
+            UntrustedPath: the path is untrusted; the message has the accepted state and the remedy.
         """
         self.check_owner(path, status)
         mode, permissions = status.st_mode, f"mode {stat.S_IMODE(status.st_mode):o}"
@@ -88,7 +88,7 @@ def given_trust() -> Trust:
     """Trust in root, this process's user, and ``NVFP4_KERNELS_CACHE_TRUST``.
 
     Raises:
-        UnknownTrust: the variable has a name that is not a user or group.
+        UnknownTrust: ``NVFP4_KERNELS_CACHE_TRUST`` has a name that is neither a user nor a group.
     """
     users, groups = {_ROOT, os.geteuid()}, set[int]()
     for word in filter(None, os.environ.get(TRUST_VARIABLE, "").split(",")):
@@ -113,9 +113,9 @@ def check_trusted(path: Path) -> Path:
         The path without links.
 
     Raises:
-        UntrustedPath: an untrusted user can.
+        UntrustedPath: an untrusted user can change or replace the path.
         UnknownTrust: see ``given_trust``.
-        OSError: no such path, or not accessible.
+        OSError: the path does not exist, or is not accessible.
     """
     trust, links = given_trust(), 0
     at, rest = Path("/"), [*reversed(path.absolute().parts)]

@@ -1,1 +1,1 @@
-"""Device parts for sm_100 (Blackwell) that ops share."""
+"""Device code for sm_100 (Blackwell) that ops share."""

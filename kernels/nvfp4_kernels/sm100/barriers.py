@@ -7,7 +7,7 @@ from cutlass.experimental import primitives as ptx
 
 @cute.jit
 def fence_and_arrive(barrier: Array, leader: Boolean) -> None:
-    """Order a warp's tensor memory accesses before accesses after the wait, and arrive."""
+    """Arrive after a fence: waiting threads' tensor memory accesses follow this warp's accesses."""
     ptx.tcgen05_fence(ptx.Tcgen05Fence.BEFORE_THREAD_SYNC)
     ptx.bar_warp_sync(cute.arch.FULL_MASK)
     if leader:

@@ -1,4 +1,4 @@
-"""Shared memory descriptors of MMAs and copies, and swizzles by width."""
+"""Shared memory descriptors of MMAs and ``tcgen05.cp``, and swizzles by row width."""
 
 from cutlass import Array, Int32, Int64
 from cutlass.experimental import primitives as ptx

@@ -1,7 +1,4 @@
-"""Limits of an SM of Blackwell's data-centre GPUs, and tensor core sizes.
-
-No CuTe in here.
-"""
+"""Limits of an SM of Blackwell's data-centre GPUs, and tensor core sizes. No CuTe in here."""
 
 from nvfp4_kernels.devices import SM_COUNTS
 
@@ -23,5 +20,5 @@ MAX_SHARED_BYTES = SM_SHARED_BYTES - CTA_RESERVED_BYTES
 
 
 def widest_swizzle(row_bytes: int) -> int:
-    """Bytes of the widest swizzle that divides a row."""
+    """Width in bytes of the widest swizzle that divides a row."""
     return next(width for width in (128, 64, 32) if row_bytes % width == 0)

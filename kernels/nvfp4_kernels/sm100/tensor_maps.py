@@ -1,4 +1,4 @@
-"""Tensor maps, encoded by the driver, with a fix for defective drivers."""
+"""Tensor maps, encoded by the driver and corrected where the driver is defective."""
 
 from collections.abc import Sequence
 
@@ -30,13 +30,13 @@ def tensor_map(
     Args:
         address: address of the tensor.
         dtype: dtype of the elements.
-        dims: elements along each dimension.
+        dims: size of each dimension, in elements.
         strides: strides of all dimensions but the first, in units of 16 bytes.
-        box: elements of a copy along each dimension.
-        defective_below: see ``nvfp4_kernels.devices.defective_map_bytes``; in maps of smaller
-            tensors the bit that such a driver sets is cleared.
+        box: size of a copied box along each dimension, in elements.
+        defective_below: size in bytes, see ``nvfp4_kernels.devices.defective_map_bytes``; in maps
+            of smaller tensors, the bit that defective drivers set is cleared.
         swizzle: swizzle of the box in shared memory.
-        promotion: bytes that L2 fetches together; a hint.
+        promotion: number of bytes that L2 fetches together; a hint.
     """
     made = create_tensor_map_tiled(
         address, dtype, dims, strides, box, swizzle=swizzle, l2_promotion=promotion

@@ -8,10 +8,10 @@ SHAPE = ptx.Tcgen05LdStShape.SHAPE_32X32B
 
 
 def tensor_pointer(address: Int32) -> Array:
-    """Tensor memory at lane << 16 | column."""
+    """Pointer to tensor memory at ``address``, lane << 16 | column."""
     return ptx.make_tmem_ptr(address, cutlass.Float32)
 
 
 def load_columns(address: Int32, count: int) -> list[Float32]:
-    """Load ``count`` columns (a power of two) of this thread's lane; the caller waits."""
+    """Load ``count`` columns (a power of two) of this thread's lane; the caller must wait."""
     return list(ptx.tcgen05_ld(SHAPE, tensor_pointer(address), num=count).to_elements())

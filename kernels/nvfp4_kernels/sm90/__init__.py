@@ -1,1 +1,1 @@
-"""Device parts of sm_90 that ops share."""
+"""Device code for sm_90 that ops share."""

@@ -1,4 +1,4 @@
-"""Limits of an SM of Hopper, and tensor core sizes. No CuTe in here."""
+"""Limits of a Hopper SM, and sizes of its tensor core instructions. No CuTe in here."""
 
 from typing import Literal
 

@@ -8,9 +8,9 @@ from nvfp4_kernels.sm90.wgmma import DTYPES
 
 
 def load_tokens(tokens: Array, first: int, half: int, lane: Int32) -> list[Uint32]:
-    """B fragments of 8 tokens and 32 of K: two words for each of two steps.
+    """Load the B fragments of 8 tokens and 32 elements of K: two words for each of two K steps.
 
-    ``tokens`` are swizzled rows of 128 bytes; ``half`` selects 32 of the 64 elements.
+    ``tokens``: swizzled rows of 128 bytes, 64 elements; ``half`` selects 32 of the 64 elements.
     """
     row = lane % 8
     piece = half * 4 + lane // 8
@@ -28,7 +28,7 @@ def load_tokens(tokens: Array, first: int, half: int, lane: Int32) -> list[Uint3
 def multiply(
     accumulator: list[Float32], a: list[Uint32], b: list[Uint32], dtype: str
 ) -> list[Float32]:
-    """D = A · B + D: 16 weight rows × 16 of K, times 8 tokens × the same 16 of K."""
+    """Multiply, D = A · B + D, with M = 16 weight rows, N = 8 tokens, K = 16."""
     name = DTYPES[dtype]
     return list(
         ptx.inline_ptx(

@@ -16,7 +16,7 @@ _SWIZZLE_128B = 1
 
 
 def descriptor(rows: Array) -> Int64:
-    """Shared-memory descriptor of swizzled rows of 128 bytes, at a multiple of 1024 bytes."""
+    """Shared-memory descriptor of swizzled 128-byte rows, aligned to 1024 bytes."""
     address = Int64(rows.data_ptr().toint()) >> 4 & 0x3FFF
     return address | (_SWIZZLE_128B << 62 | _STRIDE << 32 | 1 << 16)
 
@@ -31,11 +31,11 @@ def multiply(
     loc: Any = None,
     ip: Any = None,
 ) -> list[Float32]:
-    """D = A · B + D: 64 weight rows × 16 of K, times ``2 · len(accumulator)`` tokens.
+    """Multiply, D = A · B + D: M = 64 weight rows, N = ``2 · len(accumulator)`` tokens, K = 16.
 
     ``accumulator`` and ``a`` are one thread's fragments, two elements of ``dtype`` in each word of
-    ``a``. Asynchronous: until the group's wait, the result is not valid and ``a`` must not be
-    written.
+    ``a``. Asynchronous: until the wgmma group's wait, the result is invalid, and ``a`` must not be
+    overwritten.
     """
     count = len(accumulator)
     outputs = ", ".join(f"${i}" for i in range(count))
@@ -67,7 +67,7 @@ def multiply(
 
 @dsl_user_op
 def settled(accumulator: list[Float32], *, loc: Any = None, ip: Any = None) -> list[Float32]:
-    """The accumulator, pinned: the compiler must not move reads above the wait."""
+    """Opaque copy of the accumulator, so that the compiler cannot move its reads above the wait."""
     count = len(accumulator)
     constraints = ["=f"] * count + [str(i) for i in range(count)]
     results = llvm.inline_asm(

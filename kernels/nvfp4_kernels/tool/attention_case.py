@@ -1,4 +1,4 @@
-"""Correctness cases of attention: a GPU's kernel against the reference on CPU, same inputs."""
+"""Correctness cases of attention: the GPU kernel against the CPU reference on the same inputs."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -25,13 +25,13 @@ TENSORS = (
 
 @dataclass(frozen=True)
 class AttentionCase:
-    """Paged attention of the last tokens of some sequences.
+    """Paged attention of the last tokens of several sequences.
 
     Attributes:
-        lengths: queries and keys of every sequence.
+        lengths: numbers of queries and keys of every sequence.
         query_heads, kv_heads, head_dim: sizes.
-        page_size: keys of a page.
-        dtype: dtype of queries and result.
+        page_size: keys per page.
+        dtype: dtype of the queries and the output.
         fp8: whether the cache is E4M3.
         window, soft_cap, sinks: as for ``paged_attention``.
     """
@@ -82,7 +82,7 @@ class AttentionCase:
         return reference.paged_attention(call)
 
     def actual(self, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Result of the op."""
+        """Output and LSE of the op."""
         queries, keys = self._longest()
         return paged_attention(
             **given,
@@ -97,7 +97,7 @@ class AttentionCase:
         return queries, keys
 
     def tensors(self) -> dict[str, Tensor]:
-        """Arguments of the op, on the CPU; slots without a key hold NaN."""
+        """Arguments of the op, on the CPU; cache slots without a key hold NaN."""
         seeded = torch.Generator().manual_seed(0)
         pages = [-(-keys // self.page_size) for _, keys in self.lengths]
         order = torch.randperm(sum(pages), generator=seeded).int()
@@ -134,7 +134,7 @@ def _compare(name: str, off: float, limit: float, unit: str) -> None:
 
 
 def attention_cases(quick: bool) -> list[AttentionCase]:
-    """Cases of head dimensions, dtypes, page sizes, groups, and options."""
+    """Cases over head dimensions, dtypes, page sizes, query heads per KV head, and options."""
     mixed = ((1, 300), (70, 200), (200, 200), (1, 1))
     cases = [
         AttentionCase(mixed, head_dim=d, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Resources recorded in a GPU binary: registers, local memory, shared memory, threads.
+"""Reader of the resources recorded in a GPU binary: registers, local and shared memory, threads.
 
 A compiled kernel is a *fat binary*, a container of images, one of which is the *cubin*, an ELF
 file. The ``.nv.info`` sections hold attributes; CUDA's ``cuobjdump -elf`` shows their names.
@@ -25,16 +25,16 @@ class UnreadableBinary(ValueError):
 
 @dataclass(frozen=True)
 class Cubin:
-    """One kernel's figures.
+    """Resource usage of one kernel, as its cubin records it.
 
     Attributes:
         image: the ELF file.
         kernel: name of the kernel.
-        registers: registers of a thread.
-        local_bytes: local memory of a thread: stack frame, with register spills.
-        shared_bytes: static shared memory of a CTA.
-        threads: threads of a CTA required by the kernel; 0 if not recorded.
-        code_bytes: bytes of instructions.
+        registers: registers per thread.
+        local_bytes: local memory per thread: the stack frame, including register spills.
+        shared_bytes: static shared memory per CTA.
+        threads: threads per CTA that the kernel requires; 0 if not recorded.
+        code_bytes: size of the machine code.
     """
 
     image: bytes
@@ -47,7 +47,7 @@ class Cubin:
 
 
 def read_fat_binary(data: bytes) -> Cubin:
-    """The kernel of a fat binary.
+    """Read the only kernel of a fat binary.
 
     Raises:
         UnreadableBinary: not a fat binary, or not exactly one image of one kernel.
@@ -70,7 +70,7 @@ def read_fat_binary(data: bytes) -> Cubin:
 
 
 def read_cubin(image: bytes) -> Cubin:
-    """The kernel of a cubin.
+    """Read the only kernel of a cubin.
 
     Raises:
         UnreadableBinary: not an uncompressed ELF file, or not exactly one kernel.
@@ -99,7 +99,7 @@ def read_cubin(image: bytes) -> Cubin:
 
 
 def _sections(image: bytes) -> dict[str, tuple[int, bytes]]:
-    """Size and contents by name."""
+    """Size and contents of each ELF section, by name."""
     (at,) = struct.unpack_from("<Q", image, 0x28)
     size, count, names = struct.unpack_from("<HHH", image, 0x3A)
     headers = [_SECTION.unpack_from(image, at + n * size) for n in range(count)]
@@ -124,7 +124,7 @@ def _string(data: bytes, at: int) -> str:
 
 
 def _attributes(data: bytes) -> list[tuple[int, bytes]]:
-    """Number and value of each attribute."""
+    """Number and value of each attribute in a ``.nv.info`` section."""
     found, at = [], 0
     while at < len(data):
         form, number, value = struct.unpack_from("<BBH", data, at)
@@ -136,7 +136,7 @@ def _attributes(data: bytes) -> list[tuple[int, bytes]]:
 
 
 def _of_symbol(attributes: list[tuple[int, bytes]], number: int, symbol: int) -> int:
-    """Value for ``symbol`` of an attribute that is a pair of symbol and value."""
+    """Value of attribute ``number`` for ``symbol``; the attribute holds a symbol and a value."""
     for each, data in attributes:
         if each == number and len(data) == 8:
             index, value = struct.unpack("<II", data)

@@ -19,10 +19,10 @@ class Built:
 
     Attributes:
         spec: the kernel.
-        path: object file.
-        nbytes: size of the file; 0 if missing.
+        path: path of the object file.
+        nbytes: size of the file; 0 if it is missing.
         seconds: compile time; 0 if cached.
-        error: reason for a missing file, else empty.
+        error: reason why the file is missing, else empty.
     """
 
     spec: KernelSpec
@@ -35,8 +35,8 @@ class Built:
 def prepare(arch: str, out: Path | None = None) -> None:
     """Set this process to compile for ``arch``, with ``out`` as the cache.
 
-    Must precede any compilation. A server on such a GPU finds the kernels if its cache is this
-    folder.
+    Must precede any compilation. A server on such a GPU finds the kernels if its cache is
+    ``out``.
     """
     os.environ[compiler.ARCH_VARIABLE] = arch
     os.environ[CACHE_VARIABLE] = str(out or "")
@@ -62,7 +62,7 @@ def build_one(spec: KernelSpec) -> Built:
 
 
 def build_all(specs: Sequence[KernelSpec], out: Path, arch: str, jobs: int) -> Iterator[Built]:
-    """Build ``specs`` in ``jobs`` processes, or in this process if 1; yields in any order.
+    """Build ``specs`` in ``jobs`` processes (1: in this process); yield outcomes in any order.
 
     Raises:
         OSError: ``out`` cannot be written to, or its content must not be executed.

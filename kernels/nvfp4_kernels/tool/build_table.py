@@ -1,4 +1,4 @@
-"""Table of ``build``: a row for the kernels of an op and layers, then the failures."""
+"""Table that ``build`` prints: one row per op and layers served, then the failed kernels."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -20,7 +20,7 @@ def print_built(
     out: Path,
     seconds: float,
 ) -> None:
-    """Print which kernels were there, compiled or failed, by op and layers."""
+    """Print, by op and layers, how many kernels were cached, compiled or failed."""
     groups: dict[tuple[str, str], list[Built]] = defaultdict(list)
     for built in sorted(done, key=lambda b: list(specs).index(b.spec)):
         groups[built.spec.op, ", ".join(specs[built.spec])].append(built)

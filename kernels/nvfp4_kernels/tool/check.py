@@ -1,4 +1,4 @@
-"""Check and timing of the kernels on a GPU: list of tasks, and the report."""
+"""Check and timing of the kernels on a GPU: the list of tasks and the report."""
 
 import json
 import platform
@@ -40,7 +40,7 @@ _WANTED = (
 
 
 class WrongDevice(RuntimeError):
-    """This machine has no GPU that the kernels run on."""
+    """No GPU of this machine can run the kernels."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def this_device() -> Device:
     """The first CUDA device.
 
     Raises:
-        WrongDevice: no device, or not of the sm_100 family.
+        WrongDevice: no CUDA device, or a device outside the sm_100 family.
     """
     if not torch.cuda.is_available():
         raise WrongDevice(f"check: this machine has no CUDA device, must have one of {_WANTED}")
@@ -91,7 +91,7 @@ def _driver() -> str:
 
 
 def correctness(quick: bool) -> list[Task]:
-    """Every op with tiny, ragged and real sizes, each exact and random; and hardware questions."""
+    """Checks of every op, tiny to real sizes, exact and random values; and hardware questions."""
     tasks: list[Task] = []
     sizes = [(1, 64, 64), (7, 300, 1312), (130, 203, 96), (300, 264, 1568), (600, 520, 832)]
     if not quick:
@@ -122,7 +122,7 @@ def correctness(quick: bool) -> list[Task]:
 
 
 def timings(quick: bool) -> list[Task]:
-    """Timings of the contest's shapes and a model's layers, by these kernels and by torch."""
+    """Timings of the contest's shapes and a model's layers, with these kernels and with torch."""
     tokens = QUICK_TOKENS if quick else TOKENS
     tasks: list[Task] = [TimedProduct(CONTEST_SECTION, s) for s in CONTEST]
     tasks += [TimedProduct(LLAMA_SECTION, s) for s in model_shapes(LLAMA_8B, tokens)]
@@ -139,9 +139,9 @@ def run_all(
     """One outcome per task; after an interrupt, the outcome of each remaining task says so.
 
     Args:
-        tasks: tasks in order.
-        run: function that runs a task and returns an outcome, even on failure.
-        done: called after each task.
+        tasks: tasks, run in this order.
+        run: function that runs a task and returns its outcome, even on failure.
+        done: callback for each outcome.
     """
     outcomes: list[Outcome] = []
     try:
@@ -164,12 +164,12 @@ def write(path: Path, device: Device, outcomes: Sequence[Outcome]) -> list[Path]
 
 
 def document(device: Device, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The report for programs."""
+    """Report as JSON data."""
     return {"device": asdict(device), "outcomes": [asdict(o) for o in outcomes]}
 
 
 def markdown(device: Device, outcomes: Sequence[Outcome]) -> str:
-    """The report as Markdown."""
+    """Report as Markdown."""
     failed = [o for o in outcomes if o.error]
     lines = [f"# NVFP4 kernels on {device.name}", ""]
     lines += [f"{len(outcomes) - len(failed)} of {len(outcomes)} tasks went well.", ""]

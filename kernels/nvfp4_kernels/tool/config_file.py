@@ -1,4 +1,4 @@
-"""Hugging Face ``config.json`` of a decoder: fields, checked when read."""
+"""Hugging Face ``config.json`` of a decoder, with fields that are checked when read."""
 
 import json
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ LEGACY_FILE = "hf_quant_config.json"  # quantisation config of older exports
 
 
 class UnusableModel(ValueError):
-    """A model's configuration that gives no layers to build kernels for."""
+    """Model configuration from which no layers to build kernels for can be read."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class ModelConfig:
     Attributes:
         name: name of the model, for tables and messages.
         fields: content of the file.
-        quantization: ``quantization_config``; empty if the weights are in 16 bits.
+        quantization: ``quantization_config``; empty if the weights are 16-bit.
     """
 
     name: str
@@ -30,14 +30,14 @@ class ModelConfig:
 
     @property
     def model_type(self) -> str:
-        """Family of the model; empty if the file does not say."""
+        """Family of the model, the ``model_type`` field; empty if the file has no such field."""
         return str(self.fields.get("model_type") or "")
 
     def number(self, *keys: str, default: int | None = None) -> int:
-        """The first positive number under one of ``keys``, or the default.
+        """First positive number under one of ``keys``, or the default.
 
         Raises:
-            UnusableModel: missing, or not a positive number.
+            UnusableModel: the number is missing, or not positive.
         """
         key = next((key for key in keys if self.fields.get(key) is not None), keys[0])
         value = default if self.fields.get(key) is None else self.fields[key]
@@ -46,14 +46,14 @@ class ModelConfig:
         return value
 
     def malformed(self, key: str, value: object, accepted: str) -> UnusableModel:
-        """Error for a field of another form."""
+        """Make the error for a field whose value is not of the accepted form."""
         return UnusableModel(
             f"{self.name}: {key} is {value!r}, must be {accepted}; give the config.json of a "
             "decoder such as Llama, Mistral or Qwen, or sizes with --linear and --gate-up"
         )
 
     def share(self, size: int, gpus: int, key: str, option: str = "--tensor-parallel") -> int:
-        """A GPU's part of a size.
+        """Share of ``size`` on each of ``gpus`` GPUs.
 
         Raises:
             UnusableModel: the size is not divisible by ``gpus``.
@@ -66,10 +66,10 @@ class ModelConfig:
 
     @property
     def dtype(self) -> Dtype:
-        """Dtype of activations and results.
+        """Dtype of activations and layer outputs.
 
         Raises:
-            UnusableModel: not a 16-bit dtype.
+            UnusableModel: the config has another dtype than a 16-bit one.
         """
         given = self.fields.get("dtype") or self.fields.get("torch_dtype") or "bfloat16"
         for dtype in DTYPES:
@@ -88,7 +88,7 @@ def load_config(path: Path) -> ModelConfig:
         path: ``config.json`` or its directory.
 
     Raises:
-        UnusableModel: no such file, or no JSON object in it.
+        UnusableModel: the file is missing, or does not hold a JSON object.
     """
     file = path / "config.json" if path.is_dir() else path
     whole = _load(file, path)

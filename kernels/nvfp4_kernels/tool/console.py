@@ -1,8 +1,7 @@
 """Terminal output of both packages' commands: text, tables, JSON, refusals, progress.
 
-In a terminal, lines are as wide as it is, and neither a table nor a text breaks or cuts a word that
-fits on a line. In a file or a pipe no width counts, also not that of ``COLUMNS``: a line is as long
-as it needs to be.
+In a terminal, lines fill its width, and no word that fits on a line is broken or cut, in a table or
+in a text. In a file or a pipe, lines have no maximum width, and ``COLUMNS`` is ignored.
 """
 
 import ctypes
@@ -30,15 +29,15 @@ _LEGIBLE = 24
 
 
 def width() -> int:
-    """Columns that a line of standard output may take."""
+    """Maximum width of a line of standard output, in columns."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNBOUNDED
 
 
 class Output(Console):
-    """Standard output: a table that is too wide for it becomes records, one line a cell."""
+    """Console on standard output; prints a table that is too wide as records, one line per cell."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print as rich does, but break no word, in a table or in a text."""
+        """Print like rich, but without breaking words in tables or text."""
         fitted = [self._fitted(each, options.get("markup")) for each in objects]
         super().print(*fitted, crop=False, no_wrap=True, overflow="ignore", **options)
 
@@ -48,7 +47,7 @@ class Output(Console):
         return self._table(shown) if isinstance(shown, Table) else shown
 
     def _table(self, table: Table) -> RenderableType:
-        """Give the columns of a table widths, or show it as records, below its title."""
+        """Table with its title above and column widths set; as records if it is too wide."""
         title, table.title = table.title, None
         widths = self._widths(table.columns)
         if widths is None:
@@ -60,7 +59,7 @@ class Output(Console):
         return Group(self._fitted(title, None), shown) if title else shown
 
     def _records(self, table: Table) -> Text:
-        """Rows of a table below one another: each cell behind its column's heading."""
+        """Rows of a table as records: each cell on a line, after its column's heading."""
         headings = [str(column.header) for column in table.columns]
         indent = max(map(len, headings)) + _GAP
         rows = [list(row) for row in zip(*(each.cells for each in table.columns), strict=True)]
@@ -77,7 +76,7 @@ class Output(Console):
         return _joined(lines)
 
     def _widths(self, columns: Sequence[Column]) -> list[int] | None:
-        """Widths at which all words stay whole; None: there is too little room for them."""
+        """Column widths that keep all words whole; None if the table does not fit."""
         texts = [self._measured(column.cells) for column in columns]
         whole = [self._measured((each.header, *each.cells, each.footer)) for each in columns]
         room = self.width - _BORDERS * len(whole) - _BORDER
@@ -94,14 +93,14 @@ class Output(Console):
         return widths
 
     def _measured(self, cells: Iterable[RenderableType]) -> Measurement:
-        """Longest word and longest line of cells."""
+        """Width of the longest word and of the longest line of cells."""
         found = [Measurement.get(self, self.options, cell) for cell in cells if cell]
         least, most = zip((0, 0), *found, strict=True)
         return Measurement(max(least), max(most))
 
 
 def _wrapped(text: Text, room: int) -> list[Text]:
-    """Lines of a text, broken between words alone: a word that is too long stays whole."""
+    """Lines of a text, broken only between words: a word longer than ``room`` stays whole."""
     lines: list[Text] = []
     for line in text.split("\n"):
         start, breaks = 0, []
@@ -119,18 +118,18 @@ def _joined(lines: list[Text]) -> Text:
 
 
 def output() -> Output:
-    """Console for the findings of a command."""
+    """Console for the output of a command."""
     return Output(width=width(), highlight=False)
 
 
 def print_json(document: Any) -> None:
-    """Print findings as one JSON document, for programs."""
+    """Print a command's output as one JSON document."""
     typer.echo(json.dumps(document, indent=1, ensure_ascii=False))
 
 
 @contextmanager
 def nothing_printed() -> Iterator[None]:
-    """Send the output of libraries, in Python or in C, to standard error meanwhile."""
+    """Context in which standard output, of Python and of C libraries, goes to standard error."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -156,9 +155,9 @@ def refusal(message: str) -> typer.Exit:
 
 @contextmanager
 def refusals(*kinds: type[Exception]) -> Iterator[None]:
-    """Turn an error of these kinds into a refusal that ends the command.
+    """Context that turns errors of these types into a refusal, which ends the command.
 
-    Faults of the command line itself are the parser's, with status 2.
+    Invalid command lines are reported by the parser, with status 2.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""The first CUDA device as a machine for tasks."""
+"""Machine for tasks: the first CUDA device."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ REPLAYS = 15
 
 
 class CudaMachine:
-    """Machine that times calls in CUDA graphs, operands cold in L2; see ``Machine``."""
+    """Machine that times calls in CUDA graphs, with operands cold in L2; see ``Machine``."""
 
     def __init__(self) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device())
@@ -26,7 +26,7 @@ class CudaMachine:
         return int(torch.cuda.get_device_properties(self.device).multi_processor_count)
 
     def seconds(self, calls: Sequence[Callable[[], object]]) -> float:
-        """Median over replays of a graph that runs ``calls`` in turn, divided by their number.
+        """Seconds per call: median replay time of a graph of ``calls``, divided by their number.
 
         Args:
             calls: calls on separate operands, so that operands are cold in L2.

@@ -7,10 +7,10 @@ from nvfp4_kernels.runtime.trusted_path import create_folder
 
 
 def check_file(option: str, path: Path) -> None:
-    """Raise if a file cannot be written; ``option`` names the setting.
+    """Raise if a file cannot be written; ``option`` is the option's name, for the error.
 
     Raises:
-        OSError: missing directory, path of a directory, or no write permission.
+        OSError: the parent directory is missing, the path is a directory, or writing is forbidden.
     """
     if not path.parent.is_dir():
         raise NotADirectoryError(f"{option}: {path.parent} is no directory; create it first")
@@ -23,10 +23,10 @@ def check_file(option: str, path: Path) -> None:
 def make_folder(option: str, path: Path) -> None:
     """Create a folder that only its owner may write to, unless the folder exists.
 
-    ``option`` names the setting.
+    ``option`` is the option's name, for the error.
 
     Raises:
-        OSError: cannot be created, or no write permission.
+        OSError: the folder cannot be created or written to.
     """
     try:
         create_folder(path, 0o755)

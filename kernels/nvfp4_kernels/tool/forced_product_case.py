@@ -1,4 +1,4 @@
-"""Cases of GEMMs on a forced tile, launched repeatedly, each result exact."""
+"""Cases of GEMMs on forced tiles, launched repeatedly; every result must be exact."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ BATCH = 50  # launches whose results are kept, and compared together
 
 @dataclass(frozen=True)
 class ForcedProductCase:
-    """GEMM on a forced tile, in a row of dependent launches.
+    """GEMM on forced tiles, in consecutive dependent launches.
 
     Attributes:
         what: subject of the case.
-        tiles: tiles, which launches take in turn.
+        tiles: tiles, used by the launches in turn.
         m, n, k: sizes.
         launches: number of launches.
     """
@@ -74,7 +74,7 @@ class ForcedProductCase:
 def _results(
     machine: Machine, steps: Sequence[Callable[[], Tensor]], launches: int
 ) -> Iterator[Tensor]:
-    """Results of ``launches`` launches; on a GPU from a CUDA graph run back to back."""
+    """Results of ``launches`` launches; on a GPU, launched back to back in a CUDA graph."""
     for step in steps:
         yield step()  # compiled now, and not while a graph is captured
     if machine.device.type != "cuda":

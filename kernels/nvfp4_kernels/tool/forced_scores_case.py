@@ -1,4 +1,4 @@
-"""Cases of the indexer's scores on a tile with a forced ring depth or number of scale sets."""
+"""Cases of the indexer's scores with a forced ring depth or number of scale sets."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,11 +16,11 @@ from nvfp4_kernels.tool.task import Figures, Machine
 
 @dataclass(frozen=True)
 class ForcedScoresCase(IndexerCase):
-    """Scores of paged keys on the chosen tile with forced fields.
+    """Scores of paged keys, computed with the chosen tile, some of whose fields are forced.
 
     Attributes:
         what: subject of the case.
-        max_stages: bound on the stages of the ring of key tiles.
+        max_stages: maximum number of stages of the key-tile ring.
         scale_sets: scale sets of the tile.
     """
 
@@ -40,7 +40,7 @@ class ForcedScoresCase(IndexerCase):
 
     @property
     def tile(self) -> ScoreTile:
-        """The tile."""
+        """Chosen tile with the forced fields."""
         rows = len(self.lengths), self.next_n, max(self.lengths)
         problem = ScoreProblem(self.fmt, self.head_dim, self.heads, *rows)  # type: ignore[arg-type]
         chosen, _ = choose_config(problem)

@@ -1,6 +1,6 @@
-"""Cases of ops fused into attention: bit-identical to the separate ops, on one GPU.
+"""Cases of ops fused into attention: must be bit-identical to the separate ops on the same GPU.
 
-Other cases compare the separate ops with the references.
+Other cases compare the separate ops with their references.
 """
 
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ INPUT_SCALE = 300.0
 
 @dataclass(frozen=True)
 class FusedAttentionCase:
-    """Paged attention with fused merge of split-KV, quantisation, rotation and store.
+    """Paged attention with fused split-KV merge, quantisation, rotary embedding and KV store.
 
     Attributes:
         attention: sequences, sizes and cache.
-        quantized: whether the result is NVFP4.
+        quantized: whether the output is NVFP4.
         rotated: whether queries and keys are normalised and rotated, and keys and values stored.
     """
 
@@ -73,7 +73,7 @@ class FusedAttentionCase:
         return [*map(_bytes, results), lse, _bytes(given["kv_cache"])]
 
     def _together(self, given: dict[str, Any], heads: dict[str, Tensor]) -> list[Tensor]:
-        """Results of one op, with split-KV merged by the last CTA."""
+        """Results of the fused op, in which the last CTA merges split-KV."""
         q, cache = given["q"], given["kv_cache"]
         counters = torch.zeros(len(given["seq_lens"]) * cache.shape[1], device=q.device).int()
         options: dict[str, Any] = {**self._options, "counters": counters}
@@ -138,12 +138,12 @@ class FusedAttentionCase:
 
 
 def _bytes(x: Tensor) -> Tensor:
-    """Bits to compare, as NaN, held by slots without a key, never equals NaN."""
+    """Bytes of a tensor, to compare: slots without a key hold NaN, which never equals NaN."""
     return x.view(torch.uint8)
 
 
 def fused_attention_cases(quick: bool) -> list[FusedAttentionCase]:
-    """Cases of mixed batches and of decodes, with and without split-KV, in both caches."""
+    """Cases of mixed and decode batches, with and without split-KV, with both cache dtypes."""
     mixed, decode = ((1, 300), (70, 200), (1, 1)), ((1, 5000), (2, 300), (1, 1))
     attentions = [
         AttentionCase(decode, head_dim=d, fp8=fp8) for d in (64, 128, 256) for fp8 in (False, True)

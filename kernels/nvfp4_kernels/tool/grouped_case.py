@@ -1,4 +1,4 @@
-"""Cases of grouped GEMMs: every tile exact on grid values, every activation within a bound."""
+"""Cases of grouped GEMMs: exact on grid values for every tile, bounded for every activation."""
 
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -28,15 +28,15 @@ ROOT_MEAN_SQUARE = 47  # of random operands
 
 
 class Numbers(NamedTuple):
-    """Operands of a GEMM, in memory and in float64.
+    """Operands of a grouped GEMM, as the op takes them and in float64.
 
     Attributes:
         a: tokens, ``(tiles, T, K)``.
-        weights: ``(experts, N, K)`` each: gate and up, or a single weight.
+        weights: gate and up, or a single weight; each ``(experts, N, K)``.
         alpha: float32 ``(experts, weights)``.
         row_scale: float32 ``(tiles, T)``, or None.
         bias: bfloat16 ``(experts, weights, N)``, or None.
-        experts: int64 ``(tiles,)``, experts of the tiles in use.
+        experts: int64 ``(tiles,)``, expert of each tile in use.
     """
 
     a: Operand
@@ -47,7 +47,7 @@ class Numbers(NamedTuple):
     experts: Tensor
 
     def product(self, index: int, *, magnitude: bool = False) -> Tensor:
-        """Float64 product of the tiles in use with a weight; ``magnitude``: of absolute values."""
+        """Float64 product of the used tiles and weight ``index``, optionally of magnitudes."""
         a, b = self.a.values[: len(self.experts)], self.weights[index].values[self.experts]
         product = a.abs() @ b.abs().mT if magnitude else a @ b.mT
         product = product * self.alpha[self.experts, index, None, None].double()
@@ -61,7 +61,7 @@ class Numbers(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupedCase:
-    """GEMM of token tiles with the weights of their experts.
+    """Grouped GEMM: each token tile times the weights of its expert.
 
     Attributes:
         tile_tokens: rows of a token tile.
@@ -69,11 +69,11 @@ class GroupedCase:
         k: elements of each row.
         activation: activation of gate and up, or of the single product; None: no activation.
         gated: whether experts have gate and up.
-        exact: whether to use grid values, compared bit by bit; else random values within a bound.
-        quantized: whether the result is NVFP4, which must equal the quantised float32 result.
+        exact: whether to use grid values and compare bit by bit; else random values and a bound.
+        quantized: whether the result is NVFP4, to be equal to the quantised float32 result.
         row_scale: whether to use a row scale.
         bias: whether each product has a bias.
-        tile: forced tile of the kernel, or None.
+        tile: forced tile of the kernel; None: the op chooses.
     """
 
     tile_tokens: int
@@ -110,10 +110,10 @@ class GroupedCase:
         return ", ".join([*words, "exact" if self.exact else "random"])
 
     def run(self, machine: Machine) -> Figures:
-        """Compare the tiles in use.
+        """Run the op and compare the tiles in use.
 
         Raises:
-            Mismatch: a wrong result.
+            Mismatch: the result is wrong.
         """
         numbers = self._numbers(torch.Generator(machine.device).manual_seed(0))
         if self.quantized:
@@ -134,7 +134,7 @@ class GroupedCase:
         return self.activation.gated(*sums) if self.gated else self.activation.ungated(sums[0])
 
     def _bound(self, sums: list[Tensor], errors: list[Tensor]) -> Tensor:
-        """Error bound of the result, from the error bound of the sums."""
+        """Error bound of the result, from the sums and their error bounds."""
         steps = STEPS * ROUNDOFF[torch.float32]
         if self.activation is None:
             return errors[0]
@@ -163,7 +163,7 @@ class GroupedCase:
     def _launch(
         self, numbers: Numbers, out_dtype: torch.dtype, output: Static | None = None
     ) -> Any:
-        """Result of the op, or of its kernel on the forced tile."""
+        """Result of the op, or of its kernel with the forced tile."""
         device, used = numbers.alpha.device, len(numbers.experts)
         groups = torch.full((1 + used + SPARE,), OF_NO_EXPERT, dtype=torch.int32, device=device)
         groups[0], groups[1 : 1 + used] = used, numbers.experts
@@ -231,7 +231,7 @@ ACTIVATIONS = [
 
 
 def grouped_cases(quick: bool) -> list[GroupedCase]:
-    """Cases of both ops: each kind of tile, or each tile; each activation; NVFP4 results."""
+    """Cases of both ops: each tile (``quick``: each kind), each activation, NVFP4 results."""
     cases = [
         GroupedCase(
             tokens,
@@ -275,7 +275,7 @@ def _tiles(case: GroupedCase) -> list[Tile]:
 
 
 def _kind(case: GroupedCase) -> tuple[object, ...]:
-    """Key of a tile's pipeline traits: tiles of one kind synchronise alike."""
+    """Key of the pipeline traits of a case's tile: tiles with equal keys synchronise alike."""
     tile = case.tile
     assert tile is not None
     return case.gated, tile.swap_ab, tile.two_cta, tile.split_k > 1, tile.cluster_n > 1

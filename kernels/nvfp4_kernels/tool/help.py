@@ -1,6 +1,6 @@
-"""Help of both packages' commands, in plain text: no name, option or word is broken.
+"""Help texts of both packages' commands, in plain text that breaks no name, option or word.
 
-typer's own panels cut names at the terminal's width, and fill a pipe to that width.
+typer's own panels cut names at the terminal's width, and pad lines to that width in a pipe.
 """
 
 import textwrap
@@ -21,7 +21,7 @@ _HEADINGS = {"argument": "Arguments", "option": "Options"}
 
 
 class _Plain:
-    """Usage and help of a command or of a group of commands."""
+    """Mixin that prints the usage and help of a command, or of a group, as plain text."""
 
     def get_usage(self: Any, ctx: Any) -> str:
         return " ".join(["Usage:", ctx.command_path, *self.collect_usage_pieces(ctx)])
@@ -41,29 +41,29 @@ class _Plain:
 
 
 class Command(_Plain, TyperCommand):
-    """Command that helps in plain text."""
+    """Command with plain-text help."""
 
 
 class Group(_Plain, TyperGroup):
-    """Group of commands that helps in plain text."""
+    """Group of commands with plain-text help."""
 
 
 def application(text: str) -> typer.Typer:
-    """Make a program of commands, which are added with ``command(cls=Command)``."""
+    """Make an empty application with help ``text``; add commands with ``command(cls=Command)``."""
     return typer.Typer(
         cls=Group, help=text, no_args_is_help=True, add_completion=False, rich_markup_mode=None
     )
 
 
 def _paragraphs(text: str | None) -> Iterator[str]:
-    """Paragraphs of a docstring, whose line breaks are the source's."""
+    """Paragraphs of a docstring, re-wrapped: its line breaks are only those of the source code."""
     for paragraph in cleandoc(text or "").split("\n\n"):
         if paragraph:
             yield "\n".join(_wrapped(" ".join(paragraph.split()), 0))
 
 
 def _section(heading: str, records: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Section of names and their help; nothing without any."""
+    """Help section: a heading, then each name beside its help; empty if ``records`` is empty."""
     if not records:
         return
     longest = max((len(name) for name, _ in records if len(name) <= _LONGEST), default=0)
@@ -81,6 +81,6 @@ def _section(heading: str, records: Sequence[tuple[str, str]]) -> Iterator[str]:
 
 
 def _wrapped(text: str, indent: int) -> list[str]:
-    """Lines of a text beside an indent, broken between words alone."""
+    """Lines of an indented text, broken only between words."""
     room = max(console.width() - indent - 1, _NARROWEST)
     return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]

@@ -1,4 +1,4 @@
-"""Correctness of the indexer's scores: the GPU's kernel against the reference on CPU."""
+"""Correctness cases of the indexer's scores: the GPU kernel against the CPU reference."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -26,10 +26,10 @@ class IndexerCase:
 
     Attributes:
         fmt: format of queries and keys.
-        lengths: keys that the last query of each sequence sees; each earlier query sees one less.
+        lengths: keys that the last query of each sequence sees; each earlier query sees one fewer.
         next_n: queries of each sequence.
         heads, head_dim: sizes of a query.
-        page_size: keys of a page; 0: the keys of all sequences are contiguous.
+        page_size: keys per page; 0: the keys of all sequences are contiguous.
     """
 
     fmt: str
@@ -84,7 +84,7 @@ class IndexerCase:
         return given | self._contiguous(fmt, keys, scale)
 
     def _pages(self, fmt: Format, keys: Tensor, scale: Tensor | None) -> dict[str, Any]:
-        """Arguments of paged keys."""
+        """Arguments of the op for paged keys."""
         size = self.page_size
         counts = [-(-length // size) for length in self.lengths]
         order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(1)).int()
@@ -109,7 +109,7 @@ class IndexerCase:
         }
 
     def _contiguous(self, fmt: Format, keys: Tensor, scale: Tensor | None) -> dict[str, Any]:
-        """Arguments of contiguous keys."""
+        """Arguments of the op for contiguous keys."""
         data, *scales = reference.quantize_q(keys.unsqueeze(1), fmt, scale)
         ends = torch.tensor(self.lengths).cumsum(0)
         starts = (ends - torch.tensor(self.lengths)).repeat_interleave(self.next_n)
@@ -123,7 +123,7 @@ class IndexerCase:
 
     @property
     def _missing(self) -> Tensor:
-        """Keys of the sequence's last query that each of its queries does not see."""
+        """Number of keys that each query does not see, but the last query of its sequence does."""
         return torch.arange(self.next_n - 1, -1, -1)
 
 
@@ -135,7 +135,7 @@ def keyed(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compare(actual: Tensor, expected: Tensor, tolerance: float) -> Figures:
-    """Compare logits, relative to the largest."""
+    """Compare logits; errors are relative to the largest logit."""
     seen = expected.isfinite()
     if not torch.equal(seen, actual.isfinite()):
         raise Mismatch("logits: not finite where the reference is, or the other way round")
@@ -147,7 +147,7 @@ def _compare(actual: Tensor, expected: Tensor, tolerance: float) -> Figures:
 
 
 def indexer_cases(quick: bool) -> list[IndexerCase]:
-    """Cases of every format, head size and page size, with few and many heads."""
+    """Cases of every format, head dimension and page size, with few and many heads."""
     lengths = (1, 63, 64, 129, 700)
     cases = [
         IndexerCase(fmt, lengths, next_n, head_dim=d)

@@ -1,4 +1,4 @@
-"""Instructions of a kernel, as CUDA's ``nvdisasm`` prints them."""
+"""Instruction counts of a kernel, from the listing of CUDA's ``nvdisasm``."""
 
 import importlib.util
 import os
@@ -32,10 +32,10 @@ class NoDisassembler(RuntimeError):
 
 
 def find_nvdisasm() -> Path:
-    """Path of ``nvdisasm``: from PATH, ``CUDA_HOME``, or a Python package.
+    """Path of ``nvdisasm``, found in PATH, ``CUDA_HOME`` or a Python package.
 
     Raises:
-        NoDisassembler: not found.
+        NoDisassembler: ``nvdisasm`` is not found.
     """
     candidates = [Path(found)] if (found := shutil.which("nvdisasm")) else []
     for variable in ("CUDA_HOME", "CUDA_PATH"):
@@ -60,7 +60,7 @@ def find_nvdisasm() -> Path:
 
 
 def disassemble(cubin: bytes, nvdisasm: Path) -> str:
-    """Listing of ``cubin``.
+    """Disassembly listing of ``cubin``.
 
     Raises:
         NoDisassembler: ``nvdisasm`` cannot read ``cubin``, e.g. because the program is too old.

@@ -1,7 +1,7 @@
 """Peak rates of a B200, and the work of a GEMM.
 
-NVIDIA's data sheet: 148 SMs, 8 TB/s of memory, 9 PFLOP/s of dense FP4, which is 32768 FLOP per
-clock and SM at 1.85 GHz, half of that of FP8, a quarter of BF16.
+NVIDIA's data sheet: 148 SMs, 8 TB/s of memory bandwidth, 9 PFLOP/s of dense FP4, which is 32768
+FLOP per clock and SM at 1.85 GHz; half that rate for FP8, a quarter for BF16.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Work:
     Attributes:
         nbytes: bytes of operands and result, each moved once.
         flops: multiplications and additions.
-        rate: peak FLOP/s of a B200.
+        rate: peak FLOP/s of a B200 for the kernel's arithmetic.
     """
 
     nbytes: float
@@ -41,7 +41,7 @@ def work_of(problem: Problem, dtype: str, weight_batch: int | None = None) -> Wo
     """Work of ``problem`` with results of ``dtype``.
 
     Args:
-        problem: sizes.
+        problem: sizes of the GEMM.
         dtype: ``"bfloat16"``, ``"float16"``, ``"float32"`` or ``"nvfp4"``.
         weight_batch: number of weight matrices, if not the batch.
     """
@@ -54,5 +54,5 @@ def work_of(problem: Problem, dtype: str, weight_batch: int | None = None) -> Wo
 
 
 def estimated_seconds(problem: Problem, tile: Tile, sms: int = SMS) -> float:
-    """Time by which ``sm100.choose`` ranks tiles, in seconds: a model, not a measurement."""
+    """Modelled, not measured, time in seconds, by which ``sm100.choose`` ranks tiles."""
     return estimate(problem, tile, sms) / CLOCK

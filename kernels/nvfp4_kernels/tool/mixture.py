@@ -56,8 +56,8 @@ class Mixture(NamedTuple):
 
     Attributes:
         dense: linear and attention layers.
-        experts: distinct MoE layers; 16-bit inputs, unpadded widths.
-        left_out: description of layers that the config does not define; may be empty.
+        experts: distinct MoE layers, with 16-bit inputs and unpadded widths.
+        left_out: description of the layers that the config does not define, else empty.
     """
 
     dense: Model
@@ -73,18 +73,19 @@ def read_mixture(
     dtype: Dtype | None,
     fuse_mlp: bool,
 ) -> Mixture:
-    """The layers of a decoder with experts.
+    """Read the layers of a decoder with experts.
 
     Args:
         config: config of the model.
         tensor_parallel: GPUs that share each layer.
-        expert_parallel: GPUs that share experts, each expert on one GPU; 1: tensor parallelism in
-            each expert.
+        expert_parallel: GPUs that share the experts, each expert whole on one GPU; 1: each expert
+            is split by tensor parallelism.
         dtype: overrides the model's dtype.
-        fuse_mlp: whether gate and up projection of dense layers are one kernel with SiLU.
+        fuse_mlp: whether dense layers compute the gate and up projections and SiLU in one kernel.
 
     Raises:
-        UnusableModel: a missing or indivisible size, or an unsupported activation.
+        UnusableModel: a size is missing or not divisible by the number of GPUs, or the activation
+            is unsupported.
     """
     hidden, dtype = config.number("hidden_size"), dtype or config.dtype
     activations, gated = _activations(config)
@@ -116,7 +117,7 @@ def _experts(
     expert_parallel: int,
     dtype: Dtype,
 ) -> tuple[Experts, ...]:
-    """MoE layers; if GPUs hold different numbers of experts, one layer for each number."""
+    """MoE layers: one per distinct number of experts on a GPU."""
     total = number_of_experts(config)
     width = config.number("moe_intermediate_size", "intermediate_size")
     hidden = config.number("moe_latent_size", default=config.number("hidden_size"))
@@ -152,7 +153,7 @@ def _experts(
 
 
 def _choice(config: ModelConfig, dtype: Dtype) -> Choice | None:
-    """Router top-k from logits; None for a family whose config does not define the router."""
+    """Router top-k from logits; None if the model family's config does not define the router."""
     fields, top_k = config.fields, config.number(*_TOP_K)
     if config.model_type in _SOFTMAX:
         renormalize = bool(fields.get("norm_topk_prob", _SOFTMAX[config.model_type]))
@@ -165,7 +166,7 @@ def _choice(config: ModelConfig, dtype: Dtype) -> Choice | None:
 
 
 def _activations(config: ModelConfig) -> tuple[list[Activation], bool]:
-    """Activations of the experts over all layers, and whether experts are gated."""
+    """Distinct activations of the experts in all layers, and whether experts are gated."""
     fields = config.fields
     if config.model_type in _GPT_OSS:
         return [_GPT_OSS[config.model_type]], True

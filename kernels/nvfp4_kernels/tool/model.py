@@ -1,4 +1,4 @@
-"""A model's linear and attention layers, from Hugging Face's ``config.json``, on one GPU."""
+"""Linear and attention layers of a model on one GPU, from Hugging Face's ``config.json``."""
 
 from pathlib import Path
 from typing import Literal
@@ -16,7 +16,7 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exp
 
 
 def number_of_experts(config: ModelConfig) -> int:
-    """Routed experts of a layer of a model; 0 if it is dense."""
+    """Routed experts per MoE layer; 0 for a dense model."""
     given = next((key for key in _EXPERTS if config.fields.get(key)), None)
     return 0 if given is None else config.number(given)
 
@@ -24,16 +24,17 @@ def number_of_experts(config: ModelConfig) -> int:
 def read_model(
     path: Path, *, tensor_parallel: int = 1, dtype: Dtype | None = None, fuse_mlp: bool = True
 ) -> Model:
-    """The layers of a dense decoder with gated MLPs: Llama, Mistral, Qwen 2 and 3 and the like.
+    """Read the layers of a dense decoder with gated MLPs: Llama, Mistral, Qwen 2 and 3, etc.
 
     Args:
         path: ``config.json`` or its directory.
         tensor_parallel: GPUs that share each layer.
         dtype: overrides the model's dtype.
-        fuse_mlp: whether gate and up projection are one kernel with SiLU-and-multiply.
+        fuse_mlp: whether the gate and up projections and SiLU-and-multiply are one kernel.
 
     Raises:
-        UnusableModel: no such file, an unsupported model, or indivisible sizes, named.
+        UnusableModel: the file is missing, the model is unsupported, or a size, which the message
+            names, is not divisible by ``tensor_parallel``.
     """
     config = load_config(path)
     experts = number_of_experts(config)
@@ -48,7 +49,7 @@ def read_model(
 def dense_model(
     config: ModelConfig, *, tensor_parallel: int, dtype: Dtype | None, fuse_mlp: bool
 ) -> Model:
-    """The layers of a dense decoder, see ``read_model``."""
+    """Layers of a dense decoder, see ``read_model``."""
     hidden = config.number("hidden_size")
     attention, projections = attention_layers(config, tensor_parallel)
     inner = config.share(config.number("intermediate_size"), tensor_parallel, "intermediate_size")
@@ -61,7 +62,7 @@ def dense_model(
 def attention_layers(
     config: ModelConfig, tensor_parallel: int
 ) -> tuple[Attention, tuple[Layer, Layer]]:
-    """Ordinary attention on a GPU, and the projections around it."""
+    """Attention (MHA or GQA) on one GPU, and its qkv and output projections."""
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
     kv_heads = config.number("num_key_value_heads", default=heads)
     if heads % kv_heads:
@@ -98,7 +99,7 @@ def mlp_layers(
     *,
     fuse: bool,
 ) -> tuple[Layer, Layer]:
-    """Gate, up and down projection of an MLP of ``inner`` elements on this GPU."""
+    """Gate-up and down projections of an MLP with ``inner`` intermediate elements on this GPU."""
     bias = bool(config.fields.get("mlp_bias"))
     gate_up, down = (
         " ".join(filter(None, (where, name))) for name in ("gate_up_proj", "down_proj")
@@ -111,7 +112,7 @@ def mlp_layers(
 
 
 def _rotary_dim(config: ModelConfig, head_dim: int) -> int:
-    """Rotated elements of a head; 0: all."""
+    """Number of rotated elements of a head; 0: all."""
     fields = config.fields
     key = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
     rope = fields.get(key) or {}
@@ -125,7 +126,7 @@ def _rotary_dim(config: ModelConfig, head_dim: int) -> int:
 
 
 def _windows(config: ModelConfig) -> tuple[int, ...]:
-    """Windows of a model's layers; both kinds if the config does not assign windows to layers."""
+    """Distinct windows of the layers; 0 (full) too if the config assigns no layer types."""
     fields = config.fields
     if not fields.get("sliding_window") or fields.get("use_sliding_window") is False:
         return (0,)
@@ -140,7 +141,7 @@ def explicit(linear: list[str], gate_up: list[str], dtype: Dtype | None = None) 
     """Layers of given sizes, each written ``"N,K"``.
 
     Raises:
-        UnusableModel: another form, or unsupported sizes.
+        UnusableModel: a text is not of this form, or a size is unsupported.
     """
     layers = [Layer(f"linear {s}", *_rows_and_k(s, "--linear")) for s in linear]
     layers += [Layer(f"gate_up {s}", *_rows_and_k(s, "--gate-up"), gate_up=True) for s in gate_up]
@@ -168,11 +169,11 @@ def numbers(text: str, option: str, form: str) -> list[int]:
 
     Args:
         text: text to parse.
-        option: option with the text.
+        option: name of the option, for the error.
         form: expected form, e.g. ``"M,N,K[,L]"``; the part in brackets is optional.
 
     Raises:
-        UnusableModel: another form, or numbers that are not positive.
+        UnusableModel: the text is not of this form, or a number is not positive.
     """
     parts = text.split(",")
     least, most = form.partition("[")[0].count(",") + 1, form.count(",") + 1

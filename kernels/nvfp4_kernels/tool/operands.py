@@ -1,4 +1,4 @@
-"""Operands with values known independently: NVFP4 data, and float64 beside it."""
+"""Operands as NVFP4 data beside their exact float64 values."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE, E2M1_VALUES, encode_e2m1, to
 
 @dataclass(frozen=True)
 class Operand:
-    """A matrix, or a batch of matrices.
+    """Matrix, or batch of matrices, in NVFP4 and in float64.
 
     Attributes:
         data: uint8 ``(..., rows, K/2)``.
@@ -31,7 +31,7 @@ def operand(codes: Tensor, scales: Tensor) -> Operand:
 
 
 def grid_operand(shape: tuple[int, ...], seeded: torch.Generator) -> Operand:
-    """Operand of small integers and power-of-two scales: float32 sums of products are exact."""
+    """Operand of small integers and power-of-two scales, whose products sum exactly in float32."""
     codes = _pick([-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0], shape, seeded)
     return operand(codes, _pick([0.5, 1.0, 2.0], _blocks(shape), seeded))
 

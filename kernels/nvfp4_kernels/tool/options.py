@@ -1,4 +1,4 @@
-"""Common options of commands."""
+"""Options shared by several commands."""
 
 import os
 from enum import StrEnum
@@ -27,7 +27,7 @@ class CacheName(StrEnum):
 
 
 class ActivationName(StrEnum):
-    """Scaling of activations."""
+    """Scaling of activations: by a calibrated scale, per token, or kernels for both."""
 
     static = "static"
     per_token = "per-token"
@@ -35,7 +35,7 @@ class ActivationName(StrEnum):
 
 
 def dtype_of(name: DtypeName | None) -> Dtype | None:
-    """Dtype name as a model has it."""
+    """Dtype of the option, as ``Model`` spells it; None if the option is not given."""
     return next((dtype for dtype in DTYPES if dtype == name), None)
 
 

@@ -1,4 +1,4 @@
-"""Cases of GEMMs: exact on grid values, within a derived bound on random values."""
+"""Cases of GEMMs: exact on grid values, within a derived error bound on random values."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -25,10 +25,10 @@ class ProductCase:
     Attributes:
         op: name of the op.
         m, n, k: sizes.
-        batch: matrices, each with its own weight; 0: no batch.
-        exact: whether to use grid values, compared bit by bit; else random values within a bound.
-        shards: shards of the weight, with an alpha each.
-        row_scale, bias: whether to use them.
+        batch: number of matrices, each with its own weight; 0: no batch dimension.
+        exact: whether to use grid values and compare bit by bit; else random values and a bound.
+        shards: shards of the weight, each with its own alpha.
+        row_scale, bias: whether the op gets a row scale, a bias.
         out_dtype: dtype of the result.
         quantized: whether the result of gate and up is NVFP4, which must equal the quantised
             float32 result.
@@ -147,7 +147,7 @@ def _compare_pair(
 
 
 def _compare_quantized(operands: tuple[Any, ...], rows: Tensor | None) -> Figures:
-    """Compare the quantised result with the float32 result, quantised."""
+    """Compare the NVFP4 result with the float32 result quantised afterwards."""
     full = silu_mul_gemm(*operands, row_scale=rows, out_dtype=torch.float32)
     scale = (full.abs().amax() / 2688).float()
     data, scales = silu_mul_gemm(*operands, row_scale=rows, output=Static(scale))
@@ -160,7 +160,7 @@ def compare_exact(actual: Tensor, expected: Tensor) -> Figures:
     """Compare bit by bit, except for the sign of zero.
 
     Raises:
-        Mismatch: any difference; the message has the number of differences and the first position.
+        Mismatch: elements differ; the message gives their number and the first position.
     """
     if actual.dtype != expected.dtype or actual.shape != expected.shape:
         raise Mismatch(
@@ -173,10 +173,10 @@ def compare_exact(actual: Tensor, expected: Tensor) -> Figures:
 
 
 def compare_bound(actual: Tensor, expected: Tensor, error: Tensor) -> Figures:
-    """Compare within ``error`` plus one rounding to ``actual``'s dtype; others are float64.
+    """Compare within float64 ``error`` plus one rounding to ``actual``'s dtype.
 
     Raises:
-        Mismatch: an error beyond the bound, or NaN.
+        Mismatch: an element exceeds the bound, or is NaN.
     """
     info = torch.finfo(actual.dtype)
     bound = error + ROUNDOFF[actual.dtype] * (expected.abs() + error).clamp(min=info.tiny)

@@ -1,4 +1,4 @@
-"""Cases of the quantising ops: bit by bit where no approximation precedes quantisation."""
+"""Cases of the quantising ops, compared bit by bit if no approximation precedes quantisation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

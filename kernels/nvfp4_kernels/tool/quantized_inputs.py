@@ -1,4 +1,4 @@
-"""Quantisation of layer inputs on sm_100, by a checkpoint's quantization config."""
+"""Quantisation of layer inputs on sm_100, from a checkpoint's quantization config."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ class Inputs(NamedTuple):
 
     Attributes:
         activation: one calibrated global scale, or one per token.
-        terms: NVFP4 terms.
+        terms: number of NVFP4 terms.
     """
 
     activation: Activation
@@ -34,8 +34,8 @@ def quantized_inputs(quantization: Mapping[str, Any]) -> tuple[Inputs, ...]:
     """Find the input quantisation of a checkpoint's layers from ``quantization_config``.
 
     Args:
-        quantization: ModelOpt's config, with fields at either depth, or compressed-tensors'; empty
-            for a 16-bit checkpoint.
+        quantization: config of ModelOpt, whose fields may be nested, or of compressed-tensors;
+            empty for a 16-bit checkpoint.
     """
     found = {
         CALIBRATED if quantizes else OF_WEIGHTS_ALONE
@@ -45,7 +45,7 @@ def quantized_inputs(quantization: Mapping[str, Any]) -> tuple[Inputs, ...]:
 
 
 def _quantize_inputs(quantization: Mapping[str, Any]) -> Iterator[bool]:
-    """Whether inputs are quantised, for each kind of NVFP4 layer in the config."""
+    """Yield, for each kind of NVFP4 layer in the config, whether its inputs are quantised."""
     for part in (quantization, quantization.get("quantization")):
         if not isinstance(part, Mapping):
             continue

@@ -1,4 +1,4 @@
-"""Static report: resources of each GEMM's kernel, and its speed of light."""
+"""Static report: resources of each GEMM kernel, and the GEMM's speed of light."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -31,7 +31,7 @@ class Choice:
         shape: the GEMM.
         tile, output: the kernel's configuration.
         work: bytes moved and operations.
-        estimate: estimated seconds, the criterion of the choice.
+        estimate: estimated seconds, by which the tile was chosen.
     """
 
     shape: Shape
@@ -50,7 +50,7 @@ class Choice:
         return self.tile.depth(self.output.shared_bytes(self.tile))
 
     def json(self, kernel: int) -> dict[str, Any]:
-        """The choice for JSON; ``kernel``: index of the kernel in the report."""
+        """Choice as JSON data; ``kernel``: number of the kernel in the report."""
         shape = self.shape
         return {
             "name": shape.name, "m": shape.m, "n": shape.layer.n, "k": shape.layer.k,
@@ -64,7 +64,7 @@ class Choice:
 
 
 def choose(shape: Shape, sms: int = SMS) -> Choice:
-    """The kernel for ``shape`` on a GPU of ``sms`` multiprocessors."""
+    """Choose the kernel for ``shape`` on a GPU of ``sms`` SMs."""
     tile, output = choose_config(shape.problem, shape.output, sms)
     seconds = estimated_seconds(shape.problem, tile, sms)
     return Choice(shape, tile, output, work_of(shape.problem, shape.dtype), seconds)
@@ -73,13 +73,13 @@ def choose(shape: Shape, sms: int = SMS) -> Choice:
 def measure_all(
     specs: Sequence[KernelSpec], arch: str, nvdisasm: Path | None, jobs: int
 ) -> Iterator[tuple[KernelSpec, Static]]:
-    """Compile and inspect every kernel, without cache, in ``jobs`` processes."""
+    """Compile and inspect every kernel, bypassing the cache, in ``jobs`` processes."""
     with ProcessPoolExecutor(jobs, get_context("spawn"), prepare, (arch,)) as pool:
         yield from zip(specs, pool.map(_measure, specs, [nvdisasm] * len(specs)), strict=True)
 
 
 def kernel_json(spec: KernelSpec, static: Static) -> dict[str, Any]:
-    """Spec and static figures of a kernel for JSON."""
+    """Spec and static figures of a kernel as JSON data."""
     description, stages, columns = configuration(spec)
     said: dict[str, Any] = {
         "op": spec.op,
@@ -92,11 +92,11 @@ def kernel_json(spec: KernelSpec, static: Static) -> dict[str, Any]:
 
 @dataclass
 class Found:
-    """Products, scores and kernels of a report.
+    """GEMMs, scores and kernels of a report.
 
     Attributes:
-        products, scores: with the kernels that they get.
-        kernels: what is known of each kernel once it is compiled.
+        products, scores: GEMMs and scorings, with the chosen kernels.
+        kernels: static figures of each compiled kernel.
     """
 
     products: list[Choice]
@@ -104,7 +104,7 @@ class Found:
     kernels: dict[KernelSpec, Static] = field(default_factory=dict)
 
     def numbers(self) -> dict[KernelSpec, int]:
-        """Numbers of kernels, from 1."""
+        """Number of each kernel in the report, from 1."""
         return {spec: number for number, spec in enumerate(self.kernels, 1)}
 
     def spilling(self) -> list[int]:
@@ -113,7 +113,7 @@ class Found:
         return [numbers[spec] for spec, static in self.kernels.items() if static.spills]
 
     def json(self) -> dict[str, Any]:
-        """All there is to say, for programs."""
+        """Report as JSON data."""
         numbers = self.numbers()
         return {
             "products": [choice.json(numbers[choice.spec]) for choice in self.products],
@@ -162,7 +162,7 @@ def describe_attention(tile: AttentionTile, variant: Variant) -> str:
 
 
 def configuration(spec: KernelSpec) -> tuple[str, int | None, int | None]:
-    """Description, stages and columns of tensor memory; None where a kernel has none."""
+    """Description, pipeline stages and tensor-memory columns of a kernel; None: does not apply."""
     tile, *others = spec.fields
     if isinstance(tile, MergeTile):
         words = f"D {tile.head_dim}, {tile.dtype} to {tile.out_dtype}, {tile.prefetch} ahead"

@@ -116,7 +116,7 @@ def _refuse_options_of_nothing(
     tensor_parallel: int,
     dtype: DtypeName | None,
 ) -> None:
-    """Refuse options that change nothing in the report."""
+    """Refuse options that have no effect on the report."""
     if gate_up and not shape:
         raise UnusableModel("--gate-up: goes with --shape; name one")
     if tensor_parallel != 1 and model is None:

@@ -1,4 +1,4 @@
-"""Tables of ``report``: products, the indexer's scores, kernels."""
+"""Tables that ``report`` prints: GEMMs, the indexer's scores, kernels."""
 
 from rich.table import Table
 

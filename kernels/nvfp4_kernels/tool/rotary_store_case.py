@@ -1,4 +1,4 @@
-"""Cases and timings of ``rotary_store``: bit-identical to the reference, with the whole cache."""
+"""Cases and timings of ``rotary_store``; results and cache must equal the reference bit by bit."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,13 +27,13 @@ EPS = 1e-6
 
 @dataclass(frozen=True)
 class RotaryStoreCase:
-    """Batch with random positions and slots; every fourth token has no slot.
+    """Batch with random positions and cache slots; every fourth token has no slot.
 
     Attributes:
-        tokens: tokens of the batch.
+        tokens: number of tokens.
         query_heads, kv_heads, head_dim, rotary_dim: sizes.
         dtype: dtype of queries, keys and values.
-        neox: whether the elements of a pair are R/2 apart.
+        neox: whether the elements of a rotated pair are R/2 apart; else neighbours.
         norms: whether queries and keys are normalised.
         fp8: whether the cache is E4M3.
     """
@@ -110,7 +110,7 @@ class RotaryStoreCase:
 
 
 def rotary_store_cases(quick: bool) -> list[RotaryStoreCase]:
-    """Cases of head sizes and dtypes, of few tokens and of many."""
+    """Cases of head dimensions and dtypes, with few and many tokens."""
     sizes = [(16, 16), (64, 32), (80, 80), (96, 96), (128, 128), (256, 64)]
     cases = [
         RotaryStoreCase(7, 6, 2, d, r, dtype, neox=neox, norms=not neox)
@@ -124,11 +124,11 @@ def rotary_store_cases(quick: bool) -> list[RotaryStoreCase]:
 
 @dataclass(frozen=True)
 class TimedRotaryStore:
-    """Timing with Llama 3 8B's heads, all tokens stored.
+    """Timing with Llama 3 8B's heads; all tokens are stored.
 
     Attributes:
         section: section of the report.
-        tokens: tokens of the batch.
+        tokens: number of tokens.
         fp8: whether the cache is E4M3.
     """
 
@@ -138,7 +138,7 @@ class TimedRotaryStore:
 
     @property
     def case(self) -> RotaryStoreCase:
-        """Sizes."""
+        """Case of these sizes."""
         return RotaryStoreCase(self.tokens, fp8=self.fp8)
 
     @property
@@ -147,7 +147,7 @@ class TimedRotaryStore:
 
     @property
     def work(self) -> Work:
-        """Bytes of heads (in and out), angles, positions and slots."""
+        """Work: bytes of heads (read and written), angles, positions and slots."""
         case = self.case
         stored = 2 * case.kv_heads * (1 if self.fp8 else 2)
         read = 2 * (case.query_heads + 2 * case.kv_heads)
@@ -167,6 +167,6 @@ class TimedRotaryStore:
 
 
 def rotary_store_timings(section: str, quick: bool) -> list[TimedRotaryStore]:
-    """Timings of decode, and unless ``quick`` of prefill."""
+    """Timings of decode and, unless ``quick``, of prefill."""
     tokens = (1, 64) if quick else (1, 64, 512, 8192)
     return [TimedRotaryStore(section, m, fp8) for m in tokens for fp8 in (False, True)]

@@ -1,6 +1,6 @@
-"""Cases of the ops that route, permute and combine experts' tokens: bit by bit.
+"""Cases of the ops that route, permute and combine experts' tokens, compared bit by bit.
 
-Routing weights, which take exponentials, are compared within a bound.
+Only routing weights, which are computed with exponentials, are compared within a bound.
 """
 
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ WEIGHT_ERROR = 24 * 2.0**-23  # of an exponential and a sum, relative
 
 @dataclass(frozen=True)
 class RoutedCase:
-    """Test of an op on a random batch, with invalid ids and other ranks' ids in its slots.
+    """Test of an op on a random batch; some slots hold invalid ids or other ranks' ids.
 
     Attributes:
         op: name of the torch op.
@@ -42,8 +42,9 @@ class RoutedCase:
         experts: experts of this rank.
         tile_tokens: rows of a token tile.
         k: elements of a token.
-        terms: NVFP4 terms of quantised tokens.
-        weighted: whether routing weights are applied to the tokens, or to the rows in the sum.
+        terms: number of NVFP4 terms of quantised tokens.
+        weighted: whether routing weights are applied to tokens before the experts or, in
+            ``moe_combine``, to the experts' rows.
     """
 
     op: str
@@ -74,10 +75,10 @@ class RoutedCase:
         return "moe_dispatch" if self.op in DISPATCHES else self.op
 
     def run(self, machine: Machine) -> Figures:
-        """Compare tiles in use with the references, bit by bit.
+        """Run the op and compare the tiles in use with the references, bit by bit.
 
         Raises:
-            Mismatch: a difference.
+            Mismatch: the results differ.
         """
         run = getattr(nvfp4_kernels, self.function)
         moved = [_moved(each, machine.device) for each in self.given()]
@@ -154,7 +155,7 @@ class RoutedCase:
 
     @property
     def _parts(self) -> tuple[str, ...]:
-        """Names of the results."""
+        """Names of the op's results, for errors."""
         if self.op in ("moe_combine", "moe_topk"):
             return ("out",) if self.op == "moe_combine" else ("topk_weights", "topk_ids")
         tokens: tuple[str, ...] = () if self.op == "moe_route" else ("data",)
@@ -165,7 +166,7 @@ class RoutedCase:
 
     @property
     def _chooses(self) -> bool:
-        """Whether the op takes logits."""
+        """Whether the op takes router logits."""
         return "topk" in self.op
 
     @property
@@ -178,7 +179,7 @@ class RoutedCase:
         return torch.rand(shape, generator=_seeded()).argsort(-1) / 16.0
 
     def _ids(self) -> tuple[Tensor, Tensor]:
-        """Ids of all slots, and the map to this rank's experts."""
+        """Expert ids of all slots, and the map from global to local experts."""
         total = RANKS * self.experts
         shape = (self.tokens, self.top_k)
         # One past the last expert, and padding's -1, are no expert's.
@@ -196,7 +197,7 @@ class RoutedCase:
 
 
 def routed_cases(quick: bool) -> list[RoutedCase]:
-    """Every op: few and many tokens, weights, terms."""
+    """Cases of every op: few and many tokens, with and without weights, numbers of terms."""
     few = RoutedCase("", 7, 4, 6, 8)
     batches = [
         few,

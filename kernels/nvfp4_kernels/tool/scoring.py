@@ -1,4 +1,4 @@
-"""Work of the indexer's scoring, limits on a B200, and kernels for DeepSeek's shapes."""
+"""Work of the indexer's scoring, time bounds on a B200, and kernels for DeepSeek's shapes."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -24,7 +24,8 @@ class ScoreShape:
     Attributes:
         name: name for tables.
         fmt: format of queries and keys.
-        sequences, queries, keys: queries and keys of each sequence; the last query sees all keys.
+        sequences, queries, keys: number of sequences, and queries and keys of each sequence; the
+            last query sees all keys.
         paged: whether the keys are in pages.
         heads, head_dim: DeepSeek's sizes.
     """
@@ -47,13 +48,13 @@ class ScoreShape:
 
     @property
     def pairs(self) -> int:
-        """Pairs of a query and a visible key."""
+        """Number of pairs of a query and a visible key."""
         seen = self.queries * self.keys - self.queries * (self.queries - 1) // 2
         return self.sequences * seen
 
     @property
     def work(self) -> Work:
-        """Bytes of each key and query once, and of whole rows of scores; products of pairs."""
+        """Work: keys, queries, weights and whole score rows moved once; FLOPs of visible pairs."""
         fmt = format_of(self.fmt)
         each = fmt.data_bytes(self.head_dim) + fmt.scale_bytes(self.head_dim)
         rows = self.sequences * self.queries
@@ -62,7 +63,7 @@ class ScoreShape:
         return Work(each * stored + 4 * rows * (self.keys + self.heads), flops, RATES[self.fmt])
 
     def relu_seconds(self, sms: int = SMS) -> float:
-        """Lower bound on the time of relu and the sums over heads, in seconds."""
+        """Lower bound on the time of ReLU and the sums over heads, in seconds."""
         return ISSUES * self.pairs * self.heads / (ISSUED_LANES * sms * CLOCK)
 
 
@@ -73,7 +74,7 @@ class ScoreChoice:
     Attributes:
         shape: the shape.
         tile, splits: result of ``choose_config``.
-        estimate: estimated seconds, the criterion of the choice.
+        estimate: estimated seconds, by which the tile was chosen.
     """
 
     shape: ScoreShape
@@ -83,13 +84,13 @@ class ScoreChoice:
 
     @property
     def spec(self) -> KernelSpec:
-        """Specification of the kernel."""
+        """Spec of the kernel."""
         fp8 = self.shape.fmt == "fp8"
         variant = Variant(PAGE_SIZE if self.shape.paged else 0, query_factors=fp8)
         return scorer_spec(self.tile, variant)
 
     def json(self, kernel: int) -> dict[str, Any]:
-        """The choice for JSON; ``kernel``: index of the kernel in the report."""
+        """Choice as JSON data; ``kernel``: number of the kernel in the report."""
         work = self.shape.work
         return asdict(self.shape) | {
             "tile": asdict(self.tile), "splits": self.splits, "stages": self.tile.stages,
@@ -122,7 +123,7 @@ def describe_scorer(tile: ScoreTile, variant: Variant) -> str:
 
 
 def deepseek_shapes() -> list[ScoreShape]:
-    """Shapes of decode, with and without a drafted token, and of prefill, in every format."""
+    """Shapes of decode, with and without a draft token, and of prefill, in every format."""
     return [
         ScoreShape(name, fmt, sequences, queries, keys, paged)
         for fmt in RATES

@@ -1,4 +1,4 @@
-"""Problems for reports and timings: public contest shapes, and a model's layers."""
+"""GEMM shapes for reports and timings: those of a public contest, and a model's layers."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ class Shape:
         name: name for tables.
         layer: N, K and kind of the layer.
         m: number of tokens.
-        batch: matrices; above 1, each has its own weight.
+        batch: number of matrices; above 1, each has its own weight.
         dtype: dtype of the result.
-        published: speed of light in µs that the GPU MODE contest published; 0: none.
+        published: speed of light in µs, as published by the GPU MODE contest; 0: none.
         per_token: whether each token has its own global scale.
     """
 
@@ -82,7 +82,7 @@ LLAMA_8B = Model(
 
 
 def model_shapes(model: Model, tokens: Iterable[int] = TOKENS) -> list[Shape]:
-    """Every layer of ``model`` at every number of tokens."""
+    """Shapes of every layer of ``model`` at every number of tokens."""
     return [
         Shape(layer.name, layer, m, dtype=model.dtype) for layer in model.layers for m in tokens
     ]
@@ -92,7 +92,7 @@ def given_shape(text: str, gate_up: bool, dtype: Dtype | None = None) -> Shape:
     """Shape from ``"M,N,K"`` or ``"M,N,K,L"``; bfloat16, unless ``dtype`` is given.
 
     Raises:
-        UnusableModel: another form, or an unsupported N or K.
+        UnusableModel: ``text`` is not of this form, or N or K is unsupported.
     """
     m, n, k, *rest = numbers(text, "--shape", "M,N,K[,L]")
     name = "gate_up" if gate_up else "linear"

@@ -19,7 +19,7 @@ KEYS = 14  # of the only sequence, in its only page
 
 @dataclass(frozen=True)
 class SingleDimensionCase:
-    """One sequence, page and KV head, with odd strides: bit-identical to normal strides.
+    """Test that odd strides of size-1 dimensions (sequence, page, KV head) change no bit.
 
     Attributes:
         op: name of the op: "attention", "sparse attention" or "indexer".
@@ -38,10 +38,10 @@ class SingleDimensionCase:
         return f"dimensions of size 1, {self.op}"
 
     def run(self, machine: Machine) -> Figures:
-        """Compare results, bit by bit.
+        """Compare the results with odd and with contiguous strides, bit by bit.
 
         Raises:
-            Mismatch: a difference.
+            Mismatch: the results differ.
         """
         given = {
             name: x.to(machine.device) if isinstance(x, Tensor) else x
@@ -55,7 +55,7 @@ class SingleDimensionCase:
         return {"values": float(expected.numel() * len(STRIDES))}
 
     def _given(self) -> dict[str, Any]:
-        """Arguments, on the CPU."""
+        """Arguments of the op, on the CPU."""
         if self.op == "indexer":
             return IndexerCase("nvfp4", (KEYS,)).tensors()
         return self._attention.tensors()
@@ -72,7 +72,7 @@ class SingleDimensionCase:
 
 
 def _with_stride(x: Any, stride: int) -> Any:
-    """The tensor with ``stride`` in dimensions of size 1 but the last."""
+    """View of ``x`` with ``stride`` in every dimension of size 1 but the last."""
     if not isinstance(x, Tensor) or x.ndim < 2:
         return x
     pairs = zip(x.shape[:-1], x.stride()[:-1], strict=True)

@@ -1,4 +1,4 @@
-"""Correctness cases of sparse attention: each token has a list of keys."""
+"""Correctness cases of sparse attention, where each token has its own list of keys."""
 
 from dataclasses import dataclass
 from typing import Any

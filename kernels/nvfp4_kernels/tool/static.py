@@ -1,4 +1,4 @@
-"""Static properties of a kernel, known without a run."""
+"""Static properties of a kernel, known without running it."""
 
 import re
 from collections.abc import Callable
@@ -21,12 +21,12 @@ class Static:
     """Figures of one compiled kernel.
 
     Attributes:
-        registers: registers of a thread.
-        local_bytes: local memory of a thread; above 0, registers are spilled.
-        shared_bytes: shared memory of a CTA, static and dynamic.
-        threads: threads of a CTA.
-        code_bytes: bytes of instructions.
-        instructions: occurrences of each instruction; empty without a disassembler.
+        registers: registers per thread.
+        local_bytes: local memory per thread; above 0, registers are spilled.
+        shared_bytes: shared memory per CTA, static and dynamic.
+        threads: threads per CTA.
+        code_bytes: size of the machine code.
+        instructions: number of occurrences of each instruction; empty without a disassembler.
     """
 
     registers: int
@@ -50,7 +50,7 @@ def measure_compiled(function: Any, nvdisasm: Path | None) -> Static:
     """Inspect a result of ``cute.compile``.
 
     Raises:
-        UnreadableBinary: not exactly one kernel and one launch.
+        UnreadableBinary: ``function`` does not have exactly one kernel and one launch.
         NoDisassembler: ``nvdisasm`` cannot read the binary.
     """
     cubin = cubin_of(function.ir_module)
@@ -66,10 +66,10 @@ def measure_compiled(function: Any, nvdisasm: Path | None) -> Static:
 
 
 def cubin_of(module: Any) -> Cubin:
-    """The cubin in the module of a compiled kernel.
+    """Cubin in the module of a compiled kernel.
 
     Raises:
-        UnreadableBinary: no binary, or not of exactly one kernel.
+        UnreadableBinary: the module has no GPU binary, or the binary has not exactly one kernel.
     """
     values: list[bytes] = []
     for operation in module.body.operations:
@@ -88,7 +88,7 @@ def dynamic_shared_bytes(host_code: str) -> int:
     """Dynamic shared memory, in bytes, of the only launch in the host code's text.
 
     Raises:
-        UnreadableBinary: no launch, or several different launches.
+        UnreadableBinary: the text has no launch, or launches that differ.
     """
     found = set()
     for address in _SHARED_FIELD.finditer(host_code):

@@ -1,4 +1,4 @@
-"""Task, a check or a timing, and its runners: in this process, or isolated from crashes."""
+"""Tasks, i.e. checks and timings, and their runners: in this process, or isolated from crashes."""
 
 import time
 import traceback
@@ -24,10 +24,10 @@ class Machine(Protocol):
     device: torch.device
 
     def seconds(self, calls: Sequence[Callable[[], object]]) -> float:
-        """Time of one of ``calls``, equal calls on separate operands."""
+        """Time per call; ``calls`` are equal calls on separate operands."""
 
     def l2_bytes(self) -> int:
-        """Size of the cache in which operands must be cold."""
+        """Size in bytes of the cache in which operands must be cold."""
 
     def sms(self) -> int:
         """Number of SMs."""
@@ -38,7 +38,7 @@ class Task(Protocol):
 
     Attributes:
         section: section of the report.
-        name: name, unique in the section.
+        name: name of the task, unique in the section.
     """
 
     @property
@@ -49,12 +49,12 @@ class Task(Protocol):
         """Run the task and return its figures.
 
         Raises:
-            Exception: any error.
+            Exception: the task failed, for any reason.
         """
 
 
 class Mismatch(AssertionError):
-    """A wrong result."""
+    """Wrong result of an op."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Outcome:
         section, name: section and name of the task.
         error: reason of the failure, else empty.
         figures: figures that the task returned.
-        seconds: total time.
+        seconds: duration of the whole task.
     """
 
     section: str
@@ -98,7 +98,10 @@ class Isolated:
     """
 
     def __init__(self, make_machine: Callable[[], Machine], limit: float) -> None:
-        """``make_machine``: picklable, run once in each process. ``limit``: seconds per task."""
+        """Runner with at most ``limit`` seconds per task; each process calls ``make_machine`` once.
+
+        ``make_machine`` must be picklable.
+        """
         self._make_machine = make_machine
         self._limit = limit
         self._process: BaseProcess | None = None

@@ -1,4 +1,4 @@
-"""Case of small tensor maps: the driver's encoding, and a GEMM that needs them."""
+"""Case of tensor maps of small tensors: the driver's encoding, and a GEMM that uses such maps."""
 
 import ctypes
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ ROW_BYTES = 256
 
 @dataclass(frozen=True)
 class SmallMapsCase:
-    """Tensor maps of less than 128 KiB, which drivers up to CUDA 13.1 may encode wrongly.
+    """Test of maps of tensors below 128 KiB, which drivers up to CUDA 13.1 may encode wrongly.
 
     Attributes:
         section, name: section and name in the report.
@@ -33,10 +33,10 @@ class SmallMapsCase:
     name: str = "small tensor maps"
 
     def run(self, machine: Machine) -> Figures:
-        """Compare a small map with a large map, then a GEMM of small tensors, bit by bit.
+        """Compare a small and a large tensor's map, then a GEMM of small tensors, bit by bit.
 
         Raises:
-            Mismatch: a driver assumed sound has the defect; or a wrong GEMM.
+            Mismatch: a driver that is assumed sound has the defect, or the GEMM's result is wrong.
         """
         figures: Figures = {}
         if machine.device.type == "cuda":
@@ -45,7 +45,7 @@ class SmallMapsCase:
         return figures | product.run(machine)
 
     def _compare(self, device: torch.device) -> Figures:
-        """Compare the bit in question."""
+        """Compare the bit that a defective driver sets differently in a small tensor's map."""
         small, large = (
             driver_map(
                 torch.empty(nbytes // ROW_BYTES, ROW_BYTES, dtype=torch.uint8, device=device)
@@ -65,7 +65,7 @@ class SmallMapsCase:
 
 
 def driver_map(x: Tensor) -> list[int]:
-    """Words of the driver's tensor map of a matrix of bytes.
+    """Words of the tensor map that the driver encodes for the byte matrix ``x``.
 
     Raises:
         RuntimeError: the driver refuses the matrix.

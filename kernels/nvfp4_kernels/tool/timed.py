@@ -1,4 +1,4 @@
-"""Timings of GEMMs and quantisations, beside torch's own kernels."""
+"""Timings of GEMMs, beside torch's own kernels, and of quantisation."""
 
 import math
 from collections.abc import Callable
@@ -21,7 +21,7 @@ _FP4 = getattr(torch, "float4_e2m1fn_x2", None)
 
 @dataclass(frozen=True)
 class TimedProduct:
-    """Timing of a GEMM, by our kernel and by torch's counterpart."""
+    """Timing of a GEMM with our kernel and with torch's NVFP4 and 16-bit kernels."""
 
     section: str
     shape: Shape
@@ -73,12 +73,12 @@ class TimedQuantize:
 
 
 def cold_sets(nbytes: float, l2_bytes: int) -> int:
-    """Number of sets of operands for which a round through all sets evicts each from the cache."""
+    """Number of operand sets such that using all of them in turn evicts each from L2."""
     return min(MOST_SETS, 1 + math.ceil(2 * l2_bytes / nbytes))
 
 
 def figures(seconds: float, work: Work) -> Figures:
-    """Time and derived rates."""
+    """Measured time and the rates derived from it."""
     return {
         "us": 1e6 * seconds,
         "tflops": work.flops / seconds / 1e12,
@@ -110,7 +110,7 @@ def _ours(shape: Shape, device: torch.device) -> Callable[[], object]:
 
 
 def _torch_nvfp4(shape: Shape, device: torch.device) -> Callable[[], object]:
-    """GEMM by cuBLAS; for gate and up, both GEMMs without SiLU-mul."""
+    """NVFP4 GEMM of cuBLAS; for gate and up, both GEMMs without SiLU-mul."""
     if _FP4 is None:
         raise NotImplementedError(f"torch {torch.__version__} has no float4_e2m1fn_x2")
     if shape.batch > 1:

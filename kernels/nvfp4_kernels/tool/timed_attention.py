@@ -1,4 +1,4 @@
-"""Timings of attention beside torch's on dense tensors of the same sizes."""
+"""Timings of attention, beside torch's attention on dense tensors of the same sizes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ class TimedAttention:
     Attributes:
         section: section of the report.
         batch: number of sequences.
-        queries: last tokens of each sequence.
-        keys: keys of each sequence.
+        queries: number of queries per sequence, its last tokens.
+        keys: number of keys per sequence.
         query_heads, kv_heads, head_dim: sizes of Llama 3 8B.
         fp8: whether the cache is E4M3.
     """
@@ -42,7 +42,7 @@ class TimedAttention:
 
     @property
     def work(self) -> Work:
-        """FLOPs of visible keys; each key, value, query and result moved once."""
+        """Work: FLOPs of visible keys; each query, key, value and output moved once."""
         pairs = self.queries * self.keys - self.queries * (self.queries - 1) // 2
         stored = 2 * self.keys * self.kv_heads * self.head_dim * (1 if self.fp8 else 2)
         moved = stored + 2 * 2 * self.queries * self.query_heads * self.head_dim

@@ -1,4 +1,4 @@
-"""Timings of launches on this machine's GPU, in alternately replayed CUDA graphs."""
+"""Timings of launches on this machine's GPU, from CUDA graphs that are replayed in turn."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ WAIT_CYCLES = 400_000  # about 0.2 ms
 
 @dataclass(frozen=True)
 class LaunchGraph:
-    """Captured graph, and its number of launches."""
+    """Captured CUDA graph, and its number of launches."""
 
     graph: torch.cuda.CUDAGraph
     launches: int
 
 
 def captured(steps: Sequence[Step], launches: int) -> LaunchGraph:
-    """A graph of ``steps`` in sequence, repeated in whole rounds.
+    """Capture a CUDA graph of whole rounds through ``steps``.
 
     Args:
-        steps: the same launch on separate operands, so that operands are cold in L2.
+        steps: equal launches on separate operands, so that operands are cold in L2.
         launches: minimum number of launches.
     """
     stream = torch.cuda.Stream()
@@ -38,7 +38,7 @@ def captured(steps: Sequence[Step], launches: int) -> LaunchGraph:
 
 
 def timed(graphs: Mapping[str, LaunchGraph], rounds: int) -> dict[str, list[float]]:
-    """Microseconds of a launch in each graph's replays, which alternate."""
+    """Microseconds per launch in each replay, by graph; the graphs are replayed in turn."""
     times: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(rounds):
         for name, captured_graph in graphs.items():

@@ -23,7 +23,7 @@ DATA_BYTE = 0x33  # two E2M1 codes of 1.5, an E4M3 scale of 1.375; as numbers of
 
 @dataclass(frozen=True)
 class TimedScoring:
-    """Timing of one shape; torch has no kernel to compare with."""
+    """Timing of the scoring of one shape; torch has no kernel to compare with."""
 
     section: str
     shape: ScoreShape
@@ -48,14 +48,14 @@ class TimedScoring:
         }
 
     def _queries(self, device: torch.device) -> tuple[list[Tensor | None], Tensor]:
-        """Data and scales of queries, one row each, and weights."""
+        """Queries of all sequences, as a list of data and scales, and their weights."""
         shape = self.shape
         rows = shape.sequences * shape.queries
         weights = torch.randn(rows, shape.heads, device=device)
         return self._vectors(device, rows, shape.heads), weights
 
     def _vectors(self, device: torch.device, *counts: int) -> list[Tensor | None]:
-        """Data and scales, or None, of vectors."""
+        """Constant vectors, ``counts`` of them: data, and scales or None."""
         fmt = format_of(self.shape.fmt)
         empty = fmt.empty(torch.empty(0, device=device), counts, self.shape.head_dim)
         for tensor in empty:
@@ -63,7 +63,7 @@ class TimedScoring:
         return [*empty, None][:2]
 
     def _paged(self, device: torch.device) -> Callable[[], object]:
-        """Call for paged keys."""
+        """Call of the op for paged keys."""
         shape, fmt = self.shape, format_of(self.shape.fmt)
         pages = -(-shape.keys // PAGE_SIZE)
         cache = torch.full(
@@ -81,7 +81,7 @@ class TimedScoring:
         return lambda: indexer_logits(q, q_scales, keys, weights, shape.fmt)
 
     def _contiguous(self, device: torch.device) -> Callable[[], object]:
-        """Call for contiguous keys."""
+        """Call of the op for contiguous keys."""
         shape = self.shape
         (q, q_scales), weights = self._queries(device)
         k, k_scales = self._vectors(device, shape.keys)

@@ -1,4 +1,4 @@
-"""Check that the packages that compile kernels are installed."""
+"""Check that the packages needed to compile kernels are installed."""
 
 from importlib.util import find_spec
 
@@ -6,14 +6,14 @@ _PACKAGES = {"cutlass": "nvidia-cutlass-dsl", "tvm_ffi": "apache-tvm-ffi"}
 
 
 class NoCompiler(RuntimeError):
-    """A package that compiles kernels is not installed."""
+    """Package needed to compile kernels that is not installed."""
 
 
 def check_compiler() -> None:
     """Raise if kernels cannot be compiled.
 
     Raises:
-        NoCompiler: naming the packages to install.
+        NoCompiler: a package is missing; the message names the packages to install.
     """
     # Importing CuTe DSL would bind this process to a runtime.
     missing = [package for module, package in _PACKAGES.items() if find_spec(module) is None]

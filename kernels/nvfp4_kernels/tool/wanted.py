@@ -1,4 +1,4 @@
-"""Kernels that ``build`` is asked for: those of a model, or of sizes that are given."""
+"""Kernels that ``build`` must compile: for a model, or for the sizes of given layers."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -22,10 +22,10 @@ from nvfp4_kernels.tool.quantized_inputs import EITHER, Inputs, quantized_inputs
 
 
 def page_size_of(block_size: int | None) -> int:
-    """Keys of a page of the KV cache.
+    """Keys per page of the KV cache.
 
     Raises:
-        UnusableModel: their number is no power of two.
+        UnusableModel: ``block_size`` is not a power of two.
     """
     page_size = PAGE_SIZE if block_size is None else block_size
     if page_size & (page_size - 1):
@@ -36,14 +36,14 @@ def page_size_of(block_size: int | None) -> int:
 
 
 class Parallel(NamedTuple):
-    """GPUs that share layers, and those that whole experts are divided among."""
+    """Number of GPUs that share each layer, and number that the whole experts are divided among."""
 
     tensor: int
     expert: int
 
 
 class Wanted(NamedTuple):
-    """Model and batches that kernels are compiled for; None: not said."""
+    """Model, batches and options that kernels are compiled for; None: option not given."""
 
     mixture: Mixture
     max_tokens: int
@@ -60,7 +60,7 @@ def check_batch_invariant(wanted: Wanted) -> None:
     """Check that a server with batch invariance would not refuse the model.
 
     Raises:
-        UnusableModel: it has experts, or inputs of several terms.
+        UnusableModel: the model has experts, or inputs of several terms.
     """
     if wanted.mixture.experts:
         raise UnusableModel(
@@ -76,11 +76,11 @@ def check_batch_invariant(wanted: Wanted) -> None:
 
 
 def _sm90_kernels(wanted: Wanted) -> dict[KernelSpec, list[str]]:
-    """Kernels of linear layers, experts, decode attention, and of the ops between these.
+    """Kernels of linear layers, experts, decode attention, norms and rotary embeddings.
 
     Raises:
-        UnusableModel: options are given that no kernel depends on: activations stay as they are,
-            and FP8 caches are vLLM's own.
+        UnusableModel: an option is given that no kernel depends on: activations are not quantised
+            on sm_90, and FP8 caches are left to vLLM.
     """
     given = {
         "--activation": wanted.activation,
@@ -109,7 +109,7 @@ def _sm90_kernels(wanted: Wanted) -> dict[KernelSpec, list[str]]:
 
 
 def _sm100_kernels(wanted: Wanted) -> dict[KernelSpec, list[str]]:
-    """Kernels of linear layers and experts, of their inputs, of norms and around attention."""
+    """Kernels of linear layers, experts and their inputs, norms, attention, rotary and KV store."""
     model, sms, tokens = wanted.mixture.dense, wanted.sms, wanted.max_tokens
     specs: dict[KernelSpec, list[str]] = {}
     for activation, terms in inputs_of(wanted):
@@ -142,13 +142,13 @@ def _sm100_kernels(wanted: Wanted) -> dict[KernelSpec, list[str]]:
 
 
 def _experts_kernels(experts: Experts, family: str, wanted: Wanted) -> dict[KernelSpec, list[str]]:
-    """Kernels of a layer of experts, each with its purpose."""
+    """Kernels of an MoE layer, each with the parts of the layer that it serves."""
     specs = experts_kernels(experts, family, max_tokens=wanted.max_tokens, sms=wanted.sms)
     return {spec: [f"experts' {part}" for part in parts] for spec, parts in specs.items()}
 
 
 def inputs_of(wanted: Wanted) -> list[Inputs]:
-    """Quantisation of inputs: as the options say, and where they do not, as the model does."""
+    """Quantisation of layer inputs: by the options or, where not given, by the model's config."""
     given = tuple(a for a in ACTIVATIONS if wanted.activation in (a, ActivationName.both))
     found = [
         Inputs(activation, wanted.terms or inputs.terms)
@@ -170,7 +170,7 @@ def which_model(
     dtype: DtypeName | None,
     fuse_mlp: bool,
 ) -> tuple[Mixture, tuple[Inputs, ...]]:
-    """The model, or the sizes, that the command is given, and how inputs are quantised."""
+    """Layers of the model or of the given sizes, and the quantisation of their inputs."""
     if (model is None) == (not linear and not gate_up):
         raise UnusableModel(
             "MODEL: give a model's config.json, or sizes with --linear N,K and --gate-up N,K; one "

@@ -1,4 +1,4 @@
-"""Host side of row-wise kernels: rows to read, memory to write."""
+"""Host side of row-wise kernels: layout of input rows, allocation of outputs."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ ALIGNMENT = 32  # bytes a thread loads at once
 
 @dataclass(frozen=True)
 class Rows:
-    """``batch`` matrices of ``m`` rows of ``k`` elements, all rows ``stride`` elements apart."""
+    """Layout of ``batch`` matrices of ``m`` rows of ``k`` elements, with row stride ``stride``."""
 
     m: int
     k: int
@@ -38,11 +38,11 @@ def check_rows(name: str, x: Tensor) -> None:
 
 
 def rows_of(name: str, x: Tensor) -> Rows:
-    """``x`` ``(..., M, K)`` as rows.
+    """Layout of the rows of ``x`` ``(..., M, K)``.
 
     Raises:
-        InvalidArgument: a last dimension that is not contiguous, rows that are not evenly spaced,
-            or a row that is not 32-byte aligned.
+        InvalidArgument: the last dimension is not contiguous, the rows are not evenly spaced, or a
+            row is not 32-byte aligned.
     """
     *batch, m, k = x.shape
     stride, expected = k, None
@@ -88,7 +88,7 @@ def check_aligned(name: str, x: Tensor) -> None:
 
 
 def new_operand(x: Tensor, k: int, terms: int = 1) -> tuple[Tensor, Tensor]:
-    """Memory for the ``data`` and the blocked ``scales`` of ``x``'s rows, ``k`` elements each."""
+    """Allocate ``data`` and blocked ``scales`` for the rows of ``x``, of ``k`` elements each."""
     batch, rows = x.shape[:-2], x.shape[-2]
     data = x.new_empty(data_shape(batch, rows, k, terms), dtype=torch.uint8)
     scales = x.new_empty(scales_shape(batch, rows, k, terms), dtype=torch.float8_e4m3fn)
@@ -96,5 +96,5 @@ def new_operand(x: Tensor, k: int, terms: int = 1) -> tuple[Tensor, Tensor]:
 
 
 def new_row_scale(x: Tensor) -> Tensor:
-    """Memory for one global scale per row of ``x``."""
+    """Allocate one global scale per row of ``x``."""
     return x.new_empty(x.shape[:-1], dtype=torch.float32)

@@ -27,8 +27,9 @@ class QuantizedRows(NamedTuple):
     Attributes:
         data: bytes of codes [batch, m, k/2], or [batch, terms, m, k/2].
         scales: bytes of block scales, blocked layout.
-        scale: float32: the global scale [1], read; or per-row global scales [batch, m], written.
-        m, k, batch: sizes.
+        scale: float32: the global scale [1], an input; or per-row global scales [batch, m], an
+            output.
+        m, k, batch: rows per matrix, elements per row, and number of matrices.
     """
 
     data: cute.Pointer
@@ -51,7 +52,7 @@ class RowQuantizer:
     Attributes:
         data: bytes of codes.
         scales: bytes of block scales, blocked layout.
-        scale: the global scale: read, or written per row.
+        scale: the global scale, an input; or the rows' global scales, an output.
         per_token: whether each row has its own global scale.
     """
 
@@ -61,7 +62,7 @@ class RowQuantizer:
     per_token: bool
 
     def write(self, place: Place, rows: list[Vector]) -> None:
-        """Quantise ``rows``: this thread's 16 elements of every step, of the input's dtype."""
+        """Quantise and store ``rows``: this thread's 16 input elements of each step."""
         given = None if self.per_token else Array(self.scale, shape=(1,)).load(0)
         largest_of = [amax(elements) for elements in rows]  # waits for the rows: loads come first
         scale = self._scale(place, largest_of, given)
@@ -95,7 +96,7 @@ class RowQuantizer:
 
 
 def again(elements: Vector) -> Vector:
-    """Opaque copy of elements: values derived from the original need not stay in registers."""
+    """Opaque copy of ``elements``, so that values derived earlier need not stay in registers."""
     words = elements.bitcast(Uint32)
     names = range(words.numel())
     kept = ptx.inline_ptx(

@@ -1,4 +1,4 @@
-"""Positions of a thread's blocks, and loads and stores of them."""
+"""Positions of a thread's blocks, and loads and stores of the blocks."""
 
 from dataclasses import dataclass
 
@@ -25,26 +25,26 @@ LINE_BYTES = ATOM_BYTES // ATOM_LINES
 
 @dataclass(frozen=True)
 class Place:
-    """Coordinates of a thread's blocks: block ``first + step · tile.stride`` of a row per step.
+    """Coordinates of a thread's blocks: block ``first + step · tile.stride`` in each step.
 
     Attributes:
         tile: tile of the CTA.
-        terms: terms of the output operand.
-        m: rows of a matrix.
+        terms: layout of the output operand's terms.
+        m: rows per matrix.
         batch: index of the row's matrix.
         term_bytes: bytes between the scales of consecutive terms.
-        inside: whether the row exists; else it is padding of the scales.
+        inside: whether the row exists; else only its scales do, as padding.
         live: whether any row of the CTA exists.
         row: index of the row among the rows of all matrices.
-        first: the thread's first block.
-        first_of_cta: the CTA's first block.
-        blocks: blocks of a row.
+        first: index of the thread's first block in the row.
+        first_of_cta: index of the CTA's first block in the row.
+        blocks: blocks per row.
         slot: the row's index among the CTA's slots.
         first_slot: index of the CTA's first slot among the slots of an atom.
-        lane: index among the threads of a warp that share the row.
-        warp: index in the CTA.
+        lane: index of the thread among the threads of its warp that share the row.
+        warp: index of the warp in the CTA.
         scales: offset of the CTA's first scale, in bytes.
-        line_rows: rows of a matrix if the CTA writes whole lines of its atoms, else 0.
+        line_rows: rows per matrix if the CTA writes whole lines of its atoms, else 0.
     """
 
     tile: RowTile
@@ -70,24 +70,24 @@ class Place:
         return range(self.tile.steps)
 
     def block(self, step: int) -> Int32:
-        """The block of ``step``; past the row's last block there is nothing to do."""
+        """Index of the block of ``step`` in the row; may lie past the last block."""
         return self.first + step * self.tile.stride
 
     def element(self, step: int) -> Int64:
-        """Index in the row of the first element of ``step``."""
+        """Index in the row of the first element of ``step``'s block."""
         return Int64(self.first) * BLOCK + step * self.tile.stride * BLOCK
 
     def term_row(self, term: int) -> Int64:
-        """Index of a term's row among the rows of all terms and matrices."""
+        """Index of this row's ``term`` among the rows of all terms and matrices."""
         return self.row + (Int64(self.batch) * (self.terms.count - 1) + term) * self.m
 
     def pads(self, slot: Int32) -> Boolean:
-        """Whether a slot of the CTA, in an atom shared by all terms, is padding."""
+        """Whether a slot of the CTA is padding, in an atom that all terms share."""
         of_atom = self.first_slot + slot
         return (of_atom // 4 >= self.m) | (of_atom % 4 >= self.terms.count)
 
     def has(self, step: int) -> Boolean:
-        """Whether there is a block to read and write in ``step``."""
+        """Whether this thread has a block to read and write in ``step``."""
         return self.inside & (self.block(step) < _unknown(self.blocks))
 
 
@@ -97,7 +97,7 @@ def steps_ahead(element: type[cutlass.Numeric], inputs: int) -> int:
 
 
 def ctas(tile: RowTile, m: Int32, k: Int32, batch: Int32) -> Int32:
-    """Size of the grid: all rows that have scales, padding included."""
+    """Number of CTAs that cover all rows with scales, padding included."""
     columns = cute.ceil_div(k, tile.blocks * BLOCK)
     return columns * cute.ceil_div(m, ATOM_ROWS) * tile.groups * batch
 
@@ -117,7 +117,7 @@ def find_at(
     group: Int32,
     thread: Int32 | None = None,
 ) -> Place:
-    """``Place`` of a thread in one CTA's part of a group of rows.
+    """``Place`` of a thread in a CTA that covers part ``column`` of the rows of group ``group``.
 
     ``thread``: index among the tile's threads; None: this thread's index in the CTA.
     """
@@ -205,7 +205,7 @@ def _atoms_across(blocks: Int32 | int) -> Int32 | int:
 
 
 def _unknown(number: Int32 | int) -> Int32:
-    """The number, opaque to the compiler.
+    """Copy of ``number`` whose value the compiler cannot know.
 
     Otherwise the compiler folds the predicates of some loads to constants, which is invalid PTX.
     """
@@ -217,16 +217,16 @@ def _unknown(number: Int32 | int) -> Int32:
 
 
 def _row(slot: Int32) -> Int32:
-    """Row of an atom with scales at ``slot``; increasing in the slot within a warp's slots."""
+    """Row in the atom whose scales are at ``slot``; increases with the slot within a warp."""
     return slot % 4 * 32 + slot // 4
 
 
 def load_block(
     source: cute.Pointer, index: Int64, inside: Boolean, streamed: bool = True
 ) -> Vector:
-    """16 elements at ``index``; zeros if not ``inside``.
+    """Load 16 elements at ``index``; zeros if not ``inside``.
 
-    ``streamed``: no other thread reads the elements, so that L1 need not keep them.
+    ``streamed``: whether no other thread reads the elements, so that L1 need not keep them.
     """
     element = source.dtype
     hint = ".L1::no_allocate" if streamed else ""
@@ -246,7 +246,7 @@ def load_block(
 
 
 def prefetch_block(source: cute.Pointer, index: Int64, inside: Boolean) -> None:
-    """Prefetch 16 elements at ``index`` to L2, if ``inside``; for memory that no kernel writes."""
+    """Prefetch 16 elements at ``index`` to L2 if ``inside``; for memory that no kernel writes."""
     address = Array(source, shape=(1,)).data_ptr(index)
     ptx.inline_ptx("@{$r1} prefetch.global.L2 [{$r0}];", read_only_args=[address, inside])
 
@@ -260,7 +260,7 @@ def store_block(
     data: cute.Pointer,
     scales: cute.Pointer,
 ) -> None:
-    """Store codes where the row exists, scales where there are atoms: padding is zeros."""
+    """Store a block's codes if its row exists, and its scale, which is zero in padding."""
     tile = place.tile
     if place.has(step):
         codes = Array(data, shape=(1,))
@@ -289,9 +289,9 @@ def store_lines(place: Place, blocks: list[list[Block]], scales: cute.Pointer) -
     lines: the row's line, padding lines, or a line of another step.
 
     Args:
-        place: from ``find_in_lines``.
+        place: result of ``find_in_lines``.
         blocks: quantised blocks, per step and term.
-        scales: output.
+        scales: output scales in global memory.
     """
     in_atom = place.lane % ATOM_BLOCKS
     words = [[_gathered(block.scale, in_atom) for block in of_step] for of_step in blocks]
@@ -314,7 +314,7 @@ def store_lines(place: Place, blocks: list[list[Block]], scales: cute.Pointer) -
 
 
 def _line(words: list[list[Uint32]], step: Int32, is_row: Boolean) -> Vector:
-    """16 bytes of all terms of this thread's step; zeros if the line is padding."""
+    """Scale line of ``step``, 16 bytes: a word per term, then zeros; only zeros in padding."""
     line = [Uint32(0)] * ATOM_BLOCKS
     for number, of_step in enumerate(words):
         chosen = is_row & (step == number)
@@ -324,7 +324,7 @@ def _line(words: list[list[Uint32]], step: Int32, is_row: Boolean) -> Vector:
 
 
 def _gathered(scale: Uint8, in_atom: Int32) -> Uint32:
-    """Word of the scales of four neighbouring threads, in each of the threads."""
+    """Word of the scales of four neighbouring threads, returned to all four."""
     word = scale.to(Uint32) << (8 * in_atom).to(Uint32)
     for mask in (1, 2):
         word = word | cute.arch.shuffle_sync_bfly(word, mask)

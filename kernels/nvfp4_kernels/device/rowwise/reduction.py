@@ -18,13 +18,15 @@ def largest(a: Float32, b: Float32) -> Float32:
 
 
 def total(a: Float32, b: Float32) -> Float32:
-    """Sum."""
+    """Sum of both operands."""
     return a + b
 
 
 @cute.jit
 def reduce_row(place: Place, value: Float32, operation: cutlass.Constexpr) -> Float32:
-    """``operation`` over the row's threads, bit-identical in each; 0 must be its neutral element.
+    """Reduce ``value`` over the row's threads, to the same bits in each thread.
+
+    0 must be the neutral element of ``operation``.
 
     All threads of the CTA take part. Every call allocates its own shared memory, so that no barrier
     is needed before the next call.

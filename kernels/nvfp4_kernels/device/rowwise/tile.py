@@ -1,4 +1,4 @@
-"""Layout of a CTA's threads over rows, and its choice for a problem. No CuTe in here.
+"""Layout of a CTA's threads over rows, and the choice of a layout for a problem. No CuTe in here.
 
 A thread takes a whole block of 16 elements, without exchange with other threads: 32 bytes of a
 16-bit type are one load on Blackwell (PTX ISA, "ld", .v8), and the codes are one 8-byte store.
@@ -24,12 +24,12 @@ HELD_BLOCKS = 4  # most blocks per thread where there are many rows
 
 @dataclass(frozen=True)
 class RowTile:
-    """Extent of a CTA's reads: ``slots`` × ``blocks``.
+    """Rows and blocks that a CTA processes: ``slots`` × ``blocks``.
 
     Attributes:
-        slots: rows of a warp, 1, 2, 4 or 8; all warps of the CTA share the same rows.
-        warps: side by side along the rows.
-        steps: blocks of each thread, all loaded before the first is used.
+        slots: rows per warp, 1, 2, 4 or 8; all warps of the CTA share the same rows.
+        warps: number of warps, side by side along the rows.
+        steps: blocks per thread, all loaded before the first is used.
     """
 
     slots: int
@@ -57,7 +57,7 @@ class RowTile:
 
     @property
     def groups(self) -> int:
-        """CTAs down one atom of scales."""
+        """Number of CTAs that share the rows of one atom of scales."""
         return ATOM_ROWS // self.slots
 
 
@@ -69,9 +69,9 @@ def choose_row_parts(m: int, k: int, words: int, sms: int) -> RowTile:
     CTAs, so that a single token is spread over as many SMs as its atoms of scales allow.
 
     Args:
-        m: rows, of all matrices together.
-        k: elements of a row.
-        words: 32-bit words loaded for one block.
+        m: number of rows, of all matrices together.
+        k: elements per row.
+        words: 32-bit words loaded per block.
         sms: SMs of the device.
     """
     groups = _ceil_div(m, 8)
@@ -84,24 +84,24 @@ def choose_row_parts(m: int, k: int, words: int, sms: int) -> RowTile:
 
 
 def longest_row(words: int) -> int:
-    """Elements of the longest row that one CTA holds, ``words`` registers to a block."""
+    """Elements of the longest row that one CTA can hold, at ``words`` registers per block."""
     return MAX_WARPS * WARP * (MAX_HELD_WORDS // (words + 1)) * BLOCK
 
 
 def choose_whole_rows(m: int, k: int, words: int, sms: int) -> RowTile:
     """Layout for kernels that reduce over a row before writing any part. Pure.
 
-    The row stays in registers of one CTA meanwhile. With 8 warps and 36 registers of row data per
-    thread, two or three CTAs fit on an SM, so that one loads while another stores: such a CTA takes
-    as many rows as fit, at most 8, whose scales fill sectors, while each SM still gets two CTAs.
-    Only rows too long for 8 warps get 16, and then up to 51 registers. Where there are rows for
-    every SM, threads hold four blocks of any size: in the tests' time model fewer, larger CTAs take
-    5 to 15 % less time.
+    Between both passes the row stays in registers of one CTA. With 8 warps and 36 registers of row
+    data per thread, two or three CTAs fit on an SM, so that one loads while another stores. Such a
+    CTA takes as many rows as fit, at most 8 (whose scales fill whole sectors), while each SM still
+    gets two CTAs. Only rows too long for 8 warps get 16 warps, and then up to 51 registers. Where
+    there are rows for every SM, threads hold four blocks of any size: in the tests' time model
+    fewer, larger CTAs take 5 to 15 % less time.
 
     Args:
-        m: rows, of all matrices together.
-        k: elements of a row.
-        words: 32-bit registers a block occupies between the passes.
+        m: number of rows, of all matrices together.
+        k: elements per row.
+        words: 32-bit registers that a block occupies between the passes.
         sms: SMs of the device.
 
     Raises:

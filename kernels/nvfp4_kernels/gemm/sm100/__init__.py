@@ -1,1 +1,1 @@
-"""The block-scaled GEMM of sm_100: NVFP4 activations and weights on tcgen05."""
+"""Block-scaled GEMM of sm_100: NVFP4 activations times NVFP4 weights, on tcgen05."""

@@ -1,4 +1,4 @@
-"""mbarriers of the GEMM's two pipelines: operands, and accumulators."""
+"""Mbarriers of the GEMM's two pipelines, of operands and of accumulators."""
 
 from dataclasses import dataclass
 
@@ -12,13 +12,13 @@ from nvfp4_kernels.gemm.sm100.tile import EPILOGUE_WARPS, Tile
 
 @dataclass(frozen=True)
 class Barriers:
-    """mbarriers in shared memory, one per stage or accumulator.
+    """Mbarriers in shared memory, one per stage or accumulator.
 
-    | barrier | arrive count | by |
+    | barrier | arrive count | arrivals by |
     |---|---|---|
-    | ``full[stage]``, in the tile's first CTA | 1, and bytes | the weights' loader; TMA's copies |
-    | ``empty[stage]`` | tiles of the cluster that read this CTA's loads | the tiles' commits |
-    | ``acc_full[accumulator]``, in each CTA of the tile | 1 | the tile's last commit |
+    | ``full[stage]``, in the tile's first CTA | 1, and bytes | the weights' loader; TMA copies |
+    | ``empty[stage]`` | tiles of the cluster that read this CTA's loads | the tiles' MMA commits |
+    | ``acc_full[accumulator]``, in each CTA of the tile | 1 | the tile's last MMA commit |
     | ``acc_empty[accumulator]``, in the tile's first CTA | 4 per CTA of the tile | epilogue warps |
     """
 
@@ -30,7 +30,7 @@ class Barriers:
 
 @dataclass(frozen=True)
 class ArriveCounts:
-    """Arrivals that complete a phase of each barrier of ``Barriers``."""
+    """Number of arrivals that complete a phase, for each barrier of ``Barriers``."""
 
     full: int
     empty: int
@@ -39,9 +39,9 @@ class ArriveCounts:
 
 
 def next_stage(stage: Int32, turn: Int32, stages: int) -> tuple[Int32, Int32]:
-    """Stage of the ring after ``stage``, and the number of its turn around the ring.
+    """Index of the stage after ``stage``, and the number of its trip around the ring.
 
-    Incremented, as the first load would have to wait for a division.
+    Both are incremented rather than divided from a count: the first load would wait for a division.
     """
     wraps = stage == stages - 1
     return cutlass.select_(wraps, Int32(0), stage + 1), turn + Int32(wraps)

@@ -1,15 +1,15 @@
-"""Chooser of the GEMM's tile with the least estimated time in a layer. Pure, and no CuTe.
+"""Chooser of the GEMM tile with the least estimated time in a layer. Pure, no CuTe in here.
 
 The estimate counts cycles of one SM. Rates are B200's: 16384 multiply-accumulates of NVFP4 per SM
 and cycle, 64 bytes from L2 per SM, 7.26 TB/s of memory at 1.85 GHz for the chip. The rest was
-fitted to the times that the discrete-event model of the tests gives 29 problems of 1 to 512 tokens
-on 304 tiles (``python -m tests.modelled.gemm --all``): a mean error of 6 %, a mean loss of 0.3 %
-against the best tile. A tile's further cost in a chain of launches was fitted to layers of 1 to 128
-tokens with each product on each of its tiles (``tests.modelled.layer``). ``SHARED_COLUMNS``,
-between the 900 and the 1800 cycles that two modelled prefills of 8192 tokens lose per tile, came
-after both fits: with one tile per cluster it changes nothing. ``SPLIT`` too came later, when CTAs
-of a split-K cluster no longer began and ended together: over 46 tiles of 64 tokens the median error
-with split-K then equals the error without. None of it was measured on a B200.
+fitted to the times that the discrete-event model of the tests gives for 29 problems of 1 to 512
+tokens on 304 tiles (``python -m tests.modelled.gemm --all``): a mean error of 6 %, a mean loss of
+0.3 % against the best tile. A tile's additional cost in a chain of launches was fitted to layers of
+1 to 128 tokens with each GEMM on each of its tiles (``tests.modelled.layer``). ``SHARED_COLUMNS``,
+between the 900 and the 1800 cycles that two modelled prefills of 8192 tokens lose per tile, was
+added after both fits: with one tile per cluster it changes nothing. ``SPLIT`` too was added later,
+when CTAs of a split-K cluster no longer began and ended together: over 46 tiles of 64 tokens, the
+median error with split-K then equals the error without. None of it was measured on a B200.
 """
 
 import functools
@@ -74,7 +74,7 @@ GATE_UP = [
 
 @dataclass(frozen=True)
 class Problem:
-    """``batch`` times ``m`` tokens by ``weights`` matrices of ``n`` rows, all of ``k`` elements.
+    """Size of a GEMM: ``batch`` × ``m`` tokens by ``weights`` matrices of ``n`` rows, K = ``k``.
 
     Each token is a sum of ``terms`` NVFP4 terms.
     """
@@ -91,11 +91,11 @@ class Problem:
 def choose_config(
     problem: Problem, output: EpilogueConfig, sms: int = SMS
 ) -> tuple[Tile, EpilogueConfig]:
-    """The candidate with the least cost in a layer (ties: the first), and the store of its result.
+    """Candidate with the least cost in a layer (ties: the first), with the store of its result.
 
     Args:
-        problem: not empty.
-        output: output, for which ``store`` is chosen here.
+        problem: problem, not empty.
+        output: epilogue, whose ``store`` is chosen here.
         sms: SMs of the device.
     """
     fitting = candidates(problem, output)
@@ -110,15 +110,15 @@ INVARIANT_TOKENS = (1, 16, 64, 256, 1024, 8192)
 def choose_batch_invariant(
     problem: Problem, output: EpilogueConfig, sms: int = SMS
 ) -> tuple[Tile, EpilogueConfig]:
-    """A single tile for any number of tokens, so that the summation order is always the same.
+    """Single tile for any number of tokens, so that the summation order is always the same.
 
-    The tile with the smallest worst-case slowdown, over ``INVARIANT_TOKENS``, against the choice of
-    ``choose_config``. Split-K is allowed where the order of the partial sums follows from the
-    weight's row, not from the token's index: without swap_ab.
+    Chosen is the tile with the smallest worst-case slowdown, over ``INVARIANT_TOKENS``, against the
+    choice of ``choose_config``. Split-K is allowed only without swap_ab, where the order of the
+    partial sums follows from the weight's row, not from the token's index.
 
     Args:
         problem: problem of one term; ``m`` is ignored.
-        output: output, for which ``store`` is chosen here.
+        output: epilogue, whose ``store`` is chosen here.
         sms: SMs of the device.
     """
     assert problem.terms == 1, "the layout of several terms depends on the tokens"
@@ -138,7 +138,7 @@ def choose_batch_invariant(
 
 
 def candidates(problem: Problem, output: EpilogueConfig) -> list[tuple[Tile, EpilogueConfig]]:
-    """Tiles that can serve the problem, each with the store of its result."""
+    """Tiles that can serve the problem, each with its epilogue, including the store."""
     tokens = next((most for most in (*_FEW, *_SOME) if most >= problem.m), 0)
     return _candidates(replace(problem, m=tokens, batch=1), output)
 
@@ -163,7 +163,7 @@ def _candidates(problem: Problem, output: EpilogueConfig) -> list[tuple[Tile, Ep
 
 
 def with_store(output: EpilogueConfig, tile: Tile, n: int) -> EpilogueConfig:
-    """``output``, stored by TMA boxes if possible, else straight from registers."""
+    """Copy of ``output`` whose ``store`` is TMA boxes if possible, else straight from registers."""
     bits = ELEMENT_BITS[output.dtype]
     if tile.swap_ab or n * bits % 128:
         return replace(output, store="element")
@@ -200,7 +200,7 @@ def cost_in_layer(problem: Problem, tile: Tile, output: EpilogueConfig, sms: int
 
 
 def estimate(problem: Problem, tile: Tile, sms: int = SMS) -> float:
-    """Estimated cycles of the GEMM alone."""
+    """Estimated cycles of the GEMM, launched alone."""
     work = _work(problem, tile, sms)
     multiplied = CTA_ROWS * tile.columns * TILE_K / MACS_PER_CYCLE
     read = (CTA_ROWS + tile.b_rows) * TILE_BYTES / OPERAND_BYTES_PER_CYCLE

@@ -1,4 +1,4 @@
-"""Chooser of a grouped GEMM's tile, and of the rows of a layer's token tiles. Pure, no CuTe.
+"""Chooser of a grouped GEMM's tile, and of the number of rows of token tiles. Pure, no CuTe.
 
 The estimate counts cycles of one SM, with the rates of ``choose``. It also accounts for a partial
 last wave, for token tiles that share an expert's weights, and for clusters without work because
@@ -47,15 +47,15 @@ _RANKS = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class GroupedProblem:
-    """Up to ``tiles`` token tiles times the weights of ``experts``.
+    """Size of a grouped GEMM: up to ``tiles`` token tiles times the weights of ``experts``.
 
     Attributes:
-        tile_tokens: rows of a tile.
-        n, k: rows and elements of each weight.
-        tiles: number of allocated tiles.
-        experts: experts of this rank.
-        weights: weights of each expert.
-        terms: NVFP4 terms of each token.
+        tile_tokens: rows per token tile.
+        n, k: rows of each weight, and elements per row.
+        tiles: number of allocated token tiles.
+        experts: number of this rank's experts.
+        weights: number of weights per expert.
+        terms: number of NVFP4 terms per token.
     """
 
     tile_tokens: int
@@ -73,10 +73,10 @@ def choose_grouped(
     output: EpilogueConfig,
     sms: int = SMS,
 ) -> tuple[Tile, EpilogueConfig]:
-    """The candidate with the least cost (ties: the first), and the store of its result.
+    """Candidate with the least cost (ties: the first), with the store of its result.
 
-    The number of tiles in use is unknown before the launch. A candidate's score is its loss against
-    the best candidate, summed over likely numbers for one or more ranks.
+    The number of token tiles in use is unknown before the launch. A candidate's cost is its loss
+    against the best candidate, summed over the numbers of tiles likely for one or more ranks.
     """
     fitting = grouped_candidates(problem, output)
     losses = [0.0] * len(fitting)
@@ -90,7 +90,7 @@ def choose_grouped(
 def grouped_candidates(
     problem: GroupedProblem, output: EpilogueConfig
 ) -> list[tuple[Tile, EpilogueConfig]]:
-    """Candidates with a token side as large as a token tile, each with the store of its result."""
+    """Candidates whose token side is as large as a token tile, each with its epilogue."""
     tokens, weights = problem.tile_tokens, problem.weights
     tiles = [tile for tile in SWAP_AB if tile.columns == min(tokens, CTA_ROWS)]
     tiles += [
@@ -147,7 +147,7 @@ def estimate_grouped(problem: GroupedProblem, tile: Tile, used: int, sms: int = 
 
 
 def _likely_tiles(problem: GroupedProblem, ranks: int) -> int:
-    """Tiles in use if slots are spread evenly over the experts of ``ranks`` equal ranks."""
+    """Number of tiles in use if slots are spread evenly over the experts of ``ranks`` ranks."""
     tiles, rows, experts = problem.tiles, problem.tile_tokens, problem.experts
     slots = max(1, tiles if tiles <= experts else rows * tiles - (rows - 1) * experts) / ranks
     reached = experts * (1 - (1 - 1 / experts) ** slots)
@@ -156,14 +156,14 @@ def _likely_tiles(problem: GroupedProblem, ranks: int) -> int:
 
 
 def _clusters_of_tiles(problem: GroupedProblem, tile: Tile) -> int:
-    """Cluster tiles of each token tile."""
+    """Number of clusters' tiles that cover each token tile."""
     sides = problem.n, problem.tile_tokens
     rows, columns = sides if tile.swap_ab else sides[::-1]
     return math.ceil(rows / tile.rows) * math.ceil(columns / (tile.columns * tile.cluster_n))
 
 
 def _moved(problem: GroupedProblem, used: int) -> float:
-    """Bytes from memory: weights of the experts in use, and the token tiles."""
+    """Bytes read from memory: the weights of the experts in use, and the token tiles."""
     weights = min(used, problem.experts) * problem.weights * problem.n
     tokens = used * problem.terms * problem.tile_tokens
     return (weights + tokens) * problem.k * SCALED_BYTES
@@ -180,19 +180,19 @@ def choose_tile_tokens(
     weights: int = 2,
     sms: int = SMS,
 ) -> int:
-    """Rows of the token tiles of both GEMMs of a layer.
+    """Number of rows of the token tiles of both GEMMs of a layer.
 
-    About the number of rows of an expert in use: tiles of 8, 16 and 32 rows cost the same, and
+    It is about the number of rows per expert in use: tiles of 8, 16 and 32 rows cost the same, and
     larger tiles read weights less often.
 
     Args:
         tokens: number of tokens, M.
         top_k: experts per token.
-        experts: experts of this rank.
-        global_experts: experts of all ranks.
+        experts: number of this rank's experts.
+        global_experts: number of experts of all ranks.
         n: intermediate size.
         k: hidden size.
-        weights: weights of the first GEMM per expert.
+        weights: number of weights per expert in the first GEMM.
         sms: SMs of the device.
 
     Returns:

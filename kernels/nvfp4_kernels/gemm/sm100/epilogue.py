@@ -28,10 +28,10 @@ _FINISHED_COLUMNS = 8  # columns computed while the previous columns are stored
 
 @dataclass(frozen=True)
 class Scratch:
-    """Shared memory of one epilogue warp; None for parts that a variant lacks.
+    """Shared memory of one epilogue warp; None for parts that a variant does not need.
 
     Attributes:
-        slots: the store ring, or room to transpose blocks.
+        slots: store ring, or transpose buffer.
         vectors: factors along the accumulator's columns, then the bias.
         partials: ``Partials`` of split-K.
     """
@@ -43,7 +43,7 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Sums:
-    """Accumulated sums of a tile, and a warp's position in the tile.
+    """Accumulated sums of a tile, as one warp accesses them.
 
     Attributes:
         partials: ``Partials`` of split-K, or None.
@@ -51,7 +51,7 @@ class Sums:
         rank: rank of the CTA in its cluster.
         index: index of the tile among the CTA's tiles.
         accumulator: index of the tile's accumulator.
-        warp, lane: indices of the thread.
+        warp, lane: index of the warp in the CTA, and of the thread in the warp.
     """
 
     partials: Any
@@ -65,14 +65,14 @@ class Sums:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """Role of four warps, each on its 32 accessible lanes of tensor memory."""
+    """Role of four warps, each on the 32 lanes of tensor memory that it can access."""
 
     tile: Tile
     output: EpilogueConfig
 
     @property
     def chunk(self) -> int:
-        """Columns stored at once."""
+        """Number of columns stored at once."""
         return self.output.chunk(self.tile)
 
     @cute.jit
@@ -86,7 +86,7 @@ class Epilogue:
         state: SchedulerState,
         warp: Int32,
     ) -> None:
-        """Finish all tiles; TMA stores from shared memory may still be in flight."""
+        """Finish all tiles; on return, TMA stores from shared memory may still be in flight."""
         tile, output = self.tile, self.output
         scaling, split = Scaling(tile, output), SplitK(tile)
         lane = cute.arch.lane_idx()
@@ -136,7 +136,7 @@ class Epilogue:
         acc_empty: Array,
         leader: Boolean,
     ) -> None:
-        """Finish a tile chunk by chunk; ``place`` is the tile's position and number."""
+        """Finish a tile chunk by chunk; ``place``: the tile's position and number."""
         tile, output = self.tile, self.output
         scaling = Scaling(tile, output)
         store = (Nvfp4Store if output.dtype == "nvfp4" else Store)(tile, output)
@@ -172,7 +172,7 @@ class Epilogue:
         acc_empty: Array,
         leader: Boolean,
     ) -> None:
-        """Finish a tile column by column: stores of a column overlap with math of the next."""
+        """Finish a tile column by column: stores of a column overlap with the next's math."""
         tile, scaling, store = self.tile, Scaling(self.tile, self.output), ColumnStore(self.output)
         width = min(LOAD_COLUMNS if tile.split_k > 1 else _EARLY_COLUMNS, tile.split_columns)
         loads = tile.split_columns // width
@@ -217,11 +217,11 @@ class Epilogue:
 
     @property
     def _overlaps(self) -> bool:
-        """Whether two accumulators share columns."""
+        """Whether the two accumulators share tensor memory columns."""
         return self.tile.overlap > 0 and self.tile.accumulators == 2 and self.tile.split_k == 1
 
     def _offset(self, number: int, width: int, accumulator: Int32) -> Int32 | int:
-        """First of ``width`` columns; overlapping accumulators begin with the shared columns."""
+        """First column of a load of ``width`` columns; the shared columns are loaded first."""
         if not self._overlaps:
             return number * width
         backwards = self.tile.split_columns - (number + 1) * width
@@ -229,7 +229,7 @@ class Epilogue:
         return backwards + accumulator * (forwards - backwards)
 
     def _last_shared(self, width: int) -> int:
-        """Number of the load after which the next tile's MMAs may start."""
+        """Index of the load after which the next tile's MMAs may start."""
         if not self._overlaps:
             return self.tile.split_columns // width - 1
         return -(-self.tile.overlap // width) - 1
@@ -249,11 +249,10 @@ class Epilogue:
     def _addends(
         self, sums: Sums, column: Int32 | int, count: int, first: bool, added: bool
     ) -> list[list[Vector]]:
-        """Load ``count`` columns of every product, the tile's first columns or later ones.
+        """Load ``count`` columns of every product; ``first``: whether they are the tile's first.
 
-        With split-K a column has several addends, to be added up in order, unless ``added``.
-
-        Loads of ``_direct`` without split-K must be waited for.
+        With split-K a column has several addends, for the caller to add up in order, unless
+        ``added``. If ``_direct`` and without split-K, the caller must wait for the loads.
         """
         tile = self.tile
         if tile.split_k > 1:
@@ -283,6 +282,6 @@ class Epilogue:
 
 
 def _added(addends: list[Vector], columns: range) -> Vector:
-    """Sums of some of the columns, the first addend first."""
+    """Sum of the addends in ``columns``, added in order."""
     first, *others = (each[columns.start : columns.stop] for each in addends)
     return sum(others, first)

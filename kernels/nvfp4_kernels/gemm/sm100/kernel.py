@@ -1,4 +1,4 @@
-"""The block-scaled GEMM of sm_100: NVFP4 activations times NVFP4 weights."""
+"""Block-scaled GEMM of sm_100: NVFP4 activations times NVFP4 weights."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -63,7 +63,7 @@ class GemmArguments(NamedTuple):
         groups: see ``SchedulerState``.
         m, n, k, batch: sizes.
         weight_batch: 1 or ``batch``; if grouped, the number of matrices in ``w1``.
-        clusters: most clusters to launch.
+        clusters: maximum number of clusters to launch.
         defective_below: see ``devices.defective_map_bytes``.
     """
 
@@ -116,7 +116,7 @@ class BlockScaledGemm:
         return self.tile.depth(self.output.shared_bytes(self.tile))
 
     def signature(self) -> tuple[GemmArguments]:
-        """One example of ``__call__``'s bundle of arguments."""
+        """Example of the bundle of arguments of ``__call__``."""
         packed = dict.fromkeys(("x", "sfx", "w1", "sfw1", "w2", "sfw2", "sf_out"), Uint8)
         scaling = dict.fromkeys(("out_scale", "alpha", "row_scale"), Float32)
         out = TYPES.get(self.output.dtype, Uint8)
@@ -126,7 +126,7 @@ class BlockScaledGemm:
 
     @property
     def unread(self) -> list[str]:
-        """Arguments that the kernel does not read."""
+        """Names of the arguments that the kernel does not read."""
         output = self.output
         return [
             *("x", "sfx", "w1", "sfw1", "w2", "sfw2", "batch", "clusters", "defective_below"),
@@ -181,7 +181,7 @@ class BlockScaledGemm:
         scales_extent: Extent,
         n_side: bool,
     ) -> Maps:
-        """Tensor maps of an operand and of the scales; a box is a multicast slice."""
+        """Tensor maps of an operand and of its scales; a box is one CTA's multicast slice."""
         tile = self.tile
         rows = tile.b_rows // tile.sharers_b if n_side else CTA_ROWS // tile.cluster_n
         atoms = tile.atoms_n if n_side else 1
@@ -216,7 +216,7 @@ class BlockScaledGemm:
         arguments: GemmArguments,
         raster: RasterOrder,
     ) -> None:
-        """Set up barriers and tensor memory, run one role per warp, tear down."""
+        """Set up barriers and tensor memory, run one role per warp, and free tensor memory."""
         tile, output, stages = self.tile, self.output, self.stages
         group = ptx.CTAGroup.CTA_2 if tile.two_cta else ptx.CTAGroup.CTA_1
         w1_maps, w2_maps = (map_w1, map_sfw1), (map_w2, map_sfw2)
@@ -296,7 +296,7 @@ class BlockScaledGemm:
     def _operands(
         self, tokens: list[Maps], weights: list[Maps]
     ) -> tuple[list[Operand], list[Operand]]:
-        """Shared memory of either side's operands."""
+        """Shared memory of the M side's and of the N side's operands."""
         tile = self.tile
         m_maps, n_maps = (weights, tokens) if tile.swap_ab else (tokens, weights)
         m_side = [

@@ -1,4 +1,4 @@
-"""Set-up and exit barriers of a CTA: conditions for a warp to start and to exit."""
+"""Set-up and exit barriers of a CTA."""
 
 from dataclasses import dataclass
 
@@ -24,21 +24,21 @@ class Lifetime:
 
     | barrier | threads | guarantee after it |
     |---|---|---|
-    | start | all; of a coupled cluster | mbarriers are initialised; all CTAs have started |
+    | start | CTA; if coupled, cluster | mbarriers are initialised; all CTAs have started |
     | allocated | epilogue and MMA warps | tensor memory's address is in shared memory |
-    | meeting | all; split-K: of the cluster | all CTAs have started, ``Partials`` initialised |
-    | end | epilogue warps; all, of a coupled cluster | no peer signals it or reads tensor memory |
+    | meeting | with split-K, cluster | all CTAs have started, ``Partials`` are initialised |
+    | end | epilogue warps; if coupled, cluster | no peer signals; tensor memory is unused |
 
-    Without coupled CTAs the warp that initialises the mbarriers arrives at the start and does not
-    wait. Load warps never wait for tensor memory, which a preceding kernel may hold. With split-K,
-    warps wait for no peer before the epilogue, nor at the end, see ``SplitK``.
+    Without coupled CTAs, the warp that initialises the mbarriers only arrives at start. Load warps
+    never wait for tensor memory, which a preceding kernel may hold. With split-K, warps wait for
+    peers neither before the epilogue nor at the end, see ``SplitK``.
     """
 
     tile: Tile
 
     @cute.jit
     def start(self, initialises: cutlass.Constexpr) -> None:
-        """Pass the start; ``initialises``: the caller has initialised the mbarriers.
+        """Pass the start barrier; ``initialises``: the caller has initialised the mbarriers.
 
         ``fence.mbarrier_init`` orders initialisations before an arrival without memory order (PTX
         ISA, membar/fence).
@@ -69,7 +69,7 @@ class Lifetime:
 
     @cute.jit
     def arrive_end(self, warp: Int32) -> None:
-        """Arrive at the end: this warp no longer touches a peer or reads tensor memory."""
+        """Arrive at the end barrier: this warp no longer signals peers or reads tensor memory."""
         if cutlass.const_expr(self.tile.coupled):
             ptx.barrier_cluster_arrive()
         elif warp > 0 and warp < EPILOGUE_WARPS:
@@ -77,7 +77,7 @@ class Lifetime:
 
     @cute.jit
     def wait_end(self, warp: Int32) -> None:
-        """Wait until this CTA may exit, and warp 0 free tensor memory."""
+        """Wait at the end barrier until this CTA may exit, and warp 0 may free tensor memory."""
         if cutlass.const_expr(self.tile.coupled):
             ptx.barrier_cluster_wait()
         elif warp == 0:

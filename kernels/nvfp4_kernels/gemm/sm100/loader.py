@@ -1,4 +1,4 @@
-"""TMA producer warps: load the operands of every K step of every tile into shared memory."""
+"""TMA producer warps, which load the operands of every K step of every tile."""
 
 from dataclasses import dataclass
 
@@ -18,10 +18,10 @@ from nvfp4_kernels.sm100.limits import ATOM_BYTES, ATOM_ROWS, CTA_ROWS
 
 @dataclass(frozen=True)
 class TmaLoader:
-    """Role of a thread in each of two warps: a warp for the weights, a warp for the activations.
+    """Role of one thread in each of two warps, one for the weights and one for the activations.
 
-    No preceding kernel writes weights, so that loads of weights need not wait, except for the
-    routing of a grouped GEMM. CTAs of a cluster that share an operand each load (multicast) a
+    No preceding kernel writes weights, so that weights are loaded without a wait, except for the
+    routing in a grouped GEMM. CTAs of a cluster that share an operand each load and multicast one
     slice.
     """
 
@@ -36,10 +36,10 @@ class TmaLoader:
         barriers: Barriers,
         state: SchedulerState,
     ) -> None:
-        """Expect all bytes and load all weights, then drain: wait for every stage's last release.
+        """Expect all bytes and load all weights; then drain: wait for every stage's last release.
 
-        Activations may arrive before this thread's arrive.expect_tx: a stage's phase ends only when
-        this thread has arrived too.
+        Activations may arrive before this thread's arrive.expect_tx: a stage's phase completes only
+        after this thread's arrival.
         """
         tile, stages = self.tile, self.stages
         weights = m_side if tile.swap_ab else n_side
@@ -74,7 +74,7 @@ class TmaLoader:
     ) -> None:
         """Load ``operands`` of one side for every K step of every tile.
 
-        ``expects``: whether to expect all bytes of the stage, for both sides.
+        ``expects``: whether to expect the stage's bytes, of both sides.
         """
         tile, stages = self.tile, self.stages
         load = self._load_m if on_m_side else self._load_n
@@ -97,7 +97,7 @@ class TmaLoader:
     def _matrix(
         self, operand: Operand, coord: TileCoord, state: SchedulerState, of_weights: bool
     ) -> Int32:
-        """Index of an operand's matrix: a weight may serve the whole batch, tokens have terms."""
+        """Index of an operand's matrix among all weights, or among the terms of all batches."""
         if of_weights:
             if self.tile.grouped:
                 return coord.weight * self.tile.weights + operand.index
@@ -105,14 +105,14 @@ class TmaLoader:
         return coord.batch * self.tile.terms.count + operand.index
 
     def _m_row(self, coord: TileCoord, state: SchedulerState) -> Int32:
-        """First row that this CTA loads of its tile of the M side."""
+        """First row of this CTA's slice of the tile's M side."""
         tile = self.tile
         slice_rows = CTA_ROWS // tile.cluster_n
         slice_row = rank_in_row(tile, state) * slice_rows
         return coord.m * tile.rows + state.rank % tile.ctas * CTA_ROWS + slice_row
 
     def _n_row(self, coord: TileCoord, state: SchedulerState) -> Int32:
-        """First row that this CTA loads of its tile of the N side."""
+        """First row of this CTA's slice of the tile's N side."""
         tile = self.tile
         slice_row = rank_in_column(tile, state) // tile.ctas * (tile.b_rows // tile.sharers_b)
         return coord.n * tile.columns + state.rank % tile.ctas * tile.b_rows + slice_row
@@ -182,7 +182,7 @@ class TmaLoader:
         stage: Int32,
         full: Array,
     ) -> None:
-        """Load this CTA's slice of an N operand's scales; of all terms if the terms share atoms."""
+        """Load this CTA's slice of an N operand's scales; of all terms if they share atoms."""
         tile = self.tile
         turn = rank_in_column(tile, state)
         batch = coord.batch
@@ -208,7 +208,7 @@ class TmaLoader:
         full: Array,
         mask: Int16 | None,
     ) -> None:
-        """Issue one copy; with two CTAs per tile, bytes count on the first CTA's mbarrier."""
+        """Issue one copy; with two CTAs per tile, its bytes count on the first CTA's mbarrier."""
         ptx.cp_async_bulk_tensor_shared_cluster_global(
             target,
             tensor_map.get_ptr(),
@@ -224,17 +224,17 @@ class TmaLoader:
 
 
 def rank_in_row(tile: Tile, state: SchedulerState) -> Int32 | int:
-    """Rank among the CTAs that hold the same M operand."""
+    """Rank of this CTA among the CTAs with the same M operand."""
     return state.rank // tile.cluster_m if tile.cluster_n > 1 else 0
 
 
 def rank_in_column(tile: Tile, state: SchedulerState) -> Int32 | int:
-    """Rank among the CTAs that hold the same N operand."""
+    """Rank of this CTA among the CTAs with the same N operand."""
     return state.rank % tile.cluster_m if tile.cluster_m > 1 else 0
 
 
 def mask_of_row(tile: Tile, state: SchedulerState) -> Int16 | None:
-    """Multicast mask of the CTAs with the same M operand; None for a single CTA."""
+    """Multicast mask of the CTAs with the same M operand; None if this is the only CTA."""
     if tile.cluster_n == 1:
         return None
     row = sum(1 << (tile.cluster_m * n) for n in range(tile.cluster_n))
@@ -242,7 +242,7 @@ def mask_of_row(tile: Tile, state: SchedulerState) -> Int16 | None:
 
 
 def mask_of_column(tile: Tile, state: SchedulerState, same_half: bool) -> Int16 | None:
-    """Multicast mask of the CTAs with the same N operand, or the same half of it."""
+    """Multicast mask of the CTAs with the same N operand or, if ``same_half``, the same half."""
     each = tile.ctas if same_half else 1
     if tile.cluster_m == each:
         return None
@@ -252,7 +252,7 @@ def mask_of_column(tile: Tile, state: SchedulerState, same_half: bool) -> Int16 
 
 
 def mask_of_readers(tile: Tile, state: SchedulerState) -> Int16 | None:
-    """Mask of the CTAs whose loads this tile's MMAs read; they wait for the commits."""
+    """Mask of the CTAs whose loads this tile's MMAs read, to which MMA commits are multicast."""
     if tile.split_k > 1 or tile.cluster == 1:
         return None
     row = sum(1 << (tile.cluster_m * n) for n in range(tile.cluster_n)) * ((1 << tile.ctas) - 1)

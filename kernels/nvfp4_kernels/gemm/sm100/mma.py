@@ -27,15 +27,15 @@ from nvfp4_kernels.sm100.tensor_memory import tensor_pointer
 
 @dataclass(frozen=True)
 class Mma:
-    """Role of one warp of each tile's first CTA; one thread issues.
+    """Role of one warp of each tile's first CTA.
 
-    All lanes run the loop, one issues: ptxas of CUDA 13.0 crashes when a single thread loops over
-    MMAs.
+    All lanes run the loop, and one lane issues: ptxas of CUDA 13.0 crashes if a single thread loops
+    over MMAs.
 
     The PTX ISA guarantees the order tcgen05.cp → MMA (read after write), but not MMA → tcgen05.cp
     to the same columns (write after read; tcgen05 memory consistency model, pipelined
-    instructions). A single set of scales relies on the tensor core's pipe to keep the order, like
-    every kernel that reuses scale columns. Two sets do not need this, see ``_acquire_scales``.
+    instructions). A single set of scale columns relies on the tensor core's pipe to keep this
+    order, as does every kernel that reuses scale columns. Two sets do not, see ``_acquire_scales``.
     """
 
     tile: Tile
@@ -99,8 +99,8 @@ class Mma:
     def _acquire_accumulator(self, acc_empty: Array, index: Int32) -> None:
         """Wait until no epilogue reads the columns that this tile's MMAs overwrite.
 
-        With overlapping accumulators: until the previous tile has released the shared columns.
-        Epilogues run in order, so that earlier tiles are then done too.
+        With overlapping accumulators this means: until the previous tile's epilogue has released
+        the shared columns. Epilogues run in order, so that earlier tiles are then done too.
         """
         tile = self.tile
         if cutlass.const_expr(tile.accumulators == 2 and tile.overlap > 0):
@@ -112,7 +112,7 @@ class Mma:
 
     @cute.jit
     def _acquire_scales(self, empty: Array, tensor: Int32, count: Int32) -> Int32:
-        """First column of the ``count``-th K step's scales; of two sets, once its MMAs are done.
+        """First column of the ``count``-th K step's scales; with two sets, waits for a free set.
 
         A set was last read by the MMAs of two K steps ago, whose commit releases a stage of the
         ring.
@@ -127,7 +127,7 @@ class Mma:
         return column
 
     def _products(self) -> list[tuple[int, int]]:
-        """Pairs of a weight and a term, grouped by the tile of the M side."""
+        """Pairs of weight and term in MMA order; pairs with the same M-side tile are adjacent."""
         tile = self.tile
         weights, terms = range(tile.weights), range(tile.terms.count)
         if tile.swap_ab:
@@ -135,10 +135,10 @@ class Mma:
         return [(weight, term) for term in terms for weight in weights]
 
     def _collector(self, use: int) -> ptx.Tcgen05MMACollectorOp | None:
-        """Collector hint of the ``use``-th MMA of a stage's 64 elements of K.
+        """Collector hint for the ``use``-th MMA of 64 elements of K.
 
-        The M side's tile stays in the core from one product to the next: activations for gate and
-        up projection or, with swap_ab, a weight for all terms.
+        The M side's tile stays in the collector from one product to the next: activations for the
+        gate and up projections or, with swap_ab, a weight for all terms.
         """
         ops, uses = ptx.Tcgen05MMACollectorOp, self.tile.n_operands
         if uses == 1:
@@ -157,18 +157,18 @@ class Mma:
 
     @property
     def _scale_bytes(self) -> list[int]:
-        """Bytes of the scales of each operand with scales."""
+        """Bytes of the scales of each operand that has scales."""
         tile = self.tile
         each = ATOMS_K * ATOM_BYTES
         return [each] * tile.m_operands + [each * tile.atoms_n] * tile.n_scales
 
     def _stage(self, descriptors: list[Int64], sizes: list[int], stage: Int32) -> list[Int64]:
-        """Descriptors of a stage: the first stage's plus ``stage`` times each operand's bytes."""
+        """Descriptors of a stage, advanced from the first stage's by ``stage`` times each size."""
         pairs = zip(descriptors, sizes, strict=True)
         return [advance(descriptor, stage * (size // 16)) for descriptor, size in pairs]
 
     def _copy_scales(self, descriptors: list[Int64], scales: Int32) -> None:
-        """Copy scales to tensor memory, replicated for four warps' lanes (PTX ISA, tcgen05.cp)."""
+        """Copy scales to tensor memory, replicated for four warps (PTX ISA, tcgen05.cp)."""
         shape, spread = ptx.S2TCopyMode.S2T_32x128b_WARPX4
         column = 0
         for descriptor, size in zip(descriptors, self._scale_bytes, strict=True):
@@ -191,7 +191,7 @@ class Mma:
         coord: TileCoord,
         accumulate: object,
     ) -> None:
-        """Issue one MMA per weight and term: 64 elements of K."""
+        """Issue one MMA per weight and term, for 64 elements of K."""
         tile = self.tile
         instruction = ptx.Tcgen05MxOmmaInstrDesc.build(
             a_dtype=cutlass.Float4E2M1FN,

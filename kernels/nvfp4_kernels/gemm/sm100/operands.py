@@ -16,7 +16,7 @@ from nvfp4_kernels.sm100.tensor_maps import tensor_map
 
 @dataclass(frozen=True)
 class Extent:
-    """An operand in global memory: ``batch`` matrices of ``rows`` × K.
+    """Extent of an operand in global memory: ``batch`` matrices of ``rows`` × K.
 
     ``defective_below``: see ``tensor_map``.
     """
@@ -29,13 +29,13 @@ class Extent:
 
 @dataclass(frozen=True)
 class Operand:
-    """An operand in one CTA.
+    """Operand in one CTA: tensor maps and shared memory.
 
     Attributes:
         data_map, scale_map: tensor maps; a box is one CTA's multicast slice.
         data: ring of [rows, 128] bytes per stage, 128-byte swizzle.
-        scales: ring of [4 K atoms, row atoms, 512] bytes per stage; None for a term with scales in
-            the atoms of the first term.
+        scales: ring of [4 K atoms, row atoms, 512] bytes per stage; None for a term whose scales
+            are in the atoms of the first term.
         index: index of the activations' term, or of the weight.
     """
 

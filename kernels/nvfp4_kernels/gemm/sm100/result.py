@@ -1,4 +1,4 @@
-"""Result in global memory, and the part of it that a thread writes."""
+"""GEMM result in global memory, and the position of a thread's values."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from cutlass.experimental.cuda import TensorMap
 
 @dataclass(frozen=True)
 class OutputTensor:
-    """The result in global memory: ``batch`` matrices of tokens × weight rows.
+    """Result in global memory: ``batch`` matrices of tokens × weight rows.
 
     Attributes:
         data: elements of the result's dtype, or bytes of packed E2M1.

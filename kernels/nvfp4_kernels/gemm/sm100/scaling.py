@@ -1,4 +1,4 @@
-"""Scaling of accumulators to the result's float32 values: factors, activation, bias."""
+"""Scaling of accumulators to the result's float32 values: factors, bias, activation."""
 
 from dataclasses import dataclass
 
@@ -22,8 +22,8 @@ class ScalingOperands:
     """Factors and bias in global memory.
 
     Attributes:
-        alpha: float32 [shards] of the weight's rows, or one per product of a pair; if grouped,
-            [experts, products].
+        alpha: float32 [shards], one per shard of the weight's rows, or one per product of a pair;
+            if grouped, [experts, products].
         ends: end of each shard but the last, along the weight's rows.
         row_scale: float32 [batch, m], scales of tokens.
         bias: [n]; if grouped, [experts, products, n].
@@ -37,7 +37,7 @@ class ScalingOperands:
 
 @dataclass(frozen=True)
 class RowScaling:
-    """Factors and biases, one per product, of one thread's row."""
+    """Factors and biases of one thread's row, one per product."""
 
     scales: list[Float32]
     biases: list[Float32]
@@ -50,7 +50,7 @@ class Begun:
     Attributes:
         values: scaled values; with a pair of products, the gate's.
         ups: with a pair, the up projection's values, multiplied by the activated gate.
-        powers: e^-x for SiLU, or None.
+        powers: e^-x for SiLU, else None.
         activation: activation, or None.
     """
 
@@ -64,8 +64,8 @@ class Begun:
 class Scaling:
     """Epilogue formula: value = sum · alpha · row_scale + bias, then the activation.
 
-    Per-row vectors are in a thread's registers; per-column vectors are staged in shared memory, one
-    copy per warp.
+    Factors and biases per row are in the thread's registers; vectors along the columns are staged
+    in shared memory, one copy per warp.
     """
 
     tile: Tile
@@ -109,7 +109,7 @@ class Scaling:
         coord: TileCoord,
         lane: Int32,
     ) -> None:
-        """Stage the per-column vectors in this warp's shared memory, a lane per column."""
+        """Stage the column vectors in this warp's shared memory, one lane per column."""
         tile, output = self.tile, self.output
         if cutlass.const_expr(output.column_vectors(tile) > 0):
             ptx.bar_warp_sync(cute.arch.FULL_MASK)  # previous tile's vectors are consumed
@@ -133,13 +133,13 @@ class Scaling:
     def apply(
         self, sums: list[Vector], row: RowScaling, vectors: Array, column: Int32 | int
     ) -> list[Float32]:
-        """Form the result's values of ``column`` and later columns from each product's sums."""
+        """Compute the result from each product's sums, for ``column`` and the columns after."""
         return self.finish(self.begin(sums, row, vectors, column))
 
     def begin(
         self, sums: list[Vector], row: RowScaling, vectors: Array, column: Int32 | int
     ) -> Begun:
-        """Scale each product's sums of ``column`` and later columns, and begin the activation."""
+        """Scale the products' sums, for ``column`` and the columns after; begin the activation."""
         tile, output = self.tile, self.output
         products = [_scaled(s, scale) for s, scale in zip(sums, row.scales, strict=True)]
         along = [
@@ -161,7 +161,7 @@ class Scaling:
         return _begun([gate for gate, _ in pairs], [up for _, up in pairs], activation)
 
     def finish(self, begun: Begun) -> list[Float32]:
-        """Form the result's values, see ``Activation.gated``."""
+        """Finish the activation and return the result's values, see ``Activation.gated``."""
         values = _activated(begun)
         if not begun.ups:
             return values
@@ -170,7 +170,7 @@ class Scaling:
     def _biases(
         self, operands: ScalingOperands, result: OutputTensor, n: Int32, coord: TileCoord
     ) -> list[Float32]:
-        """Bias of each product for a row of the weights; undefined past the last row."""
+        """Bias of each product for a row of the weights; undefined for rows past the last."""
         tile = self.tile
         at = cutlass.min(n, result.n - 1)
         bias = Array(operands.bias, shape=(1,))
@@ -196,7 +196,7 @@ class Scaling:
 
 
 def _scaled(sums: Vector, scale: Float32) -> Vector:
-    """Scale ``sums``, two at a time."""
+    """Scale ``sums`` with packed multiplications, two values at a time."""
     values = list(sums.to_elements())
     return Vector.from_elements(tuple(multiplied(values, [scale] * len(values))), Float32)
 

@@ -17,7 +17,7 @@ GROUP = 8
 
 @dataclass(frozen=True)
 class TileCoord:
-    """A tile: its index along M, N and the batch.
+    """Coordinates of a tile: indices along M, along N and in the batch.
 
     ``weight`` is the index of the weight matrix: if grouped, the expert.
     """
@@ -30,14 +30,14 @@ class TileCoord:
 
 @dataclass(frozen=True)
 class RasterOrder:
-    """Raster order of all tiles; divisors come from the host, as dividing takes a hundred cycles.
+    """Raster order of all tiles; the host prepares divisors, as a division takes a hundred cycles.
 
     Attributes:
-        across_m, across_n: clusters of tiles along either side.
-        each, extra: tiles per cluster of the grid, and the remainder: clusters with one more tile.
+        across_m, across_n: number of cluster tiles along either side.
+        each, extra: tiles per cluster of the grid, and the number of clusters with one more tile.
         matrix, group, last: fast divisors: tiles per matrix, tiles per group, height of the last
             group.
-        clusters: fast divisor: clusters of the grid; None unless grouped.
+        clusters: fast divisor: number of clusters of the grid; None unless grouped.
     """
 
     across_m: Int32
@@ -52,13 +52,13 @@ class RasterOrder:
 
 @dataclass(frozen=True)
 class SchedulerState:
-    """Tiles and range of K of one CTA.
+    """Scheduler state of one CTA: its tiles and its range of K.
 
     Attributes:
         first: number of the cluster's first tile; the next tiles are ``tile_stride`` apart.
-        tile_stride: clusters of the grid.
-        num_tiles: number of tiles; if grouped, valid after ``counted``, and between ``counting``
-            and ``counted`` the number of token tiles in use.
+        tile_stride: number of clusters of the grid.
+        num_tiles: number of the cluster's tiles; if grouped, valid only after ``counted``: between
+            ``counting`` and ``counted``, the number of token tiles in use.
         raster: raster order of all tiles.
         cta_m, cta_n: coordinates of this CTA's tile in the cluster.
         weight_batch_stride: 1 if every matrix of the batch has its own weight, else 0.
@@ -82,7 +82,7 @@ class SchedulerState:
 
 
 def clusters_across(rows: Int32, tile_rows: int, in_cluster: int) -> Int32:
-    """Clusters of tiles that cover ``rows``."""
+    """Number of cluster tiles that cover ``rows``."""
     return cute.ceil_div(rows, tile_rows * in_cluster)
 
 
@@ -94,7 +94,7 @@ def raster_order(
     clusters: Int32,
     grouped: cutlass.Constexpr = False,
 ) -> RasterOrder:
-    """Raster order for a grid of ``clusters``."""
+    """Raster order for a grid of ``clusters`` clusters."""
     tiles = across_m * across_n * batch
     return RasterOrder(
         across_m=across_m,
@@ -117,7 +117,7 @@ def scheduler_state(
     groups: Any,
     rank: Int32,
 ) -> SchedulerState:
-    """This CTA's ``SchedulerState``."""
+    """Initial ``SchedulerState`` of this CTA."""
     # Shifts, as nothing is negative: divisions of signed numbers take four instructions.
     k_steps = (k + (TILE_K - 1)) >> (TILE_K.bit_length() - 1)
     first_k_step, last_step = Int32(0), k_steps
@@ -144,13 +144,13 @@ def scheduler_state(
 
 @cute.jit
 def counting(tile: cutlass.Constexpr, state: SchedulerState) -> SchedulerState:
-    """``state`` with a prefetch of the tile count, if grouped; resolved by ``counted``.
+    """Prefetch the tile count into ``state``, if grouped; ``counted`` resolves it.
 
-    A role issues the load before it waits for other warps, and uses the count afterwards, see
-    ``counted``. If the preceding kernel may be the routing, this kernel first waits for it. With
-    ``routed_before`` the preceding kernel is a GEMM that reads the same groups: that GEMM triggers
-    its dependent launch only after waiting for the routing, so that the results are in memory, and
-    no kernel overwrites them before this kernel ends.
+    A role issues the load before it waits for other warps, and uses the count afterwards. If the
+    preceding kernel may be the routing, this kernel first waits for it. With ``routed_before`` the
+    preceding kernel is a GEMM that reads the same groups: that GEMM triggers its dependent launch
+    only after waiting for the routing, so that the results are in memory, and no kernel overwrites
+    them before this kernel ends.
     """
     if cutlass.const_expr(not tile.grouped):
         return state
@@ -161,7 +161,7 @@ def counting(tile: cutlass.Constexpr, state: SchedulerState) -> SchedulerState:
 
 @cute.jit
 def counted(tile: cutlass.Constexpr, state: SchedulerState) -> SchedulerState:
-    """``state`` after ``counting`` with the number of tiles of the cluster resolved.
+    """Resolve the number of the cluster's tiles in ``state``, after ``counting``.
 
     The batch is the outermost index of the raster order, so that only the end of the order is
     unknown to the host.
@@ -178,7 +178,11 @@ def counted(tile: cutlass.Constexpr, state: SchedulerState) -> SchedulerState:
 
 @cute.jit
 def tile_coord(tile: cutlass.Constexpr, state: SchedulerState, index: Int32) -> TileCoord:
-    """Coordinates of a tile of this CTA: M runs fastest within groups of ``GROUP``."""
+    """Coordinates of this CTA's ``index``-th tile.
+
+    Raster order: tiles along M are split into groups of ``GROUP``; within a group, M varies
+    fastest, then N.
+    """
     number = state.first + index * state.tile_stride
     raster = state.raster
     batch, number = divmod(number, raster.matrix)

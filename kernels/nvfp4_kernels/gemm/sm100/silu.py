@@ -3,8 +3,8 @@
 SiLU is bound by MUFU. Up to four values share one reciprocal, of the product of their denominators:
 five MUFU instructions for four values instead of eight. Below ``_LEAST_SILU``, where that product
 might overflow, |SiLU| is under 1.1e-8, and x is clamped. NaN is kept out of the denominators, so
-that it does not spread to the other values. ``silu_powers`` ends with MUFU; its latency is hidden
-if the next values' powers are issued before ``silu`` of the current values.
+that it does not spread to the other values. ``silu_powers`` ends with a MUFU instruction, whose
+latency is hidden if the next values' powers are issued before ``silu`` of the current values.
 """
 
 import cutlass.cute as cute
@@ -18,7 +18,7 @@ _NEAREST = ptx.FPRoundingMode.RN
 
 
 def silu_powers(values: list[Float32]) -> list[Float32]:
-    """e^-x of an even number of values, x clamped to ≥ ``_LEAST_SILU``."""
+    """Powers e^-x of an even number of values, with x clamped to ≥ ``_LEAST_SILU``."""
     held = [cute.arch.fmax(x, _LEAST_SILU) for x in values]
     exponents = multiplied(held, [Float32(-LOG2_E)] * len(held))
     return [cute.math.exp2(exponent, fastmath=True) for exponent in exponents]

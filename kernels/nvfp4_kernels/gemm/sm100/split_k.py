@@ -20,8 +20,8 @@ class Partials:
     """Partial sums in shared memory, and the mbarriers that guard them.
 
     Attributes:
-        sums: float32 [from, product, column / width, row, width] of the columns that this CTA
-            finishes; its own partial sum stays in tensor memory.
+        sums: float32 [sender, product, column / width, row, width], the peers' partial sums of the
+            columns that this CTA finishes; the CTA's own partial sum stays in tensor memory.
         partials_full, partials_empty: mbarriers of one warp: all partial sums have arrived; all
             have been added up.
     """
@@ -38,7 +38,7 @@ class SplitK:
     Each warp exchanges with the same warp of the other CTAs. A CTA only pushes, never pulls, and
     waits for all data and arrivals sent to it, so that it may exit as soon as it is done.
 
-    | barrier | arrivals | by |
+    | barrier | arrive count | arrivals by |
     |---|---|---|
     | ``partials_full``, per warp | 32 per other CTA | every thread that has sent values here |
     | ``partials_empty``, per warp | 1 per other CTA | each CTA that has added this CTA's values |
@@ -48,7 +48,7 @@ class SplitK:
 
     @property
     def width(self) -> int:
-        """Columns that a thread moves at a time, up to 16 bytes."""
+        """Number of columns that a thread moves at a time, up to 16 bytes."""
         return min(4, self.tile.split_columns)
 
     @property
@@ -59,7 +59,7 @@ class SplitK:
 
     @cute.jit
     def init_barriers(self, partials: Partials, lane: Int32) -> None:
-        """Initialise the barriers of all warps, which peers signal; all lanes of a warp call it."""
+        """Initialise the barriers of all warps, for peers to signal; called by a whole warp."""
         full, empty = self.arrivals
         if lane < EPILOGUE_WARPS:
             ptx.mbarrier_init(partials.partials_full.subview(lane), full)
@@ -110,7 +110,7 @@ class SplitK:
         ptx.mbarrier_arrive(partials_full, scope=ptx.MemScope.CLUSTER)
 
     def _load(self, source: Int32, product: int, column: Int32 | int, count: int) -> Vector:
-        """Load ``count`` columns of one product's accumulator at ``source``; the caller waits."""
+        """Load ``count`` columns of a product's accumulator at ``source``; the caller must wait."""
         return ptx.tcgen05_ld(
             ptx.Tcgen05LdStShape.SHAPE_32X32B,
             tensor_pointer(source + product * self.tile.columns + column),
@@ -130,8 +130,9 @@ class SplitK:
     ) -> list[list[Vector]]:
         """Addends of this CTA's columns of every product: own partial sum first, then the peers'.
 
-        The order is fixed, independent of the order of arrival. ``awaited``: number of the tile for
-        whose partial sums to wait, or None. ``added``: return the sum, formed in this order.
+        The order is fixed, independent of the order of arrival. ``awaited``: index of the tile
+        whose partial sums are waited for, or None. ``added``: whether to return only the sums,
+        added in this order.
         """
         tile, width = self.tile, self.width
         first, products = rank * tile.split_columns + columns.start, range(tile.weights)

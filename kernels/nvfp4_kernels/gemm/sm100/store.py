@@ -1,4 +1,4 @@
-"""Stores of finished values: a chunk of columns of one row per thread."""
+"""Stores of finished values; each thread has a chunk of columns of one row."""
 
 from dataclasses import dataclass
 
@@ -63,7 +63,7 @@ class Store:
             ptx.cp_async_bulk_commit_group()
 
     def _fill_row(self, slot: Array, values: list[Float32], lane: Int32) -> None:
-        """Write a row of a box, swizzled against bank conflicts."""
+        """Write one row of a box to shared memory, swizzled against bank conflicts."""
         dtype = TYPES[self.output.dtype]
         piece = 128 // dtype.width  # elements in 16 bytes
         pieces = len(values) // piece
@@ -74,7 +74,7 @@ class Store:
 
     @cute.jit
     def _rows(self, result: OutputTensor, chunk: Chunk, values: list[Float32]) -> None:
-        """Store straight from registers, 16 bytes or one element at a time."""
+        """Store a row straight from registers, 16 bytes or one element at a time."""
         dtype = TYPES[self.output.dtype]
         piece = 128 // dtype.width if self.output.store == "vector" else 1
         data = Array(result.data, shape=(1,))

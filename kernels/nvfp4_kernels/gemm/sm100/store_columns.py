@@ -1,4 +1,4 @@
-"""Stores of a weight row's values, a token each: the result of a tile with swap_ab."""
+"""Stores for swap_ab: a thread has the values of one weight row for consecutive tokens."""
 
 from dataclasses import dataclass
 
@@ -14,11 +14,11 @@ from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
 
 @dataclass(frozen=True)
 class Row:
-    """Weight row of one thread in the result (a column of D).
+    """Column of the result D that one thread stores: one weight row, consecutive tokens.
 
     Attributes:
-        first: address of the tile's first token.
-        n: stride between tokens in elements.
+        first: address of the first token's element.
+        n: stride between tokens, in elements.
         tokens: number of tokens from the first on; 0 past the last weight row.
     """
 
@@ -29,23 +29,23 @@ class Row:
 
 @dataclass(frozen=True)
 class ColumnStore:
-    """Store of consecutive tokens of one weight row per thread: lanes coalesce.
+    """Store of consecutive tokens of one weight row per thread; the lanes' stores coalesce.
 
-    Straight from registers: staging through shared memory would take longer than the stores, which
-    overlap with later math.
+    Values are stored straight from registers: staging through shared memory would take longer than
+    the stores, which overlap with later math.
     """
 
     output: EpilogueConfig
 
     def row(self, result: OutputTensor, row: Int32, column: Int32, coord: TileCoord) -> Row:
-        """Weight row ``row`` from token ``column`` on; needs no sums yet."""
+        """``Row`` of weight row ``row``, from token ``column`` on; does not need the sums."""
         index = (Int64(coord.batch) * result.m + column) * result.n + row
         left = Int32(row < result.n) * (result.m - column)
         first = result.data.toint() + index * self._size
         return Row(pinned(first), result.n, pinned(left))
 
     def from_token(self, row: Row, offset: Int32) -> Row:
-        """The part of a row from a token on."""
+        """Part of ``row`` from the ``offset``-th token on."""
         start = row.first + Int64(row.n) * (offset * self._size)
         return Row(start, row.n, row.tokens - offset)
 

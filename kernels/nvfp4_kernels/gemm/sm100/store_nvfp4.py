@@ -22,7 +22,7 @@ from nvfp4_kernels.sm100.limits import ATOM_BYTES, ATOM_ROWS, BLOCK, MMA_K, WARP
 
 @dataclass(frozen=True)
 class Nvfp4Store:
-    """Store of chunks of 64 columns of a row; with swap_ab, of tokens of a weight row."""
+    """Store of chunks: 64 columns of a row per thread; with swap_ab, tokens of a weight row."""
 
     tile: Tile
     output: EpilogueConfig
@@ -36,7 +36,7 @@ class Nvfp4Store:
         values: list[Float32],
         leader: Boolean,
     ) -> None:
-        """See ``Store.put``."""
+        """Quantise and store one chunk, see ``Store.put``."""
         expert = chunk.weight if self.tile.grouped else 0
         scale = global_scale(Array(result.scale, shape=(1,)).load(expert))
         if cutlass.const_expr(self.tile.swap_ab):
@@ -48,7 +48,7 @@ class Nvfp4Store:
     def _rows(
         self, result: OutputTensor, chunk: Chunk, values: list[Float32], scale: GlobalScale
     ) -> None:
-        """Store four blocks of a thread's row for each term; the four scales form one word."""
+        """Store four blocks of a thread's row, per term; their four scales form one word."""
         data, terms = Array(result.data, shape=(1,)), self.output.terms.count
         inside = chunk.row < result.m
         left = result.n - chunk.column if inside else Int32(0)
@@ -77,14 +77,14 @@ class Nvfp4Store:
                 Array(result.scales, shape=(1,)).store(bits, coord, alignment=4)
 
     def _has_scales(self, result: OutputTensor, row: Int32, term: int) -> Boolean:
-        """Whether a row stores scales of ``term``: padding rows store zeros."""
+        """Whether a row, which may be padding with zero scales, stores scales of ``term``."""
         if self.output.terms.packed:
             inside = row < result.m
             return inside | self._pads(result, row) if term == 0 else inside
         return row < cute.ceil_div(result.m, ATOM_ROWS) * ATOM_ROWS
 
     def _pads(self, result: OutputTensor, row: Int32) -> Boolean:
-        """Whether a row of an atom shared by all terms is padding."""
+        """Whether a row is padding, in an atom that all terms share."""
         unused = (row % PACKED_ROWS >= result.m) | (row // PACKED_ROWS >= self.output.terms.count)
         return (row < ATOM_ROWS) & unused
 
@@ -97,7 +97,7 @@ class Nvfp4Store:
         values: list[Float32],
         scale: GlobalScale,
     ) -> None:
-        """Transpose in shared memory: a block runs across lanes, and one thread needs all of it."""
+        """Store after a transpose in shared memory: a block is spread over 16 lanes' registers."""
         lane = cute.arch.lane_idx()
         ptx.bar_warp_sync(cute.arch.FULL_MASK)  # the chunk before has been read
         for token in cutlass.range_constexpr(len(values)):
@@ -131,7 +131,7 @@ class Nvfp4Store:
 
     @cute.jit
     def _pad(self, result: OutputTensor, chunk: Chunk, across: Int32) -> None:
-        """Zero, with the last token, the scales of the rows that atoms have past the last token."""
+        """Zero the scales of padding rows past the last token, with the last token's chunk."""
         lane, terms = cute.arch.lane_idx(), self.output.terms
         down = cute.ceil_div(result.m, ATOM_ROWS) * ATOM_ROWS
         last = chunk.column + self.output.chunk(self.tile) >= result.m
@@ -155,7 +155,7 @@ class Nvfp4Store:
                                 Array(result.scales, shape=(1,)).store(Uint8(0), coord)
 
     def _quantized(self, values: list[Float32], scale: GlobalScale) -> list[Block]:
-        """Terms of a block of 16 values, each term with the scale of its own maximum."""
+        """Quantised terms of a block of 16 values, each scaled by its own maximum."""
         block = Vector.from_elements(tuple(values), Float32)
         return quantize_terms(block, amax(block), scale, self.output.terms.count)
 

@@ -43,17 +43,17 @@ class Tile:
     """Shape of the work of a CTA, a pair of CTAs and a cluster.
 
     Attributes:
-        columns: rows of the N side per tile, 8 to 256: columns of the accumulator. Tiles of 96 may
-            start within an atom of scales, at whole columns of tensor memory.
-        weights: products that share the activations, each with an accumulator: 1, or 2 for the
-            gate and up projection.
+        columns: rows of the N side per tile, i.e. columns of the accumulator: 8 to 256. Tiles of 96
+            may start within an atom of scales, at a whole column of tensor memory.
+        weights: number of products that share the activations, each with an accumulator: 1, or 2
+            for the gate and up projections.
         terms: NVFP4 terms of the activations. A stage holds a tile of each term beside the weights'
             tile; MMAs of all terms add up in one accumulator.
         swap_ab: whether the weights are the M side.
         two_cta: whether pairs of CTAs compute tiles of 256 rows, each holding half of the N side.
         cluster_m, cluster_n: CTAs along either side, which multicast their shared operands.
-        split_k: CTAs of a cluster that split K and then reduce.
-        max_stages: upper bound on the operand ring's depth; less if shared memory is short.
+        split_k: number of CTAs of a cluster that split K and then reduce; 1: no split-K.
+        max_stages: maximum depth of the operand ring; shared memory may allow less.
         scale_sets: buffers in tensor memory for the scales of K steps, used alternately. With one
             set, the copy of scales relies on the order of the tensor core's pipe; with two, the
             copy waits until the MMAs that read the set are done (see ``Mma``).
@@ -99,7 +99,7 @@ class Tile:
 
     @property
     def ctas(self) -> int:
-        """CTAs that compute one tile."""
+        """Number of CTAs that compute one tile."""
         return 2 if self.two_cta else 1
 
     @property
@@ -118,17 +118,17 @@ class Tile:
 
     @property
     def m_operands(self) -> int:
-        """Tiles of the M side per stage: one for each weight, or each term of the activations."""
+        """Number of M-side tiles per stage: one per weight, or one per term of the activations."""
         return self.weights if self.swap_ab else self.terms.count
 
     @property
     def n_operands(self) -> int:
-        """Tiles of the N side per stage."""
+        """Number of N-side tiles per stage."""
         return self.terms.count if self.swap_ab else self.weights
 
     @property
     def n_scales(self) -> int:
-        """Tiles of the N side's scales per stage."""
+        """Number of tiles of the N side's scales per stage."""
         return 1 if self.terms.packed else self.n_operands
 
     @property
@@ -138,7 +138,7 @@ class Tile:
 
     @property
     def sharers_b(self) -> int:
-        """CTAs that hold the same rows of the N side."""
+        """Number of CTAs that hold the same rows of the N side."""
         return self.cluster_m // self.ctas
 
     @property
@@ -148,13 +148,13 @@ class Tile:
 
     @property
     def atoms_n(self) -> int:
-        """Atoms of scales along the N side that a tile may overlap."""
+        """Number of atoms of scales along the N side that a tile may overlap."""
         aligned = self.columns % ATOM_ROWS == 0 or ATOM_ROWS % self.columns == 0
         return -(-self.columns // ATOM_ROWS) + (not aligned)
 
     @property
     def split_columns(self) -> int:
-        """Accumulator columns that a CTA finishes with split-K."""
+        """Number of accumulator columns that a CTA finishes with split-K."""
         return self.columns // self.split_k
 
     # --- tensor memory ------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class Tile:
 
     @property
     def scale_set_columns(self) -> int:
-        """Columns of the scales of one K step."""
+        """Number of tensor memory columns for the scales of one K step."""
         return ATOM_COLUMNS * ATOMS_K * (self.m_operands + self.n_scales * self.atoms_n)
 
     @property
@@ -174,21 +174,21 @@ class Tile:
 
     @property
     def overlap(self) -> int:
-        """Columns that the two accumulators share.
+        """Number of columns that the two accumulators share.
 
         The second accumulator starts at the first's last ``overlap`` columns. The epilogue reads
-        the shared columns first; MMAs of the next tile start as soon as this is done.
+        the shared columns first; the next tile's MMAs start as soon as these have been read.
         """
         return max(0, 2 * self.accumulator_columns + self.scale_columns - TENSOR_COLUMNS)
 
     @property
     def accumulators(self) -> int:
-        """Number of tiles in tensor memory at a time."""
+        """Number of tiles whose accumulators are in tensor memory at a time."""
         return 2 if self.overlap < self.accumulator_columns else 1
 
     @property
     def accumulator_stride(self) -> int:
-        """Columns from the first accumulator to the second."""
+        """Distance from the first accumulator to the second, in columns."""
         return self.accumulator_columns - self.overlap if self.accumulators == 2 else 0
 
     @property
@@ -198,7 +198,7 @@ class Tile:
 
     @property
     def tensor_columns(self) -> int:
-        """Columns to allocate: a power of two, at least 32."""
+        """Number of columns to allocate: a power of two, at least 32."""
         return max(32, 1 << (self.scale_column + self.scale_columns - 1).bit_length())
 
     # --- shared memory ------------------------------------------------------------------------
@@ -212,7 +212,7 @@ class Tile:
 
     @property
     def loaded_bytes(self) -> float:
-        """Bytes that a CTA fetches per stage, i.e. the CTA's multicast slices."""
+        """Bytes that a CTA loads per stage, i.e. its multicast slices."""
         scales = ATOMS_K * ATOM_BYTES
         m_side = (CTA_ROWS * TILE_BYTES + scales) / self.cluster_n
         n_side = self.n_operands * self.b_rows * TILE_BYTES / self.sharers_b
@@ -220,7 +220,7 @@ class Tile:
         return self.m_operands * m_side + n_side
 
     def depth(self, epilogue_bytes: int) -> int:
-        """Stages of the operand ring beside the epilogue's shared memory; at least two needed."""
+        """Number of operand ring stages that fit beside the epilogue's shared memory; needs two."""
         left = MAX_SHARED_BYTES - BARRIER_BYTES - epilogue_bytes
         return min(left // self.stage_bytes, self.max_stages)
 
@@ -231,15 +231,15 @@ class EpilogueConfig:
 
     Attributes:
         dtype: dtype of the result.
-        store: store of a result with rows along the N side: "tma" for rows of whole 16 bytes,
-            staged in shared memory; "vector" for such rows straight from registers; "element" for
-            any width. With swap_ab only "element", which is then coalesced.
+        store: way of storing a result whose rows run along the N side: "tma" for rows of a multiple
+            of 16 bytes, staged in shared memory; "vector" for such rows, straight from registers;
+            "element" for any width. With swap_ab only "element", which is then coalesced.
         box_bytes: bytes of each row in a box, with "tma": 64 or 128.
-        shards: factors ``alpha`` along the weights' rows.
+        shards: number of factors ``alpha`` along the weights' rows.
         bias: dtype of the bias, "" for none.
         row_scale: whether every token has its own factor.
-        terms: NVFP4 terms of the result.
-        activation: activation of the sums; None: none, or SiLU-mul with a pair of weights.
+        terms: layout of the terms of an NVFP4 result.
+        activation: activation of the sums; None: SiLU-mul with a pair of weights, else none.
     """
 
     dtype: OutDtype = "bfloat16"
@@ -259,11 +259,11 @@ class EpilogueConfig:
 
     @property
     def box_columns(self) -> int:
-        """Elements of a row in a box."""
+        """Number of elements per row of a box."""
         return self.box_bytes * 8 // ELEMENT_BITS[self.dtype]
 
     def chunk(self, tile: Tile) -> int:
-        """Columns of the accumulator stored at once."""
+        """Number of accumulator columns stored at once."""
         if tile.swap_ab:
             return min(WARP_ROWS, tile.split_columns)
         if self.dtype == "nvfp4":
@@ -271,17 +271,17 @@ class EpilogueConfig:
         return self.box_columns if self.store == "tma" else WARP_ROWS
 
     def column_vectors(self, tile: Tile) -> int:
-        """float32 vectors along the accumulator's columns: factors, and each product's bias."""
+        """Number of float32 vectors along the accumulator's columns: factors, products' biases."""
         if tile.swap_ab:
             return int(self.row_scale)
         return int(self.shards > 1) + bool(self.bias) * tile.weights
 
     def vector_length(self, tile: Tile) -> int:
-        """Elements of a column vector, padded to whole warps."""
+        """Length of a column vector, padded to at least a warp."""
         return max(WARP_ROWS, tile.columns)
 
     def shared_bytes(self, tile: Tile) -> int:
-        """Shared memory of the epilogue: slots, column vectors, split-K partial sums."""
+        """Bytes of the epilogue's shared memory: slots, column vectors, split-K partial sums."""
         slots = EPILOGUE_WARPS * self.slot_bytes(tile)
         vectors = EPILOGUE_WARPS * self.column_vectors(tile) * 4 * self.vector_length(tile)
         partials = 4 * CTA_ROWS * tile.accumulator_columns if tile.split_k > 1 else 0

@@ -1,1 +1,1 @@
-"""The weight-only GEMM of sm_90: 16-bit activations, NVFP4 weights dequantised in registers."""
+"""Weight-only GEMM of sm_90: 16-bit activations, NVFP4 weights dequantised in registers."""

@@ -1,4 +1,4 @@
-"""Chooser of the GEMM's tile: by a table for few tokens, else by an estimate. Pure, no CuTe.
+"""Chooser of the GEMM tile: by a table for few tokens, else by an estimate. Pure, no CuTe.
 
 Both were measured on an H200, on the layers of Llama 8B and of Llama 70B on four GPUs, in bfloat16:
 the table by the time of a whole layer, the estimate by single GEMMs, where at 80 to 1024 tokens its
@@ -116,7 +116,7 @@ _ONE_WAVE_STAGES = 4
 
 @dataclass(frozen=True)
 class Problem:
-    """``m`` tokens by ``weights`` matrices of ``n`` rows, all of ``k`` elements."""
+    """Size of a GEMM: ``m`` tokens by ``weights`` matrices of ``n`` rows, all of ``k`` elements."""
 
     m: int
     n: int
@@ -128,11 +128,11 @@ class Problem:
 def choose_config(
     problem: Problem, output: EpilogueConfig, sms: int = SMS
 ) -> tuple[Tile, EpilogueConfig]:
-    """Tile and epilogue, including the way of storing the result.
+    """Tile and epilogue for a problem, including the way of storing the result.
 
     Args:
-        problem: not empty.
-        output: output, for which ``boxes`` is chosen here.
+        problem: problem, not empty.
+        output: epilogue, whose ``boxes`` is chosen here.
         sms: SMs of the device.
     """
     if problem.m <= MANY_TOKENS:
@@ -147,14 +147,14 @@ def choose_batch_invariant(
 ) -> tuple[Tile, EpilogueConfig]:
     """Tile for which a row's sums are, to the bit, the same for any number of tokens.
 
-    Tiles of all token counts add up a row's products in the same order if they split K into the
-    same parts, as found on an H200 (``tests/test_kernels/test_batch_invariance_gpu.py``). So the
-    number of parts follows from the weights alone, and the tile from the tokens, as usual. With
-    many tokens no further CTAs are needed: a CTA then adds up the parts in turn.
+    Tiles for any number of tokens add up a row's products in the same order if they split K into
+    the same parts, as found on an H200 (``tests/test_kernels/test_batch_invariance_gpu.py``). The
+    number of parts therefore follows from the weights alone; the tile follows from the tokens, as
+    usual. With many tokens no more CTAs are needed: one CTA then sums the parts in turn.
 
     Args:
-        problem: not empty.
-        output: output, for which ``boxes`` is chosen here.
+        problem: problem, not empty.
+        output: epilogue, whose ``boxes`` is chosen here.
         sms: SMs of the device.
     """
     parts = invariant_parts(problem, sms)
@@ -176,7 +176,7 @@ def choose_batch_invariant(
 
 
 def invariant_parts(problem: Problem, sms: int = SMS) -> int:
-    """Parts of K for any number of tokens: more than one if SMs would otherwise be idle."""
+    """Number of parts of K, for any number of tokens: above 1 if SMs would otherwise be idle."""
     full = math.ceil(problem.n / TILE) > _FULL * sms
     return 1 if full or problem.k < _LEAST_CUT_K else 2
 
@@ -184,7 +184,7 @@ def invariant_parts(problem: Problem, sms: int = SMS) -> int:
 def _few_token_invariant(
     problem: Problem, parts: int, output: EpilogueConfig, sms: int
 ) -> tuple[Tile, EpilogueConfig]:
-    """The tile for up to 64 tokens: one warpgroup, as many CTAs per SM as there is work for."""
+    """Tile for up to 64 tokens: one warpgroup, and as many CTAs per SM as there is work for."""
     tokens = next(t for t in _FEW_TOKENS if t >= problem.m)
     plain = Tile(tokens, problem.weights, warpgroups=1, split_k=parts)
     tiles = [
@@ -198,7 +198,7 @@ def _few_token_invariant(
 
 
 def _same_parts(problem: Problem, tile: Tile, parts: int) -> bool:
-    """Whether K splits into the same parts as with stages of one K tile: parts of whole stages."""
+    """Whether K splits into the same parts, of whole stages, as with one K tile per stage."""
     return tile.k_tiles == 1 or math.ceil(problem.k / TILE) % (tile.k_tiles * parts) == 0
 
 
@@ -232,7 +232,7 @@ def all_configs(
 def _few_token_config(
     problem: Problem, output: EpilogueConfig, sms: int
 ) -> tuple[Tile, EpilogueConfig]:
-    """Configuration of the table's nearest problem, with as many CTAs per SM as fit."""
+    """Configuration of the nearest problem in the table, with as many CTAs per SM as fit."""
     tokens = next(t for t in _FEW_TOKENS if t >= problem.m)
     rows, across = (math.ceil(size / TILE) for size in (problem.n, problem.k))
 
@@ -256,7 +256,7 @@ def _few_token_config(
 
 
 def _together(problem: Problem, tile: Tile, sms: int) -> int:
-    """CTAs per SM: as many as the grid has, if their registers fit."""
+    """Number of CTAs per SM: as many as the grid has, if their registers fit."""
     # Registers for accumulators and decoding: with more CTAs these would spill.
     room = REGISTERS // (tile.threads * (68 + tile.columns // 2))
     return min(math.ceil(ctas(problem, tile) / sms), room)
@@ -265,7 +265,7 @@ def _together(problem: Problem, tile: Tile, sms: int) -> int:
 def many_token_configs(
     problem: Problem, output: EpilogueConfig, sms: int = SMS
 ) -> list[tuple[Tile, EpilogueConfig]]:
-    """Tiles for many tokens that can serve the problem, each with the store of its result."""
+    """Tiles for many tokens that can serve the problem, each with its epilogue."""
     weights = problem.weights
     tiles = [Tile(tokens, weights) for tokens in _STEP[weights]]
     # One warpgroup per accumulator of a pair: both have room up to 128 tokens only.
@@ -299,12 +299,12 @@ def estimate(problem: Problem, tile: Tile, sms: int = SMS) -> float:
 
 
 def ctas(problem: Problem, tile: Tile) -> int:
-    """CTAs of the whole GEMM."""
+    """Number of CTAs of the whole GEMM."""
     return math.ceil(problem.n / tile.rows) * math.ceil(problem.m / tile.tokens) * tile.split_k
 
 
 def with_store(output: EpilogueConfig, tile: Tile, n: int) -> EpilogueConfig:
-    """``output``, stored by TMA boxes if possible."""
+    """Copy of ``output`` with stores by TMA boxes if possible."""
     whole = n * ELEMENT_BITS[output.dtype] % 128 == 0 and output.dtype != "float32"
     return replace(output, boxes=whole and tile.parts == 1 and tile.tokens >= MANY_TOKENS)
 

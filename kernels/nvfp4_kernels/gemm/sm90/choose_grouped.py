@@ -1,9 +1,9 @@
-"""Chooser of the tile of grouped GEMMs, and of the rows of a layer's token tiles. Pure.
+"""Chooser of the tile of grouped GEMMs, and of the number of rows of token tiles. Pure.
 
-Up to a thousand tokens a mixture of experts is bound by reading weights, many small matrices: the
-number of bytes in flight decides. Every number here is from the time model of the tests, on the
-layers of Qwen3-30B and of a rank of DeepSeek-V3 (``python -m tests.modelled.grouped_sm90``); no
-number was measured.
+Up to a thousand tokens, an MoE layer is bound by reading weights, many small matrices: the number
+of bytes in flight decides. Every number here is from the time model of the tests, on the layers of
+Qwen3-30B and of a rank of DeepSeek-V3 (``python -m tests.modelled.grouped_sm90``); none was
+measured.
 """
 
 import functools
@@ -36,10 +36,10 @@ class GroupedProblem:
     """Grouped GEMM of at most ``tiles`` tiles of ``tile_tokens`` tokens, each of one expert.
 
     Attributes:
-        experts: experts of this rank.
-        n, k: rows and elements of each weight.
-        weights: weights of an expert: 1, or 2 for gate and up.
-        global_experts: experts of all ranks, over which slots are spread; None: same as
+        experts: number of this rank's experts.
+        n, k: rows of each weight, and elements per row.
+        weights: number of weights per expert: 1, or 2 for gate and up.
+        global_experts: number of experts of all ranks, over which slots are spread; None: same as
             ``experts``.
     """
 
@@ -53,7 +53,7 @@ class GroupedProblem:
 
     @property
     def slots(self) -> int:
-        """Slots of all ranks that fit in the tiles: inverse of ``max_tiles``, up to rounding."""
+        """Number of all ranks' slots for which ``max_tiles`` gives the tiles, up to rounding."""
         more = self.tiles * self.tile_tokens - (self.tile_tokens - 1) * self.experts
         return self.tiles if self.tiles <= self.experts else more
 
@@ -76,16 +76,16 @@ def choose_tile_tokens(
     weights: int = 2,
     sms: int = SMS,
 ) -> int:
-    """Tokens of a tile, with the least time for both GEMMs of a layer.
+    """Number of rows per token tile that takes both GEMMs of a layer the least time.
 
     Args:
         tokens: number of tokens, M.
         top_k: experts per token.
-        experts: experts of this rank.
-        global_experts: experts of all ranks.
+        experts: number of this rank's experts.
+        global_experts: number of experts of all ranks.
         n: intermediate size, rows of each weight of the first GEMM.
         k: hidden size.
-        weights: weights of the first GEMM per expert.
+        weights: number of weights per expert in the first GEMM.
         sms: SMs of the device.
 
     Returns:
@@ -102,17 +102,17 @@ def choose_tile_tokens(
 
 
 def _cycles(tokens: int, used: float, n: int, k: int, weights: int, sms: int) -> float:
-    """Cycles of a GEMM of ``used`` tiles; an SM has at least one tile."""
+    """Cycles of a GEMM of ``used`` token tiles; an SM computes at least one tile."""
     rows = TILE * _warpgroups(tokens, weights)
     tiles = max(1.0, used * math.ceil(n / rows) / sms)
     return tiles * weights * (rows // TILE) * math.ceil(k / TILE) * _CYCLES[tokens]
 
 
 def _warpgroups(tokens: int, weights: int) -> int:
-    """Warpgroups of a CTA, of 64 rows of each weight.
+    """Number of warpgroups per CTA, each for 64 rows of every weight.
 
-    Weight rows share the tokens loaded with them, whether of one weight or of a pair; with many
-    tokens more rows pay off.
+    All weight rows of a CTA, of one weight or of a pair, share the loaded tokens; with many tokens
+    more rows pay off.
     """
     return 2 // weights if tokens < MANY_TOKENS else 2
 
@@ -121,11 +121,11 @@ def _warpgroups(tokens: int, weights: int) -> int:
 def choose_grouped_config(
     problem: GroupedProblem, output: EpilogueConfig, sms: int = SMS
 ) -> tuple[Tile, EpilogueConfig]:
-    """Tile and epilogue, including the way of storing the result.
+    """Tile and epilogue for a problem, including the way of storing the result.
 
     Args:
-        problem: not empty.
-        output: output, for which ``boxes`` is chosen here.
+        problem: problem, not empty.
+        output: epilogue, whose ``boxes`` is chosen here.
         sms: SMs of the device.
     """
     tokens, n, k = problem.tile_tokens, problem.n, problem.k
@@ -144,7 +144,7 @@ def choose_grouped_config(
 
 @functools.cache
 def expected_tiles(slots: int, experts: int, tile_tokens: int) -> float:
-    """Estimated tiles in use if every slot goes to any expert with equal probability.
+    """Estimated number of tiles in use if every slot goes to any expert with equal probability.
 
     An expert's slots are assumed Poisson-distributed; an expert has as many tiles as there are
     multiples of ``tile_tokens`` below its number of slots.
@@ -163,7 +163,7 @@ def expected_tiles(slots: int, experts: int, tile_tokens: int) -> float:
 
 
 def _few_token_tiles(problem: GroupedProblem, sms: int) -> list[Tile]:
-    """Tiles for few tokens, the best first; the last one serves any problem."""
+    """Tiles for few tokens, the best first; the last tile serves any problem."""
     tokens, weights = problem.tile_tokens, problem.weights
     plain = Tile(tokens, weights, warpgroups=_warpgroups(tokens, weights), ctas_per_sm=1 + weights)
     tiles = [replace(plain, k_tiles=k_tiles) for k_tiles in (2, 1)]
@@ -179,8 +179,8 @@ def _few_token_tiles(problem: GroupedProblem, sms: int) -> list[Tile]:
 def _pays(problem: GroupedProblem, sliced: Tile, sms: int) -> bool:
     """Whether slices save more time than is lost to CTAs without a tile.
 
-    With split-K a CTA has one tile, so that the grid covers all allocated tiles: under expert
-    parallelism, mostly CTAs without work.
+    With split-K a CTA has at most one tile, so that the grid covers all allocated tiles; under
+    expert parallelism, most of its CTAs have no work.
     """
     saved = sliced.weights * math.ceil(problem.k / TILE) * (1 - 1 / sliced.slices)
     idle = (problem.tiles - problem.used) * math.ceil(problem.n / sliced.rows)

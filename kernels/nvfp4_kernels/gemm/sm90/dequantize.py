@@ -1,9 +1,9 @@
 """Dequantisation in registers: from fragments in shared memory to A operands of ``wgmma``.
 
-Every product of an E2M1 element and its scale has at most 6 significant bits, exact in bfloat16 and
-float16. The results are 2⁻⁷ of the values: an element's bits, placed at the end of the exponent
-field, are 2⁻¹²⁶ (float16: 2⁻¹⁴) of the element, a scale's bits 2¹¹⁹ (2⁷) of the scale. The sums are
-therefore multiplied by ``UNSCALE``.
+Every product of an E2M1 element and its scale has at most 6 significant bits, and so is exact in
+bfloat16 and float16. The dequantised values are 2⁻⁷ times the true values: an element's bits,
+placed at the end of the exponent field, are 2⁻¹²⁶ (float16: 2⁻¹⁴) times the element, and a scale's
+bits 2¹¹⁹ (2⁷) times the scale. The accumulated sums are therefore multiplied by ``UNSCALE``.
 """
 
 import cutlass.cute as cute
@@ -22,7 +22,7 @@ _F16_SHIFT = 3  # from bfloat16's lowest bits of the exponent to float16's
 
 
 def load(data: Array, scales: Array, warp: Int32, lane: Int32) -> tuple[list[Uint32], list[Uint32]]:
-    """A lane's words of a tile: one word per 16 elements of K, and two words of scales."""
+    """Load a lane's words of a tile: one word per 16 elements of K, and two words of scales."""
     words = data.load((warp * LANES + lane) * 4, STEPS, alignment=16).to_elements()
     factors = scales.load((warp * 8 + lane // 4) * 2, 2, alignment=8).to_elements()
     return [Uint32(word) for word in words], [Uint32(word) for word in factors]
@@ -38,7 +38,7 @@ def dequantized(
 
 
 def _scales(word: Uint32, odd: int, dtype: ActDtype) -> Uint32:
-    """Scales of the upper and the lower row, in the low and the high half of a word."""
+    """Scales of the upper and the lower row, in the low and the high half of the returned word."""
     turn = 8 * odd
     if dtype == "bfloat16":
         # The grid has depth 1, which ptxas cannot know: a value that looks variable stays in a
@@ -49,7 +49,7 @@ def _scales(word: Uint32, odd: int, dtype: ActDtype) -> Uint32:
 
 
 def _pairs(word: Uint32, dtype: ActDtype) -> list[Uint32]:
-    """The four pairs of a word, not yet scaled."""
+    """Unscaled values of the four pairs of a word."""
     pairs = []
     for rotations in ROTATIONS:
         pair = Uint32(0)
@@ -78,7 +78,7 @@ def _rotated(word: Uint32, by: int) -> Uint32:
 
 
 def _times(pair: Uint32, scales: Uint32, half: int, dtype: ActDtype) -> Uint32:
-    """Both elements times the scale in one half of ``scales``."""
+    """Multiply both elements of a pair by the scale in one half of ``scales``."""
     kind = "bf16x2" if dtype == "bfloat16" else "f16x2"
     chosen = ("low", "high")[half]
     # ptxas reads the half in place.

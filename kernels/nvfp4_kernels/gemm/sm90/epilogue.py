@@ -1,7 +1,7 @@
 """Epilogue of a warpgroup: from sums to the result in global memory.
 
-Rows of the weight are columns of the result, so that fragments are transposed: by ``stmatrix`` into
-TMA boxes, or as float32 through rows of shared memory.
+Rows of the weight are columns of the result, so that fragments must be transposed: by ``stmatrix``
+into TMA boxes, or as float32 through rows of shared memory.
 """
 
 from dataclasses import dataclass
@@ -33,8 +33,8 @@ class ScalingOperands:
     """Factors and bias in global memory.
 
     Attributes:
-        alpha: float32 [shards] of the weight's rows, or one per product of a pair; if grouped,
-            [experts, products].
+        alpha: float32 [shards], one per shard of the weight's rows, or one per product of a pair;
+            if grouped, [experts, products].
         ends: end of each shard but the last, along the weight's rows.
         bias: [n].
     """
@@ -72,7 +72,7 @@ class Epilogue:
         state: SchedulerState,
         group: Int32,
     ) -> None:
-        """Finish one tile; ``scratch``: transpose buffer, or partial sums with split-K."""
+        """Finish one tile; ``scratch``: transpose buffer or, with split-K, partial sums."""
         if cutlass.const_expr(self.tile.weight_per_warpgroup):
             self.finish()
             sums = Exchange(self.tile, self.output).run(sums[0], scratch, group)
@@ -131,7 +131,7 @@ class Epilogue:
         lane: Int32,
         dtype: Any,
     ) -> None:
-        """Transpose 16 tokens (or the last 8) of a warp's 16 rows: [token, row], 16-byte pieces."""
+        """Transpose 16 tokens (or the last 8) of a warp's 16 rows into ``slot``, [token, row]."""
         words = []
         count = min(16, self.tile.own_tokens - first)
         for eight in range(0, count, 8):
@@ -158,7 +158,7 @@ class Epilogue:
         coord: TileCoord,
         group: Int32,
     ) -> None:
-        """Store through rows of shared memory, a few tokens at a time."""
+        """Store element by element, a few tokens at a time, through rows of shared memory."""
         tile = self.tile
         chunk = self.output.chunk(tile)
         thread = cute.arch.thread_idx()[0] % WARPGROUP
@@ -211,7 +211,7 @@ class Epilogue:
 
     @cute.jit
     def _spill(self, sums: list[list[Float32]], own: Array, start: int, thread: Int32) -> None:
-        """Spill fragments to shared memory as [product, token, row]."""
+        """Write fragments to shared memory as [product, token, row]."""
         chunk = self.output.chunk(self.tile)
         row = thread // 32 * 16 + thread % 32 // 4
         pair = thread % 4 * 2
@@ -233,7 +233,7 @@ class Epilogue:
         return coord.rows * self.tile.rows + group // self.tile.team * TILE
 
     def _first_token(self, coord: TileCoord, group: Int32) -> Int32:
-        """First of the tokens that a warpgroup finishes."""
+        """Index of the first token that a warpgroup finishes."""
         tile = self.tile
         return coord.tokens * tile.tokens + group % tile.team * tile.own_tokens
 
@@ -241,7 +241,7 @@ class Epilogue:
     def _row(
         self, factors: ScalingOperands, result: OutputTensor, coord: TileCoord, row: Int32
     ) -> tuple[list[Float32], list[Float32]]:
-        """A row's factor for each product, and its bias if any; undefined past the last row."""
+        """Factors and biases, if any, of a row, one per product; undefined past the last row."""
         tile, alpha = self.tile, Array(factors.alpha, shape=(1,))
         if cutlass.const_expr(self.tile.grouped):
             scales = [alpha.load(matrix(tile, coord, w)) * UNSCALE for w in range(tile.weights)]
@@ -286,12 +286,12 @@ class Epilogue:
 
     @cute.jit
     def finish(self) -> None:
-        """Drain: wait until TMA has read the boxes, so that shared memory may be reused."""
+        """Wait until TMA has read the boxes, so that shared memory may be reused."""
         if cutlass.const_expr(self.output.boxes):
             if cute.arch.thread_idx()[0] % WARPGROUP == 0:
                 ptx.cp_async_bulk_wait_group(0, read=True)
 
 
 def _packed(values: list[Float32], dtype: Any) -> Int32:
-    """Two elements in a word, the first lowest."""
+    """Pack two elements into a word, the first in the low half."""
     return Vector.from_elements(tuple(values), Float32).to(dtype).bitcast(Int32)[0]

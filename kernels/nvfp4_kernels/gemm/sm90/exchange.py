@@ -1,4 +1,4 @@
-"""Exchange between the gate and up warpgroups: from one weight each to half of the tokens each."""
+"""Exchange between the gate and the up warpgroup, after which each has half of the tokens."""
 
 from dataclasses import dataclass
 
@@ -16,21 +16,22 @@ FOUR = 4  # floats that move at once
 
 @dataclass(frozen=True)
 class Exchange:
-    """Exchange of fragments through the memory of the epilogue's later transpose.
+    """Exchange of fragments through the epilogue's transpose buffer.
 
-    Both warpgroups have the same fragment layout, so that threads of equal index exchange values.
+    Both warpgroups have the same fragment layout, so that threads with the same index exchange
+    values.
     """
 
     tile: Tile
     output: EpilogueConfig
 
     def run(self, sums: list[Float32], scratch: Array, group: Int32) -> list[list[Float32]]:
-        """A thread's sums of gate and of up, for the tokens that its warpgroup finishes.
+        """Exchange sums: returns the gate and up sums of the tokens that this warpgroup finishes.
 
         Args:
             sums: sums of this warpgroup's weight, for all tokens.
             scratch: the epilogue's scratch memory, of any dtype.
-            group: warpgroup; 0 has the gate and finishes the first half of the tokens.
+            group: index of the warpgroup; 0 has the gate and finishes the first half of the tokens.
         """
         first = group == 0
         half, count = self.tile.own_tokens // 2, self.output.box_tokens(self.tile) // 2
@@ -52,7 +53,7 @@ class Exchange:
         return [[_either(first, k, t) for k, t in pairs], [_either(first, t, k) for k, t in pairs]]
 
     def _area(self, scratch: Array, group: Int32) -> Array:
-        """A warpgroup's part of the scratch memory, as float32."""
+        """Part of the scratch memory for one warpgroup, as float32."""
         floats = self.output.shared_bytes(self.tile) // 4 // self.tile.warpgroups
         assert TILE * self.output.box_tokens(self.tile) <= floats
         return Array(scratch.data_ptr(), shape=(1,), dtype=Float32).subview(group * floats)

@@ -1,7 +1,7 @@
-"""The weight-only GEMM of sm_90: 16-bit activations, NVFP4 weights decoded in registers.
+"""Weight-only GEMM of sm_90: 16-bit activations, NVFP4 weights decoded in registers.
 
-Warpgroups that decode weights, multiply them with the tokens and write the result; one warp that
-issues loads.
+Warpgroups decode weights, multiply them with the tokens and write the result; one warp issues
+loads.
 
     loads  --full-->  decode, multiply  -->  epilogue
            <-empty--
@@ -44,12 +44,12 @@ class GemmArguments(NamedTuple):
 
     Attributes:
         x: activations [m, k].
-        w1, sfw1: fragments of a weight [n, k] and of the scales.
+        w1, sfw1: fragments of a weight [n, k] and of its scales.
         w2, sfw2: fragments of a pair's second weight and scales, else the same as ``w1``, ``sfw1``.
         out: result [m, n].
         alpha, bias, shard_ends: see ``ScalingOperands``.
         m, n, k: sizes.
-        sms: most SMs to launch on.
+        sms: maximum number of SMs to launch on.
         groups: if grouped, see ``SchedulerState``; ``w1`` and ``sfw1`` are then stacks of weights,
             gate and up of an expert adjacent, with a factor in ``alpha`` for each weight.
     """
@@ -72,7 +72,7 @@ class GemmArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class WeightOnlyGemm:
-    """One compiled variant."""
+    """One compiled variant of the weight-only GEMM."""
 
     tile: Tile
     output: EpilogueConfig
@@ -82,7 +82,7 @@ class WeightOnlyGemm:
         return self.tile.depth(self.output.shared_bytes(self.tile))
 
     def signature(self) -> tuple[GemmArguments]:
-        """One example of ``__call__``'s bundle of arguments."""
+        """Example of the bundle of arguments of ``__call__``."""
         act, out = TYPES[self.output.act], TYPES[self.output.dtype]
         weights: dict[str, Any] = dict.fromkeys(("w1", "sfw1", "w2", "sfw2"), Uint8)
         scaling = {"alpha": Float32, "bias": TYPES.get(self.output.bias, Float32)}
@@ -91,7 +91,7 @@ class WeightOnlyGemm:
 
     @property
     def unread(self) -> list[str]:
-        """Arguments that the kernel does not read."""
+        """Names of the arguments that the kernel does not read."""
         output = self.output
         return [
             *("x", "sms"),
@@ -141,7 +141,7 @@ class WeightOnlyGemm:
         arguments: GemmArguments,
         raster: RasterOrder,
     ) -> None:
-        """Set up, then run one role per warpgroup."""
+        """Set up barriers, then run one role per warpgroup."""
         tile, output, stages = self.tile, self.output, self.stages
         ring = self._ring()
         scratch = self._scratch()
@@ -203,7 +203,7 @@ class WeightOnlyGemm:
         )
 
     def _scratch(self) -> Array:
-        """The epilogue's memory."""
+        """Allocate the epilogue's shared memory."""
         output = self.output
         dtype = TYPES[output.dtype] if output.boxes else Float32
         count = output.shared_bytes(self.tile) * 8 // dtype.width

@@ -1,4 +1,4 @@
-"""TMA producer warp: loads tokens and weights of every K step of every tile."""
+"""TMA producer warp, which loads tokens and weights of every K step of every tile."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ EVICT_FIRST = 0x12F0000000000000  # result of createpolicy.fractional.L2::evict_
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight in fragments, or a stack of weights, in global memory."""
+    """Weight in fragments, or stack of weights, in global memory."""
 
     data: cute.Pointer
     scales: cute.Pointer
@@ -47,8 +47,8 @@ class Ring:
 def map_of_tokens(tile: Tile, act: ActDtype, x: cute.Pointer, m: Int32, k: Int32) -> TensorMap:
     """Tensor map of the activations; one box fills a stage.
 
-    ``[k, token]`` with one K tile per stage: TMA fills a partial last K tile with zeros.
-    ``[k in K tile, token, K tile]`` with several: K must be a multiple of the tile.
+    With one K tile per stage its dimensions are ``[k, token]``: TMA fills a partial last K tile
+    with zeros. With several, ``[k in K tile, token, K tile]``: K must be a multiple of the K tile.
     """
     sizes, steps, box = [k, m], [Int64(k // 8)], [TILE, tile.tokens]
     if tile.k_tiles > 1:
@@ -61,7 +61,7 @@ def map_of_tokens(tile: Tile, act: ActDtype, x: cute.Pointer, m: Int32, k: Int32
 
 @dataclass(frozen=True)
 class TmaLoader:
-    """Role of one thread.
+    """Role of the thread that issues all loads.
 
     | barrier | arrivals | by |
     |---|---|---|
@@ -114,9 +114,10 @@ class TmaLoader:
         n: Int32,
         k: Int32,
     ) -> Int32:
-        """Fill the ring: weights, then wait for the preceding kernel, then tokens; return steps.
+        """Load the first stages: weights, then wait for the preceding kernel, then tokens.
 
-        Weights are settled: they may be loaded while the preceding kernel still runs.
+        Weights are settled, and so may be loaded while the preceding kernel runs. Returns the
+        number of steps loaded.
         """
         ahead = cutlass.min(state.steps, self.stages)
         if cutlass.const_expr(self.tile.grouped):
@@ -152,11 +153,11 @@ class TmaLoader:
             self._copy(weight.scales, first, ring.scales, target, full, SCALE_BYTES)
 
     def _weight(self, weights: list[Weight], operand: int) -> Weight:
-        """Weight of an operand's tile: gate and up alternate."""
+        """Weight of the ``operand``-th tile of a stage: gate and up alternate."""
         return weights[operand % len(weights)]
 
     def _first(self, coord: TileCoord, step: Int32, operand: int, n: Int32, k: Int32) -> Int64:
-        """Number of an operand's first tile in its weight."""
+        """Index of an operand's first tile in its weight."""
         tile = self.tile
         row = coord.rows * (tile.rows // TILE) + operand // tile.weights
         # Past the last row the loaded values are undefined, and not stored.
@@ -169,7 +170,7 @@ class TmaLoader:
     def _copy(
         self, source: cute.Pointer, first: Int64, ring: Array, target: Int32, full: Array, size: int
     ) -> None:
-        """Copy the K tiles of a stage, which are contiguous in both memories."""
+        """Copy the K tiles of a stage, which are contiguous in global and in shared memory."""
         ptx.cp_async_bulk_shared_cluster_global(
             ring.subview(target * (size // 4)),
             Array(source, shape=(1,)).subview(first * size),

@@ -1,4 +1,4 @@
-"""Main loop of a warpgroup: dequantises weight tiles and multiplies with the tokens."""
+"""Main loop of a warpgroup, which dequantises weight tiles and multiplies them with the tokens."""
 
 from dataclasses import dataclass
 
@@ -32,7 +32,7 @@ class Mma:
     def run(
         self, ring: Ring, state: SchedulerState, index: Int32, group: Int32
     ) -> list[list[Float32]]:
-        """Sums of one tile: a thread's fragment of each accumulator."""
+        """Compute the sums of one tile: this thread's fragment of each accumulator."""
         parts = self.tile.parts_in_turn
         if cutlass.const_expr(parts == 1):
             return self._part(ring, state, index, group, Int32(0), state.steps)
@@ -60,7 +60,7 @@ class Mma:
         first: Int32,
         end: Int32,
     ) -> list[list[Float32]]:
-        """Sums over the K steps ``first`` ≤ step < ``end``."""
+        """Compute the sums over the K steps ``first`` ≤ step < ``end``."""
         tile = self.tile
         sums = self._zeros()
         turns, slices, own = end - first, tile.slices, group % tile.slices
@@ -156,11 +156,11 @@ class Mma:
 
     @property
     def _unroll(self) -> int:
-        """Unroll factor: A registers alternate, as MMAs in flight still read them."""
+        """Unroll factor; 2 alternates the A registers, which MMAs in flight still read."""
         return 2 if self.tile.k_tiles * self.tile.accumulators == 1 else 1
 
     def _release(self, ring: Ring, count: Int32) -> None:
-        """Arrive from every lane, so that a race detector can follow.
+        """Release a stage: every lane arrives, so that a race detector can follow.
 
         A single lane's arrival after a warp barrier was no faster.
         """

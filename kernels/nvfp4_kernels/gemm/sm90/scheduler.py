@@ -1,6 +1,6 @@
-"""Tile scheduler: the tiles of a cluster in order, and the part of K of each CTA.
+"""Tile scheduler: the tiles of a cluster, in raster order, and each CTA's range of K.
 
-If grouped, the number of token tiles and the expert of each come from the device, as in
+If grouped, the number of token tiles and the expert of each tile are read on the device, as in
 ``nvfp4_kernels.moe.routing``.
 """
 
@@ -19,7 +19,7 @@ GROUP = 8
 
 @dataclass(frozen=True)
 class RasterOrder:
-    """Extent of all tiles: blocks of rows × tiles of tokens."""
+    """Extent of all tiles: row tiles × token tiles."""
 
     rows: Int32
     tokens: Int32
@@ -27,7 +27,7 @@ class RasterOrder:
 
 @dataclass(frozen=True)
 class TileCoord:
-    """A tile: indices of the block of rows, the token tile, and the expert's weights."""
+    """Coordinates of a tile: indices of the row tile, the token tile and the expert."""
 
     rows: Int32
     tokens: Int32
@@ -36,11 +36,11 @@ class TileCoord:
 
 @dataclass(frozen=True)
 class SchedulerState:
-    """Tiles and part of K of one CTA.
+    """Scheduler state of one CTA: its tiles and its range of K.
 
     Attributes:
         first: number of the cluster's first tile; the next tiles are ``stride`` apart.
-        num_tiles: number of tiles.
+        num_tiles: number of the cluster's tiles.
         raster: raster order of all tiles.
         rank: rank of this CTA in its cluster.
         first_k_step, steps: range of K of this CTA, in stages.
@@ -65,7 +65,7 @@ def scheduler_state(
     k: Int32,
     rank: Int32,
 ) -> SchedulerState:
-    """This CTA's ``SchedulerState``; if grouped, ``groups`` limits the number of tiles."""
+    """Initial ``SchedulerState`` of this CTA; if grouped, ``groups`` limits the number of tiles."""
     if cutlass.const_expr(tile.grouped):
         raster = RasterOrder(rows=raster.rows, tokens=Array(groups, shape=(1,)).load(0))
     steps = cute.ceil_div(k, TILE * tile.k_tiles)
@@ -89,7 +89,11 @@ def scheduler_state(
 
 @cute.jit
 def tile_coord(state: SchedulerState, index: Int32) -> TileCoord:
-    """Coordinates of a tile of this CTA: along the rows in groups of ``GROUP`` token tiles."""
+    """Coordinates of this CTA's ``index``-th tile.
+
+    Raster order: the token tiles are split into groups of ``GROUP``; within a group, token tiles
+    vary fastest, then row tiles.
+    """
     number = state.first + index * state.stride
     raster = state.raster
     rows, tokens = number, Int32(0)

@@ -16,16 +16,16 @@ from nvfp4_kernels.sm90.limits import WARPGROUP
 class SplitK:
     """Reduction in which every CTA of the cluster finishes a share of the rows.
 
-    Parts are float32 [part of K, product, row of this CTA's share, token]. The cluster synchronises
-    twice: when all CTAs have started, and when all parts have arrived; the cluster barrier was
-    faster than an mbarrier in each CTA. The load warp has no part but synchronises too, as all
-    threads of a cluster must.
+    Partial sums are float32 [part of K, product, row of this CTA's share, token]. The cluster
+    synchronises twice: when all CTAs have started, and when all partial sums have arrived; the
+    cluster barrier was faster than an mbarrier in each CTA. The load warp contributes no part but
+    synchronises too, as all threads of a cluster must.
     """
 
     tile: Tile
 
     def start(self) -> None:
-        """Arrive at the cluster's start barrier; every thread does so before its role."""
+        """Arrive at the cluster's start barrier; every thread calls this before its role."""
         if self.tile.split_k > 1:
             ptx.barrier_cluster_arrive_relaxed()
 
@@ -62,8 +62,9 @@ class SplitK:
     def join_cluster_barriers(self) -> None:
         """Join the cluster barriers: the load warp after its role, and CTAs without a tile.
 
-        Either all CTAs of a cluster have a tile, or none has. Without tiles all threads could exit,
-        as exited threads are not waited for; but every arrival is paired with a wait.
+        Either all CTAs of a cluster have a tile, or none has. In a cluster without tiles all
+        threads could exit, as exited threads are not waited for; but every arrival is paired with a
+        wait.
         """
         if self.tile.split_k > 1:
             ptx.barrier_cluster_wait()
@@ -71,7 +72,7 @@ class SplitK:
             ptx.barrier_cluster_wait()
 
     def added(self, parts: Array, product: int, row: Int32, token: Int32) -> Float32:
-        """Sum of a row of this CTA's share, in an order independent of the order of arrival."""
+        """Sum of the parts of one element, in an order independent of the order of arrival."""
         total = Float32(0.0)
         for part in range(self.tile.parts):
             total = total + parts.load(self._place(Int32(part), product, row) + token)

@@ -40,15 +40,15 @@ class Tile:
 
     Attributes:
         tokens: tokens per tile, 8 to 256: the N of ``wgmma``.
-        weights: products that share the tokens: 1, or 2 for the gate and up projection.
-        warpgroups: warpgroups that decode and multiply.
-        k_tiles: K tiles of 64 elements per stage; if more than one, K is a multiple of the stage.
-        split_k: CTAs of a cluster that split K and then reduce.
-        parts_in_turn: parts of K that a CTA sums separately, one after the other: bit-identical to
-            as many CTAs of ``split_k``.
-        slices: warpgroups that share rows, take alternate stages and then reduce.
-        ctas_per_sm: CTAs that must fit on an SM.
-        max_stages: upper bound on the operand ring's depth; less if shared memory is short.
+        weights: number of products that share the tokens: 1, or 2 for the gate and up projections.
+        warpgroups: number of warpgroups that decode and multiply.
+        k_tiles: K tiles of 64 elements per stage; if above 1, K must be a multiple of the stage.
+        split_k: number of CTAs of a cluster that split K and then reduce; 1: no split-K.
+        parts_in_turn: number of parts of K that a CTA sums separately, one after the other;
+            bit-identical to as many CTAs of ``split_k``.
+        slices: number of warpgroups that share rows, take alternate stages and then reduce.
+        ctas_per_sm: number of CTAs that must fit on an SM.
+        max_stages: maximum depth of the operand ring; shared memory may allow less.
         weight_per_warpgroup: whether each of two warpgroups takes one weight of gate and up.
         grouped: whether each token tile has its own expert, from a stack of weights; the number of
             tiles is read on the device.
@@ -85,32 +85,32 @@ class Tile:
 
     @property
     def sides(self) -> int:
-        """Warpgroups that share products and finish an equal part each."""
+        """Number of warpgroups that share products and each finish an equal part of the tokens."""
         return self.weights if self.weight_per_warpgroup else 1
 
     @property
     def team(self) -> int:
-        """Warpgroups that share rows."""
+        """Number of warpgroups that share weight rows."""
         return self.sides * self.slices
 
     @property
     def parts(self) -> int:
-        """Parts of K to be added up at the end."""
+        """Number of parts of K whose sums are added up at the end."""
         return self.split_k * self.slices
 
     @property
     def accumulators(self) -> int:
-        """Accumulators of 64 rows each, per warpgroup."""
+        """Number of accumulators per warpgroup, of 64 rows each."""
         return self.weights // self.sides
 
     @property
     def own_tokens(self) -> int:
-        """Tokens that a warpgroup finishes, for all products of its team."""
+        """Number of tokens that a warpgroup finishes, for all products of its team."""
         return self.tokens // self.sides
 
     @property
     def columns(self) -> int:
-        """Columns of all accumulators of a warpgroup."""
+        """Number of columns of all accumulators of a warpgroup."""
         return self.accumulators * self.tokens
 
     @property
@@ -120,17 +120,17 @@ class Tile:
 
     @property
     def split_rows(self) -> int:
-        """Output rows that each CTA of a split-K cluster reduces and stores."""
+        """Number of weight rows that each CTA of a split-K cluster reduces and stores."""
         return self.rows // self.split_k
 
     @property
     def part_pitch(self) -> int:
-        """Floats between rows of a part: rows start in different banks."""
+        """Stride between rows of a part, in floats; rows start in different banks."""
         return self.tokens + 2
 
     @property
     def operands(self) -> int:
-        """Tiles of 64 weight rows in a stage, for each of its K tiles."""
+        """Number of tiles of 64 weight rows in a stage, per K tile."""
         return self.weights * self.warpgroups // self.team
 
     @property
@@ -161,7 +161,7 @@ class Tile:
         return self.k_tiles * (weights + self.tokens * ROW_BYTES)
 
     def depth(self, epilogue_bytes: int) -> int:
-        """Stages of the operand ring beside an epilogue's shared memory."""
+        """Number of operand ring stages that fit beside the epilogue's shared memory."""
         left = SM_SHARED_BYTES // self.ctas_per_sm - CTA_RESERVED_BYTES
         room = (left - BARRIER_BYTES - epilogue_bytes) // self.stage_bytes
         # A stage always belongs to the same slice: a slice that used every other phase would
@@ -177,9 +177,9 @@ class EpilogueConfig:
         act: dtype of activations.
         dtype: dtype of the result.
         boxes: whether TMA stores the result in boxes; else element by element, for any N.
-        shards: factors ``alpha`` along the weight's rows.
+        shards: number of factors ``alpha`` along the weight's rows.
         bias: dtype of the bias, "" for none.
-        activation: if grouped, the activation; else a pair has SiLU, a single weight none.
+        activation: activation, only if grouped; otherwise a pair has SiLU, a single weight none.
     """
 
     act: ActDtype = "bfloat16"
@@ -194,7 +194,7 @@ class EpilogueConfig:
         assert not self.boxes or self.dtype != "float32"
 
     def shared_bytes(self, tile: Tile) -> int:
-        """Shared memory of the epilogue."""
+        """Bytes of the epilogue's shared memory."""
         if self.boxes:
             return tile.warpgroups * self.box_tokens(tile) * ROW_BYTES * 2
         if tile.parts > 1:
@@ -202,9 +202,9 @@ class EpilogueConfig:
         return 4 * tile.warpgroups * tile.weights * self.chunk(tile) * PITCH
 
     def box_tokens(self, tile: Tile) -> int:
-        """Tokens of a box of 64 rows."""
+        """Number of tokens per box of 64 rows."""
         return math.gcd(64, tile.own_tokens)
 
     def chunk(self, tile: Tile) -> int:
-        """Tokens that are transposed at a time."""
+        """Number of tokens that are transposed at a time."""
         return math.gcd(CHUNK, tile.own_tokens)

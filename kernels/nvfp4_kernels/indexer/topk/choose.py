@@ -8,9 +8,9 @@ def choose_config(rows: int, columns: int, top_k: int, sms: int) -> TopkTile:
     """Tile with as many CTAs per row as keep all SMs busy.
 
     Args:
-        rows: rows of the launch.
-        columns: elements of the longest row, up to ``MAX_COLUMNS``.
-        top_k: columns to select from each row, up to ``MAX_TOP_K``.
+        rows: number of rows of the launch.
+        columns: length of the longest row, up to ``MAX_COLUMNS``.
+        top_k: number of columns to select from each row, up to ``MAX_TOP_K``.
         sms: SMs of the GPU.
     """
     capacity = 8192 if top_k <= 2048 else 10240

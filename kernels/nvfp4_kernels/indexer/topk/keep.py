@@ -22,10 +22,10 @@ def keep_best(group: ThreadGroup, entries: Int32, low: Uint64, top_k: Int32) -> 
     """Reduce the buffer to its ``top_k`` best keys; return the worst key kept.
 
     Args:
-        group: thread group; all its threads take part, and sync before the buffer is read.
-        entries: keys in the buffer, more than ``top_k``, written before the last barrier.
+        group: thread group; all its threads call this, and must sync before reading the buffer.
+        entries: number of keys in the buffer, above ``top_k``, written before the last barrier.
         low: lower bound on the keys.
-        top_k: keys to keep; the counter ``APPENDED`` becomes ``top_k``.
+        top_k: number of keys to keep; the counter ``APPENDED`` becomes ``top_k``.
     """
     shared, threads = group.shared, group.tile.threads
     threshold = select_in_group(group, entries, low, Uint64(MAX_KEY), top_k)

@@ -31,14 +31,15 @@ class TopkArguments(NamedTuple):
 
     Attributes:
         logits: float32 [rows, stride].
-        ids: int32 [rows, stride], ids to write instead of column indices; null: column indices.
-        lens: int32 [rows], elements of each row.
+        ids: int32 [rows, stride], ids to write instead of column indices, or null.
+        lens: int32 [rows], length of each row.
         starts: int32 [rows], first column of each row; null: 0.
-        indices: int32 [rows, top_k], result.
-        valid: int32 [rows], number of selected ``indices`` of each row; further entries are −1.
+        indices: int32 [rows, top_k], output.
+        valid: int32 [rows], output: number of columns selected from each row; the remaining
+            ``indices`` are −1.
         stride: elements from one row to the next.
-        top_k: columns to select.
-        rows: rows of the launch.
+        top_k: number of columns to select.
+        rows: number of rows.
     """
 
     logits: cute.Pointer
@@ -54,16 +55,16 @@ class TopkArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class IndexerTopk:
-    """One compiled variant.
+    """One compiled variant of the top-k kernel.
 
-    A cluster takes a row, and all its threads have the same role. CTAs synchronise by ``bar.sync``
-    and ``barrier.cluster`` alone, without mbarriers; candidates are in shared memory, and peers
-    exchange histograms and ties through distributed shared memory.
+    A cluster processes a row, and all its threads have the same role. CTAs synchronise by
+    ``bar.sync`` and ``barrier.cluster`` alone, without mbarriers; candidates are in shared memory,
+    and peers exchange histograms and ties through distributed shared memory.
 
     Attributes:
         tile: threads, cluster and shared memory.
         has_starts: whether each row has its own first column.
-        has_ids: whether the result has ids instead of column indices.
+        has_ids: whether to write ids instead of column indices.
     """
 
     tile: TopkTile

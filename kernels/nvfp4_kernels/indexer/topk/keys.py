@@ -1,7 +1,7 @@
-"""Sort keys of elements: the greater, the better; elements of a row have distinct keys.
+"""Sort keys of elements: a greater key is better; elements of a row have distinct keys.
 
-A key's upper half orders the values, its lower half prefers the lower column. −0 equals +0, and
-NaN, which ``nan_to_lowest`` replaces, equals −inf.
+A key's upper half orders the values, and its lower half prefers the lower column. −0 equals +0, and
+NaN, replaced by ``nan_to_lowest``, equals −inf.
 """
 
 import cutlass
@@ -15,12 +15,12 @@ MAX_KEY = 0xFFFFFFFF_FFFFFFFF  # upper bound on all keys
 
 
 def nan_to_lowest(value: Float32) -> Float32:
-    """Replace NaN by −inf: a maximum ignores NaN (PTX ISA, max)."""
+    """Replace NaN with −inf, by a maximum, which ignores NaN (PTX ISA, max)."""
     return cute.arch.fmax(value, Float32(LOWEST))
 
 
 def order_bits(value: Float32) -> Uint32:
-    """Order-preserving integer of a value."""
+    """Order-preserving map of values to integers."""
     bits = (value + 0.0).bitcast(Int32)  # -0 + 0 is +0
     return (bits ^ ((bits >> 31) | Int32(-(1 << 31)))).bitcast(Uint32)
 

@@ -19,14 +19,14 @@ class TopkResult:
 
     Attributes:
         indices: output row.
-        ids: ids to write instead of column indices; None: column indices.
+        ids: ids to write instead of column indices, or None.
     """
 
     indices: Array
     ids: Array | None
 
     def store(self, column: Int32, index: Int32) -> None:
-        """Store a column, or its id, as the ``index``-th of the row."""
+        """Store a column, or its id, as the row's ``index``-th entry."""
         self.indices.store(column if self.ids is None else self.ids[column], index)
 
 
@@ -54,9 +54,9 @@ def write(
     Args:
         group: thread group; all its threads take part.
         row: slice of the row.
-        entries: keys in the buffer.
+        entries: number of keys in the buffer.
         threshold: least selected key.
-        ties: keys that the cluster has listed as ties.
+        ties: number of keys that the cluster has listed as ties.
         result: destination.
     """
     shared, tile = group.shared, group.tile

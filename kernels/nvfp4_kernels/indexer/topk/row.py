@@ -14,17 +14,17 @@ from nvfp4_kernels.indexer.topk.tile import LINE, QUAD
 
 @dataclass(frozen=True)
 class RowSlice:
-    """Row, and this CTA's slice of it.
+    """Row in global memory, and this CTA's slice of the row.
 
-    A row is up to 3 elements, 16-byte aligned quads, and up to 3 elements.
+    A row consists of up to 3 elements, 16-byte aligned quads, and up to 3 more elements.
 
     Attributes:
         elements: elements of the row.
-        length: number of elements of the row.
-        head: elements before the first quad.
-        quads: quads of the row.
-        first: first quad of the slice.
-        last: quad after the slice.
+        length: number of elements.
+        head: number of elements before the first quad.
+        quads: number of quads.
+        first: index of the slice's first quad.
+        last: index of the first quad after the slice.
     """
 
     elements: Array
@@ -41,12 +41,12 @@ class RowSlice:
 
     @property
     def origin(self) -> Int32:
-        """Column before the slice; the first CTA's slice includes the head."""
+        """Column just before the slice; the first CTA's slice includes the head."""
         return self.head + QUAD * (self.first - 1)
 
 
 def row_slice(group: ThreadGroup, logits: cute.Pointer, start: Int64, length: Int32) -> RowSlice:
-    """Slice of the row from element ``start`` on: whole lines, in the order of ranks."""
+    """Slice, of whole lines, of the row from element ``start`` on; slices are in rank order."""
     misaligned = ((logits.toint() >> 2) + start).to(Int32) % QUAD
     elements = Array(logits, shape=(1,)).subview(start)
     head = cutlass.min((QUAD - misaligned) % QUAD, length)
@@ -58,7 +58,7 @@ def row_slice(group: ThreadGroup, logits: cute.Pointer, start: Int64, length: In
 
 
 def load_quad(row: RowSlice, quad: Int32, inside: Boolean | None = None) -> list[Float32]:
-    """Load the 4 elements of a quad; anything if not ``inside``."""
+    """Load the 4 elements of a quad; the values are arbitrary if not ``inside``."""
     # Predicated rather than branched around, so that a thread's loads all start before it waits.
     names = ", ".join(f"{{$w{n}}}" for n in range(QUAD))
     load = f"ld.global.v4.b32 {{ {names} }}, [{{$r0}}];"

@@ -1,4 +1,4 @@
-"""Threshold that slightly more than ``top_k`` elements of a row are likely to reach."""
+"""Estimate of a threshold that slightly more than ``top_k`` elements of a row reach."""
 
 import cutlass
 import cutlass.cute as cute
@@ -19,8 +19,9 @@ EXTRA_MAXIMA = 6.0  # beyond the standard deviations: small counts are not norma
 def sample_threshold(group: ThreadGroup, row: RowSlice, top_k: Int32) -> tuple[Uint64, Uint64]:
     """Threshold, and a key that few elements exceed: the greatest of the sample.
 
-    Every CTA of the row takes the same sample. Each thread keeps the maximum of its elements; as
-    many maxima reach the threshold as are expected of a row's ``top_k`` largest elements, and more.
+    Every CTA of the row takes the same sample. Each thread keeps the maximum of its elements. The
+    number of maxima that reach the threshold is the number expected to come from the row's
+    ``top_k`` largest elements, plus a margin.
     """
     tile = group.tile
     best = Float32(LOWEST)
@@ -57,7 +58,7 @@ def _prefetch(group: ThreadGroup, row: RowSlice) -> None:
 
 
 def _sampled(row: RowSlice, line: Int32) -> Int32:
-    """Line of the row for the sample's ``line``-th line, scattered within its part of the row."""
+    """Row line for the sample's ``line``-th line, scattered within an equal part of the row."""
     step = (1 << 32) // LINES
     inside = (line.bitcast(Uint32) * Uint32(2654435761)) >> Uint32(LINES.bit_length() - 1)
     position = line.bitcast(Uint32) * Uint32(step) + inside
@@ -75,7 +76,7 @@ def _rank(tile: TopkTile, row: RowSlice, top_k: Int32) -> Int32:
 
 @cute.jit
 def _range(group: ThreadGroup, order: Uint32) -> tuple[Uint32, Uint32]:
-    """Least and greatest of all threads' values."""
+    """Least and greatest value over all threads."""
     ends = group.shared.ties  # unused at this point
     least = cute.arch.warp_redux_sync(order, "min")
     greatest = cute.arch.warp_redux_sync(order, "max")

@@ -44,16 +44,16 @@ def histogram_pass(
 
     Args:
         group: thread group.
-        entries: keys in the buffer.
+        entries: number of keys in the buffer.
         low: least key of the interval.
         high: greatest key of the interval.
         hint: ``high``, or a lower key that few keys exceed; these keys share the last bin.
         need: rank of the key.
         histogram: index of the histogram to use; no thread may still read this histogram.
-        cluster: CTAs whose buffers count: all of the cluster, or 1.
+        cluster: number of CTAs whose buffers count: all CTAs of the cluster, or 1.
 
     Returns:
-        Low, high and rank within the bin, and the number of keys in the bin.
+        Least and greatest key of the bin, rank within the bin, and number of keys in the bin.
     """
     shared, threads = group.shared, group.tile.threads
     bins, base = BINS // threads, BINS * histogram
@@ -104,7 +104,7 @@ def rank_ties(
     within: Int32,
     cluster: cutlass.Constexpr,
 ) -> Uint64:
-    """Key of rank ``need`` in an interval of at most ``MAX_TIES`` keys, ``within``, by counting.
+    """Key of rank ``need`` in an interval with ``within`` ≤ ``MAX_TIES`` keys, by counting.
 
     ``low``, ``high``, ``need`` and ``within`` are results of the last ``histogram_pass``.
     """
@@ -142,7 +142,7 @@ def rank_ties(
 def select_in_group(
     group: ThreadGroup, entries: Int32, low: Uint64, high: Uint64, need: Int32
 ) -> Uint64:
-    """Key of rank ``need`` in this group's buffer, of keys that are at least ``low``."""
+    """Key of rank ``need`` among the keys in this group's buffer from ``low`` to ``high``."""
     within = Int32(MAX_TIES + 1)
     while within > MAX_TIES:
         low, high, need, within = histogram_pass(
@@ -152,13 +152,13 @@ def select_in_group(
 
 
 def _shift(span: Uint64) -> Uint64:
-    """Bits to drop of a distance up to ``span`` to get a bin's number."""
+    """Number of bits to shift a distance of up to ``span`` right by, to get a bin's index."""
     bits = 64 - cute.arch.clz(span).to(Int32)
     return Uint64(cutlass.max(bits - DIGIT, 0))
 
 
 def _digit(distance: Uint64, shift: Uint64) -> Int32:
-    """Bin of a key at a distance from the interval's least."""
+    """Index of the bin of a key at ``distance`` from the interval's least key."""
     bin = distance >> shift
     return Int32(cutlass.select_(bin < Uint64(BINS), bin, Uint64(BINS - 1)))
 

@@ -26,13 +26,13 @@ class SharedStorage:
     Attributes:
         buffer: keys of candidates.
         bitmap: bit of each selected column.
-        counts: selected columns of each chunk of the bitmap, later the exclusive scan of these
-            counts.
-        histograms: ``BINS`` counts each: one for this CTA alone, two for the cluster.
+        counts: number of selected columns per chunk of the bitmap, later the exclusive scan of
+            these counts.
+        histograms: ``BINS`` counts each: one histogram for this CTA alone, two for the cluster.
         totals: sum of each warp.
-        counters: single numbers, see above.
-        greater: keys of each CTA of the cluster above the interval of the threshold.
-        ties: keys of the threshold's interval, of all CTAs.
+        counters: single numbers, indexed by the constants above.
+        greater: number of keys above the threshold's interval, per CTA of the cluster.
+        ties: keys in the threshold's interval, of all CTAs.
         threshold: least selected key.
     """
 
@@ -141,12 +141,12 @@ def increment(array: Array, index: Int32 | int) -> None:
 
 
 def warp_sum(number: Int32) -> Int32:
-    """Sum over all lanes, in each lane."""
+    """Sum over all lanes, returned to each lane."""
     return cute.arch.warp_redux_sync(number, "add")
 
 
 def count_lanes_before(group: ThreadGroup, flags: Int32) -> Int32:
-    """Number of lower lanes with their bit set."""
+    """Number of lower lanes whose bit in ``flags`` is set."""
     return cute.arch.popc(flags & ((Int32(1) << group.lane) - 1))
 
 
@@ -168,7 +168,7 @@ def warp_exclusive_sum(group: ThreadGroup, number: Int32) -> tuple[Int32, Int32]
 
 @cute.jit
 def group_exclusive_sum(group: ThreadGroup, number: Int32) -> tuple[Int32, Int32]:
-    """Sum over the lower threads of the group, and over all threads; sync before the next call."""
+    """Sum over the group's lower threads, and over all; callers must sync before the next call."""
     totals = group.shared.totals
     before, total = warp_exclusive_sum(group, number)
     if group.lane == 0:

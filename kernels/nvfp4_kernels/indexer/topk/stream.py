@@ -1,4 +1,4 @@
-"""Streaming of a slice through registers; candidates are appended to the buffer."""
+"""Streaming of a slice through registers, which appends candidates to the buffer."""
 
 import cutlass
 import cutlass.cute as cute
@@ -30,10 +30,10 @@ FIRST_BIT = 1 << 31  # of a lane's elements of a batch, the highest is the first
 
 @cute.jit
 def stream(group: ThreadGroup, row: RowSlice, low: Uint64, top_k: Int32) -> Int32:
-    """Fill the buffer with the slice's keys from ``low`` on; return their number.
+    """Fill the buffer with the slice's keys that are at least ``low``; return their number.
 
-    If the buffer fills up, the top-k so far is kept, and ``low`` rises to the worst key kept. All
-    threads take part; the buffer may be read afterwards.
+    If the buffer fills up, only the top-k so far are kept, and ``low`` rises to the worst key kept.
+    All threads take part; the buffer may be read afterwards.
     """
     counters, tile = group.shared.counters, group.tile
     if group.thread == 0:
@@ -74,7 +74,7 @@ def _append_ends(group: ThreadGroup, row: RowSlice, low: Uint64) -> None:
 
 @cute.jit
 def _append_batch(group: ThreadGroup, row: RowSlice, quad: Int32, low: Uint64) -> Boolean:
-    """Append a batch's candidates, ``quad`` being this lane's first; return whether all fit."""
+    """Append a batch's candidates, from this lane's first quad ``quad``; return whether all fit."""
     values: list[Float32] = []
     left = row.last - row.first - quad
     for n in cutlass.range_constexpr(QUADS):
@@ -97,10 +97,10 @@ def _append_batch(group: ThreadGroup, row: RowSlice, quad: Int32, low: Uint64) -
 
 
 def _above(values: list[Float32], bound: Float32) -> Uint32:
-    """Bits of the values greater than ``bound``, the first value's the highest; 0 for NaN.
+    """Mask of the values greater than ``bound``, the first value's bit highest; 0 for NaN.
 
     The sign of a difference equals the comparison, even for subnormals, and is clear for NaN (PTX
-    ISA, add). An addition and a funnel shift take half the ALU's time of comparing.
+    ISA, add). An addition and a funnel shift take half the ALU time of a comparison.
     """
     hits = Uint32(0)
     for value in values:
@@ -115,13 +115,13 @@ def _offset(n: Int32 | int) -> Int32 | int:
 
 @cute.jit
 def _append(group: ThreadGroup, row: RowSlice, column: Int32, hits: Uint32) -> Boolean:
-    """Append the elements with set bits: either all of the warp's or none.
+    """Append the elements whose bits are set: either all of the warp's elements or none.
 
     Args:
         group: thread group; whole warps take part.
         row: slice of the row.
         column: column of the lane's first element.
-        hits: bits of the lane's elements, the first element's the highest.
+        hits: mask of the lane's elements, the first element's bit highest.
 
     Returns:
         Whether the elements fit in the buffer.

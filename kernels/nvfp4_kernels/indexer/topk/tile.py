@@ -24,10 +24,10 @@ class TopkTile:
     """Tile of a top-k launch.
 
     Attributes:
-        threads: threads that select together: all threads of a CTA, or of some warps.
-        cluster: CTAs that share a row.
-        capacity: candidates that the group's buffer holds, more than ``top_k``.
-        words: words of the bitmap, one bit per column.
+        threads: number of threads that select together: all threads of a CTA, or some warps.
+        cluster: number of CTAs that share a row.
+        capacity: number of candidates that the group's buffer holds, above ``top_k``.
+        words: number of words of the bitmap, which has one bit per column.
     """
 
     threads: int
@@ -43,17 +43,17 @@ class TopkTile:
 
     @property
     def warps(self) -> int:
-        """Warps that select together."""
+        """Number of warps that select together."""
         return self.threads // WARP
 
     @property
     def thread_sample(self) -> int:
-        """Elements that a thread samples, keeping the largest."""
+        """Number of elements that a thread samples, of which it keeps the largest."""
         return SAMPLE // self.threads
 
     @property
     def chunk(self) -> int:
-        """Words of a chunk of the bitmap, whose bits are counted together."""
+        """Number of words per chunk of the bitmap; a chunk's bits are counted together."""
         return self.words // self.threads
 
     @property
@@ -64,11 +64,11 @@ class TopkTile:
 
 
 def slice_quads(quads: int, cluster: int) -> int:
-    """Quads of a row that each CTA but the last takes, in whole lines."""
+    """Number of a row's quads, in whole lines, for each CTA but the last."""
     return -(-quads // (cluster * LINE)) * LINE
 
 
 def bitmap_words(columns: int, cluster: int, threads: int) -> int:
-    """Words of the bitmap of a slice and of up to 8 columns at the row's ends."""
+    """Number of words of the bitmap of a slice and of up to 8 columns at the row's ends."""
     bits = QUAD * slice_quads(columns // QUAD, cluster) + 2 * QUAD
     return threads * -(-bits // (WARP * threads))

@@ -1,5 +1,5 @@
 """Kernels that quantise vectors, store vectors in a paged cache, and gather stored vectors.
 
-``layout`` assigns threads to vectors, ``encode`` quantises 16 elements; one source for sm_90 and
-sm_100.
+``layout`` assigns threads to vectors, and ``encode`` quantises 16 elements. One source serves sm_90
+and sm_100.
 """

@@ -26,7 +26,7 @@ ONE_BITS = 2 * EXPONENT_BIAS  # bits of 1.0 with one bit of the mantissa
 
 @dataclass(frozen=True)
 class Encoded:
-    """Encoded elements: bytes of the data, and of their common scale, or None."""
+    """Encoded elements: bytes of the data, and bytes of the common scale, or None."""
 
     data: Vector
     scale: Any
@@ -45,7 +45,7 @@ class Encoder:
     native_e2m1: bool
 
     def run(self, elements: Vector, scale: GlobalScale | None) -> Encoded:
-        """Encode bfloat16 ``(16,)``; all lanes of the vector take part, idle lanes with any values.
+        """Encode bfloat16 ``(16,)``; all lanes of the vector call this, idle lanes with any values.
 
         ``scale`` is NVFP4's global scale; None in other formats.
         """
@@ -106,7 +106,7 @@ class Encoder:
 
 
 def _lanes_amax(value: Float32, lanes: int) -> Float32:
-    """Largest value of ``lanes`` adjacent lanes, a power of two; NaN if any value is NaN."""
+    """Largest value over ``lanes`` (a power of two) adjacent lanes; NaN if any value is NaN."""
     distance = 1
     while distance < lanes:
         other = cute.arch.shuffle_sync_bfly(value, distance)
@@ -116,7 +116,7 @@ def _lanes_amax(value: Float32, lanes: int) -> Float32:
 
 
 def _to_e4m3(values: list[Float32]) -> Uint32:
-    """Convert four elements to E4M3 in a word, the first lowest: nearest, ties to even."""
+    """Convert four elements to E4M3, to nearest even, in one word, the first in the lowest byte."""
     return ptx.inline_ptx(
         "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, {$r1}, {$r0}; "
         "cvt.rn.satfinite.e4m3x2.f32 high, {$r3}, {$r2}; mov.b32 {$w0}, {low, high}; }",

@@ -19,14 +19,15 @@ class GatherArguments(NamedTuple):
     Attributes:
         cache: bytes of the first page.
         page_stride: bytes from one page to the next.
-        block_size: vectors of a page.
+        block_size: vectors per page.
         table: int32 [batch, table_stride], pages of each sequence.
         table_stride: entries from one sequence's row to the next.
-        starts: int32 [batch + 1], row of each sequence's first vector, and end of the last.
-        batch: sequences.
-        data: bytes of ``rows`` vectors, result.
-        scales: bytes of the vectors' scales, result; null if the format has none.
-        rows: vectors of the result.
+        starts: int32 [batch + 1], output row of each sequence's first vector, then the number of
+            rows in use.
+        batch: number of sequences.
+        data: bytes of ``rows`` vectors, output.
+        scales: bytes of the vectors' scales, output; null if the format has none.
+        rows: number of output rows.
     """
 
     cache: cute.Pointer
@@ -43,7 +44,7 @@ class GatherArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class GatherVectors:
-    """One compiled variant; all threads have the same role: 16 bytes of a vector each.
+    """One compiled variant of the kernel that gathers vectors; each thread copies 16 bytes.
 
     Attributes:
         layout: layout of the vectors.
@@ -71,7 +72,7 @@ class GatherVectors:
 
     @cute.kernel
     def kernel(self, arguments: GatherArguments) -> None:
-        """Copy a thread's chunk of a row."""
+        """Copy this thread's chunk of an output row."""
         thread = cute.arch.block_idx()[0] * THREADS + cute.arch.thread_idx()[0]
         row, chunk = thread // self.layout.copy_lanes, thread % self.layout.copy_lanes
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
@@ -107,7 +108,7 @@ class GatherVectors:
 
     @cute.jit
     def _sequence(self, arguments: GatherArguments, row: Int32) -> Int32:
-        """Last sequence that starts at or before ``row``, by bisection; skips empty sequences."""
+        """Index of the sequence that ``row`` belongs to, by bisection; skips empty sequences."""
         starts = Array(arguments.starts, shape=(1,))
         low, high = Int32(0), arguments.batch
         while high - low > 1:

@@ -22,12 +22,12 @@ class VectorLayout:
 
     @property
     def data_bytes(self) -> int:
-        """Data of one vector."""
+        """Bytes of data per vector."""
         return self.head_dim * DATA_BITS[self.fmt] // 8
 
     @property
     def scale_bytes(self) -> int:
-        """Scales of one vector."""
+        """Bytes of scales per vector."""
         if self.fmt not in SCALES:
             return 0
         elements, size = SCALES[self.fmt]
@@ -35,22 +35,22 @@ class VectorLayout:
 
     @property
     def quantize_lanes(self) -> int:
-        """Adjacent lanes that quantise a vector, a power of two; some may be idle."""
+        """Number of adjacent lanes that quantise a vector, a power of two; some may be idle."""
         return _power_of_two(self.head_dim // LANE_ELEMENTS)
 
     @property
     def chunks(self) -> int:
-        """Chunks of a vector's data."""
+        """Number of 16-byte chunks of a vector's data."""
         return self.data_bytes // CHUNK
 
     @property
     def copy_lanes(self) -> int:
-        """Adjacent lanes that copy a vector, a power of two; some may be idle."""
+        """Number of adjacent lanes that copy a vector, a power of two; some may be idle."""
         return _power_of_two(self.chunks)
 
     @property
     def scale_lanes(self) -> int:
-        """Lanes that copy the scales, an equal part each."""
+        """Number of lanes that copy a vector's scales, each an equal part."""
         return 1 if self.fmt == "fp8" else self.chunks
 
 

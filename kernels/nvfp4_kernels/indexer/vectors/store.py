@@ -1,4 +1,4 @@
-"""Kernel that quantises vectors, to contiguous rows or to the slots of a paged cache."""
+"""Kernel that quantises vectors and stores them in contiguous rows or in slots of a paged cache."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,11 +20,12 @@ class StoreArguments(NamedTuple):
 
     Attributes:
         x: bfloat16 [tokens, num_heads, head_dim].
-        data: bytes of the result; for a cache, bytes of the first page.
-        scales: bytes of the result's scales; null for a cache.
-        slots: int64 [tokens], slot of each vector in a cache, negative to skip it; else null.
+        data: bytes of the output vectors; for a cache, bytes of the first page.
+        scales: bytes of the output scales; null for a cache.
+        slots: int64 [tokens], cache slot of each token, negative to skip the token; null for
+            contiguous rows.
         page_stride: bytes from one page to the next.
-        block_size: vectors of a page.
+        block_size: vectors per page.
         global_scale: NVFP4's global scale, float32; else null.
         token_stride, head_stride: strides of ``x`` in elements.
         tokens, num_heads: sizes.
@@ -45,13 +46,13 @@ class StoreArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class StoreVectors:
-    """One compiled variant; all threads have the same role: 16 elements of a vector each.
+    """One compiled variant of the kernel that stores vectors; each thread encodes 16 elements.
 
     Attributes:
         layout: layout of the vectors.
         paged: whether vectors go to slots of a cache.
         native_e2m1: see ``Encoder``.
-        read_align, write_align: bytes to which vectors of ``x``, and pages, are aligned.
+        read_align, write_align: alignment in bytes of the vectors of ``x``, and of pages.
     """
 
     layout: VectorLayout

@@ -1,6 +1,6 @@
 """Choice of the number of splits and of the keys per step. Pure, and no CuTe.
 
-Measured on an H200 at 128 to 32768 keys, with 1 to 64 sequences of 2 and of 8 KV heads.
+The rules were measured on an H200 with 128 to 32768 keys, 1 to 64 sequences, 2 and 8 KV heads.
 """
 
 from nvfp4_kernels.attention.decode.sm90.tile import KEYS, MAX_SPLITS, WARPS, DecodeTile
@@ -13,15 +13,15 @@ LONG_STEP_HEAD_DIM = 128  # maximum: with more, shared memory holds no ring of l
 def choose_config(
     batch: int, kv_heads: int, group: int, head_dim: int, max_keys: int, sms: int = SMS
 ) -> DecodeTile:
-    """Choose as many splits as there are otherwise idle SMs, while each of their warps has keys.
+    """Choose as many splits as keep all SMs busy, as long as every warp has keys.
 
-    Steps are long where an SM has one CTA: loads in flight and independent work are scarce there.
-    With more CTAs than SMs, two share an SM.
+    Steps are long if an SM has one CTA, where loads in flight and independent work are scarce. With
+    more CTAs than SMs, two CTAs share an SM.
 
     Args:
-        batch: sequences.
-        kv_heads: KV heads.
-        group: query heads of each KV head.
+        batch: number of sequences.
+        kv_heads: number of KV heads.
+        group: query heads per KV head.
         head_dim: D.
         max_keys: upper bound on a token's keys: capacity of a block-table row, or the window.
         sms: SMs of the device.
@@ -39,5 +39,5 @@ def choose_config(
 
 
 def _reachable(splits: int, sms: int) -> int:
-    """SMs that clusters of ``splits`` CTAs can fill: a cluster lies within one GPC."""
+    """Number of SMs that clusters of ``splits`` CTAs can fill: a cluster lies within one GPC."""
     return sms if splits <= 2 else sms // 2

@@ -1,4 +1,4 @@
-"""The decode attention kernel of sm_90: store of one token, attention over split keys, merge."""
+"""Decode attention kernel of sm_90: store of the new token, attention over split keys, merge."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,15 +24,15 @@ class DecodeArguments(NamedTuple):
 
     Attributes:
         q, key, value: vectors of each sequence's new token.
-        kv_cache: [page, head, row, 2·D], a key and then its value.
+        kv_cache: [page, head, row, 2·D], each key followed by its value.
         cache_strides: strides of ``kv_cache``.
         block_table: int32 [sequences, table_stride], pages.
         table_stride: elements between rows of the block table.
-        seq_lens: int32 [sequences], the new token included.
+        seq_lens: int32 [sequences], lengths including the new token.
         slot_mapping: int64 [sequences], slots of the new tokens; negative: not stored.
         result: output and sinks.
         logits: scale and soft cap; a cap of 0 means none.
-        window: keys a token sees; 0: all.
+        window: number of keys that a token sees; 0: all.
         batch, kv_heads, pages: sizes.
     """
 
@@ -82,7 +82,7 @@ class DecodeAttentionSm90:
 
     @property
     def unread(self) -> list[str]:
-        """Arguments that the kernel does not read."""
+        """Names of the arguments that the kernel does not read."""
         options = [
             name for name in ("window", "soft_cap", "sinks") if not getattr(self.variant, name)
         ]
@@ -106,7 +106,7 @@ class DecodeAttentionSm90:
 
     @cute.kernel
     def kernel(self, tensor_map: GridConstant[TensorMap], arguments: DecodeArguments) -> None:
-        """Start loads of earlier tokens' keys, then load the token, run all steps, merge."""
+        """Start loads of earlier tokens' keys, load the new token, run all steps, and merge."""
         tile, variant = self.tile, self.variant
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         leader = ptx.elect_sync()

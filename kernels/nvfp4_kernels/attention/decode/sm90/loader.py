@@ -1,4 +1,4 @@
-"""TMA loads of keys and values of a warp's steps from the cache's pages into its ring."""
+"""TMA loads of the keys and values of a warp's steps, from the paged cache into the warp's ring."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,7 +18,7 @@ TMA_ARRIVALS = 1  # arrive.expect_tx of the warp's leader
 
 
 class Strides(NamedTuple):
-    """Strides of the cache in elements: multiples of 16 bytes."""
+    """Strides of the cache in elements; each is a multiple of 16 bytes."""
 
     row: Int64
     head: Int64
@@ -42,8 +42,8 @@ class Ring:
     """Ring of one warp.
 
     Attributes:
-        data: float32 words [stage, box, chunk, key, 32], 128-byte swizzle: chunks of the key,
-            then of the value.
+        data: float32 words [stage, box, chunk, key, 32], 128-byte swizzle; the chunks of a key are
+            followed by the chunks of its value.
         full: mbarrier of each stage, completed by ``TMA_ARRIVALS`` and the copies' bytes.
     """
 
@@ -78,7 +78,7 @@ def cache_map(
 
 @dataclass(frozen=True)
 class TmaLoader:
-    """TMA loads of a warp, issued by its leader; a stage is refilled once all lanes have read."""
+    """TMA loads of a warp, issued by its leader; lanes must have read a stage before a refill."""
 
     tile: DecodeTile
     variant: Variant
@@ -102,7 +102,7 @@ class TmaLoader:
 
     @cute.jit
     def _page(self, cache: Cache, work: WorkTile, index: Int32, box: cutlass.Constexpr) -> Int32:
-        """Page of a box; −1 past the last key, out of the tensor map: TMA fills it with zeros."""
+        """Page of a box; −1 past the last key: out of bounds, so that TMA fills in zeros."""
         page = Int32(-1)
         if self._has_keys(work, index, box):
             page = load_page(cache, work, self._key(work, index, box) // self.variant.page_size)
@@ -118,7 +118,7 @@ class TmaLoader:
         pages: list[Int32],
         leader: Boolean,
     ) -> None:
-        """Load the warp's ``index``-th step, if any; no lane may still read its stage."""
+        """Load the warp's ``index``-th step, if it exists; no lane may still read that stage."""
         tile = self.tile
         if leader and index < work.steps:
             stage = index % tile.stages
@@ -135,7 +135,7 @@ class TmaLoader:
                 )
 
     def _has_keys(self, work: WorkTile, index: Int32, box: int) -> Boolean:
-        """Whether a step's box has keys: the first box of each step always has."""
+        """Whether a step's box has keys; the first box of each step always has."""
         return self._key(work, index, box) < work.end if box else index < work.steps
 
     def _key(self, work: WorkTile, index: Int32, box: int) -> Int32:
@@ -144,6 +144,6 @@ class TmaLoader:
 
 
 def load_page(cache: Cache, work: WorkTile, entry: Int32) -> Int32:
-    """Entry of the sequence's row of the block table."""
+    """Load an entry of the sequence's row of the block table."""
     row = Int64(work.sequence) * cache.table_stride
     return Int32(Array(cache.table, shape=(1,)).load(row + entry))

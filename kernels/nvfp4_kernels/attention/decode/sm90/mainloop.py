@@ -1,4 +1,4 @@
-"""Main loop of a warp: flash attention of one token's heads to the keys of every step."""
+"""Main loop of a warp: flash attention of one token's heads over the keys of the warp's steps."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,11 +19,11 @@ from nvfp4_kernels.sm90.warp_mma import multiply
 
 
 class LogitScaling(NamedTuple):
-    """Factors that turn Q·Kᵀ into logits in units of ln 2.
+    """Factors that turn Q·Kᵀ into base-2 logits, i.e. logits times log2(e).
 
     Attributes:
         scale: factor of ``q · k``.
-        soft_cap: unused without one.
+        soft_cap: soft cap; not used if the variant has none.
     """
 
     scale: Float32
@@ -34,11 +34,11 @@ class LogitScaling(NamedTuple):
 class PartialResult:
     """Partial result of a warp's keys, not yet divided by row_sum.
 
-    Of each tile of 8 heads, lane L has row_max of head L // 4, row_sum of that head over its own
-    keys only, and O of heads 2 (L % 4) and the next.
+    For each tile of 8 heads, lane L has row_max of head L // 4, row_sum of that head over the
+    lane's own keys only, and O of heads 2 (L % 4) and 2 (L % 4) + 1.
 
     Attributes:
-        row_max: largest logit so far, per head tile.
+        row_max: largest base-2 logit so far, per head tile.
         row_sum: Σ 2^(logit − row_max), per head tile.
         o: Σ 2^(logit − row_max) · V, accumulators of ``mma.sync`` [head tile, 16 of D, 4].
     """
@@ -52,8 +52,8 @@ class PartialResult:
 class Mainloop:
     """Main loop of every warp.
 
-    Heads are the M side of Q·Kᵀ and the N side of Vᵀ·Pᵀ: the accumulators of one ``mma.sync`` are
-    then operands of the next, and 8 heads need no padding to 16.
+    Heads are the M side of Q·Kᵀ and the N side of Vᵀ·Pᵀ: the accumulators of the first ``mma.sync``
+    are then operands of the second, and 8 heads need no padding to 16.
     """
 
     tile: DecodeTile
@@ -71,7 +71,7 @@ class Mainloop:
         logits: LogitScaling,
         leader: Boolean,
     ) -> PartialResult:
-        """Process all steps; ``key`` and ``value`` are this lane's, see ``NewToken.vector``."""
+        """Process all steps; ``key``, ``value``: this lane's results of ``NewToken.vector``."""
         tile, stages = self.tile, self.tile.stages
         loader, token = TmaLoader(tile, self.variant), NewToken(tile, self.variant)
         row_max = [Float32(NEGATIVE_INFINITY)] * tile.head_tiles
@@ -105,7 +105,7 @@ class Mainloop:
         return PartialResult(row_max, row_sum, o)
 
     def _scores(self, boxes: list[Array], queries: list[list[Uint32]]) -> list[list[Float32]]:
-        """Q·Kᵀ of 8 keys each: two scores of head L // 4, then two of head L // 4 + 8."""
+        """Compute Q·Kᵀ by 8 keys: two scores of head L // 4, then two of head L // 4 + 8."""
         # Even and odd steps have accumulators of their own: shorter chains of dependent MMAs.
         key_tiles = 2 * len(boxes)
         chains = [[Float32(0.0)] * 4 for _ in range(2 * key_tiles)]
@@ -121,7 +121,7 @@ class Mainloop:
     def _accumulate(
         self, boxes: list[Array], p: list[list[Uint32]], o: list[list[Float32]]
     ) -> list[list[Float32]]:
-        """O + Vᵀ·Pᵀ of a step."""
+        """Add a step's Vᵀ·Pᵀ to O."""
         results: list[list[Float32]] = [[] for _ in o]
         for step in range(self.tile.steps):
             values = [self._load(box, self.tile.steps + step, ".trans") for box in boxes]
@@ -134,7 +134,7 @@ class Mainloop:
         return results
 
     def _load(self, box: Array, step: int, transposed: str) -> list[Uint32]:
-        """Load 16 of D of a box, keys 0–7, then 8–15: B fragments, or A if transposed."""
+        """Load 16 elements of D of a box's keys: B fragments, keys 0–7 first; A if transposed."""
         lane = cute.arch.lane_idx()
         row = lane % 8 + lane // 16 * 8
         address = box.subview(swizzled_word(2 * step + lane // 8 % 2, row)).data_ptr().toint()
@@ -148,14 +148,14 @@ class Mainloop:
         )
 
     def _scaled(self, scores: list[Float32], logits: LogitScaling) -> list[Float32]:
-        """Logits in units of ln 2."""
+        """Convert scores to base-2 logits, soft-capped if the variant has a soft cap."""
         if not self.variant.soft_cap:
             return [score * (logits.scale * LOG2_E) for score in scores]
         inner, outer = logits.scale / logits.soft_cap, logits.soft_cap * LOG2_E
         return [tanh(score * inner) * outer for score in scores]
 
     def _masked(self, logits: list[Float32], work: WorkTile, start: Int32) -> list[Float32]:
-        """Logits, with −∞ for keys that the token does not see."""
+        """Mask logits: −∞ for keys that the token does not see."""
         first = start + cute.arch.lane_idx() % 4 * 2
         masked = []
         for index, logit in enumerate(logits):
@@ -167,7 +167,7 @@ class Mainloop:
         return masked
 
     def _row_max(self, logits: list[Float32]) -> Float32:
-        """Largest logit of a head, in all four of its lanes."""
+        """Largest logit of a head, returned to all four lanes of the head."""
         largest = logits[0]
         for logit in logits[1:]:
             largest = cute.arch.fmax(largest, logit)
@@ -177,13 +177,13 @@ class Mainloop:
         return largest
 
     def _rescaled(self, o: list[Float32], rescale: Float32) -> list[Float32]:
-        """O times ``rescale`` of each head, fetched from other lanes."""
+        """Multiply O by each head's ``rescale``, fetched from other lanes."""
         lane = cute.arch.lane_idx() % 4 * 8
         factors = [cute.arch.shuffle_sync(rescale, lane + 4 * c) for c in range(2)]
         return [each * factors[index % 2] for index, each in enumerate(o)]
 
     def _converted(self, powers: list[Float32]) -> list[Uint32]:
-        """P as B fragments of Vᵀ·Pᵀ."""
+        """Convert P to B fragments of Vᵀ·Pᵀ."""
         dtype = TYPES[self.variant.dtype]
         values = Vector.from_elements(tuple(powers), Float32).to(dtype)
         return [Uint32(word) for word in values.bitcast(Uint32).to_elements()]

@@ -18,7 +18,7 @@ VECTOR = 4  # elements that a thread writes at a time
 
 
 class DecodeResult(NamedTuple):
-    """Result ``out`` [token, head, D], and ``sinks`` float32 [head] that enter it, or null."""
+    """Output ``out`` [token, head, D], and attention sinks ``sinks``, float32 [head] or null."""
 
     out: cute.Pointer
     sinks: cute.Pointer
@@ -26,7 +26,7 @@ class DecodeResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Merge:
-    """Merge over a cluster: every CTA writes an equal part of the result, summed in fixed order.
+    """Merge over a cluster, in fixed order; every CTA writes an equal part of the output.
 
     A warp's partial result is stored in its ring: float32 O [head, D], then row_max and row_sum of
     each head.
@@ -37,7 +37,7 @@ class Merge:
 
     @property
     def part_words(self) -> int:
-        """Stride of the warps' partial results in words."""
+        """Stride between the warps' partial results, in words."""
         return self.tile.stages * self.tile.stage_bytes // 4
 
     @cute.jit
@@ -69,7 +69,7 @@ class Merge:
 
     @cute.jit
     def _store_part(self, part: PartialResult, own: Array) -> None:
-        """Store this warp's partial result to its shared memory ``own``."""
+        """Store this warp's partial result to the warp's shared memory ``own``."""
         tile = self.tile
         lane = cute.arch.lane_idx()
         for head_tile in cutlass.range_constexpr(tile.head_tiles):

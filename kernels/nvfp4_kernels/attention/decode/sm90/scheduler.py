@@ -1,4 +1,4 @@
-"""Scheduler: the keys of a warp."""
+"""Scheduler, which assigns keys to warps."""
 
 from dataclasses import dataclass
 
@@ -15,11 +15,11 @@ class WorkTile:
     """Work tile of a warp: a KV head of a sequence, and steps along its keys.
 
     Attributes:
-        sequence, kv_head: indices.
+        sequence, kv_head: indices of the sequence and of the KV head.
         rank: rank of the CTA in its cluster.
         begin, end: keys that the token sees, ``begin <= key < end``; the token's own key is the
             last.
-        first: first box of the warp's first step, counted from the sequence's first key.
+        first: index of the first box of the warp's first step, from the sequence's first key.
         steps: number of steps, ``step_stride`` boxes apart.
         stores: whether the token's own key is in the warp's last step.
     """

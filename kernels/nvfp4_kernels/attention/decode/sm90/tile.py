@@ -1,4 +1,4 @@
-"""Tile of decode attention, its layout in shared memory, and variants. No CuTe.
+"""Tile of decode attention with its shared memory layout, and kernel variants. No CuTe.
 
 A cluster has one KV head of one sequence. Every warp runs a separate main loop over a separate
 ring, 16 or 32 keys and values at a time; the warps' partial results are merged at the end.
@@ -33,10 +33,10 @@ class DecodeTile:
 
     Attributes:
         head_dim: D.
-        group: query heads of a KV head, up to 16.
-        splits: CTAs of a cluster, which split the keys of a sequence.
-        keys: keys of a warp's step: 16, or 32, which hides more latency.
-        max_stages: upper bound on the stages of a warp's ring; fewer if shared memory is short.
+        group: query heads per KV head, up to 16.
+        splits: number of CTAs per cluster, which split the keys of a sequence.
+        keys: keys per step of a warp: 16, or 32, which hides more latency.
+        max_stages: maximum depth of a warp's ring; shared memory may allow less.
     """
 
     head_dim: int
@@ -57,34 +57,34 @@ class DecodeTile:
 
     @property
     def head_tiles(self) -> int:
-        """MMA tiles of 8 heads."""
+        """Number of MMA tiles of 8 heads."""
         return math.ceil(self.group / MMA_HEADS)
 
     @property
     def steps(self) -> int:
-        """MMA steps along D, of 16 elements each."""
+        """Number of MMA steps along D, of 16 elements each."""
         return self.head_dim // 16
 
     @property
     def warps(self) -> int:
-        """Warps of the cluster."""
+        """Number of warps in the cluster."""
         return WARPS * self.splits
 
     @property
     def boxes(self) -> int:
-        """TMA boxes of a step."""
+        """Number of TMA boxes per step."""
         return self.keys // KEYS
 
     @property
     def step_stride(self) -> int:
-        """Stride of a warp's steps in boxes: the boxes of one step of all warps of the cluster."""
+        """Stride of a warp's steps: the number of boxes in one step of all warps of the cluster."""
         return self.warps * self.boxes
 
     # --- shared memory ------------------------------------------------------------------------
 
     @property
     def chunks(self) -> int:
-        """Chunks of a key and its value, each as wide as the widest swizzle."""
+        """Number of chunks of a key and its value, each as wide as the widest swizzle."""
         return 4 * self.head_dim // ROW_BYTES
 
     @property
@@ -94,21 +94,21 @@ class DecodeTile:
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes of a step."""
+        """Bytes of a step's keys and values."""
         return self.boxes * self.box_bytes
 
     @property
     def ctas_per_sm(self) -> int:
-        """Resident CTAs."""
+        """Number of resident CTAs per SM."""
         return 2 if self._stages(2) >= MIN_STAGES else 1
 
     @property
     def stages(self) -> int:
-        """Stages of each warp's ring."""
+        """Number of stages of each warp's ring."""
         return min(self._stages(self.ctas_per_sm), self.max_stages)
 
     def _stages(self, ctas_per_sm: int) -> int:
-        """Stages that shared memory has room for."""
+        """Number of stages per ring that fit with ``ctas_per_sm`` CTAs in shared memory."""
         left = SM_SHARED_BYTES // ctas_per_sm - CTA_RESERVED_BYTES - BARRIER_BYTES
         return left // (WARPS * self.stage_bytes)
 
@@ -116,22 +116,22 @@ class DecodeTile:
 
     @property
     def o_stride(self) -> int:
-        """Stride of O's heads in words: a fragment's heads start in different banks."""
+        """Stride between heads of O, in words; a fragment's heads start in different banks."""
         return self.head_dim + 4
 
     @property
     def state_offset(self) -> int:
-        """Offset of row_max and row_sum of each head, after O, in words."""
+        """Offset in words of row_max and row_sum of all heads, which follow O."""
         return MMA_HEADS * self.head_tiles * self.o_stride
 
     @property
     def part_bytes(self) -> int:
-        """Bytes of a partial result."""
+        """Bytes of a warp's partial result."""
         return 4 * (self.state_offset + 2 * MMA_HEADS * self.head_tiles)
 
     @property
     def split_vectors(self) -> int:
-        """Vectors of 4 elements of the result that each CTA of the cluster writes."""
+        """Number of 4-element output vectors that each CTA of the cluster writes."""
         return math.ceil(self.group * self.head_dim // 4 / self.splits)
 
 
@@ -141,10 +141,10 @@ class Variant:
 
     Attributes:
         dtype: dtype of queries, keys, values and result.
-        page_size: keys of a page, a power of two.
-        window: whether a token sees only the last keys.
+        page_size: keys per page, a power of two.
+        window: whether a token sees only a window of the last keys.
         soft_cap: whether logits are capped.
-        sinks: whether heads have sinks.
+        sinks: whether heads have attention sinks.
     """
 
     dtype: ActDtype

@@ -1,4 +1,4 @@
-"""New token of a sequence: load of the queries, and store of the key and value into the cache."""
+"""New token of a sequence: loads of its queries, key and value, and the store into the cache."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -30,7 +30,7 @@ class TokenTensor(NamedTuple):
     head_stride: Int64
 
     def start(self, token: Int32, head: Int32) -> Int64:
-        """Offset of a row."""
+        """Offset of the vector of a token's head, in elements."""
         return Int64(token) * self.token_stride + Int64(head) * self.head_stride
 
 
@@ -42,7 +42,7 @@ class NewToken:
     variant: Variant
 
     def queries(self, q: TokenTensor, work: WorkTile) -> list[list[Uint32]]:
-        """A fragments of Q·Kᵀ, one per 16 of D: the heads of a group, and zeros up to 16."""
+        """Load A fragments of Q·Kᵀ, one per 16 elements of D: a group's heads, zero-padded."""
         lane, zero = cute.arch.lane_idx(), Uint32(0)
         data, fragments = Array(q.data, shape=(1,)), []
         for head_tile in range(self.tile.head_tiles):
@@ -63,7 +63,7 @@ class NewToken:
         ]
 
     def vector(self, x: TokenTensor, work: WorkTile) -> Vector:
-        """This lane's 16 bytes of the token's key or value ``x``."""
+        """Load this lane's 16 bytes of the token's key or value ``x``."""
         at = cute.arch.lane_idx() % (self.tile.head_dim // VECTOR) * VECTOR
         start = x.start(work.sequence, work.kv_head)
         return Array(x.data, shape=(1,)).load(start + at, VECTOR, alignment=16)
@@ -72,7 +72,7 @@ class NewToken:
     def store(
         self, cache: Cache, stage: Array, key: Vector, value: Vector, work: WorkTile, row: Int32
     ) -> None:
-        """Store key and value into the cache, unless the slot is negative, and into the stage.
+        """Store the key and value into the stage and, unless the slot is negative, into the cache.
 
         Values after the token's in the same box are zeroed: P = 0 times NaN is NaN.
         """
@@ -99,12 +99,12 @@ class NewToken:
         ptx.bar_warp_sync(cute.arch.FULL_MASK)
 
     def _stage_word(self, vector: Int32, row: Int32) -> Int32:
-        """Word where 16 bytes of a row begin in a stage."""
+        """Index of the word where a 16-byte vector of a row begins in a stage."""
         return row // KEYS * (self.tile.box_bytes // 4) + swizzled_word(vector, row % KEYS)
 
 
 def swizzled_word(vector: Int32, row: Int32) -> Int32:
-    """Word where 16 bytes of a row begin in a box."""
+    """Index of the word where a 16-byte vector of a row begins in a box."""
     per_chunk = CHUNK // VECTOR
     chunk, inside = vector // per_chunk, vector % per_chunk
     return (chunk * KEYS + row) * ROW_WORDS + (inside ^ (row % per_chunk)) * 4
