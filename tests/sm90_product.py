@@ -1,4 +1,4 @@
-"""Ops of sm_90 on a CPU: the code before the GEMM kernel runs, and a formula replaces it.
+"""Stand-in that runs the ops of sm_90 on a CPU: a formula replaces the GEMM kernel.
 
 References replace the small kernels.
 """
@@ -44,7 +44,7 @@ class Sm90Product:
         bias: Tensor | None,
         out_dtype: torch.dtype,
     ) -> Tensor:
-        """Compute ``nvfp4_kernels.gemm.op.gemm`` with the weight in fragments."""
+        """Compute ``nvfp4_kernels.gemm.op.gemm`` with the weight in the fragment layout."""
         n = sum(shard_sizes)
         weights = [Fragments(b, b_scales)]
         out = self.product(a.flatten(0, -2), weights, alpha, shard_sizes, n, bias, out_dtype)
@@ -64,7 +64,7 @@ class Sm90Product:
         out_global_scale: None,
         out_dtype: torch.dtype,
     ) -> tuple[Tensor, None]:
-        """Compute ``nvfp4_kernels.gemm.silu_mul.op`` with the weights in fragments."""
+        """Compute ``nvfp4_kernels.gemm.silu_mul.op`` with the weights in the fragment layout."""
         weights = [Fragments(b1, b1_scales), Fragments(b2, b2_scales)]
         out = self.product(a.flatten(0, -2), weights, alpha, [n], n, None, out_dtype)
         return out.view(*a.shape[:-1], n), None
@@ -79,7 +79,7 @@ class Sm90Product:
         bias: Tensor | None,
         out_dtype: torch.dtype,
     ) -> Tensor:
-        """Result ``(M, N)`` of ``gemm`` for one weight, of ``silu_mul_gemm`` for two."""
+        """Result ``(M, N)`` of ``gemm`` for one weight, or of ``silu_mul_gemm`` for two weights."""
         assert a.ndim == 2
         check_layout("a", a)  # as the kernel's does
         assert sum(shard_sizes) == n
@@ -98,7 +98,7 @@ class Sm90Product:
 
 @contextmanager
 def sm90_ops() -> Iterator[Sm90Product]:
-    """Context in which ops on CPU tensors run the code of sm_90."""
+    """Context in which ops on CPU tensors run the code path of sm_90."""
     product = Sm90Product()
     module = ModuleType(_LAUNCH)
     vars(module).update(gemm=product.gemm, silu_mul_gemm=product.silu_mul_gemm)
@@ -116,7 +116,7 @@ def sm90_ops() -> Iterator[Sm90Product]:
 
 
 def _put(modules: Mapping[str, ModuleType | None]) -> None:
-    """Put modules back into ``sys.modules`` and their packages; None: remove the module."""
+    """Restore modules in ``sys.modules`` and in their packages; None: remove the module."""
     for name, module in modules.items():
         package, _, attribute = name.rpartition(".")
         parent = vars(sys.modules.get(package, ModuleType(package)))

@@ -21,7 +21,8 @@ class Variant:
     """One way to serve the model.
 
     Attributes:
-        name: name as given, without the model.
+        name: name of the variant as given on the command line, without the part that names the
+            model.
         model: path, name at the hub, or a key of ``SHAPES`` or ``MOE_SHAPES``.
     """
 
@@ -35,12 +36,12 @@ class Variant:
 
     @property
     def shape(self) -> bool:
-        """Whether the model is a shape without a checkpoint."""
+        """Whether the model is a built-in shape, without a checkpoint."""
         return self.model in SHAPES or self.model in MOE_SHAPES
 
     @property
     def dummy(self) -> bool:
-        """Whether vLLM generates dummy weights: for a shape in 16 bits."""
+        """Whether vLLM generates dummy weights, as it does for a shape in 16 bits."""
         return self.shape and self.name == "bf16"
 
     def written(self, folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""Summary of the catalogue on the newest vLLM, in Markdown, as the README shows it."""
+"""Markdown summary of the catalogue on the newest vLLM, as the README shows it."""
 
 from collections import Counter
 from collections.abc import Callable
