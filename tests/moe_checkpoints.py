@@ -47,7 +47,7 @@ _SIZES: dict[str, Any] = {
 
 
 def qwen3(**changes: Any) -> PreTrainedConfig:
-    """Qwen 3: eight experts, no size on half a rank a multiple of 128; softmax routing."""
+    """Qwen 3: eight experts, softmax routing; no size on half a rank is a multiple of 128."""
     settings = _SIZES | {
         "num_experts": 8,
         "moe_intermediate_size": 96,
@@ -58,7 +58,7 @@ def qwen3(**changes: Any) -> PreTrainedConfig:
 
 
 def glm4(**changes: Any) -> PreTrainedConfig:
-    """GLM 4: a dense layer, then experts beside a shared one; sigmoid routing with a bias."""
+    """GLM 4: a dense layer, then layers with a shared expert; sigmoid routing with a bias."""
     settings = _SIZES | {
         "n_routed_experts": 8,
         "n_shared_experts": 1,

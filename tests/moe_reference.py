@@ -73,7 +73,7 @@ def auto_class(config: Any) -> Any:
 
 
 def said(moe: Moe) -> Run:
-    """Log-probabilities of the text by a checkpoint's model, and its greedy continuation."""
+    """Log-probabilities of the text by a checkpoint's model, with its greedy continuation."""
     return says(opened(moe))
 
 
@@ -128,7 +128,7 @@ def _experts(
 
 
 def _stacked(module: Any, first: Tensor, second: list[Tensor], hidden_states: Tensor) -> Tensor:
-    """Result of Llama 4's experts, each for all tokens, with weighted inputs, in order."""
+    """Result of Llama 4's experts, one after the other on all tokens, with weighted inputs."""
     out = []
     for expert, x in enumerate(hidden_states.chunk(len(second))):
         gate, up = (_rounded(first, x) @ module.gate_up_proj[expert]).chunk(2, -1)

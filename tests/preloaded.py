@@ -88,7 +88,7 @@ def _serve(listener: socket.socket) -> dict[str, Any] | None:
 
 
 def _attend(connection: socket.socket) -> dict[str, Any]:
-    """Fork a command's process and return the job there; in the parent, report the exit status."""
+    """Fork a command's process; returns the job in the child, reports the status in the parent."""
     data, streams, _, _ = socket.recv_fds(connection, _HEADER, _STREAMS)
     length = int.from_bytes(data, "little")
     with connection.makefile("rb") as given:

@@ -56,7 +56,7 @@ def run_rank(rank: int, model: str, arguments: dict[str, Any], port: int, said: 
 
 
 def stand_in_for_flashinfer(patch: pytest.MonkeyPatch, tokens: int) -> None:
-    """Let the plugin find FlashInfer without a GPU, for so many tokens; 0: leave it missing."""
+    """Make the plugin find FlashInfer without a GPU, for ``tokens`` tokens; 0: leave it missing."""
     from vllm.distributed import get_tp_group
 
     from tests import fake_flashinfer
@@ -68,7 +68,7 @@ def stand_in_for_flashinfer(patch: pytest.MonkeyPatch, tokens: int) -> None:
 
 
 def compile_in_pieces(patch: pytest.MonkeyPatch) -> None:
-    """Have vLLM compile the code between attention layers piecewise, as it does only on a GPU."""
+    """Make vLLM compile the code between attention layers piecewise, as only on a GPU."""
     from vllm.compilation.passes.utility.fix_functionalization import FixFunctionalizationPass
     from vllm.config import CompilationMode
     from vllm.platforms.cpu import CpuPlatform

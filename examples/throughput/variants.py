@@ -45,7 +45,7 @@ class Variant:
         return self.shape and self.name == "bf16"
 
     def written(self, folder: Path) -> str:
-        """The model for vLLM; for a shape, a config or checkpoint written beneath ``folder``.
+        """Model to pass to vLLM; a shape is first written as a config or checkpoint to ``folder``.
 
         A shape becomes its config alone or, for an NVFP4 variant, a checkpoint of random weights,
         shared by all variants that read its format.

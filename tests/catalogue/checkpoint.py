@@ -1,4 +1,4 @@
-"""Writer of a family's tiny checkpoint: a random model of transformers, quantised like exports."""
+"""Writer of a family's tiny checkpoint: a random transformers model, quantised as by exporters."""
 
 import json
 import re
@@ -88,7 +88,7 @@ def _by_expert(family: Family, tensors: Mapping[str, Tensor]) -> Iterator[tuple[
 def _quantized(
     family: Family, name: str, tensor: Tensor, kinds: dict[str, Kind]
 ) -> dict[str, Tensor]:
-    """Tensors on disk of one weight; ``kinds`` records the kind of a linear layer."""
+    """Tensors on disk for one weight; ``kinds`` records the kind of a linear layer's weight."""
     module = name.removesuffix(".weight")
     is_stack = tensor.ndim == 3 and (name.endswith(_STACKS) or ".moe." in name)
     if any(part in name for part in _NEVER) or not (

@@ -99,7 +99,7 @@ def _config(text: dict[str, Any], architecture: str) -> dict[str, Any]:
 
 
 def _tower() -> dict[str, Tensor]:
-    """Tower and projector, whose weights preserve the magnitude of activations."""
+    """Tensors of tower and projector, with weights that preserve activation magnitudes."""
     random = torch.Generator().manual_seed(1)
     tensors: dict[str, Tensor] = {}
 

@@ -1,4 +1,4 @@
-"""Files that the hub's checkpoints add around a text model and that transformers does not write."""
+"""Files that hub checkpoints add around a text model and that transformers does not write."""
 
 import json
 from collections.abc import Callable

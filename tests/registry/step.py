@@ -1,4 +1,4 @@
-"""One step of a built model with the plugin's attention: a prompt of a few tokens, over pages."""
+"""One step of a built model with the plugin's attention: a short prompt in a paged cache."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ class NotOursError(TypeError):
 
 
 def run(built: Built) -> Tensor:
-    """Hidden states ``(TOKENS, hidden)`` that a model on CPU returns for a prompt.
+    """Hidden states ``(TOKENS, hidden)`` of a prompt, computed by a model on CPU.
 
     Raises:
         NotOursError: a layer needs the metadata of another backend.

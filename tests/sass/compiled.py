@@ -1,4 +1,4 @@
-"""Kernels compiled in processes of their own, disassembled and checked."""
+"""Compilation, disassembly and checks of kernels in separate processes."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor

@@ -420,7 +420,7 @@ class Actor:
         return clocks.copy(), min(scope, fenced)
 
     def strong_read(self, published: Clocks, acquiring: bool, reach: Scope) -> None:
-        """Acquire published clocks, of a relaxed read at a fence that reaches the publishers."""
+        """Acquire published clocks; a relaxed read acquires at a fence that reaches the writer."""
         if acquiring:
             self.acquire(published)
         else:
