@@ -78,7 +78,7 @@ def replace_kernels_once() -> None:
 
 
 def count_without_compiling() -> None:
-    """Have vLLM rank tokens by an eager function; compiling its own takes 15 s per process."""
+    """Make vLLM rank tokens by an eager function; compiling takes 15 s per process."""
     from vllm.v1.sample import sampler
 
     sampler.batched_count_greater_than = lambda x, values: (x >= values).sum(-1)

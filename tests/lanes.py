@@ -114,7 +114,7 @@ def _imported(module: str, name: str) -> set[Path]:
 
 @cache
 def _exports(package: str) -> dict[str, str]:
-    """Module of each name that a package's ``__init__.py`` imports, even for type checkers only."""
+    """Module of each name that a package's ``__init__.py`` imports, also for type checkers only."""
     found: dict[str, str] = {}
     for file in _files(package):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

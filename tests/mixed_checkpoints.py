@@ -68,7 +68,7 @@ class Quantized:
 
 
 def quantize(kind: Kind, weight: Tensor, *, modelopt: bool) -> Quantized:
-    """Quantise ``(N, K)`` to a kind other than NVFP4, as a producer of the format stores it."""
+    """Quantise a matrix ``(N, K)`` to a kind other than NVFP4, as its format's producer does."""
     w = weight.float()
     n, k = w.shape
     if kind in (Kind.MXFP8, Kind.MXFP4):
@@ -131,7 +131,7 @@ class Mixed:
 
 
 def round_input(kind: Kind, x: Tensor, scale: Tensor | None = None) -> Tensor:
-    """Round ``(..., K)`` as a layer of a kind does, with a calibrated scale or dynamic scales."""
+    """Round an input ``(..., K)`` as a layer of ``kind`` does; a given scale is calibrated."""
     size = {Kind.FP8_BLOCK: 128, Kind.MXFP8: 32, Kind.MXFP4: 32}.get(kind, x.shape[-1])
     blocks = x.float().unflatten(-1, (-1, size))
     largest = 6.0 if kind is Kind.MXFP4 else E4M3_MAX

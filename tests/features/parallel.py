@@ -66,7 +66,7 @@ def local(model: str, *, prepared: bool, **arguments: Any) -> dict[str, Any]:
 
 
 async def balanced(model: str, ranks: int) -> dict[str, Any]:
-    """Answers of engines behind vLLM's load balancer to several requests, and the chosen ranks."""
+    """Answers by engines behind vLLM's load balancer to several requests, and the chosen ranks."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.core_client import DPLBAsyncMPClient

@@ -1,4 +1,4 @@
-"""A mixture of experts: dispatch to padded expert blocks, grouped products, and combine."""
+"""Ops of a mixture of experts: dispatch to padded expert blocks, grouped GEMMs, and combine."""
 
 from functools import partial
 from typing import Any
@@ -31,7 +31,7 @@ INT32 = torch.int32
 
 
 def draw_batch(draw: Draw) -> Given:
-    """Expert ids, some of no expert, some of other ranks, some repeated; optionally a map."""
+    """Expert ids, some invalid, of other ranks or repeated; optionally with an expert map."""
     tokens, top_k = draw.number(0, 12 if draw.gpu else 40), draw.one(1, 2, 3, 8, 32)
     experts, tiles = draw.number(1, 12), draw.one(8, 8, 16, *TILE_TOKENS)
     if draw.gpu:
@@ -140,7 +140,7 @@ def check_route(given: Given, result: Any, after: Given) -> None:
 
 
 def tiles_of(x: Tensor, routing: Routing, topk_weights: Tensor | None) -> Tensor:
-    """The rows of the used tiles, with zero padding: ``(used, T, K)``."""
+    """Rows of the used token tiles, with zero padding: ``(used, T, K)``."""
     used = int(routing.groups[0])
     slots = routing.slots[:used]
     if x.ndim == 3:

@@ -108,7 +108,7 @@ def _on_disk(name: str, renamed: Mapping[str, str]) -> str:
 
 
 def hollow(found: Tensors) -> Iterator[tuple[str, Tensor]]:
-    """Tensors with these names, dtypes and shapes but no storage of that size, for a dry load."""
+    """Tensors of these names, dtypes and shapes, without storage of that size, for a dry load."""
     for name, tensor in found.items():
         # Models read single numbers, so these tensors cannot be on the meta device.
         yield name, torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)

@@ -42,7 +42,7 @@ SECOND_RUNNER = {
 
 
 def architectures() -> list[str]:
-    """Names in vLLM's registry, including speculative decoders and transformers' backend."""
+    """Names in vLLM's registry, including speculative decoders and the transformers backend."""
     return list(registry._VLLM_MODELS)
 
 
@@ -126,7 +126,7 @@ def class_for(model_type: str) -> type[PreTrainedConfig]:
 
 
 def bag(fields: Mapping[str, Any], class_name: str = PreTrainedConfig.__name__) -> PreTrainedConfig:
-    """Config without a class: plain fields, entries as configs, nested bags under ``*_config``."""
+    """Config without a class: plain fields, entries as configs, nested bags in ``*_config``."""
     parts = {
         name: _part(value)
         if isinstance(value, Entry)

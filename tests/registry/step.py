@@ -12,7 +12,7 @@ IDS = (torch.arange(TOKENS) * 7) % 50 + 3
 
 
 class NotOursError(TypeError):
-    """Error: an attention layer of a model, or another layer with a state, is not the plugin's."""
+    """Error for a model that has a stateful layer, such as attention, that is not the plugin's."""
 
 
 def run(built: Built) -> Tensor:

@@ -70,7 +70,7 @@ _WITHIN = f"""
 
 @dataclass(frozen=True)
 class Reach:
-    """An access of ``nbytes`` bytes at %r6; ``step`` is its alignment if not ``nbytes``."""
+    """Access of ``nbytes`` bytes at %r6; ``step`` is its alignment if not ``nbytes``."""
 
     nbytes: int
     body: str
