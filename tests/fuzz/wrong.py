@@ -15,7 +15,7 @@ from tests.fuzz.ops import Given
 
 
 def names_argument(message: str, name: str) -> bool:
-    """Whether a message has an argument's name as a word; for an activation, the torch op's."""
+    """Whether a message has an argument's name as a word, or, for an activation, the op's name."""
     return re.search(rf"\b(act_)?{re.escape(name)}\b", message) is not None
 
 

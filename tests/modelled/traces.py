@@ -127,5 +127,5 @@ class Tracer:
 
 
 def operand(name: str, tensor: "Tensor", total: float, streamed: bool = False) -> Operand:
-    """A tensor of the traced run that represents ``total`` bytes of the whole problem."""
+    """Operand that stands for ``total`` bytes of the whole problem, from a traced tensor."""
     return Operand(name, tensor.data_ptr(), tensor.nbytes, total, streamed)

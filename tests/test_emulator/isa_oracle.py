@@ -69,7 +69,7 @@ def floats(kind: str, seed: int, count: int = 512) -> np.ndarray:
 
 
 def present(raw: Any, name: str) -> Any:
-    """A source as the code generator passes it: arrays viewed, Python ints with their sign."""
+    """Source operand as the code generator passes it: a view of an array, or a signed int."""
     dtype = np.dtype(DTYPES[name])
     if isinstance(raw, np.ndarray):
         return raw.astype(bool) if name == "pred" else raw.view(dtype)

@@ -19,7 +19,7 @@ PAST_L1 = ".L1::no_allocate"
 
 
 def part_of(p: Parameters, sms: int) -> Parameters:
-    """A chip of few SMs with a proportional share of bandwidth, which is faster to simulate."""
+    """Parameters of a chip of few SMs with proportional bandwidth, which is faster to simulate."""
     share = sms / p.sms
     bandwidths = {
         "hbm_bandwidth": p.hbm_bandwidth * share,

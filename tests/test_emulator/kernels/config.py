@@ -1,4 +1,4 @@
-"""Variants of the NVFP4 GEMM kernel and products to run on each, without CuTe."""
+"""Variants of the NVFP4 GEMM kernel, and products to run on each variant, without CuTe."""
 
 from dataclasses import dataclass
 
@@ -86,13 +86,13 @@ class GemmConfig:
 
 @dataclass(frozen=True)
 class Shape:
-    """One product on one variant of the kernel.
+    """One product, on one variant of the kernel.
 
     Attributes:
         m, n, k: sizes of the product.
         config: variant.
         dtype: name of the result's torch dtype.
-        sms: SMs to use; few, so that each SM gets several tiles.
+        sms: number of SMs to use; few, so that each SM gets several tiles.
     """
 
     m: int

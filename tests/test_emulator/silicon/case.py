@@ -1,4 +1,4 @@
-"""One recorded experiment: a PTX module, its launch, input and output arrays."""
+"""Recorded experiment: a PTX module, its launch, and input and output arrays."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -69,11 +69,11 @@ class Case:
     Parameters of the kernel, in order: a pointer for each input, for each output, then the maps.
 
     Attributes:
-        name: unique in its family.
+        name: name, unique in its family.
         ptx: whole module text.
         entry: kernel name.
         grid, block, cluster: launch dimensions.
-        dynamic_shared: bytes.
+        dynamic_shared: bytes of dynamic shared memory.
         inputs: arrays by name.
         outputs: initial contents by name; the recording holds the contents after the launch.
         maps: tensor maps by parameter name.
@@ -109,7 +109,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Allowed difference between an approximate result and the recorded one.
+    """Allowed difference between an approximate result and the recorded result.
 
     Attributes:
         format: ``f16``, ``bf16``, ``f32`` or ``f64``, the type of one result.

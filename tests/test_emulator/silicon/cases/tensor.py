@@ -175,7 +175,7 @@ def store(
 
 
 def numbered(size: int) -> Array:
-    """``size`` bytes of 16-bit numbers in order, so that each value gives its position."""
+    """Array of ``size`` bytes: 16-bit numbers in order, so that each value gives its position."""
     return np.arange(size // 2, dtype="u2").view("u1")
 
 
