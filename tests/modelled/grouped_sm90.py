@@ -103,7 +103,7 @@ class GroupedSm90:
         return max_tiles(self._tokens * self._shape.top_k, self._shape.held, self.tile_tokens)
 
     def config(self, weights: int) -> "tuple[Tile, EpilogueConfig]":
-        """The chooser's tile for the first product, of two weights, or for the second product."""
+        """Tile and epilogue by the chooser: first product if ``weights`` is 2, second if 1."""
         from nvfp4_kernels.activation import SILU
         from nvfp4_kernels.gemm.sm90.choose_grouped import GroupedProblem, choose_grouped_config
         from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig

@@ -61,7 +61,7 @@ class GemmConfig:
 
     @property
     def accumulators(self) -> int:
-        """Tiles in tensor memory: with two, the epilogue overlaps the next tile's MMAs."""
+        """Number of accumulator tiles; with two, the epilogue overlaps the next tile's MMAs."""
         return 2 if 2 * self.tile_n + self._scale_columns <= TENSOR_COLUMNS else 1
 
     @property

@@ -144,7 +144,7 @@ def _reason(reasons: Reasons, mutation: Mutation) -> str:
 def _substituted(
     run: Callable[[Emulated], bool], text: str | None, schedule: Schedule, arch: str
 ) -> tuple[bool, str]:
-    """Result of ``run`` with ``text`` in place of its kernel's PTX, and the kernel's PTX."""
+    """Result of ``run`` with ``text`` in place of its kernel's PTX; and the original PTX."""
     gpu = Gpu(
         EMULATED_CHIPS[arch], schedule=schedule, strict_tensor_fences=True, strict_scopes=True
     )

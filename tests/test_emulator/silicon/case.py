@@ -126,7 +126,7 @@ class Tolerance:
 
 
 def random_bits(seed: str, count: int) -> npt.NDArray[np.uint64]:
-    """``count`` 64-bit words that depend on the seed alone (splitmix64), on every numpy version."""
+    """Array of ``count`` 64-bit words that depend on the seed alone (splitmix64)."""
     start = int.from_bytes(hashlib.blake2b(seed.encode(), digest_size=8).digest(), "little")
     with np.errstate(over="ignore"):
         state = np.uint64(start) + np.uint64(0x9E3779B97F4A7C15) * np.arange(

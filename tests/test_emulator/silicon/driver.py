@@ -21,7 +21,7 @@ _ERROR_LOG = 5  # CU_JIT_ERROR_LOG_BUFFER, followed by its size
 
 
 class DriverError(Exception):
-    """A driver call that did not return CUDA_SUCCESS; ``str`` begins with the error's name."""
+    """Driver call that did not return CUDA_SUCCESS; ``str`` begins with the error's name."""
 
 
 class _Attribute(ctypes.Structure):
@@ -151,7 +151,7 @@ class Gpu:
             self.call("cuMemFree_v2", ctypes.c_uint64(address))
 
     def launch(self, case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Outputs of a case, and its maps' descriptors with addresses relative to the array's."""
+        """Outputs of a case, and its maps' descriptors, with addresses relative to the arrays."""
         function = self._function(case)
         addresses = {n: self.allocate(a) for n, a in (*case.inputs.items(), *case.outputs.items())}
         held: list[object] = [ctypes.c_uint64(a) for a in addresses.values()]

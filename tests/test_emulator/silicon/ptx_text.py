@@ -68,7 +68,7 @@ def fill(size: int, threads: int, word: int = 0xA5A5A5A5) -> str:
 
 
 def _guarded(offset: int, size: int, text: str) -> str:
-    """``text`` under ``%done``, true in threads whose 16 bytes are below ``size``."""
+    """PTX that runs ``text`` in threads whose 16 bytes are below ``size``, by ``%done``."""
     return f"setp.lt.u32 %done, %tid_x, {(size - offset) // 16}; {text}"
 
 

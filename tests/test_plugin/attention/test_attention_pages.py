@@ -1,4 +1,4 @@
-"""Pages of a sliding window: a page with a visible key belongs to one sequence as a whole.
+"""Pages of a sliding window: a page with a visible key belongs to a single sequence.
 
 Kernels may therefore multiply the values before a window, in the page where the window begins, by
 weights of 0: these values are the sequence's own and finite.
@@ -22,8 +22,8 @@ class Engine:
     Attributes:
         manager: page manager of vLLM.
         window: number of keys that a query sees.
-        content: for each row of a page the tokens up to the one whose key the row holds.
-        reused: number of prompts that began with pages of others.
+        content: for each row of a page, the tokens up to the token whose key the row holds.
+        reused: number of prompts that began with pages of other prompts.
         given_away: number of pages that a second sequence wrote.
     """
 

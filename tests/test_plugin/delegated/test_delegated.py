@@ -1,4 +1,4 @@
-"""FP8, MXFP8 and MXFP4 layers under ``nvfp4-tc``: vLLM's methods and references, in float64."""
+"""FP8, MXFP8 and MXFP4 layers under ``nvfp4-tc``: vLLM's methods, against references in float64."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -52,7 +52,7 @@ class Drafted:
 
 
 def proposer_class() -> Any:
-    """Class of vLLM that proposes tokens: GPUs have a model runner of their own."""
+    """Class of vLLM that proposes tokens; GPUs have a separate model runner."""
     if torch.cuda.is_available():
         from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator import (
             TargetDependentARSpeculator,

@@ -104,7 +104,7 @@ def _swizzles() -> Iterator[Case]:
 
 
 def _fills() -> Iterator[Case]:
-    """Out-of-bounds elements read as 0x7ff7 in every 16 bits; TF32 types round to nearest."""
+    """Boxes whose out-of-bounds elements read as 0x7ff7 per 16 bits; TF32 rounds to nearest."""
     for data_type in ("f16", "bf16", "f32", "f64", "f32_ftz", "tf32", "tf32_ftz"):
         for nan in (False, True):
             size = element_bytes(data_type)
@@ -132,7 +132,7 @@ def _offsets() -> Iterator[Case]:
 
 
 def _steps() -> Iterator[Case]:
-    """Element strides take every n-th element of a dimension; the innermost stride is ignored."""
+    """Boxes of every n-th element, by element strides; the innermost stride is ignored."""
     for steps in ((1, 2), (1, 3), (1, 5), (2, 2), (1, 8)):
         tensor_map = _map("u16", (32, 20), (16, 8), element_strides=steps)
         name = f"steps_{steps[0]}_{steps[1]}"
