@@ -24,7 +24,7 @@ def models_are_inspected_here() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def heap_is_set_aside() -> Iterator[None]:
-    """Freeze the heap: building a model collects garbage, which is slow in a heap with vLLM."""
+    """Freeze the heap: building a model collects garbage, which is slow once vLLM is loaded."""
     with heap.set_aside():
         yield
 

@@ -99,7 +99,7 @@ def llama4() -> PreTrainedConfig:
 
 
 def gemma4() -> PreTrainedConfig:
-    """Gemma 4: stacked experts beside a dense MLP, tanh GELU, a router scale for each expert."""
+    """Gemma 4: stacked experts with a parallel dense MLP, tanh GELU, a router scale per expert."""
     return Gemma4TextConfig(
         **SIZES,
         enable_moe_block=True,

@@ -194,7 +194,7 @@ def rounded(x: Tensor, scale: float) -> Tensor:
 def furthest(
     model: Model, disturb: Callable[[Any], None] = lambda _: None, device: torch.device = CPU
 ) -> float:
-    """Largest difference over steps of every kind that vLLM schedules."""
+    """Largest difference from the formula, over steps of every kind that vLLM schedules."""
     layer = Layer(model, disturb, device)
     a, b, c, d = (Sequence() for _ in range(4))
     apart = []

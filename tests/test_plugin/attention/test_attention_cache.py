@@ -40,7 +40,7 @@ def truncate(x: Tensor, scale: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("dtype", PagedAttentionBackend.supported_kv_cache_dtypes)
 def test_modes_of_the_cache_have_one_meaning(dtype: str) -> None:
-    """Modes differ from the one that ``CUSTOM`` and ``OCTAVE_K3V4`` share in vLLM 0.33."""
+    """Modes differ from the mode that ``CUSTOM`` and ``OCTAVE_K3V4`` share in vLLM 0.33."""
     mode = KVQuantMode.FP8_PER_TENSOR if dtype.startswith("fp8") else KVQuantMode.NONE
     assert get_kv_quant_mode(dtype) is mode
 

@@ -119,7 +119,7 @@ def test_pages_with_a_key_that_is_seen_are_a_sequences_own(window: int) -> None:
 
 @pytest.mark.parametrize("window", [2, 4, 5, 9])
 def test_pages_before_them_are_others(window: int) -> None:
-    """Mutant: a query that sees one page more finds rows of another sequence, or unwritten ones."""
+    """Mutant: a query that sees one page more finds rows unwritten or of another sequence."""
     engine = _engine(window)
     engine.window += BLOCK_SIZE
     with pytest.raises((AssertionError, KeyError)):

@@ -1,4 +1,4 @@
-"""Commands without a usable vLLM: the remedy is to install one, and no model is blamed."""
+"""Commands without a usable vLLM: the remedy is to install vLLM, and no model is blamed."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""vLLM on CPU with the kernels of a GPU: experts run their compiled PTX, emulated."""
+"""Engine on CPU with the kernels of a GPU: experts run their compiled PTX, emulated."""
 
 import shutil
 from pathlib import Path

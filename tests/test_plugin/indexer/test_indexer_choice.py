@@ -1,4 +1,4 @@
-"""Choice of the plugin's indexer: served cases, bytes of a key, and refusals by name at start."""
+"""Choice of the plugin's indexer: served cases, bytes of a key, and refusals at start by name."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -62,7 +62,7 @@ def tensor_bytes(shape: tuple[int, ...], strides: tuple[int, ...], size: int) ->
 
 
 def smem_bytes(tensor_map: TensorMap) -> int:
-    """Shared memory of a box, in bytes of whole KB; rows span at least the swizzle span."""
+    """Bytes of shared memory for a box, in whole KB; a row takes at least the swizzle span."""
     steps = tensor_map.element_strides or (1,) * len(tensor_map.box)
     taken = [-(-extent // step) for extent, step in zip(tensor_map.box, steps, strict=True)]
     taken[0] = tensor_map.box[0]  # dimension 0 has no step without interleaving
