@@ -25,7 +25,7 @@ TEXTS = [LONG, SHORT, LONG[:40] + "x"]
 
 
 class Engines(NamedTuple):
-    """Two engines in one process: without, and with, prefix caching and ``PIECE``-token chunks."""
+    """Two engines in one process: one plain, one with prefix caching and ``PIECE``-token chunks."""
 
     plain: Any
     featured: Any

@@ -158,7 +158,7 @@ def batch(tokens: int = 9) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def assert_same(actual: Tensor, expected: Tensor) -> None:
-    """Check up to one rounding to bfloat16, and in W4A4 a few 4-bit steps decided by sums."""
+    """Check equality up to one rounding to bfloat16 and, in W4A4, a few 4-bit rounding flips."""
     off = (actual.double() - expected).norm() / expected.norm()
     assert off < 0.004, off
 

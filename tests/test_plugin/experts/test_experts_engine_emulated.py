@@ -48,7 +48,7 @@ def check_compiled(kernels: Kernels, *names: str) -> None:
 
 
 def tell_experts_apart(tensors: dict[str, Tensor]) -> None:
-    """Scale experts apart by powers of two: up is multiplied by them, down divided."""
+    """Scale experts by different powers of two: up is multiplied, and down is divided."""
     for name, tensor in tensors.items():
         _, _, expert = name.partition(".experts.")
         number, _, projection = expert.partition(".")
