@@ -1,1 +1,1 @@
-"""Programs that show the plugin at work."""
+"""Example programs that use the plugin."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace ``path`` by a file holding ``text``; a reader sees the old file or the new one."""
+    """Replace ``path`` with a file that holds ``text``; readers see the old file or the new one."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         partial.write_text(text)

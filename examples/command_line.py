@@ -1,7 +1,7 @@
-"""Early exits of the examples' commands: one line on standard error, and a status.
+"""Early exit of the examples' commands: one line on standard error, and an exit status.
 
 Refusals end with status 1; errors of the command line itself are reported by the parser, with
-status 2. Only Python itself is required, as for ``examples.paths``.
+status 2. The module needs only Python itself, like ``examples.paths``.
 """
 
 import sys
@@ -19,7 +19,7 @@ def refusals(kept: str = "nothing was written") -> Iterator[None]:
     exceptions are bugs, which keep their tracebacks.
 
     Args:
-        kept: files left by an interrupted run, for a message.
+        kept: description, for the message, of the files that an interrupted run leaves.
 
     Raises:
         SystemExit: with status ``REFUSED`` or ``INTERRUPTED``.
@@ -37,7 +37,7 @@ def refusals(kept: str = "nothing was written") -> Iterator[None]:
 
 
 def _message(error: Exception) -> str:
-    """Message of an error; a remedy is added to Python's message of a missing vLLM."""
+    """Message of an error; if vLLM is missing, Python's message is followed by a remedy."""
     if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "vllm":
         return (
             f"vllm: {error}; install the extra `cuda` of vllm-fp4-plugin on a machine with a GPU, "

@@ -20,7 +20,7 @@ SAMPLING = {"temperature": 0.7, "seed": 0, "ignore_eos": True}
 
 @dataclass(frozen=True)
 class Completion:
-    """A prompt and the model's continuation ``text`` of ``tokens`` tokens."""
+    """A prompt, and its continuation by the model: ``text`` of ``tokens`` tokens."""
 
     prompt: str
     text: str
@@ -52,7 +52,7 @@ def complete(client: httpx.Client, prompts: Sequence[str], max_tokens: int, at_o
         client: client of the server.
         prompts: texts to continue.
         max_tokens: tokens to generate for each prompt.
-        at_once: requests under way at a time.
+        at_once: maximum number of requests under way at a time.
 
     Raises:
         httpx.HTTPError: a request fails.

@@ -1,4 +1,4 @@
-"""Device that torch runs on."""
+"""Choice of the device that torch runs on."""
 
 import torch
 

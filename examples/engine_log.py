@@ -1,4 +1,4 @@
-"""Kernels, and reasons of failure, in the log of an engine."""
+"""Search of an engine's log for the kernels that ran and the reasons of a failure."""
 
 import re
 
@@ -10,13 +10,13 @@ _KERNELS = re.compile(r"(nvfp4-tc: .+|Using \S+ for .*(?:GEMM|linear).*|Using .*
 
 
 def refusal(log: str) -> str:
-    """The refusal of ``nvfp4-tc`` in a log, as one line; empty if there is none."""
+    """Line in which ``nvfp4-tc`` refuses a model; empty if the log has none."""
     refused = _REFUSED.search(log)
     return refused[1].rstrip() if refused else ""
 
 
 def root_cause(log: str) -> str:
-    """Refusal, else the first error, in a log, as one line; empty if there is none."""
+    """Line of a log that explains a failure: the refusal, else the first error, else empty."""
     if refused := refusal(log):
         return refused
     lines = [line.rstrip() for line in log.splitlines()]

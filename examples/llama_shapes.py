@@ -44,7 +44,7 @@ def write_config(folder: Path, shape: str) -> Path:
     """Write the ``config.json`` of a built-in shape into ``folder``; returns ``folder``.
 
     Args:
-        folder: there already.
+        folder: existing folder.
         shape: a key of ``SHAPES``.
     """
     (folder / "config.json").write_text(json.dumps(SHAPES[shape], indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""Log-probabilities of text by a causal model of transformers."""
+"""Log-probabilities of text under a causal model of transformers."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @torch.no_grad()
 def log_probabilities(model: Any, windows: Tensor) -> Tensor:
-    """Natural log-probabilities of every token of the vocabulary after each token but the last.
+    """Natural log-probabilities of all vocabulary tokens at each position but the last.
 
     Args:
         model: model on the device of ``windows``.

@@ -1,4 +1,4 @@
-"""Shapes of mixtures of experts as ``config.json`` writes them."""
+"""Shapes of mixture-of-experts models as ``config.json`` writes them."""
 
 from typing import Any
 

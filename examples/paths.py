@@ -1,6 +1,6 @@
 """Files and folders named by options, checked before any long work.
 
-Needs Python alone, unlike the kernels' tool: results are also shown where torch is not installed.
+The module needs only Python itself, unlike the kernels' tool: results can be shown without torch.
 """
 
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def check_folder(folder: Path, argument: str) -> None:
-    """Check that a folder is there, or can be made, and takes files; makes nothing.
+    """Check that a folder exists or can be created, and is writable; creates nothing.
 
     Raises:
         ValueError: the folder is unusable; the message names the argument, and the remedy.

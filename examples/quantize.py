@@ -1,4 +1,4 @@
-"""Quantising with the project's own tool, run as a user would run it."""
+"""Quantisation by the project's own tool, run as a user would run it."""
 
 import os
 import shlex
@@ -15,7 +15,7 @@ class QuantizeError(RuntimeError):
 
 
 def quantize_command(source: Path, target: Path, options: Sequence[str]) -> list[str]:
-    """Command line that writes ``source`` to ``target`` in NVFP4; ``options`` are the tool's."""
+    """Command line that quantises ``source`` to NVFP4 in ``target``; ``options`` go to the tool."""
     tool = [sys.executable, "-m", "vllm_fp4_plugin", "quantize"]
     return [*tool, str(source), str(target), *options]
 
@@ -23,12 +23,12 @@ def quantize_command(source: Path, target: Path, options: Sequence[str]) -> list
 def quantize(source: Path, target: Path, options: Sequence[str]) -> None:
     """Run the quantising tool, which shows its own progress.
 
-    The tool runs in the parent of ``target`` and is given, and prints, that folder's name alone:
-    stages are made in folders that are renamed when complete.
+    The tool runs in the parent of ``target`` and sees and prints only that folder's name, because a
+    stage's folder is renamed once it is complete.
 
     Args:
         source: a BF16 checkpoint.
-        target: folder to write, not there yet.
+        target: folder to write, which must not exist.
         options: options of the tool, such as ``--scales sweep``; files by their absolute paths.
 
     Raises:

@@ -1,8 +1,8 @@
-"""Checkpoints of random NVFP4 weights with a built-in shape.
+"""Checkpoints of random NVFP4 weights in a built-in shape.
 
-vLLM's dummy weights would send all tokens to the same few experts, and leave codes uninitialised
-under block scales that round to zero: products of zeros, for which a GPU draws less power and keeps
-a higher clock.
+vLLM's dummy weights would send all tokens to the same few experts, and leave the codes
+uninitialised and the block scales rounded to zero. A GPU that multiplies zeros draws less power and
+keeps a higher clock.
 """
 
 import json
@@ -86,7 +86,7 @@ def _layer(
 
 
 def _nvfp4(n: int, k: int, format: Format, generator: torch.Generator) -> dict[str, Tensor]:
-    """Tensors of an ``(n, k)`` matrix with their names, for values near ``k ** -0.5``."""
+    """Tensors, by name, of an ``(n, k)`` NVFP4 matrix with values near ``k ** -0.5``."""
     low, high = _SCALES
     scales = torch.empty(n, k // BLOCK_SIZE).uniform_(low, high, generator=generator)
     factors = 1 / (_CODE_RMS * math.sqrt(k) * (low + high) / 2), 2.0**-9

@@ -31,7 +31,7 @@ ENVIRONMENT = {
 
 
 def start_limit(import_seconds: float) -> float:
-    """Seconds until a small model's server must be ready, scaled by the machine's current speed.
+    """Seconds that a small model's server may take to start, scaled by the machine's current speed.
 
     Args:
         import_seconds: time that this command took to import torch and its other modules.

@@ -1,4 +1,4 @@
-"""Cache of pipeline stages: one folder each, complete or absent, found by a hash of the inputs."""
+"""Cache of pipeline stages: one folder each, complete or absent, found by a hash of its inputs."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Environment of a run: versions, machine, commit, optional modules."""
+"""Description of a run's environment: versions, machine, commit, optional modules."""
 
 import platform
 import subprocess
@@ -63,7 +63,7 @@ def check_vllm() -> None:
 
 
 def commit(folder: Path = Path(__file__).parent) -> str | None:
-    """Commit of the checkout of ``folder``, ``+changes`` if files differ; None if there is none."""
+    """Commit of ``folder``'s checkout, ``+changes`` if files differ; None without a checkout."""
     try:
         revision = _git(folder, "rev-parse", "HEAD")
         changed = _git(folder, "status", "--porcelain", "--untracked-files=no")

@@ -1,17 +1,17 @@
-"""Option ``--device``: one test body for the emulator and for a GPU.
+"""Pytest options; ``--device`` runs one test body on the emulator or on a GPU.
 
 A test with the fixture ``device`` or ``op_device`` runs on the emulator once per schedule (all
 schedules, or those of its ``schedules`` marker), or once on the GPU. The emulator models sm_100, or
-the architecture of an ``arch("sm_90")`` marker; on any other GPU a marked test skips itself, by
-name. CuTe DSL binds itself to one runtime for the life of a process, so ``both`` is two runs, one
+the architecture of an ``arch("sm_90")`` marker; on a GPU of another architecture, a marked test is
+skipped. CuTe DSL binds itself to one runtime per process, so ``--device both`` starts two runs, one
 after the other.
 
-``--cpu``: run as on an x86-64 CPU with fewer features, in a process started for that CPU.
+``--cpu``: simulate an x86-64 CPU with fewer features, in a process started for that CPU.
 
 ``--quick``: only tests that need no emulator, no engine and no other process.
 
-``--lane test``: leave out thorough tests whose sources have not changed since all tests passed, see
-``tests/lanes.py``; ``--record`` records the sources after a run of all tests.
+``--lane test``: leave out thorough tests whose sources have not changed since all tests passed
+(``tests/lanes.py``); ``--record`` records the sources after a run of all tests.
 
 ``--source-lines``: the emulator's findings name lines of the kernel's source, which takes longer.
 """
@@ -108,7 +108,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _check_whole(config: pytest.Config) -> None:
-    """Refuse ``--record`` beside options that leave tests out."""
+    """Refuse ``--record`` in combination with options that leave tests out."""
     partial = [name for name in ("--quick", "-k", "-m") if config.getoption(name)]
     partial += ["--lane test"] if config.getoption("--lane") == "test" else []
     partial += [] if config.args_source is pytest.Config.ArgsSource.TESTPATHS else ["paths"]
@@ -133,10 +133,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put files with engines first, then others with vLLM; drop the tests that a lane leaves out.
+    """Order files: engines first, then others with vLLM; drop the tests that a lane leaves out.
 
-    In the large heap that thousands of emulated kernels leave, an engine takes up to three times as
-    long to start, and each file's engine config ten seconds.
+    Thousands of emulated kernels leave a large heap, in which an engine takes up to three times as
+    long to start, and the engine config of each file takes ten seconds.
     """
     if config.getoption("--quick"):
         left_out = [item for item in items if not _is_quick(item)]
@@ -152,7 +152,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_quick(item: pytest.Item) -> bool:
-    """Whether a test runs in this process alone; bodies that emulate skip themselves."""
+    """Whether a test runs in this process alone; test bodies that emulate skip themselves."""
     assert isinstance(item, pytest.Function)
     marked = any(item.get_closest_marker(name) for name in ("slow", "processes"))
     emulates = "device_schedule" in item.fixturenames
@@ -181,7 +181,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def every_call_checked() -> Iterator[None]:
-    """Suspend the launch cache except where a test enables it: tests replace kernel choosers."""
+    """Suspend the launch cache, as tests replace kernel choosers; a test may enable it."""
     from nvfp4_kernels.runtime import launch_cache
 
     with launch_cache.suspended():
@@ -190,7 +190,7 @@ def every_call_checked() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def own_variables() -> Iterator[None]:
-    """Restore vLLM's environment variables after each test file; vLLM itself sets some of them.
+    """Restore vLLM's environment variables after each test file: vLLM itself sets some of them.
 
     Files run in any order, and their child processes inherit the environment.
     """
@@ -223,7 +223,7 @@ def device(
 def op_device(
     request: pytest.FixtureRequest, device_schedule: Schedule | None
 ) -> Iterator[torch.device]:
-    """Device for the arguments of an op, so that the kernel runs, not the reference."""
+    """Device for the arguments of an op that makes the op run its kernel, not the reference."""
     devices.cutlass_or_skip()
     if device_schedule is None:
         devices.cuda_or_skip(_arch(request))

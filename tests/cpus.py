@@ -1,7 +1,8 @@
 """CPUs that ``--cpu`` can simulate, in this process and in every child process.
 
-torch's predicates deny the features that the CPU lacks, and vLLM chooses its library by these
-predicates. ATen, oneDNN and MKL query the machine itself, so each is limited by a variable.
+torch's predicates report the features that the CPU lacks as missing, and vLLM chooses its library
+by these predicates. ATen, oneDNN and MKL query the machine directly, so an environment variable
+limits each.
 """
 
 import os
@@ -22,7 +23,7 @@ class Cpu:
 
     Attributes:
         name: value of ``--cpu``.
-        needs: torch's name of the CPU's best feature.
+        needs: torch's name of the most advanced feature of the CPU.
         denied: prefixes of torch's names of the missing features.
         variables: environment variables that limit the libraries with queries of their own.
     """
@@ -68,7 +69,7 @@ def check(cpu: Cpu) -> None:
 
 
 def environment(cpu: Cpu) -> dict[str, str]:
-    """Environment in which a Python takes this machine's CPU for ``cpu``."""
+    """Environment in which Python treats this machine's CPU as ``cpu``."""
     denied = {DENIED: ",".join(cpu.denied), "PYTHONPATH": startup.path()}
     return {**os.environ, **cpu.variables, **denied}
 

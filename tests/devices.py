@@ -1,4 +1,4 @@
-"""Devices of shared test bodies: the emulated GPU, or the machine's.
+"""Devices of shared test bodies: the emulated GPU, or the machine's GPU.
 
 ``pytest --device emulator|cuda|both``; see ``tests/conftest.py``.
 """
@@ -41,14 +41,14 @@ class KernelDevice(Protocol):
     arch: str
 
     def put(self, name: str, tensor: Tensor) -> Tensor:
-        """Make a tensor readable and writable for kernels, and return it."""
+        """Make a tensor readable and writable for kernels; returns the tensor."""
 
     def output(self, name: str, like: Tensor) -> Tensor:
-        """Poisoned tensor of ``like``'s shape and dtype, which only kernels may fill."""
+        """Poisoned tensor of ``like``'s shape and dtype, to be filled by kernels only."""
 
 
 class Emulated:
-    """The emulator in one schedule; findings are raised as errors."""
+    """The emulator with one schedule; findings are raised as errors."""
 
     def __init__(self, gpu: Gpu, arch: str = "sm_100") -> None:
         self.gpu = gpu
@@ -117,7 +117,7 @@ def _poisoned(like: Tensor) -> Tensor:
 
 @functools.cache
 def _emulated_gpu(arch: str) -> Gpu:
-    """Emulated GPU shared by all tests, as it caches translated kernels."""
+    """Emulated GPU that all tests share, because it caches translated kernels."""
     return Gpu(EMULATED_CHIPS[arch], strict_tensor_fences=True)
 
 
@@ -131,9 +131,9 @@ def _kept_kernels() -> str:
 
 @contextmanager
 def other_kernels() -> Iterator[None]:
-    """Compile every kernel in this context anew and keep none, as sources are changed by mutants.
+    """Context that compiles every kernel anew and keeps none, because mutants change the sources.
 
-    A mutant's PTX may be one that ptxas cannot assemble.
+    ptxas may be unable to assemble a mutant's PTX.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules[__name__], "binaries", "none")
@@ -144,7 +144,7 @@ def other_kernels() -> Iterator[None]:
 
 
 def cutlass_or_skip() -> None:
-    """Skip the test or module without CuTe DSL.
+    """Skip the test or module if CuTe DSL is not installed.
 
     The check does not import CuTe DSL, which would bind it to a runtime.
     """
@@ -153,7 +153,7 @@ def cutlass_or_skip() -> None:
 
 
 def bind_cutlass() -> None:
-    """Bind CuTe DSL to the emulator, before a model of vLLM's imports it and binds it to CUDA."""
+    """Bind CuTe DSL to the emulator before a vLLM model imports it, which would bind it to CUDA."""
     from tests.emulator.runtime import shim
 
     is_free = "cutlass" not in sys.modules and importlib.util.find_spec("cutlass") is not None
@@ -219,7 +219,7 @@ def emulated_ops(schedule: Schedule, arch: str = "sm_100") -> Iterator[Gpu]:
 
 
 def cuda_or_skip(arch: str | None) -> Cuda:
-    """GPU of this machine; skips the test with a reason if the GPU is missing or another one."""
+    """GPU of this machine; skips the test, with a reason, if there is none of the architecture."""
     if not torch.cuda.is_available():
         pytest.skip("--device cuda: this machine has no CUDA device")
     device = Cuda()

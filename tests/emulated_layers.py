@@ -37,7 +37,7 @@ class LayerCall:
     Attributes:
         tokens: number of tokens in the batch.
         launches: emulated kernels and functions of vLLM, in order.
-        repeated: launches that were repeated from the launch cache.
+        repeated: launches that the launch cache repeated.
     """
 
     tokens: int
@@ -102,7 +102,7 @@ def watched(layer: Any) -> Iterator[list[LayerCall]]:
 
 
 def _label(kernel: Any) -> str:
-    """Class name of a kernel, and the variants that the name does not tell."""
+    """Class name of a kernel, with the variants that the name does not express."""
     tile, variant, output = (getattr(kernel, n, None) for n in ("tile", "variant", "output"))
     parts = {type(getattr(kernel, n, None)).__name__ for n in ("source", "rows")}  # of a dispatch
     does = {

@@ -1,8 +1,8 @@
-"""Log-probabilities from a real vLLM engine; also as a command, for engines of several processes.
+"""Log-probabilities from a real vLLM engine; as a command, for engines of several processes.
 
-``python -m tests.engine MODEL '{"tensor_parallel_size": 2}' [MODEL ARGUMENTS ...]`` prints them as
-JSON, a line for each engine. Workers of the first engine are started by vLLM; with ``--fork``
-before the models they are forked, as for the further engines.
+``python -m tests.engine MODEL '{"tensor_parallel_size": 2}' [MODEL ARGUMENTS ...]`` prints a line
+of JSON for each engine. vLLM starts the workers of the first engine; with ``--fork`` before the
+models, and for further engines, the workers are forked.
 """
 
 import gc
@@ -30,12 +30,13 @@ CACHE_BLOCKS = 64  # of the KV cache, which else has 1 GiB
 
 @dataclass(frozen=True)
 class Run:
-    """Answer of one engine to ``tiny_llama.TEXT``.
+    """Answer of one engine to the prompt ``tiny_llama.TEXT``.
 
     Attributes:
         logprobs: natural log-probability of each token of the text except the first.
         generated: token ids of a greedy continuation.
-        report: kernel report of the engine; empty from another process or without ``nvfp4-tc``.
+        report: kernel report of the engine; empty if the engine ran in another process or without
+            ``nvfp4-tc``.
     """
 
     logprobs: list[float]
@@ -44,14 +45,14 @@ class Run:
 
 
 def inspect_models_here() -> None:
-    """Have vLLM inspect architectures in this process, not in child processes that protect CUDA."""
+    """Make vLLM inspect architectures in this process, not in child processes that protect CUDA."""
     from vllm.model_executor.models import registry
 
     registry._run_in_subprocess = lambda inspect: inspect()
 
 
 def replace_kernels_once() -> None:
-    """Have vLLM replace Triton kernels by functions for the first engine of a process only.
+    """Make vLLM replace Triton kernels by functions only for the first engine of a process.
 
     For every further engine vLLM would search all modules for its own replacements. The search
     fails in llvmlite's modules, which models with audio import.
@@ -77,7 +78,7 @@ def replace_kernels_once() -> None:
 
 
 def count_without_compiling() -> None:
-    """Have vLLM rank tokens by an eager function; compiling its own takes 15 s per process."""
+    """Make vLLM rank tokens by an eager function; compiling takes 15 s per process."""
     from vllm.v1.sample import sampler
 
     sampler.batched_count_greater_than = lambda x, values: (x >= values).sum(-1)
@@ -85,7 +86,7 @@ def count_without_compiling() -> None:
 
 @contextmanager
 def local_engine(model: str, **engine_args: Any) -> Iterator[Any]:
-    """Context with an engine in this process, which is shut down at the end."""
+    """Context with an engine in this process, which is shut down at the end of the context."""
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
 
@@ -103,7 +104,7 @@ def local_engine(model: str, **engine_args: Any) -> Iterator[Any]:
 
 
 def started(model: str, **engine_args: Any) -> AbstractContextManager[Any]:
-    """Context with a ``local_engine`` in the settings of most tests."""
+    """Context with a ``local_engine`` that has the settings of most tests."""
     settings = {
         "quantization": "nvfp4-tc",
         "enforce_eager": True,
@@ -165,7 +166,7 @@ def _command(*arguments: str | Path) -> Result:
 
 
 def dequantized(checkpoint: Path) -> Run:
-    """Log-probabilities of transformers in float32, with weights dequantised by the tests."""
+    """Log-probabilities by transformers in float32, with weights that the tests dequantise."""
     tensors = load_file(checkpoint / "model.safetensors")
     values = {}
     for name, tensor in tensors.items():
@@ -183,7 +184,7 @@ def with_values(
     values: Mapping[str, torch.Tensor],
     inputs: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] | None = None,
 ) -> Run:
-    """Log-probabilities of transformers in float32, with ``values`` as the model's tensors.
+    """Log-probabilities by transformers in float32, with ``values`` as the model's tensors.
 
     ``inputs`` are functions by module name that round a module's input.
     """
@@ -200,13 +201,13 @@ def with_values(
 
 
 def distance(a: Run, b: Run) -> float:
-    """Mean absolute difference of log-probabilities."""
+    """Mean absolute difference of the log-probabilities."""
     pairs = zip(a.logprobs, b.logprobs, strict=True)
     return sum(abs(x - y) for x, y in pairs) / len(a.logprobs)
 
 
 def fork_workers() -> None:
-    """Have later engines fork their workers, which then import nothing."""
+    """Make later engines fork their workers, which then import nothing."""
     from vllm.v1.executor import multiproc_executor
 
     multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")

@@ -65,9 +65,9 @@ def rounding(values: Tensor, step: Tensor | float, searched: bool = False) -> Te
     """Bound on NVFP4's error in each of ``values`` ``(..., K)``.
 
     The scale of a block is a sixth of its maximum, rounded to E4M3 with an error of a 16th, or of
-    half the smallest E4M3 number, 2⁻⁹. The error of an element is half of E2M1's widest step, 2
-    times the scale, or by clipping 6 times the scale's error: 17/96 of the maximum, and three times
-    2⁻⁹ global scales.
+    half the smallest E4M3 number, 2⁻⁹. The error of an element is half of E2M1's widest step, which
+    is 2 times the scale, or, by clipping, 6 times the scale's error: together 17/96 of the maximum,
+    plus three times 2⁻⁹ global scales.
 
     Args:
         values: exact values.

@@ -1,4 +1,4 @@
-"""FlashInfer's fused all-reduce computed by torch, below vLLM's own wrapper and its source.
+"""Stand-in for FlashInfer's fused all-reduce, computed by torch, below vLLM's own wrapper.
 
 vLLM's module cannot be imported on a CPU, so its functions are compiled from the source.
 """
@@ -31,7 +31,7 @@ NAN = 0x7F  # as a scale
 
 
 class Comm:
-    """Stand-in for ``flashinfer.comm``, as far as vLLM's wrapper uses it.
+    """Stand-in for the part of ``flashinfer.comm`` that vLLM's wrapper uses.
 
     Attributes:
         calls: arguments of every call.
@@ -116,12 +116,12 @@ def _name(node: ast.AST) -> str:
 def install(
     patch: pytest.MonkeyPatch, add_up: Callable[[Tensor], Tensor], served: int | None
 ) -> Comm:
-    """Let the plugin find FlashInfer.
+    """Make the plugin find FlashInfer.
 
     Args:
         patch: monkeypatch that restores the plugin.
         add_up: function that sums a tensor over ranks.
-        served: number of tokens that the workspace holds; None: no workspace can be made.
+        served: maximum number of tokens in the workspace; None: no workspace can be made.
     """
 
     class Workspace:

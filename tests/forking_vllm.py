@@ -1,7 +1,7 @@
 """``vllm serve`` with forked child processes: ``python -m tests.forking_vllm serve ...``.
 
-On a CPU vLLM starts new processes for the engine and the worker, which then import all modules of
-the server again.
+On a CPU, vLLM would otherwise start new processes for the engine and the worker, which import all
+modules of the server again.
 """
 
 import multiprocessing
@@ -15,17 +15,17 @@ from tests.engine import count_without_compiling, fork_workers, inspect_models_h
 
 
 def forking_command(model: Path | str, *arguments: Any) -> list[str]:
-    """Command line of ``vllm_command`` with this module as the program."""
+    """Command line like that of ``vllm_command``, with this module as the program."""
     return [sys.executable, "-m", __name__, *vllm_command(model, *arguments)[1:]]
 
 
 def preloaded_command(model: Path | str, *arguments: Any) -> list[str]:
-    """Command line of ``forking_command`` in a fork; the server's pid is not the command's."""
+    """Command line like that of ``forking_command``, in a fork whose pid is not the command's."""
     return preloaded.command(__name__, *vllm_command(model, *arguments)[1:])
 
 
 def fork_processes() -> None:
-    """Have vLLM fork its engines and their workers."""
+    """Make vLLM fork its engines and their workers."""
     from vllm.v1.engine import utils
 
     utils.get_mp_context = lambda: multiprocessing.get_context("fork")

@@ -1,4 +1,4 @@
-"""Settings of the garbage collector that spare long-lived objects repeated scans."""
+"""Settings of the garbage collector that avoid repeated scans of long-lived objects."""
 
 import gc
 import os
@@ -15,7 +15,7 @@ THRESHOLDS = (100_000, 20, 100)
 
 
 def collect_seldom() -> None:
-    """Let the collector run less often, in this process and in every child process."""
+    """Make the collector run less often, in this process and in every child process."""
     gc.set_threshold(*THRESHOLDS)
     os.environ["COLLECTION_THRESHOLDS"] = ",".join(map(str, THRESHOLDS))
     os.environ["PYTHONPATH"] = startup.path()
@@ -23,10 +23,10 @@ def collect_seldom() -> None:
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Collect no garbage in this context, only after it.
+    """Pause garbage collection in this context; collect afterwards.
 
-    Some models of vLLM recurse deeply while they are built: finalizers that the collector calls
-    then find no stack left, and pytest fails the test for each.
+    Some of vLLM's models recurse deeply while they are built: a finalizer that the collector calls
+    then finds no stack left, and pytest fails the test.
     """
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Cache of a hub with a model, as a download leaves it."""
+"""Local cache of the hub with one model, as a download leaves it."""
 
 import shutil
 from pathlib import Path
@@ -10,7 +10,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def put(model: Path, name: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Copy a model into a cache under a name; return the folder of the copied files."""
+    """Copy a model into a cache under the name ``name``; returns the folder of the copied files."""
     folder = cache / f"models--{name.replace('/', '--')}"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text(COMMIT)

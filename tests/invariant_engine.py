@@ -1,8 +1,8 @@
-"""One engine's answers to the same prompts alone, in a batch, in chunks and from cached prefixes.
+"""Answers of one engine to the same prompts: alone, in a batch, in chunks, from cached prefixes.
 
 ``VLLM_BATCH_INVARIANT=1 python -m tests.invariant_engine MODEL '{"max_model_len": 512}' COUNTS``
-writes to the file ``COUNTS`` how many tokens get other log-probabilities than alone, for an engine
-in a process of its own; the longest prompts need this ``max_model_len``.
+runs the engine in a separate process and writes to the file ``COUNTS`` how many tokens get other
+log-probabilities than alone. The longest prompts need this ``max_model_len``.
 """
 
 import json
@@ -42,7 +42,7 @@ def serve(model: Path, **engine_args: Any) -> Any:
 
 
 def answers(llm: Any, prompts: list[str], *, score: bool = False, tokens: int = 24) -> list[Answer]:
-    """Tokens of each prompt's continuation, or of the prompt itself, with candidates."""
+    """Tokens of each prompt's continuation, or of the prompt itself, with their candidates."""
     from vllm import SamplingParams
 
     sampling = SamplingParams(
@@ -74,7 +74,7 @@ def differing(some: list[Answer], others: list[Answer]) -> int:
 
 
 def main(model: str, arguments: str, file: str) -> None:
-    """Write the numbers of differing tokens in a batch and from cached prefixes, and the total.
+    """Write the numbers of tokens that differ in a batch and from cached prefixes, and the total.
 
     The numbers go to a file, as vLLM may print further lines.
     """

@@ -1,9 +1,10 @@
-"""Lanes of the suite: thorough tests are left out of a run if their sources are unchanged.
+"""Lanes of the suite: a run leaves thorough tests out if their sources are unchanged.
 
-Thorough tests are mutants, further schedules of the emulator, random calls, the time model, and the
-emulator's own tests. ``--lane all`` runs every test and, once all have passed, records a digest of
-the sources of each file of tests. ``--lane test`` leaves out the thorough tests of files whose
-digest is the recorded one: a change of an op or of the emulator brings its thorough tests back.
+Thorough tests are those of mutants, of further schedules of the emulator, of random calls, of the
+time model, and of the emulator itself. ``--lane all`` runs every test and, once all have passed,
+records a digest of the sources of each file of tests. ``--lane test`` leaves out the thorough tests
+of files whose digest equals the recorded digest: after a change of an op or of the emulator, its
+thorough tests run again.
 
 The sources of a file are the files that it imports, directly or indirectly, and the modules that
 any of these files names in a string, as tables of kernels do.
@@ -43,7 +44,7 @@ def is_thorough(item: pytest.Item) -> bool:
 
 
 def is_unchanged(path: Path) -> bool:
-    """Whether the sources of a test file are the recorded ones, with which all tests passed."""
+    """Whether the sources of a test file are those recorded when all tests passed."""
     return _recorded().get(path.relative_to(ROOT).as_posix()) == digest(path)
 
 
@@ -102,7 +103,7 @@ def _named_in(file: Path) -> frozenset[Path]:
 
 
 def _imported(module: str, name: str) -> set[Path]:
-    """Files of an imported name: those of the module by that name, or of the defining module."""
+    """Files of an imported name: those of the module with that name, or of the defining module."""
     if module.partition(".")[0] not in PACKAGES:
         return set()
     found = set(_files(f"{module}.{name}"))
@@ -113,7 +114,7 @@ def _imported(module: str, name: str) -> set[Path]:
 
 @cache
 def _exports(package: str) -> dict[str, str]:
-    """Module of each name that a package's ``__init__.py`` imports, even for type checkers only."""
+    """Module of each name that a package's ``__init__.py`` imports, also for type checkers only."""
     found: dict[str, str] = {}
     for file in _files(package):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

@@ -1,4 +1,4 @@
-"""Launches of an engine, counted where the plugin calls kernels and vLLM's functions."""
+"""Launch counts of an engine, taken where the plugin calls kernels and vLLM's functions."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -59,10 +59,10 @@ def watch(patch: pytest.MonkeyPatch) -> "Counter[str]":
 
 
 def of_a_layer(launched: "Counter[str]") -> dict[str, float]:
-    """Launches of one layer in a two-layer model, in decodes and prefills.
+    """Launches per layer of a two-layer model, in decodes and prefills.
 
-    A step's first norm has no residual, and the last layer's sum is all-reduced before the last
-    norm, which is vLLM's: together they count as the norm and all-reduce of an inner layer.
+    The first norm of a step has no residual, and the last layer's sum is all-reduced before vLLM's
+    last norm: these two launches count together as the norm and all-reduce of an inner layer.
     """
     launched = launched.copy()
     assert launched.pop("forward_native")  # the last norm, which feeds the head

@@ -56,10 +56,10 @@ GROUPS: dict[Kind, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Quantized:
-    """Tensors of a matrix on disk, and the matrix's values.
+    """Matrix on disk, as tensors, and its values.
 
     Attributes:
-        tensors: tensors by their names after the module's name.
+        tensors: tensors by the part of their names after the module's name.
         values: float32 ``(N, K)``.
     """
 
@@ -68,7 +68,7 @@ class Quantized:
 
 
 def quantize(kind: Kind, weight: Tensor, *, modelopt: bool) -> Quantized:
-    """Quantise ``(N, K)`` to a kind other than NVFP4, as a producer of the format stores it."""
+    """Quantise a matrix ``(N, K)`` to a kind other than NVFP4, as its format's producer does."""
     w = weight.float()
     n, k = w.shape
     if kind in (Kind.MXFP8, Kind.MXFP4):
@@ -131,7 +131,7 @@ class Mixed:
 
 
 def round_input(kind: Kind, x: Tensor, scale: Tensor | None = None) -> Tensor:
-    """Round ``(..., K)`` as a layer of a kind does, with a calibrated scale or dynamic scales."""
+    """Round an input ``(..., K)`` as a layer of ``kind`` does; a given scale is calibrated."""
     size = {Kind.FP8_BLOCK: 128, Kind.MXFP8: 32, Kind.MXFP4: 32}.get(kind, x.shape[-1])
     blocks = x.float().unflatten(-1, (-1, size))
     largest = 6.0 if kind is Kind.MXFP4 else E4M3_MAX
@@ -150,7 +150,7 @@ def round_input(kind: Kind, x: Tensor, scale: Tensor | None = None) -> Tensor:
 def write(
     dst: Path, bf16: Path, calibrated: Path, kinds: Mapping[str, Kind], *, modelopt: bool
 ) -> Mixed:
-    """Write a checkpoint whose linears have the ``kinds`` of the last parts of their names.
+    """Write a checkpoint whose linears have ``kinds``, by the last part of their names.
 
     Args:
         dst: directory of the checkpoint, which must not exist.
@@ -202,11 +202,11 @@ def _nvfp4(kind: Kind, module: str, nvfp4: Mapping[str, Tensor], *, modelopt: bo
 def nvfp4_tensors(
     weight: Nvfp4Tensor, input_scale: Tensor | None, *, modelopt: bool
 ) -> dict[str, Tensor]:
-    """Tensors of an NVFP4 matrix on disk, by their names after the module's name.
+    """Tensors of an NVFP4 matrix on disk, by the part of their names after the module's name.
 
     Args:
         weight: the matrix, with block scales in linear layout.
-        input_scale: calibrated scale, a factor; None: the activations stay in 16 bits.
+        input_scale: calibrated scale, as a factor; None: the activations stay in 16 bits.
         modelopt: whether the format is ModelOpt's, not that of compressed-tensors, which stores
             divisors.
     """
@@ -236,7 +236,7 @@ def _modelopt_config(kinds: Mapping[str, Kind]) -> dict[str, Any]:
 
 
 def group(kind: Kind) -> dict[str, Any]:
-    """Group of compressed-tensors' config, without targets."""
+    """Quantisation group of ``kind`` in compressed-tensors' config, without targets."""
     fp4 = FP8 | {"num_bits": 4, "strategy": "tensor_group", "group_size": 16}
     return GROUPS.get(kind) or {
         "format": "nvfp4-pack-quantized",

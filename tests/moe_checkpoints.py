@@ -47,7 +47,7 @@ _SIZES: dict[str, Any] = {
 
 
 def qwen3(**changes: Any) -> PreTrainedConfig:
-    """Qwen 3: eight experts, no size on half a rank a multiple of 128; softmax routing."""
+    """Qwen 3: eight experts, softmax routing; no size on half a rank is a multiple of 128."""
     settings = _SIZES | {
         "num_experts": 8,
         "moe_intermediate_size": 96,
@@ -58,7 +58,7 @@ def qwen3(**changes: Any) -> PreTrainedConfig:
 
 
 def glm4(**changes: Any) -> PreTrainedConfig:
-    """GLM 4: a dense layer, then experts beside a shared one; sigmoid routing with a bias."""
+    """GLM 4: a dense layer, then layers with a shared expert; sigmoid routing with a bias."""
     settings = _SIZES | {
         "n_routed_experts": 8,
         "n_shared_experts": 1,
@@ -74,7 +74,7 @@ def glm4(**changes: Any) -> PreTrainedConfig:
 
 
 def mixtral(**changes: Any) -> PreTrainedConfig:
-    """Mixtral: projections called w1, w2 and w3 in a ``block_sparse_moe``."""
+    """Mixtral: projections called w1, w2 and w3 in a module ``block_sparse_moe``."""
     settings = _SIZES | {"num_local_experts": 4, "intermediate_size": 160}
     return MixtralConfig(**(settings | changes))
 
@@ -95,7 +95,7 @@ def minimax(**changes: Any) -> PreTrainedConfig:
 
 
 def deepseek(**changes: Any) -> PreTrainedConfig:
-    """DeepSeek: latent attention, a dense layer, then experts in two groups beside a shared one."""
+    """DeepSeek: latent attention; a dense layer, then two groups of experts and a shared expert."""
     settings = {name: size for name, size in _SIZES.items() if name != "head_dim"} | {
         "num_key_value_heads": 4,
         "n_routed_experts": 8,
@@ -119,7 +119,7 @@ def deepseek(**changes: Any) -> PreTrainedConfig:
 
 
 def qwen3_next(**changes: Any) -> PreTrainedConfig:
-    """Qwen 3 Next: linear attention, and experts beside a gated shared one."""
+    """Qwen 3 Next: linear attention, and experts with a gated shared expert."""
     settings = _SIZES | {
         "num_experts": 8,
         "moe_intermediate_size": 96,
@@ -208,7 +208,7 @@ def _joint_scale(module: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
 
 
 def change(checkpoint: Path, edit: Callable[[dict[str, Tensor]], Any]) -> None:
-    """Change the tensors of a checkpoint by ``edit``."""
+    """Change the tensors of a checkpoint with the function ``edit``."""
     file = checkpoint / "model.safetensors"
     tensors = load_file(file)
     edit(tensors)
@@ -218,7 +218,7 @@ def change(checkpoint: Path, edit: Callable[[dict[str, Tensor]], Any]) -> None:
 def calibrated(plain: Path) -> dict[str, Tensor]:
     """Calibrated input scales of a model's experts, by the projections' names on disk.
 
-    Each expert's second product has a scale of its own.
+    The input of each expert's second product has its own scale.
     """
     model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval()
     seen: dict[str, Tensor] = {}
@@ -262,7 +262,7 @@ def _text() -> Tensor:
 
 
 def save_random(directory: Path, config: PreTrainedConfig) -> Path:
-    """Save a random bfloat16 model in which every expert matters and shards differ in gain."""
+    """Save a random bfloat16 model in which every expert matters and the shards' gains differ."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
     gains = {"embed": 16.0, "k_proj": 2.0, "lm_head": 6.0, "gate.weight": 40.0}
@@ -280,7 +280,7 @@ def save_random(directory: Path, config: PreTrainedConfig) -> Path:
 
 
 def _copy(plain: Path, directory: Path, tensors: dict[str, Tensor]) -> Path:
-    """Copy a model's files with other tensors."""
+    """Copy a model's files, with ``tensors`` in place of the model's tensors."""
     directory.mkdir()
     for file in plain.iterdir():
         if file.suffix == ".json" and not file.name.startswith("model.safetensors"):

@@ -1,4 +1,4 @@
-"""Reference of a mixture of experts: transformers' model of the decoded weights, in float32.
+"""Reference of a mixture of experts: transformers' model with the decoded weights, in float32.
 
 Where the checkpoint quantises inputs, the layers and experts of the model round their inputs.
 """
@@ -68,17 +68,17 @@ def opened(moe: Moe, *, rounds: bool = True) -> Any:
 
 
 def auto_class(config: Any) -> Any:
-    """Class of transformers for the models of a config."""
+    """Class of transformers that opens the models of a config."""
     return AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
 
 
 def said(moe: Moe) -> Run:
-    """Log-probabilities of the text by a checkpoint's model, and its greedy continuation."""
+    """Log-probabilities of the text by a checkpoint's model, with its greedy continuation."""
     return says(opened(moe))
 
 
 def says(model: Any) -> Run:
-    """Log-probabilities of the text by transformers' model, and its greedy continuation."""
+    """Log-probabilities of the text by ``model``, and its greedy continuation."""
     text = tiny_llama.tokenizer().encode(tiny_llama.TEXT)
     ids = torch.tensor([text])
     scores = torch.empty(())
@@ -91,7 +91,7 @@ def says(model: Any) -> Run:
 
 
 def _of_layer(scales: dict[str, Tensor], experts: str) -> tuple[Tensor, list[Tensor]]:
-    """Input scale shared by a layer's first products, and the scales of the second products."""
+    """Input scale that a layer's first products share, and the scales of the second products."""
     first, second = [], {}
     for name, scale in scales.items():
         layer, _, rest = name.partition(_EXPERTS)
@@ -115,7 +115,7 @@ def _experts(
     top_k_index: Tensor,
     top_k_weights: Tensor,
 ) -> Tensor:
-    """Result of transformers' experts, token by token, for rounded inputs."""
+    """Result of transformers' experts for rounded inputs, computed token by token."""
     flat = hidden_states.flatten(0, -2)
     out = torch.zeros_like(flat)
     rounded = _rounded(first, flat)
@@ -128,7 +128,7 @@ def _experts(
 
 
 def _stacked(module: Any, first: Tensor, second: list[Tensor], hidden_states: Tensor) -> Tensor:
-    """Result of Llama 4's experts, each for all tokens, with weighted inputs, in order."""
+    """Result of Llama 4's experts, one after the other on all tokens, with weighted inputs."""
     out = []
     for expert, x in enumerate(hidden_states.chunk(len(second))):
         gate, up = (_rounded(first, x) @ module.gate_up_proj[expert]).chunk(2, -1)
@@ -149,7 +149,7 @@ def layer_number(name: str) -> str:
 
 
 def with_experts(model: Any, edit: Callable[[Any], None]) -> Run:
-    """Log-probabilities of a model after ``edit`` of each of its modules of experts."""
+    """Log-probabilities of a model after ``edit`` was applied to each of its modules of experts."""
     for name, module in model.named_modules():
         if name.endswith(".experts"):
             edit(module)

@@ -1,4 +1,4 @@
-"""Files of other users, and access as another user; needs root."""
+"""Files that belong to other users, and access as another user; needs root."""
 
 import os
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ def needs_root() -> None:
 
 @contextmanager
 def acting_as(user: int) -> Iterator[None]:
-    """Context in which this process has another user's effective id."""
+    """Context in which this process has the effective user id ``user``."""
     needs_root()
     os.seteuid(user)
     try:

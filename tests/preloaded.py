@@ -1,4 +1,4 @@
-"""Commands in processes that have vLLM loaded from the start: forks of a preloaded process.
+"""Commands run in forks of a process that has vLLM loaded already.
 
 ``command("tests.ranks", ...)`` is a command line equivalent to ``python -m tests.ranks ...`` that
 saves the nine seconds of importing vLLM. Each worker of a test run has one server process that
@@ -39,7 +39,7 @@ _HEADER = 8  # bytes of the number of bytes that follow
 
 
 def command(module: str, *arguments: Any) -> list[str]:
-    """Command line that runs ``module`` as a script, in a fork of the process with vLLM.
+    """Command line that runs ``module`` as a script in a fork of the process that has vLLM loaded.
 
     The fork has the streams, environment and folder of the process that runs the command, but
     another pid; variables that vLLM reads at import come from this process. The fork receives
@@ -50,7 +50,7 @@ def command(module: str, *arguments: Any) -> list[str]:
 
 @functools.cache
 def _address() -> str:
-    """Path of the socket of this process's fork server, which is started if necessary."""
+    """Path of the socket of this process's fork server; starts the server if necessary."""
     folder = tempfile.mkdtemp(prefix="forks-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = str(Path(folder, "socket"))
@@ -88,7 +88,7 @@ def _serve(listener: socket.socket) -> dict[str, Any] | None:
 
 
 def _attend(connection: socket.socket) -> dict[str, Any]:
-    """Fork a command's process and return the job there; in the parent, report the exit status."""
+    """Fork a command's process; returns the job in the child, reports the status in the parent."""
     data, streams, _, _ = socket.recv_fds(connection, _HEADER, _STREAMS)
     length = int.from_bytes(data, "little")
     with connection.makefile("rb") as given:
@@ -119,7 +119,7 @@ def _attend(connection: socket.socket) -> dict[str, Any]:
 
 
 def _become(job: dict[str, Any]) -> None:
-    """Run a command's module as if this process had been started for the command."""
+    """Run a command's module as though this process had been started for the command."""
     import runpy
 
     import torch
@@ -136,7 +136,7 @@ def _become(job: dict[str, Any]) -> None:
 
 
 def _run(address: str, module: str, arguments: list[str]) -> NoReturn:
-    """Have the server at ``address`` run a command, and exit with the command's status."""
+    """Make the server at ``address`` run a command, and exit with the command's status."""
     job = {
         "module": module,
         "arguments": arguments,
@@ -170,7 +170,7 @@ def _run(address: str, module: str, arguments: list[str]) -> NoReturn:
 
 
 def main() -> None:
-    """Serve forks until standard input ends; detached, as tests look for child processes."""
+    """Serve forks until standard input ends; detached, because tests look for child processes."""
     if os.fork():
         os._exit(0)
     for name in _MODULES:

@@ -28,11 +28,11 @@ SHORTER = tiny_llama.TEXT[:30]  # for the second data-parallel rank
 
 
 def run_rank(rank: int, model: str, arguments: dict[str, Any], port: int, said: Connection) -> None:
-    """Run one rank's engine, as started by torchrun, and send its answer.
+    """Run one rank's engine, as though torchrun had started it, and send its answer.
 
     Besides engine arguments, ``flashinfer_tokens`` sets the number of tokens that a stand-in for
-    FlashInfer serves; ``counts``: launches are counted; ``pieces``: the engine compiles piecewise,
-    as on a GPU.
+    FlashInfer serves, ``counts`` has launches counted, and ``pieces`` makes the engine compile
+    piecewise, as on a GPU.
     """
     from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
@@ -56,7 +56,7 @@ def run_rank(rank: int, model: str, arguments: dict[str, Any], port: int, said: 
 
 
 def stand_in_for_flashinfer(patch: pytest.MonkeyPatch, tokens: int) -> None:
-    """Let the plugin find FlashInfer without a GPU, for so many tokens; 0: leave it missing."""
+    """Make the plugin find FlashInfer without a GPU, for ``tokens`` tokens; 0: leave it missing."""
     from vllm.distributed import get_tp_group
 
     from tests import fake_flashinfer
@@ -68,7 +68,7 @@ def stand_in_for_flashinfer(patch: pytest.MonkeyPatch, tokens: int) -> None:
 
 
 def compile_in_pieces(patch: pytest.MonkeyPatch) -> None:
-    """Have vLLM compile the code between attention layers piecewise, as it does only on a GPU."""
+    """Make vLLM compile the code between attention layers piecewise, as only on a GPU."""
     from vllm.compilation.passes.utility.fix_functionalization import FixFunctionalizationPass
     from vllm.config import CompilationMode
     from vllm.platforms.cpu import CpuPlatform
@@ -93,7 +93,7 @@ def send_tokens_on_cpu() -> None:
     from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 
     def all_gatherv(self: Any, given: Any, dim: int = 0, sizes: list[int] | None = None) -> Any:
-        """Gather the rows of all ranks, which have ``sizes`` rows each."""
+        """Gather the rows of all ranks; rank i has ``sizes[i]`` rows."""
         if isinstance(given, list):
             return [all_gatherv(self, each, dim, sizes) for each in given]
         assert dim == 0
@@ -107,7 +107,7 @@ def send_tokens_on_cpu() -> None:
     def reduce_scatterv(
         self: Any, given: Tensor, dim: int = -1, sizes: list[int] | None = None
     ) -> Tensor:
-        """Sum this rank's rows over all ranks."""
+        """Sum the rows of this rank over all ranks."""
         assert dim == 0
         assert sizes is not None
         total = given.clone()
@@ -119,7 +119,7 @@ def send_tokens_on_cpu() -> None:
 
 
 def free_port() -> int:
-    """Find a TCP port of this machine on which nobody listens."""
+    """Find a TCP port of this machine that no process listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -127,7 +127,7 @@ def free_port() -> int:
 
 
 def remove_segments(port: int) -> None:
-    """Remove the shared memory that vLLM's ranks leave under names with the port."""
+    """Remove the shared memory that vLLM's ranks leave behind under names that contain the port."""
     for segment in Path("/dev/shm").glob(f"{port}-*"):
         segment.unlink(missing_ok=True)
 

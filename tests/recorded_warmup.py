@@ -1,4 +1,4 @@
-"""Kernels that an engine's warmup would compile, and kernels that the engine launches."""
+"""Kernels that an engine's warmup would compile, and kernels that the engine then launches."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from vllm_fp4_plugin.fusion.self_check import run as self_check
 
 @dataclass
 class Kernels:
-    """Kernels of the engines in this process.
+    """Kernels of all engines in this process.
 
     Attributes:
         warmup: kernels compiled before requests arrive, by owner.

@@ -1,4 +1,4 @@
-"""An engine in CUDA graphs that replaces its weights and sleeps, compared with fresh engines.
+"""CUDA-graph engine that replaces its weights and sleeps, compared with fresh engines.
 
 ``python -m tests.sleeping_engine FIRST SECOND``, two checkpoints of one architecture; prints the
 name of each request. The engine has a process of its own, as vLLM's allocator for sleep serves one
@@ -23,7 +23,7 @@ ASKED = (
 
 
 def engine(model: str, **settings: Any) -> AbstractContextManager[Any]:
-    """An engine in this process, compiled by vLLM, in CUDA graphs."""
+    """Engine in this process, compiled by vLLM and run in CUDA graphs."""
     graphs = {
         "enforce_eager": False,
         "gpu_memory_utilization": 0.2,
@@ -34,7 +34,7 @@ def engine(model: str, **settings: Any) -> AbstractContextManager[Any]:
 
 
 def fresh(model: str) -> Run:
-    """Answer of an engine started on a checkpoint."""
+    """Answer of an engine that is started on a checkpoint."""
     with engine(model) as llm:
         answer = ask(llm)
         del llm
@@ -76,7 +76,7 @@ def answers(first: str, second: str) -> Iterator[tuple[str, Run]]:
 
 
 def main(first: str, second: str) -> None:
-    """Compare each answer with that of a fresh engine."""
+    """Compare each answer with the answer of a fresh engine."""
     expected = {False: fresh(first), True: fresh(second)}
     assert distance(*expected.values()) > 1e3 * SAME
     for asked, said in answers(first, second):

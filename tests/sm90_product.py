@@ -1,4 +1,4 @@
-"""Ops of sm_90 on a CPU: the code before the GEMM kernel runs, and a formula replaces it.
+"""Stand-in that runs the ops of sm_90 on a CPU: a formula replaces the GEMM kernel.
 
 References replace the small kernels.
 """
@@ -56,7 +56,7 @@ class Sm90Product:
 
 @contextmanager
 def sm90_ops() -> Iterator[Sm90Product]:
-    """Context in which ops on CPU tensors run the code of sm_90."""
+    """Context in which ops on CPU tensors run the code path of sm_90."""
     product = Sm90Product()
     module = ModuleType(_LAUNCH)
     vars(module).update(gemm=product.gemm, silu_mul_gemm=product.gemm)
@@ -74,7 +74,7 @@ def sm90_ops() -> Iterator[Sm90Product]:
 
 
 def _put(modules: Mapping[str, ModuleType | None]) -> None:
-    """Put modules back into ``sys.modules`` and their packages; None: remove the module."""
+    """Restore modules in ``sys.modules`` and in their packages; None: remove the module."""
     for name, module in modules.items():
         package, _, attribute = name.rpartition(".")
         parent = vars(sys.modules.get(package, ModuleType(package)))

@@ -23,12 +23,12 @@ def words(text: str) -> list[str]:
 
 
 def narrow(monkeypatch: pytest.MonkeyPatch, columns: int = NARROW) -> None:
-    """Let commands of this process print as in a terminal of ``columns``."""
+    """Make commands of this process print as in a terminal of ``columns`` columns."""
     monkeypatch.setattr(console, "width", lambda: columns)
 
 
 def shown_by_a_terminal(module: str, *arguments: str, columns: int = NARROW) -> str:
-    """Output of a command in a terminal of ``columns``, in a process of its own."""
+    """Output of a command in a terminal of ``columns`` columns, run in a separate process."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     started = subprocess.Popen(
@@ -48,14 +48,14 @@ def shown_by_a_terminal(module: str, *arguments: str, columns: int = NARROW) -> 
 
 
 def environment() -> dict[str, str]:
-    """Environment with this process's module paths and no variable that affects the output."""
+    """Environment with this process's module paths and without variables that affect the output."""
     path = os.pathsep.join(each for each in sys.path if each)
     kept = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
     return kept | {"PYTHONPATH": path, "NO_COLOR": "1"}
 
 
 def check_no_word_is_broken(piped: str, narrow: str) -> None:
-    """Check that a narrow terminal shows every word of a piped output, in lines that fit."""
+    """Check that a narrow terminal shows every word of the piped output, in lines that fit."""
     assert set(words(piped)) <= set(words(narrow)), set(words(piped)) - set(words(narrow))
     long = [line for line in narrow.splitlines() if len(line) > NARROW]
     # Only a word longer than a line may exceed the width.

@@ -1,4 +1,4 @@
-"""The fuzzer: a few seeds of every op; broken ops and wrongly accepted arguments are found."""
+"""Tests of the fuzzer: seeds of every op pass; broken ops and wrongly accepted calls are found."""
 
 import re
 import subprocess
@@ -45,7 +45,7 @@ def test_kernels(seed: int) -> None:
 
 
 def test_nan_of_a_token_stays_its_own() -> None:
-    """The seed draws two tokens whose SiLU has the same reciprocal."""
+    """Seed that draws two tokens whose SiLU has the same reciprocal."""
     check_kernel(346, ("grouped_gemm",))
 
 
@@ -167,7 +167,7 @@ def test_without_findings_the_status_is_0() -> None:
 
 @pytest.mark.processes
 def test_a_crash_names_its_seed() -> None:
-    """The crash is one of a kernel that reads unmapped memory."""
+    """Crash as in a kernel that reads unmapped memory."""
     script = (
         "import ctypes\n"
         "from tests.fuzz.__main__ import main\n"

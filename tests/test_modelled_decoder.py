@@ -148,7 +148,7 @@ PLACES = 148
 @pytest.mark.parametrize("parts", [1, 2, 5, 16])
 @pytest.mark.parametrize("heads", [8, 148, 160, 296, 512, 600, 2048])
 def test_traced_ctas_walk_as_far_as_those_of_the_grid(heads: int, parts: int) -> None:
-    """Traced CTAs process as many tiles as those of the grid; the first CTAs have the most."""
+    """Traced CTAs process as many tiles as the grid's CTAs, of which the first have the most."""
     found = walk(heads, parts, PLACES, 1)
     works = heads * parts
     assert len(found.repeats) == found.clusters == min(works, PLACES)

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize(("tokens", "products", "layer"), [(1, 9.0, 12.0), (8, 30.0, 33.0)])
 def test_decode_of_an_eighth_of_deepseek(tokens: int, products: float, layer: float) -> None:
-    """Rank with 32 of 256 experts: 1 or 8 tokens reach 1 or 7, with 3.1 or 21.7 µs of weights."""
+    """Rank with 32 of 256 experts: 1 or 8 tokens hit 1 or 7 experts, 3.1 or 21.7 µs of weights."""
     output = modelled(
         "experts", "--only-chain", "--model", "deepseek-v3-ep8", "--tokens", str(tokens)
     )

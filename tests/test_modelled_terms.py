@@ -1,4 +1,4 @@
-"""Modelled times of activations as sums of terms, held to bars."""
+"""Modelled times for activations that are sums of NVFP4 terms, held to bars."""
 
 import os
 import re
@@ -31,7 +31,7 @@ def modelled(command: str, *arguments: str) -> str:
 
 
 def test_three_terms_cost_a_decode_layer_little() -> None:
-    """Products of Llama 8B run in a chain: weights are read once for any number of terms."""
+    """Products of Llama 8B in a chain: the weights are read once for any number of terms."""
     one, three = (
         [float(us) for us in re.findall(r"in a chain ([\d.]+)", output)]
         for output in (

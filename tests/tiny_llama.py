@@ -1,4 +1,4 @@
-"""A tiny random Llama checkpoint with a byte tokenizer, on which engine and tool tests run."""
+"""Tiny random Llama checkpoint with a byte tokenizer, for engine and tool tests."""
 
 import argparse
 import ast
@@ -43,7 +43,7 @@ def model(**changes: Any) -> LlamaForCausalLM:
 
 
 def amplify(random: torch.nn.Module) -> None:
-    """Scale a fresh model, so that every layer counts and each shard has a gain of its own."""
+    """Scale a fresh model so that every layer counts and the shards differ in gain."""
     gains = {"k_proj": 4.0, "up_proj": 8.0, "gate_proj": 2.0, "lm_head": 12.0, "embed": 8.0}
     for name, parameter in random.named_parameters():
         if parameter.ndim == 2:
@@ -51,7 +51,7 @@ def amplify(random: torch.nn.Module) -> None:
 
 
 def save(directory: Path, **changes: Any) -> Path:
-    """Write the checkpoint, tokenizer included; returns ``directory``."""
+    """Write the checkpoint with its tokenizer; returns ``directory``."""
     model(**changes).save_pretrained(directory)
     tokenizer().save_pretrained(directory)
     return directory
@@ -69,7 +69,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def trained(directory: Path, **changes: Any) -> Path:
-    """Checkpoint trained on bytes of Python source for some seconds, made once.
+    """Checkpoint trained for some seconds on bytes of Python source, made once.
 
     A random network amplifies every rounding error; a trained network, like the served ones, damps
     them, so that a comparison of log-probabilities tells a defect from rounding.
@@ -86,9 +86,9 @@ def trained(directory: Path, **changes: Any) -> Path:
 
 
 def made_once(directory: Path, write: Callable[[Path], object]) -> Path:
-    """Return ``directory``; if missing, ``write`` makes it under a temporary name.
+    """Directory that ``write`` makes, under a temporary name, if it is missing.
 
-    A lock serves several processes at once.
+    A lock makes this safe for several processes.
     """
     with FileLock(f"{directory}.lock"):
         if not directory.exists():
@@ -100,7 +100,7 @@ def made_once(directory: Path, write: Callable[[Path], object]) -> Path:
 
 
 def version() -> str:
-    """Hash of the recipe of the trained checkpoint: this module's source and the training text."""
+    """Hash of everything that determines the trained checkpoint: this module, the training text."""
     recipe = inspect.getsource(sys.modules[__name__]) + training_text()
     return hashlib.sha256(recipe.encode()).hexdigest()[:12]
 

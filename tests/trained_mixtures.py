@@ -1,7 +1,7 @@
-"""Tiny trained mixtures of experts, one for each kind of routing, made once.
+"""Tiny trained mixture-of-experts models, one for each kind of routing, made once.
 
-Each model has learnt some lines by heart: its log-probabilities are peaked, its continuation
-repeats the lines, and, unlike a random network, it damps rounding errors.
+Each model has memorised some lines: its log-probabilities are peaked, its continuation repeats the
+lines, and, unlike a random network, it damps rounding errors.
 """
 
 import hashlib
@@ -56,10 +56,10 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
 
 
 def trained(family: str, cache: Path) -> Path:
-    """A family's bfloat16 checkpoint, tokenizer included, kept in ``cache``.
+    """Bfloat16 checkpoint of a family, with its tokenizer, kept in ``cache``.
 
-    Up's weights in Qwen3's experts are scaled far above gate's, and down's by the inverse, which
-    leaves the results unchanged.
+    In Qwen3's experts, the up weights are scaled far above the gate weights, and the down weights
+    by the inverse, which leaves the results unchanged.
     """
 
     def write(directory: Path) -> None:

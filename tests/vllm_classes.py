@@ -1,4 +1,4 @@
-"""Classes of vLLM's models compiled from source one by one, as most modules need a GPU."""
+"""Classes of vLLM's models, each compiled from its source, because most modules need a GPU."""
 
 import ast
 import builtins
@@ -36,7 +36,7 @@ def classes_with(text: str) -> Iterator[tuple[str, type[Module]]]:
 
 
 def has_class(name: str) -> bool:
-    """Whether the installed vLLM has a class, by ``file:class``."""
+    """Whether the installed vLLM has a class, given as ``file:class``."""
     module, _, wanted = name.partition(":")
     file = (ROOT / (module if "/" in module else _PREFIX + module)).with_suffix(".py")
     return file.exists() and re.search(rf"^class {wanted}\b", file.read_text(), re.M) is not None

@@ -1,11 +1,11 @@
-"""vLLM's kernel library for this machine; each such library lacks some ops."""
+"""Check of vLLM's kernel library for this machine: each build of the library lacks some ops."""
 
 import pytest
 import torch
 
 
 def skip_without(*ops: str) -> None:
-    """Skip the test unless the library has all of ``ops``."""
+    """Skip the test unless the library has all ``ops``."""
     from vllm.platforms import current_platform
 
     current_platform.import_kernels()

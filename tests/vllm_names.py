@@ -1,4 +1,4 @@
-"""Names of vLLM that the plugin uses."""
+"""Names that the plugin uses from vLLM."""
 
 import ast
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ PACKAGE = "vllm"
 
 
 def names_in(source: str) -> Iterator[tuple[str, str]]:
-    """Modules of vLLM and the names that a source uses from each: imports and attributes."""
+    """Pairs of a vLLM module and a name that ``source`` uses from it, by import or attribute."""
     tree = ast.parse(source)
     modules: dict[str, str] = {}
     for node in ast.walk(tree):
@@ -36,7 +36,7 @@ def names_in(source: str) -> Iterator[tuple[str, str]]:
 
 
 def used() -> set[tuple[str, str]]:
-    """All names that the plugin uses, see ``names_in``."""
+    """All pairs of module and name that the plugin uses, see ``names_in``."""
     return {name for file in SOURCES for name in names_in(file.read_text("utf-8"))}
 
 

@@ -1,8 +1,8 @@
-"""Watchdog of a run with several workers: ends the run in any case, and lists unfinished tests.
+"""Watchdog of a run with several workers: always ends the run, and lists unfinished tests.
 
 pytest-timeout cannot stop a test that is inside C code. Under ``--dist loadfile`` pytest-xdist
-waits for ever for the worker that replaced a crashed one, as that worker gets a file whose tests
-are done.
+waits for ever for the replacement of a crashed worker, because it assigns the replacement a file
+whose tests are done.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""A simulated vLLM without its IR: modules and attributes of the IR are removed.
+"""Simulation of a vLLM without its IR: modules and attributes of the IR are removed.
 
 ``python -m tests.without_ir`` then imports and registers the whole plugin.
 """
@@ -14,7 +14,7 @@ from tests.vllm_names import used
 
 
 def take_away() -> None:
-    """Remove ``vllm.ir`` and the parts of vLLM that exist only for the IR.
+    """Remove ``vllm.ir`` and the parts of vLLM that serve only the IR.
 
     Modules of vLLM that import the IR are loaded first.
     """

@@ -1,4 +1,4 @@
-"""Commands without vLLM, or with vLLM's build for GPUs on a machine without a GPU.
+"""Runs of the commands without vLLM, or with vLLM's GPU build on a machine without a GPU.
 
 ``python -m tests.without_vllm MODEL FOLDER [NAME ...]`` runs the commands and prints their status
 and output as JSON; ``environment`` simulates such a machine.
@@ -63,7 +63,7 @@ def environment(lacks: Lack, folder: Path) -> Mapping[str, str]:
 
 
 def commands(model: str, folder: str) -> dict[str, list[str]]:
-    """Arguments of every command that needs vLLM, by module."""
+    """Arguments of every command that needs vLLM, by the command's module."""
     plugin, out = "vllm_fp4_plugin", ["--out", f"{folder}/out"]
     return {
         f"{plugin} report": ["report", model],

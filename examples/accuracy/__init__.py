@@ -1,1 +1,1 @@
-"""Accuracy of a model's quantised variants beside its 16-bit checkpoint, served by vLLM."""
+"""Accuracy of a model's quantised variants against its 16-bit checkpoint, served by vLLM."""

@@ -1,4 +1,4 @@
-"""Rounding the inputs of a served 16-bit model's linears to sums of NVFP4 terms and back."""
+"""Rounding of the inputs of a served 16-bit model's linears to sums of NVFP4 terms and back."""
 
 from typing import Any
 
@@ -17,14 +17,14 @@ class ActivationRounder:
     rounding: list[RemovableHandle] | None = None
 
     def round_activations(self, terms: int = 1) -> int:
-        """Round activations from now on, with a scale per token; returns the number of linears.
+        """Round activations from now on, with one scale per token; returns the number of linears.
 
         Settings of an earlier call are replaced.
 
-        The linears of the decoder layers are chosen, as in the quantising tool.
+        The linears are those of the decoder layers, as in the quantising tool.
 
         Raises:
-            RuntimeError: the model is compiled, and its layers' hooks do not run.
+            RuntimeError: the model is compiled, so that its layers' hooks do not run.
         """
         from vllm.model_executor.layers.linear import LinearBase
 

@@ -1,4 +1,4 @@
-"""The folders that variants are served from: the user's checkpoint, or files made from it."""
+"""Folders that variants are served from: the user's checkpoint, or files made from it."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from vllm_fp4_plugin.quantizer.errors import QuantizerError
 
 
 def fingerprint(checkpoint: Path) -> str:
-    """Fingerprint of a checkpoint from names, sizes and times of its files, which are not read."""
+    """Fingerprint of a checkpoint from its files' names, sizes and times, without reading them."""
     files = sorted(file for file in checkpoint.rglob("*") if file.is_file())
     stats = [(str(file.relative_to(checkpoint)), file.stat()) for file in files]
     described = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
@@ -21,7 +21,7 @@ def fingerprint(checkpoint: Path) -> str:
 
 
 def read_sixteen_bit(checkpoint: Path) -> dict[str, Any]:
-    """The text model's config of a 16-bit checkpoint that variants can be made from.
+    """Text config of a 16-bit checkpoint from which variants can be made.
 
     Raises:
         ValueError: the checkpoint is not supported.

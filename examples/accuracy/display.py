@@ -26,7 +26,7 @@ console = Console(width=None if sys.stdout.isatty() else 190, highlight=False)
 
 @contextmanager
 def measuring(windows: int) -> Iterator[Callable[[str, str, int], None]]:
-    """A bar for each variant; yields the callback that moves it."""
+    """Progress bar for each variant; yields the callback that advances it."""
     with Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),

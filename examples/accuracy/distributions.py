@@ -1,4 +1,4 @@
-"""A served model's next-token distributions on windows of text, and their stored form."""
+"""Next-token distributions of a served model on windows of text, and their stored form."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class DistributionError(RuntimeError):
 
 @dataclass(frozen=True)
 class Windows:
-    """Means over the tokens of each window.
+    """Figures per window, each a mean over the window's tokens.
 
     Attributes:
         logprob: natural log-probability of the text's tokens.
@@ -45,7 +45,7 @@ def measure_windows(
     folder: Path,
     on_window: Callable[[], None],
 ) -> Windows:
-    """Measure the windows, one in memory at a time.
+    """Measure all windows, with one window in memory at a time.
 
     Args:
         url: URL of a server with ``Extension``, in development mode.

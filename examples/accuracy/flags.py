@@ -1,14 +1,14 @@
 """Variants that are further from the reference than their format can explain.
 
-Weights: rounding to NVFP4 puts a weight 8 to 10 % off, in random directions. A weight that is more
-than 20 % off, or 3 % larger or smaller as a whole, has wrong scales.
+Weights: rounding to NVFP4 changes a weight matrix by 8 to 10 %, in random directions. A matrix that
+is more than 20 % off, or 3 % larger or smaller as a whole, has wrong scales.
 
 Served: the cost of rounding is measured in the same run, with yardsticks independent of our files
 and our kernels: the 16-bit model with its weights, and with weights and activations, rounded to
 NVFP4 and back. A variant may diverge 3 times as far as the yardstick with the same tensors rounded,
-which leaves room for calibrated scales and an FP8 KV cache; a variant that rounds nothing, no
-further than rounded weights. A variant whose whole 95 % interval lies above the limit computes
-wrongly.
+which leaves room for calibrated scales and an FP8 KV cache; a variant that rounds nothing may
+diverge no further than the yardstick with rounded weights. A variant whose whole 95 % interval lies
+above the limit computes wrongly.
 """
 
 from collections.abc import Mapping, Sequence

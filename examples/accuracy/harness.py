@@ -68,7 +68,7 @@ def score(
         base_url: URL of vLLM's OpenAI-style server, without ``/v1``.
         model: served name of the model.
         tokenizer: folder of the model's tokenizer.
-        tasks: names of our tasks (``tasks.NAMES``), or of the harness's tasks and groups. Tasks
+        tasks: names of our tasks (``tasks.NAMES``), or of the harness's tasks and groups; tasks
             that execute the model's output need ``HF_ALLOW_CODE_EVAL=1`` in the environment.
         folder: folder for ``results_*.json`` and ``samples_*.jsonl`` of the harness.
         limit: number of documents of each task, from the first; None: all.
@@ -144,7 +144,7 @@ def _check_installed() -> None:
 
 
 def task_scores(results: Mapping[str, Any]) -> Iterator[TaskScore]:
-    """Scores in the harness's results; tasks of a group are omitted where the group has a mean."""
+    """Scores in the harness's results; of a group with a mean, only the mean."""
     subtasks = results["group_subtasks"]
     grouped = {
         task
@@ -170,7 +170,7 @@ def _metrics(fields: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
 
 
 def _context_length(base_url: str, model: str) -> int:
-    """The server's maximum of tokens in a prompt with its answer."""
+    """Maximum number of tokens that the server accepts for a prompt with its answer."""
     try:
         with connect(base_url) as client:
             served = client.get("/v1/models").raise_for_status().json()["data"]
@@ -186,7 +186,7 @@ def _context_length(base_url: str, model: str) -> int:
 
 
 def _run(job: dict[str, Any], folder: Path, log: Path) -> dict[str, Any]:
-    """The harness's results for ``job``, from a separate process."""
+    """Results of the harness for ``job``, run in a separate process."""
     job_file = folder / "job.json"
     log.parent.mkdir(parents=True, exist_ok=True)
     job_file.write_text(json.dumps(job, indent=1) + "\n")
@@ -213,7 +213,7 @@ def _run(job: dict[str, Any], folder: Path, log: Path) -> dict[str, Any]:
 
 
 def _why(log: str) -> str:
-    """The server's first refusal, else the first error, else the last line."""
+    """Reason of a failure: the server's first refusal, else the first error, else the last line."""
     if refused := _REFUSED.search(log):
         return f"the server answered {refused['status']}: {refused['text']}"
     return root_cause(log) or (log.splitlines()[-1] if log else "it printed nothing")

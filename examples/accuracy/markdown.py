@@ -1,4 +1,4 @@
-"""The results as markdown, for a README."""
+"""Rendering of the results as markdown, for a README."""
 
 from examples.accuracy.results import Results
 from examples.accuracy.table import FOOTNOTE, Table, heading, remarks, tables

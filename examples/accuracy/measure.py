@@ -22,7 +22,7 @@ from vllm_fp4_plugin.quantizer.errors import QuantizerError
 
 @dataclass
 class Comparison:
-    """Comparison of variants: its subject, its bench, and the results so far.
+    """Comparison of variants in progress: its subject, its bench, and the results so far.
 
     Attributes:
         model: 16-bit checkpoint.
@@ -102,7 +102,7 @@ class Comparison:
 
     @contextmanager
     def _failing(self, result: VariantResult, variant: Variant) -> Iterator[None]:
-        """Context that turns exceptions into the variant's errors."""
+        """Context that turns exceptions into errors of the variant's result."""
         try:
             yield
         except ServerError as error:
@@ -117,7 +117,7 @@ class Comparison:
 
 
 def judge(result: VariantResult, results: Results) -> None:
-    """Set the flags of a variant: by its weights and, given all yardsticks, by its divergence."""
+    """Set the flags of a variant, by its weights and, given all yardsticks, by its divergence."""
     result.flags = weight_flags(result.weights)
     named = {name: results.named(name) for name in YARDSTICKS}
     explained = {name: found.kl for name, found in named.items() if found and found.kl}

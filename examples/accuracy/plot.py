@@ -1,4 +1,4 @@
-"""The comparison as a picture: a panel for each figure, a line for each variant."""
+"""Plot of the comparison: a panel for each figure, a line for each variant."""
 
 from collections.abc import Callable
 from pathlib import Path

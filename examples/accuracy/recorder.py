@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class LogitsRecorder:
-    """Extension of vLLM's worker that keeps the logits of the model's head for a later write."""
+    """Worker extension for vLLM that keeps the logits of the model's head, to be written later."""
 
     # The worker's own:
     model_runner: Any
@@ -48,9 +48,7 @@ class LogitsRecorder:
             file: safetensors file to write; ``logits`` ``(rows, vocabulary)`` as the model gave
                 them.
             rows: number of prompt tokens after the first.
-
-        Returns:
-            Rows of each call of the head; empty on ranks that do not write.
+         Returns: Number of rows of each call of the head; empty on ranks that do not write.
         """
         kept = self.recorded_logits or []
         lengths = [len(logits) for logits in kept]

@@ -54,7 +54,7 @@ class VariantResult:
 
     @property
     def kl(self) -> Interval | None:
-        """Divergence from the reference, nats per token."""
+        """Divergence from the reference, in nats per token."""
         return mean_interval(np.array(self.windows.kl)) if self.windows else None
 
     @property
@@ -144,7 +144,7 @@ def task_interval(score: TaskScore) -> Interval:
 
 
 def _wilson(share: float, count: int) -> Interval:
-    """E. B. Wilson (1927), Probable inference, the law of succession, and statistical inference."""
+    """Interval of a share after E. B. Wilson, "Probable inference ..." (1927)."""
     square = _Z**2 / count
     middle = (share + square / 2) / (1 + square)
     half = _Z / (1 + square) * math.sqrt(share * (1 - share) / count + square / 4 / count)

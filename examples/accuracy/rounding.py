@@ -1,4 +1,4 @@
-"""A 16-bit checkpoint whose weights were rounded to NVFP4 and back.
+"""Making of a 16-bit checkpoint whose weights are rounded to NVFP4 and back.
 
 Any engine serves the checkpoint with 16-bit matmuls, so that the loss is the format's alone,
 independent of our files and our kernels.
@@ -18,7 +18,7 @@ _SHARD_BYTES = 5_000_000_000
 
 
 def round_checkpoint(source_folder: Path, target: Path) -> None:
-    """Write ``target``, tensor by tensor; the quantising tool's choice of linears is rounded.
+    """Write ``target``, tensor by tensor; the linears that the quantising tool selects are rounded.
 
     Raises:
         QuantizerError: the quantising tool does not accept the checkpoint, or the checkpoint stacks

@@ -29,10 +29,10 @@ class Options:
 
     Attributes:
         model: folder of the 16-bit checkpoint.
-        variants: names and own checkpoints, see ``variants``; empty: the variants that suit the
-            machine.
+        variants: names, and the user's own checkpoints, see ``variants``; empty for the variants
+            that suit the machine.
         text: text to measure on.
-        calibrate: text that scales of activations are measured on.
+        calibrate: text on which the scales of activations are calibrated.
         tasks: tasks of lm-evaluation-harness.
         task_limit: samples of each task; None: all.
         local_tasks: folder written by `python -m examples.accuracy.tasks`; None: our tasks are made
@@ -60,7 +60,7 @@ class Options:
 
 
 def run(options: Options) -> Results:
-    """Measure, and show the results.
+    """Measure all variants and show the results; returns the results.
 
     Raises:
         ValueError: an option is unusable.
@@ -109,7 +109,7 @@ def run(options: Options) -> Results:
 
 
 def _device() -> tuple[bool, str]:
-    """Whether there is a GPU, and the name of the GPU or the processor."""
+    """Whether the machine has a GPU, and the name of the GPU or of the processor."""
     import torch
 
     if torch.cuda.is_available():
@@ -118,7 +118,7 @@ def _device() -> tuple[bool, str]:
 
 
 def _local_tasks(options: Options) -> Path | None:
-    """The given folder of local tasks; a new folder if tasks are requested without it."""
+    """Folder of local tasks as given, or a new folder if tasks are requested without one."""
     if not set(options.tasks) & set(NAMES) or options.local_tasks is not None:
         return options.local_tasks
     folder = options.out / "tasks"
@@ -173,7 +173,7 @@ def check_tasks(tasks: tuple[str, ...], made: Path | None) -> None:
 
 
 def _check_lengths(options: Options, config: dict[str, Any]) -> None:
-    """Check that a window, and the token that a server draws after it, fit the model."""
+    """Check that the model has room for a window and the token that a server draws after it."""
     longest = config.get("max_position_embeddings")
     if longest is not None and options.window_length >= longest:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""A variant at its server: its distributions and task scores, cached or measured."""
+"""Measurement of a variant at its server: distributions and task scores, cached or measured."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ class Settings:
     Attributes:
         windows: token ids, ``(windows, tokens)``.
         tasks: tasks of lm-evaluation-harness.
-        task_limit: samples of each task; None: all.
+        task_limit: number of samples of each task; None for all.
         made_tasks: folder of ``tasks.make_tasks``; None: no local tasks.
         server_options: further options of ``vllm serve``.
         server_time_limit: seconds until a server must be ready.
@@ -53,7 +53,7 @@ class Settings:
 
 @dataclass
 class Bench:
-    """Bench that variants are measured on.
+    """Means to measure variants: a cache, folders, a tokenizer and settings.
 
     Attributes:
         stages: cache of earlier measurements.
@@ -99,7 +99,7 @@ class Bench:
 
 @dataclass
 class AtServer:
-    """A variant, and the server started by ``start``."""
+    """A variant with its server, which ``start`` starts."""
 
     bench: Bench
     variant: Variant
@@ -110,7 +110,8 @@ class AtServer:
     def windows(self, reference: Stage | None, input_terms: int = 0) -> Stage:
         """Measure the text's windows against ``reference``'s; None measures the reference itself.
 
-        With ``input_terms``, activations are rounded to so many NVFP4 terms from now on.
+        If ``input_terms`` is not 0, the server rounds activations to that number of NVFP4 terms
+        from now on.
 
         Raises:
             DistributionError, ValueError, httpx.HTTPError: as ``measure_windows``.
@@ -202,6 +203,6 @@ def windows_of(stage: Stage) -> tuple[Windows, list[str], float]:
 
 
 def environment() -> dict[str, str]:
-    """Environment of a server with ``/collective_rpc``, its extension, and tasks."""
+    """Environment of a server that allows ``/collective_rpc``, for its extension and the tasks."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {**ENVIRONMENT, **SERVER_ENVIRONMENT, "VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": path}

@@ -1,4 +1,4 @@
-"""The demo's small model, trained briefly: a subject for any machine."""
+"""Small model of the demo, trained briefly: a model to measure on any machine."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ _DOCUMENT_CHARACTERS = 8000  # per held-out file, so that no long file outweighs
 
 @dataclass(frozen=True)
 class SmallModel:
-    """Files: the 16-bit checkpoint, a calibration text, and a text for the measurement."""
+    """Files of the small model: 16-bit checkpoint, calibration text, and text to measure on."""
 
     checkpoint: Path
     calibration: Path
@@ -22,7 +22,7 @@ class SmallModel:
 
 
 def make_small_model(folder: Path, train_seconds: float, fresh: bool) -> SmallModel:
-    """Train the small model, or find a trained model in ``folder``."""
+    """Train the small model, or reuse the trained model in ``folder``."""
     corpus = read_corpus()
     cache = StageCache(folder / "model", fresh)
     text = make_text(cache, corpus)
@@ -34,5 +34,5 @@ def make_small_model(folder: Path, train_seconds: float, fresh: bool) -> SmallMo
 
 
 def held_out_text(corpus: Corpus) -> str:
-    """The beginnings of all held-out files."""
+    """Beginnings of all held-out files."""
     return "\n\n".join(d.text[:_DOCUMENT_CHARACTERS] for d in corpus.held_out)

@@ -1,4 +1,4 @@
-"""The rows of the results' tables, for the terminal and for markdown."""
+"""Rows of the results' tables, for the terminal and for markdown."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ FOOTNOTE = (
 
 
 class Table(NamedTuple):
-    """``rows`` have a cell for each of ``headings``, the first of which is text."""
+    """Table whose ``rows`` have a cell for each of ``headings``; the first column is text."""
 
     title: str
     headings: list[str]

@@ -1,4 +1,4 @@
-"""The text that models are measured on, as windows of token ids."""
+"""Text that models are measured on, as windows of token ids."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def read_windows(file: Path, checkpoint: Path, count: int, length: int) -> np.nd
     Each window begins with the BOS token, if the checkpoint's tokenizer starts texts with BOS.
 
     Raises:
-        ValueError: the file is no UTF-8 text or too short, or the tokenizer cannot be loaded.
+        ValueError: the file is not UTF-8 text or is too short, or the tokenizer cannot be loaded.
     """
     tokenizer = load_tokenizer(checkpoint)
     try:

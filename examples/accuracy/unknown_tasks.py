@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def unknown_tasks(folder: str, tasks: Sequence[str]) -> list[str]:
-    """Names that are no task, group or tag of the harness or of ``folder``, and no file."""
+    """Names that are neither a task, group or tag of the harness or of ``folder``, nor a file."""
     from lm_eval.tasks import TaskManager
 
     known = set(TaskManager(include_path=folder or None).all_tasks)

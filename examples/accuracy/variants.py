@@ -1,4 +1,4 @@
-"""Variants to compare: methods to make a model's files, and to serve them."""
+"""Variants to compare: ways to make a model's files and to serve them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,16 +25,16 @@ class Variant:
 
     Attributes:
         name: name, safe in file names.
-        title: description for people.
+        title: description to display.
         rounds: tensors that differ from 16 bits.
         method: ``--quantization`` of ``vllm serve``; None: no such option.
         tool: options of the quantising tool for the variant's files; None: no files are made.
         calibrated: whether the tool gets the calibration text.
         checkpoint: folder of the files, if supplied by the user.
         options: further options of ``vllm serve``.
-        needs_gpu: whether vLLM supports the variant on GPUs alone.
-        input_terms: NVFP4 terms that a yardstick's activations are rounded to, 0: no rounding;
-            None: not a yardstick.
+        needs_gpu: whether vLLM supports the variant only on GPUs.
+        input_terms: number of NVFP4 terms that a yardstick's activations are rounded to; 0: no
+            rounding; None: the variant is not a yardstick.
     """
 
     name: str

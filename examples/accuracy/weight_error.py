@@ -20,7 +20,7 @@ class WeightError:
     Attributes:
         layer: name of the layer.
         relative: norm of the weight's error over the norm of the 16-bit weight.
-        gain: factor by which the 16-bit weight comes closest to the NVFP4 weight.
+        gain: factor that brings the 16-bit weight closest to the NVFP4 weight.
     """
 
     layer: str

@@ -1,7 +1,7 @@
 """Real text found on any Python machine: the sources and documentation of its packages.
 
-The hash of a file's path assigns the file to the training or the held-out part for good. Identical
-files count once.
+The hash of a file's path alone decides whether the file is in the training or the held-out part.
+Identical files count once.
 """
 
 import ast
@@ -61,7 +61,7 @@ class Corpus:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over every path, text and side."""
+        """SHA-256 over the path, text and part of every document."""
         digest = hashlib.sha256()
         for side, documents in (("train", self.train), ("held_out", self.held_out)):
             for document in documents:
@@ -78,10 +78,10 @@ def read_corpus(
 
     Args:
         roots: folders of sources; ``tests``, ``site-packages`` and the like below them are skipped.
-        max_characters: limit of all texts together; ``bounded`` selects the files.
+        max_characters: limit on the total length of the texts; ``bounded`` selects the files.
 
     Raises:
-        ValueError: a root is no folder, or either side would be empty.
+        ValueError: a root is not a folder, or either part would be empty.
     """
     for root in roots:
         if not root.is_dir():
@@ -173,7 +173,7 @@ def _is_table(text: str) -> bool:
 
 
 def _topics_prose(source: str) -> str:
-    """The language reference kept in ``pydoc_data/topics.py``, as the prose ``help()`` shows."""
+    """Prose of the language reference in ``pydoc_data/topics.py``, as ``help()`` shows it."""
     assignment = next(node for node in ast.parse(source).body if isinstance(node, ast.Assign))
     topics: dict[str, str] = ast.literal_eval(assignment.value)
     return "\n\n".join(topics[name] for name in sorted(topics))

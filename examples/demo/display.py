@@ -31,7 +31,7 @@ console = Console(highlight=False)
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """A spinner for a step whose length is unknown."""
+    """Spinner for a step of unknown length."""
     with _progress() as progress:
         progress.add_task(what, total=None)
         yield
@@ -39,7 +39,7 @@ def working(what: str) -> Iterator[None]:
 
 @contextmanager
 def training() -> Iterator[Callable[[TrainProgress], None]]:
-    """A bar with loss and speed; yields the callback that moves it."""
+    """Progress bar with loss and speed; yields the callback that advances it."""
     figures = TextColumn("loss {task.fields[loss]:.3f}  {task.fields[speed]:,.0f} tokens/s")
     with _progress(figures) as progress:
         task = progress.add_task("training", total=1.0, loss=float("nan"), speed=0.0)
@@ -54,7 +54,7 @@ def training() -> Iterator[Callable[[TrainProgress], None]]:
 
 @contextmanager
 def serving(name: str, windows: int) -> Iterator[tuple[Callable[[], None], Callable[[], None]]]:
-    """A spinner until the server is ready, then a bar over windows; yields a callback."""
+    """Spinner until the server is ready, then a bar over windows; yields a callback for each."""
     with _progress() as progress:
         start = progress.add_task(f"{name}: starting vllm serve", total=None)
         bar = progress.add_task(f"{name}: completions", total=windows, visible=False, start=False)
@@ -71,7 +71,7 @@ def serving(name: str, windows: int) -> Iterator[tuple[Callable[[], None], Calla
 
 
 def rule(title: str) -> None:
-    """Print the heading of a part of the run."""
+    """Print the heading of one part of the run."""
     console.rule(title, align="left")
 
 

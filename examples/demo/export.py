@@ -1,4 +1,4 @@
-"""The trained model as a checkpoint that vLLM and transformers load as it is."""
+"""Export of the trained model as a checkpoint that vLLM and transformers load unchanged."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""All measurements of one model, over HTTP, from a real server."""
+"""Measurements of one model, over HTTP, from a real server."""
 
 import json
 from collections.abc import Callable

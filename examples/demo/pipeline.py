@@ -1,4 +1,4 @@
-"""The demo's stages, their inputs and results, and the cache that a second run reuses."""
+"""Stages of the demo, their inputs and results, and the cache that a second run reuses."""
 
 import hashlib
 from dataclasses import asdict, dataclass
@@ -40,7 +40,7 @@ class MeasureSettings:
 
 
 def make_text(cache: StageCache, corpus: Corpus) -> Stage:
-    """Tokenizer, token streams, calibration text; only ``held_out.npy`` is of held-out files."""
+    """Tokenizer, token streams, calibration text; ``held_out.npy`` alone is from held-out files."""
 
     def make(folder: Path) -> None:
         texts = [document.text for document in corpus.train]

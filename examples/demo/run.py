@@ -1,4 +1,4 @@
-"""One run of the demo: the stages in order, and the resulting figures."""
+"""One run of the demo: all stages in order, and the resulting figures."""
 
 import json
 import time

@@ -17,14 +17,14 @@ _ENVIRONMENT = "VLLM_CPU_KVCACHE_SPACE=1 HF_HUB_OFFLINE=1"
 
 
 class ServeCommands(NamedTuple):
-    """Command lines of a server, and of a request to the server."""
+    """Command lines of a server, and of a request to that server."""
 
     serve: str
     request: str
 
 
 def serve_commands(checkpoint: Path, quantization: str, max_tokens: int) -> ServeCommands:
-    """Command lines for a checkpoint, which run in any folder.
+    """Command lines for a checkpoint, usable in any folder.
 
     Args:
         checkpoint: folder of the checkpoint.

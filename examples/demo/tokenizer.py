@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer trained on the corpus: any text round-trips, nothing is downloaded."""
+"""Byte-level BPE tokenizer trained on the corpus: any text round-trips, nothing is downloaded."""
 
 from collections.abc import Iterable, Sequence
 

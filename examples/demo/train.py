@@ -31,15 +31,15 @@ class TrainSettings:
     Attributes:
         seconds: wall-clock budget; the learning rate follows the budget, so that every run ends
             cooled.
-        steps: optimizer steps instead of a budget of time: the result can be reproduced.
+        steps: number of optimizer steps, instead of a time budget: makes the result reproducible.
         threads: CPU threads.
         device: training device, ``cpu`` or ``cuda``.
         compile: whether to compile the decoder layer, before the budget begins.
         seed: seed of the weights and of the order of the text.
         hidden, intermediate, layers, heads, kv_heads, head_dim: the model's sizes.
-        experts: experts of a layer, of the shape of Qwen3-MoE's; 0: a Llama.
+        experts: number of experts of a layer, shaped like Qwen3-MoE's; 0 for a Llama.
         experts_per_token: top-k of the router; the chosen experts share ``intermediate``.
-        batch, sequence: sequences a step, tokens a sequence.
+        batch, sequence: sequences per step, tokens per sequence.
         matrix_rate: peak learning rate of Muon, for the layers' matrices.
         other_rate: peak learning rate of AdamW, for embeddings and norms.
         expert_rate: peak learning rate of AdamW, for experts and routers.
@@ -170,7 +170,7 @@ def build_model(settings: TrainSettings, tokenizer: PreTrainedTokenizerFast) -> 
 
 
 def learning_rate_share(done: float, warmup: float, cooldown: float) -> float:
-    """Share of the peak learning rate after ``done`` (0 to 1) of the run."""
+    """Fraction of the peak learning rate after ``done`` (0 to 1) of the run."""
     return max(0.0, min(1.0, (done + 1e-3) / warmup, (1 - done) / cooldown))
 
 

@@ -1,1 +1,1 @@
-"""The kernel benchmark: our products beside cuBLAS, Humming and Marlin, at layers of a model."""
+"""Kernel benchmark: our GEMMs against cuBLAS, Humming and Marlin, at the layers of a model."""

@@ -35,10 +35,10 @@ class Contender(Protocol):
         """The layer's weights in this contender's format; prepared once, at load."""
 
     def launch(self, layer: BenchLayer, x: Tensor, operands: Operands) -> Tensor:
-        """The layer's result for bfloat16 tokens ``(M, K)``: bfloat16 ``(M, N)``."""
+        """Result of the layer, bfloat16 ``(M, N)``, for bfloat16 tokens ``(M, K)``."""
 
     def seen(self, x: Tensor) -> Tensor:
-        """The tokens as multiplied: rounded if the contender quantises activations."""
+        """Tokens as multiplied by the contender: rounded if it quantises activations."""
 
 
 class OursW4A16:
@@ -258,7 +258,7 @@ def torch_silu_and_mul(gate_up: Tensor) -> Tensor:
 
 
 def _alpha(layer: BenchLayer, weights: tuple[Nvfp4Tensor, ...], input_scale: float) -> Tensor:
-    """A global factor for each shard, or for each weight of a pair: float32."""
+    """Global scale factors, float32: one per shard, or one per weight of a pair."""
     factors = 2 if layer.gate_up else len(layer.shard_sizes)
     return (weights[0].global_scale * input_scale).repeat(factors)
 

@@ -31,7 +31,7 @@ BOUND = 0.01
 
 @dataclass(frozen=True)
 class Case:
-    """Sequences of one length."""
+    """Case of a batch of sequences of one length."""
 
     batch: int
     context: int
@@ -42,7 +42,7 @@ class Case:
 
     @property
     def bytes(self) -> int:
-        """Bytes of keys and values."""
+        """Number of bytes of keys and values."""
         return self.batch * self.context * self.kv_heads * 2 * self.head_dim * 2
 
     @property
@@ -93,7 +93,7 @@ def ours(qkv: list[Tensor], cache: Tensor, shared: Shared, out: Tensor) -> None:
 
 
 def theirs(qkv: list[Tensor], cache: Tensor, case: Case, shared: Shared, out: Tensor) -> None:
-    """VLLM's store into the cache, and FlashAttention 3."""
+    """Store into the cache by vLLM, followed by FlashAttention 3."""
     from vllm._custom_ops import reshape_and_cache_flash
     from vllm.vllm_flash_attn import flash_attn_varlen_func
 
@@ -109,7 +109,7 @@ def theirs(qkv: list[Tensor], cache: Tensor, case: Case, shared: Shared, out: Te
 
 
 def contenders(case: Case) -> dict[str, list[Step]]:
-    """Contenders, after a comparison on the first cache."""
+    """Contenders, made after a comparison of their results on the first cache."""
     torch.manual_seed(0)
     shared = step_of(case)
     width = (case.heads + 2 * case.kv_heads) * case.head_dim
@@ -138,7 +138,7 @@ def contenders(case: Case) -> dict[str, list[Step]]:
 
 
 def cases(given: argparse.Namespace) -> Iterator[Case]:
-    """Cases that fit into the GPU's memory."""
+    """Cases that fit into the GPU's memory, in order."""
     for batch in given.batch:
         for context in given.context:
             case = Case(

@@ -42,7 +42,7 @@ BYTES = 0.5 + 1 / 16  # per element, with its share of the scale
 
 @dataclass(frozen=True)
 class Model:
-    """A layer of experts: ``held`` of ``sizes.total`` on this GPU, ``top_k`` for each token."""
+    """Model's layer of experts: ``held`` of ``sizes.total`` on this GPU, ``top_k`` per token."""
 
     sizes: ExpertSizes
     top_k: int
@@ -62,7 +62,7 @@ MODELS = {
 
 
 def random_weights(sizes: ExpertSizes) -> ExpertWeights:
-    """Random codes and block scales; the global scales keep a product's sums near 1."""
+    """Random codes and block scales; the global scales keep the sums of a product near 1."""
     h, i, held, _, _ = sizes
 
     def matrix(*shape: int) -> tuple[Tensor, Tensor]:
@@ -86,7 +86,7 @@ def popularity(choice: str, tokens: int, experts: int) -> Tensor:
 
 
 def random_choice(model: Model, tokens: int, choice: str) -> Choice:
-    """Tokens' random choices, by the distribution ``choice``."""
+    """Random expert choices of the tokens, by the distribution ``choice``."""
     _, _, held, total, _ = model.sizes
     gumbel = -torch.empty(tokens, total, device="cuda").exponential_().log()  # no expert twice
     chosen = (popularity(choice, tokens, total) + gumbel).topk(model.top_k).indices
@@ -98,7 +98,7 @@ def random_choice(model: Model, tokens: int, choice: str) -> Choice:
 
 
 def exact(model: Model, weights: ExpertWeights, choice: Choice, x: Tensor) -> Tensor:
-    """The layer's result by decoded weights, in float32."""
+    """Result of the layer from decoded weights, in float32."""
     expected = torch.zeros(x.shape, device="cuda")
     of_w13, of_w2 = weights.global_scales
     for token, ids in enumerate(choice.ids.tolist()):
@@ -121,7 +121,7 @@ def decoded(codes: Tensor, scales: Tensor, global_scale: float) -> Tensor:
 def measure(
     name: str, tokens: Sequence[int], choice: str, rounds: int, contenders: Sequence[str]
 ) -> bool:
-    """Check, time and print one model; return whether all results were right."""
+    """Check, time and print one model; returns whether all results were right."""
     model = MODELS[name]
     layers = max(2, -(-COLD_BYTES // int(model.layer_bytes)))
     made, right = make_contenders(contenders, model.sizes, model.top_k), True
@@ -154,7 +154,7 @@ def measure(
 
 
 def line(tokens: int, medians: dict[str, float], errors: dict[str, float], read: float) -> str:
-    """A line of the table: microseconds, the rate of ``read`` bytes, errors of the norms."""
+    """Line of the table: microseconds, the rate of ``read`` bytes, and relative errors in norm."""
     parts = [f"  {tokens:5} tokens"]
     for who, taken in medians.items():
         beside = f"{read / taken / 1e6:5.2f} TB/s"

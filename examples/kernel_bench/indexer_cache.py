@@ -31,7 +31,7 @@ SLOT_BYTES = 8
 
 
 def global_scale(fmt: str) -> Tensor | None:
-    """Global scale, for a format with a global scale."""
+    """Global scale of a format, or None if the format has no global scale."""
     return torch.tensor(0.001, device="cuda") if fmt == "nvfp4" else None
 
 
@@ -48,12 +48,12 @@ def stored_bytes(fmt: Format) -> int:
 
 
 def vllm_view(cache: Tensor) -> Tensor:
-    """Cache in the shape of vLLM's kernels."""
+    """Cache viewed in the shape that vLLM's kernels take."""
     return cache.view(len(cache), BLOCK_SIZE, -1)
 
 
 def store(tokens: int) -> dict[str, tuple[list[Step], int]]:
-    """Steps by contender, and the bytes moved by one step."""
+    """Steps that store ``tokens`` keys, by contender, and the bytes that a step moves."""
     slots = torch.randperm(max(tokens, 1 << 17), device="cuda")[:tokens]
     copies = max(2, -(-COLD_BYTES // (tokens * KEY_BYTES * 2)))
     inputs = [
@@ -116,7 +116,7 @@ def gather(keys: int) -> dict[str, tuple[list[Step], int]]:
 
 
 def quantize(tokens: int) -> dict[str, tuple[list[Step], int]]:
-    """Steps by contender, and the bytes moved by one step."""
+    """Steps that quantise ``tokens`` queries, by contender, and the bytes that a step moves."""
     vectors = tokens * HEADS
     copies = min(64, max(2, COLD_BYTES // (vectors * KEY_BYTES)))
     inputs = [

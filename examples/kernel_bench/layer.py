@@ -63,7 +63,7 @@ class Shape:
     head_dim: int
 
     def product(self, name: str) -> tuple[int, int, int]:
-        """Rows, K and number of a product's weights."""
+        """Rows, K and number of the weights of a product."""
         return {
             "qkv_proj": ((self.heads + 2 * self.kv_heads) * self.head_dim, self.hidden, 1),
             "o_proj": (self.hidden, self.heads * self.head_dim, 1),
@@ -74,7 +74,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Layer:
-    """Operands of a layer; its results are new tensors with every call."""
+    """Operands of a layer; each call makes new tensors for its results."""
 
     shape: Shape
     weights: dict[str, list[Fragments]]
@@ -85,7 +85,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Step:
-    """Tensors that layers share."""
+    """Tensors that all layers of a step share."""
 
     positions: Tensor
     cos_sin: Tensor
@@ -163,13 +163,13 @@ def forward(layer: Layer, step: Step) -> None:
 
 
 def problem_of(shape: Shape, name: str, tokens: int) -> Problem:
-    """Problem of a named product."""
+    """GEMM problem of the product ``name``."""
     n, k, weights = shape.product(name)
     return Problem(tokens, n, k, weights)
 
 
 def tiles_of(problem: Problem) -> Iterator[Choice]:
-    """Tiles that stream a product's weights, and fit in shared memory."""
+    """Tiles that stream the weights of a product and fit into shared memory."""
     usual, _ = choose_config(problem, EpilogueConfig())
     usual = replace(usual, max_stages=MAX_STAGES)
     teams = ((1, 1), (2, 1), (2, 2), (4, 4)) if usual.uses_mma_sync else ((1, 1), (2, 1))

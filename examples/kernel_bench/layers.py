@@ -16,7 +16,7 @@ NVFP4_BYTES = 0.5 + 1 / 16  # a code, and its share of a block scale
 
 @dataclass(frozen=True)
 class BenchLayer:
-    """A linear layer, or gate and up projection with SiLU-and-multiply after them.
+    """A linear layer, or a gate and up projection followed by SiLU-and-multiply.
 
     Attributes:
         name: name in models.
@@ -33,7 +33,7 @@ class BenchLayer:
 
     @property
     def weights(self) -> int:
-        """Matrices of ``n`` rows."""
+        """Number of matrices of ``n`` rows."""
         return 2 if self.gate_up else 1
 
     @property
@@ -42,16 +42,16 @@ class BenchLayer:
         return self.weights * self.n * self.k
 
     def flops(self, m: int) -> float:
-        """Multiplications and additions for ``m`` tokens."""
+        """Number of multiplications and additions for ``m`` tokens."""
         return 2.0 * m * self.elements
 
     def nbytes(self, m: int, weight_bytes: float) -> float:
-        """Bytes that must move for ``m`` bfloat16 tokens, by bytes per weight element."""
+        """Bytes that must move for ``m`` bfloat16 tokens, given the bytes per weight element."""
         return self.elements * weight_bytes + BF16_BYTES * m * (self.k + self.n)
 
 
 def read_layers(model: str, names: Sequence[str] | None = None) -> list[BenchLayer]:
-    """The layers of a built-in shape or of a ``config.json``.
+    """Layers of a built-in shape or of a ``config.json``.
 
     Args:
         model: a key of ``SHAPES``, or a path to the file or its folder.

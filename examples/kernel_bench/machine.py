@@ -1,4 +1,4 @@
-"""This machine's GPU: its description, and the peak rates for comparison."""
+"""GPU of this machine: its description, and its peak rates for comparison."""
 
 import statistics
 from functools import partial
@@ -23,7 +23,7 @@ DISTRIBUTIONS = (
 
 
 class NoGpu(RuntimeError):
-    """Absence of a GPU to measure on."""
+    """Error for a machine without a GPU to measure on."""
 
 
 def cuda_device() -> torch.device:
@@ -57,12 +57,12 @@ def about(device: torch.device) -> dict[str, Any]:
 
 
 def l2_bytes(device: torch.device) -> int:
-    """Size of L2, which must not hold weights between launches."""
+    """Bytes of L2, which must not hold weights between launches."""
     return int(torch.cuda.get_device_properties(device).L2_cache_size)
 
 
 def read_rate(device: torch.device) -> float:
-    """Bytes per second of reading, from a sum over 2 GiB."""
+    """Bytes per second of memory reads, from a sum over 2 GiB."""
     data = torch.ones(READ_BYTES // 4, device=device)
     return READ_BYTES / _seconds(data.sum)
 

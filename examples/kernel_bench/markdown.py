@@ -1,4 +1,4 @@
-"""The results as markdown, for a README."""
+"""Rendering of the results as markdown, for a README."""
 
 from examples.kernel_bench.results import Results
 from examples.kernel_bench.table import LayerTable, footnote, heading, layer_tables, refusals

@@ -30,14 +30,14 @@ WARM_UP_ROUNDS = 3
 
 @dataclass(frozen=True)
 class Prepared:
-    """A contender with a layer's weights, in enough copies to exceed L2."""
+    """Contender with a layer's weights, in enough copies to exceed L2."""
 
     contender: Contender
     copies: list[Operands]
 
 
 def copies_beyond(l2_size: int, nbytes: float) -> int:
-    """Number of copies of a weight so that twice L2's size is read between two uses of a copy."""
+    """Number of copies of a weight for twice L2's size to be read between two uses of a copy."""
     return 1 + math.ceil(2 * l2_size / nbytes)
 
 
@@ -92,7 +92,7 @@ def prepare(
     contenders: Mapping[str, Contender],
     l2_size: int,
 ) -> tuple[dict[str, Prepared], dict[str, str]]:
-    """Every contender's copies of the weights, and the reason of each contender's failure."""
+    """Copies of the weights for each contender, and the reason of each failed preparation."""
     prepared, refused = {}, {}
     for name, contender in contenders.items():
         try:
@@ -112,7 +112,7 @@ def check(
     weights: tuple[Nvfp4Tensor, ...],
     prepared: Mapping[str, Prepared],
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Each contender's error on a few rows, and the reason of each refusal."""
+    """Error of each contender on a few rows, and the reason of each refusal."""
     rows = checked_rows(x.shape[0])
     errors, refused = {}, {}
     for name, ready in prepared.items():
@@ -130,7 +130,7 @@ def check(
 def capture(
     results: Results, layer: BenchLayer, x: Tensor, prepared: Mapping[str, Prepared]
 ) -> tuple[dict[str, LaunchGraph], dict[str, str]]:
-    """Each contender's graph, and the reason of each failed capture."""
+    """CUDA graph of each contender, and the reason of each failed capture."""
     m = x.shape[0]
     graphs, refused = {}, {}
     for name, ready in prepared.items():

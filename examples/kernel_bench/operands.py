@@ -12,7 +12,7 @@ LARGEST_ERROR = 2.0**-6
 
 
 def random_weights(layer: BenchLayer, device: torch.device) -> tuple[Nvfp4Tensor, ...]:
-    """One weight, or gate and up projection; products with unit noise have unit size.
+    """Random weight, or gate and up weights; products with unit noise have unit variance.
 
     All matrices have one global scale, a power of two, so that bfloat16 holds each value exactly.
     """
@@ -27,12 +27,12 @@ def random_weights(layer: BenchLayer, device: torch.device) -> tuple[Nvfp4Tensor
 
 
 def random_tokens(m: int, k: int, device: torch.device) -> Tensor:
-    """Unit noise: bfloat16 ``(m, k)``."""
+    """Tokens of unit noise: bfloat16 ``(m, k)``."""
     return torch.randn(m, k, device=device).bfloat16()
 
 
 def checked_rows(m: int) -> list[int]:
-    """A few of ``m`` rows: the first, the last, and some between."""
+    """Indices of a few of ``m`` rows: the first, the last, and some between."""
     count = min(CHECKED_ROWS, m)
     return sorted({round(i * (m - 1) / max(1, count - 1)) for i in range(count)})
 
@@ -47,5 +47,5 @@ def expected_rows(layer: BenchLayer, x: Tensor, weights: tuple[Nvfp4Tensor, ...]
 
 
 def largest_relative_error(got: Tensor, expected: Tensor) -> float:
-    """The largest difference, as a share of the largest value; NaN if there is any."""
+    """Largest difference, as a share of the largest value; NaN if there is any."""
     return float((got.double() - expected).abs().max() / expected.abs().max())

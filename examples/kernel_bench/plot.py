@@ -1,4 +1,4 @@
-"""The results as a picture: each layer's times, and our speed-ups."""
+"""Plot of the results: the times of each layer, and our speed-ups."""
 
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ def _times(
 
 
 def _time_limits(results: Results) -> tuple[float, float]:
-    """Limits around every time; lines of lower bounds may leave the picture."""
+    """Axis limits around every time; lines of lower bounds may leave the plot."""
     taken = [t for s in results.samples if not s.refused for t in (s.least_us, s.most_us)]
     return (min(taken) / 1.5, 1.5 * max(taken)) if taken else (1.0, 10.0)
 

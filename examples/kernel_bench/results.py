@@ -55,8 +55,8 @@ class Results:
 
     Attributes:
         about: versions, commit, GPU, options.
-        read_bytes_per_second: rate of memory reads, measured in the same run.
-        bf16_flops_per_second: rate of cuBLAS at a large square product, likewise.
+        read_bytes_per_second: memory read rate, measured in the same run.
+        bf16_flops_per_second: rate of cuBLAS at a large square product, measured in the same run.
         layers: measured layers.
         notes: omissions and their reasons.
         samples: samples in the order of measurement.
@@ -109,16 +109,16 @@ class Results:
         return found
 
     def read_share(self, sample: Sample) -> float:
-        """Achieved share of the memory's measured rate."""
+        """Fraction of the memory's measured read rate that a sample achieves."""
         return sample.nbytes / (sample.median_us * 1e-6) / self.read_bytes_per_second
 
     def flops_share(self, sample: Sample) -> float:
-        """Achieved share of the measured rate of cuBLAS in bfloat16."""
+        """Fraction of cuBLAS's measured bfloat16 rate that a sample achieves."""
         return sample.flops / (sample.median_us * 1e-6) / self.bf16_flops_per_second
 
 
 def speed_up(of: Sample | None, over: Sample | None) -> float | None:
-    """Speed-up of one sample over another; None where either is missing or wrong."""
+    """Speed-up of one sample over another; None if either is missing or wrong."""
     if any(s is None or s.refused or s.wrong for s in (of, over)):
         return None
     assert of is not None

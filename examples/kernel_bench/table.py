@@ -1,4 +1,4 @@
-"""The rows of a layer's table, for the terminal and for markdown."""
+"""Rows of a layer's table, for the terminal and for markdown."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,7 +10,7 @@ TITLES = {"ours": "ours", "humming": "Humming", "marlin": "Marlin", "bf16": "cuB
 
 
 class LayerTable(NamedTuple):
-    """One layer's times.
+    """Table of one layer's times.
 
     Attributes:
         title: the layer and its sizes.
@@ -105,7 +105,7 @@ def _shares(results: Results, ours: Sample | None) -> list[str]:
 
 
 def refusals(results: Results) -> Sequence[str]:
-    """Each reason for a missing figure once, with the contender and its first occurrence."""
+    """Distinct reasons for missing figures, each with the contender and its first occurrence."""
     found: dict[tuple[str, str], str] = {}
     for s in results.samples:
         if s.refused:

@@ -32,7 +32,7 @@ Contender = Callable[[Tensor], Tensor]  # logits to chosen columns
 
 @dataclass(frozen=True)
 class Problem:
-    """Rows of scores, and k."""
+    """Problem size: rows of scores, and k."""
 
     rows: int
     columns: int
@@ -87,7 +87,7 @@ def vllm_contenders(problem: Problem, lens: Tensor) -> dict[str, Contender]:
 
 
 def check(name: str, chosen: Tensor, logits: Tensor, k: int) -> str:
-    """Compare columns with the top-k; for our kernel also ties and the order."""
+    """Compare columns with the exact top-k; for our kernel, ties and the order as well."""
     order = logits.sort(dim=1, descending=True, stable=True)
     if name == "ours":
         right = torch.equal(chosen.long(), order.indices[:, :k].sort(dim=1).values)

@@ -21,7 +21,7 @@ class Budget:
 def make_budget(
     win_back: float | None, max_ignored: int | None, keep_bits: float | None, default: float
 ) -> Budget:
-    """The requested budget; by default, to win back ``default``.
+    """Budget that was requested; without a request, a share ``default`` to win back.
 
     Raises:
         ValueError: more than one budget was requested, or a value out of range.

@@ -1,4 +1,4 @@
-"""Choose the groups to leave in 16 bits; pure functions."""
+"""Choice of the groups to leave in 16 bits; pure functions."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -7,7 +7,7 @@ from examples.sensitivity.groups import BYTES_IN_16_BITS, Group, bits_per_weight
 
 
 def check_budget(groups: Sequence[Group], budget: Budget) -> None:
-    """Check a budget as far as possible before any group is measured.
+    """Check a budget as far as is possible before any group is measured.
 
     Raises:
         ValueError: no group would be left to quantise, or none could stay in 16 bits.
@@ -32,12 +32,12 @@ def most_sensitive(groups: Sequence[Group], kl: Mapping[str, float], count: int)
 
 
 def worth_their_bytes(groups: Sequence[Group], kl: Mapping[str, float]) -> list[Group]:
-    """All groups, in descending order of divergence won back per extra byte."""
+    """All groups, in descending order of the divergence that each extra byte wins back."""
     return sorted(groups, key=lambda group: -kl[group.name] / group.extra_bytes)
 
 
 def within_bits(ranked: Sequence[Group], bits: float) -> list[Group]:
-    """Choose as many of ``ranked`` as fit, in order, if weights may take ``bits`` on average."""
+    """Groups chosen from ``ranked``, in order, while the mean stays at or below ``bits``."""
     chosen: list[Group] = []
     for group in ranked:
         if bits_per_weight(ranked, [*chosen, group]) <= bits:
@@ -46,7 +46,7 @@ def within_bits(ranked: Sequence[Group], bits: float) -> list[Group]:
 
 
 def fewest(count: int, is_enough: Callable[[int], bool]) -> int:
-    """The smallest n from 1 to ``count`` that is enough, found by bisection.
+    """Smallest n from 1 to ``count`` for which ``is_enough``, by bisection.
 
     The predicate is assumed monotonic in n, and true of ``count``.
     """

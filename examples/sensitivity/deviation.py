@@ -30,7 +30,7 @@ class Deviation:
     divergence: np.ndarray
 
     def of_windows(self, chosen: slice) -> "Deviation":
-        """The deviation on the chosen windows."""
+        """Deviation restricted to the chosen windows."""
         return Deviation(self.logprobs[chosen], self.reference[chosen], self.divergence[chosen])
 
     @property
@@ -53,13 +53,14 @@ def measure(
 ) -> dict[str, Deviation]:
     """Run every window through the 16-bit model and through each of its variants.
 
-    Memory grows by two distributions, ``windows_at_once · tokens · vocabulary · 4`` bytes each.
+    The run needs memory for two distributions, ``windows_at_once · tokens · vocabulary · 4`` bytes
+    each.
 
     Args:
         subject: model and windows.
-        quantised: quantises the given linears inside a ``with`` block.
+        quantised: function whose ``with`` block quantises the given linears.
         variants: quantised linears of each variant, by name.
-        windows_at_once: windows run together.
+        windows_at_once: number of windows in one batch.
         on_variant: called after each variant of each batch.
     """
     parts: dict[str, list[tuple[np.ndarray, ...]]] = {name: [] for name in variants}

@@ -20,7 +20,7 @@ ROWS = 20
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar; yields the callback that moves it."""
+    """Progress bar; yields the callback that advances it."""
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -58,7 +58,7 @@ def fake_quantised(
         linears: names of the linears.
         weights: quantised weights, by linear.
         input_scales: float32 ``()`` by linear; inputs of a linear without a scale are not rounded.
-        terms: NVFP4 terms that inputs are rounded to.
+        terms: number of NVFP4 terms that inputs are rounded to.
     """
     changed: list[tuple[Any, Tensor, Any]] = []
     try:

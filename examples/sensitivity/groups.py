@@ -1,4 +1,4 @@
-"""The layers of a model as servers run them: linears fused into a matrix form one layer."""
+"""Layers of a model as servers run them: linears fused into one matrix form one layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ def find_groups(source: Source, selection: Selection, weight_only: bool) -> list
 
 
 def bits_per_weight(groups: Sequence[Group], ignored: Sequence[Group]) -> float:
-    """Mean bits of a weight of ``groups``, scales included, if ``ignored`` stay in 16 bits."""
+    """Mean bits per weight of ``groups``, scales included, if ``ignored`` stay in 16 bits."""
     nbytes = sum(g.quantised_bytes for g in groups) + sum(g.extra_bytes for g in ignored)
     return 8 * nbytes / sum(group.weights for group in groups)
 

@@ -4,7 +4,7 @@ from nvfp4_kernels.settings import MAX_TERMS
 
 
 def parse_input_terms(written: str, calibrated: bool) -> tuple[int, ...]:
-    """Parse comma-separated numbers, each once; 0 stands for inputs in 16 bits.
+    """Parse comma-separated distinct numbers of terms; 0 stands for inputs in 16 bits.
 
     Raises:
         ValueError: a number is out of range or repeated, or inputs have no scales.

@@ -1,4 +1,4 @@
-"""The layers as a picture: weight errors above, divergence of each layer alone below."""
+"""Plot of the layers: weight errors above, divergence of each layer alone below."""
 
 from pathlib import Path
 from typing import Any

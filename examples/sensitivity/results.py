@@ -10,15 +10,16 @@ from examples.sensitivity.groups import Group
 
 @dataclass(frozen=True)
 class GroupResult:
-    """One layer.
+    """Result of one layer.
 
     Attributes:
         group: linears and bytes of the layer.
-        weight_error: ‖dequantised - original‖² / ‖original‖² by rule of scales.
+        weight_error: ‖dequantised - original‖² / ‖original‖², by rule of the block scales.
         kl: mean divergence, in nats, with this layer alone quantised.
         log_perplexity: increase of the log-perplexity, likewise.
         ignored: whether the layer is on the list.
-        kl_with_terms: divergence by other numbers of terms of the inputs; 0: 16-bit inputs.
+        kl_with_terms: mean divergence by number of NVFP4 terms of the inputs, for the other
+            measured numbers; 0: 16-bit inputs.
     """
 
     group: Group
@@ -31,7 +32,7 @@ class GroupResult:
 
 @dataclass(frozen=True)
 class Whole:
-    """A model of which several layers are quantised, on the windows a list is judged on.
+    """Result for a model with several quantised layers, on the windows that a list is judged on.
 
     Attributes:
         bits_per_weight: mean over the linears of decoder layers, including linears in 16 bits.
@@ -53,7 +54,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Results:
-    """A whole run.
+    """Results of a whole run.
 
     Attributes:
         about: model, options, versions, machine.
@@ -62,7 +63,8 @@ class Results:
         rule: rule of the measured block scales.
         groups: every layer, in the model's order, on all windows.
         quantised: model with all layers quantised.
-        quantised_with_terms: the same by other numbers of terms of the inputs.
+        quantised_with_terms: model with all layers quantised, by the other measured numbers of
+            input terms.
         with_list: model with all layers quantised except the list.
         kl_won: difference of the divergences of ``quantised`` and ``with_list``, window by window.
         log_perplexity_won: likewise for the log-perplexity.

@@ -1,4 +1,4 @@
-"""One run: every layer measured alone, a list chosen, the whole model measured with the list."""
+"""Sensitivity run: every layer is measured alone, then a list is chosen and judged."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -49,10 +49,10 @@ def run(
     Args:
         subject: the model, with the text for the measurement.
         scales: the rule of the block scales to measure.
-        input_terms: NVFP4 terms of the inputs, 0 for inputs in 16 bits; the list is chosen by the
-            first number, the others are measured in addition.
-        budget: limit of the list.
-        windows_at_once: windows run together.
+        input_terms: numbers of NVFP4 terms of the inputs, 0 for inputs in 16 bits; the first number
+            decides the list, and the others are also measured.
+        budget: budget of the list.
+        windows_at_once: number of windows in one batch.
         options: options of the command, for the record.
         device: name of the device, for the record.
         out: folder to write to, made when missing.

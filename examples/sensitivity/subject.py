@@ -1,4 +1,4 @@
-"""The model under study, with everything measured once."""
+"""Model under study, with the inputs that are measured once."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +64,7 @@ def open_subject(
         windows: number of windows, spread evenly over the text.
         window_length: tokens in each window.
         device: device of the model.
-        dtype: compute dtype, of ``DTYPES``; float32 keeps rounding out of the differences.
+        dtype: compute dtype, a key of ``DTYPES``; float32 keeps rounding out of the differences.
 
     Raises:
         ValueError: the checkpoint or a text is not accepted.

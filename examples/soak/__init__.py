@@ -1,1 +1,1 @@
-"""A server under load for a long time: verdicts on its requests, answers and memory."""
+"""Soak test of a server: verdicts on its requests, answers and memory under a long load."""

@@ -1,4 +1,4 @@
-"""Page of a soak's results."""
+"""Markdown page of a soak test's results."""
 
 from examples.soak.memory import WARM_UP, growth
 from examples.soak.results import MEGABYTE, Results

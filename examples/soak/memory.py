@@ -14,7 +14,7 @@ _SHARE, _LEAST_SECONDS = 0.02, 0.02
 
 
 class Sample(NamedTuple):
-    """Memory at one moment of the load: seconds and requests since the start, bytes."""
+    """Memory sample: seconds and requests since the start of the load, and bytes."""
 
     seconds: float
     requests: int
@@ -33,24 +33,24 @@ def tree_bytes(pid: int) -> int:
 
 
 def engine_process(pid: int) -> psutil.Process | None:
-    """Engine process of a server: by its title, else the largest child, or None."""
+    """Engine process of a server, found by its title, else its largest child; None without any."""
     children = psutil.Process(pid).children()
     titled = [child for child in children if "EngineCore" in " ".join(_command(child))]
     return max(titled or children, key=lambda child: child.memory_info().rss, default=None)
 
 
 def until_next(seconds: float, most: float) -> float:
-    """Seconds from a sample to the next.
+    """Seconds between a sample and the next.
 
     Args:
         seconds: time since the start of the load.
-        most: maximum of seconds between samples.
+        most: maximum seconds between samples.
     """
     return min(most, max(_LEAST_SECONDS, _SHARE * seconds))
 
 
 def growth(samples: Sequence[Sample]) -> float | None:
-    """Growth after the warm-up in bytes, median to median; None for too few samples."""
+    """Growth in bytes after the warm-up, from median to median; None if samples are too few."""
     if not samples:
         return None
     start = samples[-1].seconds * WARM_UP

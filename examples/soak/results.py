@@ -1,4 +1,4 @@
-"""Results of a soak: JSON, and the failures in the results."""
+"""Results of a soak test, as JSON, and the failures among them."""
 
 import dataclasses
 import json
@@ -19,12 +19,12 @@ MEGABYTE = 1e6
 
 @dataclass
 class Kill:
-    """Account of killing the engine's process.
+    """Results of killing the engine's process.
 
     Attributes:
         engine: title of the process.
         outcomes: outcomes of the requests under way, each an answer or an error.
-        ended_seconds: time until the server exited by itself; None: the server had to be ended.
+        ended_seconds: time until the server exited by itself; None if it had to be killed.
         ready_seconds: time until another server was ready.
     """
 
@@ -36,7 +36,7 @@ class Kill:
 
 @dataclass
 class Results:
-    """Account of a run.
+    """Results of a run.
 
     Attributes:
         about: command, commit, machine, versions, settings.

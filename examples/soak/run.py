@@ -1,4 +1,4 @@
-"""A soak: a server under load, its engine killed, another server; answers compared."""
+"""Soak test: load a server, kill its engine, start another server, and compare the answers."""
 
 import argparse
 import asyncio
@@ -40,9 +40,9 @@ class Settings:
     Attributes:
         model: served model.
         quantization: vLLM's ``--quantization``; None: the checkpoint's own.
-        requests: maximum of requests.
+        requests: maximum number of requests.
         seconds: maximum duration of the load.
-        at_once: requests under way.
+        at_once: number of requests under way.
         prompt_tokens: maximum length of a prompt.
         output_tokens: maximum length of an answer.
         seed: seed of all random choices.
@@ -208,7 +208,7 @@ async def _load(
 
 
 async def _left(server: Server) -> dict[str, float]:
-    """Gauges of the engine that do not go back to zero, by name."""
+    """Gauges of the engine that do not return to zero, by name."""
     deadline = time.monotonic() + _SETTLE_SECONDS
     async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
         while True:

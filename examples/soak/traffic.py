@@ -1,4 +1,4 @@
-"""Requests of every kind that a server meets, each with a verdict on its outcome."""
+"""Requests of every kind that a server receives, each with a verdict on its outcome."""
 
 import asyncio
 import random
@@ -57,15 +57,15 @@ class Outcome:
 
 @dataclass
 class Traffic:
-    """Requests to a server.
+    """Generator of requests to a server.
 
     Attributes:
         client: ``openai.AsyncOpenAI`` that does not retry.
         text: token ids that prompts are cut from.
-        max_model_len: the server's maximum of tokens.
+        max_model_len: maximum number of tokens that the server accepts for a request.
         prompt_tokens: maximum length of a prompt.
         output_tokens: maximum length of an answer.
-        time_limit: seconds after which a request without an answer is lost.
+        time_limit: seconds after which a request without an answer counts as lost.
         draw: random source of kinds, lengths and moments.
         has_full_length: whether all answers have ``output_tokens``.
         streaming: set once a first token was received in a stream.
@@ -205,7 +205,7 @@ class Traffic:
 
 
 def _said(error: BaseException) -> str:
-    """Error with its causes: openai's message on a connection says only that it failed."""
+    """Error message with its causes, as openai's connection error says only that it failed."""
     said = f"{type(error).__name__}: {error}"
     return f"{said} ({_said(error.__cause__)})" if error.__cause__ else said
 

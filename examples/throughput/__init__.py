@@ -1,1 +1,1 @@
-"""Offline throughput of a model through vLLM, with one quantization method beside another."""
+"""Offline throughput of a model through vLLM, compared between quantization methods."""

@@ -35,26 +35,26 @@ class Case:
 
     @property
     def title(self) -> str:
-        """Title for people."""
+        """Title to display."""
         if self.prefill:
             return f"prefill {self.batch} × {self.prompt_tokens}"
         return f"decode batch {self.batch}"
 
     @property
     def tokens(self) -> int:
-        """Tokens of the rate: prompt tokens in a prefill case, otherwise generated tokens."""
+        """Tokens that count in the rate: prompt tokens for prefill, otherwise generated tokens."""
         return self.batch * (self.prompt_tokens if self.prefill else self.output_tokens)
 
     @property
     def length(self) -> int:
-        """Tokens of a finished request."""
+        """Number of tokens of a finished request, prompt included."""
         return self.prompt_tokens + self.output_tokens
 
 
 def make_cases(
     batch_sizes: Sequence[int], prompt_tokens: int, output_tokens: int, prefills: Sequence[str]
 ) -> tuple[Case, ...]:
-    """Decode cases, then prefill cases written ``"32x1024"``: batch and prompt tokens.
+    """Decode cases, then prefill cases, written ``"32x1024"``: batch size and prompt tokens.
 
     Raises:
         BadOption: a malformed case, no case at all, or a repeated case.

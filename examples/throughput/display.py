@@ -26,7 +26,7 @@ console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
 
 @contextmanager
 def measuring(rounds: int) -> Iterator[Callable[[str, int, Told], None]]:
-    """A bar for each engine; yields the callback that moves it."""
+    """Progress bar for each engine; yields the callback that advances it."""
     with Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -54,7 +54,7 @@ def measuring(rounds: int) -> Iterator[Callable[[str, int, Told], None]]:
 
 
 def results(measured: Results) -> None:
-    """Print the table, then the failures, and the kernels that ran."""
+    """Print the table, then the failures, then the kernels that ran."""
     for line in heading(measured):
         console.print(line, markup=False, soft_wrap=True)
     table = Table(

@@ -1,4 +1,4 @@
-"""Job and progress of one engine's process: two JSON files."""
+"""Job and progress of one engine's process, each stored in a JSON file."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -44,7 +44,7 @@ class Progress:
     Attributes:
         state: current activity.
         done, total: batches generated, including untimed batches.
-        finished: whether all is done.
+        finished: whether all cases are done.
         error: reason of an early end; empty otherwise.
         device: name of the accelerator or processor, as reported by vLLM.
         engine_seconds: time until the engine was ready.

@@ -28,7 +28,7 @@ class Settings:
 
     Attributes:
         repeats: timed repeats of each case in each round.
-        rounds: rounds, in each of which every variant is started once.
+        rounds: number of rounds; each round starts every variant once.
         seed: seed of the prompts.
         time_limit: seconds for one engine, including its start.
     """
@@ -48,7 +48,7 @@ def engine_args(
     enforce_eager: bool,
     more: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Arguments of ``vllm.LLM`` that all variants have; ``more`` overrides the other arguments.
+    """Arguments of ``vllm.LLM`` that all variants share; ``more`` overrides the other arguments.
 
     Raises:
         BadOption: a case exceeds a length, a share is out of range, or ``more`` has an argument

@@ -1,4 +1,4 @@
-"""The comparison as a picture: the variants' rates relative to the baseline, by case."""
+"""Plot of the comparison: the variants' rates relative to the baseline, by case."""
 
 import statistics
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""An engine in a separate process: started, watched, and ended with all its children."""
+"""Separate process of an engine: started, watched, and ended with all its children."""
 
 import os
 import signal
@@ -106,7 +106,7 @@ def _watch(
 
 
 def _end(process: subprocess.Popen[bytes], finished: bool) -> None:
-    """Let a finished process exit by itself; end an unfinished process and its process group."""
+    """Let a finished process exit by itself; kill an unfinished process and its process group."""
     try:
         if not finished:
             with suppress(ProcessLookupError):
@@ -120,7 +120,7 @@ def _end(process: subprocess.Popen[bytes], finished: bool) -> None:
 
 
 def failure(progress: Progress, log: str, exit_code: int | None) -> str:
-    """Reason of a process's early end, as one line."""
+    """Reason why a process ended early, as one line."""
     if progress.error and NOT_THE_CAUSE not in progress.error:
         return progress.error
     lines = [line.strip() for line in log.splitlines() if line.strip()]

@@ -13,14 +13,14 @@ from examples.throughput.cases import Case
 
 @dataclass
 class VariantResult:
-    """One variant, over all rounds.
+    """Results of one variant over all rounds.
 
     Attributes:
         name: name of the variant.
         model: served model.
         engine_args: arguments of the engine.
         rounds: seconds of each repeat, by the case's name; a dictionary for each round that ran.
-        kernels: lines of the log on the kernels that ran.
+        kernels: lines of the log that name the kernels that ran.
         device: device, as reported by vLLM.
         engine_seconds: time until the engine was ready, in each round.
         errors: errors of failed rounds, as one line each.
@@ -42,12 +42,12 @@ class VariantResult:
         return [case.tokens / s for one in self.rounds for s in one.get(case.name, [])]
 
     def runs_references(self) -> bool:
-        """Whether a reference kernel ran, by the kernel names after the layers' names."""
+        """Whether a reference kernel ran, according to the kernel names in the log's lines."""
         kernels = (line.partition(": ")[2].partition(",")[0] for line in self.kernels)
         return any("/reference" in kernel for kernel in kernels)
 
     def is_of_a_cpu(self) -> bool:
-        """Whether the variant ran on a CPU, by vLLM's device name."""
+        """Whether the variant ran on a CPU, according to vLLM's device name."""
         return self.device.lower().startswith("cpu")
 
 
@@ -69,7 +69,7 @@ class Rate:
 
 @dataclass
 class Results:
-    """A run of the comparison.
+    """Results of one run of the comparison.
 
     Attributes:
         about: versions, commit, machine, options.
@@ -107,7 +107,7 @@ class Results:
             ) from error
 
     def warning(self) -> str:
-        """Warning that the speeds do not represent a GPU's; empty if they do."""
+        """Warning that the speeds do not represent a GPU; empty if they do."""
         if any(variant.runs_references() for variant in self.variants):
             return "Reference kernels are exact, not fast: these are no GPU speeds."
         if any(variant.is_of_a_cpu() for variant in self.variants):

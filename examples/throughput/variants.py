@@ -21,7 +21,8 @@ class Variant:
     """One way to serve the model.
 
     Attributes:
-        name: name as given, without the model.
+        name: name of the variant as given on the command line, without the part that names the
+            model.
         model: path, name at the hub, or a key of ``SHAPES`` or ``MOE_SHAPES``.
     """
 
@@ -35,16 +36,16 @@ class Variant:
 
     @property
     def shape(self) -> bool:
-        """Whether the model is a shape without a checkpoint."""
+        """Whether the model is a built-in shape, without a checkpoint."""
         return self.model in SHAPES or self.model in MOE_SHAPES
 
     @property
     def dummy(self) -> bool:
-        """Whether vLLM generates dummy weights: for a shape in 16 bits."""
+        """Whether vLLM generates dummy weights, as it does for a shape in 16 bits."""
         return self.shape and self.name == "bf16"
 
     def written(self, folder: Path) -> str:
-        """The model for vLLM; for a shape, a config or checkpoint written beneath ``folder``.
+        """Model to pass to vLLM; a shape is first written as a config or checkpoint to ``folder``.
 
         A shape becomes its config alone or, for an NVFP4 variant, a checkpoint of random weights,
         shared by all variants that read its format.

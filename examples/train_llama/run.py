@@ -42,7 +42,7 @@ def run(
     Args:
         out: folder that gets ``bf16/``, ``calibration.txt``, ``held_out.txt``, ``training.json``.
         roots: folders of Python sources.
-        characters: maximum of all text.
+        characters: maximum number of characters of text.
         vocabulary: number of ids of the tokenizer.
         settings: sizes, budget, device and rates.
 
@@ -50,7 +50,7 @@ def run(
         ``training.json``.
 
     Raises:
-        ValueError: ``out`` holds a model already or is no folder, or there is too little text.
+        ValueError: ``out`` holds a model already or is not a folder, or there is too little text.
     """
     checkpoint = out / "bf16"
     if checkpoint.exists():

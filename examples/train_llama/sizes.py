@@ -1,4 +1,4 @@
-"""The sizes of models that can be trained, each with a suitable amount of text and rates."""
+"""Sizes of the models that can be trained, each with a suitable amount of text and rates."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Size:
-    """One size.
+    """One model size.
 
     Attributes:
         vocabulary: number of ids of the tokenizer.
-        characters: maximum of text to read.
+        characters: maximum number of characters to read.
         settings: arguments of ``TrainSettings``.
     """
 
@@ -20,7 +20,7 @@ class Size:
 
 
 def _size(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int) -> dict[str, Any]:
-    """Settings for a GPU: 32,768 tokens a step; the 250m model needs an estimated 70 GB.
+    """Settings for a GPU: 32,768 tokens per step; the 250m model needs an estimated 70 GB.
 
     All K, and their halves, are multiples of 64, as NVFP4 with two ranks requires.
     """

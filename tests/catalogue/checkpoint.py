@@ -1,4 +1,4 @@
-"""Writer of a family's tiny checkpoint: a random model of transformers, quantised like exports."""
+"""Writer of a family's tiny checkpoint: a random transformers model, quantised as by exporters."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def write(
     directory: Path,
     scale: Callable[[torch.nn.Module], None] = tiny_llama.amplify,
 ) -> Path:
-    """Write the family's checkpoint, tokenizer included.
+    """Write the family's checkpoint with its tokenizer.
 
     Args:
         family: family whose checkpoint is written.
@@ -88,7 +88,7 @@ def _by_expert(family: Family, tensors: Mapping[str, Tensor]) -> Iterator[tuple[
 def _quantized(
     family: Family, name: str, tensor: Tensor, kinds: dict[str, Kind]
 ) -> dict[str, Tensor]:
-    """Tensors on disk of one weight; ``kinds`` records the kind of a linear layer."""
+    """Tensors on disk for one weight; ``kinds`` records the kind of a linear layer's weight."""
     module = name.removesuffix(".weight")
     is_stack = tensor.ndim == 3 and (name.endswith(_STACKS) or ".moe." in name)
     if any(part in name for part in _NEVER) or not (
@@ -123,7 +123,7 @@ def _quantized(
 
 
 def _nvfp4_stack(name: str, weights: Tensor, kind: Kind) -> dict[str, Tensor]:
-    """Tensors of Llama 4's stack ``(E, K, N)``: codes along K, scales ``(E, K/16, N)``."""
+    """Tensors on disk for Llama 4's stack ``(E, K, N)``: codes along K, scales ``(E, K/16, N)``."""
     each = [quantize_weight(w.float().T.contiguous()) for w in weights]
     inputs = {f"{name}_input_scale": torch.full((len(each),), _FP4_INPUT)}
     return {
@@ -205,7 +205,7 @@ def _targets(family: Family, kind: Kind, kinds: Mapping[str, Kind]) -> list[str]
 
 
 def _regex(pattern: str) -> str:
-    """Pattern of the catalogue in compressed-tensors' notation; a plain name stays a plain name."""
+    """Pattern of the catalogue in compressed-tensors' notation; plain names are left unchanged."""
     if "*" not in pattern:
         return pattern
     regex = re.escape(pattern).replace(r"\*", ".*").replace(r"\[", "[").replace(r"\]", "]")

@@ -1,4 +1,4 @@
-"""Sizes, towers and patterns shared by families of the catalogue; head sizes are the real ones."""
+"""Sizes, towers and patterns that families share; head sizes are the real ones."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Facts of dense families, including hybrid and mixed-precision ones."""
+"""Facts of dense families, including hybrid and mixed-precision families."""
 
 from tests.catalogue import nemotron_vl
 from tests.catalogue.common import (

@@ -1,4 +1,4 @@
-"""Facts of speculative decoders that are checkpoints of their own."""
+"""Facts of speculative decoders that have separate checkpoints."""
 
 from tests.catalogue.common import HEADS_128, W4A16
 from tests.catalogue.family import Family

@@ -1,7 +1,7 @@
 """Facts of all families.
 
-The checkpoints come from the recipes of the vLLM project (August 2026), followed by others that
-people name. The layers in 16 bits are those that a checkpoint's config lists.
+The checkpoints come from the recipes of the vLLM project (August 2026), followed by other popular
+checkpoints. The layers in 16 bits are those that a checkpoint's config lists.
 """
 
 from tests.catalogue.dense import DENSE
@@ -14,7 +14,7 @@ FAMILIES = (*DENSE, *MIXTURES, *RECENT, *DRAFTS)
 
 
 def named(name: str) -> Family:
-    """Family of this name.
+    """Family with the name ``name``.
 
     Raises:
         LookupError: no family has this name.

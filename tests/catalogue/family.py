@@ -18,8 +18,8 @@ class Family:
     Attributes:
         name: name in the table.
         checkpoints: names of the checkpoints that are served.
-        config: transformers' config, ``model_type`` included, with sizes divided; head sizes are
-            the real ones.
+        config: transformers' config, ``model_type`` included, with smaller sizes, except that head
+            sizes are the real ones.
         kinds: kind of each linear layer by the first pattern that matches its module's name on
             disk; ``UNQUANTIZED`` patterns are the config's exclude list.
         format: exporter's format.
@@ -30,17 +30,17 @@ class Family:
         stacked: whether one tensor holds the weights of all experts, rather than one tensor each.
         fields: fields of the hub's ``config.json`` that transformers' config lacks, or has with
             another value; a dot leads into an object.
-        by_headers: part of the error when the model cannot be built here, because it needs a GPU or
-            because transformers' config differs from the hub's; the plan is then made from the
-            checkpoint's headers.
+        by_headers: part of the error message if the model cannot be built here, because it needs a
+            GPU or because transformers' config differs from the hub's; the plan is then made from
+            the checkpoint's headers.
         only_gpu: whether vLLM's code for CPUs cannot build the model.
-        on_cpu: vLLM's error for the text model on a CPU, where the whole model fails earlier;
-            empty: the same error as for the whole model.
+        on_cpu: vLLM's error for the text model on a CPU if the whole model fails earlier; empty if
+            the error is the same.
         ran: test that serves the family and compares its output; empty: the family is only planned.
         renamed: regular expressions in names that transformers writes, with the exporters'
             replacements; no replacement: exporters write no such tensor.
         note: assumption made where the checkpoints are not published; empty: none.
-        surround: turns the checkpoint of a text model into that of the whole model, for which
+        surround: function that turns a text model's checkpoint into the whole model's, for which
             transformers has no class; the config then comes with code, as on the hub.
     """
 

@@ -1,8 +1,8 @@
-"""Architectures that the hub's checkpoints name in their ``config.json``, as far as published.
+"""Architectures that checkpoints on the hub name in their ``config.json``, as far as published.
 
 Where an architecture is derived from a model's type or a predecessor, the family's note says so.
-Each family's config must name the architecture listed here, whatever the model is called:
-Qwen3.8-Flash-Next is no Qwen 3.5.
+Each family's config must name the architecture listed here, regardless of the model's name:
+Qwen3.8-Flash-Next is not a Qwen 3.5.
 """
 
 _QWEN35, _QWEN35_MOE = "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"

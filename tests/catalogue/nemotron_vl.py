@@ -1,7 +1,7 @@
 """Parts of Nemotron's vision models around the text model: tower, projector and image features.
 
-transformers has no class for these models: the hub's checkpoints bring the code of their config
-along, and vLLM has a model of its own, whose smallest tower is made here.
+transformers has no class for these models: the hub's checkpoints include the code of their config,
+and vLLM has its own model, whose smallest tower is made here.
 """
 
 import json
@@ -46,8 +46,8 @@ def surrounding(architecture: str) -> Callable[[Path], None]:
     """Make the function that turns a text model's checkpoint (``PREFIX``) into the whole model's.
 
     Args:
-        architecture: class of the whole model and type of its config: vLLM serves several with one
-            class.
+        architecture: class of the whole model, and the type of its config; vLLM serves several
+            architectures with one class.
     """
 
     def surround(directory: Path) -> None:
@@ -99,7 +99,7 @@ def _config(text: dict[str, Any], architecture: str) -> dict[str, Any]:
 
 
 def _tower() -> dict[str, Tensor]:
-    """Tower and projector, whose weights preserve the magnitude of activations."""
+    """Tensors of tower and projector, with weights that preserve activation magnitudes."""
     random = torch.Generator().manual_seed(1)
     tensors: dict[str, Tensor] = {}
 
@@ -136,7 +136,7 @@ def _tower() -> dict[str, Tensor]:
 
 
 def features(directory: Path, pixels: Tensor) -> Tensor:
-    """Embeddings of the tokens of a one-tile image, in float32.
+    """Embeddings of the tokens of an image of one tile, in float32.
 
     Args:
         directory: directory of the checkpoint.

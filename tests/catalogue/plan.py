@@ -1,4 +1,4 @@
-"""Plans of the families: the kernels that a tiny checkpoint of each gets, device by device."""
+"""Plans of the families: the kernels that a tiny checkpoint of each family gets, by device."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def plan(family: Family, directory: Path, archs: tuple[str, ...] = ARCHS) -> Row
     Args:
         family: family to plan.
         directory: directory of the checkpoint, which is written if missing.
-        archs: architectures, as ``report --arch`` takes them.
+        archs: architectures, spelled as for ``report --arch``.
     """
     if not (directory / "config.json").exists():
         checkpoint.write(family, directory)
@@ -80,7 +80,7 @@ def _cell(family: Family, directory: Path, arch: str) -> Cell:
 
 
 def _is_theirs(error: Exception) -> bool:
-    """Whether vLLM's model refuses; the plugin's refusals arrive as errors of config checks."""
+    """Whether vLLM's model refuses; the plugin's refusals arrive as config-check errors."""
     return isinstance(error, NotImplementedError)
 
 
@@ -91,7 +91,7 @@ def _report(family: Family, directory: Path, arch: str) -> Report:
 
 
 def _refusal_of_load(family: Family, directory: Path) -> str:
-    """Reason why the checkpoint would not load on any device; empty: it would load.
+    """Reason why the checkpoint would not load on any device; empty if it would load.
 
     Only models that this machine can build are checked.
     """
@@ -121,7 +121,7 @@ def _by_headers(directory: Path, arch: str) -> Cell:
 
 
 def _served(layers: Report) -> tuple[Any, str]:
-    """Verdict on a model that is served, and a description of the parts that vLLM's methods run."""
+    """Verdict on a served model, and a description of the parts that vLLM's methods run."""
     theirs: dict[str, None] = {}
     ours: dict[str, None] = {}
     attention: dict[str, None] = {}

@@ -1,4 +1,4 @@
-"""Parts of Qwen3.8-Flash-Next around its text model: an n-gram table in FP8, the MTP's experts."""
+"""Parts of Qwen3.8-Flash-Next beside its text model: an n-gram table in FP8, the MTP's experts."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ _EXPERTS, _HIDDEN, _INNER = 4, 128, 64
 
 
 def surround(directory: Path) -> None:
-    """Store the table's shards as FP8 with one shared scale, and add the MTP's experts."""
+    """Store the n-gram table's shards in FP8 with one shared scale, and add the MTP's experts."""
     file = directory / "model.safetensors"
     tensors = load_file(file)
     for name in [name for name in tensors if _TABLE in name]:

@@ -1,4 +1,4 @@
-"""Reference of a tiny checkpoint: transformers' model of the decoded weights, in float32."""
+"""Reference of a tiny checkpoint: transformers' model with the decoded weights, in float32."""
 
 import json
 import re
@@ -28,7 +28,7 @@ _EXPERT = re.compile(r"(.+\.experts)\.\d\.(\w+)\.weight")  # of at most ten, so 
 
 
 def even_out(model: Any) -> None:
-    """Scale a fresh model, so that every layer counts and none multiplies rounding errors.
+    """Scale a fresh model so that every layer counts and no layer multiplies rounding errors.
 
     Rows of activations keep their magnitude; log-probabilities differ by about 1.
     """
@@ -89,7 +89,7 @@ def decode(checkpoint: Path, directory: Path) -> dict[str, Rounding]:
 
 
 def _stacked_weight(name: str, stored: Mapping[str, Tensor]) -> Tensor:
-    """Values of Llama 4's stacks ``(E, K, N)``, whose codes lie along K."""
+    """Values of Llama 4's expert stack ``(E, K, N)``, whose codes lie along K."""
     parts = (stored[f"{name}{part}"] for part in ("", *_STACKED_PARTS[:2]))
     data, scale, factor = parts
     each = zip(data.mT.contiguous(), scale.mT.contiguous(), factor, strict=True)
@@ -97,7 +97,7 @@ def _stacked_weight(name: str, stored: Mapping[str, Tensor]) -> Tensor:
 
 
 def _stack(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors with all experts in one stack, the rows of gate above the rows of up."""
+    """Tensors with all experts in one stack; the gate rows precede the up rows."""
     stacked: dict[str, Tensor] = {}
     experts: dict[str, dict[str, list[Tensor]]] = {}
     for name, value in values.items():
@@ -148,7 +148,7 @@ def _round_nvfp4(scale: Tensor, x: Tensor) -> Tensor:
 def logprobs(
     model: nn.Module, prompts: Sequence[Sequence[int]], **inputs: Any
 ) -> list[list[float]]:
-    """Log-probabilities of each prompt's tokens, without the first token."""
+    """Log-probabilities of each prompt's tokens, except the first token."""
     scored = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
@@ -160,7 +160,7 @@ def logprobs(
 
 
 def load(auto: Any, directory: Path, roundings: Mapping[str, Rounding]) -> nn.Module:
-    """Model of a decoded checkpoint, whose layers round their inputs.
+    """Model of a decoded checkpoint whose layers round their inputs by ``roundings``.
 
     Raises:
         AssertionError: the checkpoint lacks tensors of the model, or has others.
@@ -178,7 +178,7 @@ def load(auto: Any, directory: Path, roundings: Mapping[str, Rounding]) -> nn.Mo
 
 
 def _module(modules: Mapping[str, nn.Module], name: str) -> nn.Module:
-    """Module of a name on disk, whose prefix may differ in memory."""
+    """Module of a name on disk; the prefix of its name in memory may differ."""
     while name not in modules:
         head, _, name = name.partition(".")
         assert name, head

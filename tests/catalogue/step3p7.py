@@ -1,4 +1,4 @@
-"""Step 3.7's config with the field names and the config class of the hub's checkpoints."""
+"""Step 3.7's config, with the field names and the config class of the hub's checkpoints."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ class {_CLASS}(PretrainedConfig):
 
 
 def surround(directory: Path) -> None:
-    """Add the config fields that vLLM reads to a checkpoint, and the code of the config class."""
+    """Add to a checkpoint the config fields that vLLM reads, and the code of the config class."""
     file = directory / "config.json"
     config = json.loads(file.read_text())
     config["auto_map"] = {"AutoConfig": f"configuration.{_CLASS}"}

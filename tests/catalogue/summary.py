@@ -1,4 +1,4 @@
-"""Summary of the catalogue on the newest vLLM, in Markdown, as the README shows it."""
+"""Markdown summary of the catalogue on the newest vLLM, as the README shows it."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _GROUPS: dict[str, Callable[[Row], bool]] = {
 
 
 def lines(rows: list[Row]) -> list[str]:
-    """Lines of the table, one for each group: checkpoints by verdict, for each architecture."""
+    """Lines of the table, one per group: counts of checkpoints by verdict, per architecture."""
     groups: dict[str, list[Row]] = {name: [] for name in reversed(_GROUPS)}
     for row in rows:
         groups[next(g for g, holds in _GROUPS.items() if holds(row))].append(row)

@@ -1,4 +1,4 @@
-"""Files that the hub's checkpoints add around a text model and that transformers does not write."""
+"""Files that hub checkpoints add around a text model and that transformers does not write."""
 
 import json
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def around_text(model_type: str, **fields: Any) -> Callable[[Path], None]:
 
 
 def mean_pooling(directory: Path) -> None:
-    """Declare mean pooling over tokens, in the files of sentence-transformers."""
+    """Declare mean pooling over tokens, in the files that sentence-transformers reads."""
     modules = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
     listed = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}

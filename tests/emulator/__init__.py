@@ -1,4 +1,4 @@
-"""Functional emulator of Blackwell and Hopper: compiled PTX, run on the CPU with checks."""
+"""Functional emulator of Blackwell and Hopper: runs compiled PTX on the CPU, with checks."""
 
 from tests.emulator.findings import EmulatorError
 from tests.emulator.machine.gpu import Gpu

@@ -1,4 +1,4 @@
-"""PTX -> one Python generator function per kernel and block shape.
+"""Translation of PTX to one Python generator function per kernel and block shape.
 
 Each basic block becomes a branch of a dispatch tree; registers are local variables: uniform
 registers are plain integers, the others 32-lane arrays that are never modified in place. The
@@ -70,7 +70,7 @@ class Program:
         kernel: parsed kernel.
         granule: bytes per shadow entry; set by the kernel's narrowest access.
         block_count: number of basic blocks.
-        block_families: per block, instruction family -> count.
+        block_families: number of instructions of each family, per block.
         lints: mistakes found statically.
         tuples: registers that wgmma uses asynchronously.
         shared_arrays: layout of shared memory by offset: static symbols, then dynamic arrays.
@@ -110,7 +110,7 @@ class Program:
         return program
 
     def line_of(self, python_line: int) -> int:
-        """PTX line of a line of the generated code."""
+        """PTX line that a line of the generated code comes from."""
         return self._ptx_lines[min(python_line, len(self._ptx_lines)) - 1]
 
     def register_of(self, variable: str) -> str | None:
@@ -390,12 +390,12 @@ class Emitter:
         return self.constant(np.dtype(code), ("dtype", code))
 
     def lanes(self, operand: Operand, kind: str) -> str:
-        """:meth:`value`, always 32 lanes wide."""
+        """Expression of ``operand`` as PTX type ``kind``, always a 32-lane array."""
         value = self.value(operand, kind)
         return self.full(value, kind) if self.is_uniform(operand) else value
 
     def full(self, value: str, kind: str) -> str:
-        """32 lanes of one unsigned scalar."""
+        """Expression of an array whose 32 lanes all hold one unsigned scalar."""
         if kind == "b128":
             return f"full_b128({value})"
         return f"np.full(32, {value}, {self.dtype(code_of(kind))})"

@@ -41,7 +41,7 @@ MISSED = ""
 
 
 def _place(mutation: Mutation) -> str:
-    """Place for the table. Waits share one source function: only the PTX line tells them apart."""
+    """Location for the table. Waits share one source function: only their PTX lines differ."""
     if mutation.source and "_wait" not in mutation.instruction:
         return f"source {mutation.source}"
     return f"PTX {mutation.line}"
@@ -71,7 +71,7 @@ def first_catch(
 
 @dataclass
 class Row:
-    """Similar mutants: of instructions on one source line, or with the same text.
+    """Group of mutants whose instructions share a source line or have the same text.
 
     Attributes:
         cases: each mutant with its outcomes by schedule.
@@ -103,7 +103,7 @@ class Row:
 
 
 def rows(subject: Subject, schedules: Sequence[Schedule] = STANDARD) -> Iterator[Row]:
-    """Run every mutant of a kernel."""
+    """Run every mutant of a kernel; yields the rows of the table."""
     for schedule in schedules:
         unchanged = outcome(subject, subject.text, schedule)
         if unchanged != MISSED:

@@ -39,7 +39,7 @@ class Statement:
         return f"{self.opcode} {', '.join(self.operands)}".strip()
 
     def line(self, opcode: str = "", **changed: str) -> str:
-        """The line with another opcode, or with operands replaced by number: ``_1="%r2"``."""
+        """The line with another opcode, or operands replaced by index: ``_1="%r2"``."""
         operands = [changed.get(f"_{n}", old) for n, old in enumerate(self.operands)]
         return f"{self.guard}{opcode or self.opcode} {', '.join(operands)};"
 
@@ -108,7 +108,7 @@ def _wait(s: Statement) -> list[Change]:
 
 
 def _narrowed(s: Statement) -> list[Change]:
-    """A cluster scope narrowed to the CTA."""
+    """Copy of the instruction with a cluster scope narrowed to the CTA."""
     narrow = re.sub(r"\.(acquire|release)\.cluster\b(?!:)", r".\1.cta", s.opcode)
     return [] if narrow == s.opcode else [("for its CTA alone", s.line(narrow))]
 

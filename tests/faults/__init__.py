@@ -1,4 +1,4 @@
-"""Broken checkpoints: faults of every tensor, file and config field, and the outcome of each.
+"""Broken checkpoints: faults of every tensor, file and config field, with their outcomes.
 
     python -m tests.faults                  every fault of every format, as a table
     python -m tests.faults --format modelopt --only truncated NaN

@@ -31,8 +31,8 @@ class Fault:
         kind: kind of fault, such as ``"NaN"``.
         where: tensor, file or config field that is damaged.
         make: function that damages a copy of the checkpoint.
-        meaning: valid reading of the damaged checkpoint: none, so that it must be refused; the same
-            as the sound one's; or another one, which is served.
+        meaning: whether the damaged checkpoint has a valid meaning: none, so that it must be
+            refused; that of the sound checkpoint; or another meaning, which is served.
     """
 
     kind: str
@@ -46,7 +46,7 @@ class Fault:
 
 
 def faults(folder: Path) -> Iterator[Fault]:
-    """Yield all faults for a sound checkpoint."""
+    """Yield all faults that can be applied to a sound checkpoint."""
     yield from file_faults(folder)
     with safe_open(folder / WEIGHTS, framework="pt") as tensors:
         for name in tensors.keys():  # noqa: SIM118 (it is no mapping)

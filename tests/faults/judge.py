@@ -22,7 +22,7 @@ class Verdict:
 
     Attributes:
         fault: fault of the checkpoint.
-        outcome: whether, and by whom, it was refused, or how it was served.
+        outcome: who refused the checkpoint, or how it was served.
         message: first line of the refusal.
         seconds: seconds until the outcome.
     """
@@ -57,7 +57,7 @@ def judge(fault: Fault, broken: Path, sound: Run) -> Verdict:
 
 
 def _of_ours(error: Exception) -> Exception | None:
-    """Refusal by the plugin, as raised or as wrapped by pydantic; None for any other error."""
+    """Refusal by the plugin, raised directly or wrapped by pydantic; None for any other error."""
     if isinstance(error, OURS):
         return error
     details = error.errors() if isinstance(error, ValidationError) else ()

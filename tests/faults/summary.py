@@ -1,4 +1,4 @@
-"""Summary of verdicts: a row for each kind of tensor, each file and each part of the config."""
+"""Summary table of verdicts: a row per kind of tensor, per file and per part of the config."""
 
 import re
 from collections import Counter, defaultdict

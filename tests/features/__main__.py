@@ -1,4 +1,4 @@
-"""``python -m tests.features``: see the package."""
+"""Entry point of ``python -m tests.features``; see the package."""
 
 from tests.features.table import PAGE, page
 

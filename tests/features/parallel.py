@@ -22,7 +22,7 @@ REQUESTS = 6
 
 
 def fork_everything() -> None:
-    """Have vLLM start its workers, engines and coordinators by forking."""
+    """Make vLLM start its workers, engines and coordinators by forking."""
     from vllm.v1.engine import coordinator, utils
     from vllm.v1.executor import multiproc_executor
 
@@ -33,7 +33,7 @@ def fork_everything() -> None:
 def allocate_inputs(worker: Any) -> None:
     """Allocate the input buffers of a pipeline stage, as vLLM's warm-up does.
 
-    On a CPU vLLM skips its warm-up where nothing is compiled, and a later stage fails.
+    On a CPU, vLLM skips its warm-up if nothing is compiled; later pipeline stages then fail.
     """
     worker.model_runner._dummy_run(16)
 
@@ -53,7 +53,7 @@ def told(output: Any) -> dict[str, Any]:
 
 
 def local(model: str, *, prepared: bool, **arguments: Any) -> dict[str, Any]:
-    """Answer of an engine in this process whose workers are other processes, or its error."""
+    """Answer, or error, of an engine in this process whose workers are other processes."""
     try:
         with started(model, **arguments) as engine:
             if prepared:
@@ -66,7 +66,7 @@ def local(model: str, *, prepared: bool, **arguments: Any) -> dict[str, Any]:
 
 
 async def balanced(model: str, ranks: int) -> dict[str, Any]:
-    """Answers of engines behind vLLM's load balancer to several requests, and the chosen ranks."""
+    """Answers by engines behind vLLM's load balancer to several requests, and the chosen ranks."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.core_client import DPLBAsyncMPClient

@@ -36,7 +36,7 @@ class Mark(NamedTuple):
     Attributes:
         feature: one of ``FEATURES``.
         outcome: one of ``OUTCOMES``.
-        note: result that the test shows.
+        note: note on the result that the test shows.
         test: file of the test, from ``tests`` on, and its name.
     """
 

@@ -1,4 +1,4 @@
-"""Attention: dense and ragged, paged, with NVFP4 output, and sparse over top-k indices."""
+"""Attention ops: dense and ragged, paged, with NVFP4 output, and sparse over top-k indices."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -38,9 +38,9 @@ def check_rows(
 ) -> None:
     """Check ``out`` and ``lse``, if any, against a float64 softmax, one query after the other.
 
-    The sm_100 kernel rounds weights to 16 bits; with an E4M3 cache it rounds queries, with a scale
-    for each, and weights to E4M3, whose exponentials are coarser. Weights far below the largest are
-    subnormal there, or zero.
+    The sm_100 kernel rounds softmax weights to 16 bits. With an E4M3 cache it rounds queries (one
+    scale each) and weights to E4M3, and its exponentials are coarser: weights far below the largest
+    are subnormal, or zero.
     """
     fp8 = kernel and given.get("k_scale") is not None
     weight, least, coarse = 0.0, 0.0, EXP2_ERROR[True] if fp8 else 0.0
@@ -82,7 +82,7 @@ def check_rows(
 
 
 def in_e4m3(q: Float64) -> Float64:
-    """Queries rounded as in the kernel, with a scale per row."""
+    """Queries rounded to E4M3 as in the kernel, with a scale per row."""
     x = q.astype(np.float32)
     largest = np.abs(x).max(-1, keepdims=True)
     scale = np.where(largest > 0, largest * np.float32(1 / 448), np.float32(1))
@@ -113,7 +113,7 @@ def check_attention(given: Given, result: Any, after: Given, kernel: bool = Fals
 
 
 def seen_keys(given: Given, position: int, keys: int) -> tuple[int, int]:
-    """Range of the keys visible to a query at ``position``: first key, and end (exclusive)."""
+    """Range of the keys visible to the query at ``position``: first key, and end (exclusive)."""
     end = min(keys, position + 1) if given.get("causal", True) else keys
     window = given.get("window")
     begin = 0 if window is None else max(0, position - window + 1)
@@ -121,7 +121,7 @@ def seen_keys(given: Given, position: int, keys: int) -> tuple[int, int]:
 
 
 def stored(given: Given, sequence: int, positions: Sequence[int]) -> tuple[Float64, Float64]:
-    """Keys and values at positions of a sequence, ``(n, Hkv, D)``, as stored in the cache."""
+    """Keys and values, ``(n, Hkv, D)``, at positions of a sequence, as the cache stores them."""
     cache = given["kv_cache"]
     dim, size = cache.shape[-1] // 2, cache.shape[2]
     table = given["block_table"][sequence]
@@ -139,7 +139,7 @@ def stored(given: Given, sequence: int, positions: Sequence[int]) -> tuple[Float
 
 
 def paged_rows(given: Given) -> Iterator[Row]:
-    """Rows of all sequences, except sequences with a NaN among their keys (undefined results)."""
+    """Rows of every sequence whose keys have no NaN; results with NaN keys are undefined."""
     ends = given["query_start"].tolist()
     for b, keys in enumerate(given["seq_lens"].tolist()):
         if ends[b] == ends[b + 1]:
@@ -193,7 +193,7 @@ def _check_paged_quantized(given: Given, result: Any, after: Given, kernel: bool
 
 
 def check_nvfp4_rows(given: Given, data: Tensor, scales: Tensor, values: Tensor) -> None:
-    """Check ``values`` ``(T, H, D)`` of all sequences, quantised in rows of an operand."""
+    """Check ``values`` ``(T, H, D)`` of all sequences, quantised into rows of an NVFP4 operand."""
     rows, first = int(given["query_start"][-1]), given.get("first_row", 0)
     flat = float64(values[:rows].flatten(1))
     linear = from_blocked(scales, scales.shape[0] * 128, flat.shape[1] // 16)

@@ -1,4 +1,4 @@
-"""Draws for attention: heads, pages, lists, memory, and arguments that have to be refused."""
+"""Draws for attention: heads, pages, index lists, memory, and arguments that must be refused."""
 
 import math
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def draw_heads(draw: Draw) -> tuple[int, int, int]:
 def draw_queries(
     draw: Draw, count: int, group: int, short: int, most: int = max(ROWS)
 ) -> list[int]:
-    """Up to ``short`` queries each; on a GPU one sequence has up to ``most`` rows, of ``ROWS``."""
+    """Up to ``short`` queries per sequence; on a GPU, one sequence gets more, to test ``ROWS``."""
     queries = draw.lengths(count, 0, short)
     if draw.gpu and queries:
         rows = draw.one(*(n for n in ROWS if group <= n <= most or n == 1))
@@ -77,7 +77,7 @@ def draw_attention(draw: Draw) -> Given:
 
 @dataclass(frozen=True)
 class Pages:
-    """A paged cache, and the pages and slots of its sequences."""
+    """Paged cache, with the pages and slots of its sequences."""
 
     cache: Tensor
     table: Tensor
@@ -98,7 +98,7 @@ def draw_pages(
     size: int,
     most_keys: int = 0,
 ) -> Pages:
-    """Keys in shuffled pages, NaN in empty slots; heads before or after tokens, or a layer view.
+    """Cache with keys in shuffled pages, NaN in empty slots; contiguous, or a view of one layer.
 
     The table has room for ``most_keys``.
     """
@@ -127,17 +127,17 @@ def draw_page_size(draw: Draw) -> int:
 
 
 def draw_most_keys(draw: Draw) -> int:
-    """Upper bound on the keys of a sequence, large enough that CTAs split the keys, or 0."""
+    """Upper bound on the keys of a sequence, large enough for CTAs to split the keys; or 0."""
     return draw.one(0, SPLIT_KEYS, 2 * SPLIT_KEYS) if draw.gpu else 0
 
 
 def draw_longest(draw: Draw, short: int) -> int:
-    """Keys of the longest sequence: several tiles of keys on a GPU."""
+    """Number of keys of the longest sequence; several key tiles on a GPU."""
     return draw.one(short, 300) if draw.gpu else short
 
 
 def draw_memory(draw: Draw, counters: int, split: bool) -> Given:
-    """Arguments of an op of a paged cache, besides the problem."""
+    """Arguments of an op on a paged cache that are memory, such as counters."""
     given: Given = {}
     if draw.chance(0.6 if split else 0.2):
         given["counters"] = torch.zeros(counters + draw.one(0, 5), dtype=INT32)
@@ -153,7 +153,7 @@ def fits_nvfp4(q: Tensor) -> bool:
 
 
 def draw_nvfp4_rows(draw: Draw, q: Tensor) -> Given:
-    """Rows of a taller operand as output memory, in some of the draws."""
+    """Output memory in the rows of a taller operand, in some of the draws."""
     if not draw.chance(0.3):
         return {}
     (rows, heads, dim), first = q.shape, draw.one(0, 3, 130)
@@ -164,7 +164,7 @@ def draw_nvfp4_rows(draw: Draw, q: Tensor) -> Given:
 
 
 def refused(given: Given, kernel: bool) -> str | None:
-    """Argument of a valid call that the op, or its sm_100 kernel, has to refuse."""
+    """Argument of a valid call that the op, or its sm_100 kernel, must refuse, or None."""
     dim = given["q"].shape[-1]
     if given.get("output") is not None and not fits_nvfp4(given["q"]):
         return "q"
@@ -176,7 +176,7 @@ def refused(given: Given, kernel: bool) -> str | None:
 
 
 def refused_sparse(given: Given, kernel: bool) -> str | None:
-    """The same as ``refused`` for sparse attention, whose pages may have any size."""
+    """Variant of ``refused`` for sparse attention, whose pages may have any size."""
     return None if not kernel or _in_steps(given, given["q"].shape[-1]) else "kv_cache"
 
 

@@ -1,7 +1,7 @@
-"""Bounds on results: from the least to the largest value that an op's rounding may leave.
+"""Bounds on results: the least and the largest value that an op's rounding may leave.
 
-Every rounding step of an op is monotonic, so that the result for a value between two others lies
-between the results of the two. Where both results are equal, the result is known to the bit.
+Every rounding step of an op is monotonic, so the rounded form of a value between two bounds lies
+between the rounded bounds. Where the rounded bounds are equal, the result is known to the bit.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ SMALLEST = 2.0**-148
 
 
 class Wrong(AssertionError):
-    """A result that the formula does not explain."""
+    """Error for a result that the formula does not explain."""
 
 
 def require(holds: object, what: str) -> None:
@@ -28,13 +28,13 @@ def require(holds: object, what: str) -> None:
 
 
 def rounded(x: Float64, dtype: torch.dtype) -> Float64:
-    """Float64 rounded to float32 and from there to ``dtype``, as ops do."""
+    """Float64 values rounded to float32 and then to ``dtype``, as ops do."""
     with np.errstate(all="ignore"):
         return torch.from_numpy(np.asarray(x, np.float64)).float().to(dtype).double().numpy()
 
 
 def within(name: str, found: Tensor, low: Float64, high: Float64) -> None:
-    """Require ``found`` between two values rounded to its dtype; NaN where the formula has it."""
+    """Require ``found`` between two values rounded to its dtype; NaN where the bounds are NaN."""
     require(tuple(found.shape) == low.shape, f"{name}: shape {tuple(found.shape)}, not {low.shape}")
     low, high = rounded(low, found.dtype), rounded(high, found.dtype)
     values = float64(found)
@@ -46,18 +46,18 @@ def within(name: str, found: Tensor, low: Float64, high: Float64) -> None:
 
 
 def near(name: str, found: Tensor, expected: Float64, error: Float64) -> None:
-    """Require ``found`` to be ``expected``, off by ``error`` before its last rounding."""
+    """Require ``found`` to equal ``expected`` to within ``error``, plus its last rounding."""
     within(name, found, expected - error, expected + error)
 
 
 def row_there(name: str, x: Tensor, index: int) -> Tensor:
-    """Row ``index`` of a tensor; the op must refuse an index out of range."""
+    """Row ``index`` of a tensor; a finding if the op accepted an index out of range."""
     require(0 <= index < len(x), f"{name}: {index} was accepted, {len(x)} are there")
     return x[index]
 
 
 def same(name: str, found: Tensor, expected: Tensor) -> None:
-    """Require the same shape, dtype and bits; NaN is equal to NaN."""
+    """Require the same shape, dtype and bits; any NaN equals any NaN."""
     require(found.dtype == expected.dtype, f"{name}: dtype {found.dtype}, not {expected.dtype}")
     require(found.shape == expected.shape, f"{name}: shape {tuple(found.shape)}")
     if found.numel() == 0:
@@ -80,7 +80,7 @@ def same(name: str, found: Tensor, expected: Tensor) -> None:
 def quantized(
     data: Tensor, scales: Tensor, low: Float64, high: Float64, global_scale: Tensor, terms: int
 ) -> None:
-    """Require the NVFP4 terms of values between ``low`` and ``high``, ``(..., M, K)``.
+    """Require the NVFP4 terms of some values between ``low`` and ``high``, ``(..., M, K)``.
 
     The formula is the runtime quantiser of ``nvfp4.py``, with every operation in float32;
     ``global_scale`` is ``()`` or ``(..., M)``. Codes of a block whose scale is NaN may be anything.
@@ -122,7 +122,7 @@ def quantized(
 def linear_scales(
     scales: Tensor, batch: list[int], rows: int, k: int, terms: int, written: bool = False
 ) -> Float64:
-    """Linear scales ``(..., [terms,] M, K/16)`` of blocked scales; padding zero if ``written``."""
+    """Linear scales ``(..., [terms,] M, K/16)``, unblocked; if ``written``, padding must be 0."""
     columns = k // 16
     if terms == 1:
         linear = from_blocked(scales, rows, columns)
@@ -137,7 +137,7 @@ def linear_scales(
 
 
 def row_scales(found: Tensor, low: Float64, high: Float64) -> None:
-    """Require one global scale per row, ``max|row| / 2688``, 1 for a row of zeros or NaN."""
+    """Require one global scale per row: ``max|row| / 2688``, or 1 for a row of zeros or NaN."""
     with np.errstate(all="ignore"):
         ends = low.astype(F32), high.astype(F32)
         least, most = (x.max(-1) for x in _sorted_magnitudes(*ends))
@@ -154,13 +154,13 @@ def _sorted_magnitudes(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, n
 
 
 def _magnitudes(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Least and largest ``max|block|``."""
+    """Least and largest possible ``max|block|``."""
     least, most = _sorted_magnitudes(low, high)
     return _blocks(least).max(-1, initial=0), _blocks(most).max(-1, initial=0)
 
 
 def _scale(inverse: np.ndarray, largest: np.ndarray, term: int) -> Float64:
-    """A block's E4M3 scale; from the second term on at least 2⁻⁹ unless the block is zero."""
+    """E4M3 scale of a block; from the second term on, at least 2⁻⁹ unless the block is zero."""
     exact = inverse * (largest * F32(1 / 6))
     exact = np.where(exact > 448, F32(448), exact)  # NaN stays
     if term:

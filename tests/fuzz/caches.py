@@ -60,7 +60,7 @@ def draw_decode(draw: Draw) -> Given:
 
 
 def check_decode(given: Given, result: Any, after: Given) -> None:
-    """Check the cache with the new keys; keys without a slot are attended to all the same."""
+    """Check the cache with the new keys; keys without a slot still take part in attention."""
     cache, seen = given["kv_cache"].clone(), given["kv_cache"].clone()
     size = cache.shape[2]
     for b, keys in enumerate(given["seq_lens"].tolist()):
@@ -192,7 +192,7 @@ def draw_rotary_attention(draw: Draw) -> Given:
 
 
 def check_rotary_attention(given: Given, result: Any, after: Given, kernel: bool = False) -> None:
-    """Check the bits: ``rotary_store``, then ``paged_attention``; both are also judged alone."""
+    """Check the bits against ``rotary_store`` and ``paged_attention``, fuzzed separately."""
     out, scales, lse = result
     end, how = int(given["query_start"][-1]), given["rotation"]
     parts = {n: x[:end] for n in ("q", "k", "v", "positions") if (x := given[n]) is not None}

@@ -14,7 +14,7 @@ SEED = struct.Struct("q")
 def guarded(work: Callable[[Callable[[int], None]], int], options: str = "") -> int:
     """Run ``work`` in a child process and return its status; after a crash, report the seed.
 
-    ``work`` is given a function to call with each seed at its start.
+    ``work`` takes a function, which it calls with each seed before the seed runs.
     """
     shared = mmap.mmap(-1, SEED.size)
     child = os.fork()

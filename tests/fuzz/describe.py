@@ -1,4 +1,4 @@
-"""Description of arguments in one line."""
+"""One-line description of arguments."""
 
 from collections.abc import Mapping
 from typing import Any

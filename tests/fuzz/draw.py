@@ -1,4 +1,4 @@
-"""Draws of a seed: numbers, tensors with values of every magnitude, and views with every stride."""
+"""Random draws of a seed: numbers, tensors of every magnitude, views with every stride."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -17,7 +17,8 @@ class Draw:
 
     Attributes:
         rng: source of the choices.
-        gpu: whether the draws are for an sm_100 kernel: small, and aligned as the kernel requires.
+        gpu: whether the draws are for an sm_100 kernel, which makes them small and aligned as the
+            kernel requires.
     """
 
     def __init__(self, rng: np.random.Generator, gpu: bool = False) -> None:
@@ -54,7 +55,7 @@ class Draw:
         return torch.from_numpy(np.asarray(values)).to(dtype)
 
     def extremes(self, x: Tensor) -> Tensor:
-        """The same, with an occasional element at an end of the range, NaN or infinity."""
+        """Copy of ``x`` with an occasional element at an end of the range, NaN or infinity."""
         if x.numel() and self.chance(0.2):
             info = torch.finfo(x.dtype)
             what = self.one(info.max, -info.max, info.tiny, info.tiny / 4, torch.nan, torch.inf)
@@ -73,7 +74,7 @@ class Draw:
     # --- strides ------------------------------------------------------------------------------
 
     def rows(self, x: Tensor) -> Tensor:
-        """The same values, occasionally in rows of a wider tensor, with last stride 1."""
+        """Values of ``x``, occasionally in rows of a wider tensor, with last stride 1."""
         if x.ndim < 2 or not self.chance(0.4):
             return self.odd(x)
         # Row offsets of 64 bytes keep the alignment that a GPU kernel needs.
@@ -86,14 +87,14 @@ class Draw:
         return self.odd(view)
 
     def heads(self, x: Tensor) -> Tensor:
-        """``(..., H, D)``, occasionally among the heads of a wider projection."""
+        """Values of ``x`` ``(..., H, D)``, occasionally among the heads of a wider projection."""
         if not self.chance(0.5):
             return self.odd(x)
         wider = torch.cat([x, x[..., :1, :], x], -2)
         return self.odd(wider[..., x.shape[-2] + 1 :, :])
 
     def strided(self, x: Tensor) -> Tensor:
-        """The same values with any strides that the op accepts."""
+        """Values of ``x`` with any strides that the op accepts."""
         if self.gpu or not x.ndim or not self.chance(0.4):
             return self.rows(x)
         if x.ndim > 1 and self.chance(0.5):
@@ -103,7 +104,7 @@ class Draw:
         return apart[..., ::2]
 
     def odd(self, x: Tensor) -> Tensor:
-        """The same tensor, occasionally with an arbitrary stride in a dimension of size 1."""
+        """Tensor ``x``, occasionally with an arbitrary stride in a dimension of size 1."""
         if 1 not in x.shape[:-1] or not self.chance(0.5):
             return x
         strides = [

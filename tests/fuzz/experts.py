@@ -1,4 +1,4 @@
-"""A mixture of experts: dispatch to padded expert blocks, grouped products, and combine."""
+"""Ops of a mixture of experts: dispatch to padded expert blocks, grouped GEMMs, and combine."""
 
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ INT32 = torch.int32
 
 
 def draw_batch(draw: Draw) -> Given:
-    """Expert ids, some of no expert, some of other ranks, some repeated; optionally a map."""
+    """Expert ids, some invalid, of other ranks or repeated; optionally with an expert map."""
     tokens, top_k = draw.number(0, 12 if draw.gpu else 40), draw.one(1, 2, 3, 8, 32)
     experts, tiles = draw.number(1, 12), draw.one(8, 8, 16, *TILE_TOKENS)
     if draw.gpu:

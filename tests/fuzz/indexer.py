@@ -1,4 +1,4 @@
-"""The indexer's ops: vectors, their paged cache, scores of keys, and top-k."""
+"""Ops of the indexer: vectors, their paged cache, scores of keys, and top-k."""
 
 from collections.abc import Callable
 from functools import partial
@@ -107,7 +107,7 @@ def check_store_k(given: Given, result: Any, after: Given) -> None:
 
 
 def _key(given: Given, b: int, key: int, dim: int) -> tuple[Tensor, Tensor | None]:
-    """Data and scales of a key, in the byte layout of the cache."""
+    """Data and scales of one key, in the byte layout of the cache."""
     fmt, size = given["fmt"], given["block_size"]
     data_bytes, scale_bytes = KEY_BYTES[fmt](dim)
     number, at = int(given["block_table"][b, key // size]), key % size
@@ -121,7 +121,7 @@ def _key(given: Given, b: int, key: int, dim: int) -> tuple[Tensor, Tensor | Non
 
 
 def _filled(draw: Draw, fmt: str, make: Callable[..., Any], keys: list[int], dim: int) -> Given:
-    """A cache with keys in shuffled pages, and its block table."""
+    """Cache with keys in shuffled pages, and its block table."""
     size = draw.one(16, 32) if draw.gpu else draw.number(1, 20)
     counts = [-(-n // size) for n in keys]
     order = draw.rng.permutation(sum(counts) + 2).tolist()
@@ -158,7 +158,7 @@ def check_gather_k(given: Given, result: Any, after: Given) -> None:
 
 
 def _sizes(draw: Draw) -> tuple[str, Callable[..., Any], int, int]:
-    """Format, values, heads and D; in half of the draws, values whose sums are exact."""
+    """Format, function that draws values, H and D; in half of the draws, sums are exact."""
     heads = draw.one(8, 16) if draw.gpu else draw.number(1, 12)
     return draw.one(*FORMATS), draw.one(grid, any_values), heads, _dim(draw)
 
@@ -259,7 +259,7 @@ def check_logits(given: Given, result: Any, after: Given) -> None:
 
 
 def check_score_topk(given: Given, result: Any, after: Given) -> None:
-    """Check top-k keys: exact where scores are exact, elsewhere up to rounding."""
+    """Check top-k keys: exactly where scores are exact, elsewhere up to rounding."""
     indices, valid = result
     for row, (scores, errors, _) in enumerate(_rows(given)):
         top_k, found = given["top_k"], indices[row].tolist()

@@ -1,4 +1,4 @@
-"""The fuzzer's interface of an op: how to draw its arguments, and how to judge its result."""
+"""Interface between the fuzzer and an op: how to draw arguments, and how to judge a result."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ class Op:
     """An op of ``nvfp4_kernels``.
 
     Attributes:
-        draw: draws arguments from the op's documented domain.
-        check: raises ``Wrong`` unless the formula explains the result. Its arguments are the op's
-            arguments before the call, the result, and the op's arguments after the call, and
-            nothing else, so that it judges a call with any arguments.
+        draw: function that draws arguments from the op's documented domain.
+        check: function that raises ``Wrong`` unless the formula explains the result. It takes only
+            the op's arguments before the call, the result, and the op's arguments after the call,
+            so that it can judge a call with any arguments.
         emulated: whether there is an sm_100 kernel that the fuzzer runs.
-        kernel_check: check of the kernel's result, where the kernel rounds a value that the
-            reference does not; None: ``check``.
-        refused: name of the argument that has to be refused among the drawn arguments, or None; the
-            second argument tells whether the sm_100 kernel runs. None: a reference may refuse
-            nothing, a kernel any argument by name.
+        kernel_check: check of the kernel's result, for a kernel that rounds a value that the
+            reference does not round; None: ``check``.
+        refused: function that returns the name of the drawn argument that must be refused, or None;
+            its second parameter tells whether the sm_100 kernel runs. Without a function, a
+            reference must refuse nothing, and a kernel may refuse any argument by name.
     """
 
     draw: Callable[[Draw], Given]

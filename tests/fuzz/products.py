@@ -24,7 +24,7 @@ Value = tuple[Float64, Float64]  # value, and its float32 error bound
 
 
 def draw_operand(draw: Draw, *shape: int, terms: int = 1) -> tuple[Tensor, Tensor]:
-    """Data, and blocked scales with an occasional zero, largest value, or NaN."""
+    """NVFP4 data and blocked scales; an occasional scale is zero, the largest value, or NaN."""
     stacked = shape if terms == 1 else (*shape[:-2], terms, *shape[-2:])
     data = draw.integers(0, 256, (*stacked[:-1], stacked[-1] // 2), torch.uint8)
     scales = 2.0 ** draw.rng.uniform(-6, 6, (*stacked[:-1], stacked[-1] // 16))
@@ -63,7 +63,7 @@ def draw_factors(draw: Draw, *shape: int) -> Tensor:
 
 
 def _problem(draw: Draw, quantizes: bool, most_rows: int) -> tuple[Given, tuple[int, ...], Any]:
-    """Common arguments of the products: activation, row scale and terms; sizes; weight layout."""
+    """Arguments common to the GEMMs (activation, row scale, terms); sizes; weight layout."""
     batch, m = draw.batch(), draw.number(0, 3) if draw.chance(0.2) else draw.number(1, most_rows)
     if draw.gpu:
         batch = ()
@@ -136,7 +136,7 @@ def activation_values(a: Tensor, a_scales: Tensor | None, terms: int) -> Float64
 
 
 def weight_values(b: Tensor, b_scales: Tensor, n: int, k: int) -> Float64:
-    """Values of one or more weights ``(..., N, K)``, in the blocked layout or in fragments."""
+    """Values of one or more weights ``(..., N, K)``, in the blocked or the fragment layout."""
     if b_scales.dtype != torch.uint8:
         linear = linear_scales(b_scales, list(b.shape[:-2]), b.shape[-2], 2 * b.shape[-1], 1)
         return unpack(b) * np.repeat(linear, 16, axis=-1)
@@ -177,7 +177,7 @@ def product(
 
 
 def activated(gate: Value, up: Value | None, activation: Activation | None) -> Value:
-    """Activation of values, with the propagated errors."""
+    """Values after the activation function, with the propagated errors."""
     if activation is None:
         return gate
     with np.errstate(all="ignore"):

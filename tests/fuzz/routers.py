@@ -24,7 +24,7 @@ ERROR = 2.0**-17
 
 
 def draw_router(draw: Draw, experts: int, biased: bool) -> Router:
-    """A routing rule that the number of experts permits."""
+    """Routing rule that suits the number of experts."""
     least = 2 if biased else 1
     divisors = [n for n in range(1, 33) if experts % n == 0 and experts // n >= least]
     groups = draw.one(1, *divisors) if divisors else 1
@@ -42,7 +42,7 @@ def draw_router(draw: Draw, experts: int, biased: bool) -> Router:
 
 
 def draw_logits(draw: Draw, biased: bool) -> Given:
-    """Logits of many magnitudes, with ties; with a bias, multiples of 1/4, so that sums differ."""
+    """Logits of many magnitudes, with ties; with a bias, multiples of 1/4: sums differ."""
     experts = draw.one(1, 2, draw.number(1, 24), 16 * draw.number(1, 8), 64)
     tokens = draw.number(0, 6 if draw.gpu else 20)
     shape, dtype = (tokens, experts), draw.one(*LOGITS)
@@ -119,7 +119,7 @@ def score(row: Float64, router: Router) -> Float64:
 def check_weights(
     name: str, found: Tensor, row: Float64, scores: Float64, chosen: list[int], router: Router
 ) -> None:
-    """Weights of a token's slots."""
+    """Check the weights of a token's slots."""
     with np.errstate(all="ignore"):
         weights = scores[chosen]
         if router.renormalize and router.scoring == "softmax":
@@ -139,7 +139,7 @@ def _check_choice(
     bias: Float64 | None,
     router: Router,
 ) -> None:
-    """Check top-k: of logits exactly; with a bias, of the sums up to rounding."""
+    """Check top-k: exactly for logits; for sums with a bias, up to rounding."""
     keys = row if bias is None else scores + bias
     slack = np.zeros_like(keys)
     if bias is not None:
@@ -177,7 +177,7 @@ def _check_choice(
 
 
 def _greatest(values: Float64, undefined: Any) -> list[int]:
-    """Experts by descending value, NaN first; among equal values the lower index first."""
+    """Experts in descending order of value, NaN first; ties: the lower index first."""
     return [int(e) for e in np.lexsort((np.arange(len(values)), -values, ~undefined))]
 
 

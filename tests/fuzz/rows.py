@@ -1,4 +1,4 @@
-"""Ops on rows: quantisers, norms, and a quantising activation."""
+"""Row-wise ops: quantisers, norms, and a quantising activation."""
 
 from functools import partial
 from typing import Any
@@ -86,7 +86,7 @@ def check_quantize(given: Given, result: Any, after: Given) -> None:
 
 
 def silu_mul(gate_up: Tensor) -> Interval:
-    """SiLU-mul, rounded after either operation; an exponential is off by two ulp."""
+    """SiLU-mul, rounded after each operation; the exponential is off by up to two ulp."""
     gate, up = np.split(float64(gate_up), 2, axis=-1)
     with np.errstate(all="ignore"):
         silu = gate / (1 + np.exp(-gate))
@@ -101,7 +101,7 @@ def check_silu_mul(given: Given, result: Any, after: Given) -> None:
 
 
 def rms_norm(y: Float64, weight: Tensor, eps: float, dtype: torch.dtype) -> Interval:
-    """RMS norm, rounded to the weight's dtype and after the product; the mean in any order."""
+    """RMS norm, rounded to the weight's dtype and again after the product; mean in any order."""
     with np.errstate(all="ignore"):
         inverse = 1 / np.sqrt((y * y).mean(-1, keepdims=True) + eps)
         error = (y.shape[-1] + 8) * ULP
@@ -178,7 +178,7 @@ def check_merge(given: Given, result: Any, after: Given) -> None:
 
 
 def rotated(low: Float64, high: Float64, angles: Float64, neox: bool) -> Interval:
-    """Bounds on rotated heads ``(T, H, D)``, from bounds on the heads; ``angles`` ``(T, R)``."""
+    """Bounds on rotated heads ``(T, H, D)``, from bounds on the heads; ``angles`` is ``(T, R)``."""
     cos, sin = (part[:, None, :] for part in np.split(angles, 2, axis=-1))
     half = cos.shape[-1]
     first, second = _pairs(half, neox)

@@ -1,4 +1,4 @@
-"""One seed: draw, perhaps break, call, judge. Many seeds: a table of the outcomes."""
+"""Run of one seed (draw, perhaps break, call, judge), and of many, with a table of outcomes."""
 
 import signal
 import time
@@ -33,7 +33,7 @@ WRONG_SHARE = 0.4
 
 
 class TooSlow(BaseException):
-    """Time limit of a seed exceeded; an exception that no op may catch."""
+    """Error for a seed that exceeds its time limit; derived so that no op catches it."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Verdict:
 
     Attributes:
         op: name of the op.
-        outcome: ``"compared"``; ``"refused"``, by the name of the broken argument; ``"refused by
-            another"``, by an argument that no longer fits; ``"shapes alone"``, for a tensor on the
-            meta device, where torch asks for shapes without calling the op; or ``"finding"``.
+        outcome: ``"compared"``; ``"refused"``, naming the broken argument; ``"refused by
+            another"``, naming an argument that no longer fits; ``"shapes alone"``, for a tensor on
+            the meta device, where torch asks for shapes without calling the op; or ``"finding"``.
         drawn: the arguments, and which of them is broken.
         finding: description of the finding.
     """
@@ -56,7 +56,7 @@ class Verdict:
 
 
 def run_seed(seed: int, ops: Sequence[str] = tuple(OPS), emulated: bool = False) -> Verdict:
-    """Run one seed; the op depends on ``ops``, the op's draws on the seed alone."""
+    """Run one seed; ``ops`` and the seed choose the op, whose draws depend on the seed only."""
     name = ops[int(np.random.default_rng([seed, 0]).integers(len(ops)))]
     draw = Draw(np.random.default_rng([seed, 1]), emulated)
     given = OPS[name].draw(draw)
@@ -102,7 +102,7 @@ def _judged(name: str, given: Given, broken: str | None, emulated: bool) -> str:
 
 
 def _refused_as_it_has_to_be(error: Exception, op: Op, given: Given, emulated: bool) -> str:
-    """Distinguish a documented refusal from a refusal of a valid call."""
+    """Outcome of an error: a documented refusal, as opposed to a refusal of a valid call."""
     if isinstance(error, InvalidArgument | NoKernelError):
         if op.refused is None and emulated:
             return "refused"
@@ -113,7 +113,7 @@ def _refused_as_it_has_to_be(error: Exception, op: Op, given: Given, emulated: b
 
 
 def _refused(error: Exception, op: str, broken: str) -> str:
-    """Distinguish a refusal that names its reason from an accidental error."""
+    """Outcome of an error: a refusal that names its reason, as opposed to an accidental error."""
     said = _said(error)
     named = isinstance(error, InvalidArgument | NoKernelError)
     parts = broken.split(" ", 1)[0].split(".")
@@ -211,7 +211,7 @@ def run_seeds(
     Args:
         first: first seed.
         seeds: number of seeds.
-        minutes: time after which no other seed begins; None: no limit.
+        minutes: minutes after which no further seed begins; None: no limit.
         ops: ops to choose from.
         emulated: whether sm_100 kernels run, in the emulator.
         options: options of the command that repeats a seed.

@@ -1,4 +1,4 @@
-"""Wrong arguments: one argument of a valid call is broken."""
+"""Wrong arguments: one argument of a valid call is changed to an invalid value."""
 
 import inspect
 import re
@@ -15,12 +15,12 @@ from tests.fuzz.ops import Given
 
 
 def names_argument(message: str, name: str) -> bool:
-    """Whether a message has an argument's name as a word; for an activation, the torch op's."""
+    """Whether a message has an argument's name as a word, or, for an activation, the op's name."""
     return re.search(rf"\b(act_)?{re.escape(name)}\b", message) is not None
 
 
 def copied(given: Any) -> Any:
-    """Copies of arguments in separate memory, with the same strides."""
+    """Copies of the arguments in separate memory, with the same strides."""
     if isinstance(given, Tensor):
         if given.device.type != "cpu":
             return given
@@ -136,7 +136,7 @@ def _empty(draw: Draw, x: Tensor) -> Tensor:
 
 
 def _strided(draw: Draw, x: Tensor) -> Tensor:
-    """Every other element of a wider tensor."""
+    """View of every other element of a wider tensor."""
     if not x.ndim:
         return x.unsqueeze(0)
     wider = torch.zeros((*x.shape[:-1], 2 * x.shape[-1]), dtype=x.dtype)
@@ -149,7 +149,7 @@ def _transposed(draw: Draw, x: Tensor) -> Tensor:
 
 
 def _misaligned(draw: Draw, x: Tensor) -> Tensor:
-    """The tensor one element past an aligned address."""
+    """Copy of a tensor that starts one element past an aligned address."""
     moved = torch.zeros(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)
     return moved.copy_(x)
 

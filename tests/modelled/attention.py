@@ -3,10 +3,10 @@
     python -m tests.modelled.attention                      prefill and decode of a Llama 8B's heads
 
 CTAs of a few lengths run in the emulator, and the time model (``tests/emulator/timing``) gives
-their times: a work tile takes a constant and a constant per key tile. Prefill schedules these
+their times: a work tile takes a constant time plus a constant per key tile. Prefill schedules these
 times, longest first, on the SMs of the chip. Decode simulates all CTAs of the grid, each with one
 work tile, as they share HBM; CTAs with several work tiles are modelled in ``decoder_layer``.
-Nothing here was measured on a B200, launches are left out.
+Nothing here was measured on a B200; launch times are left out.
 """
 
 import heapq
@@ -42,7 +42,7 @@ LINE = (
 
 @dataclass(frozen=True)
 class Shape:
-    """Equal sequences; if ``indexed``, tokens with ``keys`` top-k indices each."""
+    """Shape of equal sequences; if ``indexed``, of tokens with ``keys`` top-k indices each."""
 
     batch: int
     queries: int
@@ -96,7 +96,7 @@ class Modeller:
     def run(
         self, tile: "AttentionTile", shape: Shape, split: bool, clusters: int | None = None
     ) -> Timing:
-        """Model one KV head of one paged sequence, for ``clusters`` that share the chip."""
+        """Model one KV head of one paged sequence, if ``clusters`` clusters share the chip."""
         from nvfp4_kernels.attention.sm100.kernel import FmhaSm100
         from nvfp4_kernels.runtime.compile import launch
 
@@ -124,7 +124,7 @@ def one_head(shape: Shape, splits: int) -> "tuple[Variant, AttentionArguments, t
 
     Args:
         shape: shape of the sequences.
-        splits: CTAs that share the keys and write splits; 0: one CTA that writes the result.
+        splits: number of CTAs that share the keys and write splits; 0: one CTA writes the result.
 
     Returns:
         The kernel's variant, its arguments, and their tensors: queries, cache, and others.
@@ -198,7 +198,7 @@ def one_head(shape: Shape, splits: int) -> "tuple[Variant, AttentionArguments, t
 
 
 def prefill(modeller: Modeller, tile: "AttentionTile", shape: Shape) -> float:
-    """Seconds of work tiles of every length, longest first, each on the SM that is free first."""
+    """Seconds that work tiles of every length take, longest first, each on the first free SM."""
     tokens = tile.rows // shape.group
 
     def cycles(works: int, tiles: int) -> float:

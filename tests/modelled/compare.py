@@ -2,9 +2,9 @@
 
 python -m tests.modelled.compare --cutlass PATH
 
-NVIDIA's GEMM has no split-K, no GEMV and no SiLU-mul: for a pair it gets one weight of twice the
-rows, and for one token the weights as its rows. The fastest of NVIDIA's tiles is shown. NVIDIA's
-code comes from a CUTLASS checkout; none is included here.
+NVIDIA's GEMM has no split-K, no GEMV and no SiLU-mul: a gate and up pair is given to it as one
+weight of twice the rows, and a single token as a product whose rows are the weights. The fastest of
+NVIDIA's tiles is shown. NVIDIA's code comes from a CUTLASS checkout; none is included here.
 """
 
 import json
@@ -39,7 +39,7 @@ MOST_TILES = 60  # per cluster: with more tiles, smaller tiles are not the faste
 
 
 def theirs(script: Path, problem: Problem) -> tuple[float, str]:
-    """Microseconds of NVIDIA's fastest tile, and the tile."""
+    """Microseconds of NVIDIA's fastest tile, with the tile."""
     swap_ab = problem.m <= FEW
     tokens, weights = max(problem.m, 8 if swap_ab else 1), problem.n * problem.weights
     same = Problem(tokens, weights, problem.k, problem.batch)
@@ -55,7 +55,7 @@ def theirs(script: Path, problem: Problem) -> tuple[float, str]:
 
 
 def _spans(tile: Theirs) -> tuple[int, int]:
-    """Rows and columns of a cluster."""
+    """Rows and columns that a cluster covers."""
     rows, columns, cluster_m, cluster_n = tile
     return rows * cluster_m // (rows // 128), columns * cluster_n
 

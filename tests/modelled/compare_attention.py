@@ -37,7 +37,7 @@ def theirs(script: Path, head_dim: int, keys: int) -> float:
 
 
 def ours(modeller: Modeller, head_dim: int, keys: int) -> float:
-    """Cycles of our kernel with its causal mask: the queries are the last of their sequence."""
+    """Cycles of our kernel with its causal mask: the queries are their sequence's last tokens."""
     shape = Shape(1, QUERIES, QUERIES + keys, head_dim, kv_heads=1, group=1)
     tile, _ = choose_config(shape.problem())
     return modeller.run(tile, shape, split=False).cycles

@@ -35,7 +35,7 @@ Launches = Sequence[tuple[Step, Traced | OpaqueLink]]
 
 @dataclass(frozen=True)
 class Row:
-    """One launch's part of a layer.
+    """Part of one launch in a layer's time.
 
     Attributes:
         step: the launch.
@@ -53,13 +53,13 @@ class Row:
 
     @property
     def least(self) -> float:
-        """Microseconds of the launch's bytes at HBM's bandwidth."""
+        """Microseconds to move the launch's bytes at HBM's bandwidth."""
         return self.hbm_bytes / prices.BANDWIDTH
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer's modelled time.
+    """Modelled time of a layer.
 
     Attributes:
         rows: one row for each launch, in order.
@@ -80,7 +80,8 @@ def timed(launches: Launches, whole_chip: bool) -> Layer:
 
     Args:
         launches: launches of the layer.
-        whole_chip: whether to simulate all GPCs, and not one where the whole chip is too costly.
+        whole_chip: whether to simulate all GPCs, rather than one GPC if the whole chip is too
+            costly.
     """
     given = layers([each for _, each in launches], LAYERS)
     timing = chain(given, gpcs=len(B200_TIMING.gpc_sizes()) if whole_chip else None)
@@ -94,7 +95,7 @@ def timed(launches: Launches, whole_chip: bool) -> Layer:
 
 
 def variant(decoder: DecoderSm100, name: str) -> Layer:
-    """Time of a layer of one of ``VARIANTS``, or of vLLM's default."""
+    """Time of a layer in one of ``VARIANTS``, or in vLLM's default."""
     whole_chip = decoder.tokens <= WHOLE_CHIP
     if name == VLLM:
         return timed(decoder.vllms(), whole_chip)
@@ -118,7 +119,7 @@ def timeline(layer: Layer, path: Path) -> None:
 
 
 def said(layer: Layer) -> str:
-    """Breakdown of the time, a line for each launch."""
+    """Breakdown of the time, one line per launch."""
     lines = []
     for row in layer.rows:
         by = row.step.by if row.step.source == "traced" else f"{row.step.by}, {row.step.source}"

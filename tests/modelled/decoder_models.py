@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Model:
-    """A model, as sharded to one GPU.
+    """Model as sharded to one GPU.
 
     Attributes:
         hidden, intermediate, heads, kv_heads, head_dim: sizes of a layer.
-        max_keys: longest sequence, which a captured graph supports.
-        layers: layers of the model.
+        max_keys: length of the longest sequence that a captured graph supports.
+        layers: number of layers of the model.
         ranks: GPUs.
         qk_norm: whether queries and keys are normed by head.
-        experts: experts instead of the MLP, or None.
+        experts: shape of the experts that replace the MLP, or None.
         vocabulary: rows of lm_head.
     """
 

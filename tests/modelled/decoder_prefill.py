@@ -39,7 +39,7 @@ NVIDIA_8192 = {"qkv_proj": 63.9, "o_proj": 42.6, "gate_up_proj": 274.7, "down_pr
 
 
 class Prefill:
-    """Times of the launches of a layer; a known launch is not run again."""
+    """Times of a layer's launches; a launch whose time is known is not run again."""
 
     def __init__(self, tracer: Tracer, name: str, prompts: int, length: int) -> None:
         self.model: Model = MODELS[name]
@@ -52,7 +52,7 @@ class Prefill:
         self._known: dict[tuple[str, str, bool], float] = {}
 
     def layer(self, variant: str) -> list[tuple[Step, float]]:
-        """Microseconds of each launch, with the gap before it."""
+        """Microseconds of each launch, including the gap before it."""
         kind = Kind(decode=False, ranks=self.model.ranks)
         steps = vllm_launches(kind) if variant == VLLM else launches(VARIANTS[variant], kind)
         rows, after_ours = [], steps[-1].by == "ours"

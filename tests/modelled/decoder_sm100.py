@@ -29,7 +29,7 @@ TRACED_CTAS = 160  # per grid of row kernels, at most
 
 
 class DecoderSm100:
-    """Launches of one model's layer at one number of tokens, one token of each sequence.
+    """Launches of one model's layer for one number of tokens, each token of a different sequence.
 
     A traced launch is not run again.
 
@@ -38,8 +38,8 @@ class DecoderSm100:
         model: model, as sharded to one GPU.
         tokens: tokens of the batch.
         keys: keys of each sequence, including the new token.
-        known_keys: longest sequence stated to attention's launch; a captured graph uses the model's
-            longest.
+        known_keys: maximum sequence length given to attention's launch; a captured graph uses the
+            model's maximum.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class DecoderSm100:
         return OpaqueLink(step.name, start + body, writes=self._written(step))
 
     def _width(self, step: Step) -> int:
-        """Elements of a token that a quantising step reads."""
+        """Number of elements of a token that a quantising step reads."""
         m = self.model
         widths = {"attended": m.heads * m.head_dim, "hidden": m.intermediate}
         return widths.get(step.reads, m.hidden)
@@ -128,7 +128,7 @@ class DecoderSm100:
         return replace(traced, writes=traced.writes | self._written(step))
 
     def _written(self, step: Step) -> dict[str, float]:
-        """Bytes in L2 after a step, counted as 16-bit results, except for splits."""
+        """Bytes in L2 after a step, counted as 16-bit results unless they are splits."""
         m = self.model
         if step.writes == "parts":
             return {"parts": 4.0 * self.tokens * m.heads * m.head_dim * self.live_parts}
@@ -214,7 +214,7 @@ class DecoderSm100:
 
     @property
     def live_parts(self) -> int:
-        """Splits of a sequence's keys that hold any keys."""
+        """Number of splits of a sequence that hold any keys."""
         return live_parts(self.keys, self.attention_config[1])
 
     def _zeros(self, *shape: int) -> "Tensor":
@@ -247,7 +247,7 @@ class Mixture:
         self._products = products(e, tokens, tile_tokens)
 
     def traced(self, step: Step) -> Traced:
-        """A launch."""
+        """Traced launch of a step."""
         from nvfp4_kernels.gemm.sm100.choose_grouped import choose_grouped
         from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
 

@@ -51,10 +51,10 @@ class Product:
 
     Attributes:
         name: name of the weights.
-        counts: tokens of each expert that gets any.
+        counts: number of tokens of each expert with any tokens.
         tile_tokens: rows of a tile.
         n, k, weights: sizes and number of each expert's weights.
-        tiles, experts: tiles with allocated memory, and experts of this rank.
+        tiles, experts: number of token tiles with allocated memory, and of experts on this rank.
     """
 
     name: str
@@ -88,7 +88,7 @@ class GroupedSm100:
         self._known: dict[object, Traced] = {}
 
     def traced(self, product: Product, config: "Config", read: str, written: str) -> Traced:
-        """A launch with a tile, from an operand ``read`` to an operand ``written``."""
+        """Traced launch with a tile, from an operand ``read`` to an operand ``written``."""
         key = product, config, read, written
         if key not in self._known:
             self._known[key] = self._run(product, *config, read, written)
@@ -171,7 +171,7 @@ class GroupedSm100:
 
 
 def _proportion(extra: int, clusters: int) -> tuple[int, ...]:
-    """Clusters to repeat; cluster 0, with a tile more, makes up ``extra`` of ``clusters``."""
+    """Clusters to repeat, so that cluster 0, with one tile more, is ``extra`` of ``clusters``."""
     if extra == 0:
         return (0,)
     ones = max(1, round(clusters / extra))
@@ -197,7 +197,7 @@ def products(shape: Shape, tokens: int, tile_tokens: int) -> list[Product]:
 
 
 def least(given: Sequence[Product]) -> float:
-    """Microseconds of the weights at 8 TB/s or the products at 9 PFLOP/s, whichever is longer."""
+    """Microseconds of the weights at 8 TB/s, or of the products at 9 PFLOP/s if longer."""
     moved = sum(len(p.counts) * p.weights * p.n * p.k * BYTES for p in given)
     flop = sum(2.0 * sum(p.counts) * p.weights * p.n * p.k for p in given)
     return max(moved / 8e6, flop / FLOP_PER_US)
@@ -209,7 +209,7 @@ def alone(traced: Traced) -> float:
 
 
 def in_chain(launches: Sequence[Traced]) -> float:
-    """Microseconds of a layer's launches, after the launches of a preceding layer."""
+    """Microseconds of a layer's launches that follow the launches of a preceding layer."""
     return chain(layers(launches, LAYERS), B200_TIMING).period(len(launches))
 
 

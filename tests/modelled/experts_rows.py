@@ -29,7 +29,7 @@ TRACED_CTAS = 160  # per grid, at most
 
 
 class RowsSm100:
-    """Traced launches of a layer besides its products.
+    """Traced launches of a layer, other than its products.
 
     Args:
         tracer: tracer of ``"sm_100"``.
@@ -85,7 +85,7 @@ class RowsSm100:
         return fuse_ids(tokens * top_k, *sizes) is not None
 
     def topk(self) -> Traced:
-        """Launch of top-k of each token's logits."""
+        """Launch that computes top-k of each token's logits."""
         from nvfp4_kernels.moe.router import Router
         from nvfp4_kernels.moe.topk.kernel import moe_topk
 
@@ -119,7 +119,7 @@ class RowsSm100:
         return self._traced(run, [self._tokens(read, x), *operands], self._written(written))
 
     def _logits(self) -> "Tensor":
-        """Logits whose top-k are the batch's experts, in the order of the slots."""
+        """Logits whose top-k experts are those of the batch, in the order of the slots."""
         import torch
 
         tokens, top_k = self._ids.shape
@@ -166,7 +166,7 @@ class RowsSm100:
         return aligned(torch.zeros(len(self._ids), self._shape.hidden, dtype=torch.bfloat16))
 
     def _tokens(self, name: str, x: "Tensor") -> Operand:
-        """Tokens with any slot on this rank; no launch reads the other tokens."""
+        """Operand of the tokens that have a slot on this rank, as no launch reads other tokens."""
         return operand(name, x, 2.0 * int((self._routing.rows >= 0).any(1).sum()) * x.shape[1])
 
     def _written(self, name: str) -> dict[str, float]:
@@ -183,12 +183,12 @@ class RowsSm100:
 
 
 def microseconds(launches: Sequence[Traced]) -> float:
-    """Microseconds of launches in a row, from the start of the first; L2 is empty."""
+    """Microseconds of consecutive launches, from the start of the first; L2 is empty at first."""
     return chain(layers(launches, 1), B200_TIMING).microseconds
 
 
 def said(rows: RowsSm100, both: bool) -> str:
-    """Times of one batch's launches."""
+    """Times of the launches of one batch."""
     before, after = rows.before_products("hidden", "x"), rows.after_topk("hidden", "x")
     parts = [f"{'+'.join('launch' for _ in before)} {microseconds(before):.2f}"]
     if len(before) > 1:

@@ -1,4 +1,4 @@
-"""Mixtures of experts whose layers are modelled, and batches whose tokens choose at random."""
+"""Shapes of modelled mixtures of experts, and batches whose tokens choose experts at random."""
 
 import random
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ DRAWS = 99  # draws of a batch's experts; the most typical draw is used
 
 @dataclass(frozen=True)
 class Shape:
-    """A mixture of experts, as sharded to one rank.
+    """Mixture of experts as sharded to one rank.
 
     Attributes:
-        experts, local: experts of all ranks, and of this rank.
-        top_k: experts of a token.
+        experts, local: number of experts of all ranks, and of this rank.
+        top_k: number of experts of a token.
         hidden, intermediate: sizes.
     """
 
@@ -24,7 +24,7 @@ class Shape:
     intermediate: int
 
     def ids(self, tokens: int) -> list[list[int]]:
-        """Experts of each token; the first experts are this rank's."""
+        """Experts of each token; the first ``local`` experts belong to this rank."""
         drawn = [self._draw(tokens, random.Random(seed)) for seed in range(DRAWS)]
         hit = self.local * (1 - (1 - self.top_k / self.experts) ** tokens)
         slots = self.local * tokens * self.top_k / self.experts
@@ -36,7 +36,7 @@ class Shape:
         return min(drawn, key=oddity)
 
     def counts(self, ids: list[list[int]]) -> list[int]:
-        """Tokens of each expert of this rank that gets any."""
+        """Number of tokens of each expert on this rank that has any tokens."""
         counts = [0] * self.experts
         for expert in (expert for of_token in ids for expert in of_token):
             counts[expert] += 1

@@ -48,10 +48,10 @@ CYCLES_PER_US = 1850  # cycles, at the model's clock
 
 @dataclass(frozen=True)
 class Part:
-    """One cluster's part of a product.
+    """Part of a product that one cluster computes.
 
     Attributes:
-        clusters: clusters that work at a time.
+        clusters: number of clusters that work at the same time.
         tiles: tiles of the busiest cluster, laid side by side along the weights.
     """
 
@@ -60,7 +60,7 @@ class Part:
 
 
 def part_of(problem: "Problem", tile: tuple[int, int], cluster: int, swap_ab: bool = False) -> Part:
-    """``problem`` in tiles of clusters of ``cluster`` CTAs; ``swap_ab``: rows are weights."""
+    """Part of ``problem`` for a cluster of ``cluster`` CTAs; ``swap_ab``: rows are weights."""
     from nvfp4_kernels.devices import assumed_clusters
     from nvfp4_kernels.sm100.limits import SMS
 
@@ -82,7 +82,7 @@ class Modeller:
         torch.set_num_threads(1)
 
     def time(self, problem: "Problem", tile: "Tile", output: "EpilogueConfig") -> Timing:
-        """The time of ``problem`` on ``tile``, without the launch."""
+        """Time of ``problem`` on ``tile``, without the launch."""
         from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm, GemmArguments
         from nvfp4_kernels.runtime.compile import launch
 
@@ -109,7 +109,7 @@ class Modeller:
         return found[0]
 
     def _arguments(self, m: int, n: int, problem: "Problem") -> list[object]:
-        """Arguments of zeros: the time does not depend on values."""
+        """Launch arguments filled with zeros, as the time does not depend on values."""
         import torch
 
         from nvfp4_kernels.formats.terms import data_shape, scales_shape

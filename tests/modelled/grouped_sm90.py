@@ -32,7 +32,7 @@ WEIGHT_BYTES = 0.5 + 1 / 16  # per element, with its share of the scale
 
 @dataclass(frozen=True)
 class Experts:
-    """A layer's experts, with ``top_k`` experts for each token.
+    """Experts of a layer, ``top_k`` of them for each token.
 
     Attributes:
         experts, held: experts of all ranks, and of this rank.
@@ -47,7 +47,7 @@ class Experts:
     inner: int
 
     def used(self, tokens: int, tile_tokens: int) -> float:
-        """Average number of used tiles of ``tile_tokens`` here; for one token, of hit experts."""
+        """Average number of used token tiles on this rank; for one token, of experts hit here."""
         p = self.top_k / self.experts
         chances = (math.comb(tokens, c) * p**c * (1 - p) ** (tokens - c) for c in range(tokens + 1))
         return self.held * sum(
@@ -55,7 +55,7 @@ class Experts:
         )
 
     def weight_bytes(self, tokens: int, weights: int) -> float:
-        """Bytes that a product reads of the weights of hit experts."""
+        """Bytes of weights that a product reads: those of the experts hit."""
         hit = self.used(tokens, tokens)
         return hit * weights * self.hidden * self.inner * WEIGHT_BYTES
 
@@ -67,7 +67,7 @@ MODELS = {
 
 
 class GroupedSm90:
-    """Launches of one layer's experts at one number of tokens.
+    """Launches of one layer's experts for one number of tokens.
 
     Args:
         tracer: tracer of ``"sm_90"``.
@@ -97,13 +97,13 @@ class GroupedSm90:
 
     @property
     def room(self) -> int:
-        """Allocated tiles: all slots may belong to this rank."""
+        """Number of allocated token tiles: enough if all slots belong to this rank."""
         from nvfp4_kernels.moe.routing import max_tiles
 
         return max_tiles(self._tokens * self._shape.top_k, self._shape.held, self.tile_tokens)
 
     def config(self, weights: int) -> "tuple[Tile, EpilogueConfig]":
-        """The chooser's tile for the first product, of two weights, or for the second product."""
+        """Tile and epilogue by the chooser: first product if ``weights`` is 2, second if 1."""
         from nvfp4_kernels.activation import SILU
         from nvfp4_kernels.gemm.sm90.choose_grouped import GroupedProblem, choose_grouped_config
         from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig
@@ -118,7 +118,7 @@ class GroupedSm90:
         return replace(tile, routed_before=weights == 1), output
 
     def product(self, weights: int) -> Traced:
-        """The first product, of two weights, or the second."""
+        """Traced launch of the first product if ``weights`` is 2, of the second product if 1."""
         import torch
 
         from nvfp4_kernels.formats.fragments import fragment_shapes
@@ -181,7 +181,7 @@ class GroupedSm90:
 
 
 def described(tile: "Tile") -> str:
-    """A tile's shape in words."""
+    """Description of a tile's shape."""
     parts = f", {tile.slices} slices" if tile.slices > 1 else ""
     return f"{tile.rows} rows{parts}, {tile.k_tiles} K tiles, {tile.ctas_per_sm} to an SM"
 

@@ -1,4 +1,4 @@
-"""Measured host time of a decoder layer: cost of eager launches in Python and torch.
+"""Measured host time of a decoder layer: the cost of eager launches in Python and torch.
 
     python -m tests.modelled.host
 
@@ -6,9 +6,9 @@ A vLLM engine on CPU prefills a text, and decodes one token at a time, with the 
 a device that does nothing: ops check their arguments, allocate results and assemble launch
 arguments, without a launch. A repeated call uses the launch cache
 (``nvfp4_kernels.runtime.launch_cache``), or, for comparison, is checked anew each time. vLLM's
-norms, rotation and store, where a layer has them, are its C++ ops on as many tokens. A dense
-layer is Llama's; a layer of experts is Qwen3's, which includes vLLM's own Python. Times are
-medians, in turns, of one process: only their ratio means anything.
+norms, rotation and store, where a layer has them, are its C++ ops on as many tokens. A dense layer
+is Llama's; a layer of experts is Qwen3's, which includes vLLM's own Python. The engines are timed
+in turns in one process; times are medians, and only their ratios are meaningful.
 """
 
 import os
@@ -97,7 +97,7 @@ def _as_on_a_gpu(patch: pytest.MonkeyPatch) -> None:
 def layer_times(
     model: Path, layer: Any, options: dict[str, bool], anew: bool
 ) -> dict[str, list[float]]:
-    """Seconds of each call of a class of decoder layers, in a prefill or in a decode."""
+    """Seconds of each call of a decoder-layer class, in prefill and in decode."""
     from vllm import SamplingParams
 
     found: dict[str, list[float]] = {"decode": [], "prefill": []}
@@ -123,7 +123,7 @@ def layer_times(
 
 
 def measured(source: Path, layer: Any, engines: Engines) -> dict[str, dict[str, float]]:
-    """Median microseconds of a layer of a 16-bit checkpoint in each step, for each engine."""
+    """Median microseconds per layer of a 16-bit checkpoint, for each engine and step."""
     from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
     text, model = source.parent / "text", source.parent / "nvfp4"

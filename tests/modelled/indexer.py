@@ -5,8 +5,8 @@
 
 Launches with a few key tiles per CTA run in the emulator, and the time model
 (``tests/emulator/timing``) gives their times with a full grid that shares the chip: a launch takes
-a constant and a constant per key tile, from which the time of all its key tiles follows.
-Nothing here was measured on a B200, launches are left out.
+a constant time plus a constant per key tile, from which the time of all its key tiles follows.
+Nothing here was measured on a B200; launch times are left out.
 """
 
 import heapq
@@ -59,7 +59,7 @@ class Shape:
 
     @property
     def pairs(self) -> float:
-        """Pairs of a query and a visible key."""
+        """Number of pairs of a query and a visible key."""
         return self.sequences * self.queries * (self.keys - self.queries / 2)
 
     def key_bytes(self) -> int:
@@ -69,7 +69,7 @@ class Shape:
         return fmt.data_bytes(self.head_dim) + fmt.scale_bytes(self.head_dim)
 
     def limits(self) -> dict[str, float]:
-        """Lower bounds in seconds: moved bytes, products, relu, and relu with its FMA.
+        """Lower bounds in seconds, for: moved bytes, products, relu, and relu with its FMA.
 
         A maximum takes the ALU, whose rate is half of the issue rate. With the FMA, which does two
         heads at once, a product takes one and a half issues, wherever relu is computed.
@@ -95,7 +95,7 @@ SHAPES = {
 
 
 class Modeller:
-    """Time model of CTAs; installs the process-wide emulator."""
+    """Time model of CTAs; constructing it installs the process-wide emulator."""
 
     def __init__(self) -> None:
         os.environ["NVFP4_KERNELS_CACHE"] = ""
@@ -106,7 +106,7 @@ class Modeller:
         torch.set_num_threads(1)
 
     def run(self, tile: "ScoreTile", shape: Shape, clusters: int, shared: bool) -> Timing:
-        """Time one CTA on pages; ``clusters`` CTAs share the chip, and, if ``shared``, the keys."""
+        """Time one CTA on pages; ``clusters`` CTAs share the chip and, if ``shared``, the keys."""
         import torch
 
         from nvfp4_kernels.indexer.formats import format_of
@@ -162,7 +162,7 @@ class Modeller:
         return found[0]
 
     def line(self, tile: "ScoreTile", shape: Shape, clusters: int) -> tuple[float, float]:
-        """Cycles of a launch without key tiles, and per key tile of its CTAs."""
+        """Cycles of a launch without key tiles, and cycles per key tile of its CTAs."""
         queries = min(shape.queries, tile.queries)
         few, many = (
             self.run(tile, replace(shape, queries=queries, keys=KEYS * n), clusters, shape.prefill)
@@ -173,7 +173,7 @@ class Modeller:
 
 
 def prefill(fixed: float, each: float, tile: "ScoreTile", shape: Shape, splits: int) -> float:
-    """Seconds of CTAs of every length, longest first, each on the SM that is free first."""
+    """Seconds that CTAs of every length take, longest first, each on the first free SM."""
     free = [0.0] * SMS
     for block in range(math.ceil(shape.queries / tile.queries), 0, -1):
         last = min(block * tile.queries, shape.queries)

@@ -1,4 +1,4 @@
-"""Launches of a decoder layer on Blackwell, as data: the kernels, in order, with their makers.
+"""Launches of a decoder layer on Blackwell, as data: the kernels in order, and who provides them.
 
 ``launches`` makes the list from a few switches; ``decoder_sm100`` gives each launch a time. Our
 launches have the names of ops or, for products, of layers.
@@ -21,11 +21,11 @@ class Step:
 
     Attributes:
         name: name of the work.
-        by: maker of the kernel.
-        source: source of the time: the kernel's trace, or bytes and a stated constant.
+        by: project that provides the kernel.
+        source: source of the time: the kernel's trace, or its bytes and a stated constant.
         reads: name of the input activation.
         writes: name of the output activation.
-        quantizes: whether the result is NVFP4 where 16 bits would be possible.
+        quantizes: whether the result is NVFP4 although it could be 16-bit.
         merges: whether attention merges the splits of the keys.
     """
 
@@ -40,17 +40,18 @@ class Step:
 
 @dataclass(frozen=True)
 class Switches:
-    """Fusions of a layer's launches.
+    """Switches of the fusions in a layer.
 
     Attributes:
-        norm: norms quantise for the following layer (the option ``fuse_norm``).
-        mlp: gate and up projection write NVFP4 (``fuse_mlp``).
-        attention_quantizes: attention, or the merge of its splits, writes NVFP4
+        norm: whether norms quantise for the following layer (option ``fuse_norm``).
+        mlp: whether the gate and up projection writes NVFP4 (``fuse_mlp``).
+        attention_quantizes: whether attention, or the merge of its splits, writes NVFP4
             (``fuse_attention``).
-        attention_merges: the last CTA of a sequence merges the splits of its keys.
-        rotary_store: one kernel of ours rotates queries and keys, and stores keys and values.
-        attention_stores: decode attention rotates and stores itself (``rotary_attention``).
-        topk: the dispatch kernel computes top-k, instead of a preceding launch of vLLM.
+        attention_merges: whether the last CTA of a sequence merges the splits of its keys.
+        rotary_store: whether one kernel of ours rotates queries and keys, and stores keys and
+            values.
+        attention_stores: whether decode attention itself rotates and stores (``rotary_attention``).
+        topk: whether the dispatch kernel computes top-k, instead of a preceding launch by vLLM.
     """
 
     norm: bool = True
@@ -81,13 +82,13 @@ class Kind:
     """Further parameters of the list of launches.
 
     Attributes:
-        decode: each sequence has one token; else all are prompts.
-        split: keys are split over CTAs.
-        experts: a mixture of experts replaces the MLP.
-        qk_norm: queries and keys are normed by head.
-        ranks: GPUs of the model, which all-reduce the results of o_proj and down_proj.
-        fused_all_reduce: FlashInfer's op all-reduces, normalises and quantises: FlashInfer is
-            installed, and the batch is small enough.
+        decode: whether each sequence has one token; otherwise all sequences are prompts.
+        split: whether keys are split over CTAs.
+        experts: whether a mixture of experts replaces the MLP.
+        qk_norm: whether queries and keys are normed by head.
+        ranks: number of GPUs of the model, which all-reduce the results of o_proj and down_proj.
+        fused_all_reduce: whether FlashInfer's op all-reduces, normalises and quantises, as it does
+            if installed and if the batch is small enough.
         few: whether the batch is small enough for a single dispatch launch; otherwise there are two
             launches, or three starting from the router's logits.
     """
@@ -123,7 +124,7 @@ def launches(switches: Switches, kind: Kind = Kind()) -> list[Step]:
 
 
 def vllm_launches(kind: Kind = Kind()) -> list[Step]:
-    """Launches of vLLM 0.32 for a layer of ModelOpt's NVFP4, by default."""
+    """Default launches of vLLM 0.32 for a layer in ModelOpt's NVFP4."""
 
     def step(name: str, by: Maker = "vLLM") -> Step:
         return Step(name, by, "priced", "x", "x")
@@ -148,7 +149,7 @@ def vllm_launches(kind: Kind = Kind()) -> list[Step]:
 
 
 def _norm(switches: Switches, kind: Kind) -> list[Step]:
-    """Sum with the residual, norm and quantisation."""
+    """Launches of the residual sum, norm and quantisation."""
     if switches.norm and kind.ranks > 1 and kind.fused_all_reduce:
         return [Step(ALL_REDUCE_QUANTIZE, "FlashInfer", "priced", "x", "normed")]
     if switches.norm:
@@ -159,14 +160,14 @@ def _norm(switches: Switches, kind: Kind) -> list[Step]:
 
 
 def _plain_norm(kind: Kind) -> Step:
-    """Sum with the residual and norm, in 16 bits."""
+    """Launch of the residual sum and norm, in 16 bits."""
     # Over several GPUs vLLM's pass fuse_allreduce_rms fuses the norms, by default.
     name, by = ("add_rms_norm", "vLLM") if kind.ranks == 1 else (ALL_REDUCE_NORM, "FlashInfer")
     return Step(name, by, "priced", "x", "normed in 16 bits")  # type: ignore[arg-type]
 
 
 def _attention(switches: Switches, kind: Kind) -> list[Step]:
-    """Launches from qkv_proj's result to o_proj's operand."""
+    """Launches from qkv_proj's result to the operand of o_proj."""
     stores = switches.attention_stores and kind.decode
     quantizes, split = switches.attention_quantizes, kind.split
     written = "attended in NVFP4" if quantizes else "attended"
@@ -184,7 +185,7 @@ def _attention(switches: Switches, kind: Kind) -> list[Step]:
 
 
 def _rotation(switches: Switches, kind: Kind) -> list[Step]:
-    """Rotation of queries and keys, and the store of keys and values."""
+    """Launches that rotate queries and keys, and store keys and values."""
     if switches.rotary_store or switches.attention_stores:
         return [Step("rotary_store", "ours", "traced", "qkv", "rotated")]
     name = "qk_norm_rotary_embedding" if kind.qk_norm else "rotary_embedding"

@@ -44,7 +44,7 @@ MEASURED_H200 = replace(H200_TIMING, hbm_bandwidth=4.4, clock=1.7)
 
 
 def layers(launches: Sequence[Traced | OpaqueLink], count: int) -> list[Link | OpaqueLink]:
-    """Launches of ``count`` layers; an operand that no launch writes is separate for each layer."""
+    """Launches of ``count`` layers; each layer has its own operands that no launch writes."""
     handed_on = {name for each in launches for name in each.writes}
     return [_link(each, number, handed_on) for number in range(count) for each in launches]
 
@@ -76,7 +76,7 @@ def layer_time(launches: Sequence[Traced], parameters: Parameters) -> float:
 
 
 def compared(name: str, modelled: float, measured: float | None) -> str:
-    """A modelled time in µs, with its error if there is a measured time."""
+    """Modelled time in µs, with its error if there is a measured time."""
     if measured is None:
         return f"{name} {modelled:.1f}"
     return f"{name} {modelled:.1f} of {measured:g} ({modelled / measured - 1:+.0%})"

@@ -14,7 +14,7 @@ ELEMENT = 2  # bytes of a result
 
 
 class ProductsSm100:
-    """Products of a layer of one model at one number of tokens.
+    """Products of one model's layer for one number of tokens.
 
     Args:
         tracer: tracer of ``"sm_100"``.
@@ -37,7 +37,7 @@ class ProductsSm100:
         quantizes: bool = False,
         most_turns: int | None = None,
     ) -> Traced:
-        """A linear layer, or gate and up projection with SiLU-mul, with the chosen tile.
+        """Traced launch of a linear layer, or of gate and up projection with SiLU-mul.
 
         Args:
             name: ``"qkv_proj"``, ``"o_proj"``, ``"gate_up_proj"`` or ``"down_proj"``.
@@ -109,11 +109,11 @@ class ProductsSm100:
         return Traced(traced, clusters, tuple(operands), writes, registers)
 
     def turns(self, name: str, quantizes: bool = False) -> int:
-        """Tiles that a cluster processes one after the other."""
+        """Number of tiles that a cluster processes in turn."""
         return self._tiling(name, quantizes)[-1]
 
     def _tiling(self, name: str, quantizes: bool) -> "tuple[Tile, EpilogueConfig, int, int]":
-        """Tile and epilogue, the clusters of the grid, and the tiles of the busiest cluster."""
+        """Tile, epilogue, number of clusters of the grid, and of tiles of the busiest cluster."""
         from nvfp4_kernels.devices import assumed_clusters
         from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config
         from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
@@ -131,5 +131,5 @@ class ProductsSm100:
 
 
 def _spans(tile: "Tile") -> tuple[int, int]:
-    """Rows and columns of a cluster."""
+    """Rows and columns that a cluster covers."""
     return tile.rows * max(1, tile.cluster_m // tile.ctas), tile.columns * tile.cluster_n

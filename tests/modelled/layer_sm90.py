@@ -14,7 +14,7 @@ EPS = 1e-5
 
 
 class LayerSm90:
-    """Launches of a layer of one model at one number of tokens.
+    """Launches of one model's layer for one number of tokens.
 
     Args:
         tracer: tracer of ``"sm_90"``.
@@ -30,7 +30,7 @@ class LayerSm90:
         self._keys = keys
 
     def product(self, name: str, read: str, written: str) -> Traced:
-        """A linear layer, or gate and up projection with SiLU-mul.
+        """Traced launch of a linear layer, or of gate and up projection with SiLU-mul.
 
         Args:
             name: ``"qkv_proj"``, ``"o_proj"``, ``"gate_up_proj"`` or ``"down_proj"``.
@@ -92,7 +92,7 @@ class LayerSm90:
         return Traced(traced, clusters, tuple(operands), writes, registers)
 
     def norm(self, read: str, written: str) -> Traced:
-        """Addition of the residual, and norm."""
+        """Traced launch of the residual sum and norm."""
         import torch
 
         from nvfp4_kernels import add_rms_norm
@@ -110,7 +110,7 @@ class LayerSm90:
         return Traced(traced, tokens, operands, {written: nbytes, "residual": nbytes}, registers)
 
     def rotation(self) -> Traced:
-        """Rotary embedding of queries and keys."""
+        """Traced launch of the rotary embedding of queries and keys."""
         import torch
 
         from nvfp4_kernels import rotary_embedding
@@ -127,7 +127,7 @@ class LayerSm90:
         return Traced(traced, tokens * traced.clusters, operands, {"rotated": nbytes}, registers)
 
     def attention(self) -> Traced:
-        """Decode attention over a paged cache, including the store of the token's key and value."""
+        """Traced decode attention over a paged cache, with the store of the new key and value."""
         import torch
 
         from nvfp4_kernels.attention.decode.sm90.choose import choose_config

@@ -17,19 +17,19 @@ _LANES = 3  # tracks of overlapping launches: a launch may open before the last 
 
 
 class Span(NamedTuple):
-    """Displayed range of the chain, in microseconds."""
+    """Range of the chain to display, in microseconds."""
 
     start: float
     end: float
 
     def within(self, start: float, end: float) -> tuple[float, float]:
-        """Start and duration of the part inside, relative to the span's start."""
+        """Start, relative to the span's start, and duration of the part inside the span."""
         start, end = max(start, self.start), min(end, self.end)
         return round(start - self.start, 3), round(end - start, 3)
 
 
 def layer_events(timing: ChainTiming, said: Sequence[dict[str, Any]], clock: float) -> Any:
-    """The JSON object of a chain's last launches.
+    """JSON object of the last launches of a chain.
 
     Three groups of tracks: launches on the chip, each from the moment when its CTAs may start;
     units of one SM; and warps of each launch on that SM. Time starts at the end of the preceding

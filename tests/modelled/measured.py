@@ -1,4 +1,4 @@
-"""Times on an H200, from examples/results/hopper_kernels.md, for comparison with the time model.
+"""Times measured on an H200 (examples/results/hopper_kernels.md), to compare with the time model.
 
 Microseconds by model and tokens: a whole decoder layer with 192 keys, and its products one by one
 (qkv_proj, o_proj, gate_up_proj with SiLU-mul, down_proj).

@@ -1,4 +1,4 @@
-"""Traced launches of paged attention as in the plugin, of few KV heads of sequences."""
+"""Traced launches of paged attention as in the plugin, for a few KV heads of a few sequences."""
 
 import math
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ MOST_CTAS = 8  # per trace of persistent CTAs
 
 
 def live_parts(keys: int, parts: int) -> int:
-    """Splits of a sequence that hold keys."""
+    """Number of splits of a sequence that hold any keys."""
     tiles = math.ceil(keys / KEY_TILE)
     return math.ceil(tiles / math.ceil(tiles / parts))
 
 
 @dataclass(frozen=True)
 class Walk:
-    """A traced launch that represents a launch whose CTAs take several work tiles.
+    """Traced launch that represents a larger launch whose CTAs take several work tiles.
 
     Attributes:
-        sequences: traced sequences, with one KV head.
-        ctas: persistent CTAs for the sequences; 0: one for each work tile.
+        sequences: number of traced sequences, with one KV head each.
+        ctas: number of persistent CTAs for the sequences; 0: one CTA per work tile.
         clusters: clusters of the whole grid.
         repeats: see ``Traced``.
     """
@@ -41,7 +41,7 @@ class Walk:
 
 
 def walk(heads: int, parts: int, places: int, at_once: int) -> Walk:
-    """Walk for ``heads`` of all sequences in ``parts``, on ``places``, ``at_once`` per SM."""
+    """Walk for ``heads`` in all, with ``parts`` splits each, on ``places``, ``at_once`` per SM."""
     works = heads * parts
     if works <= places:
         return Walk(1, 0, works, tuple(n // heads for n in range(works)))
@@ -68,7 +68,7 @@ def paged(
     merges: bool = False,
     rotates: Literal["", "plain", "norm"] = "",
 ) -> Traced:
-    """A launch of attention; the CTAs of one KV head and sequence run, or a few.
+    """Traced launch of attention: only the CTAs of one KV head and sequence, or a few, run.
 
     The last CTAs run first: they have no keys and are done first on a GPU too, so that a CTA with
     keys merges.

@@ -1,11 +1,11 @@
 """Prices of launches that are not traced: kernels of other projects.
 
 Microseconds on a B200. A small kernel takes a constant or the time of its bytes, whichever is
-longer, and starts ``GAP`` after its predecessor has ended: vLLM's own quantisation of 1 to 64
-tokens is published as 2.0 µs (vLLM pull request 49775), of which 0.7 are its work. A GEMM of vLLM's
-takes as long as NVIDIA's ``dense_blockscaled_gemm_persistent`` in this model, which has no split-K:
-4.99, 12.62 and 3.55 µs at K = 4096, 14336 and 2048. FlashInfer's published times for one token are
-1 µs higher.
+longer, and starts ``GAP`` after its predecessor has ended: the published time of vLLM's own
+quantisation of 1 to 64 tokens is 2.0 µs (vLLM pull request 49775), of which 0.7 µs are work. A GEMM
+of vLLM's takes as long as NVIDIA's ``dense_blockscaled_gemm_persistent`` in this model, which has
+no split-K: 4.99, 12.62 and 3.55 µs at K = 4096, 14336 and 2048. FlashInfer's published times for
+one token are 1 µs higher.
 """
 
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ class Sizes:
         return self.kv_heads * self.head_dim
 
     def moved(self, name: str, width: int) -> float:
-        """Bytes read and written by a small kernel; ``width``: elements of a quantised row."""
+        """Bytes that a small kernel reads and writes; ``width``: elements of a quantised row."""
         each = {
             "add_rms_norm": 8 * self.hidden,
             "quantize": 2.5625 * width,

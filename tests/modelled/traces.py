@@ -26,10 +26,11 @@ class Traced:
     Attributes:
         launch: the launch with its trace.
         clusters: clusters of the whole grid.
-        operands: operands that the launch reads, not yet assigned to a layer.
-        writes: bytes by operand's name.
+        operands: operands that the launch reads, without a layer in their names.
+        writes: bytes written, by name of the operand.
         registers: registers per thread.
-        repeats: clusters of the trace that the grid's clusters repeat in turn; all by default.
+        repeats: numbers of the traced clusters that the grid's clusters repeat in turn; all by
+            default.
         label: name of the launch in timelines; empty for the kernel's name.
     """
 
@@ -45,8 +46,8 @@ class Traced:
 def aligned(tensor: "Tensor") -> "Tensor":
     """Copy of a tensor with a GPU allocator's alignment of 512 bytes.
 
-    A CPU allocator aligns to 64 bytes, so that rows of 128 bytes straddle lines that cost a pass
-    each.
+    A CPU allocator aligns to 64 bytes only, so that a row of 128 bytes would straddle two lines, at
+    the cost of a pass each.
     """
     import torch
 
@@ -57,7 +58,7 @@ def aligned(tensor: "Tensor") -> "Tensor":
 
 
 class Tracer:
-    """Emulator as the device of CPU tensors, for kernels of one architecture; once per process.
+    """Emulator that is the device of CPU tensors, for kernels of one architecture; one per process.
 
     Args:
         arch: ``"sm_90"`` or ``"sm_100"``.
@@ -77,11 +78,11 @@ class Tracer:
     def run(
         self, act: Callable[[], object], most: int | None = None, backwards: bool = False
     ) -> tuple[Launch, int]:
-        """The single launch made by ``act``, and its registers per thread.
+        """Single launch that ``act`` makes, with its registers per thread.
 
         Args:
-            act: function that makes new tensors by ``new_empty`` alone.
-            most: clusters that run, spread over the grid; None: all.
+            act: function that makes new tensors only by ``new_empty``.
+            most: maximum number of clusters to run, spread over the grid; None for all.
             backwards: whether the last cluster runs first.
         """
         import torch
@@ -126,5 +127,5 @@ class Tracer:
 
 
 def operand(name: str, tensor: "Tensor", total: float, streamed: bool = False) -> Operand:
-    """A tensor of the traced run that represents ``total`` bytes of the whole problem."""
+    """Operand that stands for ``total`` bytes of the whole problem, from a traced tensor."""
     return Operand(name, tensor.data_ptr(), tensor.nbytes, total, streamed)

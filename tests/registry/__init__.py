@@ -1,1 +1,1 @@
-"""Scaled-down models of every architecture in vLLM's registry: their configs, and vLLM's models."""
+"""Scaled-down models of every architecture in vLLM's registry: configs, and vLLM's models."""

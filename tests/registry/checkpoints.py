@@ -63,7 +63,7 @@ UNLOADABLE = (
 
 
 def is_known(architecture: str) -> bool:
-    """Whether transformers has a class of the architecture's name with the same tensors."""
+    """Whether transformers has a class with the architecture's name and the same tensors."""
     is_draft = architecture in configs.DRAFTS
     return hasattr(transformers, architecture) and not is_draft and architecture not in UNLOADABLE
 
@@ -91,7 +91,7 @@ def tensors(built: Built) -> Tensors:
 
 
 def rehearse(built: Built, found: Tensors) -> None:
-    """Load tensors of these names, dtypes and shapes into a model on the meta device (a dry load).
+    """Dry-load tensors of these names, dtypes and shapes into a model on the meta device.
 
     Raises:
         UnsupportedCheckpoint: a tensor is missing, unknown to the model, or of the wrong shape.
@@ -108,7 +108,7 @@ def _on_disk(name: str, renamed: Mapping[str, str]) -> str:
 
 
 def hollow(found: Tensors) -> Iterator[tuple[str, Tensor]]:
-    """Tensors with these names, dtypes and shapes but no storage of that size, for a dry load."""
+    """Tensors of these names, dtypes and shapes, without storage of that size, for a dry load."""
     for name, tensor in found.items():
         # Models read single numbers, so these tensors cannot be on the meta device.
         yield name, torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)

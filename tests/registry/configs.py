@@ -42,12 +42,12 @@ SECOND_RUNNER = {
 
 
 def architectures() -> list[str]:
-    """Names in vLLM's registry, including speculative decoders and transformers' backend."""
+    """Names in vLLM's registry, including speculative decoders and the transformers backend."""
     return list(registry._VLLM_MODELS)
 
 
 def class_of(architecture: str) -> tuple[str, str]:
-    """Module and class that vLLM builds for an architecture; aliases share one."""
+    """Module and class that vLLM builds for an architecture; aliases share a class."""
     found: tuple[str, str] = registry._VLLM_MODELS[architecture]
     return found
 
@@ -61,7 +61,7 @@ def distinct() -> dict[tuple[str, str], list[str]]:
 
 
 def buildable(device: str = "meta") -> list[str]:
-    """One architecture for each class that builds here on ``"meta"`` or ``"cpu"``."""
+    """One architecture for each class that can be built here on ``"meta"`` or ``"cpu"``."""
     left_out = UNBUILT.keys() | (ONLY_CPU.keys() if device == "meta" else set())
     found = ([n for n in names if n not in left_out] for names in distinct().values())
     return [names[0] for names in found if names]
@@ -71,9 +71,9 @@ def miniature(architecture: str, **changes: Any) -> PreTrainedConfig:
     """Config of an architecture with small sizes and one layer of each kind.
 
     Args:
-        architecture: name in vLLM's registry; for a draft the config is the draft's own, or its
-            target's where both share a checkpoint.
-        changes: further fields, sub-configs as dictionaries.
+        architecture: name in vLLM's registry; for a draft, the result is the draft's own config, or
+            the target's config if both share a checkpoint.
+        changes: further fields; sub-configs are dictionaries.
 
     Raises:
         LookupError: no config class is known for the architecture.
@@ -87,7 +87,7 @@ def miniature(architecture: str, **changes: Any) -> PreTrainedConfig:
 
 
 def made(architecture: str, entry: Entry, changes: Mapping[str, Any]) -> PreTrainedConfig:
-    """Config of an entry with further changes."""
+    """Config of an entry, with further changes applied."""
     wanted = shrink.merged(entry.changes, changes) | {"architectures": [architecture]}
     if entry.model_type == BAG:
         return bag(deepcopy(wanted), entry.class_name)
@@ -110,7 +110,7 @@ def _fields(config_class: type[PreTrainedConfig], changes: Mapping[str, Any]) ->
 
 
 def _part(entry: Entry) -> PreTrainedConfig:
-    """Sub-config described by an entry of its own."""
+    """Sub-config that a nested entry describes."""
     if entry.model_type == BAG:
         return bag(deepcopy(dict(entry.changes)))
     config_class = class_for(entry.model_type)
@@ -126,7 +126,7 @@ def class_for(model_type: str) -> type[PreTrainedConfig]:
 
 
 def bag(fields: Mapping[str, Any], class_name: str = PreTrainedConfig.__name__) -> PreTrainedConfig:
-    """Config without a class: plain fields, entries as configs, nested bags under ``*_config``."""
+    """Config without a class: plain fields, entries as configs, nested bags in ``*_config``."""
     parts = {
         name: _part(value)
         if isinstance(value, Entry)

@@ -1,4 +1,4 @@
-"""Scaled-down speculative decoders, each beside a target."""
+"""Scaled-down speculative decoders, each built beside a target."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ MUSE = DSPARK | EAGLE3 | {"moe": {"is_enabled": False}, "enable_confidence_head"
 
 
 def eagle(target: str, method: str = "eagle", **fields: Any) -> Draft:
-    """Draft of Llama's shape with a config of its own."""
+    """Draft of Llama's shape that has its own config."""
     return Draft(target, method, Entry("llama", fields))
 
 

@@ -10,13 +10,13 @@ class Entry:
     """Scaled-down model of one architecture.
 
     Attributes:
-        model_type: key of transformers' ``CONFIG_MAPPING`` or of vLLM's own classes, whose defaults
-            are shrunk; empty: the class that transformers maps to the architecture. A model whose
-            config class comes with remote code has ``"bag"``: fields alone.
-        changes: fields beside the shrunk ones, sub-configs as dictionaries or entries; ``...``
-            removes a field.
+        model_type: key, in transformers' ``CONFIG_MAPPING`` or among vLLM's own classes, of the
+            config class whose defaults are shrunk; empty: the class that transformers maps to the
+            architecture; ``"bag"``: plain fields, for a model whose config class is remote code.
+        changes: fields that replace or extend the shrunk fields; sub-configs are dictionaries or
+            entries; ``...`` removes a field.
         class_name: name of a bag's class, where vLLM checks the name.
-        ignore: patterns of layers that stay in 16 bits, as the plugin does not support their
+        ignore: patterns of layers that stay in 16 bits because the plugin does not support their
             widths.
     """
 
@@ -28,13 +28,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Draft:
-    """Speculative decoder, which vLLM builds beside a target.
+    """Speculative decoder that vLLM builds beside a target.
 
     Attributes:
         target: architecture of the target.
         method: vLLM's name of the speculative method.
         own: the draft's own config; None: the target's checkpoint holds the draft's layers.
-        changes: fields of the target's config beside the target's own miniature.
+        changes: fields of the target's config that differ from the target's own miniature.
     """
 
     target: str

@@ -1,4 +1,4 @@
-"""Scaled-down multimodal models: fields beyond their shrunk config classes."""
+"""Scaled-down multimodal models: fields that differ from their shrunk config classes."""
 
 from typing import Any
 
@@ -173,12 +173,12 @@ MOONDREAM = {
 
 
 def wrapped(model_type: str, **fields: Any) -> Entry:
-    """Entry of a model of several parts whose config class comes with remote code."""
+    """Entry of a composite model whose config class is remote code."""
     return Entry("bag", {"model_type": model_type, "tie_word_embeddings": False} | fields)
 
 
 def ovis(text: Entry) -> Entry:
-    """Entry of Ovis 2.5 and 2.6, by its language model."""
+    """Entry of Ovis 2.5 or 2.6, given the entry of its language model."""
     return wrapped(
         "ovis2_5",
         text_config=text,

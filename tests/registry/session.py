@@ -1,4 +1,4 @@
-"""One vLLM setup per process, to build one scaled-down model after another without an engine."""
+"""Single vLLM setup of a process, to build scaled-down models in turn without an engine."""
 
 import logging
 import os
@@ -41,7 +41,7 @@ class Built:
 
     @property
     def model_config(self) -> Any:
-        """Config of the built model itself in vLLM, not of a draft's target."""
+        """Config in vLLM of the built model itself, not of a draft's target."""
         if self.architecture in configs.DRAFTS:
             return self.config.speculative_config.draft_model_config
         return self.config.model_config
@@ -110,7 +110,7 @@ class Session:
     def config(
         self, architecture: str, *, changes: dict[str, Any] | None = None, **engine_args: Any
     ) -> Any:
-        """Config of vLLM for a scaled-down model; arguments as for ``build``."""
+        """Config that vLLM makes for a scaled-down model; for the arguments see ``build``."""
         from vllm.engine.arg_utils import EngineArgs
 
         draft = configs.DRAFTS.get(architecture)
@@ -148,7 +148,7 @@ class Session:
 
 @contextmanager
 def started() -> Iterator[Session]:
-    """Set up this process's vLLM for ``Session.build`` on one rank; shut it down in the end."""
+    """Set up this process's vLLM for ``Session.build`` on one rank; shut it down at the end."""
     from vllm.config import ModelConfig, set_current_vllm_config
     from vllm.distributed import (
         cleanup_dist_env_and_memory,
@@ -187,7 +187,7 @@ def started() -> Iterator[Session]:
 
 @contextmanager
 def _runner(architecture: str) -> Iterator[None]:
-    """Have vLLM choose the second model runner, which never starts, on a machine without Triton."""
+    """Make vLLM choose the second model runner, which never starts, on a machine without Triton."""
     from vllm.config import vllm as vllm_config
 
     if architecture not in configs.SECOND_RUNNER:
@@ -202,9 +202,9 @@ def _runner(architecture: str) -> Iterator[None]:
 
 @contextmanager
 def _stand_ins() -> Iterator[None]:
-    """Replace the parts of CUDA and Triton that models use as they are built.
+    """Replace the parts of CUDA and Triton that models use while they are built.
 
-    Transformers' own classes stay uncompiled for the rest of the process.
+    The classes of transformers stay uncompiled for the rest of the process.
     """
     from vllm.model_executor.models.transformers import base as of_transformers
     from vllm.triton_utils import tl, triton

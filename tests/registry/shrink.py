@@ -1,4 +1,4 @@
-"""Shrunk configs: a config class with small sizes, each kind of layer kept once."""
+"""Shrinking of configs: a config class with small sizes and one layer of each kind."""
 
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
@@ -68,12 +68,12 @@ _TOWERS = ("vision", "visual", "audio", "speech", "image", "vit", "encoder", "pr
 
 
 def is_tower(name: str) -> bool:
-    """Whether a sub-config of this name is a tower's, not a language model's."""
+    """Whether a sub-config of this name belongs to a tower, not to a language model."""
     return any(part in name for part in _TOWERS) and "text" not in name
 
 
 def default_of(config_class: type[PreTrainedConfig]) -> PreTrainedConfig:
-    """Config of a class with the class's own defaults, not with its remote-code ancestor's."""
+    """Config of a class with that class's own defaults, not those of its remote-code ancestor."""
     return config_class()
 
 
@@ -90,7 +90,7 @@ def fields(config_class: type[PreTrainedConfig], tower: bool = False) -> dict[st
 
 
 def merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Config with changes, including changes of sub-configs; ``None`` is a value here."""
+    """Config with changes applied, also inside sub-configs; ``None`` counts as a value."""
     result = dict(config)
     for name, value in changes.items():
         inner = result.get(name)
@@ -106,7 +106,7 @@ def _get(config: PreTrainedConfig, name: str) -> Any:
 
 
 def _depths(default: PreTrainedConfig, tower: bool) -> dict[str, Any]:
-    """Numbers of layers, with each per-layer list cut to its distinct entries."""
+    """Numbers of layers, with each per-layer list reduced to its distinct entries."""
     small: dict[str, Any] = {}
     for name in _DEPTHS:
         depth = _get(default, name)
@@ -127,7 +127,7 @@ def _depths(default: PreTrainedConfig, tower: bool) -> dict[str, Any]:
 
 
 def _tokens(default: PreTrainedConfig) -> Iterator[tuple[str, int]]:
-    """Token ids outside the small vocabulary, moved into it."""
+    """Token ids that exceed the small vocabulary, moved into the vocabulary."""
     for name, value in vars(default).items():
         is_id = name.endswith(("token_id", "token_index", "_token")) and isinstance(value, int)
         if is_id and not isinstance(value, bool) and value >= VOCAB_SIZE:

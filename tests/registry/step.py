@@ -1,4 +1,4 @@
-"""One step of a built model with the plugin's attention: a prompt of a few tokens, over pages."""
+"""One step of a built model with the plugin's attention: a short prompt in a paged cache."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ IDS = (torch.arange(TOKENS) * 7) % 50 + 3
 
 
 class NotOursError(TypeError):
-    """Error: an attention layer of a model, or another layer with a state, is not the plugin's."""
+    """Error for a model that has a stateful layer, such as attention, that is not the plugin's."""
 
 
 def run(built: Built) -> Tensor:
-    """Hidden states ``(TOKENS, hidden)`` that a model on CPU returns for a prompt.
+    """Hidden states ``(TOKENS, hidden)`` of a prompt, computed by a model on CPU.
 
     Raises:
         NotOursError: a layer needs the metadata of another backend.

@@ -1,4 +1,4 @@
-"""Scaled-down text models: fields beyond their shrunk config classes."""
+"""Scaled-down text models: fields that differ from their shrunk config classes."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Architectures that cannot be built here, each with the reason."""
+"""Architectures that cannot be built here, with the reason for each."""
 
 _SPARSE = "sparse attention, which vLLM's platform for CPUs refuses"
 _GPU_EXPERTS = "vLLM has no experts with this activation for CPUs"

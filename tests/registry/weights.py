@@ -1,4 +1,4 @@
-"""Random weights of a built scaled-down model, loaded as by vLLM's ``--load-format dummy``."""
+"""Random weights for a built scaled-down model, loaded as by vLLM's ``--load-format dummy``."""
 
 from typing import Any
 from unittest.mock import patch
@@ -18,9 +18,9 @@ GAIN = 2.0  # of each projection; logits of attention differ by several units th
 
 
 def load(built: Built, seed: int = 0) -> None:
-    """Fill a model on CPU with random weights, and have its layers quantise and prepare them.
+    """Fill a model on CPU with random weights, and make its layers quantise and prepare them.
 
-    Models built alike get the same weights from the same seed, whichever ops are fused.
+    The same seed gives the same weights to models of one architecture, whichever ops are fused.
 
     Args:
         built: model on CPU that ``Session.build`` built with ``load_format="dummy"``.
@@ -50,7 +50,7 @@ def load(built: Built, seed: int = 0) -> None:
 
 
 def _fill(tensor: Tensor, generator: torch.Generator) -> None:
-    """Fill a matrix so that it scales its input by ``GAIN``, a vector with values around one."""
+    """Fill a matrix that scales its input by ``GAIN``, or a vector of values around one."""
     values = torch.empty(tensor.shape, dtype=torch.float32)
     if tensor.ndim < 2:
         values.uniform_(0.5, 1.5, generator=generator)

@@ -1,1 +1,1 @@
-"""Checks of the machine code of compiled kernels, as CUDA's ``nvdisasm`` prints it."""
+"""Checks of compiled kernels' machine code, as printed by CUDA's ``nvdisasm``."""

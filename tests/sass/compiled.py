@@ -1,4 +1,4 @@
-"""Kernels compiled in processes of their own, disassembled and checked."""
+"""Compilation, disassembly and checks of kernels in separate processes."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -16,7 +16,7 @@ from tests.sass.descriptors import Checked, check
 def check_all(
     specs: Sequence[KernelSpec], arch: str, nvdisasm: Path, jobs: int
 ) -> Iterator[tuple[KernelSpec, Checked]]:
-    """Compile and check kernels in ``jobs`` processes: CuTe DSL binds a process to one runtime."""
+    """Compile and check kernels in ``jobs`` processes: CuTe DSL binds a process to a runtime."""
     with ProcessPoolExecutor(jobs, get_context("spawn"), prepare, (arch,)) as pool:
         yield from zip(specs, pool.map(check_one, specs, [nvdisasm] * len(specs)), strict=True)
 

@@ -2,9 +2,9 @@
 
 A descriptor is a pair of uniform registers. Its low word holds the address, to which kernels add;
 its high word holds strides, the version and the swizzle (PTX ISA, tcgen05 shared memory
-descriptor). Here every value that may reach the high word of a descriptor is followed back to its
-definition: it must be a constant that descriptors of these kernels can have. A value that an
-addition defines, or that cannot be followed, is a fault.
+descriptor). The check traces every value that may reach the high word of a descriptor back to its
+definition, which must be one of the constants that the descriptors of these kernels can have. A
+value that an addition defines, or that cannot be traced, is a fault.
 """
 
 import re
@@ -28,12 +28,12 @@ HIGH_WORDS |= {8 * 16 // 16 | VERSION}
 
 @dataclass(frozen=True)
 class Checked:
-    """Result of the check of one kernel.
+    """Outcome of the check of one kernel.
 
     Attributes:
         readers: instructions that read descriptors, by name.
         high_words: values that reach the high word of descriptors, and the number of descriptors.
-        faults: a line for each fault; empty if there is none.
+        faults: a line for each fault; empty for a sound kernel.
     """
 
     readers: Counter[str]
@@ -42,7 +42,7 @@ class Checked:
 
 
 class UntracedValue(ValueError):
-    """Error: a value is not defined by a constant; the message names the defining instruction."""
+    """Error for a value whose definition is not a constant; the message names the instruction."""
 
 
 def check(text: str) -> Checked:
@@ -67,10 +67,10 @@ def check(text: str) -> Checked:
 
 
 def constants(listing: Listing, index: int, wanted: Register) -> set[int]:
-    """Constants that ``wanted`` may hold just before an instruction.
+    """Constants that the register ``wanted`` may hold just before the instruction at ``index``.
 
     Raises:
-        UntracedValue: a value is no constant.
+        UntracedValue: a value is not a constant.
     """
     found: set[int] = set()
     seen: set[tuple[int, Register]] = set()
@@ -112,7 +112,7 @@ def _made(maker: Instruction) -> int | Register:
 
 
 def _value(maker: Instruction, operand: str) -> int | Register:
-    """Constant or register that an operand stands for."""
+    """Constant or register that an operand denotes."""
     if operand in _ZERO:
         return 0
     if _CONSTANT.match(operand):

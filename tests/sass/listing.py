@@ -37,7 +37,7 @@ class Instruction:
 
     Attributes:
         address: byte offset in the kernel.
-        predicate: predicate that guards it; empty: always executed.
+        predicate: predicate that guards the instruction; empty: always executed.
         opcode: opcode with modifiers.
         operands: operands as printed.
     """
@@ -54,13 +54,13 @@ class Instruction:
 
     @property
     def target(self) -> str:
-        """Label of the jump target; empty: no jump."""
+        """Label of the jump target; empty if the instruction is not a jump."""
         found = _TARGET.search(self.operands[-1]) if self.operands else None
         return found[1] if found else ""
 
     @property
     def writes(self) -> tuple[Register, ...]:
-        """Registers written: those of the first operand that is no predicate."""
+        """Registers written: those of the first operand that is not a predicate."""
         if "SETP" in self.name:
             return ()
         rest = list(self.operands)
@@ -90,8 +90,8 @@ class Listing:
 
     Attributes:
         instructions: instructions in order of address.
-        before: by index, indices of the instructions that control may come from.
-        entries: indices reached from places that are not followed: the kernel's start and the
+        before: for each instruction, indices of its possible predecessors.
+        entries: indices of instructions with untracked predecessors: the kernel's start, and the
             instructions after calls.
     """
 

@@ -1,4 +1,4 @@
-"""Startup code of every process of a run: ``sitecustomize.py``, found along ``PYTHONPATH``."""
+"""Startup code for every process of a run: ``sitecustomize.py``, found through ``PYTHONPATH``."""
 
 import os
 from pathlib import Path

@@ -1,7 +1,8 @@
-"""Startup code of every Python that has this folder on its path.
+"""Startup code of every Python process with this folder on its path.
 
-``DENIED_CPU_CAPABILITIES`` lists prefixes of the CPU capabilities that torch must do without,
-``COLLECTION_THRESHOLDS`` the thresholds of the garbage collector; both are separated by commas.
+``DENIED_CPU_CAPABILITIES`` lists prefixes of the CPU capabilities that torch must report as
+missing, ``COLLECTION_THRESHOLDS`` the thresholds of the garbage collector; both are separated by
+commas.
 """
 
 import gc
@@ -24,7 +25,7 @@ def deny(cpu: ModuleType) -> None:
 
 
 class Denying(MetaPathFinder):
-    """Finder of ``torch.cpu``; importing torch here would slow down every other Python."""
+    """Import finder for ``torch.cpu``; importing torch here would slow down every other process."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -23,7 +23,7 @@ _REGISTERS = {
 
 
 def assemble(body: str, parameters: int, shared: int = 0, target: str = "sm_100a") -> str:
-    """Return a PTX module with one kernel ``k``.
+    """PTX module with one kernel ``k``.
 
     ``%rd90``, ``%rd91`` .. hold the pointer parameters, ``%r90`` the thread index along x. The
     name of a register gives its type: %p pred, %h b16, %r b32, %f f32, %rd b64, %fd f64, %q b128.
@@ -70,8 +70,8 @@ class Run:
     """A launch of an assembled kernel.
 
     Attributes:
-        grid, block, cluster: sizes along x.
-        dynamic_shared: bytes.
+        grid, block, cluster: number of CTAs, threads, and CTAs of a cluster, along x.
+        dynamic_shared: bytes of dynamic shared memory.
         schedule: schedule of the emulator.
         launches: number of launches, with programmatic stream serialization.
         resident: whether CTAs share SMs and launches overlap.

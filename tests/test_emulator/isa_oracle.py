@@ -1,4 +1,4 @@
-"""Runs of one lane-wise instruction on bit patterns, and exact arithmetic for comparison."""
+"""Runner of one lane-wise instruction on bit patterns, and exact arithmetic to compare with."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ _PATTERNS = {
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Context in which the machine runs instructions, without numpy's warnings."""
+    """Context in which instructions run without numpy's warnings."""
     with np.errstate(all="ignore"):
         yield
 
@@ -69,7 +69,7 @@ def floats(kind: str, seed: int, count: int = 512) -> np.ndarray:
 
 
 def present(raw: Any, name: str) -> Any:
-    """A source as the code generator passes it: arrays viewed, Python ints with their sign."""
+    """Source operand as the code generator passes it: a view of an array, or a signed int."""
     dtype = np.dtype(DTYPES[name])
     if isinstance(raw, np.ndarray):
         return raw.astype(bool) if name == "pred" else raw.view(dtype)
@@ -103,7 +103,7 @@ def run(opcode: str, *sources: Any, count: int | None = None, results: int | Non
         opcode: the instruction.
         sources: unsigned patterns, arrays or ints; predicates as bools.
         count: number of source operands, to select a form other than the usual.
-        results: number of destinations, likewise.
+        results: number of destinations, to select a form other than the usual.
     """
     semantics = form(opcode, count, results)
     arguments = [present(s, name) for s, name in zip(sources, semantics.sources, strict=True)]
@@ -147,7 +147,7 @@ def largest(kind: str) -> Fraction:
 
 
 def round_exactly(value: Fraction, kind: str, rounding: str) -> int:
-    """Round a nonzero value to a pattern of the format.
+    """Bit pattern of a nonzero value, rounded to the format.
 
     Patterns of nonnegative numbers are ordered like their values, so bisection finds the greatest
     pattern that is not above the magnitude; the next pattern is its neighbour.
@@ -180,7 +180,7 @@ def round_exactly(value: Fraction, kind: str, rounding: str) -> int:
 def arithmetic(
     exact: Callable[..., Fraction], plain: Callable[..., Any], kind: str, rounding: str
 ) -> Callable[..., int]:
-    """Function of patterns that computes exactly, then rounds once; NaN is -1.
+    """Function of bit patterns that computes exactly, then rounds once; NaN is -1.
 
     Args:
         exact: function of fractions.
@@ -209,7 +209,7 @@ def is_nan(patterns: np.ndarray, kind: str) -> np.ndarray:
 
 
 def same(found: np.ndarray, expected: list[int], kind: str) -> list[tuple[int, str, str]]:
-    """Lanes where patterns differ; an expected -1 stands for any NaN."""
+    """Lanes whose patterns differ, with both patterns; an expected -1 stands for any NaN."""
     missing = is_nan(found, kind)
     return [
         (lane, hex(int(got)), hex(want))

@@ -1,4 +1,4 @@
-"""Oracles of the tensor core's tests: layouts as CuTe writes them, formats as formulas.
+"""Oracles for tests of the tensor core: layouts as CuTe writes them, formats as formulas.
 
 This module shares no code with tests.emulator.tcgen05. Layouts are evaluated from the shape:stride
 expressions of the PTX ISA (9.7.16.3.3) and of CUTLASS, element by element.
@@ -15,7 +15,7 @@ Shape = tuple[int, ...]
 
 
 def layout(coordinate: Ints, shape: Shape, stride: Shape) -> Ints:
-    """A CuTe layout's value: the coordinate runs through the shape's first mode first."""
+    """Value of a CuTe layout; the coordinate runs through the shape's first mode first."""
     total = np.zeros_like(coordinate)
     for extent, step in zip(shape[:-1], stride[:-1], strict=True):
         total += coordinate % extent * step
@@ -24,7 +24,7 @@ def layout(coordinate: Ints, shape: Shape, stride: Shape) -> Ints:
 
 
 def swizzle(address: Ints, bits: int, base: int, shift: int) -> Ints:
-    """CuTe's Swizzle<bits, base, shift> on byte addresses."""
+    """Result of CuTe's Swizzle<bits, base, shift> on byte addresses."""
     mask = ((1 << bits) - 1) << (base + shift)
     return address ^ (address & mask) >> shift
 
@@ -78,7 +78,7 @@ def value(code: int, name: str) -> float:
 
 
 def values(codes: Ints, name: str) -> npt.NDArray[np.float64]:
-    """Number of every code."""
+    """Numbers that the codes represent."""
     if BITS[name] <= 8:
         table = np.array([value(code, name) for code in range(1 << BITS[name])])
         return table[codes]
@@ -161,7 +161,7 @@ class Placement:
 def random_codes(
     rng: np.random.Generator, rows: int, k: int, name: str, *, special: bool = False
 ) -> Ints:
-    """Codes of numbers from about 2^-6 to 2^6; if special, also of zeros, infinities and NaNs.
+    """Codes of numbers from about 2^-6 to 2^6; if ``special``, some are zero, infinite or NaN.
 
     Special codes are any codes of the format, except for bf16 and tf32, whose largest numbers have
     products beyond FP32.

@@ -1,4 +1,4 @@
-"""Imports of the emulator: neither the kernels nor the compiler that made them."""
+"""Imports of the emulator, which must include neither the kernels nor their compiler."""
 
 import ast
 from pathlib import Path

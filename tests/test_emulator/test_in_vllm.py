@@ -1,4 +1,4 @@
-"""The emulator in its place of use: vLLM's CPU worker, in a process of its own."""
+"""Emulator inside vLLM's CPU worker, in a separate process."""
 
 import json
 import os

@@ -119,7 +119,7 @@ for _mode in ("clamp", "wrap"):
 
 
 def _small(values: np.ndarray, seed: int) -> np.ndarray:
-    """Bit positions and lengths: mostly below 70, some with upper bits set as well."""
+    """Bit positions and lengths: mostly below 70, some with additional upper bits."""
     rng = np.random.default_rng(seed)
     small = rng.integers(0, 70, len(values)).astype(values.dtype)
     return np.where(rng.integers(0, 5, len(values)) > 0, small, values)
@@ -226,7 +226,7 @@ def test_special_permutes(mode: str) -> None:
 
 
 def _fns(word: int, base: int, offset: int) -> int:
-    """Result of fns by the loop of the PTX ISA."""
+    """Result of fns, computed by the loop that the PTX ISA gives."""
     if offset == 0:
         return base if word >> base & 1 else _ONES
     place, count = base, abs(offset) - 1

@@ -32,7 +32,7 @@ _EXACT: dict[str, Callable[..., Fraction]] = {
 
 
 def _plain(name: str, rounding: str) -> Callable[..., Any]:
-    """Function in float64, which is right for infinities, NaN and the sign of zero."""
+    """Function in float64 that is right for infinities, NaN and the sign of zero."""
 
     def total(a: Any, b: Any) -> Any:
         found = a + b
@@ -286,7 +286,7 @@ def test_rounded_reciprocal_and_root(kind: str, rounding: str) -> None:
 
 
 def _check_root(pattern: int, root: int, kind: str, rounding: str) -> None:
-    """Check that the squares of the result and its neighbours enclose the argument, as rounded."""
+    """Check that the squares of the result and its neighbours enclose the argument properly."""
     value = value_of(pattern, kind)
     if not 0 < value < math.inf:
         if value == 0 or value == math.inf:

@@ -1,4 +1,4 @@
-"""Table of lane-wise instructions: all forms agree, and unknown forms are refused."""
+"""Table of lane-wise instructions: all forms of one agree, and unknown forms are refused."""
 
 import re
 from itertools import product
@@ -120,7 +120,7 @@ def _results(opcode: str) -> int | None:
 
 
 def _source(name: str, seed: int, opcode: str, place: int) -> np.ndarray:
-    """Raw patterns for one source, within the instruction's range."""
+    """Raw bit patterns for one source, within the instruction's range."""
     if name == "pred":
         return integers(16, seed, LANES) & 1
     bits = np.dtype(DTYPES[name]).itemsize * 8

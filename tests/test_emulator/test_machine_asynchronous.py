@@ -1,4 +1,4 @@
-"""cp.async and bulk groups, st.async, red.async, and mbarriers that lose participants."""
+"""Tests of cp.async and bulk groups, st.async, red.async, and mbarriers that lose participants."""
 
 import numpy as np
 import pytest

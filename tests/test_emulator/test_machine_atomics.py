@@ -10,7 +10,7 @@ from tests.test_emulator.assemble import Run, global_array, run
 
 
 def test_lanes_that_meet_take_turns() -> None:
-    """Each lane of a word gets the sum of the lanes before."""
+    """Each lane that adds to a word gets the sum of the lanes before it."""
     words, out = global_array(np.zeros(4), np.uint32), global_array(np.zeros(32), np.uint32)
     body = """
         and.b32 %r1, %r90, 3; mad.wide.u32 %rd1, %r1, 4, %rd90;

@@ -238,7 +238,7 @@ DONE:
 def test_a_value_is_handed_on_through_global_memory(
     lanes: bool, scope: str, schedule: Schedule
 ) -> None:
-    """Values pass from CTA to CTA, by one lane, or by all lanes at addresses of their own."""
+    """Values pass between CTAs by one lane, or by all lanes at separate addresses."""
     body = HAND_ON.replace(".gpu", f".{scope}")
     if lanes:
         body = body.replace("@%p1 bra DONE;", "mul.wide.u32 %rd3, %r90, 128; "

@@ -64,7 +64,7 @@ TELL = "st.global.u32 [%rd1], %r2;"
 
 @dataclass
 class Machine:
-    """Kernels "a", "b" .. of one warp per CTA, with a word for each thread of the first 16 CTAs."""
+    """Stream of kernels "a", "b", ... of one warp per CTA, with a word per thread of 16 CTAs."""
 
     schedule: Schedule = EAGER
     options: dict[str, Any] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class Machine:
     def chain(
         self, bodies: Sequence[str], grid: int = 1, sharing: Sharing = EITHER_PERMIT[0], **more: int
     ) -> list[Launch]:
-        """Launch kernels that overlap."""
+        """Launch kernels that overlap one another."""
         with self.gpu.overlapped(sharing):
             return [
                 self.launch(body, grid, "abcdef"[number], **more)
@@ -152,7 +152,7 @@ PAIR = """
 @pytest.mark.parametrize("columns", [128, 512])
 @pytest.mark.parametrize("schedule", STANDARD, ids=str)
 def test_a_pair_has_the_same_columns_on_both_sms(schedule: Schedule, columns: int) -> None:
-    """Columns are equal also where both CTAs of a pair have waited for columns."""
+    """Both CTAs of a pair get equal columns, even if both have waited for columns."""
     machine = Machine(schedule)
     with machine.gpu.shared():
         launch = machine.launch(PAIR.replace("COLUMNS", str(columns)), grid=8, cluster=2)
@@ -395,7 +395,7 @@ def test_clusters_have_sms_of_one_gpc() -> None:
 
 @dataclass
 class Square:
-    """An SM with its GPC and free resources."""
+    """Stand-in for an SM, with its GPC and free resources."""
 
     gpc: int
     room: Room

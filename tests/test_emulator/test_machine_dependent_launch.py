@@ -64,9 +64,9 @@ class Stream:
     """Stream that launches kernels in sequence on three arrays of 64 words.
 
     Attributes:
-        data: usually written by the first kernel, never by the host.
-        out: written by the other kernels.
-        constant: written by the host.
+        data: array usually written by the first kernel, never by the host.
+        out: array written by the other kernels.
+        constant: array written by the host.
     """
 
     schedule: Schedule = STANDARD[0]
@@ -97,7 +97,7 @@ class Stream:
 
 
 def race(launches: Stream, name: str, body: str, **options: int) -> str:
-    """Return the report of a launch's missing wait."""
+    """Report of a launch's missing wait."""
     with pytest.raises(MissingDependencyWait) as caught:
         launches.launch(name, body, **options)
     assert isinstance(caught.value, DataRace)

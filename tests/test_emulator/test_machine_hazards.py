@@ -1,4 +1,4 @@
-"""Races and other faults that hardware does not report, beside the same kernels without them."""
+"""Races and other faults that hardware does not report, next to the same kernels without faults."""
 
 from dataclasses import dataclass
 

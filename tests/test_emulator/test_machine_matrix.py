@@ -25,7 +25,7 @@ _ROWS = """
 
 
 def load(form: str, registers: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of shared memory in the order of their lanes, and each lane's registers."""
+    """Rows of shared memory in the order of their lanes, and each lane's registers."""
     data = global_array(RANDOM.integers(0, 256, (32, 16)), np.uint8)
     order = global_array(RANDOM.permutation(32), np.uint32)
     out = global_array(np.zeros((32, registers)), np.uint32)
@@ -126,7 +126,7 @@ def test_lanes_load_together() -> None:
 
 
 def multiply(form: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """Run one mma on registers given as (32, count) arrays; return D's registers."""
+    """Registers of D after one mma on registers given as (32, count) arrays."""
     names: list[str] = []
     body = ""
     for n, array in enumerate((a, b, c)):
@@ -147,7 +147,7 @@ def multiply(form: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarr
 
 
 def place_a(lane: int, i: int, per_register: int) -> tuple[int, int]:
-    """(row, k) of element i of lane's A (PTX ISA, the formulas below each figure)."""
+    """Position (row, k) of element i of lane's A (PTX ISA, the formulas below each figure)."""
     group, member = lane >> 2, lane % 4
     if per_register == 4:  # .m16n8k32, 8 bits
         row = group if i < 4 or 8 <= i < 12 else group + 8
@@ -159,7 +159,7 @@ def place_a(lane: int, i: int, per_register: int) -> tuple[int, int]:
 
 
 def place_b(lane: int, i: int, per_register: int) -> tuple[int, int]:
-    """(k, column) of element i of lane's B."""
+    """Position (k, column) of element i of lane's B."""
     group, member = lane >> 2, lane % 4
     if per_register == 4:
         return member * 4 + (i & 3) + (0 if i < 4 else 16), group

@@ -1,4 +1,4 @@
-"""Parities of mbarriers: a wait must know that the phase before is complete, and end in time."""
+"""Parities of mbarriers: a wait must know that the preceding phase is complete, and end in time."""
 
 import numpy as np
 import pytest
@@ -80,7 +80,7 @@ def test_a_warp_that_meets_every_phase_of_its_stages(stages: int, schedule: Sche
 @pytest.mark.parametrize("schedule", STANDARD, ids=str)
 @pytest.mark.parametrize("swap", [0, 1])
 def test_a_warp_that_meets_every_second_phase(swap: int, schedule: Schedule) -> None:
-    """Step n must know that n - 5 was filled; warp 0 did so before n - 2, which was awaited."""
+    """Step n must know that n - 5 was filled; warp 0 did so before it filled the awaited n - 2."""
     alternate(5, schedule, swap)
 
 
@@ -103,7 +103,7 @@ def test_a_warp_that_learns_of_the_phase_between_otherwise(schedule: Schedule) -
 
 
 def test_a_wait_that_the_phase_after_does_not_wait_for() -> None:
-    """Warp 0 completes the next phase without an answer of warp 1, which may still wait."""
+    """Warp 0 completes the next phase without waiting for warp 1, which may still wait."""
     body = """
         mov.u32 %r1, smem;
         setp.ne.u32 %p1, %r90, 0;
@@ -308,7 +308,7 @@ def test_several_arrivals_that_are_made_in_order(
 def test_an_arrival_of_several_that_is_made_out_of_order(
     other: int, arrive: str, schedule: Schedule
 ) -> None:
-    """Step n of warp 1 knows that n - 5 was released, which one reader does before n - 6."""
+    """Step n of warp 1 knows that n - 5 was released, as one reader releases it before n - 6."""
     with pytest.raises(ParityAliasing):
         give_back(3, schedule, arrive, other)
 

@@ -70,7 +70,7 @@ _WITHIN = f"""
 
 @dataclass(frozen=True)
 class Reach:
-    """An access of ``nbytes`` bytes at %r6; ``step`` is its alignment if not ``nbytes``."""
+    """Access of ``nbytes`` bytes at %r6; ``step`` is its alignment if not ``nbytes``."""
 
     nbytes: int
     body: str
@@ -224,7 +224,7 @@ LOAD = "ld.shared.v4.b32 {%r11, %r12, %r13, %r14}, [%r1+AT];"
     [(None, 16, 0), (0xFFF, 16, 0), (0xFF, 16, None), (0xF00F, 0, None), (0xF000, 16, 4)],
 )
 def test_bytes_that_a_load_uses(mask: int | None, at: int, beyond: int | None) -> None:
-    """Loads at the end of an array of 24 bytes; a pragma names the bytes used of a wide load."""
+    """Loads at the end of a 24-byte array; a pragma names the bytes that a wide load uses."""
     pragma = "" if mask is None else f'.pragma "used_bytes_mask {mask:#x}";'
     written = (0, 12, 16, 20)  # the words between are unwritten: to read them is a finding
     stores = " ".join(f"st.shared.b32 [%r1+{offset}], %r90;" for offset in written)

@@ -1,4 +1,4 @@
-"""Hazards of the tensor core: one MMA, and all ways to get it wrong."""
+"""Hazards of the tensor core: one correct MMA kernel, and many ways to break it."""
 
 from dataclasses import dataclass
 
@@ -149,7 +149,7 @@ def test_a_perfect_l2_serves_what_is_read_again() -> None:
 class Mistake:
     """A mutant: an edit of the kernel, and the expected finding.
 
-    ``strict`` mutants are faults by the PTX ISA only; NVIDIA's own kernels do the same.
+    ``strict`` mutants violate the PTX ISA, but NVIDIA's own kernels contain the same code.
     """
 
     old: str

@@ -46,7 +46,7 @@ def test_shuffle_with_its_predicate(shuffle: str, expected: list[int]) -> None:
     [("shared", 1, 0), ("shared::cta", 1, 0), ("shared::cluster", 1, 1), ("global", 0, 0)],
 )
 def test_whose_shared_memory_an_address_is_in(space: str, own: int, peer: int) -> None:
-    """Addresses that are uniform across lanes, and an address that is not."""
+    """Shared memory of the CTA that an address names, whether uniform across lanes or not."""
     body = f"""
         mov.u32 %r2, smem; cvt.u64.u32 %rd2, %r2; cvta.shared.u64 %rd2, %rd2;
         mov.u32 %r3, %cluster_ctarank; xor.b32 %r4, %r3, 1; mapa.u64 %rd3, %rd2, %r4;

@@ -114,7 +114,7 @@ def test_the_gemms_mutations_are_caught() -> None:
 
 @dataclass
 class Redundant:
-    """A kernel with one barrier too many."""
+    """Kernel with one redundant barrier."""
 
     name: str = "redundant"
     text: str = EXCHANGE.replace("bar.sync 0;", "bar.sync 0;\n    bar.sync 0;")

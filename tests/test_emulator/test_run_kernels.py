@@ -1,4 +1,4 @@
-"""Compiled kernels: shared by the processes of a run, or kept apart."""
+"""Compiled kernels, shared by the processes of a run or kept apart."""
 
 import re
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def launched(patch: pytest.MonkeyPatch) -> tuple[int, str]:
-    """Number of kernels that a fresh process compiles for a launch, and the launched PTX."""
+    """Number of kernels that a fresh process compiles for one launch, and the launched PTX."""
     with devices.emulated(EAGER) as device:
         from nvfp4_kernels.runtime import compile as compiler
         from tests.test_emulator.kernels.placing import ARRAYS, Placing
@@ -71,7 +71,7 @@ def test_source_lines_are_kept_apart(kept: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_binaries_change_no_ptx(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels that are not assembled have the same PTX, but for an empty kernel beside them."""
+    """Kernels that are not assembled have the same PTX, except for an additional empty kernel."""
     texts = {}
     for binaries in ("optimised", "plain", "none"):
         with devices.other_kernels():

@@ -14,7 +14,7 @@ from tests.emulator.runtime.allocations import (
 
 
 class WithMemory(Recorder):
-    """A recorder with global memory."""
+    """Recorder that also has global memory."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The library's entry points, called as host code calls them, with a recording device."""
+"""Entry points of the library, called as by host code, with a recording device."""
 
 import ctypes
 import struct
@@ -45,7 +45,7 @@ MAX_DYNAMIC, NON_PORTABLE = 8, 14
 
 
 class Host:
-    """Host code: calls entry points and keeps their arguments alive."""
+    """Host code that calls entry points and keeps their arguments alive."""
 
     def __init__(self, library: Any, driver: Driver) -> None:
         self.library = library

@@ -1,4 +1,4 @@
-"""The table of NVIDIA's examples, and its list of cases."""
+"""Table of NVIDIA's examples, and its list of cases."""
 
 from pathlib import Path
 

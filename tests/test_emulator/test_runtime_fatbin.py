@@ -11,7 +11,7 @@ TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
 
 
 def container(*images: tuple[int, bytes, int]) -> bytes:
-    """A fat binary of (kind, payload, compressed size) images, as written by ``fatbinary``."""
+    """Fat binary of (kind, payload, compressed size) images, as ``fatbinary`` writes it."""
     body = b""
     for kind, payload, compressed in images:
         header = struct.pack("<HHIQI", kind, 0x101, 0x68, len(payload), compressed)

@@ -16,7 +16,7 @@ from tests.emulator.runtime import shim
 
 @contextmanager
 def compiling(guards: bool = True) -> Iterator[Emulated]:
-    """Context of an emulator for kernels compiled within."""
+    """Context with an emulator for the kernels that are compiled inside."""
     from nvfp4_kernels.runtime import compile as compiler
 
     with other_kernels(), emulated(EAGER) as device:

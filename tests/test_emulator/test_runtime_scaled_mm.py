@@ -11,7 +11,7 @@ M, N, K = 130, 120, 128
 
 
 def blocked(scales: np.ndarray) -> torch.Tensor:
-    """``scales`` in cuBLAS's 128 × 4 tiles, by the formula of its documentation."""
+    """Scales in cuBLAS's 128 × 4 tiles, by the formula of its documentation."""
     rows, columns = scales.shape
     across = -(-columns // 4)
     tiles = np.zeros(-(-rows // 128) * across * 512, scales.dtype)

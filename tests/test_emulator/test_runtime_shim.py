@@ -1,4 +1,4 @@
-"""CuTe DSL on the installed runtime; each script has a process, as installing is permanent."""
+"""CuTe DSL on the installed runtime; scripts run in separate processes: installing is permanent."""
 
 import os
 import subprocess

@@ -40,7 +40,7 @@ SCALED = ("mxf8f6f4", "mxf4", "mxf4nvf4")
 
 @dataclass(frozen=True)
 class Case:
-    """A tcgen05.mma; fields as in the instruction."""
+    """One tcgen05.mma; the fields are those of the instruction."""
 
     kind: str
     a: str
@@ -98,7 +98,7 @@ class Case:
 
 
 def compact(start: int, rows: int, k: int, name: str, mode: int, mn: bool, padded: bool) -> Any:
-    """Placement without gaps, as in the kernels of CUTLASS."""
+    """Placement without gaps, as in CUTLASS's kernels."""
     row_bytes = 16 * oracle.SWIZZLES[mode][0]
     slot = 8 if padded else oracle.BITS[name]
     if not mn:
@@ -194,7 +194,7 @@ class Machine:
                     self.tensor[cta][lane, A_COLUMN + i] = word
 
     def put_scales(self, rows: int, for_a: bool) -> np.ndarray:
-        """Write the scales where the hardware reads them; return them spread over k."""
+        """Write the scales where the hardware reads them; returns the scales spread over k."""
         case = self.case
         low, high = (120, 134) if case.ue8m0 else (0x20, 0x60)
         codes = self.rng.integers(low, high, (rows, case.scales))
@@ -245,7 +245,7 @@ class Machine:
         return numbers
 
     def run(self) -> np.ndarray:
-        """Return D after the MMA, as uint32 [m, n]; check that nothing else has changed."""
+        """Matrix D after the MMA, uint32 [m, n]; checks that nothing else has changed."""
         before = [tensor.copy() for tensor in self.tensor]
         shared = [memory.copy() for memory in self.shared]
         execute(self.mma, [CtaMemory(s, t) for s, t in zip(self.shared, self.tensor, strict=True)])
@@ -492,7 +492,7 @@ def test_a_shift_moves_a_after_use() -> None:
 @given(case=cases())
 @settings(max_examples=25, deadline=None)
 def test_footprint_is_what_matters(case: Case) -> None:
-    """Cells outside the footprint change nothing; D's cells are exactly the written cells."""
+    """Cells outside the footprint have no effect; D's cells are exactly the written cells."""
     first, second = Machine(case, 1), Machine(case, 1)
     touched = footprint(first.mma)
     rng = np.random.default_rng(2)

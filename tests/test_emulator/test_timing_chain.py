@@ -1,4 +1,4 @@
-"""Chains of launches in the timing model: overlap, waits, and contents of L2."""
+"""Tests of chains of launches in the timing model: overlap, waits, and contents of L2."""
 
 import struct
 from dataclasses import replace
@@ -162,7 +162,7 @@ def test_a_wait_is_over_once_the_grid_before_is_flushed(wait: str) -> None:
 
 
 def test_a_launch_starts_when_the_last_cta_has_let_it() -> None:
-    """CTAs other than the first release dependents only by ending."""
+    """Every CTA but the first releases the dependent launch only by exiting."""
     body = (
         "mov.u32 %r1, %ctaid.x;\nsetp.ne.u32 %p1, %r1, 0;\n@%p1 bra GO;\n" + RELEASE + "GO:\n"
     ) + work(LONG)
@@ -201,7 +201,7 @@ def whole(name: str, launch: Launch, nbytes: float) -> Operand:
 
 
 def test_loads_before_the_wait_share_the_bandwidth() -> None:
-    """Two launches that read at once take as long as their bytes take in all."""
+    """Two launches that read at the same time take as long as all their bytes take."""
     loop = copy_loop(16 * KB, 2, 24)
     both = [replace(loop, body=RELEASE + loop.body), replace(loop, dependent=True)]
     at = replace(P, dependent_launch=0.0, shared_per_sm=P.shared_per_sm * 2)

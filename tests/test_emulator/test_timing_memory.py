@@ -1,4 +1,4 @@
-"""The timing model's memory: loads, cp.async, prefetches, L1, HBM's queues, tensor memory."""
+"""Memory of the timing model: loads, cp.async, prefetches, L1, HBM's queues, tensor memory."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ PAST_L1 = ".L1::no_allocate"
 
 
 def part_of(p: Parameters, sms: int) -> Parameters:
-    """A chip of few SMs with a proportional share of bandwidth, which is faster to simulate."""
+    """Parameters of a chip of few SMs with proportional bandwidth, which is faster to simulate."""
     share = sms / p.sms
     bandwidths = {
         "hbm_bandwidth": p.hbm_bandwidth * share,
@@ -36,7 +36,7 @@ def cycles(benchmark: Microbenchmark, **parameters: float) -> float:
 
 
 def bandwidth(few: Timing, many: Timing, nbytes: float) -> float:
-    """TB/s from the difference of two runs."""
+    """Bandwidth in TB/s, from the difference of two runs."""
     return nbytes / (many.microseconds - few.microseconds) / 1e6
 
 

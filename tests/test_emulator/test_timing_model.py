@@ -1,4 +1,4 @@
-"""The timing model on kernels whose time can be computed by hand."""
+"""Tests of the timing model on kernels whose time can be computed by hand."""
 
 from dataclasses import replace
 
@@ -208,7 +208,7 @@ def test_a_peers_mbarrier_is_farther_away() -> None:
     [(128, 128, 64), (32, 128, H200_TIMING.warpgroup_least), (128, 256, 128)],
 )
 def test_warpgroups_share_the_tensor_core(n: int, threads: int, each: float) -> None:
-    """64 rows take N/2 cycles, but a minimum for small N; a second warpgroup doubles the time."""
+    """Warpgroups of 64 rows take N/2 cycles, or a minimum for small N; two take twice as long."""
     few, many = (model(warpgroup_loop(n, c, threads).run(), H200_TIMING) for c in (8, 40))
     assert (many.cycles - few.cycles) / 32 == pytest.approx(each)
     assert many.flops - few.flops == 32 * 2 * 64 * n * 16 * threads // 128

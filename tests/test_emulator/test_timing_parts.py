@@ -1,4 +1,4 @@
-"""The timing model's parts: segments, issue, barriers, timelines and reports."""
+"""Parts of the timing model: segments, issue, barriers, timelines and reports."""
 
 import io
 import json

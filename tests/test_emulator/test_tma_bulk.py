@@ -1,4 +1,4 @@
-"""Bulk copies' argument checks, and reductions against exact arithmetic."""
+"""Argument checks of bulk copies, and reductions against exact arithmetic."""
 
 import itertools
 import math

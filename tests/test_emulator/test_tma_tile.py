@@ -1,4 +1,4 @@
-"""Tile copies, against loops over elements from the PTX ISA; swizzles against its tables."""
+"""Tile copies, against element-wise loops from the PTX ISA; swizzles, against its tables."""
 
 import itertools
 
@@ -37,7 +37,7 @@ def sample(kind=ElementType.U16, dims=(64, 16), strides=(256,), box=(16, 4), **f
 
 @st.composite
 def tiles(draw, kinds=(ElementType.U8, ElementType.U16, ElementType.F32, ElementType.U64)):
-    """A tensor map of any rank and coordinates around its tensor."""
+    """Tensor map of any rank, with coordinates in and around its tensor."""
     kind = draw(st.sampled_from(kinds))
     rank = draw(st.integers(1, 5))
     whole = 128 // kind.bits
@@ -409,7 +409,7 @@ def test_encode_refuses(fields, message):
 
 
 def test_replaced_fields_decode():
-    """A tensor map built by tensormap.replace alone, with PTX's field numbers."""
+    """A tensor map built only by tensormap.replace, with PTX's field numbers, decodes."""
     descriptor = bytes(128)
     for field, value, ordinal in (
         ("global_address", BASE, None),

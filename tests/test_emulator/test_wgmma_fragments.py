@@ -11,7 +11,7 @@ from tests.emulator.wgmma.fragments import a_matrix, d_matrix, d_registers
 
 
 def test_a() -> None:
-    """Element a_i by the PTX ISA, "Matrix fragments for wgmma.mma_async.m64nNk16"."""
+    """Fragment A agrees with the PTX ISA, "Matrix fragments for wgmma.mma_async.m64nNk16"."""
     elements = np.arange(4 * 4 * 32 * 2, dtype=np.float32) % 1024
     registers = elements.astype(np.float16).view(np.uint32).reshape(4, 4, 32)
     matrix = a_matrix(registers, Element.F16)
@@ -25,7 +25,7 @@ def test_a() -> None:
 
 @pytest.mark.parametrize("n", [8, 24, 256])
 def test_d(n: int) -> None:
-    """Element d_i by the same section, from registers and back."""
+    """Fragment D agrees with the same section, from registers and back."""
     registers = np.arange(4 * (n // 2) * 32, dtype=np.float32).reshape(4, n // 2, 32)
     matrix = d_matrix(registers)
     for thread in range(128):

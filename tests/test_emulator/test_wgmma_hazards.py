@@ -1,4 +1,4 @@
-"""Hazards of wgmma: one correct kernel, and all ways to get it wrong."""
+"""Hazards of wgmma: one correct kernel, and many ways to break it."""
 
 import re
 from dataclasses import dataclass

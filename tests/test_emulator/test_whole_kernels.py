@@ -38,7 +38,7 @@ def test_a_tile_is_fast_once_compiled(device: KernelDevice) -> None:
 
 
 def test_any_device(device: KernelDevice) -> None:
-    """Bulk copies, mbarriers and proxy fences, on any device, as sm_90 has them as well."""
+    """Bulk copies, mbarriers and proxy fences run on any device, as sm_90 has these too."""
     from nvfp4_kernels.runtime.compile import launch
     from tests.test_emulator.kernels.doubling import CHUNK, CTAS, SLOTS, Doubling
 

@@ -1,4 +1,4 @@
-"""A hand-written wgmma kernel: D = A · Bᵀ with A in registers and B in shared memory.
+"""Hand-written wgmma kernel: D = A · Bᵀ with A in registers and B in shared memory.
 
 One warpgroup, M = 64, N = 16, K = 64 as four wgmma of 16. B is rows of 128 bytes with 128-byte
 swizzle, stored by the threads themselves.
@@ -16,7 +16,7 @@ D = ", ".join(f"%f{i}" for i in range(8))
 
 
 def multiply(step: int) -> str:
-    """The wgmma of 16 elements of K."""
+    """PTX of the wgmma over 16 elements of K."""
     a = ", ".join(f"%r{40 + 4 * step + i}" for i in range(4))
     return (
         "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "

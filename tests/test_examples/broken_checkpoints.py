@@ -1,4 +1,4 @@
-"""Checkpoints in ModelOpt's format, broken in ways that tools and engines have got wrong."""
+"""Checkpoints in ModelOpt's format with faults that tools and engines have produced."""
 
 import re
 import shutil
@@ -13,7 +13,7 @@ FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def swizzle_scales(right: Path, broken: Path) -> Path:
-    """Write block scales in the tensor core's layout into a checkpoint that is read as linear."""
+    """Write block scales in the tensor core's layout into a checkpoint whose layout is linear."""
     tensors = _copy(right, broken)
     for name, scales in tensors.items():
         if name.endswith(".weight_scale"):
@@ -24,7 +24,7 @@ def swizzle_scales(right: Path, broken: Path) -> Path:
 
 
 def blocked_order(rows: int, columns: int) -> Tensor:
-    """Indices that reorder linear scales into the blocked layout, without the layout's padding."""
+    """Indices that reorder linear scales into the blocked layout, without the padding."""
     row, column = torch.arange(rows)[:, None], torch.arange(columns)
     tile = row // 128 * -(-columns // 4) + column // 4
     place = (tile * 32 + row % 32) * 16 + row % 128 // 32 * 4 + column % 4
@@ -32,7 +32,7 @@ def blocked_order(rows: int, columns: int) -> Tensor:
 
 
 def share_largest_scale(right: Path, broken: Path) -> Path:
-    """Give fused projections the largest of their global scales, with unchanged codes."""
+    """Give fused projections the largest of their global scales, but leave the codes unchanged."""
     tensors = _copy(right, broken)
     for group in FUSED:
         first = re.compile(rf"(.*\.){group[0]}\.weight_scale_2")

@@ -22,7 +22,7 @@ class Graph:
 
 
 class Event:
-    """Event that is recorded one millisecond after its predecessor."""
+    """Event that counts as recorded one millisecond after its predecessor."""
 
     recorded = 0
 
@@ -51,7 +51,7 @@ PROPERTIES = SimpleNamespace(
 
 
 def install(monkeypatch, capability):
-    """Replace ``torch.cuda`` by the stand-in until the test ends."""
+    """Replace ``torch.cuda`` with the stand-in until the test ends."""
     fakes = {
         "is_available": lambda: True,
         "get_device_capability": lambda device: capability,

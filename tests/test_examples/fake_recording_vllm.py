@@ -1,8 +1,8 @@
-"""A stand-in for ``vllm serve`` with ``Extension``: ``fake_recording_vllm.py PORT MODEL``.
+"""Stand-in for ``vllm serve`` with ``Extension``: ``fake_recording_vllm.py PORT MODEL``.
 
-The file ``behaviour.json`` in the model's folder sets its faults: ``noise`` on its logits, ``lie``
-in nats about its log-probabilities, ``rows`` too many, ``nan`` logits, or an ``error`` that it logs
-before it exits.
+The file ``behaviour.json`` in the model's folder sets its faults: ``noise`` on its logits, a
+``lie`` in nats about its log-probabilities, surplus ``rows``, ``nan`` logits, or an ``error`` that
+it logs before exiting.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A stand-in for a server under load, sound or with one flaw: ``fake_soaked.py PORT [FLAW]``.
+"""Stand-in for a server under load, sound or with one flaw: ``fake_soaked.py PORT [FLAW]``.
 
 Its engine is an idle child process.
 """
@@ -30,7 +30,7 @@ class Fake(ThreadingHTTPServer):
         self.engine_is_dead = threading.Event()
 
     def strikes(self, flaw: str, kind: str) -> bool:
-        """Whether the server has this flaw and shows it now: one request in ``EVERY`` does."""
+        """Whether the server has this flaw and shows it now, as one request in ``EVERY`` does."""
         return self.flaw == flaw and next(self.counts[kind]) % EVERY == 0
 
 

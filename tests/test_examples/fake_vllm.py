@@ -1,4 +1,4 @@
-"""A stand-in for ``vllm serve``: ``fake_vllm.py PORT [REPORT LINE]``.
+"""Stand-in for ``vllm serve``: ``fake_vllm.py PORT [REPORT LINE]``.
 
 Token ``t`` of a prompt has log-probability ``-t / 100``; completions repeat ``x``.
 """

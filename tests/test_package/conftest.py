@@ -1,4 +1,4 @@
-"""The project's distributions, built from a copy of the checkout."""
+"""Distributions of the project, built from a copy of the checkout."""
 
 import shutil
 import tarfile
@@ -13,7 +13,7 @@ NOT_SOURCE = ("*.egg-info", ".*", "__pycache__", "build", "dist")
 
 @pytest.fixture(scope="session")
 def source(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copy of the checkout, since building writes into it; tests and examples are included."""
+    """Copy of the checkout, because building writes into it; includes tests and examples."""
     return shutil.copytree(
         pytestconfig.rootpath,
         tmp_path_factory.mktemp("source") / "checkout",
@@ -28,7 +28,7 @@ def sdist(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The published wheel: built from the source distribution, as by ``make dist``."""
+    """Published wheel: built from the source distribution, as by ``make dist``."""
     unpacked = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(sdist) as archive:
         archive.extractall(unpacked, filter="data")

@@ -24,7 +24,7 @@ def models_are_inspected_here() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def heap_is_set_aside() -> Iterator[None]:
-    """Freeze the heap: building a model collects garbage, which is slow in a heap with vLLM."""
+    """Freeze the heap: building a model collects garbage, which is slow once vLLM is loaded."""
     with heap.set_aside():
         yield
 
@@ -36,7 +36,7 @@ def bf16_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def bf16(pytestconfig: pytest.Config) -> Path:
-    """The trained model, kept between runs."""
+    """Trained 16-bit model, kept between runs."""
     cache = pytestconfig.rootpath / ".cache" / "tests"
     cache.mkdir(parents=True, exist_ok=True)
     return tiny_llama.trained(cache / f"trained-{tiny_llama.version()}")
@@ -51,7 +51,7 @@ def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def modelopt(bf16: Path, calibration: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The trained model in ModelOpt's format, with scales for an FP8 KV cache."""
+    """Trained model in ModelOpt's format, with scales for an FP8 KV cache."""
     from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
     dst = tmp_path_factory.mktemp("modelopt") / "model"
@@ -61,7 +61,7 @@ def modelopt(bf16: Path, calibration: Path, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="session")
 def weight_only(bf16: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The trained model with NVFP4 weights, activations in 16 bits."""
+    """Trained model with NVFP4 weights and 16-bit activations."""
     from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
     dst = tmp_path_factory.mktemp("weight-only") / "model"
@@ -95,7 +95,7 @@ def base_config(bf16_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture
 def vllm_config(base_config: Any) -> Iterator[Any]:
-    """Copy of ``base_config``, set current, for one test; torch's default dtype is bfloat16."""
+    """Copy of ``base_config``, current for one test; torch's default dtype is bfloat16."""
     import torch
     from vllm.config import set_current_vllm_config
     from vllm.utils.torch_utils import set_default_torch_dtype
@@ -107,7 +107,7 @@ def vllm_config(base_config: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def indexer_config(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Config without layers for sparse attention, whose metadata the CPU can build."""
+    """Config without sparse-attention layers, whose metadata the CPU can build."""
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.models import deepseek_v2
     from vllm.v1.attention.backends.mla import compressor_utils, indexer

@@ -216,7 +216,7 @@ def test_report(arch: str, modelopt: Path, weight_only: Path) -> None:
 
 
 class Engine:
-    """Stand-in for the current config when a worker starts."""
+    """Stand-in for vLLM's current config when a worker starts."""
 
     def __init__(self, method: str) -> None:
         self.quant_config = type("Quantization", (), {"get_name": lambda self: method})()

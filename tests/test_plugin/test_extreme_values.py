@@ -1,4 +1,4 @@
-"""Zeros, the largest and smallest weights and inputs: right within rounding, or refused by name."""
+"""Zeros, and extreme weights and inputs: right within rounding, or refused by name."""
 
 from itertools import product
 from typing import Any
@@ -223,7 +223,7 @@ def test_layers_of_a_checkpoint(situation: str, format: Convention, weight_only:
 
 @pytest.mark.parametrize("terms", [1, 2, 3, 4])
 def test_rows_of_any_size_keep_their_values_in_terms(terms: int) -> None:
-    """The error of a term is at most a quarter of the block's remainder, or the scales' floor."""
+    """Each term leaves at most a quarter of the block's remainder, or the scales' floor."""
     torch.manual_seed(0)
     x = inputs(K).bfloat16()
     scale = row_global_scales(x)

@@ -1,4 +1,4 @@
-"""A layer's plan: kernels are chosen once, when the layer is built, and are the ones that run."""
+"""Plan of a layer: its kernels are chosen once, when the layer is built, and then run."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -80,7 +80,7 @@ def no_choice(*_: Any) -> NoReturn:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the kernels that run, while a test forbids any choice of kernels."""
+    """Names of the kernels that run; the test forbids any further choice of kernels."""
     names: list[str] = []
 
     def counted(module: Any, name: str) -> Callable[..., Any]:
@@ -157,7 +157,7 @@ def test_compiled_graphs_are_kept_by_their_kernels(vllm_config: Any) -> None:
 def test_compiled_graphs_are_kept_by_the_sources(
     vllm_config: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Graphs depend on all sources of the plugin; versions may share a number."""
+    """Compiled graphs are kept by all sources of the plugin, as versions may share a number."""
     file = tmp_path / "plugin" / "deeper" / "module.py"
     file.parent.mkdir(parents=True)
     monkeypatch.setattr(sources, "PACKAGES", (*sources.PACKAGES, tmp_path / "plugin"))

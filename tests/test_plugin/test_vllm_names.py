@@ -1,4 +1,4 @@
-"""Names of vLLM that the plugin uses: all exist, and a missing name gives a one-line error."""
+"""Names of vLLM that the plugin uses: all exist, and a missing name gives an error of one line."""
 
 import ast
 import subprocess
@@ -21,7 +21,7 @@ from vllm_fp4_plugin.versions import IncompatibleVllm
 
 @cache
 def bound_names(module: str) -> frozenset[str]:
-    """Names that a module's source binds, in any branch: names for CUDA are missing on CPU."""
+    """Names that a module's source binds in any branch, as names for CUDA are missing on CPU."""
     spec = find_spec(module)
     assert spec is not None, f"vllm has no {module}"
     if spec.origin is None:
@@ -104,7 +104,7 @@ def test_an_attribute_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.processes
 def test_an_ir_that_is_gone() -> None:
-    """Norms run by another way without vLLM's IR, whose removal vLLM has announced."""
+    """Norms take another path without vLLM's IR, whose removal vLLM has announced."""
     command = [sys.executable, "-m", "tests.without_ir"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -130,7 +130,7 @@ def test_other_errors_stay_as_they_are(error: Exception, monkeypatch: pytest.Mon
 
 
 def test_what_vllm_itself_lacks_stays_as_it_is() -> None:
-    """A name that vLLM itself misses is a broken install, not another version."""
+    """A name that is missing inside vLLM itself is a broken install, not another version."""
     asks = compile("from vllm.config import nothing", "vllm/broken.py", "exec")
     with pytest.raises(ImportError, match="cannot import name 'nothing'") as raised:  # noqa: SIM117
         with versions.vllm_names():

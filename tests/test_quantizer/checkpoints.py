@@ -1,4 +1,4 @@
-"""Tiny random checkpoints, and helpers that read quantised ones."""
+"""Tiny random checkpoints, and helpers that read quantised checkpoints."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def save_checkpoint(
     dtype: torch.dtype = torch.bfloat16,
     max_shard_size: str = "1GB",
 ) -> Path:
-    """Random model with a byte-level tokenizer that starts every text with BOS."""
+    """Save a random model with a byte-level tokenizer that starts every text with BOS."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config or LlamaConfig(**SHAPE), dtype=dtype)
     with torch.no_grad():
@@ -47,7 +47,7 @@ def save_checkpoint(
 
 
 def save_tokenizer(folder: Path) -> None:
-    """Byte-level tokenizer that starts every text with BOS."""
+    """Save a byte-level tokenizer that starts every text with BOS."""
     vocabulary = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     backend = Tokenizer(models.BPE(vocab=vocabulary | {"<s>": 256}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -8,13 +8,13 @@ from tests.test_quantizer.checkpoints import save_checkpoint
 
 @pytest.fixture(scope="session")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two decoder layers in bfloat16, one file; read-only."""
+    """Checkpoint of two decoder layers in bfloat16, in one file; read-only."""
     return save_checkpoint(tmp_path_factory.mktemp("llama") / "src")
 
 
 @pytest.fixture(scope="session")
 def sharded_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two decoder layers in bfloat16, several files; read-only."""
+    """Checkpoint of two decoder layers in bfloat16, in several files; read-only."""
     folder = tmp_path_factory.mktemp("sharded") / "src"
     return save_checkpoint(folder, max_shard_size="50KB")
 

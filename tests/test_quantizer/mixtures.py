@@ -32,7 +32,7 @@ SIZES: dict[str, Any] = {
 
 
 def deepseek_v2() -> PreTrainedConfig:
-    """DeepSeek V2: grouped softmax routing, latent attention, a dense layer first."""
+    """DeepSeek V2: grouped softmax routing, latent attention, and a dense first layer."""
     return DeepseekV2Config(
         **{name: size for name, size in SIZES.items() if name != "head_dim"}
         | {"num_key_value_heads": 4, "n_routed_experts": 8, "n_shared_experts": 1},
@@ -52,7 +52,7 @@ def deepseek_v2() -> PreTrainedConfig:
 
 
 def qwen3_5() -> PreTrainedConfig:
-    """Qwen 3.5: linear attention, then full attention; experts beside a gated shared one."""
+    """Qwen 3.5: linear attention, then full attention; experts with a gated shared expert."""
     return Qwen3_5MoeTextConfig(
         **SIZES,
         num_experts=4,
@@ -68,7 +68,7 @@ def qwen3_5() -> PreTrainedConfig:
 
 
 def nemotron_h() -> PreTrainedConfig:
-    """Nemotron-H: Mamba, experts without a gate, attention, experts; squared ReLU."""
+    """Nemotron-H: layers of Mamba, experts without a gate, attention, experts; squared ReLU."""
     return NemotronHConfig(
         **{name: size for name, size in SIZES.items() if name != "num_hidden_layers"},
         num_hidden_layers=4,
@@ -99,7 +99,7 @@ def llama4() -> PreTrainedConfig:
 
 
 def gemma4() -> PreTrainedConfig:
-    """Gemma 4: stacked experts beside a dense MLP, tanh GELU, a router scale for each expert."""
+    """Gemma 4: stacked experts with a parallel dense MLP, tanh GELU, a router scale per expert."""
     return Gemma4TextConfig(
         **SIZES,
         enable_moe_block=True,
@@ -147,7 +147,7 @@ def save_mixture(folder: Path, config: PreTrainedConfig) -> Path:
 
 
 def stack(folder: Path) -> None:
-    """Rewrite a checkpoint with single experts as one with stacked experts."""
+    """Rewrite a checkpoint with separate experts as a checkpoint with stacked experts."""
     tensors = read_tensors(folder)
     for layer in sorted({n.partition(".experts.")[0] for n in tensors if ".experts." in n}):
         numbers = range(sum(n.startswith(f"{layer}.experts.") for n in tensors) // 3)

@@ -1,4 +1,4 @@
-"""Choosing the code that a docstring belongs to: multiple choice without cues.
+"""Task: choose the code that a docstring belongs to; multiple choice without cues.
 
 Four texts and the continuation of each make four questions with the same four choices. The model is
 asked for the text after which the answer is likeliest: the likelihood and length of an answer alone
@@ -27,7 +27,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 
 @dataclass(frozen=True)
 class Pair:
-    """A text and its continuation as the answer; from definition ``name`` in the file ``path``."""
+    """Text and its continuation, the answer; from the definition ``name`` in the file ``path``."""
 
     path: str
     name: str
@@ -57,7 +57,7 @@ def endings(text: HeldOut) -> list[Pair]:
 
 
 def questions(pairs: Iterable[Pair], text: HeldOut, count: int) -> list[dict[str, Any]]:
-    """Choose at most ``count`` documents for the harness, in whole groups of four.
+    """Documents for the harness, at most ``count``, in whole groups of four questions.
 
     Answers whose words also occur in a training file, and repeated answers, are left out. The
     answers of a group are of about the same length, and from different files and definitions.

@@ -1,4 +1,4 @@
-"""The text that tasks are made of: held-out files, as models are trained on all others."""
+"""Text that tasks are made of: held-out files, as models are trained on all others."""
 
 import ast
 import io
@@ -96,7 +96,7 @@ def one_line(text: str) -> str:
 
 
 def scattered(*key: str) -> bytes:
-    """A sort key that shuffles entries of one file among all others, identical on every machine."""
+    """Sort key that scatters the entries of a file among all others, identical on every machine."""
     return sha256("\0".join(key).encode()).digest()
 
 

@@ -1,4 +1,4 @@
-"""Prediction of the next word of code, a repeated word: greedy, so that decoding counts too."""
+"""Task: predict the next word of code, a repeated word; greedy, so that decoding counts too."""
 
 import io
 import re
@@ -16,7 +16,7 @@ ONCE_IN = 50
 
 
 def questions(text: HeldOut, count: int) -> list[dict[str, str]]:
-    """Choose at most ``count`` documents for the harness; each word of a file is used once."""
+    """Documents for the harness, at most ``count``; each word of a file is used once."""
     places = (place for document in text.documents for place in _places(document))
     seen: set[tuple[str, str]] = set()
     words: Counter[str] = Counter()
@@ -34,7 +34,7 @@ def questions(text: HeldOut, count: int) -> list[dict[str, str]]:
 
 
 def _places(document: Document) -> Iterator[dict[str, str]]:
-    """Candidate words after one space, with the word repeated in the preceding prompt."""
+    """Candidates: words after one space that the preceding prompt contains already."""
     lines = list(io.StringIO(document.text))
     starts = [0]
     for line in lines:
@@ -60,7 +60,7 @@ def _tokens(source: str) -> list[tokenize.TokenInfo]:
 
 
 def _tail(text: str) -> str:
-    """The last whole lines of ``text`` that fit a prompt."""
+    """Last whole lines of ``text`` that fit into a prompt."""
     encoded = text.encode()
     if len(encoded) <= CONTEXT_BYTES:
         return text

@@ -1,1 +1,1 @@
-"""Running NVIDIA's unmodified CuTe DSL examples on the emulator; a development tool, not a test."""
+"""Runner of NVIDIA's unmodified CuTe DSL examples on the emulator: a development tool."""

@@ -1,4 +1,4 @@
-"""NVIDIA's examples with their arguments: small problems of several tiles."""
+"""NVIDIA's examples with their arguments: small problems of several tiles each."""
 
 from dataclasses import dataclass
 from fnmatch import fnmatch

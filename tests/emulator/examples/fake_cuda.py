@@ -12,7 +12,7 @@ from tests.emulator.runtime.shim import Runtime
 
 
 class HardwareInfo:
-    """``cutlass.utils.HardwareInfo`` of the emulated chip.
+    """Stand-in for ``cutlass.utils.HardwareInfo``, which describes the emulated chip.
 
     Attributes:
         sms: streaming multiprocessors; a small number makes persistent kernels process several
@@ -42,7 +42,7 @@ def _benchmark(call: Callable[..., Any], **options: Any) -> float:
 
 
 class _Heap:
-    """cudaMalloc as host memory."""
+    """Stand-in for cudaMalloc that returns host memory."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, Any] = {}

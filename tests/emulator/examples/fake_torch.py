@@ -23,7 +23,7 @@ def _is_cuda(value: object) -> bool:
 
 
 class CudaIsCpu(TorchFunctionMode):
-    """Creation of "cuda" tensors on the CPU; a move between the devices makes a copy."""
+    """Mode that creates "cuda" tensors on the CPU; a move between the devices makes a copy."""
 
     def __torch_function__(
         self,
@@ -86,7 +86,7 @@ class Graph:
 
 
 class Profile:
-    """``torch.profiler.profile`` without any recorded event."""
+    """Stand-in for ``torch.profiler.profile`` without any recorded event."""
 
     def __init__(self, *args: object, **kwargs: object) -> None: ...
     def __enter__(self) -> "Profile":
@@ -110,7 +110,7 @@ def _copy(tensor: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor
 
 
 def _on_cuda(dlpack: Callable[..., object]) -> Callable[..., object]:
-    """``__dlpack__`` whose capsules report GPU memory."""
+    """Wrapper of ``__dlpack__`` whose capsules claim to hold GPU memory."""
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 

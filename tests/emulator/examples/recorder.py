@@ -11,7 +11,7 @@ from tests.emulator.runtime.device import Dimensions
 
 
 class Recorder:
-    """Recorder of ``<name>.<n>.ptx`` per module and ``<name>.<n>.json`` with the module's launches.
+    """Device that writes ``<name>.<n>.ptx`` per module, and its launches to ``<name>.<n>.json``.
 
     Args:
         folder: output folder; None keeps the launches in memory only.

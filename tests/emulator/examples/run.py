@@ -101,7 +101,7 @@ def _row(case: Case, outcomes: list[Outcome]) -> str:
 
 
 def update(path: Path, rows: dict[str, str]) -> None:
-    """Update rows of the table in a Markdown file, by case; other rows stay.
+    """Update the rows of a Markdown file's table, by case; other rows stay.
 
     Raises:
         typer.BadParameter: the file has no such table.

@@ -6,7 +6,7 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def _values(matrix: torch.Tensor) -> torch.Tensor:
-    """float64 [M, K] of a row-major fp8 matrix, or of fp4 with the lower K in the low nibble."""
+    """Values of a row-major fp8 or fp4 matrix, float64 [M, K]; fp4: lower K in the low nibble."""
     if matrix.dtype != torch.float4_e2m1fn_x2:
         return matrix.to(torch.float32).double()
     table = torch.tensor([*_E2M1, *(-value for value in _E2M1)], dtype=torch.float64)
@@ -15,7 +15,7 @@ def _values(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def _scales(blocked: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """float64 [rows, columns] of scales in cuBLAS's tiles of 128 × 4."""
+    """Scales, float64 [rows, columns], from cuBLAS's tiles of 128 × 4."""
     down, across = -(-rows // 128), -(-columns // 4)
     tiles = blocked.to(torch.float32).double().reshape(down, across, 32, 4, 4)
     plain = tiles.permute(0, 3, 2, 1, 4).reshape(down * 128, across * 4)
@@ -32,7 +32,7 @@ def block_scaled_mm(
     out_dtype: torch.dtype = torch.float32,
     use_fast_accum: bool = False,
 ) -> torch.Tensor:
-    """[M, N] product of row-major ``a`` [M, K] and column-major ``b`` [K, N].
+    """Product [M, N] of row-major ``a`` [M, K] and column-major ``b`` [K, N].
 
     E8M0 scales cover 32 elements of K, E4M3 scales 16.
     """

@@ -34,7 +34,7 @@ class _Counted(WithLiveStorages):
 
 
 class _Watched(io.TextIOBase):
-    """Standard output that records a line reporting a failure."""
+    """Standard output that remembers a line which reports a failure."""
 
     def __init__(self, to: TextIO) -> None:
         self._to = to
@@ -50,7 +50,7 @@ class _Watched(io.TextIOBase):
 
 
 def _run(case: Case, root: Path) -> str:
-    """Run the example's own check: "pass" or the reason why not."""
+    """Run the example's own check; returns "pass" or the reason of the failure."""
     script = root / "examples/python/CuTeDSL" / case.path
     sys.argv = [str(script), *shlex.split(case.arguments)]
     sys.path.insert(0, str(script.parent))

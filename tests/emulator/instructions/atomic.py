@@ -38,7 +38,7 @@ _SWAPPED = frozenset({"b16", "b32", "b64", "b128"})  # types of exch and cas (PT
 
 
 def _result(operation: str, kind: str, old: Bytes, operands: list[Bytes], flush: bool) -> Bytes:
-    """Value that an atomic leaves: one row of bytes for each lane, as in ``old``."""
+    """Value that an atomic operation leaves in memory: one row of bytes per lane, as in ``old``."""
     if operation == "exch":
         return operands[0]
     if operation == "cas":
@@ -165,7 +165,7 @@ def _meet(
     mask: Lanes | None,
     scope: int,
 ) -> list[Lanes]:
-    """Relaxed operations of ``lanes`` with repeated ``places``; returns the old values.
+    """Run the relaxed operations of ``lanes``, whose ``places`` repeat; returns the old values.
 
     All lanes belong to one warp: memory is read before the first operation and written after the
     last.
@@ -230,7 +230,7 @@ def _places(w: "Warp", space: str, addresses: Lanes) -> tuple["LinearMemory", La
 
 
 def _inside(memory: "LinearMemory", places: Lanes) -> npt.NDArray[np.bool_]:
-    """Mask of the places inside the memory."""
+    """Mask of the ``places`` that lie inside the memory."""
     inside: npt.NDArray[np.bool_] = places - np.uint64(memory.base) < np.uint64(memory.nbytes)
     return inside
 

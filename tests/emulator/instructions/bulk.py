@@ -191,7 +191,7 @@ def _async_access(
 
 
 def _fetch(w: "Warp", tile: Tile, access: Access, writes: bool) -> Callable[[int, int], Bytes]:
-    """Global memory for a tile copy; the bytes of each region are checked first."""
+    """Function that returns a region's bytes in global memory, after checks of the access."""
     regions = {footprint.address: footprint for footprint, _ in tile.parts}
 
     def fetch(address: int, nbytes: int) -> Bytes:
@@ -357,7 +357,7 @@ def tensor_store(
 
 
 def _distinct(w: "Warp", mask: "Mask", operation: str, *operands: Any) -> list[int]:
-    """Issuing lanes; lanes that store the same bytes to the same address count as a single lane."""
+    """Lanes that issue a copy; lanes that store the same bytes to the same address count once."""
     lanes = w.active(mask)
     if operation or len(lanes) == 1:
         return lanes
@@ -576,7 +576,7 @@ def _map_bytes(w: "Warp", memory: LinearMemory, address: int, line: int) -> Byte
 
 @runtime
 def copy_tensor_map(w: "Warp", target: Any, source: Any, mask: "Mask", line: int) -> None:
-    """tensormap.cp_fenceproxy: shared to global, with a release to the tensormap proxy."""
+    """tensormap.cp_fenceproxy: copy shared to global and release to the tensormap proxy."""
     w.require_all(mask, "tensormap.cp_fenceproxy")
     lane = w.active(mask)[0]
     place, origin = pick(target, lane), pick(source, lane)

@@ -36,7 +36,7 @@ def map_address(e: "Emitter", i: Instruction) -> None:
 
 @runtime
 def mapped(w: "Warp", address: Any, rank: Any, window: int, wide: bool) -> Any:
-    """The same offset in a peer's shared memory; the peer's existence is checked at the access."""
+    """mapa: same offset in a peer's shared memory; the peer is checked only at the access."""
     if isinstance(address, np.ndarray) or isinstance(rank, np.ndarray):
         inside = np.asarray(address).astype(np.uint64) & np.uint64(0xFFFFFF)
         found = (np.asarray(rank).astype(np.uint64) << np.uint64(24)) | inside | np.uint64(window)
@@ -83,7 +83,7 @@ def await_prerequisites(w: "Warp") -> Generator[None, None, None]:
 
 @runtime
 def release_dependents(w: "Warp") -> Generator[None, None, None]:
-    """Note an early release if this warp has not waited: any warp of a CTA may be the first."""
+    """griddepcontrol.launch_dependents: release the dependents; note a release before the wait."""
     link = w.launch.link
     if PREREQUISITE not in w.actor.clocks.generic:
         link.order.released_early = True

@@ -136,5 +136,5 @@ def stop(e: "Emitter", i: Instruction) -> None:
 
 @family("pragma", "nanosleep", "pmevent")
 def nothing(e: "Emitter", i: Instruction) -> None:
-    """No architectural effect; yields to the scheduler."""
+    """Emit a yield to the scheduler, for an instruction without architectural effect."""
     e.write("yield")

@@ -58,7 +58,7 @@ def _call(e: "Emitter", semantics: Lanewise, opcode: str, arguments: list[str]) 
 
 
 def _scalar_call(e: "Emitter", semantics: Lanewise, opcode: str) -> str:
-    """A function of Python ints, evaluated by the vector form."""
+    """Name of a function of Python ints, which evaluates the vector form on filled arrays."""
     codes = [np.dtype(code_of(kind)) for kind in semantics.sources]
     body = semantics.vector
     vector = compiled(body, len(codes)) if isinstance(body, str) else body
@@ -120,7 +120,7 @@ def lanewise(e: "Emitter", i: Instruction) -> None:
 
 
 def _unsigned(e: "Emitter", operand: Operand, kind: str) -> str:
-    """A uniform operand as an unsigned pattern."""
+    """Expression of a uniform operand as an unsigned bit pattern."""
     if kind == "pred":
         return e.value(operand, kind)
     value = e.value(operand, f"u{TYPE_BITS[kind]}")

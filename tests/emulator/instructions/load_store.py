@@ -69,7 +69,7 @@ class _Form:
 
 
 def scope_of(i: Instruction, default: Scope) -> Scope:
-    """The scope that an instruction names."""
+    """Scope named by an instruction, or ``default``."""
     named = [Scope[part.upper()] for part in i.parts[1:] if part in SCOPES]
     return named[0] if named else default
 
@@ -81,7 +81,7 @@ def _polls(e: "Emitter", form: _Form) -> None:
 
 
 def _parks(e: "Emitter", form: _Form) -> None:
-    """Emit a yield for a load that sleeps after polling in vain, until a write to its address."""
+    """Emit a yield for a polling load: the warp sleeps until a write to its address."""
     if form.strong and form.space != "param":
         e.write("if not w.ready: yield")
 
@@ -312,7 +312,7 @@ def st_uniform(
 
 
 def _lane_of(w: "Warp", mask: Lanes | None) -> int:
-    """The lane of ``mask`` if only one is active, else MANY_LANES."""
+    """Index of the active lane if ``mask`` has just one, else MANY_LANES."""
     lanes = w.active(mask) if mask is not None else ()
     return lanes[0] if len(lanes) == 1 else MANY_LANES
 
@@ -322,12 +322,12 @@ def misaligned(memory: LinearMemory, address: int, nbytes: int) -> None:
 
 
 def _meeting(w: "Warp", memory: LinearMemory, address: int) -> Place:
-    """Key of the published clocks at an address; shared memory is keyed by cluster."""
+    """Key of the clocks published at an address; shared memory is keyed by cluster."""
     return w.cta.cluster.number if memory.kind == "shared" else GLOBAL, address
 
 
 def observe(w: "Warp", memory: LinearMemory, address: int, acquire: bool, scope: int) -> None:
-    """Acquire, by a strong read, the clocks that strong writes have published at an address."""
+    """Acquire, by a strong read, the vector clocks that strong writes published at an address."""
     published = w.launch.published.get(_meeting(w, memory, address))
     if published is not None:
         seen = published.seen(w, Scope(scope))
@@ -343,7 +343,7 @@ def publish(
     mask: Lanes | None,
     changed: bool = True,
 ) -> None:
-    """Publish the released clocks at an address, by a strong write of the lanes of ``mask``."""
+    """Publish, at an address, the vector clock released by a strong write of ``mask``'s lanes."""
     handed = w.actor.strong_write(release, Scope(scope))
     key = _meeting(w, memory, address)
     if changed:
@@ -391,7 +391,7 @@ def ld_lanes(
     acquire: bool,
     scope: int,
 ) -> list[Lanes]:
-    """``count`` arrays of 32 items of ``width`` bytes; lanes outside of ``mask`` get zeros."""
+    """Load ``count`` arrays of 32 items of ``width`` bytes; lanes outside of ``mask`` get zeros."""
     if space == "local" or _is_local(space, addresses):
         return _local(w, addresses, width, count, mask, line, None)
     chosen = None
@@ -509,7 +509,7 @@ def _note_lanes(
 
 
 def bank_passes(where: Lanes, nbytes: int) -> int:
-    """Bank cycles of an access of ``nbytes`` per lane to shared memory's 32 banks of 4 bytes."""
+    """Shared-memory cycles (32 banks of 4 bytes) of an access of ``nbytes`` per lane."""
     # Wide accesses are split into groups of lanes that together move 128 bytes.
     words = (where[:, None] // 4 + np.arange(max(nbytes // 4, 1), dtype=np.uint64)).astype(int)
     group = max(128 // max(nbytes, 4), 1)
@@ -521,7 +521,7 @@ def bank_passes(where: Lanes, nbytes: int) -> int:
 
 
 def sectors(where: Lanes, nbytes: int) -> tuple[tuple[tuple[int, int], ...], int, int]:
-    """Runs of 32-byte sectors (first, count) that lanes of ``nbytes`` touch; sectors; lines."""
+    """Sectors that lanes of ``nbytes`` touch: runs (first, count), number of sectors, of lines."""
     ends = np.concatenate([where, where + np.uint64(nbytes - 1)]).astype(np.int64)
     found = np.unique(ends // SECTOR)
     starts = np.flatnonzero(np.diff(found, prepend=-2) != 1)
@@ -543,7 +543,7 @@ def _local(
     line: int,
     values: tuple[Lanes, ...] | None,
 ) -> list[Lanes]:
-    """Each lane's own local memory."""
+    """Load from each lane's own local memory, or store ``values`` to it."""
     found = [np.zeros(32, ITEMS[width]) for _ in range(count)]
     access = w.access(line, "read" if values is None else "write")
     for lane in w.active(mask):
@@ -622,7 +622,7 @@ def fence_thread(w: "Warp", scope: int) -> None:
 
 @runtime
 def fence_mbarrier_init(w: "Warp") -> None:
-    """Publishes the mbarriers this warp has initialised to the cluster and to the async proxy."""
+    """Publish the mbarriers initialised by this warp to the cluster and to the async proxy."""
     w.actor.fence_inits()
     mine = w.actor.component
     for barrier in w.cta.mbarriers.values():

@@ -48,7 +48,7 @@ class _Form:
 
     @property
     def rows(self) -> int:
-        """Addresses of one matrix, each of 16 bytes."""
+        """Number of row addresses that one matrix takes; each points to 16 bytes."""
         return 16 if self.shape == "m16n16" else 8
 
     @property
@@ -125,7 +125,7 @@ def store_matrix(e: "Emitter", i: Instruction) -> None:
 
 @runtime
 def ldmatrix(w: "Warp", addresses: np.ndarray, form: _Form, line: int) -> list[np.ndarray]:
-    """Lane ``rows * i + r`` names row r of matrix i."""
+    """Load the matrices of a warp; lane ``rows * i + r`` holds the address of row r of matrix i."""
     mask = np.arange(32) < form.rows * form.count
     words = ld_lanes(w, form.space, addresses, 4, 4, mask, line, False, False, 0)
     rows = np.stack(words, 1)[: form.rows * form.count].view(np.uint8)
@@ -147,7 +147,7 @@ def ldmatrix(w: "Warp", addresses: np.ndarray, form: _Form, line: int) -> list[n
 
 
 def _unpacked(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
-    """Sixteen elements of each row, in the low bits of a byte each (.b8x16)."""
+    """Sixteen elements of each row, one per byte, in the low bits (.b8x16)."""
     found = np.unpackbits(rows[:, : 2 * bits], axis=1, bitorder="little").reshape(-1, 16, bits)
     return np.packbits(found, axis=2, bitorder="little")[:, :, 0]
 

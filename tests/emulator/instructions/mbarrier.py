@@ -248,7 +248,7 @@ def near(w: "Warp", barrier: MBarrier) -> bool:
 
 
 def sender(w: "Warp", barrier: MBarrier, wide: bool = True, relaxed: bool = False) -> Sender:
-    """Kind of sender that this warp is for an mbarrier."""
+    """Sender kind of this warp, as seen by an mbarrier."""
     if relaxed:
         return Sender.RELAXED
     if near(w, barrier):

@@ -57,7 +57,7 @@ class _Form:
     clamped: bool
 
     def registers(self) -> tuple[int, int, int, int]:
-        """32-bit registers of each operand."""
+        """Number of 32-bit registers of D, A, B and C."""
         width = np.dtype(_DTYPES[self.a]).itemsize
         a = 16 * self.depth * width // 128
         return 2 if self.d == "f16" else 4, a, a // 2, 2 if self.c == "f16" else 4
@@ -115,7 +115,7 @@ def _rows(registers: tuple[Lanes, ...], kind: str, halves: int) -> npt.NDArray[A
 
 
 def _sums(registers: tuple[Lanes, ...], kind: str) -> npt.NDArray[Any]:
-    """C as a matrix: lane t holds columns 2 (t % 4) and the next, in rows t / 4 and t / 4 + 8."""
+    """C as a matrix: lane t holds two columns from 2 (t % 4) on, in rows t / 4 and t / 4 + 8."""
     packed = np.stack(registers)
     if kind == "f16":
         return packed.view(np.float16).reshape(16, 8)

@@ -1,4 +1,4 @@
-"""The table of instruction families, and of the functions generated code may call."""
+"""Table of the instruction families, and of the functions that generated code may call."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar

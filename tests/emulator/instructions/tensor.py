@@ -273,7 +273,7 @@ _WRITERS: dict[str, Callable[["Emitter", Instruction], None]] = {
 
 
 def _ctas(w: "Warp", group: int) -> list["Cta"]:
-    """The participating CTAs, even rank first."""
+    """The CTAs that take part, even rank first."""
     w.launch.use_cta_group(group)
     if group == 1:
         return [w.cta]
@@ -557,7 +557,7 @@ def _issue_shift(w: "Warp", group: int, target: int, line: int) -> None:
 
 
 def _reachable(w: "Warp", part: Fragment, address: int) -> TensorAddress:
-    """The address of a load or store; lanes beyond the warp's quarter wrap to the low bits."""
+    """Address of a load or store, with lanes beyond the warp's quarter wrapped to the low bits."""
     place = split_address(address)
     try:
         check_access(part, place, w.index)

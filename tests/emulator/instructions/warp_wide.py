@@ -16,7 +16,7 @@ _LANE = np.arange(32)
 
 
 def _members(e: "Emitter", i: Instruction, operand: Any) -> None:
-    """Check that the member mask names exactly the present lanes."""
+    """Check that the member mask names exactly the lanes that execute the instruction."""
     if isinstance(operand, Immediate) and operand.value & 0xFFFFFFFF == 0xFFFFFFFF:
         if e.mask != "None":
             e.write(f"members(w, 0xffffffff, {e.mask}, {i.opcode!r})")
@@ -130,7 +130,7 @@ def active_mask(e: "Emitter", i: Instruction) -> None:
 
 @family("elect")
 def elect(e: "Emitter", i: Instruction) -> None:
-    """Elect the lowest named lane; hardware promises only a deterministic leader."""
+    """Elect the lowest lane of the mask; PTX promises only a deterministic leader."""
     target = i.operands[0]
     first = target.first if isinstance(target, Pair) else target
     flag = target.second if isinstance(target, Pair) else Sink()

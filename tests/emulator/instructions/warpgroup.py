@@ -159,7 +159,7 @@ def _wait(e: "Emitter", i: Instruction) -> None:
 
 
 def _same(value: Any, what: str, line: int, w: "Warp") -> Any:
-    """One value for the whole warp."""
+    """Value that all lanes of the warp must share."""
     if not isinstance(value, np.ndarray):
         return value
     if (value != value[0]).any():

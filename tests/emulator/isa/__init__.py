@@ -1,1 +1,1 @@
-"""Semantics of each lane-wise PTX instruction, and nothing about warps, memory or time."""
+"""Semantics of the lane-wise PTX instructions, independent of warps, memory and time."""

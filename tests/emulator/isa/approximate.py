@@ -87,7 +87,7 @@ def _f32(op: Opcode, count: int | None, results: int | None) -> Lanewise:
 
 
 def _half(op: Opcode, name: str, kind: str) -> Lanewise:
-    """ex2 and tanh of halves; ex2 of bf16 exists with .ftz alone."""
+    """Semantics of ex2 and tanh of halves; ex2 of bf16 exists only with .ftz."""
     function = _FUNCTIONS[name]
     if kind.startswith("f16"):
         op.finish()
@@ -145,7 +145,7 @@ def _directed_root(special: Function, rounding: str) -> Function:
 
 
 def _gross(function: Function) -> Function:
-    """.approx.ftz.f64: from upper 32 bits to upper 32 bits (PTX ISA, rcp.approx.ftz.f64)."""
+    """.approx.ftz.f64: reads and writes only the upper 32 bits (PTX ISA, rcp.approx.ftz.f64)."""
 
     def flush(values: Lanes) -> Lanes:
         result: Lanes = values * ~(np.abs(values) < _SMALLEST_F64)

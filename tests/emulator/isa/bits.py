@@ -101,7 +101,7 @@ def _lop3(op: Opcode, count: int | None, results: int | None) -> Lanewise:
 
 
 def _shift(op: Opcode, count: int | None, results: int | None) -> Lanewise:
-    """Shifts left and right; numpy, too, clamps amounts at the width."""
+    """Semantics of shifts left and right; amounts are clamped at the width, as in numpy."""
     check_count(op.text, count, (2,), "source")
     kinds = [f"b{bits}" for bits in (16, 32, 64)]
     if op.family == "shr":
@@ -169,7 +169,7 @@ def _popc(op: Opcode, count: int | None, results: int | None) -> Lanewise:
 
 
 def _length(value: Any) -> Lanes:
-    """Bits needed to write each unsigned word."""
+    """Number of bits needed to represent each unsigned word."""
     if value.dtype.itemsize == 8:
         high = (value >> 32).astype(np.float64)
         low = (value & 0xFFFFFFFF).astype(np.float64)

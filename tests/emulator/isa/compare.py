@@ -62,7 +62,7 @@ def _flushes(op: Opcode, kind: str) -> bool:
 
 
 def _presented(kind: str) -> str:
-    """Type name of a source in comparisons of this type."""
+    """Type in which the sources of a comparison of type ``kind`` are presented."""
     return {"bf16": "b16", "f16x2": "b32", "bf16x2": "b32"}.get(kind, kind)
 
 
@@ -82,7 +82,7 @@ def _halves(a: Any) -> Lanes:
 
 
 def _true(kind: str, template: str, flush: bool) -> str | Function:
-    """Outcome of a comparison in each lane (in each half, for packed types)."""
+    """Truth of a comparison in each lane (in each half, for packed types)."""
     opened = _opened(kind, flush)
     if opened is None:
         return template

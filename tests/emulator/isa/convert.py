@@ -91,7 +91,7 @@ def _between_integers(op: Opcode, target: str, source: str) -> Lanewise:
 
 
 def _odd_double(values: Lanes) -> Lanes:
-    """Integers as float64; integers of more than 53 bits rounded to odd."""
+    """Integers as float64, rounded to odd if longer than 53 bits."""
     if values.dtype.itemsize < 8:
         return values.astype(np.float64)
     magnitude = np.abs(values).view(np.uint64)

@@ -1,4 +1,4 @@
-"""``count_nonzero`` of numpy without its Python wrapper, which takes longer than 32 lanes do."""
+"""numpy's ``count_nonzero`` without its Python wrapper, which costs more than counting 32 lanes."""
 
 from numpy._core.multiarray import count_nonzero
 

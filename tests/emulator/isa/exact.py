@@ -1,4 +1,4 @@
-"""float64 arithmetic, directed or fused, lane by lane over fractions: slow, but rarely needed."""
+"""Directed or fused float64 arithmetic, lane by lane over fractions: slow, but rarely needed."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ _LARGEST = math.ldexp((1 << 53) - 1, 971)
 
 
 def nearest_integer(value: Fraction, rounding: str) -> int:
-    """An integer for a fraction, by one of rn, rz, rm and rp."""
+    """Integer that a fraction rounds to, by rn, rz, rm or rp."""
     if rounding == "rn":
         return round(value)  # ties to even
     if rounding == "rz":
@@ -42,7 +42,7 @@ def lanes_of(
     otherwise: Callable[..., float],
     rounding: str,
 ) -> Callable[..., Lanes]:
-    """A float64 function of lanes from its exact definition.
+    """Lane-wise float64 function, made from its exact definition.
 
     Args:
         exact: function of fractions; None where there is no finite nonzero value.
@@ -66,7 +66,7 @@ def lanes_of(
 
 
 def zero_sum(a: float, b: float, rounding: str) -> float:
-    """Sum with a special value or zero: opposite values cancel to -0 only under rm."""
+    """Sum of floats of which one is special or zero; opposites cancel to -0 only under rm."""
     total = float(np.float64(a) + np.float64(b))
     if total == 0 and rounding == "rm" and math.copysign(1, a) != math.copysign(1, b):
         return -0.0
@@ -74,7 +74,7 @@ def zero_sum(a: float, b: float, rounding: str) -> float:
 
 
 def square_root(value: Fraction, rounding: str) -> float:
-    """float64 square root of a positive fraction."""
+    """float64 square root of a positive fraction, rounded as ``rounding`` says."""
     # Scaled by an even power so that the integer root has 64 bits; a remainder makes it odd.
     bits = value.numerator.bit_length() - value.denominator.bit_length()
     shift = (140 - bits) // 2 * 2

@@ -20,7 +20,7 @@ def extreme(name: str, *, nan: bool) -> Callable[[Any, Any], Lanes]:
 
     Args:
         name: ``min`` or ``max``.
-        nan: any NaN gives NaN; otherwise numbers win. A NaN result is canonical.
+        nan: whether any NaN gives NaN; otherwise a number wins over NaN. A NaN result is canonical.
     """
     pick = np.fmin if name == "min" else np.fmax
     join = np.bitwise_or if name == "min" else np.bitwise_and

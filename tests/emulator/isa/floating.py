@@ -68,13 +68,13 @@ def _wide(name: str, rounding: str) -> Function:
 
 
 def from_wide(wide: Function, rounding: str, *, ftz: bool, sat: bool = False) -> Function:
-    """A float32 instruction.
+    """Semantics of a float32 instruction.
 
     Args:
-        wide: semantics: float32 arguments, float64 result, exact or rounded to odd.
+        wide: function from float32 arguments to a float64 result, exact or rounded to odd.
         rounding: rounding of the float64 result to float32.
-        ftz: ``.ftz``, applied to arguments and result.
-        sat: ``.sat``.
+        ftz: whether ``.ftz`` flushes arguments and result.
+        sat: whether ``.sat`` clamps the result.
     """
 
     def run(*values: Any) -> Lanes:
@@ -97,7 +97,7 @@ _NEAREST: dict[str, Function] = {
 
 
 def _flushing(nearest: Function, general: Function) -> Function:
-    """``nearest`` while nothing has to be flushed, ``general`` otherwise."""
+    """Function that calls ``nearest`` if there is nothing to flush, else ``general``."""
 
     def run(*values: Any) -> Lanes:
         found: Lanes = nearest(*values)
@@ -248,13 +248,13 @@ def _div(op: Opcode, count: int | None, results: int | None) -> Lanewise:
 
 
 def _approximate_quotient(a: Any, b: Any) -> Lanes:
-    """Divisors above 2^126 count as infinite (PTX ISA, div.approx)."""
+    """Quotient in which divisors above 2^126 count as infinite (PTX ISA, div.approx)."""
     quotient = np.divide(a, b, dtype=np.float64)
     return np.where(np.abs(b) > np.float32(2.0**126), a * np.copysign(np.float32(0), b), quotient)
 
 
 def _sign(op: Opcode, count: int | None, results: int | None) -> Lanewise:
-    """Magnitude and negation."""
+    """Semantics of abs and neg."""
     check_count(op.text, count, (1,), "source")
     kind = op.type(("f32", "f64"))
     template = "np.abs({0})" if op.family == "abs" else "-{0}"

@@ -19,7 +19,7 @@ def flush_f32(values: Any) -> Any:
 
 
 def any_tiny(values: Any) -> bool:
-    """Whether any float32 value is subnormal, or the least normal number, a possible rounding."""
+    """Whether any float32 value is subnormal, or the least normal number (a possible rounding)."""
     tiny = count_nonzero(np.abs(values) <= _SMALLEST_F32)
     return bool(tiny) and tiny + count_nonzero(values) != values.size
 
@@ -30,12 +30,12 @@ def flush_f16(values: Any) -> Any:
 
 
 def clamp_unit(values: Any) -> Any:
-    """``.sat``: to [0, 1], where NaN and both zeros give +0."""
+    """``.sat``: clamp to [0, 1], where NaN and both zeros give +0."""
     return np.fmin(np.fmax(values, 0), 1) + 0
 
 
 def relu(values: Any) -> Any:
-    """``.relu``: negative values as +0; NaN stays."""
+    """``.relu``: negative values become +0; NaN stays."""
     return np.maximum(values, 0) + 0
 
 

@@ -42,7 +42,7 @@ def _wide_bf16(name: str) -> Function:
 
 
 def packed_form(kind: str, function: Function, places: int) -> Lanewise:
-    """A function of float16 values, or of bfloat16 patterns, as an instruction of ``kind``."""
+    """Instruction of ``kind`` that applies a function of float16 values or of bf16 patterns."""
     element = np.float16 if kind.startswith("f16") else np.uint16
     name, word = ("b32", np.uint32) if kind.endswith("x2") else ("b16", np.uint16)
     return Lanewise((name,) * places, (name,), elementwise(function, word, element))
@@ -108,7 +108,7 @@ def _arithmetic(op: Opcode, count: int | None, results: int | None) -> Lanewise:
 
 
 def _sign(op: Opcode, count: int | None, results: int | None) -> Lanewise:
-    """Magnitude and negation."""
+    """Semantics of abs and neg."""
     check_count(op.text, count, (1,), "source")
     kind = op.type(TYPES)
     ftz = kind.startswith("f16") and op.flag("ftz")

@@ -26,12 +26,12 @@ def _unsigned(kind: str) -> str:
 
 
 def _parts(kind: str) -> tuple[bool, int]:
-    """Whether a type is signed, and its width."""
+    """Signedness and width of an integer type."""
     return kind[0] == "s", int(kind[1:])
 
 
 def _number(place: int, kind: str) -> str:
-    """Scalar template of a source's value."""
+    """Scalar template of the value of source ``place``."""
     is_signed, bits = _parts(kind)
     return signed(place, bits) if is_signed else f"{{{place}}}"
 
@@ -242,7 +242,7 @@ def _carrying_mad(op: Opcode, kind: str, mode: str, *, carry_in: bool, carry_out
 
 
 def _multiply_24(op: Opcode, count: int | None, results: int | None) -> Lanewise:
-    """mul24 and mad24: 24-bit factors, bits 0..31 or 16..47 of the product."""
+    """Semantics of mul24 and mad24: 24-bit factors; bits 0..31 or 16..47 of the product."""
     adds = op.family == "mad24"
     check_count(op.text, count, (3 if adds else 2,), "source")
     kind = op.type(("u32", "s32"))
@@ -281,7 +281,7 @@ def _sad(op: Opcode, count: int | None, results: int | None) -> Lanewise:
 
 
 def _div_rem(op: Opcode, count: int | None, results: int | None) -> Lanewise:
-    """Truncated quotient and the remainder; a zero divisor gives all ones, as on sm_90."""
+    """Semantics of div and rem, truncated; a zero divisor gives all ones, as on sm_90."""
     check_count(op.text, count, (2,), "source")
     kind = op.type(TYPES)
     op.finish()

@@ -37,7 +37,7 @@ def lookup(opcode: str, sources: int | None = None, results: int | None = None) 
 
     Args:
         opcode: opcode with its modifiers, ``"setp.lt.and.s32"``.
-        sources: number of source operands, where forms differ by the number (three-operand
+        sources: number of source operands, for families whose forms differ by it (three-operand
             ``max.f32``); each item of a vector operand counts. None: the usual form.
         results: number of destinations; 2 for ``p|q``. None: the usual form.
 

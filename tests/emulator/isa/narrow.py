@@ -182,7 +182,7 @@ def encoded(name: str, source: str, clamps: bool) -> Lanes:
 
 @cache
 def _ue8m0_codes(rounding: str, finite: bool) -> Lanes:
-    """UE8M0 patterns for every bfloat16 key: the exponent of the magnitude (PTX ISA, ue8m0)."""
+    """UE8M0 patterns of the bfloat16 keys: the exponent of the magnitude (PTX ISA, ue8m0)."""
     magnitude = np.arange(1 << 16) & 0x7FFF
     codes = magnitude >> 7
     if rounding == "rp":
@@ -204,7 +204,7 @@ def _ue8m0_values() -> Lanes:
 
 @cache
 def _halves_of(name: str, target: str, clamps: bool) -> Lanes:
-    """f16 or bf16 pattern of every byte in format ``name``; of every pair of nibbles as 32 bits."""
+    """f16 or bf16 pattern of every byte in format ``name``; for 4-bit formats, pairs as 32 bits."""
     with np.errstate(all="ignore"):
         values = decoded(name)
         if clamps:
@@ -276,7 +276,7 @@ def _from_pair(op: Opcode, source: str, count: int | None, table: Lanes) -> Lane
 
 
 def stochastically(values: Lanes, form: Format, random: Any, bits: int) -> Lanes:
-    """Each value rounded up in magnitude if its cut-off part plus the random bits carry.
+    """Each value rounded stochastically: up in magnitude if cut-off part plus random bits carry.
 
     Args:
         values: float64 holding float32 values.

@@ -1,4 +1,4 @@
-"""Parsing of an opcode, so that no modifier goes unnoticed."""
+"""Parser of an opcode, which lets no modifier go unnoticed."""
 
 from collections.abc import Collection
 from typing import NoReturn
@@ -7,7 +7,7 @@ from tests.emulator.findings import UnknownInstruction
 
 
 class Opcode:
-    """The dot-separated parts of an opcode; a builder takes the known parts, then calls finish.
+    """Dot-separated parts of an opcode: a builder takes the parts it knows, then calls finish.
 
     Attributes:
         text: the opcode as written, for messages.
@@ -44,7 +44,7 @@ class Opcode:
         return self.parts.pop()
 
     def refuse(self, part: str) -> NoReturn:
-        """Raise for a part that this form does not have."""
+        """Raise for a part that this form of the instruction does not have."""
         raise UnknownInstruction(f"{self.text}: .{part} is not modelled for this form")
 
     def finish(self) -> None:

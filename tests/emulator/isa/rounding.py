@@ -1,4 +1,4 @@
-"""Rounding of float64 values to narrower formats, by every rule of cvt and arithmetic."""
+"""Rounding of float64 values to narrower formats, by every rounding mode of cvt and arithmetic."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -85,7 +85,7 @@ def rounded(values: Lanes, form: Format, rounding: str) -> F64:
 
 
 def overflowed(result: F64, values: F64, form: Format, rounding: str) -> F64:
-    """Results beyond the largest number: infinite, or the largest where rounding points inwards."""
+    """Results with overflow resolved: infinite, or the largest number when rounding inwards."""
     beyond = (np.abs(result) > form.largest) & np.isfinite(values)
     if not beyond.any():
         return result
@@ -143,12 +143,12 @@ _NORMAL: dict[str, tuple[float, float, Callable[[Lanes, str], Lanes]]] = {
 
 
 def to_bf16(values: Lanes, rounding: str) -> npt.NDArray[np.uint16]:
-    """float32 or float64 values as bfloat16 patterns; NaN becomes canonical."""
+    """bfloat16 patterns of float32 or float64 values; NaN becomes canonical."""
     return np.where(np.isnan(values), np.uint16(0x7FFF), cut_to_bf16(values, rounding))
 
 
 def cut_to_bf16(values: Lanes, rounding: str) -> npt.NDArray[np.uint16]:
-    """bfloat16 patterns of float32 values; NaN keeps its upper bits."""
+    """bfloat16 patterns of float32 values; NaN keeps its upper bits, unlike in ``to_bf16``."""
     exact = rounded(values, FORMATS["bf16"], rounding).astype(np.float32)
     return (exact.view(np.uint32) >> 16).astype(np.uint16)
 

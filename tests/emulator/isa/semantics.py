@@ -83,7 +83,7 @@ def coerced(function: Function, sources: tuple[str, ...]) -> Function:
 
 
 def compiled(template: str, count: int) -> Function:
-    """A template over ``count`` sources as a function."""
+    """Function compiled from a template over ``count`` sources."""
     names = [f"s{place}" for place in range(count)]
     function: Function = eval(f"lambda {', '.join(names)}: {template.format(*names)}", {"np": np})
     return function
@@ -91,7 +91,7 @@ def compiled(template: str, count: int) -> Function:
 
 @lru_cache(maxsize=1024)
 def spread(value: int, dtype: Any) -> Lanes:
-    """32 lanes of one packed value."""
+    """Array of 32 lanes that all hold ``value``."""
     lanes = np.full(32, value, dtype)
     lanes.flags.writeable = False
     return lanes
@@ -100,7 +100,7 @@ def spread(value: int, dtype: Any) -> Lanes:
 def elementwise(
     function: Function, packed: type[np.generic], element: type[np.generic]
 ) -> Function:
-    """``function`` over the elements of packed registers, lane by lane, as packed registers."""
+    """Function of packed registers that applies ``function`` element by element."""
 
     def call(*values: Any) -> Lanes:
         elements = [

@@ -1,1 +1,1 @@
-"""The chip: grids of clusters of CTAs of warps, and the order of their execution."""
+"""Model of the chip: grids, clusters, CTAs and warps, and the order of their execution."""

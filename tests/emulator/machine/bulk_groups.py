@@ -58,7 +58,7 @@ class BulkGroups:
         return self.clock - 1
 
     def commit(self, lanes: int) -> None:
-        """Close the open group, unless it holds operations of other lanes alone."""
+        """Close the open group, unless all of its operations belong to other lanes."""
         start = self._closed[-1] if self._closed else 0
         issuers = [bits for clock, (bits, _) in self._outstanding.items() if clock > start]
         if issuers and not any(bits & lanes for bits in issuers):
@@ -66,7 +66,7 @@ class BulkGroups:
         self._closed.append(self.mark())
 
     def until(self, allowed: int, lanes: int) -> int:
-        """Clock covered by a wait of ``lanes`` for all except the latest groups."""
+        """Clock that a wait by ``lanes`` covers if the ``allowed`` latest groups may be pending."""
         if allowed >= len(self._closed):
             return 0
         last = self._closed[-1 - allowed]
@@ -92,7 +92,7 @@ class BulkGroups:
             del self._outstanding[clock]
 
     def unread(self) -> bool:
-        """Whether an operation was issued without a wait."""
+        """Whether any issued operation has never been waited for."""
         return bool(self._outstanding)
 
     def oldest(self) -> Where:

@@ -141,7 +141,7 @@ class Chain:
         return None
 
     def run(self) -> None:
-        """Runs all launches to their ends.
+        """Run all launches to completion.
 
         Raises:
             EmulatorError: a finding.

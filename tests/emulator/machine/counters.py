@@ -11,13 +11,13 @@ class Counters:
     """Counts of one launch.
 
     Attributes:
-        instructions: (warp index, family) -> warp instructions issued.
-        nbytes: path -> bytes: "global read", "global write", "copy global to shared", ... The "HBM"
-            paths count each byte once: the traffic that a perfect L2 would leave.
-        multiplies: (kind, M, N, K, CTAs) -> tensor core instructions.
-        waits: barrier kind -> number of waits by warps.
-        neighbours: index of a launch in the chain -> CTAs of that launch already resident on an SM
-            when a CTA of this launch started there.
+        instructions: number of warp instructions issued, by warp index and family.
+        nbytes: number of bytes by path: "global read", "global write", "copy global to shared", ...
+            The "HBM" paths count each byte once: the traffic that a perfect L2 would leave.
+        multiplies: number of tensor core instructions by (kind, M, N, K, CTAs).
+        waits: number of waits by warps, by kind of barrier.
+        neighbours: by index of a launch in the chain, the number of its CTAs that were resident on
+            an SM when a CTA of this launch started there.
     """
 
     def __init__(self, program: "Program") -> None:
@@ -40,13 +40,13 @@ class Counters:
 
     @property
     def l2_hits(self) -> float:
-        """Share of the bytes read from global memory that a perfect L2 would serve."""
+        """Fraction of the bytes read from global memory that a perfect L2 would serve."""
         paths = ("global read", "copy global to shared", "cp.async")
         total = sum(self.nbytes[path] for path in paths)
         return 1 - self.nbytes["HBM read, each byte once"] / total if total else 0.0
 
     def add_blocks(self, warp: int, blocks_run: list[int]) -> None:
-        """Add a finished warp's executions of each basic block."""
+        """Add the number of times that a finished warp executed each basic block."""
         before = self._blocks.get(warp)
         if before is not None:
             blocks_run = [a + b for a, b in zip(before, blocks_run, strict=True)]

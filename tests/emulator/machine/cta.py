@@ -1,4 +1,4 @@
-"""CTAs and clusters: the state that their warps share."""
+"""CTAs and clusters: the state that the warps of a CTA or cluster share."""
 
 import functools
 from collections.abc import Callable
@@ -48,10 +48,9 @@ class Cta:
         barriers: CTA barriers by number.
         mbarriers: live mbarrier objects by shared address.
         warpgroups: warpgroups that issue wgmma, by first warp.
-        start: component of the CTA's start, which everything after the start knows; 0 without a
-            peer.
+        start: component of the CTA's start, known to all events after it; 0 if the CTA has no peer.
         touches: clock, verb and place of the last access to the CTA by each component other than
-            its own warps; the CTA may exit only after these accesses.
+            the CTA's warps; the CTA may exit only after these accesses.
     """
 
     def __init__(self, cluster: "Cluster", position: Position, rank: int, sm: Sm) -> None:
@@ -124,7 +123,7 @@ class Cta:
         return found
 
     def new_mbarrier(self, address: int, count: int, warp: Warp, line: int) -> None:
-        """mbarrier.init."""
+        """mbarrier.init: make an mbarrier at a shared address."""
         if address % 8:
             raise BarrierMisuse(f"mbarrier.init at {address:#x}: must be a multiple of 8")
         memory = self.shared
@@ -236,7 +235,7 @@ class Cluster:
     Args:
         launch: launch of the cluster.
         number: index in the grid.
-        sms: one SM for each CTA.
+        sms: SM of each CTA.
     """
 
     def __init__(self, launch: "Launch", number: int, sms: list[Sm]) -> None:
@@ -303,7 +302,7 @@ class Cluster:
                 )
 
     def state(self) -> list[str]:
-        """State of every barrier with waiters, and the waiters, for a deadlock report."""
+        """State of each barrier that has waiters, with the waiters, for a deadlock report."""
         lines = []
         for cta in self.ctas:
             for warp in cta.warps:

@@ -22,7 +22,7 @@ from tests.emulator.ptx.syntax import Module
 
 
 class Gpu:
-    """A functional model of one device.
+    """Functional model of one device.
 
     Args:
         limits: limits of the chip; ``B200`` by default, or ``H200``.
@@ -33,10 +33,11 @@ class Gpu:
             the PTX ISA demands. NVIDIA's own kernels omit the fences where an mbarrier follows a
             wait or commit.
         strict_pipe_order: whether a tcgen05.cp that overwrites the operand of an earlier MMA has to
-            wait for the MMA's commit: the PTX ISA promises the order of a cp before an MMA alone.
-            Every kernel with one set of scale columns, NVIDIA's too, relies on more.
+            wait for the MMA's commit: the PTX ISA guarantees only that a cp is ordered before a
+            later MMA. Every kernel with a single set of scale columns, NVIDIA's too, relies on the
+            opposite order as well.
         strict_scopes: whether an mbarrier.arrive or a wait whose scope excludes the other side's
-            CTA leaves TMA and tensor core accesses unordered there, as the PTX ISA has it. NVIDIA's
+            CTA leaves TMA and tensor core accesses unordered, as the PTX ISA specifies. NVIDIA's
             own kernels omit the scope, and the default is .cta.
         rounds_like_h200: whether wgmma rounds sums bit-exactly as an H200 does, at up to 5 ms each.
         sharing: policy of SM sharing among CTAs; None gives each CTA an exclusive SM. See also
@@ -106,7 +107,7 @@ class Gpu:
         return range(count)
 
     def synchronise(self, stream: int | None = None) -> None:
-        """Wait for a stream, or for all: later launches do not overlap its launches."""
+        """Wait for a stream, or for all streams: later launches cannot overlap its launches."""
         self._run_waiting()
         self.history.synchronise(stream)
 
@@ -124,7 +125,7 @@ class Gpu:
         traced: bool = False,
         stream: int = 0,
     ) -> Launch:
-        """Run one kernel to its end.
+        """Run one kernel to completion.
 
         Args:
             module: module from :meth:`load`.
@@ -188,8 +189,9 @@ class Gpu:
     def overlapped(self, sharing: Sharing = Sharing()) -> Iterator[None]:  # noqa: B008 — frozen
         """Context whose launches overlap as far as their attributes allow.
 
-        The launches run at the end of the context or at :meth:`synchronise`; results exist only
-        from then on. All launches belong to one stream and run in the schedule of the first launch.
+        The launches run at the end of the context or at :meth:`synchronise`, and their results
+        exist only from then on. All launches belong to one stream and run in the schedule of the
+        first launch.
         """
         if self._waiting is not None:
             raise LaunchError("overlapped: within another one; leave that first")

@@ -39,7 +39,7 @@ def _count(dimensions: Dimensions) -> int:
 
 
 class Launch:
-    """A grid about to run.
+    """Grid to run, with its checked configuration.
 
     Args:
         gpu: the chip.
@@ -57,13 +57,13 @@ class Launch:
         registers: registers per thread; 0 for unknown.
 
     Attributes:
-        needs: resources that each CTA takes of an SM.
+        needs: SM resources that each CTA takes.
         clusters: clusters of the grid, ``cluster_size`` CTAs each.
         link, scheduler, events: position in the chain, scheduler of the chain, and events that
             order its accesses.
         known: components of earlier launches that the launch is ordered after from the start.
-        shared_bytes: shared memory per CTA on the device.
-        memory_bytes: shared memory per CTA with the guards between the arrays.
+        shared_bytes: bytes of shared memory per CTA on a real device.
+        memory_bytes: bytes of shared memory per CTA with the guards between the arrays.
 
     Raises:
         LaunchError: the device would refuse the launch; nothing has run.
@@ -185,11 +185,11 @@ class Launch:
 
     @property
     def resident_clusters(self) -> int:
-        """Clusters that the chip holds at once, without regard to GPCs."""
+        """Number of clusters that the chip holds at once, without regard to GPCs."""
         return max(1, self._resident_ctas() // self.cluster_size)
 
     def written(self, place: Place) -> None:
-        """Wake pollers of a place after a strong write."""
+        """Wake the warps that poll a place, after a strong write to it."""
         self.scheduler.polls = 0
         # Another launch of the chain may poll global memory, but never this launch's shared memory.
         launches = self.scheduler.launches if place[0] == GLOBAL else [self]

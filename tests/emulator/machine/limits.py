@@ -11,11 +11,12 @@ class Limits:
 
     Attributes:
         sms: streaming multiprocessors.
-        shared: bytes of shared memory a CTA may have; ``shared_per_sm`` with the system's share.
-        threads: threads of a CTA; ``threads_per_sm`` resident.
-        cluster: portable cluster size, in CTAs.
+        shared: maximum bytes of shared memory of a CTA; ``shared_per_sm``: of an SM, including the
+            bytes reserved by the system.
+        threads: maximum threads of a CTA; ``threads_per_sm``: maximum resident threads of an SM.
+        cluster: maximum portable cluster size, in CTAs.
         registers: 32-bit registers of an SM.
-        ctas_per_sm: resident CTAs.
+        ctas_per_sm: maximum resident CTAs of an SM.
         gpcs: graphics processing clusters: a cluster of CTAs lies within one GPC.
     """
 
@@ -35,7 +36,7 @@ class Limits:
         return self.shared_per_sm - self.shared
 
     def gpc_sizes(self) -> tuple[int, ...]:
-        """SMs of each GPC: pairs of SMs, distributed as evenly as possible (assumed)."""
+        """Number of SMs in each GPC: pairs of SMs, distributed as evenly as possible (assumed)."""
         pairs = -(-self.sms // 2)
         sizes = [2 * ((pairs + number) // self.gpcs) for number in range(self.gpcs)]
         sizes[-1] -= 2 * pairs - self.sms

@@ -1,4 +1,4 @@
-"""Room on SMs: the resources of a CTA, and the SMs of one GPC that can hold a cluster."""
+"""Residency: the SM resources of a CTA, and the SMs of one GPC that can hold a cluster."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -29,7 +29,7 @@ class Needs(NamedTuple):
     registers: int
 
     def per_sm(self, limits: Limits) -> int:
-        """CTAs that an empty SM holds; at least one."""
+        """Number of CTAs that an empty SM holds; at least one."""
         found = (
             limits.shared_per_sm // self.shared,
             limits.threads_per_sm // self.threads,
@@ -100,7 +100,7 @@ class Room:
 
 
 class Place(Protocol):
-    """An SM, as the placement of CTAs sees the SM."""
+    """Interface of an SM for the placement of CTAs."""
 
     gpc: int
     room: Room

@@ -1,4 +1,4 @@
-"""Legal order of a run: the next warp to run, and the completion of asynchronous work."""
+"""Schedule of a run: which warp runs next, and when asynchronous work completes."""
 
 import random
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ class Schedule:
         late_cta: rank of the CTA of each cluster that starts only once nothing else can run,
             counted from the last if negative; None for no late CTA.
         starved: whether one warp of each cluster, picked at random, runs only when no other can.
-        successor_first: whether, of overlapping launches, the later launches run as long as they
-            can; otherwise the earlier launches do. At random where ``warps`` is "random".
+        successor_first: whether the later of overlapping launches run as long as they can;
+            otherwise the earlier launches do. Random if ``warps`` is "random".
     """
 
     name: str

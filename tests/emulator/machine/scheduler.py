@@ -90,14 +90,14 @@ class Scheduler:
                 self._end(cluster)
 
     def _first(self, movable: list[Cluster]) -> Cluster:
-        """The next cluster to run; among several launches by their order, unless all poll."""
+        """Next cluster to run, from the launch that the schedule prefers, unless all poll."""
         if len(self.launches) == 1 or self.polls >= _PATIENCE:
             return movable[0]
         chosen = max if self._schedule.successor_first else min
         return chosen(movable, key=lambda cluster: cluster.launch.link.number)
 
     def _time_out(self) -> bool:
-        """End all waits with a time limit, unless the last attempt was in vain."""
+        """End all waits that have a time limit, unless the last such attempt achieved nothing."""
         if self._timed_out:
             return False
         self._timed_out = True
@@ -160,7 +160,7 @@ class Scheduler:
             self._timed_out = False
 
     def _pick(self, cluster: Cluster) -> Warp:
-        """A ready warp at random; the starved warp only if no other is ready, or all warps poll."""
+        """Random ready warp; the starved warp only if no other is ready, or if all warps poll."""
         ready = cluster.ready
         index = self._random.randrange(len(ready))
         if ready[index] is cluster.starved and len(ready) > 1 and self.polls < _PATIENCE:

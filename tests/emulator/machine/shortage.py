@@ -1,4 +1,4 @@
-"""Tensor memory that a deadlock's warps wait for: the CTAs that hold columns, and the remedy."""
+"""Report on tensor memory in a deadlock: which CTAs hold the awaited columns, and the remedy."""
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def shortages(clusters: "Iterable[Cluster]") -> list[str]:
-    """A line for each CTA that waits in tcgen05.alloc, and one for each remedy."""
+    """Report lines: one for each CTA that waits in tcgen05.alloc, and one for each remedy."""
     lines: list[str] = []
     for cluster in clusters:
         for cta in cluster.ctas:
@@ -22,7 +22,7 @@ def shortages(clusters: "Iterable[Cluster]") -> list[str]:
 
 
 def _group(asking: "TensorMemory") -> "list[Cta]":
-    """CTAs that allocate together."""
+    """CTAs that allocate together with the CTA of ``asking``."""
     cta = asking.cta
     if cta.launch.cta_group == 1:
         return [cta]

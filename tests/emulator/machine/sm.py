@@ -13,19 +13,18 @@ from tests.emulator.memory.columns import Columns
 
 @dataclass(frozen=True)
 class Sharing:
-    """Sharing of SMs among CTAs.
+    """Policy of sharing SMs among CTAs.
 
     Attributes:
         exclusive_permit: whether a CTA that has allocated tensor memory keeps the other CTAs of its
             SM from allocating until tcgen05.relinquish_alloc_permit or its exit, as NVIDIA's
             kernels assume. The PTX ISA says only that the CTA itself may allocate no more. A kernel
             should be right either way.
-        registers: registers per thread, by kernel, as ptxas reports (-v). For other kernels
-            ``.maxnreg`` counts or, with setmaxnreg, the share that ``.maxntid`` and
-            ``.minnctapersm`` leave each thread (assumed); without any of these, registers limit
-            nothing.
+        registers: registers per thread, by kernel, as ptxas reports (-v). Other kernels use
+            ``.maxnreg`` or, with setmaxnreg, the share that ``.maxntid`` and ``.minnctapersm``
+            leave each thread (assumed); without these, registers do not limit residency.
         packed: whether a CTA goes to the fullest SM with room for one more CTA, instead of the
-            emptiest SM: as on a chip that others keep busy.
+            emptiest SM: as on a chip that other work keeps busy.
     """
 
     exclusive_permit: bool = True
@@ -41,7 +40,7 @@ class Sm:
         gpc: GPC of the SM.
         room: room for CTAs.
         columns: columns of tensor memory.
-        launches: chain index of the launch of each resident CTA, with the number of its CTAs.
+        launches: number of resident CTAs of each launch, by chain index.
     """
 
     def __init__(self, number: int, gpc: int, room: Room, columns: Columns) -> None:
@@ -59,7 +58,7 @@ class Sm:
 
 
 class Places(Protocol):
-    """SMs that clusters are placed on."""
+    """Interface of a set of SMs on which clusters are placed."""
 
     def take(self, size: int, needs: Needs) -> list[Sm] | None:
         """An SM for each CTA of a cluster; None while there is no room."""
@@ -69,7 +68,7 @@ class Places(Protocol):
 
 
 class Apart:
-    """Placement on exclusive SMs, for as many clusters at a time as the chip holds.
+    """Placement on exclusive SMs, of as many clusters at a time as the chip holds.
 
     Args:
         limits: limits of the chip.

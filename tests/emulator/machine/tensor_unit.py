@@ -20,8 +20,8 @@ class TensorUnit:
 
     Attributes:
         pipe, loads, stores: components; ``*_clock`` are the current clocks.
-        phases: mbarrier component -> number of its phases that precede the arrivals of
-            this warp's commits so far, and so the arrivals of later commits.
+        phases: by component of an mbarrier, the number of its phases that precede the arrivals of
+            this warp's commits so far, hence those of later commits too.
     """
 
     def __init__(self, warp: "Warp") -> None:
@@ -51,7 +51,7 @@ class TensorUnit:
         return found
 
     def operand_access(self, before: Snapshot, line: int, verb: str, lane: int) -> Access:
-        """An access of mma or cp to shared memory, issued by one lane."""
+        """Access of an mma or cp, issued by one lane, to shared memory."""
         access = self.pipe_access(before, line, verb, "async")
         access.unordered = frozenset(self._warp.unordered)
         access.lanes = lane
@@ -64,7 +64,7 @@ class TensorUnit:
         return Access(launch.events, event, before, before.known[proxy], launch.report, self.pipe)
 
     def copy_access(self, before: Snapshot, line: int) -> Access:
-        """A write of cp to tensor memory: with a strict pipe, not ordered after earlier work."""
+        """Write of a cp to tensor memory; with a strict pipe, not ordered after earlier work."""
         access = self.pipe_access(before, line, "tcgen05.cp write")
         if self._warp.launch.gpu.strict_pipe_order:
             access.pipe = 0
@@ -86,7 +86,7 @@ class TensorUnit:
         )
 
     def commit(self) -> int:
-        """Close the work so far; returns its clock."""
+        """Close the work issued so far; returns its clock."""
         self.pipe_clock += 1
         return self.pipe_clock - 1
 

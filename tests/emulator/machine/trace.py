@@ -1,7 +1,7 @@
 """Record of every warp's work, in program order: the input of the timing model.
 
 A warp's trace is a list of basic block numbers and of events. Events follow their block, in program
-order, and name the PTX line; an instruction that no lane ran leaves no event.
+order, and name the PTX line; an instruction that no lane executed leaves no event.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Touched: TypeAlias = "tuple[tuple[int, int] | Footprint, ...]"
 
 
 class Event(NamedTuple):
-    """Something that takes part in timing beyond an instruction's issue.
+    """Event that affects timing beyond the issue of an instruction.
 
     Attributes:
         kind: one of
@@ -72,7 +72,7 @@ WarpTrace = list[int | Event]
 
 @dataclass(frozen=True)
 class CtaTrace:
-    """One CTA's warps.
+    """Traces of one CTA's warps.
 
     Attributes:
         position: position in the grid.

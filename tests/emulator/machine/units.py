@@ -1,4 +1,4 @@
-"""Asynchronous work in flight: queues with in-order completion, at times set by the schedule."""
+"""Asynchronous work in flight: queues that complete in order, at times set by the schedule."""
 
 from collections import deque
 from collections.abc import Callable, Hashable

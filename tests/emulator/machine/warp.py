@@ -42,7 +42,7 @@ class Warp:
     Attributes:
         cta: CTA of the warp.
         index: index in the CTA.
-        live: lanes that exist.
+        live: mask of the lanes that exist.
         actor: clocks of the warp.
         jitter: whether the schedule may preempt the warp at synchronisation points.
         waits_for: description of the event the warp is blocked on, for reports.
@@ -51,9 +51,9 @@ class Warp:
         timed_out: whether the wait ended by its time limit.
         unordered: writes to shared memory that other lanes may not see before a bar.warp.sync, with
             the lanes that have not released the write, as bits; -1 for all lanes.
-        unordered_reads: likewise reads of shared memory, which other lanes may not overwrite yet.
-        unreleased: likewise all accesses to shared memory and writes to global memory that a
-            release by other lanes does not cover.
+        unordered_reads: likewise, reads of shared memory that other lanes may not overwrite yet.
+        unreleased: likewise, accesses to shared memory and writes to global memory that a release
+            by other lanes does not cover.
         phases: by component of an mbarrier, number of phases known to be complete from the warp's
             own arrivals and waits.
         blocks_run: executions of each basic block.
@@ -144,7 +144,7 @@ class Warp:
         return self.reach(address >> RANK_SHIFT, address)
 
     def reach(self, rank: int, address: int = 0) -> "Cta":
-        """The CTA of a rank; reports a CTA that may not have started."""
+        """CTA of a rank in the cluster; reports a CTA that may not have started."""
         if rank == self.cta.rank:
             return self.cta
         cta = self.cta.cluster.peer(rank, address)
@@ -181,7 +181,7 @@ class Warp:
         return found
 
     def one_lane(self, lane: int) -> OneLane:
-        """A lane that issues asynchronous work now, with the unordered accesses of other lanes."""
+        """Lane that issues asynchronous work now, with the unordered accesses of other lanes."""
         return OneLane(lane, frozenset(self.unordered), frozenset(self.unordered_reads))
 
     def order_lanes(self) -> None:
@@ -203,12 +203,12 @@ class Warp:
         self.unordered_reads[event] = self.unordered_reads.get(event, 0) | lanes
 
     def accessed(self, event: int, mask: Mask) -> None:
-        """Record an access of lanes, to be covered by the next release of the same lanes."""
+        """Record an access by lanes, for the next release by the same lanes to cover."""
         lanes = -1 if mask is None else self.mask_bits(mask)
         self.unreleased[event] = self.unreleased.get(event, 0) | lanes
 
     def hand_over(self, mask: Mask, handed: Clocks) -> None:
-        """Release the accesses of the lanes of ``mask``, not the accesses of other lanes."""
+        """Release the accesses of the lanes of ``mask``, but not the accesses of other lanes."""
         if self.unreleased:
             others = self.mask_bits(None) & ~self.mask_bits(mask)
             for unordered in (self.unordered, self.unordered_reads):
@@ -226,7 +226,7 @@ class Warp:
                 handed.withheld[event] = component, clock[event]
 
     def take_over(self, handed: Clocks) -> None:
-        """Drop the unordered accesses that a release covers: waiting lanes see their effects."""
+        """Drop the unordered accesses that an acquired release covers: the lanes see them."""
         for unordered in (self.unordered, self.unordered_reads):
             if not unordered:
                 continue
@@ -277,7 +277,7 @@ class Warp:
         waiters.append(lambda: self.wake(number))
 
     def polled(self, line: int, places: Sequence[Place], value: bytes) -> None:
-        """Note a strong load; after a few loads of the same value the warp sleeps until a write."""
+        """Note a strong load; after a few loads of one value, the warp sleeps until a write."""
         poll = line, places, value, self.actor.now
         self._polls = self._polls + 1 if poll == self._poll else 0
         self._poll = poll
@@ -295,7 +295,7 @@ class Warp:
             self.launch.scheduler.resume(self)
 
     def time_out(self) -> None:
-        """End a wait with a time limit."""
+        """End a wait that has a time limit."""
         self.timed_out = True
         self._awake()
         self.cta.cluster.ready.append(self)
@@ -323,7 +323,7 @@ class Warp:
             )
 
     def run(self) -> bool:
-        """Run until the warp waits or ends; False at the end.
+        """Run until the warp waits or ends; returns False at the end.
 
         Raises:
             EmulatorError: a finding with its place.

@@ -1,8 +1,9 @@
 """A warpgroup: four warps that execute wgmma together, and its wgmma in flight.
 
 Warps arrive at a wgmma one after the other. The last warp hands the wgmma to the tensor core, which
-runs the warpgroup's instructions in order, each when the schedule permits. Accumulators of a chain
-stay here; a warp gets its accumulator rows from the wait that covers the chain's last wgmma.
+runs the warpgroup's instructions in order, each when the schedule permits. The warpgroup keeps the
+accumulators of a chain of wgmma; a warp gets its accumulator rows from the wait that covers the
+chain's last wgmma.
 """
 
 from collections import deque
@@ -75,7 +76,8 @@ class Multiply:
         group: number of the wgmma group, from 1.
         line: PTX line.
         fragments: words of A, one entry per warp that has arrived.
-        sums: previous values of D, likewise; empty where D is overwritten or in flight already.
+        sums: previous values of D, one entry per warp that has arrived; empty if D is overwritten
+            or already in flight.
         before: clocks of each warp that has arrived.
     """
 
@@ -92,7 +94,7 @@ class Multiply:
 
 
 class Warpgroup:
-    """Four warps of a CTA, the first with an index that is a multiple of four.
+    """Group of four warps of a CTA; the index of the first is a multiple of four.
 
     Attributes:
         pipe: component of the wgmma instructions; the clock is the group's number.

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 class WarpgroupPart:
-    """One warp's side of a warpgroup: groups of wgmma, and the state of registers.
+    """One warp's part of a warpgroup: its groups of wgmma, and the state of its registers.
 
     Attributes:
         group: number of the open group, from 1.
         touched: register tuples used by other instructions since the last wgmma.fence, with the PTX
             line of the use.
         flying: register tuples that a wgmma in flight uses, with the group and PTX line.
-        issued: wgmma instructions so far.
+        issued: number of wgmma instructions issued so far.
     """
 
     def __init__(self, warp: "Warp", warpgroup: "Warpgroup", tuples: "RegisterTuples") -> None:
@@ -50,7 +50,7 @@ class WarpgroupPart:
         self.touched.clear()
 
     def commit(self) -> None:
-        """wgmma.commit_group."""
+        """wgmma.commit_group: close the open group."""
         self._ends.append(self.issued)
         self.group += 1
 
@@ -62,7 +62,7 @@ class WarpgroupPart:
         return group == 0 or self.warpgroup.completed >= self._ends[group - 1]
 
     def land(self, group: int) -> dict[int, Floats]:
-        """Retire groups up to ``group``: returns the completed accumulators as registers."""
+        """Retire groups up to ``group``; returns the registers of the completed accumulators."""
         found = {}
         if group:
             self._warp.actor.finished(self.warpgroup.pipe, group)
@@ -115,7 +115,7 @@ class WarpgroupPart:
         )
 
     def leave(self) -> None:
-        """Exit of the warp."""
+        """Record the exit of the warp."""
         self.warpgroup.leave(self._warp)
         if self.flying:
             line = min(line for _, line in self.flying.values())

@@ -1,1 +1,1 @@
-"""The state spaces, with bounds, initialisation and happens-before checks on every access."""
+"""Memory of each state space, with bounds, initialisation and happens-before checks."""

@@ -59,7 +59,7 @@ class Scope(IntEnum):
 
 
 def join(into: Clock, other: Clock) -> None:
-    """Raise ``into`` to the later clock of both, component by component."""
+    """Raise ``into``, component by component, to the later of both clocks."""
     for component, clock in other.items():
         if component not in into or into[component] < clock:  # no call: a hot loop
             into[component] = clock
@@ -89,13 +89,13 @@ class Clocks:
         )
 
     def narrowed(self) -> "Clocks":
-        """Clocks as learned through too narrow a scope."""
+        """Copy of the clocks, as learned through too narrow a scope."""
         found = self.copy()
         found.narrow = dict.fromkeys(self.generic, 0)
         return found
 
     def well_known(self, component: int) -> int:
-        """Clock of a component, as far as learned through scopes that include this CTA."""
+        """Clock of a component, as far as it was learned through scopes that include this CTA."""
         return self.narrow.get(component, self.generic.get(component, 0))
 
     def join(self, other: "Clocks") -> None:
@@ -180,7 +180,7 @@ class Earlier:
 
     Attributes:
         component: PREREQUISITE, UNREACHED, or 0 if this launch is ordered after the accesses.
-        origin: origin with the PTX line, but no CTA or warp.
+        origin: origin of the accesses: the PTX line, without CTA or warp.
         unwaited: kernel launched in between whose griddepcontrol.wait is missing, if UNREACHED.
     """
 
@@ -200,8 +200,8 @@ class Events:
         earlier: earlier events by number.
         first: first event of this launch.
         last_set: last set of readers that is not from this launch.
-        done: component of all of the launch's accesses once it has ended, where launches overlap
-            and share their events.
+        done: component that stands for all accesses of the launch once it has ended, where launches
+            overlap and share their events.
         strict_scopes: see ``Gpu``.
     """
 
@@ -224,7 +224,7 @@ class Events:
         self._number = 0
 
     def split(self, count: int) -> "list[Events]":
-        """The same events, for each of several overlapping launches."""
+        """Copies of the events, one for each of ``count`` overlapping launches."""
         self._launch_of = {}
         found = []
         for number in range(count):
@@ -363,7 +363,7 @@ class Actor:
         self.advance()
 
     def relaxed(self) -> Clocks:
-        """Clocks that a relaxed arrival publishes: of the last fence, and of initialisation."""
+        """Clocks that a relaxed arrival publishes: those of the last fence and initialisation."""
         handed = self._fence_released[0].copy() if self._fence_released else Clocks()
         join(handed.inits, self.clocks.inits)
         join(handed.fenced, self.clocks.fenced)
@@ -381,7 +381,7 @@ class Actor:
         return max(self.clocks.generic.get(component, 0), wanted.get(component, 0))
 
     def knows(self, component: int, clock: int) -> bool:
-        """Whether the actor comes after a component's clock, if strict through wide scopes."""
+        """Whether the actor is ordered after a component's clock; if strict, by wide scopes."""
         clocks = self.clocks
         if self.events.strict_scopes:
             return clocks.well_known(component) >= clock
@@ -420,7 +420,7 @@ class Actor:
         return clocks.copy(), min(scope, fenced)
 
     def strong_read(self, published: Clocks, acquiring: bool, reach: Scope) -> None:
-        """Acquire published clocks, of a relaxed read at a fence that reaches the publishers."""
+        """Acquire published clocks; a relaxed read acquires at a fence that reaches the writer."""
         if acquiring:
             self.acquire(published)
         else:

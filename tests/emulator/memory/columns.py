@@ -1,4 +1,4 @@
-"""Columns of one SM's tensor memory: their owners, and the permit to allocate."""
+"""Columns of one SM's tensor memory: their owners, and the permit to allocate them."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ class Columns:
             CTA relinquishes its permit or exits.
 
     Attributes:
-        holders: first column -> number of columns, and the owner.
+        holders: number of columns and owner of each allocation, by first column.
         permit: owner of the exclusive permit to allocate.
         waiters: warps that wait for columns or for the permit.
     """

@@ -1,4 +1,4 @@
-"""Earlier launches' accesses to global memory, for later launches that may overlap them.
+"""Accesses of earlier launches to global memory, for later launches that may overlap them.
 
 A launch is ordered after everything before it in its stream, unless it is launched with
 programmatic stream serialization. Then the launch may start once every CTA of its predecessor has
@@ -39,8 +39,8 @@ class Grid:
 
     Attributes:
         kernel: entry name.
-        running: grid that may still run when this launch starts -> kernel whose missing
-            griddepcontrol.wait leaves the grid unordered; "" if this launch's wait covers the grid.
+        running: by grid that may still run when this launch starts, the kernel whose missing
+            griddepcontrol.wait leaves that grid unordered; "" if this launch's wait covers it.
         waited: whether a warp has executed griddepcontrol.wait.
         released_early: whether a warp has released dependents without a preceding wait.
     """
@@ -131,7 +131,7 @@ class History:
         return found
 
     def _settle(self, events: Events, own: Grid | None = None) -> tuple[int, int]:
-        """Renumber the shadow's events: ``own``'s, and events that a launch may still overlap."""
+        """Renumber the shadow's events: ``own``'s, and those that a launch may still overlap."""
         if own is None and not self._running:
             if self._accesses:
                 self.forget()

@@ -17,7 +17,7 @@ _ITEM: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 
 
 
 class LinearMemory:
-    """``nbytes`` bytes from ``base``, each access checked for bounds, alignment and order.
+    """``nbytes`` bytes of memory from ``base``; accesses are checked for bounds, alignment, order.
 
     Args:
         name: name in reports.
@@ -121,12 +121,12 @@ class LinearMemory:
         self.shadow.lane[granules] = lane
 
     def bytes_at(self, address: int, nbytes: int, verb: str) -> Bytes:
-        """A view without any record: the caller updates the shadow."""
+        """View of bytes without a record of the access: the caller updates the shadow."""
         start, _ = self._span(address, nbytes, verb)
         return self.data[start : start + nbytes]
 
     def write_window(self, address: int, nbytes: int, access: Access) -> Bytes:
-        """A writable view; all its bytes count as written."""
+        """Writable view of bytes, all of which count as written."""
         start, granules = self._span(address, nbytes, "write")
         self.shadow.write(granules, access)
         return self.data[start : start + nbytes]

@@ -38,7 +38,7 @@ Selection = Any  # any numpy index: a slice, a tuple of slices, an index array
 
 
 class Access:
-    """Permission to touch memory as one event, with the events known to precede the access.
+    """Access to memory as one event, with the events known to precede it.
 
     Args:
         events: events of the launch.
@@ -77,7 +77,7 @@ class Access:
         self.lanes: Lanes = ANY_LANE
 
     def after_write(self, earlier: int, memory: str, verb: str) -> None:
-        """Check that the write ``earlier`` happens before this access."""
+        """Check that the write event ``earlier`` happens before this access."""
         if earlier in self.known or earlier == self.event:
             return
         if earlier == MBARRIER:
@@ -125,7 +125,7 @@ class Access:
         return self._view(generic_write).get(component, 0) >= self.events.clock[earlier]
 
     def _too_narrow(self, earlier: int) -> bool:
-        """Whether a release or acquire of too narrow a scope orders the two accesses.
+        """Whether only a release or acquire of too narrow a scope orders the two accesses.
 
         Unless scopes are strict, only generic accesses count: where a barrier orders accesses of an
         asynchronous unit, NVIDIA's own kernels wait with .cta.
@@ -199,7 +199,7 @@ class Access:
         )
 
     def joined(self, number: int) -> int:
-        """The reader number of ``number``'s readers plus this access."""
+        """Number of the reader set that adds this access to the readers of ``number``."""
         if number in self.known or number == self.event:
             return self.event
         earlier = self.events.readers(number)
@@ -222,7 +222,7 @@ class OneLane(NamedTuple):
     unordered_reads: frozenset[int]
 
     def given(self, access: Access) -> Access:
-        """``access`` attributed to this lane."""
+        """Copy of ``access`` attributed to this lane."""
         access.lanes, access.unordered = self.lane, self.unordered
         access.unordered_reads = self.unordered_reads
         return access
@@ -315,17 +315,17 @@ class Shadow:
 
     @functools.cached_property
     def lane(self) -> npt.NDArray[np.int8]:
-        """Lane that wrote each granule; for shared memory alone."""
+        """Lane that wrote each granule; for shared memory only."""
         return np.full(self.writer.shape, ANY_LANE, np.int8)
 
     @functools.cached_property
     def reading(self) -> tuple[Events32, npt.NDArray[np.int8]]:
-        """Last read of each granule by lanes, and the lane; for shared memory alone."""
+        """Last read of each granule by lanes, and the lane; for shared memory only."""
         shape = self.writer.shape
         return np.zeros(shape, np.int32), np.full(shape, ANY_LANE, np.int8)
 
     def _read_by_lanes(self, where: Selection, access: Access) -> None:
-        """Record the reading lanes; as several lanes if another lane's read is unordered too."""
+        """Record the reading lanes; as "several lanes" if another lane's read is unordered too."""
         events, lanes = self.reading
         before, mine = events[where], access.lanes
         others = np.zeros(before.shape, bool)

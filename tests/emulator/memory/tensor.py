@@ -61,7 +61,7 @@ class TensorMemory:
             raise TensorMemoryMisuse("tcgen05.alloc after tcgen05.relinquish_alloc_permit")
 
     def relinquish(self) -> None:
-        """tcgen05.relinquish_alloc_permit, or the CTA's exit."""
+        """Give up the permit to allocate, by tcgen05.relinquish_alloc_permit or the CTA's exit."""
         self.relinquished = True
         self.table.give_up_permit(self)
 
@@ -78,7 +78,7 @@ class TensorMemory:
         self.table.wake()
 
     def free(self, start: int, columns: int) -> None:
-        """tcgen05.dealloc."""
+        """tcgen05.dealloc: free the columns of an allocation."""
         if self._allocations.get(start) != columns:
             live = ", ".join(f"{n} at column {s}" for s, n in sorted(self._allocations.items()))
             raise TensorMemoryMisuse(

@@ -1,1 +1,1 @@
-"""PTX text: parsed, cut into basic blocks, and analysed for uniformity across a warp."""
+"""PTX parser, basic blocks, and the analysis of uniformity across a warp."""

@@ -108,7 +108,7 @@ def _first_source(instruction: Instruction) -> int:
 
 
 def read(instruction: Instruction) -> list[str]:
-    """Registers read, including the guard."""
+    """Registers that the instruction reads, including its guard."""
     names = _registers(instruction.operands[_first_source(instruction) :])
     if instruction.guard is not None:
         names.append(instruction.guard)
@@ -117,7 +117,7 @@ def read(instruction: Instruction) -> list[str]:
 
 @dataclass
 class Block:
-    """Instructions that run one after the other.
+    """Basic block: instructions that run one after the other.
 
     Attributes:
         first, last: half-open range in ``Kernel.body``.
@@ -136,7 +136,7 @@ class Block:
 
 @dataclass
 class Flow:
-    """A kernel's blocks in textual order, each with its immediate dominator (entry: itself)."""
+    """Control-flow graph: a kernel's blocks in textual order, each with its immediate dominator."""
 
     kernel: Kernel
     blocks: list[Block]

@@ -2,7 +2,7 @@
 
 ``tcgen05.ld`` is asynchronous: its registers are undefined until ``tcgen05.wait::ld`` (PTX ISA,
 tcgen05.wait). Compilers move arithmetic on these registers across the wait, and ptxas corrects the
-order, so that only uses outside of registers count: a store, a branch, an exchange with other
+order, so only uses that leave the registers are mistakes: a store, a branch, an exchange with other
 lanes.
 """
 
@@ -44,7 +44,7 @@ def _leaves_registers(instruction: Instruction) -> bool:
 
 
 def unwaited_loads(flow: Flow) -> list[Lint]:
-    """Results of tcgen05.ld that are used on some path without tcgen05.wait::ld."""
+    """Uses of a tcgen05.ld's registers that some path reaches without tcgen05.wait::ld."""
     body = flow.kernel.body
     entering: list[dict[str, int]] = [{} for _ in flow.blocks]
     found: dict[int, Lint] = {}

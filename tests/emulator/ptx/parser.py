@@ -1,4 +1,4 @@
-"""PTX text -> :class:`~tests.emulator.ptx.syntax.Module`."""
+"""Parser from PTX text to :class:`~tests.emulator.ptx.syntax.Module`."""
 
 import bisect
 import re
@@ -40,7 +40,7 @@ _DIGITS = re.compile(r"%\w*?(\d*)$")
 
 
 class _Tokens:
-    """The text's tokens with one token of lookahead."""
+    """Token stream of a text, with one token of lookahead."""
 
     def __init__(self, text: str) -> None:
         self.lines = text.splitlines()
@@ -172,7 +172,7 @@ def _dimensions(tokens: _Tokens) -> tuple[int, int, int]:
 
 
 def _variable(tokens: _Tokens, space: str) -> Variable:
-    """Parse the rest of a declaration after its space: ``.align 4 .b8 name[16] = {...};``."""
+    """Parse a declaration from behind its space: ``.align 4 .b8 name[16] = {...};``."""
     align, width = 1, 0
     while tokens.peek().startswith("."):
         word = tokens.next()
@@ -253,10 +253,11 @@ def _kernel(tokens: _Tokens) -> Kernel:
 
 
 def _used_parts(load: Instruction, used: int) -> list[Instruction]:
-    """Loads of the vector elements with any used bytes; ``used`` is a mask with a bit per byte.
+    """Loads of the vector elements with any used byte; ``used`` has one bit per byte.
 
-    The compiler may read a whole vector for a part of it, even past the end of an array, and says
-    so by a pragma (PTX ISA, used_bytes_mask). Nothing reads the other registers of the vector.
+    The compiler may load a whole vector to use a part of it, even past the end of an array, and
+    marks the used part by a pragma (PTX ISA, used_bytes_mask). Nothing reads the other registers of
+    the vector.
     """
     target, source = load.operands[0], load.operands[1]
     width = TYPE_BITS[load.parts[-1]] // 8
@@ -377,7 +378,7 @@ class _Body:
         self.kernel.registers[inner] = kind
 
     def _call_parameter(self) -> None:
-        """A parameter or result of a call: a register that st.param and ld.param move."""
+        """Declare a call's parameter or result: a register that st.param and ld.param move."""
         variable = _variable(self.tokens, "param")
         self.tokens.expect(";")
         if variable.nbytes not in (4, 8):
@@ -409,7 +410,7 @@ class _Body:
         return Vector(tuple(items))
 
     def _move_of_parameter(self, opcode: str, operands: list[Operand]) -> tuple[str, list[Operand]]:
-        """``st.param`` to, or ``ld.param`` from, a call's parameter, as a plain move."""
+        """Plain move that replaces a ``st.param`` to, or ``ld.param`` from, a call parameter."""
         place = 0 if opcode.startswith("st.") else 1
         address = operands[place]
         if not isinstance(address, Address) or not isinstance(address.start, Register):

@@ -1,4 +1,4 @@
-"""Registers that wgmma accesses asynchronously: numbered tuples of one kernel."""
+"""Numbered tuples of registers that a kernel's wgmma instructions access asynchronously."""
 
 from dataclasses import dataclass, field
 
@@ -11,11 +11,12 @@ class RegisterTuples:
     """The accumulators and A fragments that a kernel's wgmma instructions name.
 
     Attributes:
-        number: tuple of registers -> its number.
+        number: number of each tuple of registers.
         registers: the tuples, by number.
         accumulators: numbers of the tuples that are accumulators.
-        of: register -> numbers of the tuples with the register.
-        overlaps: number -> other tuples that share registers, one of the two an accumulator.
+        of: numbers of the tuples that contain a register, by register.
+        overlaps: by tuple number, the other tuples that share registers with it, where at least one
+            of the two is an accumulator.
         unwritten: registers that no instruction writes.
     """
 

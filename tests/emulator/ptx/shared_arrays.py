@@ -41,7 +41,7 @@ def told(text: str) -> dict[str, list[SharedArray]]:
 
 
 def guard_of(nbytes: int) -> int:
-    """Guard bytes behind an array: the array's size in 16s, for an index up to twice too large."""
+    """Number of guard bytes behind an array: its size in 16s, to catch doubled indices."""
     return min(-(-nbytes // 16) * 16, MAX_GUARD)
 
 
@@ -67,7 +67,7 @@ def guard_bytes(arrays: Sequence[SharedArray]) -> int:
 
 
 def granules_between(arrays: Sequence[SharedArray], granule: int) -> npt.NDArray[np.intp]:
-    """Numbers of the granules, of ``granule`` bytes, without a byte of any array."""
+    """Numbers of the granules (of ``granule`` bytes) that contain no byte of any array."""
     starts = [*(array.offset for array in arrays[1:]), end_of(arrays)]
     return np.concatenate(
         [
@@ -78,7 +78,7 @@ def granules_between(arrays: Sequence[SharedArray], granule: int) -> npt.NDArray
 
 
 def between(arrays: Sequence[SharedArray], offset: int) -> str:
-    """Name of the array that ends before ``offset``, where no array lies."""
+    """Name of the array that ends before ``offset``, which lies in a gap between arrays."""
     number = bisect.bisect(arrays, offset, key=lambda array: array.offset) - 1
     array = arrays[number]
     beyond = offset - array.offset - array.nbytes

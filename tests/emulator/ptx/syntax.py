@@ -1,4 +1,4 @@
-"""Syntax of PTX text, as values: modules, kernels, instructions and their operands."""
+"""Data model of PTX text: modules, kernels, instructions and their operands."""
 
 from dataclasses import dataclass, field
 
@@ -78,7 +78,7 @@ Operand = Register | Not | Immediate | Symbol | Vector | Pair | Address | Sink
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One statement.
+    """One instruction statement.
 
     Attributes:
         opcode: opcode with all modifiers, ``ld.shared.v4.b32``.
@@ -121,12 +121,12 @@ class Variable:
 
 @dataclass
 class Kernel:
-    """One ``.entry``.
+    """One kernel: an ``.entry``.
 
     Attributes:
         parameters: parameters in order.
-        registers: virtual register -> PTX type without its dot.
-        labels: label -> index into ``body`` of the following instruction.
+        registers: PTX type, without its dot, of each virtual register.
+        labels: index into ``body`` of the instruction behind each label.
         required_block: ``.reqntid``, or None.
         max_block: product of ``.maxntid``, or None.
         required_cluster: ``.reqnctapercluster``, or None.
@@ -176,10 +176,10 @@ class Module:
     """A PTX text.
 
     Attributes:
-        target: ``sm_100a``.
-        kernels: entry name -> kernel.
+        target: target architecture, such as ``sm_100a``.
+        kernels: kernels by entry name.
         variables: module-scope variables by name.
-        lines: the text, for reports.
+        lines: lines of the text, for reports.
         files: names by number; the text may give them last.
     """
 

@@ -9,7 +9,7 @@ _NARROW = frozenset(["e2m1x2", "e2m3x2", "e3m2x2", "ue8m0x2", "b6x16_p32", "b4x1
 
 
 def missing_target(target: str, instruction: Instruction) -> str:
-    """The target an instruction needs if the module's target differs, else "".
+    """Target that the instruction requires, if it is not the module's target; else "".
 
     Args:
         target: target of the module, such as ``sm_90a``.

@@ -1,4 +1,4 @@
-"""Uniformity: registers with one value for the whole warp, blocks that all lanes run together.
+"""Uniformity analysis: registers with one value per warp, and blocks that all lanes run together.
 
 The generated code keeps a uniform register as one Python integer and runs a convergent block
 without masks; everything else is 32 lanes wide. The analysis is optimistic and repeated until
@@ -24,7 +24,7 @@ _LANE_REGISTERS = frozenset(
 
 @dataclass(frozen=True)
 class Uniformity:
-    """The result of :func:`analyse_uniformity`.
+    """Sets of registers and blocks found by :func:`analyse_uniformity`.
 
     Attributes:
         divergent: registers that may differ between the lanes of a warp.
@@ -60,7 +60,7 @@ def _is_warp_index(instruction: Instruction, divergent: set[str], block_x: int) 
 
 
 def analyse_uniformity(flow: Flow, block_x: int, partial: bool = False) -> Uniformity:
-    """Run the analysis.
+    """Find the divergent registers and masked blocks of a kernel.
 
     Args:
         flow: the kernel's control flow.
@@ -88,7 +88,7 @@ def analyse_uniformity(flow: Flow, block_x: int, partial: bool = False) -> Unifo
     }
 
     def confined(name: str) -> bool:
-        """Whether every reading lane has just written the register in the same loop iteration."""
+        """Whether each reading lane wrote the register earlier in the same loop iteration."""
         places = definitions[name]
         if len(places) != 1:
             return False

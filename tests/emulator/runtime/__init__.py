@@ -1,1 +1,1 @@
-"""CuTe DSL's host code launching into the emulator, on a machine with neither GPU nor driver."""
+"""Runtime with which CuTe DSL's host code launches into the emulator, without a GPU or driver."""

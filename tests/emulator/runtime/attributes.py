@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class UnmodelledCall(EmulatorError):
-    """A CUDA request of host code that the emulator's runtime does not support."""
+    """A CUDA request by host code that the emulator's runtime does not support."""
 
 
 # cudaLaunchAttributeID (CUDA Runtime API, "Data types used by CUDA Runtime"): attributes with a
@@ -41,13 +41,13 @@ _VALUE = 8
 
 
 def decode_launch_attributes(data: bytes) -> tuple[Dimensions, dict[str, int]]:
-    """Cluster extents and the other attributes by name.
+    """Cluster extents, and the other launch attributes by name.
 
     Args:
         data: the launch's ``cudaLaunchAttribute`` records, 72 bytes each.
 
     Raises:
-        UnmodelledCall: an attribute that the emulator cannot honour, by its name.
+        UnmodelledCall: the emulator cannot honour an attribute; the message names it.
         LaunchError: an attribute that CUDA does not document.
     """
     cluster = (1, 1, 1)
@@ -80,7 +80,7 @@ def device_attribute(limits: "Limits", capability: tuple[int, int], attribute: i
     """Value of a ``cudaDeviceAttr`` of the emulated chip.
 
     Raises:
-        UnmodelledCall: an attribute without a modelled value.
+        UnmodelledCall: the attribute has no modelled value.
     """
     values = {
         1: limits.threads,  # maxThreadsPerBlock

@@ -1,4 +1,4 @@
-"""Interface of the device that runs the kernels, for the runtime."""
+"""Interface between the runtime and the device that runs the kernels."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
@@ -33,7 +33,7 @@ class Device(Protocol):
         *,
         stream: int = 0,
     ) -> object:
-        """Run one kernel to its end; raises EmulatorError."""
+        """Run one kernel to completion; raises EmulatorError."""
 
     def synchronise(self, stream: int | None = None) -> None:
         """Wait for everything launched in a stream, or in any stream."""

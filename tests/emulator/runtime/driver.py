@@ -1,4 +1,4 @@
-"""Driver that CuTe's host code calls: library loading, queries, launches."""
+"""Entry points that CuTe's host code calls: library loading, queries, launches."""
 
 import ctypes
 import struct
@@ -112,7 +112,7 @@ class Driver:
 
     @property
     def pending(self) -> BaseException | None:
-        """The latest untaken exception of this thread's host code."""
+        """Latest exception raised under this thread's host code and not yet taken."""
         return getattr(self._local, "pending", None)
 
     def take_pending(self) -> BaseException | None:
@@ -138,7 +138,7 @@ class Driver:
         return sum(v.nbytes for v in variables if v.space == "shared")
 
     def _guards(self, kernel: LoadedKernel) -> int:
-        """Bytes of guards in dynamic shared memory, which the device would not need."""
+        """Number of guard bytes in dynamic shared memory; a real device would not need them."""
         return guard_bytes(self.device.load(kernel.ptx).kernels[kernel.name].shared_arrays)
 
     def _library(self, handle: int) -> str:

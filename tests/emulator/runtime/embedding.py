@@ -32,8 +32,7 @@ class PtxEmbedding(Compiler):
 
     Attributes:
         guards: whether each shared array gets a guard behind it (``runtime/guards.py``).
-        binaries: amount of work for ptxas, unless its options are set
-            (``shim.Runtime.make_binaries``).
+        binaries: how much ptxas does, unless its options are set (``shim.Runtime.make_binaries``).
     """
 
     guards = False
@@ -68,12 +67,12 @@ class PtxEmbedding(Compiler):
 class _NoEngine:
     """Placeholder for the engine of a TVM FFI function, which CuTe replaces at once.
 
-    CuTe's own engine would compile the host code once more, a tenth of a compilation, for an entry
-    that nothing calls.
+    CuTe's own engine would compile the host code again, at a tenth of the compilation time, for an
+    entry point that is never called.
     """
 
     def lookup(self, name: str) -> None:
-        """Lookup that finds no entry: only TVM FFI's entries are used."""
+        """Return None, for no entry: only TVM FFI's entries are used."""
 
 
 def _functions(module: ir.Module) -> Iterator[str]:
@@ -83,10 +82,10 @@ def _functions(module: ir.Module) -> Iterator[str]:
 
 
 def leave_host_code_as_it_is() -> None:
-    """Disable CuTe's optimisation of host code, which launches a kernel only a few times here.
+    """Disable CuTe's optimisation of host code: here it launches a kernel only a few times.
 
-    CuTe also compares each string of the host code with all symbols, one by one in Python; a symbol
-    table replaces this search.
+    CuTe also compares each string of the host code with every symbol, in Python; a symbol table
+    replaces this search.
     """
     from cutlass.base_dsl.tvm_ffi_builder.mlir_builder import MLIRBuilder
     from cutlass.cutlass_dsl import tvm_ffi_provider
@@ -107,7 +106,7 @@ def leave_host_code_as_it_is() -> None:
 
 
 def _add_empty_kernel(module: ir.Module) -> None:
-    """Add an empty kernel to the kernels: ptxas needs a kernel to assemble."""
+    """Add an empty kernel to the module, because ptxas needs a kernel to assemble."""
     for operation in module.body.operations:
         if operation.operation.name == "gpu.module":
             with module.context, ir.Location.unknown():

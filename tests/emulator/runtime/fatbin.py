@@ -18,7 +18,7 @@ _COMPRESSED = struct.Struct("<I")
 
 
 def _check(data: bytes) -> tuple[int, int]:
-    """Header size and bytes after the header."""
+    """Size of the header, and number of bytes behind it."""
     if len(data) < _HEADER.size:
         raise ValueError(f"library image: {len(data)} bytes, a fat binary has at least 16")
     magic, version, header, nbytes = _HEADER.unpack_from(data)
@@ -45,7 +45,7 @@ def is_fat_binary(data: bytes) -> bool:
 
 
 def with_ptx(image: bytes, ptx: str) -> bytes:
-    """``image`` with one more entry that holds ``ptx``."""
+    """Copy of ``image`` with an additional entry that holds ``ptx``."""
     header, nbytes = _check(image)
     text = ptx.encode()
     text += b"\0" * (8 - len(text) % 8)

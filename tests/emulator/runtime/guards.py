@@ -1,8 +1,8 @@
 """Guards behind the shared arrays of kernels that CuTe DSL compiles.
 
-The IR passed to CuTe's compiler still has one operation per array, ``cute.memref.alloca``; the
-output has only offsets. Each array is extended by a guard, and the resulting layout is appended to
-the PTX.
+The IR passed to CuTe's compiler still has one ``cute.memref.alloca`` per array; the compiled PTX
+has only offsets. Each array is extended by a guard, and the resulting layout is appended to the
+PTX.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Building and loading the library that stands in for CuTe's runtime library."""
+"""Build and load the library that stands in for CuTe's runtime library."""
 
 import ctypes
 import hashlib
@@ -47,7 +47,7 @@ def _own_temporary_directory() -> Path:
 
 
 def build() -> Path:
-    """Path of the built library; compiles this source unless a build is cached.
+    """Path of the built library; compiles the C source unless a build is cached.
 
     Raises:
         RuntimeError: there is no C compiler, or it fails.
@@ -80,11 +80,11 @@ def build() -> Path:
 
 
 class Library:
-    """The loaded library.
+    """Handle of the loaded library.
 
     Args:
         path: path of the library.
-        mode: load mode; global, and before CuTe's own library, so that CuTe finds this library
+        mode: dlopen mode; loading globally, before CuTe's own library, makes CuTe find this library
             first.
     """
 
@@ -97,7 +97,7 @@ class Library:
         self._swap.restype = ctypes.c_void_p
 
     def dispatch_to(self, function: DispatchFunction | None) -> None:
-        """Route the calls of every entry point to ``function``; None: to no function."""
+        """Route the calls of every entry point to ``function``; None disconnects them."""
         dispatcher = _Dispatcher(function) if function else None
         self._swap(dispatcher)
         self._dispatcher = dispatcher  # ctypes keeps no reference
@@ -113,5 +113,5 @@ class Library:
             self._swap(ctypes.c_void_p(previous))
 
     def set_detail(self, text: str) -> None:
-        """Set the text of the next error code."""
+        """Set the text that belongs to the next error code."""
         self._library.emulator_set_detail(text.encode())

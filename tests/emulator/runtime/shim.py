@@ -44,7 +44,7 @@ class Runtime:
         library.dispatch_to(self._driver.dispatch)
 
     def compile_for(self, arch: str) -> None:
-        """Make CuTe compile for another architecture; compiled functions stay as they are."""
+        """Make CuTe compile for another architecture; functions already compiled stay valid."""
         from cutlass.cutlass_dsl.cutlass import CuTeDSL, CuteExperimentalDSL
 
         self.arch = os.environ["CUTE_DSL_ARCH"] = arch
@@ -55,8 +55,8 @@ class Runtime:
     def keep_source_lines(self, kept: bool) -> None:
         """Switch line information in the PTX compiled by CuTe on or off.
 
-        With line information, findings name lines of the kernel's source; it takes a third of a
-        compilation.
+        With line information, findings name lines of the kernel's source; line information takes a
+        third of the compilation time.
         """
         from cutlass.cutlass_dsl.cutlass import CuTeDSL, CuteExperimentalDSL
 
@@ -71,11 +71,11 @@ class Runtime:
             dsl.compiler_provider.guards = guarded
 
     def make_binaries(self, binaries: Binaries) -> None:
-        """Set the work of ptxas for CuTe: the emulator runs the PTX, not the binary.
+        """Set the work that CuTe leaves to ptxas: the emulator runs the PTX, not the binary.
 
         Args:
-            binaries: "optimised", CuTe's default; "plain", which takes 15% less of a compilation;
-                or "none": PTX is read and not assembled, for another 15%.
+            binaries: "optimised", CuTe's default; "plain", which saves 15% of the compilation time;
+                or "none": ptxas reads the PTX without assembling it, which saves another 15%.
         """
         from cutlass.cutlass_dsl.cutlass import CuTeDSL, CuteExperimentalDSL
 
@@ -93,7 +93,7 @@ class Runtime:
 
     @contextmanager
     def raising(self) -> Iterator[None]:
-        """Context that raises an error from inside of a launch instead of CuTe's error code."""
+        """Context that raises the error behind a failed launch instead of CuTe's error code."""
         self._driver.take_pending()
         try:
             yield
@@ -152,7 +152,7 @@ def installed() -> Runtime | None:
 
 
 def install(device: Device, arch: str = "sm_100a") -> Runtime:
-    """Make CuTe DSL compile for ``arch`` and launch on ``device`` in this process from here on.
+    """Make CuTe DSL, from now on, compile for ``arch`` and launch on ``device`` in this process.
 
     Args:
         device: device that runs the kernels. Installing again replaces the device.

@@ -23,7 +23,7 @@ def encode_tiled(
     *,
     capability: int,
 ) -> bytes:
-    """The 128-byte descriptor.
+    """The 128-byte tensor map, encoded from the driver call's arguments.
 
     Args:
         element_type: CUtensorMapDataType.
@@ -38,10 +38,10 @@ def encode_tiled(
         swizzle: CUtensorMapSwizzle.
         promotion: CUtensorMapL2promotion.
         fill: CUtensorMapFloatOOBfill.
-        capability: 100 for sm_100a.
+        capability: compute capability of the device; 100 for sm_100a.
 
     Raises:
-        LaunchError: a number that the driver does not know.
+        LaunchError: an enumeration value is unknown to the driver.
         IllegalInstruction: the driver refuses the arguments.
     """
     if element_type not in BY_DRIVER:

@@ -1,1 +1,1 @@
-"""Barriers, which hold counts and clocks: mbarrier objects, CTA and cluster barriers."""
+"""Barriers with their counts and vector clocks: mbarrier objects, CTA and cluster barriers."""

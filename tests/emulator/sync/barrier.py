@@ -13,11 +13,11 @@ class Barrier:
 
     Attributes:
         name: name in reports.
-        expected: threads this generation waits for, 0 before the first arrival.
-        arrived: threads that have arrived.
+        expected: number of threads that this generation waits for, 0 before the first arrival.
+        arrived: number of threads that have arrived.
         whole: whether the barrier waits for all threads of the CTA, without a stated count.
         generation: number of completed generations.
-        handed: clocks that each recent generation hands over.
+        handed: vector clocks that each recent generation hands to its waiters.
         votes: predicates of bar.red in this generation.
         result: result of bar.red by completed generation.
     """
@@ -84,7 +84,7 @@ class Barrier:
         return generation
 
     def leave(self, threads: int) -> None:
-        """Exit of a warp: barriers for all threads no longer wait for the warp (PTX ISA, exit)."""
+        """Record a warp's exit: barriers for all threads stop waiting for it (PTX ISA, exit)."""
         if self.whole and self.arrived:
             self.expected -= threads
             self._settle()
@@ -108,7 +108,7 @@ class Barrier:
 
 @dataclass
 class ClusterBarrier:
-    """The barrier shared by all threads of a cluster; arrive and wait may be apart.
+    """Barrier shared by all threads of a cluster; arrive and wait are separate.
 
     Attributes:
         expected: warps of the cluster that have not exited.
@@ -138,7 +138,7 @@ class ClusterBarrier:
         return generation
 
     def leave(self) -> None:
-        """Exit of a warp: the barrier no longer waits for the warp."""
+        """Record the exit of a warp: the barrier stops waiting for it."""
         self.expected -= 1
         self._settle()
 

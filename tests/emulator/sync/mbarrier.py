@@ -12,7 +12,7 @@ MAX_COUNT = 2**20 - 1
 
 
 class Sender(Enum):
-    """Origin of an arrival, as far as an acquire distinguishes it."""
+    """Kind of arriving party, as far as an acquire distinguishes it."""
 
     NEAR = "of the mbarrier's CTA"
     PEER = "of another CTA, with cluster scope"
@@ -25,8 +25,8 @@ class Arrivals:
     """Arrivals of one phase; an actor ordered after all of them knows that the phase is complete.
 
     Attributes:
-        over: component -> clock from which on its releases imply its arrivals.
-        untold: whether the phase also needs bytes, or arrivals that no clock implies.
+        over: by component, the clock from which on a release by the component implies its arrivals.
+        untold: whether the phase also needs transferred bytes, or arrivals that no clock implies.
     """
 
     over: Clock = field(default_factory=dict)
@@ -45,11 +45,11 @@ class MBarrier:
 
     Attributes:
         address: address in the shared memory of its CTA.
-        expected: arrivals of each phase.
-        pending: arrivals the current phase still needs.
+        expected: number of arrivals that complete a phase.
+        pending: number of arrivals that the current phase still needs.
         transactions: bytes expected and not yet complete; may be negative within a phase.
         phase: number of completed phases.
-        handed: clocks acquired by a wait on the last completed phase.
+        handed: vector clocks that a wait on the last completed phase acquires.
         fenced: whether the initialisation has been published beyond the initialising thread.
         component: component of the phases, and of the bulk copies that complete on the mbarrier;
             the clock is ``phase + 1``.
@@ -152,7 +152,7 @@ class MBarrier:
         return phase
 
     def complete(self, nbytes: int, clocks: Clocks | None = None, near: bool = True) -> None:
-        """Count the bytes of a copy, issued by this CTA if ``near``."""
+        """Count the transferred bytes of a copy, which this CTA issued if ``near``."""
         self._arriving.generic[self.component] = self.phase + 1
         if clocks is not None:
             self._receive(clocks, Sender.NEAR if near else Sender.PEER)

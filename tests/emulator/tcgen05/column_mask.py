@@ -11,7 +11,7 @@ from tests.emulator.findings import IllegalInstruction, UnknownInstruction
 
 @dataclass(frozen=True, slots=True)
 class ColumnMask:
-    """Mask of B's columns that count as zero, and B's shift.
+    """Zero-column mask: B's columns that count as zero, and B's shift.
 
     Attributes:
         shift: column n of the instruction is column n + shift of B in shared memory.

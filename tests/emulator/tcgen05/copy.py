@@ -1,8 +1,8 @@
 """tcgen05.cp: shared memory to tensor memory (PTX ISA 9.7.16.9).
 
 The source is a K-major matrix of 16- or 32-byte rows; the lanes of each row follow CUTLASS
-(include/cute/atom/copy_traits_sm100.hpp, UTCCP). With cta_group::2 both CTAs copy, each from the
-CTA's shared memory to the same CTA's tensor memory (CUTLASS).
+(include/cute/atom/copy_traits_sm100.hpp, UTCCP). With cta_group::2 both CTAs copy, each from its
+own shared memory to its own tensor memory (CUTLASS).
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ _SOURCES = {None: Element.U8, "b6x16_p32": Element.E2M3, "b4x16_p64": Element.E2
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A tcgen05.cp without its operands.
+    """A tcgen05.cp and its qualifiers, without operands.
 
     Attributes:
         shape: shape as in PTX.
@@ -69,12 +69,12 @@ class Copy:
 
     @property
     def rows(self) -> int:
-        """Rows of the source."""
+        """Number of rows of the source."""
         return _SHAPES[self.shape][0]
 
     @property
     def columns(self) -> int:
-        """Columns of tensor memory written."""
+        """Number of tensor memory columns written."""
         return _SHAPES[self.shape][1] // 4
 
 
@@ -123,7 +123,7 @@ def destination_lanes(copy: Copy, lane: int) -> tuple[tuple[slice, slice], ...]:
 
 
 def _decompress(raw: Bytes, source: str | None) -> Bytes:
-    """Narrow codes in the middle of bytes, low code first (PTX ISA 9.7.16.9.1)."""
+    """Narrow codes, one per byte in its middle bits, low code first (PTX ISA 9.7.16.9.1)."""
     if source is None:
         return raw
     if source == "b4x16_p64":

@@ -1,4 +1,4 @@
-"""A whole tcgen05.mma on the memories of one CTA or a pair, and the cells that the MMA touches."""
+"""Execution of a tcgen05.mma on the memories of one CTA or a pair, and the cells it touches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -96,10 +96,10 @@ def b_shape(instruction: MmaInstruction, shift: int = 0) -> OperandShape:
 
 
 def check(mma: Mma) -> None:
-    """Refuse combinations of qualifiers and operands that PTX ISA 9.7.16.10.9 does not have.
+    """Refuse combinations of qualifiers and operands that PTX ISA 9.7.16.10.9 does not list.
 
     Raises:
-        IllegalInstruction: naming the combination.
+        IllegalInstruction: the combination is not listed; the message names it.
     """
     instruction = mma.instruction
     kind = instruction.kind.name

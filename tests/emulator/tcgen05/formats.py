@@ -46,7 +46,7 @@ def _table(dtype: Any, codes: int) -> npt.NDArray[np.float32]:
 
 
 def _pairs(table: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """Elements of each pair of adjacent codes, packed in 8 bytes for a single gather."""
+    """Values of each pair of adjacent codes, packed in 8 bytes so that one gather decodes both."""
     low = np.tile(table, len(table))
     high = np.repeat(table, len(table))
     return np.stack([low, high], axis=1).view(np.float64)[:, 0]

@@ -304,7 +304,7 @@ def decode_instruction(
         scale_vector: ``scale_vec::1X`` ... ``block32``, or None where PTX has no such qualifier.
 
     Raises:
-        UnknownInstruction: the kind, or sparsity.
+        UnknownInstruction: an unknown kind, or a sparse MMA.
         IllegalInstruction: a combination that the PTX ISA's tables do not list.
     """
     if kind not in KINDS:

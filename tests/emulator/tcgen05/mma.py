@@ -22,7 +22,7 @@ _NARROW_EXPONENTS = (127 - 60, 127 + 60)
 
 
 def scale_operand(matrix: Floats, scales: Bytes, scale_format: ScaleFormat) -> Floats:
-    """Each row's blocks times their scales.
+    """Matrix with each block of a row multiplied by its scale.
 
     Args:
         matrix: float32 [rows, k].
@@ -72,7 +72,7 @@ def multiply_accumulate(
         New D, uint32 [rows, n].
 
     Raises:
-        IllegalInstruction: scale_input_d is out of range or not for this kind.
+        IllegalInstruction: scale_input_d is out of range, or the kind does not support it.
     """
     if scale_input_d and not instruction.kind.scale_input_d:
         raise IllegalInstruction(

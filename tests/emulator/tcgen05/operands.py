@@ -29,7 +29,7 @@ class OperandShape:
         k: elements along K.
         element: element format.
         mn_major: whether M or N, not K, is the leading dimension (the transpose bit).
-        padded: sub-byte elements lie in groups of 16, each padded to 16 bytes.
+        padded: whether sub-byte elements lie in groups of 16, each padded to 16 bytes.
         first_row: row of the descriptor's matrix where the operand begins.
     """
 
@@ -42,12 +42,12 @@ class OperandShape:
 
     @property
     def slot_bits(self) -> int:
-        """Bits of address space an element takes, padding included."""
+        """Number of bits of address space that an element takes, padding included."""
         return 8 if self.padded and self.element.bits < 8 else self.element.bits
 
     @property
     def payload(self) -> int:
-        """Bytes of a 16-byte chunk that hold elements; the rest is padding."""
+        """Number of bytes in a 16-byte chunk that hold elements; the rest is padding."""
         return _CHUNK * self.element.bits // self.slot_bits
 
 
@@ -65,7 +65,7 @@ def swizzle(address: npt.NDArray[np.intp], mode: Swizzle) -> npt.NDArray[np.intp
 def k_major_offsets(
     rows: npt.NDArray[np.intp], chunks: int, descriptor: SharedDescriptor
 ) -> npt.NDArray[np.intp]:
-    """Byte offsets [rows, chunks] of the 16-byte chunks of rows, before the swizzle."""
+    """Byte offsets [rows, chunks] of each row's 16-byte chunks, before the swizzle."""
     if descriptor.swizzle is Swizzle.B128_ATOM32:
         raise UnknownInstruction(
             "a K-major matrix with 128B swizzle of 32B atoms: PTX ISA 9.7.16.10.6, Table 55, has no"
@@ -83,7 +83,7 @@ def _mn_major_offsets(
     descriptor: SharedDescriptor,
     slot_bits: int,
 ) -> npt.NDArray[np.intp]:
-    """Byte offsets [k, chunks] of 16-byte chunks that begin at given rows, before the swizzle."""
+    """Byte offsets [k, chunks] of the 16-byte chunks that begin at ``rows``, before the swizzle."""
     pitch = descriptor.swizzle.row_bytes
     row_stride, k_stride = descriptor.leading, descriptor.stride
     if descriptor.swizzle is Swizzle.NONE:
@@ -137,7 +137,7 @@ def _chunks(
 def chunk_index(
     descriptor: SharedDescriptor, shape: OperandShape
 ) -> tuple[int, npt.NDArray[np.intp]]:
-    """Place of the operand: a byte address, and indices of 16-byte chunks from that address.
+    """Place of the operand: a base address, and the indices of 16-byte chunks relative to it.
 
     Returns:
         The address (a multiple of 1024) and a read-only index [lines, chunks]. A line is a row of a

@@ -59,8 +59,8 @@ def split_address(word: int) -> Address:
 def split_scale_address(word: int) -> Address:
     """Lane and column of a block scale's address.
 
-    CUTLASS leaves the byte within the word, which the instruction descriptor repeats as the scale
-    factor ID, in bits 30-31.
+    Bits 30-31 are ignored: CUTLASS leaves there the index of the byte within the word, which the
+    instruction descriptor also gives as the scale factor ID.
     """
     return Address(word >> 16 & 0x3FFF, word & 0xFFFF)
 
@@ -91,7 +91,7 @@ def _check_columns(what: str, column: int, width: int) -> None:
 
 
 def _half_datapath(instruction: MmaInstruction) -> bool:
-    """Layout F, which uses 16 lanes of every subpartition."""
+    """Whether D has Layout F, which uses 16 lanes of every subpartition."""
     return instruction.m == 64 and not instruction.weight_stationary
 
 

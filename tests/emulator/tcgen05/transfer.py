@@ -1,6 +1,6 @@
 """tcgen05.ld, tcgen05.st and tcgen05.shift: mapping of tensor memory cells to registers.
 
-PTX ISA 9.7.16.2.3.1 has the fragments as figures; the layouts here are CUTLASS's
+PTX ISA 9.7.16.2.3.1 shows the fragments as figures; the layouts here are CUTLASS's
 (include/cute/atom/copy_traits_sm100.hpp).
 """
 
@@ -103,7 +103,7 @@ def fragment(
 
 
 def check_access(part: Fragment, address: Address, warp: int) -> None:
-    """Refuse cells that a warp cannot reach, or that do not exist.
+    """Refuse access to cells that do not exist or that the warp cannot reach.
 
     Args:
         part: fragment to load or store.
@@ -214,10 +214,10 @@ def reduce_columns(
 
 
 def shift_down(tensor: Words, address: Address) -> None:
-    """tcgen05.shift.down: lane i of 32 takes the 32 bytes of lane i + 1; the last lane stays.
+    """tcgen05.shift.down: of 32 lanes, lane i takes lane i + 1's 32 bytes; the last lane stays.
 
     PTX ISA 9.7.16.9.3 has the shape 31x256b; the direction is CUTLASS's (tcgen05_mma, a_shift).
-    That only the address's subpartition is shifted is assumed.
+    Only the subpartition of the address is shifted (assumed).
 
     Raises:
         IllegalInstruction: the lane is not a multiple of 32.

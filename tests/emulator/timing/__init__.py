@@ -1,4 +1,4 @@
-"""Time of a launch on a B200: a discrete-event model replayed from a functional run."""
+"""Timing model of launches on a B200: a discrete-event replay of a functional run."""
 
 from tests.emulator.timing.chain import ChainTiming, Link, chain
 from tests.emulator.timing.errors import TimingError

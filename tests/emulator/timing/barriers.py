@@ -1,4 +1,4 @@
-"""mbarriers, CTA and cluster barriers in time: the phases of the functional run, replayed."""
+"""Timed mbarriers, CTA barriers and cluster barriers, which replay the phases of a run."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
@@ -10,7 +10,7 @@ class MBarrier:
     """One mbarrier.
 
     Attributes:
-        expected: arrivals of a phase.
+        expected: number of arrivals that complete a phase.
         phase: number of completed phases.
     """
 
@@ -66,7 +66,7 @@ class Meeting:
     """One generation of a CTA or cluster barrier.
 
     Attributes:
-        missing: warps that have not arrived.
+        missing: number of warps that have not arrived.
         warps: participating warps.
     """
 
@@ -90,7 +90,7 @@ class Meeting:
 
 
 class Columns:
-    """Tensor memory of one SM: allocations wait, in order, until there are free columns."""
+    """Tensor memory columns of one SM: allocations wait, in order, until columns are free."""
 
     def __init__(self, count: int) -> None:
         self._free = count
@@ -124,7 +124,7 @@ def expected_arrivals(ctas: Iterable[CtaTrace]) -> dict[Key, int]:
 
 
 def participants(ctas: Iterable[CtaTrace]) -> Counter[tuple[str, Key, int]]:
-    """Warps that arrive in each generation of each CTA and cluster barrier."""
+    """Number of warps that arrive in each generation of each CTA and cluster barrier."""
     found: Counter[tuple[str, Key, int]] = Counter()
     for cta in ctas:
         for trace in cta.warps:

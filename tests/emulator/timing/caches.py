@@ -1,4 +1,4 @@
-"""Caches: L1 in time, and the distinct bytes of a launch that come from HBM."""
+"""Cache model: the timing of L1, and the distinct bytes that a launch reads from HBM."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -20,11 +20,11 @@ class L1:
         self._ready: OrderedDict[int, float] = OrderedDict()
 
     def look(self, runs: Runs, space: int = 0) -> tuple[list[int], float]:
-        """Missing sectors, and the cycle when the present or pending sectors have arrived.
+        """Missing sectors, and the cycle at which the sectors present or pending have arrived.
 
         Args:
             runs: first sectors and counts.
-            space: number that separates the addresses of repetitions of the same cluster.
+            space: address space number; each repetition of a cluster has its own.
         """
         missing, until = [], 0.0
         known = self._ready

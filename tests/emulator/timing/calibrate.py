@@ -38,7 +38,7 @@ def verdict(modelled: float, measured: float) -> str:
 
 
 def multiplies(p: Parameters = B200_TIMING) -> Table:
-    """MMA intervals and latencies."""
+    """Table of MMA intervals and latencies."""
     table = Table(title="one MMA, cycles: SemiAnalysis' measurements and the model")
     for column in ("MMA", "interval", "model", "error", "latency", "model", "error"):
         table.add_column(column, justify="left" if column == "MMA" else "right")
@@ -60,7 +60,7 @@ def multiplies(p: Parameters = B200_TIMING) -> Table:
 
 
 def copy_cycles(row: MeasuredCopies, p: Parameters) -> float:
-    """Modelled cycles per copy of each SM in the published loop."""
+    """Modelled cycles per copy of each SM, in the loop of the published measurement."""
     few, many = (
         model(
             copy_loop(row.nbytes, row.stages, count).run(), p, clusters=int(p.sms), footprint=1e15
@@ -71,7 +71,7 @@ def copy_cycles(row: MeasuredCopies, p: Parameters) -> float:
 
 
 def copies(p: Parameters = B200_TIMING) -> Table:
-    """TMA loads from HBM."""
+    """Table of TMA loads from HBM."""
     table = Table(title="TMA loads from HBM by all SMs, cycles each: SemiAnalysis and the model")
     for column in ("bytes", "under way", "measured", "model", "error"):
         table.add_column(column, justify="right")
@@ -104,7 +104,7 @@ def stream_rate(row: MeasuredStream, p: Parameters) -> float:
 
 
 def streams(p: Parameters = H200_TIMING) -> Table:
-    """Loads of 16 bytes from HBM, by few and many threads."""
+    """Table of 16-byte loads from HBM, by few and by many threads."""
     table = Table(title="loads from HBM by all SMs of an H200, GB/s: measured and the model")
     for column in ("threads an SM", "loads under way", "measured", "model", "error"):
         table.add_column(column, justify="right")
@@ -145,7 +145,7 @@ def run_example(
 
 
 def kernel_cycles(kernel: Kernel, cutlass: Path, p: Parameters) -> tuple[float, float]:
-    """Cycles of the whole problem, and the share in which the MMA pipes work."""
+    """Cycles of the whole problem, and the fraction in which the MMA pipes work."""
     found: list[dict[str, float]] = []
     for size in kernel.sizes:
         lines = run_example(
@@ -169,7 +169,7 @@ def kernel_cycles(kernel: Kernel, cutlass: Path, p: Parameters) -> tuple[float, 
 
 
 def kernels(cutlass: Path, p: Parameters = B200_TIMING) -> Table:
-    """Whole kernels against published throughput."""
+    """Table of whole kernels against published throughput."""
     table = Table(title="NVIDIA's examples and what others measured for the same problems")
     for column in ("problem", "pipes busy", "TFLOP/s", "at sustained clock", "published", "error"):
         table.add_column(column)

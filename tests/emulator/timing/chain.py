@@ -33,8 +33,8 @@ class Link:
             ``programmatic_stream_serialization`` overlaps its predecessor.
         clusters: clusters of the grid; the traced clusters repeat to fill the grid. None: the
             traced clusters alone.
-        operands: operands that the launch reads, distinguished by address. HBM supplies the part of
-            an operand that L2 does not hold; L2 holds all other data read. Without operands, all
+        operands: operands that the launch reads, told apart by address. HBM supplies the part of an
+            operand that L2 does not hold; data outside the operands is in L2. Without operands, all
             distinct bytes read come from HBM.
         writes: bytes written, by operand name: L2 holds them afterwards.
         registers: registers per thread, as ptxas reports (-v); 0 for unknown.
@@ -53,12 +53,12 @@ class Link:
 
 @dataclass(frozen=True)
 class LinkTime:
-    """One launch's part of a chain's time.
+    """Times of one launch within a chain.
 
     Attributes:
         kernel: entry name, or the launch's label.
         opened: µs from the chain's start until the launch's clusters may start.
-        begun: µs until the launch may read its predecessor's results.
+        begun: µs from the chain's start until the launch may read its predecessor's results.
         ended: µs from the chain's start until the last cluster and its writes are done.
         hbm_bytes: bytes read from HBM.
     """
@@ -72,12 +72,12 @@ class LinkTime:
 
 @dataclass(frozen=True)
 class ChainTiming:
-    """A chain's modelled time.
+    """Modelled time of a chain.
 
     Attributes:
         links: times of the launches, in order.
-        busy: unit -> fraction of the chain's time, averaged over the simulated SMs.
-        gpcs: SMs of the simulated GPCs, which represent all of the chip's.
+        busy: fraction of the chain's time that each unit works, averaged over the simulated SMs.
+        gpcs: number of SMs in each simulated GPC; these GPCs represent the whole chip.
         timeline: timeline of the first SM.
     """
 
@@ -92,7 +92,7 @@ class ChainTiming:
         return self.links[-1].ended
 
     def period(self, count: int) -> float:
-        """Microseconds between the ends of the last launch and of the launch ``count`` before."""
+        """Microseconds between the ends of the last launch and of the ``count``-th before it."""
         if not 0 < count < len(self.links):
             raise ValueError(f"count: {count}, accepted 1 to {len(self.links) - 1}; add launches")
         return self.links[-1].ended - self.links[-1 - count].ended
@@ -110,7 +110,7 @@ def chain(
         links: one or more launches.
         parameters: parameters of the chip.
         gpcs: number of GPCs to simulate, with their share of the clusters and of the bandwidth; by
-            default all where simulation is cheap, else one.
+            default all GPCs if the simulation is cheap, else one.
 
     Raises:
         TimingError: there are no launches, a launch was not traced, or the chain never ends.
@@ -152,7 +152,7 @@ def chain(
 
 
 def _items(prepared: Prepared) -> float:
-    """Trace items of a whole grid."""
+    """Number of trace items of a whole grid."""
     return prepared.repeat * sum(len(warp) for cta in prepared.ctas for warp in cta.warps)
 
 
@@ -165,7 +165,7 @@ def _time(grid: Ordered, p: Parameters) -> LinkTime:
 
 
 def _supply(link: Link, prepared: Prepared, l2: L2) -> Supply:
-    """Reads of a launch from HBM, given the contents of L2 after the preceding launches."""
+    """Supply of a launch's reads from HBM, given the L2 contents that earlier launches left."""
     missing = _missing(link, l2)
     by_operand = (lambda each: missing[each.name]) if link.operands else None
     cached = prepared.script.cached
@@ -173,7 +173,7 @@ def _supply(link: Link, prepared: Prepared, l2: L2) -> Supply:
 
 
 def _missing(link: Link | OpaqueLink, l2: L2) -> dict[str, float]:
-    """Bytes of each operand missing in L2 when a launch starts; L2 becomes the state after it."""
+    """Bytes of each operand missing in L2 when a launch starts; L2 is then updated."""
     missing = {each.name: l2.read(each) for each in link.operands}
     for name, nbytes in link.writes.items():
         l2.write(name, nbytes)
@@ -188,7 +188,7 @@ def _grid(
     gpcs: tuple[int, ...],
     share: float,
 ) -> Ordered:
-    """The part of a launch on GPCs of the given sizes.
+    """Part of a launch that runs on GPCs of the given sizes.
 
     The part is rounded up, so that it has as many waves as the whole grid on the whole chip; the
     clusters' bytes are scaled to compensate.

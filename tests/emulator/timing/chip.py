@@ -1,4 +1,4 @@
-"""The units of an SM and of the whole chip, as servers."""
+"""Units of an SM and of the whole chip, modelled as servers."""
 
 import math
 from collections import defaultdict
@@ -15,7 +15,7 @@ QUARTERS = 4  # of tensor memory's lanes; a warp reaches the quarter of its inde
 
 
 class Sm:
-    """One streaming multiprocessor: its units, each a server, and after a comma the unit of work.
+    """One streaming multiprocessor. Most attributes are servers; the unit of their work is stated.
 
     Attributes:
         number: index among the simulated SMs.
@@ -55,7 +55,7 @@ class Sm:
         self._shared_bandwidth = p.shared_bandwidth
 
     def busy(self) -> dict[str, float]:
-        """Cycles of work by unit; averaged over units of the same kind."""
+        """Cycles of work by unit, averaged over units of the same kind."""
         found: defaultdict[str, float] = defaultdict(float)
         for scheduler in self.schedulers:
             for pipe, cycles in scheduler.used.items():
@@ -74,12 +74,12 @@ class Sm:
 
 
 class Banks:
-    """HBM: requests are split into pieces over many banks, so that some queue while others idle.
+    """HBM banks: requests are split into pieces over many banks, so some queue while others idle.
 
     A piece goes to the less busy of two random banks, which models request reordering.
 
     Attributes:
-        work: bytes so far.
+        work: bytes served so far.
     """
 
     def __init__(self, rate: float, piece: float, time: float) -> None:
@@ -102,7 +102,7 @@ class Banks:
 
 
 class Chip:
-    """The simulated SMs, and their share of the chip's L2 and HBM.
+    """Simulated SMs of the chip, with their share of the chip's L2 and HBM.
 
     Args:
         engine: engine of the simulation.
@@ -113,7 +113,7 @@ class Chip:
 
     Attributes:
         l2, hbm: servers of L2 and HBM, in bytes.
-        flops: operations of the tensor cores.
+        flops: number of operations of the tensor cores.
     """
 
     def __init__(

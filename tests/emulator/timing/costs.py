@@ -40,7 +40,7 @@ _NARROW = frozenset(
 
 
 class Cost(NamedTuple):
-    """One instruction's needs.
+    """Cost of one instruction.
 
     Attributes:
         issue: issue slots.
@@ -73,7 +73,7 @@ def is_load(instruction: Instruction) -> bool:
 
 
 class Costs:
-    """Prices of instructions by one chip's parameters.
+    """Costs of instructions by one chip's parameters.
 
     Each PTX instruction is priced as one machine instruction, except that register moves,
     address-space casts, signs of float32 and 64-bit widening cost nothing and 64-bit integer
@@ -198,7 +198,7 @@ NOTHING = Cost(0, "", 0, 0)
 
 
 def _is_special(instruction: Instruction) -> bool:
-    """Whether a ``mov`` reads a special register (``%tid.x``); names of others end in a number."""
+    """Whether a ``mov`` reads a special register (``%tid.x``); virtual ones end in a number."""
     source = instruction.operands[1]
     return isinstance(source, Register) and (
         not source.name[-1].isdigit() or source.name == "%clock64"

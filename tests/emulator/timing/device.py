@@ -13,12 +13,12 @@ from tests.emulator.timing.spread import spread
 
 
 class TimedGpu(Gpu):
-    """A device that traces every launch, and passes each finished launch to a callback.
+    """Device that traces every launch, and passes each finished launch to a callback.
 
     Attributes:
         finished: callback for each launch; None ignores launches.
-        most: number of clusters of a grid to run, spread over the grid; None: all. Omitted clusters
-            write nothing, and no cluster may wait for them.
+        most: maximum number of clusters of a grid to run, spread over the grid; None for all.
+            Omitted clusters write nothing, and no cluster may wait for them.
         backwards: whether the last cluster of a grid runs first.
     """
 

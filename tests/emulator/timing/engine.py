@@ -41,7 +41,7 @@ class Server:
     work: float = 0.0
 
     def serve(self, at: float, work: float) -> tuple[float, float]:
-        """Begin and end, in cycles, of a request of ``work``."""
+        """Cycles at which a request of ``work``, arriving at ``at``, begins and ends."""
         start = max(at, self.free)
         cycles = work / self.rate
         self.free = start + cycles

@@ -2,4 +2,4 @@
 
 
 class TimingError(Exception):
-    """A trace that cannot be replayed, or an instruction without a price."""
+    """Error for a trace that cannot be replayed, or for an instruction without a cost."""

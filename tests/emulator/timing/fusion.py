@@ -1,4 +1,4 @@
-"""Logic that the assembler merges into one instruction: LOP3 takes any function of 3 operands."""
+"""Fusion of logic by the assembler: one LOP3 computes any bitwise function of 3 operands."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ _CONSTANTS = 1  # constant operands: further constants need registers
 
 
 def absorbed(blocks: Iterable[list[Instruction]]) -> set[int]:
-    """Lines of 32-bit logic whose only reader is logic that can absorb the operation.
+    """Lines of 32-bit logic whose only reader is a logic instruction that can absorb it.
 
     Args:
         blocks: basic blocks of a kernel, each a list of instructions.

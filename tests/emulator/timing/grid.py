@@ -11,7 +11,7 @@ from tests.emulator.timing.supply import Supply
 
 
 class Ordered:
-    """One launch in a stream: its predecessor, and the time when the next launch may open.
+    """Launch in a stream: its predecessor, and the time when the next launch may open.
 
     Args:
         chip: chip of the launch.
@@ -22,7 +22,7 @@ class Ordered:
         opened, ended: cycles at which clusters may start, and at which all writes are done.
         complete: whether the launch's writes are visible to a grid that waits for the launch.
         before: the preceding launch.
-        hbm: bytes that the launch reads from HBM.
+        hbm: number of bytes that the launch reads from HBM.
     """
 
     hbm: float
@@ -52,7 +52,7 @@ class Ordered:
             act()
 
     def wait(self, wake: Callable[[], None]) -> bool:
-        """Whether this grid is complete; if not, ``wake`` is called at its completion."""
+        """Whether this grid is complete; if not, ``wake`` is called once it is."""
         if self.complete:
             return True
         self._waiters.append(wake)
@@ -66,7 +66,7 @@ class Ordered:
 
 
 class Grid(Ordered):
-    """A launch of traced clusters.
+    """Launch of traced clusters.
 
     Args:
         chip: chip of the launch.
@@ -74,7 +74,8 @@ class Grid(Ordered):
         supply: source of the bytes that the launch reads.
         clusters: traces, in the order of their start.
         dependent: whether the launch may start before its predecessor has ended.
-        scale: bytes of L2 and HBM for each byte of a simulated cluster.
+        scale: number of bytes of L2 and HBM traffic that each byte of a simulated cluster stands
+            for.
         label: name of the launch; empty for the kernel's name.
 
     Attributes:
@@ -109,7 +110,7 @@ class Grid(Ordered):
         self._prefetched: dict[tuple[int, int], deque[list[float]]] = {}
 
     def release(self, cluster: int, rank: int) -> None:
-        """Count a CTA that has executed launch_dependents or has ended."""
+        """Count a CTA that has executed launch_dependents or ended."""
         self._holding.discard((cluster, rank))
         if not self._holding and not self._lets_open:
             self.let_next_open()
@@ -177,8 +178,7 @@ class Grid(Ordered):
     def write(self, at: float, nbytes: float) -> float:
         """Cycle when bytes sent at ``at`` have been accepted; written bytes go on to HBM.
 
-        L2 accepts bytes when an HBM bank begins to write them: nothing waits for the end of the
-        write.
+        L2 accepts bytes when an HBM bank begins to write them; the end of the write delays nothing.
         """
         chip, nbytes = self.chip, nbytes * self.scale
         _, end = chip.l2.serve(at, nbytes)

@@ -1,6 +1,6 @@
-"""One warp scheduler: warps that run at once share its issue slots and pipes.
+"""Warp scheduler: warps that run at once share its issue slots and pipes.
 
-Sharing is fluid: a segment of ``length`` cycles alone proceeds at a rate of at most 1, or less
+Sharing is fluid: a segment, which takes ``length`` cycles alone, proceeds at a rate of 1, or less
 while the running warps together exceed the throughput of a pipe. Warps get equal shares of a pipe,
 and unused shares go to the other warps, as in a loose round robin.
 """
@@ -25,7 +25,7 @@ class Scheduler:
     """A scheduler with its pipes.
 
     Attributes:
-        used: pipe -> cycles taken so far.
+        used: number of cycles taken so far, by pipe.
     """
 
     def __init__(self, engine: Engine) -> None:

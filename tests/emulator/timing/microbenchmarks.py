@@ -1,4 +1,4 @@
-"""Small kernels of known time, by hand or from published measurements of the same loop."""
+"""Small kernels whose time is known, by hand or from published measurements of the same loop."""
 
 import struct
 from dataclasses import dataclass
@@ -25,14 +25,14 @@ _SHARED = 160 * 1024
 
 @dataclass(frozen=True)
 class Microbenchmark:
-    """A kernel, and the configuration of its launch.
+    """Kernel with the configuration of its launch.
 
     Attributes:
         body: PTX between the declarations and ``ret``.
         threads: threads of a CTA.
         ctas: CTAs of the grid.
         shared: bytes of dynamic shared memory.
-        data: bytes of global memory behind the only parameter.
+        data: bytes of global memory that the only parameter points to.
         cluster: CTAs of a cluster.
         dependent: whether the launch may start before its predecessor has ended.
         target: target of the PTX.
@@ -209,7 +209,7 @@ def tensor_reads(registers: int, count: int) -> Microbenchmark:
 
 
 def late_warp(count: int) -> Microbenchmark:
-    """Four warps meet at a barrier; the first arrives after ``count`` dependent FMAs."""
+    """Kernel whose four warps meet at a barrier, the first warp after ``count`` dependent FMAs."""
     fma = "fma.rn.f32 %f1, %f1, %f2, %f2;\n"
     return Microbenchmark(
         "mov.b32 %f1, 0f3F800000;\nmov.b32 %f2, 0f3F800000;\nmov.u32 %r1, %tid.x;\n"
@@ -221,7 +221,7 @@ def late_warp(count: int) -> Microbenchmark:
 def stream(
     threads: int, loads: int, count: int, ctas: int = 1, store: bool = False, hint: str = ""
 ) -> Microbenchmark:
-    """Load 16 bytes per thread ``loads`` times, use or store the data, and repeat ``count`` times.
+    """Kernel that ``count`` times loads ``loads`` x 16 bytes per thread and uses or stores them.
 
     Args:
         threads: threads of a CTA.
@@ -260,7 +260,7 @@ mad.lo.s32 %r41, %r1, 16, %r40;
 
 
 def async_stream(threads: int, stages: int, count: int, ctas: int = 1) -> Microbenchmark:
-    """Loop of cp.async: groups of 16 bytes for each thread, ``stages`` groups in flight."""
+    """Loop of cp.async with 16 bytes per thread in each group and ``stages`` groups in flight."""
     copy = (
         "cp.async.cg.shared.global [%r41+{place}], [%rd1], 16;\ncp.async.commit_group;\n"
         f"cp.async.wait_group {stages - 1};\nadd.u64 %rd1, %rd1, {16 * threads * ctas};\n"

@@ -58,7 +58,7 @@ def model(
 
 
 class Model:
-    """One launch being modelled."""
+    """Model of one launch."""
 
     def __init__(self, prepared: Prepared, parameters: Parameters, footprint: float | None) -> None:
         self._prepared = prepared
@@ -74,7 +74,7 @@ class Model:
         self._notes = list(self._shortcomings())
 
     def _shortcomings(self) -> Iterator[str]:
-        """Actions of this launch that the model cannot follow."""
+        """Descriptions of the launch's actions that the model cannot follow."""
         if any(e.kind == "launch_control" for cta in self._prepared.ctas for e in events_of(cta)):
             yield "clusterlaunchcontrol gave out work in the order of the functional run"
         if self._supply.hbm > self._p.l2_bytes:
@@ -200,7 +200,7 @@ class Model:
 
 
 def list_schedule(times: list[float], slots: int, between: float) -> float:
-    """Cycle when the last of ``times`` ends; jobs start in order, each in the first free slot."""
+    """Cycle at which the last job ends; jobs take ``times`` and start in order in free slots."""
     free = [-between] * slots
     for time in times:
         heapreplace(free, free[0] + between + time)

@@ -10,7 +10,7 @@ from tests.emulator.timing.supply import Operand
 
 @dataclass(frozen=True)
 class OpaqueLink:
-    """One launch of a chain without a trace.
+    """Launch of a chain, with a known time but no trace.
 
     The launch occupies no SM and takes no bandwidth from other launches.
 
@@ -20,7 +20,7 @@ class OpaqueLink:
             end.
         dependent: whether the launch takes part in dependent launches: it opens as soon as its
             predecessor permits, permits its successor at once, and waits for its predecessor.
-        operands, writes: as in ``Link``; addresses do not matter.
+        operands, writes: as in ``Link``, except that addresses do not matter.
     """
 
     label: str

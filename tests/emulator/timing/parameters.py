@@ -1,4 +1,4 @@
-"""Every number of the timing model, in one table, with the source of each.
+"""Table of every number of the timing model, with the source of each.
 
 Sources:
     datasheet: NVIDIA's figures for the HGX B200 (148 SMs, dense BF16 2.25 PFLOP/s, HBM 8 TB/s).
@@ -278,7 +278,7 @@ class Parameters:
         )
 
     def rows(self) -> list[Parameter]:
-        """The table."""
+        """Rows of the table of parameters."""
         return [
             Parameter(
                 f.name,
@@ -303,7 +303,7 @@ B200_TIMING = Parameters()
 
 @dataclass(frozen=True)
 class H200Parameters(Parameters):
-    """A chip with Hopper's figures where known; without tcgen05."""
+    """Parameters of a chip with Hopper's figures where known; without tcgen05."""
 
     sms: float = _is(H200.sms, "SMs", "datasheet")
     clock: float = _is(1.98, "GHz", "datasheet: boost; that of this project's measurements")

@@ -1,4 +1,4 @@
-"""A traced launch as input of the replay: its script, its clusters, and the needs of a CTA."""
+"""Input of the replay, from a traced launch: its script, its clusters, and the needs of a CTA."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -34,19 +34,19 @@ class Prepared:
     Args:
         launch: launch from ``Gpu.launch(..., traced=True)``.
         p: parameters of the chip.
-        clusters: clusters of the grid; None for the traced clusters.
+        clusters: number of clusters of the grid; None for the traced clusters.
         registers: registers per thread; 0 for unknown.
         repeats: numbers of the traced clusters that the grid's clusters repeat in turn; by default
             all, in order.
 
     Attributes:
         traced: clusters that the grid repeats, each CTA at its rank.
-        size: CTAs of a cluster.
+        size: number of CTAs of a cluster.
         clusters: clusters of the grid.
         needs: needs of a CTA.
-        deep: CTAs that an SM holds if no other launch is resident.
+        deep: number of CTAs that an SM holds if no other launch is resident.
         places: groups of SMs, one for each CTA of a cluster.
-        l1_bytes: bytes of an SM's memory that the CTAs leave to L1.
+        l1_bytes: bytes of an SM's shared memory that the CTAs leave to L1.
         script: state that all clusters share.
 
     Raises:
@@ -93,7 +93,7 @@ class Prepared:
 
     @property
     def resident(self) -> int:
-        """Clusters that the chip holds if this launch runs alone."""
+        """Number of clusters that the chip holds if this launch runs alone."""
         return self.places * self.deep
 
     def repeated(self, count: int) -> list[Cluster]:
@@ -101,10 +101,10 @@ class Prepared:
         return [self.traced[number % len(self.traced)] for number in range(count)]
 
     def some(self, count: int) -> list[Cluster]:
-        """``count`` clusters that represent the whole grid, of which only a part may have been run.
+        """Sample of ``count`` clusters that represents the whole grid, even if only a part was run.
 
-        The clusters are not the first of the grid: with persistent CTAs, the first have more work
-        than the last.
+        The sample is not the first ``count`` clusters: with persistent CTAs, the first clusters
+        have more work than the last.
         """
         if count >= len(self.traced):
             return self.repeated(count)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class MeasuredMma(NamedTuple):
-    """Cycles on a B200 (SemiAnalysis, umma_throughput and umma_latency)."""
+    """Measured cycles of an MMA on a B200 (SemiAnalysis, umma_throughput and umma_latency)."""
 
     kind: str
     from_tensor: bool
@@ -40,7 +40,7 @@ MMAS = (
 
 
 class MeasuredCopies(NamedTuple):
-    """Cycles per TMA load of each SM, all 148 reading HBM (SemiAnalysis, tma2d_throughput)."""
+    """Measured cycles per TMA load, all 148 SMs reading HBM (SemiAnalysis, tma2d_throughput)."""
 
     nbytes: int
     stages: int
@@ -66,7 +66,7 @@ COPIES = (
 
 
 class MeasuredStream(NamedTuple):
-    """GB/s of one CTA on each SM of an H200 that reads HBM 16 bytes per load (hopper_memory.cu)."""
+    """Measured GB/s of H200 SMs that each run one CTA with 16-byte loads (hopper_memory.cu)."""
 
     threads: int
     loads: int  # loads of a thread, under way at once
@@ -101,14 +101,15 @@ class Kernel:
         script: path under ``examples/python/CuTeDSL``.
         arguments: command line, with ``{steps}`` where the runs differ.
         sizes: values of ``{steps}`` for one and for two steps; a single value for a whole run.
-        sms: SMs to emulate, so that one cluster does all the steps; 0 for the whole chip.
+        sms: number of SMs to emulate, small enough that one cluster does all the steps; 0 for the
+            whole chip.
         clusters: clusters of the chip in each run.
         footprint: bytes that all clusters read from HBM in one step.
-        steps: steps of the longest cluster in the whole problem.
-        waves: number of such clusters, one after the other.
+        steps: number of steps of the longest cluster in the whole problem.
+        waves: number of such clusters that run one after the other.
         flops: operations of the whole problem.
         published: (TFLOP/s, source) of published measurements of the same problem.
-        launched: whether the measurements include the launch.
+        launched: whether the measurements include the launch overhead.
     """
 
     name: str

@@ -95,11 +95,11 @@ class ClusterReplay:
         return found
 
     def drains(self, until: float) -> None:
-        """Note writes under way until ``until``; the cluster's SMs are not free before."""
+        """Note writes under way until ``until``; the cluster keeps its SMs until then."""
         self._drained = max(self._drained, until)
 
     def warp_ended(self, rank: int) -> None:
-        """Count the end of a warp; a CTA without warps releases the next launch."""
+        """Count the end of a warp; a CTA whose last warp has ended releases the next launch."""
         self._running[rank] -= 1
         if not self._running[rank]:
             del self._running[rank]
@@ -125,9 +125,9 @@ class WarpReplay:
 
     Attributes:
         name: name in timelines.
-        started, ended: cycles, or None.
+        started, ended: cycles of the warp's start and end, or None.
         running: cycles in segments; ``alone`` counts the cycles without contention by other warps.
-        waits: (kind, PTX line) -> cycles.
+        waits: cycles by kind of wait and PTX line.
     """
 
     def __init__(
@@ -234,7 +234,7 @@ class WarpReplay:
         return names[segment.line]
 
     def _stall(self, last: Segment, segment: Segment) -> float:
-        """Stall cycles between two segments: results still in a pipe, and the jump."""
+        """Stall cycles between two segments, due to results still in a pipe and to the jump."""
         stall = 0.0
         for name, late in last.late.items():
             early = segment.early.get(name)
@@ -260,7 +260,7 @@ class WarpReplay:
             )
 
     def _block(self, kind: str, line: int, start: float, what: str) -> Process:
-        """Block until woken."""
+        """Block until another action wakes the warp."""
         self.stuck = f"{self.name} waits at PTX line {line} for {what}"
         yield None
         self.stuck = ""
@@ -400,7 +400,7 @@ class WarpReplay:
         self._grid.prefetch(self.sm, self._engine.now, event.where, event.amount)
 
     def _turns(self, tags: int, width: float) -> float:
-        """Cycles for which lanes with ``width`` bytes each occupy the path to L1."""
+        """Cycles that lanes with ``width`` bytes each occupy the path to L1."""
         return tags * max(1.0, width / self._p.l1_lane_bytes)
 
     def _mma(self, event: Event) -> None:
@@ -589,7 +589,7 @@ class WarpReplay:
 
 
 def _nothing(warp: WarpReplay, event: Event) -> None:
-    """Ignore an event that only describes others."""
+    """Ignore an event that only describes other events."""
 
 
 _HANDLERS: dict[str, Callable[[WarpReplay, Event], Process | None]] = {

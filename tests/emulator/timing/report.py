@@ -1,4 +1,4 @@
-"""Tables of a :class:`Timing`."""
+"""Tables that present a :class:`Timing`."""
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -13,7 +13,7 @@ _BOUND = 0.7  # busy fraction above which a unit limits the kernel
 
 
 def report(timing: Timing, least: SpeedOfLight | None = None) -> RenderableType:
-    """Time, units and warps of a launch, with the ratio to the problem's speed of light."""
+    """Table of a launch's time, units and warps, with the ratio to the speed of light."""
     head = Table.grid(padding=(0, 2))
     head.add_row("kernel", timing.kernel)
     overhead = f"and {timing.launch_us:g} µs to launch it"
@@ -81,7 +81,7 @@ def _warps(warps: list[WarpTime]) -> Table:
 
 
 def parameter_table(parameters: Parameters) -> Table:
-    """The parameters with their sources."""
+    """Table of the parameters with their sources."""
     table = Table(title="parameters")
     for column in ("parameter", "value", "unit", "known", "source"):
         table.add_column(column)

@@ -1,10 +1,10 @@
-"""Clusters that the GPCs of a chip hold at once."""
+"""Number of clusters that the GPCs of a chip hold at once."""
 
 from tests.emulator.timing.errors import TimingError
 
 
 def clusters_at_once(gpcs: tuple[int, ...], size: int) -> int:
-    """Clusters of ``size`` CTAs that GPCs of the given sizes hold, with a CTA on each SM.
+    """Number of clusters of ``size`` CTAs that the GPCs hold, with one CTA on each SM.
 
     Raises:
         TimingError: no GPC holds a cluster.

@@ -15,7 +15,7 @@ class WarpTime:
         role: main work of the warp, with the line of the kernel's source, if known.
         total: cycles from the CTA's start to the warp's end.
         running: cycles of issue; ``contended`` is the part caused by other warps of the scheduler.
-        waiting: cause of the wait -> cycles, the longest first.
+        waiting: cycles by cause of the wait, the longest first.
     """
 
     name: str
@@ -37,9 +37,9 @@ class Timing:
         launch_us: launch overhead.
         clusters: clusters of the grid; ``waves`` full or partial waves of ``resident`` clusters.
         exact: whether every cluster was simulated; otherwise, representatives of similar clusters.
-        busy: unit -> fraction of the kernel's time, averaged over all SMs of the chip.
+        busy: fraction of the kernel's time that each unit works, averaged over all SMs of the chip.
         flops: operations of the tensor cores in the whole grid.
-        read_bytes, hbm_bytes: bytes read from L2, and by L2 from HBM.
+        read_bytes, hbm_bytes: bytes that SMs read from L2, and bytes that L2 reads from HBM.
         warps: warps of the first simulated cluster.
         timeline: timeline of the first SM.
         notes: further remarks.
@@ -63,7 +63,7 @@ class Timing:
 
     @property
     def microseconds(self) -> float:
-        """The kernel's own time."""
+        """Microseconds of the kernel itself, without launch overhead."""
         return self.parameters.microseconds(self.cycles)
 
     @property
@@ -96,7 +96,8 @@ class Simulated:
 
     Attributes:
         cycles: cycles until the last cluster ended.
-        busy: unit -> cycles, summed over the SMs; "L2" and "HBM" in bytes, "FLOP" in operations.
+        busy: cycles of each unit's work, summed over the SMs; "L2" and "HBM" in bytes, "FLOP" in
+            operations.
     """
 
     cycles: float

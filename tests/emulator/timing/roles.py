@@ -18,7 +18,7 @@ _ROLES = {
 
 
 def place(program: Program, line: int) -> str:
-    """The source line of a PTX line, without folders, or the PTX line."""
+    """Source line of a PTX line, without folders; the PTX line if the source is unknown."""
     return program.where(line).source.rpartition("/")[2] or f"PTX line {line}"
 
 

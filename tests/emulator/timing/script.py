@@ -1,4 +1,4 @@
-"""Script of a launch: the replay's data that all clusters share."""
+"""Script of a launch: the data about its kernel that the replays of all clusters share."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -10,13 +10,13 @@ from tests.emulator.timing.segments import Segment
 
 @dataclass(frozen=True)
 class Script:
-    """Script shared by all clusters of a launch.
+    """Data about a kernel that the replays of all clusters of a launch share.
 
     Attributes:
         program: the kernel.
         segments: segments of each basic block.
-        expected: arrivals of a phase, by mbarrier.
-        meetings: warps of each generation of a CTA or cluster barrier.
+        expected: number of arrivals that complete a phase, by mbarrier.
+        meetings: number of warps that arrive in each generation of a CTA or cluster barrier.
         owners: position of the CTA that waits on an mbarrier.
         polls: PTX lines of waits that do not block.
         releases: PTX lines of cluster arrivals that order memory.

@@ -22,13 +22,13 @@ class Segment:
     Attributes:
         block: basic block of the segment.
         length: cycles from the first to the last issue, with one warp on the scheduler.
-        slots: pipe -> cycles of the pipe; "issue" counts instructions.
+        slots: cycles of each pipe; "issue" counts instructions.
         line: PTX line of the last instruction; events of that line follow the segment.
         waits: registers of loads that must have arrived before the segment starts.
         loads: registers that the last instruction, a load, fetches.
         branch: whether the segment ends the block with a jump.
-        late: register -> cycles after the segment's end at which its value is ready.
-        early: register -> cycle of its first use.
+        late: cycles from the segment's end until the value is ready, by register.
+        early: cycle of the first use, by register.
     """
 
     block: int
@@ -61,7 +61,7 @@ def segments_of(flow: Flow, costs: Costs) -> list[list[Segment]]:
 def _cut(
     body: list[Instruction], fetched: set[str]
 ) -> Iterator[tuple[tuple[str, ...], list[Instruction]]]:
-    """Parts of a block, each with the load results that its first instruction needs."""
+    """Parts of a block, each with the loaded registers that its first instruction needs."""
     pending = set(fetched)
     waits: tuple[str, ...] = ()
     part: list[Instruction] = []
@@ -89,7 +89,7 @@ def _cut(
 def _schedule(
     number: int, part: list[Instruction], waits: tuple[str, ...], priced: list[Cost]
 ) -> Segment:
-    """Greedy list schedule, longest remaining dependency chain first; one issue per cycle."""
+    """List schedule of a segment: longest remaining dependency chain first, one issue per cycle."""
     last = part[-1]
     segment = Segment(number, line=last.line, waits=waits)
     segment.loads = tuple(written(last)) if is_load(last) else ()
@@ -115,14 +115,14 @@ def _schedule(
 
 
 def _taken(cost: Cost) -> float:
-    """Cycles until the warp can issue the next instruction."""
+    """Number of cycles until the warp can issue the next instruction."""
     return max(cost.issue, cost.stall)
 
 
 def _dependencies(
     part: list[Instruction], priced: list[Cost]
 ) -> tuple[list[list[int]], list[float]]:
-    """Each instruction's producers, and the longest latency chain from there to the end."""
+    """Producers of each instruction, and the longest latency chain from it to the end."""
     producer: dict[str, int] = {}
     before: list[list[int]] = []
     for index, instruction in enumerate(part):

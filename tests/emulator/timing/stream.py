@@ -91,7 +91,7 @@ class Stream:
             self._over(grid)
 
     def _over(self, grid: Ordered) -> None:
-        """End of a grid, after its last cluster and its writes."""
+        """Note the end of a grid, after its last cluster and its writes."""
         grid.ended = self._engine.now
         grid.let_next_open()
         flush = self._chip.p.grid_flush * 1e3 * self._chip.p.clock

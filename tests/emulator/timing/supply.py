@@ -1,4 +1,4 @@
-"""Supply of the bytes that a launch reads: from HBM, or from L2's remaining contents."""
+"""Supply of the bytes that a launch reads: from HBM, or from data still in L2."""
 
 from bisect import bisect_right
 from collections import OrderedDict
@@ -35,12 +35,12 @@ class Operand:
 
 
 class Hits(NamedTuple):
-    """Shares of the bytes read, by source.
+    """Fractions of the bytes read, by source.
 
     Attributes:
-        miss: share of loads' bytes that comes from HBM.
-        prefetched: share of loads' bytes that a prefetch has requested before.
-        prefetch_miss: share of prefetched bytes that comes from HBM.
+        miss: fraction of the loads' bytes that comes from HBM.
+        prefetched: fraction of the loads' bytes that an earlier prefetch has requested.
+        prefetch_miss: fraction of the prefetched bytes that comes from HBM.
     """
 
     miss: float = 0.0
@@ -49,14 +49,14 @@ class Hits(NamedTuple):
 
 
 class Supply:
-    """Shares of HBM in a launch's reads, operand by operand.
+    """Fractions of a launch's reads that come from HBM, operand by operand.
 
     Args:
         ctas: traced CTAs; the launch has ``repeat`` times as many.
         cached: PTX lines of loads that L1 may answer.
         operands: operands that reads are assigned to; empty: all reads are alike.
         missing: bytes of each operand that come from HBM; None: the distinct bytes that the traced
-            CTAs read, for each repetition. Data of no operand is in L2.
+            CTAs read, for each repetition. Data that belongs to no operand is in L2.
 
     Attributes:
         reads: bytes read from L2 without prefetches.
@@ -106,7 +106,7 @@ class Supply:
         return number if address < operand.address + operand.nbytes else -1
 
     def hits(self, number: int) -> Hits:
-        """Shares of an operand's bytes."""
+        """Fractions, by source, of an operand's bytes."""
         return self._hits.get(number, Hits())
 
     def _sorted(self, cta: CtaTrace) -> dict[int, list[Event]]:
@@ -160,7 +160,7 @@ class L2:
         return missing
 
     def write(self, name: str, nbytes: float) -> None:
-        """Record written bytes as held by L2, as far as there is room."""
+        """Record written bytes as held by L2, as far as they fit."""
         self._held.pop(name, None)
         self._held[name] = min(nbytes, self._capacity)
         excess = sum(self._held.values()) - self._capacity

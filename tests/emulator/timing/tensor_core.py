@@ -1,4 +1,4 @@
-"""Time of the tensor core for an instruction."""
+"""Tensor core time of an instruction."""
 
 from typing import NamedTuple
 
@@ -31,18 +31,18 @@ class MmaShape(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Rows of A in each SM."""
+        """Number of rows of A in each SM."""
         return self.m // self.ctas
 
 
 def shared_bytes(shape: MmaShape) -> int:
-    """Operand bytes that each SM reads from its shared memory; a pair halves B."""
+    """Bytes of operands that each SM reads from its shared memory; a pair halves B."""
     a = 0 if shape.from_tensor else shape.rows * _STEP_BYTES
     return a + shape.n // shape.ctas * _STEP_BYTES
 
 
 def interval(shape: MmaShape, p: Parameters) -> float:
-    """Cycles until the next MMA can begin: arithmetic, or operands from shared memory.
+    """Cycles until the next MMA can begin, limited by arithmetic or by shared-memory operands.
 
     A pair with M = 128 spreads its 64 rows per SM over the whole tensor core: half the cycles.
     """

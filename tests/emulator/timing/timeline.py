@@ -1,4 +1,4 @@
-"""Timeline of one SM, for viewing."""
+"""Timeline of one SM, for display."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple

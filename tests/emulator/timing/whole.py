@@ -1,4 +1,4 @@
-"""Time of a whole problem from small runs of a few steps, and the speed of light."""
+"""Time of a whole problem, extrapolated from small runs of a few steps; the speed of light."""
 
 from dataclasses import dataclass, replace
 
@@ -12,11 +12,11 @@ _RATES |= {"mxf8f6f4": 16384, "mxf4": 32768, "mxf4nvf4": 32768}
 
 @dataclass(frozen=True)
 class SpeedOfLight:
-    """The least time of a problem.
+    """Lower bound on the time of a problem (speed of light).
 
     Attributes:
-        tensor_us: µs of the arithmetic on the tensor cores.
-        hbm_us: µs of the bytes from and to HBM.
+        tensor_us: µs that the tensor cores need for the arithmetic.
+        hbm_us: µs that HBM needs for the bytes read and written.
     """
 
     tensor_us: float
@@ -38,7 +38,7 @@ def speed_of_light(
     kind: str = "mxf4nvf4",
     parameters: Parameters = B200_TIMING,
 ) -> SpeedOfLight:
-    """The least time of a problem on the chip, for any kernel.
+    """Lower bound on the time of a problem on the chip, for any kernel.
 
     Args:
         flops: operations, two for each multiply-add.
@@ -59,7 +59,7 @@ def speed_of_light(
 
 
 def extrapolate(few: Timing, many: Timing, steps: tuple[float, float, float]) -> Timing:
-    """Time of a problem with more steps than two modelled launches.
+    """Time of a problem, extrapolated from two modelled launches with fewer steps.
 
     Args:
         few: launch with steps[0] of the repeated work, such as tiles of K or of a persistent CTA;

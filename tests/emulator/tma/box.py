@@ -1,4 +1,4 @@
-"""The box of a tensor map: how many elements, rows and bytes one copy moves."""
+"""Box of a tensor map: the elements, rows and bytes that one copy moves."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,7 +29,7 @@ class Box:
 
     @property
     def transaction_bytes(self) -> int:
-        """Bytes that complete_tx counts: all moved bytes, in or out of bounds, without padding."""
+        """Bytes that complete_tx counts: the whole box, in or out of bounds, without padding."""
         return self.rows * self.packed_row_bytes
 
 
@@ -57,11 +57,10 @@ def box_of(tensor_map: TensorMap, rows_gathered: int | None = None) -> Box:
 
 
 def place(tensor_map: TensorMap, box: Box, shared_address: int) -> Placement:
-    """Placement of the box in shared memory from ``shared_address``.
+    """Placement of the box in shared memory, starting at ``shared_address``.
 
     Raises:
-        Misaligned: an address that is not a multiple of 128 (seen on an H200, for loads and
-            stores).
+        Misaligned: the address is not a multiple of 128 (seen on an H200, for loads and stores).
     """
     if shared_address % SHARED_ALIGNMENT:
         raise Misaligned(

@@ -25,7 +25,7 @@ def check_copy(nbytes: int, *addresses: int) -> None:
     """Check the size of a bulk copy or prefetch and its addresses (PTX ISA 9.7.9.25.4.1).
 
     Raises:
-        IllegalInstruction: a size that is not a multiple of 16.
+        IllegalInstruction: the size is not a multiple of 16.
         Misaligned: an address that is not a multiple of 16.
     """
     if nbytes % 16:
@@ -45,7 +45,7 @@ def check_reduction(operation: str, kind: str, destination: str, noftz: bool = F
         noftz: whether the instruction has .noftz.
 
     Raises:
-        IllegalInstruction: a combination the PTX ISA does not list.
+        IllegalInstruction: the PTX ISA does not list the combination.
     """
     table = ACCEPTED if destination == "global" else _ACCEPTED_SHARED
     kinds = table.get(operation, frozenset())
@@ -64,7 +64,7 @@ def check_reduction(operation: str, kind: str, destination: str, noftz: bool = F
 
 @lru_cache(maxsize=256)
 def byte_mask(mask: int, nbytes: int) -> npt.NDArray[np.bool_]:
-    """Mask of ``nbytes`` bytes that a copy with .cp_mask writes: bit i is byte i of every 16."""
+    """Mask of the ``nbytes`` bytes that .cp_mask writes: bit i stands for byte i of every 16."""
     chosen = np.tile((mask >> np.arange(16) & 1).astype(bool), nbytes // 16)
     chosen.setflags(write=False)
     return chosen

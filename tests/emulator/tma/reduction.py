@@ -40,7 +40,7 @@ _ITEM = {
 
 
 def combine(operation: str, kind: str, old: Bytes, new: Bytes, flush: bool = False) -> Bytes:
-    """``old`` (destination) with ``new`` (source) folded in, element by element.
+    """Element-wise reduction of ``new`` (source) into ``old`` (destination).
 
     Args:
         operation: add, min, max, inc, dec, and, or, xor.

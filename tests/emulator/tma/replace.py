@@ -21,10 +21,11 @@ _FIELDS = {
 
 
 def replace_field(descriptor: bytes, field: str, value: int, ordinal: int | None = None) -> bytes:
-    """``descriptor`` with ``field`` set to ``value``, numbered as the PTX ISA does.
+    """Copy of ``descriptor`` with ``field`` set to ``value``, encoded as for tensormap.replace.
 
-    The rank is stored less one, an element type by the instruction's table, other values unchanged.
-    The result may be no legal tensor map until more fields are replaced.
+    As in PTX, the value of the rank is the number of dimensions minus one, and an element type is
+    its number in the instruction's table; other values are plain. The copy may not be a legal
+    tensor map until further fields are replaced.
 
     Args:
         descriptor: 128 bytes.
@@ -33,7 +34,7 @@ def replace_field(descriptor: bytes, field: str, value: int, ordinal: int | None
         ordinal: ``ord``, for the fields that exist once per dimension.
 
     Raises:
-        IllegalInstruction: unknown field, or a value or ordinal out of range.
+        IllegalInstruction: the field is unknown, or the value or ordinal is out of range.
     """
     if field not in _FIELDS:
         raise IllegalInstruction(f"tensormap.replace .{field}, accepted {sorted(_FIELDS)}")
@@ -59,7 +60,7 @@ def replace_field(descriptor: bytes, field: str, value: int, ordinal: int | None
 
 
 def _parts(field: str, value: int, ordinal: int) -> list[tuple[int, int, int]]:
-    """(first bit, width, content) of every part of the descriptor that the field occupies."""
+    """Parts of the descriptor that the field occupies, each as (first bit, width, content)."""
     flags = 64
     if field == "global_address":
         return [(0, 64, value)]

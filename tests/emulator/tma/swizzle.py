@@ -1,4 +1,4 @@
-"""Shared-memory swizzles: places of a box's bytes, as a permutation of small units."""
+"""Shared-memory swizzles: where a box's bytes lie, as a permutation of 8- or 16-byte units."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -46,7 +46,7 @@ class Swizzle(IntEnum):
 
 
 def swizzled(swizzle: Swizzle, addresses: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Places of the bytes of linear shared ``addresses`` (PTX ISA 5.5.7, its tables)."""
+    """Swizzled places of the bytes at linear shared ``addresses`` (PTX ISA 5.5.7, its tables)."""
     line = addresses >> 7
     if swizzle == Swizzle.B32:
         return addresses ^ (line & 1) << 4
@@ -71,7 +71,7 @@ class Placement:
         nbytes: bytes from the shared address to the end of the copied range.
         unit: bytes that stay together, 8 or 16.
         index: place of each unit of the box in order; None for a linear layout.
-        inverse: unit of each place, if the box fills all places and has an index.
+        inverse: unit at each place, if ``index`` is given and the box fills all places.
     """
 
     nbytes: int
@@ -80,7 +80,7 @@ class Placement:
     inverse: npt.NDArray[np.intp] | None
 
     def scatter(self, box: Bytes, window: Bytes) -> None:
-        """Write the box's bytes (in order, contiguous) to the ``nbytes`` of shared memory."""
+        """Write the box's bytes (contiguous, in order) to the ``nbytes`` bytes of shared memory."""
         if self.index is None:
             window[...] = box.reshape(-1)
             return
@@ -92,7 +92,7 @@ class Placement:
             window.view(item)[self.index] = units
 
     def gather(self, window: Bytes) -> Bytes:
-        """The box's bytes in order, from the ``nbytes`` of shared memory."""
+        """The box's bytes in order, read from the ``nbytes`` bytes of shared memory."""
         if self.index is None:
             return window.copy()
         return window.view(_ITEM[self.unit]).take(self.index).view(np.uint8)
@@ -100,10 +100,10 @@ class Placement:
 
 @lru_cache(maxsize=4096)
 def placement(swizzle: Swizzle, rows: int, row_bytes: int, phase: int) -> Placement:
-    """Placement of ``rows`` rows at a shared address that is ``phase`` modulo 1024.
+    """Placement of ``rows`` rows from a shared address that is ``phase`` modulo 1024.
 
-    A swizzled row starts a whole span after its predecessor, however short the row; the bytes
-    between rows are left alone (seen on an H200). Rows without swizzle are contiguous.
+    Swizzled rows lie a whole span apart, even if they are shorter; the bytes between rows are left
+    alone (seen on an H200). Rows without swizzle are contiguous.
     """
     if swizzle == Swizzle.NONE:
         return Placement(rows * row_bytes, 16, None, None)

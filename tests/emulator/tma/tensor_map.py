@@ -87,7 +87,7 @@ def _shape_objection(tensor_map: TensorMap) -> str | None:
 
 
 def _moved_bytes(tensor_map: TensorMap) -> int:
-    """Bytes of a box as counted by the driver: whole element strides alone."""
+    """Number of bytes in a box, as the driver counts them: whole element strides only."""
     steps = zip(tensor_map.box, tensor_map.element_strides, strict=True)
     return prod(b // s for b, s in steps) * tensor_map.element_type.bits // 8
 
@@ -121,7 +121,7 @@ def _box_objection(tensor_map: TensorMap) -> str | None:
 
 
 def check(tensor_map: TensorMap, capability: int = 100) -> None:
-    """Raise IllegalInstruction if the driver of ``capability`` (90, 100) refuses the map.
+    """Raise IllegalInstruction if the driver for ``capability`` (90, 100) refuses the tensor map.
 
     The rules follow cuTensorMapEncodeTiled's documentation, except where an H200's driver was seen
     to accept more.
@@ -136,7 +136,7 @@ def check(tensor_map: TensorMap, capability: int = 100) -> None:
 
 
 def encode(tensor_map: TensorMap, capability: int = 100) -> bytes:
-    """The descriptor, byte for byte as encoded by the driver.
+    """The 128-byte descriptor, as the driver encodes it.
 
     Raises:
         IllegalInstruction: the driver refuses these arguments.
@@ -173,7 +173,8 @@ def decode(descriptor: bytes, capability: int = 100) -> TensorMap:
     """The tensor map in ``descriptor`` (128 bytes); the same object for the same bytes.
 
     Raises:
-        IllegalInstruction: the bytes are no tiled tensor map, or a copy with it would be illegal.
+        IllegalInstruction: the bytes are not a tensor map in tile mode, or a copy with the map
+            would be illegal.
     """
     if len(descriptor) != NBYTES:
         raise IllegalInstruction(f"tensor map of {len(descriptor)} bytes, accepted {NBYTES}")

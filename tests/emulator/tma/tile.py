@@ -1,4 +1,4 @@
-"""Tile copies between a tensor in global memory and boxes (PTX ISA 5.5.3, 9.7.9.25.5).
+"""Tile copies between a tensor in global memory and a box (PTX ISA 5.5.3, 9.7.9.25.5).
 
 A box is represented by its bytes in order, row after row; :mod:`tests.emulator.tma.swizzle`
 scatters the bytes to shared memory and gathers them again.
@@ -42,7 +42,7 @@ class Footprint:
         address: address of the first byte.
         shape: shape of the region, outermost dimension first; the last counts consecutive bytes.
         strides: strides in bytes, one per dimension, the last 1.
-        nbytes: bytes from the first byte to the last.
+        nbytes: number of bytes from the first to the last, gaps included.
     """
 
     address: int
@@ -73,8 +73,8 @@ class Tile:
     Attributes:
         tensor_map: map of the tensor.
         box: shape of the box.
-        parts: in-bounds regions, each with its part of the box (slices of the bytes shaped as the
-            box, outermost dimension first), or None for the whole box.
+        parts: in-bounds regions, each with slices that select its part of the box's bytes
+            (outermost dimension first), or None for the whole box.
     """
 
     tensor_map: TensorMap
@@ -138,7 +138,7 @@ def locate(
     """The box at ``coordinates`` (elements, innermost first, signed).
 
     Raises:
-        IllegalInstruction: coordinates or a tensor map that ``direction`` does not accept.
+        IllegalInstruction: ``direction`` does not accept the coordinates or the tensor map.
         UnknownInstruction: an interleaved layout.
     """
     if len(coordinates) != len(tensor_map.dims):
@@ -154,7 +154,7 @@ def locate(
 def locate_rows(
     tensor_map: TensorMap, column: int, rows: tuple[int, ...], direction: Direction = Direction.LOAD
 ) -> Tile:
-    """The four rows of .tile::gather4 and .tile::scatter4, each from ``column``.
+    """Tile of the four rows of .tile::gather4 or .tile::scatter4, each from ``column`` on.
 
     Raises:
         IllegalInstruction: a tensor map that is not of rank 2 with boxes of one row, or an error of
@@ -205,7 +205,7 @@ def _region(
     coordinates: tuple[int, ...],
     direction: Direction,
 ) -> tuple[Footprint, tuple[slice, ...] | None] | None:
-    """The in-bounds part of ``counts`` elements at ``coordinates``; None if there is none."""
+    """In-bounds region of ``counts`` elements at ``coordinates``; None if all are out of bounds."""
     bits = tensor_map.element_type.bits
     first, extent = coordinates[0], tensor_map.dims[0]
     if direction in (Direction.STORE, Direction.REDUCE):
@@ -253,7 +253,7 @@ def _rounded(data: Bytes) -> Bytes:
 
 
 def _padded(packed: Bytes, kind: ElementType) -> Bytes:
-    """Sixteen elements to every 16 bytes; the padding, undefined by the PTX ISA, is 0."""
+    """Elements spread so that every 16 take 16 bytes; the padding, undefined in PTX, is 0."""
     used = 2 * kind.bits
     groups = packed.reshape(-1, used)
     padded = np.zeros((len(groups), 16), np.uint8)

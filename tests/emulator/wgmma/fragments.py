@@ -19,10 +19,10 @@ WARPS = 4
 
 
 def a_matrix(registers: Words, element: Element) -> Floats:
-    """A, float32 [64, 16], from words [warp, register, lane].
+    """Matrix A, float32 [64, 16], from words [warp, register, lane].
 
-    A register holds columns 2 (t % 4) and the next: first of the upper row, then of the lower row,
-    then of both rows again 8 columns on.
+    Each register holds columns 2 (t % 4) and 2 (t % 4) + 1: register 0 those of the upper row,
+    register 1 of the lower row; registers 2 and 3 likewise, 8 columns further.
     """
     raw = np.ascontiguousarray(registers).reshape(-1, 32).view(np.uint8)
     elements = decode(raw, element).reshape(WARPS, 2, 2, 8, 4, 2)
@@ -30,7 +30,7 @@ def a_matrix(registers: Words, element: Element) -> Floats:
 
 
 def d_matrix(registers: npt.NDArray[Any]) -> Floats:
-    """D, [64, N], from float32 [warp, register, lane].
+    """Matrix D, [64, N], from float32 [warp, register, lane].
 
     Registers 4 j to 4 j + 3 hold columns 8 j + 2 (t % 4) and the next, first of the upper row, then
     of the lower row.

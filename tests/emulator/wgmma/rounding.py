@@ -1,4 +1,4 @@
-"""Sums rounded bit-exactly as on an H200: slower than a matrix product.
+"""Sums rounded bit-exactly as on an H200, slower than by a plain matrix product.
 
 The rule was found from recorded sums of normal numbers (``silicon/cases/wgmma.py``): NVIDIA
 documents no part of it. A wgmma adds its 16 products and the previous D at once. Each term is
@@ -17,7 +17,7 @@ _F32_DIGITS, _F32_LEAST = 24, -149
 
 
 def _exponents(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Exponents of values, as 1.x times a power of two."""
+    """Exponent e of each value, written as 1.x times 2^e."""
     return np.where(values == 0, _OF_ZERO, np.frexp(values)[1] - 1).astype(np.int64)
 
 

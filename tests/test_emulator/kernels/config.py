@@ -1,4 +1,4 @@
-"""Variants of the NVFP4 GEMM kernel and products to run on each, without CuTe."""
+"""Variants of the NVFP4 GEMM kernel, and products to run on each variant, without CuTe."""
 
 from dataclasses import dataclass
 
@@ -61,7 +61,7 @@ class GemmConfig:
 
     @property
     def accumulators(self) -> int:
-        """Tiles in tensor memory: with two, the epilogue overlaps the next tile's MMAs."""
+        """Number of accumulator tiles; with two, the epilogue overlaps the next tile's MMAs."""
         return 2 if 2 * self.tile_n + self._scale_columns <= TENSOR_COLUMNS else 1
 
     @property
@@ -86,13 +86,13 @@ class GemmConfig:
 
 @dataclass(frozen=True)
 class Shape:
-    """One product on one variant of the kernel.
+    """One product, on one variant of the kernel.
 
     Attributes:
         m, n, k: sizes of the product.
         config: variant.
         dtype: name of the result's torch dtype.
-        sms: SMs to use; few, so that each SM gets several tiles.
+        sms: number of SMs to use; few, so that each SM gets several tiles.
     """
 
     m: int

@@ -1,4 +1,4 @@
-"""Two kernels of CuTe DSL, the second launched as a dependent of the first (``use_pdl``)."""
+"""Two CuTe DSL kernels, of which the second is launched as a dependent (``use_pdl``)."""
 
 import functools
 from typing import Any

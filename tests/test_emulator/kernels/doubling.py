@@ -22,7 +22,7 @@ CTAS = 2
 
 @dataclass(frozen=True)
 class Doubling:
-    """Kernel for ``nvfp4_kernels.runtime.compile.launch``: y = 2 x, for a number of chunks."""
+    """Kernel for ``nvfp4_kernels.runtime.compile.launch``: y = 2 x, over a number of chunks."""
 
     def signature(self) -> tuple[Any, ...]:
         pointer = make_ptr(Float32, 16, cute.AddressSpace.gmem, assumed_align=16)

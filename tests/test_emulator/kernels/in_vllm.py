@@ -1,4 +1,4 @@
-"""A kernel on the emulator, inside a vLLM worker process; as a command, prints JSON.
+"""Emulated kernel inside a vLLM worker process; as a command, prints JSON.
 
 ``python -m tests.test_emulator.kernels.in_vllm MODEL``
 """
@@ -12,7 +12,7 @@ from tests.test_emulator.kernels.config import GemmConfig, Shape
 
 
 def in_worker(worker: Any) -> dict[str, Any]:
-    """Run a kernel in a worker, by vLLM's RPC, and return its record."""
+    """Run a kernel in a worker, by vLLM's RPC; returns the kernel's record."""
     from tests.devices import emulated
     from tests.emulator import EAGER
 

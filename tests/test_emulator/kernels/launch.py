@@ -1,4 +1,4 @@
-"""Launch the GEMM on torch tensors; each variant is compiled once, for the installed runtime."""
+"""Launch of the GEMM on torch tensors; each variant is compiled once, for the installed runtime."""
 
 import functools
 from typing import Any
@@ -23,7 +23,7 @@ _TYPES = {
 
 
 def _pointer(address: int, dtype: torch.dtype) -> Any:
-    """Example pointer to global memory: a CPU tensor's own pointer would have the generic space."""
+    """Example pointer to global memory, as a CPU tensor's pointer would have the generic space."""
     return make_ptr(_TYPES[dtype], address, cute.AddressSpace.gmem, assumed_align=16)
 
 
@@ -38,7 +38,7 @@ def _compiled(config: GemmConfig, dtype: torch.dtype) -> Any:
 
 
 def multiply(a: Nvfp4Tensor, b: Nvfp4Tensor, c: torch.Tensor, shape: Shape) -> None:
-    """C [M, N] = A [M, K] · B [N, K]ᵀ without global scales; scales are blocked."""
+    """Compute C [M, N] = A [M, K] · B [N, K]ᵀ without global scales; block scales are blocked."""
     operands = [a.data, a.scales.view(torch.uint8), b.data, b.scales.view(torch.uint8), c]
     pointers = [_pointer(tensor.data_ptr(), tensor.dtype) for tensor in operands]
     sizes = [shape.m, shape.n, shape.k, shape.sms]

@@ -75,14 +75,14 @@ class Shared:
 
 @dataclass(frozen=True)
 class Tiles:
-    """The tiles of C that one cluster computes, down the columns of C.
+    """Tiles of C that one cluster computes, down the columns of C.
 
     Attributes:
-        first: number of the first tile.
-        apart: distance to the next tile: the number of clusters in the grid.
+        first: index of the first tile.
+        apart: stride between tiles: the number of clusters in the grid.
         mine: number of this cluster's tiles.
-        down: tiles in a column of C.
-        steps: steps of K.
+        down: number of tiles in a column of C.
+        steps: number of steps along K.
         rank: this CTA's rank in its cluster.
     """
 
@@ -112,7 +112,7 @@ def wait(barrier: Array, phase: Int32, scope: cutlass.Constexpr = ptx.MBarrierSc
 
 
 class Nvfp4Gemm:
-    """One compiled variant.
+    """One compiled variant of the GEMM.
 
     Args:
         config: the variant.
@@ -142,7 +142,7 @@ class Nvfp4Gemm:
         sms: Int32,
         stream: cuda_driver.CUstream,
     ) -> None:
-        """Launch on ``sms`` SMs at most.
+        """Launch on up to ``sms`` SMs.
 
         ``a`` [m, k/2], ``b`` [n, k/2] and the scales [ceil(rows/128), ceil(k/64), 32, 16] are
         bytes; k is a multiple of 32, rows of ``c`` [m, n] are multiples of 16 bytes.
@@ -332,7 +332,7 @@ class Nvfp4Gemm:
         full: Array,
         mask: int | None = None,
     ) -> None:
-        """Issue one copy; in a pair, its bytes count on the first CTA's mbarrier."""
+        """Issue one copy; in a pair, the copied bytes count on the first CTA's mbarrier."""
         ptx.cp_async_bulk_tensor_shared_cluster_global(
             target,
             tensor.get_ptr(),
@@ -481,7 +481,7 @@ class Nvfp4Gemm:
             ptx.cp_async_bulk_wait_group(0, read=True)
 
     def _release(self, drained: Array) -> None:
-        """Arrive on the mbarrier of the first CTA, whose thread issues the MMAs."""
+        """Arrive on the mbarrier of the first CTA, because that CTA's thread issues the MMAs."""
         if self.config.two_sm:
             ptx.mbarrier_arrive(ptx.mapa(drained, 0), scope=ptx.MemScope.CLUSTER)
         else:

@@ -24,7 +24,7 @@ UNTOUCHED, IN_A_BRANCH = 2, len(ARRAYS) - 1
 
 @dataclass(frozen=True)
 class Placing:
-    """Kernel for ``nvfp4_kernels.runtime.compile.launch``: array addresses, with one write to each.
+    """Kernel for ``nvfp4_kernels.runtime.compile.launch``: array addresses, with one write each.
 
     In array number ``array``, the write goes ``beyond`` elements past the last element.
     """

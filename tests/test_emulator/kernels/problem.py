@@ -1,4 +1,4 @@
-"""A GEMM with operands, memory and reference, which can run any number of times."""
+"""GEMM with operands, memory and reference that can run any number of times."""
 
 import torch
 
@@ -9,7 +9,7 @@ from tests.test_emulator.kernels.launch import multiply
 
 
 def _operand(rows: int, k: int, seed: int) -> Nvfp4Tensor:
-    """Operand of every E2M1 value, with scales for which sums are exact in float32."""
+    """Operand that contains every E2M1 value, with scales that keep sums exact in float32."""
     random = torch.Generator().manual_seed(seed)
     data = torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, generator=random)
     scales = 2.0 ** torch.randint(-2, 3, (rows, k // 16), generator=random)
@@ -31,7 +31,7 @@ class Problem:
         self._reference = product.to(getattr(torch, shape.dtype))
 
     def run(self, device: KernelDevice) -> bool:
-        """Run on ``device`` and return whether the result is exact."""
+        """Run on ``device``; returns whether the result is exact."""
         a = _placed(device, "A", self._a)
         b = _placed(device, "B", self._b)
         c = device.output("C", self._reference)

@@ -17,7 +17,7 @@ from tests.test_emulator.kernels.config import GemmConfig, Shape
 
 
 class Substitute:
-    """A device that runs other PTX than the PTX given to it.
+    """Device that runs other PTX in place of the PTX given to it.
 
     Attributes:
         text: PTX to run; None runs the given PTX.
@@ -144,7 +144,7 @@ def _reason(reasons: Reasons, mutation: Mutation) -> str:
 def _substituted(
     run: Callable[[Emulated], bool], text: str | None, schedule: Schedule, arch: str
 ) -> tuple[bool, str]:
-    """Result of ``run`` with ``text`` in place of its kernel's PTX, and the kernel's PTX."""
+    """Result of ``run`` with ``text`` in place of its kernel's PTX; and the original PTX."""
     gpu = Gpu(
         EMULATED_CHIPS[arch], schedule=schedule, strict_tensor_fences=True, strict_scopes=True
     )
@@ -160,7 +160,7 @@ def _substituted(
 
 @dataclass
 class Warpgroups:
-    """The GEMM of sm_90, on a problem in which the ring goes round more than once."""
+    """GEMM of sm_90, on a problem in which the ring wraps around more than once."""
 
     name: str = "GEMM, wgmma"
     text: str = ""
@@ -186,7 +186,7 @@ class Warpgroups:
 
 @dataclass
 class Gemm:
-    """The GEMM on a problem in which every ring goes round more than once."""
+    """GEMM on a problem in which every ring wraps around more than once."""
 
     name: str
     config: GemmConfig
@@ -226,7 +226,7 @@ class Gemm:
 
 @dataclass
 class Written:
-    """A kernel that is written in PTX."""
+    """Kernel written in PTX."""
 
     name: str
     check: Callable[[str, Schedule], None]
@@ -262,14 +262,14 @@ def written_subjects() -> list[Written]:
 
 
 def gemm_subject(two_sm: bool) -> Gemm:
-    """Return the GEMM of sm_100; installs the emulator's runtime and needs CuTe DSL."""
+    """GEMM of sm_100; making it installs the emulator's runtime and needs CuTe DSL."""
     shim.install(Gpu())
     config = GemmConfig(stages=2, two_sm=two_sm)
     return Gemm(f"GEMM, {config.ctas} SM", config)
 
 
 def warpgroups_subject() -> Warpgroups:
-    """Return the GEMM of sm_90; installs the emulator's runtime and needs CuTe DSL."""
+    """GEMM of sm_90; making it installs the emulator's runtime and needs CuTe DSL."""
     shim.install(Gpu(), "sm_90a")
     return Warpgroups()
 

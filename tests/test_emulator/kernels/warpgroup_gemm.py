@@ -1,7 +1,7 @@
 """D = A · Bᵀ on sm_90: A from registers, B by TMA into a ring that two CTAs of a cluster share.
 
-A warp loads B: each CTA loads half of each tile, for both CTAs. A warpgroup loads its rows of A
-itself, while the wgmma of the tile before are running.
+A warp loads B: each CTA loads half of each tile, for both CTAs. A warpgroup loads its own rows of
+A, while the wgmma of the preceding tile run.
 """
 
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ _LAYOUT = 1 << 62 | (1024 >> 4) << 32 | 1 << 16
 def multiply(
     sums: list[Float32], a: list[Uint32], b: Int64, *, loc: Any = None, ip: Any = None
 ) -> list[Float32]:
-    """D = A · B + D for 16 elements of K, asynchronously."""
+    """Issue D = A · B + D for 16 elements of K, asynchronously."""
     count = len(sums)
     # Registers of D are results, and operands tied to the results.
     names = [f"${i}" for i in range(2 * count + 5)]
@@ -204,7 +204,7 @@ class WarpgroupGemm:
 
     @cute.jit
     def release(self, empty: Array, step: Int32, lane: Int32) -> None:
-        """Release a step of this warp to both CTAs, as each loads half of it."""
+        """Release a step, on behalf of this warp, to both CTAs, as each CTA loads half of it."""
         if lane < CLUSTER:
             there = ptx.mapa(empty.subview(step % STAGES), lane)
             ptx.mbarrier_arrive(there, scope=ptx.MemScope.CLUSTER)

@@ -22,8 +22,8 @@ def _values(bits: Array, kind: str) -> npt.NDArray[np.float64]:
 def close(got: Array, want: Array, tolerance: Tolerance) -> npt.NDArray[np.bool_]:
     """Mask of the elements in which two arrays of floating-point bits agree.
 
-    Infinities must agree exactly; so must zeros if no ulps are allowed, and NaN unless payloads
-    are left open.
+    Infinities must agree exactly, as must zeros if no ulps are allowed, and NaN unless any NaN is
+    accepted.
     """
     kind = tolerance.format
     dtype = f"u{_BITS[kind] // 8}"

@@ -1,4 +1,4 @@
-"""One recorded experiment: a PTX module, its launch, input and output arrays."""
+"""Recorded experiment: a PTX module, its launch, and input and output arrays."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -69,11 +69,11 @@ class Case:
     Parameters of the kernel, in order: a pointer for each input, for each output, then the maps.
 
     Attributes:
-        name: unique in its family.
+        name: name, unique in its family.
         ptx: whole module text.
         entry: kernel name.
         grid, block, cluster: launch dimensions.
-        dynamic_shared: bytes.
+        dynamic_shared: bytes of dynamic shared memory.
         inputs: arrays by name.
         outputs: initial contents by name; the recording holds the contents after the launch.
         maps: tensor maps by parameter name.
@@ -109,7 +109,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Allowed difference between an approximate result and the recorded one.
+    """Allowed difference between an approximate result and the recorded result.
 
     Attributes:
         format: ``f16``, ``bf16``, ``f32`` or ``f64``, the type of one result.
@@ -126,7 +126,7 @@ class Tolerance:
 
 
 def random_bits(seed: str, count: int) -> npt.NDArray[np.uint64]:
-    """``count`` 64-bit words that depend on the seed alone (splitmix64), on every numpy version."""
+    """Array of ``count`` 64-bit words that depend on the seed alone (splitmix64)."""
     start = int.from_bytes(hashlib.blake2b(seed.encode(), digest_size=8).digest(), "little")
     with np.errstate(over="ignore"):
         state = np.uint64(start) + np.uint64(0x9E3779B97F4A7C15) * np.arange(

@@ -1,4 +1,4 @@
-"""The CUDA driver through ctypes, to run a case on a GPU; needs only ``libcuda.so.1`` and numpy."""
+"""CUDA driver through ctypes, to run a case on a GPU; needs only ``libcuda.so.1`` and numpy."""
 
 import ctypes
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ _ERROR_LOG = 5  # CU_JIT_ERROR_LOG_BUFFER, followed by its size
 
 
 class DriverError(Exception):
-    """A driver call that did not return CUDA_SUCCESS; ``str`` begins with the error's name."""
+    """Driver call that did not return CUDA_SUCCESS; ``str`` begins with the error's name."""
 
 
 class _Attribute(ctypes.Structure):
@@ -40,7 +40,7 @@ class _Config(ctypes.Structure):
 
 
 class Gpu:
-    """The first GPU, with its primary context current."""
+    """First GPU of the machine, with its primary context current."""
 
     def __init__(self) -> None:
         self._cuda = ctypes.CDLL("libcuda.so.1")
@@ -82,7 +82,7 @@ class Gpu:
         return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
     def encode(self, tensor_map: TensorMap, address: int) -> Array:
-        """The 16 words of the driver's descriptor for a tensor at ``address``."""
+        """Descriptor of the driver, as 16 words, for a tensor at ``address``."""
         rank = len(tensor_map.shape)
         storage = ctypes.create_string_buffer(128 + 64)
         start = -ctypes.addressof(storage) % 64
@@ -134,7 +134,7 @@ class Gpu:
         return function
 
     def allocate(self, array: Array) -> int:
-        """Copy an array to fresh device memory and return its address."""
+        """Copy an array to fresh device memory; returns its address."""
         address = ctypes.c_uint64()
         self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(array.nbytes, 256)))
         content = np.ascontiguousarray(array)
@@ -151,7 +151,7 @@ class Gpu:
             self.call("cuMemFree_v2", ctypes.c_uint64(address))
 
     def launch(self, case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Outputs of a case, and its maps' descriptors with addresses relative to the array's."""
+        """Outputs of a case, and its maps' descriptors, with addresses relative to the arrays."""
         function = self._function(case)
         addresses = {n: self.allocate(a) for n, a in (*case.inputs.items(), *case.outputs.items())}
         held: list[object] = [ctypes.c_uint64(a) for a in addresses.values()]

@@ -1,4 +1,4 @@
-"""Whole PTX modules around a kernel body, and text fragments for bodies."""
+"""Builder of whole PTX modules around a kernel body, and text fragments for bodies."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ def module(
     maps: Iterable[str] = (),
     declarations: str = "",
 ) -> str:
-    """Return a module with one entry named ``kernel``.
+    """PTX module with one entry named ``kernel``.
 
     Args:
         pointers: names of global arrays, each a ``.u64`` parameter loaded to ``%<name>``.
@@ -57,7 +57,7 @@ mov.u32 %bar, bars;"""
 
 
 def fill(size: int, threads: int, word: int = 0xA5A5A5A5) -> str:
-    """Fill ``smem`` with one word; every thread writes its share."""
+    """PTX that fills ``smem`` with one word; every thread writes its share."""
     steps = -(-size // (16 * threads))
     lines = [f"mad.lo.u32 %step, %tid_x, 16, %base; mov.u32 %loop, {word};"]
     for step in range(steps):
@@ -68,17 +68,17 @@ def fill(size: int, threads: int, word: int = 0xA5A5A5A5) -> str:
 
 
 def _guarded(offset: int, size: int, text: str) -> str:
-    """``text`` under ``%done``, true in threads whose 16 bytes are below ``size``."""
+    """PTX that runs ``text`` in threads whose 16 bytes are below ``size``, by ``%done``."""
     return f"setp.lt.u32 %done, %tid_x, {(size - offset) // 16}; {text}"
 
 
 def upload(size: int, threads: int, source: str) -> str:
-    """Copy ``size`` bytes from the global address in ``source`` to ``smem``."""
+    """PTX that copies ``size`` bytes from the global address in ``source`` to ``smem``."""
     return _copy(size, threads, source, "ld.global", "st.shared", to_shared=True)
 
 
 def dump(size: int, threads: int, target: str) -> str:
-    """Copy ``size`` bytes of ``smem`` to the global address in ``target``."""
+    """PTX that copies ``size`` bytes of ``smem`` to the global address in ``target``."""
     return _copy(size, threads, target, "ld.shared", "st.global", to_shared=False)
 
 
@@ -99,7 +99,7 @@ def _copy(size: int, threads: int, outer: str, load: str, store: str, *, to_shar
 
 
 def wait(barrier: str, parity: str | int, label: str) -> str:
-    """Wait for a phase of an mbarrier; trap after a time instead of hanging the device."""
+    """PTX that waits for a phase of an mbarrier, and traps after a time instead of hanging."""
     return f"""\
 mov.u32 %loop, 0;
 {label}:

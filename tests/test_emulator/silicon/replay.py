@@ -23,7 +23,7 @@ CAPABILITY = 90
 
 
 def descriptor(tensor_map: TensorMap, address: int) -> bytes:
-    """The emulator's 128 bytes for a map over an array at ``address``.
+    """Tensor map of 128 bytes, encoded by the emulator for an array at ``address``.
 
     Raises:
         IllegalInstruction: the driver would refuse the map.
@@ -47,7 +47,7 @@ def descriptor(tensor_map: TensorMap, address: int) -> bytes:
 
 
 def _device_array(array: Array) -> Array:
-    """Copy aligned to 256 bytes, as device allocations are."""
+    """Copy of an array, aligned to 256 bytes as device allocations are."""
     storage = np.zeros(array.nbytes + 256, "u1")
     skip = -storage.ctypes.data % 256
     copy = storage[skip : skip + array.nbytes].view(array.dtype).reshape(array.shape)

@@ -1,4 +1,4 @@
-"""Semantics of the lane-wise instructions, called directly, against an H200's results."""
+"""Semantics of the lane-wise instructions, called directly, compared with an H200's results."""
 
 from collections import Counter
 from typing import Any
@@ -27,7 +27,7 @@ def _cases() -> list[Any]:
 
 
 def _presented(operand: tuple[str, int], name: str, lanes: int) -> Array | int:
-    """An operand's lanes as the semantics take them: low bits, viewed as the named dtype."""
+    """Lanes of an operand as the semantics take them: low bits, viewed as the named dtype."""
     kind, column = operand
     if column < 0:
         return int(kind, 0)
@@ -39,7 +39,7 @@ def _presented(operand: tuple[str, int], name: str, lanes: int) -> Array | int:
 
 
 def _register(value: Array, name: str, width: int) -> Array:
-    """A result as the bits of its register: sign- or zero-extended."""
+    """Result as the bits of its register: sign- or zero-extended."""
     if name == "pred":
         return np.asarray(value).astype("u4")
     array = np.asarray(value)
@@ -50,7 +50,7 @@ def _register(value: Array, name: str, width: int) -> Array:
 
 
 def _computed(op: Op, lanes: int) -> list[Array]:
-    """The rows of an op, as computed by the emulator."""
+    """Rows of an op, as computed by the emulator."""
     sources, kinds = op.sources(), op.results.split("|")
     meaning = lookup(op.opcode, len(sources), len(kinds))
     assert meaning is not None, f"{op.opcode} is not known as lane-wise"

@@ -1,4 +1,4 @@
-"""Recorded outputs on disk: a compressed file for each family, and JSON about the recording."""
+"""Recorded outputs on disk: a compressed file per family, and JSON about the recording."""
 
 import json
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ DIRECTORY = Path(__file__).parent / "vectors"
 
 @dataclass(frozen=True)
 class Recorded:
-    """A GPU's results of a case.
+    """Results of one case, recorded on a GPU.
 
     Attributes:
         digest: digest of the recorded case.
@@ -54,7 +54,7 @@ def save(directory: Path, family: str, results: dict[str, Recorded]) -> None:
 
 
 def read(family: str, directory: Path = DIRECTORY) -> dict[str, Recorded]:
-    """The recorded cases of a family by name."""
+    """Recorded cases of a family, by name."""
     with np.load(directory / f"{family}.npz") as file:
         index, data = json.loads(file["index"].tobytes()), file["data"]
     place = 0
@@ -74,7 +74,7 @@ def read(family: str, directory: Path = DIRECTORY) -> dict[str, Recorded]:
 
 
 def recorded(case: Case, results: dict[str, Recorded]) -> Recorded:
-    """The recording of a case.
+    """Recording of a case.
 
     Raises:
         LookupError: the case has no recording, or has changed since.

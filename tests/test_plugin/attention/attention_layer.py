@@ -1,4 +1,4 @@
-"""An attention layer driven like vLLM's, step by step over a paged cache, beside the formula.
+"""Attention layer driven step by step over a paged cache as in vLLM, beside the formula.
 
 Keys and values are bfloat16 in the formula too, so the only errors are float32 arithmetic and one
 rounding of the result to bfloat16: half a unit of 2⁻⁸ of values up to 4.
@@ -57,7 +57,7 @@ class Sequence:
 def pages_of(
     layout: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """One layer of a two-layer cache in this layout, filled with garbage."""
+    """One layer of a two-layer cache in the given layout, filled with garbage."""
     from vllm.v1.kv_cache_interface import KVCacheLayout
 
     order = KVCacheLayout[layout].stride_order
@@ -69,7 +69,7 @@ def pages_of(
 
 
 class Layer:
-    """Driver in vLLM's place: pages, slots, metadata; and the keys and values for the formula."""
+    """Driver in place of vLLM: pages, slots, metadata, and keys and values for the formula."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Layer:
         return torch.randn(shape, generator=self.random).bfloat16()
 
     def step(self, batch: list[tuple[Sequence, int]], padding: int = 0) -> tuple[Tensor, Tensor]:
-        """Give each sequence new tokens; return the outputs of the backend and of the formula."""
+        """Give each sequence new tokens; returns the outputs of the backend and of the formula."""
         from vllm.v1.attention.backend import CommonAttentionMetadata
 
         model, total = self.model, sum(n for _, n in batch)
@@ -182,7 +182,7 @@ class Layer:
 
 
 def rounded(x: Tensor, scale: float) -> Tensor:
-    """Values rounded to E4M3: the nearest of the 253 values, ties to the even code."""
+    """Values rounded to E4M3: the nearest of its 253 values, ties to the even code."""
     codes = torch.arange(256, dtype=torch.uint8)
     codes = codes[(codes & 0x7F) != 0x7F]
     values = codes.view(torch.float8_e4m3fn).double()
@@ -194,7 +194,7 @@ def rounded(x: Tensor, scale: float) -> Tensor:
 def furthest(
     model: Model, disturb: Callable[[Any], None] = lambda _: None, device: torch.device = CPU
 ) -> float:
-    """Largest difference over steps of every kind that vLLM schedules."""
+    """Largest difference from the formula, over steps of every kind that vLLM schedules."""
     layer = Layer(model, disturb, device)
     a, b, c, d = (Sequence() for _ in range(4))
     apart = []

@@ -1,4 +1,4 @@
-"""Stand-in for FlashAttention 3: the same arguments and formula, for machines without it."""
+"""Stand-in for FlashAttention 3, with its arguments and formula, for machines without it."""
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ def flash_attn_varlen_func(
     out: Tensor,
     fa_version: int,
 ) -> None:
-    """FlashAttention's result for a paged cache, computed slowly in float64."""
+    """Result of FlashAttention for a paged cache, computed slowly in float64."""
     assert fa_version == 3
     assert causal
     starts = cu_seqlens_q.tolist()

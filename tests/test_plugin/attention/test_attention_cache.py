@@ -2,8 +2,8 @@
 
 vLLM's own CPU attention stores an E4M3 code by truncating the mantissa towards zero; rounding to
 nearest loses half as much and has no bias. This is the only reason why its FP8 answers differ from
-the plugin's; ``test_attention_engine`` shows it in an engine. On CPUs with AMX it also reads the
-smallest codes, those below 2⁻⁶, as 0.
+the plugin's; ``test_attention_engine`` shows it in an engine. On CPUs with AMX, vLLM's attention
+also reads the smallest codes (below 2⁻⁶) as 0.
 """
 
 import importlib.metadata as metadata
@@ -40,7 +40,7 @@ def truncate(x: Tensor, scale: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("dtype", PagedAttentionBackend.supported_kv_cache_dtypes)
 def test_modes_of_the_cache_have_one_meaning(dtype: str) -> None:
-    """Modes differ from the one that ``CUSTOM`` and ``OCTAVE_K3V4`` share in vLLM 0.33."""
+    """Modes differ from the mode that ``CUSTOM`` and ``OCTAVE_K3V4`` share in vLLM 0.33."""
     mode = KVQuantMode.FP8_PER_TENSOR if dtype.startswith("fp8") else KVQuantMode.NONE
     assert get_kv_quant_mode(dtype) is mode
 
@@ -111,7 +111,7 @@ def test_a_view_of_the_projection_is_written_whole() -> None:
 def test_vllms_cuda_kernel_is_handed_the_same_places(
     by_token: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A loop stands in for the kernel, which needs a GPU, according to vLLM's documentation."""
+    """A loop, written from vLLM's documentation, stands in for the kernel, which needs a GPU."""
     from vllm import _custom_ops
 
     def stand_in(
@@ -166,7 +166,7 @@ def cpu_attn(isa: str, q: Tensor, k: Tensor, v: Tensor, v_scale: float = 1.0) ->
 
 
 def read_back(values: Tensor, isa: str) -> Tensor:
-    """Values that vLLM reads from the cache: softmax gives a lone key all the weight."""
+    """Values that vLLM reads from the cache: a single key gets all the softmax weight."""
     nothing = torch.zeros(1, 1, 64, dtype=torch.bfloat16)
     return torch.cat(
         [
@@ -206,7 +206,7 @@ def test_vllm_reads_the_smallest_codes_as_zero_with_amx() -> None:
 @needs_cpu_build
 @needs_avx512
 def test_the_same_codes_give_the_same_attention() -> None:
-    """The plugin's op reproduces vLLM's result from truncated codes, not from rounded ones."""
+    """The plugin's op reproduces vLLM's result from truncated codes, but not from rounded codes."""
     from nvfp4_kernels import paged_attention
 
     random = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""Engines with the plugin's attention against the same engines with vLLM's own on CPU.
+"""Engines with the plugin's attention, compared with engines with vLLM's own attention on CPU.
 
 Four requests of 1 to 130 tokens run at once, from prefill to decode. The measure is the mean
 absolute difference of log-probabilities over every prompt token and 24 generated tokens, as long as

@@ -1,6 +1,6 @@
 """The backend on sm_90: decode steps on the plugin's kernel, others on FlashAttention 3.
 
-In the emulator a formula with FlashAttention's arguments stands in for it.
+In the emulator, a formula with FlashAttention's arguments stands in for FlashAttention.
 """
 
 from collections.abc import Callable
@@ -74,7 +74,7 @@ def test_steps(model: Model, calls: Calls, op_device: torch.device) -> None:
 
 
 def pad_a_sequence(common: Any) -> None:
-    """Pad as a CUDA graph of whole decode steps does; the table may name pages of others."""
+    """Pad as a CUDA graph of decode-only steps does; the table may name other sequences' pages."""
     here = common.seq_lens.device
     more = torch.zeros(1, dtype=torch.int32, device=here)
     common.query_start_loc = torch.cat([common.query_start_loc, common.query_start_loc[-1:] + 1])

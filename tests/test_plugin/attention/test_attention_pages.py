@@ -1,4 +1,4 @@
-"""Pages of a sliding window: a page with a visible key belongs to one sequence as a whole.
+"""Pages of a sliding window: a page with a visible key belongs to a single sequence.
 
 Kernels may therefore multiply the values before a window, in the page where the window begins, by
 weights of 0: these values are the sequence's own and finite.
@@ -22,8 +22,8 @@ class Engine:
     Attributes:
         manager: page manager of vLLM.
         window: number of keys that a query sees.
-        content: for each row of a page the tokens up to the one whose key the row holds.
-        reused: number of prompts that began with pages of others.
+        content: for each row of a page, the tokens up to the token whose key the row holds.
+        reused: number of prompts that began with pages of other prompts.
         given_away: number of pages that a second sequence wrote.
     """
 
@@ -119,7 +119,7 @@ def test_pages_with_a_key_that_is_seen_are_a_sequences_own(window: int) -> None:
 
 @pytest.mark.parametrize("window", [2, 4, 5, 9])
 def test_pages_before_them_are_others(window: int) -> None:
-    """Mutant: a query that sees one page more finds rows of another sequence, or unwritten ones."""
+    """Mutant: a query that sees one page more finds rows unwritten or of another sequence."""
     engine = _engine(window)
     engine.window += BLOCK_SIZE
     with pytest.raises((AssertionError, KeyError)):

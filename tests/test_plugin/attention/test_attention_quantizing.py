@@ -1,4 +1,4 @@
-"""Attention and the layer that it quantises for, in made-up modules and in vLLM's own."""
+"""Attention that quantises for the following layer, in made-up modules and in vLLM's own."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -86,7 +86,7 @@ class AnotherKind(Block):
 
 
 def said_of(block: Any) -> str:
-    """Reason that the report gives for the attention's result."""
+    """Reason that the report gives for the form of attention's result."""
     settle(block)
     [record] = [r for r in block.quant.startup.report.layers if r.name == f"{PREFIX}.attn"]
     return record.reason.partition("; ")[2]

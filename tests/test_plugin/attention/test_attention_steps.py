@@ -1,4 +1,4 @@
-"""The backend over steps of every kind that vLLM schedules, against attention in float64."""
+"""Attention backend over steps of every kind that vLLM schedules, against attention in float64."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -98,7 +98,7 @@ def swap_pages(common: Any) -> None:
 
 
 def shift_queries(common: Any) -> None:
-    """Move query starts in steps that begin with a prefill; decodes are told by the CPU copy."""
+    """Move query starts in steps that begin with a prefill; the CPU copy identifies decodes."""
     if common.num_reqs > 1 and common.query_start_loc[1] > 1:
         common.query_start_loc[1:-1] -= 1
         common.max_query_len += 1

@@ -1,4 +1,4 @@
-"""FP8, MXFP8 and MXFP4 layers under ``nvfp4-tc``: vLLM's methods and references, in float64."""
+"""FP8, MXFP8 and MXFP4 layers under ``nvfp4-tc``: vLLM's methods, against references in float64."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -226,7 +226,7 @@ def test_vllm_is_asked_for_its_method(format: Convention, kind: Kind) -> None:
 @pytest.mark.usefixtures("vllm_config")
 @pytest.mark.parametrize("format", ["modelopt", "compressed-tensors"])
 def test_vllm_reads_scales_of_blocks_by_deepseeks_name(format: Convention) -> None:
-    """The method for FP8 checkpoints reads this name; the exporters' methods do not."""
+    """The method for FP8 checkpoints reads DeepSeek's name; the exporters' methods do not."""
     layer = RowParallelLinear(K, 256, bias=False, prefix="m.down_proj")
     group = group_of(format, Kind.FP8_BLOCK, INVERSE_SCALE)
     with standing_in("cpu", "sm_90"):

@@ -1,4 +1,4 @@
-"""Mixed-precision checkpoints in real engines, against the model of their decoded weights.
+"""Mixed-precision checkpoints in real engines, against transformers on their decoded weights.
 
 Bounds on the mean absolute difference of log-probabilities are about twice the values seen for FP8
 (.011 to .017), and three times those for W4A4 (.026). The float32 reference rounds the inputs of
@@ -82,7 +82,7 @@ def test_compressed_tensors_of_several_groups(mixed: Write) -> None:
 
 
 def test_compiled_without_a_list_of_layers(mixed: Write) -> None:
-    """The config says no more than MIXED_PRECISION: every layer's kind comes from its tensors."""
+    """The config says only MIXED_PRECISION: every layer's kind follows from its tensors."""
     kinds = dict.fromkeys(MLP, Kind.NVFP4_A16) | dict.fromkeys(QKV, Kind.FP8)
     model = mixed(kinds | {"o_proj": Kind.MXFP8}, format="modelopt")
     set_config(model.path, {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"})

@@ -2,8 +2,8 @@
 
 One engine answers the same prompts alone, in batches of up to 16, cut into chunks beside others,
 and from cached prefixes. The tests compare the log-probabilities of five candidates for each of 24
-tokens of a request, and once those of the prompt. Activations are in 16 bits: in this small model,
-few products of NVFP4 activations are long enough for their sums to be rounded at all.
+generated tokens, and in one test those of the prompt's tokens. Activations are in 16 bits: in this
+small model, few products of NVFP4 activations are long enough for their sums to be rounded at all.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def engine(weight_only: Path) -> Iterator[Any]:
 
 
 def test_differs_without(weight_only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers differ without the option. First test: a running engine keeps vLLM's variables."""
+    """Answers differ without the option. First test, as a running engine keeps vLLM's variables."""
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
     with serve(weight_only) as llm:
         expected = alone(llm, PROMPTS)

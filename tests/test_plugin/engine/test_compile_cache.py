@@ -1,4 +1,4 @@
-"""Compiled graphs that vLLM keeps between starts: reused by the same engine only."""
+"""Compiled graphs that vLLM keeps between starts: reused only by the same engine."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Empty cache folder, and graphs compiled piecewise as on a GPU.
 
-    On a CPU vLLM compiles another way: it keeps the graphs too, but cannot reuse them.
+    On a CPU, vLLM's usual way of compiling keeps the graphs too, but cannot reuse them.
     """
     update = CpuPlatform.check_and_update_config.__func__
 
@@ -36,7 +36,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def start(model: Path, **engine_args: Any) -> tuple[Run, int]:
-    """Answer of an engine, and the number of its graphs that came from the cache."""
+    """Answer of an engine, and the number of the engine's graphs that came from the cache."""
     _dynamo.reset()  # as in a new process
     before = compilation_counter.clone()
     found = run(str(model), enforce_eager=False, **engine_args)

@@ -52,7 +52,7 @@ class Drafted:
 
 
 def proposer_class() -> Any:
-    """Class of vLLM that proposes tokens: GPUs have a model runner of their own."""
+    """Class of vLLM that proposes tokens; GPUs have a separate model runner."""
     if torch.cuda.is_available():
         from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator import (
             TargetDependentARSpeculator,
@@ -120,7 +120,7 @@ def share(a: Drafted, b: Drafted) -> float:
 
 
 def stored(name: str, weight: Tensor, *, nvfp4: bool) -> dict[str, Tensor]:
-    """Tensors of a weight in NVFP4, or of the same values in 16 bits."""
+    """Tensors on disk of a weight: in NVFP4, or of the same values in 16 bits."""
     w = quantize_weight(weight.float())
     if not nvfp4:
         return {f"{name}.weight": w.dequantize().bfloat16()}
@@ -133,7 +133,7 @@ def random(n: int, k: int) -> Tensor:
 
 
 def linears(layer: str, *, q: int, kv: int, o: int, k: int) -> dict[str, Tensor]:
-    """Weights of a decoder layer: rows of q_proj and of k_proj, columns of o_proj and of q_proj."""
+    """Weights of a decoder layer: rows of q_proj and k_proj, columns of o_proj and q_proj."""
     attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
     return {
         f"{attention}.q_proj": random(q, k),
@@ -157,7 +157,7 @@ def change_config(directory: Path, change: Callable[[dict[str, Any]], None]) -> 
 
 
 def with_head(target: Path, directory: Path, *, nvfp4: bool, listed: bool) -> Path:
-    """Copy of a Qwen 3.8 with a multi-token-prediction head."""
+    """Copy of a Qwen 3.8 checkpoint with a multi-token-prediction head."""
     shutil.copytree(target, directory)
     torch.manual_seed(5)
     tensors = load_file(directory / "model.safetensors")

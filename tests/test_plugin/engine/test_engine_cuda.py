@@ -34,7 +34,7 @@ ATTENTION = "nvfp4_decode_attention/DecodeAttentionSm90 (sm_90), prefill FlashAt
 
 
 def serve(checkpoint: Path, **engine_args: Any) -> tuple[Run, str]:
-    """Run an engine in a process of its own; return the answer and the log."""
+    """Run an engine in a separate process; returns the answer and the log."""
     settings = {"gpu_memory_utilization": 0.3, "kv_cache_dtype": "bfloat16"}
     arguments = json.dumps(settings | engine_args)
     done = subprocess.run(

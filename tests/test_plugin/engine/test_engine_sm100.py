@@ -1,4 +1,4 @@
-"""vLLM on CPU with the kernels of sm_100: a layer's ops run their compiled PTX, emulated."""
+"""Engine on CPU with the kernels of sm_100: a layer's ops run their compiled PTX, emulated."""
 
 from pathlib import Path
 from typing import Any, NoReturn
@@ -37,7 +37,7 @@ FEW = 4  # new tokens, each of a step that is emulated
 
 
 def test_a_whole_layer(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layer takes 7 launches, 8 in a prefill: all emulated, none of vLLM's or a reference's.
+    """A layer takes 7 launches (8 in a prefill), all emulated: none by vLLM, none by a reference.
 
     A prefill of many tokens is followed by single-token decodes over an FP8 cache; most launches
     are repeated from the launch cache.

@@ -1,4 +1,4 @@
-"""vLLM on CPU as on sm_90: linear layers keep weights in fragments and multiply 16 bits."""
+"""Engine on CPU as on sm_90: linear layers keep weights in fragments and multiply in 16 bits."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ WHY = "sm_90 has no W4A4 kernel, activations stay 16-bit"
 def rotate(
     positions: Tensor, q: Tensor, k: Tensor, head_dim: int, cos_sin_cache: Tensor, is_neox: bool
 ) -> None:
-    """The plugin's formula in the place of vLLM's rotary kernel.
+    """Formula of the plugin in place of vLLM's rotary kernel.
 
     On CPUs with BF16 instructions both agree; elsewhere vLLM truncates mantissas.
     """
@@ -72,7 +72,7 @@ def test_a_w4a4_checkpoint_is_served_weight_only(
 def test_norms_without_vllms_ir(
     modelopt: Path, monkeypatch: pytest.MonkeyPatch, enforce_eager: bool
 ) -> None:
-    """Modules replace vLLM's norms, whose IR is gone after 0.33; the tokens are the same."""
+    """Modules replace vLLM's norms, whose IR is removed after 0.33; the tokens are the same."""
     norms = "fused_add_rms_norm ×1: nvfp4_add_rms_norm/AddRmsNormSm90 (sm_90), 16-bit"
     ran: list[int] = []
 

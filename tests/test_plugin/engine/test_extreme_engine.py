@@ -1,4 +1,4 @@
-"""A model grown as LLaMA-Pro's are, with all-zero embeddings of tokens: online and quantised."""
+"""Model with identity layers, as in LLaMA-Pro, and zero token embeddings: online and quantised."""
 
 import json
 import shutil

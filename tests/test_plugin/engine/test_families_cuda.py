@@ -1,6 +1,6 @@
 """Families beyond Llama on a GPU, compiled and in CUDA graphs: hybrids, images, drafts.
 
-Only weights are NVFP4, except in mixed precision. The references are those of the CPU tests whose
+Only weights are NVFP4, except in mixed precision. The references are those of the CPU tests, whose
 helpers are imported here.
 """
 

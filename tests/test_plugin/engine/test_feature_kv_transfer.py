@@ -23,7 +23,7 @@ TEXTS = [tiny_llama.TEXT, tiny_llama.TEXT[:40] + "x"]
 
 
 def ask(model: Path, **arguments: Any) -> tuple[list[Run], list[int], list[str]]:
-    """Answers of a new engine, numbers of prompt tokens that were not computed, and its report."""
+    """Answers of a new engine, numbers of prompt tokens that it did not compute, and its report."""
     from vllm import SamplingParams
 
     sampling = SamplingParams(temperature=0.0, max_tokens=8, logprobs=0, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""A LoRA adapter on NVFP4 layers, beside vLLM's own on the same values and merged weights.
+"""LoRA adapter on NVFP4 layers, compared with vLLM's LoRA on the same values and merged weights.
 
 Distances are means of |Δ log-probability| over the whole vocabulary after 14 prompts. The adapter
 changes log-probabilities by .44.
@@ -34,7 +34,7 @@ PREFIXES = [tiny_llama.TEXT[:n] for n in range(4, 70, 5)]
 
 
 class Scores(NamedTuple):
-    """Log-probabilities ``(prompts, vocabulary)`` without the adapter and with it; the report."""
+    """Log-probabilities ``(prompts, vocabulary)`` with and without the adapter, and the report."""
 
     plain: Tensor
     adapted: Tensor
@@ -130,7 +130,7 @@ def decoded(bf16: Path, weight_only: Path, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def merged(bf16: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The 16-bit model with the adapter added to its weights."""
+    """Checkpoint of the 16-bit model with the adapter added to its weights."""
     values = load_file(bf16 / "model.safetensors")
     for name, (b, a) in random_adapter().items():
         values[f"{name}.weight"] = values[f"{name}.weight"].float() + b @ a

@@ -1,4 +1,4 @@
-"""Engines of several processes: pipeline stages, with tensor parallelism too, and replicas."""
+"""Engines of several processes: pipeline stages, with and without tensor parallelism; replicas."""
 
 import json
 import os

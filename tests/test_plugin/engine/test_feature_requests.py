@@ -1,9 +1,9 @@
 """Request features on an engine with prefix caching and chunked prefill.
 
-The reference is an engine with neither. Both round the same sums to bfloat16, so that
-log-probabilities differ only where float32 sums were added up in another order; with 4-bit
+The reference is an engine with neither feature. Both engines round the same sums to bfloat16, so
+that log-probabilities differ only where float32 sums were added in another order; with 4-bit
 activations such a difference may move a value to the next E2M1 step. Only beams were seen to
-differ, as they are scored again from their start.
+differ, because a beam is scored again from its start.
 """
 
 import json
@@ -25,7 +25,7 @@ TEXTS = [LONG, SHORT, LONG[:40] + "x"]
 
 
 class Engines(NamedTuple):
-    """Two engines in one process: without, and with, prefix caching and ``PIECE``-token chunks."""
+    """Two engines in one process: one plain, one with prefix caching and ``PIECE``-token chunks."""
 
     plain: Any
     featured: Any
@@ -54,7 +54,7 @@ def sampling(**changes: Any) -> Any:
 
 
 def ask(engine: Any, texts: list[str] = TEXTS, **changes: Any) -> list[Any]:
-    """Outputs of an engine for texts, under ``sampling`` with ``changes``."""
+    """Outputs of an engine for ``texts``, with sampling parameters changed by ``changes``."""
     outputs: list[Any] = engine.generate(texts, sampling(**changes), use_tqdm=False)
     return outputs
 

@@ -1,4 +1,4 @@
-"""Weights replaced in a running engine: it then answers like an engine started on the new weights.
+"""Weights replaced in a running engine, which then answers like an engine started on them.
 
 Tensors keep their addresses, as CUDA graphs refer to them.
 """

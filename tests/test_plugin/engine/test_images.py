@@ -135,7 +135,7 @@ class Shown:
 
 
 def shown(case: Case, tmp_path: Path, **engine_args: Any) -> Shown:
-    """Serve the case's model and send it a random image with a text."""
+    """Serve the case's model, and send a random image with a text."""
     from vllm import SamplingParams
 
     family = weight_only(case.family)

@@ -1,4 +1,4 @@
-"""Size of a CPU's KV cache: the user's size, or the size that fits beside the loaded model."""
+"""Size of a CPU's KV cache: as the user sets it, or as fits beside the loaded model."""
 
 import importlib.metadata as metadata
 from collections.abc import Callable, Iterator
@@ -54,7 +54,7 @@ def test_choice(case: str) -> None:
 
 @dataclass(frozen=True)
 class Layer:
-    """KV cache of one layer, as vLLM describes the cache."""
+    """KV cache of one layer, in vLLM's description."""
 
     page_size_bytes: int
     bytes: int
@@ -205,7 +205,7 @@ def available(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]
 
 
 def blocks(model: Path, **args: Any) -> tuple[int, int]:
-    """Number of blocks in an engine's cache, and its longest sequence."""
+    """Number of blocks in an engine's cache, and maximum length of a sequence."""
     args = {"num_gpu_blocks_override": None, "quantization": None} | args
     with engine.started(str(model), **args) as llm:
         config = llm.llm_engine.vllm_config

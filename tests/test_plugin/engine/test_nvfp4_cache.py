@@ -1,4 +1,4 @@
-"""Checkpoints that declare an NVFP4 KV cache: served with another cache and a warning."""
+"""Checkpoints that declare an NVFP4 KV cache: served with another cache dtype and a warning."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The platform plugin: vLLM's CPU build gets the plugin's command and attention backend."""
+"""Platform plugin: vLLM's CPU build gets the plugin's command and attention backend."""
 
 import importlib.metadata as metadata
 import subprocess

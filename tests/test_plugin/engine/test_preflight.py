@@ -95,7 +95,7 @@ def test_models_that_never_run_are_not_checked(
 
 
 def test_what_only_the_check_meets_is_said(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that the check cannot build is left to the engine, which checks the weights."""
+    """A model that the check cannot build is left to the engine, which then checks the weights."""
 
     def failing(*_: object) -> None:
         raise RuntimeError("no such device")

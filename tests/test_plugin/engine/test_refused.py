@@ -1,4 +1,4 @@
-"""Place of a refusal: one marked line, the last, whichever process refused."""
+"""Output of a refusal: one marked line, the last line, whichever process refused."""
 
 import logging
 import logging.config
@@ -67,7 +67,7 @@ def ended(capsys: pytest.CaptureFixture[str], function=refuse) -> str:
 
 
 def command(function) -> object:
-    """Function that calls another from a module of vLLM's commands."""
+    """Function that calls ``function`` from a module of vLLM's commands."""
     module = ModuleType("vllm.entrypoints.cli.main")
     vars(module)["called"] = function
     exec("def main(): called()", vars(module))

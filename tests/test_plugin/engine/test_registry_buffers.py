@@ -1,4 +1,4 @@
-"""Buffers that a checkpoint fills, for every architecture of vLLM's registry that builds here."""
+"""Buffers that a checkpoint fills, for every architecture in vLLM's registry that builds here."""
 
 import re
 from collections.abc import Iterator, Mapping

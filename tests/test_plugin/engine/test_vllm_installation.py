@@ -1,4 +1,4 @@
-"""Commands without a usable vLLM: the remedy is to install one, and no model is blamed."""
+"""Commands without a usable vLLM: the remedy is to install vLLM, and no model is blamed."""
 
 import json
 import subprocess
@@ -70,7 +70,7 @@ def test_a_gpu_s_build_without_a_gpu(bf16_checkpoint: Path, tmp_path: Path) -> N
 
 @pytest.mark.processes
 def test_serving_without_a_gpu_ends_with_what_works(bf16_checkpoint: Path, tmp_path: Path) -> None:
-    """The last line names the remedy; vLLM's own error only misses a device type."""
+    """The last line names the remedy; vLLM's own error mentions only a missing device type."""
     done = run("device", tmp_path / "site", "vllm.entrypoints.cli.main", "serve", bf16_checkpoint)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(f"nvfp4-tc: refused: {NO_DEVICE}")

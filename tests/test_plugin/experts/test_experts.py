@@ -61,7 +61,7 @@ class Model:
         }
 
     def held(self, rows: slice = slice(None)) -> StoredExperts:
-        """Experts of a rank, as stored in a checkpoint."""
+        """Experts that a rank holds, as stored in a checkpoint."""
         chosen = range(E)[rows]
 
         def stack(part: str, name: str) -> Tensor:
@@ -136,7 +136,7 @@ def mixture(
     weight_on_input: bool,
     per_token: bool = False,
 ) -> Tensor:
-    """Output of a layer that holds these experts."""
+    """Output of a layer that holds the experts ``held``."""
     gated = held.w13.shape[1] == 2
     inputs = "16-bit" if held.w13_input is None else "per-token" if per_token else "static"
     plan = make_plan(activation, gated=gated, inputs=inputs, given=None)  # type: ignore[arg-type]
@@ -158,7 +158,7 @@ def batch(tokens: int = 9) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def assert_same(actual: Tensor, expected: Tensor) -> None:
-    """Check up to one rounding to bfloat16, and in W4A4 a few 4-bit steps decided by sums."""
+    """Check equality up to one rounding to bfloat16 and, in W4A4, a few 4-bit rounding flips."""
     off = (actual.double() - expected).norm() / expected.norm()
     assert off < 0.004, off
 
@@ -206,7 +206,7 @@ class TestMixture:
         assert_same(parts, model.oracle(x, weights, ids, silu_mul))
 
     def test_a_token_is_alone(self, weight_only: bool) -> None:
-        """NaN in one row does not affect other rows."""
+        """NaN in one token's row does not affect other rows."""
         held = Model(weight_only=weight_only).held()
         x, weights, ids = batch()
         clean = mixture(x, weights, ids, None, held, SILU, weight_on_input=False)
@@ -457,7 +457,7 @@ def test_ranks_add_up(parallel: str, held: list[int], build: Build) -> None:
 
 
 def test_alternating_rows_of_gate_and_up(build: Build) -> None:
-    """The layout is gpt-oss's, with biases, on two ranks."""
+    """Rows of gate and up alternate, as in gpt-oss, with biases, on two ranks."""
     model = Model(weight_only=False, inner=2 * INNER, biased=True)
     for expert in range(E):  # of gate and up together there is one scale
         gate, up = model.weights[expert, "gate_proj"], model.weights[expert, "up_proj"]
@@ -484,7 +484,7 @@ def load_biases(layer: Layer, model: Model) -> None:
 
 @pytest.mark.parametrize("parallel", ["tp", "ep"])
 def test_biases_add_up_over_ranks(parallel: str, build: Build) -> None:
-    """Tensor-parallel ranks add the bias of down once, though each has a part of every expert."""
+    """Tensor-parallel ranks add down's bias once, although each rank has a part of every expert."""
     inner = 2 * INNER if parallel == "tp" else INNER
     model = Model(weight_only=False, inner=inner, biased=True)
     x, weights, ids = batch()
@@ -667,7 +667,7 @@ def test_weights_that_vllm_does_not_read(build: Build, vllm_config: Any) -> None
 
 
 def test_a_reload_that_comes_without_saying_so(build: Build) -> None:
-    """The tensor after a complete load starts another load, which must be complete too."""
+    """A tensor after a complete load starts another load, which must be complete too."""
     method, layer = build()
     load(layer, Model(weight_only=False))
     method.ledger.check_complete()

@@ -1,4 +1,4 @@
-"""Activations of layers of experts: the plugin's names and formulas."""
+"""Activation functions of expert layers: the plugin's names and formulas."""
 
 from typing import Any
 

@@ -45,7 +45,7 @@ def test_who_keeps_activations_in_16_bits(
 def test_scales_of_blocks_by_deepseeks_name(
     format: Convention, vllm_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Experts of an MTP layer, e.g.: vLLM's method for FP8 checkpoints requires every scale."""
+    """The method for FP8 checkpoints requires every scale of experts, e.g. in an MTP layer."""
     del vllm_config
     # A CPU has no kernel for these experts.
     monkeypatch.setattr(fp8, "select_fp8_moe_backend", lambda **_: (None, None))

@@ -52,7 +52,7 @@ FORMATS = pytest.mark.parametrize("modelopt", [True, False], ids=["modelopt", "c
 @pytest.mark.parametrize("model", MODELS)
 @FORMATS
 def test_weight_only(model: str, modelopt: bool, tmp_path: Path) -> None:
-    """Gate and up have a global scale each; the engine runs in CUDA graphs."""
+    """Gate and up have separate global scales; the engine runs in CUDA graphs."""
     moe = written(tmp_path, model, {"experts": Kind.NVFP4_A16}, modelopt=modelopt)
     served, log = serve(moe.path, enforce_eager=False)
     assert OWN in log
@@ -96,7 +96,7 @@ def test_with_activations_by_vllm(modelopt: bool, tmp_path: Path) -> None:
 
 @FORMATS
 def test_scales_that_vllm_joins(modelopt: bool, tmp_path: Path) -> None:
-    """Gate and up have a global scale each, which vLLM's own configs serve wrongly."""
+    """Gate and up have separate global scales, which vLLM's own configs serve wrongly."""
     moe = written(tmp_path, "qwen3", {"experts": Kind.NVFP4_A16}, modelopt=modelopt)
     served, log = serve(moe.path, **BY_VLLM, **MARLIN)
     assert "global scales of gate and up differ in 8 of 8 experts" in log

@@ -1,4 +1,4 @@
-"""vLLM on CPU with the kernels of a GPU: experts run their compiled PTX, emulated."""
+"""Engine on CPU with the kernels of a GPU: experts run their compiled PTX, emulated."""
 
 import shutil
 from pathlib import Path
@@ -56,7 +56,7 @@ def named(kernel: Any) -> str:
 
 
 def tell_experts_apart(tensors: dict[str, Tensor]) -> None:
-    """Scale experts apart by powers of two: up is multiplied by them, down divided."""
+    """Scale experts by different powers of two: up is multiplied, and down is divided."""
     for name, tensor in tensors.items():
         _, _, expert = name.partition(".experts.")
         number, _, projection = expert.partition(".")

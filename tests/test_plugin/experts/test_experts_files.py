@@ -77,7 +77,7 @@ def test_layers_may_differ() -> None:
 
 
 def test_a_module_that_vllm_calls_otherwise() -> None:
-    """The module is MiniMax-M2's; modules of another layer or of a draft model do not count."""
+    """The module name is MiniMax-M2's; modules of other layers or of a draft model do not count."""
     names = [name.replace("mlp", "block_sparse_moe") for name in ALL]
     modules = dict.fromkeys(names, NVFP4_A16)
     modules |= {name.replace("layers.0", "layers.1"): FP8 for name in names}

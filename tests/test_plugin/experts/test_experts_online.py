@@ -30,7 +30,7 @@ def test_16_bit_experts_are_quantised(
     vllm_config: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each matrix is quantised as by itself; a rank's part gets the scale of the whole matrix."""
+    """Each matrix is quantised separately; a rank's part gets the scale of the whole matrix."""
     torch.manual_seed(7)
     inner = 2 * INNER if "tp" in ranks else INNER
     shapes = {"w1": (inner, H), "w3": (inner, H), "w2": (H, inner)}

@@ -33,7 +33,7 @@ def elements(projections: int, ranks: int) -> int:
 def test_bytes_of_experts_are_those_they_take(
     arch: str, gated: bool, ranks: int, vllm_config: Any
 ) -> None:
-    """Bytes include scales, one factor for each matrix, and padding, as kernels take them."""
+    """Bytes include scales, one factor per matrix, and padding, as stored for the kernels."""
     del vllm_config
     layer = Layer(ep=ranks, rank=ranks - 1, is_act_and_mul=gated)
     held = Model(weight_only=True, gated=gated).held(slice(layer.first, layer.first + layer.local))

@@ -1,4 +1,4 @@
-"""Experts chosen by the plugin's kernels: as by vLLM's routers, where the layer allows it."""
+"""Experts chosen by the plugin's kernels, as by vLLM's routers, where the layer permits it."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -33,7 +33,7 @@ def vllms(case: RouterCase, logits: Tensor, bias: Tensor | None) -> tuple[Tensor
 
 
 def check_same(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], close: float) -> None:
-    """Check for the same experts and weights, in any order."""
+    """Check that both have the same experts and weights, in any order."""
     found_ids, order = found[1].sort(dim=1)
     expected_ids, theirs = expected[1].sort(dim=1)
     assert torch.equal(found_ids, expected_ids)

@@ -1,4 +1,4 @@
-"""Every architecture of vLLM's registry with fused ops of the plugin, against itself unfused.
+"""Every architecture of vLLM's registry with the plugin's fused ops, compared with itself unfused.
 
 A scaled-down model of each architecture, with layers of all its kinds, runs a prompt through vLLM's
 own model code. Activations are in 16 bits, so that only bfloat16 rounding may differ.

@@ -1,4 +1,4 @@
-"""Fusion of MLPs: decided by the complete module that owns the projection."""
+"""Fusion of MLPs, decided by the complete module that owns the projection."""
 
 from collections.abc import Callable
 from typing import Any

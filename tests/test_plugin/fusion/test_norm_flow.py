@@ -1,4 +1,4 @@
-"""Norms and the layers that they feed, in made-up modules and in vLLM's own classes."""
+"""Norms and the layers that consume them, in made-up modules and in vLLM's own classes."""
 
 from collections.abc import Callable
 from importlib import import_module

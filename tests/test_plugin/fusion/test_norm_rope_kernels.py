@@ -1,4 +1,4 @@
-"""Norms and rotary embeddings of vLLM on the plugin's kernels: the cases, and equal results."""
+"""Norms and rotary embeddings of vLLM on the plugin's kernels: when used, and equal results."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -356,7 +356,7 @@ def rope_of(parameters: dict[str, Any], **options: Any) -> Any:
 
 
 def turned(rope: Any) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """Queries and keys as slices of a projection, and the rotated queries and keys."""
+    """Queries and keys as slices of a projection, and the same after rotation."""
     qkv = torch.randn(5, 8 * HEAD_DIM).bfloat16()
     q, k, _ = qkv.split([4 * HEAD_DIM, 2 * HEAD_DIM, 2 * HEAD_DIM], 1)
     return q, k, rope(torch.tensor([0, 1, 5, 77, 127]), q.clone(), k.clone())
@@ -442,7 +442,7 @@ def test_an_engine_does_not_inherit_a_choice(vllm_config: Any, engine: Nvfp4TcCo
 
 
 def test_every_replaced_class_turns_as_the_first() -> None:
-    """Replaced classes inherit the first one's rotation, which the plugin's op implements."""
+    """Replaced classes inherit the first class's rotation, which the plugin's op implements."""
     for each in rotary.REPLACED:
         assert each.forward_native is RotaryEmbedding.forward_native
         assert each.forward_cuda is RotaryEmbedding.forward_cuda

@@ -1,4 +1,4 @@
-"""Norms that all-reduce results of row-parallel layers, in made-up modules and vLLM's own."""
+"""Norms that all-reduce the results of row-parallel layers, in made-up modules and vLLM's."""
 
 from collections.abc import Callable
 from importlib import import_module

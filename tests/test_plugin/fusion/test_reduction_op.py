@@ -1,4 +1,4 @@
-"""The op that all-reduces, normalises and quantises: against its parts, and by FlashInfer."""
+"""Op that all-reduces, normalises and quantises, compared with its parts and with FlashInfer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +38,7 @@ def given() -> Given:
 
 @pytest.fixture(params=[0, MANY], ids=["apart", "flashinfer"])
 def tokens(request: pytest.FixtureRequest, given: Given, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Largest number of tokens for FlashInfer's op, with two ranks, one of them simulated."""
+    """Maximum number of tokens for FlashInfer's op, with two ranks, one of which is simulated."""
 
     def add_up(x: Tensor) -> Tensor:
         assert torch.equal(x, given[0])
@@ -215,7 +215,7 @@ def test_how_many_tokens_it_takes(
 
 
 def test_a_workspace_is_made_once_and_by_all(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The workspace is made even by a step of too many tokens, and used if all ranks have one."""
+    """The workspace is made even in a step of too many tokens, and used if all ranks have one."""
     said: list[str] = []
     monkeypatch.setattr(
         flashinfer_all_reduce.logger, "warning", lambda text, *numbers: said.append(text % numbers)

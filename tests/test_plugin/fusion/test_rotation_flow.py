@@ -1,4 +1,4 @@
-"""Attention that rotates and normalises heads: fused cases, cases left alone, and reasons."""
+"""Attention that rotates and normalises heads: fused cases, unfused cases, and reasons."""
 
 from collections.abc import Callable
 from typing import Any
@@ -82,7 +82,7 @@ class SelfAttention(Parts):
 
 
 class NormedParts(Parts):
-    """Submodules of attention that normalises heads first."""
+    """Submodules of attention that first normalises heads."""
 
     NORM: Any = RMSNorm
 

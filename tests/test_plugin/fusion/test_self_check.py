@@ -1,4 +1,4 @@
-"""Self-check at start: correct fused ops stay, and wrong ones are unfused and named."""
+"""Self-check at start: correct fused ops stay; wrong ops are unfused and named."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -141,7 +141,7 @@ def test_every_architecture(vllm: session.Session) -> None:
 def test_layers_that_are_not_rotated(
     vllm: session.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rotation is matched wrongly; the model's own forward pass reveals the fault."""
+    """The rotation is matched wrongly, which the model's own forward pass reveals."""
     expected = step.run(built(vllm, EXAONE, fuse_attention=False))
     monkeypatch.setattr(match_rotary, "obstacle", lambda *_: "")
     flow_of = match_rotary.flow_of
@@ -196,7 +196,7 @@ def unnormalised(to: pytest.MonkeyPatch) -> None:
 
 
 def exchanged(to: pytest.MonkeyPatch) -> None:
-    """Exchange gate and up projection."""
+    """Exchange the gate and up projections."""
     product = gate_up.silu_mul_linear_quantized
 
     def other(x: Any, s: Any, r: Any, weight: Tensor, scales: Tensor, *rest: Any) -> Any:

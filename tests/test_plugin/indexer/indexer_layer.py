@@ -1,7 +1,7 @@
-"""Layers with the plugin's indexer, driven as by vLLM over a paged cache, beside an oracle.
+"""Driver that runs layers with the plugin's indexer as vLLM does, and checks them by an oracle.
 
-Metadata come from vLLM's own builder. Triton kernels of the builder and of the layers cannot run on
-a CPU; they are reimplemented here from their formulas.
+The metadata come from vLLM's own builder. Its Triton kernels, and those of the layers, cannot run
+on a CPU and are reimplemented here from their formulas.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def compressed_slots(
     out: Tensor, slots: Tensor, query_start: Tensor, seq_lens: Tensor, block_table: Tensor,
     block_size: int, ratio: int, *_: int,
 ) -> None:  # fmt: skip
-    """Slots for the last token of every ``ratio`` tokens; other tokens have none."""
+    """Cache slots for the last token of every ``ratio`` tokens; other tokens have no slot."""
     for sequence, length in enumerate(seq_lens.tolist()):
         first, end = query_start[sequence : sequence + 2].tolist()
         for token in range(first, end):
@@ -77,7 +77,7 @@ class Handed:
 
 @dataclass
 class Sequence:
-    """Request: number of tokens, pages and keys."""
+    """Request: its number of tokens, its pages and its keys."""
 
     tokens: int = 0
     pages: list[int] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Sequence:
 
 
 class Driver:
-    """Driver in vLLM's place: pages, slots, metadata, and the keys for the oracle.
+    """Driver in place of vLLM: pages, slots, metadata, and the keys for the oracle.
 
     Args:
         vllm_config: config of the engine.
@@ -181,7 +181,7 @@ class Driver:
 
 
 def check_row(row: Tensor, expected: Float64, top_k: int) -> None:
-    """Check the top-k: distinct, ascending, -1 beyond the keys, no better key left out."""
+    """Check the top-k of a row: distinct, ascending, -1 beyond the keys, no better key left out."""
     count = min(top_k, len(expected))
     chosen = row[:count].tolist()
     assert chosen == sorted(set(chosen)), chosen
@@ -195,7 +195,7 @@ def check_row(row: Tensor, expected: Float64, top_k: int) -> None:
 
 
 def _allocate(spec: Any) -> Tensor:
-    """Pages filled with bytes that are NaN in every format, with gaps between pages."""
+    """Cache pages filled with bytes that are NaN in every format, with gaps between the pages."""
     page_bytes = spec.num_states * spec.head_size
     memory = torch.full((PAGES, page_bytes + 64), 0xFF, dtype=torch.uint8)
     return memory[:, :page_bytes].view(PAGES, 1, spec.num_states, spec.head_size)

@@ -1,4 +1,4 @@
-"""A tiny layer of DeepSeek V3.2 with random weights: the indexer in vLLM's generic model."""
+"""Tiny layer of DeepSeek V3.2 with random weights: the indexer in vLLM's generic model."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +30,7 @@ def traits(top_k: int) -> Any:
 
 
 def ask_for(vllm_config: Any, fmt: str | None) -> str:
-    """Set the option, or the method without the option; return the resulting format."""
+    """Set the option, or the method without the option; returns the resulting format."""
     vllm_config.model_config.quantization = "nvfp4-tc" if fmt is None else None
     if fmt is not None:
         vllm_config.additional_config = {"nvfp4_tc": {"indexer_format": fmt}}
@@ -54,7 +54,7 @@ def rotation(*, neox: bool = True) -> Any:
 
 
 def values_of(q: Tensor, fmt: str) -> Float64:
-    """Values of the queries, passed in 16 bits, or in FP8 with the scales folded into weights."""
+    """Values of the queries: 16-bit, or FP8 with the scales folded into the head weights."""
     if q.dtype == torch.bfloat16:
         return quantize(fmt, q).values
     return dequantize("fp8", q, torch.ones(q.shape[:2]))

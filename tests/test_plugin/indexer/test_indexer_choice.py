@@ -1,4 +1,4 @@
-"""Choice of the plugin's indexer: served cases, bytes of a key, and refusals by name at start."""
+"""Choice of the plugin's indexer: served cases, bytes of a key, and refusals at start by name."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -181,7 +181,7 @@ def test_keys_that_ours_store_where_vllm_stores_exponents(
 
 @pytest.mark.usefixtures("exponent_scales")
 def test_stored_exponents(indexer_config: Any) -> None:
-    """FP8 keys of DeepSeek V4 are left to vLLM or refused; MXFP4 keys are the same in both."""
+    """FP8 keys of DeepSeek V4 are left to vLLM or refused; MXFP4 keys have one form everywhere."""
     from vllm_fp4_plugin.indexer.choice import IndexerTraits, UnsupportedIndexer, choose
 
     traits = IndexerTraits("fp8", HEAD_DIM, 2048, 128, stored_by_model=True, two_level=False)

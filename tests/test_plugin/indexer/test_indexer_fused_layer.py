@@ -1,4 +1,4 @@
-"""DeepSeek V3.2's layer for CUDA: vLLM's own ``forward`` with the plugin's indexer.
+"""Layer of DeepSeek V3.2 for CUDA: vLLM's own ``forward`` with the plugin's indexer.
 
 The layer's two fused kernels cannot run on a CPU and are reimplemented here; attention itself is
 left out.
@@ -50,7 +50,7 @@ def _has_exponent_scales() -> bool:
 
 
 def write_exponents(cache: Tensor, slots: Tensor, size: int) -> None:
-    """Replace the power-of-two scales of stored keys by four equal UE8M0 bytes each."""
+    """Replace the power-of-two scale of each stored key by four equal UE8M0 bytes."""
     for slot in slots[slots >= 0].tolist():
         page, row = divmod(slot, size)
         scale = cache[page, size * HEAD_DIM + 4 * row :][:4]

@@ -1,4 +1,4 @@
-"""A layer of DeepSeek V3.2 with the plugin's indexer, step by step over a paged cache."""
+"""Layer of DeepSeek V3.2 with the plugin's indexer, step by step over a paged cache."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +29,7 @@ def test_steps(fmt: str, indexer_config: Any) -> None:
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_decodes_of_two_tokens(fmt: str, indexer_config: Any) -> None:
-    """Decodes have two tokens, as with one speculative token; a single one joins the prefills."""
+    """Decodes have two tokens, as with one speculative token; a single token joins the prefills."""
     layer = GenericLayer(indexer_config, fmt, next_n=2)
     layer.step([("a", 30), ("b", 63), ("c", 2)])
     for step, decodes in (
@@ -50,7 +50,7 @@ def test_without_the_option(indexer_config: Any) -> None:
 
 
 def test_chunks(indexer_config: Any) -> None:
-    """Prefills are split by sequence, and a long one by queries, which share gathered keys."""
+    """Prefills are split by sequence, and long ones by queries, which share gathered keys."""
     layer = GenericLayer(indexer_config, "nvfp4")
     split = layer.builder._split_indexer_prefill_chunks
 

@@ -1,4 +1,4 @@
-"""Quantised activations passed on as NVFP4: from a fused MLP's gate and up to down."""
+"""Activations passed on as NVFP4, from a fused MLP's gate and up projection to down."""
 
 from collections.abc import Callable
 from typing import Any
@@ -111,7 +111,7 @@ def test_nothing_is_quantised_twice(
 
 
 def test_weights_alone_before_it(kernels_called: list[str]) -> None:
-    """Gate and up have 16-bit activations; their result is quantised for down all the same."""
+    """Gate and up have 16-bit activations; their result is nevertheless quantised for down."""
     before = Nvfp4TcConfig(checkpoint(weight_only=True))
     mlp = loaded(Whole(before, Nvfp4TcConfig(checkpoint())), weight_only=True)
     kernels_called.clear()

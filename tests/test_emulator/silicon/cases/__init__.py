@@ -1,4 +1,4 @@
-"""The recorded families, one module each."""
+"""Recorded families of cases, one module each."""
 
 from collections.abc import Iterator
 from importlib import import_module

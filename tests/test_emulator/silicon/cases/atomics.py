@@ -1,4 +1,4 @@
-"""Atomics and reductions on shared and global memory, alone and contended."""
+"""Atomics and reductions on shared and global memory, with and without contention."""
 
 from collections.abc import Iterator
 
@@ -23,14 +23,14 @@ _WIDTH = {"f16": "16", "bf16": "16", "f64": "64"}
 
 
 def _payload_free(kind: str) -> Tolerance | None:
-    """Tolerance for NaN: 0x7fff.. on Hopper, or an operand's payload; PTX leaves payloads open."""
+    """Tolerance for NaN, whose payload PTX leaves open: Hopper gives 0x7fff.. or an operand's."""
     kind = kind.removesuffix("x2")
     return Tolerance(kind) if kind in ("f16", "bf16", "f32", "f64") else None
 
 
 # atom.global.add.f32 flushes subnormals, also in vectors; atom.shared.add.f32 does not (PTX, atom).
 def _alone(space: str, forms: list[tuple[str, str, str]]) -> Iterator[Op]:
-    """One word per thread: initial value from column 0, operand from column 1."""
+    """Operations on one word per thread: initial value from column 0, operand from column 1."""
     for form, width, bank in forms:
         free = _payload_free(bank)
         before = f"st.{space}.b{width} [%{space}], $a0;"
@@ -132,7 +132,7 @@ def _vector(kind: str, width: str, count: int, operation: str) -> Iterator[Op]:
 
 
 def _contended(space: str) -> Case:
-    """Operations with order-independent results: 256 threads on four words each."""
+    """Operations of 256 threads on four words each; the results do not depend on the order."""
     forms = ("add.u32", "min.u32", "max.u32", "min.s32", "max.s32", "inc.u32", "dec.u32", "and.b32",
              "or.b32", "xor.b32", "add.f32")  # fmt: skip
     size, threads = 1024, 256

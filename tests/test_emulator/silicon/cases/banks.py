@@ -63,7 +63,7 @@ def _random_integers(name: str, column: int, count: int, dtype: str) -> Array:
 
 
 def _random_floats(name: str, column: int, count: int, dtype: str) -> Array:
-    """Half random bits, half values with close exponents or near the ends of the range."""
+    """Float values: half random bits, half with close exponents or near the ends of the range."""
     mantissa, exponent = _EXPONENT[name]
     values = random_array(f"{name}{column}", (count,), dtype)
     top = (1 << exponent) - 1
@@ -76,7 +76,7 @@ def _random_floats(name: str, column: int, count: int, dtype: str) -> Array:
 
 
 def _plain(name: str, column: int, lanes: int) -> Array:
-    """Columns 0 and 1 hold every pair of special values, then random values; column 2 a mixture."""
+    """Every pair of special values in columns 0 and 1, then random values; column 2: a mixture."""
     specials, dtype = _SPECIALS[name]
     pairs = np.array(list(product(specials, specials)), dtype)
     count = max(lanes - len(pairs), 0)
@@ -90,7 +90,7 @@ def _plain(name: str, column: int, lanes: int) -> Array:
 
 
 def _halfway(lanes: int) -> Array:
-    """f32 values at, just below and just above the rounding edges of every narrower format."""
+    """Float32 values at, just below and just above the rounding edges of every narrower format."""
     seeds = _random_floats("f32", 7, lanes, "u4")
     # Bits dropped by tf32, f16/bf16, e4m3 and e5m2; one more for values that are denormal there.
     dropped = np.resize(np.array([13, 13, 16, 16, 20, 20, 21, 21, 14, 22, 23, 17], "u4"), lanes)

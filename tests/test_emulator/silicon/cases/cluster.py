@@ -29,7 +29,7 @@ mapa.shared::cluster.u32 %far, %base, %peer; mapa.shared::cluster.u32 %farbar, %
 
 
 def _addresses(name: str, grid: tuple[int, int, int], cluster: tuple[int, int, int]) -> Case:
-    """The array's address in every rank, and the rank of each address."""
+    """Address of the array in every rank, and the rank of each address."""
     script = Script(name, 1, grid=grid, cluster=cluster)
     for rank in range(int(np.prod(cluster))):
         # Offset from the own array: ranks are 2^24 apart.

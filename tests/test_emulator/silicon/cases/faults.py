@@ -1,4 +1,4 @@
-"""Errors that end a launch: the recording is the driver's error, or the result without an error."""
+"""Errors that end a launch; recorded is the driver's error, or the result if there is none."""
 
 from collections.abc import Iterator
 

@@ -20,7 +20,7 @@ class Op:
     """One instruction, or a short sequence, applied lane by lane.
 
     Attributes:
-        opcode: with all modifiers; for a sequence, a name.
+        opcode: opcode with all modifiers; for a sequence, a name.
         results: widths in bits of the destinations (16, 32, 64) or ``p`` for a predicate.
         operands: banks of the sources, from columns 0, 1, 2 in turn; ``p`` is a predicate, the low
             bit of a ``u32`` column; ``=x`` is the literal x; ``name:k`` is column k.
@@ -35,7 +35,7 @@ class Op:
     tolerance: Tolerance | None = None
 
     def sources(self) -> list[tuple[str, int]]:
-        """(bank, column) of each operand; literals have column -1."""
+        """Pairs (bank, column), one for each operand; literals have column -1."""
         pairs = []
         for position, operand in enumerate(self.operands.split()):
             name, _, column = operand.partition(":")
@@ -162,7 +162,7 @@ def group(name: str, ops: Iterable[Op], lanes: int, *, scratch: bool = False) ->
 def groups(
     name: str, ops: Iterable[Op], lanes: int, size: int = 60, *, scratch: bool = False
 ) -> Iterator[Case]:
-    """Cases of :func:`group` for pieces of ``size`` ops."""
+    """Cases made by :func:`group` from pieces of ``size`` ops."""
     every = list(ops)
     for start in range(0, len(every), size):
         piece = every[start : start + size]

@@ -1,4 +1,4 @@
-"""mbarrier: counts, phases, tokens, transactions, and results of waits, step by step."""
+"""Cases of mbarriers: counts, phases, tokens, transactions, and results of waits, step by step."""
 
 from collections.abc import Iterator
 
@@ -27,7 +27,7 @@ def _arrive(script: Script, token: str, after: str, suffix: str = "", count: str
 
 
 def _phases() -> Case:
-    """Three phases of a barrier of three; each token belongs to its own phase."""
+    """Three phases of a barrier for three arrivals; each token belongs to one phase."""
     script = Script("phases")
     _init(script, 3)
     _parities(script, "at start")

@@ -34,7 +34,7 @@ def _registers(form: str, width: int) -> tuple[list[str], str]:
 
 
 def _loads(name: str, prefix: str, place: str) -> Case:
-    """Loads: a row for each form, with every lane's registers in 8 bytes each."""
+    """Loads, with a row per form that holds every lane's registers in 8 bytes each."""
     size = _LANES * _PITCH
     body = [
         PROLOGUE,
@@ -70,7 +70,7 @@ def _loads(name: str, prefix: str, place: str) -> Case:
 
 
 def _stores(name: str, prefix: str, place: str) -> Case:
-    """Stores: a row for each form, with the bytes stored over 0xA5."""
+    """Stores, with a row per form that holds the bytes stored over 0xA5."""
     size = _LANES * _PITCH
     body = [
         PROLOGUE,
@@ -102,7 +102,7 @@ def _stores(name: str, prefix: str, place: str) -> Case:
 
 
 def _matrix_rows(seed: str) -> Array:
-    """Offsets of 16-byte rows in 2 KB of shared memory, in random order, one for each lane."""
+    """Offsets of 16-byte rows in 2 KB of shared memory, in random order, one per lane."""
     order = np.argsort(random_array(seed, (128,), "u4"), kind="stable")[:32]
     return (order * 16).astype("u4")
 

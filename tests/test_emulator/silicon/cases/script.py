@@ -15,10 +15,10 @@ mad.wide.u32 %d31, %a, 4, %out; }"""
 
 
 class Script:
-    """A body of thread 0 (or of every thread) that stores results in consecutive 32-bit words.
+    """Body of thread 0 (or of every thread) that stores results in consecutive 32-bit words.
 
     Attributes:
-        lines: PTX so far.
+        lines: lines of PTX emitted so far.
         labels: name of each result.
         inputs: arrays, with their addresses in ``%<name>``.
     """
@@ -40,17 +40,17 @@ class Script:
         self.labels: list[str] = []
 
     def run(self, text: str) -> None:
-        """Emit instructions without a result."""
+        """Emit instructions that give no result to record."""
         self.lines.append(text)
 
     def keep(self, label: str, text: str, register: str = "%r0") -> None:
-        """Emit instructions and store a 32-bit register."""
+        """Emit instructions, and record a 32-bit register."""
         offset = len(self.labels) * 4 * self._columns()
         self.lines += [text, f"st.global.b32 [%d31+{offset}], {register};"]
         self.labels.append(label)
 
     def ask(self, label: str, text: str) -> None:
-        """Emit instructions and store predicate ``%p0`` as 1 or 0."""
+        """Emit instructions, and record predicate ``%p0`` as 1 or 0."""
         self.keep(label, f"{text} selp.b32 %r0, 1, 0, %p0;")
 
     def _columns(self) -> int:

@@ -39,7 +39,7 @@ def element_bytes(data_type: str) -> int:
 
 
 def configuration(places: Places, moved: int, offset: int = 0) -> Array:
-    """Rows of five padded coordinates, bytes that an mbarrier expects, and offset in ``smem``."""
+    """Rows of: five padded coordinates, an mbarrier's expected bytes, an offset in ``smem``."""
     table = np.zeros((len(places), _CONFIG), "i4")
     for row, place in zip(table, places, strict=True):
         row[: len(place)] = place
@@ -62,7 +62,7 @@ def tensor_bytes(shape: tuple[int, ...], strides: tuple[int, ...], size: int) ->
 
 
 def smem_bytes(tensor_map: TensorMap) -> int:
-    """Shared memory of a box, in whole KB; rows are at least as wide as the swizzle span."""
+    """Bytes of shared memory for a box, in whole KB; a row takes at least the swizzle span."""
     steps = tensor_map.element_strides or (1,) * len(tensor_map.box)
     taken = [-(-extent // step) for extent, step in zip(tensor_map.box, steps, strict=True)]
     taken[0] = tensor_map.box[0]  # dimension 0 has no step without interleaving
@@ -175,7 +175,7 @@ def store(
 
 
 def numbered(size: int) -> Array:
-    """``size`` bytes of 16-bit numbers in order, so that each value gives its position."""
+    """Array of ``size`` bytes: 16-bit numbers in order, so that each value gives its position."""
     return np.arange(size // 2, dtype="u2").view("u1")
 
 

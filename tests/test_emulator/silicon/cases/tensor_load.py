@@ -33,9 +33,9 @@ def _numbered(name: str, tensor_map: TensorMap, places: Places, offset: int = 0)
 
 
 def _everywhere(name: str, tensor_map: TensorMap) -> Iterator[Case]:
-    """Boxes inside the tensor, across each bound, and outside; a case for each kind of place.
+    """Boxes inside the tensor, across each bound, and outside: one case for each kind of place.
 
-    The innermost coordinate is a multiple of 16 bytes: other coordinates are in ``faults``.
+    The innermost coordinate is a multiple of 16 bytes; ``faults`` has other coordinates.
     """
     shape, box = tensor_map.shape, tensor_map.box
     aligned = 16 // element_bytes(tensor_map.data_type)  # elements in 16 bytes
@@ -104,7 +104,7 @@ def _swizzles() -> Iterator[Case]:
 
 
 def _fills() -> Iterator[Case]:
-    """Out-of-bounds elements read as 0x7ff7 in every 16 bits; TF32 types round to nearest."""
+    """Boxes whose out-of-bounds elements read as 0x7ff7 per 16 bits; TF32 rounds to nearest."""
     for data_type in ("f16", "bf16", "f32", "f64", "f32_ftz", "tf32", "tf32_ftz"):
         for nan in (False, True):
             size = element_bytes(data_type)
@@ -117,7 +117,7 @@ def _fills() -> Iterator[Case]:
 
 
 def _rounded() -> Case:
-    """tf32 maps over values at their rounding edges."""
+    """Boxes of tf32 maps over values at their rounding edges."""
     tensor = np.ascontiguousarray(bank("narrow", 0, 1024))
     return load(
         "tf32_edges", _map("tf32", (32, 32), (32, 8)), tensor, [(0, 8 * i) for i in range(4)]
@@ -132,7 +132,7 @@ def _offsets() -> Iterator[Case]:
 
 
 def _steps() -> Iterator[Case]:
-    """Element strides take every n-th element of a dimension; the innermost stride is ignored."""
+    """Boxes of every n-th element, by element strides; the innermost stride is ignored."""
     for steps in ((1, 2), (1, 3), (1, 5), (2, 2), (1, 8)):
         tensor_map = _map("u16", (32, 20), (16, 8), element_strides=steps)
         name = f"steps_{steps[0]}_{steps[1]}"
@@ -145,7 +145,7 @@ def _steps() -> Iterator[Case]:
 
 
 def _layouts() -> Iterator[Case]:
-    """Strides that skip, repeat or overlap rows, an offset base, and promotion of L2 lines."""
+    """Maps with strides that skip, repeat or overlap rows, an offset base, and L2 promotion."""
     for name, strides in (("padded", (64, 480)), ("overlapping", (16, 32))):
         tensor_map = TensorMap("tensor", "u16", (16, 5, 4), strides, (16, 3, 2))
         yield load(

@@ -15,7 +15,7 @@ _SPANS = {"128B": 128, "64B": 64, "32B": 32}
 
 
 def _encoded(numbers: Array, kind: str) -> Array:
-    """float32 as 16-bit patterns; bf16 takes the upper half, without rounding."""
+    """Patterns of 16 bits for float32 values; bf16 takes the upper half, without rounding."""
     if kind == "f16":
         return numbers.astype("f2").view("u2")
     return (numbers.view("u4") >> np.uint32(16)).astype("u2")
@@ -85,7 +85,7 @@ def _case(
 
 
 def _layouts() -> Iterator[Case]:
-    """B along K and N, and A along K and M, with every swizzle."""
+    """Layouts of B along K and N, and of A along K and M, with every swizzle."""
     for n in (8, 16, 24, 64, 136, 256):
         for mode, span in _SPANS.items():
             yield _case(f"b_{mode}_{n}", n, "bf16", _descriptor(mode, 16, 8 * span))
@@ -109,7 +109,7 @@ def _layouts() -> Iterator[Case]:
 
 
 def _flags() -> Iterator[Case]:
-    """scale-d of 0, and both signs of A and B."""
+    """Flags: scale-d of 0, and both signs of A and B."""
     b = _descriptor("128B", 16, 1024)
     for name, flags in {
         "cleared": "0, 1, 1",
@@ -122,7 +122,7 @@ def _flags() -> Iterator[Case]:
 
 
 def _rounded() -> Iterator[Case]:
-    """Numbers with inexact sums."""
+    """Products of numbers whose sums are inexact."""
     for kind in _TYPES:
         bits = random_array(f"rounded {kind}", (_SIZE // 2 + 8 * _THREADS,), "i2")
         numbers = _encoded(bits.astype("f4") / 2**14, kind)
