@@ -116,7 +116,8 @@ def _packed(source: str, output: str, x: Tensor, *flat: Any) -> DispatchCall:
     count = _SOURCES[source].count(",") + 1
     before, rest = flat[:count], list(flat[count:])
     calibrated = output == "quantize"
-    scale = rest.pop(0) if calibrated else None  # torch passes None on: an error, not a mode
+    # torch passes None on for a tensor: an error, not another format.
+    scale: Any = rest.pop(0) if calibrated else None
     weights = None if source == "moe_topk_route" else rest.pop(0)
     to: Output = None
     if output != "gather":
