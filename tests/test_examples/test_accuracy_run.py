@@ -47,7 +47,7 @@ def variant(model, tmp_path):
 
 @pytest.fixture
 def started(monkeypatch):
-    """Folders that servers were started for, in order."""
+    """Folders for which servers were started, in order."""
     started = []
 
     def fake_vllm(checkpoint, port, method, options):

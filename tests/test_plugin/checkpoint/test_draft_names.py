@@ -59,7 +59,7 @@ def test_which_models_are_drafts(architecture: str, expected: bool) -> None:
 
 
 def test_every_speculative_model_of_vllm_is_a_draft_or_a_head() -> None:
-    """A draft that is taken for a head would get layer names without tensors."""
+    """A draft that is mistaken for a head would get layer names without tensors."""
     neither = {"ExtractHiddenStatesModel"}  # which has no layers
     for architecture in registry._SPECULATIVE_DECODING_MODELS.keys() - neither:
         is_head = "MTP" in architecture and not architecture.startswith("Eagle")

@@ -130,7 +130,7 @@ def test_what_is_wrong(
 
 
 def test_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing vLLM is the only fault: no GPU is checked before vLLM is there."""
+    """A missing vLLM is the only fault: GPUs are not checked before vLLM is installed."""
 
     def check() -> None:
         raise UnusableVllm("vllm: is not installed")
