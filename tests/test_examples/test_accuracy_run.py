@@ -31,7 +31,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def variant(model, tmp_path):
-    """Maker of a checkpoint whose server behaves as given; returns the variant's option."""
+    """Maker of a checkpoint whose server has a given behaviour; returns the variant's option."""
 
     def make(name, **behaviour):
         folder = tmp_path / name
