@@ -47,7 +47,7 @@ _SIZES: dict[str, Any] = {
 
 
 def qwen3(**changes: Any) -> PreTrainedConfig:
-    """Qwen 3: eight experts, softmax routing; no size on half a rank is a multiple of 128."""
+    """Qwen 3: eight experts, softmax routing; halved by two ranks, no size is divisible by 128."""
     settings = _SIZES | {
         "num_experts": 8,
         "moe_intermediate_size": 96,

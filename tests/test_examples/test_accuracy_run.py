@@ -31,7 +31,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def variant(model, tmp_path):
-    """Maker of a checkpoint whose server behaves as given; returns the variant's option."""
+    """Maker of a checkpoint whose server has a given behaviour; returns the variant's option."""
 
     def make(name, **behaviour):
         folder = tmp_path / name
@@ -47,7 +47,7 @@ def variant(model, tmp_path):
 
 @pytest.fixture
 def started(monkeypatch):
-    """Folders that servers were started for, in order."""
+    """Folders for which servers were started, in order."""
     started = []
 
     def fake_vllm(checkpoint, port, method, options):

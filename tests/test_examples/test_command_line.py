@@ -1,4 +1,4 @@
-"""Endings of the examples' commands: one line in one form, and a status for the reason."""
+"""Ends of the examples' commands: one line in a fixed form, and a status for the reason."""
 
 import runpy
 import sys

@@ -292,7 +292,7 @@ def test_lists_are_chosen_on_windows_they_are_not_judged_on():
 
 
 def direct_kl(subject, weights, input_scales, windows, lists):
-    """KL for each list, on some windows, with all linears quantised except the listed ones."""
+    """KL for each list, on some windows, with all linears quantised except those listed."""
     found = measure(
         replace(subject, windows=subject.windows[windows]),
         lambda linears: fake_quantised(subject.model, linears, weights, input_scales),

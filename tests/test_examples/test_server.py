@@ -1,4 +1,4 @@
-"""The server's life: readiness, failures with the log's tail, and guaranteed termination."""
+"""Lifetime of the server: readiness, failures with the log's tail, and guaranteed termination."""
 
 import os
 import re

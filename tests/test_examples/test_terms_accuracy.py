@@ -83,7 +83,7 @@ def wrong_row(monkeypatch):
 
 
 def first_scales(monkeypatch):
-    """Mutant: every term gets the block scales of the first one."""
+    """Mutant: every term gets the block scales of the first term."""
     quantize, first = format.quantize_activation, []
 
     def quantize_activation(x, global_scale, floor):

@@ -244,7 +244,7 @@ if what == "nvfp4-tc":
 
 @pytest.fixture
 def fake_worker(monkeypatch, tmp_path):
-    """Engines whose outcome depends on the variant; one that is done hangs instead of exiting."""
+    """Engines whose outcome depends on the variant; a finished engine hangs instead of exiting."""
     file = tmp_path / "worker.py"
     file.write_text(WORKER)
     monkeypatch.setattr(process, "worker_command", lambda *files: [sys.executable, file, *files])

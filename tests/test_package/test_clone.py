@@ -1,4 +1,4 @@
-"""A clone: packages that ``pip install ".[cuda]"`` would install, and commands of ``make dist``."""
+"""Clone of the project: packages for ``pip install ".[cuda]"``, and commands of ``make dist``."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The installed wheel: everything works without the checkout.
+"""Installed wheel, which works without the checkout.
 
 The environment is fresh except for its dependencies, which come from the environment of the tests.
 """

@@ -1,4 +1,4 @@
-"""The wheel: files included, files left out, and metadata."""
+"""Published wheel: files included, files left out, and metadata."""
 
 import zipfile
 from importlib.metadata import EntryPoint, PathDistribution

@@ -1,4 +1,4 @@
-"""The command line: output, exit status, and a quick ``--help``."""
+"""Command line of the tool: output, exit status, and a quick ``--help``."""
 
 import os
 import subprocess

@@ -59,7 +59,7 @@ def load(src: Path) -> Any:
 
 
 def name_in_model(name: str) -> str:
-    """Model's name for a module of the checkpoint."""
+    """Name in the model of a module of the checkpoint."""
     return name.replace("backbone.", "model.", 1).replace("block_sparse_moe", "mlp")
 
 
@@ -315,7 +315,7 @@ def test_k_must_hold_whole_blocks_or_the_experts_be_kept(tmp_path: Path) -> None
 
 
 def change(src: Path, folder: Path, tensors: Mapping[str, Tensor | None]) -> Path:
-    """Copy of a checkpoint with other tensors; None removes a tensor."""
+    """Copy of a checkpoint with ``tensors`` replaced; None removes a tensor."""
     copy = Path(shutil.copytree(src, folder))
     changed = {n: t for n, t in (read_tensors(copy) | dict(tensors)).items() if t is not None}
     save_file(changed, copy / "model.safetensors", metadata={"format": "pt"})

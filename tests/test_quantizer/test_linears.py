@@ -1,4 +1,4 @@
-"""Choice of the linears that are quantised, and refusals."""
+"""Choice of the linears to quantise, and refusals."""
 
 from pathlib import Path
 

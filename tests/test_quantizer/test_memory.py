@@ -1,4 +1,4 @@
-"""Peak memory follows the largest tensor, not the checkpoint."""
+"""Peak memory depends on the largest tensor, not on the size of the checkpoint."""
 
 import json
 import os
@@ -46,7 +46,7 @@ print(peak() - before)
 
 
 def save_large(folder: Path) -> int:
-    """Save a Llama with equal layers, each in a shard of its own; return the size in bytes."""
+    """Save a Llama with equal layers, each in a separate shard; returns the size in bytes."""
     save_checkpoint(folder, LlamaConfig(**SHAPE | LAYER))
     change_config(folder, num_hidden_layers=LAYERS)
     tensors = read_tensors(folder)

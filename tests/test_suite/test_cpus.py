@@ -1,4 +1,4 @@
-"""Option ``--cpu``: torch and vLLM take the machine for that CPU, in pytest and in its children."""
+"""Option ``--cpu``: pytest and its children see the machine as the simulated CPU."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The page of features agrees with the marks of the tests."""
+"""Page of features, which agrees with the marks of the tests."""
 
 import pytest
 

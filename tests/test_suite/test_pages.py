@@ -42,7 +42,7 @@ def test_links_resolve(page: Path) -> None:
 
 
 def test_a_broken_link_is_found(tmp_path: Path) -> None:
-    """Mutant: links to a missing file and to a missing heading are found; code is no link."""
+    """Mutant: links to a missing file and to a missing heading are found; code is not a link."""
     page = tmp_path / "page.md"
     page.write_text(
         "# A head: one\n[a](page.md#a-head-one) [b](#b) [c](c.md)\n```\n[d](d.md)\n```\n"

@@ -1,4 +1,4 @@
-"""Commands in forks of a process with vLLM behave like commands in a Python of their own."""
+"""Commands in forks of a process with vLLM behave like commands in a separate Python."""
 
 import os
 import signal

@@ -43,7 +43,7 @@ FILLED = ("norm.running_mean", "norm.running_var", "bias", "scale")
 
 
 def tower(device: str, **how: bool) -> tuple[Tower, dict[str, torch.Tensor]]:
-    """Tower, and the tensors that a checkpoint must hold for it."""
+    """Tower model, and the tensors that a checkpoint must hold for it."""
     with torch.device(device), Placeholders() as record:
         model = Tower(**how)
     record.keep(model)
@@ -54,7 +54,7 @@ def tower(device: str, **how: bool) -> tuple[Tower, dict[str, torch.Tensor]]:
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_buffers_that_nothing_but_a_checkpoint_fills(device: str) -> None:
-    """Positions, a mask and tables are the model's own, though the loader would accept them."""
+    """Positions, a mask and tables belong to the model, though the loader would accept them."""
     model, tensors = tower(device)
     CompleteLoad(model, Checkpoint("m"))(tensors.items())
     for name in FILLED:

@@ -29,7 +29,7 @@ def checkpoint(weight_only: bool = False) -> CheckpointConfig:
 
 
 def sharded(directory: Path) -> Path:
-    """Tensors split over two files, with an index."""
+    """Checkpoint whose tensors are split over two files, with an index."""
     everything = tensors()
     norm = {"model.norm.weight": everything.pop("model.norm.weight")}
     save_file(everything, directory / "model-00001-of-00002.safetensors")
@@ -154,7 +154,7 @@ def test_weight_only_needs_no_input_scale(tmp_path: Path) -> None:
 
 
 def test_quantised_layers_are_named(tmp_path: Path) -> None:
-    """MXFP4 weights are packed too, but their scales are powers of two."""
+    """MXFP4 weights are packed as well, but their scales are powers of two."""
     mx = {
         "model.mx.weight": torch.zeros(32, 32, dtype=torch.uint8),
         "model.mx.weight_scale": torch.zeros(32, 2, dtype=torch.uint8),

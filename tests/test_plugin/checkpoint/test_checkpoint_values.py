@@ -1,4 +1,4 @@
-"""Values that no sound checkpoint holds are refused: global scales at once, the rest on demand."""
+"""Values that no sound checkpoint holds are refused: global scales always, others on demand."""
 
 import math
 from pathlib import Path
@@ -102,7 +102,7 @@ def test_scales_at_the_bounds(value: float, tmp_path: Path) -> None:
 
 
 def test_scales_that_are_not_used(tmp_path: Path) -> None:
-    """Input scales are ignored, even uncalibrated ones, where only weights are quantised."""
+    """Input scales, even uncalibrated, are ignored if only weights are quantised."""
     changed = tensors("modelopt")
     changed[f"{ATTENTION}.q_proj.input_scale"].fill_(0)
     save_file(changed, tmp_path / "model.safetensors")

@@ -59,7 +59,7 @@ def test_which_models_are_drafts(architecture: str, expected: bool) -> None:
 
 
 def test_every_speculative_model_of_vllm_is_a_draft_or_a_head() -> None:
-    """A draft that is taken for a head would get layer names without tensors."""
+    """A draft that is mistaken for a head would get layer names without tensors."""
     neither = {"ExtractHiddenStatesModel"}  # which has no layers
     for architecture in registry._SPECULATIVE_DECODING_MODELS.keys() - neither:
         is_head = "MTP" in architecture and not architecture.startswith("Eagle")
@@ -75,7 +75,7 @@ def test_every_speculative_model_of_vllm_is_a_draft_or_a_head() -> None:
 def test_layers_of_a_draft_are_what_its_tensors_are(
     architecture: str, counted: bool, vllm_config: Any, tmp_path: Path
 ) -> None:
-    """Tensors decide, not the config, which calls a 16-bit layer NVFP4; names lack ``model``."""
+    """Tensors decide, not the config, which names a 16-bit layer NVFP4; no name has ``model``."""
     tensors = {"layers.0.mlp.down_proj.weight": torch.zeros(128, 256, dtype=torch.bfloat16)}
     for projection, n in (("q", 256), ("k", 128), ("v", 128)):
         weight = quantize_weight(torch.randn(n, 128))

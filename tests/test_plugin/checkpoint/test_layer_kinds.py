@@ -1,4 +1,4 @@
-"""Kinds of layers from a checkpoint's headers, compared with its config, by vLLM's names."""
+"""Kinds of layers, by vLLM's names, from a checkpoint's headers, compared with its config."""
 
 import pickle
 import re
@@ -127,7 +127,7 @@ def test_modelopt_without_a_list(tensors: Shapes, kind: Kind, inputs: str) -> No
     ],
 )
 def test_compressed_tensors(tensors: Shapes, kind: Kind) -> None:
-    """The tensors decide against a config that says NVFP4, and the report names the conflict."""
+    """The tensors decide against a config that claims NVFP4, and the report names the conflict."""
     group, reason = read(GROUPS, {"m.o_proj": tensors}).of("m.o_proj", PACKED)
     assert group.kind is kind
     assert ("whose config says NVFP4" in reason) == (kind is not Kind.NVFP4)

@@ -1,4 +1,4 @@
-"""Dry load of models that read files beside their checkpoint: readouts, heads, towers."""
+"""Dry load of models that read files in addition to their checkpoint: readouts, heads, towers."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,7 +18,7 @@ READOUT = "readout.safetensors"
 
 
 class Readout(nn.Module):
-    """Model whose ``score`` comes from a file of its own, as in Decision 3."""
+    """Model whose ``score`` weights come from a separate file, as in Decision 3."""
 
     def __init__(self, directory: Path, pattern: str = READOUT) -> None:
         super().__init__()

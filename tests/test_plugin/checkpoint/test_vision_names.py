@@ -1,4 +1,4 @@
-"""A vision model's layers by vLLM's own mapper: module names differ from the names on disk."""
+"""Layers of a vision model by vLLM's own mapper: module names differ from the names on disk."""
 
 import json
 from pathlib import Path

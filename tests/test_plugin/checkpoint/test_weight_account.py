@@ -1,4 +1,4 @@
-"""Weights counted by kind: by names in a checkpoint, by classes in a built model."""
+"""Weights counted by kind: by name in a checkpoint, by class in a built model."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The catalogue: its table agrees with a fresh plan of each family's tiny checkpoint."""
+"""Table of the catalogue: it agrees with a fresh plan of each family's tiny checkpoint."""
 
 import itertools
 import json
@@ -47,7 +47,7 @@ def test_rows_are_what_planning_says(family: Family, arch: str, tmp_path: Path) 
 
 
 def test_cells_of_another_release() -> None:
-    """Cells that differ are stored beside the oldest release's; equal cells are stored once."""
+    """Cells that differ from the oldest release's are stored too; equal cells are stored once."""
     row = next(iter(ROWS.values()))
     newest = RELEASES[-1]
     other = {arch: replace(cell, why="another") for arch, cell in row.on.items()}
@@ -134,7 +134,7 @@ def test_architectures_are_those_that_the_checkpoints_name() -> None:
 
 
 def test_vllm_has_every_architecture_and_config() -> None:
-    """Drafts are included; families with their own code bring a config class along."""
+    """Drafts are included; a family with its own code includes a config class."""
     with_code = {family.name for family in FAMILIES if family.surround}
     for family, row in ROWS.items():
         model = row.architecture.removesuffix("Model")

@@ -130,7 +130,7 @@ def test_what_is_wrong(
 
 
 def test_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing vLLM is the only fault: no GPU is checked before vLLM is there."""
+    """A missing vLLM is the only fault: GPUs are not checked before vLLM is installed."""
 
     def check() -> None:
         raise UnusableVllm("vllm: is not installed")
@@ -146,7 +146,7 @@ def test_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Function that makes this machine one with healthy GPUs, except for its arguments."""
+    """Function that makes this machine look like one with healthy GPUs, but for its arguments."""
 
     def become(
         *gpus: Gpu, vllm: str = "0.33.0", of_torch: str = "2.14.0", cuda: str | None = "13.0",

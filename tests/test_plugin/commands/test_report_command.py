@@ -139,7 +139,7 @@ def test_refusal_is_one_line_and_a_status(bf16: Path) -> None:
 
 
 def test_brackets_are_shown_as_they_are(bf16: Path) -> None:
-    """Brackets in a regex, in a message of vLLM's and in an unused pattern are no markup."""
+    """Brackets in a regex, in vLLM's message and in an unused pattern are not markup."""
     patterns = ["re:.*[qkv]_proj", "re:.*[/o]_proj", "q_prj"]
     done = report(bf16, "--additional-config", json.dumps({"nvfp4_tc": {"ignore": patterns}}))
     assert done.exit_code == 0, done.stderr
@@ -176,7 +176,7 @@ def test_additional_config_must_be_json(bf16: Path) -> None:
 
 
 def test_another_device(modelopt: Path, weight_only: Path) -> None:
-    """A GPU's kernels are planned without a GPU; 16-bit activations become terms there."""
+    """A GPU's kernels are planned without a GPU; 16-bit activations become NVFP4 terms there."""
     done = report(modelopt, "--arch", "sm_100")
     assert done.exit_code == 0, done.stderr
     assert "for sm_100" in done.stdout

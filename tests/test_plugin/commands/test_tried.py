@@ -1,4 +1,4 @@
-"""Tried combinations of versions: in messages, in the documents, and as installed here."""
+"""Version combinations that were tried: in messages, in the documents, and as installed here."""
 
 from dataclasses import replace
 from pathlib import Path

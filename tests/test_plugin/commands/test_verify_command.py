@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 def changed(model: Path, directory: Path, name: str, value: float | None) -> Path:
-    """Copy of a checkpoint without a tensor, or with another last value in it."""
+    """Copy of a checkpoint without a tensor, or with another last value in that tensor."""
     copy = shutil.copytree(model, directory / "changed")
     tensors = load_file(copy / "model.safetensors")
     if value is None:
@@ -135,7 +135,7 @@ def test_a_buffer_that_the_checkpoint_lacks(tmp_path: Path) -> None:
 
 
 def test_code_of_a_checkpoint_and_what_its_model_skips(tmp_path: Path) -> None:
-    """Layer scales of RADIO's tower are in no such checkpoint, and the model skips them."""
+    """Layer scales of RADIO's tower are in no checkpoint of the model, which skips them."""
     family = facts.named("Nemotron Nano 2 VL (Mamba-2 hybrid, vision)")
     path = checkpoint.write(family, tmp_path)
     refused = verify(path)

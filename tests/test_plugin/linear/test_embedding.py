@@ -1,4 +1,4 @@
-"""A quantised embedding: decoded rows, padding, two ranks, and an engine."""
+"""Quantised embedding: decoded rows, padding, two ranks, and an engine."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""vLLM's linear layers on sm_90: weights in fragments, 16-bit activations, and a report of both.
+"""Linear layers of vLLM on sm_90: weights in fragments, 16-bit activations, and their report.
 
 Results are bit-identical to the same weights in the blocked layout, weight-only, on CPU.
 """

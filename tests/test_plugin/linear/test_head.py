@@ -1,4 +1,4 @@
-"""A quantised ``lm_head``: loaded as by vLLM, padded, on two ranks, in whole engines."""
+"""Quantised ``lm_head``: loaded as by vLLM, padded, on two ranks, and in whole engines."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -195,7 +195,7 @@ def test_a_head_of_which_a_model_looks_up_rows(
 @pytest.mark.usefixtures("vllm_config")
 @pytest.mark.parametrize("gathers", [True, False])
 def test_a_head_whose_rows_a_draft_gathers(gathers: bool) -> None:
-    """DSpark multiplies gathered rows by itself, as 16-bit values, so the head is refused."""
+    """DSpark itself multiplies gathered rows as 16-bit values, so a quantised head is refused."""
     quant = checkpoint(weight_only=True)
     layer = head(Nvfp4TcConfig(quant), "model.markov_head.markov_w2")
     layer._retain_weight_for_gather = gathers

@@ -1,4 +1,4 @@
-"""vLLM's linear layers under ``nvfp4-tc``: loaded as by vLLM, compared with float64."""
+"""Linear layers of vLLM under ``nvfp4-tc``: loaded as by vLLM, compared with float64."""
 
 import re
 from collections.abc import Callable
@@ -73,7 +73,7 @@ def load(layer: Any, tensors: dict[str, Tensor], shard_id: Any = None) -> None:
 def expected_output(
     x: Tensor, shards: list[Nvfp4Tensor], input_scale: Tensor | None, bias: Tensor | None = None
 ) -> Tensor:
-    """Product in float64 of values dequantised shard by shard."""
+    """Product in float64, from values dequantised shard by shard."""
     values = x.double()
     if input_scale is not None:
         data, scales = quantize_activation(x, input_scale)
@@ -344,7 +344,7 @@ def test_online_layer_quantises_each_shard_by_itself(inputs: tuple[Tensor, Tenso
 
 @pytest.mark.usefixtures("vllm_config")
 def test_online_layer_that_the_model_has_in_float32() -> None:
-    """Heads of reward models and classifiers stay in float32, and the report gives the reason."""
+    """Heads of reward models and classifiers stay in float32; the report gives the reason."""
     config = Nvfp4TcConfig()
     layer = ReplicatedLinear(
         K, 8, bias=False, params_dtype=torch.float32, quant_config=config, prefix="score"

@@ -1,4 +1,4 @@
-"""vLLM's linear layers on sm_100 with K not a multiple of 32: weights are padded once."""
+"""Linear layers of vLLM on sm_100, for K not a multiple of 32: weights are padded once."""
 
 from collections.abc import Callable
 from typing import Any
