@@ -3,7 +3,7 @@
 The implementation depends on the number of tokens, which ``torch.compile`` must not specialise on.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,21 +20,10 @@ _LIBRARY = Library("nvfp4_tc", "FRAGMENT")
 _NAME = "all_reduce_add_rms_norm_quantize"
 
 
-def _run(
-    partial: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    eps: float,
-    global_scale: Tensor,
-    reciprocal: Tensor,
-    terms: int,
-    kernel: str,
-    tokens: int,
-    width: int,
-) -> tuple[Tensor, Tensor]:
-    """Compute ``add_rms_norm_quantize`` of the all-reduced partial sums.
+class AllReduceNormCall(NamedTuple):
+    """Arguments of the op, in the order of its schema.
 
-    Args:
+    Attributes:
         partial: 16-bit ``(M, K)``, contiguous: this rank's partial sum; overwritten by the new
             residual.
         residual: as ``partial``.
@@ -44,22 +33,45 @@ def _run(
         reciprocal: reciprocal of ``global_scale``, for flashinfer.
         terms: NVFP4 values summed for each element.
         kernel: target of ``add_rms_norm_quantize``.
-        tokens: most tokens for flashinfer's fused op; 0: never used.
+        tokens: maximum number of tokens for flashinfer's fused op; 0: never used.
         width: capacity of flashinfer's workspace in elements per token.
+    """
+
+    partial: Tensor
+    residual: Tensor
+    weight: Tensor
+    eps: float
+    global_scale: Tensor
+    reciprocal: Tensor
+    terms: int
+    kernel: str
+    tokens: int
+    width: int
+
+
+def _run(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """Compute ``add_rms_norm_quantize`` of the all-reduced partial sums.
 
     Returns:
-        ``data`` and ``scales``, see ``nvfp4_kernels.rms_norm_quantize``.
+        ``data`` and ``scales``, see ``nvfp4_kernels.add_rms_norm_quantize``.
     """
+    call = AllReduceNormCall(*arguments)
+    partial, tokens = call.partial, call.tokens
     # Called for steps with too many tokens too: the first call allocates, on all ranks together.
-    served = flashinfer_all_reduce.usable_tokens(partial, tokens, width) if tokens else 0
+    served = flashinfer_all_reduce.usable_tokens(partial, tokens, call.width) if tokens else 0
     if 0 < len(partial) <= served:
-        data, scales = new_operand(partial, partial.shape[1], terms)
-        residual = readable(residual)
-        flashinfer_all_reduce.run(partial, residual, weight, eps, reciprocal, tokens, data, scales)
+        data, scales = new_operand(partial, partial.shape[1], call.terms)
+        flashinfer_all_reduce.run(
+            partial, readable(call.residual), call.weight, call.eps, call.reciprocal, tokens,
+            data, scales,
+        )  # fmt: skip
         return data, scales
     total = tensor_model_parallel_all_reduce(partial)
     # The new residual replaces the partial sums.
-    return _norm(total, residual, weight, eps, global_scale, terms, partial, kernel)
+    return _norm(
+        total, call.residual, call.weight, call.eps, call.global_scale, call.terms, partial,
+        call.kernel,
+    )  # fmt: skip
 
 
 def _normalise(total: Tensor, residual: Tensor, *given: Any) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from vllm_fp4_plugin.commands import command_line
 
 
 def quantize(
+    *,
     src: Annotated[
         str,
         typer.Argument(

@@ -30,6 +30,7 @@ from nvfp4_kernels.tool.options import (
 
 
 def build(
+    *,
     out: Annotated[
         Path, typer.Option(help=f"Folder to keep them in; point {CACHE_VARIABLE} at it to serve.")
     ],

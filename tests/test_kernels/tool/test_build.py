@@ -90,17 +90,16 @@ print(compile.object_path(WeightOnlyGemm(*choose_config(Problem(1, 64, 128), Epi
 """
 # One KV head, two query heads, pages of 32 tokens.
 A_DECODE = """
-from nvfp4_kernels.attention.scoring import Scoring
-from nvfp4_kernels.devices import standing_in
+from nvfp4_kernels.attention.decode.call import DecodeCall
 from nvfp4_kernels.attention.decode.sm90.launch import decode_attention
+from nvfp4_kernels.devices import standing_in
 
 compile.compiled = lambda kernel, arch: lambda *_: print(compile.object_path(kernel))
 q, key = (torch.zeros(1, heads, 64).bfloat16() for heads in (2, 1))
 cache, numbers = torch.zeros(1, 1, 32, 128).bfloat16(), torch.ones(1, dtype=torch.int32)
-scoring = Scoring(1.0, causal=True, window=64)
 tensors = q, q, key, key, cache, torch.zeros(1, 9, dtype=torch.int32), numbers, numbers.long()
 with standing_in("cpu", "sm_90"):
-    decode_attention(*tensors, None, scoring)
+    decode_attention(DecodeCall(*tensors, None, 1.0, 64, None))
 """
 DECODING = {
     "hidden_size": 128,
