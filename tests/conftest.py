@@ -64,7 +64,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--record",
         action="store_true",
-        help="record the sources of all tests in tests/passed.json, if every one has passed",
+        help="record in tests/passed.json the sources of the files of tests that have passed",
     )
     parser.addoption(
         "--source-lines",
@@ -107,9 +107,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(folder.cleanup)
 
 
+_RUN_TO_THE_END = pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED
+_failed: set[str] = set()  # files with a test that has failed
+
+
 def _check_whole(config: pytest.Config) -> None:
     """Refuse ``--record`` in combination with options that leave tests out."""
     partial = [name for name in ("--quick", "-k", "-m") if config.getoption(name)]
+    partial += ["--maxfail"] if config.getoption("maxfail") else []
     partial += ["--lane test"] if config.getoption("--lane") == "test" else []
     partial += [] if config.args_source is pytest.Config.ArgsSource.TESTPATHS else ["paths"]
     if partial and not hasattr(config, "workerinput"):
@@ -120,8 +125,15 @@ def _check_whole(config: pytest.Config) -> None:
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     is_controller = not hasattr(session.config, "workerinput")
-    if session.config.getoption("--record") and is_controller and exitstatus == 0:
-        lanes.record((session.config.rootpath / "tests").rglob("test_*.py"))
+    if session.config.getoption("--record") and is_controller and exitstatus in _RUN_TO_THE_END:
+        root = session.config.rootpath
+        failed = {root / name for name in _failed}
+        lanes.record(set((root / "tests").rglob("test_*.py")) - failed)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.failed:
+        _failed.add(report.nodeid.partition("::")[0])
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -78,7 +78,20 @@ def sources(path: Path) -> set[Path]:
 
 @cache
 def _content(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    """Digest of a file; of a module without its docstrings and comments."""
+    content = file.read_bytes()
+    if file.suffix == ".py":
+        content = ast.dump(_without_docstrings(ast.parse(content))).encode()
+    return hashlib.sha256(content).hexdigest()
+
+
+def _without_docstrings(module: ast.Module) -> ast.Module:
+    for node in ast.walk(module):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            match node.body:
+                case [ast.Expr(ast.Constant(str())), *rest]:
+                    node.body = rest
+    return module
 
 
 @cache

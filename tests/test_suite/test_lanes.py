@@ -1,6 +1,8 @@
 """Lanes: the sources of a test file, and the rule that leaves out thorough tests."""
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -66,7 +68,8 @@ def test_a_change_of_a_source_brings_thorough_tests_back(tree: Path, name: str) 
     lanes.record([test])
     forget()
     assert lanes.is_unchanged(test)
-    (tree / name).write_text(FILES[name] + "\n")
+    more = "changed = 1\n" if name.endswith(".py") else "\n"
+    (tree / name).write_text(FILES[name] + more)
     forget()
     unrelated = {
         "kernels/nvfp4_kernels/__init__.py",  # only says where gemm is defined
@@ -76,6 +79,21 @@ def test_a_change_of_a_source_brings_thorough_tests_back(tree: Path, name: str) 
         "tests/other.py",
     }
     assert lanes.is_unchanged(test) == (name in unrelated)
+
+
+def test_docstrings_and_comments_do_not_count(tree: Path) -> None:
+    test, source = tree / TEST, tree / "kernels/nvfp4_kernels/gemm/launch.py"
+    lanes.record([test])
+    for text, same in (
+        (
+            '"""A."""\n\ndef gemm():\n    """B."""\n    from tests.helper import x  # c',
+            True,
+        ),
+        ('def gemm():\n    from tests.helper import x\n    "launched"', False),
+    ):
+        source.write_text(text)
+        forget()
+        assert lanes.is_unchanged(test) == same
 
 
 def test_every_kind_of_thorough_test_is_there() -> None:
@@ -88,10 +106,33 @@ def test_every_kind_of_thorough_test_is_there() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("options", "named"),
-    [(["--quick"], "--quick"), (["-k", "x"], "-k"), (["--lane", "test"], "--lane test")],
+    [
+        (["--quick"], "--quick"),
+        (["-k", "x"], "-k"),
+        (["-x"], "--maxfail"),
+        (["--lane", "test"], "--lane test"),
+    ],
 )
 def test_a_part_of_the_tests_is_not_recorded(options: list[str], named: str) -> None:
     command = [sys.executable, "-m", "pytest", "--record", "--collect-only", *options]
     done = subprocess.run(command, cwd=lanes.ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert f"--record: given with {named}, must be a run of all tests; leave it out" in done.stderr
+
+
+@pytest.mark.processes
+def test_files_that_failed_are_not_recorded(tmp_path: Path) -> None:
+    """A whole run records the files whose tests have all passed."""
+    shutil.copytree(lanes.ROOT / "tests", tmp_path / "tests", ignore=_tests_among)
+    shutil.copy(lanes.ROOT / "pyproject.toml", tmp_path)
+    for name, outcome in (("test_good.py", "True"), ("test_bad.py", "False")):
+        (tmp_path / "tests" / name).write_text(f"def test() -> None:\n    assert {outcome}\n")
+    command = [sys.executable, "-m", "pytest", "-q", "--record"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout + done.stderr
+    assert list(json.loads((tmp_path / "tests/passed.json").read_text())) == ["tests/test_good.py"]
+
+
+def _tests_among(folder: str, names: list[str]) -> set[str]:
+    """Names of test files, folders of tests and the record; helpers of ``conftest.py`` stay."""
+    return {n for n in names if n.startswith("test_") or n == "passed.json"}
