@@ -41,7 +41,7 @@ all: check ## Run every check and every test, on each release of vLLM, and recor
 test: check ## Run every check, then the tests; thorough ones of changed sources alone; CPU=avx2
 	$(PYTEST) --lane $(LANE) $(TESTS)
 
-quick: venv ## Run the tests that need no emulator, no engine and no other process
+quick: venv ## Run the short tests: without the emulator, engines and other processes
 	$(PYTEST) --quick --durations 15 $(TESTS)
 
 check: venv ## Lint, check the format, the docstrings, the types and the import contracts

@@ -8,7 +8,7 @@ after the other.
 
 ``--cpu``: simulate an x86-64 CPU with fewer features, in a process started for that CPU.
 
-``--quick``: only tests that need no emulator, no engine and no other process.
+``--quick``: only short tests, which need no emulator, no engine and no other process.
 
 ``--lane test``: leave out thorough tests whose sources have not changed since all tests passed
 (``tests/lanes.py``); ``--record`` records the sources after a run of all tests.
@@ -168,7 +168,7 @@ def _is_quick(item: pytest.Item) -> bool:
     assert isinstance(item, pytest.Function)
     marked = any(item.get_closest_marker(name) for name in ("slow", "processes"))
     emulates = "device_schedule" in item.fixturenames
-    return not (marked or emulates)
+    return not (marked or emulates or lanes.is_thorough(item))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

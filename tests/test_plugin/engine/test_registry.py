@@ -19,6 +19,7 @@ def vllm() -> Iterator[Session]:
         yield running
 
 
+@pytest.mark.thorough
 def test_every_architecture_of_the_registry_builds_or_is_named(vllm: Session) -> None:
     failed: dict[str, str] = {}
     for architecture in configs.architectures():
