@@ -14,6 +14,7 @@ from vllm_fp4_plugin.fusion.self_check import run as self_check
 from vllm_fp4_plugin.ops import all_reduce, flashinfer_all_reduce
 from vllm_fp4_plugin.ops import linear as linear_op
 from vllm_fp4_plugin.ops import norm as norm_op
+from vllm_fp4_plugin.ops.define import function
 
 # Names of ops' kernels, by their names in the list of launches.
 OPS = dict.fromkeys(("qkv_proj", "o_proj", "down_proj"), "gemm") | {"gate_up_proj": "silu_mul_gemm"}
@@ -26,20 +27,16 @@ def watch(patch: pytest.MonkeyPatch) -> "Counter[str]":
     launched: Counter[str] = Counter()
     patch.setattr(self_check, "check", lambda *_: None)
 
-    def counted(target: str) -> Callable[..., Any]:
-        launched[target.partition(":")[2]] += 1
-        return find(target)
-
     def count(owner: Any, name: str, called: str = "") -> None:
-        function = getattr(owner, name)
+        original = getattr(owner, name)
 
         def call(*given: Any, **named: Any) -> Any:
             launched[called or name] += 1
-            return function(*given, **named)
+            return original(*given, **named)
 
         patch.setattr(owner, name, call)
 
-    find = linear_op.function
+    counted = by_kernel(launched)
     for module in (linear_op, norm_op, all_reduce):
         patch.setattr(module, "function", counted)
     for owner, name in (
@@ -56,6 +53,25 @@ def watch(patch: pytest.MonkeyPatch) -> "Counter[str]":
     for owner in (vllm_linear, all_reduce):
         count(owner, _REDUCE, ALL_REDUCE)
     return launched
+
+
+def by_kernel(launched: "Counter[str]") -> Callable[[str], Callable[..., Any]]:
+    """Make a substitute for ``ops.define.function`` that counts the calls of each kernel.
+
+    A norm that quantises counts as ``add_rms_norm_quantize`` if the call has a residual.
+    """
+
+    def counted(target: str) -> Callable[..., Any]:
+        kernel, name = function(target), target.partition(":")[2]
+
+        def call(*given: Any) -> Any:
+            adds = getattr(given[0], "residual", None) is not None
+            launched["add_" * adds + name] += 1
+            return kernel(*given)
+
+        return call
+
+    return counted
 
 
 def of_a_layer(launched: "Counter[str]") -> dict[str, float]:

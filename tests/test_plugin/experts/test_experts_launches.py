@@ -13,7 +13,7 @@ from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from nvfp4_kernels.gemm.sm100.choose_grouped import choose_tile_tokens
 from nvfp4_kernels.moe.dispatch.choose import choose_rows, fuse_logits
 from nvfp4_kernels.sm100.limits import SMS
-from tests import moe_checkpoints
+from tests import launch_counts, moe_checkpoints
 from tests.engine import run
 from tests.modelled.launches import TODAY, Kind, launches
 from vllm_fp4_plugin.attention import impl, rotation
@@ -47,10 +47,6 @@ def counted(patch: pytest.MonkeyPatch) -> Counter[str]:
     launched: Counter[str] = Counter()
     patch.setattr(self_check, "check", lambda *_: None)
 
-    def found(target: str) -> Callable[..., Any]:
-        launched[target.partition(":")[2]] += 1
-        return find(target)
-
     def calling(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def called(*given: Any, **named: Any) -> Any:
             launched[name] += 1
@@ -58,9 +54,9 @@ def counted(patch: pytest.MonkeyPatch) -> Counter[str]:
 
         return called
 
-    find = linear_op.function
+    kernels = launch_counts.by_kernel(launched)
     for module in (linear_op, norm_op, op):
-        patch.setattr(module, "function", found)
+        patch.setattr(module, "function", kernels)
     for owner, name in (
         (rotation, "rotary_store"), (impl, "rotary_attention"), (impl, "paged_attention"),
         (UnquantizedLinearMethod, "apply"), (CPURouter, "_compute_routing"),
