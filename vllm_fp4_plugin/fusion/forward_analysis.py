@@ -13,6 +13,7 @@ import inspect
 import itertools
 import textwrap
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
@@ -85,6 +86,7 @@ class Flow:
         without: attributes of the owner that any method calls without the value.
         alone: attributes of the owner that are called with the value as the only argument.
         arguments: positions or names of the arguments in each call of the producer, in order.
+        despite: calls with a value that escapes, as far as they can be followed; for reports.
     """
 
     uses: frozenset[Use]
@@ -92,6 +94,7 @@ class Flow:
     without: frozenset[str] = field(default=frozenset(), compare=False)
     alone: frozenset[str] = field(default=frozenset(), compare=False)
     arguments: frozenset[tuple[Parameter | None, ...]] = field(default=frozenset(), compare=False)
+    despite: frozenset[Use] = field(default=frozenset(), compare=False)
 
     @property
     def consumers(self) -> frozenset[str]:
@@ -192,7 +195,10 @@ def _flow_of_class(owner: Any, constants: Constants, asked: _Asked) -> Flow:
     try:
         reader.read()
     except _LeakError as leak:
-        return Flow(frozenset(), str(leak))
+        again = _ClassReader(owner, constants, asked, past_escapes=True)
+        with suppress(_LeakError):
+            again.read()
+        return Flow(frozenset(), str(leak), despite=frozenset(again.uses))
     return Flow(
         frozenset(reader.uses),
         "",
@@ -225,6 +231,7 @@ class _ClassReader:
         owner: the class.
         constants: attributes of an instance that branches test, with their values.
         asked: query of the analysis.
+        past_escapes: whether to skip a statement in which the value escapes, and read on.
 
     Attributes:
         uses: calls with the value so far.
@@ -233,8 +240,16 @@ class _ClassReader:
         arguments: parameters of the producer's calls.
     """
 
-    def __init__(self, owner: type[Module], constants: Constants, asked: _Asked) -> None:
+    def __init__(
+        self,
+        owner: type[Module],
+        constants: Constants,
+        asked: _Asked,
+        *,
+        past_escapes: bool = False,
+    ) -> None:
         self.owner = owner
+        self.past_escapes = past_escapes
         self.constants = dict(constants)
         self.asked = asked
         self.producer = asked.producer
@@ -406,7 +421,14 @@ class _MethodReader:
 
     def _block(self, statements: list[ast.stmt], state: _State) -> bool:
         """Read statements; return whether no path continues after the last statement."""
-        return any(self._statement(statement, state) for statement in statements)
+        for statement in statements:
+            try:
+                if self._statement(statement, state):
+                    return True
+            except _LeakError:
+                if not self.owner.past_escapes:
+                    raise
+        return False
 
     def _statement(self, statement: ast.stmt, state: _State) -> bool:
         """Read a statement; return whether no path leads to the next statement."""

@@ -49,27 +49,33 @@ def norm_before(layer: Any, prefix: str, owners: Sequence[Any], on_gpu: bool) ->
             return None
         prefix = prefix.removesuffix(names[0]).rstrip(".")
         for name, norm in owner._modules.items():
-            if isinstance(norm, RMSNorm):
+            if _is_norm(norm):
                 flow = flow_of(owner, name, "norm", as_input=True)
-                if names[0] not in flow.consumers:
+                uses = flow.uses or {use for use in flow.despite if use.attribute == names[0]}
+                if all(use.attribute != names[0] for use in uses):
                     continue
                 try:
-                    against = _beyond(path, flow.uses)
+                    against = _beyond(path, frozenset(uses))
                 except _Elsewhere:
                     continue
-                against = flow.called_otherwise or against
+                against = flow.leak or flow.called_otherwise or against
                 against = _obstacle(owner, norm, path, on_gpu) or against
                 return Found(f"{prefix}.{name}", norm, against, owners[place:])
         path.append(owner)
     return None
 
 
+def _is_norm(module: Any) -> bool:
+    """Whether a module is a norm, also of a class that no kernel of ours replaces."""
+    return isinstance(module, RMSNorm) or type(module).__name__.endswith("Norm")
+
+
 def _obstacle(owner: Any, norm: Any, path: Sequence[Any], on_gpu: bool) -> str:
     """Reason against fusion in the modules themselves; empty if there is none."""
-    k, most = norm.hidden_size, longest_row(words=BLOCK)
-    dtypes = (path[0].params_dtype, torch.float32)
     if type(norm) is not QuantizingNorm:
         return f"it is {type(norm).__name__}, not our RMSNorm"
+    k, most = norm.hidden_size, longest_row(words=BLOCK)
+    dtypes = (path[0].params_dtype, torch.float32)
     if norm.variance_size_override is not None:
         return f"its variance is of {norm.variance_size_override} elements of {k}"
     if not norm.has_weight or norm.weight.dtype not in dtypes:

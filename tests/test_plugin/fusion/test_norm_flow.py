@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from vllm.model_executor.custom_op import op_registry_oot
-from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
 from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 
 from nvfp4_kernels import Static, add_rms_norm_quantize, gemm, rms_norm_quantize
@@ -188,6 +188,30 @@ class Parallel(Block):
         return self.mixer(positions=positions, hidden=normed) + self.other(normed)
 
 
+class Escaping(Block):
+    """Block that also adds the norm's result to the layer's."""
+
+    def forward(self, positions: Tensor, hidden: Tensor, residual: Tensor | None) -> Any:
+        normed = self.norm(hidden)
+        return self.mixer(positions=positions, hidden=normed) + normed
+
+
+class EscapingFirst(Block):
+    """Block that uses the norm's result otherwise before the layer reads it."""
+
+    def forward(self, positions: Tensor, hidden: Tensor, residual: Tensor | None) -> Any:
+        normed = self.norm(hidden)
+        other = normed * 2
+        out = self.mixer(positions=positions, hidden=normed)
+        return out + other
+
+
+class OfAnotherClass(Block):
+    def __init__(self, quant: Nvfp4TcConfig) -> None:
+        super().__init__(quant)
+        self.norm = GemmaRMSNorm(K, eps=EPS)
+
+
 def changed(change: Callable[[Any], None]) -> Callable[[], Any]:
     def block() -> Any:
         made = Block(Nvfp4TcConfig(checkpoint()))
@@ -203,6 +227,18 @@ LEFT_ALONE: dict[str, tuple[Callable[[], Any], str]] = {
     "no such parameter": (block_of(Unnamed), "Unnamed.forward takes no parameter hidden"),
     "two modules": (
         lambda: Parallel(Nvfp4TcConfig(checkpoint())), "mixer and other read it"
+    ),
+    "escapes": (
+        lambda: Escaping(Nvfp4TcConfig(checkpoint())),
+        "Escaping.forward uses norm's result elsewhere than in a layer (test_norm_flow.py:",
+    ),
+    "escapes first": (
+        lambda: EscapingFirst(Nvfp4TcConfig(checkpoint())),
+        "EscapingFirst.forward uses norm's result elsewhere than in a layer (test_norm_flow.py:",
+    ),
+    "class": (
+        lambda: OfAnotherClass(Nvfp4TcConfig(checkpoint())),
+        "it is GemmaRMSNorm, not our RMSNorm",
     ),
     "variance": (
         changed(lambda b: setattr(b.norm, "variance_size_override", 32)),
@@ -232,7 +268,7 @@ def test_left_alone(name: str) -> None:
     kernel, reason = said_of(block)
     assert kernel == "vLLM"
     assert reason.startswith(expected)
-    assert block.norm.feeding is None
+    assert getattr(block.norm, "feeding", None) is None
 
 
 def test_a_layer_that_the_norm_does_not_feed() -> None:
