@@ -3,8 +3,7 @@
 vLLM builds our class instead of vLLM's ``RMSNorm``. A norm acts like vLLM's until, once the model
 is built, a linear layer of ours turns out to be the only consumer of its result: see
 ``match_norm``. From then on the norm returns a ``QuantizedInput`` with the layer's own scale, in
-one launch. On several ranks the norm may first all-reduce the partial sums of its input: see
-``reduction``.
+one launch. On several ranks the norm may first all-reduce its input: see ``Reduction``.
 """
 
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from vllm_fp4_plugin.ops.operands import Input, QuantizedInput, Unreduced
 
 @dataclass(frozen=True)
 class Reduction:
-    """All-reduce over ranks inside the norm that consumes the sum.
+    """All-reduce of partial sums inside the norm that consumes the result.
 
     Attributes:
         tokens: maximum number of tokens for flashinfer's fused all-reduce and norm; 0: never used.

@@ -78,7 +78,10 @@ class RowsParameter(ModelWeightParameter):
 
 
 class NumberParameter(PerTensorScaleParameter):
-    """Numbers ``(S,)``, one per shard, equal on all ranks; ignores loaders that pick rows."""
+    """Scalars ``(S,)``, one per shard, equal on all ranks.
+
+    Assigning a weight loader that slices rows has no effect.
+    """
 
     def __init__(self, *, weight_loader: Loader, **others: Any) -> None:
         super().__init__(weight_loader=weight_loader, **others)
@@ -86,7 +89,7 @@ class NumberParameter(PerTensorScaleParameter):
 
     @property
     def weight_loader(self) -> Loader:
-        """Loader that checks a number, then loads it."""
+        """Loader that checks the scalar, then loads it."""
         loader: Loader = super().weight_loader
         return loader
 

@@ -1,7 +1,7 @@
 """Calibration of experts: every token goes to every expert, with one expert in memory at a time.
 
-The layer still returns the sum over the experts that its router selects. Thus even an expert that
-the router selects for few calibration tokens is measured on all tokens.
+Every expert is thus calibrated on all tokens, even if the router selects it for only a few. The
+layer still returns the sum over the experts that its router selects.
 """
 
 from collections.abc import Callable, Iterator
