@@ -143,8 +143,8 @@ def hash_kernels(vllm_config: Any, held: Iterable[str], terms: int, options: Opt
 
     The cache key also covers the number of terms, the layer's fusions and the plugin's sources:
     graphs call the plugin's ops, and vLLM tracks only the sources that it traced. A plugin can only
-    write to ``additional_config``, which vLLM hashes regardless of the order of an object's keys;
-    ``activation_terms`` depends on the order.
+    write to ``additional_config``, which vLLM hashes regardless of the order of an object's keys,
+    while the patterns of ``activation_terms`` depend on their order.
     """
     given = vllm_config.additional_config
     if isinstance(given, dict):

@@ -2,7 +2,7 @@
 
 vLLM's Mamba mixers do so if the number of groups is not divisible by the tensor-parallel size, so
 that every rank holds a copy: ``weight``, ``weight_scale`` and ``input_scale`` of the input
-projection get a loader that picks rows.
+projection get a loader that slices rows.
 """
 
 import inspect
@@ -51,7 +51,7 @@ class RowsLoader:
 
 
 class RowsParameter(ModelWeightParameter):
-    """Matrix ``(N, …)`` of a layer; a model may set a loader that picks rows.
+    """Matrix ``(N, …)`` of a layer; a model may set a loader that slices rows.
 
     Args:
         rows: loader that ``weight_loader`` calls.

@@ -216,7 +216,7 @@ def _unpack_data(data: Tensor) -> Tensor:
 
 
 def _rearranged(parts: Tensor, tables: Tensor) -> Tensor:
-    """Int32 words made of four bytes ``(..., 4)`` each, whose bits the tables rearrange."""
+    """Int32 words from four bytes ``(..., 4)`` each, with bits rearranged by the tables."""
     words = torch.zeros(parts.shape[:-1], dtype=torch.int32, device=parts.device)
     for number, table in enumerate(tables):
         words |= table.index_select(0, parts[..., number].flatten().int()).view_as(words)
@@ -224,7 +224,7 @@ def _rearranged(parts: Tensor, tables: Tensor) -> Tensor:
 
 
 def _places() -> list[list[int]]:
-    """Position in a stored word of each bit of its four bytes of code pairs, lowest bit first."""
+    """Bit positions in a stored word, for each of its four code-pair bytes, lowest bit first."""
     return [
         [
             (target + half - by) % 32
@@ -236,13 +236,13 @@ def _places() -> list[list[int]]:
 
 
 def _inverse() -> list[list[int]]:
-    """Source bit, among the four bytes of code pairs, of each bit of a stored word."""
+    """Bit of the code pairs that moves to each bit of a stored word: 8 indices for each byte."""
     of = {place: bit for bit, place in enumerate(chain(*_places()))}
     return [[of[bit] for bit in range(first, first + 8)] for first in range(0, 32, 8)]
 
 
 def _tables(places: list[list[int]], device: torch.device) -> Tensor:
-    """Bits that each value of each of four bytes contributes to a word: int32 ``(4, 256)``."""
+    """Bits that a word gets from each of its four bytes, by byte value: int32 ``(4, 256)``."""
     values, tables = torch.arange(256), torch.zeros(4, 256, dtype=torch.int64)
     for table, of_byte in zip(tables, places, strict=True):
         for bit, place in enumerate(of_byte):
