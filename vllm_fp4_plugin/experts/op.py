@@ -45,7 +45,7 @@ class ExpertsCall(NamedTuple):
         sizes: first four fields of ``ExpertSizes``.
         kernels: ``ExpertsPlan.targets``.
         quantizes: activations are quantised to NVFP4.
-        terms: NVFP4 values summed for each element of an activation.
+        terms: number of NVFP4 values whose sum represents each element of an activation.
         activation: name of an ``nvfp4_kernels.activation.Activation``; the next three fields are
             its parameters.
         limit: bound of gate and up.

@@ -46,7 +46,7 @@ class ExpertsPlan:
         second: gemm2 kernel.
         combine: unpermute kernel, which sums each token's slots.
         inputs: quantization of the inputs of both GEMMs.
-        terms: NVFP4 values summed for each input element; 1 for 16-bit inputs.
+        terms: number of NVFP4 values whose sum represents each input element; 1 for 16-bit inputs.
         gated: experts have gate and up projections, which ``first`` computes together.
         activation: activation between the GEMMs.
         choice: top-k choice of experts from the router's logits, which ``enter`` makes; None: vLLM

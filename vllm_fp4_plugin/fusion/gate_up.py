@@ -40,9 +40,9 @@ class GateUp:
         n: width I of each of the two projections on this rank.
         kernel: target of the GEMM kernel, see ``ops.linear.silu_mul_linear``.
         quantizer: target of the kernel that quantises the input, or None.
-        terms: NVFP4 values summed for each input element.
+        terms: number of NVFP4 values whose sum represents each input element.
         consumer: layer that takes the result quantised; None: the result has x's dtype.
-        out_terms: NVFP4 values summed for each element of a quantised result.
+        out_terms: number of NVFP4 values whose sum represents each element of a quantised result.
         apart: targets of the GEMM and quantization kernels that run two unfused GEMMs; None: fused.
     """
 

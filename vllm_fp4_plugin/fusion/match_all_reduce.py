@@ -178,7 +178,7 @@ def _producer(source: _Source, owners: Sequence[Any], root: Any, against: str) -
 
 
 def _obstacle(path: Sequence[Any], owners: Sequence[Any], root: Any) -> str:
-    """Reason against fusion in the modules themselves; empty if there is none."""
+    """Reason why properties of the modules rule out fusion; empty if they do not."""
     for module in path:
         places = (each for holder in root.modules() for each in holder._modules.values())
         if sum(each is module for each in places) > 1:

@@ -65,7 +65,7 @@ def norm_before(layer: Any, prefix: str, owners: Sequence[Any], on_gpu: bool) ->
 
 
 def _obstacle(owner: Any, norm: Any, path: Sequence[Any], on_gpu: bool) -> str:
-    """Reason against fusion in the modules themselves; empty if there is none."""
+    """Reason why properties of the modules rule out fusion; empty if they do not."""
     k, most = norm.hidden_size, longest_row(words=BLOCK)
     dtypes = (path[0].params_dtype, torch.float32)
     if type(norm) is not QuantizingNorm:

@@ -32,7 +32,7 @@ class AllReduceNormCall(NamedTuple):
         eps: epsilon of the norm.
         global_scale: float32 ``()``, global scale of the result.
         reciprocal: reciprocal of ``global_scale``, for flashinfer.
-        terms: NVFP4 values summed for each element.
+        terms: number of NVFP4 values whose sum represents each element.
         kernel: target of a kernel of ``add_rms_norm_quantize``.
         tokens: maximum number of tokens for flashinfer's fused op; 0: never used.
         width: capacity of flashinfer's workspace in elements per token.

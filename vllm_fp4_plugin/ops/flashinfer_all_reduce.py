@@ -48,7 +48,7 @@ def most_tokens(
     Args:
         vllm_config: config of the engine.
         family: device family of the norm's own kernel.
-        terms: NVFP4 values summed for each element of the norm's result.
+        terms: number of NVFP4 values whose sum represents each element of the norm's result.
         norm: the RMSNorm.
         dtype: dtype of the partial sums.
 

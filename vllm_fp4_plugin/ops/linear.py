@@ -39,7 +39,7 @@ class LinearCall(NamedTuple):
         bias: ``(N,)`` or None.
         kernel: target of a kernel of ``gemm``, see ``nvfp4_kernels.dispatch.Kernel``.
         quantizer: target of a kernel of ``quantize``; None: activations stay in 16 bits.
-        terms: NVFP4 values summed for each element of x.
+        terms: number of NVFP4 values whose sum represents each element of x.
         dtype: dtype of the result; equals x's if x is in 16 bits.
     """
 

@@ -24,7 +24,7 @@ class QuantizedInput:
         row_scale: float32 ``(M,)``; None if the layer's own scale was used.
         shape: shape of the represented 16-bit tensor, ``(..., K)``, M tokens.
         dtype: dtype of the represented tensor, and of the layer's result.
-        terms: NVFP4 values summed for each element.
+        terms: number of NVFP4 values whose sum represents each element.
     """
 
     data: Tensor

@@ -36,7 +36,7 @@ def page_size_of(block_size: int | None) -> int:
 
 
 class Parallel(NamedTuple):
-    """Number of GPUs that share each layer, and number of GPUs that share out whole experts."""
+    """Numbers of GPUs: to share each layer, and to divide whole experts among."""
 
     tensor: int
     expert: int
