@@ -68,7 +68,7 @@ class PagedAttentionBackend(AttentionBackend):
 
 
 def _explanations(configuration: dict[str, Any]) -> dict[str, str]:
-    """Full sentences, by vLLM's message, for messages that do not name the rejected value."""
+    """Replacements for vLLM's messages that do not name the rejected value, by message."""
     sizes, caches = (
         ", ".join(map(str, accepted))
         for accepted in (
@@ -90,7 +90,7 @@ def _explanations(configuration: dict[str, Any]) -> dict[str, str]:
 
 
 def _further_reasons(configuration: dict[str, Any]) -> list[str]:
-    """Reasons from checks that vLLM lacks: device, and cache dtype against model dtype and head."""
+    """Reasons that vLLM does not check: the device, and dtype and head size against the cache."""
     cache, dtype = configuration["kv_cache_dtype"] or "auto", configuration["dtype"]
     ours = implementation()
     try:

@@ -121,7 +121,7 @@ def _experts(x: Tensor, topk_weights: Tensor, topk_ids: Tensor, *flat: Any) -> T
 def _routed_experts(
     x: Tensor, router_logits: Tensor, bias: Tensor | None, padding: Tensor | None, *flat: Any
 ) -> Tensor:
-    """Choose each token's experts from ``router_logits`` ``(M, E)``, then run as ``_experts``.
+    """Choose each token's experts from ``router_logits`` ``(M, E)``; then do as ``_experts`` does.
 
     ``bias`` is float32 ``(E,)``, or None; ``padding``, bool ``(M,)`` or None, marks rows without a
     token. ``flat`` holds the fields of an ``ExpertsCall``, then of a ``Router``.

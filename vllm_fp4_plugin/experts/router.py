@@ -85,7 +85,7 @@ def _groups(layer: Any) -> tuple[int, int]:
 def padding(logits: Tensor) -> Tensor | None:
     """Padding rows of a batch, bool ``(M,)``; None if they are not known.
 
-    If tokens are gathered from several ranks, vLLM marks only the padding of the own rank.
+    If tokens are gathered from several ranks, vLLM marks padding only among this rank's tokens.
     """
     if logits.device.type == "cpu" or not envs.VLLM_MOE_SKIP_PADDING:
         return None

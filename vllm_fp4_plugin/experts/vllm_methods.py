@@ -94,7 +94,7 @@ def _watch(
     checkpoint: CheckpointConfig,
     startup: Startup,
 ) -> None:
-    """Check a method's tensors by the ledger; patches the object, as vLLM tests its class name."""
+    """Check a method's tensors by the ledger; patch the instance, as vLLM tests the class name."""
     create, process = method.create_weights, method.process_weights_after_loading
 
     def create_weights(
