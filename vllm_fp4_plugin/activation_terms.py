@@ -35,7 +35,8 @@ def given_terms(
         packed_modules: shards of fused layers.
 
     Raises:
-        InvalidOption: the shards of a fused layer, which have one input, would get several numbers.
+        InvalidOption: shards of a fused layer, which share their input, would get different
+            numbers.
     """
     if option is None:
         return None

@@ -196,7 +196,8 @@ class Nvfp4TcConfig(QuantizationConfig):
     def _probed(self, layer: Any, prefix: str) -> QuantizeMethodBase | None:
         """Method for a layer that a model only probes, and may build differently.
 
-        Such a layer is not recorded. Step 5 probes to decide whether to join two projections.
+        Such a layer is not recorded. vLLM's Step 5 model probes whether it may join two
+        projections.
         """
         apart = copy(self)
         apart.startup = Startup()
@@ -207,8 +208,8 @@ class Nvfp4TcConfig(QuantizationConfig):
     def _reason_for_attention(self, prefix: str) -> str:
         """Reason for an attention layer's backend.
 
-        vLLM asks for the layer's method when it builds the layer, and again when the target's
-        config is current; the first reason is kept.
+        vLLM asks for a layer's method when it builds the layer, and again later, for a draft's
+        layer then under the target's config; so the first reason is kept.
         """
         attention = get_current_vllm_config().attention_config
         if attention is self._attention_config:

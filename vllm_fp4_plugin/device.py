@@ -37,7 +37,6 @@ def planned_for(arch: str) -> Iterator[None]:
 def is_planned() -> bool:
     """Whether layers are built for a report on another device.
 
-    This device cannot tell vLLM's choice of kernels there, nor the contents of vLLM's build for
-    that device.
+    If so, it is unknown which kernels vLLM would choose there, and which its build would contain.
     """
     return bool(_PLANNED)

@@ -73,10 +73,10 @@ def kernel_weight(
 
     Args:
         data: uint8 ``(N, K/2)``; the blocked layout keeps or pads the data.
-        scales: float8_e4m3fn ``(N, K/16)``, linear.
-        weight_global: float32 ``(S,)``, factors, one per shard.
-        input_global: float32 ``(S,)``, factors, or None. Shards share their input and one scale;
-            the largest saturates no calibrated value.
+        scales: float8_e4m3fn ``(N, K/16)``, linear layout.
+        weight_global: float32 ``(S,)``, global scales of the shards, as factors.
+        input_global: float32 ``(S,)``, input scales of the shards, as factors, or None. The shards
+            share their input, and so one scale: the largest, which saturates no calibrated value.
         gate_up: whether the rows are a gate and an up projection of equal size, to run as one op.
         layout: weight layout of the kernel.
         padded: in the blocked layout, pad K with zeros to a multiple of 32.
@@ -110,7 +110,7 @@ def decode(data: Tensor, scales: Tensor, n: int, k: int) -> Tensor:
 
 
 def join_shards(shards: Sequence[Nvfp4Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Stack the shards of a fused layer: data ``(N, K/2)``, linear scales, globals ``(S,)``."""
+    """Stack a fused layer's shards: data, block scales in linear layout, global scales ``(S,)``."""
     data = torch.cat([s.data for s in shards])
     scales = torch.cat([s.scales.view(torch.uint8) for s in shards]).view(torch.float8_e4m3fn)
     return data, scales, torch.stack([s.global_scale for s in shards])
@@ -175,7 +175,7 @@ class Loss(NamedTuple):
 
 
 def loss(weight: Tensor, quantised: Nvfp4Tensor) -> Loss:
-    """Compare a weight ``(N, K)`` with its NVFP4 form, with linear scales, in float64."""
+    """Compare a weight ``(N, K)`` in float64 with its NVFP4 form, block scales in linear layout."""
     total = Loss()
     rows = max(1, _CHECKED_ELEMENTS // max(1, weight.shape[-1]))
     parts = (weight, quantised.data, quantised.scales)

@@ -41,10 +41,10 @@ class Options:
     Attributes:
         fuse_mlp: fuse gate_up and SiLU-and-mul where possible, and pass the result to the next
             layer as NVFP4 if that layer takes NVFP4.
-        fuse_norm: a norm quantises for its consumer if there is only one, and, on several ranks,
-            all-reduces the partial sums of the row-parallel layer before.
+        fuse_norm: a norm with a single consumer quantises for this consumer and, on several ranks,
+            all-reduces the partial sums of the row-parallel layer before the norm.
         fuse_attention: attention quantises for its consumer, and normalises and rotates queries and
-            keys if the model has no other use of queries and keys.
+            keys if only attention uses the normalised and rotated queries and keys.
         scales: rule for block scales when a 16-bit checkpoint is quantised at load.
         activation: activations of layers quantised at load: NVFP4 with one global scale per token,
             or 16-bit. A device without a kernel for NVFP4 activations always uses 16-bit; the

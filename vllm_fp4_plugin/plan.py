@@ -31,13 +31,13 @@ class LinearPlan:
         kernel: GEMM kernel.
         quantizer: kernel that quantises the input; None if activations stay in 16 bits.
         activation: quantization of the input.
-        terms: NVFP4 values summed for each input element; 1 for a 16-bit input.
+        terms: number of NVFP4 values whose sum represents each input element; 1 for a 16-bit input.
         shard_sizes: output widths of the shards on this rank.
         k: input elements per token on this rank.
         gate_up: whether gate and up projection run as one op with SiLU-and-mul.
         reason: reason for an unexpected choice of kernels; may be empty.
-        out_terms: NVFP4 values summed for each element of a result that is quantised for the next
-            layer; 0: the result is in 16 bits.
+        out_terms: the same number for a result that is quantised for the next layer; 0: the result
+            is in 16 bits.
     """
 
     kernel: Kernel
@@ -143,8 +143,8 @@ def hash_kernels(vllm_config: Any, held: Iterable[str], terms: int, options: Opt
 
     The cache key also covers the number of terms, the layer's fusions and the plugin's sources:
     graphs call the plugin's ops, and vLLM tracks only the sources that it traced. A plugin can only
-    write to ``additional_config``, which vLLM hashes regardless of the order of an object's keys;
-    ``activation_terms`` depends on the order.
+    write to ``additional_config``, which vLLM hashes regardless of the order of an object's keys,
+    while the patterns of ``activation_terms`` depend on their order.
     """
     given = vllm_config.additional_config
     if isinstance(given, dict):

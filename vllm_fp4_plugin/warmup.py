@@ -43,7 +43,7 @@ class Product:
         layer: sizes of the layer.
         dtype: dtype of input and result.
         activation: quantization of the input.
-        terms: NVFP4 values summed for each input element.
+        terms: number of NVFP4 values whose sum represents each input element.
         batch_invariant: see ``Kernel.batch_invariant``.
     """
 
@@ -82,7 +82,7 @@ class Norm:
         weight_dtype: dtype of the weight.
         k: elements per token.
         per_token: whether each token gets its own scale.
-        terms: NVFP4 values summed for each element of the result.
+        terms: number of NVFP4 values whose sum represents each element of the result.
         batch_invariant: see ``Product``.
     """
 

@@ -1,4 +1,4 @@
-"""vLLM's interface to the backend: answers, before a layer is built, whether it is supported."""
+"""Backend class that vLLM asks, before it builds a layer, whether the layer is supported."""
 
 from typing import Any, ClassVar
 
@@ -60,7 +60,7 @@ class PagedAttentionBackend(AttentionBackend):
 
     @classmethod
     def validate_configuration(cls, **configuration: Any) -> list[str]:
-        """Reasons against serving a layer; each names the rejected and accepted values."""
+        """Reasons why a layer cannot be served; each names the rejected and accepted values."""
         reasons = super().validate_configuration(**configuration)
         explained = _explanations(configuration)
         reasons = [explained.get(reason, reason) for reason in reasons]
@@ -68,7 +68,7 @@ class PagedAttentionBackend(AttentionBackend):
 
 
 def _explanations(configuration: dict[str, Any]) -> dict[str, str]:
-    """Full sentences for the reasons of vLLM that do not name the rejected value."""
+    """Replacements for vLLM's messages that do not name the rejected value, by message."""
     sizes, caches = (
         ", ".join(map(str, accepted))
         for accepted in (
@@ -90,7 +90,7 @@ def _explanations(configuration: dict[str, Any]) -> dict[str, str]:
 
 
 def _further_reasons(configuration: dict[str, Any]) -> list[str]:
-    """Reasons that vLLM does not check: the device, and the cache dtype against the model."""
+    """Reasons that vLLM does not check: the device, and dtype and head size against the cache."""
     cache, dtype = configuration["kv_cache_dtype"] or "auto", configuration["dtype"]
     ours = implementation()
     try:

@@ -1,4 +1,4 @@
-"""Stores of keys and values into vLLM's paged cache."""
+"""Functions that write keys and values to vLLM's paged cache."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ def write_cuda(
     kv_cache_dtype: str,
     layer: Any,
 ) -> None:
-    """Store as ``write`` does, by vLLM's own kernel, which CUDA graphs can capture."""
+    """Store as ``write`` does, with vLLM's own kernel, which CUDA graphs can capture."""
     from vllm import _custom_ops
 
     key_cache, value_cache = kv_cache.transpose(1, 2).chunk(2, dim=-1)

@@ -1,8 +1,8 @@
 """Scales of an FP8 KV cache from a checkpoint; scales of an NVFP4 cache are skipped.
 
-No KV cache that is served uses NVFP4 scales. Their divisor is 2688 or 448, by exporter and version,
-and the file does not record it: read as FP8 scales, they could saturate keys and values at a sixth
-of the calibrated maximum.
+No KV-cache format that is served uses NVFP4 scales. Their divisor is 2688 or 448, depending on
+exporter and version, and the file does not record which; read as FP8 scales, they could saturate
+keys and values at a sixth of the calibrated maximum.
 """
 
 import re
@@ -20,14 +20,14 @@ _NVFP4_SCALES = re.compile(r"\.[kv]_(?:global_)?scale$")
 
 
 class KvCacheMethod(BaseKVCacheMethod):
-    """Method of an attention layer, which reads its scales in float32.
+    """Method of an attention layer that loads the KV-cache scales in float32.
 
     vLLM's method takes torch's default dtype: the model's bfloat16 at the first load, and float32
     in a reload, so that a reload of the same checkpoint would change the scales.
     """
 
     def create_weights(self, layer: Any) -> None:
-        """Register the scales."""
+        """Register the scales as parameters."""
         with set_default_torch_dtype(torch.float32):
             super().create_weights(layer)
         if are_ignored(getattr(self.quant_config, "checkpoint", None)):
@@ -36,7 +36,7 @@ class KvCacheMethod(BaseKVCacheMethod):
 
 
 def are_ignored(checkpoint: CheckpointConfig | None) -> bool:
-    """Whether a checkpoint's scales belong to a cache format that is not served."""
+    """Whether a checkpoint's KV-cache scales are for NVFP4, which is not served."""
     return checkpoint is not None and checkpoint.nvfp4_cache
 
 

@@ -36,7 +36,7 @@ class Implementation:
         impl: class of a layer's attention.
         builder: class of the step's metadata builder.
         kernels: kernel table of the op for decodes, and for prefills if ``prefill`` is empty.
-        head_dims: head sizes that each kernel supports.
+        head_dims: supported head sizes by device family and mode.
         sinks: whether layers may have attention sinks.
         max_group: largest qhead_per_kvhead; None: any number.
         prefill: name of the kernel for steps with prefills; empty: the same op.
@@ -94,7 +94,8 @@ IMPLEMENTATIONS = {"cpu": PAGED, "sm_90": DECODE, "sm_100": PAGED}
 def implementation() -> Implementation:
     """Implementation for this process's device.
 
-    An unlisted family gets the implementation whose kernel table reports the families with kernels.
+    An unlisted family gets ``PAGED``, whose kernel table raises an error that lists the families
+    with kernels.
     """
     return IMPLEMENTATIONS.get(device_family(current_device()), PAGED)
 

@@ -1,4 +1,4 @@
-"""Choice of the attention backend for a model whose user names none."""
+"""Choice of the attention backend if the user names none."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ def make_default(vllm_config: Any) -> str:
 
 
 def drafts_reason(attention: Any) -> str:
-    """Reason for the backend of a draft that has the target's quantization config.
+    """Reason for the attention backend of a draft model with the target's quantization config.
 
     vLLM chooses the draft's backend separately, from the draft's own ``attention`` config.
     """
@@ -136,7 +136,7 @@ def _head_sizes(architecture: Any) -> list[int]:
 
 
 def _head_size(architecture: Any) -> int:
-    """Head size of all layers; if a layer has an unsupported size, that size."""
+    """Head size of the model; if layers differ, the first unsupported size among them."""
     sizes = _head_sizes(architecture)
     unsupported = (d for d in sizes if not PagedAttentionBackend.supports_head_size(d))
     return int(next(unsupported, architecture.head_size))

@@ -26,7 +26,7 @@ NULL_PAGE = 0  # vLLM assigns this page to no sequence
 
 
 def obstacle() -> str:
-    """Reason why prefills cannot run: no FlashAttention 3, or vLLM is set to another version."""
+    """Reason why prefills cannot run, if vLLM does not use FlashAttention 3; otherwise empty."""
     from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
 
     if is_planned() or get_flash_attn_version() == 3:
@@ -35,7 +35,7 @@ def obstacle() -> str:
 
 
 class HopperMetadataBuilder(PagedAttentionMetadataBuilder):
-    """Builder that does not split batches.
+    """Builder that does not split batches into decodes and prefills.
 
     FlashAttention distributes decodes beside a prefill by itself, and outside of a CUDA graph a
     second launch per layer costs more than it saves.
@@ -50,12 +50,12 @@ class HopperMetadataBuilder(PagedAttentionMetadataBuilder):
         return self._without_pages_given_away(super().update_block_table(*args, **kwargs))
 
     def _without_pages_given_away(self, metadata: PagedAttentionMetadata) -> PagedAttentionMetadata:
-        """Metadata of a step in whose table pages before every window are vLLM's null page.
+        """Replace the pages before each sequence's sliding window by vLLM's null page.
 
-        vLLM frees these pages; another sequence may have written NaN there, and FlashAttention
-        multiplies by 0 where the window begins inside a tile. The table is changed in place, as
-        graphs hold the pointer; vLLM, whose runner does the same from 0.33 on, rewrites the table
-        in every step.
+        vLLM frees these pages, so another sequence may have written NaN there; in the tile where
+        the window begins, FlashAttention multiplies masked values by 0, and 0 · NaN is NaN. The
+        block table is changed in place, as CUDA graphs hold its pointer. vLLM rewrites the table in
+        every step, and from 0.33 on makes the same replacement.
         """
         [part] = metadata.parts
         spec = self.kv_cache_spec
@@ -124,7 +124,7 @@ class HopperAttentionImpl(PagedAttentionImpl):
         )
 
     def _decodes(self, part: Part) -> bool:
-        """Whether a part has one token per sequence, whose key this layer stores."""
+        """Whether each sequence has one token, and the layer stores keys in its own cache."""
         own = self.kv_sharing_target_layer_name is None
         return own and part.max_query_len == 1 and part.tokens.stop == len(part.seq_lens)
 

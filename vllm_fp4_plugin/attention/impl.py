@@ -29,10 +29,9 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
     """Attention that writes a layer's keys and values to its cache and calls ``paged_attention``.
 
     Attributes:
-        quantizes: whether the output is NVFP4, see ``quantizing``.
-        rotation: rotary embedding fused into attention, see ``rotation``; None: inputs come
-            rotated.
-        rotation_settled: whether this fusion has been decided.
+        quantizes: whether the output is NVFP4, see ``fusion.attention_quantize``.
+        rotation: rotary embedding fused into attention; None: queries and keys come rotated.
+        rotation_settled: whether the fusion of the rotary embedding has been decided.
         said: note for reports about the ops fused before and after attention; may be empty.
     """
 

@@ -165,9 +165,9 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
     def _stores_first(self, common: CommonAttentionMetadata) -> bool:
         """Whether the step has prompts that may share pages with another request of the step.
 
-        vLLM offers a block for reuse once the tokens that fill the block are scheduled. A graph of
-        decodes, which is replayed for either result, may hold a one-token prompt that repeats the
-        tokens of a sequence generating beside it, up to the block being filled in this step.
+        vLLM offers a block for reuse once the tokens that fill the block are scheduled. A CUDA
+        graph of decodes is replayed for either answer; its batch may hold a one-token prompt that
+        repeats the tokens of a sequence decoding beside it, up to the block that this step fills.
         """
         if not self.vllm_config.cache_config.enable_prefix_caching:
             return False
@@ -177,12 +177,12 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
 
     @cached_property
     def _positions(self) -> torch.Tensor:
-        """Buffer that graphs may hold, for positions that vLLM does not expose."""
+        """Static buffer, as CUDA graphs need, for positions that vLLM does not expose."""
         tokens = self.vllm_config.scheduler_config.max_num_batched_tokens
         return torch.zeros(tokens, dtype=torch.int64, device=self.device)
 
     def _positions_of(self, common: CommonAttentionMetadata) -> torch.Tensor:
-        """Positions of a step's tokens, derived from the lengths, for drafts of other models."""
+        """Positions of a step's tokens: vLLM's or, if not exposed, derived from the lengths."""
         if common.positions is not None:
             return common.positions
         ends, tokens = common.query_start_loc[1:], common.num_actual_tokens

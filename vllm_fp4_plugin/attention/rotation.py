@@ -44,11 +44,11 @@ def _same(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Rotation:
-    """Modules of vLLM whose work attention does.
+    """vLLM's rotary embedding and q/k norms, fused into attention.
 
     Attributes:
         rotary: the rotary embedding, with its cos/sin table and its pairing of elements.
-        q_norm, k_norm: RMSNorms of heads, or None.
+        q_norm, k_norm: per-head RMSNorms, or None.
     """
 
     rotary: Any
@@ -71,7 +71,7 @@ class Rotation:
         )
 
     def of_heads(self, query: Tensor) -> HeadRotation:
-        """Rotation in the form that the ops take, for queries of a dtype."""
+        """Rotation in the form that the ops take, with the cos/sin table in ``query``'s dtype."""
         norms = self.q_norm, self.k_norm
         q_norm, k_norm = (None if norm is None else norm.weight.data for norm in norms)
         return HeadRotation(
@@ -98,10 +98,10 @@ class Rotation:
             query: 16-bit ``(≥ T, Hq, D)``.
             key: 16-bit ``(≥ T, Hkv, D)``.
             value: as ``key``.
-            kv_cache: KV cache of the layer, typed by its stored values.
+            kv_cache: KV cache of the layer, see ``cache.typed``.
             slot_mapping: int64 ``(T,)``.
             positions: int64 ``(≥ T,)``.
-            scales: of keys and of values, with an E4M3 cache.
+            scales: scales of keys and of values in an E4M3 cache; otherwise None.
 
         Returns:
             Rotated queries of ``query``'s shape.

@@ -1,4 +1,4 @@
-"""Warmup of attention: after vLLM has fixed the KV-cache layout, before it serves."""
+"""Compilation of attention kernels: after vLLM has fixed the KV-cache layout, before serving."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -17,7 +17,7 @@ class AttentionLayer(Protocol):
         """Kernels that serve any batch.
 
         Args:
-            dtype: of queries, bfloat16 or float16.
+            dtype: dtype of queries, bfloat16 or float16.
             page_size: keys per page of the cache.
             sms: SMs of the GPU.
         """

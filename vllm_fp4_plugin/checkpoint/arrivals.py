@@ -144,7 +144,7 @@ _UNDER_WAY: list[Arrivals] = []
 
 
 def source_of(tensor: Tensor) -> Source | None:
-    """Checkpoint tensor behind ``tensor``, or else the one requested last; None outside a load."""
+    """Checkpoint tensor behind ``tensor``, else the tensor requested last; None outside a load."""
     if not _UNDER_WAY:
         return None
     return _UNDER_WAY[-1].seen_by(tensor) or _UNDER_WAY[-1].last

@@ -1,4 +1,4 @@
-"""Checkpoint names of a draft's layers, which most vLLM models number after the target's."""
+"""Checkpoint names of a draft's layers, whose numbers in most vLLM models follow the target's."""
 
 import re
 from collections.abc import Callable
@@ -27,10 +27,11 @@ def on_disk(prefix: str, target_layers: int, is_there: Callable[[str], bool]) ->
     Args:
         prefix: vLLM's name, e.g. ``model.layers.32.self_attn.qkv_proj``.
         target_layers: number of the target's layers, e.g. 32.
-        is_there: whether the checkpoint has a module of this name, or a sibling of it.
+        is_there: function of a name; True if the checkpoint has this module, or a sibling of it.
 
     Returns:
-        Name, e.g. ``midlayer.self_attn.qkv_proj``; ``prefix`` if no module is found.
+        Name in the checkpoint, e.g. ``midlayer.self_attn.qkv_proj``; ``prefix`` if no module is
+        found.
     """
     match = _LAYER.fullmatch(prefix)
     if match is None:

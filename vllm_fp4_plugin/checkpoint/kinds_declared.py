@@ -90,7 +90,7 @@ def renamed_module(name: str, mapper: Any) -> str:
     """Module name after renaming by vLLM's ``mapper``, whose rules apply to tensor names.
 
     A rule such as ``"lm_head."`` only matches names below the module, so the function maps the name
-    of a tensor and cuts off the module's part.
+    of the module's weight and cuts off the last part.
     """
     for below in (f"{name}.weight", name):
         mapped: str | None = mapper.map_name(below)

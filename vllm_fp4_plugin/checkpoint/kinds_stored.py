@@ -111,7 +111,7 @@ def _has_matrix(tensors: Iterable[tuple[str, TensorHeader]]) -> bool:
 def _settle(
     module: str, tensors: Tensors, said: LayerGroup | None, checkpoint: CheckpointConfig
 ) -> LayerGroup:
-    """Group of a module: the config's if the tensors fit it, else one of the likeliest scheme."""
+    """Group of a module: the config's if the tensors fit, else a group of the likeliest scheme."""
     group = _group(module, tensors, said, checkpoint)
     return replace(group, scale=INVERSE_SCALE) if INVERSE_SCALE in tensors else group
 
@@ -209,7 +209,7 @@ def _blocks(weight: TensorHeader, scale: TensorHeader) -> tuple[Kind, ...]:
 
 
 def _granularities(n: int, k: int, shape: tuple[int, ...], format: Format) -> tuple[Kind, ...]:
-    """FP8 schemes whose scales have ``shape`` for a weight ``(n, k)``; several if it is small."""
+    """FP8 schemes that store scales of ``shape``; a small weight ``(n, k)`` may fit several."""
     rows, columns = -(-n // FP8_BLOCK_SIZE), -(-k // FP8_BLOCK_SIZE)
     shapes = {
         Kind.FP8: [(), (1,), (1, 1)],

@@ -99,7 +99,7 @@ class LayerKinds:
         return prefix or next(named, "")
 
     def head_group(self, prefix: str) -> LayerGroup | None:
-        """Group of an ``lm_head`` from its tensors, under any prefix; None if they are unknown."""
+        """Group of an ``lm_head`` from its tensors, under any prefix; None without tensors."""
         last = prefix.rpartition(".")[2]
         names = [prefix, *(name for name in self._found if name.rpartition(".")[2] == last)]
         return next((self._found[name].group for name in names if name in self._found), None)

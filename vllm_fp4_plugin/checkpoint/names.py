@@ -43,7 +43,7 @@ class CheckpointNames:
         return self.guesses(name)[0]
 
     def _modules(self, parameter: str, ending: str) -> Iterator[str]:
-        """Yield the parts before ``ending`` of the checkpoint names that match a parameter."""
+        """Yield checkpoint names that best match ``parameter``, cut off before ``ending``."""
         same = self._came.get(ending, ())
         longest = max((_common(parameter, name) for name in same), default=0)
         for name in same:

@@ -1,8 +1,8 @@
 """Trial loads that tell whether a model would take an unfilled buffer from the checkpoint.
 
-Only the model's ``load_weights`` knows: it may load every buffer, some, or none. Each buffer's
-current value is passed to it under the likely checkpoint names, and all other effects of the call
-are undone.
+Only the model's ``load_weights`` knows: it may load every buffer, some, or none. A trial passes a
+buffer's own value to ``load_weights`` under a likely checkpoint name, then undoes changes to the
+model.
 """
 
 import re
@@ -40,7 +40,7 @@ def wanted(
         refused: exceptions that models raise for an unknown tensor.
 
     Yields:
-        Checkpoint names of these buffers.
+        Checkpoint names of the buffers that the model takes.
     """
     alike: dict[str, list[Buffer]] = defaultdict(list)
     for buffer in lacking:

@@ -60,7 +60,7 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _record(module: Any, path: str, records: dict[str, LayerRecord]) -> LayerRecord | None:
-    """Record of a module, by vLLM's name for it or by its path; taken out of ``records``."""
+    """Remove and return a module's record, found by vLLM's name for the module or by path."""
     names = (getattr(module, name, None) for name in ("layer_name", "prefix"))
     found = (name for name in (*names, path) if name in records)
     name = next(found, None)

@@ -51,7 +51,7 @@ def parse_additional_config(given: str) -> Any:
 
 
 def _message(error: Any) -> str:
-    """Message of an error, or of the errors that pydantic collected building vLLM's config."""
+    """Message of an error, or of the errors that pydantic collected from vLLM's config."""
     details = error.errors() if hasattr(error, "errors") else ()
     causes = [detail["ctx"]["error"] for detail in details if "error" in detail.get("ctx", {})]
     return "; ".join(map(str, causes)) or str(error)

@@ -1,1 +1,1 @@
-"""Non-NVFP4 layers of a mixed-precision checkpoint: served by vLLM's methods or by references."""
+"""Non-NVFP4 layers of mixed-precision checkpoints, run by vLLM or reference implementations."""

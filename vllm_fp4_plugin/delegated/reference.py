@@ -37,7 +37,7 @@ _GRANULARITY = {
 
 @register_weight_loader_v2_supported_method
 class ReferenceLinearMethod(LinearMethodBase):
-    """Method that decodes the weight and multiplies in float32; the scheme rounds the inputs.
+    """Method that decodes the weight, rounds inputs as the scheme does, and multiplies in float32.
 
     Args:
         group: quantization scheme of the layer.

@@ -1,4 +1,4 @@
-"""Base of the methods for layers of experts that our kernels serve, from any kind of checkpoint."""
+"""Base class of the methods that run layers of experts on our kernels, from any checkpoint."""
 
 from dataclasses import replace
 from typing import Any
@@ -50,9 +50,10 @@ _PARAMETERS = {
 class ExpertsMethod(FusedMoEMethodBase):
     """Method of a layer of NVFP4 experts.
 
-    Gate and up keep separate global scales. Inputs of gemm1 are quantised once for all experts of
-    the layer, with the largest input scale of the experts, which saturates no value; inputs of
-    gemm2 with the expert's own scale; or both with a scale per token.
+    Gate and up keep separate global scales. With static scales, inputs of gemm1 are quantised once
+    for all experts, by the largest of the experts' input scales, so that no value saturates, and
+    inputs of gemm2 by the expert's own scale. Otherwise each token has its own scale in both GEMMs,
+    or activations stay in 16 bits.
 
     Args:
         startup: notified when the weights are in place.
@@ -63,7 +64,7 @@ class ExpertsMethod(FusedMoEMethodBase):
         terms: number of terms that the user requested for these inputs.
 
     Attributes:
-        plan: the kernels.
+        plan: kernels of the layer.
 
     Raises:
         UnsupportedCheckpoint: the layer needs a feature that the kernels lack.
@@ -104,7 +105,7 @@ class ExpertsMethod(FusedMoEMethodBase):
         return ExpertSizes(moe.hidden_dim, width, held, total, self.plan.gated)
 
     def _layer(self, layer: Any) -> ExpertsLayer | None:
-        """Key of the layer's kernels; None if references serve the layer."""
+        """Key of the layer's kernels for warmup; None on CPU, which uses reference kernels."""
         plan = self.plan
         if plan.first.arch == "cpu":
             return None
@@ -165,7 +166,7 @@ class ExpertsMethod(FusedMoEMethodBase):
         router_logits: Tensor,
         input_ids: Tensor | None = None,
     ) -> Tensor:
-        """Choose each token's experts from the router's logits, and compute their sum."""
+        """Choose each token's experts from the router's logits, and sum their results."""
         plan = self.plan
         assert plan.choice is not None
         return routed_experts(

@@ -110,7 +110,7 @@ def choose_online(
 
 
 def _against_ours(prefix: str, group: LayerGroup, options: Options) -> str | None:
-    """Reason why our method is ruled out before trying; None: try our method."""
+    """Reason why our method must not be tried; None if it may be."""
     if not group.kind.is_nvfp4:
         where = " on CPU; serve the model on a GPU" if is_on_cpu() else "; leave out experts='own'"
         return f"holds {group.kind} experts, must hold NVFP4 or 16-bit ones{where}"
@@ -183,7 +183,7 @@ def unquantized(layer: Any, prefix: str, reason: str) -> LayerRecord:
 def planned(
     prefix: str, group: LayerGroup, options: Options, terms: GivenTerms | None, activation: str
 ) -> tuple[str, str, str]:
-    """Plan gated experts from headers alone: kernel's label, arithmetic, reason.
+    """Kernel label, arithmetic and reason for gated experts, from checkpoint headers alone.
 
     Raises:
         UnsupportedCheckpoint: no method would serve them.

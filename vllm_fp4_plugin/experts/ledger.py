@@ -1,4 +1,4 @@
-"""Ledger of the tensors of a layer's experts: checks every arrival, and completeness."""
+"""Ledger of the tensors loaded for a layer's experts: checks each one, and completeness."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -22,8 +22,8 @@ class Form(NamedTuple):
     Attributes:
         dtype: dtype; None: any floating-point dtype.
         columns_per: weight columns per column of the tensor (2 for packed data, 16 for block
-            scales); None for a single number or a bias.
-        is_bias: the tensor has a number for each row of the weight.
+            scales); None for a scalar or a bias.
+        is_bias: the tensor has one element per row of the weight.
     """
 
     dtype: torch.dtype | None
@@ -32,7 +32,7 @@ class Form(NamedTuple):
 
     @property
     def is_number(self) -> bool:
-        """Whether the tensor is a single number."""
+        """Whether the tensor is a scalar."""
         return self.columns_per is None and not self.is_bias
 
 
@@ -83,7 +83,7 @@ class ExpertLedger:
         self._complete = False
 
     def expect(self, tensor: str, form: Form | None = None) -> None:
-        """Expect a tensor of every projection of every expert; None: in any form."""
+        """Expect ``tensor`` for every projection of every expert, in ``form``; None: in any."""
         self._wanted[tensor] = form
 
     def loader(self, inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,21 +136,21 @@ class ExpertLedger:
         return inner(param, part.tensor, weight_name, part.shard, part.expert, return_success)
 
     def number_parameters(self) -> list[Tensor]:
-        """Parameters of single numbers, which a model may fill directly, without a loader."""
+        """Parameters of scalars, which a model may fill directly, without a loader."""
         return [parameter for _, _, parameter in self._numbers]
 
     def watch(self, part: str, tensor: str, parameter: Tensor) -> None:
-        """Have a parameter of single numbers count as loaded once a model has filled it.
+        """Register a parameter of scalars, to be counted as loaded once a model has filled it.
 
         Args:
             part: ``"w13"`` or ``"w2"``.
-            tensor: name of the tensor in the parameter.
-            parameter: the parameter.
+            tensor: name on disk of the tensor that the parameter holds.
+            parameter: one scalar per expert and shard.
         """
         self._numbers.append((part, tensor, parameter))
 
     def note_filled(self, is_filled: Callable[[Tensor], bool]) -> None:
-        """Record all experts' numbers as received where a model filled a whole parameter."""
+        """Record all experts' scalars as received in each parameter that a model has filled."""
         for part, tensor, parameter in self._numbers:
             if is_filled(parameter):
                 self._note_all(tensor, self.shards if part == "w13" else (DOWN,))
@@ -164,12 +164,12 @@ class ExpertLedger:
         return self.local_experts()
 
     def local_experts(self) -> list[int]:
-        """Experts of this rank, in the order of its rows."""
+        """Global indices of this rank's experts, in the order of their weight rows."""
         rows = {expert: self._row_of(expert) for expert in range(self._count)}
         return sorted((e for e, row in rows.items() if row >= 0), key=lambda expert: rows[expert])
 
     def name_of(self, tensor: str, row: int, shard: str) -> str:
-        """Checkpoint name of a tensor of this rank's expert ``row``."""
+        """Checkpoint name of a tensor of the expert in row ``row`` on this rank."""
         return self._name(tensor, self._held[row], shard)
 
     def begin(self) -> None:
@@ -215,13 +215,13 @@ class ExpertLedger:
         self._received[tensor, expert, shard] = source
 
     def source(self, tensor: str, row: int, shard: str, *, of_all: bool = False) -> Source | str:
-        """Checkpoint tensor that an expert's tensor came from, or else the expert's name here.
+        """Checkpoint tensor that an expert's tensor came from; if unknown, its expected name.
 
         Args:
             tensor: name on disk.
             row: index of the expert on this rank.
             shard: the projection.
-            of_all: ``row`` counts the experts of all ranks.
+            of_all: ``row`` is an index over the experts of all ranks.
         """
         expert = row if of_all else self._held[row]
         return self._received.get((tensor, expert, shard)) or self._name(tensor, expert, shard)

@@ -23,7 +23,7 @@ class Nvfp4ExpertsMethod(ExpertsMethod):
     """Method of a layer of experts whose checkpoint holds NVFP4 weights.
 
     Args:
-        startup: see the base class; so for ``options``, ``layer``, ``prefix`` and ``terms``.
+        startup: notified when the weights are in place.
         options: options of the user.
         layer: vLLM's layer of routed experts.
         prefix: name of the layer.

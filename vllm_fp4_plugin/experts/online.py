@@ -31,7 +31,7 @@ class Nvfp4OnlineExpertsMethod(ExpertsMethod):
     its own global scale; inputs of both GEMMs have a scale per token, or stay in 16 bits.
 
     Args:
-        startup: see the base class; so for ``options``, ``layer``, ``prefix`` and ``terms``.
+        startup: notified when the weights are in place.
         options: options of the user.
         layer: vLLM's layer of routed experts.
         prefix: name of the layer.
@@ -117,7 +117,7 @@ class Nvfp4OnlineExpertsMethod(ExpertsMethod):
             parameter.weight_loader = _lay_aside
 
     def _quantized(self, part: str, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Data, linear scales and global scales of ``(…, N, K)``."""
+        """Data, block scales in linear layout, and global scales of weights ``(…, N, K)``."""
         matrices = weights.flatten(0, -3)
         amax = torch.stack([matrix.abs().amax() for matrix in matrices]).float()
         if self.moe.tp_size > 1:

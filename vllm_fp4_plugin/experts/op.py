@@ -1,8 +1,9 @@
 """Custom ops of a layer's experts: one dispatch from 16-bit tokens to 16-bit outputs.
 
 The ops call the kernels that the layer's plan names, and check nothing. Dynamo, which traces
-through vLLM's layer on CPU, sees one call: the experts that a batch reaches are known on the device
-alone, and the token tiles depend on the number of tokens, which must not be specialised on.
+through vLLM's layer on CPU, sees one call, because the experts that a batch reaches are known only
+on the device, and the token tiles depend on the number of tokens, on which Dynamo must not
+specialise.
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,8 @@ class ExpertsCall(NamedTuple):
     """Arguments of a layer to both ops, in the order of their schema.
 
     Attributes:
-        expert_map: int32 ``(E,)``, weight row of each id, -1 on other ranks; None: ids are rows.
+        expert_map: int32 ``(E,)``, weight row of each expert id, -1 for experts of other ranks;
+            None: ids are rows.
         w13: uint8 ``(L, 2, I, H/2)``, gate before up, or ``(L, I, H/2)`` without a gate; or their
             data in fragment layout.
         w13_scale: float8_e4m3fn, blocked layout of each matrix; or uint8, fragment layout.
@@ -41,10 +43,11 @@ class ExpertsCall(NamedTuple):
         w13_bias: of x's dtype, ``(L, 2, I)`` or ``(L, I)``; None without biases.
         w2_bias: of x's dtype, ``(L, H)``; None as ``w13_bias``.
         sizes: first four fields of ``ExpertSizes``.
-        kernels: targets of ``ExpertsPlan``.
-        quantizes: activations are NVFP4.
-        terms: NVFP4 values summed for each activation.
-        activation: name in ``nvfp4_kernels.activation.Activation``, as the next three fields.
+        kernels: ``ExpertsPlan.targets``.
+        quantizes: activations are quantised to NVFP4.
+        terms: number of NVFP4 values whose sum represents each element of an activation.
+        activation: name of an ``nvfp4_kernels.activation.Activation``; the next three fields are
+            its parameters.
         limit: bound of gate and up.
         alpha: factor in the sigmoid.
         beta: constant added to up.
@@ -90,14 +93,14 @@ _FIELDS = len(ExpertsCall._fields)
 
 
 def _experts(x: Tensor, topk_weights: Tensor, topk_ids: Tensor, *flat: Any) -> Tensor:
-    """Sum, for each token, the results of this rank's experts, by their routing weights.
+    """Sum each token's results of this rank's experts, weighted by the routing weights.
 
     Args:
         x: bfloat16 or float16 ``(M, H)``.
         topk_weights: float32 ``(M, k)``; weights of slots without an expert on this rank are
             unused.
         topk_ids: int32 ``(M, k)``; an id without an expert, such as -1 for padding, adds nothing.
-        flat: fields of an ``ExpertsCall``; and whether the routing weight is applied before gemm1,
+        flat: fields of an ``ExpertsCall``, then a bool: the routing weight is applied before gemm1,
             not after gemm2.
 
     Returns:
@@ -118,10 +121,10 @@ def _experts(x: Tensor, topk_weights: Tensor, topk_ids: Tensor, *flat: Any) -> T
 def _routed_experts(
     x: Tensor, router_logits: Tensor, bias: Tensor | None, padding: Tensor | None, *flat: Any
 ) -> Tensor:
-    """Choose each token's experts by ``router_logits`` ``(M, E)``; then as ``_experts``.
+    """Choose each token's experts from ``router_logits`` ``(M, E)``; then do as ``_experts`` does.
 
     ``bias`` is float32 ``(E,)``, or None; ``padding``, bool ``(M,)`` or None, marks rows without a
-    token. ``flat`` is the fields of an ``ExpertsCall``, then of a ``Router``.
+    token. ``flat`` holds the fields of an ``ExpertsCall``, then of a ``Router``.
     """
     call, router = ExpertsCall(*flat[:_FIELDS]), router_of(*flat[_FIELDS:])
     sizes = call.of_layer

@@ -46,10 +46,11 @@ class ExpertsPlan:
         second: gemm2 kernel.
         combine: unpermute kernel, which sums each token's slots.
         inputs: quantization of the inputs of both GEMMs.
-        terms: NVFP4 values summed for each input element; 1 for 16-bit inputs.
-        gated: experts have gate and up projections, which ``first`` takes together.
+        terms: number of NVFP4 values whose sum represents each input element; 1 for 16-bit inputs.
+        gated: experts have gate and up projections, which ``first`` computes together.
         activation: activation between the GEMMs.
-        choice: top-k choice of experts from the router's logits, by ``enter``; None: vLLM chooses.
+        choice: top-k choice of experts from the router's logits, which ``enter`` makes; None: vLLM
+            chooses.
         reason: reason for an unexpected choice of kernels; may be empty.
     """
 
@@ -137,7 +138,7 @@ def activation_of(layer: Any) -> Activation:
 
 
 def obstacle(layer: Any) -> str | None:
-    """Name a required feature of a layer that our kernels lack; None if they have all."""
+    """Name a feature that a layer needs and our kernels lack; None if they lack none."""
     config = layer.moe_config
     return _of_arithmetic(config) or _of_sizes(config) or _of_ranks(config.moe_parallel_config)
 
@@ -179,7 +180,7 @@ def _of_ranks(parallel: Any) -> str | None:
 
 
 def cpu_obstacle(layer: Any) -> str | None:
-    """Name a required feature of a layer that vLLM lacks on a CPU; None if it has all."""
+    """Name a feature that a layer needs and vLLM lacks on a CPU; None if it lacks none."""
     ranks = layer.moe_config.moe_parallel_config.dp_size
     module, _, communicator = current_platform.get_device_communicator_cls().rpartition(".")
     if ranks > 1 and "all_gatherv" not in vars(getattr(import_module(module), communicator)):

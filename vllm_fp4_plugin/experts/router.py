@@ -83,9 +83,9 @@ def _groups(layer: Any) -> tuple[int, int]:
 
 
 def padding(logits: Tensor) -> Tensor | None:
-    """Padding rows of a batch, bool ``(M,)``; None if vLLM does not mark padding.
+    """Padding rows of a batch, bool ``(M,)``; None if they are not known.
 
-    With tokens gathered from several ranks, vLLM marks padding only of its own.
+    If tokens are gathered from several ranks, vLLM marks padding only among this rank's tokens.
     """
     if logits.device.type == "cpu" or not envs.VLLM_MOE_SKIP_PADDING:
         return None

@@ -1,9 +1,9 @@
 """Separation of projections and experts that a checkpoint stacks in one tensor.
 
-Llama 4 stacks all experts, and gate above up; vLLM passes the loaded tensor transposed to ``(E,
-rows, columns)``: weights of gate and up separately, of this rank's experts alone, and scales of
-both together, of all experts. gpt-oss's rows of gate and up alternate, gate first; vLLM passes
-these per expert.
+Llama 4 stacks all experts, with gate above up; vLLM passes the loaded tensor transposed to ``(E,
+rows, columns)``: weights with gate and up split, for this rank's experts only, but scales with gate
+and up together, for all experts. gpt-oss interleaves the rows of gate and up, gate first; vLLM
+passes its tensors per expert.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ class Part(NamedTuple):
     """A single projection's tensor of a single expert.
 
     Attributes:
-        tensor: ``(rows, columns)``, or a single number.
+        tensor: ``(rows, columns)``, or a scalar.
         shard: ``"w1"``, ``"w2"`` or ``"w3"``.
         expert: index of the expert over all ranks.
     """
@@ -44,11 +44,11 @@ def apart(
     """Split a tensor that vLLM loads into one tensor per projection and expert.
 
     Args:
-        loaded: the tensor as read: of one expert, or of several with a leading dimension.
-        shard: projection of the tensor; for gate and up together, gate, or ``ALTERNATING`` if their
-            rows alternate.
-        expert: the expert, or the first of several.
-        is_number: a tensor of one expert is a single number.
+        loaded: tensor as read, of one expert, or of several, stacked in the first dimension.
+        shard: projection that the tensor holds; for gate and up together, ``GATE``, or
+            ``ALTERNATING`` if their rows alternate.
+        expert: index of the expert, or of the first of several.
+        is_number: the tensor of one expert is a scalar.
         rows: rows of gate's weight over all ranks.
         shards: projections before the activation.
         held: experts of this rank, in row order.
@@ -88,7 +88,7 @@ def copy_part(
 
     Args:
         place: destination for the expert, ``(S, …)`` for the gate and up projections.
-        loaded: whole tensor of one projection, its bias, or a single number.
+        loaded: unsharded weight, scales or bias of one projection, or a scalar.
         shard: the projection.
         shards: projections before the activation.
         config: vLLM's MoE config of the layer.

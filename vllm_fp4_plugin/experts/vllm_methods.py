@@ -57,7 +57,7 @@ def backend(method: Any) -> str:
 def keeps_16_bits(method: Any) -> bool:
     """Whether a method of vLLM runs NVFP4 GEMMs with 16-bit activations.
 
-    Humming does, unless vLLM's variable for its activations is set otherwise.
+    Marlin does; Humming does unless ``VLLM_HUMMING_INPUT_QUANT_CONFIG`` is set.
     """
     name = backend(method)
     return name == "MARLIN" or (name == "HUMMING" and not envs.VLLM_HUMMING_INPUT_QUANT_CONFIG)
@@ -94,7 +94,7 @@ def _watch(
     checkpoint: CheckpointConfig,
     startup: Startup,
 ) -> None:
-    """Check a method's tensors by the ledger; its class stays, as vLLM tests the class name."""
+    """Check a method's tensors by the ledger; patch the instance, as vLLM tests the class name."""
     create, process = method.create_weights, method.process_weights_after_loading
 
     def create_weights(

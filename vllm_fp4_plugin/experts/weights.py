@@ -18,14 +18,13 @@ class StoredExperts(NamedTuple):
 
     Attributes:
         w13: uint8 ``(L, S, I, H/2)``, gate before up.
-        w13_scale: float8_e4m3fn ``(L, S, I, H/16)``, linear.
-        w13_global: float32 ``(L, S)``, factors.
+        w13_scale: float8_e4m3fn ``(L, S, I, H/16)``, linear layout.
+        w13_global: float32 ``(L, S)``, global scales as factors.
         w2: uint8 ``(L, H, I/2)``.
-        w2_scale: float8_e4m3fn ``(L, H, I/16)``, linear.
-        w2_global: float32 ``(L,)``, factors.
-        w13_input: float32 ``()``, the factor that quantises all experts' inputs; None if not
-            calibrated.
-        w2_input: float32 ``(L,)``, likewise for the activation's result.
+        w2_scale: float8_e4m3fn ``(L, H, I/16)``, linear layout.
+        w2_global: float32 ``(L,)``, global scales as factors.
+        w13_input: float32 ``()``, input scale of gemm1, for all experts; None if not calibrated.
+        w2_input: float32 ``(L,)``, input scales of gemm2; None if not calibrated.
         w13_bias: 16-bit floats ``(L, S, I)``, or None.
         w2_bias: 16-bit floats ``(L, H)``, or None.
     """

@@ -18,13 +18,13 @@ from vllm_fp4_plugin.ops import flashinfer_all_reduce
 
 
 class Before(NamedTuple):
-    """Layer before a norm, with the work that the norm does for this layer.
+    """Row-parallel layer before a norm, and the all-reduce that the norm does for the layer.
 
     Attributes:
         producer: row-parallel layer of ours whose partial sums the norm all-reduces; None: the
             norm's input is already reduced.
         reduction: how the norm all-reduces; None without a producer.
-        said: note for the report, or the reason for no producer; empty on one rank.
+        said: note for the report, or the reason why there is no producer; empty on one rank.
     """
 
     producer: Any
@@ -36,7 +36,7 @@ NONE = Before(None, None, "")
 
 
 def before(found: Found, layer: Any, kernel: Kernel) -> Before:
-    """Find the layer before a norm that quantises.
+    """Find the row-parallel layer whose all-reduce a quantising norm can take over.
 
     Args:
         found: the norm.

@@ -23,10 +23,10 @@ OFF = "switched off (fuse_attention)"
 def settle(
     owners: Sequence[Module], layer: Any, plan: LinearPlan, report: Report, options: Options
 ) -> None:
-    """Resolve the fusions of attention layers of ours in the module that holds a linear layer.
+    """Resolve the fusions of our attention layers in the module that holds a linear layer.
 
     Args:
-        owners: complete modules around the layer, the innermost first.
+        owners: fully constructed modules around the layer, the innermost first.
         layer: the linear layer.
         plan: plan of the layer.
         report: gets a note of each fusion, or the reason against it.
@@ -46,7 +46,7 @@ def settle(
 
 
 def _settle_rotation(owners: Sequence[Module], name: str, attention: Any, options: Options) -> str:
-    """Fuse the rotary embedding before attention, if any; return a note, or the reason against."""
+    """Fuse the rotary embedding before attention, if any; return a note, or why not."""
     owner: Any = owners[0]
     rotary_name, rotary = match_rotary.rotary_before(owner, name)
     if rotary is None or attention.impl.rotation_settled:
@@ -64,7 +64,7 @@ def _settle_rotation(owners: Sequence[Module], name: str, attention: Any, option
 
 
 def _settle_result(owner: Any, name: str, layer: Any, plan: LinearPlan, options: Options) -> str:
-    """Fuse quantization for the consuming linear layer; return a note, or the reason against."""
+    """Fuse the quantization for the consuming linear layer; return a note, or why not."""
     config, attention = get_current_vllm_config(), owner._modules[name]
     against = "" if options.fuse_attention else OFF
     if config.lora_config is not None:

@@ -1,4 +1,4 @@
-"""Attention that quantises its result for the only consumer.
+"""Attention that quantises its result for its only consumer.
 
 Plugins cannot replace vLLM's ``Attention``, but the class of a built layer can be changed:
 ``QuantizingAttention`` only adds a forward pass, which calls the same op as vLLM's,
@@ -86,7 +86,7 @@ def feeds(owner: Any, name: str, layer: Any) -> bool:
     """Whether a linear layer consumes an attention layer's result, alone or among others.
 
     Args:
-        owner: complete module that holds the attention and the layer.
+        owner: fully constructed module that holds the attention and the layer.
         name: name of the attention in ``owner``.
         layer: row-parallel linear layer of ours.
     """

@@ -1,9 +1,10 @@
 """Escape analysis of forward passes: uses of a submodule's result or of a module's input.
 
-The source code is analysed, so that the answer holds for every path of a run: a name that holds the
-value after only one branch is not followed further, and its use counts as an escape. A branch on a
-constant of the built module is resolved, see ``module_constants``. The value is followed from
-statement to statement; any construct that is not understood is an escape.
+The source code is analysed, so that the answer holds for every path through it. The result or
+input, called the value, is followed from statement to statement. A name that holds the value after
+only one of two branches is not followed further: its use counts as an escape, as does any construct
+that is not understood. A branch on a constant of the built module is resolved, see
+``module_constants``.
 """
 
 import ast
@@ -65,11 +66,11 @@ _ENDS = ("start_layer", "end_layer")  # attributes of vLLM's models: range of la
 
 
 class Use(NamedTuple):
-    """Call of an attribute of the owner with the value as an argument.
+    """Call of one of the owner's attributes with the value as an argument.
 
     Attributes:
-        attribute: the attribute.
-        parameter: position or name of the argument.
+        attribute: name of the attribute.
+        parameter: position or name of the argument that is the value.
     """
 
     attribute: str
@@ -81,11 +82,11 @@ class Flow:
     """Uses of a value in a forward pass.
 
     Attributes:
-        uses: calls with the value.
+        uses: calls that receive the value.
         leak: description of the first escape; empty if the value does not escape.
         without: attributes of the owner that any method calls without the value.
         alone: attributes of the owner that are called with the value as the only argument.
-        arguments: positions or names of the arguments in each call of the producer, in order.
+        arguments: for each call of the producer, positions or names of its arguments in order.
         despite: calls with a value that escapes, as far as they can be followed; for reports.
     """
 
@@ -225,19 +226,21 @@ _State = dict[str, _Held]  # local names that hold a part of the value
 
 
 class _ClassReader:
-    """Reader of ``forward``, of methods reached from there, and of methods that name the submodule.
+    """Reader of a class: follows the value that a query names.
+
+    Reads ``forward``, the methods reachable from it, and any method that mentions the submodule.
 
     Args:
         owner: the class.
-        constants: attributes of an instance that branches test, with their values.
+        constants: instance attributes used in branch conditions, with their values.
         asked: query of the analysis.
         past_escapes: whether to skip a statement in which the value escapes, and read on.
 
     Attributes:
-        uses: calls with the value so far.
-        without: attributes that are called without the value.
-        alone: attributes that are called with the value alone.
-        arguments: parameters of the producer's calls.
+        uses: calls found so far that receive the value.
+        without: see ``Flow``.
+        alone: see ``Flow``.
+        arguments: see ``Flow``.
     """
 
     def __init__(
@@ -266,7 +269,7 @@ class _ClassReader:
         return f"{self.producer}'s result" if self.producer else f"its input {self.asked.parameter}"
 
     def returned(self, arguments: int) -> _Held | None:
-        """Part of the value that the producer returns, by argument count; None: unknown."""
+        """Part that the producer's result holds, by its number of arguments; None: unknown."""
         if self.asked.returns == "norm":
             return {1: _Held.RESULT, 2: _Held.PAIR}.get(arguments)
         return _Held.RESULT if self.asked.returns == "result" else _Held.PAIR
@@ -680,7 +683,7 @@ class _MethodReader:
     def _consume(
         self, attr: str, arguments: list[tuple[Parameter | None, ast.expr]], state: _State
     ) -> None:
-        """Evaluate a call of an attribute of ``self``, possibly with the followed value."""
+        """Evaluate a call of an attribute of ``self`` and record its use of the value, if any."""
         held = [(parameter, self._value(each, state)) for parameter, each in arguments]
         if attr != self.owner.producer:
             self.owner.reach(attr)

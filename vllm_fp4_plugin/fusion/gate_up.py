@@ -5,8 +5,8 @@ this is allowed, the projection returns a ``GateUp``, a promise that holds the p
 our ``SiluAndMul`` calls the fused op on a ``GateUp``, and vLLM's code on plain tensors. If the next
 layer takes NVFP4 with a calibrated scale, the op returns NVFP4: see ``ops.operands``.
 
-Once the model is built, the forward pass and the activation of the owning module decide whether the
-projection may be fused. In doubt it stays unfused, and the report gives the reason.
+Once the model is built, the forward pass and the activation of the module that owns the projection
+decide whether the projection may be fused. In doubt it stays unfused, and the report says why.
 """
 
 import sys
@@ -40,9 +40,9 @@ class GateUp:
         n: width I of each of the two projections on this rank.
         kernel: target of the GEMM kernel, see ``ops.linear.silu_mul_linear``.
         quantizer: target of the kernel that quantises the input, or None.
-        terms: NVFP4 values summed for each input element.
+        terms: number of NVFP4 values whose sum represents each input element.
         consumer: layer that takes the result quantised; None: the result has x's dtype.
-        out_terms: NVFP4 values summed for each element of a quantised result.
+        out_terms: number of NVFP4 values whose sum represents each element of a quantised result.
         apart: targets of the GEMM and quantization kernels that run two unfused GEMMs; None: fused.
     """
 
@@ -123,7 +123,7 @@ def builders(layer: Module) -> list[Module]:
 
 
 def obstacle(layer: Any, prefix: str, options: Options) -> str | None:
-    """Reason against fusing a layer, as far as known while the layer is built.
+    """Reason against fusing a layer, found while the layer is built.
 
     Returns:
         ``""`` if the layer is not a gate and up projection; None if fusion is still possible, see
@@ -151,7 +151,7 @@ def owners_obstacle(owner: Module | None, layer: Any) -> str | None:
     """Reason against fusing a layer, found in the owner; None if there is none.
 
     Args:
-        owner: complete module whose forward pass calls the layer; None if unknown.
+        owner: fully constructed module whose forward pass calls the layer; None if unknown.
         layer: the projection.
     """
     held: Any = None if owner is None else owner._modules.get(PROJECTION)
@@ -186,7 +186,7 @@ def consumer_of(owner: Any, layer: Any) -> tuple[Any, str]:
     """Layer that is the sole consumer of the activation's result.
 
     Args:
-        owner: the complete module that a projection was fused in, see ``owners_obstacle``.
+        owner: fully constructed module that holds the fused projection, see ``owners_obstacle``.
         layer: the projection.
 
     Returns:

@@ -42,10 +42,11 @@ class _Source(NamedTuple):
 
     Attributes:
         name: name in the owner.
-        module: the module.
-        layer: row-parallel layer whose result the module returns, maybe the module itself; or None.
-        returns: return convention of the module.
-        leak: reason why ``layer`` is None although the module holds a row-parallel layer.
+        module: the submodule.
+        layer: row-parallel layer whose result the submodule returns, maybe the submodule itself; or
+            None.
+        returns: return convention of the submodule.
+        leak: reason why ``layer`` is None although the submodule holds a row-parallel layer.
     """
 
     name: str
@@ -59,8 +60,8 @@ def producer_before(owners: Sequence[Any], norm_name: str, reads_between: bool) 
     """Find the layer whose result a norm adds to the residual.
 
     Args:
-        owners: complete modules, the first of which holds the norm.
-        norm_name: name of the norm in that module.
+        owners: fully constructed modules, the innermost first; the first holds the norm.
+        norm_name: name of the norm in the first of ``owners``.
         reads_between: whether a draft model reads values between decoder layers.
     """
     owner = owners[0]
@@ -108,7 +109,7 @@ def _not_one(feeding: Sequence[tuple[_Source, Flow]]) -> str:
 
 
 def _across(owners: Sequence[Any], norm_name: str, reads_between: bool) -> Producer:
-    """Find the producer in the previous decoder layer, for a norm of a layer's input."""
+    """Find the producer in the previous decoder layer, for a norm of a decoder layer's input."""
     owner, *outer = owners
     lists = [
         (model, name, list(layers))
@@ -158,7 +159,7 @@ def _is_auxiliary(model: Any, use: Use) -> bool:
 
 
 def _in_the_way(flow: Flow, norm_name: str) -> str:
-    """Reason why a norm with a residual is not the only use of a value; empty if it is."""
+    """Reason why the norm, with a residual, is not the only use of a value; empty if it is."""
     expected = {Use(norm_name, 0)}
     others = sorted({use.attribute for use in flow.uses - expected})
     reasons = {
@@ -177,7 +178,7 @@ def _producer(source: _Source, owners: Sequence[Any], root: Any, against: str) -
 
 
 def _obstacle(path: Sequence[Any], owners: Sequence[Any], root: Any) -> str:
-    """Reason against fusion in the modules themselves; empty if there is none."""
+    """Reason why properties of the modules rule out fusion; empty if they do not."""
     for module in path:
         places = (each for holder in root.modules() for each in holder._modules.values())
         if sum(each is module for each in places) > 1:

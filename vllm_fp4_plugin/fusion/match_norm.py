@@ -30,7 +30,7 @@ class Found(NamedTuple):
 
 
 class _Elsewhere(Exception):
-    """Signal that the norm's result goes only to other layers."""
+    """Signal that the norm's result does not go to the layer, only to others."""
 
 
 def norm_before(layer: Any, prefix: str, owners: Sequence[Any], on_gpu: bool) -> Found | None:
@@ -39,7 +39,7 @@ def norm_before(layer: Any, prefix: str, owners: Sequence[Any], on_gpu: bool) ->
     Args:
         layer: linear layer of ours, whose input is quantised.
         prefix: name of the layer in the model.
-        owners: complete modules around the layer, the innermost first.
+        owners: fully constructed modules around the layer, the innermost first.
         on_gpu: whether the norm will run on a kernel that holds a row in one CTA.
     """
     path = [layer]  # from the layer up to the owner's child
@@ -71,7 +71,7 @@ def _is_norm(module: Any) -> bool:
 
 
 def _obstacle(owner: Any, norm: Any, path: Sequence[Any], on_gpu: bool) -> str:
-    """Reason against fusion in the modules themselves; empty if there is none."""
+    """Reason why properties of the modules rule out fusion; empty if they do not."""
     if type(norm) is not QuantizingNorm:
         return f"it is {type(norm).__name__}, not our RMSNorm"
     k, most = norm.hidden_size, longest_row(words=BLOCK)

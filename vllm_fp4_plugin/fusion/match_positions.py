@@ -1,9 +1,9 @@
 """Data flow of positions from vLLM's runner to a rotary embedding, read from forward passes.
 
 Fused attention takes the positions from the runner's metadata, a rotary embedding from an argument:
-both must be equal. ``forward_analysis`` reads the modules of a decoder layer. Above the layers,
-models loop over layers and wrap one another: their forward passes may do anything else, but must
-pass their positions unchanged on every path to the layers.
+both must be equal. ``forward_analysis`` reads the modules of a decoder layer. This module reads the
+modules above the layers, which loop over layers or wrap another model: every path to the layers
+must pass the positions unchanged; other code is free.
 """
 
 import ast
@@ -85,7 +85,7 @@ class _Reader:
         self.named: set[str] = set()  # local names of keyword dicts that include the positions
 
     def hands_on(self) -> bool:
-        """Whether the positions reach every called module on the way to the embedding.
+        """Whether every call on the way to the embedding passes on the positions.
 
         Raises:
             _NotUnderstood: the positions may be changed or renamed.
@@ -103,7 +103,7 @@ class _Reader:
         return bool(calls) and all(map(self._is_given, calls))
 
     def _note(self, node: ast.AST) -> None:
-        """Record local names of modules that lead to the embedding, and of their keyword dicts."""
+        """Record local names of modules on the way to the embedding, and of keyword dicts."""
         match node:
             case (
                 ast.For(iter=iterated, target=target)
@@ -186,7 +186,7 @@ class _Reader:
         return any(layer is module for layer in layers for module in self.inside)
 
     def _leads(self, callee: ast.expr) -> bool:
-        """Whether a callee leads to the embedding."""
+        """Whether a callee is a module on the way to the embedding."""
         match callee:
             case ast.Name(id=name) if name in self.layers:
                 return True
@@ -229,7 +229,7 @@ class _Reader:
         return isinstance(node, ast.Name) and node.id in self.named
 
     def _callee(self, func: ast.expr) -> Any:
-        """Module called by an expression that leads to the embedding."""
+        """Module on the way to the embedding that an expression calls."""
         module = self._module_of(func)
         if module is not None:
             return module

@@ -21,14 +21,15 @@ _PARAMETERS = ("positions", "query", "key")
 
 
 def rotary_before(owner: Any, name: str) -> tuple[str, Any]:
-    """Rotary embedding whose results may go to attention, with its name.
+    """Find the rotary embedding whose results may reach the attention.
 
     Args:
-        owner: complete module that holds the embedding and the attention.
+        owner: fully constructed module that holds both the embedding and the attention.
         name: name of the attention in ``owner``.
 
     Returns:
-        Name and embedding, to be checked by ``obstacle``; or an empty name and None.
+        The embedding's name in ``owner`` and the embedding, to be checked by ``obstacle``; or an
+        empty name and None.
     """
     for rotary_name, rotary in owner._modules.items():
         if type(rotary) in REPLACED or isinstance(rotary, RotaryOnOurKernel):
@@ -48,9 +49,10 @@ def obstacle(owners: Sequence[Any], name: str, rotary_name: str) -> str:
     """Reason why attention cannot do the embedding's work; empty if it can.
 
     Args:
-        owners: complete modules, the first of which holds the embedding and the attention.
-        name: name of the attention.
-        rotary_name: name of the rotary embedding.
+        owners: fully constructed modules, the innermost first; the first holds the embedding and
+            the attention.
+        name: name of the attention in the first of ``owners``.
+        rotary_name: name of the rotary embedding in the first of ``owners``.
     """
     owner = owners[0]
     kind: Any = type(owner)
@@ -85,7 +87,7 @@ def _others(flows: Sequence[Flow], name: str) -> str:
 
 
 def _place(parameter: Parameter | None) -> int:
-    """Position of an embedding's argument, given by position or name; −1 for other names."""
+    """Position of one of the embedding's parameters, from position or name; −1 if unknown."""
     named = _PARAMETERS.index(parameter) if parameter in _PARAMETERS else -1
     return parameter if isinstance(parameter, int) else named
 
@@ -94,7 +96,8 @@ def norms_before(owner: Any, rotary_name: str) -> Iterator[tuple[str, Any, int]]
     """Per-head RMSNorms whose only consumer is the embedding.
 
     Yields:
-        Name, norm and argument position: 1 for the norm of queries, 2 for the norm of keys.
+        Name, norm, and the position of its result in the embedding's arguments: 1 for queries, 2
+        for keys.
     """
     for name, norm in owner._modules.items():
         if type(norm) in (RMSNorm, NormOnOurKernel, QuantizingNorm):

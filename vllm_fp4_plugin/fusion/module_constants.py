@@ -30,7 +30,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 
 
 class _Held:
-    """Stand-in for a submodule: not None, otherwise unknown."""
+    """Stand-in for the value of a submodule: not None, otherwise unknown."""
 
 
 HELD = _Held()
@@ -57,7 +57,7 @@ def builders_of(owner: type[Module]) -> set[str]:
 
 
 def constants_of(module: Module) -> Constants:
-    """Attributes of a module, with values, that its methods test and never change.
+    """Attributes that a module's methods test and never change, with their values.
 
     A submodule is either ``HELD`` (present) or None; other attributes are plain values.
     """
@@ -106,7 +106,7 @@ def _tested(owner: Any) -> frozenset[str]:
 
 @cache
 def _changed(owner: Any) -> frozenset[str]:
-    """Attributes that methods assign after construction; all tested attributes if unknown."""
+    """Attributes that methods may assign after construction; if unknown, all tested attributes."""
     builders, found = builders_of(owner), set[str]()
     for name, function in functions_of(owner):
         if name in builders:
@@ -119,7 +119,7 @@ def _changed(owner: Any) -> frozenset[str]:
 
 
 def _plain(module: Module, name: str) -> Any:
-    """Attribute of a module or its class that no descriptor computes; else ``HELD``."""
+    """Value of a module's attribute, or ``HELD`` if a descriptor computes the attribute."""
     if name in vars(module):
         return vars(module)[name]
     return inspect.getattr_static(type(module), name, HELD)

@@ -51,7 +51,7 @@ def _is_our_engine(config: VllmConfig) -> bool:
 
 
 def obstacle(config: VllmConfig, switched_on: bool) -> str:
-    """Reason why norms of our engine stay on vLLM's kernel; empty if there is none."""
+    """Reason why the engine's norms stay on vLLM's kernel; empty if there is none."""
     passes = config.compilation_config.pass_config
     taken = op_registry_oot.get("RMSNorm", NormOnOurKernel)
     reasons = {

@@ -3,8 +3,7 @@
 vLLM builds our class instead of vLLM's ``RMSNorm``. A norm acts like vLLM's until, once the model
 is built, a linear layer of ours turns out to be the only consumer of its result: see
 ``match_norm``. From then on the norm returns a ``QuantizedInput`` with the layer's own scale, in
-one launch. On several ranks the norm may first all-reduce the partial sums of its input: see
-``reduction``.
+one launch. On several ranks the norm may first all-reduce its input: see ``Reduction``.
 """
 
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from vllm_fp4_plugin.ops.operands import Input, QuantizedInput, Unreduced
 
 @dataclass(frozen=True)
 class Reduction:
-    """All-reduce over ranks inside the norm that consumes the sum.
+    """All-reduce of partial sums inside the norm that consumes the result.
 
     Attributes:
         tokens: maximum number of tokens for flashinfer's fused all-reduce and norm; 0: never used.
@@ -47,7 +46,7 @@ class Feeding:
     Attributes:
         layer: the consuming linear layer.
         per_token: whether each token gets its own scale, instead of the layer's.
-        terms: NVFP4 values summed for each element of the result.
+        terms: number of NVFP4 values whose sum represents each element of the result.
         alone, adding: kernels of the norm, without and with a residual.
         reduction: how the norm all-reduces the ranks' partial sums; None: its input is already
             reduced.

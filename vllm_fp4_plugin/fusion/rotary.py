@@ -23,7 +23,7 @@ NAME = "rotary_emb"
 
 
 class RotaryOnOurKernel(theirs.RotaryEmbedding):
-    """Mixin that runs a rotary class of vLLM on our kernel."""
+    """Mixin that runs a rotary embedding class of vLLM on our kernel."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -36,7 +36,7 @@ class RotaryOnOurKernel(theirs.RotaryEmbedding):
             config.quant_config.startup.report.add(LayerRecord(NAME, label, "16-bit", reason, 0, 0))
 
     def obstacle(self) -> str:
-        """Reason why the kernel cannot rotate such heads; empty if it can."""
+        """Reason why the kernel cannot rotate this module's heads; empty if it can."""
         if not self.is_neox_style:
             return "it turns neighbouring elements together"
         if self.dtype not in DTYPES:

@@ -30,15 +30,15 @@ class UnsupportedIndexer(ValueError):
 
 @dataclass(frozen=True)
 class IndexerTraits:
-    """Requirements of a model's layer on its indexer.
+    """Properties of an indexer, as requested by a model's layer.
 
     Attributes:
         native: key format that vLLM would use.
         head_dim: D.
         top_k: number of keys to select.
-        quant_block_size: elements per scale of vLLM's FP8.
+        quant_block_size: elements per scale in vLLM's FP8 format.
         stored_by_model: the model quantises and stores keys before it calls the indexer.
-        two_level: top-k is restricted to candidate blocks selected before.
+        two_level: top-k is restricted to candidate blocks from an earlier selection.
     """
 
     native: str
@@ -117,7 +117,7 @@ def _obstacles(layer: IndexerTraits, fmt: Format, vllm_config: Any) -> Iterator[
 def has_exponent_scales() -> bool:
     """Whether vLLM writes an FP8 key's scale as four equal exponents; releases after 0.32 may.
 
-    A report on another device relies on this machine's vLLM, which only knows its own device.
+    In a report for another device, vLLM's answer is for the local one; sm_100 then counts as True.
     """
     tells = getattr(deep_gemm, "mqa_logits_use_mx_scales", None)
     if tells is None:

@@ -3,9 +3,9 @@
 ``vllm.models.deepseek_v32.attention`` builds an indexer, but calls three functions instead:
 ``fused_norm_rope`` computes keys and stores FP8, ``fused_q`` computes FP8 queries, and
 ``sparse_attn_indexer`` scores. The layer looks up these names at each call; this module replaces
-them by functions with the same arguments, which call vLLM's own for all but the indexer's part. FP8
-keys and queries stay with vLLM, except where vLLM writes a key's scale as exponents: our kernels
-read float32.
+them with functions of the same signature, which call vLLM's own for all but the indexer's part. FP8
+keys and queries stay with vLLM, except where vLLM writes a key's scale as exponents, as our kernels
+read float32 scales.
 """
 
 import inspect
@@ -60,7 +60,7 @@ def sparse_attn_indexer(
     *args: Any,
     **kwargs: Any,
 ) -> Tensor:
-    """Select keys, with vLLM's signature of this name; the keys are already in the cache."""
+    """Select keys that are already in the cache; signature of vLLM's function of this name."""
     given = (hidden_states, k_cache_prefix, kv_cache, q_quant, q_scale, *args)
     cache_layer = get_forward_context().no_compile_layers.get(k_cache_prefix)
     if getattr(cache_layer, "key_selector", None) is None:
@@ -105,7 +105,7 @@ def fused_q(
     index_rope_interleave: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Run vLLM's function without the indexer; rotate the indexer's queries in 16 bits."""
+    """Run vLLM's function without its indexer part; rotate the indexer's queries in 16 bits."""
     unused_q, unused_weights, mqa_q = theirs(
         positions, q_pe, q_pe_cos_sin_cache, None, None, ql_nope, q_scale, None,
         softmax_scale, head_scale, has_indexer=False, **kwargs,
@@ -117,12 +117,12 @@ def fused_q(
 
 
 def rotated(x: Tensor, cos_sin: Tensor, *, interleaved: bool) -> Tensor:
-    """Rotate each vector's first elements, in pairs, by the angles of its position (RoPE).
+    """Apply RoPE to the first R elements of each vector.
 
     Args:
         x: ``(T, H, D)``.
         cos_sin: ``(T, R)``: R/2 cosines, then as many sines.
-        interleaved: pairs are neighbours; otherwise R/2 elements apart.
+        interleaved: the elements of a pair are adjacent; otherwise they are R/2 apart.
     """
     turned, rest = x.split([cos_sin.shape[-1], x.shape[-1] - cos_sin.shape[-1]], dim=-1)
     cos, sin = cos_sin.float().unsqueeze(1).chunk(2, dim=-1)

@@ -25,7 +25,7 @@ class UnquantizedIndexer(Indexer):
             hidden_states: bfloat16 ``(T, hidden size)``.
             qr: bfloat16 ``(T, q_lora_rank)``.
             positions: int64 ``(T,)``.
-            rotary_emb: vLLM's rotation, of the first ``rope_dim`` elements.
+            rotary_emb: vLLM's rotary embedding for the first ``rope_dim`` elements.
 
         Returns:
             int32 ``(≥ T, ≥ top_k)``, see ``KeySelector.select``.
@@ -45,7 +45,7 @@ class UnquantizedIndexer(Indexer):
 
 
 class LatentAttention(MultiHeadLatentAttentionWrapper):
-    """vLLM's layer, with an indexer whose queries stay in 16 bits unless keys are FP8."""
+    """vLLM's MLA layer, with an indexer whose queries stay in 16 bits unless keys are FP8."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

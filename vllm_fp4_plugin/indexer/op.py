@@ -151,7 +151,7 @@ class KeySelectingIndexer(SparseAttnIndexer):
 
 
 def _global_scale(fmt: Format) -> Tensor | None:
-    """Global scale of NVFP4, always 1 (see the package); None for other formats."""
+    """Global scale of NVFP4, always 1 (see the package's docstring); None for other formats."""
     if fmt.name != "nvfp4":
         return None
     return torch.ones((), dtype=torch.float32, device=current_device())

@@ -17,9 +17,9 @@ REPLACED: tuple[tuple[Any, Any], ...] = (
 
 
 def register() -> None:
-    """Replace vLLM's layers by ours, on CPU and CUDA, for models built from now on.
+    """Replace vLLM's layers with ours, on CPU and CUDA, for models built from now on.
 
-    A replacement of another plugin stays.
+    A replacement that another plugin registered stays.
     """
     if not (current_platform.is_cpu() or current_platform.is_cuda()):
         return

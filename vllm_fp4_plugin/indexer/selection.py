@@ -1,4 +1,4 @@
-"""Store, scoring and top-k of one layer's keys, in the layout of vLLM's metadata.
+"""Storage, scoring and top-k of one layer's keys, driven by vLLM's metadata.
 
 A step's tokens are ordered: decodes first, then prefills.
 """
@@ -44,7 +44,7 @@ class Queries:
 
 @dataclass(frozen=True, eq=False)
 class KeySelector:
-    """Store and top-k selection of a layer's keys, with all settings that stay the same.
+    """Storage and top-k selection of a layer's keys, with the settings common to all steps.
 
     Attributes:
         fmt: format of queries and keys.
@@ -78,7 +78,7 @@ class KeySelector:
             )
 
     def reserve(self, device: torch.device) -> None:
-        """Allocate and free the memory of gathered keys, for the peak in vLLM's profile run."""
+        """Allocate and free the memory of gathered keys, so that vLLM's profile run counts it."""
         count = self.max_gathered_keys * self.fmt.page_bytes(self.head_dim, 1)
         torch.empty(count, dtype=torch.uint8, device=device)
 
@@ -109,12 +109,12 @@ class KeySelector:
         Args:
             q: ``(T, H, D)``: bfloat16, or e4m3 with its scales included in the weights; or uint8
                 ``(T, H, D/2)`` of mxfp4.
-            scales: int32 ``(T, H)`` with mxfp4, four E8M0 bytes each.
+            scales: int32 ``(T, H)`` with mxfp4, four E8M0 bytes each; otherwise None.
             weights: float32 ``(T, H)``.
             kv_cache: as for ``store``, with this step's keys in it.
             metadata: vLLM's ``DeepseekV32IndexerMetadata``.
-            out: int32 ``(≥ T, ≥ top_k)``; the first T rows are overwritten with positions in the
-                token's sequence, ascending, then −1.
+            out: int32 ``(≥ T, ≥ top_k)``; the first T rows are overwritten with the positions of
+                the selected keys in the token's sequence, ascending, then −1.
         """
         self.check_queries(q, scales)
         out[: len(q)] = -1
@@ -138,7 +138,7 @@ class KeySelector:
         return Queries(q, scales, weights)
 
     def _prefill(self, queries: Queries, kv_cache: Tensor, chunks: Any, out: Tensor) -> None:
-        """Select keys chunk by chunk, with the keys of the chunk's sequences gathered."""
+        """Select keys chunk by chunk, after gathering the keys of the chunk's sequences."""
         for chunk in chunks:
             # vLLM splits the queries of a long sequence: later chunks see the same keys.
             if not chunk.skip_kv_gather:
@@ -182,9 +182,9 @@ class KeySelector:
 def _decode_contexts(decode: Any, tokens: int) -> tuple[Tensor, Tensor]:
     """Number of visible keys per query ``(B, next_n)``, and pages of each sequence ``(B, P)``.
 
-    Sequences with the same number of queries stay together. Otherwise, for instance if a CUDA graph
-    is padded with sequences without queries, every query becomes a sequence; no host sync is
-    needed.
+    B counts sequences if all have the same number of queries. Otherwise, for instance if a CUDA
+    graph is padded with sequences without queries, B counts queries, each as a sequence of its own.
+    No host sync is needed.
     """
     sequences, next_n = len(decode.decode_lens), decode.seq_lens.shape[1]
     seq_lens, block_table = decode.seq_lens[:sequences], decode.block_table[:sequences]

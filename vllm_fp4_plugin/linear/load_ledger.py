@@ -42,7 +42,7 @@ class LoadLedger:
             tensor: name on disk.
             dtype: required dtype.
             columns_per: weight columns per column of the tensor (2 for packed data, 16 for block
-                scales), None for a single number.
+                scales), None for a scalar.
             inner: vLLM's own loader.
         """
 

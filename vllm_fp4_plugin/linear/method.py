@@ -112,11 +112,11 @@ class Nvfp4LinearBase(LinearMethodBase):
         )
 
     def settle(self, layer: Any) -> None:
-        """Resolve the fusions that depend on modules around a layer, once the modules are complete.
+        """Resolve a layer's fusions, once the modules around the layer are fully constructed.
 
-        Three fusions do: gate and up projection with SiLU-mul, whose result may be quantised for
-        the next layer; a norm or attention that quantises its result for this layer; and attention
-        beside the layer that rotates queries and keys.
+        The fusions are: gate and up projection with SiLU-mul, whose result may be quantised for the
+        next layer; a norm or attention that quantises its result for this layer; and attention in
+        the same module that rotates queries and keys.
         """
         if self._settled:
             return
@@ -177,7 +177,7 @@ class Nvfp4LinearBase(LinearMethodBase):
         hash_kernels(config, held, plan.terms, self.options)
 
     def _hand_over(self, owner: Any, layer: Any) -> tuple[Any, str]:
-        """Layer that takes the quantised result of SiLU-mul, or None; and a note for the report."""
+        """Consumer of the quantised result of SiLU-mul, or None; and a note for the report."""
         found, against = fused_mlp.consumer_of(owner, layer)
         method = getattr(found, "quant_method", None)
         if found is None and self.plan.quantizer is not None:

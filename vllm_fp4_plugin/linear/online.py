@@ -91,8 +91,8 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
     def _check_complete(self, layer: Any) -> None:
         """Raise unless the number of loaded elements matches the weight.
 
-        Otherwise vLLM would pass uninitialised memory, also in a reload from a source other than
-        the disk, which ``completeness`` does not see.
+        Otherwise vLLM would accept uninitialised memory. ``completeness`` checks loads from disk,
+        but does not see a reload from another source.
         """
         # vLLM counts a bias only after a weight, and any shard has more elements than a bias.
         info, needed = get_layerwise_info(layer), layer.weight.numel()

@@ -2,7 +2,7 @@
 
 vLLM's Mamba mixers do so if the number of groups is not divisible by the tensor-parallel size, so
 that every rank holds a copy: ``weight``, ``weight_scale`` and ``input_scale`` of the input
-projection get a loader that picks rows.
+projection get a loader that slices rows.
 """
 
 import inspect
@@ -51,7 +51,7 @@ class RowsLoader:
 
 
 class RowsParameter(ModelWeightParameter):
-    """Matrix ``(N, …)`` of a layer; a model may set a loader that picks rows.
+    """Matrix ``(N, …)`` of a layer; a model may set a loader that slices rows.
 
     Args:
         rows: loader that ``weight_loader`` calls.
@@ -78,7 +78,10 @@ class RowsParameter(ModelWeightParameter):
 
 
 class NumberParameter(PerTensorScaleParameter):
-    """Numbers ``(S,)``, one per shard, equal on all ranks; ignores loaders that pick rows."""
+    """Scalars ``(S,)``, one per shard, equal on all ranks.
+
+    Assigning a weight loader that slices rows has no effect.
+    """
 
     def __init__(self, *, weight_loader: Loader, **others: Any) -> None:
         super().__init__(weight_loader=weight_loader, **others)
@@ -86,7 +89,7 @@ class NumberParameter(PerTensorScaleParameter):
 
     @property
     def weight_loader(self) -> Loader:
-        """Loader that checks a number, then loads it."""
+        """Loader that checks the scalar, then loads it."""
         loader: Loader = super().weight_loader
         return loader
 

@@ -19,9 +19,9 @@ class Stored(NamedTuple):
 
     Attributes:
         data: uint8 ``(N, K/2)``.
-        scales: float8_e4m3fn ``(N, K/16)``, linear.
-        weight_global: float32 ``(S,)``, factors, one per shard.
-        input_global: float32 ``(S,)``, factors, one per shard; None if unused.
+        scales: float8_e4m3fn ``(N, K/16)``, linear layout.
+        weight_global: float32 ``(S,)``, global scales of the shards, as factors.
+        input_global: float32 ``(S,)``, input scales of the shards, as factors; None if unused.
     """
 
     data: Tensor

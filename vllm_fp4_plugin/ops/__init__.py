@@ -1,1 +1,1 @@
-"""Custom ops in compiled graphs: flat arguments, one dispatch to the kernel each."""
+"""Custom ops of compiled graphs: each takes flat arguments and costs one torch dispatch."""

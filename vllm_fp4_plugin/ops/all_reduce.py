@@ -1,6 +1,7 @@
 """Custom op that all-reduces partial sums, adds the residual, normalises and quantises.
 
-The implementation depends on the number of tokens, which ``torch.compile`` must not specialise on.
+The number of tokens decides between FlashInfer's fused op and all-reduce and norm apart;
+``torch.compile`` must not specialise on that number.
 """
 
 from typing import Any, NamedTuple
@@ -26,13 +27,13 @@ class AllReduceNormCall(NamedTuple):
     Attributes:
         partial: 16-bit ``(M, K)``, contiguous: this rank's partial sum; overwritten by the new
             residual.
-        residual: as ``partial``.
+        residual: of ``partial``'s shape and dtype; not modified.
         weight: ``(K,)``.
         eps: epsilon of the norm.
-        global_scale: float32 ``()``, factor of the quantised values.
+        global_scale: float32 ``()``, global scale of the result.
         reciprocal: reciprocal of ``global_scale``, for flashinfer.
-        terms: NVFP4 values summed for each element.
-        kernel: target of ``add_rms_norm_quantize``.
+        terms: number of NVFP4 values whose sum represents each element.
+        kernel: target of a kernel of ``add_rms_norm_quantize``.
         tokens: maximum number of tokens for flashinfer's fused op; 0: never used.
         width: capacity of flashinfer's workspace in elements per token.
     """
@@ -75,7 +76,10 @@ def _run(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 def _normalise(total: Tensor, residual: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
-    """Add the residual, normalise and quantise; ``given``: the rest of the call, and its kernel."""
+    """Add the residual, normalise and quantise.
+
+    ``given``: further fields of ``RmsNormQuantizeCall``, then the kernel's target.
+    """
     *rest, kernel = given
     call = RmsNormQuantizeCall(readable(total), readable(residual), *rest)
     data, scales, _ = function(kernel)(call)

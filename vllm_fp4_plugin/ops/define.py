@@ -15,13 +15,13 @@ ALIGNMENT = 32  # bytes: widest load of an input by a kernel's thread
 
 
 def function(target: str) -> Callable[..., Any]:
-    """Look up the function of a ``Kernel.target``, ``"module:function"``, at call time."""
+    """Import the function that a ``Kernel.target`` names, ``"module:function"``."""
     module, _, name = target.partition(":")
     return getattr(import_module(module), name)
 
 
 def readable(x: Tensor) -> Tensor:
-    """Return ``x`` aligned and contiguous: a copy for columns of a wider matrix, as in MLA."""
+    """Return ``x`` if aligned and contiguous, else a copy: MLA passes columns of a wider matrix."""
     if x.is_contiguous() and x.data_ptr() % ALIGNMENT == 0:
         return x
     return x.clone(memory_format=torch.contiguous_format)
@@ -35,7 +35,7 @@ def define(
     Args:
         library: library that owns the op.
         name: name of the op.
-        schema: arguments, the first one a tensor.
+        schema: schema of the arguments; the first is a tensor.
         function: implementation on any device; launches are cached, see
             ``nvfp4_kernels.runtime.launch_cache``.
         returns: schema of the results.

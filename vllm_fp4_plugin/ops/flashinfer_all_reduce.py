@@ -1,8 +1,8 @@
-"""FlashInfer's fused all-reduce, residual addition, RMSNorm and NVFP4, by vLLM's wrapper.
+"""FlashInfer's fused all-reduce, residual addition, RMSNorm and quantisation, by vLLM's wrapper.
 
 This code has never run on a GPU: the call is checked against the wrapper's signature, and its
-layouts against vLLM's own pattern. FlashInfer does not write scales of padding rows, on which no
-result depends, nor of padding columns, which is why rows must have none.
+layouts against vLLM's own fusion pattern. FlashInfer writes no scales for padding rows, on which no
+result depends, nor for padding columns; the row width must therefore be a multiple of ``ATOM``.
 """
 
 from bisect import bisect_left
@@ -43,12 +43,12 @@ def widest(vllm_config: Any) -> int:
 def most_tokens(
     vllm_config: Any, family: str, terms: int, norm: Any, dtype: torch.dtype
 ) -> tuple[int, str]:
-    """Most tokens for which the fused op serves a norm.
+    """Maximum number of tokens for which the fused op replaces a norm and its all-reduce.
 
     Args:
         vllm_config: config of the engine.
         family: device family of the norm's own kernel.
-        terms: NVFP4 values summed for each element of the norm's result.
+        terms: number of NVFP4 values whose sum represents each element of the norm's result.
         norm: the RMSNorm.
         dtype: dtype of the partial sums.
 
@@ -76,9 +76,10 @@ def most_tokens(
 
 
 def usable_tokens(x: Tensor, tokens: int, width: int) -> int:
-    """Token capacity of the workspace; the first call allocates it, on all ranks together.
+    """Token capacity of the workspace, at most ``tokens``.
 
-    The first call is in the profile run, before graph capture.
+    The first call allocates the workspace, on all ranks together; it comes in vLLM's profile run,
+    before graph capture.
 
     Args:
         x: partial sum of this rank.
@@ -143,10 +144,10 @@ def run(
         residual: as ``partial``; not modified.
         weight: of ``partial``'s dtype ``(K,)``.
         eps: epsilon of the norm.
-        reciprocal: float32 ``()``, reciprocal of the factor of the quantised values.
+        reciprocal: float32 ``()``, reciprocal of the result's global scale.
         tokens: token capacity of the workspace.
-        data: uint8 ``(M, K/2)``, to write.
-        scales: float8_e4m3fn, blocked layout, to write.
+        data: uint8 ``(M, K/2)``, overwritten.
+        scales: float8_e4m3fn, blocked layout, overwritten.
     """
     wrapper = _wrapper()
     patterns = wrapper.flashinfer_comm.AllReduceFusionPattern

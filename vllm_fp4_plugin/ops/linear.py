@@ -39,7 +39,7 @@ class LinearCall(NamedTuple):
         bias: ``(N,)`` or None.
         kernel: target of a kernel of ``gemm``, see ``nvfp4_kernels.dispatch.Kernel``.
         quantizer: target of a kernel of ``quantize``; None: activations stay in 16 bits.
-        terms: NVFP4 values summed for each element of x.
+        terms: number of NVFP4 values whose sum represents each element of x.
         dtype: dtype of the result; equals x's if x is in 16 bits.
     """
 
@@ -59,11 +59,14 @@ class LinearCall(NamedTuple):
 
 
 class SiluMulLinearCall(NamedTuple):
-    """Arguments of ``silu_mul_linear``, in the order of its schema; others as ``LinearCall``'s.
+    """Arguments of ``silu_mul_linear``, in the order of its schema.
+
+    Arguments not listed here are as in ``LinearCall``.
 
     Attributes:
         weight: uint8 ``(2, N, K/2)``, gate and up projection, or ``(2, …)`` in fragment layout.
-        weight_scale: float8_e4m3fn ``(2, …)``, blocked layout of each, or uint8, fragment layout.
+        weight_scale: float8_e4m3fn ``(2, …)``, each projection in blocked layout; or uint8,
+            fragment layout.
         alpha: float32 ``(2,)``.
         n: N without the padding of the fragment layout.
         kernel: target of a kernel of ``silu_mul_gemm``.
@@ -134,8 +137,8 @@ def _silu_mul_linear(*arguments: Any) -> Tensor:
 def _silu_mul_linear_quantized(*arguments: Any) -> tuple[Tensor, Tensor]:
     """Compute ``silu_mul_linear`` with a result quantised for the next layer.
 
-    The last arguments are the input scale of the next layer, float32 ``()``, and the NVFP4 values
-    summed for each element of the result.
+    The last two arguments are the input scale of the next layer, float32 ``()``, and the number of
+    NVFP4 values summed for each element of the result.
 
     Returns:
         Data and block scales.

@@ -21,8 +21,8 @@ def norm_op(kernel: str) -> Op:
         kernel: name of the kernel's op, see ``Form.name``.
 
     Returns:
-        Op of the arguments of ``Form.parameters``, tensors ``(M, K)``, and the kernel's target. The
-        results are those of the function, see ``nvfp4_kernels.rms_norm_quantize``.
+        Op that takes the arguments of ``Form.parameters``, x and residual as ``(M, K)``, then the
+        kernel's target. See ``nvfp4_kernels.rms_norm_quantize`` for the results.
     """
     return _OPS[kernel]
 

@@ -24,7 +24,7 @@ class QuantizedInput:
         row_scale: float32 ``(M,)``; None if the layer's own scale was used.
         shape: shape of the represented 16-bit tensor, ``(..., K)``, M tokens.
         dtype: dtype of the represented tensor, and of the layer's result.
-        terms: NVFP4 values summed for each element.
+        terms: number of NVFP4 values whose sum represents each element.
     """
 
     data: Tensor
@@ -48,7 +48,7 @@ class Unreduced:
 
     Attributes:
         partial: ``(..., N)``; the norm's op overwrites this tensor with the new residual.
-        producer: name of the layer.
+        producer: name of the row-parallel layer.
     """
 
     partial: Tensor
@@ -97,7 +97,10 @@ def operand(x: Input) -> tuple[Tensor, Tensor | None, Tensor | None]:
 
 
 def shaped(out: Tensor, x: Input) -> Tensor:
-    """Give a result ``(M, N)`` the leading dimensions of a quantised input; others have them."""
+    """View the result ``(M, N)`` of a quantised input with the input's leading dimensions.
+
+    The result of a tensor has them already.
+    """
     if isinstance(x, QuantizedInput) and len(x.shape) != 2:
         return out.view(*x.shape[:-1], out.shape[-1])
     return out

@@ -30,8 +30,8 @@ class Ranges:
     """Maxima seen in calibration, each float32 ``()`` on the CPU.
 
     Attributes:
-        inputs: max|input| of each linear; for an expert's linear over all tokens, also those routed
-            elsewhere.
+        inputs: max|input| of each linear; an expert's linears count all tokens, including tokens
+            routed to other experts.
         keys: max|key| of each attention module, as cached: after the norm and the rotary embedding.
         values: max|value| of each attention module, as cached.
     """
@@ -130,14 +130,14 @@ def _stream_experts(
     found: Maxima,
     on_linear: Callable[[], None],
 ) -> None:
-    """Make each layer of experts map the weights of one expert at a time."""
+    """Make each layer of experts map and run one expert at a time."""
     for layer in selection.experts:
         recorded = found if layer.linear(0, layer.last) in selection.quantized else None
         StreamedExperts(layer, source, device, recorded, on_linear).replace_forward_in(model)
 
 
 def _is_head(model: Any, name: str) -> bool:
-    """Whether a linear is the head, which follows the decoder; calibration does not run it."""
+    """Whether a linear is the head, which calibration does not run, as it follows the decoder."""
     return model.get_submodule(name) is model.get_output_embeddings()
 
 
@@ -201,7 +201,7 @@ def _map_while_running(
     source: Source,
     device: torch.device,
 ) -> None:
-    """Map parameters of ``module`` while ``user``, itself or a mixer that reads them, runs."""
+    """Map parameters of ``module`` while ``user`` runs: ``module``, or a mixer that reads them."""
     if isinstance(module, nn.Embedding):
         # Some models move the tokens to the device of this weight before the module runs.
         nowhere = torch.empty(0, dtype=torch.bfloat16, device=device)

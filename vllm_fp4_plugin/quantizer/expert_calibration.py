@@ -1,7 +1,7 @@
 """Calibration of experts: every token goes to every expert, with one expert in memory at a time.
 
-The layer still returns the sum over the experts that its router selects. Thus even an expert that
-the router selects for few calibration tokens is measured on all tokens.
+Every expert is thus calibrated on all tokens, even if the router selects it for only a few. The
+layer still returns the sum over the experts that its router selects.
 """
 
 from collections.abc import Callable, Iterator
@@ -67,7 +67,7 @@ class StreamedExperts:
         return total.to(x.dtype).view_as(hidden_states)
 
     def _run_block(self, block: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        """Output and router logits of Llama 4's block, whose router weighs the experts' inputs."""
+        """Output and router logits of Llama 4's MoE block, whose router scales experts' inputs."""
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
         scores, logits = block.router(x)
         # The router's scores are zero for experts not chosen: these are the scores if chosen.
@@ -82,7 +82,7 @@ class StreamedExperts:
         return block.shared_expert(x) + total.to(x.dtype), logits
 
     def _hidden(self, number: int, x: Tensor, first: Tensor, tokens: Tensor) -> Tensor:
-        """Input of an expert's last projection for ``tokens`` of ``x``; measured over all rows."""
+        """Input of an expert's down projection for ``tokens`` of ``x``; measured over all of x."""
         if self._found is None:
             return activate(self._module, linear(x[tokens], first))
         hidden = activate(self._module, linear(x, first))

@@ -22,9 +22,9 @@ class ExpertsLayer:
 
     Attributes:
         module: name of the experts' module in the model.
-        name: name of the experts in the checkpoint; an expert's number follows it.
+        name: name of the experts in the checkpoint, to which an expert's number is appended.
         experts: weights of each expert, by projection: gate and up, or up alone, then down.
-        weighs_input: whether the router's weight multiplies the input instead of the output.
+        weighs_input: whether the routing weight multiplies the input instead of the output.
     """
 
     module: str

@@ -33,7 +33,7 @@ class Layout:
     Attributes:
         tensors: checkpoint name of each of the model's tensors, by model-side name.
         shards: tensors of single experts, by the stack's name in the model, expert number, and
-            order in the expert's rows.
+            position among the projections stacked for an expert.
         targets: model-side name of each checkpoint tensor, by checkpoint name; for a tensor that
             the model lacks, the name that it would have.
         others: checkpoint tensors that the model lacks.

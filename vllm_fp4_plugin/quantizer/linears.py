@@ -63,9 +63,9 @@ class Selection:
 class _EmptyOnMeta(TorchFunctionMode):
     """Mode in which ``torch.empty``, used for the parameters of layers, allocates nothing.
 
-    The same holds for ``torch.zeros`` with three sizes, used for some stacks of experts. Unlike
-    under ``torch.device("meta")``, buffers computed from the config (rotary frequencies, embedding
-    scales), which are in no checkpoint, have values.
+    Nor does ``torch.zeros`` with three sizes, used for some stacks of experts. Unlike under
+    ``torch.device("meta")``, buffers that no checkpoint holds, as they are computed from the config
+    (rotary frequencies, embedding scales), have values.
     """
 
     def __torch_function__(
@@ -102,7 +102,7 @@ def select_linears(
 ) -> Selection:
     """Select the linears of ``model`` to quantise; all others stay unquantised.
 
-    The others are: linears outside the decoder layers (except, with ``lm_head``, the head),
+    Unquantised are: linears outside the decoder layers (except, with ``lm_head``, the head),
     routers, gates of shared experts, the matrix that MLA absorbs, and linears that a pattern of
     ``ignore`` covers: a name, a ``*`` wildcard or ``re:<regex>``, see ``ignore.matches``. A
     pattern must cover a layer of experts whole or not at all.
@@ -226,7 +226,10 @@ def _head(model: Any, linears: dict[str, nn.Linear]) -> str:
 
 
 def _refuse_layers_beyond(lengths: dict[str, int], layout: Layout, source: Source) -> None:
-    """Refuse layers beyond the model's ``lengths``, by prefix: they would stay unquantised."""
+    """Refuse checkpoint layers beyond the model's ``lengths``: they would stay unquantised.
+
+    ``lengths``: number of layers, by prefix.
+    """
     if source.config.get("num_nextn_predict_layers"):
         return  # MTP layers follow the decoder's, and transformers builds no MTP layers
     for name, target in layout.targets.items():

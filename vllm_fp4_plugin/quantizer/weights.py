@@ -52,9 +52,9 @@ class WeightQuantizer:
         weights: locations of the linears' weights.
         convention: format that decides whether global scales are factors or divisors.
         rule: rule for block scales.
-        sharing: for each ``name``, the linears, ``name`` included, whose largest weight sets its
-            global scale; by default ``name`` alone.
-        fused: for each ``name``, the linears, ``name`` included, that engines fuse into one matrix.
+        sharing: by linear, all linears that share its global scale, itself included; their largest
+            weight sets the scale. A linear that is absent shares with none.
+        fused: by linear, all linears that engines fuse with it into one matrix, itself included.
             An all-zero linear gets the global scale of the others, as some engines apply one scale
             to all.
     """

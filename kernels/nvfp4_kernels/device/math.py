@@ -14,7 +14,7 @@ NEGATIVE_INFINITY = float("-inf")
 def rounded(operation: str, a: Float32, b: Float32) -> Float32:
     """Result of ``add``, ``sub``, ``mul`` or ``div``, rounded to nearest even, never contracted.
 
-    Written as ``a * b + c``, the compiler may contract the operations into an FMA.
+    From ``a * b + c`` the compiler may form an FMA instead.
     """
     return ptx.inline_ptx(
         f"{operation}.rn.f32 {{$w0}}, {{$r0}}, {{$r1}};",

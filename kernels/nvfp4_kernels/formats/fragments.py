@@ -11,10 +11,9 @@ k = ``2 t``, ``2 t + 1``, ``2 t + 8`` and ``2 t + 9``.
 
 * *data*: uint8 ``(row tiles, K tiles, 4, 32, 16)``: warp, lane, and a little-endian 32-bit word for
   each 16 elements of K. A word holds four pairs of E2M1 codes, one per register of A: upper
-  row, lower row, and both rows 8 elements further. ``SOURCES`` gives the positions of the bits:
-  rotating the word left by ``ROTATIONS`` and masking gives bfloat16 of 2⁻¹²⁶ times a pair's values,
-  the value of even k in the low half. No layout needs only one
-  rotation per pair; this layout needs one more in all.
+  row, lower row, and both rows 8 elements further. Rotating the word left by ``ROTATIONS`` and
+  masking gives a pair as bfloat16, 2⁻¹²⁶ times its values, even k in the low half. In no layout
+  does one rotation per pair suffice; this layout needs one more in all.
 * *scales*: uint8 ``(row tiles, K tiles, 4, 8, 8)``: warp, ``g``, and a word for each 32 of K, with
   four 8-bit scales: for the first 16, the upper row's at bits 11 to 4 and the lower row's at bits
   27 to 20; for the second 16, at the same places after rotating left by 8. A scale is an unsigned
@@ -169,8 +168,8 @@ class _Codes(NamedTuple):
     """Lookup tables from checkpoint bytes to stored bits.
 
     Attributes:
-        pairs: int32 ``(4, 256)``, bits in a stored word for each value of each of the four bytes,
-            two codes each, that the word is made of.
+        pairs: int32 ``(4, 256)``, bits that a stored word gets from each of its four bytes (two
+            codes each), by byte value.
         scales: uint8 ``(128,)``, result of ``_scale_codes``.
     """
 
@@ -216,7 +215,7 @@ def _unpack_data(data: Tensor) -> Tensor:
 
 
 def _rearranged(parts: Tensor, tables: Tensor) -> Tensor:
-    """Int32 words made of four bytes ``(..., 4)`` each, whose bits the tables rearrange."""
+    """Int32 words from four bytes ``(..., 4)`` each, with bits rearranged by the tables."""
     words = torch.zeros(parts.shape[:-1], dtype=torch.int32, device=parts.device)
     for number, table in enumerate(tables):
         words |= table.index_select(0, parts[..., number].flatten().int()).view_as(words)
@@ -224,7 +223,7 @@ def _rearranged(parts: Tensor, tables: Tensor) -> Tensor:
 
 
 def _places() -> list[list[int]]:
-    """Position in a stored word of each bit of its four bytes of code pairs, lowest bit first."""
+    """Bit positions in a stored word, for each of its four code-pair bytes, lowest bit first."""
     return [
         [
             (target + half - by) % 32
@@ -236,13 +235,13 @@ def _places() -> list[list[int]]:
 
 
 def _inverse() -> list[list[int]]:
-    """Source bit, among the four bytes of code pairs, of each bit of a stored word."""
+    """Bit of the code pairs that moves to each bit of a stored word: 8 indices for each byte."""
     of = {place: bit for bit, place in enumerate(chain(*_places()))}
     return [[of[bit] for bit in range(first, first + 8)] for first in range(0, 32, 8)]
 
 
 def _tables(places: list[list[int]], device: torch.device) -> Tensor:
-    """Bits that each value of each of four bytes contributes to a word: int32 ``(4, 256)``."""
+    """Bits that a word gets from each of its four bytes, by byte value: int32 ``(4, 256)``."""
     values, tables = torch.arange(256), torch.zeros(4, 256, dtype=torch.int64)
     for table, of_byte in zip(tables, places, strict=True):
         for bit, place in enumerate(of_byte):

@@ -330,7 +330,7 @@ def object_path(kernel: DeviceKernel) -> Path | None:
 
 @functools.cache
 def _toolchain(target: str) -> str:
-    """Digest of all other inputs of compilation: sources, compiler, settings, host CPU, target.
+    """Digest of all inputs of compilation but the kernel: sources, compiler, settings, CPU, target.
 
     Equal on a build machine without a GPU and on the target machine.
     """

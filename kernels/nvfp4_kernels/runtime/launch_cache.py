@@ -35,7 +35,7 @@ Key = tuple[Any, ...]
 def suspended(wanted: bool = True) -> Iterator[None]:
     """Context in which no prepared launch is used; with ``wanted`` false, a no-op.
 
-    For callers that replace choosers and launches.
+    Callers that replace choosers or launches need it.
     """
     global _is_suspended
     before, _is_suspended = _is_suspended, wanted

@@ -11,7 +11,7 @@ LEGACY_FILE = "hf_quant_config.json"  # quantisation config of older exports
 
 
 class UnusableModel(ValueError):
-    """Model configuration from which no layers to build kernels for can be read."""
+    """Model configuration that does not tell for which layers to build kernels."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class ModelConfig:
         """Dtype of activations and layer outputs.
 
         Raises:
-            UnusableModel: the config has another dtype than a 16-bit one.
+            UnusableModel: the config's dtype is not a 16-bit one.
         """
         given = self.fields.get("dtype") or self.fields.get("torch_dtype") or "bfloat16"
         for dtype in DTYPES:

@@ -36,7 +36,7 @@ def page_size_of(block_size: int | None) -> int:
 
 
 class Parallel(NamedTuple):
-    """Number of GPUs that share each layer, and number that the whole experts are divided among."""
+    """Numbers of GPUs: to share each layer, and to divide whole experts among."""
 
     tensor: int
     expert: int

@@ -1,8 +1,8 @@
 """Self-check of attention that rotates and normalises queries and keys, or quantises its result.
 
 The module around attention runs a prefill and then a decode, over pages of its own. Keys in the
-pages are compared too. The softmax is sharpened until queries matter: with the model's own scale,
-random inputs may nearly average the values, rotated or not.
+pages are compared too. The softmax scale is raised until queries matter: with the model's own
+scale, attention of random inputs may nearly average the values, whether queries are rotated or not.
 """
 
 import inspect
@@ -33,7 +33,7 @@ _SHARPNESS = 2.0  # target standard deviation of the logits
 
 
 def neighbourhoods(model: Module, config: Any) -> Iterator[Neighbourhood]:
-    """Attention layers of a model that have any fusion."""
+    """Attention layers of a model with a fusion to check."""
     for prefix, owner in model.named_modules():
         for name, module in owner._modules.items():
             if isinstance(module, Attention) and type(module.impl) is PagedAttentionImpl:
@@ -94,7 +94,7 @@ class _Trial:
             undo()
 
     def _sharp_scale(self) -> float:
-        """Softmax scale that gives logits of random inputs the deviation ``_SHARPNESS``."""
+        """Softmax scale with which logits of random inputs have the deviation ``_SHARPNESS``."""
         seen: list[tuple[Tensor, Tensor]] = []
         attend = self.impl.attend
 

@@ -21,8 +21,9 @@ class Neighbourhood:
     Attributes:
         name: name of the fusion, for messages.
         kind: key of the computation; ops with equal keys compute the same.
-        results: runs the op and returns its results: fused for True, unfused for False.
-        separate: unfuses the op from now on.
+        results: function that runs the op, fused for True, unfused for False, and returns the
+            results.
+        separate: function that unfuses the op in the model.
     """
 
     name: str

@@ -41,8 +41,8 @@ class Outcome(NamedTuple):
 def schedule(model: Module, config: Any) -> None:
     """Schedule the check for the model's first call: vLLM's memory profiling.
 
-    The check does not run right after the load: ops keep tensors for later calls, and tensors
-    allocated while weights are loaded are lost when an engine sleeps.
+    The check does not run right after the load, because ops keep tensors for later calls, and
+    tensors allocated while weights are loaded are lost when an engine sleeps.
 
     Args:
         model: model whose weights are in place.

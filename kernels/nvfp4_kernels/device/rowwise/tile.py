@@ -94,9 +94,9 @@ def choose_whole_rows(m: int, k: int, words: int, sms: int) -> RowTile:
     Between both passes the row stays in registers of one CTA. With 8 warps and 36 registers of row
     data per thread, two or three CTAs fit on an SM, so that one loads while another stores. Such a
     CTA takes as many rows as fit, at most 8 (whose scales fill whole sectors), while each SM still
-    gets two CTAs. Only rows too long for 8 warps get 16 warps, and then up to 51 registers. Where
-    there are rows for every SM, threads hold four blocks of any size: in the tests' time model
-    fewer, larger CTAs take 5 to 15 % less time.
+    gets two CTAs. Only rows too long for 8 warps get 16 warps, and then up to 51 registers. With
+    two rows or more per SM, a thread may hold four blocks, however many registers they take: in
+    the tests' time model fewer, larger CTAs take 5 to 15 % less time.
 
     Args:
         m: number of rows, of all matrices together.

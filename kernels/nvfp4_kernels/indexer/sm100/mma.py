@@ -66,9 +66,7 @@ class Mma:
     ) -> None:
         """Multiply all key tiles; ``tensor``: address of the tensor memory."""
         tile = self.tile
-        leader = (
-            ptx.elect_sync()
-        )  # the same lane throughout: commits track a thread's own scheduler
+        leader = ptx.elect_sync()  # the same lane throughout: commits track a thread's own work
         descriptors = self._descriptors(operands)
         if scheduler.num_tiles > 0:
             wait(barriers.q_full, Int32(0))
