@@ -124,8 +124,8 @@ def paged_attention(
         ``lse``.
 
     Raises:
-        InvalidArgument: an argument that does not fit, named. The contents of tensors are
-            checked on CPU only.
+        InvalidArgument: an unsupported or inconsistent argument; the message names it. The
+            contents of tensors are checked on CPU only.
         NoKernelError: no kernel for this device.
     """
     tensors = q, kv_cache, block_table, seq_lens, query_start, sinks, k_scale, v_scale

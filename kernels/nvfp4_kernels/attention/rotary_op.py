@@ -118,7 +118,7 @@ def rotary_attention(
         ``paged_attention``; exponentials of degree 3 do not occur with so few rows.
 
     Raises:
-        InvalidArgument: an argument that does not fit, named.
+        InvalidArgument: an unsupported or inconsistent argument; the message names it.
         NoKernelError: no kernel for this device.
     """
     check_dtype("q", q, DTYPES)

@@ -91,7 +91,7 @@ def gemm(
         ``quantize``.
 
     Raises:
-        InvalidArgument: shapes, dtypes or devices that do not fit, named.
+        InvalidArgument: shapes, dtypes or devices do not match; the message names the argument.
         NoKernelError: no kernel for this device and mode; the message lists existing kernels.
     """
     operands = a, a_scales, b, b_scales, alpha, _widths(shard_sizes), row_scale, bias

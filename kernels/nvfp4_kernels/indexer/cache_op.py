@@ -50,8 +50,8 @@ def indexer_quantize_q(
         vLLM 0.32's DeepSeek V4 for finite queries.
 
     Raises:
-        InvalidArgument: an argument that does not fit, named. The contents of tensors are
-            checked on CPU only.
+        InvalidArgument: an unsupported or inconsistent argument; the message names it. The
+            contents of tensors are checked on CPU only.
         NoKernelError: no kernel for this device.
     """
     data, *scales = torch.ops.nvfp4.indexer_quantize_q(q, fmt, global_scale)

@@ -45,7 +45,7 @@ def rotary_embedding(
         ``q_out`` and ``k_out``: new contiguous tensors of ``q``'s and ``k``'s shapes and dtype.
 
     Raises:
-        InvalidArgument: an argument that does not fit, named.
+        InvalidArgument: an unsupported or inconsistent argument; the message names it.
         NoKernelError: no kernel for this device.
     """
     return called(_rotary_embedding, q)(positions, q, k, cos_sin_cache)

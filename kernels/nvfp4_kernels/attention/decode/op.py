@@ -74,8 +74,8 @@ def decode_attention(
         ``out``.
 
     Raises:
-        InvalidArgument: an argument that does not fit, named. The contents of tensors are
-            checked on CPU only.
+        InvalidArgument: an unsupported or inconsistent argument; the message names it. The
+            contents of tensors are checked on CPU only.
         NoKernelError: no kernel for this device.
     """
     check_dtype("q", q, DTYPES)

@@ -37,7 +37,7 @@ def merge_segments(
         ``paged_attention``), which also enters the segments' weights in ``out``.
 
     Raises:
-        InvalidArgument: an argument that does not fit, named.
+        InvalidArgument: an unsupported or inconsistent argument; the message names it.
         NoKernelError: no kernel for this device.
     """
     check_dtype("outs", outs, DTYPES)

@@ -83,7 +83,7 @@ def grouped_gemm(
         returned by ``moe_dispatch``. Unused tiles are not written.
 
     Raises:
-        InvalidArgument: shapes, dtypes or devices that do not fit, named.
+        InvalidArgument: shapes, dtypes or devices do not match; the message names the argument.
         NoKernelError: no kernel for this device and mode; the message lists existing kernels.
     """
     operands = a, a_scales, groups, b, b_scales, alpha, row_scale, bias

@@ -82,7 +82,7 @@ def silu_mul_gemm(
         ``quantize``.
 
     Raises:
-        InvalidArgument: shapes, dtypes or devices that do not fit, named.
+        InvalidArgument: shapes, dtypes or devices do not match; the message names the argument.
         NoKernelError: no kernel for this device and mode; the message lists existing kernels.
     """
     operands = a, a_scales, b1, b1_scales, b2, b2_scales, alpha, row_scale

@@ -92,7 +92,7 @@ def rotary_store(
         tensor.
 
     Raises:
-        InvalidArgument: an argument that does not fit, named.
+        InvalidArgument: an unsupported or inconsistent argument; the message names it.
         NoKernelError: no kernel for this device.
     """
     check_dtype("q", q, DTYPES)
