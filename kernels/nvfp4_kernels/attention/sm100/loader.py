@@ -48,7 +48,7 @@ class Source:
 
 @dataclass(frozen=True)
 class TmaLoader:
-    """Role of a warp: each lane copies the boxes of a page.
+    """Role of the load warp; each lane copies the boxes of one page.
 
     Tiles are loaded in the order in which the MMA warp uses them. Pages are looked up one tile
     ahead of the copies, and positions one more tile ahead.
@@ -170,7 +170,7 @@ class TmaLoader:
         coordinates: Coordinates,
         leader: Boolean,
     ) -> None:
-        """Load values; zero rows past the last, since P = 0 times NaN is NaN."""
+        """Load values; zero the rows past the last key, since P = 0 times NaN is NaN."""
         stage = count % self.tile.stages
         wait(barriers.kv_empty.subview(stage), count // self.tile.stages - 1)
         full = barriers.kv_full.subview(stage)

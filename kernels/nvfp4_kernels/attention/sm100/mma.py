@@ -44,7 +44,7 @@ class Descriptors:
 
 @dataclass(frozen=True)
 class Mma:
-    """Role of one warp.
+    """Role of the MMA warp.
 
     With ``qk_before_pv``, QK of the next key tile is issued before PV of the current tile, and so
     overlaps with the softmax; otherwise S, or a part of S, may only be overwritten once PV has read

@@ -1,4 +1,4 @@
-"""NVFP4 of the epilogue's rows: blocks of 16 columns of a head, and offsets of the block scales."""
+"""Quantisation of the epilogue's rows to NVFP4: blocks of 16 columns, and places of the scales."""
 
 from dataclasses import dataclass
 
@@ -49,7 +49,7 @@ class RowQuantizer:
             num_heads: query heads of the operand.
             work: work tile of the CTA.
             row: row of the thread.
-            head: its query head.
+            head: query head of the row.
         """
         index, blocks = first_row + work.first_query + row.token, self.tile.head_dim // BLOCK
         across = num_heads * self.tile.head_dim // MMA_K

@@ -53,8 +53,8 @@ def rotary_store(
 
     The call does not synchronise with the device: a CUDA graph may capture it. On a GPU the norms'
     weights may be read while preceding kernels that allow programmatic dependent launch still run:
-    these kernels must not write the weights. The next kernel may start while the preceding kernel
-    still runs, and must wait before reading the cache: ``paged_attention`` waits,
+    these kernels must not write the weights. The kernel after this op may start while the kernel
+    before the op still runs, and must wait before reading the cache: ``paged_attention`` waits,
     ``decode_attention`` on sm_90 does not.
 
     Args:
@@ -78,7 +78,8 @@ def rotary_store(
         neox: whether the elements of a pair are R/2 apart, as in GPT-NeoX and Llama, or neighbours,
             as in GPT-J.
         q_norm: RMSNorm's weight ``(D,)`` for heads of queries, of ``q``'s dtype or float32,
-            contiguous; None: no norm. For a norm that multiplies by 1 + w, pass 1 + w in float32.
+            contiguous; None: no norm. For a norm that multiplies by 1 + weight, pass that sum in
+            float32.
         k_norm: the same for keys, of ``q_norm``'s dtype.
         eps: added to the mean square, 0 or more; with a norm only.
         k_scale: float32 ``()``, with a float8_e4m3fn cache: factor that dequantises stored keys. On
