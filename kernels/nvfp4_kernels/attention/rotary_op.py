@@ -43,7 +43,7 @@ class HeadRotation(NamedTuple):
 
 
 def takes(max_query_len: int, query_heads: int, kv_heads: int) -> bool:
-    """Whether a batch has as few queries as ``rotary_attention`` takes."""
+    """Whether a batch has few enough queries for ``rotary_attention``."""
     return max_query_len * (query_heads // kv_heads) <= MAX_ROTARY_ROWS
 
 
@@ -115,7 +115,7 @@ def rotary_attention(
     Returns:
         The result or its data; its block scales, or None; and ``lse`` float32 ``(T, Hq)``: on
         sm_100 with a float8_e4m3fn cache computed from queries rounded to E4M3, as in
-        ``paged_attention``; exponentials of degree 3 do not occur with so few rows.
+        ``paged_attention``; polynomials of degree 3 are not used with so few rows.
 
     Raises:
         InvalidArgument: an unsupported or inconsistent argument; the message names it.

@@ -224,7 +224,7 @@ def _rearranged(parts: Tensor, tables: Tensor) -> Tensor:
 
 
 def _places() -> list[list[int]]:
-    """Position in a stored word of each bit of its four bytes of code pairs, lowest bit first."""
+    """Place in a stored word of each bit of the word's four code-pair bytes, lowest bit first."""
     return [
         [
             (target + half - by) % 32

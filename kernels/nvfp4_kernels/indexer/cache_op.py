@@ -76,7 +76,7 @@ def indexer_store_k(
             ``slot_mapping[t] // block_size``, each slot at most once; −1 skips the key.
         fmt: as for ``indexer_quantize_q``.
         block_size: keys of a page.
-        global_scale: as for ``indexer_quantize_q``, of the keys.
+        global_scale: global scale of the keys, as for ``indexer_quantize_q``.
 
     Raises:
         InvalidArgument, NoKernelError: as ``indexer_quantize_q``.

@@ -157,11 +157,11 @@ def _widen(x: Tensor) -> Tensor:
 
 
 def _quantize_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise as ``indexer_k_quant_and_cache`` of vLLM 0.32 does with "ue8m0", its only use.
+    """Quantise as ``indexer_k_quant_and_cache`` of vLLM 0.32 does with "ue8m0".
 
-    The scale is ``2^ceil(log2(max(max|x|, 1e-4) / 448))`` in float32. vLLM's DeepSeek V3.2 has
-    1e-10 instead of 1e-4 for queries, which changes the scale of smaller queries, but hardly their
-    values.
+    vLLM uses no other scale format. The scale is ``2^ceil(log2(max(max|x|, 1e-4) / 448))`` in
+    float32. vLLM's DeepSeek V3.2 has 1e-10 instead of 1e-4 for queries, which changes the scale of
+    smaller queries, but hardly their values.
     """
     amax = x.abs().amax(-1)
     exponent = _exponent(amax.clamp(min=FP8_LEAST), E4M3_MAX)

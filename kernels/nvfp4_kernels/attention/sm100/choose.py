@@ -1,4 +1,4 @@
-"""Choice of the tile and of the number of splits for an attention problem. Pure, and no CuTe."""
+"""Choice of the tile and of the number of splits for an attention problem. No CuTe in here."""
 
 from dataclasses import dataclass
 from functools import lru_cache
