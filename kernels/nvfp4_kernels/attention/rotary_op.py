@@ -80,10 +80,10 @@ def rotary_attention(
     ``seq_lens - n + i``.
 
     Args:
-        q: as for ``rotary_store``, ``(T, Hq, D)``; with ``max_query_len`` at most 128 rows of a KV
-            head's queries: ``max_query_len · Hq / Hkv``.
+        q: ``(T, Hq, D)``, as for ``rotary_store``; a KV head has at most 128 rows of queries per
+            sequence: ``max_query_len · Hq / Hkv``.
         k: ``(T, Hkv, D)``, see ``rotary_store``.
-        v: the same.
+        v: values ``(T, Hkv, D)``, see ``rotary_store``.
         kv_cache: see ``paged_attention``; written.
         block_table: see ``paged_attention``.
         seq_lens: see ``paged_attention``; new tokens are counted.

@@ -13,7 +13,7 @@ E2M1 codes lie two per byte, the low nibble first, and scales in the order of th
 
 A page of a cache holds the data of all its keys, and then their scales:
 ``[block_size · data bytes][block_size · scale bytes]``, as in vLLM's indexer caches. Pages of mxfp4
-and fp8 are vLLM's byte for byte; nvfp4's have the same layout.
+and fp8 equal vLLM's byte for byte; pages of nvfp4 have the same layout.
 
 NVFP4's global scale is not applied here: a vector is the stored vector times the scale. A global
 scale for all queries and one for all keys scale all scores alike and do not change their order; for

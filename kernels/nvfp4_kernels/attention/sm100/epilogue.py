@@ -36,7 +36,7 @@ class AttentionResult(NamedTuple):
     Attributes:
         out: [rows, query heads, D]; if split-KV, float32 [splits, rows, query heads, D]; if
             quantised, bytes of codes [rows, query heads, D/2].
-        lse: float32, the same without D.
+        lse: float32, of ``out``'s shape without D.
         sinks: float32 [query heads]; null without sinks.
         rows: queries of all sequences together.
         num_heads: query heads.

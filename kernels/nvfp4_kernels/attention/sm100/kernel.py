@@ -153,11 +153,11 @@ class FmhaSm100:
 
     Each arrow is an mbarrier per stage of the ring, or per query tile and stage of S. Arrive counts
     are 4 for ``q_full``, ``s_empty`` and ``p_full``, one per softmax warp, and 1 for all others: an
-    arrive.expect_tx or a tcgen05.commit. ``q_full`` too has a count of 1 where query warps copy
-    16-bit queries of two query tiles: ``Barriers``. The MMA warp waits for ``s_empty`` only where P
-    does not share the columns of S.
+    arrive.expect_tx or a tcgen05.commit. ``q_full`` has a count of 1, too, if a query warp copies
+    the query tile: see ``q_arrivals``. The MMA warp waits for ``s_empty`` only if P does not share
+    the columns of S.
 
-    Where the variant merges, ``LastCta`` follows the epilogue.
+    If the variant merges, ``LastCta`` follows the epilogue.
     """
 
     tile: AttentionTile

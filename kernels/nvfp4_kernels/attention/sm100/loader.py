@@ -28,7 +28,7 @@ class Source:
     """Keys and values in global memory, and the ring in shared memory.
 
     Attributes:
-        key_map, value_map: tensor maps whose boxes are some rows of one chunk.
+        key_map, value_map: tensor maps; a box has one chunk of each of its rows.
         table: int32 [sequences, table_stride], pages; paged and indexed layouts only.
         table_stride: elements between rows of the table.
         ring: stages of [chunk, row, chunk bytes].

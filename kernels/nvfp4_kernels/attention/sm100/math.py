@@ -39,8 +39,8 @@ def _is_emulated(index: int, emulated: int) -> bool:
 def _exp2_emulated(values: list[Float32], degree: int) -> list[Float32]:
     """2^x of x ≤ 128, as 2^n · 2^r with n the nearest integer; 0 from -127 on.
 
-    Adding a number with a unit of 1 in its last place leaves n in the sum's low bits, from where an
-    integer multiply-add shifts n to the exponent of 2^r.
+    A constant whose last place has weight 1 is added, which leaves n in the low bits of the sum; an
+    integer multiply-add shifts n from there into the exponent of 2^r.
     """
     low = [cute.arch.fmax(x, EXP2_MIN, nan=True) for x in values]
     pair = (low[0], low[1])

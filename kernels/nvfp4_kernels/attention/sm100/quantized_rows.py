@@ -85,7 +85,7 @@ class RowQuantizer:
     def store_scale(
         self, scales: cute.Pointer, first: Int32, block: Int32, scale: Uint8, live: Boolean
     ) -> None:
-        """Store the scale of block ``block`` of a row; the rest as in ``store_scales``."""
+        """Store the scale of block ``block`` of a row; other arguments: see ``store_scales``."""
         pair = self._pair(first, block // 2)
         address = Int64(scales.toint()) + Int64(pair) * 2 + block % 2
         ptx.inline_ptx(

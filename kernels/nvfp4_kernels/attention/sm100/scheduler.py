@@ -129,7 +129,7 @@ class WorkTile:
     before: PipelineCounts
 
     def max_tiles(self) -> Int32:
-        """Number of key tiles of the query tile with the most."""
+        """Largest number of key tiles of any query tile."""
         found = self.tiles[0]
         for count in self.tiles[1:]:
             found = cutlass.max(found, count)

@@ -48,9 +48,10 @@ class AttentionTile:
             MUFU.
         ctas_per_sm: resident CTAs, 1 or 2: with two, the softmax of each overlaps with MMAs of the
             other.
-        warp_split_kv: whether the four softmax warps split the keys: a CTA has at most 32 rows,
-            each warp has a copy of them and a quarter of every key tile, and the epilogue combines
-            their results. The softmax takes a quarter of the time, the MMAs take the same.
+        warp_split_kv: whether the four softmax warps split the keys. A CTA then has at most 32
+            rows; each warp has a copy of these rows and a quarter of every key tile, and the
+            epilogue combines the warps' results. The softmax takes a quarter of the time, and the
+            MMAs take no longer.
         batch_invariant: whether a row's row_max depends on its own logits alone. Else row_max is
             updated together with other rows of the warp, which is faster.
     """

@@ -180,10 +180,10 @@ def choose_tile_tokens(
     weights: int = 2,
     sms: int = SMS,
 ) -> int:
-    """Number of rows of the token tiles of both GEMMs of a layer.
+    """Choose the number of rows per token tile, for both GEMMs of a layer.
 
-    It is about the number of rows per expert in use: tiles of 8, 16 and 32 rows cost the same, and
-    larger tiles read weights less often.
+    The choice is about the number of rows per expert in use: tiles of 8, 16 and 32 rows cost the
+    same, and larger tiles read weights less often.
 
     Args:
         tokens: number of tokens, M.

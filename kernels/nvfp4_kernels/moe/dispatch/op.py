@@ -151,7 +151,7 @@ def _run(call: DispatchCall) -> Any:
 
 
 def _define(source: str, output: str) -> None:
-    """Define the custom op of a source and an output, by whose name graphs call the op."""
+    """Define the custom op of a source and an output; graphs refer to the op by its name."""
 
     def run(x: Tensor, *flat: Any) -> Any:
         return _run(_packed(source, output, x, *flat))

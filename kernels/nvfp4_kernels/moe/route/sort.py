@@ -59,10 +59,10 @@ class Sorter:
         tile: threads and CTAs.
         sizes: experts, and rows of a tile.
         expert_map: copy of the expert map.
-        counts: [warp, expert], slots of each warp; later the exclusive scan over the CTA's warps.
+        counts: [warp, expert], numbers of slots; later their exclusive scan over the CTA's warps.
         firsts: [expert], row of the CTA's first slot.
         ends: [expert], row after the last slot of all CTAs.
-        own: [expert], slots of the CTA, which its peers read.
+        own: [expert], number of the CTA's slots, which peers read.
         totals: [warp], partial sums of a scan over threads.
         thread, rank: index of the thread in the CTA, and of the CTA in the cluster.
     """
@@ -89,7 +89,7 @@ class Sorter:
         return self.thread // WARP
 
     def slot(self, batch: Batch, turn: Int32 | int, step: int) -> Int32:
-        """Index of this lane's slot."""
+        """Index of this lane's slot in iteration ``turn``, step ``step``."""
         warp = self.rank * self.tile.warps + self.warp
         turns = Int32(1) if self.tile.single else cute.ceil_div(batch.count, self.tile.slots)
         return ((warp * turns + turn) * self.tile.steps + step) * WARP + self.lane

@@ -296,7 +296,7 @@ def _exponential(value: Float32, peak: Float32) -> Float32:
 
 
 def warp_sum(value: Float32, lanes: int = WARP) -> Float32:
-    """Sum over the first ``lanes`` lanes of a warp, in the same order in each of these lanes."""
+    """Sum over the first ``lanes`` lanes of a warp, bit-identical in each of these lanes."""
     for mask in (16, 8, 4, 2, 1):
         if mask < lanes:
             value = value + cute.arch.shuffle_sync_bfly(value, mask)

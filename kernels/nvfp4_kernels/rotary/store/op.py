@@ -63,7 +63,7 @@ def rotary_store(
             ``slot_mapping``) on are padding and never read, also in ``k``, ``v`` and ``positions``.
             On a GPU all rows are 16-byte aligned.
         k: ``(≥ T, Hkv, D)`` of ``q``'s dtype, strides as for ``q``; Hq is a multiple of Hkv.
-        v: the same.
+        v: values ``(≥ T, Hkv, D)``; dtype and strides as for ``k``.
         positions: int64 or int32 ``(≥ T,)``, contiguous: the row of ``cos_sin_cache`` for each
             token, including tokens without a slot, from 0 to P - 1 (checked on CPU only).
         cos_sin_cache: ``(P, R)`` of ``q``'s dtype or float32, contiguous: R/2 cosines and then R/2

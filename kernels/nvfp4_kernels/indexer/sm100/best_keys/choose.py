@@ -73,7 +73,7 @@ def choose_config(problem: ScoreProblem, top_k: int, sms: int) -> Choice | None:
 
 
 def _tiles(problem: ScoreProblem) -> Iterator[ScoreTile]:
-    """Tiles whose queries share a CTA's keys, most queries first.
+    """Tiles whose queries share a CTA's keys, in descending order of the number of queries.
 
     A single group gets two ping-pong sets where registers allow.
     """
