@@ -83,7 +83,7 @@ def init_barriers(tile: AttentionTile, barriers: Barriers) -> None:
 
 
 def _groups(tile: AttentionTile) -> list[tuple[int, dict[str, int]]]:
-    """Barrier arrays, grouped by length: the length, and the arrive count of each array."""
+    """Barrier arrays, grouped by length: the length, and the arrive count by array name."""
     return [
         (tile.stages, {"kv_full": TMA_ARRIVALS, "kv_empty": MMA_ARRIVALS}),
         (1, {"tail_full": TMA_ARRIVALS, "q_empty": MMA_ARRIVALS, "stored": SOFTMAX_ARRIVALS}),

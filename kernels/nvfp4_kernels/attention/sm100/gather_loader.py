@@ -36,7 +36,7 @@ class KeyLists:
     Attributes:
         indices: int32 [tokens, stride], positions in the token's sequence.
         stride: elements between lists.
-        query_start: int32 [sequences + 1], first token of each sequence, then their number.
+        query_start: int32 [sequences + 1], first token of each sequence, then number of tokens.
         sequences: number of sequences.
         map_strides: strides of the cache in rows of the tensor maps.
     """
@@ -60,7 +60,7 @@ class GatherLoader(TmaLoader):
 
     @cute.jit
     def _page_table(self, source: Source, work: WorkTile) -> Array:
-        """Pages of the token's sequence, which is the last to start at or before the token."""
+        """Pages of the token's sequence, the last sequence that starts at or before the token."""
         lists, lane = self.lists, cute.arch.lane_idx()
         starts = Array(lists.query_start, shape=(1,))
         ended = Int32(0)

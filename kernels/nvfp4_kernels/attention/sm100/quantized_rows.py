@@ -1,4 +1,4 @@
-"""Quantisation of the epilogue's rows to NVFP4: blocks of 16 columns, and places of the scales."""
+"""Quantisation of the epilogue's rows to NVFP4: blocks of 16 columns, and offsets of scales."""
 
 from dataclasses import dataclass
 

@@ -67,7 +67,7 @@ class WalkOrder:
 
 
 class PipelineCounts(NamedTuple):
-    """Numbers of tiles that the CTA processes before a work tile: they give the barriers' phases.
+    """Numbers of tiles that the CTA processes before a work tile, from which phases follow.
 
     Attributes:
         kv_tiles: number of key tiles.

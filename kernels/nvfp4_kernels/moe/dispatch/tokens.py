@@ -83,7 +83,7 @@ def load_count(groups: cute.Pointer) -> Int32:
 
 
 def load_slot(source: Array, row: Int64, there_is: Boolean | None = None) -> Int32:
-    """Slot of a row; -1 if not ``there_is``. None: the row always exists."""
+    """Slot of a row; -1 if the row does not exist. ``there_is``: whether it does; None: always."""
     if there_is is None:
         return source.load(row)
     return ptx.inline_ptx(
