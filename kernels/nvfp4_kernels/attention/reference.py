@@ -1,4 +1,4 @@
-"""``attention`` and ``paged_attention`` in torch: the formula, and the kernels on CPU.
+"""``attention`` and ``paged_attention`` in torch: the references, which are also the CPU kernels.
 
 Queries are taken in tiles of one sequence each. Tiles of equal size, such as the tiles of all
 decoding sequences, are computed side by side, a block of keys at a time, with a running maximum and

@@ -209,7 +209,7 @@ def _count_turns(sort: Sorter, batch: Batch) -> None:
 def place_experts(sort: Sorter) -> Int32:
     """Scan counts into first rows of experts and warps; return the total number of tiles.
 
-    A thread has ``each`` experts, which are neighbours.
+    Each thread handles a few neighbouring experts.
     """
     experts, warps, cluster = sort.sizes.experts, sort.tile.warps, sort.tile.cluster
     each = -(-experts // sort.tile.threads)

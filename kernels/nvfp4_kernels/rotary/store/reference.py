@@ -1,4 +1,4 @@
-"""``rotary_store`` in torch: the formula, and the kernel on CPU."""
+"""``rotary_store`` in torch: the reference, which is also the CPU kernel."""
 
 import torch
 from torch import Tensor
