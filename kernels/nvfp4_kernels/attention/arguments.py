@@ -21,10 +21,11 @@ from nvfp4_kernels.heads import check_cache, check_form, check_heads, check_quer
 
 
 def check_output(output: Static | None, out: object, first_row: int) -> None:
-    """Raise unless the format of the result, its memory and its first row go together.
+    """Raise unless ``output``, ``out`` and ``first_row`` fit together.
 
     Raises:
-        InvalidArgument: another format, or a pair of tensors or a row for a 16-bit result.
+        InvalidArgument: ``output`` is another format, or ``out`` is a pair of tensors or
+            ``first_row`` is given for a 16-bit result.
     """
     if output is None:
         if isinstance(out, tuple):

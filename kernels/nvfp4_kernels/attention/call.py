@@ -1,4 +1,4 @@
-"""Arguments of the attention ops as one value: checks, references and launches take it."""
+"""Arguments of the attention ops, packed as one value for checks, references and launches."""
 
 from typing import NamedTuple
 

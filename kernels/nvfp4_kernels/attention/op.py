@@ -60,8 +60,8 @@ def attention(
         Hq)``: the natural logarithm of the sum of the exponentials of a row's logits and sink.
 
     Raises:
-        InvalidArgument: an argument that does not fit, named. The contents of tensors are
-            checked on CPU only.
+        InvalidArgument: an unsupported or inconsistent argument; the message names it. The
+            contents of tensors are checked on CPU only.
         NoKernelError: no kernel for this device.
     """
     lengths = query_start, key_start, max_query_len, max_key_len

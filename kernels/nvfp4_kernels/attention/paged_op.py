@@ -70,13 +70,13 @@ def paged_attention(
     the result depends on the contents of index tensors: a CUDA graph may capture it. Slots of a
     page beyond a sequence's length, and entries of its row in ``block_table`` for pages without a
     key that any of its queries sees, may hold anything. Values before a window, in the page where
-    it begins, must be finite, as they are if the sequence has computed them: P = 0 may multiply
-    them.
+    the window begins, must be finite (as values are that the sequence has computed), because P = 0
+    may multiply these values.
 
     With a float8_e4m3fn cache the kernel of sm_100 rounds each query of a head to E4M3 with its own
-    scale, and P to E4M3; ``lse`` follows from the rounded queries. Where the queries of a sequence
-    have more than 128 rows of a KV head, ``max_query_len · Hq / Hkv``, and D is at most 128, six of
-    16 exponentials are polynomials of degree 3 (else of degree 4, error 2.9e-6), unless
+    scale, and P to E4M3; ``lse`` follows from the rounded queries. Six of 16 exponentials are
+    polynomials, of degree 4 with an error of 2.9e-6. The degree is 3 if a sequence has more than
+    128 rows of queries per KV head, ``max_query_len · Hq / Hkv``, and D is at most 128, unless
     ``batch_invariant``: ``lse`` is then off by up to 1.02e-4 beyond the rounding of float32, by
     about 7e-5 with usual logits.
 
@@ -103,9 +103,9 @@ def paged_attention(
         sinks: see ``attention``.
         k_scale: float32 ``()``, with a float8_e4m3fn cache: factor that dequantises stored keys.
         v_scale: the same for values.
-        counters: int32 ``(≥ B · Hkv,)``, zeros before and after the call: with these semaphores the
-            last CTA of a decode merges split keys without a second launch. Not to be shared by
-            concurrent calls.
+        counters: int32 ``(≥ B · Hkv,)``, zeros before and after the call: semaphores with which the
+            last CTA of a decode merges the splits of the keys, without a second launch. Concurrent
+            calls must not share them.
         output: format of the result: None: ``q``'s dtype; ``Static(global_scale)``: NVFP4 for the
             next GEMM, bit-identical to ``quantize`` of the 16-bit result, with D a multiple of 32
             and Hq·D of 64.
@@ -124,8 +124,8 @@ def paged_attention(
         ``lse``.
 
     Raises:
-        InvalidArgument: an argument that does not fit, named. The contents of tensors are
-            checked on CPU only.
+        InvalidArgument: an unsupported or inconsistent argument; the message names it. The
+            contents of tensors are checked on CPU only.
         NoKernelError: no kernel for this device.
     """
     tensors = q, kv_cache, block_table, seq_lens, query_start, sinks, k_scale, v_scale

@@ -1,4 +1,4 @@
-"""``attention`` and ``paged_attention`` in torch: the formula, and the kernels on CPU.
+"""``attention`` and ``paged_attention`` in torch: the references, which are also the CPU kernels.
 
 Queries are taken in tiles of one sequence each. Tiles of equal size, such as the tiles of all
 decoding sequences, are computed side by side, a block of keys at a time, with a running maximum and
@@ -211,7 +211,7 @@ def attend(
 def _tiles(
     starts: Sequence[int], lengths: Sequence[int], size: int, page_size: int, scoring: Scoring
 ) -> Iterator[Tile]:
-    """Tiles of up to ``size`` queries that cover all of them."""
+    """Tiles of up to ``size`` queries that together cover all queries."""
     for sequence, keys in enumerate(lengths):
         start, end = starts[sequence], starts[sequence + 1]
         for row in range(start, end, size):
@@ -250,8 +250,8 @@ def _attend_tiles(
 ) -> tuple[Tensor, Tensor]:
     """Attend queries ``(tiles · rows, Hq, D)`` of these tiles; return out and LSE, float32.
 
-    Logits are in units of ln 2 here: torch takes a hundred times longer over an ``exp`` that
-    underflows, but not over an ``exp2``.
+    Logits are base-2 here: an ``exp`` that underflows takes torch a hundred times longer, an
+    ``exp2`` does not.
     """
     heads, rows, head_dim = key_values.heads, tiles[0].rows, q.shape[-1]
     group, shape = q.shape[1] // heads, q.shape[:2]
@@ -290,7 +290,7 @@ def _attend_tiles(
 
 
 def _seen(tile: Tile, scoring: Scoring, start: int) -> tuple[int, int]:
-    """Keys from a block's start that any row of a tile may see, the first and one past the last."""
+    """Range of keys, counted from ``start``, that rows of a tile may see: first, and end."""
     window = math.inf if scoring.window is None else scoring.window
     return int(max(0, tile.position - window + 1 - tile.first - start)), tile.keys - start
 

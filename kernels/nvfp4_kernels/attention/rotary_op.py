@@ -43,7 +43,7 @@ class HeadRotation(NamedTuple):
 
 
 def takes(max_query_len: int, query_heads: int, kv_heads: int) -> bool:
-    """Whether a batch has as few queries as ``rotary_attention`` takes."""
+    """Whether a batch has few enough queries for ``rotary_attention``."""
     return max_query_len * (query_heads // kv_heads) <= MAX_ROTARY_ROWS
 
 
@@ -80,10 +80,10 @@ def rotary_attention(
     ``seq_lens - n + i``.
 
     Args:
-        q: as for ``rotary_store``, ``(T, Hq, D)``; with ``max_query_len`` at most 128 rows of a KV
-            head's queries: ``max_query_len · Hq / Hkv``.
+        q: ``(T, Hq, D)``, as for ``rotary_store``; a KV head has at most 128 rows of queries per
+            sequence: ``max_query_len · Hq / Hkv``.
         k: ``(T, Hkv, D)``, see ``rotary_store``.
-        v: the same.
+        v: values ``(T, Hkv, D)``, see ``rotary_store``.
         kv_cache: see ``paged_attention``; written.
         block_table: see ``paged_attention``.
         seq_lens: see ``paged_attention``; new tokens are counted.
@@ -115,10 +115,10 @@ def rotary_attention(
     Returns:
         The result or its data; its block scales, or None; and ``lse`` float32 ``(T, Hq)``: on
         sm_100 with a float8_e4m3fn cache computed from queries rounded to E4M3, as in
-        ``paged_attention``; exponentials of degree 3 do not occur with so few rows.
+        ``paged_attention``; polynomials of degree 3 are not used with so few rows.
 
     Raises:
-        InvalidArgument: an argument that does not fit, named.
+        InvalidArgument: an unsupported or inconsistent argument; the message names it.
         NoKernelError: no kernel for this device.
     """
     check_dtype("q", q, DTYPES)

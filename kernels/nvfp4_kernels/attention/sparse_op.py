@@ -76,8 +76,8 @@ def sparse_attention(
         ``paged_attention``.
 
     Raises:
-        InvalidArgument: an argument that does not fit, named. The contents of tensors are
-            checked on CPU only.
+        InvalidArgument: an unsupported or inconsistent argument; the message names it. The
+            contents of tensors are checked on CPU only.
         NoKernelError: no kernel for this device.
     """
     arguments = (

@@ -1,4 +1,4 @@
-"""``sparse_attention`` in torch: every token is a sequence whose keys are the listed ones."""
+"""``sparse_attention`` in torch: every token is a sequence of its listed keys."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

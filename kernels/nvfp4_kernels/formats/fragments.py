@@ -223,7 +223,7 @@ def _rearranged(parts: Tensor, tables: Tensor) -> Tensor:
 
 
 def _places() -> list[list[int]]:
-    """Bit positions in a stored word, for each of its four code-pair bytes, lowest bit first."""
+    """Place in a stored word of each bit of the word's four code-pair bytes, lowest bit first."""
     return [
         [
             (target + half - by) % 32

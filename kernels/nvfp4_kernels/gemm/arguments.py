@@ -76,7 +76,7 @@ def check_no_n(n: int | None) -> None:
 def check_layouts(call: AnyCall, **derived: Tensor | None) -> None:
     """Raise unless every tensor is contiguous and 16-byte aligned, as kernels require.
 
-    ``derived``: tensors checked in place of the call's tensors of these names, or beside them.
+    ``derived``: further tensors to check; they replace the call's tensors of the same names.
     """
     for name, value in (call._asdict() | derived).items():
         if isinstance(value, Tensor):

@@ -88,7 +88,7 @@ class SiluMulGemmCall(NamedTuple):
 class GroupedGemmCall(NamedTuple):
     """Arguments of ``grouped_gemm`` and ``grouped_silu_mul_gemm``, documented there.
 
-    ``b`` and ``alpha`` are those of a single weight per expert, or of gate and up.
+    ``b`` and ``alpha`` belong to a single weight per expert, or to gate and up.
 
     Attributes:
         out_dtype: see ``GemmCall``.

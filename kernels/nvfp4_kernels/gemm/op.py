@@ -68,12 +68,14 @@ def gemm(
         a: w4a4: uint8 ``(..., M, K/2)``, two E2M1 codes per byte; w4a16 (``a_scales`` None):
             bfloat16 or float16 ``(..., M, K)``.
         a_scales: float8_e4m3fn, blocked layout of ``a``'s ``(..., M, K/16)`` scales, or None.
-        b: uint8 ``(N, K/2)``, or ``(..., N, K/2)`` with the same batch dimensions as ``a``; w4a16
-            on CPU and sm_90 also in fragments, ``(ceil(N/64), ceil(K/64), 4, 32, 16)``.
-        b_scales: float8_e4m3fn, blocked layout of ``b``'s ``(..., N, K/16)`` scales; of fragments
-            uint8 ``(ceil(N/64), ceil(K/64), 4, 8, 8)``. The dtype tells the layouts apart.
+        b: uint8 ``(N, K/2)``, or ``(..., N, K/2)`` with the same batch dimensions as ``a``. For
+            w4a16 on CPU and sm_90, ``b`` may also be in the fragment layout, ``(ceil(N/64),
+            ceil(K/64), 4, 32, 16)``.
+        b_scales: float8_e4m3fn, blocked layout of ``b``'s ``(..., N, K/16)`` scales; for a weight
+            in fragments, uint8 ``(ceil(N/64), ceil(K/64), 4, 8, 8)``. The dtype tells the layouts
+            apart.
         alpha: float32 ``(S,)``, one factor per shard of the output: global scale of the weight's
-            shard, times the activation's global scale if that is a single number.
+            shard, times the activation's global scale if all rows share one.
         shard_sizes: S output widths that add up to N, e.g. the widths of q, k and v. With
             fragments, which are padded to whole tiles of 64 rows and 64 elements, the widths
             determine N, and ``a`` determines K.
@@ -83,7 +85,7 @@ def gemm(
         terms: number of NVFP4 terms of the activation, 1 to 4; with more than one, ``a`` is ``(...,
             terms, M, K/2)`` and ``a_scales`` as ``quantize`` returns it.
         output: None, or ``Static`` for an NVFP4 result, quantised for the next GEMM from the
-            float32 values: without fragments, N a multiple of 16.
+            float32 values; the weight must not be in fragments, and N is a multiple of 16.
 
     Returns:
         ``(..., M, N)`` of ``out_dtype``. With ``Static``: ``data`` uint8 ``(..., M, N/2)`` and
@@ -91,7 +93,7 @@ def gemm(
         ``quantize``.
 
     Raises:
-        InvalidArgument: shapes, dtypes or devices that do not fit, named.
+        InvalidArgument: shapes, dtypes or devices do not match; the message names the argument.
         NoKernelError: no kernel for this device and mode; the message lists existing kernels.
     """
     operands = a, a_scales, b, b_scales, alpha, _widths(shard_sizes), row_scale, bias
@@ -103,9 +105,9 @@ def gemm(
 
 @wraps(gemm, assigned=(), updated=())
 def gemv(a: Tensor, *operands: Any, **options: Any) -> Any:
-    """``gemm`` of a decode step: at most ``MAX_GEMV_ROWS`` rows of activations, else refused.
+    """``gemm`` of a decode step, with at most ``MAX_GEMV_ROWS`` rows of activations.
 
-    The same arguments, result and kernels: the choice of kernel depends on M, not on the op.
+    Arguments, result and kernels are the same as for ``gemm``: the kernel's choice depends on M.
 
     Raises:
         InvalidArgument: M above ``MAX_GEMV_ROWS``, or as ``gemm``.

@@ -1,4 +1,4 @@
-"""``gemm`` in torch: the formula, and the kernel on CPU."""
+"""``gemm`` in torch: the reference, which is also the CPU kernel."""
 
 from functools import partial
 

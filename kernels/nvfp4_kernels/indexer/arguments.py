@@ -54,9 +54,10 @@ def check_global_scale(fmt: Format, global_scale: Tensor | None) -> None:
 def check_stored(
     fmt: Format, name: str, data: Tensor, scales: Tensor | None, form: str, optional: bool = False
 ) -> int:
-    """Raise unless data, in a form such as ``(T, H, D)``, and scales are as in ``fmt``; return D.
+    """Raise unless data and scales have ``fmt``'s dtypes and shapes; return D.
 
-    Scales may be None if the format has none or they are ``optional``.
+    ``form``: shape of the unpacked data, e.g. ``(T, H, D)``. Scales may be None if the format has
+    none or they are ``optional``.
     """
     check_dtype(name, data, (fmt.data_dtype,))
     check_form(name, data, form if fmt.packed == 1 else form.replace("D)", "D/2)"))

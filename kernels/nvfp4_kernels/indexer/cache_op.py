@@ -50,8 +50,8 @@ def indexer_quantize_q(
         vLLM 0.32's DeepSeek V4 for finite queries.
 
     Raises:
-        InvalidArgument: an argument that does not fit, named. The contents of tensors are
-            checked on CPU only.
+        InvalidArgument: an unsupported or inconsistent argument; the message names it. The
+            contents of tensors are checked on CPU only.
         NoKernelError: no kernel for this device.
     """
     data, *scales = torch.ops.nvfp4.indexer_quantize_q(q, fmt, global_scale)
@@ -76,7 +76,7 @@ def indexer_store_k(
             ``slot_mapping[t] // block_size``, each slot at most once; −1 skips the key.
         fmt: as for ``indexer_quantize_q``.
         block_size: keys of a page.
-        global_scale: as for ``indexer_quantize_q``, of the keys.
+        global_scale: global scale of the keys, as for ``indexer_quantize_q``.
 
     Raises:
         InvalidArgument, NoKernelError: as ``indexer_quantize_q``.

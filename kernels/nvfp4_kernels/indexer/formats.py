@@ -13,7 +13,7 @@ E2M1 codes lie two per byte, the low nibble first, and scales in the order of th
 
 A page of a cache holds the data of all its keys, and then their scales:
 ``[block_size · data bytes][block_size · scale bytes]``, as in vLLM's indexer caches. Pages of mxfp4
-and fp8 are vLLM's byte for byte; nvfp4's have the same layout.
+and fp8 equal vLLM's byte for byte; pages of nvfp4 have the same layout.
 
 NVFP4's global scale is not applied here: a vector is the stored vector times the scale. A global
 scale for all queries and one for all keys scale all scores alike and do not change their order; for
@@ -157,11 +157,11 @@ def _widen(x: Tensor) -> Tensor:
 
 
 def _quantize_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise as ``indexer_k_quant_and_cache`` of vLLM 0.32 does with "ue8m0", its only use.
+    """Quantise as ``indexer_k_quant_and_cache`` of vLLM 0.32 does with "ue8m0".
 
-    The scale is ``2^ceil(log2(max(max|x|, 1e-4) / 448))`` in float32. vLLM's DeepSeek V3.2 has
-    1e-10 instead of 1e-4 for queries, which changes the scale of smaller queries, but hardly their
-    values.
+    vLLM uses no other scale format. The scale is ``2^ceil(log2(max(max|x|, 1e-4) / 448))`` in
+    float32. vLLM's DeepSeek V3.2 has 1e-10 instead of 1e-4 for queries, which changes the scale of
+    smaller queries, but hardly their values.
     """
     amax = x.abs().amax(-1)
     exponent = _exponent(amax.clamp(min=FP8_LEAST), E4M3_MAX)

@@ -47,8 +47,8 @@ def indexer_logits(
         float32 ``(T, Tk)``, with paged keys ``(B · next_n, max_context_len)``.
 
     Raises:
-        InvalidArgument: an argument that does not fit, named. The contents of tensors are
-            checked on CPU only.
+        InvalidArgument: an unsupported or inconsistent argument; the message names it. The
+            contents of tensors are checked on CPU only.
         NoKernelError: no kernel for this device.
     """
     ops = torch.ops.nvfp4

@@ -39,8 +39,8 @@ def indexer_topk(
         ``indices`` and ``valid``; see the module.
 
     Raises:
-        InvalidArgument: an argument that does not fit, named. The contents of tensors are
-            checked on CPU only.
+        InvalidArgument: an unsupported or inconsistent argument; the message names it. The
+            contents of tensors are checked on CPU only.
         NoKernelError: no kernel for this device.
     """
     return torch.ops.nvfp4.indexer_topk(logits, lens, top_k, starts)

@@ -49,18 +49,21 @@ class Routing(NamedTuple):
 
 
 def max_tiles(slots: int, experts: int, tile_tokens: int) -> int:
-    """Most tiles that ``slots`` slots over ``experts`` experts fill; free of branches on sizes."""
+    """Maximum number of tiles that ``slots`` slots over ``experts`` experts can fill.
+
+    The formula has no branches on sizes, so that sizes may be symbolic.
+    """
     reached = torch.sym_min(slots, experts)
     return (slots + (tile_tokens - 1) * reached) // tile_tokens
 
 
 def expected_slots(slots: int, experts: int, global_experts: int) -> int:
-    """Expected slots of this rank's ``experts``, if ``slots`` spread evenly over all experts."""
+    """Expected number of slots of this rank's ``experts``, if all experts are equally likely."""
     return round(slots * min(1.0, experts / max(1, global_experts)))
 
 
 def tile_tokens_of(tokens: int, top_k: int, experts: int, most: int = TILE_TOKENS[-1]) -> int:
-    """Rows of a tile that hold the slots of an average expert in use.
+    """Choose the rows of a tile: enough for the slots of an average expert in use.
 
     Args:
         tokens: number of tokens, M.
@@ -110,7 +113,7 @@ def check_routing(routing: Routing) -> None:
 
 
 def check_used(name: str, groups: Tensor, experts: int | None = None) -> int:
-    """Raise unless ``groups`` holds as many valid experts as it announces.
+    """Raise unless ``groups`` holds as many valid experts as its first element says.
 
     Returns:
         The number of tiles in use. Waits for the device.

@@ -19,8 +19,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     with the weight again. The summation order of the mean depends on K alone.
 
     On sm_90 ``weight`` may be read while preceding kernels that allow programmatic dependent launch
-    still run: these kernels must not write ``weight``. The next kernel may start while the
-    preceding kernel still runs.
+    still run: these kernels must not write ``weight``. The kernel after this op may start while the
+    kernel before the op still runs.
 
     Args:
         x: bfloat16 or float16 ``(M, K)``. On sm_90 K is a multiple of 8, at most 24576; rows start
@@ -33,7 +33,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
         The normalised rows and the new residual, of ``x``'s dtype and shape, contiguous.
 
     Raises:
-        InvalidArgument: an unsupported dtype, shape, stride or alignment, named.
+        InvalidArgument: an unsupported dtype, shape, stride or alignment; the message names it.
         NoKernelError: no kernel for this device.
     """
     return called(_add_rms_norm, x)(x, residual, weight, eps)

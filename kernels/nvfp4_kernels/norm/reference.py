@@ -1,4 +1,4 @@
-"""``add_rms_norm`` in torch: the formula, and the kernel on CPU.
+"""``add_rms_norm`` in torch: the reference, which is also the CPU kernel.
 
 Roundings as in vLLM 0.32's ``ir.ops.fused_add_rms_norm``: the float32 sum is normalised, the
 rounded sum is the new residual; the normalised value is rounded to the weight's dtype, multiplied
@@ -19,6 +19,6 @@ def add_rms_norm(call: AddRmsNormCall) -> tuple[Tensor, Tensor]:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """Normalise float32 ``x``; return ``dtype``."""
+    """Normalise float32 ``x``; the result is rounded to ``dtype``."""
     inverse = torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)
     return ((x * inverse).to(weight.dtype) * weight).to(dtype)

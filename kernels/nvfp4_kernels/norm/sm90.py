@@ -34,7 +34,7 @@ class NormArguments(NamedTuple):
         x, residual: inputs [m, k].
         out, residual_out: results [m, k].
         weight: [k].
-        m, k: sizes.
+        m, k: number of rows, and elements of a row.
         eps: added to the mean square.
     """
 
@@ -148,8 +148,8 @@ def add_rms_norm(call: AddRmsNormCall) -> tuple[Tensor, Tensor]:
     """See ``nvfp4_kernels.norm.op.add_rms_norm``.
 
     Raises:
-        InvalidArgument: a K that is too large or not a multiple of 8, or rows that are strided or
-            misaligned.
+        InvalidArgument: K is too large or not a multiple of 8, or elements of a row are not
+            contiguous, or rows are misaligned.
     """
     x, residual, weight, eps = call
     (m, k), arch = x.shape, device_arch(x.device)

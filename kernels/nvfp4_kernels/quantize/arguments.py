@@ -1,4 +1,4 @@
-"""Format of the result of the ops that quantise rows: pick of the custom op, and checks."""
+"""Result format of the ops that quantise rows: choice of the custom op, and checks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +13,10 @@ Op = Callable[..., Any]
 
 
 def op_of(output: Static | PerToken, static: Op, per_token: Op) -> Op:
-    """Pick the custom op of a result's format; the fields of ``output`` are its last arguments.
+    """Pick the custom op for a result's format; the op's last arguments are ``output``'s fields.
 
     Raises:
-        InvalidArgument: ``output`` is no format of NVFP4.
+        InvalidArgument: ``output`` is not an NVFP4 format.
     """
     if isinstance(output, Static):
         return static

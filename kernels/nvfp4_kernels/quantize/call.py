@@ -14,7 +14,7 @@ class QuantizeCall(NamedTuple):
 
     Attributes:
         x: bfloat16, float16 or float32 ``(..., M, K)``.
-        global_scale: scale of the result, or None.
+        global_scale: global scale of the result, or None.
         terms: terms of the result.
     """
 
@@ -28,7 +28,7 @@ class SiluMulQuantizeCall(NamedTuple):
 
     Attributes:
         gate_up: bfloat16, float16 or float32 ``(..., M, 2·I)``, gate before up.
-        global_scale: scale of the result, or None.
+        global_scale: global scale of the result, or None.
         terms: terms of the result.
     """
 
@@ -45,7 +45,7 @@ class RmsNormQuantizeCall(NamedTuple):
         residual: of ``x``'s dtype and shape, added to ``x``; None: no addition.
         weight: ``(K,)`` of ``x``'s dtype or float32.
         eps: added to the mean square.
-        global_scale: scale of the result, or None.
+        global_scale: global scale of the result, or None.
         terms: terms of the result.
         out: memory for the new residual, contiguous, of ``x``'s dtype and shape; may be ``x`` or
             ``residual``. None: new memory.

@@ -5,6 +5,6 @@ from nvfp4_kernels.sm100.limits import SMS
 
 
 def choose_config(m: int, k: int, element_size: int, per_token: bool, sms: int = SMS) -> RowTile:
-    """Choose the layout for ``m`` rows, over all matrices, of ``k`` elements. Pure."""
+    """Choose the layout for ``m`` rows, of all matrices together, of ``k`` elements. Pure."""
     words = BLOCK * element_size // 4
     return choose_whole_rows(m, k, words, sms) if per_token else choose_row_parts(m, k, words, sms)

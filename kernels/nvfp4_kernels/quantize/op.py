@@ -41,7 +41,7 @@ def quantize(x: Tensor, output: Static | PerToken) -> tuple[Tensor, ...]:
         ``row_scale`` float32 ``(..., M)``.
 
     Raises:
-        InvalidArgument: an unsupported dtype, shape, stride or alignment, named.
+        InvalidArgument: an unsupported dtype, shape, stride or alignment; the message names it.
         NoKernelError: no kernel for this device.
     """
     ops = torch.ops.nvfp4

@@ -1,4 +1,4 @@
-"""``quantize`` in torch: the formula, and the kernel on CPU."""
+"""``quantize`` in torch: the reference, which is also the CPU kernel."""
 
 from torch import Tensor
 

@@ -39,7 +39,7 @@ class QuantizeArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class QuantizeSm100(RowKernel):
-    """One configuration; each thread quantises 16 elements of a row at a time.
+    """One compiled variant of the kernel; a thread quantises 16 elements of a row at a time.
 
     Attributes:
         dtype: dtype of the input, e.g. ``"bfloat16"``.
@@ -59,7 +59,7 @@ class QuantizeSm100(RowKernel):
         return (example(QuantizeArguments, types, {"x": ALIGNMENT, **OUTPUT_ALIGNMENT}),)
 
     def rows(self, arguments: QuantizeArguments, place: Place) -> list[Vector]:
-        """Rows of the input."""
+        """Blocks of the input that this thread quantises."""
         x, start = arguments.x, place.row * arguments.stride
         return [load_block(x, start + place.element(s), place.has(s)) for s in place.steps]
 

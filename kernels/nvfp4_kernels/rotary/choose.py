@@ -10,7 +10,7 @@ MANY_TOKENS = 512  # fill the GPU even if a thread has several heads
 def choose_config(m: int, heads: int, head_dim: int, rotary_dim: int) -> RotaryTile:
     """Choose the tile for ``m`` tokens of ``heads`` heads, of queries and keys together. Pure.
 
-    Few tokens are spread over SMs, one head per thread. With many tokens a thread has two heads:
+    With few tokens a thread has one head, to occupy more SMs. With many tokens a thread has two:
     more loads are in flight, and cosines and sines are read half as often.
     """
     steps, threads = (1, MAX_THREADS) if m < MANY_TOKENS else (2, MANY_MAX_THREADS)

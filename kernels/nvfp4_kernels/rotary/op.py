@@ -28,8 +28,8 @@ def rotary_embedding(
     Elements from R on are copied. Computed in float32, and rounded once.
 
     On sm_90 ``positions`` and ``cos_sin_cache`` may be read while preceding kernels that allow
-    programmatic dependent launch still run: these kernels must not write either tensor. The next
-    kernel may start while the preceding kernel still runs.
+    programmatic dependent launch still run: these kernels must not write either tensor. The kernel
+    after this op may start while the kernel before the op still runs.
 
     Args:
         positions: int64 ``(M,)``, contiguous: the row of ``cos_sin_cache`` for each token, from 0
@@ -45,7 +45,7 @@ def rotary_embedding(
         ``q_out`` and ``k_out``: new contiguous tensors of ``q``'s and ``k``'s shapes and dtype.
 
     Raises:
-        InvalidArgument: an argument that does not fit, named.
+        InvalidArgument: an unsupported or inconsistent argument; the message names it.
         NoKernelError: no kernel for this device.
     """
     return called(_rotary_embedding, q)(positions, q, k, cos_sin_cache)

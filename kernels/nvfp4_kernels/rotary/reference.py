@@ -1,4 +1,4 @@
-"""``rotary_embedding`` in torch: the formula, and the kernel on CPU."""
+"""``rotary_embedding`` in torch: the reference, which is also the CPU kernel."""
 
 from torch import Tensor
 

@@ -48,7 +48,7 @@ class RotaryArguments(NamedTuple):
         positions: int64 [tokens].
         cos_sin_cache: [positions, R], R/2 cosines and R/2 sines.
         q, k: queries and keys.
-        m: tokens.
+        m: number of tokens.
     """
 
     positions: cute.Pointer

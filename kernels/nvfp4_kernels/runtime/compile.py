@@ -330,9 +330,10 @@ def object_path(kernel: DeviceKernel) -> Path | None:
 
 @functools.cache
 def _toolchain(target: str) -> str:
-    """Digest of all inputs of compilation but the kernel: sources, compiler, settings, CPU, target.
+    """Digest of the inputs of compilation besides the kernel itself.
 
-    Equal on a build machine without a GPU and on the target machine.
+    Covers sources, compiler, settings, host CPU and target. Equal on a build machine without
+    a GPU and on the target machine.
     """
     from cutlass.base_dsl.version_info import CUDA_VERSION
 

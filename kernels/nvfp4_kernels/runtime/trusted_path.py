@@ -105,10 +105,10 @@ def given_trust() -> Trust:
 def check_trusted(path: Path) -> Path:
     """Check that no untrusted user can change or replace a file or folder.
 
-    Walks from the root through every folder, link and link target. Once a folder is known to be
-    writable by trusted users only, nobody else can replace its entries after they are checked.
-    Ancestor folders may be sticky, like ``/tmp``; the folder that directly contains a file must be
-    writable by trusted users only.
+    Walks from the root over each folder, link and link target. Once a folder is known to be
+    writable by trusted users only, no other user can replace its entries. An ancestor may be
+    sticky, like ``/tmp``; the folder that directly contains a file must be writable by trusted
+    users only.
 
     Returns:
         The path without links.

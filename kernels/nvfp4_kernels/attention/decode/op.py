@@ -40,8 +40,8 @@ def decode_attention(
     merge. The call does not synchronise with the device, and only the result depends on the
     contents of index tensors: a CUDA graph may capture it. Slots of a page beyond a sequence's
     length, and entries of its row in ``block_table`` for pages without a key that its token sees,
-    may hold anything. Values before a window, in the page where it begins, must be finite, as P = 0
-    may multiply them. The result is deterministic: the same arguments give the same bits.
+    may hold anything. Values before a window, in the page where the window begins, must be finite,
+    as P = 0 may multiply them. The result is deterministic: equal arguments give the same bits.
 
     On sm_90 ``kv_cache`` and the index tensors may be read while preceding kernels that allow
     programmatic dependent launch still run: these kernels must not write the cache or index
@@ -61,9 +61,9 @@ def decode_attention(
             sequence b.
         seq_lens: int32 ``(B,)``, the keys of each sequence, this token's included. 0 for a row that
             is padding, as in a CUDA graph: its result is 0.
-        slot_mapping: int64 ``(B,)``: where the token's key and value are stored, ``page · page_size
-            + offset``, the place of key ``seq_lens[b] - 1`` by ``block_table``; negative: used in
-            this attention but not stored.
+        slot_mapping: int64 ``(B,)``: slot of the token's key and value, ``page · page_size +
+            offset``, which must be the slot of key ``seq_lens[b] - 1`` according to
+            ``block_table``; negative: used in this attention but not stored.
         scale: factor of ``q · k``; None: ``D ** -0.5``.
         window: the token sees this many keys, its own included; None: all.
         soft_cap: logits become ``soft_cap · tanh(logit / soft_cap)``.
@@ -74,8 +74,8 @@ def decode_attention(
         ``out``.
 
     Raises:
-        InvalidArgument: an argument that does not fit, named. The contents of tensors are
-            checked on CPU only.
+        InvalidArgument: an unsupported or inconsistent argument; the message names it. The
+            contents of tensors are checked on CPU only.
         NoKernelError: no kernel for this device.
     """
     check_dtype("q", q, DTYPES)

@@ -1,4 +1,4 @@
-"""``decode_attention`` in torch, a store and then attention: the formula, and the CPU kernel."""
+"""``decode_attention`` in torch, a store and then attention: reference and CPU kernel."""
 
 import torch
 

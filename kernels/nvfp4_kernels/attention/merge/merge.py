@@ -1,4 +1,4 @@
-"""Merge of segments in a thread: 16 bytes of a row over all segments, with a running maximum."""
+"""Merge of segments: a thread has 16 bytes of a row in all segments, and a running maximum."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -29,10 +29,10 @@ class MergeArguments(NamedTuple):
         sinks: float32 [num_heads], or null.
         out: merged result [rows, D]; if quantised, bytes of codes [rows, D/2].
         lse: float32 [rows].
-        segments, rows, num_heads: sizes; row r is of head ``r % num_heads``.
-        scales: bytes of the operand's block scales in the blocked layout; tokens are the operand's
-            rows from ``first_row`` on; if quantised.
-        input_scale: float32 [], the operand's global scale; if quantised.
+        segments, rows, num_heads: sizes; row r belongs to head ``r % num_heads``.
+        scales: if quantised, bytes of the block scales, in the blocked layout, of the next GEMM's
+            operand, whose rows from ``first_row`` on are the tokens.
+        input_scale: if quantised, float32 [], the operand's global scale.
         first_row: see ``scales``.
     """
 
@@ -51,7 +51,7 @@ class MergeArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class Segments:
-    """Segments, and the part of each that a thread merges.
+    """Segments, and the part of each segment that a thread merges.
 
     Attributes:
         outs, lses: results and LSEs of all segments.
@@ -78,7 +78,7 @@ class Segments:
 
 @dataclass(frozen=True)
 class SegmentMerge:
-    """Merge and store of a thread's 16 bytes of a row.
+    """Merge and store of 16 bytes of a row by each thread.
 
     The thread copies ``prefetch`` segments at a time to shared memory with cp.async and reads only
     its own copies. Segments without keys are not read.
@@ -103,7 +103,7 @@ class SegmentMerge:
             arguments: arguments of the launch.
             row: row of a token and head.
             column: first column, a multiple of ``width``.
-            inside: whether the row exists; all threads of a warp call.
+            inside: whether the row exists; all threads of a warp must call this function.
             slots: see ``Segments``.
             thread: see ``Segments``.
             threads: see ``Segments``.
@@ -135,7 +135,7 @@ class SegmentMerge:
         index: Int64,
         inside: Boolean,
     ) -> None:
-        """Quantise blocks: the first of the threads that share a block quantises all of it."""
+        """Quantise blocks: the first of the threads that share a block quantises all its values."""
         scale = global_scale(Array(arguments.input_scale, shape=(1,)).load(0))
         elements = list(values.to_elements())
         for distance in cutlass.range_constexpr(1, BLOCK // self.tile.width):

@@ -27,8 +27,8 @@ def merge_segments(
             16-byte aligned, and D elements a multiple of 16 bytes.
         lses: float32 ``(S, ...)``, natural logarithms of the sums of exponentials of the logits;
             on sm_100 contiguous.
-        sinks: float32 ``(H,)``, H the last dimension of ``lses``: a logit of each head that no
-            segment has in its ``lse`` yet; it adds to the sum and has no value.
+        sinks: float32 ``(H,)``, H the last dimension of ``lses``: a logit per head that adds to the
+            softmax's sum and has no value; no segment's ``lse`` may already include it.
         out_dtype: float32, bfloat16 or float16; None: the dtype of ``outs``.
 
     Returns:
@@ -37,7 +37,7 @@ def merge_segments(
         ``paged_attention``), which also enters the segments' weights in ``out``.
 
     Raises:
-        InvalidArgument: an argument that does not fit, named.
+        InvalidArgument: an unsupported or inconsistent argument; the message names it.
         NoKernelError: no kernel for this device.
     """
     check_dtype("outs", outs, DTYPES)

@@ -1,4 +1,4 @@
-"""``merge_segments`` in torch: the formula, and the kernel on CPU."""
+"""``merge_segments`` in torch: the reference, which is also the CPU kernel."""
 
 import torch
 from torch import Tensor

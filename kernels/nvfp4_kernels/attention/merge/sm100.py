@@ -23,7 +23,7 @@ from nvfp4_kernels.runtime.compile import launch
 
 @dataclass(frozen=True)
 class MergeSegmentsSm100:
-    """Merge whose threads all have the same role: 16 bytes of a row each.
+    """One compiled variant of the merge kernel; each thread merges 16 bytes of a row.
 
     Attributes:
         tile: work of a thread.
@@ -80,8 +80,8 @@ def merge_segments(
 ) -> tuple[Tensor, Tensor]:
     """See ``nvfp4_kernels.attention.merge.op.merge_segments``; writes to ``out`` if it is given.
 
-    For an NVFP4 ``out``, ``(..., D)`` is tokens, heads and D, and ``out_dtype`` the dtype to which
-    results are rounded before quantisation.
+    For an NVFP4 ``out``, the result has shape (tokens, heads, D), and is rounded to ``out_dtype``
+    before quantisation.
 
     Raises:
         InvalidArgument: a non-contiguous or misaligned tensor, or a row of D elements that is not a

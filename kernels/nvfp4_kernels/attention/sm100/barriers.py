@@ -22,20 +22,23 @@ class Barriers:
     With two stages of S, the softmax may run one key tile ahead of PV, and QK one ahead of both:
     a barrier per stage keeps every wait within one phase of its barrier.
 
-    | barrier | arrive count | completed by | phase |
+    | barrier | arrive count | completed by | phase flips once per |
     |---|---|---|---|
-    | ``kv_full[stage]`` | ``TMA_ARRIVALS`` | copies into the ring | wrap-around of the ring |
-    | ``kv_empty[stage]`` | ``MMA_ARRIVALS`` | commit of MMAs that read it | same |
-    | ``tail_full`` | ``TMA_ARRIVALS`` | copies of the tile whose tail is zeroed | 0 |
+    | ``kv_full[stage]`` | ``TMA_ARRIVALS`` | copies into the ring | trip around the ring |
+    | ``kv_empty[stage]`` | ``MMA_ARRIVALS`` | commit of MMAs that read it | trip around the ring |
+    | ``tail_full`` | ``TMA_ARRIVALS`` | copies of the tile whose tail is zeroed | zeroed tail |
     | ``q_full[query tile]`` | ``q_arrivals`` | Q in shared memory | work tile |
-    | ``q_empty`` | ``MMA_ARRIVALS`` | commit of the last QK of a work tile | same |
-    | ``copied[query tile]`` | ``COPY_ARRIVALS`` | queries that are to be quantised | same |
-    | ``taken[query tile]`` | ``SOFTMAX_ARRIVALS`` | copied queries in registers | same |
-    | ``s_full[query tile, stage, part]`` | ``MMA_ARRIVALS`` | commit of QK | turn of the stages |
+    | ``q_empty`` | ``MMA_ARRIVALS`` | commit of the last QK of a work tile | work tile |
+    | ``copied[query tile]`` | ``COPY_ARRIVALS`` | 16-bit queries in shared memory | work tile |
+    | ``taken[query tile]`` | ``SOFTMAX_ARRIVALS`` | copied queries in registers | work tile |
+    | ``s_full[query tile, stage, part]`` | ``MMA_ARRIVALS`` | commit of QK | S trip |
     | ``s_empty[query tile]`` | ``SOFTMAX_ARRIVALS`` | S in registers | key tile |
-    | ``p_full[query tile, stage, part]`` | ``SOFTMAX_ARRIVALS`` | P stored, O rescaled | same |
-    | ``o_full[query tile, stage, part]`` | ``MMA_ARRIVALS`` | commit of PV | same |
-    | ``stored`` | ``SOFTMAX_ARRIVALS`` | epilogue of the first of two query tiles | its work tile |
+    | ``p_full[query tile, stage, part]`` | ``SOFTMAX_ARRIVALS`` | P stored, O rescaled | S trip |
+    | ``o_full[query tile, stage, part]`` | ``MMA_ARRIVALS`` | commit of PV | S trip |
+    | ``stored`` | ``SOFTMAX_ARRIVALS`` | epilogue of the first of two query tiles | work tile |
+
+    An S trip is a trip around the stages of S. Work tiles without keys do not count; for
+    ``stored``, neither do work tiles without keys for the first query tile.
     """
 
     kv_full: Array
@@ -80,7 +83,7 @@ def init_barriers(tile: AttentionTile, barriers: Barriers) -> None:
 
 
 def _groups(tile: AttentionTile) -> list[tuple[int, dict[str, int]]]:
-    """Groups of barriers of equal count: the number of barriers, and their arrive counts."""
+    """Barrier arrays, grouped by length: the length, and the arrive count by array name."""
     return [
         (tile.stages, {"kv_full": TMA_ARRIVALS, "kv_empty": MMA_ARRIVALS}),
         (1, {"tail_full": TMA_ARRIVALS, "q_empty": MMA_ARRIVALS, "stored": SOFTMAX_ARRIVALS}),
@@ -113,7 +116,7 @@ def s_full_barrier(
 def wait_o_full(
     tile: AttentionTile, barriers: Barriers, query_tile: Int32, index: Int32, part: int = -1
 ) -> None:
-    """Wait until PV of a part of the ``index``-th key tile, by default of its last, is done.
+    """Wait until PV of a part of the ``index``-th key tile is done; default: the last part.
 
     O may then be read, and P of that part overwritten.
     """

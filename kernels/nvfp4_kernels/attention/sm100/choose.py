@@ -1,4 +1,4 @@
-"""Choice of the tile and of the number of splits for an attention problem. Pure, and no CuTe."""
+"""Choice of the tile and of the number of splits for an attention problem. No CuTe in here."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,13 +25,13 @@ class AttentionProblem:
 
     Attributes:
         batch: number of sequences.
-        queries: most queries of a sequence.
-        keys: most keys of a sequence.
+        queries: maximum number of queries of a sequence.
+        keys: maximum number of keys of a sequence.
         kv_heads: KV heads.
         group: query heads of each KV head.
         head_dim: D.
         fp8: whether the cache is E4M3.
-        window: keys a query sees; 0: all.
+        window: number of keys that a query sees; 0: all.
         indexed: whether every token has a list of keys; then ``batch`` counts tokens, each with one
             query.
         batch_invariant: see ``Scoring``: one tile for prefills and decodes, and no splits.
@@ -53,10 +53,10 @@ class AttentionProblem:
 def choose_config(problem: AttentionProblem, sms: int = SMS) -> tuple[AttentionTile, int]:
     """Choose the tile, and the splits of the keys that fill the device.
 
-    Two query tiles where there are rows for both and tensor memory holds them. If one warp holds
-    all rows, as in most decodes, four warps split the keys. Split-KV fills one wave of CTAs; such
-    decodes, which are memory-bound, get more splits where the last of several waves would leave
-    most of the device idle. A split never has next to no keys.
+    Two query tiles if there are rows for both and tensor memory holds both. If one warp holds all
+    rows, as in most decodes, four warps split the keys. Split-KV fills one wave of CTAs; warp-split
+    decodes, which are memory-bound, get more splits if the last of several waves would leave most
+    of the device idle. A split has at least a minimum number of key tiles.
     """
     if problem.batch_invariant:
         tile = AttentionTile(

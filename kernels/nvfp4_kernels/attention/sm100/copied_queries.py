@@ -19,7 +19,7 @@ from nvfp4_kernels.sm100.limits import WARP_ROWS
 
 @dataclass(frozen=True)
 class CopiedQueries:
-    """Prologue of the softmax warps of CTAs with a CLC scheduler: a thread has a whole row."""
+    """Prologue of the softmax warps in CTAs with a CLC scheduler; a thread has a whole row."""
 
     tile: AttentionTile
     variant: Variant
@@ -38,10 +38,10 @@ class CopiedQueries:
 
         Args:
             copied: rows of the query tile in 16 bits.
-            shared: memory of the query tile; the warp has already stored its rows of the last
-                result.
+            shared: shared memory of the query tile; the warp has already written out the rows of
+                the previous work tile's result that were staged there.
             barriers: mbarriers of the CTA.
-            work: work tile, with keys.
+            work: work tile; must have at least one key.
             query_tile: query tile of the warp.
             warp: warp of the query tile.
         """

@@ -36,13 +36,13 @@ class AttentionResult(NamedTuple):
     Attributes:
         out: [rows, query heads, D]; if split-KV, float32 [splits, rows, query heads, D]; if
             quantised, bytes of codes [rows, query heads, D/2].
-        lse: float32, the same without D.
+        lse: float32, of ``out``'s shape without D.
         sinks: float32 [query heads]; null without sinks.
         rows: queries of all sequences together.
         num_heads: query heads.
-        scales: bytes of the operand's block scales in the blocked layout; ``out`` is the operand's
-            rows from ``first_row`` on; if quantised.
-        input_scale: float32 [], the operand's global scale; if quantised.
+        scales: if quantised, bytes of the block scales, in the blocked layout, of the next GEMM's
+            operand, of which ``out`` is the rows from ``first_row`` on.
+        input_scale: if quantised, float32 [], the operand's global scale.
         first_row: see ``scales``.
     """
 
@@ -61,8 +61,8 @@ class Epilogue:
     """Role of the softmax warps after the main loop; rows past the sequence's end are not stored.
 
     A thread has a row of O in tensor memory. Rows are staged in shared memory, so that neighbouring
-    lanes store neighbouring bytes. A row is staged in the memory of its query; if query warps
-    already load the next query there, part by part in separate memory.
+    lanes store neighbouring bytes. A row is staged in the shared memory of its query, or, if query
+    warps already load the next query there, part by part in separate shared memory.
     """
 
     tile: AttentionTile
@@ -105,7 +105,7 @@ class Epilogue:
         return RowQuantizer(self.tile, self.variant)
 
     def _is_stored(self, row: QueryRow, tiles: Int32) -> cutlass.Boolean:
-        """Whether O of the row is stored: the merge does not read O of a split without keys."""
+        """Whether to store O of the row: the merge does not read O of a split without keys."""
         return row.live & (tiles > 0) if self.variant.split else row.live
 
     @cute.jit
@@ -127,7 +127,7 @@ class Epilogue:
 
         Args:
             result: result of the launch.
-            shared: memory of the query tile's rows; its queries have been read by now.
+            shared: shared memory in which rows are staged; the queries in it have been read.
             barriers: mbarriers of the CTA.
             lanes: tensor memory of the warp.
             query_tile: query tile of the warp.
@@ -136,7 +136,7 @@ class Epilogue:
             row: row of the thread.
             warp: warp of the query tile.
             state: state of the row, after the last key tile.
-            v_scale: scale of stored values.
+            v_scale: factor that dequantises V.
         """
         tile = self.tile
         head = work.kv_head * work.group + row.head
@@ -173,7 +173,7 @@ class Epilogue:
         return index * result.num_heads + head
 
     def _row_units(self, row: QueryRow, tiles: Int32, row_index: Int64) -> Int32:
-        """Start of the row in ``out``, in units of 16 bytes; negative if it is not stored."""
+        """Start of the row in ``out``, in units of 16 bytes; negative if the row is not stored."""
         units = (row_index * (self.tile.head_dim * self._out_bits // 128)).to(Int32)
         return cutlass.select_(self._is_stored(row, tiles), units, Int32(-1))
 
@@ -187,7 +187,7 @@ class Epilogue:
         tiles: Int32,
         factor: Float32,
     ) -> None:
-        """Stage ``columns`` of O from ``source`` on, times ``factor``."""
+        """Stage ``columns`` columns of O from ``source`` on, multiplied by ``factor``."""
         own = warp * WARP_ROWS + recomputed_lane()
         width = next(width for width in WIDTHS if columns % width == 0)
         for start in cutlass.range_constexpr(0, columns, width):
@@ -223,7 +223,7 @@ class Epilogue:
         first: Int32,
         live: cutlass.Boolean,
     ) -> None:
-        """Stage a row of O times ``factor`` as NVFP4 codes; store scales from ``first`` on."""
+        """Stage a row of O times ``factor`` as NVFP4 codes; store its scales from ``first`` on."""
         own, quantizer = warp * WARP_ROWS + recomputed_lane(), self._quantizer
         scale, bits = quantizer.scale(result.input_scale), Uint32(0)
         for start in cutlass.range_constexpr(0, self.tile.head_dim, PAIR):

@@ -47,21 +47,21 @@ class Staged:
 
 @dataclass(frozen=True)
 class WarpSplitEpilogue(Epilogue):
-    """Epilogue for warp-split keys: a warp's lanes of O are partial sums over a quarter of keys.
+    """Epilogue where warps split the keys: each warp's O is a partial sum over a quarter of them.
 
     Partial sums are staged in shared memory as float32, as many columns at a time as fit in the
     memory of the queries, and are added up in the order of the warps. With few rows, as in most
-    decodes, all columns fit at once, in the room of the absent rows.
+    decodes, all columns fit at once, as they also use the memory of absent rows.
     """
 
     @property
     def _few_rows(self) -> int:
-        """Most rows per warp for which all columns fit at once."""
+        """Maximum number of rows per warp for which all columns fit at once."""
         return WARP_ROWS * self._staged_columns // self.tile.head_dim
 
     @property
     def _columns_at_once(self) -> int:
-        """Columns of every row staged at once: whole blocks, unless not even one block fits."""
+        """Columns of every row staged at once: whole blocks if at least one block fits."""
         room = self._staged_columns
         return room - room % BLOCK if self.variant.stores_codes and room > BLOCK else room
 
@@ -141,7 +141,7 @@ class WarpSplitEpilogue(Epilogue):
     def _stage_few(
         self, shared: Array, warp: Int32, source: Int32, tiles: Int32, factor: Float32
     ) -> None:
-        """Stage all columns of the first few rows, times ``factor``."""
+        """Stage all columns of the first ``_few_rows`` rows, multiplied by ``factor``."""
         rows, columns, lane = self._few_rows, self._staged_columns, recomputed_lane()
         width = next(width for width in WIDTHS if columns % width == 0)
         for start in cutlass.range_constexpr(0, self.tile.head_dim, width):
@@ -228,10 +228,10 @@ class WarpSplitEpilogue(Epilogue):
         first: int,
         waiting: list[Float32],
     ) -> list[Float32]:
-        """Add up, quantise and store columns from ``first`` on of all rows: a thread per block.
+        """Add up, quantise and store columns from ``first`` on of all rows, a thread per block.
 
-        Where less than a block is staged at once, ``waiting`` are the thread's columns of the
-        incomplete block; returns the new ``waiting``.
+        If less than a block is staged at once, ``waiting`` holds the thread's sums of the block's
+        earlier columns; the updated list is returned.
         """
         rows, columns = staged.rows, min(staged.columns, BLOCK)
         assert staged.columns % columns == 0
@@ -270,7 +270,7 @@ class WarpSplitEpilogue(Epilogue):
         return sums
 
     def _place(self, staged: Staged, warp: int, row: Int32, byte: Int32) -> Int32:
-        """Offset of a warp's staged row; columns past a row's room use the room of absent rows."""
+        """Offset of ``byte`` in a warp's staged row; long rows continue in absent rows' memory."""
         width, own = self.tile.row_bytes, warp * WARP_ROWS + row
         if staged.columns > self._staged_columns:
             own, byte = own + byte // width * staged.rows, byte % width

@@ -22,7 +22,7 @@ STARTS_PER_LANE = 8  # loads in flight: a batch of 256 waits for memory once
 
 
 class MapStrides(NamedTuple):
-    """Rows of the tensor maps between neighbouring pages, heads and rows of a page."""
+    """Strides of the cache between pages, heads, and rows within a page, in rows of tensor maps."""
 
     page: Int32
     head: Int32
@@ -36,9 +36,9 @@ class KeyLists:
     Attributes:
         indices: int32 [tokens, stride], positions in the token's sequence.
         stride: elements between lists.
-        query_start: int32 [sequences + 1], tokens.
+        query_start: int32 [sequences + 1], first token of each sequence, then number of tokens.
         sequences: number of sequences.
-        map_strides: strides of the cache in map rows.
+        map_strides: strides of the cache in rows of the tensor maps.
     """
 
     indices: cute.Pointer
@@ -60,7 +60,7 @@ class GatherLoader(TmaLoader):
 
     @cute.jit
     def _page_table(self, source: Source, work: WorkTile) -> Array:
-        """Pages of the token's sequence, whose index is the number of later starts ≤ the token."""
+        """Pages of the token's sequence, the last sequence that starts at or before the token."""
         lists, lane = self.lists, cute.arch.lane_idx()
         starts = Array(lists.query_start, shape=(1,))
         ended = Int32(0)
@@ -109,7 +109,7 @@ class GatherLoader(TmaLoader):
         coordinates: list[Int32],
         leader: Boolean,
     ) -> None:
-        """Load values; rows past the last are out of bounds and come as zeros."""
+        """Load values; keys past the last are out of bounds, so that TMA fills in zeros."""
         values = source.value_map
         self._load_tile(source, values, barriers, work, index, count, coordinates, leader)
 
@@ -142,7 +142,7 @@ def gather4(
 ) -> None:
     """Gather four rows, from ``column`` on, into consecutive rows of a box.
 
-    PTX ISA, cp.async.bulk.tensor: CuTe's own function takes two coordinates, a gather has five.
+    CuTe's own function takes two coordinates; a gather has five (PTX ISA, cp.async.bulk.tensor).
     """
     ptx.inline_ptx(
         "cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes "

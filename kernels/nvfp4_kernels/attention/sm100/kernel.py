@@ -69,9 +69,9 @@ class AttentionArguments(NamedTuple):
         indices: int32 [tokens, list_stride], positions of listed keys.
         list_stride: elements between lists.
         scale: factor of Q·K.
-        soft_cap: unused without one.
+        soft_cap: soft cap of logits; unused if the variant has none.
         k_scale, v_scale: float32 [], of an E4M3 cache.
-        merge: splits' partial results, and the result to which the last CTA merges them.
+        merge: partial results of the splits, and the result into which the last CTA merges them.
         counters: int32 [batch, KV heads], zeros: number of CTAs that have stored partial results.
         rotation: rotary embedding of queries and new keys.
         sizes: host integers.
@@ -109,8 +109,8 @@ class Memory:
     Attributes:
         source: keys and values, and their ring.
         queries: queries of all query tiles.
-        copied: 16-bit queries of all query tiles, to be quantised; else None.
-        staged: rows of the result, in the memory of the queries or beside it.
+        copied: 16-bit queries of all query tiles, if they are yet to be quantised; else None.
+        staged: rows of the result, in the memory of the queries or in separate memory.
         barriers: mbarriers with which warps pass tiles.
         tensor: the address of tensor memory.
         is_last: see ``LastCta``.
@@ -153,11 +153,11 @@ class FmhaSm100:
 
     Each arrow is an mbarrier per stage of the ring, or per query tile and stage of S. Arrive counts
     are 4 for ``q_full``, ``s_empty`` and ``p_full``, one per softmax warp, and 1 for all others: an
-    arrive.expect_tx or a tcgen05.commit. ``q_full`` too has a count of 1 where query warps copy
-    16-bit queries of two query tiles: ``Barriers``. The MMA warp waits for ``s_empty`` only where P
-    does not share the columns of S.
+    arrive.expect_tx or a tcgen05.commit. ``q_full`` has a count of 1, too, if a query warp copies
+    the query tile: see ``q_arrivals``. The MMA warp waits for ``s_empty`` only if P does not share
+    the columns of S.
 
-    Where the variant merges, ``LastCta`` follows the epilogue.
+    If the variant merges, ``LastCta`` follows the epilogue.
     """
 
     tile: AttentionTile
@@ -511,7 +511,7 @@ class FmhaSm100:
             self._sync()
 
     def _sync(self) -> None:
-        """Barrier over the softmax warps: the next queries overwrite memory that all have read."""
+        """Barrier over the softmax warps: the next queries may overwrite memory only afterwards."""
         ptx.barrier_cta_sync(SYNC_BARRIER, thread_count=WARPS * WARP_ROWS)
 
     def _load_queries(

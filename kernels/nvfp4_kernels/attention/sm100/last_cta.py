@@ -21,7 +21,7 @@ MAX_PREFETCH = 8  # segments
 
 
 def last_cta_tile(tile: AttentionTile, variant: Variant) -> MergeTile:
-    """Work of a softmax thread: as many segments in flight as fit in the memory of the queries."""
+    """Tile of the merge: as many segments in flight per thread as the queries' memory holds."""
     prefetch = min(MAX_PREFETCH, tile.query_bytes // (THREADS * VECTOR_BYTES))
     return MergeTile(
         "float32", variant.dtype, tile.head_dim, variant.sinks, prefetch, variant.quantized
@@ -58,7 +58,7 @@ class LastCta:
             arguments: partial results and result.
             counters: semaphores, int32 [batch, KV heads], zero before and after the launch.
             sizes: sizes of the launch.
-            shared: memory of the queries, free by now.
+            shared: shared memory of the queries, which is free by now.
             is_last: int32 in shared memory, through which one thread informs the others.
             work: work tile of the CTA.
             warp: index among the softmax warps.

@@ -67,8 +67,8 @@ class KeyValues:
     """Keys and values as the kernel addresses them: (pages, heads, rows, D), with any strides.
 
     Attributes:
-        layout: meaning of a page: a sequence of a dense tensor, all of a ragged tensor, or a cache
-            page.
+        layout: meaning of a page: a sequence of a dense tensor, a whole ragged tensor, or a
+            page of the cache.
         k, v: views whose last stride is 1.
         query_start, key_start, seq_lens, block_table, indices: int32, as required by ``layout``.
         k_scale, v_scale: float32, of an E4M3 cache.
@@ -99,12 +99,12 @@ class Inputs:
         key_values: keys and values.
         sinks: float32 (Hq,) or None.
         batch: number of sequences; if indexed, of tokens.
-        queries: most queries of a sequence; if indexed, 1.
-        keys: most keys of a sequence; if indexed, the columns of lists.
+        queries: maximum number of queries of a sequence; if indexed, 1.
+        keys: maximum number of keys of a sequence; if indexed, of a list.
         scoring: scale and masks.
         out: contiguous, of ``q``'s dtype and shape, or NVFP4; None: a new tensor.
-        counters: semaphores, int32 zeros, one per sequence and KV head; None: another launch always
-            merges the splits.
+        counters: semaphores, int32 zeros, one per sequence and KV head; None: splits are always
+            merged by another launch.
         rotating: rotary embedding of queries and new keys, for batches whose queries fit in one
             CTA.
     """

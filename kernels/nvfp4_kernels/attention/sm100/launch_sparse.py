@@ -53,7 +53,7 @@ def gather_view(kv_cache: Tensor) -> tuple[int, int]:
         Stride of the view's rows in elements, and number of rows.
 
     Raises:
-        InvalidArgument: such rows would overlap, or be too many.
+        InvalidArgument: the view's rows would overlap, or there are too many.
     """
     *counts, width = kv_cache.shape
     dims = [(n, stride) for n, stride in zip(counts, kv_cache.stride(), strict=False) if n > 1]

@@ -28,7 +28,7 @@ class Source:
     """Keys and values in global memory, and the ring in shared memory.
 
     Attributes:
-        key_map, value_map: tensor maps whose boxes are some rows of one chunk.
+        key_map, value_map: tensor maps; a box has one chunk of each of its rows.
         table: int32 [sequences, table_stride], pages; paged and indexed layouts only.
         table_stride: elements between rows of the table.
         ring: stages of [chunk, row, chunk bytes].
@@ -48,7 +48,7 @@ class Source:
 
 @dataclass(frozen=True)
 class TmaLoader:
-    """Role of a warp: each lane copies the boxes of a page.
+    """Role of the load warp; each lane copies the boxes of one page.
 
     Tiles are loaded in the order in which the MMA warp uses them. Pages are looked up one tile
     ahead of the copies, and positions one more tile ahead.
@@ -170,7 +170,7 @@ class TmaLoader:
         coordinates: Coordinates,
         leader: Boolean,
     ) -> None:
-        """Load values; zero rows past the last, since P = 0 times NaN is NaN."""
+        """Load values; zero the rows past the last key, since P = 0 times NaN is NaN."""
         stage = count % self.tile.stages
         wait(barriers.kv_empty.subview(stage), count // self.tile.stages - 1)
         full = barriers.kv_full.subview(stage)

@@ -15,7 +15,7 @@ NEAREST = ptx.FPRoundingMode.RN
 
 
 def exp2_mixed(values: list[Float32], emulated: int, degree: int) -> list[Float32]:
-    """2^x of each value; the FMA units, idle otherwise, emulate ``emulated`` of every 16."""
+    """2^x of each value; FMA units, which would be idle, emulate ``emulated`` of every 16."""
     powers: list[Float32] = []
     for index in range(0, len(values), 2):
         pair = values[index : index + 2]
@@ -39,8 +39,8 @@ def _is_emulated(index: int, emulated: int) -> bool:
 def _exp2_emulated(values: list[Float32], degree: int) -> list[Float32]:
     """2^x of x ≤ 128, as 2^n · 2^r with n the nearest integer; 0 from -127 on.
 
-    Adding a number with a unit of 1 in its last place leaves n in the sum's low bits, from where an
-    integer multiply-add shifts n to the exponent of 2^r.
+    A constant whose last place has weight 1 is added, which leaves n in the low bits of the sum; an
+    integer multiply-add shifts n from there into the exponent of 2^r.
     """
     low = [cute.arch.fmax(x, EXP2_MIN, nan=True) for x in values]
     pair = (low[0], low[1])
@@ -68,7 +68,7 @@ def _both(value: float) -> tuple[Float32, Float32]:
 
 
 def log2(value: Float32) -> Float32:
-    """Base-2 logarithm within 2^-22, −∞ of zero (PTX ISA, lg2.approx.ftz)."""
+    """Base-2 logarithm, with an error below 2^-22; −∞ for zero (PTX ISA, lg2.approx.ftz)."""
     return ptx.inline_ptx(
         "lg2.approx.ftz.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[value]
     )
@@ -94,7 +94,7 @@ def fmax_reduce(values: list[Float32]) -> Float32:
 
 
 def fadd_reduce(values: list[Float32]) -> Float32:
-    """Sum of a power of two of values, two at a time."""
+    """Sum of the values, whose number is a power of two, by packed additions."""
     while len(values) > 2:
         half = len(values) // 2
         values = _add_packed(values[:half], values[half:])

@@ -44,7 +44,7 @@ class Descriptors:
 
 @dataclass(frozen=True)
 class Mma:
-    """Role of one warp.
+    """Role of the MMA warp.
 
     With ``qk_before_pv``, QK of the next key tile is issued before PV of the current tile, and so
     overlaps with the softmax; otherwise S, or a part of S, may only be overwritten once PV has read
@@ -243,7 +243,7 @@ class Mma:
     def _qk_mmas(
         self, descriptors: Descriptors, target: Int32, each: int, part: int, stage: Int32
     ) -> None:
-        """A part of S of a query tile: MMAs along D, 32 bytes of each row at a time."""
+        """Issue the MMAs for a part of S of a query tile: along D, 32 bytes of a row at a time."""
         tile = self.tile
         parts = tile.s_parts[part]
         first, keys = tile.first_key(parts[0]), sum(tile.part_keys[each] for each in parts)
@@ -273,7 +273,7 @@ class Mma:
         part: int,
         accumulate: Boolean,
     ) -> None:
-        """O of a query tile and a part of the keys: MMAs along keys, 32 bytes of P at a time."""
+        """Issue the MMAs for O of a query tile and a part of the keys, 32 bytes of P at a time."""
         tile = self.tile
         instruction = self._instruction(tile.head_dim, mn_major_b=True)
         keys = MMA_BYTES // tile.element_bytes

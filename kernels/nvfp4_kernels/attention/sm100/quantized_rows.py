@@ -1,4 +1,4 @@
-"""NVFP4 of the epilogue's rows: blocks of 16 columns of a head, and offsets of the block scales."""
+"""Quantisation of the epilogue's rows to NVFP4: blocks of 16 columns, and offsets of scales."""
 
 from dataclasses import dataclass
 
@@ -49,7 +49,7 @@ class RowQuantizer:
             num_heads: query heads of the operand.
             work: work tile of the CTA.
             row: row of the thread.
-            head: its query head.
+            head: query head of the row.
         """
         index, blocks = first_row + work.first_query + row.token, self.tile.head_dim // BLOCK
         across = num_heads * self.tile.head_dim // MMA_K
@@ -85,7 +85,7 @@ class RowQuantizer:
     def store_scale(
         self, scales: cute.Pointer, first: Int32, block: Int32, scale: Uint8, live: Boolean
     ) -> None:
-        """Store the scale of block ``block`` of a row; the rest as in ``store_scales``."""
+        """Store the scale of block ``block`` of a row; other arguments: see ``store_scales``."""
         pair = self._pair(first, block // 2)
         address = Int64(scales.toint()) + Int64(pair) * 2 + block % 2
         ptx.inline_ptx(

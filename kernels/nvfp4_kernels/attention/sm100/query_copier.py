@@ -31,13 +31,13 @@ class QueryCopier:
     ) -> None:
         """Copy a query tile, zeros past the last row, once the previous queries are consumed.
 
-        The consumers are QK, or the softmax warps where these quantise.
+        The consumers are QK, or the softmax warps if these quantise the queries.
 
         Args:
             queries: queries in global memory.
             shared: memory of the query tile's rows in 16 bits.
             barriers: mbarriers of the CTA.
-            work: work tile, with keys.
+            work: work tile; must have at least one key.
             query_tile: query tile of the warp.
         """
         quantized, mine = self.tile.quantizes_copied, query_tile

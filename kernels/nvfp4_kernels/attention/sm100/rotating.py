@@ -31,8 +31,8 @@ class RotationArguments(NamedTuple):
         table: [positions, R], R/2 cosines and R/2 sines.
         q_norm, k_norm: [D]; null without a norm.
         eps: added to mean squares.
-        settled: 1 if lengths, pages and older keys may be read before the preceding kernel ends,
-            else 0.
+        settled: 1 if lengths, pages and the keys of earlier tokens may be read before the preceding
+            kernel ends, else 0.
     """
 
     new_k: TokenHeads

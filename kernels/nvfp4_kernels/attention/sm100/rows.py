@@ -1,4 +1,4 @@
-"""Moves of a warp's 32 rows between global and shared memory: neighbouring lanes on one row.
+"""Copies of a warp's 32 rows between global and shared memory, with neighbouring lanes on one row.
 
 In the softmax every thread has a row; coalesced accesses need several lanes per row. Rows are
 exchanged through shared memory in the layout of the tensor core's operands, whose swizzle avoids
@@ -66,7 +66,7 @@ class WarpRows:
 
 
 def recomputed_lane() -> Int32:
-    """Lane index that the compiler cannot merge with earlier ones: saves registers, not work."""
+    """Lane index that the compiler cannot merge with earlier copies, which saves registers."""
     return pinned(cute.arch.lane_idx())
 
 

@@ -16,15 +16,16 @@ class Sizes(NamedTuple):
 
     Attributes:
         batch: number of sequences.
-        queries: most queries of a sequence; if dense, the queries of each sequence; 1 if indexed.
+        queries: maximum number of queries of a sequence; if dense, the number of each sequence; 1
+            if indexed.
         keys: keys of each sequence if dense; rows of K if ragged; keys of a list if indexed; unused
             if paged.
         pages: pages of the cache.
         kv_heads: number of KV heads.
         group: query heads of each KV head.
         splits: CTAs that divide the keys of a query tile.
-        window: keys a query sees.
-        places: most resident CTAs of the device; read by the static persistent scheduler.
+        window: number of keys that a query sees.
+        places: maximum number of resident CTAs; read by the static persistent scheduler.
     """
 
     batch: Int32
@@ -51,10 +52,10 @@ class SequenceLengths(NamedTuple):
 
 @dataclass(frozen=True)
 class WalkOrder:
-    """Order of work tiles of the static persistent scheduler: all first splits, then all second.
+    """Order of work tiles of the static persistent scheduler: first splits, then second splits, ….
 
-    Splits without keys thus come last. Divisors come from the host, as a division takes a hundred
-    cycles.
+    Splits without keys thus come last. Divisors come from the host, as a division on the device
+    takes a hundred cycles.
 
     Attributes:
         heads: fast divisor by the number of KV heads.
@@ -66,14 +67,14 @@ class WalkOrder:
 
 
 class PipelineCounts(NamedTuple):
-    """Tiles that the CTA has processed before a work tile, for barrier phases.
+    """Numbers of tiles that the CTA processes before a work tile, from which phases follow.
 
     Attributes:
         kv_tiles: number of key tiles.
         work_tiles: number of work tiles with keys.
         tail_tiles: key tiles with rows past a sequence's last key.
         first_work_tiles: work tiles with keys for the first query tile.
-        first_kv_tiles, second_kv_tiles: key tiles of either query tile.
+        first_kv_tiles, second_kv_tiles: key tiles of the first and of the second query tile.
     """
 
     kv_tiles: Int32
@@ -84,7 +85,7 @@ class PipelineCounts(NamedTuple):
     second_kv_tiles: Int32
 
     def of_one_query_tile(self) -> "PipelineCounts":
-        """Counts without a second query tile; fewer registers, as some counts are equal."""
+        """Counts for one query tile: equal counts share a register."""
         kv_tiles, work_tiles, tail_tiles, *_ = self
         return PipelineCounts(kv_tiles, work_tiles, tail_tiles, work_tiles, kv_tiles, Int32(0))
 
@@ -94,19 +95,20 @@ class WorkTile:
     """Work tile of a CTA: some rows of one sequence and KV head, and some of their keys.
 
     Attributes:
-        batch, kv_head, split: indices; if indexed, ``batch`` is the token.
+        batch, kv_head, split: indices of sequence, KV head and split; if indexed, ``batch`` is the
+            token.
         first_row: first of the CTA's rows among the sequence's ``rows`` = queries · group.
-        rows: rows of the sequence.
+        rows: number of rows of the sequence.
         first_query: the sequence's first query among the queries of all sequences.
         first_key: the sequence's first key among the keys of all sequences; 0 if paged or dense.
-        keys: keys of the sequence.
+        keys: number of keys of the sequence.
         position: position of the sequence's first query; negative if there are fewer keys than
             queries.
         first_tile: first key tile.
         tiles: number of key tiles of each query tile; 0 for a query tile without rows.
         parts: number of splits with key tiles; 1 without split-KV.
         group: query heads per KV head.
-        window: keys a query sees.
+        window: number of keys that a query sees.
         before: pipeline counts of this CTA before the work tile.
     """
 
@@ -127,7 +129,7 @@ class WorkTile:
     before: PipelineCounts
 
     def max_tiles(self) -> Int32:
-        """Number of key tiles of the query tile with the most."""
+        """Largest number of key tiles of any query tile."""
         found = self.tiles[0]
         for count in self.tiles[1:]:
             found = cutlass.max(found, count)
@@ -160,7 +162,7 @@ class WorkTile:
 
 
 def walks(tile: AttentionTile, variant: Variant) -> bool:
-    """Whether CTAs are static persistent: keys of the next work tile are loaded during this one.
+    """Whether the scheduler is static persistent: the next tile's keys are loaded during this tile.
 
     True for work tiles of few rows, which are memory-bound. The indexed layout is never persistent.
     """
@@ -177,7 +179,7 @@ def work_tile(
     number: Any,
     before: PipelineCounts,
 ) -> WorkTile:
-    """Work tile of this CTA; the longest first, since the last block of queries sees most keys.
+    """Work tile of this CTA; the last queries, which see the most keys, are scheduled first.
 
     Args:
         tile: tile of the kernel.

@@ -37,11 +37,11 @@ LOAD_COLUMNS = 16  # columns of one tcgen05.ld, which overlaps with the previous
 
 @dataclass(frozen=True)
 class LogitScaling:
-    """Factors that turn S into logits in units of ln 2.
+    """Factors that turn S into base-2 logits, i.e. logits times log2(e).
 
     Attributes:
         scale: factor of S.
-        soft_cap: unused without one.
+        soft_cap: soft cap of logits; unused if the variant has none.
     """
 
     scale: Float32
@@ -50,10 +50,10 @@ class LogitScaling:
 
 @dataclass(frozen=True)
 class SoftmaxState:
-    """Running maximum and sum of a row, logits in units of ln 2.
+    """Running maximum and sum of a row, for base-2 logits.
 
     Attributes:
-        row_max: the largest logit, or a smaller value if P then stays in range.
+        row_max: largest logit so far, or an older, smaller maximum that still keeps P in range.
         row_sum: Σ 2^(logit − row_max + p_shift).
     """
 
@@ -63,7 +63,7 @@ class SoftmaxState:
 
 @dataclass(frozen=True)
 class Columns:
-    """First columns of a query tile and stage of S, in the warp's lanes of tensor memory.
+    """First columns of S, P and O of a query tile, in the warp's lanes of tensor memory.
 
     Attributes:
         s: S of the warp's keys.
@@ -93,16 +93,16 @@ class Probabilities:
 
 @dataclass(frozen=True)
 class Softmax:
-    """Role of four warps per query tile; a thread has a whole row: no shuffles.
+    """Role of four warps per query tile; a thread has a whole row, so that no shuffles are needed.
 
     P is first computed with the row_max of earlier keys, so that exponentials need not wait for the
-    new keys' maximum. Only where sums of P exceed ``p_limit``, and where keys are masked, is P
-    computed again, with a row_max that includes the new keys if the old one is too small. Each part
-    of a key tile is such a step: PV of earlier parts may have begun by then.
+    new keys' maximum. If sums of P then exceed ``p_limit``, or keys are masked, P is computed from
+    all scores, and row_max is updated with the new keys if it is too small. This is done for each
+    part of a key tile; PV of earlier parts may have begun by then.
 
-    With ``tile.batch_invariant`` P is computed once, and the row_max of each row grows where its
-    own logits exceed it by the threshold: masking and the P of other rows would make a row depend
-    on the other rows of its warp.
+    With ``tile.batch_invariant`` P is computed once, and the row_max of a row grows only if the
+    row's own logits exceed it by the threshold. Otherwise, masking and the P of other rows would
+    make a row depend on the other rows of its warp.
     """
 
     tile: AttentionTile
@@ -170,16 +170,16 @@ class Softmax:
         row_sum: Float32,
         logits: LogitScaling,
     ) -> tuple[list[Uint32], list[Float32], Float32, Float32]:
-        """P and sums of a part of the ``turn``-th key tile, and the updated row_max and row_sum.
+        """P and its sums, for a part of the ``turn``-th key tile, and the new row_max and row_sum.
 
-        O is rescaled where row_max grows.
+        If row_max grows, O is rescaled.
 
         Args:
             part: index of the part in the key tile.
             barriers: mbarriers of the CTA.
             query_tile: query tile of the warp.
-            turn: number of the key tile among the CTA's.
-            follows: whether another key tile of the same rows precedes.
+            turn: number of the key tile among all key tiles of the CTA's query tile.
+            follows: whether this is not the first key tile of the rows.
             columns: tensor memory columns of the query tile.
             row: row of the thread.
             start: first key of the warp in this tile.
@@ -249,8 +249,8 @@ class Softmax:
     ) -> Boolean:
         """Whether P for ``row_max`` is too large in any row of the warp.
 
-        No addend exceeds its sum, so that a few sums bound all P. Emulated exponentials of logits
-        above 128 are undefined, so that ``maxima`` bounds these logits.
+        No addend exceeds its sum: a few sums bound all P. Emulated exponentials of logits above
+        128 are undefined: ``maxima`` bounds the logits whose exponentials are emulated.
         """
         overflow = fmax_reduce(sums) > Float32(self.tile.p_limit)
         if maxima:
@@ -261,7 +261,7 @@ class Softmax:
         return self._any(overflow)
 
     def _log2_scale(self, logits: LogitScaling) -> Float32:
-        """Factor that turns results of ``_soft_capped`` into logits in units of ln 2."""
+        """Factor that turns results of ``_soft_capped`` into base-2 logits."""
         return (logits.soft_cap if self.variant.soft_cap else logits.scale) * LOG2_E
 
     def _soft_capped(self, scores: list[Float32], logits: LogitScaling) -> list[Float32]:
@@ -354,7 +354,7 @@ class Softmax:
         return list(values.bitcast(Uint32).to_elements())
 
     def _store(self, target: Int32, part: int, words: list[Uint32], quarter: Int32) -> None:
-        """Store P of this warp's keys, and zeros for the keys that other warps' lanes store."""
+        """Store P of this warp's keys; if warps split the keys, zeros for other warps' keys."""
         if not self.tile.warp_split_kv:
             self._store_words(target + self.tile.p_offset(part), words)
             return
@@ -364,7 +364,7 @@ class Softmax:
         self._store_words(target + quarter * len(words), words)
 
     def _store_words(self, target: Int32, words: list[Uint32]) -> None:
-        """Store words to as many columns, by stores of a power of two each."""
+        """Store words to as many columns, by stores whose widths are powers of two."""
         first = 0
         while first < len(words):
             width = 1 << (len(words) - first).bit_length() - 1
@@ -374,7 +374,7 @@ class Softmax:
 
     @cute.jit
     def _rescale(self, output: Int32, rescale: Float32) -> None:
-        """Multiply O of this warp's rows by ``rescale`` of each."""
+        """Multiply O of this warp's rows by each row's ``rescale``."""
         for first in cutlass.range_constexpr(0, self.tile.head_dim, LOAD_COLUMNS):
             values = load_columns(output + first, LOAD_COLUMNS)
             ptx.tcgen05_wait(ptx.Tcgen05Wait.LOAD)

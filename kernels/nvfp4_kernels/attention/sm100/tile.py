@@ -48,9 +48,10 @@ class AttentionTile:
             MUFU.
         ctas_per_sm: resident CTAs, 1 or 2: with two, the softmax of each overlaps with MMAs of the
             other.
-        warp_split_kv: whether the four softmax warps split the keys: a CTA has at most 32 rows,
-            each warp has a copy of them and a quarter of every key tile, and the epilogue combines
-            their results. The softmax takes a quarter of the time, the MMAs take the same.
+        warp_split_kv: whether the four softmax warps split the keys. A CTA then has at most 32
+            rows; each warp has a copy of these rows and a quarter of every key tile, and the
+            epilogue combines the warps' results. The softmax takes a quarter of the time, and the
+            MMAs take no longer.
         batch_invariant: whether a row's row_max depends on its own logits alone. Else row_max is
             updated together with other rows of the warp, which is faster.
     """
@@ -102,11 +103,11 @@ class AttentionTile:
 
     @property
     def part_keys(self) -> tuple[int, ...]:
-        """Keys of the parts of a tile; P of each part is passed to the MMA warp separately.
+        """Number of keys of each part of a key tile; P is passed to the MMA warp part by part.
 
-        Two parts where QK of the next key tile cannot be issued before PV of this one: the tensor
-        core, shared by two query tiles, then need not wait for the last columns of P. Equal halves
-        where QK has parts too, so that the softmax of each part hides the other part's MMAs.
+        Two parts if QK of the next key tile cannot be issued before PV of the current tile: the
+        tensor core, shared by two query tiles, then need not wait for the last columns of P. Equal
+        halves if QK has parts too, so that the softmax of each part hides the other part's MMAs.
         """
         if self.query_tiles == 1 or self.qk_before_pv:
             return (KEYS,)
@@ -116,21 +117,21 @@ class AttentionTile:
 
     @property
     def parts(self) -> int:
-        """Parts of a key tile."""
+        """Number of parts of a key tile."""
         return len(self.part_keys)
 
     @property
     def split_s(self) -> bool:
-        """Whether QK is issued by parts too: the softmax of a part overlaps with MMAs of the other.
+        """Whether QK is issued in parts too: softmax of one part overlaps with MMAs of the other.
 
-        Parts of QK take longer, since each reads all of Q: with E4M3, the softmax takes even
-        longer.
+        QK in parts takes longer, since each part reads all of Q; with E4M3, the softmax takes
+        longer still.
         """
         return self.fp8 and self.query_tiles == 2 and not self.qk_before_pv
 
     @property
     def s_parts(self) -> tuple[tuple[int, ...], ...]:
-        """Parts of P that come from each part of S."""
+        """Indices of the parts of P that come from each part of S."""
         every = tuple(range(self.parts))
         return tuple((part,) for part in every) if self.split_s else (every,)
 
@@ -140,10 +141,10 @@ class AttentionTile:
 
     @property
     def threads(self) -> int:
-        """Threads of softmax warps, the MMA warp, the load warp, and two more.
+        """Threads of a CTA: softmax warps, MMA warp, load warp, and two more if reallocating.
 
         Registers are reallocated between warpgroups (PTX ISA, setmaxnreg): two query warps, or two
-        idle warps, complete a warpgroup.
+        idle warps, complete the last warpgroup.
         """
         return 32 * (WARPS * self.query_tiles + (4 if self.reallocates_registers else 2))
 
@@ -157,7 +158,7 @@ class AttentionTile:
 
     @property
     def quantizes_copied(self) -> bool:
-        """Whether query warps copy queries beside the operand, for softmax warps to quantise.
+        """Whether query warps copy 16-bit queries to separate memory; softmax warps quantise them.
 
         The two query warps alone would be too slow to quantise a work tile's queries in time.
         """
@@ -165,12 +166,12 @@ class AttentionTile:
 
     @property
     def stages_beside(self) -> bool:
-        """Whether the result is staged in separate memory, as the next queries already load."""
+        """Whether the result is staged in separate memory, as the next queries load meanwhile."""
         return self.takes_over and not self.fp8
 
     @property
     def reallocates_registers(self) -> bool:
-        """Whether softmax warps take registers of the others (setmaxnreg)."""
+        """Whether softmax warps take registers from the other warps (setmaxnreg)."""
         return self.query_tiles == 2
 
     # --- shared memory: rows are cut into chunks as wide as a swizzle --------------------------
@@ -202,7 +203,7 @@ class AttentionTile:
 
     @property
     def copied_row_bytes(self) -> int:
-        """Bytes of a row of queries in 16 bits, as query warps copy it."""
+        """Bytes of a 16-bit row of queries, as query warps copy it."""
         return 2 * self.head_dim
 
     @property
@@ -214,8 +215,8 @@ class AttentionTile:
     def staging_row_bytes(self) -> int:
         """Bytes of shared memory in which the epilogue stages one output row.
 
-        The query's own row is overwritten, or a separate buffer takes ``STAGING_BYTES`` of a row,
-        where the next queries are already being loaded.
+        The query's own row is overwritten; if the next queries are already being loaded there, a
+        separate buffer takes ``STAGING_BYTES`` of a row at a time.
         """
         return STAGING_BYTES if self.stages_beside else self.row_bytes
 
@@ -242,18 +243,18 @@ class AttentionTile:
 
     @property
     def s_stages(self) -> int:
-        """Stages of S per query tile: two where nothing else overlaps with the softmax."""
+        """Stages of S per query tile: two if no other MMAs would overlap with the softmax."""
         return 2 if self.query_tiles == self.ctas_per_sm == 1 else 1
 
     @property
     def separate_p(self) -> bool:
-        """Whether P has its own columns rather than S's: the next QK then need not wait for PV."""
+        """Whether P has separate columns, not those of S: the next QK then need not wait for PV."""
         columns = KEYS + self.p_columns + self.head_dim
         return self.query_tiles == 2 and 2 * columns <= TENSOR_COLUMNS
 
     @property
     def qk_before_pv(self) -> bool:
-        """Whether QK of the next key tile is issued before PV of this one."""
+        """Whether QK of the next key tile is issued before PV of the current key tile."""
         return self.separate_p or self.s_stages == 2
 
     def s_column(self, tile: int, stage: int = 0) -> int:
@@ -312,7 +313,7 @@ class AttentionTile:
 
     @property
     def p_limit(self) -> float:
-        """Bound on sums of P beyond which ``row_max`` has to grow: E4M3's largest number."""
+        """Bound on sums of P above which ``row_max`` has to grow; for E4M3 its largest number."""
         return 448.0 if self.fp8 else 2.0**self.rescale_threshold
 
     @property
@@ -343,7 +344,8 @@ class Variant:
         layout: layout of keys and values; indexed: every token is a sequence, with a list of keys
             in pages.
         page_size: keys of a page; 0 unless paged or indexed.
-        causal, window, soft_cap, sinks: whether the launch has them.
+        causal, window, soft_cap, sinks: whether the launch has a causal mask, a window, a soft cap
+            and sinks.
         split: split-KV: whether CTAs split the keys and store float32 partial results.
         quantized: whether the result is NVFP4, rounded to ``dtype`` first.
         merges: whether the last CTA of a block of rows merges the splits; else another kernel does.

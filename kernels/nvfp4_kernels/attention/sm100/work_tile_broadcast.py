@@ -20,15 +20,15 @@ _VECTOR = 4  # words of a load
 
 @dataclass(frozen=True)
 class WorkTileBroadcast:
-    """Work tile broadcast: the scheduler warp writes a work tile, all other warps read.
+    """Broadcast of work tiles: the scheduler warp writes a work tile, and all other warps read it.
 
-    The lengths and indices, which cost two loads and some divisions, are thus ready before the
-    previous work tile is done. The last write says that no work tile follows.
+    Lengths and indices, which cost two loads and some divisions, are thus ready before the previous
+    work tile is done. The last write says that no work tile follows.
 
     Attributes:
         words: int32 words of the work tile.
-        full: mbarrier of arrive count 1: the work tile is written.
-        empty: mbarrier: the reading warps, an arrival each, are done.
+        full: mbarrier of arrive count 1, completed when the work tile is written.
+        empty: mbarrier, completed by an arrival of each reading warp.
     """
 
     words: Array
@@ -62,7 +62,7 @@ class WorkTileBroadcast:
             ptx.mbarrier_arrive(self.full)
 
     def wait_read(self, turn: Int32) -> None:
-        """Wait until all have read the ``turn``-th work tile."""
+        """Wait until all reading warps have read the ``turn``-th work tile."""
         wait(self.empty, turn)
 
     @cute.jit

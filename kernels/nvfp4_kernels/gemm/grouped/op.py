@@ -60,12 +60,12 @@ def grouped_gemm(
             ``(tiles, T, K)``; T one of ``routing.TILE_TOKENS``.
         a_scales: float8_e4m3fn, blocked layout of each tile's scales, or None.
         groups: int32 ``(1 + tiles,)``, of a ``Routing``.
-        b: uint8 ``(experts, N, K/2)``; w4a16 on CPU and sm_90 also in fragments,
-            ``(experts, ceil(N/64), ceil(K/64), 4, 32, 16)``.
-        b_scales: float8_e4m3fn, blocked layout of each weight's scales; of fragments uint8. The
-            dtype tells the layouts apart.
+        b: uint8 ``(experts, N, K/2)``. For w4a16 on CPU and sm_90, ``b`` may also be in the
+            fragment layout, ``(experts, ceil(N/64), ceil(K/64), 4, 32, 16)``.
+        b_scales: float8_e4m3fn, blocked layout of each weight's scales; for weights in fragments,
+            uint8. The dtype tells the layouts apart.
         alpha: float32 ``(experts,)``, the global scale of each weight, times the activation's
-            global scale if that is a single number.
+            global scale if all rows share one.
         row_scale: float32 ``(tiles, T)``, the activation's per-row global scales, if any.
         bias: bfloat16, float16 or float32 ``(experts, N)``, added before the activation.
         activation: activation applied to the result, one of ``activation.UNGATED``, or None.
@@ -74,8 +74,9 @@ def grouped_gemm(
         terms: number of NVFP4 terms of the activation, 1 to 4; with more than one, ``a`` is
             ``(tiles, terms, T, K/2)``, and ``a_scales`` as ``moe_dispatch`` gives it.
         output: None, or ``Static`` for an NVFP4 result, quantised for the next GEMM from the
-            float32 values: without fragments and without ``n``, N a multiple of 16. Its global
-            scale is float32 ``(experts,)``, the input scale of each expert's next GEMM.
+            float32 values; the weights must not be in fragments, ``n`` is left out, and N is a
+            multiple of 16. The global scale is float32 ``(experts,)``, the input scale of each
+            expert's next GEMM.
 
     Returns:
         ``(tiles, T, N)`` of ``out_dtype``. With ``Static``: ``data`` uint8 ``(tiles, T, N/2)`` and
@@ -83,7 +84,7 @@ def grouped_gemm(
         returned by ``moe_dispatch``. Unused tiles are not written.
 
     Raises:
-        InvalidArgument: shapes, dtypes or devices that do not fit, named.
+        InvalidArgument: shapes, dtypes or devices do not match; the message names the argument.
         NoKernelError: no kernel for this device and mode; the message lists existing kernels.
     """
     operands = a, a_scales, groups, b, b_scales, alpha, row_scale, bias

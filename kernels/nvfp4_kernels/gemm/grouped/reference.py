@@ -1,4 +1,4 @@
-"""``grouped_gemm`` in torch: the formula, and the kernel on CPU."""
+"""``grouped_gemm`` in torch: the reference, which is also the CPU kernel."""
 
 import torch
 from torch import Tensor

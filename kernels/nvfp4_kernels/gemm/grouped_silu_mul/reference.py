@@ -1,4 +1,4 @@
-"""``grouped_silu_mul_gemm`` in torch: the formula, and the kernel on CPU."""
+"""``grouped_silu_mul_gemm`` in torch: the reference, which is also the CPU kernel."""
 
 from nvfp4_kernels.gemm.grouped.reference import grouped_gemm
 

@@ -59,14 +59,15 @@ def silu_mul_gemm(
     Args:
         a: w4a4: uint8 ``(..., M, K/2)``; w4a16 (``a_scales`` None): 16-bit floats ``(..., M, K)``.
         a_scales: float8_e4m3fn, blocked layout of ``a``'s scales, or None.
-        b1: the gate, uint8 ``(N, K/2)`` or ``(..., N, K/2)`` with ``a``'s batch dimensions; w4a16
-            on CPU and sm_90 also in fragments, ``(ceil(N/64), ceil(K/64), 4, 32, 16)``.
-        b1_scales: float8_e4m3fn, blocked layout of the gate's scales; of fragments uint8
-            ``(ceil(N/64), ceil(K/64), 4, 8, 8)``. The dtype tells the layouts apart.
-        b2: the up projection, shaped as ``b1``.
-        b2_scales: the up projection's scales, as ``b1_scales``.
+        b1: the gate weight, uint8 ``(N, K/2)`` or ``(..., N, K/2)`` with ``a``'s batch dimensions.
+            For w4a16 on CPU and sm_90, ``b1`` may also be in the fragment layout, ``(ceil(N/64),
+            ceil(K/64), 4, 32, 16)``.
+        b1_scales: float8_e4m3fn, blocked layout of the gate's scales; for weights in fragments,
+            uint8 ``(ceil(N/64), ceil(K/64), 4, 8, 8)``. The dtype tells the layouts apart.
+        b2: the up weight, of ``b1``'s shape and layout.
+        b2_scales: the up weight's scales, as ``b1_scales``.
         alpha: float32 ``(2,)``: each weight's global scale, times the activation's global scale if
-            that is a single number.
+            all rows share one.
         row_scale: float32 ``(..., M)``, the activation's per-row global scales, if any.
         out_dtype: bfloat16, float16 or float32; left out with ``output``.
         n: rows of each weight; needed with fragments, which are padded to whole tiles of 64 rows
@@ -74,7 +75,8 @@ def silu_mul_gemm(
         terms: number of NVFP4 terms of the activation, 1 to 4; with more than one, ``a`` is ``(...,
             terms, M, K/2)`` and ``a_scales`` as ``quantize`` returns it.
         output: None, or ``Static`` for an NVFP4 result, quantised for the next GEMM from the
-            float32 values: without fragments and without ``n``, N a multiple of 16.
+            float32 values; the weights must not be in fragments, ``n`` is left out, and N is a
+            multiple of 16.
 
     Returns:
         ``(..., M, N)`` of ``out_dtype``. With ``Static``: ``data`` uint8 ``(..., M, N/2)`` and
@@ -82,7 +84,7 @@ def silu_mul_gemm(
         ``quantize``.
 
     Raises:
-        InvalidArgument: shapes, dtypes or devices that do not fit, named.
+        InvalidArgument: shapes, dtypes or devices do not match; the message names the argument.
         NoKernelError: no kernel for this device and mode; the message lists existing kernels.
     """
     operands = a, a_scales, b1, b1_scales, b2, b2_scales, alpha, row_scale

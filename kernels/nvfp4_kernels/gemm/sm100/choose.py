@@ -1,4 +1,4 @@
-"""Chooser of the GEMM tile with the least estimated time in a layer. Pure, no CuTe in here.
+"""Chooser of the GEMM tile with the least estimated time in a layer. Pure functions, no CuTe.
 
 The estimate counts cycles of one SM. Rates are B200's: 16384 multiply-accumulates of NVFP4 per SM
 and cycle, 64 bytes from L2 per SM, 7.26 TB/s of memory at 1.85 GHz for the chip. The rest was
@@ -91,11 +91,11 @@ class Problem:
 def choose_config(
     problem: Problem, output: EpilogueConfig, sms: int = SMS
 ) -> tuple[Tile, EpilogueConfig]:
-    """Candidate with the least cost in a layer (ties: the first), with the store of its result.
+    """Tile of least cost in a layer (ties: the first), and its epilogue with ``store`` filled in.
 
     Args:
-        problem: problem, not empty.
-        output: epilogue, whose ``store`` is chosen here.
+        problem: GEMM problem; must not be empty.
+        output: epilogue; its ``store`` is ignored.
         sms: SMs of the device.
     """
     fitting = candidates(problem, output)
@@ -110,7 +110,7 @@ INVARIANT_TOKENS = (1, 16, 64, 256, 1024, 8192)
 def choose_batch_invariant(
     problem: Problem, output: EpilogueConfig, sms: int = SMS
 ) -> tuple[Tile, EpilogueConfig]:
-    """Single tile for any number of tokens, so that the summation order is always the same.
+    """One tile for any number of tokens, so that the summation order is always the same.
 
     Chosen is the tile with the smallest worst-case slowdown, over ``INVARIANT_TOKENS``, against the
     choice of ``choose_config``. Split-K is allowed only without swap_ab, where the order of the

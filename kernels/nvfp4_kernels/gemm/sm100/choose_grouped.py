@@ -1,4 +1,4 @@
-"""Chooser of a grouped GEMM's tile, and of the number of rows of token tiles. Pure, no CuTe.
+"""Chooser of a grouped GEMM's tile and of the rows per token tile. Pure functions, no CuTe.
 
 The estimate counts cycles of one SM, with the rates of ``choose``. It also accounts for a partial
 last wave, for token tiles that share an expert's weights, and for clusters without work because
@@ -73,7 +73,7 @@ def choose_grouped(
     output: EpilogueConfig,
     sms: int = SMS,
 ) -> tuple[Tile, EpilogueConfig]:
-    """Candidate with the least cost (ties: the first), with the store of its result.
+    """Tile of least cost (ties: the first), and its epilogue with ``store`` filled in.
 
     The number of token tiles in use is unknown before the launch. A candidate's cost is its loss
     against the best candidate, summed over the numbers of tiles likely for one or more ranks.
@@ -180,10 +180,10 @@ def choose_tile_tokens(
     weights: int = 2,
     sms: int = SMS,
 ) -> int:
-    """Number of rows of the token tiles of both GEMMs of a layer.
+    """Choose the number of rows per token tile, for both GEMMs of a layer.
 
-    It is about the number of rows per expert in use: tiles of 8, 16 and 32 rows cost the same, and
-    larger tiles read weights less often.
+    The choice is about the number of rows per expert in use: tiles of 8, 16 and 32 rows cost the
+    same, and larger tiles read weights less often.
 
     Args:
         tokens: number of tokens, M.

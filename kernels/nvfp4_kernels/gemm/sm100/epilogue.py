@@ -172,7 +172,7 @@ class Epilogue:
         acc_empty: Array,
         leader: Boolean,
     ) -> None:
-        """Finish a tile column by column: stores of a column overlap with the next's math."""
+        """Finish a tile column by column: stores of a column overlap with the next one's math."""
         tile, scaling, store = self.tile, Scaling(self.tile, self.output), ColumnStore(self.output)
         width = min(LOAD_COLUMNS if tile.split_k > 1 else _EARLY_COLUMNS, tile.split_columns)
         loads = tile.split_columns // width

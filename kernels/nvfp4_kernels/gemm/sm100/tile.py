@@ -231,9 +231,9 @@ class EpilogueConfig:
 
     Attributes:
         dtype: dtype of the result.
-        store: way of storing a result whose rows run along the N side: "tma" for rows of a multiple
-            of 16 bytes, staged in shared memory; "vector" for such rows, straight from registers;
-            "element" for any width. With swap_ab only "element", which is then coalesced.
+        store: way of storing a result whose rows run along the N side. "tma": rows of a multiple
+            of 16 bytes, staged in shared memory; "vector": such rows, straight from registers;
+            "element": rows of any width. With swap_ab only "element", whose stores then coalesce.
         box_bytes: bytes of each row in a box, with "tma": 64 or 128.
         shards: number of factors ``alpha`` along the weights' rows.
         bias: dtype of the bias, "" for none.

@@ -1,6 +1,6 @@
 """Chooser of the GEMM tile: by a table for few tokens, else by an estimate. Pure, no CuTe.
 
-Both were measured on an H200, on the layers of Llama 8B and of Llama 70B on four GPUs, in bfloat16:
+Both were tuned on an H200, on the layers of Llama 8B and of Llama 70B on four GPUs, in bfloat16:
 the table by the time of a whole layer, the estimate by single GEMMs, where at 80 to 1024 tokens its
 choice is at most 3 % behind the best of all tiles tried. ``python -m examples.kernel_bench`` times
 the chosen tiles, ``python -m examples.kernel_bench.layer`` a layer.
@@ -131,7 +131,7 @@ def choose_config(
     """Tile and epilogue for a problem, including the way of storing the result.
 
     Args:
-        problem: problem, not empty.
+        problem: GEMM problem; must not be empty.
         output: epilogue, whose ``boxes`` is chosen here.
         sms: SMs of the device.
     """
@@ -145,7 +145,7 @@ def choose_config(
 def choose_batch_invariant(
     problem: Problem, output: EpilogueConfig, sms: int = SMS
 ) -> tuple[Tile, EpilogueConfig]:
-    """Tile for which a row's sums are, to the bit, the same for any number of tokens.
+    """Tile with which a row's sums are bit-identical for any number of tokens.
 
     Tiles for any number of tokens add up a row's products in the same order if they split K into
     the same parts, as found on an H200 (``tests/test_kernels/test_batch_invariance_gpu.py``). The
@@ -153,7 +153,7 @@ def choose_batch_invariant(
     usual. With many tokens no more CTAs are needed: one CTA then sums the parts in turn.
 
     Args:
-        problem: problem, not empty.
+        problem: GEMM problem; must not be empty.
         output: epilogue, whose ``boxes`` is chosen here.
         sms: SMs of the device.
     """
@@ -256,7 +256,7 @@ def _few_token_config(
 
 
 def _together(problem: Problem, tile: Tile, sms: int) -> int:
-    """Number of CTAs per SM: as many as the grid has, if their registers fit."""
+    """Number of CTAs per SM: as many as the grid has for an SM, and as have enough registers."""
     # Registers for accumulators and decoding: with more CTAs these would spill.
     room = REGISTERS // (tile.threads * (68 + tile.columns // 2))
     return min(math.ceil(ctas(problem, tile) / sms), room)

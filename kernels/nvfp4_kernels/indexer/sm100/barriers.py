@@ -14,16 +14,16 @@ from nvfp4_kernels.indexer.sm100.tile import GROUP_WARPS, ScoreTile
 class Barriers:
     """mbarriers of a CTA. Phases are counted from 0.
 
-    | barrier | arrivals | by | phase |
+    | barrier | arrivals | by | phase flips once per |
     |---|---|---|---|
-    | ``q_full`` | 1 and its bytes | TMA: the queries are in shared memory | 0 |
-    | ``sfq_full`` | 1 | scale warp: the queries' scales are in shared memory | 0 |
-    | ``k_full[stage]`` | 1 and its bytes | TMA: a key tile is in the ring | phase of the stage |
-    | ``sfk_full[stage]`` | 1 | scale warp: the tile's scales are in the ring | the same |
-    | ``k_empty[stage]`` | 1 | commit of the MMAs that read the stage | the same |
-    |  | and 4 per group | epilogue warps, if they read FP8 keys' factors | the same |
-    | ``acc_full[accumulator]`` | 1 | commit of its MMAs | phase of the accumulator |
-    | ``acc_empty[accumulator]`` | 4 per group | epilogue warps: values in registers | the same |
+    | ``q_full`` | 1 and its bytes | TMA: the queries are in shared memory | never: used once |
+    | ``sfq_full`` | 1 | scale warp: the queries' scales are in shared memory | never: used once |
+    | ``k_full[stage]`` | 1 and its bytes | TMA: a key tile is in the ring | ring trip |
+    | ``sfk_full[stage]`` | 1 | scale warp: the tile's scales are in the ring | ring trip |
+    | ``k_empty[stage]`` | 1 | commit of the MMAs that read the stage | ring trip |
+    |  | and 4 per group | epilogue warps, if they read FP8 keys' factors | ring trip |
+    | ``acc_full[accumulator]`` | 1 | commit of its MMAs | trip around accumulators |
+    | ``acc_empty[accumulator]`` | 4 per group | epilogue: values in registers | the same trip |
     """
 
     q_full: Array

@@ -1,4 +1,4 @@
-"""Choice of a tile and of splits of the keys for a scoring problem. Pure, and no CuTe."""
+"""Choice of a tile and of splits of the keys for a scoring problem. Pure functions, no CuTe."""
 
 import functools
 from dataclasses import dataclass
@@ -31,9 +31,9 @@ class ScoreProblem:
     Attributes:
         fmt: format of queries and keys.
         head_dim, num_heads: sizes of a query.
-        sequences: sequences; a query sees keys of its own sequence.
-        queries: queries of each sequence.
-        keys: keys of each sequence, at most.
+        sequences: number of sequences; a query sees keys of its own sequence.
+        queries: number of queries of each sequence.
+        keys: maximum number of keys of a sequence.
     """
 
     fmt: Format
@@ -81,7 +81,7 @@ def _ctas(problem: ScoreProblem, tile: ScoreTile) -> int:
 
 
 def estimate(problem: ScoreProblem, tile: ScoreTile, splits: int, sms: int = SMS) -> float:
-    """Estimated cycles of waves of CTAs, each with a start and its split of the tiles.
+    """Estimated cycles of waves of CTAs; a CTA takes a start-up time, and time per key tile.
 
     A half-empty last wave costs as much as a full wave, but the time of memory traffic does not
     depend on the number of SMs.

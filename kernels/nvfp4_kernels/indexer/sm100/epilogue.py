@@ -94,7 +94,7 @@ class Epilogue:
         coord: EpilogueCoord,
         leader: Boolean,
     ) -> Float32:
-        """Factor of this thread's FP8 key, 1 in other formats; releases its stage of the ring."""
+        """Load the factor of this thread's FP8 key and release its stage; 1 in other formats."""
         tile = self.tile
         factor = Float32(1.0)
         if cutlass.const_expr(tile.factored):
@@ -111,7 +111,7 @@ class Epilogue:
     # --- sums over heads ------------------------------------------------------------------------
 
     def _loads(self) -> list[tuple[int, int, int]]:
-        """Query, head and columns of each tcgen05.ld: powers of two, and no padding heads."""
+        """Query, first head and width, a power of two, of each tcgen05.ld; skips padding heads."""
         loads = []
         for query in range(self.tile.group_queries):
             head = 0
@@ -125,7 +125,7 @@ class Epilogue:
     def _scores(
         self, columns: Int32, weights: list[list[Float32]], acc_empty: Array, leader: Boolean
     ) -> list[Float32]:
-        """Score of each query; releases the accumulator before the last columns are summed."""
+        """Compute each query's score; release the accumulator before the last columns are added."""
         tile, loads = self.tile, self._loads()
 
         def load(number: int) -> list[Float32]:
@@ -147,7 +147,7 @@ class Epilogue:
     def _add(
         self, chains: list[Pair], products: list[Float32], weights: list[Float32], head: int
     ) -> None:
-        """Add two heads at a time; an odd number of heads is padded with a zero."""
+        """Add weighted scores of two heads at a time; an odd number is padded with a zero head."""
         padding = [Float32(0.0)] * (len(products) % 2)
         products, weights = products + padding, weights + padding
         for first in range(0, len(products), 2):
@@ -158,7 +158,7 @@ class Epilogue:
             chains[chain] = ptx.fma_packed_f32x2(positive, factors, chains[chain], rnd=NEAREST)
 
     def _relu(self, values: list[Float32], doubled: bool) -> Pair:
-        """ReLU of two values; NaN stays NaN. Doubled: x + abs(x), NaN for −∞, so finite x only."""
+        """ReLU of two values; NaN stays NaN. If ``doubled``, x + abs(x), for finite x only."""
         if doubled:
             first, second = (value + cute.math.abs(value) for value in values)
         else:

@@ -35,7 +35,7 @@ class TmaOperands:
 
 @dataclass(frozen=True)
 class TmaLoader:
-    """Role of a warp: each lane copies the boxes of a page."""
+    """Role of the TMA warp; each lane copies the boxes of one page."""
 
     tile: ScoreTile
     variant: Variant

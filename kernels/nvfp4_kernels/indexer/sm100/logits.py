@@ -75,7 +75,7 @@ class LogitsVisitor:
     def _store_masked(
         self, rows: list[LogitRow], scheduler: TileScheduler, pingpong: Int32, lane: Int32
     ) -> None:
-        """Store −∞ for the masked tiles of a ping-pong set; ``lane``: lane in a tile."""
+        """Store −∞ for the masked tiles of a ping-pong set; ``lane``: index of a key in a tile."""
         sets = self.tile.pingpong
         for step in cutlass.range(cute.ceil_div(scheduler.num_masked - pingpong, sets), unroll=1):
             key = scheduler.masked_tile(step * sets + pingpong) * KEYS + lane

@@ -46,7 +46,7 @@ class SmemDescriptors:
 
 @dataclass(frozen=True)
 class Mma:
-    """Role of one warp.
+    """Role of the MMA warp.
 
     All lanes run the loop, one issues: ptxas of CUDA 13.0 crashes when a single thread loops over
     MMAs. With one set of scales, the copy of a key tile's scales must follow the MMAs that read the
@@ -96,7 +96,7 @@ class Mma:
 
     @cute.jit
     def _acquire_scales(self, k_empty: Array, tensor: Int32, index: Int32) -> Int32:
-        """First column of a key tile's scales; with two sets, once the set's last MMAs are done.
+        """First column of a key tile's scales; with two sets, waits until the set is free.
 
         A set was last read by the MMAs of two tiles ago, whose commit releases a stage of the ring.
         """

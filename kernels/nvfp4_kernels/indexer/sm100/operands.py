@@ -51,7 +51,10 @@ class PageLookup:
 
     @cute.jit
     def run(self, page_table: PageTable, scheduler: TileScheduler, batch: Int32) -> Int32:
-        """Page of this lane's box in the ``batch``-th lookup; absent if no query sees the box."""
+        """Page of this lane's box in the ``batch``-th lookup; 0 if keys are contiguous.
+
+        If no query sees the box, returns ``page_table.pages``, which is out of range.
+        """
         variant = self.variant
         page = Int32(0)
         if cutlass.const_expr(variant.paged):
@@ -67,7 +70,7 @@ class PageLookup:
         return page
 
     def page_of_row(self, pages: Int32, tile: Int32, row: Int32 | int) -> Int32:
-        """Page of a row of a key tile, the ``tile``-th of the lookup."""
+        """Page of row ``row`` of the lookup's ``tile``-th key tile."""
         if not self.variant.paged:
             return pages
         lane = tile * self.variant.boxes + row // self.variant.box_rows

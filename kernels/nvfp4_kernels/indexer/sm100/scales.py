@@ -41,7 +41,7 @@ class ScaleLoader:
 
     @property
     def _prefetch(self) -> int:
-        """Prefetch distance in tiles of this warp: stages must be published before a wait."""
+        """Prefetch distance in tiles of this warp, short enough that the ring cannot deadlock."""
         return min(MAX_PREFETCH, (self.tile.stages - SCALE_WARPS) // SCALE_WARPS)
 
     @cute.jit
@@ -97,7 +97,7 @@ class ScaleLoader:
         number: Int32,
         pages: Int32,
     ) -> None:
-        """Copy the scales of the ``index``-th tile, the ``number``-th of a lookup."""
+        """Copy the scales of the CTA's ``index``-th key tile, the ``number``-th of the lookup."""
         tile, variant = self.tile, self.variant
         lane = cute.arch.lane_idx()
         # A half word is copied together with the preceding half; rows of a lane are all odd or all

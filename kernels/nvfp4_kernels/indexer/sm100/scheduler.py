@@ -62,9 +62,9 @@ class TileScheduler:
         num_queries: queries of the CTA.
         key_end: key after the last that a query of the CTA sees.
         tiles_per_split: key tiles of a split; the last splits may have fewer.
-        first_tile, num_tiles: key tiles of the CTA.
-        seen_begin, seen_end: key tiles of all splits.
-        first_masked, num_masked: masked tiles of the CTA, counted without the seen ones.
+        first_tile, num_tiles: range of key tiles of the CTA.
+        seen_begin, seen_end: range of key tiles of all splits.
+        first_masked, num_masked: range of masked tiles of the CTA, counting masked tiles only.
         num_keys: columns of the result.
     """
 
@@ -110,7 +110,7 @@ def tile_scheduler(
     ranges: KeyRanges,
     min_keys: Int32,
 ) -> TileScheduler:
-    """Scheduler state of this CTA; all lanes of a warp call it together.
+    """Scheduler state of this CTA; all lanes of a warp must call this function together.
 
     The last queries, which may see most keys, are scheduled first. Queries that see fewer than
     ``min_keys`` keys are not scored.

@@ -1,8 +1,8 @@
 """Tile of the scoring kernel: a CTA's work, and its memory layout. No CuTe in here.
 
-Keys are the M side, a lane of tensor memory each; the heads of some queries are the N side, a
-column each. A key's score for a query is then a sum along the key's lane, formed by a single
-thread. Several queries share each loaded key.
+Keys are the M side, one per lane of tensor memory; the heads of a few queries are the N side, one
+per column. A key's score for a query is then a sum along the key's lane, formed by a single thread.
+Several queries share each loaded key.
 
 Columns are (query, head) pairs, query by query: column ``c`` is head ``c % head_columns`` of query
 ``c // head_columns``. Padding heads are zeros; their columns are never read.
@@ -58,7 +58,7 @@ class ScoreTile:
         head_dim: elements of a key, and of a query's head.
         num_heads: heads of a query.
         group_queries: queries of a group of four epilogue warps.
-        groups: groups; each sums different columns of the same key tile.
+        groups: number of groups, each of which sums different columns of the same key tile.
         pingpong: sets of groups, which take key tiles alternately.
         doubled: number of every 8 pairs of heads for which FMA units form 2·relu(x) = x + abs(x),
             instead of a maximum by the ALU; the weights of these heads are halved.
@@ -182,7 +182,7 @@ class ScoreTile:
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes of a key's scales, the same for a query's head."""
+        """Bytes of the scales of a key, and of a query's head."""
         if self.block_scaled:
             return self.head_dim // SCALE_BLOCKS[self.fmt]
         return FACTOR_BYTES if self.factored else 0
@@ -250,7 +250,7 @@ class ScoreTile:
 
     @property
     def accumulators(self) -> int:
-        """Key tiles in tensor memory at a time, the same number for each ping-pong set."""
+        """Number of accumulators in tensor memory, equally many for each ping-pong set."""
         fit = min((TENSOR_COLUMNS - self.scale_columns) // self.columns, MAX_ACCUMULATORS)
         return fit // self.pingpong * self.pingpong
 

@@ -26,7 +26,7 @@ class EpilogueCoord:
 
     @property
     def lane(self) -> Int32:
-        """Lane of tensor memory of this thread, and of its key in a tile."""
+        """Tensor-memory lane of this thread, and index of its key in the key tile."""
         return self.warp * WARP_ROWS + cute.arch.lane_idx()
 
 

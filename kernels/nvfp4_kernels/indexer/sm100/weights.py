@@ -1,4 +1,4 @@
-"""Weights of the heads, in an epilogue thread's registers as long as it runs."""
+"""Weights of the heads, which stay in the registers of the epilogue's threads."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,7 +26,7 @@ class HeadWeights(NamedTuple):
 
 
 def is_doubled(tile: ScoreTile, pair: int) -> bool:
-    """Whether relu of a query's ``pair``-th two heads is doubled; such pairs are evenly spread."""
+    """Whether relu of a query's ``pair``-th pair of heads is doubled; pairs are evenly spread."""
     return pair * 3 % PAIRS < tile.doubled
 
 

@@ -1,4 +1,4 @@
-"""Threads of ``moe_combine``. No CuTe in here."""
+"""Choice of the CTAs of ``moe_combine``. No CuTe in here."""
 
 from dataclasses import dataclass
 
@@ -12,11 +12,11 @@ RESIDENT_THREADS = 1024  # of an SM, with the registers that a step takes
 
 @dataclass(frozen=True)
 class CombineTile:
-    """CTAs of one token.
+    """Shape of the CTAs that sum the rows of one token.
 
     Attributes:
         threads: threads of a CTA.
-        steps: 16-byte vectors that each thread adds up.
+        steps: 16-byte vectors of the result per thread.
         ragged: whether some vectors lie past the end of a row.
     """
 
@@ -26,10 +26,10 @@ class CombineTile:
 
 
 def choose_config(m: int, h: int, element_size: int, sms: int) -> CombineTile:
-    """Choose whole warps, equally many per CTA of a token, few of them past the row's end. Pure.
+    """Choose CTAs of whole warps that cover a row with few idle threads. Pure.
 
-    A thread loads rows and weights of a token's slots once for all of its steps, and so takes
-    several steps where there are enough tokens to keep all SMs busy.
+    A thread loads the row indices and weights of a token's slots once for all of its steps, and
+    so takes several steps if there are enough tokens to keep all SMs busy.
 
     Args:
         m: number of tokens.

@@ -36,7 +36,7 @@ class CombineArguments(NamedTuple):
         rows: int32 [m, k], -1 for a slot without a row.
         weights: float32 [m, k], or null.
         out: [m, h].
-        m, h: sizes.
+        m, h: number of tokens, and elements of a row.
     """
 
     y: cute.Pointer
@@ -49,7 +49,7 @@ class CombineArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class MoeCombine:
-    """Sum of each token's slots: a thread adds up some vectors of up to ``top_k`` rows.
+    """Weighted sum over each token's slots: a thread adds the same vectors of up to ``top_k`` rows.
 
     All threads have the same role. A thread issues the loads of as many slots as
     ``VECTORS_IN_FLIGHT`` allows before the first addition.

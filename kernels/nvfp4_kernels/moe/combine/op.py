@@ -31,7 +31,7 @@ def moe_combine(
         ``(M, H)`` of ``out_dtype``.
 
     Raises:
-        InvalidArgument: an unsupported dtype, shape or alignment, named.
+        InvalidArgument: an unsupported dtype, shape or alignment; the message names it.
         NoKernelError: no kernel for this device.
     """
     return torch.ops.nvfp4.moe_combine(y, rows, topk_weights, out_dtype)

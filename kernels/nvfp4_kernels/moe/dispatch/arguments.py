@@ -25,7 +25,7 @@ def check(call: DispatchCall) -> None:
     """Raise unless the arguments fit together.
 
     Raises:
-        InvalidArgument: an unsupported dtype, shape or number, named.
+        InvalidArgument: an unsupported dtype, shape or number; the message names it.
     """
     x, source, output, _ = call
     if isinstance(source, Routing):
@@ -69,7 +69,7 @@ def _check_logits(source: Logits) -> None:
 
 
 def _check_tokens(x: Tensor, routing: Routing, copies: bool) -> None:
-    """Check tokens, or rows in tiles, against their routing."""
+    """Raise unless ``x``, tokens or rows already in tiles, fits the routing."""
     check_blocks_of_16("x", x.shape)
     rows = routing.rows.shape[:1] if x.ndim == 2 else routing.slots.shape
     check_shape("x", x, (*rows, x.shape[-1]), "(M, K), or (tiles, T, K), of this routing")

@@ -16,8 +16,8 @@ class Ids(NamedTuple):
     """Source of a dispatch: the chosen experts of each token, as for ``moe_route``.
 
     Attributes:
-        topk_ids: int32 ``(M, k)``, k at most 32, the experts of each token. An id without an expert
-            is skipped; a duplicate id counts twice.
+        topk_ids: int32 ``(M, k)``, k at most 32, the experts of each token. An id that maps to no
+            expert of this rank is skipped; a duplicate id counts twice.
         num_experts: experts (weights) of this rank, at most 1024.
         tile_tokens: rows of a token tile, one of ``routing.TILE_TOKENS``.
         expert_map: int32 ``(E,)``, local index of each global expert, -1 for experts of other
@@ -91,13 +91,13 @@ class Dispatched(NamedTuple):
     """Tokens in token tiles: ``tiles`` tiles of T rows, those of ``routing``.
 
     Attributes:
-        data: ``(tiles, T, K)`` of x's dtype; as NVFP4 uint8 ``(tiles, T, K/2)``, with several terms
-            ``(tiles, terms, T, K/2)``.
-        scales: float8_e4m3fn in the blocked layout of each tile, with several terms of stacked
-            rows; None unless NVFP4.
+        data: ``(tiles, T, K)`` of x's dtype; for NVFP4, uint8 ``(tiles, T, K/2)``, with several
+            terms ``(tiles, terms, T, K/2)``.
+        scales: float8_e4m3fn, each tile in a blocked layout of its own; with several terms, the
+            scales of stacked rows. None unless NVFP4.
         row_scale: float32 ``(tiles, T)``, global scale of each row, 1 for padding; None unless
             ``PerToken``.
-        routing: routing of the tokens: the source, or made from the source.
+        routing: routing of the tokens: the source itself, or the routing computed from the source.
         topk_weights: float32 ``(M, k)``, routing weights of the selected experts; None unless the
             source is ``Logits``.
     """

@@ -1,4 +1,4 @@
-"""Choices of a dispatch: one launch or several, layouts and grids. No CuTe in here."""
+"""Choice of the launches, layouts and grids of ``moe_dispatch``. No CuTe in here."""
 
 from dataclasses import dataclass
 
@@ -33,10 +33,10 @@ PLACED = 7, 8  # of so many SMs clusters of several CTAs find a place for each o
 
 
 def choose_rows(rows: int, k: int, element_size: int, per_token: bool, sms: int) -> RowTile:
-    """Choose the layout for ``rows`` quantised rows of ``k`` elements, over all tiles in use. Pure.
+    """Choose the layout for quantising ``rows`` rows of ``k`` elements, of all tiles in use. Pure.
 
-    With one global scale CTAs are small, many per SM: while one CTA waits for slots or tokens,
-    others quantise, and an SM with one more turn than another is not much slower.
+    With one global scale, CTAs are small and many share an SM: while one CTA waits for slots or
+    tokens, others quantise, and an SM with one more work item than another is not much slower.
     """
     if per_token:
         return choose_whole_rows(rows, k, BLOCK * element_size // 4, sms)
@@ -49,27 +49,27 @@ def columns_of_row(tile: RowTile, k: int) -> int:
 
 
 def groups_of_tile(tile: RowTile, tile_tokens: int) -> int:
-    """Number of row groups of one token tile; a CTA takes a group."""
+    """Number of row groups of one token tile; a CTA processes one group at a time."""
     if tile_tokens <= LINES:
         return tile_tokens // tile.slots
     return -(-tile_tokens // ATOM_ROWS) * tile.groups
 
 
 def turns_of_tile(tile: RowTile, tile_tokens: int, k: int) -> int:
-    """Number of CTA turns for one token tile."""
+    """Number of work items per token tile: parts of row groups, one for a CTA at a time."""
     return columns_of_row(tile, k) * groups_of_tile(tile, tile_tokens)
 
 
 @dataclass(frozen=True)
 class GatherTile:
-    """CTA that copies a row at a time: ``steps`` 16-byte vectors for each of ``threads``."""
+    """Shape of a CTA that copies rows: ``steps`` 16-byte vectors for each of ``threads``."""
 
     threads: int
     steps: int
 
 
 def choose_gather(row_bytes: int) -> GatherTile:
-    """Choose whole warps that copy a part of a row, all loads in flight. Pure."""
+    """Choose the threads and steps that copy a part of a row, all loads in flight. Pure."""
     vectors = -(-row_bytes // VECTOR_BYTES)
     steps = min(MAX_COPIED, -(-vectors // MAX_COPY_THREADS))
     parts = -(-vectors // (MAX_COPY_THREADS * steps))
@@ -80,17 +80,17 @@ def choose_gather(row_bytes: int) -> GatherTile:
 
 
 def ctas_of_tiles(turns: int, threads: int, sms: int) -> int:
-    """CTAs for at most ``turns`` turns: as many as can be resident, each taking several turns."""
+    """CTAs for at most ``turns`` work items: one each, but no more than can be resident."""
     return max(1, min(turns, sms * max(1, RESIDENT_THREADS // threads)))
 
 
 def ctas_of_ids(turns: int, sms: int) -> int:
-    """CTAs for at most ``turns`` turns: few CTAs sort, and each takes several turns."""
+    """CTAs for at most ``turns`` work items: few, as each CTA also sorts the batch."""
     return max(1, min(turns, sms * CTAS_PER_SM))
 
 
 def ctas_of_logits(turns: int, cluster: int, sms: int) -> int:
-    """CTAs in whole clusters: one CTA writes the routing, the others share ``turns`` turns."""
+    """CTAs, in whole clusters: one writes the routing, the others share ``turns`` work items."""
     room = sms if cluster == 1 else sms * PLACED[0] // PLACED[1]
     ctas = min(turns + 1, room)
     return -(-max(2, ctas) // cluster) * cluster
@@ -113,7 +113,7 @@ class SortTile:
 
 
 def fuse_ids(slots: int, experts: int, tile_tokens: int, threads: int) -> SortTile | None:
-    """Choose the sort of a batch in one launch with the rows. Pure.
+    """Choose how CTAs sort a batch in the launch that also writes the rows. Pure.
 
     Args:
         slots: slots of the batch.
@@ -122,7 +122,7 @@ def fuse_ids(slots: int, experts: int, tile_tokens: int, threads: int) -> SortTi
         threads: threads of a CTA.
 
     Returns:
-        The tile, or None where every CTA would sort for longer than it waits for a sorting kernel.
+        The tile, or None if to sort in every CTA takes longer than to wait for a sorting kernel.
     """
     if slots > min(MAX_SLOTS, threads * MAX_STEPS) or tile_tokens > LINES:
         return None
@@ -142,9 +142,9 @@ class TopkTile:
 
     Attributes:
         cluster: CTAs of the cluster.
-        share: most tokens of a CTA.
+        share: maximum number of tokens of a CTA.
         route: sort of all slots, repeated in each CTA.
-        capacity: most rows of token tiles.
+        capacity: entries of the row-to-slot table, at least the rows of token tiles.
     """
 
     cluster: int

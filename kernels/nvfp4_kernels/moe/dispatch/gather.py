@@ -72,7 +72,7 @@ class GatheredRows:
 
     @property
     def part(self) -> int:
-        """Elements of a row that a CTA copies in a turn."""
+        """Elements of a row in one work item of a CTA."""
         return self.tile.threads * self.tile.steps * self.width
 
     def take_turns(
@@ -82,7 +82,7 @@ class GatheredRows:
         slots: Array,
         used: Callable[[], Int32],
     ) -> None:
-        """Copy the rows of ``used()`` tiles; a CTA takes turns, each a row or a part of one."""
+        """Copy the rows of ``used()`` tiles; a work item of a CTA is a row or a part of a row."""
         turns = used() * source.tile_tokens * cute.ceil_div(arguments.out.k, self.part)
         self._take_turns(arguments, slots, turns, source.workers(arguments.ctas))
 
@@ -95,7 +95,7 @@ class GatheredRows:
 
     @cute.jit
     def _copy(self, tokens: Tokens, slots: Array, out: CopiedRows, turn: Int32) -> None:
-        """Copy this thread's vectors of a turn; ``slots`` are the slots of all rows."""
+        """Copy this thread's vectors of work item ``turn``; ``slots``: slots of all rows."""
         k = out.k
         parts = cute.ceil_div(k, self.part)
         row, part = Int64(turn // parts), turn % parts
@@ -116,7 +116,7 @@ class GatheredRows:
 
 
 def _load(source: cute.Pointer, index: Int64, there_is: Boolean) -> Vector:
-    """16 bytes from an element on; zeros if absent."""
+    """Load 16 bytes from element ``index`` on; zeros if not ``there_is``."""
     words = ptx.inline_ptx(
         " ".join(f"mov.b32 {{$w{n}}}, 0;" for n in range(4))
         + " @{$r1} ld.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",

@@ -45,7 +45,7 @@ class CtaRoute:
     """Sort in one CTA's shared memory; only the last CTA writes the routing to global memory.
 
     Attributes:
-        tile: threads of the CTA, and most rows.
+        tile: threads of the CTA, and entries of the row-to-slot table.
         sizes: experts, and rows of a tile.
     """
 
@@ -64,13 +64,13 @@ class CtaRoute:
         return example(IdsArguments, BATCH_TYPES | ROUTING_TYPES, 4)
 
     def place(self, source: IdsArguments, tokens: Tokens) -> tuple[Array, Callable[[], Int32]]:
-        """Slots of all rows in shared memory, and the tiles in use, 0 in the last CTA."""
+        """Slots of all rows, in shared memory, and number of tiles in use, 0 in the last CTA."""
         slots = Array(Int32, self.tile.capacity, space=AddressSpace.smem, alignment=4)
         used = self.run(source.batch, source.routing, slots)
         return slots, lambda: used
 
     def workers(self, ctas: Int32) -> Int32:
-        """CTAs that take turns at the rows: all but the last, which writes the routing."""
+        """Number of CTAs that process rows: all but the last, which writes the routing."""
         return ctas - 1
 
     def finish(self) -> None:
@@ -78,7 +78,7 @@ class CtaRoute:
 
     @cute.jit
     def run(self, batch: Batch, out: RoutingOut, slots: Array) -> Int32:
-        """Fill ``slots`` after preceding kernels; return tiles in use, 0 in the last CTA."""
+        """Fill ``slots`` after preceding kernels; return the tiles in use, 0 in the last CTA."""
         sort = sorter(self.tile.route, self.sizes)
         for at in range(sort.thread, self.tile.capacity, self.tile.route.threads):
             slots.store(Int32(-1), at)

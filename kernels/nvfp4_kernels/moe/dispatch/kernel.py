@@ -18,11 +18,11 @@ from nvfp4_kernels.moe.dispatch.tokens import DispatchArguments, GivenTiles
 class MoeDispatch:
     """Rows of the tiles in use, copied or quantised; padding rows are zeros.
 
-    With ids or logits, every CTA sorts the batch in its shared memory, then takes turns at the rows
-    of the tiles in use; the last CTA of the grid writes the routing instead.
+    With ids or logits, every CTA sorts the batch in its shared memory, then loops over its share
+    of the rows of the tiles in use; the last CTA of the grid writes the routing instead.
 
     Attributes:
-        source: existing tiles; or the sort, with the top-k or without.
+        source: existing tiles; or the sort, with or without the top-k.
         rows: layout of the rows, and a thread's reads and writes.
     """
 
@@ -59,7 +59,7 @@ class MoeDispatch:
 
     @cute.kernel
     def kernel(self, arguments: DispatchArguments) -> None:
-        """Find the slot of each row, then copy or quantise rows turn by turn."""
+        """Find the slot of each row, then copy or quantise this CTA's share of the rows."""
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         slots, used = self.source.place(arguments.source, arguments.tokens)
         self.rows.take_turns(self.source, arguments, slots, used)

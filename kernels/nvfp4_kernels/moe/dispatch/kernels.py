@@ -1,4 +1,4 @@
-"""Kernels of ``moe_dispatch``: one class for every source; NVFP4 takes sm_100."""
+"""Kernels of ``moe_dispatch``: one class for all sources; NVFP4 requires sm_100."""
 
 from nvfp4_kernels.dispatch import KernelTable
 

@@ -44,7 +44,7 @@ def moe_dispatch(call: DispatchCall) -> Dispatched:
     """See ``nvfp4_kernels.moe.dispatch.op.moe_dispatch``.
 
     Raises:
-        InvalidArgument: a tensor that is not contiguous or misaligned, or too long an expert map.
+        InvalidArgument: a tensor is not contiguous or misaligned, or the expert map is too long.
     """
     source, output = call.source, call.output
     rows = _rows_of(call)
@@ -137,7 +137,7 @@ def _launch(
 
 
 def _turns_of_tile(call: DispatchCall, rows: Rows, tile_tokens: int) -> int:
-    """Number of CTA turns for one token tile."""
+    """Number of work items per token tile."""
     k = call.x.shape[-1]
     if isinstance(rows, GatheredRows):
         return tile_tokens * -(-k // rows.part)
@@ -145,7 +145,7 @@ def _turns_of_tile(call: DispatchCall, rows: Rows, tile_tokens: int) -> int:
 
 
 def _rows_of(call: DispatchCall) -> Rows:
-    """Layout of the rows; slots of the batch are also the expected number of rows in use."""
+    """Layout of the rows, chosen as if every slot of the batch were a row in use."""
     x, source, output, weights = call
     k, (tokens, top_k), weighted = x.shape[-1], call.slots, weights is not None
     dtype = dtype_name(x.dtype)

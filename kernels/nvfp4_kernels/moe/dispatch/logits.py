@@ -59,7 +59,7 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True)
 class TopkRoute:
-    """Top-k and sort: each CTA of a cluster selects for some tokens, then sorts all slots.
+    """Top-k and sort: each CTA of a cluster selects some tokens' experts, then sorts all slots.
 
     All clusters do the same work, so that no cluster waits for another. The last CTA of the grid
     writes the routing, the last cluster the weights.
@@ -97,7 +97,7 @@ class TopkRoute:
         return example(LogitsArguments, types, alignment)
 
     def place(self, source: LogitsArguments, tokens: Tokens) -> tuple[Array, Callable[[], Int32]]:
-        """Slots of all rows in shared memory, and the tiles in use, 0 in the last CTA."""
+        """Slots of all rows, in shared memory, and number of tiles in use, 0 in the last CTA."""
 
         def words(number: int) -> Array:
             return Array(Int32, number, space=AddressSpace.smem, alignment=4)
@@ -108,12 +108,12 @@ class TopkRoute:
         return memory.slots, lambda: used
 
     def workers(self, ctas: Int32) -> Int32:
-        """CTAs that take turns at the rows: all but the last, which writes the routing."""
+        """Number of CTAs that process rows: all but the last, which writes the routing."""
         return ctas - 1
 
     @cute.jit
     def run(self, source: LogitsArguments, memory: Memory) -> Int32:
-        """Fill ``memory`` after preceding kernels; return tiles in use, 0 in the last CTA."""
+        """Fill ``memory`` after preceding kernels; return the tiles in use, 0 in the last CTA."""
         given, batch, out, weights = source
         sort = sorter(self.tile.route, self.sizes)
         for at in range(sort.thread, self.tile.capacity, self.tile.threads):
@@ -170,7 +170,7 @@ class TopkRoute:
                     Array(weights, shape=(1,)).store(weight, Int64(token) * top_k + lane)
 
     def _id(self, batch: Batch, memory: Memory, slot: Int32) -> Int32:
-        """Expert id of a slot, read from the selecting CTA of the cluster; -1 past the last."""
+        """Expert id of a slot, read from the CTA that selected it; -1 past the last slot."""
         # Selected rather than branched around, so that a thread's loads all start before it waits.
         inside = slot < batch.count
         slot = Int32(cutlass.select_(inside, slot, Int32(0)))

@@ -1,7 +1,8 @@
-"""``moe_dispatch``: tokens to the rows of token tiles, from a routing, expert ids or logits.
+"""``moe_dispatch``: permute tokens into token tiles, by a routing, expert ids or logits.
 
-Every source gives the same bits: ids as ``moe_route`` and then the routing, logits as ``moe_topk``
-and then the ids. A GPU takes one launch for a small batch, else two or three: see ``choose``.
+Results are bit-identical for all sources: ids act like ``moe_route`` and then its routing, logits
+like ``moe_topk`` and then its ids. On a GPU a small batch takes one launch, others two or three:
+see ``choose``.
 """
 
 from typing import Any
@@ -36,7 +37,7 @@ def moe_dispatch(
 ) -> Dispatched:
     """Permute tokens into token tiles, quantised or not.
 
-    A row equals ``quantize`` of its token. Padding rows have zero data and scales.
+    A quantised row equals ``quantize`` of its token. Padding rows have zero data and scales.
 
     Args:
         x: bfloat16 or float16 ``(M, K)``, K a multiple of 16; with a ``Routing`` and an ``output``
@@ -52,7 +53,8 @@ def moe_dispatch(
         weights of ``Logits``. Unused tiles are not written.
 
     Raises:
-        InvalidArgument: an unsupported type, dtype, shape, stride or alignment, named.
+        InvalidArgument: an unsupported type, dtype, shape, stride or alignment; the message
+            names it.
         NoKernelError: no kernel for this device.
     """
     if isinstance(source, Logits):
@@ -99,7 +101,7 @@ def moe_dispatch(
 
 
 def _schema(source: str, output: str) -> str:
-    """Schema of a flat op."""
+    """Schema of the custom op of a source and an output, with their fields as arguments."""
     routed, chosen = source != "moe", source == "moe_topk_route"
     quantized, per_token = output != "gather", output == "quantize_per_token"
     given = ["Tensor x", _SOURCES[source]]
@@ -112,7 +114,7 @@ def _schema(source: str, output: str) -> str:
 
 
 def _packed(source: str, output: str, x: Tensor, *flat: Any) -> DispatchCall:
-    """Call of a flat op."""
+    """``DispatchCall`` of a custom op's arguments, the fields of source and output."""
     count = _SOURCES[source].count(",") + 1
     before, rest = flat[:count], list(flat[count:])
     calibrated = output == "quantize"
@@ -135,7 +137,7 @@ def _packed(source: str, output: str, x: Tensor, *flat: Any) -> DispatchCall:
 
 
 def _returned(call: DispatchCall, found: Dispatched) -> Any:
-    """Results of a flat op: only the tensors that it makes."""
+    """Results of a custom op: only the tensors that the op creates."""
     data, scales, row_scale, routing, weights = found
     made = () if isinstance(call.source, Routing) else routing
     parts = tuple(part for part in (weights, *made, data, scales, row_scale) if part is not None)
@@ -149,7 +151,7 @@ def _run(call: DispatchCall) -> Any:
 
 
 def _define(source: str, output: str) -> None:
-    """Define the flat op of a source and an output: graphs call ops by these names."""
+    """Define the custom op of a source and an output; graphs refer to the op by its name."""
 
     def run(x: Tensor, *flat: Any) -> Any:
         return _run(_packed(source, output, x, *flat))

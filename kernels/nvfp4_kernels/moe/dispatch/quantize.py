@@ -47,7 +47,7 @@ class QuantizedTurns(NamedTuple):
 
     Attributes:
         rows: data and scales.
-        turns: turns per token tile.
+        turns: work items per token tile.
     """
 
     rows: QuantizedRows
@@ -63,8 +63,8 @@ class MoeRows:
         per_token: whether each row has its own global scale.
         tile: rows and threads.
         tile_tokens: rows of a token tile.
-        k: elements of a row, a compile-time constant of the layer: a thread then finds its block in
-            few instructions, at every turn.
+        k: elements of a row, a compile-time constant, so that a thread locates its block of each
+            work item in few instructions.
         top_k: slots of a token; 0: rows are already in tiles.
         weighted: whether the slots' routing weights are applied to the tokens.
         terms: NVFP4 terms of the result.
@@ -85,14 +85,17 @@ class MoeRows:
         return columns_of_row(self.tile, self.k)
 
     def place(self, column: Int32, group: Int32, thread: Int32 | None = None) -> Place:
-        """``Place`` of a thread in a part of some rows; ``thread``: see ``find_at``."""
+        """``Place`` of a thread in part ``column`` of the rows of a group.
+
+        ``thread``: see ``find_at``.
+        """
         found = find_in_lines if self.tile_tokens <= LINES else find_at
         return found(self.tile, self.tile_tokens, self.k, self.terms, column, group, thread)
 
     def slot(self, slots: Array, place: Place, there_is: Boolean | None = None) -> Int32:
-        """Slot of this thread's row; ``slots`` are the slots of all rows.
+        """Slot of this thread's row, loaded from ``slots``, the slots of all rows.
 
-        ``there_is`` None: the turn certainly belongs to this CTA.
+        ``there_is``: whether this CTA has a work item; None if the CTA always has one.
         """
         if not place.line_rows:
             there_is = place.inside if there_is is None else there_is & place.inside
@@ -122,7 +125,7 @@ class MoeRows:
         return [weigh(block, weight) for block in blocks]
 
     def arguments(self, source: DeviceSource) -> QuantizedRows | QuantizedTurns:
-        """Example of the sink's arguments; the grid tells the turns of existing tiles."""
+        """Example of the sink's arguments; for existing tiles, the grid gives the work items."""
         rows = example(QuantizedRows, OUTPUT_TYPES, OUTPUT_ALIGNMENT)
         return rows if isinstance(source, GivenTiles) else QuantizedTurns(rows, Int32(0))
 
@@ -144,9 +147,10 @@ class MoeRows:
     ) -> None:
         """Quantise the rows of ``used()`` tiles.
 
-        A CTA takes turns, each a part of some rows of a tile, until all tiles in use are done: the
-        number of tiles is read on the device, so that memory for the worst case costs no time. CTAs
-        of the same rows are neighbours, so that SMs are evenly loaded when few tiles are in use.
+        A CTA loops over work items, each a part of some rows of a tile, until all tiles in use are
+        done. The number of tiles is read on the device, so that unused tiles, allocated for the
+        worst case, cost no time. CTAs of the same rows are neighbours, so that SMs are evenly
+        loaded when few tiles are in use.
         """
         if isinstance(source, GivenTiles):
             column, first, _ = cute.arch.block_idx()
@@ -164,7 +168,7 @@ class MoeRows:
     def _take_turns_of_tiles(
         self, arguments: DispatchArguments, slots: Array, slot: Int32, groups: Int32
     ) -> None:
-        """Quantise rows in turns; ``slot`` is the slot of this thread's row in the first turn."""
+        """Quantise the CTA's work items; ``slot``: slot of this thread's row in the first item."""
         out = arguments.out
         column, first, _ = cute.arch.block_idx()
         for group in range(first, groups, arguments.ctas):
@@ -188,7 +192,7 @@ class MoeRows:
         workers: Int32,
         teams: cutlass.Constexpr,
     ) -> None:
-        """Quantise rows in turns, a CTA or each of its teams of threads; ``teams`` None: a CTA."""
+        """Quantise work items, each by one of ``teams`` teams of threads; None: by the CTA."""
         out, columns, size = arguments.out.rows, self.columns, self.tile.threads
         first, step, thread = cute.arch.block_idx()[0], workers, None
         if cutlass.const_expr(teams is not None):

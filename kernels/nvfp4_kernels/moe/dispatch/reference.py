@@ -1,4 +1,4 @@
-"""``moe_dispatch`` in torch: the formula, and the kernel on CPU."""
+"""``moe_dispatch`` in torch: the reference, which is also the CPU kernel."""
 
 from torch import Tensor
 

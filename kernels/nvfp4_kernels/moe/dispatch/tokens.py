@@ -33,7 +33,7 @@ class DispatchArguments(NamedTuple):
         source: the source's arguments.
         tokens: rows to read.
         out: rows to write.
-        ctas: CTAs of the grid; of existing tiles that are quantised, per part of a row.
+        ctas: CTAs of the grid; if existing tiles are quantised, CTAs per part of a row.
     """
 
     source: Any
@@ -55,19 +55,19 @@ class DeviceSource(Protocol):
 
     @property
     def threads(self) -> int | None:
-        """Threads of a CTA; None: as many as the rows take."""
+        """Threads of a CTA; None: the layout of the rows determines the number."""
 
     def arguments(self) -> Any:
         """Example of the source's arguments."""
 
     def place(self, source: Any, tokens: Tokens) -> tuple[Array, Callable[[], Int32]]:
-        """Slots of all rows, and a function of the number of tiles, after preceding kernels.
+        """Wait for preceding kernels; return the slots of all rows, and the number of tiles in use.
 
-        The function may load the number, so the rows' code decides when the load starts.
+        The number is returned as a function, which may load it: the caller decides when.
         """
 
     def workers(self, ctas: Int32) -> Int32:
-        """CTAs that take turns at the rows."""
+        """Number of CTAs that process rows."""
 
     def finish(self) -> None:
         """Wait until no peer reads this CTA's shared memory."""
@@ -83,7 +83,7 @@ def load_count(groups: cute.Pointer) -> Int32:
 
 
 def load_slot(source: Array, row: Int64, there_is: Boolean | None = None) -> Int32:
-    """Slot of a row; -1 if absent. ``there_is`` None: the row certainly exists."""
+    """Slot of a row; -1 if the row does not exist. ``there_is``: whether it does; None: always."""
     if there_is is None:
         return source.load(row)
     return ptx.inline_ptx(
@@ -108,7 +108,7 @@ def weigh(elements: Vector, weight: Float32) -> Vector:
 
 
 def first_element(slot: Int32, row: Int64, top_k: cutlass.Constexpr, k: Int32 | int) -> Int64:
-    """Offset in x of the row's token; of the row itself if x is tiled already (``top_k`` == 0)."""
+    """Offset in x of the row's token; of the row itself if x is already in tiles (``top_k`` 0)."""
     return (Int64(slot // top_k) if top_k else row) * Int64(k)
 
 
@@ -139,12 +139,12 @@ class GivenTiles:
         return example(TilesArguments, {"groups": Int32}, 4)
 
     def place(self, source: TilesArguments, tokens: Tokens) -> tuple[Array, Callable[[], Int32]]:
-        """Slots of all rows, and a load of the number of tiles in use, after preceding kernels."""
+        """Wait for preceding kernels; return the slots, and a load of the number of tiles."""
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         return Array(tokens.slots, shape=(1,)), lambda: load_count(source.groups)
 
     def workers(self, ctas: Int32) -> Int32:
-        """CTAs that take turns at the rows."""
+        """Number of CTAs that process rows."""
         return ctas
 
     def finish(self) -> None:

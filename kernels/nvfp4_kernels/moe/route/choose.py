@@ -7,7 +7,7 @@ CTA_SLOTS = 4096  # beyond, another CTA is worth the exchange of counts
 
 
 def choose_config(slots: int, experts: int) -> RouteTile:
-    """Choose the fewest CTAs that hold all slots at once; else a cluster of eight. Pure.
+    """Choose the fewest CTAs that hold all slots at once, else a cluster of eight. Pure.
 
     Args:
         slots: slots of the batch.
@@ -23,7 +23,7 @@ def choose_config(slots: int, experts: int) -> RouteTile:
 
 
 def mapped_experts(total: int) -> int:
-    """Capacity of a map for ``total`` experts."""
+    """Capacity of an expert map for ``total`` experts."""
     return _power(max(total, WARP))
 
 

@@ -112,7 +112,7 @@ def moe_route(
     """See ``nvfp4_kernels.moe.route.op.moe_route``.
 
     Raises:
-        InvalidArgument: a tensor that is not contiguous or misaligned, or too long a map.
+        InvalidArgument: a tensor is not contiguous or misaligned, or the expert map is too long.
     """
     check_batch(topk_ids, expert_map)
     parts = new_routing(topk_ids, topk_ids.shape, num_experts, tile_tokens)

@@ -19,18 +19,18 @@ def moe_route(
     """Sort the slots of a batch stably by expert into padded tiles of ``tile_tokens`` rows.
 
     Args:
-        topk_ids: int32 ``(M, k)``, k at most 32, the experts of each token. An id without an expert
-            is skipped; a duplicate id counts twice.
+        topk_ids: int32 ``(M, k)``, k at most 32, the experts of each token. An id that maps to no
+            expert of this rank is skipped; a duplicate id counts twice.
         num_experts: experts (weights) of this rank, at most 1024.
         tile_tokens: T, one of ``routing.TILE_TOKENS``.
         expert_map: int32 ``(E,)``, local index of each global expert, -1 for experts of other
             ranks; None: ids are local.
 
     Returns:
-        A ``Routing`` with memory for the worst case, ``routing.max_tiles``.
+        A ``Routing`` allocated for the worst case, ``routing.max_tiles`` tiles.
 
     Raises:
-        InvalidArgument: an unsupported dtype, shape or number, named.
+        InvalidArgument: an unsupported dtype, shape or number; the message names it.
         NoKernelError: no kernel for this device.
     """
     return Routing(*torch.ops.nvfp4.moe_route(topk_ids, expert_map, num_experts, tile_tokens))

@@ -1,4 +1,4 @@
-"""``moe_route`` in torch: the formula, and the kernel on CPU."""
+"""``moe_route`` in torch: the reference, which is also the CPU kernel."""
 
 import torch
 from torch import Tensor

@@ -59,10 +59,10 @@ class Sorter:
         tile: threads and CTAs.
         sizes: experts, and rows of a tile.
         expert_map: copy of the expert map.
-        counts: [warp, expert], slots of each warp; later the exclusive scan over the CTA's warps.
+        counts: [warp, expert], numbers of slots; later their exclusive scan over the CTA's warps.
         firsts: [expert], row of the CTA's first slot.
         ends: [expert], row after the last slot of all CTAs.
-        own: [expert], slots of the CTA, which its peers read.
+        own: [expert], number of the CTA's slots, which peers read.
         totals: [warp], partial sums of a scan over threads.
         thread, rank: index of the thread in the CTA, and of the CTA in the cluster.
     """
@@ -89,7 +89,7 @@ class Sorter:
         return self.thread // WARP
 
     def slot(self, batch: Batch, turn: Int32 | int, step: int) -> Int32:
-        """Index of this lane's slot."""
+        """Index of this lane's slot in iteration ``turn``, step ``step``."""
         warp = self.rank * self.tile.warps + self.warp
         turns = Int32(1) if self.tile.single else cute.ceil_div(batch.count, self.tile.slots)
         return ((warp * turns + turn) * self.tile.steps + step) * WARP + self.lane
@@ -134,7 +134,7 @@ def load_experts(
 ) -> list[Int32]:
     """Local experts of this lane's slots; ``NO_EXPERT`` for none.
 
-    ``load``: loader of an id; None: from the batch's memory.
+    ``load``: function that loads an id; None: load ids from ``batch``.
     """
     slots = [sort.slot(batch, turn, step) for step in range(sort.tile.steps)]
     ids = [(load or _load_id)(batch, slot) for slot in slots]
@@ -142,7 +142,7 @@ def load_experts(
 
 
 def _load_id(batch: Batch, slot: Int32) -> Int32:
-    """Id of a slot; -1 past the last."""
+    """Id of a slot; -1 past the last slot."""
     # Predicated rather than branched around, so that a thread's loads all start before it waits.
     return ptx.inline_ptx(
         "mov.b32 {$w0}, -1; @{$r1} ld.global.b32 {$w0}, [{$r0}];",
@@ -165,7 +165,10 @@ def _expert(sort: Sorter, batch: Batch, number: Int32) -> Int32:
 
 @cute.jit
 def take(sort: Sorter, expert: Int32) -> Int32:
-    """Count the warp's slots of each expert; return the number before this lane's slot."""
+    """Add the lanes' slots to the warp's counts; return the expert's count before this lane's slot.
+
+    ``expert``: expert of this lane's slot.
+    """
     same = ptx.match_sync(cute.arch.FULL_MASK, expert, "any")
     before = count_lanes_before(sort.lane, same)
     at = sort.warp * sort.sizes.experts + expert
@@ -182,9 +185,10 @@ def take(sort: Sorter, expert: Int32) -> Int32:
 def count(
     sort: Sorter, batch: Batch, load: LoadId | None = None
 ) -> tuple[list[Int32], list[Int32]]:
-    """Count the slots of each warp; return experts and ranks in the warp, for a single turn.
+    """Count each warp's slots per expert.
 
-    ``load``: see ``load_experts``; only with a single turn.
+    Returns experts of this lane's slots, and ranks of the slots in the warp; empty lists unless one
+    iteration covers all slots. ``load``: see ``load_experts``; requires a single iteration.
     """
     if not sort.tile.single:
         _count_turns(sort, batch)
@@ -205,7 +209,7 @@ def _count_turns(sort: Sorter, batch: Batch) -> None:
 def place_experts(sort: Sorter) -> Int32:
     """Scan counts into first rows of experts and warps; return the total number of tiles.
 
-    A thread takes ``each`` neighbouring experts.
+    Each thread handles a few neighbouring experts.
     """
     experts, warps, cluster = sort.sizes.experts, sort.tile.warps, sort.tile.cluster
     each = -(-experts // sort.tile.threads)

@@ -18,8 +18,8 @@ class RouteTile:
     Attributes:
         threads: threads of a CTA.
         cluster: CTAs of the cluster, which exchange counts.
-        steps: slots of a lane at a time.
-        single: whether one turn covers all slots, so that slots are read and ranked once.
+        steps: slots per lane in one iteration.
+        single: whether one iteration covers all slots, so that slots are read and ranked once.
     """
 
     threads: int
@@ -40,7 +40,7 @@ class RouteTile:
 
     @property
     def slots(self) -> int:
-        """Slots that the cluster takes at a time."""
+        """Slots of the cluster in one iteration."""
         return self.cluster * self.threads * self.steps
 
 

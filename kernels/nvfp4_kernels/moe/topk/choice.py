@@ -46,11 +46,11 @@ LOGITS_ALIGNMENT = {"logits": 2, "bias": 4, "padding": 1}
 
 
 class Chosen(NamedTuple):
-    """Top-k slot of a lane, if the token has so many slots.
+    """Top-k slot of a lane; meaningful only in the first ``top_k`` lanes.
 
     Attributes:
         id: expert of the lane's slot, -1 for padding.
-        expert: the same, but also valid for padding.
+        expert: expert of the lane's slot, valid for padding too.
         order: order-preserving integer of the selection score.
         peak: largest logit, for softmax weights.
         total: sum of exp(logit − peak) over all experts.
@@ -85,7 +85,7 @@ class TokenChoice:
         return self.dtype == "bfloat16" and not self.biased
 
     def types(self) -> dict[str, type[cutlass.Numeric]]:
-        """Element types of ``Logits``."""
+        """Element types of ``RouterLogits``."""
         return {"logits": TYPES[self.dtype], **LOGITS_TYPES}
 
     def choose(self, given: RouterLogits, token: Int32, lane: Int32) -> Chosen:
@@ -255,7 +255,7 @@ class TokenChoice:
         return chosen
 
     def _of_group(self, lane: Int32, orders: list[Int32], group: int) -> Int32:
-        """Order of a group: of its best expert, or with a bias of the sum of its best two."""
+        """Order of a group's score: its best expert's, or with a bias the sum of its best two."""
         size = self.experts // self.router.groups
         first, end = group * size, (group + 1) * size
         members = [
@@ -296,7 +296,7 @@ def _exponential(value: Float32, peak: Float32) -> Float32:
 
 
 def warp_sum(value: Float32, lanes: int = WARP) -> Float32:
-    """Sum over the first ``lanes`` lanes of a warp, in the same order in each of these lanes."""
+    """Sum over the first ``lanes`` lanes of a warp, bit-identical in each of these lanes."""
     for mask in (16, 8, 4, 2, 1):
         if mask < lanes:
             value = value + cute.arch.shuffle_sync_bfly(value, mask)

@@ -24,7 +24,7 @@ def moe_topk(
         ``topk_weights`` float32 ``(M, k)`` and ``topk_ids`` int32 ``(M, k)``.
 
     Raises:
-        InvalidArgument: an unsupported dtype, shape or number, named.
+        InvalidArgument: an unsupported dtype, shape or number; the message names it.
         NoKernelError: no kernel for this device.
     """
     return torch.ops.nvfp4.moe_topk(logits, bias, padding, *checked(router))

@@ -1,4 +1,4 @@
-"""``moe_topk`` in torch: the formula, and the kernel on CPU."""
+"""``moe_topk`` in torch: the reference, which is also the CPU kernel."""
 
 import math
 

@@ -19,7 +19,7 @@ from nvfp4_kernels.quantize.call import RmsNormQuantizeCall
 
 
 class Form(NamedTuple):
-    """One of the custom ops, which take only the arguments that the op needs.
+    """Variant of the custom op, whose schema has only the arguments that the variant needs.
 
     Attributes:
         adds: whether a residual is added.
@@ -55,7 +55,7 @@ class Form(NamedTuple):
         return RmsNormQuantizeCall(x, residual, weight, eps, scale, next(given))
 
     def fake(self, *arguments: Any) -> tuple[Tensor, ...]:
-        """Make the results of the op, without values."""
+        """Results of the op without values, for torch's fake tensors."""
         call = self.call(*arguments)
         row_scale = (new_row_scale(call.x),) if self.per_token else ()
         residual = (call.x.new_empty(call.x.shape),) if self.adds else ()
@@ -68,8 +68,8 @@ FORMS = [Form(adds, per_token) for adds in (False, True) for per_token in (False
 def check(call: RmsNormQuantizeCall, form: Form) -> None:
     """Check the arguments of a norm that quantises.
 
-    ``form``: form of the op. Tensors that the form requires are refused if None, which torch's
-    dispatcher accepts for any tensor.
+    ``form``: form of the op. A tensor that the form requires must not be None: torch's dispatcher
+    itself accepts None for any tensor.
     """
     x, operands = call.x, {"x": call.x, "weight": call.weight}
     check_dtype("x", x, FLOAT_DTYPES)

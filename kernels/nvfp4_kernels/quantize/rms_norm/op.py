@@ -46,7 +46,7 @@ def rms_norm_quantize(
         ``quantize``. ``PerToken``: also ``row_scale`` float32 ``(..., M)``.
 
     Raises:
-        InvalidArgument: an unsupported dtype, shape, stride or alignment, named.
+        InvalidArgument: an unsupported dtype, shape, stride or alignment; the message names it.
         NoKernelError: no kernel for this device.
     """
     ops = torch.ops.nvfp4

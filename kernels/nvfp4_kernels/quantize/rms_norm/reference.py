@@ -1,4 +1,4 @@
-"""Norms that quantise, in torch: the formula, and the kernel on CPU.
+"""Norms that quantise, in torch: the reference, which is also the CPU kernel.
 
 Roundings as in ``add_rms_norm``, with or without a residual.
 """

@@ -58,7 +58,7 @@ class RmsNormQuantizeArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class RmsNormQuantizeSm100(RowKernel):
-    """One configuration.
+    """One compiled variant of the kernel.
 
     Attributes:
         dtype: dtype of input, residual and new residual, e.g. ``"bfloat16"``.
@@ -77,7 +77,7 @@ class RmsNormQuantizeSm100(RowKernel):
     terms: TermLayout = ONE_TERM
 
     def signature(self) -> tuple[RmsNormQuantizeArguments]:
-        """One example of ``__call__``'s bundle of arguments."""
+        """Example of ``__call__``'s arguments."""
         rows = dict.fromkeys(("x", "residual", "residual_out"), TYPES[self.dtype])
         types = {**rows, "weight": TYPES[self.weight_dtype], **OUTPUT_TYPES}
         alignment = {**dict.fromkeys((*rows, "weight"), ALIGNMENT), **OUTPUT_ALIGNMENT}
@@ -105,7 +105,7 @@ class RmsNormQuantizeSm100(RowKernel):
         return [load_block(inputs.x, start + place.element(s), place.has(s)) for s in place.steps]
 
     def _sums(self, inputs: Inputs, place: Place) -> list[Vector]:
-        """Float32 sums of input and residual; stores the rounded sums as the new residual."""
+        """Sums of input and residual in float32; stores the rounded sums as the new residual."""
         starts = (
             (inputs.x, place.row * inputs.stride),
             (inputs.residual, place.row * inputs.residual_stride),

@@ -5,7 +5,7 @@ from nvfp4_kernels.sm100.limits import SMS
 
 
 def choose_config(m: int, k: int, element_size: int, per_token: bool, sms: int = SMS) -> RowTile:
-    """Choose the layout for ``m`` rows, over all matrices, of ``k`` output elements. Pure."""
+    """Choose the layout for ``m`` rows, of all matrices together, of ``k`` results. Pure."""
     words = BLOCK * element_size // 4
     # A whole row keeps its products alone; parts of rows have gate and up in flight.
     return (

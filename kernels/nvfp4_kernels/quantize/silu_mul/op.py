@@ -42,7 +42,7 @@ def silu_mul_quantize(gate_up: Tensor, output: Static | PerToken) -> tuple[Tenso
         ``max|silu(gate) · up| / 2688``.
 
     Raises:
-        InvalidArgument: an unsupported dtype, shape, stride or alignment, named.
+        InvalidArgument: an unsupported dtype, shape, stride or alignment; the message names it.
         NoKernelError: no kernel for this device.
     """
     ops = torch.ops.nvfp4

@@ -1,4 +1,4 @@
-"""``silu_mul_quantize`` in torch: the formula, and the kernel on CPU."""
+"""``silu_mul_quantize`` in torch: the reference, which is also the CPU kernel."""
 
 import torch
 from torch import Tensor

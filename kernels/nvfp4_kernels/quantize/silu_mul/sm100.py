@@ -41,7 +41,7 @@ class SiluMulQuantizeArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class SiluMulQuantizeSm100(RowKernel):
-    """One configuration; each thread activates and quantises 16 elements at a time.
+    """One compiled variant of the kernel; a thread activates and quantises 16 elements at a time.
 
     Attributes:
         dtype: dtype of the input, e.g. ``"bfloat16"``.
@@ -56,14 +56,14 @@ class SiluMulQuantizeSm100(RowKernel):
     terms: TermLayout = ONE_TERM
 
     def signature(self) -> tuple[SiluMulQuantizeArguments]:
-        """One example of ``__call__``'s bundle of arguments."""
+        """Example of ``__call__``'s arguments."""
         types = {"gate_up": TYPES[self.dtype], **OUTPUT_TYPES}
         return (
             example(SiluMulQuantizeArguments, types, {"gate_up": ALIGNMENT, **OUTPUT_ALIGNMENT}),
         )
 
     def rows(self, arguments: SiluMulQuantizeArguments, place: Place) -> list[Vector]:
-        """Products of activated gates and ups."""
+        """Products silu(gate) · up of this thread's blocks."""
         gate_up, gate = arguments.gate_up, place.row * arguments.stride
         halves, ahead = (gate, gate + arguments.out.k), steps_ahead(gate_up.dtype, inputs=2)
         rows: list[Vector] = []

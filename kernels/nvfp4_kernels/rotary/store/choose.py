@@ -13,9 +13,9 @@ def choose_config(
 ) -> RotaryStoreTile:
     """Choose the tile for a number of tokens. Pure.
 
-    Few tokens are spread over SMs, one warp per CTA. If an SM would get more than two such CTAs, a
-    CTA has four warps, as CTAs start one after the other, and a thread two query heads, or a key
-    and its value: more loads are in flight, and angles are read half as often.
+    With few tokens a CTA has one warp, to occupy more SMs. If an SM would get more than two such
+    CTAs, a CTA has four warps, as CTAs start one after the other, and a thread has two query heads,
+    or a key and its value: more loads are in flight, and angles are read half as often.
     """
     few = RotaryStoreTile(
         head_dim, rotary_dim, query_heads=query_heads, kv_heads=kv_heads, threads=WARP, steps=1

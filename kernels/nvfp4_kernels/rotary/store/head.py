@@ -76,7 +76,7 @@ class Heads:
     variant: Variant
 
     def pieces(self, source: cute.Pointer, start: Int64, part: Part) -> list[Vector]:
-        """Both pieces of the head at element ``start``."""
+        """Load both pieces of the head that begins at element ``start``."""
         array = Array(source, shape=(1,))
         return [
             Vector(array.load(start + at, PIECE, alignment=LOAD_BYTES))

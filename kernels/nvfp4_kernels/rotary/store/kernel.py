@@ -52,10 +52,10 @@ class RotaryStoreArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class RotaryStore:
-    """One configuration: the first CTAs take query heads, the others keys and values.
+    """One compiled variant: the first CTAs process query heads, the others keys and values.
 
-    All threads of a CTA have the same role, and warps stay converged to the end: a norm's sum is a
-    shuffle reduction over a head's threads. A thread without elements re-reads elements of another
+    All threads of a CTA have the same role, and warps stay converged to the end, as a norm's sum is
+    a shuffle reduction over a head's threads. A thread without elements re-reads those of another
     thread of its warp, and writes nothing. A warp reads all of its heads before writing the first,
     and no other warp reads these heads: the result may alias the queries.
 
@@ -124,7 +124,7 @@ class RotaryStore:
                 self._pairs(arguments, block * tile.units + unit, part, factors)
 
     def _weight(self, arguments: RotaryStoreArguments, is_query: Boolean) -> cute.Pointer:
-        """Weight of this CTA's norm; the other norm's if absent."""
+        """Weight of this CTA's norm; if that norm is absent, the other norm's weight."""
         if not self.variant.k_norm:
             return arguments.q_norm
         if not self.variant.q_norm:
@@ -207,5 +207,5 @@ class RotaryStore:
 
 
 def _issued() -> None:
-    """Scheduling barrier for loads: later loads, which depend on an earlier load, stay later."""
+    """Compiler barrier: keeps dependent loads after the loads that are issued before it."""
     ptx.bar_warp_sync(cute.arch.FULL_MASK)

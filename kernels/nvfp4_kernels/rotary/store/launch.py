@@ -69,7 +69,7 @@ def store_variant(call: RotaryStoreCall) -> Variant:
 
 
 def check_layouts(call: RotaryStoreCall) -> None:
-    """Raise unless a kernel can access the tensors but ``out``.
+    """Raise unless a kernel can access all tensors but ``out``, which is not checked.
 
     Raises:
         InvalidArgument: an unsupported R, or rows that are misaligned.

@@ -53,8 +53,8 @@ def rotary_store(
 
     The call does not synchronise with the device: a CUDA graph may capture it. On a GPU the norms'
     weights may be read while preceding kernels that allow programmatic dependent launch still run:
-    these kernels must not write the weights. The next kernel may start while the preceding kernel
-    still runs, and must wait before reading the cache: ``paged_attention`` waits,
+    these kernels must not write the weights. The kernel after this op may start while the kernel
+    before the op still runs, and must wait before reading the cache: ``paged_attention`` waits,
     ``decode_attention`` on sm_90 does not.
 
     Args:
@@ -63,7 +63,7 @@ def rotary_store(
             ``slot_mapping``) on are padding and never read, also in ``k``, ``v`` and ``positions``.
             On a GPU all rows are 16-byte aligned.
         k: ``(≥ T, Hkv, D)`` of ``q``'s dtype, strides as for ``q``; Hq is a multiple of Hkv.
-        v: the same.
+        v: values ``(≥ T, Hkv, D)``; dtype and strides as for ``k``.
         positions: int64 or int32 ``(≥ T,)``, contiguous: the row of ``cos_sin_cache`` for each
             token, including tokens without a slot, from 0 to P - 1 (checked on CPU only).
         cos_sin_cache: ``(P, R)`` of ``q``'s dtype or float32, contiguous: R/2 cosines and then R/2
@@ -78,7 +78,8 @@ def rotary_store(
         neox: whether the elements of a pair are R/2 apart, as in GPT-NeoX and Llama, or neighbours,
             as in GPT-J.
         q_norm: RMSNorm's weight ``(D,)`` for heads of queries, of ``q``'s dtype or float32,
-            contiguous; None: no norm. For a norm that multiplies by 1 + w, pass 1 + w in float32.
+            contiguous; None: no norm. For a norm that multiplies by 1 + weight, pass that sum in
+            float32.
         k_norm: the same for keys, of ``q_norm``'s dtype.
         eps: added to the mean square, 0 or more; with a norm only.
         k_scale: float32 ``()``, with a float8_e4m3fn cache: factor that dequantises stored keys. On
@@ -92,7 +93,7 @@ def rotary_store(
         tensor.
 
     Raises:
-        InvalidArgument: an argument that does not fit, named.
+        InvalidArgument: an unsupported or inconsistent argument; the message names it.
         NoKernelError: no kernel for this device.
     """
     check_dtype("q", q, DTYPES)

@@ -1,4 +1,4 @@
-"""``rotary_store`` in torch: the formula, and the kernel on CPU."""
+"""``rotary_store`` in torch: the reference, which is also the CPU kernel."""
 
 import torch
 from torch import Tensor
@@ -35,8 +35,9 @@ def normalise(x: Tensor, weight: Tensor, eps: float, rotary_dim: int) -> Tensor:
 def sum_of_squares(x: Tensor, rotary_dim: int) -> Tensor:
     """Sum over the last dimension in float32, in the order of the kernel's threads.
 
-    In the rotated part of a head, and in the rest, a group of 16 is 8 elements and the 8 elements
-    half the part later. A group's squares are added one by one, then neighbouring groups pairwise.
+    The rotated part of a head, and the rest, are each cut into groups of 16: 8 elements, and the 8
+    elements half the part later. Squares are added one by one within a group; then the sums of
+    neighbouring groups are added pairwise.
     """
     squares, head_dim = x.square(), x.shape[-1]
     if head_dim % (2 * PIECE) or rotary_dim % (2 * PIECE):
@@ -82,7 +83,7 @@ def store(
 
 
 def _stored(x: Tensor, scale: Tensor | None) -> Tensor:
-    """Elements of a cache; E4M3's as bytes."""
+    """``x`` as the cache stores it: unchanged without a scale, else quantised to E4M3, as uint8."""
     if scale is None:
         return x
     # Not every version of torch saturates by itself.

@@ -11,8 +11,8 @@ WARP = 32
 class HeadTile:
     """Threads of a head.
 
-    A thread has 16 elements of a head, in two pieces; a head has a power of two of neighbouring
-    threads of a warp, some possibly idle.
+    A thread has 16 elements of a head, in two pieces; a head has neighbouring threads of a warp,
+    whose number is a power of two; some may be idle.
 
     Attributes:
         head_dim: D.
@@ -34,7 +34,7 @@ class HeadTile:
 
     @property
     def lanes(self) -> int:
-        """Threads of a head: the least sufficient power of two."""
+        """Threads of a head: the least power of two that suffices."""
         return 1 << (self.parts - 1).bit_length()
 
 
@@ -42,8 +42,8 @@ class HeadTile:
 class RotaryStoreTile(HeadTile):
     """Threads of a CTA over heads.
 
-    A CTA has query heads, or keys with their values: a thread of a key also has the value's
-    elements.
+    A CTA has either query heads, or keys with their values: a thread that has elements of a key
+    also has the same elements of the value.
 
     Attributes:
         query_heads: Hq.

@@ -1,6 +1,6 @@
-"""Choice of the number of splits and of the keys per step. Pure, and no CuTe.
+"""Choice of the number of splits and of the keys per step. Pure functions, no CuTe.
 
-The rules were measured on an H200 with 128 to 32768 keys, 1 to 64 sequences, 2 and 8 KV heads.
+The rules were tuned on an H200 with 128 to 32768 keys, 1 to 64 sequences, 2 and 8 KV heads.
 """
 
 from nvfp4_kernels.attention.decode.sm90.tile import KEYS, MAX_SPLITS, WARPS, DecodeTile
@@ -15,8 +15,8 @@ def choose_config(
 ) -> DecodeTile:
     """Choose as many splits as keep all SMs busy, as long as every warp has keys.
 
-    Steps are long if an SM has one CTA, where loads in flight and independent work are scarce. With
-    more CTAs than SMs, two CTAs share an SM.
+    Steps are long if each SM has one CTA, as loads in flight and independent work are then scarce.
+    With more CTAs than SMs, two CTAs share an SM.
 
     Args:
         batch: number of sequences.

@@ -73,7 +73,7 @@ def choose_config(problem: ScoreProblem, top_k: int, sms: int) -> Choice | None:
 
 
 def _tiles(problem: ScoreProblem) -> Iterator[ScoreTile]:
-    """Tiles whose queries share a CTA's keys, most queries first.
+    """Tiles whose queries share a CTA's keys, in descending order of the number of queries.
 
     A single group gets two ping-pong sets where registers allow.
     """
@@ -101,7 +101,7 @@ def _tiles(problem: ScoreProblem) -> Iterator[ScoreTile]:
 
 
 def _fit(tile: ScoreTile, top_k: int, min_entries: int) -> tuple[ScoreTile, Selection] | None:
-    """Fit buffers beside a tile: ``min_entries`` candidates per query, plus appended ones."""
+    """Fit buffers beside a tile: ``min_entries`` candidates per query, and room to append more."""
     for stages in STAGE_COUNTS:
         left = MAX_SHARED_BYTES - tile.fixed_bytes - stages * tile.stage_bytes
         each = (left - group_bytes(tile, BITMAP_WORDS)) // tile.queries - QUERY_BYTES

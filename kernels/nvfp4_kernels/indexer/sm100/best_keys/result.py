@@ -64,7 +64,7 @@ def _write_all(
 def candidates_before(
     scheduler: TileScheduler, seen: KeyRange, split: Int32, top_k: Int32, lane: Int32
 ) -> Int32:
-    """Candidates of a query in earlier splits: per split all keys seen, at most ``top_k``."""
+    """Number of a query's candidates in earlier splits: in each, all keys seen, up to ``top_k``."""
     total = Int32(0)
     for earlier in range(lane, split, WARP):
         first = (scheduler.seen_begin + earlier * scheduler.tiles_per_split) * KEYS

@@ -26,11 +26,11 @@ class Selection:
     whole: bool
 
     def max_appended(self, tile: ScoreTile) -> int:
-        """Candidates of a query that may be appended between two checks, at most."""
+        """Maximum number of candidates appended to a query's buffer between two checks."""
         return self.sync_phases * tile.accumulators * KEYS
 
     def max_entries(self, tile: ScoreTile) -> int:
-        """Candidates that a check leaves in a buffer, at most; ``top_k`` may be as many."""
+        """Maximum number of candidates that a check leaves in a buffer; bounds ``top_k``."""
         return self.capacity - self.max_appended(tile)
 
     def topk_tile(self, tile: ScoreTile) -> TopkTile:

@@ -37,9 +37,9 @@ from nvfp4_kernels.indexer.topk.shared import (
 class TopkVisitor:
     """Fused top-k of scores; implements ``ScoreVisitor``.
 
-    A query's candidates are the scores above the query's threshold, a candidate that is at most as
-    good as ``top_k`` others. Sort keys, of value and column, are distinct, so that the selection
-    depends neither on the order in which warps append nor on when thresholds rise.
+    A query's candidates are the scores above the query's threshold: ``top_k`` other candidates are
+    at least as good as the threshold. Sort keys, of value and column, are distinct, so that the
+    selection depends neither on the order in which warps append nor on when thresholds rise.
     """
 
     tile: ScoreTile
