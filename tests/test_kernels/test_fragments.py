@@ -120,7 +120,7 @@ def test_every_bit(n: int, k: int) -> None:
     [(0, [(2, 0x81C0)]), (1, [(6, 0x81C0)]), (2, [(8, 0x80C0), (0, 0x0100)]), (3, [(12, 0x81C0)])],
 )
 def test_rotations_and_masks_make_bfloat16(place: int, turns: list[tuple[int, int]]) -> None:
-    """Rotated, masked pairs of both rows and of their second 8 elements are values · 2^-126."""
+    """Rotating and masking a stored word gives bfloat16 value · 2^-126, for codes at 4 places."""
     codes = np.zeros((16, 64), np.uint8)
     row, column = place % 2 * 8, place // 2 * 8
     for code in range(16):

@@ -26,8 +26,8 @@ class Stage:
         takes: kind of the value it takes.
         gives: kinds of the returned values: results, and inputs that a later stage may overwrite.
         run: function from the value to a value for each kind in ``gives``.
-        twin: name of a stage with the same launch but another input from the stage before; as the
-            first stage of a chain, one of the two is enough.
+        twin: name of a stage that launches the same kernel but takes another input from the
+            preceding stage; only one of the two need come first in a chain.
     """
 
     name: str

@@ -340,7 +340,7 @@ def test_nan_of_a_gate_held_as_its_denominator_is_noticed() -> None:
 
 
 def taller_last_group(given: Any) -> Any:
-    """Mutant: the raster's last group is one row of tiles too tall, so that a tile is left out."""
+    """Mutant: the last raster group is one row of tiles too tall, so that a tile is left out."""
 
     def order(across_m: Any, *rest: Any) -> Any:
         import cutlass.cute as cute

@@ -31,7 +31,7 @@ Test = Callable[[], None]
 
 @dataclass(frozen=True)
 class Mutation:
-    """``mutant`` replaces ``owner``'s ``name``; every test must fail."""
+    """Mutant that replaces attribute ``name`` of ``owner``; each of ``tests`` must then fail."""
 
     name: str
     mutant: Any

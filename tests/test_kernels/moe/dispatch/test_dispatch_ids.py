@@ -1,4 +1,4 @@
-"""``moe_dispatch`` of expert ids: bit-identical to the two ops, in one launch."""
+"""``moe_dispatch`` of expert ids: bits of ``moe_route``, then ``moe_dispatch``, in one launch."""
 
 import math
 from collections.abc import Sequence
@@ -114,7 +114,7 @@ def test_gather_on_hopper(name: str, op_device: torch.device) -> None:
 @SM100
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_bounds(more: int, op_device: torch.device) -> None:
-    """Slots around the most that one launch takes."""
+    """Numbers of slots around the maximum for one launch."""
     check(RoutingCase(MAX_SLOTS + more, 1, 16, ids="each", total=64), 128, op_device)
 
 
@@ -156,7 +156,7 @@ def test_launches() -> None:
 
 
 def test_is_the_two_ops() -> None:
-    """Ids on the CPU give the results of the two ops, through the public API."""
+    """Ids on the CPU give the results of ``moe_route`` and ``moe_dispatch``, by the public API."""
     case = CASES["round-robin map"]
     x, ids = tokens(case, 32)
     mapped, weights = case.expert_map(), torch.rand(ids.shape)

@@ -105,7 +105,7 @@ def test_wrong_choice(patch: Patch, case: str) -> None:
 
 
 def twice() -> None:
-    """Launch twice: the second launch chooses by the first one's weights."""
+    """Launch twice: the second launch takes routing weights written by the first as its logits."""
     x = torch.randn(16, 32).bfloat16()
     weights = moe_dispatch(x, Logits(torch.randn(16, 8), Router(2), 8, 8)).topk_weights
     assert weights is not None
