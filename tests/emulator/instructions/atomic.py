@@ -165,7 +165,7 @@ def _meet(
     mask: Lanes | None,
     scope: int,
 ) -> list[Lanes]:
-    """Run the relaxed operations of ``lanes``, whose ``places`` repeat; returns the old values.
+    """Run the relaxed operations of ``lanes`` whose addresses repeat; returns the old values.
 
     All lanes belong to one warp: memory is read before the first operation and written after the
     last.

@@ -170,7 +170,10 @@ def _keyed_values(source: str) -> Lanes:
 
 @cache
 def encoded(name: str, source: str, clamps: bool) -> Lanes:
-    """Patterns in format ``name``, with ``.satfinite``, for every key of ``source``."""
+    """Table of conversions with ``.satfinite``, by table index: bit patterns in format ``name``.
+
+    ``source`` is the type of the input; with ``clamps``, ReLU comes first.
+    """
     form = FORMATS[name]
     with np.errstate(all="ignore"):
         values = _keyed_values(source)

@@ -82,7 +82,7 @@ def keep_another(self: Any, product: int) -> Any:
 
 
 def start_alone(self: Any, initialises: bool) -> None:
-    """Mutant: start once the own CTA's mbarriers are initialised, not the peers'."""
+    """Mutant: start once this CTA's mbarriers are initialised, without waiting for the peers'."""
     from cutlass.experimental import primitives as ptx
 
     ptx.barrier_cta_sync()

@@ -133,7 +133,11 @@ def random(n: int, k: int) -> Tensor:
 
 
 def linears(layer: str, *, q: int, kv: int, o: int, k: int) -> dict[str, Tensor]:
-    """Weights of a decoder layer: rows of q_proj and k_proj, columns of o_proj and q_proj."""
+    """Weights of a decoder layer.
+
+    ``q``, ``kv``: rows of q_proj, and of k_proj and v_proj; ``k``: their columns; ``o``: columns of
+    o_proj.
+    """
     attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
     return {
         f"{attention}.q_proj": random(q, k),
