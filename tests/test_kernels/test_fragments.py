@@ -136,7 +136,7 @@ def test_rotations_and_masks_make_bfloat16(place: int, turns: list[tuple[int, in
 
 @LAYOUT
 def test_padding_is_zero(n: int, k: int) -> None:
-    """Padding: zero elements, with finite non-zero scales, as kernels expect of all scales."""
+    """Padding has zero elements and finite non-zero scales, which kernels expect everywhere."""
     codes = np.full((n, k), 15, np.uint8)
     fragments = to_fragments(packed(codes), e4m3(np.full((n, k // 16), 0x38, np.uint8)))
     rows, columns = -(-n // 64) * 64, -(-k // 64) * 64
@@ -192,7 +192,7 @@ def test_every_scale() -> None:
 
 
 def test_zero_blocks_have_zero_elements() -> None:
-    """Zero scales are replaced, as kernels multiply by all scales: their elements become zero."""
+    """Blocks of scale zero get zero elements and a non-zero scale, which kernels multiply by."""
     codes = np.full((4, 32), 7, np.uint8)
     raw = np.array([[0, 0x38]] * 4, np.uint8)
     fragments = to_fragments(packed(codes), e4m3(raw))

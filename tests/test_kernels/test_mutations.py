@@ -1,4 +1,4 @@
-"""Mutants of the package's references: each fails the tests named for it."""
+"""Mutants of the package's references: each fails the tests listed with it."""
 
 import sys
 from collections.abc import Callable, Iterator

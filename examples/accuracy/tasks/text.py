@@ -96,7 +96,7 @@ def one_line(text: str) -> str:
 
 
 def scattered(*key: str) -> bytes:
-    """Sort key that scatters the entries of a file among all others, identical on every machine."""
+    """Pseudo-random sort key that spreads the entries of a file, identical on every machine."""
     return sha256("\0".join(key).encode()).digest()
 
 

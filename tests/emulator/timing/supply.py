@@ -54,7 +54,7 @@ class Supply:
     Args:
         ctas: traced CTAs; the launch has ``repeat`` times as many.
         cached: PTX lines of loads that L1 may answer.
-        operands: operands that reads are assigned to; empty: all reads are alike.
+        operands: operands that reads are assigned to; empty: reads are not distinguished.
         missing: bytes of each operand that come from HBM; None: the distinct bytes that the traced
             CTAs read, for each repetition. Data that belongs to no operand is in L2.
 

@@ -1,4 +1,4 @@
-"""Decode attention tiles that replace the chosen one, and problems that tell tiles apart."""
+"""Decode attention tiles in place of the chooser's, each with a problem that exercises the tile."""
 
 from importlib import import_module
 from typing import Any

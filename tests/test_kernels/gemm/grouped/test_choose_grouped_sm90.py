@@ -111,7 +111,7 @@ def test_one_token_keeps_every_sm_busy(weights: int) -> None:
 
 
 def of_rank(tokens: int, weights: int, global_experts: int | None) -> GroupedProblem:
-    """A product on one of eight ranks of DeepSeek-V3; ``global_experts`` as the problem has it."""
+    """A product on one of 8 ranks of DeepSeek-V3; ``global_experts``: see ``GroupedProblem``."""
     experts, top_k, n, k = DEEPSEEK
     n, k = (n, k) if weights == 2 else (k, n)
     tiles = max_tiles(tokens * top_k, experts // 8, 8)

@@ -56,7 +56,7 @@ def tokens(case: RoutingCase, k: int) -> tuple[Tensor, Tensor]:
 
 
 def check_in_use(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
-    """Check that tiles in use are bit-identical, and that others still hold poison."""
+    """Check that tiles in use are bit-identical, and that other tiles still hold poison."""
     used = int(expected[0][0])
     lengths = 1 + used, used, len(expected[2]), *[used] * (len(expected) - 3)
     for ours, theirs, length in zip(found, expected, lengths, strict=True):

@@ -37,7 +37,7 @@ def few_ctas(patch: pytest.MonkeyPatch) -> None:
 
 
 def own_memory(given: Any) -> Any:
-    """Mutant: read the CTA's own shared memory for a peer's."""
+    """Mutant: read the CTA's own shared memory instead of a peer's."""
 
     class Primitives:
         def __getattr__(self, name: str) -> Any:
