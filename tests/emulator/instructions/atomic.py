@@ -221,7 +221,7 @@ _ACCUMULATED = {
 
 
 def _places(w: "Warp", space: str, addresses: Lanes) -> tuple["LinearMemory", Lanes]:
-    """The memory of the first address, and the addresses there."""
+    """Memory that holds the first address, and all addresses as offsets in its window."""
     places = addresses.astype(np.uint64)
     memory = memory_at(w, space, int(places[0]), "atomic")
     if memory.kind == "shared":

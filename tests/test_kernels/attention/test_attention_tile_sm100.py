@@ -64,7 +64,7 @@ def test_shared_memory(tile: AttentionTile) -> None:
 
 @pytest.mark.parametrize("tile", [tile for tile in tiles() if tile.warp_split_kv], ids=str)
 def test_warp_split_kv(tile: AttentionTile) -> None:
-    """32 rows, a quarter of the keys per warp; Q's memory stages at least 8 columns of their O."""
+    """32 rows, a quarter of the keys per warp; Q's memory stages 8 or more columns of O at once."""
     assert tile.query_tiles == 1
     assert (tile.rows, 4 * tile.warp_keys) == (32, KEYS)
     assert tile.row_bytes % 32 == 0

@@ -193,7 +193,7 @@ def with_head(target: Path, directory: Path, *, nvfp4: bool, listed: bool) -> Pa
     "nearly the same tokens",
 )
 def test_heads_of_the_target(tmp_path: Path, drafted: Callable[..., Drafted]) -> None:
-    """Heads are in NVFP4, or in 16 bits whether the exclude list names them or not."""
+    """Heads are in NVFP4, or in 16 bits with or without an entry in the exclude list."""
     target = checkpoint.write(weight_only(QWEN_38), tmp_path / "target", reference.even_out)
     roundings = reference.decode(target, tmp_path / "decoded")
     model = reference.load(AutoModelForImageTextToText, tmp_path / "decoded", roundings)
