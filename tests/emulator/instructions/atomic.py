@@ -221,7 +221,7 @@ _ACCUMULATED = {
 
 
 def _places(w: "Warp", space: str, addresses: Lanes) -> tuple["LinearMemory", Lanes]:
-    """Memory that holds the first address, and all addresses as offsets in its window."""
+    """Memory that holds the first address, and the addresses; in shared memory, as offsets."""
     places = addresses.astype(np.uint64)
     memory = memory_at(w, space, int(places[0]), "atomic")
     if memory.kind == "shared":

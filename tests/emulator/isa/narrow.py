@@ -170,9 +170,9 @@ def _keyed_values(source: str) -> Lanes:
 
 @cache
 def encoded(name: str, source: str, clamps: bool) -> Lanes:
-    """Table of conversions with ``.satfinite``, by table index: bit patterns in format ``name``.
+    """Table of ``.satfinite`` conversions to format ``name``: a bit pattern for each 16-bit index.
 
-    ``source`` is the type of the input; with ``clamps``, ReLU comes first.
+    ``source``: type whose values are indexed; ``clamps``: whether ReLU comes first.
     """
     form = FORMATS[name]
     with np.errstate(all="ignore"):

@@ -459,7 +459,7 @@ def test_impl_refuses_to_quantise_its_output() -> None:
 
 
 def test_positions_follow_from_lengths_where_vllm_does_not_tell_them() -> None:
-    """Positions of the last 3 tokens of 8, the last of 5, and a padding token, in reused memory."""
+    """Positions, in reused memory: the last 3 tokens of 8, the last token of 5, and padding."""
     starts = torch.tensor([0, 3, 4], dtype=torch.int32)
     given = batch(
         query_start_loc=starts, query_start_loc_cpu=starts, num_reqs=2, num_actual_tokens=5,

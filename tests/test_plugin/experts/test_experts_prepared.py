@@ -1,4 +1,4 @@
-"""Experts with a launch cache: launches of a cached call, and changed arguments, checked again."""
+"""Experts with a launch cache: launches of a cached call, and changes that need a new check."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
