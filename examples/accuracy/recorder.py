@@ -48,7 +48,9 @@ class LogitsRecorder:
             file: safetensors file to write; ``logits`` ``(rows, vocabulary)`` as the model gave
                 them.
             rows: number of prompt tokens after the first.
-         Returns: Number of rows of each call of the head; empty on ranks that do not write.
+
+        Returns:
+            Number of rows of each call of the head; empty on ranks that do not write.
         """
         kept = self.recorded_logits or []
         lengths = [len(logits) for logits in kept]

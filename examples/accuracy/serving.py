@@ -53,7 +53,7 @@ class Settings:
 
 @dataclass
 class Bench:
-    """Means to measure variants: a cache, folders, a tokenizer and settings.
+    """Measuring equipment for all variants: a cache, folders, a tokenizer and settings.
 
     Attributes:
         stages: cache of earlier measurements.
@@ -76,7 +76,7 @@ class Bench:
 
     @contextmanager
     def at_server(self, variant: Variant, checkpoint: Path, content: str) -> Iterator["AtServer"]:
-        """Measure a variant; its server starts once, when the first measurement is not cached.
+        """Measure a variant; its server starts once, before the first measurement not in the cache.
 
         Raises:
             ServerError: the server fails.
@@ -99,7 +99,7 @@ class Bench:
 
 @dataclass
 class AtServer:
-    """A variant with its server, which ``start`` starts."""
+    """Measurements of one variant; ``start`` returns the server, which the first call starts."""
 
     bench: Bench
     variant: Variant

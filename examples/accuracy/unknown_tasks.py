@@ -1,6 +1,7 @@
 """``python -m examples.accuracy.unknown_tasks FOLDER TASK...``: names unknown to the harness.
 
-FOLDER has further tasks; it may be empty. The last line is a JSON list of names.
+FOLDER holds additional task definitions; pass an empty string for none. The last line of the output
+is a JSON list of the unknown names.
 """
 
 import json

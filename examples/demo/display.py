@@ -54,7 +54,7 @@ def training() -> Iterator[Callable[[TrainProgress], None]]:
 
 @contextmanager
 def serving(name: str, windows: int) -> Iterator[tuple[Callable[[], None], Callable[[], None]]]:
-    """Spinner until the server is ready, then a bar over windows; yields a callback for each."""
+    """Spinner until the server is ready, then a bar over windows; yields both callbacks."""
     with _progress() as progress:
         start = progress.add_task(f"{name}: starting vllm serve", total=None)
         bar = progress.add_task(f"{name}: completions", total=windows, visible=False, start=False)
@@ -76,7 +76,7 @@ def rule(title: str) -> None:
 
 
 def corpus(text: Corpus) -> None:
-    """Print the amount of text on each side."""
+    """Print the amount of text for training and of held-out text."""
     for side, documents in (("training", text.train), ("held-out", text.held_out)):
         characters = sum(len(document.text) for document in documents)
         console.print(f"{side} text: {len(documents)} files, {characters / 1e6:.2f} M characters")

@@ -53,7 +53,7 @@ class Measurement:
 
     @classmethod
     def read(cls, file: Path) -> "Measurement":
-        """Read a file of :meth:`write`."""
+        """Read a file written by :meth:`write`."""
         fields = json.loads(file.read_text())
         fields["completions"] = [Completion(**c) for c in fields["completions"]]
         fields["kernels"] = [LayerKernel(**k) for k in fields["kernels"]]

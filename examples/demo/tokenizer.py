@@ -23,7 +23,7 @@ def train_tokenizer(
 
     Args:
         texts: training texts.
-        vocabulary: ids to reach, special tokens and bytes included; short texts give fewer.
+        vocabulary: target number of ids, special tokens and bytes included; short texts give fewer.
         max_length: context length in tokens, written to the tokenizer's configuration.
 
     Returns:

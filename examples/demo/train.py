@@ -29,8 +29,8 @@ class TrainSettings:
     """All settings of a training run, except its text.
 
     Attributes:
-        seconds: wall-clock budget; the learning rate follows the budget, so that every run ends
-            cooled.
+        seconds: wall-clock budget; the learning-rate schedule spans the budget, so that every run
+            ends with the cooldown.
         steps: number of optimizer steps, instead of a time budget: makes the result reproducible.
         threads: CPU threads.
         device: training device, ``cpu`` or ``cuda``.

@@ -3,10 +3,10 @@
     python -m examples.kernel_bench.decode_attention
     python -m examples.kernel_bench.decode_attention --heads 16 --kv-heads 2 --batch 1 --context 512
 
-Both are captured as in vLLM's decoding step: rows of the block table, and the bound on
-lengths, are as long as the model's context; FlashAttention's schedule is made beforehand. Results
-and caches are compared first. Launches are in CUDA graphs, which replay in turn; medians. Caches
-rotate, so that L2 is always cold.
+Both contenders run as in vLLM's decoding step: rows of the block table, and the bound on lengths,
+are as long as the model's context; FlashAttention's schedule is made beforehand. Results and caches
+are compared first. Launches are captured in CUDA graphs, which replay in turn; medians are printed.
+Caches rotate, so that L2 is always cold.
 """
 
 import argparse

@@ -5,8 +5,8 @@
     python -m examples.kernel_bench.experts --choice same            same experts for all tokens
 
 Weights in 4 bits, activations in 16: from the router's choice to each token's sum. Tokens choose
-their experts at random, all alike, or as ``--choice`` says. Each contender's launches are captured
-in a CUDA graph, weights and choices of several layers in turn, so that L2 is always cold;
+experts at random, all equally likely or as ``--choice`` says. Each contender's launches are
+captured in a CUDA graph, weights and choices of several layers in turn, so that L2 is always cold;
 graphs replay in turn, and medians are printed. Before that, the first tokens' results are compared
 with a float32 product of decoded weights.
 """

@@ -6,8 +6,8 @@
 
 Benchmarked alone, a GEMM cannot prefetch weights while its predecessor ends, so the fastest tile
 alone need not be the fastest in a layer. Here the layers of a Llama, each with its own weights and
-caches, are captured as one CUDA graph per tile; graphs replay in turn; medians. A layer of
-llama-70b-tp4 is the work of one of four GPUs, without communication.
+caches, are captured as one CUDA graph per tile; graphs replay in turn, and medians are printed. A
+layer of llama-70b-tp4 is the work of one of four GPUs, without communication.
 """
 
 import argparse

@@ -37,7 +37,7 @@ class Prepared:
 
 
 def copies_beyond(l2_size: int, nbytes: float) -> int:
-    """Number of copies of a weight for twice L2's size to be read between two uses of a copy."""
+    """Number of copies of a weight; twice L2's size is read between two uses of one copy."""
     return 1 + math.ceil(2 * l2_size / nbytes)
 
 

@@ -75,7 +75,7 @@ class Results:
 
     @classmethod
     def read(cls, file: Path) -> "Results":
-        """Read a file of :meth:`write`.
+        """Read a file written by :meth:`write`.
 
         Raises:
             ValueError: the file cannot be read, or does not hold results.

@@ -22,7 +22,7 @@ class Group:
         name: name of the fused layer.
         linears: names of the linears in the checkpoint.
         weights: number of weights.
-        quantised_bytes: bytes of all their tensors in NVFP4, ModelOpt's format.
+        quantised_bytes: bytes of all tensors of the linears in NVFP4, in ModelOpt's format.
     """
 
     name: str

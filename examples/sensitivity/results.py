@@ -16,7 +16,7 @@ class GroupResult:
         group: linears and bytes of the layer.
         weight_error: ‖dequantised - original‖² / ‖original‖², by rule of the block scales.
         kl: mean divergence, in nats, with this layer alone quantised.
-        log_perplexity: increase of the log-perplexity, likewise.
+        log_perplexity: increase of the log-perplexity, with this layer alone quantised.
         ignored: whether the layer is on the list.
         kl_with_terms: mean divergence by number of NVFP4 terms of the inputs, for the other
             measured numbers; 0: 16-bit inputs.
@@ -67,7 +67,7 @@ class Results:
             input terms.
         with_list: model with all layers quantised except the list.
         kl_won: difference of the divergences of ``quantised`` and ``with_list``, window by window.
-        log_perplexity_won: likewise for the log-perplexity.
+        log_perplexity_won: the same difference for the log-perplexity.
     """
 
     about: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Model under study, with the inputs that are measured once."""
+"""Model under study, with its text and the scales of its inputs, calibrated once."""
 
 from dataclasses import dataclass
 from pathlib import Path

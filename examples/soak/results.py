@@ -96,7 +96,7 @@ class Results:
         return found
 
     def latency(self, kind: str, quantile: float) -> float:
-        """Quantile of the seconds of requests of a kind; NaN without requests."""
+        """Quantile of the latency, in seconds, of one kind of request; NaN without requests."""
         seconds = sorted(o.seconds for o in self.outcomes if o.kind == kind)
         return seconds[math.ceil(quantile * len(seconds)) - 1] if seconds else math.nan
 

@@ -31,7 +31,7 @@ class Job:
 
     @classmethod
     def read(cls, file: Path) -> "Job":
-        """Read a file of :meth:`write`."""
+        """Read a file written by :meth:`write`."""
         fields = json.loads(file.read_text())
         fields["cases"] = tuple(Case(**case) for case in fields["cases"])
         return cls(**fields)

@@ -1,4 +1,7 @@
-"""Sensitivity: the tool's values, the ops' products, and lists that fit their budget."""
+"""Sensitivity example: values as by the quantising tool, products as by the ops, and its lists.
+
+The layer lists that the example chooses must stay within the given budget.
+"""
 
 import json
 import math

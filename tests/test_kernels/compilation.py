@@ -23,7 +23,7 @@ def check_compiled(
 ) -> None:
     """Check that a function compiles to ``graphs`` whole graphs and equals eager mode bit for bit.
 
-    ``fewer``: how many recompilations one version of torch needs and another does not.
+    ``fewer``: number of recompilations that only some versions of torch need.
     """
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")

@@ -14,9 +14,8 @@ class RoutingCase:
     """A batch of ``tokens`` whose slots go to ``ids``.
 
     Attributes:
-        ids: how slots choose experts: ``"random"``, ``"one"`` for all the same, ``"each"`` for one
-            after the other, ``"none"`` for padding alone, ``"hostile"`` for ids of no expert, and
-            the same id several times, among others.
+        ids: experts of the slots: ``"random"``; ``"one"``: the same expert for all; ``"each"``: all
+            experts in turn; ``"none"``: padding only; ``"hostile"``: also invalid and repeated ids.
         total: experts of all ranks; 0: ``experts``, without a map.
         linear: with a map, whether this rank holds contiguous experts, or every so many.
     """

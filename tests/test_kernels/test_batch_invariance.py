@@ -114,7 +114,7 @@ def test_sums_of_rows(k: int) -> None:
 
 @pytest.mark.parametrize("given", [{}, {"window": 100}, {"soft_cap": 20.0}], ids=str)
 def test_attention(given: dict[str, Any]) -> None:
-    """The last queries of a sequence in one piece, in chunks, and as decodes of a batch."""
+    """A sequence's last queries get the same bits in one prefill, in chunks, and as decodes."""
     keys, queries, heads, kv_heads, dim, page = 1100, 40, 4, 2, 128, 16
     pages = -(-keys // page)
     cache, q = (

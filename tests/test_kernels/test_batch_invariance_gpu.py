@@ -114,7 +114,7 @@ def test_norm(op_device: torch.device) -> None:
     ids=["causal", "window, soft cap", "fp8"],
 )
 def test_attention(given: dict[str, Any], op_device: torch.device) -> None:
-    """The last queries of a sequence in one piece, in chunks, and as decodes of a batch."""
+    """A sequence's last queries get the same bits in one prefill, in chunks, and as decodes."""
     keys, queries, heads, kv_heads, dim, page = 300, 12, 2, 1, 64, 16
     options = dict(given)
     fp8 = options.pop("fp8", False)

@@ -93,7 +93,7 @@ def test_parts_of_k_are_added_in_an_order_of_the_weights(layer: Layer) -> None:
 
 @EVERY_LAYER
 def test_the_cost_is_bounded(layer: Layer) -> None:
-    """Costs are bounded, by the chooser's estimate."""
+    """A batch-invariant tile costs less than 2.5 times the best tile, by the chooser's estimate."""
     invariant = sm100_choice(sm100.choose_batch_invariant, layer, 1)
     for m in sm100.INVARIANT_TOKENS:
         problem = sm100.Problem(m, layer.n, layer.k, 1, layer.weights)

@@ -22,7 +22,7 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
 def weight(dtype: torch.dtype) -> torch.Tensor:
-    """Rows of different magnitudes; their number is no multiple of 128."""
+    """Weight with rows of different magnitudes; the number of rows is not a multiple of 128."""
     return (torch.randn(515, 1024) * torch.rand(515, 1)).to(dtype)
 
 
@@ -72,7 +72,7 @@ def test_fragments() -> None:
 
 
 def test_gemm_without_a_kernel_says_what_there_is() -> None:
-    """sm_90 has no kernel for NVFP4 activations, the other families have none for 16-bit ones."""
+    """sm_90 has no kernel for NVFP4 activations, other families none for 16-bit activations."""
     x = torch.randn(2, 1024, dtype=torch.bfloat16, device="cuda")
     b: Nvfp4Tensor = quantize_weight(weight(torch.bfloat16).cuda()).to_blocked()
     a: tuple[torch.Tensor, torch.Tensor | None] = (x, None)

@@ -120,7 +120,7 @@ def test_every_bit(n: int, k: int) -> None:
     [(0, [(2, 0x81C0)]), (1, [(6, 0x81C0)]), (2, [(8, 0x80C0), (0, 0x0100)]), (3, [(12, 0x81C0)])],
 )
 def test_rotations_and_masks_make_bfloat16(place: int, turns: list[tuple[int, int]]) -> None:
-    """Rotated, masked pairs of both rows and of their second 8 elements are values · 2^-126."""
+    """Rotating and masking a stored word gives bfloat16 value · 2^-126, for codes at 4 places."""
     codes = np.zeros((16, 64), np.uint8)
     row, column = place % 2 * 8, place // 2 * 8
     for code in range(16):
@@ -136,7 +136,7 @@ def test_rotations_and_masks_make_bfloat16(place: int, turns: list[tuple[int, in
 
 @LAYOUT
 def test_padding_is_zero(n: int, k: int) -> None:
-    """Padding: zero elements, with finite non-zero scales, as kernels expect of all scales."""
+    """Padding has zero elements and finite non-zero scales, which kernels expect everywhere."""
     codes = np.full((n, k), 15, np.uint8)
     fragments = to_fragments(packed(codes), e4m3(np.full((n, k // 16), 0x38, np.uint8)))
     rows, columns = -(-n // 64) * 64, -(-k // 64) * 64
@@ -192,7 +192,7 @@ def test_every_scale() -> None:
 
 
 def test_zero_blocks_have_zero_elements() -> None:
-    """Zero scales are replaced, as kernels multiply by all scales: their elements become zero."""
+    """Blocks of scale zero get zero elements and a non-zero scale, which kernels multiply by."""
     codes = np.full((4, 32), 7, np.uint8)
     raw = np.array([[0, 0x38]] * 4, np.uint8)
     fragments = to_fragments(packed(codes), e4m3(raw))

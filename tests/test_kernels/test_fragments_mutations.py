@@ -1,4 +1,4 @@
-"""Mutants of the fragment layout: each fails the tests named for it.
+"""Mutants of the fragment layout: each fails the tests listed with it.
 
 Equal changes to packing and unpacking cancel out in every product; only tests of the bits'
 positions notice such mutants, and a kernel would read other numbers.

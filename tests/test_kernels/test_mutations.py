@@ -1,4 +1,4 @@
-"""Mutants of the package's references: each fails the tests named for it."""
+"""Mutants of the package's references: each fails the tests listed with it."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -108,7 +108,7 @@ def swap_projections(call: SiluMulGemmCall) -> Any:
 
 @dataclass(frozen=True)
 class Mutation:
-    """``mutant`` replaces ``original`` in every module that holds it; every test must fail."""
+    """Mutant that replaces ``original`` in every module; each of ``tests`` must then fail."""
 
     original: object
     mutant: object

@@ -1,4 +1,4 @@
-"""Prepared launches: checks made once, checks made on every call, and calls never prepared."""
+"""Launch cache: checks made once, checks made on every call, and calls never cached."""
 
 import weakref
 from collections.abc import Callable, Iterator

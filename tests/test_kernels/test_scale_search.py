@@ -46,7 +46,7 @@ GAIN = {"gauss": 0.271, "laplace": 0.209, "student-t": 0.188}
 
 @pytest.mark.parametrize("distribution", ACCURACY)
 def test_accuracy(distribution: str) -> None:
-    """Errors of 131072 samples are within 5 % of the errors of millions, gains within .01."""
+    """Errors on 131072 samples are within 5 % of the errors on millions, and gains within .01."""
     x = sample(distribution)
     energy = x.double().square().sum()
     absmax, four_over_six, sweep = (

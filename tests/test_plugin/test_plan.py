@@ -157,7 +157,7 @@ def test_compiled_graphs_are_kept_by_their_kernels(vllm_config: Any) -> None:
 def test_compiled_graphs_are_kept_by_the_sources(
     vllm_config: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Compiled graphs are kept by all sources of the plugin, as versions may share a number."""
+    """Cached graphs are keyed by all sources of the plugin, as two versions may share a number."""
     file = tmp_path / "plugin" / "deeper" / "module.py"
     file.parent.mkdir(parents=True)
     monkeypatch.setattr(sources, "PACKAGES", (*sources.PACKAGES, tmp_path / "plugin"))

@@ -1,4 +1,4 @@
-"""Kernels compiled while a model is loaded: all that its products launch."""
+"""Kernels compiled while a model is loaded include every kernel that its products launch."""
 
 from collections.abc import Iterator
 from pathlib import Path

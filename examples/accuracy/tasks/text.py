@@ -1,4 +1,4 @@
-"""Text that tasks are made of: held-out files, as models are trained on all others."""
+"""Text from which tasks are made: only held-out files, because models train on all other files."""
 
 import ast
 import io
@@ -23,7 +23,7 @@ _QUOTES = re.compile(r'[ \t]+"""(?=[A-Z])')
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Text that tasks may be made of.
+    """Text from which tasks may be made.
 
     Attributes:
         documents: held-out files, sorted by path; no training file has the same text.
@@ -96,7 +96,7 @@ def one_line(text: str) -> str:
 
 
 def scattered(*key: str) -> bytes:
-    """Sort key that scatters the entries of a file among all others, identical on every machine."""
+    """Pseudo-random sort key that spreads the entries of a file, identical on every machine."""
     return sha256("\0".join(key).encode()).digest()
 
 

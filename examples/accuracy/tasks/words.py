@@ -1,4 +1,4 @@
-"""Task: predict the next word of code, a repeated word; greedy, so that decoding counts too."""
+"""Task: predict the next word of code, which the prompt contains; tests greedy decoding too."""
 
 import io
 import re

@@ -165,7 +165,7 @@ def _meet(
     mask: Lanes | None,
     scope: int,
 ) -> list[Lanes]:
-    """Run the relaxed operations of ``lanes``, whose ``places`` repeat; returns the old values.
+    """Run the relaxed operations of ``lanes`` whose addresses repeat; returns the old values.
 
     All lanes belong to one warp: memory is read before the first operation and written after the
     last.
@@ -221,7 +221,7 @@ _ACCUMULATED = {
 
 
 def _places(w: "Warp", space: str, addresses: Lanes) -> tuple["LinearMemory", Lanes]:
-    """The memory of the first address, and the addresses there."""
+    """Memory that holds the first address, and the addresses; in shared memory, as offsets."""
     places = addresses.astype(np.uint64)
     memory = memory_at(w, space, int(places[0]), "atomic")
     if memory.kind == "shared":

@@ -209,7 +209,7 @@ def _bfind(op: Opcode, count: int | None, results: int | None) -> Lanewise:
 
 
 def _fns(op: Opcode, count: int | None, results: int | None) -> Lanewise:
-    """Find the n-th set bit; lane by lane, as it is rare."""
+    """Semantics of fns: find the n-th set bit. Evaluated lane by lane, because fns is rare."""
     check_count(op.text, count, (3,), "source")
     op.type(("b32",))
     op.finish()

@@ -76,7 +76,7 @@ def _add_sub(op: Opcode, count: int | None, results: int | None) -> Lanewise:
 
 
 def _carrying(op: Opcode, kind: str, *, has_input: bool, has_output: bool) -> Lanewise:
-    """add.cc, addc, sub.cc and subc."""
+    """Semantics of add.cc, addc, sub.cc and subc."""
     if kind[1:] == "16":
         op.refuse(kind)
     op.finish()
@@ -215,7 +215,7 @@ def _mad(op: Opcode, count: int | None, results: int | None) -> Lanewise:
 
 
 def _carrying_mad(op: Opcode, kind: str, mode: str, *, carry_in: bool, carry_out: bool) -> Lanewise:
-    """mad.cc and madc."""
+    """Semantics of mad.cc and madc."""
     if kind.endswith("16") or mode == "wide":
         op.refuse(mode if mode == "wide" else kind)
     op.finish()

@@ -170,7 +170,10 @@ def _keyed_values(source: str) -> Lanes:
 
 @cache
 def encoded(name: str, source: str, clamps: bool) -> Lanes:
-    """Patterns in format ``name``, with ``.satfinite``, for every key of ``source``."""
+    """Table of ``.satfinite`` conversions to format ``name``: a bit pattern for each 16-bit index.
+
+    ``source``: type whose values are indexed; ``clamps``: whether ReLU comes first.
+    """
     form = FORMATS[name]
     with np.errstate(all="ignore"):
         values = _keyed_values(source)

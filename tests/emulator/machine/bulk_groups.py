@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class BulkGroups:
-    """Groups of one kind of asynchronous copy of a warp, in order.
+    """A warp's groups of one kind of asynchronous copy, in order.
 
     Operations of a group are tagged with two components: ``reads`` (the sources have been read) and
     ``writes`` (the results are visible). Waiting for a group advances the warp's clocks to the

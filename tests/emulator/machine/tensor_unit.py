@@ -20,8 +20,8 @@ class TensorUnit:
 
     Attributes:
         pipe, loads, stores: components; ``*_clock`` are the current clocks.
-        phases: by component of an mbarrier, the number of its phases that precede the arrivals of
-            this warp's commits so far, hence those of later commits too.
+        phases: number of an mbarrier's phases that precede the arrivals of this warp's commits so
+            far, and so of its later commits too; by component of the mbarrier.
     """
 
     def __init__(self, warp: "Warp") -> None:

@@ -35,7 +35,7 @@ RUN = 4096  # elements per changed run; with shorter runs, one write of the whol
 
 @dataclass(eq=False)
 class Grid:
-    """One launch, as seen by the order of later launches.
+    """State of one launch that decides how later launches are ordered after it.
 
     Attributes:
         kernel: entry name.
@@ -131,7 +131,7 @@ class History:
         return found
 
     def _settle(self, events: Events, own: Grid | None = None) -> tuple[int, int]:
-        """Renumber the shadow's events: ``own``'s, and those that a launch may still overlap."""
+        """Renumber the shadow's events of ``own``, and of grids that a launch may still overlap."""
         if own is None and not self._running:
             if self._accesses:
                 self.forget()

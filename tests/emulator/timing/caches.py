@@ -23,8 +23,8 @@ class L1:
         """Missing sectors, and the cycle at which the sectors present or pending have arrived.
 
         Args:
-            runs: first sectors and counts.
-            space: address space number; each repetition of a cluster has its own.
+            runs: runs of consecutive sectors, each as (first sector, number of sectors).
+            space: number of an address space, one for each replay of the same traced cluster.
         """
         missing, until = [], 0.0
         known = self._ready

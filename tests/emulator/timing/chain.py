@@ -33,7 +33,7 @@ class Link:
             ``programmatic_stream_serialization`` overlaps its predecessor.
         clusters: clusters of the grid; the traced clusters repeat to fill the grid. None: the
             traced clusters alone.
-        operands: operands that the launch reads, told apart by address. HBM supplies the part of an
+        operands: operands that the launch reads, identified by address. HBM supplies the part of an
             operand that L2 does not hold; data outside the operands is in L2. Without operands, all
             distinct bytes read come from HBM.
         writes: bytes written, by operand name: L2 holds them afterwards.

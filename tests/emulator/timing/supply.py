@@ -54,7 +54,7 @@ class Supply:
     Args:
         ctas: traced CTAs; the launch has ``repeat`` times as many.
         cached: PTX lines of loads that L1 may answer.
-        operands: operands that reads are assigned to; empty: all reads are alike.
+        operands: operands that reads are assigned to; empty: reads are not distinguished.
         missing: bytes of each operand that come from HBM; None: the distinct bytes that the traced
             CTAs read, for each repetition. Data that belongs to no operand is in L2.
 
@@ -153,7 +153,7 @@ class L2:
         self._held: OrderedDict[str, float] = OrderedDict()
 
     def read(self, operand: Operand) -> float:
-        """Missing bytes of an operand; L2 then holds as much as fits, unless it is streamed."""
+        """Missing bytes of an operand; L2 then holds the part that fits, unless it is streamed."""
         missing = max(0.0, operand.total - self._held.get(operand.name, 0.0))
         if not operand.streamed:
             self.write(operand.name, operand.total)

@@ -15,7 +15,7 @@ NO_PAGE = 1 << 30
 
 @dataclass(frozen=True)
 class Case:
-    """Sequences of ``keys`` keys each; the last ``queries`` tokens of each are the queries."""
+    """Sequences of ``keys`` keys; the last ``queries`` tokens of each sequence are the queries."""
 
     queries: tuple[int, ...]
     keys: tuple[int, ...]
@@ -155,7 +155,7 @@ class Problem:
         return out, lse
 
     def _times(self, row: int, queries: int, keys: int) -> Tensor:
-        """Count how often each query of a sequence sees each key; ``row`` is its first query."""
+        """Count how often each query of a sequence sees each key; ``row``: its first row in q."""
         position, key = torch.arange(keys - queries, keys).unsqueeze(1), torch.arange(keys)
         seen = torch.ones(queries, keys, dtype=torch.bool)
         if self.case.causal:
@@ -198,8 +198,9 @@ def unseen(case: Case) -> Problem:
 def check_values(out: Tensor, problem: Problem, weight: float) -> None:
     """Check a kernel's result against the formula.
 
-    Each weight is rounded once to V's format before the multiplication. This changes the result by
-    at most ``weight``, about half an ulp, times the sum of weights times magnitudes of values.
+    Each softmax weight is rounded once to V's format before the multiplication. The result changes
+    by at most ``weight``, the relative error of this rounding (about half an ulp), times the sum
+    over keys of softmax weight · |value|.
     """
     assert not out.isnan().any()
     expected, _ = problem.formula()
@@ -212,7 +213,7 @@ def check_values(out: Tensor, problem: Problem, weight: float) -> None:
 
 
 def growing_by_parts(fp8: bool, keys: int) -> Problem:
-    """Logits that grow by 16 (times E4M3's scale) every 32 keys: a new maximum each time."""
+    """Problem whose logits grow by 16 (times E4M3's scale) every 32 keys, to a new maximum."""
     problem = Case((140,), (keys,), 2, 1, 128, causal=False, fp8=fp8, scale=1.0).problem()
     k = 0.05 * problem.k.float()
     k[..., 0] = 16.0 * (torch.arange(keys) // 32).unsqueeze(1)

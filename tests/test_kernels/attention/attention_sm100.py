@@ -27,14 +27,14 @@ def quantized_queries(problem: Problem) -> Tensor:
 
 
 def lse_error(problem: Problem) -> float:
-    """Absolute error of the LSE, beyond 1e-6 relative: of float32 sums and of the exponential."""
+    """Bound on the LSE's absolute error, besides 1e-6 relative: from float32 sums and from exp2."""
     return 1e-5 + (EXP2_ERROR[True] if problem.case.fp8 else 0.0)
 
 
 def check(found: Result, problem: Problem) -> None:
-    """Check against the formula; the LSE within float32 sums' error and ``EXP2_ERROR``.
+    """Check against the formula; the LSE may have float32 sums' error and ``EXP2_ERROR``.
 
-    O has that error twice: in P, and in the sum by which P is divided.
+    O has the exp2 error twice: in P, and in the sum by which P is divided.
     """
     out, lse = found
     if problem.case.fp8:
@@ -63,5 +63,5 @@ class Chosen:
         return self.tile, self.splits
 
     def use(self, patch: pytest.MonkeyPatch) -> None:
-        """Make the ops use this tile, inside the emulator, as imports bind CuTe DSL to it."""
+        """Make the ops use this tile. Call inside the emulator, to which imports bind CuTe DSL."""
         patch.setattr(import_module("nvfp4_kernels.attention.sm100.launch"), "choose_config", self)

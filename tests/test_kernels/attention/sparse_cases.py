@@ -95,7 +95,7 @@ class SparseProblem(Problem):
         }
 
     def _indices(self) -> Tensor:
-        """Lists padded with −1, as the indexer pads them, or with an arbitrary index."""
+        """Lists padded with −1, as by the indexer, or with an arbitrary index."""
         given = torch.full((len(self.lists), self.width), -1, dtype=torch.int32)
         given[::2] = AFTER
         for row, one in enumerate(self.lists):

@@ -1,4 +1,4 @@
-"""Split-KV merged by the last CTA to finish: bit-identical to the merge by a launch of its own."""
+"""Split-KV merged by the last CTA to finish: bit-identical to a merge by a separate launch."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""Mutants of the attention reference: each fails the tests named for it."""
+"""Mutants of the attention reference: each fails the tests listed with it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -91,7 +91,7 @@ def lse_without_sink(out: Tensor, lse: Tensor, sinks: Tensor | None) -> tuple[Te
 
 
 def no_rescaling(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """Mutant: the running maximum is never rescaled; each block uses its own."""
+    """Mutant: never rescale to a running maximum; each block of keys uses its own."""
     exp2_ = Tensor.exp2_
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tensor, "exp2_", lambda x: exp2_(x) if x.shape[-1] > 1 else x.fill_(1))
@@ -132,7 +132,7 @@ def swapped(block: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[
 
 @dataclass(frozen=True)
 class Mutation:
-    """``mutant`` replaces ``owner``'s ``name``; every test must fail."""
+    """Mutant that replaces attribute ``name`` of ``owner``; each of ``tests`` must then fail."""
 
     name: str
     mutant: Callable[..., Any]

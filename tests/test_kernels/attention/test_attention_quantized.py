@@ -51,7 +51,11 @@ def on(device: torch.device, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(given: dict[str, Any], first_row: int = 0) -> None:
-    """Check against both ops in sequence, in an operand of more rows, whose other scales stay."""
+    """Check against ``paged_attention`` followed by ``quantize``.
+
+    The result's scales go to rows from ``first_row`` on of a taller operand, whose other scales
+    must stay unchanged.
+    """
     out, lse = paged_attention(**given)
     rows = len(out)
     scale = (global_scale_of(out.cpu()) / 2).to(out.device)  # some blocks saturate

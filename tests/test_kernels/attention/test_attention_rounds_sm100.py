@@ -1,4 +1,4 @@
-"""Attention on sm_100 going round its ring and S several times, for each family of tiles."""
+"""Attention on sm_100 with enough keys to wrap around its ring and S, for each family of tiles."""
 
 import pytest
 import torch
@@ -60,7 +60,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_rounds(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every query sees enough keys for several rounds, and the results are right."""
+    """Every query sees enough keys to wrap around several times, and the results are right."""
     chosen, case = CASES[name]
     keys = case.listed[0] if isinstance(case, SparseCase) else case.keys[0] - case.queries[0] + 1
     rounds = attention_sm100(chosen.tile, keys, chosen.splits)

@@ -205,7 +205,7 @@ def test_maximum_grows(growth: float, op_device: torch.device) -> None:
 @pytest.mark.parametrize("fp8", [False, True], ids=["", "fp8"])
 @ONE_SCHEDULE
 def test_maximum_grows_between_parts(fp8: bool, op_device: torch.device) -> None:
-    """PV of a key tile's first half has begun when the second half makes O be rescaled."""
+    """O is rescaled for a key tile's second half after PV of the tile's first half has begun."""
     run_paged(growing_by_parts(fp8, 400), op_device)
 
 
@@ -270,7 +270,7 @@ def test_sinks_of_minus_infinity_are_none(
 @pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
 @pytest.mark.parametrize("how", ["dense", "ragged", "paged"])
 def test_no_key_at_all(how: str, sinks: bool, op_device: torch.device) -> None:
-    """No keys at all: an empty tensor, of which no tensor map can be made."""
+    """No keys at all: no tensor map can be made of an empty tensor."""
     problem = Case((3, 3), (5, 5), 2, 1, sinks=sinks).problem()
     given = on(op_device, getattr(problem, how)())
     if how == "paged":
@@ -301,7 +301,7 @@ def test_more_sequences_than_a_grid_has_room_for(
 @ONE_SCHEDULE
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-36, 1e-38])
 def test_tiny_queries_beside_an_fp8_cache(magnitude: float, op_device: torch.device) -> None:
-    """Tiny queries weigh all keys alike; a scale of maximum / 448 would have no inverse."""
+    """Tiny queries weigh all keys alike; a scale of maximum / 448 would have no finite inverse."""
     problem = Case((1, 1), (40, 9), fp8=True, head_dim=64).problem()
     given = on(op_device, problem.paged())
     tiny = torch.zeros_like(given["q"])

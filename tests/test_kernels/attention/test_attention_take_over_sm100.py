@@ -79,7 +79,7 @@ def each_its_own() -> Iterator[None]:
 
 
 def check(given: dict[str, Any], *some: int, quantized: bool = False) -> None:
-    """Check against one CTA per work tile, on each number of SMs in ``some``."""
+    """Check against one CTA per work tile; ``some``: numbers of SMs to check."""
     op: Any = paged_attention
     if quantized:
         scale = torch.tensor(0.01, device=given["q"].device)

@@ -64,7 +64,7 @@ def test_shared_memory(tile: AttentionTile) -> None:
 
 @pytest.mark.parametrize("tile", [tile for tile in tiles() if tile.warp_split_kv], ids=str)
 def test_warp_split_kv(tile: AttentionTile) -> None:
-    """32 rows, 4 copies; splits of O are staged in Q's memory, at least 8 columns at once."""
+    """32 rows, a quarter of the keys per warp; Q's memory stages 8 or more columns of O at once."""
     assert tile.query_tiles == 1
     assert (tile.rows, 4 * tile.warp_keys) == (32, KEYS)
     assert tile.row_bytes % 32 == 0
@@ -137,7 +137,7 @@ def test_nothing_to_do() -> None:
 @pytest.mark.parametrize("window", [0, 1, 500, 4096])
 @pytest.mark.parametrize("batch", [1, 3, 40])
 def test_lengths_of_one_multiple_are_alike(batch: int, window: int) -> None:
-    """Lengths rounded up alike share a prepared launch: see ``called`` in ``attention/op.py``."""
+    """Key counts that round up to the same multiple get the same tile and splits."""
     for queries, fp8 in ((1, False), (1, True), (300, False)):
         problem = replace(DECODE, batch=batch, queries=queries, window=window, fp8=fp8)
         for most in (KEY_MULTIPLE, 17 * KEY_MULTIPLE, 64 * KEY_MULTIPLE):

@@ -94,7 +94,7 @@ def check(
     counted: bool = False,
     settled: bool = False,
 ) -> None:
-    """Check result, LSE and the whole cache against the two ops in sequence."""
+    """Check result, LSE and cache against ``rotary_store`` followed by ``paged_attention``."""
     how, cache = given["rotation"], given["kv_cache"]
     names = "k", "v", "slot_mapping", "positions", "rotation"
     rest = {name: value for name, value in given.items() if name not in names}
@@ -239,7 +239,7 @@ def test_opcheck() -> None:
 
 
 def after_a_launch(name: str, *, settled: bool) -> None:
-    """Make ``name``'s argument the output of the launch before."""
+    """Make the preceding launch write the argument ``name``."""
     given = arguments(DECODE, rotation(DECODE))
     if name == "kv_cache":  # keys of other positions
         k, slots = given["k"], torch.arange(len(given["k"]))

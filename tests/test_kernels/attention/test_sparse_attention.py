@@ -100,7 +100,10 @@ def test_all_keys_are_those_of_paged_attention(name: str) -> None:
 @pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
 @pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
 def test_window_and_list_are_attention_to_both(fp8: bool, sinks: bool) -> None:
-    """Window and list, merged, are attention to the keys of both; the merge adds the sinks."""
+    """Attention to a window merged with attention to a list equals attention to the keys of both.
+
+    The merge adds the sinks.
+    """
     case = Case((1, 5, 1), (70, 40, 6), window=8, fp8=fp8, sinks=sinks)
     problem = case.problem()
     window, before = [], []

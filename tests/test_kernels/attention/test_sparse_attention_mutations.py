@@ -1,4 +1,4 @@
-"""Mutants of the ``sparse_attention`` reference: each fails the tests named for it."""
+"""Mutants of the ``sparse_attention`` reference: each fails the tests listed with it."""
 
 from collections.abc import Callable
 from functools import partial

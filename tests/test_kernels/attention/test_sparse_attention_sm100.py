@@ -150,7 +150,7 @@ def test_picks_every_column(name: str, op_device: torch.device) -> None:
 
 @ONE_SCHEDULE
 def test_all_keys_are_those_of_paged_attention(op_device: torch.device) -> None:
-    """Bit-identical to paged attention: the same tiles of the same keys, all within the window."""
+    """Lists of all keys give the bits of paged attention, which has the same key tiles."""
     problem = all_keys(Case((1, 1, 1), (300, 128, 17), **ONE_HEAD, window=300))
     found = sparse_attention(**on(op_device, problem.sparse()))
     expected = paged_attention(**on(op_device, problem.paged()))
@@ -213,7 +213,7 @@ def test_rows_after_the_last_sequence(op_device: torch.device) -> None:
 
 @ONE_SCHEDULE
 def test_many_sequences(op_device: torch.device) -> None:
-    """More sequences than a warp looks up at a time; most, and the last, have no tokens."""
+    """More sequences than a warp looks up at a time; most have no tokens, nor has the last."""
     tokens = (0, 31, 32, 33, 255, 256, 257, 298)
     counts = tuple(int(n in tokens) for n in range(300))
     case = SparseCase(counts, (3,) * 300, **ONE_HEAD, listed=(2,) * len(tokens), width=2)

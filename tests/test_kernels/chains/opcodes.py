@@ -59,7 +59,7 @@ def model_kernels(arch: str) -> list[KernelSpec]:
 
 
 def kinds(specs: Iterable[KernelSpec]) -> list[KernelSpec]:
-    """Drop kernels that differ in sizes alone: in numbers above 2, or in having a row scale."""
+    """One kernel of each kind: a kind ignores numbers above 2 and the row scale."""
     found: dict[str, KernelSpec] = {}
     for spec in specs:
         kind = re.sub(r"=([3-9]|\d\d+)\b", "=n", f"{spec.op} {spec.fields}")

@@ -81,7 +81,7 @@ def check_met(launches: list[Launch]) -> None:
 
 
 def main() -> None:
-    """Print neighbours and waits of every family in every schedule."""
+    """Print CTAs that shared an SM, and waits for tensor memory, for every family and schedule."""
     for name, tile in TILES.items():
         for schedule in STANDARD:
             launches = run_twice(case_of(tile), schedule)

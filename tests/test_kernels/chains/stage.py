@@ -26,8 +26,8 @@ class Stage:
         takes: kind of the value it takes.
         gives: kinds of the returned values: results, and inputs that a later stage may overwrite.
         run: function from the value to a value for each kind in ``gives``.
-        twin: name of a stage with the same launch but another input from the stage before; as the
-            first stage of a chain, one of the two is enough.
+        twin: name of a stage that launches the same kernel but takes another input from the
+            preceding stage; only one of the two need come first in a chain.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Chain:
     Attributes:
         arch: e.g. ``"sm_100"``.
         first, second: stages; ``first`` gives a value of the kind that ``second`` takes.
-        given: makes the first stage's value, in memory that the host writes.
+        given: function that makes the first stage's value, in memory that the host writes.
     """
 
     arch: str
@@ -97,9 +97,9 @@ def chains(
     """All pairs of stages where the second takes a value that the first returns.
 
     Args:
-        arch: of all stages.
-        stages: to pair.
-        given: makes a value of each kind.
+        arch: architecture of all stages.
+        stages: stages to pair.
+        given: function for each kind that makes a value.
     """
     return [
         Chain(arch, first, second, given[first.takes])

@@ -3,16 +3,16 @@
 | kind | value |
 |---|---|
 | rows | bfloat16 (8, 256), activations; also seen as four heads of 64, or as 32 keys |
-| read rows | the same, read by the stage before and to be overwritten |
+| read rows | the same rows, read by the preceding stage, to be overwritten |
 | operand | data and blocked scales of NVFP4 rows |
 | scaled operand | the same and a row scale |
-| long operand | an operand of half as many rows, twice as long |
+| long operand | an operand with half as many rows of twice the length |
 | segment | result and LSE of attention |
 | queries, keys | data and scales of the indexer's vectors |
 | pages | a paged cache of keys and values; read pages: the same, to be overwritten |
 | cache | the indexer's pages; read cache: the same, to be overwritten |
 | logits | float32 (8, 32) |
-| lists | indices and their valid numbers, int32 (8, 4) and (8,) |
+| lists | indices, int32 (8, 4), and the number of valid indices per row, int32 (8,) |
 
 Stages of a mixture of experts are in ``stages_experts``.
 """

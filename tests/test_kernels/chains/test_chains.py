@@ -1,4 +1,4 @@
-"""Dependent launches of every op after every other: each wait is needed and enough."""
+"""Dependent launches of every op after every other: each wait is needed, and the waits suffice."""
 
 import re
 from collections import defaultdict
@@ -50,7 +50,7 @@ def source_lines() -> Iterator[None]:
 
 
 def is_noticed(chain: Chain, original: str, text: str) -> bool:
-    """Whether running ``text`` in place of ``original`` makes the second stage a finding."""
+    """Whether ``text`` in place of ``original`` is reported for a missing dependency wait."""
     try:
         chain.run({original: text})
     except MissingDependencyWait:
@@ -60,7 +60,7 @@ def is_noticed(chain: Chain, original: str, text: str) -> bool:
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_each_wait_is_needed_and_enough(name: str) -> None:
-    """No chain is reported, and without any one wait of the source some chain is.
+    """No chain is reported; without any one of the source's waits, some chain is reported.
 
     The compiler copies a wait to every path, some of which no shape takes: copies of one source
     line count as one.
@@ -110,7 +110,7 @@ def test_every_stage_is_in_a_chain() -> None:
 
 # Stages with an input that no op of the architecture returns.
 def table() -> tuple[set[str], list[tuple[str, str]]]:
-    """Opcodes in the first columns of the table, and the tests it names, as file and part."""
+    """Opcodes in the first column of the page's tables, and its tests as pairs of file and test."""
     text = opcodes.TABLE.read_text()
     tables = text.partition("## Conventions")[0]
     rows = [line.split("|")[1] for line in tables.splitlines() if line.startswith("| `")]

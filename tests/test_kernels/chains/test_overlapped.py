@@ -97,7 +97,7 @@ MISTAKES: dict[str, tuple[Patch, str, type[EmulatorError], str]] = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes_are_reported(name: str) -> None:
-    """A mutant is right if each CTA has an SM to itself, and reported if CTAs share an SM."""
+    """A mutant gives right results if no CTAs share an SM, and is reported if CTAs do."""
     mistake, tile, error, match = MISTAKES[name]
     on = case_of(TILES[tile])
     with compiled_anew(mistake):

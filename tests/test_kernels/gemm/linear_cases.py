@@ -161,9 +161,9 @@ def check_exact(op: LinearOp, case: Case) -> None:
 def check_close(op: LinearOp, case: Case) -> None:
     """Check random values within the error bound of float32 sums in any order.
 
-    Products are exact (at most 6 significant bits from NVFP4 and 11 from float16). Summing K of
-    them for each term rounds each at most that many times, and alpha, row scale and bias round
-    three times more; the output rounds once.
+    Products are exact (at most 6 significant bits from NVFP4 and 11 from float16). In the sum of
+    K products per term, each product is rounded at most that many times in all; alpha, row scale
+    and bias add three roundings, and the output one.
     """
     problem = random_problem(case)
     expected, actual = problem.expected(), oracle.float64(problem.run(op))

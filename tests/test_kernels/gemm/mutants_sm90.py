@@ -51,7 +51,7 @@ PRODUCTS = {
 
 @dataclass(frozen=True)
 class Mistake:
-    """A replacement of source text that occurs once, and the finding's class, or WRONG."""
+    """Source text that occurs once, its replacement, and the expected finding's class, or WRONG."""
 
     module: str
     right: str

@@ -139,7 +139,7 @@ def test_pair_on_sm_90(case: PairCase) -> None:
 
 @pytest.mark.parametrize("table", [GEMM, SILU_MUL_GEMM], ids=lambda table: table.op)
 def test_kernels(table: Any) -> None:
-    """Each kernel has one layout of the weight, as its table says."""
+    """Each kernel takes the weight in one layout; the reference takes both."""
     reference = table.select(CPU, "w4a16")
     assert reference.weight_layout == "blocked"
     assert reference.takes("blocked")

@@ -127,7 +127,7 @@ def test_nan_scale_reaches_the_output() -> None:
 def test_against_vllm(m: int, n: int, k: int) -> None:
     """Emulation in vLLM rounds both dequantised operands to bfloat16, and then the product.
 
-    Relative error of a product: 2⁻⁸ from either operand; then bfloat16 outputs on either side.
+    Each operand adds a relative error of 2⁻⁸ to a product; both results are rounded to bfloat16.
     """
     x, weight = torch.randn(m, k, dtype=BF16), quantize_weight(torch.randn(n, k)).to_blocked()
     input_scale = global_scale_of(x)
@@ -150,7 +150,7 @@ def test_against_vllm(m: int, n: int, k: int) -> None:
 
 @pytest.mark.parametrize("ratio", [1.0, 2.0, 8.0])
 def test_shards_with_their_own_global_scales(ratio: float) -> None:
-    """Shards r apart are as accurate as one; one global scale for both costs (r-1)² more."""
+    """Shards r apart are equally accurate with a scale each; a shared scale adds (r-1)² error."""
     weight = torch.randn(128, 256)
     shards = [weight, weight.flip(0) / ratio]
     packed = [quantize_weight(shard) for shard in shards]

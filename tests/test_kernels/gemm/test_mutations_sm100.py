@@ -82,7 +82,7 @@ def keep_another(self: Any, product: int) -> Any:
 
 
 def start_alone(self: Any, initialises: bool) -> None:
-    """Mutant: start once the own CTA's mbarriers are initialised, not the peers'."""
+    """Mutant: start once this CTA's mbarriers are initialised, without waiting for the peers'."""
     from cutlass.experimental import primitives as ptx
 
     ptx.barrier_cta_sync()
@@ -340,7 +340,7 @@ def test_nan_of_a_gate_held_as_its_denominator_is_noticed() -> None:
 
 
 def taller_last_group(given: Any) -> Any:
-    """Mutant: the raster's last group is one row of tiles too tall, so that a tile is left out."""
+    """Mutant: the last raster group is one row of tiles too tall, so that a tile is left out."""
 
     def order(across_m: Any, *rest: Any) -> Any:
         import cutlass.cute as cute

@@ -90,7 +90,7 @@ def test_a_kernel_waits_for_the_one_before(tmp_path: Path) -> None:
 
 
 def waits_before_it_lets_the_next_start() -> bool:
-    """Whether each kernel of ``two_products`` waits before it releases dependents."""
+    """Whether each kernel of ``two_products`` waits before releasing its dependents."""
     return all(
         0 <= ptx.rfind("griddepcontrol.wait") < ptx.index("griddepcontrol.launch_dependents")
         for ptx in loaded_ptx(two_products)
@@ -98,7 +98,10 @@ def waits_before_it_lets_the_next_start() -> bool:
 
 
 def test_the_next_kernel_starts_after_the_wait(tmp_path: Path) -> None:
-    """A released kernel may read earlier launches' results unwaited; numbers cannot show it."""
+    """Dependents may use earlier launches' results without a wait of their own.
+
+    So a kernel must wait before it releases dependents; wrong results would not show the fault.
+    """
     devices.cutlass_or_skip()
     with changed_source(PACKAGE, tmp_path / "right"):
         assert waits_before_it_lets_the_next_start()

@@ -1,4 +1,4 @@
-"""Registers of the weight-only GEMM of sm_90 where most are needed: in machine code."""
+"""Register use of the sm_90 weight-only GEMM in SASS, for the tiles that need most registers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Every family of tiles of the block-scaled GEMM, whatever the chooser would take."""
+"""Every family of tiles of the block-scaled GEMM, independent of the chooser."""
 
 import math
 from dataclasses import dataclass, replace
@@ -313,6 +313,6 @@ def test_quantized_to_terms(
 
 
 def test_few_tokens_by_rows(op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Terms of up to 32 tokens share atoms, also where a thread has a row of its own."""
+    """Terms of up to 32 tokens share scale atoms, also in an epilogue with one row per thread."""
     use(PAIRS["128x64"], monkeypatch)
     check_quantized(test_silu_mul_gemm.Case(19, 208, 832, batch=(2,)), op_device, 3)

@@ -120,7 +120,7 @@ def family(tile: Tile) -> str:
 
 @pytest.mark.parametrize("kind", sorted({family(tile) for tile, _ in TILES.values()}))
 def test_each_family_goes_round(kind: str) -> None:
-    """Some case of each family goes round ring and accumulators on one SM."""
+    """Some case of each family wraps around its ring and its accumulators on one SM."""
     rounds = {
         name: gemm_sm90(
             tile, replace(with_store(EpilogueConfig(), tile, n), boxes=boxes), m, n, k, 1
@@ -172,7 +172,7 @@ IN_TWO = {
 @pytest.mark.schedules("random 1")
 @pytest.mark.parametrize("weights", IN_TWO)
 def test_parts_of_k_decide_the_bits(weights: int, device: KernelDevice) -> None:
-    """Sums are the same in tiles of any number of tokens, and differ with K whole."""
+    """Split-K gives the same bits for any number of tokens per tile; K whole gives other bits."""
     m, n, k = 40, 72, 1024
     x = torch.randn(m, k).bfloat16()
     given = [weight(n, k) for _ in range(weights)]

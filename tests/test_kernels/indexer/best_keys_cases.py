@@ -27,7 +27,7 @@ Row = NDArray[np.float32]
 def chosen(
     tile: ScoreTile, capacity: int, sync_phases: int = 1, words: int = 256, splits: int = 1
 ) -> Choice:
-    """Choice of a tile and ``splits``; a CTA of several splits sees a share of a row's keys."""
+    """Choice of a tile and ``splits``; with several splits a CTA sees a share of a row's keys."""
     selection = Selection(capacity, sync_phases, words, whole=splits == 1)
     return Choice(replace(tile, visitor_bytes=selection.shared_bytes(tile)), selection, splits)
 
@@ -79,14 +79,14 @@ def _stored(values: Row) -> Stored:
 
 
 def best(row: Float64, top_k: int) -> list[int]:
-    """Top-k of a row, as the oracle's, but fast enough for long rows."""
+    """Top-k of a row, equal to the oracle's but fast enough for long rows."""
     values = np.where(np.isnan(row), -np.inf, row)
     order = np.lexsort((np.arange(len(row)), -values))
     return sorted(order[:top_k].tolist())
 
 
 def check(found: tuple[Tensor, Tensor], rows: list[Float64], top_k: int) -> None:
-    """Compare with the top-k of the keys that each row sees."""
+    """Compare with the oracle's top-k of the keys that each row sees."""
     indices, valid = found
     assert indices.dtype == valid.dtype == torch.int32
     assert indices.shape == (len(rows), top_k)
@@ -98,7 +98,7 @@ def check(found: tuple[Tensor, Tensor], rows: list[Float64], top_k: int) -> None
 
 
 def run_paged(problem: Problem, device: torch.device, **changed: Any) -> None:
-    """Run a problem with paged keys, and compare."""
+    """Run a problem with paged keys, and compare the result with the oracle's."""
     top_k = problem.case.top_k
     arguments = on(device, problem.paged() | changed)
     with np.errstate(invalid="ignore"):
@@ -106,7 +106,7 @@ def run_paged(problem: Problem, device: torch.device, **changed: Any) -> None:
 
 
 def run_contiguous(problem: Problem, device: torch.device) -> None:
-    """Run a problem with contiguous keys, and compare."""
+    """Run a problem with contiguous keys, and compare the result with the oracle's."""
     top_k = problem.case.top_k
     arguments = on(device, problem.contiguous())
     with np.errstate(invalid="ignore"):

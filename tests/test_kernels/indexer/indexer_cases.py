@@ -30,7 +30,7 @@ NO_PAGE = 1 << 30
 
 @dataclass(frozen=True)
 class Case:
-    """Sequences of ``next_n`` queries each; ``lens`` are the keys that each query sees."""
+    """Sequences of ``next_n`` queries; ``lens``: number of keys that each query sees."""
 
     lens: tuple[tuple[int, ...], ...]
     heads: int = 8
@@ -77,7 +77,7 @@ class Problem:
         return [padded(best(row, top_k), top_k) for row in self.expected()]
 
     def paged(self, unused: int = 0xFF, gap: int = 0) -> dict[str, Any]:
-        """Arguments of ``indexer_logits`` with paged keys, flat; see ``keyed``.
+        """Arguments of ``indexer_logits`` with paged keys, not yet combined; see ``keyed``.
 
         Args:
             unused: byte that fills cache slots without a key; 0xFF is NaN in every format.
@@ -107,7 +107,7 @@ class Problem:
         }
 
     def contiguous(self) -> dict[str, Any]:
-        """Arguments of ``indexer_logits``, flat: the keys of all sequences, concatenated."""
+        """Arguments of ``indexer_logits``, not yet combined, with all keys concatenated."""
         counts = [len(keys.values) for keys in self.keys]
         starts = [sum(counts[: row // self.case.next_n]) for row in range(len(self.lens))]
         ends = [start + length for start, length in zip(starts, self.lens, strict=True)]
@@ -127,19 +127,19 @@ class Problem:
 
 
 def keyed(given: dict[str, Any]) -> dict[str, Any]:
-    """Arguments with those of the keys in one value."""
+    """Arguments, with the arguments for the keys combined into one ``keys`` value."""
     kind: Any = IndexerPagedKeys if "cache" in given else IndexerKeys
     rest = {name: x for name, x in given.items() if name not in kind._fields}
     return rest | {"keys": kind(**{name: given[name] for name in kind._fields})}
 
 
 def run_logits(**given: Any) -> Tensor:
-    """Call ``indexer_logits`` with flat arguments."""
+    """Call ``indexer_logits`` with arguments that are not yet combined."""
     return indexer_logits(**keyed(given))
 
 
 def run_score_topk(**given: Any) -> tuple[Tensor, Tensor]:
-    """Call ``indexer_score_topk`` with flat arguments."""
+    """Call ``indexer_score_topk`` with arguments that are not yet combined."""
     return indexer_score_topk(**keyed(given))
 
 

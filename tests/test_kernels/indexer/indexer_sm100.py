@@ -29,14 +29,14 @@ def check(found: Tensor, problem: Problem, firsts: list[int] | None = None) -> N
 
 
 def run_paged(problem: Problem, device: torch.device, **changed: Any) -> Tensor:
-    """Run a problem with paged keys; return the scores, compared."""
+    """Run a problem with paged keys, compare the scores with the oracle's, and return them."""
     found = run_logits(**on(device, problem.paged(**changed)))
     check(found, problem)
     return found
 
 
 def run_contiguous(problem: Problem, device: torch.device) -> Tensor:
-    """Run a problem with contiguous keys; return the scores, compared."""
+    """Run a problem with contiguous keys, compare the scores with the oracle's, and return them."""
     arguments = problem.contiguous()
     found = run_logits(**on(device, arguments))
     check(found, problem, arguments["ks"].tolist())
@@ -56,7 +56,7 @@ class Chosen:
         return self.tile, self.splits
 
     def use(self, patch: pytest.MonkeyPatch) -> None:
-        """Make the ops use this tile, inside the emulator, as imports bind CuTe DSL to it."""
+        """Make the ops use this tile. Call inside the emulator, to which imports bind CuTe DSL."""
         patch.setattr(
             import_module("nvfp4_kernels.indexer.sm100.launch_logits"), "choose_config", self
         )

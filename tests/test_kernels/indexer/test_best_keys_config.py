@@ -61,7 +61,7 @@ def test_what_does_not_fit() -> None:
 @pytest.mark.parametrize("pingpong", [1, 2])
 @pytest.mark.parametrize("sync_phases", [1, 2, 4])
 def test_no_more_are_appended_between_checks(pingpong: int, sync_phases: int) -> None:
-    """The bound on appended candidates holds for any number of key tiles, if every key is one."""
+    """The bound on appended candidates holds for any number of key tiles, if all are appended."""
     tile = ScoreTile("nvfp4", 128, 64, pingpong=pingpong)
     bound = Selection(4096, sync_phases, 256, True).max_appended(tile)
     reached, phase = 0, tile.accumulators

@@ -1,4 +1,4 @@
-"""Mutants of the indexer's reference: each fails the tests named for it."""
+"""Mutants of the indexer's reference: each fails the tests listed with it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ Test = Callable[[], None]
 
 @dataclass(frozen=True)
 class Mutation:
-    """``mutant`` replaces ``owner``'s ``name``; every test must fail."""
+    """Mutant that replaces attribute ``name`` of ``owner``; each of ``tests`` must then fail."""
 
     name: str
     mutant: Any

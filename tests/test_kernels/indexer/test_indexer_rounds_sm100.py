@@ -1,4 +1,4 @@
-"""The indexer on sm_100 going round its ring and accumulators several times, for each family."""
+"""The indexer on sm_100 with enough keys to wrap around ring and accumulators, for each family."""
 
 from dataclasses import replace
 

@@ -56,7 +56,7 @@ RESULT = "sm100.best_keys.result"
 
 
 def last_of_equal_ones(patch: pytest.MonkeyPatch) -> None:
-    """Mutant: take the last of equal scores, as sort keys grow with the column."""
+    """Mutant: take the last of equal scores, by sort keys that grow with the column."""
     from cutlass import Uint32, Uint64
 
     keys = import_module("nvfp4_kernels.indexer.topk.keys")

@@ -1,6 +1,6 @@
 """``indexer_score_topk`` on sm_100, against the oracle.
 
-On the grid every float32 sum is exact, so that ties are ties and top-k is unique.
+Values on the oracle's grid make every float32 sum exact, so that ties are ties and top-k is unique.
 """
 
 from typing import Any

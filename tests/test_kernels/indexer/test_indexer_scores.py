@@ -1,6 +1,6 @@
-"""Scores of ``indexer_logits``, contiguous and paged, alone and fused with top-k, by the oracle.
+"""Scores of ``indexer_logits``, contiguous or paged, alone or fused with top-k, against an oracle.
 
-On the grid every float32 sum is exact, so scores are equal bit for bit and ties are ties.
+Values on the oracle's grid make every float32 sum exact: scores are bit-identical, ties are ties.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """``indexer_logits`` on sm_100, against the oracle.
 
-On the grid every float32 sum is exact, so scores are equal bit for bit.
+Values on the oracle's grid make every float32 sum exact, so that scores are equal bit for bit.
 """
 
 from typing import Any

@@ -150,7 +150,7 @@ def test_dependent_launches(op_device: torch.device, monkeypatch: Patch) -> None
 
 
 def test_read_once(monkeypatch: Patch) -> None:
-    """Logits are read once, but for the sample and values above the bound, which are in caches."""
+    """Logits are read once, except the sample and values above the bound, which come from cache."""
     columns = 131_072
     with devices.emulated_ops(EAGER) as gpu:
         use(monkeypatch, choose_config(64, columns, 2048, 132))

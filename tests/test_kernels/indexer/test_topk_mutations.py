@@ -49,7 +49,7 @@ def module(name: str) -> Any:
 
 
 def last_of_equal_ones(patch: pytest.MonkeyPatch) -> None:
-    """Mutant: take the last of equal values, as sort keys grow with the column."""
+    """Mutant: take the last of equal values, by sort keys that grow with the column."""
     from cutlass import Uint32, Uint64
 
     def key_of(value: Any, column: Any) -> Any:

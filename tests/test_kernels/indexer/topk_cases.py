@@ -37,7 +37,7 @@ def bits(rng: np.random.Generator, columns: int) -> Row:
 
 
 def hot(rng: np.random.Generator, columns: int) -> Row:
-    """Row whose best values are adjacent, between lines of the sample."""
+    """Row whose highest values are adjacent, so that a sample may miss them."""
     row = normal(rng, columns)
     row[columns // 3 :][: columns // 5] += 10
     return row

@@ -59,7 +59,7 @@ EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
 def check_kernel(case: Case, device: torch.device) -> None:
-    """Check bit for bit; with FMA or without, as 16-bit products are exact in float32."""
+    """Check bit for bit; FMA changes no bit, as products of 16-bit values are exact in float32."""
     torch.manual_seed(0)
     given = case.arguments(device)
     found = rotary_embedding(*given)

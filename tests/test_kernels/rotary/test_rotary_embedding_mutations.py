@@ -32,7 +32,7 @@ MANY = Case(520, 3, 2, 32, 32)
 
 @dataclass(frozen=True)
 class Mistake:
-    """A replacement of source text that occurs once, and the finding's class, or WRONG."""
+    """Source text that occurs once, its replacement, and the expected finding's class, or WRONG."""
 
     right: str
     wrong: str

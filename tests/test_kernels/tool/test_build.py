@@ -365,7 +365,7 @@ def test_terms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terms: int | Non
 def test_batch_invariance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str, ops: set[str]
 ) -> None:
-    """Each product splits K alike for any tokens: on sm_100 by one tile, on sm_90 by several."""
+    """A product splits K equally for any number of tokens: one tile on sm_100, several on sm_90."""
     seen: list[KernelSpec] = []
     monkeypatch.setattr(compiling, "build_all", lambda specs, *_: seen.extend(specs) or [])
     (tmp_path / "config.json").write_text(json.dumps(DECODING))

@@ -97,7 +97,7 @@ def test_a_named_backend_stays(
 
 
 def test_a_backend_that_vllm_named_is_told(config: Any) -> None:
-    """Gemma 4's case, whose layers have heads of two sizes."""
+    """Gemma 4 is the example: its layers have heads of two sizes."""
     from vllm.config import AttentionConfig
 
     from vllm_fp4_plugin.attention import choice
@@ -413,7 +413,7 @@ def test_builder_refuses_cascade_and_attention_to_later_tokens() -> None:
 
 
 def test_groups_of_layers_differ_in_their_table_alone() -> None:
-    """Layers with and without a window keep their pages in different places."""
+    """Layers with a window have another block table than layers without; the rest is shared."""
     starts = torch.tensor([0, 1, 2, 9], dtype=torch.int32)
     common = batch(
         query_start_loc=starts, query_start_loc_cpu=starts, seq_lens=starts[1:], num_reqs=3,
@@ -459,7 +459,7 @@ def test_impl_refuses_to_quantise_its_output() -> None:
 
 
 def test_positions_follow_from_lengths_where_vllm_does_not_tell_them() -> None:
-    """Positions of 3 tokens of 8, one of 5 and one of padding, in memory that is reused."""
+    """Positions, in reused memory: the last 3 tokens of 8, the last token of 5, and padding."""
     starts = torch.tensor([0, 3, 4], dtype=torch.int32)
     given = batch(
         query_start_loc=starts, query_start_loc_cpu=starts, num_reqs=2, num_actual_tokens=5,

@@ -1,4 +1,4 @@
-"""The backend on sm_90: decode steps on the plugin's kernel, others on FlashAttention 3.
+"""The backend on sm_90: decode steps on the plugin's kernel, other steps on FlashAttention 3.
 
 In the emulator, a formula with FlashAttention's arguments stands in for FlashAttention.
 """

@@ -109,7 +109,7 @@ def test_it_quantises_for_the_layer_that_it_feeds(vllm_config: Any) -> None:
 
 
 def test_what_it_hands_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The op gets the layer's scale and an NVFP4 buffer; the layer a quantised activation."""
+    """The op gets o_proj's input scale and an NVFP4 buffer; o_proj gets a quantised activation."""
     block = Block(config())
     settle(block)
     scale = torch.nn.Parameter(torch.tensor(0.5), requires_grad=False)

@@ -47,7 +47,7 @@ def test_steps(model: Model) -> None:
 
 
 def test_decodes_are_launched_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decodes launched with a prefill would get the prefill's tile, and one SM each for keys."""
+    """A decode launched with a prefill would get the prefill's tile, and its keys only one SM."""
     from vllm_fp4_plugin.attention import impl
 
     exact, launched = impl.paged_attention, []

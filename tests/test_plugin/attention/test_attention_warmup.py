@@ -1,4 +1,4 @@
-"""Attention kernels compiled while a server starts: all that the layers launch."""
+"""Attention kernels compiled while a server starts include every kernel that layers launch."""
 
 from importlib import import_module
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Values that no sound checkpoint holds are refused: global scales always, others on demand."""
+"""Values that no sound checkpoint holds are refused: global scales always, the others on demand."""
 
 import math
 from pathlib import Path

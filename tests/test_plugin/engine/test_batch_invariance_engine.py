@@ -27,7 +27,7 @@ def engine(weight_only: Path) -> Iterator[Any]:
 
 
 def test_differs_without(weight_only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers differ without the option. First test, as a running engine keeps vLLM's variables."""
+    """Answers differ without the option. Runs first, because an engine keeps vLLM's variables."""
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
     with serve(weight_only) as llm:
         expected = alone(llm, PROMPTS)

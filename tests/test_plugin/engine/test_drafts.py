@@ -133,7 +133,11 @@ def random(n: int, k: int) -> Tensor:
 
 
 def linears(layer: str, *, q: int, kv: int, o: int, k: int) -> dict[str, Tensor]:
-    """Weights of a decoder layer: rows of q_proj and k_proj, columns of o_proj and q_proj."""
+    """Weights of a decoder layer.
+
+    ``q``, ``kv``: rows of q_proj, and of k_proj and v_proj; ``k``: their columns; ``o``: columns of
+    o_proj.
+    """
     attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
     return {
         f"{attention}.q_proj": random(q, k),
@@ -189,7 +193,7 @@ def with_head(target: Path, directory: Path, *, nvfp4: bool, listed: bool) -> Pa
     "nearly the same tokens",
 )
 def test_heads_of_the_target(tmp_path: Path, drafted: Callable[..., Drafted]) -> None:
-    """Heads are in NVFP4, or in 16 bits whether the exclude list names them or not."""
+    """Heads are in NVFP4, or in 16 bits with or without an entry in the exclude list."""
     target = checkpoint.write(weight_only(QWEN_38), tmp_path / "target", reference.even_out)
     roundings = reference.decode(target, tmp_path / "decoded")
     model = reference.load(AutoModelForImageTextToText, tmp_path / "decoded", roundings)

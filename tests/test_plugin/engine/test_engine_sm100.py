@@ -123,7 +123,7 @@ def test_serves_as_the_references_do(kind: str, modelopt: Path, bf16: Path) -> N
 
 
 def test_weight_only_says_what_the_dequantised_model_says(weight_only: Path) -> None:
-    """Activations that a checkpoint leaves in 16 bits become sums of three terms, equally exact.
+    """Activations that a checkpoint leaves in 16 bits become three-term sums, which are as exact.
 
     The reference is transformers' model with weights that the tests dequantise by themselves.
     """

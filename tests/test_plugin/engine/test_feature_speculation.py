@@ -1,4 +1,4 @@
-"""Speculative decoding: with a prompt's own n-grams, and with a draft model of any weight kind.
+"""Speculative decoding: with the prompt's n-grams, and with a draft model with any kind of weights.
 
 The answers equal those of the engine without speculation. ``test_drafts`` covers EAGLE and heads in
 the target's checkpoint.

@@ -1,4 +1,4 @@
-"""Scaled-down models of vLLM's registry: each builds and loads tensors as transformers writes."""
+"""Scaled-down models of vLLM's registry: each builds, and loads tensors saved by transformers."""
 
 from collections.abc import Iterator
 

@@ -58,7 +58,7 @@ def written(vllm: Any, architecture: str) -> dict[str, Tensor]:
 
 
 def of_each_kind(tensors: Mapping[str, Tensor], buffers: set[str]) -> dict[str, str]:
-    """One tensor name for each kind of tensor with the last part of a buffer's name."""
+    """One tensor name of each kind, among tensors whose name ends like some buffer's name."""
     ends = {name.rpartition(".")[2] for name in buffers}
     return {kind(name): name for name in tensors if name.rpartition(".")[2] in ends}
 

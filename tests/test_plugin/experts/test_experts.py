@@ -193,7 +193,7 @@ class TestMixture:
         assert_same(out, model.oracle(*args, silu_mul, weight_on_input=True))
 
     def test_experts_on_two_ranks(self, weight_only: bool) -> None:
-        """Experts are dealt to two ranks in turn; their partial sums add up to the full sums."""
+        """Experts alternate between two ranks, whose partial sums add up to the full sums."""
         model = Model(weight_only=weight_only)
         x, weights, ids = batch()
         ids[4] = -1

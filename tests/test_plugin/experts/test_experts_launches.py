@@ -1,4 +1,4 @@
-"""Launches of a decoder layer with experts, counted in an engine on CPU, against the list."""
+"""Launches of a decoder layer with experts, counted in an engine on CPU, as ``launches`` lists."""
 
 from collections import Counter
 from collections.abc import Callable

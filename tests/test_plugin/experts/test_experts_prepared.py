@@ -1,4 +1,4 @@
-"""Experts with a launch cache: the launches of a replay, and the changes that are checked again."""
+"""Experts with a launch cache: launches of a cached call, and changes that need a new check."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

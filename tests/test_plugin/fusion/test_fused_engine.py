@@ -44,7 +44,7 @@ def test_norms_change_nothing(modelopt: Path, fused: Run) -> None:
 
 
 def test_attention_changes_nothing(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rotation is vLLM's here, as it rounds differently: see the test after this one."""
+    """Rotation is left to vLLM, which may round differently from the plugin: see the next test."""
     monkeypatch.setattr(match_rotary, "rotary_before", lambda *_: ("", None))
     fused, unfused = served(modelopt), served(modelopt, fuse_attention=False)
     said = "attn ×2: nvfp4_paged_attention_fp8_kv/reference (cpu), fp8_e4m3 KV cache, by default; "

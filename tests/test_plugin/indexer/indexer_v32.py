@@ -30,7 +30,7 @@ def traits(top_k: int) -> Any:
 
 
 def ask_for(vllm_config: Any, fmt: str | None) -> str:
-    """Set the option, or the method without the option; returns the resulting format."""
+    """Set the option ``indexer_format``, or only the method if None; returns the format."""
     vllm_config.model_config.quantization = "nvfp4-tc" if fmt is None else None
     if fmt is not None:
         vllm_config.additional_config = {"nvfp4_tc": {"indexer_format": fmt}}

@@ -1,4 +1,4 @@
-"""Decode attention tiles that replace the chosen one, and problems that tell tiles apart."""
+"""Decode attention tiles in place of the chooser's, each with a problem that exercises the tile."""
 
 from importlib import import_module
 from typing import Any
@@ -20,7 +20,7 @@ class Chosen:
         return DecodeTile(head_dim, group, self.splits, **self.rest)
 
     def use(self, patch: pytest.MonkeyPatch) -> None:
-        """Make the op use this tile, inside the emulator, as imports bind CuTe DSL to it."""
+        """Make the op use this tile. Call inside the emulator, to which imports bind CuTe DSL."""
         module = import_module("nvfp4_kernels.attention.decode.sm90.launch")
         patch.setattr(module, "choose_config", self)
 

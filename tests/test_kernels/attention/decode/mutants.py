@@ -15,7 +15,7 @@ WIDE = Chosen(1, keys=32, max_stages=2), case(512, 40, query_heads=4, heads=1)
 
 @dataclass(frozen=True)
 class Mistake:
-    """A replacement of source text that occurs once, and the finding's class, or WRONG."""
+    """Source text that occurs once, its replacement, and the expected finding's class, or WRONG."""
 
     module: str
     right: str

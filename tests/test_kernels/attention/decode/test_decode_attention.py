@@ -58,7 +58,7 @@ def test_every_schedule(name: str, op_device: torch.device) -> None:
 def test_splits(
     splits: int, stages: int, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rings go round several times, or some are never used."""
+    """Sequences wrap around their rings several times, or are too short to use all rings."""
     Chosen(splits, max_stages=stages).use(monkeypatch)
     rounds = 4 * splits * 16 * (stages + 1)
     given = case(min(rounds, 400), 17, 0, 64, query_heads=6, heads=2, sinks=True)
@@ -75,7 +75,7 @@ def test_shapes(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("splits", [False, True], ids=["alone", "splits"])
 def test_rings_go_round(splits: bool) -> None:
-    """Some shape goes round its rings often enough, for one split and for several."""
+    """Some shape wraps around its rings often enough, with one split and with several."""
     rounds = [
         decode_sm90(chosen(1, 1, given.query_heads // given.heads, given.head_dim), max(given.keys))
         for chosen, given in SHAPES.values()

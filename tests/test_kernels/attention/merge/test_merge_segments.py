@@ -130,7 +130,7 @@ EDGES = {
 
 
 def check_edges(device: torch.device) -> None:
-    """Check the table without sinks, with sinks of −inf, which are none, and with sinks of 0."""
+    """Check edge cases without sinks, with sinks of −inf (equal to none), and with sinks of 0."""
     rows = torch.tensor([row for row, _ in EDGES.values()]).transpose(0, 1)
     outs = rows[..., :1].expand(-1, -1, 8).unsqueeze(2).contiguous().to(device)
     lses = rows[..., 1:].contiguous().to(device)
@@ -246,7 +246,7 @@ def test_equal_weights_are_exact(segments: int, op_device: torch.device) -> None
 @SM100
 @ONE_SCHEDULE
 def test_not_a_number(op_device: torch.device) -> None:
-    """NaN in the result or the lse of a segment with keys makes its own row NaN, and no other."""
+    """NaN in the result or the lse of a segment with keys makes that row NaN, and no other row."""
     outs, lses = torch.randn(3, 4, 8), torch.randn(3, 4)
     outs[1, 1, 5], lses[2, 2] = math.nan, math.nan
     expected = reference.merge_segments(outs, lses, None, FP32)
@@ -269,7 +269,7 @@ def test_dependent_launches(op_device: torch.device) -> None:
 
 
 def test_each_byte_once() -> None:
-    """Segments with keys are read once; an lse by all threads of its row, once from HBM."""
+    """Segments with keys are read once; all threads of a row read its lse, once from HBM."""
     with devices.emulated_ops(EAGER) as gpu:
         outs, lses, sinks = torch.randn(9, 40, 4, 32), torch.randn(9, 40, 4), torch.randn(4)
         lses[:5, 7] = -torch.inf

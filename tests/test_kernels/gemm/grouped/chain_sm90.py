@@ -17,7 +17,7 @@ INNER = 96
 
 
 def routed(device: KernelDevice, given: Operands) -> torch.Tensor:
-    """``groups``, written by a kernel up to its count; the memory behind stays as it is."""
+    """``groups``, of which a kernel writes the entries in use; further memory stays unchanged."""
     from tests.test_kernels.gemm.grouped.router_sm90 import Router, RouterArguments
 
     source = device.put("source", given.groups.clone())

@@ -26,7 +26,7 @@ class TileCase:
 
     @property
     def full_tile(self) -> Tile:
-        """The tile as a grouped product's, with the case's weights and terms."""
+        """The tile for a grouped product, with the case's numbers of weights and terms."""
         terms = TermLayout.of(self.case.terms, self.case.tile_tokens)
         return replace(self.tile, grouped=True, weights=self.case.weights, terms=terms)
 

@@ -31,7 +31,7 @@ TILES = pytest.mark.parametrize("name", LAYERS)
 
 
 def cases(tile_tokens: int) -> tuple[Case, Case]:
-    """Both products of a layer: tokens of 288 elements, experts of 544."""
+    """Both products of a layer: hidden size 288, intermediate size 544."""
     first = Case(COUNTS, tile_tokens, 544, 288, weights=2)
     return first, Case(COUNTS, tile_tokens, 144, 544, out_dtype=torch.bfloat16)
 

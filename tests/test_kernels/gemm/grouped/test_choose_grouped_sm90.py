@@ -111,7 +111,7 @@ def test_one_token_keeps_every_sm_busy(weights: int) -> None:
 
 
 def of_rank(tokens: int, weights: int, global_experts: int | None) -> GroupedProblem:
-    """A product on one of eight ranks of DeepSeek-V3; ``global_experts`` as the problem has it."""
+    """A product on one of 8 ranks of DeepSeek-V3; ``global_experts``: see ``GroupedProblem``."""
     experts, top_k, n, k = DEEPSEEK
     n, k = (n, k) if weights == 2 else (k, n)
     tiles = max_tiles(tokens * top_k, experts // 8, 8)
@@ -120,7 +120,7 @@ def of_rank(tokens: int, weights: int, global_experts: int | None) -> GroupedPro
 
 @pytest.mark.parametrize(("tokens", "used", "slices"), [(1, 1, 4), (2, 2, 4), (4, 4, 4), (8, 8, 2)])
 def test_a_rank_has_the_tile_of_its_own_slots(tokens: int, used: int, slices: int) -> None:
-    """Gate and up of few experts: warpgroups share rows, as they would on a single rank."""
+    """Told the number of all experts, the chooser expects few tiles: warpgroups share rows."""
     told, untold = (of_rank(tokens, 2, experts) for experts in (256, None))
     assert told.used == used < untold.used
     assert told.slots == untold.slots == 8 * tokens  # memory for all of them
@@ -131,7 +131,7 @@ def test_a_rank_has_the_tile_of_its_own_slots(tokens: int, used: int, slices: in
 
 @pytest.mark.parametrize("tokens", [1, 2, 4, 8])
 def test_slices_do_not_pay_where_most_ctas_start_in_vain(tokens: int) -> None:
-    """112 CTAs start for each tile of capacity, and an eighth of them have work of 32 K tiles."""
+    """Each tile of capacity starts 112 CTAs; only one CTA in eight has work, of 32 K tiles."""
     tile, _ = choose_grouped_config(of_rank(tokens, 1, 256), EpilogueConfig())
     assert tile.parts == 1
     # Slices pay on a rank with all experts, where a CTA starts for each tile in use.

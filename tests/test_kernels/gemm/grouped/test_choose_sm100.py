@@ -66,7 +66,7 @@ def test_a_last_wave_of_few_tiles_is_split() -> None:
 
 
 def test_few_large_experts_get_pairs_of_ctas() -> None:
-    """Products of a contest, where the time model puts pairs ahead by 2 to 20 %."""
+    """The time model puts CTA pairs ahead by 2 to 20 % for these products."""
     for experts, tokens, n, k in (
         (8, 1024, 4096, 7168),
         (8, 1024, 7168, 2048),

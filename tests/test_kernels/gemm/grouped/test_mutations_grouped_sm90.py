@@ -26,7 +26,7 @@ def family(name: str, early: bool = False) -> Run:
 
 
 def idle(device: KernelDevice) -> None:
-    """Check with more CTAs than tiles: idle CTAs load weights before they wait."""
+    """Check with more CTAs than tiles: even idle CTAs load weights before the dependency wait."""
     tile = Tile(8, warpgroups=1, split_k=8, max_stages=2, grouped=True, routed_before=True)
     given = grid_operands(FEW, 72, 1024, gated=False)
     check(device, tile, stored(tile, 72, boxes=False), given, sms=132)
@@ -41,7 +41,7 @@ MMA_SYNC = family("mma.sync")
 
 @dataclass(frozen=True)
 class Mistake:
-    """A replacement of source text that occurs once, and the finding's class, or WRONG."""
+    """Source text that occurs once, its replacement, and the expected finding's class, or WRONG."""
 
     module: str
     right: str

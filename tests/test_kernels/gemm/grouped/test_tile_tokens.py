@@ -1,4 +1,4 @@
-"""Rows of a layer's token tiles, for numbers of experts that ranks do not divide."""
+"""Rows of a layer's token tiles, for numbers of experts that are not divisible by the ranks."""
 
 import pytest
 
@@ -13,7 +13,7 @@ EXPERTS = (1, 6, 97, 193, 375, 384, 672, 1021, 1024)
 @pytest.mark.parametrize("experts", EXPERTS)
 @pytest.mark.parametrize("family", ["cpu", "sm_90", "sm_100"])
 def test_ranks_with_one_expert_more_get_tiles_like_the_others(family: str, experts: int) -> None:
-    """A rank of 4 holds a quarter, rounded up or down; its tiles are enough for the slots."""
+    """Each of 4 ranks holds a quarter of the experts, rounded up or down; tiles fit all slots."""
     sms, top_k = SM_COUNTS.get(family, 0), min(8, experts)
     for tokens in (1, 7, 64, 300, 4096):
         held = {max(1, experts // 4), -(-experts // 4)}

@@ -89,7 +89,7 @@ def grouped(tile: Tile, early: bool = False) -> Tile:
 
 @pytest.mark.parametrize("name", [name for name, (tile, *_) in FAMILIES.items() if tile.parts == 1])
 def test_each_persistent_family_goes_round(name: str) -> None:
-    """Some case of each persistent family goes round ring and accumulators on one SM."""
+    """Each persistent family's case wraps around its ring and its accumulators on one SM."""
     tile, routing, n, k, boxes = FAMILIES[name]
     used = grid_operands(routing, n, k, gated=tile.weights == 2).used
     assert gemm_sm90(tile, stored(tile, n, boxes), used * tile.tokens, n, k, sms=1).enough

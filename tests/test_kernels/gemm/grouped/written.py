@@ -45,7 +45,7 @@ class Copy:
 
 
 def on_device(groups: Tensor) -> Tensor:
-    """``groups``, as a launch writes them."""
+    """Copy of ``groups`` on the device, written by a launch."""
     written = torch.empty_like(groups)
     launch(Copy(), CopyArguments(groups, written, groups.numel()))
     return written

@@ -167,7 +167,7 @@ def check_wide_gates(op: LinearOp, case: Case) -> None:
 def check_within(
     op: LinearOp, case: Case, problem: Problem, relative: float | Float64, absolute: float
 ) -> None:
-    """Check the result's bound; ``relative``, ``absolute``: silu's error beyond the sums'."""
+    """Check the result's bound; ``relative``, ``absolute``: silu's error, added to the sums'."""
     silu = problem.gate / (1 + np.exp(-problem.gate))
     expected = silu * problem.up
     actual = oracle.float64(op(**problem.args))
@@ -181,7 +181,7 @@ def check_within(
 
 
 def check_negative_gates(op: LinearOp, absolute: float = 0.0) -> None:
-    """Check that far below zero silu is 0, within ``absolute``, not NaN."""
+    """Check that silu of very negative gates is 0, within ``absolute``, and not NaN."""
     problem = make_problem(CASES["one tile"], grid=True)
     for factor in (-16.0, -1e30):
         args = {**problem.args, "alpha": problem.args["alpha"] * torch.tensor([factor, 1.0])}

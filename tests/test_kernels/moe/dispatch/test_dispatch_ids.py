@@ -1,4 +1,4 @@
-"""``moe_dispatch`` of expert ids: bit-identical to the two ops, in one launch."""
+"""``moe_dispatch`` of expert ids: bits of ``moe_route``, then ``moe_dispatch``, in one launch."""
 
 import math
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ def tokens(case: RoutingCase, k: int) -> tuple[Tensor, Tensor]:
 
 
 def check_in_use(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
-    """Check that tiles in use are bit-identical, and that others still hold poison."""
+    """Check that tiles in use are bit-identical, and that other tiles still hold poison."""
     used = int(expected[0][0])
     lengths = 1 + used, used, len(expected[2]), *[used] * (len(expected) - 3)
     for ours, theirs, length in zip(found, expected, lengths, strict=True):
@@ -114,7 +114,7 @@ def test_gather_on_hopper(name: str, op_device: torch.device) -> None:
 @SM100
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_bounds(more: int, op_device: torch.device) -> None:
-    """Slots around the most that one launch takes."""
+    """Numbers of slots around the maximum for one launch."""
     check(RoutingCase(MAX_SLOTS + more, 1, 16, ids="each", total=64), 128, op_device)
 
 
@@ -156,7 +156,7 @@ def test_launches() -> None:
 
 
 def test_is_the_two_ops() -> None:
-    """Ids on the CPU give the results of the two ops, through the public API."""
+    """Ids on the CPU give the results of ``moe_route`` and ``moe_dispatch``, by the public API."""
     case = CASES["round-robin map"]
     x, ids = tokens(case, 32)
     mapped, weights = case.expert_map(), torch.rand(ids.shape)

@@ -58,7 +58,7 @@ def test_caught(mistake: Mistake) -> None:
 
 
 def twice() -> None:
-    """Launch twice: the second launch routes by the first one's rows."""
+    """Launch twice: the second launch takes rows written by the first as its expert ids."""
     case = RoutingCase(16, 2, 40)
     x = torch.randn(16, 32).bfloat16()
     routing = moe_dispatch(x, Ids(case.topk_ids(), 40, 8)).routing

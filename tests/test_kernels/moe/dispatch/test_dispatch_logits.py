@@ -1,4 +1,4 @@
-"""``moe_dispatch`` of router logits: the three ops' results, in one launch."""
+"""``moe_dispatch`` of router logits: top-k, routing and dispatch in one launch."""
 
 import math
 from collections.abc import Sequence
@@ -102,7 +102,7 @@ def few_sms(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check_in_use(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
-    """Check weights within a tolerance, tiles in use exactly, other tiles for the poison."""
+    """Check weights within a tolerance, tiles in use exactly, and that other tiles hold poison."""
     weights, groups, _, rows, *_ = expected
     torch.testing.assert_close(found[0].cpu(), weights, rtol=24 * 2.0**-23, atol=0.0)
     used = int(groups[0])
@@ -190,7 +190,7 @@ def test_launches() -> None:
 
 
 def test_is_the_three_ops() -> None:
-    """Logits on the CPU give the results of the three ops, through the public API."""
+    """Logits on the CPU give the results of top-k, routing and dispatch, by the public API."""
     case = Case(RouterCase(30, 32, Router(4), padded=True), ranks=4)
     x, source = case.given(32)
     weights, ids = moe_topk(source.logits, source.router, source.bias, source.padding)

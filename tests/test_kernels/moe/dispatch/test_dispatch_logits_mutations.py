@@ -37,7 +37,7 @@ def few_ctas(patch: pytest.MonkeyPatch) -> None:
 
 
 def own_memory(given: Any) -> Any:
-    """Mutant: read the CTA's own shared memory for a peer's."""
+    """Mutant: read the CTA's own shared memory instead of a peer's."""
 
     class Primitives:
         def __getattr__(self, name: str) -> Any:
@@ -105,7 +105,7 @@ def test_wrong_choice(patch: Patch, case: str) -> None:
 
 
 def twice() -> None:
-    """Launch twice: the second launch chooses by the first one's weights."""
+    """Launch twice: the second launch takes routing weights written by the first as its logits."""
     x = torch.randn(16, 32).bfloat16()
     weights = moe_dispatch(x, Logits(torch.randn(16, 8), Router(2), 8, 8)).topk_weights
     assert weights is not None

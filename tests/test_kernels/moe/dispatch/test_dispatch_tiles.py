@@ -211,7 +211,7 @@ def test_refuses(arguments: tuple, message: str) -> None:
 
 @pytest.mark.parametrize("source", ["routing", "ids", "logits"])
 def test_refuses_a_missing_scale(source: str) -> None:
-    """``None`` is no format of its own, although torch passes it on to ops for a tensor."""
+    """``None`` in place of the scale is refused, although torch would pass it on to the op."""
     ids = torch.zeros(3, 1, dtype=torch.int32)
     given = {
         "routing": ROUTING,

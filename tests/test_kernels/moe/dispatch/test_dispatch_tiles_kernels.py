@@ -1,4 +1,4 @@
-"""``moe_dispatch`` of a routing on GPUs: tiles in use bit for bit, others untouched."""
+"""``moe_dispatch`` of a routing on GPUs: tiles in use are bit-identical, other tiles untouched."""
 
 import math
 from importlib import import_module
@@ -57,7 +57,7 @@ def on(device: torch.device, routing: Routing) -> Routing:
 
 
 def check_in_use(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], routing: Routing) -> None:
-    """Check that tiles in use are bit-identical, and that others still hold poison."""
+    """Check that tiles in use are bit-identical, and that other tiles still hold poison."""
     used = int(routing.groups[0])
     check_equal([t[:used] for t in found], [t[:used] for t in expected])
     for each in found:
@@ -195,7 +195,7 @@ def test_dependent_launches(op_device: torch.device) -> None:
 @pytest.mark.parametrize("per_token", [False, True])
 @pytest.mark.parametrize("terms", [1, 3])
 def test_each_byte_once(terms: int, per_token: bool) -> None:
-    """Tokens are read from HBM once, tiles in use written once, others never."""
+    """Tokens are read from HBM once; tiles in use are written once, other tiles never."""
     for case in (RoutingCase(11, 2, 3), RoutingCase(70, 2, 3, 64)):
         x, routing = routed(case, 96)
         with devices.emulated_ops(EAGER) as gpu:

@@ -79,7 +79,7 @@ def test_padding_that_nobody_writes_is_seen() -> None:
 
 
 def twice() -> None:
-    """Copy, then quantise in place; the second launch quantises the first one's rows."""
+    """Launch twice: copy tokens into tiles, then quantise the rows of these tiles."""
     x, routing = routed(RoutingCase(6, 2, 3), 64)
     moe_dispatch(moe_dispatch(x, routing).data, routing, Static(torch.tensor(0.01)))
 

@@ -85,7 +85,7 @@ def test_caught(mistake: Mistake) -> None:
 
 
 def twice() -> None:
-    """Launch two sorts; the second routes by the first one's rows."""
+    """Launch twice: the second launch takes rows written by the first as its expert ids."""
     case = RoutingCase(16, 2, 40)
     moe_route(moe_route(case.topk_ids(), 40, 8).rows, 40, 8)
 

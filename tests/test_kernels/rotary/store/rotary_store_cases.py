@@ -86,7 +86,7 @@ class Case:
         return torch.cat((angles.cos(), angles.sin()), -1).to(self.table_dtype)
 
     def cache(self) -> Tensor:
-        """Every other page of random bytes, as of one of two layers; rows before heads."""
+        """Every other page of a random buffer, as of one of two layers; rows before heads."""
         width = 2 * self.head_dim * (1 if self.fp8 else 2)
         shape = PAGES, 2, self.page_size, self.kv_heads, width
         pages = torch.randint(0, 256, shape, dtype=torch.uint8)

@@ -42,7 +42,7 @@ QUANTISED = Case(3, 2, 2, 32, 32, fp8=True, norms="k", unstored=1)
 
 @dataclass(frozen=True)
 class Mistake:
-    """A replacement of source text that occurs once, and the finding's class, or WRONG."""
+    """Source text that occurs once, its replacement, and the expected finding's class, or WRONG."""
 
     module: str
     right: str
@@ -198,7 +198,7 @@ def test_a_kernel_waits_for_the_one_before(tmp_path: Path) -> None:
 
 
 def test_the_next_kernel_starts_before_the_wait(tmp_path: Path) -> None:
-    """The next kernel can then fetch its weights before the preceding projection has ended."""
+    """The dependent kernel can then fetch its weights while the preceding projection still runs."""
     devices.cutlass_or_skip()
     late = f"pass\n{' ' * 8}{WAIT}\n{' ' * 8}{LAUNCH}"
     for folder, change in (("right", ()), ("wrong", ("kernel", WAIT, late))):
