@@ -373,7 +373,8 @@ def scored(top_k: int, given: dict[str, Any]) -> tuple[Value, ...]:
     """Scores of contiguous keys, or their top-k if ``top_k`` is given."""
     q, k = given.get("q") or new_vectors((TOKENS, HEADS)), given.get("k") or new_vectors((KEYS,))
     ends = given.get("ends", torch.full((TOKENS,), KEYS, dtype=torch.int32))
-    arguments = (*q, *k, torch.ones(TOKENS, HEADS), torch.zeros_like(ends), ends)
+    keys = ops.IndexerKeys(*k, torch.zeros_like(ends), ends)
+    arguments = (*q, keys, torch.ones(TOKENS, HEADS))
     if top_k:
         return (ops.indexer_score_topk(*arguments, top_k, FORMAT),)
     return (ops.indexer_logits(*arguments, FORMAT),)
@@ -385,10 +386,11 @@ def scored_pages(top_k: int, given: dict[str, Any]) -> tuple[Value, ...]:
     pages = given.get("cache", cache_pages())
     ends = given.get("ends", torch.full((TOKENS,), KEYS, dtype=torch.int32))
     batched = [x.unsqueeze(0) for x in q]
-    arguments = (*batched, pages, torch.ones(TOKENS, HEADS), ends.view(1, TOKENS), table(), KEYS)
+    keys = ops.IndexerPagedKeys(pages, ends.view(1, TOKENS), table(), KEYS, PAGE)
+    arguments = (*batched, keys, torch.ones(TOKENS, HEADS))
     if top_k:
-        return ops.indexer_score_topk_paged(*arguments, top_k, FORMAT, PAGE), pages
-    return ops.indexer_logits_paged(*arguments, FORMAT, PAGE), pages
+        return ops.indexer_score_topk(*arguments, top_k, FORMAT), pages
+    return ops.indexer_logits(*arguments, FORMAT), pages
 
 
 CAPACITY = 1280
