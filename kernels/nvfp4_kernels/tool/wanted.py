@@ -36,7 +36,7 @@ def page_size_of(block_size: int | None) -> int:
 
 
 class Parallel(NamedTuple):
-    """Numbers of GPUs: to share each layer, and to divide whole experts among."""
+    """Numbers of GPUs that share each layer, and of GPUs that share the experts, each whole."""
 
     tensor: int
     expert: int
