@@ -46,7 +46,7 @@ def settle(
 
 
 def _settle_rotation(owners: Sequence[Module], name: str, attention: Any, options: Options) -> str:
-    """Fuse the rotary embedding before attention into attention, if there is one.
+    """Fuse the preceding rotary embedding, if there is one, into attention.
 
     Returns:
         Note for the report, with the reason if the embedding stays apart; may be empty.

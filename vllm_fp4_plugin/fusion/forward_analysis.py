@@ -269,7 +269,7 @@ class _ClassReader:
         return f"{self.producer}'s result" if self.producer else f"its input {self.asked.parameter}"
 
     def returned(self, arguments: int) -> _Held | None:
-        """Part of the value in the producer's result, given ``arguments`` arguments, or None."""
+        """Part of the value in the result of a call with ``arguments`` arguments; None: unknown."""
         if self.asked.returns == "norm":
             return {1: _Held.RESULT, 2: _Held.PAIR}.get(arguments)
         return _Held.RESULT if self.asked.returns == "result" else _Held.PAIR

@@ -21,7 +21,7 @@ MIN_INDEXED_TILES = 2  # the same of a list: gathered rows come half as fast as 
 
 @dataclass(frozen=True)
 class AttentionProblem:
-    """Attention problem as the host knows it, without the lengths of single sequences.
+    """Attention problem as the host knows it at launch.
 
     Attributes:
         batch: number of sequences.

@@ -295,7 +295,7 @@ class AttentionTile:
 
     @property
     def rescale_threshold(self) -> int:
-        """Growth of a row's maximum, in log2 units, above which O is always rescaled: 8 is 2^8."""
+        """Growth of a row's maximum, in base-2 logits, above which O is always rescaled."""
         return 4 if self.fp8 else 8
 
     @property
@@ -318,7 +318,7 @@ class AttentionTile:
 
     @property
     def p_shift(self) -> int:
-        """Binary exponent of P's scale; with E4M3, P grows to at most 256 before O is rescaled."""
+        """Binary exponent of P's scale; P of a logit ``rescale_threshold`` above row_max is 256."""
         return 4 if self.fp8 else 0
 
 
