@@ -39,7 +39,7 @@ class ScoreArguments(NamedTuple):
         page_table: addresses of keys' pages and scales.
         weights: weights of the heads.
         ranges: keys that each query sees.
-        sizes: host integers.
+        sizes: problem sizes, passed by value.
         defective_below: see ``devices.defective_map_bytes``.
     """
 
