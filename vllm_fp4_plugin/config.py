@@ -208,8 +208,9 @@ class Nvfp4TcConfig(QuantizationConfig):
     def _reason_for_attention(self, prefix: str) -> str:
         """Reason for an attention layer's backend.
 
-        vLLM asks for a layer's method when it builds the layer, and again later, for a draft's
-        layer then under the target's config; so the first reason is kept.
+        vLLM asks for a layer's method when it builds the layer, and a second time later. The second
+        time, the current config is the target's even for a draft's layer, so the first reason is
+        kept.
         """
         attention = get_current_vllm_config().attention_config
         if attention is self._attention_config:

@@ -137,12 +137,12 @@ def check_globals(name: object, values: Tensor) -> None:
 
 
 class Loss(NamedTuple):
-    """Error of a weight in NVFP4, and the number of blocks too small for the global scale.
+    """Error of a weight in NVFP4, and number of blocks with values too small for its global scale.
 
     Attributes:
         error: squared error.
         norm: squared norm.
-        coarse: blocks with a larger error than a normal block scale can cause.
+        coarse: blocks with an error that only a subnormal or zero block scale can cause.
         occupied: blocks that are not zero.
     """
 

@@ -36,8 +36,8 @@ class LinearPlan:
         k: input elements per token on this rank.
         gate_up: whether gate and up projection run as one op with SiLU-and-mul.
         reason: reason for an unexpected choice of kernels; may be empty.
-        out_terms: the same number for a result that is quantised for the next layer; 0: the result
-            is in 16 bits.
+        out_terms: number of NVFP4 values whose sum represents each element of the result, quantised
+            for the next layer; 0: the result is in 16 bits.
     """
 
     kernel: Kernel

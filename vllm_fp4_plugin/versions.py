@@ -53,7 +53,7 @@ def lines() -> list[str]:
 
 @contextmanager
 def vllm_names() -> Iterator[None]:
-    """Convert an error for a name that vLLM lacks to one line with the vLLM versions to install.
+    """Context that turns the error for a name that vLLM lacks into a one-line ``IncompatibleVllm``.
 
     Raises:
         IncompatibleVllm: the plugin's own code uses a name that vLLM lacks.

@@ -1,4 +1,4 @@
-"""Measurement of a variant at its server: distributions and task scores, cached or measured."""
+"""Measurement of a variant through its server: token distributions and task scores, cached."""
 
 import hashlib
 import json

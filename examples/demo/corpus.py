@@ -61,7 +61,7 @@ class Corpus:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the path, text and part of every document."""
+        """SHA-256 over every document's path, text and split (train or held out)."""
         digest = hashlib.sha256()
         for side, documents in (("train", self.train), ("held_out", self.held_out)):
             for document in documents:

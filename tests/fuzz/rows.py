@@ -101,7 +101,11 @@ def check_silu_mul(given: Given, result: Any, after: Given) -> None:
 
 
 def rms_norm(y: Float64, weight: Tensor, eps: float, dtype: torch.dtype) -> Interval:
-    """RMS norm, rounded to the weight's dtype and again after the product; mean in any order."""
+    """Interval of the RMS norm over all summation orders of the mean.
+
+    The normalised value is rounded to the weight's dtype, multiplied by the weight, and rounded to
+    ``dtype``.
+    """
     with np.errstate(all="ignore"):
         inverse = 1 / np.sqrt((y * y).mean(-1, keepdims=True) + eps)
         error = (y.shape[-1] + 8) * ULP

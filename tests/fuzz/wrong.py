@@ -45,7 +45,7 @@ def break_one(draw: Draw, given: Given) -> str:
 
 
 def _broken_within(draw: Draw, name: str, value: Any) -> tuple[Any, str]:
-    """Break a value, or mostly one of its fields, which may have fields too."""
+    """Break a value; if it has fields, usually break one of them instead, recursively."""
     if isinstance(value, tuple) and hasattr(value, "_fields") and draw.chance(0.8):
         part = draw.one(*(f for f in value._fields if getattr(value, f) is not None))
         broken, how = _broken_within(draw, f"{name}.{part}", getattr(value, part))

@@ -46,7 +46,11 @@ def settle(
 
 
 def _settle_rotation(owners: Sequence[Module], name: str, attention: Any, options: Options) -> str:
-    """Fuse the rotary embedding before attention, if any; return a note, or why not."""
+    """Fuse the preceding rotary embedding, if there is one, into attention.
+
+    Returns:
+        Note for the report, with the reason if the embedding stays apart; may be empty.
+    """
     owner: Any = owners[0]
     rotary_name, rotary = match_rotary.rotary_before(owner, name)
     if rotary is None or attention.impl.rotation_settled:
@@ -64,7 +68,11 @@ def _settle_rotation(owners: Sequence[Module], name: str, attention: Any, option
 
 
 def _settle_result(owner: Any, name: str, layer: Any, plan: LinearPlan, options: Options) -> str:
-    """Fuse the quantization for the consuming linear layer; return a note, or why not."""
+    """Let attention quantise its result for the linear layer that consumes it.
+
+    Returns:
+        Note for the report, with the reason if attention cannot do this.
+    """
     config, attention = get_current_vllm_config(), owner._modules[name]
     against = "" if options.fuse_attention else OFF
     if config.lora_config is not None:

@@ -269,7 +269,7 @@ class _ClassReader:
         return f"{self.producer}'s result" if self.producer else f"its input {self.asked.parameter}"
 
     def returned(self, arguments: int) -> _Held | None:
-        """Part that the producer's result holds, by its number of arguments; None: unknown."""
+        """Part of the value in the result of a call with ``arguments`` arguments; None: unknown."""
         if self.asked.returns == "norm":
             return {1: _Held.RESULT, 2: _Held.PAIR}.get(arguments)
         return _Held.RESULT if self.asked.returns == "result" else _Held.PAIR
@@ -361,7 +361,7 @@ class _MethodReader:
         self._block(definition.body, self._entry(definition.args))
 
     def _entry(self, given: ast.arguments) -> _State:
-        """State on entry: if an input is tracked, the parameter that holds the value."""
+        """State on entry: the parameter that is the tracked input; empty if none is tracked."""
         parameter = self.owner.asked.parameter
         if parameter is None or not self._is_forward:
             return {}
@@ -519,7 +519,7 @@ class _MethodReader:
             self.owner.without.add(RETURNED)
 
     def _layer_of(self, target: ast.expr, iterated: ast.expr) -> str:
-        """Loop variable if this loops over all decoder layers of the rank, else ""."""
+        """Variable of a loop over all decoder layers of the rank; "" for other loops."""
         if not self.owner.asked.looped:
             return ""
         match iterated, target:

@@ -190,7 +190,7 @@ def consumer_of(owner: Any, layer: Any) -> tuple[Any, str]:
         layer: the projection.
 
     Returns:
-        The layer, or None; and, if None, the reason.
+        The layer and an empty reason; or None and the reason why there is no sole consumer.
     """
     name = type(owner).__name__
     activations = sorted(_projected(owner, layer).consumers)

@@ -201,7 +201,7 @@ def _map_while_running(
     source: Source,
     device: torch.device,
 ) -> None:
-    """Map parameters of ``module`` while ``user`` runs: ``module``, or a mixer that reads them."""
+    """Map parameters of ``module`` while ``user`` runs (the module, or a mixer that reads them)."""
     if isinstance(module, nn.Embedding):
         # Some models move the tokens to the device of this weight before the module runs.
         nowhere = torch.empty(0, dtype=torch.bfloat16, device=device)

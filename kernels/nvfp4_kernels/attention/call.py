@@ -174,5 +174,5 @@ class RotaryCall(NamedTuple):
 
 
 def scale_of(q: Tensor, scale: float | None) -> float:
-    """Factor of ``q · k``: D ** -0.5 unless given; D may not be checked yet."""
+    """Factor of ``q · k``: ``scale`` or, if None, D ** -0.5; callable before D is checked."""
     return max(1, q.shape[-1:].numel()) ** -0.5 if scale is None else scale

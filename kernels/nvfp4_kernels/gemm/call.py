@@ -1,4 +1,4 @@
-"""Arguments of a GEMM op as one value, which checks, references and launches take."""
+"""Arguments of a GEMM op as one value, passed to argument checks, reference and launch."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -14,7 +14,7 @@ from nvfp4_kernels.gemm.call import AnyCall, GemmCall
 def gemm(call: GemmCall, *, batch_invariant: bool = False) -> tuple[Tensor, Tensor | None]:
     """See ``nvfp4_kernels.gemm.op.gemm``; the second result is None for floating-point output.
 
-    ``batch_invariant``: each row is computed by itself.
+    ``batch_invariant``: whether to compute each row separately.
     """
     weight = blocked_weight(call.b, call.b_scales, call.rows, call.a.shape[-1])
     accumulator = product_with_weight(values_of(call), *weight, batch_invariant)

@@ -134,7 +134,7 @@ def _check_windows(lens: Tensor, starts: Tensor, columns: int) -> None:
 
 
 def _check_lengths(name: str, lengths: Tensor, limit: int, what: str = "max_context_len") -> None:
-    """Raise unless lengths are from 0 to ``limit``, which is ``what``."""
+    """Raise unless lengths are from 0 to ``limit``; ``what`` names the limit in the error."""
     outside = (lengths < 0) | (lengths > limit)
     if outside.any():
         row = int(outside.int().argmax())

@@ -1,4 +1,4 @@
-"""Arguments of ``add_rms_norm``, as the check, the reference and the launch take them."""
+"""Arguments of ``add_rms_norm`` as one value, passed to check, reference and launch."""
 
 from typing import NamedTuple
 

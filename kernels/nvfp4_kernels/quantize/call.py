@@ -1,4 +1,4 @@
-"""Arguments of the ops that quantise rows, as checks, references and launches take them.
+"""Arguments of an op that quantises rows as one value, passed to check, reference and launch.
 
 ``global_scale`` is float32 ``()``, or None: each row has its own global scale, computed from the
 row. ``terms`` is the number of NVFP4 terms of the result.

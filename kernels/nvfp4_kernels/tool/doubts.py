@@ -19,7 +19,7 @@ ODD_COLUMNS = "scales at odd columns"
 
 
 def doubts() -> list[Task]:
-    """Tasks on scale sets and offsets, staggered clusters, small maps, sizes of 1, ring depths."""
+    """Tasks on scale sets and offsets, staggered clusters, tensor maps, strides, ring depths."""
     tasks: list[Task] = []
     pair, four = (Tile(128, two_cta=True, cluster_m=ctas) for ctas in (2, 4))
     for sets, words in SETS.items():

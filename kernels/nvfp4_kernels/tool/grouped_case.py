@@ -70,7 +70,7 @@ class GroupedCase:
         activation: activation of gate and up, or of the single product; None: no activation.
         gated: whether experts have gate and up.
         exact: whether to use grid values and compare bit by bit; else random values and a bound.
-        quantized: whether the result is NVFP4, to be equal to the quantised float32 result.
+        quantized: whether the result is NVFP4, which must equal the quantised float32 result.
         row_scale: whether to use a row scale.
         bias: whether each product has a bias.
         tile: forced tile of the kernel; None: the op chooses.
@@ -110,7 +110,7 @@ class GroupedCase:
         return ", ".join([*words, "exact" if self.exact else "random"])
 
     def run(self, machine: Machine) -> Figures:
-        """Run the op and compare the tiles in use.
+        """Run the op and compare the token tiles in use with the reference.
 
         Raises:
             Mismatch: the result is wrong.

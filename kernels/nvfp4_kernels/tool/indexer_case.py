@@ -128,7 +128,7 @@ class IndexerCase:
 
 
 def keyed(given: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of an op that scores, with the arguments of the keys in one value."""
+    """Arguments of a scoring op; the arguments that describe keys are packed into ``keys``."""
     kind: Any = IndexerPagedKeys if "cache" in given else IndexerKeys
     rest = {name: x for name, x in given.items() if name not in kind._fields}
     return rest | {"keys": kind(**{name: given[name] for name in kind._fields})}

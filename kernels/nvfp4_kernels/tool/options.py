@@ -27,7 +27,7 @@ class CacheName(StrEnum):
 
 
 class ActivationName(StrEnum):
-    """Scaling of activations: by a calibrated scale, per token, or kernels for both."""
+    """Scaling of activations: one calibrated scale, a scale per token, or kernels for either."""
 
     static = "static"
     per_token = "per-token"

@@ -19,7 +19,7 @@ KEYS = 14  # of the only sequence, in its only page
 
 @dataclass(frozen=True)
 class SingleDimensionCase:
-    """Test that odd strides of size-1 dimensions (sequence, page, KV head) change no bit.
+    """Test that the strides of size-1 dimensions (sequence, page, KV head) change no bit.
 
     Attributes:
         op: name of the op: "attention", "sparse attention" or "indexer".
@@ -38,7 +38,7 @@ class SingleDimensionCase:
         return f"dimensions of size 1, {self.op}"
 
     def run(self, machine: Machine) -> Figures:
-        """Compare the results with odd and with contiguous strides, bit by bit.
+        """Check that any strides of size-1 dimensions give the same bits as contiguous strides.
 
         Raises:
             Mismatch: the results differ.

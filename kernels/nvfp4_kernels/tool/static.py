@@ -69,7 +69,7 @@ def cubin_of(module: Any) -> Cubin:
     """Cubin in the module of a compiled kernel.
 
     Raises:
-        UnreadableBinary: the module has no GPU binary, or the binary has not exactly one kernel.
+        UnreadableBinary: the module has no GPU binary, or a binary without exactly one kernel.
     """
     values: list[bytes] = []
     for operation in module.body.operations:

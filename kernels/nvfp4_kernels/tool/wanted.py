@@ -36,7 +36,12 @@ def page_size_of(block_size: int | None) -> int:
 
 
 class Parallel(NamedTuple):
-    """Numbers of GPUs: to share each layer, and to divide whole experts among."""
+    """Numbers of GPUs.
+
+    Attributes:
+        tensor: GPUs that share each layer.
+        expert: GPUs that share the experts, each expert whole on one GPU.
+    """
 
     tensor: int
     expert: int

@@ -58,7 +58,10 @@ def _call(e: "Emitter", semantics: Lanewise, opcode: str, arguments: list[str]) 
 
 
 def _scalar_call(e: "Emitter", semantics: Lanewise, opcode: str) -> str:
-    """Name of a function of Python ints, which evaluates the vector form on filled arrays."""
+    """Name of a function of Python ints that evaluates the vector form.
+
+    The function broadcasts each int to an array of 32 lanes and returns the first lane's result.
+    """
     codes = [np.dtype(code_of(kind)) for kind in semantics.sources]
     body = semantics.vector
     vector = compiled(body, len(codes)) if isinstance(body, str) else body

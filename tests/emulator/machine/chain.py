@@ -69,7 +69,10 @@ class Link:
                 self.launch.known.append(link.launch.events.done)
 
     def learn(self) -> list[int]:
-        """Components covered by griddepcontrol.wait, once the preceding launch has ended."""
+        """Vector-clock components of the launches that griddepcontrol.wait waits for.
+
+        Called once the preceding launch has ended.
+        """
         if self.before is None or not self.dependent:
             return []
         self.order.running = running = self.before.order.running_after()

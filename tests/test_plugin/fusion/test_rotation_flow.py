@@ -82,7 +82,7 @@ class SelfAttention(Parts):
 
 
 class NormedParts(Parts):
-    """Submodules of attention that first normalises heads."""
+    """Submodules of attention that normalises each query and key head before rotation."""
 
     NORM: Any = RMSNorm
 

@@ -84,7 +84,7 @@ def merge_segments(
     before quantisation.
 
     Raises:
-        InvalidArgument: a non-contiguous or misaligned tensor, or a row of D elements that is not a
+        InvalidArgument: a tensor is misaligned or not contiguous, or a row of D elements is not a
             multiple of 16 bytes.
     """
     segments, *_, head_dim = outs.shape

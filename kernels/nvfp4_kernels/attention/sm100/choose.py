@@ -21,7 +21,7 @@ MIN_INDEXED_TILES = 2  # the same of a list: gathered rows come half as fast as 
 
 @dataclass(frozen=True)
 class AttentionProblem:
-    """Host integers that a launch knows.
+    """Attention problem as the host knows it at launch.
 
     Attributes:
         batch: number of sequences.

@@ -58,7 +58,11 @@ class ClcResponse:
             ptx.clusterlaunchcontrol_try_cancel(self.response.data_ptr(), self.full.data_ptr())
 
     def take(self, turn: Int32) -> tuple[Boolean, Int32, Int32, Int32]:
-        """Wait for the ``turn``-th response: whether a CTA was cancelled, and its grid index."""
+        """Wait for the ``turn``-th response.
+
+        Returns:
+            Whether a CTA was cancelled, and that CTA's index in the grid.
+        """
         wait(self.full, turn)
         found, x, y, z = ptx.inline_ptx(
             _TAKE,

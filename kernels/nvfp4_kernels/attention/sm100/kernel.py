@@ -56,8 +56,8 @@ class AttentionArguments(NamedTuple):
     """Arguments of a launch; pointers that the variant does not use are null.
 
     Attributes:
-        queries: addressed by batch, token and head, where ``query_start`` gives a sequence's first
-            token unless dense.
+        queries: addressed by batch, token and head; if the layout is not dense,
+            ``lengths.query_start`` holds the index of each sequence's first token.
         k, v: keys and values, addressed by row of a page, head and page.
         k_strides, v_strides: strides of ``k`` and ``v``; multiples of ``map_stride`` if indexed.
         map_stride: elements between rows of the tensor maps that gathers read.
@@ -74,7 +74,7 @@ class AttentionArguments(NamedTuple):
         merge: partial results of the splits, and the result into which the last CTA merges them.
         counters: int32 [batch, KV heads], zeros: number of CTAs that have stored partial results.
         rotation: rotary embedding of queries and new keys.
-        sizes: host integers.
+        sizes: problem sizes, passed by value.
         defective_below: see ``devices.defective_map_bytes``.
     """
 

@@ -32,7 +32,7 @@ def last_cta_tile(tile: AttentionTile, variant: Variant) -> MergeTile:
 class LastCta:
     """Role of the softmax warps with split-KV, after the epilogue has stored a partial result.
 
-    The CTAs of a block of rows that have keys increment a semaphore; the last CTA merges all
+    Every CTA with keys increments the semaphore of its block of rows; the last CTA merges all
     partial results in the order of the splits, independent of the order in which CTAs finish. The
     semaphore wraps around to zero, ready for the next launch. If no CTA has keys, the first CTA
     stores the empty merge.

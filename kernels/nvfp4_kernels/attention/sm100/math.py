@@ -15,7 +15,7 @@ NEAREST = ptx.FPRoundingMode.RN
 
 
 def exp2_mixed(values: list[Float32], emulated: int, degree: int) -> list[Float32]:
-    """2^x of each value; FMA units, which would be idle, emulate ``emulated`` of every 16."""
+    """2^x of each value; otherwise idle FMA units compute ``emulated`` of every 16 values."""
     powers: list[Float32] = []
     for index in range(0, len(values), 2):
         pair = values[index : index + 2]
@@ -37,7 +37,7 @@ def _is_emulated(index: int, emulated: int) -> bool:
 
 
 def _exp2_emulated(values: list[Float32], degree: int) -> list[Float32]:
-    """2^x of x ≤ 128, as 2^n · 2^r with n the nearest integer; 0 from -127 on.
+    """2^x for x ≤ 128, as 2^n · 2^r with n the nearest integer; 0 for x ≤ -127.
 
     A constant whose last place has weight 1 is added, which leaves n in the low bits of the sum; an
     integer multiply-add shifts n from there into the exponent of 2^r.

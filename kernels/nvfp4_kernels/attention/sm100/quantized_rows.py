@@ -97,7 +97,7 @@ class RowQuantizer:
 def store_codes(
     data: cute.Pointer, units: Int32, block: Int32, codes: Vector, live: Boolean
 ) -> None:
-    """Store the codes of block ``block`` of a row, if ``live``; ``units`` as ``store_vector``."""
+    """Store the codes of block ``block`` of a row, if ``live``; ``units``: see ``store_vector``."""
     address = Int64(data.toint()) + Int64(units) * 16 + block * (BLOCK // 2)
     ptx.inline_ptx(
         "@{$r1} st.global.v2.b32 [{$r0}], {{$r2}, {$r3}};",

@@ -49,7 +49,6 @@ class WarpRows:
     @property
     def iterations(self) -> int:
         """Iterations over the warp's rows."""
-        """Iterations over the warp's rows."""
         return WARP_ROWS // self.rows_per_iteration
 
     def row(self, iteration: int) -> Int32:

@@ -12,7 +12,7 @@ from nvfp4_kernels.sm100.limits import WARP_ROWS
 
 
 class Sizes(NamedTuple):
-    """Host integers of a launch.
+    """Problem sizes of a launch, passed by value.
 
     Attributes:
         batch: number of sequences.

@@ -166,7 +166,7 @@ class AttentionTile:
 
     @property
     def stages_beside(self) -> bool:
-        """Whether the result is staged in separate memory, as the next queries load meanwhile."""
+        """Whether the result is staged in separate memory, while the next queries load."""
         return self.takes_over and not self.fp8
 
     @property
@@ -295,7 +295,7 @@ class AttentionTile:
 
     @property
     def rescale_threshold(self) -> int:
-        """Growth of a row's maximum, as a power of two, above which O is always rescaled."""
+        """Growth of a row's maximum, in base-2 logits, above which O is always rescaled."""
         return 4 if self.fp8 else 8
 
     @property
@@ -318,7 +318,7 @@ class AttentionTile:
 
     @property
     def p_shift(self) -> int:
-        """Binary exponent of P's scale: with the rescale threshold, P reaches 256 of E4M3's 448."""
+        """Binary exponent of P's scale; P of a logit ``rescale_threshold`` above row_max is 256."""
         return 4 if self.fp8 else 0
 
 

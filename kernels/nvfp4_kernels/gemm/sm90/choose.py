@@ -256,7 +256,7 @@ def _few_token_config(
 
 
 def _together(problem: Problem, tile: Tile, sms: int) -> int:
-    """Number of CTAs per SM: as many as the grid has for an SM, and as have enough registers."""
+    """Number of CTAs per SM: the grid's CTAs per SM, as far as registers allow."""
     # Registers for accumulators and decoding: with more CTAs these would spill.
     room = REGISTERS // (tile.threads * (68 + tile.columns // 2))
     return min(math.ceil(ctas(problem, tile) / sms), room)

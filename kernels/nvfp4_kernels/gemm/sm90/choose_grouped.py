@@ -53,7 +53,7 @@ class GroupedProblem:
 
     @property
     def slots(self) -> int:
-        """Number of all ranks' slots for which ``max_tiles`` gives the tiles, up to rounding."""
+        """Number of slots of all ranks: inverse of ``max_tiles``, up to rounding."""
         more = self.tiles * self.tile_tokens - (self.tile_tokens - 1) * self.experts
         return self.tiles if self.tiles <= self.experts else more
 
@@ -76,7 +76,7 @@ def choose_tile_tokens(
     weights: int = 2,
     sms: int = SMS,
 ) -> int:
-    """Number of rows per token tile that takes both GEMMs of a layer the least time.
+    """Number of rows per token tile that minimises the time of both GEMMs of a layer.
 
     Args:
         tokens: number of tokens, M.
@@ -188,5 +188,5 @@ def _pays(problem: GroupedProblem, sliced: Tile, sms: int) -> bool:
 
 
 def _has_registers(tile: Tile) -> bool:
-    """Whether an SM has the registers for decoding and accumulators of its CTAs, as in ptxas."""
+    """Whether an SM has registers for its CTAs' accumulators and decoding, by ptxas's counts."""
     return tile.ctas_per_sm * tile.threads * (60 + tile.columns * 5 // 8) <= REGISTERS

@@ -130,7 +130,7 @@ class Tile:
 
     @property
     def operands(self) -> int:
-        """Number of tiles of 64 weight rows in a stage, per K tile."""
+        """Number of 64-row weight tiles that a stage holds for each of its K tiles."""
         return self.weights * self.warpgroups // self.team
 
     @property
@@ -179,7 +179,8 @@ class EpilogueConfig:
         boxes: whether TMA stores the result in boxes; else element by element, for any N.
         shards: number of factors ``alpha`` along the weight's rows.
         bias: dtype of the bias, "" for none.
-        activation: activation, only if grouped; otherwise a pair has SiLU, a single weight none.
+        activation: activation of a grouped GEMM; None: SiLU for gate and up, no activation for a
+            single weight.
     """
 
     act: ActDtype = "bfloat16"

@@ -26,7 +26,7 @@ DRAM_BYTES_PER_CYCLE, SM_BYTES_PER_CYCLE = 3900, 40
 
 @dataclass(frozen=True)
 class ScoreProblem:
-    """Host integers that a launch knows.
+    """Scoring problem as the host knows it at launch.
 
     Attributes:
         fmt: format of queries and keys.

@@ -39,7 +39,7 @@ class ScoreArguments(NamedTuple):
         page_table: addresses of keys' pages and scales.
         weights: weights of the heads.
         ranges: keys that each query sees.
-        sizes: host integers.
+        sizes: problem sizes, passed by value.
         defective_below: see ``devices.defective_map_bytes``.
     """
 
@@ -100,7 +100,7 @@ class IndexerLogitsSm100:
         return LogitsVisitor(self.tile, self.variant)
 
     def signature(self) -> tuple[Any, ...]:
-        """Example of ``__call__``'s bundle of arguments."""
+        """Example of ``__call__``'s arguments."""
         types, alignments = {**POINTER_TYPES, "out": Float32}, {**ALIGNMENTS, "out": 4}
         return (example(LogitsArguments, types, alignments),)
 

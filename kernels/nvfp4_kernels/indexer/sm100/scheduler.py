@@ -13,7 +13,7 @@ from nvfp4_kernels.sm100.limits import WARP_ROWS
 
 
 class Sizes(NamedTuple):
-    """Host integers of a launch.
+    """Problem sizes of a launch, passed by value.
 
     Attributes:
         sequences: number of sequences; a query sees keys of its own sequence; 1 unless paged.

@@ -217,7 +217,7 @@ def moe_combine(
     """See ``nvfp4_kernels.moe.combine.op.moe_combine``.
 
     Raises:
-        InvalidArgument: a tensor that is not contiguous or misaligned, or an unsupported H.
+        InvalidArgument: a tensor is misaligned or not contiguous, or H is unsupported.
     """
     (m, top_k), h = rows.shape, y.shape[2]
     width = VECTOR_BYTES // y.element_size()

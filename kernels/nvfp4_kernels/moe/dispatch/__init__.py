@@ -1,1 +1,1 @@
-"""Tokens in token tiles: from tiles, ids or logits, to NVFP4 or as they are."""
+"""Permutation of tokens into token tiles, by a routing, ids or logits; in NVFP4 or as is."""

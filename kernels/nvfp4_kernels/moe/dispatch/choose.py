@@ -122,7 +122,7 @@ def fuse_ids(slots: int, experts: int, tile_tokens: int, threads: int) -> SortTi
         threads: threads of a CTA.
 
     Returns:
-        The tile, or None if to sort in every CTA takes longer than to wait for a sorting kernel.
+        The tile; None if a sort in every CTA takes longer than the wait for a separate kernel.
     """
     if slots > min(MAX_SLOTS, threads * MAX_STEPS) or tile_tokens > LINES:
         return None

@@ -44,7 +44,7 @@ def moe_dispatch(call: DispatchCall) -> Dispatched:
     """See ``nvfp4_kernels.moe.dispatch.op.moe_dispatch``.
 
     Raises:
-        InvalidArgument: a tensor is not contiguous or misaligned, or the expert map is too long.
+        InvalidArgument: a tensor is misaligned or not contiguous, or the expert map is too long.
     """
     source, output = call.source, call.output
     rows = _rows_of(call)
@@ -85,7 +85,7 @@ def _from_tiles(call: DispatchCall, routing: Routing, rows: Rows) -> Dispatched:
 
 
 def _from_ids(call: DispatchCall, ids: Ids, route: CtaRoute, rows: Rows) -> Dispatched:
-    """Launch, even without slots or elements: the number of tiles must be written."""
+    """Launch for ids, even without slots or elements: the number of tiles must be written."""
     check_batch(ids.topk_ids, ids.expert_map)
     found = empty(call)
     turns = len(found.routing.slots) * _turns_of_tile(call, rows, ids.tile_tokens)
@@ -97,7 +97,7 @@ def _from_ids(call: DispatchCall, ids: Ids, route: CtaRoute, rows: Rows) -> Disp
 
 
 def _from_logits(call: DispatchCall, source: Logits, route: TopkRoute, rows: Rows) -> Dispatched:
-    """Launch, even without tokens: the number of tiles must be written."""
+    """Launch for logits, even without tokens: the number of tiles must be written."""
     logits, router, experts, tile_tokens, expert_map, bias, padding = source
     check_logits(logits, bias, padding)
     check_map(expert_map)

@@ -112,7 +112,7 @@ def moe_route(
     """See ``nvfp4_kernels.moe.route.op.moe_route``.
 
     Raises:
-        InvalidArgument: a tensor is not contiguous or misaligned, or the expert map is too long.
+        InvalidArgument: a tensor is misaligned or not contiguous, or the expert map is too long.
     """
     check_batch(topk_ids, expert_map)
     parts = new_routing(topk_ids, topk_ids.shape, num_experts, tile_tokens)

@@ -131,12 +131,12 @@ class TokenChoice:
         return [lane + n * WARP for n in range(self._each)]
 
     def _load(self, given: RouterLogits, first: Int64, expert: Int32) -> cutlass.Numeric:
-        """Logit of ``expert``, clamped: lanes past the end load the last expert's."""
+        """Logit of ``expert``; if there is no such expert, of the last expert."""
         at = Int32(cutlass.min(expert, Int32(self.experts - 1)))
         return TYPES[self.dtype](Array(given.logits, shape=(1,)).load(first + at))
 
     def _bias(self, given: RouterLogits, expert: Int32) -> Float32:
-        """Bias of ``expert``, clamped to the last expert."""
+        """Bias of ``expert``; if there is no such expert, of the last expert."""
         at = Int32(cutlass.min(expert, Int32(self.experts - 1)))
         return Array(given.bias, shape=(1,)).load(at)
 

@@ -105,7 +105,7 @@ def moe_topk(
     """See ``nvfp4_kernels.moe.topk.op.moe_topk``.
 
     Raises:
-        InvalidArgument: a tensor that is not contiguous or misaligned.
+        InvalidArgument: a tensor is misaligned or not contiguous.
     """
     check_logits(logits, bias, padding)
     weights, ids = new_topk(logits, router.top_k)

@@ -134,7 +134,7 @@ class Mainloop:
         return results
 
     def _load(self, box: Array, step: int, transposed: str) -> list[Uint32]:
-        """Load 16 elements of D of a box's keys: B fragments, keys 0–7 first; A if transposed."""
+        """Load 16 elements of D of a box's keys: B fragments (keys 0–7 first), A if transposed."""
         lane = cute.arch.lane_idx()
         row = lane % 8 + lane // 16 * 8
         address = box.subview(swizzled_word(2 * step + lane // 8 % 2, row)).data_ptr().toint()
