@@ -67,7 +67,6 @@ def launched(
     attention = model.attention
     assert attention is not None
     sm90 = import_module("nvfp4_kernels.attention.decode.sm90.launch")
-    config = import_module("nvfp4_kernels.attention.scoring")
     kernels: set[DeviceKernel] = set()
     monkeypatch.setattr(sm90, "launch", lambda kernel, *_: kernels.add(kernel))
     monkeypatch.setattr(sm90, "multiprocessors", lambda _: sms)
@@ -81,10 +80,8 @@ def launched(
     for window, batch, most in product(attention.windows, SEQUENCES, KEYS):
         q, key, seq_lens = queries[:batch], rows[:batch], lengths[:batch]
         table = torch.zeros(1, -(-most // page_size), dtype=torch.int32).expand(batch, -1)
-        scoring = config.Scoring(1.0, causal=True, window=window or None, soft_cap=cap)
-        sm90.decode_attention(
-            q, q, key, key, cache, table, seq_lens, seq_lens.long(), None, scoring
-        )
+        tensors = q, q, key, key, cache, table, seq_lens, seq_lens.long()
+        sm90.decode_attention(DecodeCall(*tensors, None, 1.0, window or None, cap))
     return kernels
 
 
