@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from nvfp4_kernels.attention.decode.call import DecodeCall
 from nvfp4_kernels.attention.decode.kernels import MAX_GROUP
 from nvfp4_kernels.precompile.attention_sm90 import decode_kernels
 from nvfp4_kernels.precompile.model import Attention, Model
