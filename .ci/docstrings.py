@@ -19,6 +19,16 @@ WORDS = """
 DENIED = frozenset(WORDS.split())  # "Whether" stays allowed: the usual form for a bool
 # "what it holds" says less than "the tensors it holds"; "what is …" and "what if" are left alone.
 VAGUE = re.compile(r"\bwhat (?!is\b|if\b)[\w`]+|\bone that there is not\b|\bof those\b")
+# Words with a plainer or more exact one: "beside" is near, compared with, or in addition to.
+PLAINER = {"beside": "next to, with, compared with or in addition to", "under way": "in flight"}
+DATED = re.compile(r"\b(?:" + "|".join(PLAINER) + r")\b")
+# "Rows of a tile." names things, but an int is returned: "Number of rows per tile."
+COUNTED = """
+    Atoms Blocks Boxes Chunks Columns CTAs Elements Entries Experts Groups Heads Iterations Keys
+    Lanes MMAs Pages Queries Registers Rows Slots SMs Stages Steps Threads Tiles Tokens Units
+    Vectors Warps Weights Words Data Scales
+"""
+COUNTS = frozenset(COUNTED.split())
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -33,8 +43,19 @@ def violations(source: str) -> Iterator[tuple[int, str]]:
         word = FIRST_WORD.match(text)
         if word and word[0] in DENIED:
             yield line, f"of {name} begins with {word[0]!r}; begin with a head noun or a verb"
+        if word and word[0] in COUNTS and _returns_int(node):
+            yield line, f"of {name} begins with {word[0]!r}; say 'Number of' or 'Bytes of'"
         for vague in VAGUE.findall(text):
             yield line, f"of {name} says {vague!r}; name the thing by a noun"
+        for dated in DATED.findall(text):
+            yield line, f"of {name} says {dated!r}; say {PLAINER[dated]}"
+
+
+def _returns_int(node: Documented) -> bool:
+    """Whether ``node`` is a function annotated to return an integer, on the host or a device."""
+    if isinstance(node, ast.FunctionDef) and isinstance(node.returns, ast.Name):
+        return node.returns.id in {"int", "Int32", "Int64"}
+    return False
 
 
 def main() -> int:

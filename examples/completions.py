@@ -52,7 +52,7 @@ def complete(client: httpx.Client, prompts: Sequence[str], max_tokens: int, at_o
         client: client of the server.
         prompts: texts to continue.
         max_tokens: tokens to generate for each prompt.
-        at_once: maximum number of requests under way at a time.
+        at_once: maximum number of requests in flight.
 
     Raises:
         httpx.HTTPError: a request fails.

@@ -38,7 +38,7 @@ _DATA = {".cpp", ".cu", ".json", ".md", ".safetensors", ".txt"}
 
 
 def is_thorough(item: pytest.Item) -> bool:
-    """Whether a test is left out if its sources are as recorded."""
+    """Whether a test is thorough: skipped while its sources equal the recorded sources."""
     path = item.path.relative_to(ROOT).as_posix()
     return bool(THOROUGH.match(path)) or item.get_closest_marker("thorough") is not None
 

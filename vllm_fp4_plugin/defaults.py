@@ -1,4 +1,4 @@
-"""Defaults for the ops beside linear layers: our kernels, in models built from now on."""
+"""Defaults for ops other than linear layers: our kernels, in models built from now on."""
 
 from typing import Any
 

@@ -141,7 +141,7 @@ class Options:
 
 
 def refuse_misplaced(additional_config: Any, is_ours: bool) -> None:
-    """Check that no option of ours is placed beside the ``nvfp4_tc`` entry instead of inside.
+    """Check that no option of ours is placed outside of the ``nvfp4_tc`` entry.
 
     Args:
         additional_config: vLLM's option of this name.

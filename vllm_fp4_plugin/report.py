@@ -36,7 +36,7 @@ class LayerRecord:
 
     @property
     def group(self) -> str:
-        """Last part of the name: layers that only differ in the rest are reported together."""
+        """Last part of the name, by which layers are grouped in the report."""
         return self.name.rpartition(".")[2]
 
 

@@ -117,7 +117,7 @@ class Comparison:
 
 
 def judge(result: VariantResult, results: Results) -> None:
-    """Set the flags of a variant, by its weights and, given all yardsticks, by its divergence."""
+    """Set a variant's flags, from its weight errors and, if all yardsticks ran, its divergence."""
     result.flags = weight_flags(result.weights)
     named = {name: results.named(name) for name in YARDSTICKS}
     explained = {name: found.kl for name, found in named.items() if found and found.kl}

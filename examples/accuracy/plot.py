@@ -21,7 +21,7 @@ def plot(results: Results, file: Path) -> None:
     """Draw estimates and 95% intervals as PNG.
 
     Raises:
-        ValueError: nothing was measured beside the reference.
+        ValueError: only the reference was measured.
     """
     compared = [v for v in results.variants if v.windows and v.name != REFERENCE]
     if not compared:

@@ -54,7 +54,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents sorted by path; no text is in both parts."""
+    """Training and held-out documents, sorted by path; the two sets share no text."""
 
     train: tuple[Document, ...]
     held_out: tuple[Document, ...]

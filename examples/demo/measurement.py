@@ -34,7 +34,7 @@ class Measurement:
     Attributes:
         completions: greedy completions of the prompts sent one at a time.
         tokens_per_second: rate with one request at a time.
-        tokens_per_second_at_once: rate with all prompts under way together.
+        tokens_per_second_at_once: rate with all requests in flight at once.
         logprobs: natural log-probabilities of the held-out tokens, ``(windows, tokens)``.
         kernels: kernel of every layer; empty for a model that is not quantised.
         ready_seconds: time from the server's start until its first healthy answer.

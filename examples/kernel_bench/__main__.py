@@ -1,4 +1,4 @@
-"""``python -m examples.kernel_bench``: our products beside cuBLAS, Humming and Marlin.
+"""``python -m examples.kernel_bench``: our GEMMs against cuBLAS, Humming and Marlin.
 
 ``measure`` needs a GPU, torch and ``nvfp4_kernels``, and writes JSON; ``show`` needs no GPU, and
 makes the table, the plot and markdown of it.

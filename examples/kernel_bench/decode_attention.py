@@ -1,4 +1,4 @@
-"""Decode attention on this machine's Hopper, beside vLLM's store and FlashAttention 3.
+"""Decode attention on this machine's Hopper, against vLLM's store and FlashAttention 3.
 
     python -m examples.kernel_bench.decode_attention
     python -m examples.kernel_bench.decode_attention --heads 16 --kv-heads 2 --batch 1 --context 512

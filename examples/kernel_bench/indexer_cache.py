@@ -3,8 +3,8 @@
     python -m examples.kernel_bench.indexer_cache
     python -m examples.kernel_bench.indexer_cache --tokens 1 64 8192 --keys 131072
 
-vLLM's kernels, which support FP8 alone, are timed beside ours where installed, after a comparison
-of the results. Launches are captured in CUDA graphs, which replay in turn; medians are printed.
+vLLM's kernels, which support FP8 alone, are timed too where installed, after a comparison of the
+results. Launches are captured in CUDA graphs, which replay in turn; medians are printed.
 Inputs rotate, so that L2 is always cold.
 """
 

@@ -33,7 +33,7 @@ def tree_bytes(pid: int) -> int:
 
 
 def engine_process(pid: int) -> psutil.Process | None:
-    """Engine process of a server, found by its title, else its largest child; None without any."""
+    """Engine process of a server, found by title, else the largest child; None without children."""
     children = psutil.Process(pid).children()
     titled = [child for child in children if "EngineCore" in " ".join(_command(child))]
     return max(titled or children, key=lambda child: child.memory_info().rss, default=None)

@@ -42,7 +42,7 @@ class Settings:
         quantization: vLLM's ``--quantization``; None: the checkpoint's own.
         requests: maximum number of requests.
         seconds: maximum duration of the load.
-        at_once: number of requests under way.
+        at_once: number of requests in flight.
         prompt_tokens: maximum length of a prompt.
         output_tokens: maximum length of an answer.
         seed: seed of all random choices.

@@ -142,7 +142,7 @@ def measure(given: argparse.Namespace) -> int:
 def _progress(
     rounds: int,
 ) -> Iterator[tuple[Callable[[str, int, Progress], None], Callable[[str, Outcome], None]]]:
-    """A bar where rich is installed; else a line for each engine's end."""
+    """Progress bar if rich is installed, else a line when each engine ends; yields callbacks."""
     if find_spec("rich") is not None:
         from examples.throughput import display
 

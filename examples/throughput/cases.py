@@ -42,7 +42,7 @@ class Case:
 
     @property
     def tokens(self) -> int:
-        """Tokens that count in the rate: prompt tokens for prefill, otherwise generated tokens."""
+        """Number of tokens that the rate counts: of the prompts for prefill, else generated."""
         return self.batch * (self.prompt_tokens if self.prefill else self.output_tokens)
 
     @property

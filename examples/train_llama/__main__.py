@@ -47,8 +47,8 @@ def train_llama(
 ) -> None:
     """Train a Llama on the Python sources of this machine and write it in BF16.
 
-    Texts for calibration and for measurement are written beside the model, from separate files: the
-    inputs of the quantising tool and of the examples that measure.
+    Texts for calibration and for measurement are written to the same folder, from separate files:
+    the inputs of the quantising tool and of the examples that measure.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, below

@@ -1,4 +1,4 @@
-"""Parts of Qwen3.8-Flash-Next beside its text model: an n-gram table in FP8, the MTP's experts."""
+"""Parts of Qwen3.8-Flash-Next outside its text model: an FP8 n-gram table, the MTP's experts."""
 
 import json
 from pathlib import Path

@@ -41,7 +41,7 @@ MISSED = ""
 
 
 def _place(mutation: Mutation) -> str:
-    """Location for the table. Waits share one source function: only their PTX lines differ."""
+    """Location for the table: the source line, or the PTX line for waits, which share one."""
     if mutation.source and "_wait" not in mutation.instruction:
         return f"source {mutation.source}"
     return f"PTX {mutation.line}"

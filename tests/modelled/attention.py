@@ -1,4 +1,4 @@
-"""Modelled time of the attention kernel on a B200, beside the roofline.
+"""Modelled time of the attention kernel on a B200, against the roofline.
 
     python -m tests.modelled.attention                      prefill and decode of a Llama 8B's heads
 

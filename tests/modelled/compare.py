@@ -1,4 +1,4 @@
-"""Modelled time of NVIDIA's public block-scaled GEMM beside ours, same shapes, one cluster each.
+"""Modelled time of NVIDIA's public block-scaled GEMM and of ours, same shapes, one cluster each.
 
 python -m tests.modelled.compare --cutlass PATH
 

@@ -1,4 +1,4 @@
-"""Modelled time of NVIDIA's public attention example beside ours: one CTA of 256 queries.
+"""Modelled time of NVIDIA's public attention example and of ours: one CTA of 256 queries.
 
 python -m tests.modelled.compare_attention --cutlass PATH
 

@@ -1,4 +1,4 @@
-"""Static report of NVIDIA's public block-scaled GEMM beside ours, tile by tile.
+"""Static report of NVIDIA's public block-scaled GEMM and of ours, tile by tile.
 
 python -m tests.modelled.compare_static --cutlass PATH
 

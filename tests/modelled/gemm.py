@@ -1,4 +1,4 @@
-"""The modelled time of the block-scaled GEMM on a B200, beside the speed of light.
+"""Modelled time of the block-scaled GEMM on a B200, against the speed of light.
 
     python -m tests.modelled.gemm                  a contest's shapes, a Llama 8B's layers
     python -m tests.modelled.gemm --shape 128,7168,2048 --all    every tile, fastest first

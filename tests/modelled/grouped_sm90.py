@@ -1,4 +1,4 @@
-"""The modelled time of both products of a mixture of experts on an H200, beside the lower bound.
+"""Modelled time of both GEMMs of a mixture of experts on an H200, against the lower bound.
 
     python -m tests.modelled.grouped_sm90                       Qwen3-30B, 1 to 256 tokens
     python -m tests.modelled.grouped_sm90 --tokens 64 --tile-tokens 16

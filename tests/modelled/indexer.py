@@ -1,4 +1,4 @@
-"""Modelled time of the indexer's scoring kernel on a B200, beside lower bounds.
+"""Modelled time of the indexer's scoring kernel on a B200, against lower bounds.
 
     python -m tests.modelled.indexer              decode and prefill of DeepSeek's indexer, 64 heads
     python -m tests.modelled.indexer nvfp4        of one format

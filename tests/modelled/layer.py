@@ -1,8 +1,8 @@
-"""The modelled time of a decode layer's launches in a chain, each overlapping its predecessor.
+"""Modelled time of a decode layer's launches in a chain, each overlapping its predecessor.
 
     python -m tests.modelled.layer                      products in a chain, on a B200
     python -m tests.modelled.layer --model llama-70b-tp4 --tokens 1 64
-    python -m tests.modelled.layer --arch sm_90         products and whole layers beside an H200's
+    python -m tests.modelled.layer --arch sm_90         GEMMs and whole layers, against an H200
 
 One cluster of each launch runs in the emulator; the time model (``tests/emulator/timing``) builds
 the grids from it, and the chain. Consecutive layers have separate weights: the time of a layer, or
@@ -83,7 +83,7 @@ def compared(name: str, modelled: float, measured: float | None) -> str:
 
 
 def hopper(tracer: Tracer, model_name: str, shape: "Shape", tokens: int, keys: int) -> str:
-    """Products one by one and the whole layer on an H200, beside measured times."""
+    """Lines of modelled times, with measured times, of each GEMM and the layer on an H200."""
     p = MEASURED_H200
     layer = LayerSm90(tracer, shape, tokens, keys)
     read = {"qkv_proj": "normed", "o_proj": "attended", "gate_up_proj": "normed", "down_proj": "y"}

@@ -1,4 +1,4 @@
-"""The modelled time of ``rotary_store`` on a B200, beside the time of its bytes alone.
+"""Modelled time of ``rotary_store`` on a B200, against the time that its bytes alone take.
 
     python -m tests.modelled.rotary_store                     Llama 8B's heads, 1 to 8192 tokens
     python -m tests.modelled.rotary_store --norms --fp8       Qwen3's norms, an E4M3 cache

@@ -1,4 +1,4 @@
-"""Scaled-down speculative decoders, each built beside a target."""
+"""Scaled-down speculative decoders, each built with a target model."""
 
 from typing import Any
 

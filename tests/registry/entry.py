@@ -28,7 +28,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Draft:
-    """Speculative decoder that vLLM builds beside a target.
+    """Speculative decoder that vLLM builds with a target model.
 
     Attributes:
         target: architecture of the target.

@@ -33,7 +33,7 @@ FORMS = [(shape, count) for shape, counts in COUNTS.items() for count in counts]
 
 @dataclass(frozen=True)
 class ThreadValue:
-    """CUTLASS's map from (thread, register bit) to a bit of lanes x `bits` bits."""
+    """CUTLASS layout: from (thread, register bit) to a bit of tensor memory, ``bits`` per lane."""
 
     bits: int
     thread: tuple[tuple[int, ...], tuple[int, ...]]

@@ -1,4 +1,4 @@
-"""Kernels of sm_90 compiled by CuTe DSL, beside kernels of sm_100 in one process."""
+"""Kernels of sm_90 compiled by CuTe DSL in the same process as kernels of sm_100."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Scores of ``vllm serve`` through the harness, beside the scores of the tests' own requests."""
+"""Scores of ``vllm serve`` through the harness, compared with the tests' own requests."""
 
 import json
 import re

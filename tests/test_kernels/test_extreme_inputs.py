@@ -24,7 +24,7 @@ Op = tuple[Callable[[Tensor, int], tuple[Tensor, ...]], Callable[[Tensor], Tenso
 
 
 def pairs(x: Tensor) -> Tensor:
-    """Gate and up: each row beside its predecessor; at most one of the two is 1e30."""
+    """Gate and up, each row paired with the row before; at most one of the two is 1e30."""
     return torch.cat([x, x.roll(1, 0)], dim=-1)
 
 

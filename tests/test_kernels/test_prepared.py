@@ -344,7 +344,7 @@ def test_how_memory_lies(device: Device) -> None:
 
 
 def test_relation_of_rows_apart() -> None:
-    """A strided tensor occupies all memory up to its last row: gaps between rows overlap."""
+    """A strided tensor counts as occupying all memory to its last element, gaps included."""
     memory = aligned(16, 16)
     x = memory[:8:2]
     assert relation(x, memory[7:]) == relation(memory[7:], x) == "apart"

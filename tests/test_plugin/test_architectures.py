@@ -1,4 +1,4 @@
-"""Model families beside Llama: loading, fused MLPs, and agreement with the unfused model."""
+"""Model families other than Llama: loading, fused MLPs, and agreement with the unfused model."""
 
 from pathlib import Path
 

@@ -262,7 +262,7 @@ def test_beams_projection_with_a_gate_is_found_on_disk(gate: Any, others: Any) -
 @pytest.mark.parametrize("quantised", [True, False])
 @pytest.mark.usefixtures("vllm_config")
 def test_tensors_say_what_a_drafts_fc_is(quantised: bool, prefix: str, tmp_path: Path) -> None:
-    """Exporters omit the layer in their lists, and vLLM assumes 16 bits for ``modelopt`` only."""
+    """No exporter lists the draft's fc: the tensors tell whether the layer is quantised."""
     weight = quantize_weight(torch.randn(128, 256))
     parts = (weight.data, weight.scales, weight.global_scale)
     names = ("weight", "weight_scale", "weight_scale_2")

@@ -37,7 +37,7 @@ def obstacle() -> str:
 class HopperMetadataBuilder(PagedAttentionMetadataBuilder):
     """Builder that does not split batches into decodes and prefills.
 
-    FlashAttention distributes decodes beside a prefill by itself, and outside of a CUDA graph a
+    FlashAttention itself distributes the decodes of a mixed batch, and outside of a CUDA graph a
     second launch per layer costs more than it saves.
     """
 

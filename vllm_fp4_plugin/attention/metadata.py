@@ -69,8 +69,8 @@ class PagedAttentionMetadata(AttentionMetadata):
 class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetadata]):
     """Builder that splits a batch into decodes and prefills.
 
-    The op accepts mixed batches, but picks tile size and split-KV for the longest query: beside a
-    prefill, the keys of a long decode would be read by one SM.
+    The op accepts mixed batches, but picks tile size and split-KV for the longest query: in a
+    batch with a prefill, one SM would read all keys of a long decode.
     """
 
     # A graph of decodes only. A graph that also holds prefills would launch, for each of its
@@ -167,7 +167,8 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
 
         vLLM offers a block for reuse once the tokens that fill the block are scheduled. A CUDA
         graph of decodes is replayed for either answer; its batch may hold a one-token prompt that
-        repeats the tokens of a sequence decoding beside it, up to the block that this step fills.
+        repeats the tokens of a sequence decoding in the same batch, up to the block that this step
+        fills.
         """
         if not self.vllm_config.cache_config.enable_prefix_caching:
             return False

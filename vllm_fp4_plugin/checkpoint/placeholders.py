@@ -78,7 +78,7 @@ class Placeholders(TorchDispatchMode):
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """Whether a tensor covers its whole storage: filling a part only makes a mask."""
+    """Whether a tensor covers its whole storage; a tensor filled in part is a mask."""
     return tensor.nbytes == tensor.untyped_storage().nbytes()
 
 

@@ -79,7 +79,7 @@ class WeightAccount:
 
     @property
     def elements(self) -> int:
-        """Weights of all modules."""
+        """Number of weights of all modules."""
         return sum(part.elements for part in self.parts.values())
 
 

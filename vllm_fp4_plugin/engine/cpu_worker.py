@@ -107,7 +107,7 @@ class FittingCpuWorker(CPUWorker):
         return size
 
     def _check_length(self, layers: Sequence[Any], own: int, memory: HostMemory) -> None:
-        """Raise unless vLLM may reduce the maximal length and some length fits."""
+        """Raise unless ``max_model_len`` is automatic and a shorter length fits into the cache."""
         model = self.vllm_config.model_config
         needed, longest = _gib(need_of(layers, self.vllm_config).one), self._longest(layers, own)
         if longest and model.original_max_model_len == -1:

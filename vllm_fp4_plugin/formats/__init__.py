@@ -59,7 +59,7 @@ def is_nvfp4(config: Mapping[str, Any]) -> bool:
 
 
 def parse_beside(directory: Path) -> CheckpointConfig | None:
-    """Read the file that ModelOpt writes beside ``config.json``; None if there is no such file.
+    """Read ModelOpt's file in the folder of ``config.json``; None if there is no such file.
 
     In older mixed-precision exports only this file lists the scheme of each layer.
 

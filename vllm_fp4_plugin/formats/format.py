@@ -95,7 +95,7 @@ class Format(ABC):
     def further_files(
         self, ignore: Sequence[str], *, weight_only: bool, fp8_kv: bool
     ) -> dict[str, dict[str, Any]]:
-        """Write the files beside ``config.json``: contents by file name."""
+        """Contents, by file name, of the files to write in the folder of ``config.json``."""
         return {}
 
 
@@ -109,7 +109,7 @@ class LayerGroup:
         targets: names and patterns of the modules; None: every linear that no other group names.
         settings: fields for vLLM's own config of such a layer.
         inputs: input scaling of a non-NVFP4 layer.
-        scale: name of the scale tensor beside a non-NVFP4 weight.
+        scale: name of the scale tensor of a non-NVFP4 weight.
     """
 
     where: str

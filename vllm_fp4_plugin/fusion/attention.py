@@ -49,7 +49,7 @@ def _settle_rotation(owners: Sequence[Module], name: str, attention: Any, option
     """Fuse the preceding rotary embedding, if there is one, into attention.
 
     Returns:
-        Note for the report, with the reason if the embedding stays apart; may be empty.
+        Note for the report, with the reason if the embedding stays unfused; may be empty.
     """
     owner: Any = owners[0]
     rotary_name, rotary = match_rotary.rotary_before(owner, name)

@@ -134,7 +134,7 @@ def bind(owner: Any, name: str, rotary_name: str) -> str:
     A stand-in replaces the rotary embedding in ``owner``, as all layers share the embedding.
 
     Returns:
-        Note of the fusion, with the reason if the norms stay apart.
+        Note of the fusion, with the reason if the norms stay unfused.
     """
     attention, rotary = owner._modules[name], owner._modules[rotary_name]
     norms = list(norms_before(owner, rotary_name))

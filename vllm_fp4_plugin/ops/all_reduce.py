@@ -1,6 +1,6 @@
 """Custom op that all-reduces partial sums, adds the residual, normalises and quantises.
 
-The number of tokens decides between FlashInfer's fused op and all-reduce and norm apart;
+The number of tokens decides between FlashInfer's fused op and a separate all-reduce and norm;
 ``torch.compile`` must not specialise on that number.
 """
 

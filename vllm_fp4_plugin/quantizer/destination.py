@@ -69,7 +69,7 @@ def _lowest_there(dst: Path) -> Path:
 
 @contextmanager
 def atomic_folder(dst: Path, nbytes: int, say: Callable[[str], None]) -> Iterator[Path]:
-    """Make a hidden folder beside ``dst`` that becomes ``dst`` on success and is removed otherwise.
+    """Make a hidden folder next to ``dst``, which is renamed ``dst`` on success, else removed.
 
     Missing parents of ``dst`` are created. On an exception, Ctrl-C, SIGTERM or SIGHUP, the folder
     and these parents are removed. After SIGKILL the folder, ``.<dst>.*.partial``, stays: the next

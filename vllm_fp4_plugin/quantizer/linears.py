@@ -63,9 +63,9 @@ class Selection:
 class _EmptyOnMeta(TorchFunctionMode):
     """Mode in which ``torch.empty``, used for the parameters of layers, allocates nothing.
 
-    Nor does ``torch.zeros`` with three sizes, used for some stacks of experts. Unlike under
-    ``torch.device("meta")``, buffers that no checkpoint holds, as they are computed from the config
-    (rotary frequencies, embedding scales), have values.
+    ``torch.zeros`` with three sizes, used for some stacks of experts, allocates nothing either.
+    Buffers that are computed from the config and stored in no checkpoint, such as rotary
+    frequencies, have values, which ``torch.device("meta")`` would not give them.
     """
 
     def __torch_function__(

@@ -36,7 +36,7 @@ class Source:
     shards: dict[str, Path]
 
     def load(self, name: str) -> Tensor:
-        """Map a stored tensor from its file; the last reference to it ends the mapping."""
+        """Map a stored tensor from its file; the mapping ends with the tensor's last reference."""
         # Opened anew for each tensor: a mapping kept open keeps every page it ever read resident.
         with safe_open(self.shards[name], framework="pt") as file:
             return file.get_tensor(name)

@@ -27,7 +27,7 @@ class AttentionCall(NamedTuple):
 
     @property
     def scoring(self) -> Scoring:
-        """Scale and masks."""
+        """Softmax scale, soft cap and masks."""
         return Scoring(scale_of(self.q, self.scale), self.causal, self.window, self.soft_cap)
 
 
@@ -54,7 +54,7 @@ class PagedCall(NamedTuple):
 
     @property
     def scoring(self) -> Scoring:
-        """Scale and masks."""
+        """Softmax scale, soft cap and masks."""
         return Scoring(
             scale_of(self.q, self.scale),
             self.causal,
@@ -82,7 +82,7 @@ class SparseCall(NamedTuple):
 
     @property
     def scoring(self) -> Scoring:
-        """Scale and soft cap; the lists are the only mask."""
+        """Softmax scale and soft cap; the lists of keys are the only mask."""
         return Scoring(scale_of(self.q, self.scale), causal=False, soft_cap=self.soft_cap)
 
 
@@ -131,7 +131,7 @@ class RotaryCall(NamedTuple):
 
     @property
     def paged(self) -> PagedCall:
-        """Attention of the queries, once they are rotated."""
+        """Arguments of ``paged_attention`` for the rotated queries."""
         return PagedCall(
             self.q,
             self.kv_cache,
@@ -154,7 +154,7 @@ class RotaryCall(NamedTuple):
 
     @property
     def store(self) -> RotaryStoreCall:
-        """Rotation of queries and keys, and store of keys and values."""
+        """Arguments of ``rotary_store``: rotation of queries and keys, store of keys and values."""
         return RotaryStoreCall(
             self.out,
             self.q,

@@ -1,4 +1,4 @@
-"""Kernels of the attention ops, and the supported head sizes."""
+"""Kernel tables of the attention ops, and the supported head sizes."""
 
 from nvfp4_kernels.dispatch import Entry, KernelTable, Mode
 from nvfp4_kernels.heads import MAX_HEAD_DIM

@@ -70,8 +70,8 @@ def paged_attention(
     the result depends on the contents of index tensors: a CUDA graph may capture it. Slots of a
     page beyond a sequence's length, and entries of its row in ``block_table`` for pages without a
     key that any of its queries sees, may hold anything. Values before a window, in the page where
-    the window begins, must be finite (as values are that the sequence has computed), because P = 0
-    may multiply these values.
+    the window begins, must be finite (values that the sequence itself has computed are), because
+    they may be multiplied by P = 0.
 
     With a float8_e4m3fn cache the kernel of sm_100 rounds each query of a head to E4M3 with its own
     scale, and P to E4M3; ``lse`` follows from the rounded queries. Six of 16 exponentials are

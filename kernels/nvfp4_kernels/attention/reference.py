@@ -290,7 +290,7 @@ def _attend_tiles(
 
 
 def _seen(tile: Tile, scoring: Scoring, start: int) -> tuple[int, int]:
-    """Range of keys, counted from ``start``, that rows of a tile may see: first, and end."""
+    """Range of keys, counted from ``start``, that rows of a tile may see: begin and end."""
     window = math.inf if scoring.window is None else scoring.window
     return int(max(0, tile.position - window + 1 - tile.first - start)), tile.keys - start
 

@@ -1,4 +1,4 @@
-"""``rotary_attention`` in torch, two ops in sequence: the kernel on CPU."""
+"""``rotary_attention`` in torch, which is also the CPU kernel: ``rotary_store``, then attention."""
 
 from torch import Tensor
 

@@ -45,7 +45,7 @@ def check_sparse(call: SparseCall) -> Mode:
 def _check_lists(
     kv_cache: Tensor, indices: Tensor, lens: Tensor, block_table: Tensor, query_start: Tensor
 ) -> None:
-    """Raise unless the lists hold valid positions on valid pages."""
+    """Raise unless the lists of keys hold valid positions on valid pages."""
     rows, width = int(query_start[-1]), indices.shape[1]
     wrong = (lens < 0) | (lens > width)
     row = _first(wrong[:rows])

@@ -1,4 +1,4 @@
-"""``sparse_attention`` in torch: every token is a sequence of its listed keys."""
+"""``sparse_attention`` in torch: each token attends as a sequence of its own listed keys."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from nvfp4_kernels.attention.reference import Tile, attend, to_float32
 
 @dataclass(frozen=True)
 class IndexedKeyValues:
-    """Keys and values of every token's list.
+    """Keys and values at each token's top-k indices.
 
     Attributes:
         cache: ``(pages, heads, page_size, 2·D)``.

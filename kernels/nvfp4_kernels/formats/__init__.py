@@ -1,1 +1,1 @@
-"""NVFP4 as stored and laid out: values, scales, fragments, terms."""
+"""NVFP4 format: quantisation, scale layouts, MMA fragments, and sums of NVFP4 terms."""

@@ -223,7 +223,7 @@ def _rearranged(parts: Tensor, tables: Tensor) -> Tensor:
 
 
 def _places() -> list[list[int]]:
-    """Place in a stored word of each bit of the word's four code-pair bytes, lowest bit first."""
+    """Bit position in a stored word of each bit of its four bytes of codes, lowest bit first."""
     return [
         [
             (target + half - by) % 32
@@ -235,7 +235,7 @@ def _places() -> list[list[int]]:
 
 
 def _inverse() -> list[list[int]]:
-    """Bit of the code pairs that moves to each bit of a stored word: 8 indices for each byte."""
+    """Inverse of ``_places``: for each bit of a stored word, the bit of the codes that it holds."""
     of = {place: bit for bit, place in enumerate(chain(*_places()))}
     return [[of[bit] for bit in range(first, first + 8)] for first in range(0, 32, 8)]
 
@@ -271,7 +271,7 @@ def _unpack_scales(scales: Tensor) -> Tensor:
 
 
 def _turned(words: Tensor, by: int) -> Tensor:
-    """Rotate int32 words left."""
+    """Rotate int32 words left by ``by`` bits."""
     return words << by | words >> 32 - by & (1 << by) - 1
 
 

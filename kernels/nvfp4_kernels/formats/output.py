@@ -47,7 +47,7 @@ def check_static(output: Static, name: str = "output") -> None:
 
 
 def refuse_output(output: object, accepted: str, name: str = "output") -> InvalidArgument:
-    """Make the error for an output format that an op does not support.
+    """Build the error for an output format that an op does not support.
 
     Args:
         output: the argument as passed.

@@ -34,7 +34,7 @@ class GemmCall(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Rows of the weight, N."""
+        """Number of rows of the weight, N."""
         return sum(self.shard_sizes)
 
     @property
@@ -66,7 +66,7 @@ class SiluMulGemmCall(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Rows of each weight, N."""
+        """Number of rows of each weight, N."""
         return self.b1.shape[-2] if self.n is None else self.n
 
     @property
@@ -76,12 +76,12 @@ class SiluMulGemmCall(NamedTuple):
 
     @property
     def shard_sizes(self) -> Sequence[int]:
-        """A pair of weights has one shard."""
+        """Output widths of the shards: one shard, as the weights are a pair."""
         return (self.rows,)
 
     @property
     def bias(self) -> None:
-        """A pair of weights has no bias."""
+        """Bias: always None, as a pair of weights has none."""
         return None
 
 
@@ -118,7 +118,7 @@ class GroupedGemmCall(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Rows of each weight, N."""
+        """Number of rows of each weight, N."""
         return self.b.shape[-2] if self.n is None else self.n
 
 

@@ -1,4 +1,4 @@
-"""Kernels of ``gemm``."""
+"""Kernel table of ``gemm``."""
 
 from nvfp4_kernels.dispatch import KernelTable
 

@@ -143,7 +143,7 @@ def check_indices(name: str, x: Tensor, shape: tuple[int, ...], remedy: str) -> 
 
 
 def refuse_keys(keys: object) -> InvalidArgument:
-    """Make the error for keys that are neither ``IndexerKeys`` nor ``IndexerPagedKeys``."""
+    """Build the error for keys that are neither ``IndexerKeys`` nor ``IndexerPagedKeys``."""
     return InvalidArgument(
         f"keys: is {type(keys).__name__}, must be IndexerKeys(k, k_scales, ks, ke) or "
         "IndexerPagedKeys(cache, context_lens, block_table, max_context_len, block_size); make one "

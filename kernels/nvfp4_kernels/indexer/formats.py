@@ -134,7 +134,7 @@ def quantize(fmt: Format, x: Tensor, global_scale: Tensor | None) -> tuple[Tenso
 
 
 def decode(fmt: Format, data: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Decode to float32 ``(..., D)``, with FP8's scales ``(...,)`` of whole vectors beside it.
+    """Decode to float32 ``(..., D)``; also return FP8's scales ``(...,)`` of whole vectors.
 
     Scales of vectors multiply dot products; block scales are applied here, and None is returned.
     Values are exact: E2M1 times a block's scale has six significant bits at most.

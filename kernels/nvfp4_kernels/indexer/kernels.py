@@ -1,4 +1,4 @@
-"""Kernels of the indexer's ops, and the sizes that the ops take."""
+"""Kernel tables of the indexer's ops, and the sizes that the ops take."""
 
 from nvfp4_kernels.dispatch import KernelTable, Mode
 

@@ -101,7 +101,7 @@ class Queries:
                     yield some, *self._score(some, keys)
 
     def _tile_rows(self, rows: Tensor) -> int:
-        """Queries of a tile."""
+        """Number of queries per tile."""
         first, last = _window(self.starts[rows], self.lens[rows])
         return max(1, min(ROWS // max(1, self.data.shape[1]), SCORES // (last - first)))
 

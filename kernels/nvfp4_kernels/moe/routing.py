@@ -39,12 +39,12 @@ class Routing(NamedTuple):
 
     @property
     def tile_tokens(self) -> int:
-        """Rows of a tile, T."""
+        """Number of rows per tile, T."""
         return self.slots.shape[1]
 
     @property
     def top_k(self) -> int:
-        """Slots of a token, k."""
+        """Number of slots per token, k."""
         return self.rows.shape[1]
 
 

@@ -1,4 +1,4 @@
-"""Kernels of ``add_rms_norm``, and the supported dtypes."""
+"""Kernel table of ``add_rms_norm``, and the supported dtypes."""
 
 import torch
 

@@ -61,7 +61,7 @@ class AddRmsNormSm90:
     tile: NormTile
 
     def signature(self) -> tuple[NormArguments]:
-        """Example of ``__call__``'s arguments."""
+        """Example arguments of ``__call__``, for ``cute.compile``."""
         return (example(NormArguments, dict.fromkeys(("data", "weight"), TYPES[self.dtype])),)
 
     @cute.jit

@@ -1,4 +1,4 @@
-"""Tile of ``add_rms_norm``: the thread layout of a row. No CuTe."""
+"""Tile of ``add_rms_norm``: the thread layout of a row. Imports no CuTe."""
 
 from dataclasses import dataclass
 
@@ -23,5 +23,5 @@ class NormTile:
 
     @property
     def warps(self) -> int:
-        """Warps per CTA."""
+        """Number of warps per CTA."""
         return self.threads // WARP

@@ -1,4 +1,4 @@
 """Lists of exactly the kernels that a model needs, over all batches, for ahead-of-time compilation.
 
-No CuTe in here.
+Imports no CuTe.
 """

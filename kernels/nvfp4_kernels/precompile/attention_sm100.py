@@ -1,4 +1,4 @@
-"""Kernels that a model's attention needs on sm_100. No CuTe."""
+"""Kernels that a model's attention needs on sm_100. Imports no CuTe."""
 
 from dataclasses import replace
 from itertools import product

@@ -1,4 +1,4 @@
-"""Kernels that a model's attention needs on sm_90, for any batch. No CuTe.
+"""Kernels that a model's attention needs on sm_90, for any batch. Imports no CuTe.
 
 The kernels run decode-only steps with a cache of the model's dtype; vLLM runs all other steps.
 """

@@ -1,4 +1,4 @@
-"""Kernels that an MoE layer needs, for any number of tokens. No CuTe in here."""
+"""Kernels that an MoE layer needs, for any number of tokens. Imports no CuTe."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Kernels that route, permute and combine the tokens of an MoE layer. No CuTe in here."""
+"""Kernels that route, permute and combine the tokens of an MoE layer. Imports no CuTe."""
 
 from collections.abc import Iterator
 

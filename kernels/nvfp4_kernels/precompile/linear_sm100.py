@@ -1,4 +1,4 @@
-"""Kernels that a model's linear layers and their inputs need on sm_100. No CuTe in here."""
+"""Kernels that a model's linear layers and their inputs need on sm_100. Imports no CuTe."""
 
 from collections.abc import Callable
 from typing import Literal

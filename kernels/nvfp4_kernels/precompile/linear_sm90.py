@@ -1,4 +1,4 @@
-"""Kernels that a model's linear layers need on sm_90, for any number of tokens. No CuTe in here.
+"""Kernels that a model's linear layers need on sm_90, for any number of tokens. Imports no CuTe.
 
 On sm_90 only weights are quantised, so that no kernel prepares inputs.
 """

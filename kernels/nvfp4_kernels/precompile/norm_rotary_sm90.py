@@ -1,4 +1,4 @@
-"""Kernels of residual norms and rotary embeddings on sm_90, for any number of tokens. No CuTe."""
+"""Kernels of residual norms and rotary embeddings on sm_90, for any batch. Imports no CuTe."""
 
 from nvfp4_kernels.norm.choose import choose_config as choose_norm
 from nvfp4_kernels.norm.tile import MAX_K, VECTOR

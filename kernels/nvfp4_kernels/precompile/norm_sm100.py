@@ -1,4 +1,4 @@
-"""Kernels of quantising norms on sm_100, for any number of tokens. No CuTe."""
+"""Kernels of quantising norms on sm_100, for any number of tokens. Imports no CuTe."""
 
 from nvfp4_kernels.formats.terms import TermLayout
 from nvfp4_kernels.precompile.model import Dtype

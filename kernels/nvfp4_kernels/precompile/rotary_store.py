@@ -1,6 +1,6 @@
 """Kernels of rotary embedding and KV-cache store for a model, for any number of tokens.
 
-No CuTe. One source serves sm_90 and sm_100.
+Imports no CuTe. One source serves sm_90 and sm_100.
 """
 
 from itertools import product

@@ -1,4 +1,4 @@
-"""Name of a kernel and its configuration, without building the kernel."""
+"""Kernel names and configurations, as values that do not need CuTe."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -9,12 +9,12 @@ from nvfp4_kernels.runtime.compile import DeviceKernel
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """Name of a kernel in one configuration; only building the kernel takes CuTe.
+    """Name of a kernel and its configuration; CuTe is needed only to build the kernel.
 
     Attributes:
         op: name of the op, for tables.
         target: class of the kernel as ``"module:class"``.
-        fields: fields of the target's dataclass; parts that need CuTe are nested specs.
+        fields: fields of the target's dataclass; a field whose class imports CuTe is a nested spec.
     """
 
     op: str

@@ -1,4 +1,4 @@
-"""Kernels of ``quantize``, by the scaling of the result."""
+"""Kernel table of ``quantize``, by the scaling of the result."""
 
 from nvfp4_kernels.dispatch import KernelTable
 

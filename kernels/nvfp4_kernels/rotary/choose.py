@@ -1,4 +1,4 @@
-"""Choice of the tile of ``rotary_embedding``. No CuTe."""
+"""Choice of the tile of ``rotary_embedding``. Imports no CuTe."""
 
 from nvfp4_kernels.rotary.tile import RotaryTile
 
@@ -8,7 +8,7 @@ MANY_TOKENS = 512  # fill the GPU even if a thread has several heads
 
 
 def choose_config(m: int, heads: int, head_dim: int, rotary_dim: int) -> RotaryTile:
-    """Choose the tile for ``m`` tokens of ``heads`` heads, of queries and keys together. Pure.
+    """Choose the tile for ``m`` tokens of ``heads`` heads, queries' and keys'. Pure function.
 
     With few tokens a thread has one head, to occupy more SMs. With many tokens a thread has two:
     more loads are in flight, and cosines and sines are read half as often.

@@ -1,4 +1,4 @@
-"""Kernels of ``rotary_embedding``, and the supported dtypes."""
+"""Kernel table of ``rotary_embedding``, and the supported dtypes."""
 
 import torch
 

@@ -60,7 +60,7 @@ class RotaryArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class HeadSlice:
-    """Source and target of one head of a token; not ``live`` past the last head."""
+    """Source and target of one head of a token; ``live`` is false past the last head."""
 
     source: Array
     target: Array
@@ -82,7 +82,7 @@ class RotaryEmbeddingSm90:
     tile: RotaryTile
 
     def signature(self) -> tuple[RotaryArguments]:
-        """Example of ``__call__``'s arguments."""
+        """Example arguments of ``__call__``, for ``cute.compile``."""
         types = dict.fromkeys(("cos_sin_cache", "data", "out"), TYPES[self.dtype])
         return (example(RotaryArguments, types | {"positions": Int64}, {"positions": 8}),)
 
@@ -126,7 +126,7 @@ class RotaryEmbeddingSm90:
                 self._copy(heads, tile.rotary_dim + (vector - tile.rotary_threads) * PIECE)
 
     def _head(self, queries: Heads, keys: Heads, token: Int32, head: Int32) -> HeadSlice:
-        """Head of a token: queries' heads, then keys'; past the end, the last head again."""
+        """Slice of head ``head``, queries' heads first; past the end, of the last head."""
         heads = queries.num_heads + keys.num_heads
         inside = cutlass.min(head, heads - 1)
         is_query = inside < queries.num_heads
@@ -144,7 +144,7 @@ class RotaryEmbeddingSm90:
 
     @cute.jit
     def _rotate(self, heads: list[HeadSlice], at: Int32, cos: Vector, sin: Vector) -> None:
-        """Rotate vectors at ``at`` of all heads; all are loaded before the first is used."""
+        """Rotate the vector pair at element ``at`` of each head; loads precede the first use."""
         half = self.tile.rotary_dim // 2
         lows = [head.source.load(at, PIECE, alignment=ALIGNMENT) for head in heads]
         highs = [head.source.load(at + half, PIECE, alignment=ALIGNMENT) for head in heads]
@@ -160,7 +160,7 @@ class RotaryEmbeddingSm90:
 
     @cute.jit
     def _copy(self, heads: list[HeadSlice], at: Int32) -> None:
-        """Copy vectors at ``at`` of all heads."""
+        """Copy the 16-byte vector at element ``at`` of each head."""
         vectors = [head.source.load(at, PIECE, alignment=ALIGNMENT) for head in heads]
         for step in cutlass.range_constexpr(self.tile.steps):
             if heads[step].live:

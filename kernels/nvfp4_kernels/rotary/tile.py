@@ -1,4 +1,4 @@
-"""Tile of ``rotary_embedding``: the heads of a token that a CTA has. No CuTe."""
+"""Tile of ``rotary_embedding``: the heads of a token that a CTA has. Imports no CuTe."""
 
 from dataclasses import dataclass
 
@@ -24,20 +24,20 @@ class RotaryTile:
 
     @property
     def rotary_threads(self) -> int:
-        """Threads per head that rotate, each a vector of the first R/2 elements and its partner."""
+        """Number of threads per head that rotate: a vector of the first R/2 elements each."""
         return self.rotary_dim // (2 * PIECE)
 
     @property
     def head_threads(self) -> int:
-        """Threads per head, rotating or copying."""
+        """Number of threads per head, rotating or copying."""
         return self.rotary_threads + (self.head_dim - self.rotary_dim) // PIECE
 
     @property
     def heads(self) -> int:
-        """Heads per CTA."""
+        """Number of heads per CTA."""
         return self.slots * self.steps
 
     @property
     def threads(self) -> int:
-        """Threads per CTA."""
+        """Number of threads per CTA."""
         return self.slots * self.head_threads

@@ -58,7 +58,7 @@ def build_apart(kernels: Sequence[DeviceKernel], jobs: int) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Environment of a worker: it finds modules as this process does, and uses no GPU."""
+    """Environment of a worker process: this process's module search path, and no GPU."""
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "CUDA_VISIBLE_DEVICES": "",

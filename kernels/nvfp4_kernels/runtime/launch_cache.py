@@ -50,7 +50,7 @@ class Prepared:
 
     Args:
         function: function that checks its arguments, allocates and launches; arguments are
-            positional: tensors (the first must be one), numbers, strings, dtypes, None, and lists
+            positional: tensors (at least the first argument), numbers, strings, dtypes, None, lists
             of integers and strings.
         multiples: granularity of integer arguments, by position: the function does the same for all
             positive values that round up to the same multiple of the granularity.

@@ -143,7 +143,7 @@ class Recording(TorchDispatchMode):
         return result
 
     def returned(self, x: Tensor) -> int | None:
-        """Index of the argument or allocation that a returned tensor is; None if neither."""
+        """Index of a returned tensor among arguments and allocations; None if it is neither."""
         source = self.source(x)
         if source is None:
             return None

@@ -105,7 +105,7 @@ class Replay:
 
     Args:
         recording: recording of the call.
-        results: index of the argument or allocation that is each result; None for a result None.
+        results: for each result, index of its argument or allocation; None if the result is None.
 
     Raises:
         KeyError: see ``Launch``.

@@ -1,4 +1,4 @@
-"""Limits of an SM of Blackwell's data-centre GPUs, and tensor core sizes. No CuTe in here."""
+"""Limits of an SM of Blackwell's data-centre GPUs, and tensor core sizes. Imports no CuTe."""
 
 from nvfp4_kernels.devices import SM_COUNTS
 

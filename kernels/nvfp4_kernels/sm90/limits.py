@@ -1,4 +1,4 @@
-"""Limits of a Hopper SM, and sizes of its tensor core instructions. No CuTe in here."""
+"""Limits of a Hopper SM, and sizes of its tensor core instructions. Imports no CuTe."""
 
 from typing import Literal
 

@@ -156,7 +156,7 @@ def run_all(
 
 
 def write(path: Path, device: Device, outcomes: Sequence[Outcome]) -> list[Path]:
-    """Write the report, Markdown at ``path`` and JSON beside it; return both paths."""
+    """Write the report as Markdown to ``path``, and as JSON to its folder; return both paths."""
     beside = path.with_suffix(".json")
     beside.write_text(json.dumps(document(device, outcomes), indent=1))
     path.write_text(markdown(device, outcomes))

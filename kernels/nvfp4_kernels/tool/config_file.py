@@ -11,7 +11,7 @@ LEGACY_FILE = "hf_quant_config.json"  # quantisation config of older exports
 
 
 class UnusableModel(ValueError):
-    """Model configuration that does not tell for which layers to build kernels."""
+    """Error for a model configuration that does not define the layers to build kernels for."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ModelConfig:
         return value
 
     def malformed(self, key: str, value: object, accepted: str) -> UnusableModel:
-        """Make the error for a field whose value is not of the accepted form."""
+        """Build the error for a field whose value is not of the accepted form."""
         return UnusableModel(
             f"{self.name}: {key} is {value!r}, must be {accepted}; give the config.json of a "
             "decoder such as Llama, Mistral or Qwen, or sizes with --linear and --gate-up"

@@ -47,7 +47,7 @@ class Output(Console):
         return self._table(shown) if isinstance(shown, Table) else shown
 
     def _table(self, table: Table) -> RenderableType:
-        """Table with its title above and column widths set; as records if it is too wide."""
+        """Table with a title line and fixed column widths; records if the table is too wide."""
         title, table.title = table.title, None
         widths = self._widths(table.columns)
         if widths is None:

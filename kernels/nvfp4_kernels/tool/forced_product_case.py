@@ -25,8 +25,8 @@ class ForcedProductCase:
     """GEMM on forced tiles, in consecutive dependent launches.
 
     Attributes:
-        what: subject of the case.
-        tiles: tiles, used by the launches in turn.
+        what: property that the case tests, for its name.
+        tiles: tiles that the launches use in turn.
         m, n, k: sizes.
         launches: number of launches.
     """

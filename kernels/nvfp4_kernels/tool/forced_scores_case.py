@@ -19,7 +19,7 @@ class ForcedScoresCase(IndexerCase):
     """Scores of paged keys, computed with the chosen tile, some of whose fields are forced.
 
     Attributes:
-        what: subject of the case.
+        what: property that the case tests, for its name.
         max_stages: maximum number of stages of the key-tile ring.
         scale_sets: scale sets of the tile.
     """

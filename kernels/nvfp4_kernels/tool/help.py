@@ -56,14 +56,14 @@ def application(text: str) -> typer.Typer:
 
 
 def _paragraphs(text: str | None) -> Iterator[str]:
-    """Paragraphs of a docstring, re-wrapped: its line breaks are only those of the source code."""
+    """Paragraphs of a docstring, re-wrapped, as the source's line breaks mean nothing."""
     for paragraph in cleandoc(text or "").split("\n\n"):
         if paragraph:
             yield "\n".join(_wrapped(" ".join(paragraph.split()), 0))
 
 
 def _section(heading: str, records: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Help section: a heading, then each name beside its help; empty if ``records`` is empty."""
+    """Help section: a heading, then each name with its help; empty if ``records`` is empty."""
     if not records:
         return
     longest = max((len(name) for name, _ in records if len(name) <= _LONGEST), default=0)

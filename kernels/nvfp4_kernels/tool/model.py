@@ -16,7 +16,7 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exp
 
 
 def number_of_experts(config: ModelConfig) -> int:
-    """Routed experts per MoE layer; 0 for a dense model."""
+    """Number of routed experts per MoE layer; 0 for a dense model."""
     given = next((key for key in _EXPERTS if config.fields.get(key)), None)
     return 0 if given is None else config.number(given)
 

@@ -1,4 +1,4 @@
-"""Operands as NVFP4 data beside their exact float64 values."""
+"""Operands as NVFP4 data, with their exact float64 values."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Timings of GEMMs, beside torch's own kernels, and of quantisation."""
+"""Timings of GEMMs, compared with torch's own kernels, and of quantisation."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Timings of attention, beside torch's attention on dense tensors of the same sizes."""
+"""Timings of attention, compared with torch's attention on dense tensors of equal sizes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

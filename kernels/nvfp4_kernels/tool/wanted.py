@@ -22,7 +22,7 @@ from nvfp4_kernels.tool.quantized_inputs import EITHER, Inputs, quantized_inputs
 
 
 def page_size_of(block_size: int | None) -> int:
-    """Keys per page of the KV cache.
+    """Number of keys per page of the KV cache.
 
     Raises:
         UnusableModel: ``block_size`` is not a power of two.

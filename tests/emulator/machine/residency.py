@@ -52,7 +52,7 @@ def needs_of(launch: "Launch", registers: int = 0) -> Needs:
 
 
 def registers_of(kernel: Kernel, declared: Mapping[str, int], limits: Limits) -> int:
-    """Registers per thread at the start of a kernel; 0 for unknown.
+    """Number of registers per thread at the start of a kernel; 0 for unknown.
 
     PTX states the number only with ``.maxnreg``. Where setmaxnreg moves registers between warps,
     ptxas gives each thread the share that ``.maxntid`` and ``.minnctapersm`` leave (assumed).

@@ -50,7 +50,7 @@ class Event(NamedTuple):
             "launch_control" (key = the mbarrier),
             "dependency" (griddepcontrol: detail = "wait" or "launch_dependents"),
             "warpgroup_mma" (a warp's part of a wgmma: detail = (N, K, A in registers)),
-            "warpgroup_commit", "warpgroup_wait" (amount = groups that may still be under way).
+            "warpgroup_commit", "warpgroup_wait" (amount = groups that may still be in flight).
         line: PTX line.
         key: identity of the object, shared with events of other warps about the same object.
         amount: see ``kind``.

@@ -32,7 +32,7 @@ class Units:
         return not self._queues
 
     def may_step(self) -> bool:
-        """Whether, under a random schedule, an operation completes now, before it is needed."""
+        """Whether to complete an operation early: a random draw, if the schedule is random."""
         return (
             bool(self._queues) and "random" in self._policy.values() and self._random.random() < 0.5
         )

@@ -67,7 +67,7 @@ def join(into: Clock, other: Clock) -> None:
 
 @dataclass(slots=True)
 class Clocks:
-    """Clocks of all views, of an actor or of a release."""
+    """Clocks of all views, held by an actor or published by a release."""
 
     generic: Clock = field(default_factory=dict)
     proxy: Clock = field(default_factory=dict)

@@ -12,7 +12,7 @@ MAX_COUNT = 2**20 - 1
 
 
 class Sender(Enum):
-    """Kind of arriving party, as far as an acquire distinguishes it."""
+    """Sender of an arrival, by CTA and scope, which decide the waits that acquire its clocks."""
 
     NEAR = "of the mbarrier's CTA"
     PEER = "of another CTA, with cluster scope"

@@ -122,12 +122,12 @@ class MmaInstruction:
 
     @property
     def a_rows(self) -> int:
-        """Rows of A that each CTA holds."""
+        """Number of rows of A that each CTA holds."""
         return self.m // self.cta_group
 
     @property
     def b_rows(self) -> int:
-        """Rows of B (columns of D) that each CTA loads; both CTAs of a pair use all n."""
+        """Number of rows of B (columns of D) that each CTA loads; both of a pair use all n."""
         return self.n // self.cta_group
 
 

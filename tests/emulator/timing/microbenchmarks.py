@@ -136,7 +136,7 @@ def warpgroup_loop(n: int, count: int, threads: int = 128, pending: int = 0) -> 
         n: columns, at most 128.
         count: number of wgmma.
         threads: threads of a CTA, a multiple of a warpgroup's 128.
-        pending: groups that may still be under way after the wait.
+        pending: groups that may still be in flight after the wait.
     """
     sums = ", ".join(f"%f{number}" for number in range(n // 2))
     layout = (8 << 16) | (16 << 32)  # without swizzle

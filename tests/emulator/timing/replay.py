@@ -95,7 +95,7 @@ class ClusterReplay:
         return found
 
     def drains(self, until: float) -> None:
-        """Note writes under way until ``until``; the cluster keeps its SMs until then."""
+        """Note writes in flight until ``until``; the cluster keeps its SMs until then."""
         self._drained = max(self._drained, until)
 
     def warp_ended(self, rank: int) -> None:

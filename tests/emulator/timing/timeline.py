@@ -11,7 +11,7 @@ class Slice(NamedTuple):
         track: warp or unit.
         name: kind of work.
         start, end: cycles.
-        overlaps: whether other slices of the track may be under way at once.
+        overlaps: whether other slices of the track may run at the same time.
     """
 
     track: str

@@ -51,7 +51,7 @@ class GemmConfig:
 
     @property
     def b_rows(self) -> int:
-        """Rows of B in each CTA's shared memory."""
+        """Number of rows of B in each CTA's shared memory."""
         return self.tile_n // self.ctas
 
     @property

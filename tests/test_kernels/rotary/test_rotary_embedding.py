@@ -109,7 +109,7 @@ def test_strides(op_device: torch.device) -> None:
 @SM90
 @ONE_SCHEDULE
 def test_not_finite(op_device: torch.device) -> None:
-    """Unrotated elements are copied unchanged, even beside non-finite elements."""
+    """Unrotated elements are copied unchanged, even if other elements are not finite."""
     positions, q, k, cache = CASES["partial, D = 64"].arguments(op_device)
     q[1, 2, 32:] = torch.inf
     q[0, 1, 3] = torch.nan

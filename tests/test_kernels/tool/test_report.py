@@ -217,7 +217,7 @@ def document(*arguments: str | Path) -> dict[str, Any]:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[Static]:
-    """Figures reported for every kernel: the first of this list."""
+    """List whose first item replaces the figures of every kernel."""
     statics = [CLEAN]
 
     def measure(

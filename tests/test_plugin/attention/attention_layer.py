@@ -1,4 +1,4 @@
-"""Attention layer driven step by step over a paged cache as in vLLM, beside the formula.
+"""Attention layer driven step by step over a paged cache as in vLLM, and the formula for it.
 
 Keys and values are bfloat16 in the formula too, so the only errors are float32 arithmetic and one
 rounding of the result to bfloat16: a relative error of at most 2⁻⁸, of values up to 4.

@@ -1,4 +1,4 @@
-"""Writes to the paged cache, beside vLLM's CPU attention, whose E4M3 codes differ.
+"""Writes to the paged cache, against vLLM's CPU attention, whose E4M3 codes differ.
 
 vLLM's own CPU attention stores an E4M3 code by truncating the mantissa towards zero; rounding to
 nearest loses half as much and has no bias. This is the only reason why its FP8 answers differ from

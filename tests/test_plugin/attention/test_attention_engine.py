@@ -183,7 +183,7 @@ def test_requests_of_mixed_length(bf16: Path, engine: Callable[..., list[Answer]
 
 
 def test_chunked_prefill(bf16: Path, engine: Callable[..., list[Answer]]) -> None:
-    """Prompts come in chunks of at most 16 tokens, beside requests that already decode."""
+    """Prompts come in chunks of at most 16 tokens, batched with requests that already decode."""
     chunked = engine(bf16, max_num_batched_tokens=16, block_size=16, **OURS)
     assert distance(chunked, engine(bf16, **VLLMS)) < SAME_TRAINED
 

@@ -1,6 +1,6 @@
 """Engines on a CPU with ``VLLM_BATCH_INVARIANT``: log-probabilities of a prompt, bit for bit.
 
-One engine answers the same prompts alone, in batches of up to 16, cut into chunks beside others,
+One engine answers the same prompts alone, in batches of up to 16, in chunks batched with others,
 and from cached prefixes. The tests compare the log-probabilities of five candidates for each of 24
 generated tokens, and in one test those of the prompt's tokens. Activations are in 16 bits: in this
 small model, few products of NVFP4 activations are long enough for their sums to be rounded at all.

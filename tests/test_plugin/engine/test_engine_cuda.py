@@ -101,7 +101,7 @@ MIXED: dict[str, dict[str, Kind]] = {
 
 @pytest.mark.parametrize("format", MIXED)
 def test_fp8_layers_are_vllms(format: str, bf16: Path, modelopt: Path, tmp_path: Path) -> None:
-    """The plugin's layers run beside vLLM's methods, which requantise shards with one scale."""
+    """FP8 layers run by vLLM, which requantises shards with one scale, in the plugin's model."""
     model = write(tmp_path / "model", bf16, modelopt, MIXED[format], modelopt=format == "modelopt")
     expected = with_values(model.path, model.values, model.inputs)
     served, log = serve(model.path, enforce_eager=False)

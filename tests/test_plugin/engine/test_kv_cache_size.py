@@ -1,4 +1,4 @@
-"""Size of a CPU's KV cache: as the user sets it, or as fits beside the loaded model."""
+"""Size of a CPU's KV cache: set by the user, or fitted to the memory that the model leaves."""
 
 import importlib.metadata as metadata
 from collections.abc import Callable, Iterator
@@ -194,7 +194,7 @@ BLOCK = 128 * PER_TOKEN
 
 @pytest.fixture
 def available(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
-    """Function that sets the bytes available, beside the tenth that stays free."""
+    """Function that sets the bytes available, in addition to the tenth that stays free."""
     from vllm_fp4_plugin.engine import host_memory
 
     def say(size: int) -> None:

@@ -109,7 +109,7 @@ def test_scales_that_vllm_joins(modelopt: bool, tmp_path: Path) -> None:
 
 
 def test_mixed_precision(tmp_path: Path) -> None:
-    """FP8 experts run by vLLM's method beside NVFP4 attention layers of the plugin."""
+    """FP8 experts run by vLLM's method in a model whose attention layers are NVFP4."""
     moe = written(tmp_path, "qwen3", {"experts": Kind.FP8, "self_attn": Kind.NVFP4_A16})
     served, log = serve(moe.path)
     assert "experts ×2: fp8 (vLLM: ModelOptFp8MoEMethod" in log

@@ -170,7 +170,7 @@ def test_compiled_equals_eager(quantised: Callable[..., Moe]) -> None:
 
 
 def test_glm4_of_mixed_precision(plain: Callable[[str], Path], tmp_path: Path) -> None:
-    """The model has a dense layer, experts beside a shared one, and FP8 attention by vLLM."""
+    """The model has a dense layer, routed and shared experts, and FP8 attention by vLLM."""
     kinds = dict.fromkeys(MLP, Kind.NVFP4_A16) | {"self_attn": Kind.FP8_CHANNEL}
     moe = moe_checkpoints.write(tmp_path, plain("GLM 4"), kinds)
     found, expected = run(str(moe.path)), moe_reference.said(moe)

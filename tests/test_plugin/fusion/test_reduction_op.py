@@ -215,7 +215,7 @@ def test_how_many_tokens_it_takes(
 
 
 def test_a_workspace_is_made_once_and_by_all(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The workspace is made even in a step of too many tokens, and used if all ranks have one."""
+    """A step with too many tokens allocates the workspace too, which all ranks must have."""
     said: list[str] = []
     monkeypatch.setattr(
         flashinfer_all_reduce.logger, "warning", lambda text, *numbers: said.append(text % numbers)

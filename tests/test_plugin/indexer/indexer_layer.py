@@ -77,7 +77,7 @@ class Handed:
 
 @dataclass
 class Sequence:
-    """Request: its number of tokens, its pages and its keys."""
+    """Request, with its number of tokens, pages and keys."""
 
     tokens: int = 0
     pages: list[int] = field(default_factory=list)

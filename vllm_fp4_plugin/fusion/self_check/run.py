@@ -61,7 +61,7 @@ def schedule(model: Module, config: Any) -> None:
 
 @torch.no_grad()
 def check(model: Module, config: Any) -> None:
-    """Run each kind of a model's fused ops beside its unfused form; unfuse kinds that differ.
+    """Compare each kind of a model's fused ops with its unfused form; unfuse kinds that differ.
 
     Args:
         model: model whose weights are in place.

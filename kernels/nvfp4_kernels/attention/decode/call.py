@@ -26,7 +26,7 @@ class DecodeCall(NamedTuple):
 
     @property
     def scoring(self) -> Scoring:
-        """Scale and masks."""
+        """Softmax scale, soft cap and masks."""
         return Scoring(
             scale_of(self.q, self.scale), causal=True, window=self.window, soft_cap=self.soft_cap
         )

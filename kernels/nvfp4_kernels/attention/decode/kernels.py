@@ -1,4 +1,4 @@
-"""Kernels of ``decode_attention``."""
+"""Kernel table of ``decode_attention``."""
 
 from nvfp4_kernels.attention.decode.sm90 import tile as sm90
 from nvfp4_kernels.attention.kernels import HEAD_DIMS as PAGED_HEAD_DIMS

@@ -1,4 +1,4 @@
-"""``decode_attention`` in torch, a store and then attention: reference and CPU kernel."""
+"""``decode_attention`` in torch, which is also the CPU kernel: a store, then attention."""
 
 import torch
 

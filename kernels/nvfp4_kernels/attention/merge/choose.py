@@ -1,4 +1,4 @@
-"""Choice of the prefetch distance of ``merge_segments``. No CuTe."""
+"""Choice of the prefetch distance of ``merge_segments``. Imports no CuTe."""
 
 from nvfp4_kernels.devices import SM_COUNTS
 
@@ -11,7 +11,7 @@ BYTES_IN_FLIGHT = 64 * 1024  # per SM: 8 TB/s times a microsecond, and some more
 def choose_prefetch(
     segments: int, rows: int, row_bytes: int, sms: int = SM_COUNTS["sm_100"]
 ) -> int:
-    """Choose the number of segments whose copies a thread has in flight. Pure.
+    """Choose the number of segments whose copies a thread has in flight. Pure function.
 
     A decoding batch has few rows: only many copies per thread then saturate memory bandwidth.
 

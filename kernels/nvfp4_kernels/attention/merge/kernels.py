@@ -1,4 +1,4 @@
-"""Kernels of ``merge_segments``."""
+"""Kernel table of ``merge_segments``."""
 
 from nvfp4_kernels.dispatch import KernelTable
 

@@ -1,4 +1,4 @@
-"""Merge of segments: a thread has 16 bytes of a row in all segments, and a running maximum."""
+"""Merge of segments: a thread merges 16 bytes of a row over all segments in one pass."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -32,7 +32,7 @@ class MergeSegmentsSm100:
     tile: MergeTile
 
     def signature(self) -> tuple[MergeArguments]:
-        """Example of ``__call__``'s arguments."""
+        """Example arguments of ``__call__``, for ``cute.compile``."""
         scalars = ("lses", "sinks", "lse", "input_scale")
         out = Uint8 if self.tile.quantized else TYPES[self.tile.out_dtype]
         types = {"outs": TYPES[self.tile.dtype], "out": out, "scales": Uint8}

@@ -1,4 +1,4 @@
-"""Work of a thread that merges segments. No CuTe."""
+"""Work of a thread that merges segments. Imports no CuTe."""
 
 from dataclasses import dataclass
 
@@ -29,12 +29,12 @@ class MergeTile:
 
     @property
     def width(self) -> int:
-        """Elements that a thread merges."""
+        """Number of elements that a thread merges."""
         return VECTOR_BYTES // _BYTES[self.dtype]
 
     @property
     def vectors(self) -> int:
-        """Threads of a row."""
+        """Number of threads per row."""
         return self.head_dim // self.width
 
     @property

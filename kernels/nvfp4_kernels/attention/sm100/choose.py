@@ -1,4 +1,4 @@
-"""Choice of the tile and of the number of splits for an attention problem. No CuTe in here."""
+"""Choice of the tile and of the number of splits for an attention problem. Imports no CuTe."""
 
 from dataclasses import dataclass
 from functools import lru_cache

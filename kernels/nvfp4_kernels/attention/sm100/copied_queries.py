@@ -1,4 +1,4 @@
-"""Quantisation to E4M3, by the softmax warps, of queries that query warps copied in 16 bits."""
+"""Softmax warps' quantisation to E4M3 of queries that query warps have copied in 16 bits."""
 
 from dataclasses import dataclass
 

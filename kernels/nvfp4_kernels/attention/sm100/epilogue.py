@@ -74,7 +74,7 @@ class Epilogue:
 
     @property
     def _out_bits(self) -> int:
-        """Bits of an element of the result."""
+        """Bits per element of the result."""
         return E2M1_BITS if self.variant.stores_codes else self._dtype.width
 
     @property
@@ -84,7 +84,7 @@ class Epilogue:
 
     @property
     def _staged_bits(self) -> int:
-        """Bits of an element of rows staged in shared memory."""
+        """Bits per element of the rows staged in shared memory."""
         return self._out_bits
 
     @property
@@ -97,7 +97,7 @@ class Epilogue:
 
     @property
     def _staged_columns(self) -> int:
-        """Columns of a row staged at once."""
+        """Number of columns of a row staged at once."""
         return self._staged_bytes * 8 // self._staged_bits
 
     @property
@@ -166,7 +166,7 @@ class Epilogue:
     def _row_index(
         self, result: AttentionResult, work: WorkTile, row: QueryRow, head: Int32
     ) -> Int64:
-        """Index of this thread's row in the result."""
+        """Index of this thread's row among the rows of all heads in the result."""
         index = Int64(work.first_query + row.token)
         if cutlass.const_expr(self.variant.split):
             index += Int64(work.split) * result.rows
@@ -223,7 +223,7 @@ class Epilogue:
         first: Int32,
         live: cutlass.Boolean,
     ) -> None:
-        """Stage a row of O times ``factor`` as NVFP4 codes; store its scales from ``first`` on."""
+        """Stage a row of O · ``factor`` as NVFP4 codes; store block scales from ``first`` on."""
         own, quantizer = warp * WARP_ROWS + recomputed_lane(), self._quantizer
         scale, bits = quantizer.scale(result.input_scale), Uint32(0)
         for start in cutlass.range_constexpr(0, self.tile.head_dim, PAIR):
@@ -265,7 +265,7 @@ class Epilogue:
     def _normalise(
         self, result: AttentionResult, state: SoftmaxState, head: Int32
     ) -> tuple[Float32, Float32]:
-        """LSE of a row, and the factor that normalises O."""
+        """LSE of a row, and the factor (reciprocal row sum) that normalises O."""
         row_max, row_sum = state.row_max, state.row_sum
         rescale = Float32(1.0)
         unit = Float32(1 << self.tile.p_shift)

@@ -61,7 +61,7 @@ class WarpSplitEpilogue(Epilogue):
 
     @property
     def _columns_at_once(self) -> int:
-        """Columns of every row staged at once: whole blocks if at least one block fits."""
+        """Number of columns per row staged at once: whole blocks if at least one fits."""
         room = self._staged_columns
         return room - room % BLOCK if self.variant.stores_codes and room > BLOCK else room
 

@@ -1,4 +1,4 @@
-"""Load warp of the indexed layout: TMA gathers of the keys listed for each token."""
+"""Load warp of the indexed layout (sparse attention): TMA gathers of each token's listed keys."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -31,7 +31,7 @@ class MapStrides(NamedTuple):
 
 @dataclass(frozen=True)
 class KeyLists:
-    """Lists of keys that tokens attend to.
+    """Lists of keys (top-k indices) that tokens attend to.
 
     Attributes:
         indices: int32 [tokens, stride], positions in the token's sequence.
@@ -50,10 +50,10 @@ class KeyLists:
 
 @dataclass(frozen=True)
 class GatherLoader(TmaLoader):
-    """Role of one warp: each lane gathers four rows of a chunk at a time.
+    """Role of the load warp in the indexed layout: each lane gathers four rows at a time.
 
     Attributes:
-        lists: lists of this launch.
+        lists: lists of keys that tokens attend to.
     """
 
     lists: KeyLists

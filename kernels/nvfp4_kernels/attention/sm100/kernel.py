@@ -164,7 +164,7 @@ class FmhaSm100:
     variant: Variant
 
     def signature(self) -> tuple[AttentionArguments]:
-        """Example of ``__call__``'s arguments."""
+        """Example arguments of ``__call__``, for ``cute.compile``."""
         dtype, keys = TYPES[self.variant.dtype], operand_type(self.tile, self.variant)
         index_tensors = (
             "query_start", "key_start", "seq_lens", "block_table", "indices", "counters"

@@ -100,7 +100,7 @@ class Inputs:
         sinks: float32 (Hq,) or None.
         batch: number of sequences; if indexed, of tokens.
         queries: maximum number of queries of a sequence; if indexed, 1.
-        keys: maximum number of keys of a sequence; if indexed, of a list.
+        keys: maximum number of keys of a sequence; if indexed, of a token's list.
         scoring: scale and masks.
         out: contiguous, of ``q``'s dtype and shape, or NVFP4; None: a new tensor.
         counters: semaphores, int32 zeros, one per sequence and KV head; None: splits are always

@@ -1,4 +1,4 @@
-"""Polynomials by which the FMA units emulate 2^x. No CuTe."""
+"""Polynomials by which the FMA units emulate 2^x. Imports no CuTe."""
 
 from typing import NamedTuple
 

@@ -19,13 +19,13 @@ ATOM_PAIRS = ATOM_BYTES // 2
 
 @dataclass(frozen=True)
 class RowQuantizer:
-    """Quantisation of 16 columns of a row, equal to ``quantize`` of the 16-bit result."""
+    """Quantisation of blocks of 16 columns, bit-identical to ``quantize`` of the 16-bit result."""
 
     tile: AttentionTile
     variant: Variant
 
     def scale(self, pointer: cute.Pointer) -> GlobalScale:
-        """Load the product's input scale."""
+        """Load the input scale of the next GEMM."""
         return global_scale(Array(pointer, shape=(1,)).load(0))
 
     def block(self, values: list[Float32], scale: GlobalScale) -> Block:
@@ -36,7 +36,7 @@ class RowQuantizer:
 
     @property
     def whole_atoms(self) -> bool:
-        """Whether a head's scales fill whole atoms: the scales of 64 columns then form a word."""
+        """Whether a head's scales fill whole scale atoms; four scales then form one word."""
         return self.tile.head_dim % MMA_K == 0
 
     def first_pair(
@@ -56,7 +56,7 @@ class RowQuantizer:
         return (scale_offset(index, head * blocks, across) // 2).to(Int32)
 
     def _pair(self, first: Int32, pair: Int32 | int) -> Int32 | int:
-        """Index of a row's ``pair``-th pair: a head may begin in the middle of an atom."""
+        """Index in the blocked layout of a row's pair ``pair``; a head may begin mid-atom."""
         if self.whole_atoms:
             return first + pair // 2 * ATOM_PAIRS + pair % 2
         odd = first & 1
@@ -65,7 +65,7 @@ class RowQuantizer:
     def store_scales(
         self, scales: cute.Pointer, first: Int32, pair: int, bits: Uint32, live: Boolean
     ) -> None:
-        """Store two pairs of scales from ``pair`` on as a word if atoms are whole, else one pair.
+        """Store pairs of scales from ``pair`` on: two, as one word, if ``whole_atoms``, else one.
 
         Args:
             scales: block scales of the operand.
@@ -85,7 +85,7 @@ class RowQuantizer:
     def store_scale(
         self, scales: cute.Pointer, first: Int32, block: Int32, scale: Uint8, live: Boolean
     ) -> None:
-        """Store the scale of block ``block`` of a row; other arguments: see ``store_scales``."""
+        """Store the scale of the row's block ``block``; other arguments as in ``store_scales``."""
         pair = self._pair(first, block // 2)
         address = Int64(scales.toint()) + Int64(pair) * 2 + block % 2
         ptx.inline_ptx(
@@ -97,7 +97,7 @@ class RowQuantizer:
 def store_codes(
     data: cute.Pointer, units: Int32, block: Int32, codes: Vector, live: Boolean
 ) -> None:
-    """Store the codes of block ``block`` of a row, if ``live``; ``units``: see ``store_vector``."""
+    """Store the codes of block ``block`` of a row if ``live``; ``units``: see ``store_vector``."""
     address = Int64(data.toint()) + Int64(units) * 16 + block * (BLOCK // 2)
     ptx.inline_ptx(
         "@{$r1} st.global.v2.b32 [{$r0}], {{$r2}, {$r3}};",

@@ -32,23 +32,23 @@ class WarpRows:
 
     @property
     def lanes_per_row(self) -> int:
-        """Lanes on one row: the largest power of two that divides the number of vectors per row."""
+        """Number of lanes per row: the largest power of two that divides the vectors per row."""
         vectors = self.row_bytes // VECTOR_BYTES
         return min(vectors & -vectors, WARP_ROWS)
 
     @property
     def vectors_per_lane(self) -> int:
-        """Vectors of each lane in a row."""
+        """Number of 16-byte vectors of a row per lane."""
         return self.row_bytes // VECTOR_BYTES // self.lanes_per_row
 
     @property
     def rows_per_iteration(self) -> int:
-        """Rows that the warp accesses at once."""
+        """Number of rows that the warp accesses at once."""
         return WARP_ROWS // self.lanes_per_row
 
     @property
     def iterations(self) -> int:
-        """Iterations over the warp's rows."""
+        """Number of iterations over the warp's rows."""
         return WARP_ROWS // self.rows_per_iteration
 
     def row(self, iteration: int) -> Int32:

@@ -1,4 +1,4 @@
-"""Scheduler: the rows and keys of a CTA, and of a thread."""
+"""Scheduler: assigns query rows and keys to CTAs, and rows to threads."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -42,7 +42,8 @@ class Sizes(NamedTuple):
 class SequenceLengths(NamedTuple):
     """Starts and lengths of sequences: int32 in global memory; null where the layout lacks them.
 
-    If indexed, ``query_start`` refers to sequences and ``seq_lens`` to lists.
+    In the indexed layout ``query_start`` has one start per sequence, and ``seq_lens`` the length of
+    each token's list of keys.
     """
 
     query_start: cute.Pointer
@@ -136,7 +137,7 @@ class WorkTile:
         return found
 
     def turn(self, query_tile: Int32 | int, index: Int32) -> Int32:
-        """Number of the ``index``-th key tile among all key tiles of the CTA's query tile."""
+        """Running number of key tile ``index`` among all key tiles of a query tile of the CTA."""
         before: Int32 | int = self.before.first_kv_tiles
         if len(self.tiles) > 1 and isinstance(query_tile, int):
             before = self.before[-2:][query_tile]
@@ -259,7 +260,7 @@ def work_tile(
 
 
 def _span(starts: cute.Pointer, batch: Int32) -> tuple[Int32, Int32]:
-    """Start and length of a sequence."""
+    """Start and length of sequence ``batch``."""
     data = Array(starts, shape=(1,))
     start = data.load(batch)
     return start, data.load(batch + 1) - start

@@ -225,15 +225,15 @@ class Softmax:
         return words, sums, row_max, row_sum
 
     def _first(self, part: int) -> int:
-        """Index of a part's first key among the warp's keys of a tile."""
+        """Index of a part's first key among the warp's keys of a key tile."""
         return self.tile.first_key(part)
 
     def _keys(self, part: int) -> int:
-        """Keys of a part that one warp processes."""
+        """Number of keys of a part that one warp processes."""
         return min(self.tile.part_keys[part], self.tile.warp_keys)
 
     def _words(self, part: int) -> int:
-        """Words of P of one row and a part."""
+        """Number of 32-bit words of P per row, for a part."""
         return self._keys(part) * self.tile.element_bytes // 4
 
     def _all_seen(self, part: int, row: QueryRow, start: Int32) -> Boolean:
@@ -325,7 +325,7 @@ class Softmax:
     def _exp(
         self, scores: list[Float32], row_max: Float32, logits: LogitScaling
     ) -> tuple[list[Uint32], list[Float32]]:
-        """P of scores, and sums of P before rounding."""
+        """Compute P from scores; also return sums of P before rounding."""
         factor, shift = self._log2_scale(logits), self._shift(finite(row_max))
         words: list[Uint32] = []
         sums: list[Float32] = []

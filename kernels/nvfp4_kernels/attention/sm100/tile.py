@@ -1,4 +1,4 @@
-"""Tile of the attention kernel, its layout in shared and tensor memory, and variants. No CuTe.
+"""Tile of the attention kernel, its shared and tensor memory, and variants. Imports no CuTe.
 
 The rows of the M side are (token, query head of the group) pairs of one KV head: row ``r`` is head
 ``r % group`` of token ``r // group``, so that grouped queries of one token share every key.
@@ -88,17 +88,17 @@ class AttentionTile:
 
     @property
     def tile_rows(self) -> int:
-        """Distinct rows of a query tile."""
+        """Number of distinct rows per query tile."""
         return WARP_ROWS if self.warp_split_kv else ROWS
 
     @property
     def rows(self) -> int:
-        """Rows of a CTA's queries."""
+        """Number of query rows per CTA."""
         return self.tile_rows * self.query_tiles
 
     @property
     def warp_keys(self) -> int:
-        """Keys of a tile that one softmax warp processes."""
+        """Number of keys of a key tile that one softmax warp processes."""
         return KEYS // WARPS if self.warp_split_kv else KEYS
 
     @property
@@ -117,7 +117,7 @@ class AttentionTile:
 
     @property
     def parts(self) -> int:
-        """Number of parts of a key tile."""
+        """Number of parts into which a key tile is divided for P."""
         return len(self.part_keys)
 
     @property
@@ -136,12 +136,12 @@ class AttentionTile:
         return tuple((part,) for part in every) if self.split_s else (every,)
 
     def first_key(self, part: int) -> int:
-        """First key of a part."""
+        """First key of a part, counted from the key tile's first key."""
         return sum(self.part_keys[:part])
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA: softmax warps, MMA warp, load warp, and two more if reallocating.
+        """Number of threads: softmax warps, MMA warp, load warp, and two more if reallocating.
 
         Registers are reallocated between warpgroups (PTX ISA, setmaxnreg): two query warps, or two
         idle warps, complete the last warpgroup.
@@ -183,12 +183,12 @@ class AttentionTile:
 
     @property
     def chunks(self) -> int:
-        """Chunks of a row."""
+        """Number of chunks per row."""
         return self.row_bytes // self.chunk_bytes
 
     @property
     def chunk_elements(self) -> int:
-        """Elements of a row in one chunk."""
+        """Number of elements per chunk of a row."""
         return self.chunk_bytes // self.element_bytes
 
     @property
@@ -227,7 +227,7 @@ class AttentionTile:
 
     @property
     def stages(self) -> int:
-        """Stages of the ring that key and value tiles share."""
+        """Number of stages of the ring that key and value tiles share."""
         limit = SM_SHARED_BYTES // self.ctas_per_sm - CTA_RESERVED_BYTES
         beside = self.query_bytes + self.copied_bytes + self.staging_bytes
         left = limit - BARRIER_BYTES - self.query_tiles * beside
@@ -238,12 +238,12 @@ class AttentionTile:
 
     @property
     def p_columns(self) -> int:
-        """32-bit columns of P of a query tile."""
+        """Number of 32-bit tensor memory columns for P of a query tile."""
         return KEYS * self.element_bytes // 4
 
     @property
     def s_stages(self) -> int:
-        """Stages of S per query tile: two if no other MMAs would overlap with the softmax."""
+        """Number of stages of S per query tile: two if no other MMAs would hide the softmax."""
         return 2 if self.query_tiles == self.ctas_per_sm == 1 else 1
 
     @property
@@ -283,12 +283,12 @@ class AttentionTile:
 
     @property
     def columns_used(self) -> int:
-        """Columns of S, P and O together."""
+        """Number of tensor memory columns for S, P and O together."""
         return self.o_column(self.query_tiles)
 
     @property
     def tensor_columns(self) -> int:
-        """Columns to allocate: a power of two, at least 32 (PTX ISA, tcgen05.alloc)."""
+        """Number of columns to allocate: a power of two, at least 32 (PTX ISA, tcgen05.alloc)."""
         return max(32, 1 << (self.columns_used - 1).bit_length())
 
     # --- numbers --------------------------------------------------------------------------------
@@ -305,9 +305,9 @@ class AttentionTile:
 
     @property
     def exp2_error(self) -> float:
-        """Largest relative error of an exponential: a 600th of the rounding error of P.
+        """Largest relative error of an exponential: 1/600 of the rounding error of P.
 
-        Sums of P, and so the LSE, have the same error.
+        The row sums of P, and so the LSE, have the same relative error.
         """
         return EXP2[self.exp2_degree].error
 
@@ -382,10 +382,10 @@ class Variant:
 
     @property
     def box_rows(self) -> int:
-        """Keys of one TMA box."""
+        """Number of keys per TMA box."""
         return min(self.page_size, KEYS) if self.page_size else KEYS
 
     @property
     def boxes(self) -> int:
-        """TMA boxes along a key tile."""
+        """Number of TMA boxes along a key tile."""
         return KEYS // self.box_rows

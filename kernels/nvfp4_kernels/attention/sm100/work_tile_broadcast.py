@@ -67,7 +67,7 @@ class WorkTileBroadcast:
 
     @cute.jit
     def read(self, turn: Int32) -> list[Int32]:
-        """Words of the ``turn``-th work tile; every other warp calls this once per work tile."""
+        """Read the words of work tile ``turn``; each reading warp calls this once per work tile."""
         wait(self.full, turn)
         words = [
             word

@@ -70,19 +70,19 @@ class Place:
         return range(self.tile.steps)
 
     def block(self, step: int) -> Int32:
-        """Index of the block of ``step`` in the row; may lie past the last block."""
+        """Index in the row of this thread's block in ``step``; may lie past the last block."""
         return self.first + step * self.tile.stride
 
     def element(self, step: int) -> Int64:
-        """Index in the row of the first element of ``step``'s block."""
+        """Index in the row of the first element of this thread's block in ``step``."""
         return Int64(self.first) * BLOCK + step * self.tile.stride * BLOCK
 
     def term_row(self, term: int) -> Int64:
-        """Index of this row's ``term`` among the rows of all terms and matrices."""
+        """Index of this row of term ``term`` among the rows of all terms and matrices."""
         return self.row + (Int64(self.batch) * (self.terms.count - 1) + term) * self.m
 
     def pads(self, slot: Int32) -> Boolean:
-        """Whether a slot of the CTA is padding, in an atom that all terms share."""
+        """Whether a slot is padding of the one scale atom that holds the scales of all terms."""
         of_atom = self.first_slot + slot
         return (of_atom // 4 >= self.m) | (of_atom % 4 >= self.terms.count)
 
@@ -117,7 +117,7 @@ def find_at(
     group: Int32,
     thread: Int32 | None = None,
 ) -> Place:
-    """``Place`` of a thread in a CTA that covers part ``column`` of the rows of group ``group``.
+    """``Place`` of a thread of the CTA for part ``column`` of the rows in group ``group``.
 
     ``thread``: index among the tile's threads; None: this thread's index in the CTA.
     """
@@ -163,7 +163,7 @@ def find_in_lines(
     group: Int32,
     thread: Int32 | None = None,
 ) -> Place:
-    """``Place`` of a thread in matrices of at most 32 rows, where a row is a line of its atoms.
+    """``Place`` of a thread if matrices have at most 32 rows: one 16-byte line per row and atom.
 
     Scales of rows 0 to 31 are 16 bytes apart; each is followed by the scales of further terms, or
     by the padding of rows 32 to 127. CTAs take neighbouring rows; for each row a CTA writes its
@@ -205,7 +205,7 @@ def _atoms_across(blocks: Int32 | int) -> Int32 | int:
 
 
 def _unknown(number: Int32 | int) -> Int32:
-    """Copy of ``number`` whose value the compiler cannot know.
+    """Opaque copy of ``number``, whose value the compiler cannot know.
 
     Otherwise the compiler folds the predicates of some loads to constants, which is invalid PTX.
     """
@@ -217,7 +217,7 @@ def _unknown(number: Int32 | int) -> Int32:
 
 
 def _row(slot: Int32) -> Int32:
-    """Row in the atom whose scales are at ``slot``; increases with the slot within a warp."""
+    """Row of the scale atom that ``slot`` stands for; increases with the slot within a warp."""
     return slot % 4 * 32 + slot // 4
 
 
@@ -324,7 +324,7 @@ def _line(words: list[list[Uint32]], step: Int32, is_row: Boolean) -> Vector:
 
 
 def _gathered(scale: Uint8, in_atom: Int32) -> Uint32:
-    """Word of the scales of four neighbouring threads, returned to all four."""
+    """Pack the scales of four neighbouring threads into a word, returned to all four."""
     word = scale.to(Uint32) << (8 * in_atom).to(Uint32)
     for mask in (1, 2):
         word = word | cute.arch.shuffle_sync_bfly(word, mask)

@@ -46,7 +46,7 @@ def reduce_row(place: Place, value: Float32, operation: cutlass.Constexpr) -> Fl
 
 
 def _across_lanes(lanes: int, value: Float32, operation: Operation) -> Float32:
-    """Butterfly: both partners of an exchange form the same sum."""
+    """Butterfly reduction over lanes: both partners of an exchange form the same result."""
     offset = 1
     while offset < lanes:
         value = operation(value, cute.arch.shuffle_sync_bfly(value, offset))

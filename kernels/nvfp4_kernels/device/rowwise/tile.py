@@ -1,4 +1,4 @@
-"""Layout of a CTA's threads over rows, and the choice of a layout for a problem. No CuTe in here.
+"""Layout of a CTA's threads over rows, and the choice of a layout for a problem. Imports no CuTe.
 
 A thread takes a whole block of 16 elements, without exchange with other threads: 32 bytes of a
 16-bit type are one load on Blackwell (PTX ISA, "ld", .v8), and the codes are one 8-byte store.
@@ -38,7 +38,7 @@ class RowTile:
 
     @property
     def lanes(self) -> int:
-        """Threads of a warp that share a row."""
+        """Number of threads of a warp that share a row."""
         return WARP // self.slots
 
     @property
@@ -48,7 +48,7 @@ class RowTile:
 
     @property
     def blocks(self) -> int:
-        """Blocks of a row that one CTA covers."""
+        """Number of blocks of a row that one CTA covers."""
         return self.stride * self.steps
 
     @property
@@ -62,7 +62,7 @@ class RowTile:
 
 
 def choose_row_parts(m: int, k: int, words: int, sms: int) -> RowTile:
-    """Layout for kernels that process the blocks of a row independently. Pure.
+    """Layout for kernels that process the blocks of a row independently. Pure function.
 
     8 TB/s times a microsecond is 54 KB in flight per SM: 1024 threads with 64 bytes each. A thread
     of many rows loads 128 bytes before it waits; with few rows a thread takes one block, in small
@@ -84,12 +84,12 @@ def choose_row_parts(m: int, k: int, words: int, sms: int) -> RowTile:
 
 
 def longest_row(words: int) -> int:
-    """Elements of the longest row that one CTA can hold, at ``words`` registers per block."""
+    """Length of the longest row that one CTA can hold, at ``words`` registers per block."""
     return MAX_WARPS * WARP * (MAX_HELD_WORDS // (words + 1)) * BLOCK
 
 
 def choose_whole_rows(m: int, k: int, words: int, sms: int) -> RowTile:
-    """Layout for kernels that reduce over a row before writing any part. Pure.
+    """Layout for kernels that reduce over a row before writing any part. Pure function.
 
     Between both passes the row stays in registers of one CTA. With 8 warps and 36 registers of row
     data per thread, two or three CTAs fit on an SM, so that one loads while another stores. Such a

@@ -131,14 +131,14 @@ def _call(*arguments: Any) -> GroupedGemmCall:
 def activation_of(
     name: str | None, limit: float | None, alpha: float, beta: float
 ) -> Activation | None:
-    """Undo ``activation_arguments``."""
+    """``Activation`` from a torch op's arguments; inverse of ``activation_arguments``."""
     return None if name is None else Activation(name, limit, alpha, beta)
 
 
 def activation_arguments(
     activation: Activation | None,
 ) -> tuple[str | None, float | None, float, float]:
-    """The activation as arguments of a torch op.
+    """Arguments of a torch op that describe ``activation``.
 
     Raises:
         InvalidArgument: ``activation`` is not an activation.
@@ -158,7 +158,7 @@ def activation_arguments(
 
 
 def fake_grouped(*arguments: Any) -> Tensor:
-    """The result of a grouped op without its values, from the torch op's arguments."""
+    """Fake-tensor result of a grouped op, from the torch op's arguments."""
     call = call_of(*arguments)
     n = _fragments_n(call.n) if weight_layout(call.b_scales) == "fragments" else call.b.shape[-2]
     shape = (*batch_of(call.a, call.terms), call.a.shape[-2], n)
@@ -166,7 +166,7 @@ def fake_grouped(*arguments: Any) -> Tensor:
 
 
 def fake_quantized(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """The quantised result of a grouped op without its values, from the torch op's arguments."""
+    """Fake-tensor result of a grouped op that quantises, from the torch op's arguments."""
     a, _, _, b, *_, terms, out_terms = arguments
     return quantized_result(a, b.shape[-2], terms, out_terms)
 

@@ -1,4 +1,4 @@
-"""Kernels of ``grouped_gemm``: on GPUs the kernels of ``gemm``, with token tiles as the batch."""
+"""Kernel table of ``grouped_gemm``: on GPUs the kernels of ``gemm``, batched over token tiles."""
 
 from nvfp4_kernels.dispatch import KernelTable
 

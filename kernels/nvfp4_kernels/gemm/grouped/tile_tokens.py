@@ -31,7 +31,7 @@ class ExpertSizes(NamedTuple):
 
 
 def choose_tile_tokens(device: torch.device, tokens: int, top_k: int, sizes: ExpertSizes) -> int:
-    """Rows of a token tile for both GEMMs of a layer, one of ``routing.TILE_TOKENS``.
+    """Choose the rows per token tile for both GEMMs, one of ``routing.TILE_TOKENS``.
 
     Args:
         device: the GPU, or a device that stands in for a GPU.

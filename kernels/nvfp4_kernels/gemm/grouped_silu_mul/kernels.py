@@ -1,4 +1,4 @@
-"""Kernels of ``grouped_silu_mul_gemm``: on GPUs the kernels of ``gemm``, with pairs of weights."""
+"""Kernel table of ``grouped_silu_mul_gemm``: on GPUs the kernels of ``gemm``, paired weights."""
 
 from nvfp4_kernels.dispatch import KernelTable
 

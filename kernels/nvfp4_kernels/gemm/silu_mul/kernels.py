@@ -1,4 +1,4 @@
-"""Kernels of ``silu_mul_gemm``: on GPUs the kernels of ``gemm``, with two weights."""
+"""Kernel table of ``silu_mul_gemm``: on GPUs the kernels of ``gemm``, with two weights."""
 
 from nvfp4_kernels.dispatch import KernelTable
 

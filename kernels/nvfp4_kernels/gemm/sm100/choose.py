@@ -1,4 +1,4 @@
-"""Chooser of the GEMM tile with the least estimated time in a layer. Pure functions, no CuTe.
+"""Chooser of the GEMM tile with the least estimated time in a layer. Pure; imports no CuTe.
 
 The estimate counts cycles of one SM. Rates are B200's: 16384 multiply-accumulates of NVFP4 per SM
 and cycle, 64 bytes from L2 per SM, 7.26 TB/s of memory at 1.85 GHz for the chip. The rest was

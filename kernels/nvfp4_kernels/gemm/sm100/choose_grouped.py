@@ -1,4 +1,4 @@
-"""Chooser of a grouped GEMM's tile and of the rows per token tile. Pure functions, no CuTe.
+"""Chooser of a grouped GEMM's tile and of the rows per token tile. Pure functions; imports no CuTe.
 
 The estimate counts cycles of one SM, with the rates of ``choose``. It also accounts for a partial
 last wave, for token tiles that share an expert's weights, and for clusters without work because
@@ -156,7 +156,7 @@ def _likely_tiles(problem: GroupedProblem, ranks: int) -> int:
 
 
 def _clusters_of_tiles(problem: GroupedProblem, tile: Tile) -> int:
-    """Number of clusters' tiles that cover each token tile."""
+    """Number of cluster tiles that cover one token tile and all rows of a weight."""
     sides = problem.n, problem.tile_tokens
     rows, columns = sides if tile.swap_ab else sides[::-1]
     return math.ceil(rows / tile.rows) * math.ceil(columns / (tile.columns * tile.cluster_n))

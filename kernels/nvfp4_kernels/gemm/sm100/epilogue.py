@@ -136,7 +136,7 @@ class Epilogue:
         acc_empty: Array,
         leader: Boolean,
     ) -> None:
-        """Finish a tile chunk by chunk; ``place``: the tile's position and number."""
+        """Finish a tile chunk by chunk; ``place``: the tile's position and index."""
         tile, output = self.tile, self.output
         scaling = Scaling(tile, output)
         store = (Nvfp4Store if output.dtype == "nvfp4" else Store)(tile, output)

@@ -116,7 +116,7 @@ class BlockScaledGemm:
         return self.tile.depth(self.output.shared_bytes(self.tile))
 
     def signature(self) -> tuple[GemmArguments]:
-        """Example of ``__call__``'s arguments: one ``GemmArguments``."""
+        """Example arguments of ``__call__``, for ``cute.compile``: one ``GemmArguments``."""
         packed = dict.fromkeys(("x", "sfx", "w1", "sfw1", "w2", "sfw2", "sf_out"), Uint8)
         scaling = dict.fromkeys(("out_scale", "alpha", "row_scale"), Float32)
         out = TYPES.get(self.output.dtype, Uint8)

@@ -77,14 +77,14 @@ class Nvfp4Store:
                 Array(result.scales, shape=(1,)).store(bits, coord, alignment=4)
 
     def _has_scales(self, result: OutputTensor, row: Int32, term: int) -> Boolean:
-        """Whether a row, which may be padding with zero scales, stores scales of ``term``."""
+        """Whether scales of ``term`` are stored for a row; padding rows store zeros."""
         if self.output.terms.packed:
             inside = row < result.m
             return inside | self._pads(result, row) if term == 0 else inside
         return row < cute.ceil_div(result.m, ATOM_ROWS) * ATOM_ROWS
 
     def _pads(self, result: OutputTensor, row: Int32) -> Boolean:
-        """Whether a row is padding, in an atom that all terms share."""
+        """Whether a row is padding of the one scale atom that holds the scales of all terms."""
         unused = (row % PACKED_ROWS >= result.m) | (row // PACKED_ROWS >= self.output.terms.count)
         return (row < ATOM_ROWS) & unused
 

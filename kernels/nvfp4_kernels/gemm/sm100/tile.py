@@ -1,4 +1,4 @@
-"""Tile of the block-scaled GEMM: shared and tensor memory of a CTA. No CuTe in here.
+"""Tile of the block-scaled GEMM: shared and tensor memory of a CTA. Imports no CuTe.
 
 The tensor core multiplies an M side of 128 rows per CTA with an N side of 8 to 256 rows.
 Activations are the M side or, with *swap_ab*, the N side: few tokens then waste no tensor memory,
@@ -47,7 +47,7 @@ class Tile:
             may start within an atom of scales, at a whole column of tensor memory.
         weights: number of products that share the activations, each with an accumulator: 1, or 2
             for the gate and up projections.
-        terms: NVFP4 terms of the activations. A stage holds a tile of each term beside the weights'
+        terms: NVFP4 terms of the activations. A stage holds a tile of each term and the weights'
             tile; MMAs of all terms add up in one accumulator.
         swap_ab: whether the weights are the M side.
         two_cta: whether pairs of CTAs compute tiles of 256 rows, each holding half of the N side.
@@ -104,7 +104,7 @@ class Tile:
 
     @property
     def rows(self) -> int:
-        """Rows of the M side per tile."""
+        """Number of rows of the M side per tile."""
         return CTA_ROWS * self.ctas
 
     @property
@@ -133,7 +133,7 @@ class Tile:
 
     @property
     def b_rows(self) -> int:
-        """Rows of each N-side operand in each CTA's shared memory."""
+        """Number of rows of each N-side operand in each CTA's shared memory."""
         return self.columns // self.ctas
 
     @property
@@ -143,7 +143,7 @@ class Tile:
 
     @property
     def sharers_sfb(self) -> int:
-        """CTAs that hold the same scales of the N side: both CTAs of a pair hold all scales."""
+        """Number of CTAs that hold the same N-side scales; both CTAs of a pair hold all of them."""
         return self.cluster_m
 
     @property
@@ -220,7 +220,7 @@ class Tile:
         return self.m_operands * m_side + n_side
 
     def depth(self, epilogue_bytes: int) -> int:
-        """Number of operand ring stages that fit beside the epilogue's shared memory; needs two."""
+        """Number of operand ring stages that fit with the epilogue's shared memory; needs two."""
         left = MAX_SHARED_BYTES - BARRIER_BYTES - epilogue_bytes
         return min(left // self.stage_bytes, self.max_stages)
 

@@ -1,4 +1,4 @@
-"""Chooser of the GEMM tile: by a table for few tokens, else by an estimate. Pure, no CuTe.
+"""Chooser of the GEMM tile: by a table for few tokens, else by an estimate. Pure; imports no CuTe.
 
 Both were tuned on an H200, on the layers of Llama 8B and of Llama 70B on four GPUs, in bfloat16:
 the table by the time of a whole layer, the estimate by single GEMMs, where at 80 to 1024 tokens its
@@ -27,7 +27,7 @@ _FEW_TOKENS = (8, 16, 32, MANY_TOKENS)  # of the tiles below
 
 
 class _Cut(NamedTuple):
-    """Fields of a ``Tile`` in the table."""
+    """Fields of a ``Tile`` that the table for few tokens gives."""
 
     warpgroups: int
     k_tiles: int

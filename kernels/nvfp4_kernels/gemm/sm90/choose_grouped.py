@@ -1,4 +1,4 @@
-"""Chooser of the tile of grouped GEMMs, and of the number of rows of token tiles. Pure.
+"""Chooser of the tile of grouped GEMMs, and of the number of rows of token tiles. Pure functions.
 
 Up to a thousand tokens, an MoE layer is bound by reading weights, many small matrices: the number
 of bytes in flight decides. Every number here is from the time model of the tests, on the layers of

@@ -65,7 +65,7 @@ def _pairs(word: Uint32, dtype: ActDtype) -> list[Uint32]:
 
 
 def _rotated(word: Uint32, by: int) -> Uint32:
-    """Rotate a word left."""
+    """Rotate a word left by ``by`` bits."""
     if by == 0:
         return word
     if by <= min(TARGETS):

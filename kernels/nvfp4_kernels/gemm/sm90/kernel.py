@@ -82,7 +82,7 @@ class WeightOnlyGemm:
         return self.tile.depth(self.output.shared_bytes(self.tile))
 
     def signature(self) -> tuple[GemmArguments]:
-        """Example of ``__call__``'s arguments: one ``GemmArguments``."""
+        """Example arguments of ``__call__``, for ``cute.compile``: one ``GemmArguments``."""
         act, out = TYPES[self.output.act], TYPES[self.output.dtype]
         weights: dict[str, Any] = dict.fromkeys(("w1", "sfw1", "w2", "sfw2"), Uint8)
         scaling = {"alpha": Float32, "bias": TYPES.get(self.output.bias, Float32)}

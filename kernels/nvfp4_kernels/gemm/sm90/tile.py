@@ -1,4 +1,4 @@
-"""Tile of the weight-only GEMM: shared memory and registers of a CTA. No CuTe in here.
+"""Tile of the weight-only GEMM: shared memory and registers of a CTA. Imports no CuTe.
 
 Weights are the M side of ``wgmma``, decoded in registers; tokens are the N side, in shared memory.
 """
@@ -95,7 +95,7 @@ class Tile:
 
     @property
     def parts(self) -> int:
-        """Number of parts of K whose sums are added up at the end."""
+        """Number of parts of K that are accumulated separately and summed at the end."""
         return self.split_k * self.slices
 
     @property
@@ -115,7 +115,7 @@ class Tile:
 
     @property
     def rows(self) -> int:
-        """Rows of each weight per tile."""
+        """Number of rows of each weight per tile."""
         return TILE * self.warpgroups // self.team
 
     @property
@@ -151,7 +151,7 @@ class Tile:
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA: the warpgroups, and a warp that loads."""
+        """Number of threads per CTA: the warpgroups, and a warp that loads."""
         return WARPGROUP * self.warpgroups + (WARPGROUP if self.reallocates_registers else 32)
 
     @property
@@ -161,7 +161,7 @@ class Tile:
         return self.k_tiles * (weights + self.tokens * ROW_BYTES)
 
     def depth(self, epilogue_bytes: int) -> int:
-        """Number of operand ring stages that fit beside the epilogue's shared memory."""
+        """Number of operand ring stages that fit with the epilogue's shared memory."""
         left = SM_SHARED_BYTES // self.ctas_per_sm - CTA_RESERVED_BYTES
         room = (left - BARRIER_BYTES - epilogue_bytes) // self.stage_bytes
         # A stage always belongs to the same slice: a slice that used every other phase would

@@ -1,4 +1,4 @@
-"""Choice of a tile and of splits of the keys for a scoring problem. Pure functions, no CuTe."""
+"""Choice of a tile and of splits of the keys for scoring. Pure functions; imports no CuTe."""
 
 import functools
 from dataclasses import dataclass
@@ -76,7 +76,7 @@ def _splits(problem: ScoreProblem, tile: ScoreTile, sms: int) -> list[int]:
 
 
 def _ctas(problem: ScoreProblem, tile: ScoreTile) -> int:
-    """CTAs of one split."""
+    """Number of CTAs per split."""
     return problem.sequences * _ceil_div(problem.queries, tile.queries)
 
 

@@ -167,7 +167,7 @@ class Epilogue:
 
 
 def _zeros() -> list[Pair]:
-    """Initial sums of a query."""
+    """Zeros, the initial sums of a query."""
     return [(Float32(0.0), Float32(0.0))] * CHAINS
 
 

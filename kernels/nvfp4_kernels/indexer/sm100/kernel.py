@@ -100,7 +100,7 @@ class IndexerLogitsSm100:
         return LogitsVisitor(self.tile, self.variant)
 
     def signature(self) -> tuple[Any, ...]:
-        """Example of ``__call__``'s arguments."""
+        """Example arguments of ``__call__``, for ``cute.compile``."""
         types, alignments = {**POINTER_TYPES, "out": Float32}, {**ALIGNMENTS, "out": 4}
         return (example(LogitsArguments, types, alignments),)
 

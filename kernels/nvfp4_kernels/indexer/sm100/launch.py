@@ -45,7 +45,7 @@ class Scoring:
 
     @property
     def sms(self) -> int:
-        """SMs of the GPU."""
+        """Number of SMs of the GPU."""
         return multiprocessors(self.q.device)
 
     @property
@@ -55,7 +55,7 @@ class Scoring:
 
     @property
     def rows(self) -> int:
-        """Queries of all sequences."""
+        """Number of queries of all sequences together."""
         return self.problem.sequences * self.problem.queries
 
     @property

@@ -46,7 +46,7 @@ class PageLookup:
 
     @property
     def tiles(self) -> int:
-        """Key tiles of a lookup."""
+        """Number of key tiles per lookup."""
         return WARP_ROWS // self.variant.boxes
 
     @cute.jit

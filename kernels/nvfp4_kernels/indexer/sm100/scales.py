@@ -97,7 +97,7 @@ class ScaleLoader:
         number: Int32,
         pages: Int32,
     ) -> None:
-        """Copy the scales of the CTA's ``index``-th key tile, the ``number``-th of the lookup."""
+        """Copy the scales of the CTA's key tile ``index``, tile ``number`` of the page lookup."""
         tile, variant = self.tile, self.variant
         lane = cute.arch.lane_idx()
         # A half word is copied together with the preceding half; rows of a lane are all odd or all

@@ -1,4 +1,4 @@
-"""Tile of the scoring kernel: a CTA's work, and its memory layout. No CuTe in here.
+"""Tile of the scoring kernel: a CTA's work, and its memory layout. Imports no CuTe.
 
 Keys are the M side, one per lane of tensor memory; the heads of a few queries are the N side, one
 per column. A key's score for a query is then a sum along the key's lane, formed by a single thread.
@@ -45,7 +45,7 @@ BARRIER_BYTES = 2048  # mbarriers, the tensor memory's address, and padding for 
 
 
 def head_columns(num_heads: int) -> int:
-    """Columns of a query: N is a multiple of 16 (PTX ISA, tcgen05.mma, M = 128)."""
+    """Number of columns per query: a multiple of 16 (PTX ISA, tcgen05.mma, N for M = 128)."""
     return -(-num_heads // 16) * 16
 
 
@@ -92,22 +92,22 @@ class ScoreTile:
 
     @property
     def queries(self) -> int:
-        """Queries of a CTA."""
+        """Number of queries per CTA."""
         return self.group_queries * self.groups
 
     @property
     def head_columns(self) -> int:
-        """Columns of a query."""
+        """Number of columns per query."""
         return head_columns(self.num_heads)
 
     @property
     def group_columns(self) -> int:
-        """Columns of a group of queries."""
+        """Number of columns per group of queries."""
         return self.group_queries * self.head_columns
 
     @property
     def columns(self) -> int:
-        """N: columns of an accumulator."""
+        """Number of columns of an accumulator: the MMA's N."""
         return self.queries * self.head_columns
 
     @property
@@ -129,7 +129,7 @@ class ScoreTile:
 
     @property
     def epilogue_warps(self) -> int:
-        """Epilogue warps, the first of the CTA."""
+        """Number of epilogue warps, which are the first warps of the CTA."""
         return GROUP_WARPS * self.groups * self.pingpong
 
     @property
@@ -149,7 +149,7 @@ class ScoreTile:
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA: whole warpgroups for setmaxnreg; spare warps give up registers."""
+        """Number of threads: whole warpgroups for setmaxnreg; spare warps give up registers."""
         others = GROUP_WARPS if self.moves_registers or self.scaled else 2
         return 32 * (self.epilogue_warps + others)
 
@@ -162,7 +162,7 @@ class ScoreTile:
 
     @property
     def row_bytes(self) -> int:
-        """Data of a key, or of a query's head."""
+        """Bytes of data per key, and per head of a query."""
         return self.head_dim * ELEMENT_BITS[self.fmt] // 8
 
     @property
@@ -172,54 +172,54 @@ class ScoreTile:
 
     @property
     def chunks(self) -> int:
-        """Chunks of a row."""
+        """Number of chunks per row."""
         return self.row_bytes // self.chunk_bytes
 
     @property
     def steps(self) -> int:
-        """MMAs along D."""
+        """Number of MMAs along D."""
         return self.row_bytes // MMA_BYTES
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes of the scales of a key, and of a query's head."""
+        """Bytes of scales per key, and per head of a query."""
         if self.block_scaled:
             return self.head_dim // SCALE_BLOCKS[self.fmt]
         return FACTOR_BYTES if self.factored else 0
 
     @property
     def scale_words(self) -> int:
-        """Atoms of scales along D; half a word takes a whole atom."""
+        """Number of scale atoms along D; half a word of scales takes a whole atom."""
         return -(-self.scale_bytes // WORD)
 
     @property
     def query_atoms(self) -> int:
-        """Atoms of scales along the queries' rows."""
+        """Number of scale atoms along the queries' rows."""
         return -(-self.columns // ATOM_ROWS)
 
     @property
     def key_bytes(self) -> int:
-        """Data of a key tile."""
+        """Bytes of data per key tile."""
         return KEYS * self.row_bytes
 
     @property
     def key_scale_bytes(self) -> int:
-        """Scales of a key tile."""
+        """Bytes of scales per key tile."""
         return self.scale_words * ATOM_BYTES
 
     @property
     def query_bytes(self) -> int:
-        """Data of the queries."""
+        """Bytes of the queries' data."""
         return self.columns * self.row_bytes
 
     @property
     def query_scale_bytes(self) -> int:
-        """Block scales of the queries."""
+        """Bytes of the queries' block scales."""
         return self.query_atoms * self.key_scale_bytes if self.block_scaled else 0
 
     @property
     def stages(self) -> int:
-        """Stages of the ring of key tiles.
+        """Number of stages of the ring of key tiles.
 
         With ping-pong sets, epilogue warps themselves wait for FP8 keys' factors. In a ring of odd
         depth a set would wait for every second phase of a stage; these have equal parity, so that
@@ -231,19 +231,19 @@ class ScoreTile:
 
     @property
     def stage_bytes(self) -> int:
-        """Shared memory of a stage."""
+        """Bytes of shared memory per stage."""
         return self.key_bytes + self.key_scale_bytes
 
     @property
     def fixed_bytes(self) -> int:
-        """Shared memory other than the ring and the visitor's."""
+        """Bytes of shared memory besides the ring's and the visitor's."""
         return BARRIER_BYTES + self.query_bytes + self.query_scale_bytes
 
     # --- tensor memory: accumulators, then scales of keys and of queries ------------------------
 
     @property
     def scale_columns(self) -> int:
-        """Columns of all scales."""
+        """Number of tensor memory columns for all scales."""
         sets = self.scale_sets + self.query_atoms
         atoms = self.scale_words * sets if self.block_scaled else 0
         return ATOM_COLUMNS * atoms
@@ -256,21 +256,21 @@ class ScoreTile:
 
     @property
     def key_scale_column(self) -> int:
-        """First column of the keys' scales, of the first set."""
+        """First tensor memory column of the first set of key scales."""
         return self.accumulators * self.columns
 
     @property
     def query_scale_column(self) -> int:
-        """First column of the queries' scales."""
+        """First tensor memory column of the queries' scales."""
         return self.key_scale_column + self.scale_sets * self.scale_set_columns
 
     @property
     def scale_set_columns(self) -> int:
-        """Columns of the block scales of a key tile."""
+        """Number of tensor memory columns for the block scales of a key tile."""
         return ATOM_COLUMNS * self.scale_words
 
     @property
     def tensor_columns(self) -> int:
-        """Columns to allocate: a power of two, at least 32."""
+        """Number of columns to allocate: a power of two, at least 32."""
         used = self.accumulators * self.columns + self.scale_columns
         return max(32, 1 << (used - 1).bit_length())

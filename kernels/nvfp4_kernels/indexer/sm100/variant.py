@@ -1,4 +1,4 @@
-"""Variants of a scoring kernel beside its tile: contiguous or paged keys. No CuTe in here."""
+"""Compile-time variants of the scoring kernel: contiguous or paged keys. Imports no CuTe."""
 
 from dataclasses import dataclass
 
@@ -28,10 +28,10 @@ class Variant:
 
     @property
     def box_rows(self) -> int:
-        """Keys of one TMA copy."""
+        """Number of keys per TMA copy."""
         return min(self.page_size, KEYS) if self.paged else KEYS
 
     @property
     def boxes(self) -> int:
-        """TMA copies along a key tile."""
+        """Number of TMA copies along a key tile."""
         return KEYS // self.box_rows

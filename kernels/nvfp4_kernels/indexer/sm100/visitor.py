@@ -49,7 +49,7 @@ class ScoreVisitor(Protocol):
         """State of a thread for the queries of its group; called before all scores."""
 
     def begin_phase(self, state: Any, scheduler: TileScheduler, phase: Int32) -> None:
-        """Hook before a phase, in which each group scores up to ``tile.accumulators`` key tiles.
+        """Hook before each phase, in which a group scores up to ``tile.accumulators`` key tiles.
 
         The warps of a group may synchronise.
         """

@@ -1,4 +1,4 @@
-"""Choice of the CTAs that share a row of scores, and of their threads. No CuTe in here."""
+"""Choice of the CTAs that share a row of scores, and of their threads. Imports no CuTe."""
 
 from nvfp4_kernels.indexer.topk.tile import MAX_CLUSTER, MAX_SLICE, TopkTile, bitmap_words
 from nvfp4_kernels.sm90.limits import CTA_RESERVED_BYTES, SM_SHARED_BYTES  # sm_100 has as much

@@ -75,7 +75,7 @@ class IndexerTopk:
         assert self.tile.capacity > BATCH
 
     def signature(self) -> tuple[TopkArguments]:
-        """Example of ``__call__``'s arguments."""
+        """Example arguments of ``__call__``, for ``cute.compile``."""
         indices = dict.fromkeys(("ids", "lens", "starts", "indices", "valid"), Int32)
         return (example(TopkArguments, {"logits": Float32, **indices}, alignment=4),)
 

@@ -85,7 +85,7 @@ def set_bit(group: ThreadGroup, bit: Int32) -> None:
 
 @cute.jit
 def output_index(group: ThreadGroup, bit: Int32) -> Int32:
-    """Number of selected columns before ``bit``; ``counts`` must hold the counts before chunks."""
+    """Number of selected columns before ``bit``; ``counts`` must be scanned already."""
     shared, chunk = group.shared, group.tile.chunk
     word = bit // WARP
     index = shared.counts[word // chunk]

@@ -41,7 +41,7 @@ class RowSlice:
 
     @property
     def origin(self) -> Int32:
-        """Column just before the slice; the first CTA's slice includes the head."""
+        """Column one quad before the slice; the first CTA's slice includes the row's head."""
         return self.head + QUAD * (self.first - 1)
 
 

@@ -17,7 +17,7 @@ EXTRA_MAXIMA = 6.0  # beyond the standard deviations: small counts are not norma
 
 @cute.jit
 def sample_threshold(group: ThreadGroup, row: RowSlice, top_k: Int32) -> tuple[Uint64, Uint64]:
-    """Threshold, and a key that few elements exceed: the greatest of the sample.
+    """Estimate the threshold; also return the sample's greatest key, which few elements exceed.
 
     Every CTA of the row takes the same sample. Each thread keeps the maximum of its elements. The
     number of maxima that reach the threshold is the number expected to come from the row's
@@ -58,7 +58,7 @@ def _prefetch(group: ThreadGroup, row: RowSlice) -> None:
 
 
 def _sampled(row: RowSlice, line: Int32) -> Int32:
-    """Row line for the sample's ``line``-th line, scattered within an equal part of the row."""
+    """Index of the line of the row to sample as ``line``: pseudo-random within an equal part."""
     step = (1 << 32) // LINES
     inside = (line.bitcast(Uint32) * Uint32(2654435761)) >> Uint32(LINES.bit_length() - 1)
     position = line.bitcast(Uint32) * Uint32(step) + inside

@@ -1,4 +1,4 @@
-"""Tile of the top-k kernel: slices of a row, and shared memory. No CuTe in here."""
+"""Tile of the top-k kernel: slices of a row, and shared memory. Imports no CuTe."""
 
 from dataclasses import dataclass
 

@@ -55,7 +55,7 @@ class GatherVectors:
     align: int
 
     def signature(self) -> tuple[GatherArguments]:
-        """Example of ``__call__``'s arguments."""
+        """Example arguments of ``__call__``, for ``cute.compile``."""
         types = {"cache": Uint8, "table": Int32, "starts": Int32, "data": Uint8, "scales": Uint8}
         alignment = {"cache": self.align, "table": 4, "starts": 4, "data": CHUNK, "scales": 4}
         return (example(GatherArguments, types, alignment),)

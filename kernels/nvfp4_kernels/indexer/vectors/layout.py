@@ -1,4 +1,4 @@
-"""Layout of threads over vectors, and sizes of a stored vector. No CuTe in here."""
+"""Layout of threads over vectors, and sizes of a stored vector. Imports no CuTe."""
 
 from dataclasses import dataclass
 

@@ -62,7 +62,7 @@ class StoreVectors:
     write_align: int
 
     def signature(self) -> tuple[StoreArguments]:
-        """Example of ``__call__``'s arguments."""
+        """Example arguments of ``__call__``, for ``cute.compile``."""
         types = {
             "x": BFloat16, "data": Uint8, "scales": Uint8, "slots": Int64, "global_scale": Float32,
         }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Choice of the CTAs of ``moe_combine``. No CuTe in here."""
+"""Choice of the CTAs of ``moe_combine``. Imports no CuTe."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ class CombineTile:
 
 
 def choose_config(m: int, h: int, element_size: int, sms: int) -> CombineTile:
-    """Choose CTAs of whole warps that cover a row with few idle threads. Pure.
+    """Choose CTAs of whole warps that cover a row with few idle threads. Pure function.
 
     A thread loads the row indices and weights of a token's slots once for all of its steps, and
     so takes several steps if there are enough tokens to keep all SMs busy.

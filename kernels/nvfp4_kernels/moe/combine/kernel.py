@@ -70,16 +70,16 @@ class MoeCombine:
 
     @property
     def width(self) -> int:
-        """Elements of a vector."""
+        """Number of elements per vector."""
         return 8 * VECTOR_BYTES // TYPES[self.dtype].width
 
     @property
     def part(self) -> int:
-        """Elements of a row that a CTA adds up."""
+        """Number of elements of a row that a CTA adds up."""
         return self.tile.threads * self.tile.steps * self.width
 
     def signature(self) -> tuple[CombineArguments]:
-        """Example of ``__call__``'s arguments."""
+        """Example arguments of ``__call__``, for ``cute.compile``."""
         types = {"y": TYPES[self.dtype], "out": TYPES[self.out_dtype]}
         types |= {"rows": Int32, "weights": Float32}
         return (example(CombineArguments, types),)
@@ -126,7 +126,7 @@ class MoeCombine:
         return element + step * self._stride < arguments.h
 
     def _of_token(self, source: cute.Pointer, first: Int64) -> list[Int32] | list[Float32]:
-        """Row indices or weights of a token's slots."""
+        """Load the row indices or the routing weights of a token's slots."""
         numbers = Array(source, shape=(1,))
         if self.top_k % QUAD:
             return [numbers.load(first + slot) for slot in range(self.top_k)]

@@ -1,4 +1,4 @@
-"""Kernels of ``moe_combine``."""
+"""Kernel table of ``moe_combine``."""
 
 from nvfp4_kernels.dispatch import KernelTable
 

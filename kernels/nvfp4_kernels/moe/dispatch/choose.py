@@ -1,4 +1,4 @@
-"""Choice of the launches, layouts and grids of ``moe_dispatch``. No CuTe in here."""
+"""Choice of the launches, layouts and grids of ``moe_dispatch``. Imports no CuTe."""
 
 from dataclasses import dataclass
 
@@ -33,7 +33,7 @@ PLACED = 7, 8  # of so many SMs clusters of several CTAs find a place for each o
 
 
 def choose_rows(rows: int, k: int, element_size: int, per_token: bool, sms: int) -> RowTile:
-    """Choose the layout for quantising ``rows`` rows of ``k`` elements, of all tiles in use. Pure.
+    """Choose the layout for quantising the ``rows`` rows of all tiles in use. Pure function.
 
     With one global scale, CTAs are small and many share an SM: while one CTA waits for slots or
     tokens, others quantise, and an SM with one more work item than another is not much slower.
@@ -56,7 +56,7 @@ def groups_of_tile(tile: RowTile, tile_tokens: int) -> int:
 
 
 def turns_of_tile(tile: RowTile, tile_tokens: int, k: int) -> int:
-    """Number of work items per token tile: parts of row groups, one for a CTA at a time."""
+    """Number of work items per token tile; a work item is a part of the rows of one group."""
     return columns_of_row(tile, k) * groups_of_tile(tile, tile_tokens)
 
 
@@ -69,7 +69,7 @@ class GatherTile:
 
 
 def choose_gather(row_bytes: int) -> GatherTile:
-    """Choose the threads and steps that copy a part of a row, all loads in flight. Pure."""
+    """Choose the threads and steps that copy a part of a row at once. Pure function."""
     vectors = -(-row_bytes // VECTOR_BYTES)
     steps = min(MAX_COPIED, -(-vectors // MAX_COPY_THREADS))
     parts = -(-vectors // (MAX_COPY_THREADS * steps))
@@ -80,17 +80,17 @@ def choose_gather(row_bytes: int) -> GatherTile:
 
 
 def ctas_of_tiles(turns: int, threads: int, sms: int) -> int:
-    """CTAs for at most ``turns`` work items: one each, but no more than can be resident."""
+    """Number of CTAs for at most ``turns`` work items: one each, as far as can be resident."""
     return max(1, min(turns, sms * max(1, RESIDENT_THREADS // threads)))
 
 
 def ctas_of_ids(turns: int, sms: int) -> int:
-    """CTAs for at most ``turns`` work items: few, as each CTA also sorts the batch."""
+    """Number of CTAs for at most ``turns`` work items: few, as each also sorts the batch."""
     return max(1, min(turns, sms * CTAS_PER_SM))
 
 
 def ctas_of_logits(turns: int, cluster: int, sms: int) -> int:
-    """CTAs, in whole clusters: one writes the routing, the others share ``turns`` work items."""
+    """Number of CTAs: one writes the routing, the others share ``turns`` work items."""
     room = sms if cluster == 1 else sms * PLACED[0] // PLACED[1]
     ctas = min(turns + 1, room)
     return -(-max(2, ctas) // cluster) * cluster
@@ -113,7 +113,7 @@ class SortTile:
 
 
 def fuse_ids(slots: int, experts: int, tile_tokens: int, threads: int) -> SortTile | None:
-    """Choose how CTAs sort a batch in the launch that also writes the rows. Pure.
+    """Choose how CTAs sort a batch in the launch that also writes the rows. Pure function.
 
     Args:
         slots: slots of the batch.
@@ -131,7 +131,7 @@ def fuse_ids(slots: int, experts: int, tile_tokens: int, threads: int) -> SortTi
 
 
 def row_capacity(slots: int, experts: int, tile_tokens: int) -> int:
-    """Entries of the row-to-slot table; a power of two, so that few kernels serve many batches."""
+    """Number of row-to-slot entries; a power of two, so that few kernels serve many batches."""
     rows = max_tiles(slots, experts, tile_tokens) * tile_tokens
     return max(256, 1 << (rows - 1).bit_length())
 
@@ -154,14 +154,14 @@ class TopkTile:
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA."""
+        """Number of threads per CTA."""
         return self.route.threads
 
 
 def fuse_logits(
     slots: tuple[int, int], experts: int, tile_tokens: int, threads: int, teams: bool
 ) -> TopkTile | None:
-    """Choose the CTAs that route a batch into token tiles in one launch. Pure.
+    """Choose the CTAs that route a batch into token tiles in one launch. Pure function.
 
     Every CTA sorts the whole batch, and so waits only for its own cluster.
 

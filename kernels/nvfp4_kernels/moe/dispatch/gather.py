@@ -43,8 +43,8 @@ class GatheredRows:
 
     Attributes:
         dtype: ``"bfloat16"`` or ``"float16"``.
-        tile: threads, and vectors per thread.
-        top_k: slots of a token.
+        tile: threads per CTA, and vectors per thread.
+        top_k: slots (selected experts) per token.
         weighted: whether the slots' routing weights are applied to the tokens.
     """
 
@@ -54,11 +54,11 @@ class GatheredRows:
     weighted: bool
 
     def arguments(self, source: DeviceSource) -> CopiedRows:
-        """Example of the sink's arguments."""
+        """Example arguments of the sink, for ``cute.compile``."""
         return example(CopiedRows, {"data": TYPES[self.dtype]})
 
     def tokens(self) -> Tokens:
-        """Example of the rows to read."""
+        """Example of ``Tokens``, the rows to read, for ``cute.compile``."""
         return example(Tokens, {"x": TYPES[self.dtype], **TOKEN_TYPES}, TOKEN_ALIGNMENT)
 
     def grid(self, source: DeviceSource, ctas: Int32) -> tuple[Int32 | int, ...]:
@@ -67,12 +67,12 @@ class GatheredRows:
 
     @property
     def width(self) -> int:
-        """Elements of a 16-byte load or store."""
+        """Number of elements per 16-byte load or store."""
         return 8 * VECTOR_BYTES // TYPES[self.dtype].width
 
     @property
     def part(self) -> int:
-        """Elements of a row in one work item of a CTA."""
+        """Number of elements of a row per work item."""
         return self.tile.threads * self.tile.steps * self.width
 
     def take_turns(

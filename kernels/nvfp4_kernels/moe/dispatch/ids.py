@@ -56,15 +56,15 @@ class CtaRoute:
 
     @property
     def tile_tokens(self) -> int:
-        """Rows of a token tile."""
+        """Number of rows per token tile."""
         return self.sizes.tile_tokens
 
     def arguments(self) -> IdsArguments:
-        """Example of the source's arguments."""
+        """Example arguments of the source, for ``cute.compile``."""
         return example(IdsArguments, BATCH_TYPES | ROUTING_TYPES, 4)
 
     def place(self, source: IdsArguments, tokens: Tokens) -> tuple[Array, Callable[[], Int32]]:
-        """Slots of all rows, in shared memory, and number of tiles in use, 0 in the last CTA."""
+        """Sort; return all rows' slots, in shared memory, and a function for the tiles in use."""
         slots = Array(Int32, self.tile.capacity, space=AddressSpace.smem, alignment=4)
         used = self.run(source.batch, source.routing, slots)
         return slots, lambda: used

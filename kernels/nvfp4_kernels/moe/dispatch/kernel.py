@@ -30,14 +30,14 @@ class MoeDispatch:
     rows: GatheredRows | MoeRows
 
     def signature(self) -> tuple[DispatchArguments]:
-        """Example of ``__call__``'s arguments."""
+        """Example arguments of ``__call__``, for ``cute.compile``."""
         source, rows = self.source, self.rows
         parts = source.arguments(), rows.tokens(), rows.arguments(source)
         return (DispatchArguments(*parts, Int32(0)),)
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA."""
+        """Number of threads per CTA."""
         return self.source.threads or self.rows.tile.threads
 
     @property

@@ -1,4 +1,4 @@
-"""Kernels of ``moe_dispatch``: one class for all sources; NVFP4 requires sm_100."""
+"""Kernel table of ``moe_dispatch``: one class for all sources; NVFP4 requires sm_100."""
 
 from nvfp4_kernels.dispatch import KernelTable
 

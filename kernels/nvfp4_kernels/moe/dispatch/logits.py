@@ -76,28 +76,28 @@ class TopkRoute:
 
     @property
     def cluster(self) -> int:
-        """CTAs of a cluster."""
+        """Number of CTAs per cluster."""
         return self.tile.cluster
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA."""
+        """Number of threads per CTA."""
         return self.tile.threads
 
     @property
     def tile_tokens(self) -> int:
-        """Rows of a token tile."""
+        """Number of rows per token tile."""
         return self.sizes.tile_tokens
 
     def arguments(self) -> LogitsArguments:
-        """Example of the source's arguments."""
+        """Example arguments of the source, for ``cute.compile``."""
         numbers = BATCH_TYPES | ROUTING_TYPES
         types = numbers | self.choice.types() | {"topk_weights": Float32}
         alignment = dict.fromkeys((*numbers, "topk_weights"), 4) | LOGITS_ALIGNMENT
         return example(LogitsArguments, types, alignment)
 
     def place(self, source: LogitsArguments, tokens: Tokens) -> tuple[Array, Callable[[], Int32]]:
-        """Slots of all rows, in shared memory, and number of tiles in use, 0 in the last CTA."""
+        """Route; return all rows' slots, in shared memory, and a function for the tiles in use."""
 
         def words(number: int) -> Array:
             return Array(Int32, number, space=AddressSpace.smem, alignment=4)

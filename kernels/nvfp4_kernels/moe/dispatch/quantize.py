@@ -125,12 +125,12 @@ class MoeRows:
         return [weigh(block, weight) for block in blocks]
 
     def arguments(self, source: DeviceSource) -> QuantizedRows | QuantizedTurns:
-        """Example of the sink's arguments; for existing tiles, the grid gives the work items."""
+        """Example arguments of the sink; for existing tiles the grid gives the work items."""
         rows = example(QuantizedRows, OUTPUT_TYPES, OUTPUT_ALIGNMENT)
         return rows if isinstance(source, GivenTiles) else QuantizedTurns(rows, Int32(0))
 
     def tokens(self) -> Tokens:
-        """Example of the rows to read."""
+        """Example of ``Tokens``, the rows to read, for ``cute.compile``."""
         types = {"x": TYPES[self.dtype], **TOKEN_TYPES}
         return example(Tokens, types, {"x": ALIGNMENT, **TOKEN_ALIGNMENT})
 

@@ -47,18 +47,18 @@ class DeviceSource(Protocol):
 
     @property
     def tile_tokens(self) -> int:
-        """Rows of a token tile."""
+        """Number of rows per token tile."""
 
     @property
     def cluster(self) -> int | None:
-        """CTAs of a cluster; None: CTAs are independent."""
+        """Number of CTAs per cluster; None: CTAs are independent."""
 
     @property
     def threads(self) -> int | None:
-        """Threads of a CTA; None: the layout of the rows determines the number."""
+        """Number of threads per CTA; None: the layout of the rows determines the number."""
 
     def arguments(self) -> Any:
-        """Example of the source's arguments."""
+        """Example arguments of the source, for ``cute.compile``."""
 
     def place(self, source: Any, tokens: Tokens) -> tuple[Array, Callable[[], Int32]]:
         """Wait for preceding kernels; return the slots of all rows, and the number of tiles in use.
@@ -83,7 +83,7 @@ def load_count(groups: cute.Pointer) -> Int32:
 
 
 def load_slot(source: Array, row: Int64, there_is: Boolean | None = None) -> Int32:
-    """Slot of a row; -1 if the row does not exist. ``there_is``: whether it does; None: always."""
+    """Slot of a row; -1 for no row. ``there_is``: whether the row exists; None: it always does."""
     if there_is is None:
         return source.load(row)
     return ptx.inline_ptx(
@@ -135,7 +135,7 @@ class GivenTiles:
     cluster = threads = None
 
     def arguments(self) -> TilesArguments:
-        """Example of the source's arguments."""
+        """Example arguments of the source, for ``cute.compile``."""
         return example(TilesArguments, {"groups": Int32}, 4)
 
     def place(self, source: TilesArguments, tokens: Tokens) -> tuple[Array, Callable[[], Int32]]:

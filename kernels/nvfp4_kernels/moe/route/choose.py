@@ -1,4 +1,4 @@
-"""Choice of the CTAs that sort the slots of a batch. No CuTe in here."""
+"""Choice of the CTAs that sort the slots of a batch. Imports no CuTe."""
 
 from nvfp4_kernels.moe.route.tile import MAX_CLUSTER, MAX_STEPS, MAX_THREADS, WARP, RouteTile
 
@@ -7,7 +7,7 @@ CTA_SLOTS = 4096  # beyond, another CTA is worth the exchange of counts
 
 
 def choose_config(slots: int, experts: int) -> RouteTile:
-    """Choose the fewest CTAs that hold all slots at once, else a cluster of eight. Pure.
+    """Choose the fewest CTAs that hold all slots at once, else a cluster of eight. Pure function.
 
     Args:
         slots: slots of the batch.

@@ -49,7 +49,7 @@ class MoeRoute:
     sizes: Sizes
 
     def signature(self) -> tuple[RouteArguments]:
-        """Example of ``__call__``'s arguments."""
+        """Example arguments of ``__call__``, for ``cute.compile``."""
         return (example(RouteArguments, BATCH_TYPES | ROUTING_TYPES, alignment=4),)
 
     @cute.jit

@@ -1,4 +1,4 @@
-"""Kernels of ``moe_route``."""
+"""Kernel table of ``moe_route``."""
 
 from nvfp4_kernels.dispatch import KernelTable
 

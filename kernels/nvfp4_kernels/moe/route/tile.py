@@ -1,4 +1,4 @@
-"""Layout of the sort of ``moe_route``: threads, clusters, shared memory. No CuTe in here."""
+"""Layout of the sort of ``moe_route``: threads, clusters, shared memory. Imports no CuTe."""
 
 from dataclasses import dataclass
 
@@ -35,12 +35,12 @@ class RouteTile:
 
     @property
     def warps(self) -> int:
-        """Warps of a CTA."""
+        """Number of warps per CTA."""
         return self.threads // WARP
 
     @property
     def slots(self) -> int:
-        """Slots of the cluster in one iteration."""
+        """Number of slots that the cluster processes per iteration."""
         return self.cluster * self.threads * self.steps
 
 

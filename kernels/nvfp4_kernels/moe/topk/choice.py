@@ -131,12 +131,12 @@ class TokenChoice:
         return [lane + n * WARP for n in range(self._each)]
 
     def _load(self, given: RouterLogits, first: Int64, expert: Int32) -> cutlass.Numeric:
-        """Logit of ``expert``; if there is no such expert, of the last expert."""
+        """Logit of ``expert``; lanes past the last expert load the last expert's."""
         at = Int32(cutlass.min(expert, Int32(self.experts - 1)))
         return TYPES[self.dtype](Array(given.logits, shape=(1,)).load(first + at))
 
     def _bias(self, given: RouterLogits, expert: Int32) -> Float32:
-        """Bias of ``expert``; if there is no such expert, of the last expert."""
+        """Bias of ``expert``; lanes past the last expert load the last expert's."""
         at = Int32(cutlass.min(expert, Int32(self.experts - 1)))
         return Array(given.bias, shape=(1,)).load(at)
 
@@ -203,7 +203,7 @@ class TokenChoice:
     # The best of the warp
 
     def _first(self, lane: Int32, orders: list[Int32]) -> tuple[Int32, Int32]:
-        """Best order over all lanes, and its expert; ties go to the lowest expert."""
+        """Maximum of ``orders`` over all lanes, and its expert; ties go to the lowest expert."""
         best, expert = orders[0], lane
         for each, order in zip(self._experts(lane)[1:], orders[1:], strict=True):
             if self.is_packed:
@@ -225,7 +225,7 @@ class TokenChoice:
         ]
 
     def _best(self, lane: Int32, orders: list[Int32]) -> tuple[Int32, Int32]:
-        """Expert and order of this lane's slot; expert 0 for a lane without a slot."""
+        """Select the top-k: expert and order of this lane's slot; expert 0 without a slot."""
         chosen, order = Int32(0), Int32(0)
         for slot in range(self.router.top_k):
             top, expert = self._first(lane, orders)
@@ -255,7 +255,7 @@ class TokenChoice:
         return chosen
 
     def _of_group(self, lane: Int32, orders: list[Int32], group: int) -> Int32:
-        """Order of a group's score: its best expert's, or with a bias the sum of its best two."""
+        """Order of a group's score: the best expert's or, with a bias, the sum of the best two."""
         size = self.experts // self.router.groups
         first, end = group * size, (group + 1) * size
         members = [

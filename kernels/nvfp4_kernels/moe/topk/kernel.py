@@ -50,7 +50,7 @@ class MoeTopk:
     choice: TokenChoice
 
     def signature(self) -> tuple[TopkArguments]:
-        """Example of ``__call__``'s arguments."""
+        """Example arguments of ``__call__``, for ``cute.compile``."""
         types = {**self.choice.types(), "weights": Float32, "ids": Int32}
         alignment = LOGITS_ALIGNMENT | {"weights": 4, "ids": 4}
         return (example(TopkArguments, types, alignment),)

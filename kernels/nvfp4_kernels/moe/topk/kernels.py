@@ -1,4 +1,4 @@
-"""Kernels of ``moe_topk``."""
+"""Kernel table of ``moe_topk``."""
 
 from nvfp4_kernels.dispatch import KernelTable
 

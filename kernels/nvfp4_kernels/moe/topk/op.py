@@ -57,7 +57,7 @@ def _(
 def router_of(
     top_k: int, scoring: str, renormalize: bool, groups: int, top_groups: int, scale: float
 ) -> Router:
-    """Router from an op's arguments, not yet checked by ``check_router``."""
+    """``Router`` from a torch op's arguments, not yet checked by ``check_router``."""
     known: Scoring = scoring  # type: ignore[assignment]
     return Router(top_k, known, renormalize, groups, top_groups, scale)
 

@@ -55,7 +55,7 @@ class Form(NamedTuple):
         return RmsNormQuantizeCall(x, residual, weight, eps, scale, next(given))
 
     def fake(self, *arguments: Any) -> tuple[Tensor, ...]:
-        """Results of the op without values, for torch's fake tensors."""
+        """Fake-tensor results of the op."""
         call = self.call(*arguments)
         row_scale = (new_row_scale(call.x),) if self.per_token else ()
         residual = (call.x.new_empty(call.x.shape),) if self.adds else ()

@@ -1,11 +1,11 @@
-"""Layout of rows for norms that quantise. No CuTe in here."""
+"""Layout of rows for norms that quantise. Imports no CuTe."""
 
 from nvfp4_kernels.device.rowwise.tile import BLOCK, RowTile, choose_whole_rows
 from nvfp4_kernels.sm100.limits import SMS
 
 
 def choose_config(m: int, k: int, sms: int = SMS, batch_invariant: bool = False) -> RowTile:
-    """Choose the layout for ``m`` rows, of all matrices together, of ``k`` elements. Pure.
+    """Choose the layout for ``m`` rows, over all matrices, of ``k`` elements. Pure function.
 
     ``batch_invariant``: whether to use the layout for one row at any number of rows; the layout
     determines the summation order of a row's squares.

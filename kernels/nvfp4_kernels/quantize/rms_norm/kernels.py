@@ -1,4 +1,4 @@
-"""Kernels of ``rms_norm_quantize`` and ``add_rms_norm_quantize``, by form."""
+"""Kernel tables of ``rms_norm_quantize`` and ``add_rms_norm_quantize``, by form."""
 
 from nvfp4_kernels.dispatch import KernelTable
 from nvfp4_kernels.quantize.rms_norm.arguments import FORMS, Form

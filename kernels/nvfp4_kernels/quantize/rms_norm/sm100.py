@@ -77,7 +77,7 @@ class RmsNormQuantizeSm100(RowKernel):
     terms: TermLayout = ONE_TERM
 
     def signature(self) -> tuple[RmsNormQuantizeArguments]:
-        """Example of ``__call__``'s arguments."""
+        """Example arguments of ``__call__``, for ``cute.compile``."""
         rows = dict.fromkeys(("x", "residual", "residual_out"), TYPES[self.dtype])
         types = {**rows, "weight": TYPES[self.weight_dtype], **OUTPUT_TYPES}
         alignment = {**dict.fromkeys((*rows, "weight"), ALIGNMENT), **OUTPUT_ALIGNMENT}

@@ -1,4 +1,4 @@
-"""Kernels of ``silu_mul_quantize``, by the scaling of the result."""
+"""Kernel table of ``silu_mul_quantize``, by the scaling of the result."""
 
 from nvfp4_kernels.dispatch import KernelTable
 

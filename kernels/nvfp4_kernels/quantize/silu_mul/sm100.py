@@ -56,7 +56,7 @@ class SiluMulQuantizeSm100(RowKernel):
     terms: TermLayout = ONE_TERM
 
     def signature(self) -> tuple[SiluMulQuantizeArguments]:
-        """Example of ``__call__``'s arguments."""
+        """Example arguments of ``__call__``, for ``cute.compile``."""
         types = {"gate_up": TYPES[self.dtype], **OUTPUT_TYPES}
         return (
             example(SiluMulQuantizeArguments, types, {"gate_up": ALIGNMENT, **OUTPUT_ALIGNMENT}),

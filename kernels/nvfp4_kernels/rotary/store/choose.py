@@ -1,4 +1,4 @@
-"""Choice of the tile of ``rotary_store``. No CuTe."""
+"""Choice of the tile of ``rotary_store``. Imports no CuTe."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ MANY_THREADS, MANY_STEPS = 128, 2
 def choose_config(
     tokens: int, query_heads: int, kv_heads: int, head_dim: int, rotary_dim: int, sms: int
 ) -> RotaryStoreTile:
-    """Choose the tile for a number of tokens. Pure.
+    """Choose the tile for a number of tokens. Pure function.
 
     With few tokens a CTA has one warp, to occupy more SMs. If an SM would get more than two such
     CTAs, a CTA has four warps, as CTAs start one after the other, and a thread has two query heads,

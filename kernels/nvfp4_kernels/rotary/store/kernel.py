@@ -68,7 +68,7 @@ class RotaryStore:
     variant: Variant
 
     def signature(self) -> tuple[RotaryStoreArguments]:
-        """Example of ``__call__``'s arguments."""
+        """Example arguments of ``__call__``, for ``cute.compile``."""
         variant = self.variant
         norm_type = TYPES[variant.norm_dtype]
         types = dict.fromkeys(("data", "out"), TYPES[variant.dtype])
@@ -96,7 +96,7 @@ class RotaryStore:
         )
 
     def _ctas(self, tokens: Int32, units: int) -> Int32:
-        """CTAs for ``units`` units of every token."""
+        """Number of CTAs that process ``units`` units of every token."""
         return cute.ceil_div(tokens * units, self.tile.units)
 
     @cute.kernel

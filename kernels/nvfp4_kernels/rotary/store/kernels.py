@@ -1,4 +1,4 @@
-"""Kernels of ``rotary_store``, one source for both architectures."""
+"""Kernel table of ``rotary_store``, one source for both architectures."""
 
 from nvfp4_kernels.dispatch import KernelTable
 

@@ -17,7 +17,7 @@ class TokenHeads(NamedTuple):
     head_stride: Int64
 
     def start(self, token: Int32, head: Int32) -> Int64:
-        """Offset of a head."""
+        """Offset in elements of head ``head`` of token ``token``."""
         return Int64(token) * self.token_stride + Int64(head) * self.head_stride
 
 

@@ -1,4 +1,4 @@
-"""Thread layout of ``rotary_store``, and compile-time variants of its kernel. No CuTe."""
+"""Thread layout of ``rotary_store``, and compile-time variants of its kernel. Imports no CuTe."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,8 @@ WARP = 32
 class HeadTile:
     """Threads of a head.
 
-    A thread has 16 elements of a head, in two pieces; a head has neighbouring threads of a warp,
-    whose number is a power of two; some may be idle.
+    A thread has 16 elements of a head, in two pieces. Neighbouring lanes share a head; their number
+    is a power of two, and some may be idle.
 
     Attributes:
         head_dim: D.
@@ -24,17 +24,17 @@ class HeadTile:
 
     @property
     def parts(self) -> int:
-        """Threads of a head that have work."""
+        """Number of threads per head that have work."""
         return self.head_dim // PART
 
     @property
     def rotary_parts(self) -> int:
-        """Threads of a head that rotate."""
+        """Number of threads per head that rotate."""
         return self.rotary_dim // PART
 
     @property
     def lanes(self) -> int:
-        """Threads of a head: the least power of two that suffices."""
+        """Number of threads per head: the least power of two that suffices."""
         return 1 << (self.parts - 1).bit_length()
 
 
@@ -59,12 +59,12 @@ class RotaryStoreTile(HeadTile):
 
     @property
     def units(self) -> int:
-        """Units of a CTA: KV heads, or groups of query heads."""
+        """Number of units per CTA: KV heads, or groups of query heads."""
         return self.threads // self.lanes
 
     @property
     def query_units(self) -> int:
-        """Groups of ``steps`` query heads of a token; the last may be partial."""
+        """Number of groups of ``steps`` query heads per token; the last may be partial."""
         return -(-self.query_heads // self.steps)
 
 

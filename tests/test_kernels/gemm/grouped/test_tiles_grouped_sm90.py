@@ -1,4 +1,4 @@
-"""Every kind of sm_90 tile in grouped products, bit for bit, beside poisoned spare tiles."""
+"""Every kind of sm_90 tile in grouped GEMMs, bit for bit; spare token tiles are poisoned."""
 
 from dataclasses import replace
 

@@ -28,7 +28,7 @@ class Copy:
     """Copy by one warp, which releases the next launch at once."""
 
     def signature(self) -> tuple[CopyArguments]:
-        """Example of ``__call__``'s arguments."""
+        """Example arguments of ``__call__``, for ``cute.compile``."""
         return (example(CopyArguments, dict.fromkeys(("source", "target"), Int32), alignment=4),)
 
     @cute.jit

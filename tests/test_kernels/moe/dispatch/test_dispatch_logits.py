@@ -113,7 +113,7 @@ def check_in_use(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> Non
 
 
 def check(case: Case, k: int, device: torch.device) -> None:
-    """Check both scalings: with a global scale, and per token in two terms."""
+    """Check both scalings: one static global scale, and a scale per token with two NVFP4 terms."""
     check_outputs(case, k, device, (Static(SCALE), PerToken(2)))
 
 
@@ -180,7 +180,7 @@ def test_dependent_launches(op_device: torch.device) -> None:
 
 
 def test_launches() -> None:
-    """One launch starts from the logits, for every number of tokens of a decode."""
+    """Dispatch from logits is a single launch for every number of tokens of a decode."""
     with devices.emulated_ops(EAGER) as gpu:
         for tokens, expected in ((1, 1), (64, 1), (192, 1), (1025, 3)):
             gpu.launches.clear()

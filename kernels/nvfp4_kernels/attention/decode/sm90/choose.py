@@ -1,4 +1,4 @@
-"""Choice of the number of splits and of the keys per step. Pure functions, no CuTe.
+"""Choice of the number of splits and of the keys per step. Pure functions; imports no CuTe.
 
 The rules were tuned on an H200 with 128 to 32768 keys, 1 to 64 sequences, 2 and 8 KV heads.
 """

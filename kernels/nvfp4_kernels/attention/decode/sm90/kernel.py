@@ -69,7 +69,7 @@ class DecodeAttentionSm90:
     variant: Variant
 
     def signature(self) -> tuple[DecodeArguments]:
-        """Example of ``__call__``'s arguments."""
+        """Example arguments of ``__call__``, for ``cute.compile``."""
         dtype = TYPES[self.variant.dtype]
         types = dict.fromkeys(("data", "kv_cache", "out"), dtype) | {
             "sinks": Float32,
@@ -106,7 +106,7 @@ class DecodeAttentionSm90:
 
     @cute.kernel
     def kernel(self, tensor_map: GridConstant[TensorMap], arguments: DecodeArguments) -> None:
-        """Start loads of earlier tokens' keys, load the new token, run all steps, and merge."""
+        """Start TMA loads of cached keys, load the new token, run the main loop, and merge."""
         tile, variant = self.tile, self.variant
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         leader = ptx.elect_sync()

@@ -1,4 +1,4 @@
-"""Tile of decode attention with its shared memory layout, and kernel variants. No CuTe.
+"""Tile of decode attention with its shared memory layout, and kernel variants. Imports no CuTe.
 
 A cluster has one KV head of one sequence. Every warp runs a separate main loop over a separate
 ring, 16 or 32 keys and values at a time; the warps' partial results are merged at the end.

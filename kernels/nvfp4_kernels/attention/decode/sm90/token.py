@@ -30,7 +30,7 @@ class TokenTensor(NamedTuple):
     head_stride: Int64
 
     def start(self, token: Int32, head: Int32) -> Int64:
-        """Offset of the vector of a token's head, in elements."""
+        """Offset in elements of the vector of token ``token`` and head ``head``."""
         return Int64(token) * self.token_stride + Int64(head) * self.head_stride
 
 

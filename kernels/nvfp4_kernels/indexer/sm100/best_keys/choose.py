@@ -1,4 +1,4 @@
-"""Choice of the candidates' buffers, the tile and the splits. No CuTe in here."""
+"""Choice of the candidates' buffers, the tile and the splits. Imports no CuTe."""
 
 import functools
 from collections.abc import Iterator
@@ -101,7 +101,7 @@ def _tiles(problem: ScoreProblem) -> Iterator[ScoreTile]:
 
 
 def _fit(tile: ScoreTile, top_k: int, min_entries: int) -> tuple[ScoreTile, Selection] | None:
-    """Fit buffers beside a tile: ``min_entries`` candidates per query, and room to append more."""
+    """Fit buffers to a tile: ``min_entries`` candidates per query, and room to append more."""
     for stages in STAGE_COUNTS:
         left = MAX_SHARED_BYTES - tile.fixed_bytes - stages * tile.stage_bytes
         each = (left - group_bytes(tile, BITMAP_WORDS)) // tile.queries - QUERY_BYTES

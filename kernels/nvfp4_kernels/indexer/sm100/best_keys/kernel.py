@@ -51,7 +51,7 @@ class IndexerScoreTopkSm100(IndexerLogitsSm100):
         return TopkVisitor(self.tile, self.variant, self.selection)
 
     def signature(self) -> tuple[Any, ...]:
-        """Example of ``__call__``'s arguments."""
+        """Example arguments of ``__call__``, for ``cute.compile``."""
         types = {**POINTER_TYPES, **OUTPUT_TYPES}
         alignments = {**ALIGNMENTS, **dict.fromkeys(OUTPUT_TYPES, 4)}
         return (example(ScoreTopkArguments, types, alignments),)

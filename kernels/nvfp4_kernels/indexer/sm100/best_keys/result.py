@@ -22,7 +22,7 @@ def write(
     seen: KeyRange,
     whole: cutlass.Constexpr,
 ) -> None:
-    """Write a query's top-k keys, or candidates unless the CTA scored the ``whole`` of its keys.
+    """Write a query's top-k keys; if its keys are split among CTAs (not ``whole``), candidates.
 
     Args:
         group: thread group; all its threads take part.
@@ -64,7 +64,7 @@ def _write_all(
 def candidates_before(
     scheduler: TileScheduler, seen: KeyRange, split: Int32, top_k: Int32, lane: Int32
 ) -> Int32:
-    """Number of a query's candidates in earlier splits: in each, all keys seen, up to ``top_k``."""
+    """Number of a query's candidates in earlier splits: ``min(visible keys, top_k)`` of each."""
     total = Int32(0)
     for earlier in range(lane, split, WARP):
         first = (scheduler.seen_begin + earlier * scheduler.tiles_per_split) * KEYS

@@ -1,4 +1,4 @@
-"""Candidate buffers in shared memory, beside the tile of scores. No CuTe in here."""
+"""Candidate buffers in shared memory, in addition to the tile of scores. Imports no CuTe."""
 
 from dataclasses import dataclass
 
@@ -38,21 +38,21 @@ class Selection:
         return TopkTile(group_threads(tile), 1, self.capacity, self.words)
 
     def shared_bytes(self, tile: ScoreTile) -> int:
-        """Shared memory of all groups."""
+        """Bytes of shared memory of all groups."""
         return query_bytes(tile, self.capacity) + group_bytes(tile, self.words)
 
 
 def group_threads(tile: ScoreTile) -> int:
-    """Epilogue threads of a group of queries."""
+    """Number of epilogue threads per group of queries."""
     return 32 * GROUP_WARPS * tile.pingpong
 
 
 def query_bytes(tile: ScoreTile, capacity: int) -> int:
-    """Shared memory of all queries, for ``capacity`` candidates of each."""
+    """Bytes of shared memory of all queries, with ``capacity`` candidates each."""
     return tile.queries * (KEY_BYTES * capacity + QUERY_BYTES)
 
 
 def group_bytes(tile: ScoreTile, words: int) -> int:
-    """Shared memory of all groups beside that of queries."""
+    """Bytes of shared memory of all groups, without the memory of their queries."""
     count = words + group_threads(tile) + BINS + WARP + MAX_CLUSTER
     return tile.groups * (4 * count + KEY_BYTES * MAX_TIES)
