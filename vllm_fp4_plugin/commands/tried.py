@@ -41,7 +41,7 @@ COMBINATIONS = (
         "0.33.0", "2.13.0", "CPU", "4.8.0", "3.11",
         "tests of plugin, quantizer, examples, package; vLLM's Python on compiled code of 0.32.0",
     ),
-    Combination("0.33.0", "2.11.0", "13.0", "4.8.0", "3.12", "most GPU tests, one and two H100s"),
+    Combination("0.33.0", "2.11.0", "13.0", "4.8.0", "3.12", "GPU tests, one and two H100s"),
     Combination("0.33.0", "2.14.0", "13.0", "4.8.0", "3.11", "pip resolves it"),
 )  # fmt: skip
 HEADINGS = {"cute_dsl": "CuTe DSL", "vllm": "vLLM", "cuda": "CUDA", "python": "Python"}
