@@ -28,7 +28,7 @@ import torch
 
 from tests import cpus, devices, heap, lanes, vllm_kernels
 from tests.devices import KernelDevice
-from tests.emulator import ALL_LATE, STANDARD, Schedule
+from tests.emulator import STANDARD, Schedule
 
 pytest_plugins = ["tests.watchdog"]
 heap.collect_seldom()  # importing the tests makes many objects already
@@ -167,8 +167,7 @@ def _is_quick(item: pytest.Item) -> bool:
     """Whether a test runs in this process alone; test bodies that emulate skip themselves."""
     assert isinstance(item, pytest.Function)
     marked = any(item.get_closest_marker(name) for name in ("slow", "processes"))
-    emulates = "device_schedule" in item.fixturenames
-    return not (marked or emulates or lanes.is_thorough(item))
+    return not (marked or lanes.is_thorough(item))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -184,11 +183,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     marker = metafunc.definition.get_closest_marker("schedules")
     schedules = [s for s in STANDARD if marker is None or s.name in marker.args]
-    # This schedule reveals a missing wait: copies and products complete late.
-    first = ALL_LATE if ALL_LATE in schedules else schedules[0]
-    further = pytest.mark.thorough
-    cases = [pytest.param(s, id=str(s), marks=[] if s is first else further) for s in schedules]
-    metafunc.parametrize("device_schedule", cases)
+    metafunc.parametrize("device_schedule", schedules, ids=str)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,10 +1,10 @@
 """Lanes of the suite: a run leaves thorough tests out if their sources are unchanged.
 
-Thorough tests are those of mutants, of further schedules of the emulator, of random calls, of the
-time model, and of the emulator itself. ``--lane all`` runs every test and, once all have passed,
-records a digest of the sources of each file of tests. ``--lane test`` leaves out the thorough tests
-of files whose digest equals the recorded digest: after a change of an op or of the emulator, its
-thorough tests run again.
+Thorough tests are those of emulated kernels, of mutants, of random calls, of the time model, of the
+emulator itself, and of every architecture of vLLM's registry: on each machine they compute the
+same. ``--lane all`` runs every test and records a digest of the sources of each file whose tests
+have passed. ``--lane test`` leaves out the thorough tests of files whose digest equals the recorded
+digest: after a change of an op or of the emulator, its thorough tests run again.
 
 The sources of a file are the files that it imports, directly or indirectly, and the modules that
 any of these files names in a string, as tables of kernels do.
@@ -32,7 +32,10 @@ PACKAGES = {
 }
 # Common sources of every file: installed packages, and the files that every test runs in.
 COMMON = ("pyproject.toml", "tests/conftest.py", "tests/lanes.py")
-THOROUGH = re.compile(r"tests/(test_emulator/|test_fuzz\.|test_modelled_|.*mutations|.*/chains/)")
+THOROUGH = re.compile(
+    r"tests/(test_emulator/|test_fuzz\.|test_modelled_|.*mutations|.*/chains/"
+    r"|.*_sm90\.|.*_sm100\.|.*_emulated\.)"
+)
 _MODULE = re.compile(rf"({'|'.join(PACKAGES)})((?:\.\w+)+)(?::\w+)?\.?")
 _DATA = {".cpp", ".cu", ".json", ".md", ".safetensors", ".txt"}
 
@@ -40,7 +43,8 @@ _DATA = {".cpp", ".cu", ".json", ".md", ".safetensors", ".txt"}
 def is_thorough(item: pytest.Item) -> bool:
     """Whether a test is thorough: skipped while its sources equal the recorded sources."""
     path = item.path.relative_to(ROOT).as_posix()
-    return bool(THOROUGH.match(path)) or item.get_closest_marker("thorough") is not None
+    emulates = "device_schedule" in getattr(item, "fixturenames", ())
+    return bool(THOROUGH.match(path)) or emulates or item.get_closest_marker("thorough") is not None
 
 
 def is_unchanged(path: Path) -> bool:

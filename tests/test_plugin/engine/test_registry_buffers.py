@@ -17,7 +17,7 @@ from vllm_fp4_plugin.checkpoint.offering import Buffer, wanted
 from vllm_fp4_plugin.checkpoint.placeholders import placeholders
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 # Errors that models raise for an unknown tensor, or for tensors that did not arrive with it.
 ERRORS = (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, ValueError)

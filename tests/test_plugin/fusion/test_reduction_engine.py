@@ -17,7 +17,7 @@ from tests.engine import Run, distance, run
 from tests.modelled.launches import TODAY, Kind, launches
 from tests.test_plugin.engine.test_engine import SAME_W4A4
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 FLASHINFER = {"flashinfer_tokens": 1000}
 COMPILED = {"enforce_eager": False}
