@@ -80,7 +80,8 @@ def findings() -> Iterator[Finding]:
     yield _cache()
     yield _memory()
     verdict = tried.verdict(tried.here())
-    yield Finding("tried", verdict, "unknown" if "not tried" in verdict else "ok")
+    is_tried = "not tried" not in verdict and not verdict.endswith(f": {tried.RESOLVED}")
+    yield Finding("tried", verdict, "ok" if is_tried else "unknown")
 
 
 def gpus() -> list[Gpu]:
@@ -192,7 +193,7 @@ def _driver() -> Finding:
     try:
         number = driver_version()
     except Exception as error:  # of whatever kind the bindings raise where there is no driver
-        said = " ".join(str(error).split())
+        said = " ".join(str(error).split()).rstrip(".")
         return Finding("driver", f"{said}; install NVIDIA's driver, nvidia-smi shows it", "wrong")
     served = f"CUDA {number // 1000}.{number % 1000 // 10}"
     major = int((torch.version.cuda or "0").partition(".")[0])

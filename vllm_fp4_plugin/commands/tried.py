@@ -30,6 +30,7 @@ class Combination:
     tried: str
 
 
+RESOLVED = "pip resolves it"  # nothing was run
 COMBINATIONS = (
     Combination("0.32.0", "2.13.0", "CPU", "4.8.0", "3.11", "all tests"),
     Combination("0.32.0", "2.11.0", "13.0", "4.8.0", "3.12", "GPU tests, H100 and H200"),
@@ -42,7 +43,7 @@ COMBINATIONS = (
         "tests of plugin, quantizer, examples, package; vLLM's Python on compiled code of 0.32.0",
     ),
     Combination("0.33.0", "2.11.0", "13.0", "4.8.0", "3.12", "GPU tests, one and two H100s"),
-    Combination("0.33.0", "2.14.0", "13.0", "4.8.0", "3.11", "pip resolves it"),
+    Combination("0.33.0", "2.14.0", "13.0", "4.8.0", "3.11", RESOLVED),
 )  # fmt: skip
 HEADINGS = {"cute_dsl": "CuTe DSL", "vllm": "vLLM", "cuda": "CUDA", "python": "Python"}
 

@@ -10,6 +10,11 @@ _EXTRAS = (
     "the extra `cuda` of vllm-fp4-plugin on a machine with a GPU, `cpu` on one without: "
     "`pip install '.[cpu]'` in a clone"
 )
+# vLLM's CPU build declares packages of which the registry has builds for GPUs alone.
+_OTHER_BUILD = (
+    "torchvision is built for another torch, and vllm needs none: "
+    "`pip uninstall -y torchvision torchaudio torchcodec`"
+)
 
 
 class UnusableVllm(ImportError):
@@ -76,9 +81,10 @@ def _import(module: str) -> None:
     try:
         __import__(module)
     except Exception as error:
+        remedy = _OTHER_BUILD if "torchvision::" in str(error) else f"install anew {_EXTRAS}"
         raise UnusableVllm(
             f"vllm: version {vllm_version()} cannot be imported ({type(error).__name__}: {error}), "
-            f"must be {VLLM} with the dependencies of its build; install anew {_EXTRAS}"
+            f"must be {VLLM} with the dependencies of its build; {remedy}"
         ) from error
 
 
