@@ -163,8 +163,8 @@ def owners_obstacle(owner: Module | None, layer: Any) -> str | None:
     if "forward" in vars(owner):
         return f"not fused: the forward of this {name} was replaced"
     flow = _projected(owner, layer)
-    if flow.leak or flow.called_otherwise:
-        return f"not fused: {flow.leak or flow.called_otherwise}"
+    if flow.escape or flow.called_otherwise:
+        return f"not fused: {flow.escape or flow.called_otherwise}"
     called: list[Any] = [layer]
     for attribute in sorted(flow.consumers):
         activation = getattr(owner, attribute, None)
@@ -197,8 +197,8 @@ def consumer_of(owner: Any, layer: Any) -> tuple[Any, str]:
     if len(activations) > 1:
         return None, f"{name} calls {' or '.join(activations)}"
     flow = flow_of(owner, activations[0], "result")
-    if flow.leak or flow.called_otherwise:
-        return None, flow.leak or flow.called_otherwise
+    if flow.escape or flow.called_otherwise:
+        return None, flow.escape or flow.called_otherwise
     [attribute, *others] = sorted(flow.consumers)
     found: Any = getattr(owner, attribute, None)
     where = f"{name}.{attribute}"

@@ -46,14 +46,14 @@ class _Source(NamedTuple):
         layer: row-parallel layer whose result the submodule returns, maybe the submodule itself; or
             None.
         returns: return convention of the submodule.
-        leak: reason why ``layer`` is None although the submodule holds a row-parallel layer.
+        escape: reason why ``layer`` is None although the submodule holds a row-parallel layer.
     """
 
     name: str
     module: Any
     layer: Any
     returns: Returns
-    leak: str = ""
+    escape: str = ""
 
 
 def producer_before(owners: Sequence[Any], norm_name: str, reads_between: bool) -> Producer:
@@ -95,8 +95,8 @@ def _leak(owner: Any) -> str:
     for source in _sources(owner):
         if source.layer is not None or source.module._modules:
             flow = flow_of(owner, source.name, source.returns, True, may_return=True)
-            if flow.leak:
-                return flow.leak
+            if flow.escape:
+                return flow.escape
     return ""
 
 
@@ -104,8 +104,8 @@ def _not_one(feeding: Sequence[tuple[_Source, Flow]]) -> str:
     names = [f"{source.name} ({type(source.module).__name__})" for source, _ in feeding]
     if len(names) > 1:
         return f"{' and '.join(names)} feed it"
-    leak = feeding[0][0].leak
-    return leak or f"{names[0]} returns no row-parallel layer's result"
+    escape = feeding[0][0].escape
+    return escape or f"{names[0]} returns no row-parallel layer's result"
 
 
 def _across(owners: Sequence[Any], norm_name: str, reads_between: bool) -> Producer:
@@ -140,10 +140,10 @@ def _across(owners: Sequence[Any], norm_name: str, reads_between: bool) -> Produ
         [call] = calls
         inside = flow_of_parameter(owner, call.parameter, frozenset({RESIDUAL}))
     reasons = {
-        flow.leak: bool(flow.leak),
+        flow.escape: bool(flow.escape),
         f"{' and '.join(sorted(flow.consumers))} read it": len(flow.uses) > 1,
         flow.called_otherwise: bool(flow.called_otherwise),
-        between.leak: bool(between.leak),
+        between.escape: bool(between.escape),
         f"{' and '.join(sorted(u.attribute for u in rest - noted))} read it": rest != noted,
         "a draft model reads what is between layers": reads_between and bool(noted),
     }
@@ -163,7 +163,7 @@ def _in_the_way(flow: Flow, norm_name: str) -> str:
     expected = {Use(norm_name, 0)}
     others = sorted({use.attribute for use in flow.uses - expected})
     reasons = {
-        flow.leak: bool(flow.leak),
+        flow.escape: bool(flow.escape),
         f"{' and '.join(others)} read it": bool(others),
         flow.called_otherwise: bool(flow.called_otherwise),
         "the norm is called without a residual": norm_name in flow.alone,
@@ -202,7 +202,7 @@ def _sources(owner: Any) -> Iterator[_Source]:
 
 
 def _source(name: str, module: Any) -> _Source:
-    leak = ""
+    escape = ""
     for inner, layer in module._modules.items():
         if type(layer) is RowParallelLinear:
             flow = flow_of(module, inner, _returns(layer), may_return=True)
@@ -211,8 +211,8 @@ def _source(name: str, module: Any) -> _Source:
                 return _Source(name, module, layer, "result")
             if always and flow.uses == {Use(RETURNED, 0)}:
                 return _Source(name, module, layer, "pair")
-            leak = flow.leak or flow.called_otherwise
-    return _Source(name, module, None, "result", leak)
+            escape = flow.escape or flow.called_otherwise
+    return _Source(name, module, None, "result", escape)
 
 
 def _returns(layer: Any) -> Returns:

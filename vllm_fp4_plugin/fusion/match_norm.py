@@ -58,7 +58,7 @@ def norm_before(layer: Any, prefix: str, owners: Sequence[Any], on_gpu: bool) ->
                     against = _beyond(path, frozenset(uses))
                 except _Elsewhere:
                     continue
-                against = flow.leak or flow.called_otherwise or against
+                against = flow.escape or flow.called_otherwise or against
                 against = _obstacle(owner, norm, path, on_gpu) or against
                 return Found(f"{prefix}.{name}", norm, against, owners[place:])
         path.append(owner)
@@ -109,8 +109,8 @@ def _beyond(path: Sequence[Any], uses: frozenset[Use]) -> str:
             break
         [use] = uses
         flow = flow_of_parameter(module, use.parameter)
-        if flow.leak or flow.called_otherwise:
-            return flow.leak or flow.called_otherwise
+        if flow.escape or flow.called_otherwise:
+            return flow.escape or flow.called_otherwise
         uses, called = flow.uses, below
         if all(module._modules.get(use.attribute) is not below for use in uses):
             raise _Elsewhere

@@ -37,7 +37,7 @@ def obstacle(owners: Sequence[Any], rotary_name: str) -> str:
             [name] = names
         flow = flow_of_parameter(owner, POSITIONS)
         places = {use.parameter for use in flow.uses if use.attribute == name}
-        if flow.leak or name in flow.without or not places or not places <= {0, POSITIONS}:
+        if flow.escape or name in flow.without or not places or not places <= {0, POSITIONS}:
             return _above(owners, depth) if depth > 1 else _said(owner, name)
     return ""
 

@@ -34,7 +34,7 @@ def rotary_before(owner: Any, name: str) -> tuple[str, Any]:
     for rotary_name, rotary in owner._modules.items():
         if type(rotary) in REPLACED or isinstance(rotary, RotaryOnOurKernel):
             flow = flow_of(owner, rotary_name, "pair", as_input=True)
-            if flow.leak or name in flow.consumers:
+            if flow.escape or name in flow.consumers:
                 return rotary_name, rotary
     return "", None
 
@@ -77,8 +77,8 @@ def obstacle(owners: Sequence[Any], name: str, rotary_name: str) -> str:
         "its forward was replaced": "forward" in vars(rotary),
         "there are hooks at it": bool(rotary._forward_hooks or rotary._forward_pre_hooks),
     }
-    leaks = (flow.leak for flow in flows)
-    found = next((leak for leak in leaks if leak), "")
+    escapes = (flow.escape for flow in flows)
+    found = next((escape for escape in escapes if escape), "")
     return found or next((reason for reason, holds in reasons.items() if holds), "")
 
 
@@ -103,7 +103,7 @@ def norms_before(owner: Any, rotary_name: str) -> Iterator[tuple[str, Any, int]]
         if type(norm) in (RMSNorm, NormOnOurKernel, QuantizingNorm):
             flow = flow_of(owner, name, "result", as_input=True, as_tensor=True)
             for place in (1, 2):
-                always = not flow.leak and not flow.called_otherwise
+                always = not flow.escape and not flow.called_otherwise
                 if always and flow.uses == {Use(rotary_name, place)}:
                     yield name, norm, place
 

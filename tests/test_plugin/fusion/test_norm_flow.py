@@ -355,7 +355,7 @@ def test_what_vllms_norms_feed(name: str) -> None:
         [use] = flow_of(getattr(models, kind), norm, "norm", as_input=True).uses
         called = attention if use.attribute == "self_attn" else mlp
         flow = flow_of_parameter(getattr(models, called), use.parameter)
-        if not flow.leak and len(flow.uses) == 1:
+        if not flow.escape and len(flow.uses) == 1:
             [inside] = flow.uses
             fed[norm] = f"{use.attribute}.{inside.attribute}"
             assert inside == Use(inside.attribute, 0)

@@ -539,7 +539,7 @@ def test_vllms_classes(name: str) -> None:
     assert given.uses == {Use("input_layernorm", 0)}
     assert not given.alone
     without = flow_of_parameter(kind, 1)
-    assert without.leak or without.uses != given.uses  # the residual is the first layer's input
+    assert without.escape or without.uses != given.uses  # the residual is the first layer's input
     flow = flow_of_layers(getattr(models, model), "layers", "pair")
     assert flow.uses == {Use("layers", 1)} | rest
 
@@ -558,13 +558,13 @@ def test_vllms_classes_return_what_they_add_up(name: str) -> None:
     owner = getattr(import_module(f"vllm.model_executor.models.{module}"), kind)
     flow = flow_of(owner, ROWS[name], "pair", may_return=True)
     assert flow.uses == {Use(RETURNED, ALONE)}
-    assert flow_of(owner, ROWS[name], "pair").leak
+    assert flow_of(owner, ROWS[name], "pair").escape
 
 
 def test_models_that_do_more_between_layers() -> None:
     granite = import_module("vllm.model_executor.models.granite")
     flow = flow_of(granite.GraniteDecoderLayer, "mlp", "result", as_input=True, may_return=True)
-    assert "hidden_states = residual + hidden_states *" in flow.leak
+    assert "hidden_states = residual + hidden_states *" in flow.escape
     deepseek = import_module("vllm.model_executor.models.deepseek_v2")
-    leak = flow_of_layers(deepseek.DeepseekV2Model, "layers", "pair").leak
-    assert "uses layers's result elsewhere" in leak
+    escape = flow_of_layers(deepseek.DeepseekV2Model, "layers", "pair").escape
+    assert "uses layers's result elsewhere" in escape

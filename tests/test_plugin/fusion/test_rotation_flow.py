@@ -633,7 +633,7 @@ def test_classes_of_vllm(kind: Any) -> None:
 def test_classes_of_vllm_that_rotate_some_layers(kind: Any, flags: tuple[str, ...]) -> None:
     """A flag of the layer decides whether to rotate; the class alone is undecided."""
     asked = "rotary_emb", "pair", True
-    assert "on some paths alone" in flow_of(kind, *asked).leak
+    assert "on some paths alone" in flow_of(kind, *asked).escape
     module = kind.__new__(kind)
     Module.__init__(module)
     for on in (True, False):
@@ -653,7 +653,7 @@ def test_norms_of_vllms_classes(kind: Any) -> None:
 
 
 def test_llama_4_reads_queries_in_between() -> None:
-    assert flow_of(Llama4Attention, "rotary_emb", "pair", as_input=True).leak
+    assert flow_of(Llama4Attention, "rotary_emb", "pair", as_input=True).escape
 
 
 def test_positions_of_several_dimensions() -> None:

@@ -266,7 +266,7 @@ def test_where_vllms_classes_take_their_activation() -> None:
             owner, PROJECTION, "result" if name in ALONE else "pair"
         ).consumers:
             flow = flow_of(owner, activation, "result")
-            taken[name] = flow.leak or " ".join(flow.consumers)
+            taken[name] = flow.escape or " ".join(flow.consumers)
     assert len(taken) > 50
     others = {name: said for name, said in taken.items() if said != "down_proj"}
     assert others.keys() == OTHERS.keys()
