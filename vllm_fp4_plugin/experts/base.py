@@ -11,15 +11,15 @@ from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
 from nvfp4_kernels.devices import dtype_name
 from nvfp4_kernels.gemm.grouped.tile_tokens import ExpertSizes
 from nvfp4_kernels.precompile.experts_layer import Experts, padded_width
-from vllm_fp4_plugin.activation_terms import GivenTerms
+from vllm_fp4_plugin.activation_terms import RequestedTerms
 from vllm_fp4_plugin.experts.op import experts, routed_experts
 from vllm_fp4_plugin.experts.plan import (
     ExpertsPlan,
     activation_of,
-    cpu_obstacle,
+    cpu_unsupported_reason,
     is_on_cpu,
     make_plan,
-    obstacle,
+    unsupported_reason,
 )
 from vllm_fp4_plugin.experts.router import choice_of, padding
 from vllm_fp4_plugin.experts.weights import (
@@ -78,23 +78,25 @@ class ExpertsMethod(FusedMoEMethodBase):
         layer: Any,
         prefix: str,
         inputs: Activation,
-        terms: GivenTerms | None,
+        terms: RequestedTerms | None,
     ) -> None:
         super().__init__(layer.moe_config)
         self.startup = startup
         self.prefix = prefix
-        against = obstacle(layer) or (cpu_obstacle(layer) if is_on_cpu() else None)
-        if against is not None:
-            raise UnsupportedCheckpoint(f"{prefix}: {against}")
+        why_not = unsupported_reason(layer) or (
+            cpu_unsupported_reason(layer) if is_on_cpu() else None
+        )
+        if why_not is not None:
+            raise UnsupportedCheckpoint(f"{prefix}: {why_not}")
         gated = self.moe.is_act_and_mul
         choice, why_not = choice_of(layer)
         plan = make_plan(
-            activation_of(layer), gated=gated, inputs=inputs, given=terms, choice=choice
+            activation_of(layer), gated=gated, inputs=inputs, requested=terms, choice=choice
         )
         reason = "; ".join(filter(None, (plan.reason, why_not)))
         self.plan: ExpertsPlan = replace(plan, reason=reason)
         self._i: int = self.moe.intermediate_size_per_partition
-        self.startup.expect(prefix, self._layer(layer))
+        self.startup.require_kernels(prefix, self._layer(layer))
         targets = filter(None, self.plan.targets)
         hash_kernels(get_current_vllm_config(), targets, self.plan.terms, options)
 

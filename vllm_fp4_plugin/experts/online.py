@@ -11,7 +11,7 @@ from vllm.config import get_current_vllm_config
 from vllm.distributed import get_ep_group, get_tp_group
 from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
 
-from vllm_fp4_plugin.activation_terms import GivenTerms
+from vllm_fp4_plugin.activation_terms import RequestedTerms
 from vllm_fp4_plugin.experts.base import ExpertsMethod
 from vllm_fp4_plugin.experts.ledger import ExpertLedger
 from vllm_fp4_plugin.experts.stacks import DOWN, copy_part
@@ -52,7 +52,7 @@ class Nvfp4OnlineExpertsMethod(ExpertsMethod):
         options: Options,
         layer: Any,
         prefix: str,
-        terms: GivenTerms | None = None,
+        terms: RequestedTerms | None = None,
     ) -> None:
         if layer.moe_config.has_bias:
             # Only gpt-oss has biases; vLLM copies its stacks without calling a loader.

@@ -30,11 +30,11 @@ class Producer(NamedTuple):
 
     Attributes:
         layer: the layer; None if there is none.
-        against: reason why the norm cannot all-reduce the layer's result; empty if it can.
+        why_not: reason why the norm cannot all-reduce the layer's result; empty if it can.
     """
 
     layer: Any
-    against: str
+    why_not: str
 
 
 class _Source(NamedTuple):
@@ -69,7 +69,7 @@ def producer_before(owners: Sequence[Any], norm_name: str, reads_between: bool) 
     if not feeding and _takes_input(owner, norm_name):
         return _across(owners, norm_name, reads_between)
     if not feeding:
-        return Producer(None, _leak(owner) or "what comes before it is not known")
+        return Producer(None, _escape(owner) or "what comes before it is not known")
     [(source, flow), *others] = feeding
     if others or source.layer is None:
         return Producer(None, _not_one(feeding))
@@ -90,7 +90,7 @@ def _takes_input(owner: Any, norm_name: str) -> bool:
     return any(norm_name in flow_of_parameter(owner, p, given).consumers for p in range(3))
 
 
-def _leak(owner: Any) -> str:
+def _escape(owner: Any) -> str:
     """First escape of the result of attention, an MLP or the like in an owner; else empty."""
     for source in _sources(owner):
         if source.layer is not None or source.module._modules:
@@ -147,9 +147,9 @@ def _across(owners: Sequence[Any], norm_name: str, reads_between: bool) -> Produ
         f"{' and '.join(sorted(u.attribute for u in rest - noted))} read it": rest != noted,
         "a draft model reads what is between layers": reads_between and bool(noted),
     }
-    against = next((reason for reason, holds in reasons.items() if holds), "")
-    against = against or _in_the_way(inside, norm_name)
-    return _producer(source, (before, model), owners[-1], against)
+    why_not = next((reason for reason, holds in reasons.items() if holds), "")
+    why_not = why_not or _in_the_way(inside, norm_name)
+    return _producer(source, (before, model), owners[-1], why_not)
 
 
 def _is_auxiliary(model: Any, use: Use) -> bool:
@@ -172,12 +172,12 @@ def _in_the_way(flow: Flow, norm_name: str) -> str:
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-def _producer(source: _Source, owners: Sequence[Any], root: Any, against: str) -> Producer:
+def _producer(source: _Source, owners: Sequence[Any], root: Any, why_not: str) -> Producer:
     path = tuple(dict.fromkeys((source.layer, source.module)))
-    return Producer(source.layer, against or _obstacle(path, owners, root))
+    return Producer(source.layer, why_not or _unsupported_reason(path, owners, root))
 
 
-def _obstacle(path: Sequence[Any], owners: Sequence[Any], root: Any) -> str:
+def _unsupported_reason(path: Sequence[Any], owners: Sequence[Any], root: Any) -> str:
     """Reason why properties of the modules rule out fusion; empty if they do not."""
     for module in path:
         places = (each for holder in root.modules() for each in holder._modules.values())

@@ -29,7 +29,7 @@ from vllm_fp4_plugin.fusion.forward_analysis import (
     flow_of_parameter,
 )
 from vllm_fp4_plugin.fusion.match_all_reduce import RESIDUAL
-from vllm_fp4_plugin.linear.method import settle
+from vllm_fp4_plugin.linear.method import resolve_fusions
 from vllm_fp4_plugin.ops import flashinfer_all_reduce
 from vllm_fp4_plugin.ops.operands import Unreduced
 
@@ -124,7 +124,7 @@ def model_of(
 
 def said_of(model: Any) -> dict[str, str]:
     """Reasons that the report gives for norms, by layer and norm."""
-    settle(model)
+    resolve_fusions(model)
     records = model.quant.startup.report.layers
     return {r.name.removeprefix("model.layers."): r.reason for r in records if "norm" in r.name}
 
@@ -434,7 +434,7 @@ def test_what_is_bound_is_in_the_hash(vllm_config: Any) -> None:
 
 def test_what_is_handed_over() -> None:
     model = model_of()
-    settle(model)
+    resolve_fusions(model)
     [first, *_] = model.layers
     layer, norm = first.attention.out_proj, first.second_norm
     assert norm.feeding.reduction == all_reduce_norm.Reduction(0, 0, layer)

@@ -37,7 +37,7 @@ from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.fusion import match_rotary
 from vllm_fp4_plugin.fusion.forward_analysis import Use, flow_of, flow_of_parameter
 from vllm_fp4_plugin.fusion.norm_module import NormOnOurKernel
-from vllm_fp4_plugin.linear.method import settle
+from vllm_fp4_plugin.linear.method import resolve_fusions
 
 PREFIX, HEADS, KV_HEADS, D, HIDDEN = "model.layers.0.self_attn", 4, 2, 32, 96
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
@@ -397,7 +397,7 @@ def block(kind: Any = SelfAttention, around: Any = Block) -> Any:
 
 def said_of(block: Any) -> str:
     """Reason that the report gives for rotation."""
-    settle(block)
+    resolve_fusions(block)
     [record] = [r for r in block.quant.startup.report.layers if r.name == f"{PREFIX}.attn"]
     return record.reason.partition("; ")[2]
 
