@@ -14,7 +14,7 @@ from vllm.model_executor.model_loader.reload.layerwise import initialize_online_
 from vllm_fp4_plugin.activation_terms import RequestedTerms
 from vllm_fp4_plugin.experts.base import ExpertsMethod
 from vllm_fp4_plugin.experts.ledger import ExpertLedger
-from vllm_fp4_plugin.experts.stacks import DOWN, copy_part
+from vllm_fp4_plugin.experts.stacks import DOWN
 from vllm_fp4_plugin.experts.weights import StoredExperts
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.linear.online import quantize
@@ -36,9 +36,6 @@ class Nvfp4OnlineExpertsMethod(ExpertsMethod):
         layer: vLLM's layer of routed experts.
         prefix: name of the layer.
         terms: number of terms that the user requested.
-
-    Attributes:
-        ledger: account of the loaded tensors.
 
     Raises:
         UnsupportedCheckpoint, NoKernelError: see the base class.
@@ -86,21 +83,6 @@ class Nvfp4OnlineExpertsMethod(ExpertsMethod):
         self._locally = layer._map_global_expert_id_to_local_expert_id
         if torch.get_default_device().type != "meta":  # on meta, no values to process
             initialize_online_processing(layer)
-
-    def _load(
-        self,
-        param: Tensor,
-        loaded_weight: Tensor,
-        weight_name: str,
-        shard_id: str,
-        expert_id: int,
-        return_success: bool,
-    ) -> bool | None:
-        """Copy this rank's part of a weight; see ``RoutedExperts.weight_loader``."""
-        row = self._locally(expert_id)
-        if row >= 0:
-            copy_part(param.data[row], loaded_weight, shard_id, self.ledger.shards, self.moe)
-        return (row >= 0) if return_success else None
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Quantise each matrix with its own global scale, then convert as for any checkpoint."""
