@@ -24,8 +24,8 @@ for command in (quantize, report, verify, catalogue, doctor):
     app.command(cls=help.Command)(command)
 
 
-def _print_versions(asked: bool) -> None:
-    if asked:
+def _print_versions(requested: bool) -> None:
+    if requested:
         typer.echo("\n".join([*versions.lines(), tried.verdict(tried.here())]))
         raise typer.Exit
 

@@ -10,7 +10,7 @@ OPTION = "activation_terms"
 
 
 @dataclass(frozen=True)
-class GivenTerms:
+class RequestedTerms:
     """Number of NVFP4 terms that the user requested for a layer's activations.
 
     Attributes:
@@ -22,9 +22,9 @@ class GivenTerms:
     reason: str
 
 
-def given_terms(
+def requested_terms(
     option: ActivationTerms, name: str, packed_modules: Mapping[str, list[str]]
-) -> GivenTerms | None:
+) -> RequestedTerms | None:
     """Find the number of terms requested for a layer; None: no request, the default holds.
 
     The first matching pattern wins; for a fused layer, the first that matches each shard.
@@ -41,10 +41,10 @@ def given_terms(
     if option is None:
         return None
     if isinstance(option, int):
-        return GivenTerms(option, f"{OPTION} is {option}")
+        return RequestedTerms(option, f"{OPTION} is {option}")
     shards = shard_names(name, packed_modules)
     found = {shard: _first((name, shard), option) for shard in shards}
-    if len({given and given.count for given in found.values()}) > 1:
+    if len({requested and requested.count for requested in found.values()}) > 1:
         each = ", ".join(f"{s} {g.count if g else 'the default'}" for s, g in found.items())
         raise InvalidOption(
             f"{KEY}.{OPTION}: gives shards of {name} several numbers ({each}), must give them one, "
@@ -53,8 +53,8 @@ def given_terms(
     return found[shards[0]]
 
 
-def _first(names: Iterable[str], option: Iterable[tuple[str, int]]) -> GivenTerms | None:
+def _first(names: Iterable[str], option: Iterable[tuple[str, int]]) -> RequestedTerms | None:
     for pattern, count in option:
         if any(matches(name, [pattern]) is not None for name in names):
-            return GivenTerms(count, f"{OPTION} of {pattern!r} is {count}")
+            return RequestedTerms(count, f"{OPTION} of {pattern!r} is {count}")
     return None

@@ -89,8 +89,8 @@ def keep_norms(vllm_config: Any) -> None:
             it.
     """
     compilation = vllm_config.compilation_config
-    said = {f"{sign}{_NORM_OP}" for sign in "+-"} & set(compilation.custom_ops)
-    if is_wanted() and not said and not compilation.is_custom_op_enabled(_NORM_OP):
+    requested = {f"{sign}{_NORM_OP}" for sign in "+-"} & set(compilation.custom_ops)
+    if is_wanted() and not requested and not compilation.is_custom_op_enabled(_NORM_OP):
         compilation.custom_ops.append(f"+{_NORM_OP}")
 
 
@@ -103,12 +103,12 @@ def refuse(vllm_config: Any) -> None:
     if not is_wanted():
         return
     on_cpu = device_family(current_device()) == "cpu"
-    for what, (holds, remedy) in _obstacles(vllm_config, on_cpu).items():
+    for what, (holds, remedy) in _unsupported_reasons(vllm_config, on_cpu).items():
         if holds:
             raise BatchInvarianceRefused(what, remedy)
 
 
-def _obstacles(vllm_config: Any, on_cpu: bool) -> dict[str, tuple[bool, str]]:
+def _unsupported_reasons(vllm_config: Any, on_cpu: bool) -> dict[str, tuple[bool, str]]:
     """Features that rule out batch invariance: whether the engine has the feature; the remedy."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     text = model.hf_text_config

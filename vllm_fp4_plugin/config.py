@@ -24,7 +24,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 from vllm.platforms import current_platform
 
 from vllm_fp4_plugin import batch_invariance, defaults, formats, model_demands
-from vllm_fp4_plugin.activation_terms import OPTION, GivenTerms, given_terms
+from vllm_fp4_plugin.activation_terms import OPTION, RequestedTerms, requested_terms
 from vllm_fp4_plugin.attention import cache_scales, choice
 from vllm_fp4_plugin.checkpoint import draft_names
 from vllm_fp4_plugin.checkpoint import files as checkpoint_files
@@ -88,8 +88,8 @@ class Nvfp4TcConfig(QuantizationConfig):
             options = self._options = Options.of(config)
             if self._checkpoint is not None:
                 options.refuse_online_only()
-            self.startup.watch("ignore", options.ignore)
-            self.startup.watch(OPTION, options.terms_patterns, NVFP4_LINEAR)
+            self.startup.expect_match("ignore", options.ignore)
+            self.startup.expect_match(OPTION, options.terms_patterns, NVFP4_LINEAR)
             self._attention_config = config.attention_config
             self._attention_reason = defaults.choose(config, options, self.startup.report)
         return self._options
@@ -178,7 +178,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         # Must precede construction of activations (fusion replaces their class) and attention.
         options = self.options
         startup = self.startup
-        startup.built(prefix, shard_names(prefix, self.packed_modules_mapping))
+        startup.register(prefix, shard_names(prefix, self.packed_modules_mapping))
         if isinstance(layer, Attention | MLAAttention):
             batch_invariance.check_attention(prefix, layer)
             startup.report.add(choice.record(layer, prefix, self._reason_for_attention(prefix)))
@@ -236,14 +236,14 @@ class Nvfp4TcConfig(QuantizationConfig):
         if layer.params_dtype == torch.float32 != dtype:
             self.startup.unquantized(layer, prefix, "the model has it in float32")
             return UnquantizedLinearMethod()
-        self.startup.waiting.add(prefix)
+        self.startup.pending.add(prefix)
         terms = self._terms(prefix, self.packed_modules_mapping)
         return Nvfp4OnlineLinearMethod(self.startup, options, prefix, terms)
 
-    def _terms(self, prefix: str, packed: Mapping[str, list[str]]) -> GivenTerms | None:
+    def _terms(self, prefix: str, packed: Mapping[str, list[str]]) -> RequestedTerms | None:
         """Number of terms that the user requested for the activations of a layer."""
-        self.startup.built(prefix, shard_names(prefix, packed), NVFP4_LINEAR)
-        return given_terms(self.options.activation_terms, prefix, packed)
+        self.startup.register(prefix, shard_names(prefix, packed), NVFP4_LINEAR)
+        return requested_terms(self.options.activation_terms, prefix, packed)
 
     def _checkpoint_method(
         self, layer: Any, prefix: str, options: Options, checkpoint: CheckpointConfig
@@ -266,7 +266,7 @@ class Nvfp4TcConfig(QuantizationConfig):
             )
             startup.report.add(record)
             return method
-        startup.waiting.add(prefix)
+        startup.pending.add(prefix)
         weight_only = group.kind is Kind.NVFP4_A16
         return Nvfp4LinearMethod(
             startup, options, prefix, checkpoint, weight_only=weight_only, reason=reason,
@@ -297,7 +297,7 @@ class Nvfp4TcConfig(QuantizationConfig):
             method, record = choose_delegated(layer, prefix, group, checkpoint.format, {}, "")
             self.startup.report.add(record)
             return method
-        self.startup.waiting.add(prefix)
+        self.startup.pending.add(prefix)
         weight_only = group.kind is Kind.NVFP4_A16
         return Nvfp4HeadMethod(
             self.startup, self.options, prefix, checkpoint, weight_only=weight_only, reason="",
@@ -332,7 +332,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         if kind is None or kind is Kind.UNQUANTIZED:
             return None
         if is_embedding and kind.is_nvfp4:
-            self.startup.waiting.add(prefix)
+            self.startup.pending.add(prefix)
             return Nvfp4EmbeddingMethod(self.startup, prefix, self._checkpoint)
         raise UnsupportedCheckpoint(
             f"{prefix}: is {kind}, must be in 16 bits, or in NVFP4 if it is an embedding; quantise "

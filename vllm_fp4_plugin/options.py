@@ -94,31 +94,31 @@ class Options:
         Raises:
             InvalidOption: see ``parse``.
         """
-        given = vllm_config.additional_config
-        if not isinstance(given, dict):
+        additional = vllm_config.additional_config
+        if not isinstance(additional, dict):
             return cls()
-        for name in given:
+        for name in additional:
             if name != KEY and name.lower().replace("-", "_") == KEY:
                 raise InvalidOption(f"additional-config: has {name!r}, must be {KEY!r}; rename it")
-        return cls.parse(given.get(KEY, {}))
+        return cls.parse(additional.get(KEY, {}))
 
     @classmethod
-    def parse(cls, given: Any) -> "Options":
+    def parse(cls, requested: Any) -> "Options":
         """Read options from the ``nvfp4_tc`` entry of vLLM's additional config.
 
         Raises:
             InvalidOption: the message names the option, its value and accepted values.
         """
-        if not isinstance(given, Mapping):
-            raise InvalidOption(f"{KEY}: is {given!r}, must be an object of options")
+        if not isinstance(requested, Mapping):
+            raise InvalidOption(f"{KEY}: is {requested!r}, must be an object of options")
         known = {f.name: f for f in fields(cls)}
-        for name, value in given.items():
+        for name, value in requested.items():
             if name in RENAMED:
                 raise InvalidOption(f"{KEY}.{name}: is now called {RENAMED[name]}; rename it")
             if name not in known:
                 raise InvalidOption(f"{KEY}.{name}: is unknown, must be one of {', '.join(known)}")
             _check(name, value)
-        values = dict(given)
+        values = dict(requested)
         if "ignore" in values:
             values["ignore"] = tuple(values["ignore"])
         if isinstance(values.get("activation_terms"), Mapping):
@@ -155,9 +155,9 @@ def refuse_misplaced(additional_config: Any, is_ours: bool) -> None:
     ours = {*(f.name for f in fields(Options)), *RENAMED}
     for name, value in additional_config.items():
         if name in ours and (is_ours or name not in _COMMON_WORDS):
-            given = json.dumps({KEY: {RENAMED.get(name, name): value}}, default=repr)
+            remedy = json.dumps({KEY: {RENAMED.get(name, name): value}}, default=repr)
             raise InvalidOption(
-                f"additional-config: has {name!r} beside {KEY!r}, must be in it; give {given}"
+                f"additional-config: has {name!r} beside {KEY!r}, must be in it; give {remedy}"
             )
 
 

@@ -14,7 +14,7 @@ from nvfp4_kernels.precompile.model import Layer
 from nvfp4_kernels.quantize.kernels import KERNELS as QUANTIZE_KERNELS
 from nvfp4_kernels.quantize.kernels import PER_TOKEN_KERNELS
 from vllm_fp4_plugin import sources
-from vllm_fp4_plugin.activation_terms import GivenTerms
+from vllm_fp4_plugin.activation_terms import RequestedTerms
 from vllm_fp4_plugin.device import current_device
 from vllm_fp4_plugin.options import KEY, METHOD, Activation, Options
 from vllm_fp4_plugin.versions import PLUGIN
@@ -94,7 +94,7 @@ _QUANTIZERS = {"static": QUANTIZE_KERNELS, "per-token": PER_TOKEN_KERNELS}
 def choose_kernels(
     table: KernelTable,
     activation: Activation,
-    given: GivenTerms | None,
+    requested: RequestedTerms | None,
     quantizers: Mapping[str, KernelTable] = _QUANTIZERS,
     *,
     batch_invariant: bool = False,
@@ -108,7 +108,7 @@ def choose_kernels(
     Args:
         table: GEMM kernels.
         activation: quantization of activations.
-        given: number of terms that the user requested for the layer.
+        requested: number of terms that the user requested for the layer.
         quantizers: quantization kernels of the input, by ``activation``.
         batch_invariant: whether to select batch-invariant GEMM kernels; quantization kernels always
             are, as they only take maxima and round.
@@ -120,16 +120,16 @@ def choose_kernels(
     arch = device_arch(device)
     narrow, wide = (table.find(device, mode, batch_invariant) for mode in ("w4a4", "w4a16"))
     if narrow is None and wide is not None:
-        wanted = activation != "16-bit" or given is not None
+        wanted = activation != "16-bit" or requested is not None
         reason = f"{arch} has no W4A4 kernel, activations stay 16-bit" if wanted else ""
         return Choice(wide, None, "16-bit", 1, reason)
-    if activation == "16-bit" and (narrow is None or (wide is not None and given is None)):
+    if activation == "16-bit" and (narrow is None or (wide is not None and requested is None)):
         return Choice(table.select(device, "w4a16", batch_invariant), None, activation, 1, "")
-    reasons = [] if given is None else [given.reason]
-    terms = 1 if given is None else given.count
+    reasons = [] if requested is None else [requested.reason]
+    terms = 1 if requested is None else requested.count
     if activation == "16-bit":
         activation = "per-token"
-        if given is None:
+        if requested is None:
             terms, reasons = EXACT_TERMS, [f"{EXACT_TERMS} terms lose less than bfloat16"]
         if wide is None:
             reasons.insert(0, f"{arch} has no W4A16 kernel")
@@ -138,7 +138,7 @@ def choose_kernels(
     return Choice(kernel, quantizer, activation, terms, "; ".join(reasons))
 
 
-def hash_kernels(vllm_config: Any, held: Iterable[str], terms: int, options: Options) -> None:
+def hash_kernels(vllm_config: Any, kept: Iterable[str], terms: int, options: Options) -> None:
     """Make vLLM's compile cache depend on a layer's kernels, which compiled graphs call by name.
 
     The cache key also covers the number of terms, the layer's fusions and the plugin's sources:
@@ -146,14 +146,14 @@ def hash_kernels(vllm_config: Any, held: Iterable[str], terms: int, options: Opt
     write to ``additional_config``, which vLLM hashes regardless of the order of an object's keys,
     while the patterns of ``activation_terms`` depend on their order.
     """
-    given = vllm_config.additional_config
-    if isinstance(given, dict):
-        names = {f"{METHOD} {PLUGIN} {sources.digest()}", *given.get(KERNELS_KEY, ()), *held}
+    additional = vllm_config.additional_config
+    if isinstance(additional, dict):
+        names = {f"{METHOD} {PLUGIN} {sources.digest()}", *additional.get(KERNELS_KEY, ()), *kept}
         if terms > 1:
             names.add(f"{terms} terms")
         if options.terms_patterns:
             names.add(f"patterns of terms: {options.terms_patterns}")
-        vllm_config.additional_config = given | {KERNELS_KEY: sorted(names)}
+        vllm_config.additional_config = additional | {KERNELS_KEY: sorted(names)}
 
 
 def product_of(layer: Any, plan: LinearPlan, dtype: torch.dtype) -> Product | None:

@@ -26,28 +26,28 @@ class Startup:
         report: report of every layer's kernel.
         products: GEMMs, experts and norms by layer, to be compiled before the first request.
         max_tokens: largest number of tokens of a batch; 0 while ``products`` is empty.
-        waiting: names of quantised layers with weights still to be loaded.
+        pending: names of quantised layers with weights still to be loaded.
     """
 
     def __init__(self) -> None:
         self.report = Report()
         self.products: dict[str, Served] = {}
         self.max_tokens = 0
-        self.waiting: set[str] = set()
+        self.pending: set[str] = set()
         self._names: dict[str, dict[str, None]] = {}  # names of layers, by ``what``
         self._patterns: list[tuple[str, str, str]] = []
 
-    def watch(self, option: str, patterns: Iterable[str], what: str = LAYER) -> None:
+    def expect_match(self, option: str, patterns: Iterable[str], what: str = LAYER) -> None:
         """Record patterns of an option, each of which should cover a layer.
 
         Args:
             option: the option.
             patterns: patterns of the option.
-            what: kind of layers for the patterns, as passed to ``built``.
+            what: kind of layers for the patterns, as passed to ``register``.
         """
         self._patterns += [(option, pattern, what) for pattern in patterns]
 
-    def built(self, prefix: str, shard_names: Iterable[str], what: str = LAYER) -> None:
+    def register(self, prefix: str, shard_names: Iterable[str], what: str = LAYER) -> None:
         """Record a layer under its name and under the checkpoint names of the shards."""
         self._names.setdefault(what, {}).update(dict.fromkeys((prefix, *shard_names)))
 
@@ -58,7 +58,7 @@ class Startup:
         size = elements * layer.params_dtype.itemsize
         self.report.add(LayerRecord.unquantized(prefix, reason, elements, size))
 
-    def expect(self, prefix: str, product: Served | None) -> None:
+    def require_kernels(self, prefix: str, product: Served | None) -> None:
         """Record the kernels to compile for a layer, in place of earlier ones; None: no change."""
         if product is not None:
             self.products[prefix] = product
@@ -75,8 +75,8 @@ class Startup:
 
     def loaded(self, prefix: str, device: torch.device) -> None:
         """Record that a layer's weights are in place; after the last, compile and log."""
-        self.waiting.discard(prefix)
-        if self.waiting:
+        self.pending.discard(prefix)
+        if self.pending:
             return
         lines, rank = self.report.lines(), get_tensor_model_parallel_rank()
         if self.products and warmup.is_wanted(device):

@@ -77,8 +77,8 @@ def _missing_name(error: ImportError | AttributeError) -> str | None:
         name = error.name or ""
     else:
         # Python 3.11 stores the module's name; the other name is only in the message.
-        said = re.match(r"cannot import name '(\w+)' from '", str(error))
-        name = f"{error.name}.{said[1]}" if said else ""
+        match = re.match(r"cannot import name '(\w+)' from '", str(error))
+        name = f"{error.name}.{match[1]}" if match else ""
     return name if name.startswith("vllm.") else None
 
 
@@ -92,5 +92,5 @@ def _name_of(thing: Any) -> str:
 def _is_ours(error: Exception) -> bool:
     """Whether the plugin's code used the name, rather than vLLM, which may lack a dependency."""
     askers = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
-    asked = [name for name in askers if not name.startswith(("importlib.", "_frozen_importlib"))]
-    return bool(asked) and asked[-1].partition(".")[0] == _PACKAGE
+    frames = [name for name in askers if not name.startswith(("importlib.", "_frozen_importlib"))]
+    return bool(frames) and frames[-1].partition(".")[0] == _PACKAGE

@@ -90,7 +90,7 @@ def tensors(built: Built) -> Tensors:
     return {_on_disk(name, renamed): tensor for name, tensor in reverted.items()}
 
 
-def rehearse(built: Built, found: Tensors) -> None:
+def dry_load(built: Built, found: Tensors) -> None:
     """Dry-load tensors of these names, dtypes and shapes into a model on the meta device.
 
     Raises:

@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig
 from tests import devices
 from tests.registry import configs, shrink
 from vllm_fp4_plugin.checkpoint.placeholders import Placeholders
-from vllm_fp4_plugin.linear.method import settle
+from vllm_fp4_plugin.linear.method import resolve_fusions
 from vllm_fp4_plugin.options import METHOD
 
 _FORMAT = "miniature"  # of configs, as vLLM's ``--config-format`` names it
@@ -103,7 +103,7 @@ class Session:
         ):
             built.model = initialize_model(config, model_config=built.model_config)
             if quantization == METHOD:
-                settle(built.model)
+                resolve_fusions(built.model)
         record.keep(built.model)
         return built
 

@@ -26,7 +26,7 @@ from tests import limits
 from tests.test_examples.ending import refused
 from vllm_fp4_plugin import formats
 from vllm_fp4_plugin.checkpoint import files as checkpoint_files
-from vllm_fp4_plugin.checkpoint.dry_load import rehearse
+from vllm_fp4_plugin.checkpoint.dry_load import dry_load
 from vllm_fp4_plugin.engine import meta_model
 
 DECODE, PREFILL = Case(4, 32, 128), Case(2, 1024, 1)
@@ -59,7 +59,7 @@ def test_shapes_have_random_weights(tmp_path, model, names, linear):
     assert parsed.ignore[0] == "lm_head"
     headers = checkpoint_files.read_headers(folder)
     with meta_model.built(str(folder)) as (built, _):
-        rehearse(built, folder, headers)  # every parameter is there
+        dry_load(built, folder, headers)  # every parameter is there
     tensors = load_file(folder / "model-00001-of-00003.safetensors")
     of = parsed.format.names
     data, scales, factor = (

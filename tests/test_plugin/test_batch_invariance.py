@@ -187,7 +187,7 @@ def test_no_reduction_in_norms(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing: Any = None
     before = all_reduce_norm.before(nothing, nothing, nothing)
     assert (before.producer, before.reduction) == (None, None)
-    assert before.said.endswith("vLLM's, whose order is fixed")
+    assert before.note.endswith("vLLM's, whose order is fixed")
 
 
 def test_experts() -> None:

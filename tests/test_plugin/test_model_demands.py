@@ -144,9 +144,11 @@ def test_mega_kernels_are_refused_before_the_first_layer(
 def test_flint_keeps_flashinfers_attention(
     vllm_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not any("FlashInfer" in reason for reason in choice.obstacles(vllm_config))
+    assert not any("FlashInfer" in reason for reason in choice.unsupported_reasons(vllm_config))
     monkeypatch.setattr(vllm_config.model_config.hf_text_config, "model_type", "flint")
-    assert any("of flint write FlashInfer's" in each for each in choice.obstacles(vllm_config))
+    assert any(
+        "of flint write FlashInfer's" in each for each in choice.unsupported_reasons(vllm_config)
+    )
 
 
 # --- Step 5 -------------------------------------------------------------------------------------
@@ -180,7 +182,7 @@ def test_step5s_projection_with_an_indexer_stays_in_16_bits_online() -> None:
     config = Nvfp4TcConfig()
     layer = step5(config)
     assert type(layer.quant_method) is UnquantizedLinearMethod
-    assert not config.startup.waiting
+    assert not config.startup.pending
     [record] = config.startup.report.layers
     assert "multiplies its weight itself" in record.reason
 
@@ -207,14 +209,14 @@ def test_a_question_about_a_layer_is_in_no_account(online: bool) -> None:
     config = Nvfp4TcConfig(None if online else checkpoint())
     asked = LinearBase(128, 128, quant_config=config, prefix=f"{ATTENTION}.g_proj")
     assert "Nvfp4" in type(asked.quant_method).__name__
-    assert not config.startup.waiting
+    assert not config.startup.pending
     assert not config.startup.report.layers
     assert not config.startup._names
     built = ColumnParallelLinear(
         128, 128, bias=False, quant_config=config, prefix=f"{ATTENTION}.g_proj"
     )
     assert type(built.quant_method) is type(asked.quant_method)
-    assert config.startup.waiting == {f"{ATTENTION}.g_proj"}
+    assert config.startup.pending == {f"{ATTENTION}.g_proj"}
 
 
 def test_a_copy_renames_for_itself_and_shares_the_account() -> None:

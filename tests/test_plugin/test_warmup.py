@@ -286,8 +286,8 @@ def test_after_the_last_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     warned: list[str] = []
     monkeypatch.setattr(startup.logger, "warning", lambda _, *words: warned.append(words[-1]))
     process = Startup()
-    process.products, process.max_tokens, process.waiting = {"a": PRODUCTS[0]}, 77, {"a", "b"}
-    process.watch("ignore", ["nothing"])
+    process.products, process.max_tokens, process.pending = {"a": PRODUCTS[0]}, 77, {"a", "b"}
+    process.expect_match("ignore", ["nothing"])
     process.loaded("a", CUDA)
     assert not told
     process.loaded("b", CUDA)

@@ -1,5 +1,6 @@
-"""The pages: links resolve, limits name files that exist, and the README stays short."""
+"""The pages: links resolve, limits name functions that exist, and the README stays short."""
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,9 @@ ROOT = Path(__file__).parents[2]
 MAX_LINES, MAX_WORDS = 110, 700  # of the README
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-FILE = re.compile(r"`((?:kernels|vllm_fp4_plugin)/[\w/]+\.py)`")
+FILE = re.compile(r"`((?:kernels|vllm_fp4_plugin)/[\w/]+\.py)[`:]")
+NAMED = re.compile(r"`([\w/]+\.py): (\w+(?:, \w+)*)`")  # a file, and functions or classes in it
+UNNAMED = re.compile(r"^\|.*`[\w/]+\.py`", re.MULTILINE)  # a table's row with a file alone
 CODE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 
 
@@ -55,6 +58,44 @@ def test_files_that_enforce_a_limit_are_there(name: str) -> None:
     files = FILE.findall((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8"))
     assert files
     assert [file for file in files if not (ROOT / file).is_file()] == []
+
+
+def defined(file: Path) -> set[str]:
+    """Names of functions, methods and classes of a file, and of the module's constants."""
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    targets = [t for node in tree.body if isinstance(node, ast.Assign) for t in node.targets]
+    constants = {target.id for target in targets if isinstance(target, ast.Name)}
+    return constants | {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
+
+
+def undefined(text: str, root: Path) -> Iterator[str]:
+    """Functions that a page names by file, and that the file does not define."""
+    for file, names in NAMED.findall(text):
+        path = root / file
+        known = defined(path) if path.is_file() else set()
+        yield from (f"{file}: {name}" for name in names.split(", ") if name not in known)
+
+
+@pytest.mark.parametrize(
+    ("page", "root"), [("docs/limits.md", "."), ("vllm_fp4_plugin/README.md", "vllm_fp4_plugin")]
+)
+def test_functions_that_a_page_names_are_there(page: str, root: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert NAMED.findall(text)
+    assert list(undefined(text, ROOT / root)) == []
+
+
+def test_every_limit_names_a_function() -> None:
+    assert UNNAMED.findall((ROOT / "docs" / "limits.md").read_text(encoding="utf-8")) == []
+
+
+def test_a_missing_function_is_found(tmp_path: Path) -> None:
+    """Mutant: a function that a file lacks is found, and so is a missing file."""
+    (tmp_path / "a.py").write_text("class A:\n    def here(self): ...\n")
+    text = "| `a.py: here, gone` | `b.py: there` |\n"
+    assert list(undefined(text, tmp_path)) == ["a.py: gone", "b.py: there"]
+    assert UNNAMED.findall("| a | `a.py` |\n")
 
 
 def test_the_readme_is_short() -> None:

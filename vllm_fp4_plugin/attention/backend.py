@@ -97,7 +97,7 @@ def _further_reasons(configuration: dict[str, Any]) -> list[str]:
         ours.kernel(cache)
     except NoKernelError as error:
         return [str(error)]
-    reasons = list(filter(None, [ours.obstacle()]))
+    reasons = list(filter(None, [ours.unsupported_reason()]))
     if cache in ("bfloat16", "float16") and dtype in PagedAttentionBackend.supported_dtypes:
         model = dtype_name(dtype)
         if cache != model:

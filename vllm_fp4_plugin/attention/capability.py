@@ -40,7 +40,8 @@ class Implementation:
         sinks: whether layers may have attention sinks.
         max_group: largest qhead_per_kvhead; None: any number.
         prefill: name of the kernel for steps with prefills; empty: the same op.
-        obstacle: function that returns why this installation cannot run the implementation, or "".
+        unsupported_reason: function that returns why this installation cannot run the
+            implementation, or "".
     """
 
     impl: type[PagedAttentionImpl]
@@ -50,7 +51,7 @@ class Implementation:
     sinks: bool = True
     max_group: int | None = None
     prefill: str = ""
-    obstacle: Callable[[], str] = lambda: ""
+    unsupported_reason: Callable[[], str] = lambda: ""
 
     @property
     def batch_invariant(self) -> bool:
@@ -86,7 +87,7 @@ DECODE = Implementation(
     sinks=False,  # FlashAttention's prefill beside our decode kernel has not been tested
     max_group=MAX_GROUP,
     prefill=hopper.PREFILL,
-    obstacle=hopper.obstacle,
+    unsupported_reason=hopper.unsupported_reason,
 )
 IMPLEMENTATIONS = {"cpu": PAGED, "sm_90": DECODE, "sm_100": PAGED}
 

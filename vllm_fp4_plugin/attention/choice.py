@@ -45,7 +45,7 @@ def make_default(vllm_config: Any) -> str:
     custom = AttentionBackendEnum.CUSTOM
     if not custom.is_overridden() or custom.get_class() is not PagedAttentionBackend:
         return "another plugin holds the name CUSTOM"
-    reasons = obstacles(vllm_config)
+    reasons = unsupported_reasons(vllm_config)
     if reasons:
         return f"not CUSTOM: {'; '.join(reasons)}"
     attention.backend = custom
@@ -62,7 +62,7 @@ def drafts_reason(attention: Any) -> str:
     return "vLLM's choice for the draft"
 
 
-def obstacles(vllm_config: Any) -> list[str]:
+def unsupported_reasons(vllm_config: Any) -> list[str]:
     """Reasons why the model's attention cannot run on our kernels; empty if it can."""
     model, cache = vllm_config.model_config, vllm_config.cache_config
     parallel, speculative = vllm_config.parallel_config, vllm_config.speculative_config
@@ -155,6 +155,6 @@ def record(layer: Any, prefix: str, reason: str) -> LayerRecord:
     theirs = "of vLLM's choice" if is_planned() else f"{backend.get_name()} (vLLM)"
     runs = implementation().label(layer.kv_cache_dtype) if ours else theirs
     # vLLM requests the record again after binding the layer to the next one.
-    said = getattr(getattr(layer, "impl", None), "said", "")
-    reason = "; ".join(filter(None, (reason, said)))
+    note = getattr(getattr(layer, "impl", None), "note", "")
+    reason = "; ".join(filter(None, (reason, note)))
     return LayerRecord(prefix, runs, f"{dtype} KV cache", reason, 0, 0)

@@ -25,7 +25,7 @@ PREFILL = "FlashAttention 3 (vLLM)"
 NULL_PAGE = 0  # vLLM assigns this page to no sequence
 
 
-def obstacle() -> str:
+def unsupported_reason() -> str:
     """Reason why prefills cannot run, if vLLM does not use FlashAttention 3; otherwise empty."""
     from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
 

@@ -31,14 +31,14 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
     Attributes:
         quantizes: whether the output is NVFP4, see ``fusion.attention_quantize``.
         rotation: rotary embedding fused into attention; None: queries and keys come rotated.
-        rotation_settled: whether the fusion of the rotary embedding has been decided.
-        said: note for reports about the ops fused before and after attention; may be empty.
+        rotation_resolved: whether the fusion of the rotary embedding has been decided.
+        note: note for reports about the ops fused before and after attention; may be empty.
     """
 
     quantizes = False
     rotation: Rotation | None = None
-    rotation_settled = False
-    said = ""
+    rotation_resolved = False
+    note = ""
 
     def __init__(
         self,
@@ -94,13 +94,13 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
             "page_size": page_size,
             "sms": sms,
         }
-        found = attention_kernels(
+        kernels = attention_kernels(
             sizes, name, **given, quantized=self.quantizes, rotates=rotates,
             batch_invariant=self.batch_invariant,
         )  # fmt: skip
         if rotates:
-            found |= rotary_store_kernels(sizes, name, **given, max_tokens=ANY_BATCH)
-        return found
+            kernels |= rotary_store_kernels(sizes, name, **given, max_tokens=ANY_BATCH)
+        return kernels
 
     @property
     def sizes(self) -> Attention:

@@ -56,7 +56,7 @@ class Rotation:
     k_norm: Any
 
     @property
-    def said(self) -> str:
+    def note(self) -> str:
         """Note for reports."""
         norms = "normalised, " if self.q_norm is not None else ""
         return f"queries and keys {norms}rotated"

@@ -18,7 +18,7 @@ class UnknownFiles(ValueError):
     """Error for a model that reads files without safetensors headers."""
 
 
-def rehearse(model: Any, directory: Path, headers: Mapping[str, TensorHeader]) -> None:
+def dry_load(model: Any, directory: Path, headers: Mapping[str, TensorHeader]) -> None:
     """Load tensors with a checkpoint's names, dtypes and shapes into a model on the meta device.
 
     Raises:
@@ -26,7 +26,7 @@ def rehearse(model: Any, directory: Path, headers: Mapping[str, TensorHeader]) -
         UnknownFiles: the model reads further files that are not safetensors.
     """
     offered = dict(_offered(model, directory, headers))
-    CompleteLoad(model, Checkpoint(str(directory)), has_values=False)(_hollow(offered))
+    CompleteLoad(model, Checkpoint(str(directory)), has_values=False)(_without_values(offered))
 
 
 def _offered(
@@ -55,7 +55,7 @@ def _headers_of(source: Any) -> Mapping[str, TensorHeader]:
     return {n: header for file in found for n, header in checkpoint_files.read_file(file).items()}
 
 
-def _hollow(headers: Mapping[str, TensorHeader]) -> Iterator[tuple[str, Tensor]]:
+def _without_values(headers: Mapping[str, TensorHeader]) -> Iterator[tuple[str, Tensor]]:
     for name, header in headers.items():
         # Not on the meta device: models read single numbers, and may keep a parameter elsewhere.
         dtype = checkpoint_files.dtype_of(name, header)

@@ -110,11 +110,11 @@ def check_config(directory: Path) -> None:
     except (OSError, ValueError) as error:
         raise _damaged(file, f"is no JSON that can be read ({error})") from error
     fields: list[tuple[str, object, type]] = [("", content, dict)]
-    if isinstance(content, dict) and (given := content.get(QUANTIZATION)) is not None:
-        fields.append((f"{QUANTIZATION}: ", given, dict))
-        if isinstance(given, dict):
+    if isinstance(content, dict) and (section := content.get(QUANTIZATION)) is not None:
+        fields.append((f"{QUANTIZATION}: ", section, dict))
+        if isinstance(section, dict):
             read = ("quant_method", str), ("producer", dict)
-            fields += [(f"{QUANTIZATION}.{n}: ", given[n], t) for n, t in read if n in given]
+            fields += [(f"{QUANTIZATION}.{n}: ", section[n], t) for n, t in read if n in section]
     if isinstance(content, dict):
         for name in SIZES:
             if isinstance(size := content.get(name), int) and size < 0:

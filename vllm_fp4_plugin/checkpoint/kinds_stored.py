@@ -35,7 +35,7 @@ _FORMATS = (
 )
 
 
-class Found(NamedTuple):
+class StoredKind(NamedTuple):
     """Quantization scheme of a module, from its tensors.
 
     Attributes:
@@ -49,7 +49,7 @@ class Found(NamedTuple):
     experts: int = 0
 
 
-def find_kinds(headers: Tensors, checkpoint: CheckpointConfig) -> dict[str, Found]:
+def find_kinds(headers: Tensors, checkpoint: CheckpointConfig) -> dict[str, StoredKind]:
     """Find the scheme of every layer with a weight matrix, by checkpoint name.
 
     Where config and tensors differ, the tensors win.
@@ -59,14 +59,16 @@ def find_kinds(headers: Tensors, checkpoint: CheckpointConfig) -> dict[str, Foun
             fits both; the message names module and file.
     """
     declared = DeclaredKinds(checkpoint)
-    found: dict[str, Found] = {}
+    found: dict[str, StoredKind] = {}
     first: dict[str, str] = {}  # first module of each layer whose scheme was found
     experts: dict[str, int] = {}
     for module, tensors in _modules(headers).items():
-        said = declared.group_of(module)
-        group = _settle(module, tensors, said, checkpoint)
-        differs = said is not None and said.kind is not group.kind
-        each = Found(group, said.kind if said is not None and differs else None)
+        config_group = declared.group_of(module)
+        group = _resolve(module, tensors, config_group, checkpoint)
+        differs = config_group is not None and config_group.kind is not group.kind
+        each = StoredKind(
+            group, config_group.kind if config_group is not None and differs else None
+        )
         layer, number = layer_of(module)
         experts[layer] = max(experts.get(layer, 0), number)
         other = found.setdefault(layer, each)
@@ -108,24 +110,24 @@ def _has_matrix(tensors: Iterable[tuple[str, TensorHeader]]) -> bool:
     return any(tensor in _WEIGHTS and len(header.shape) == 2 for tensor, header in tensors)
 
 
-def _settle(
-    module: str, tensors: Tensors, said: LayerGroup | None, checkpoint: CheckpointConfig
+def _resolve(
+    module: str, tensors: Tensors, config_group: LayerGroup | None, checkpoint: CheckpointConfig
 ) -> LayerGroup:
     """Group of a module: the config's if the tensors fit, else a group of the likeliest scheme."""
-    group = _group(module, tensors, said, checkpoint)
+    group = _group(module, tensors, config_group, checkpoint)
     return replace(group, scale=INVERSE_SCALE) if INVERSE_SCALE in tensors else group
 
 
 def _group(
-    module: str, tensors: Tensors, said: LayerGroup | None, checkpoint: CheckpointConfig
+    module: str, tensors: Tensors, config_group: LayerGroup | None, checkpoint: CheckpointConfig
 ) -> LayerGroup:
     readings = _readings(tensors, checkpoint.format)
     if not readings:
         raise _table(module, tensors) if _is_part_of_table(module) else _unknown(module, tensors)
-    if said is not None:
-        _check_against(module, tensors, said, readings, checkpoint.names)
-        if said.kind in readings:
-            return said
+    if config_group is not None:
+        _check_config(module, tensors, config_group, readings, checkpoint.names)
+        if config_group.kind in readings:
+            return config_group
     kind = readings[0]
     if kind is Kind.UNQUANTIZED:
         return UNQUANTIZED
@@ -146,20 +148,25 @@ def _group(
     return group
 
 
-def _check_against(
-    module: str, tensors: Tensors, said: LayerGroup, readings: tuple[Kind, ...], names: TensorNames
+def _check_config(
+    module: str,
+    tensors: Tensors,
+    config_group: LayerGroup,
+    readings: tuple[Kind, ...],
+    names: TensorNames,
 ) -> None:
     """Raise if config and tensors contradict each other such that no scheme fits both."""
-    if said.kind in readings:
-        _check_input(module, tensors, said)
-    elif said.kind is Kind.NVFP4 and Kind.NVFP4_A16 in readings:
-        raise _missing(module, tensors, names.input_global, said)
-    elif said.kind.family == readings[0].family and not said.kind.is_nvfp4:
+    if config_group.kind in readings:
+        _check_input(module, tensors, config_group)
+    elif config_group.kind is Kind.NVFP4 and Kind.NVFP4_A16 in readings:
+        raise _missing(module, tensors, names.input_global, config_group)
+    elif config_group.kind.family == readings[0].family and not config_group.kind.is_nvfp4:
         scale = INVERSE_SCALE if INVERSE_SCALE in tensors else SCALE
         shape = tensors[scale].shape
         raise UnsupportedCheckpoint(
             f"{module}.{scale}: its shape in {_file(tensors)} is {shape}, which is "
-            f"{readings[0]}, must be {said.kind} as {said.where} says; export the checkpoint again"
+            f"{readings[0]}, must be {config_group.kind} as {config_group.where} says; export the "
+            "checkpoint again"
         )
 
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from vllm_fp4_plugin.checkpoint.files import TensorHeader
 from vllm_fp4_plugin.checkpoint.kinds_declared import UNQUANTIZED, DeclaredKinds, renamed_module
-from vllm_fp4_plugin.checkpoint.kinds_stored import Found, find_kinds
+from vllm_fp4_plugin.checkpoint.kinds_stored import StoredKind, find_kinds
 from vllm_fp4_plugin.formats import CheckpointConfig, LayerGroup, UnsupportedCheckpoint
 from vllm_fp4_plugin.formats.kind import Kind
 from vllm_fp4_plugin.ignore import MixedShards, shard_names
@@ -54,7 +54,7 @@ class LayerKinds:
     def __init__(self, checkpoint: CheckpointConfig) -> None:
         self._checkpoint = checkpoint
         self._declared = DeclaredKinds(checkpoint)
-        self._found: dict[str, Found] = {}
+        self._found: dict[str, StoredKind] = {}
 
     def read(self, headers: Mapping[str, TensorHeader]) -> None:
         """Read the schemes from the headers of a local checkpoint.
@@ -121,8 +121,8 @@ class LayerKinds:
             return self._by_tensors(prefix, found)
         if self._is_unlisted(prefix):
             return LayerKind(UNQUANTIZED, _UNLISTED)
-        asked = [prefix] if self._declared.mentions(prefix) else names
-        groups = {name: self._declared.group_of(name) for name in asked}
+        queried = [prefix] if self._declared.mentions(prefix) else names
+        groups = {name: self._declared.group_of(name) for name in queried}
         _check_alike(prefix, groups)
         group = next(iter(groups.values()))
         if group is None:
@@ -184,7 +184,7 @@ class LayerKinds:
         ]
         return names[0] if len(names) == 1 else None
 
-    def _by_tensors(self, prefix: str, found: Mapping[str, Found]) -> LayerKind:
+    def _by_tensors(self, prefix: str, found: Mapping[str, StoredKind]) -> LayerKind:
         _check_alike(prefix, {name: each.group for name, each in found.items()})
         group = next(iter(found.values())).group
         differing = [(n, f.config_says) for n, f in found.items() if f.config_says is not None]

@@ -58,7 +58,7 @@ class Misfit:
 
     def __str__(self) -> str:
         name, where = self.source.name, self.source.file
-        if isinstance(self.error, KeyError) or any(said in str(self.error) for said in _UNKNOWN):
+        if isinstance(self.error, KeyError) or any(text in str(self.error) for text in _UNKNOWN):
             return (
                 f"{where}: holds {name}, for which the model has no parameter; if it belongs to "
                 "a quantised layer, no ignore pattern of the config may cover that, otherwise "

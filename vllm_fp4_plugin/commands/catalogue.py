@@ -79,8 +79,8 @@ def _family(row: Row, release: str) -> dict[str, Any]:
     }
 
 
-def _release(given: str) -> str:
-    release = given or vllm_release()
+def _release(requested: str) -> str:
+    release = requested or vllm_release()
     if release not in RELEASES:
         known = " or ".join(RELEASES)
         raise ValueError(f"vllm: is {release!r}, must be {known}; give --vllm {RELEASES[-1]}")

@@ -42,10 +42,10 @@ def refusals(model: str) -> Iterator[None]:
         ) from error
 
 
-def parse_additional_config(given: str) -> Any:
+def parse_additional_config(requested: str) -> Any:
     """Parse the option ``--additional-config``."""
     try:
-        return json.loads(given)
+        return json.loads(requested)
     except ValueError as error:
         raise refusal(f"additional-config: is no JSON ({error}); quote it for the shell") from error
 

@@ -37,12 +37,12 @@ class Finding:
 
     Attributes:
         about: the part, e.g. ``"driver"``.
-        said: version, state or fault; with a remedy unless the verdict is ``"ok"``.
+        note: version, state or fault; with a remedy unless the verdict is ``"ok"``.
         verdict: ``"wrong"``: ``vllm serve`` would not start; ``"unknown"``: untried, may work.
     """
 
     about: str
-    said: str
+    note: str
     verdict: Verdict = "ok"
 
 
@@ -61,7 +61,7 @@ def diagnose() -> None:
     table = Table(show_header=False)
     for each in found:
         colour = _COLOURS[each.verdict]
-        table.add_row(each.about, f"[{colour}]{each.verdict}[/]", escape(each.said))
+        table.add_row(each.about, f"[{colour}]{each.verdict}[/]", escape(each.note))
     command_line.output().print(table)
     if any(each.verdict == "wrong" for each in found):
         raise typer.Exit(1)
@@ -106,12 +106,12 @@ def _plugin() -> Finding:
     """Check whether vLLM would load the plugin."""
     for group in _ENTRY_POINTS:
         if _NAME not in {each.name for each in entry_points(group=group)}:
-            said = f"no entry point {_NAME} in {group}; install the plugin with pip"
-            return Finding("plugin", said, "wrong")
+            note = f"no entry point {_NAME} in {group}; install the plugin with pip"
+            return Finding("plugin", note, "wrong")
     named = os.environ.get(_FILTER)
     if named is not None and _NAME not in named.split(","):
-        said = f"{_FILTER} is {named!r}, must name {_NAME}, or vLLM does not load it; add it"
-        return Finding("plugin", said, "wrong")
+        note = f"{_FILTER} is {named!r}, must name {_NAME}, or vLLM does not load it; add it"
+        return Finding("plugin", note, "wrong")
     return Finding("plugin", f"{versions.PLUGIN}, vLLM loads it")
 
 
@@ -122,8 +122,8 @@ def _vllm() -> Finding:
     except ImportError as error:
         return Finding("vLLM", str(error), "wrong")
     if versions.vllm_release() not in versions.RELEASES:
-        said = f"{versions.vllm_version()}, the plugin is written for {versions.VLLM}"
-        return Finding("vLLM", f"{said}; {versions.REMEDY}", "unknown")
+        note = f"{versions.vllm_version()}, the plugin is written for {versions.VLLM}"
+        return Finding("vLLM", f"{note}; {versions.REMEDY}", "unknown")
     return Finding("vLLM", versions.vllm_version())
 
 
@@ -141,16 +141,16 @@ def _cuda() -> Finding:
     """Check whether torch and vLLM are built for the same devices."""
     built = torch.version.cuda
     if _is_cpu():
-        said = "none: torch and vLLM are built for CPUs"
-        return Finding("CUDA", said if built is None else f"{built}, not used by vLLM's CPU build")
+        note = "none: torch and vLLM are built for CPUs"
+        return Finding("CUDA", note if built is None else f"{built}, not used by vLLM's CPU build")
     if built is None:
-        said = f"torch {torch.__version__} is built for CPUs, must be for GPUs as vLLM is"
+        note = f"torch {torch.__version__} is built for CPUs, must be for GPUs as vLLM is"
         remedy = "install the extra `cuda` of vllm-fp4-plugin into a new environment"
-        return Finding("CUDA", f"{said}; {remedy}", "wrong")
+        return Finding("CUDA", f"{note}; {remedy}", "wrong")
     known = {each.cuda for each in tried.COMBINATIONS} - {"CPU"}
     if built not in known:
-        said = f"torch is built for {built}; tried: {', '.join(sorted(known))}"
-        return Finding("CUDA", f"{said}; install torch for one of these", "unknown")
+        note = f"torch is built for {built}; tried: {', '.join(sorted(known))}"
+        return Finding("CUDA", f"{note}; install torch for one of these", "unknown")
     return Finding("CUDA", f"{built}, which torch is built for")
 
 
@@ -159,8 +159,8 @@ def _cute_dsl() -> Finding:
     try:
         check_compiler()
     except NoCompiler as error:
-        said = f"{error}; needed on GPUs and by build"
-        return Finding("CuTe DSL", said, "unknown" if _is_cpu() else "wrong")
+        note = f"{error}; needed on GPUs and by build"
+        return Finding("CuTe DSL", note, "unknown" if _is_cpu() else "wrong")
     version = versions.installed("nvidia-cutlass-dsl")
     known = [each.cute_dsl for each in tried.COMBINATIONS]
     if version not in known:
@@ -176,11 +176,11 @@ def _flashinfer() -> Finding:
         return Finding("FlashInfer", version)
     if _is_cpu():
         return Finding("FlashInfer", "not installed, and not used on a CPU")
-    said = (
+    note = (
         "not installed; Blackwell's fused all-reduce and some of vLLM's own attention need it; "
         "pip install flashinfer-python"
     )
-    return Finding("FlashInfer", said, "unknown")
+    return Finding("FlashInfer", note, "unknown")
 
 
 # --- what the machine has -----------------------------------------------------------------------
@@ -193,13 +193,13 @@ def _driver() -> Finding:
     try:
         number = driver_version()
     except Exception as error:  # of whatever kind the bindings raise where there is no driver
-        said = " ".join(str(error).split()).rstrip(".")
-        return Finding("driver", f"{said}; install NVIDIA's driver, nvidia-smi shows it", "wrong")
+        note = " ".join(str(error).split()).rstrip(".")
+        return Finding("driver", f"{note}; install NVIDIA's driver, nvidia-smi shows it", "wrong")
     served = f"CUDA {number // 1000}.{number % 1000 // 10}"
     major = int((torch.version.cuda or "0").partition(".")[0])
     if number // 1000 < major:
-        said = f"serves {served}, torch is built for CUDA {torch.version.cuda}"
-        return Finding("driver", f"{said}; install a driver for CUDA {major}.0 or newer", "wrong")
+        note = f"serves {served}, torch is built for CUDA {torch.version.cuda}"
+        return Finding("driver", f"{note}; install a driver for CUDA {major}.0 or newer", "wrong")
     return Finding("driver", f"serves {served}")
 
 
@@ -210,22 +210,22 @@ def _gpu() -> Finding:
     try:
         found = gpus()
     except RuntimeError as error:
-        said = str(error).partition("\n")[0]
+        note = str(error).partition("\n")[0]
         return Finding(
-            "GPU", f"{said}; end other processes on it (nvidia-smi), or restart it", "wrong"
+            "GPU", f"{note}; end other processes on it (nvidia-smi), or restart it", "wrong"
         )
     if not found:
-        said = "none that torch finds; mend the driver until nvidia-smi lists one"
-        return Finding("GPU", said, "wrong")
+        note = "none that torch finds; mend the driver until nvidia-smi lists one"
+        return Finding("GPU", note, "wrong")
     names = "; ".join(f"{each.name} ({each.arch})" for each in found)
     other = [each.arch for each in found if each.arch not in FAMILIES]
     if other:
         ours = ", ".join(f"{arch} ({GPUS[arch]})" for arch in FAMILIES)
-        said = f"{names}: {other[0]} has no kernels of ours, only {ours} have"
-        return Finding("GPU", f"{said}; set CUDA_VISIBLE_DEVICES to one of these", "wrong")
+        note = f"{names}: {other[0]} has no kernels of ours, only {ours} have"
+        return Finding("GPU", f"{note}; set CUDA_VISIBLE_DEVICES to one of these", "wrong")
     if any(FAMILIES[each.arch] == _NEVER_RUN for each in found):
-        said = f"{names}: these kernels have run in an emulator, on no chip"
-        return Finding("GPU", f"{said}; first run nvfp4-kernels check --quick", "unknown")
+        note = f"{names}: these kernels have run in an emulator, on no chip"
+        return Finding("GPU", f"{note}; first run nvfp4-kernels check --quick", "unknown")
     return Finding("GPU", names)
 
 
@@ -241,13 +241,13 @@ def _cache() -> Finding:
         return Finding("cache", str(error), "wrong")
     there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if not there.is_dir():
-        said = f"{CACHE_VARIABLE}: {there} is no folder, must be one; name another"
-        return Finding("cache", said, "wrong")
+        note = f"{CACHE_VARIABLE}: {there} is no folder, must be one; name another"
+        return Finding("cache", note, "wrong")
     kept = f"{folder} holds {_count(folder)} compiled kernels"
     if not os.access(there, os.W_OK):
-        said = f"{kept}; {there} cannot be written to, which a kernel that is missing needs"
+        note = f"{kept}; {there} cannot be written to, which a kernel that is missing needs"
         remedy = f"build the model's kernels ahead, or set {CACHE_VARIABLE} to another folder"
-        return Finding("cache", f"{said}; {remedy}", "unknown")
+        return Finding("cache", f"{note}; {remedy}", "unknown")
     return Finding("cache", kept if folder.exists() else f"{folder}, which is not made yet")
 
 
@@ -257,23 +257,23 @@ def _memory() -> Finding:
         try:
             memory = host_memory.read(0)
         except (OSError, KeyError, ValueError) as error:
-            said = f"cannot be read ({error}); name the cache's: --kv-cache-memory-bytes"
-            return Finding("memory", said, "unknown")
+            note = f"cannot be read ({error}); name the cache's: --kv-cache-memory-bytes"
+            return Finding("memory", note, "unknown")
         return Finding("memory", _of(memory.available, memory.total))
     try:
         found = gpus()
     except RuntimeError:
         found = []
     if not found:
-        said = "none that a GPU could tell of; mend the line about the GPU first"
-        return Finding("memory", said, "unknown")
-    said = "; ".join(_of(each.free, each.total) for each in found)
+        note = "none that a GPU could tell of; mend the line about the GPU first"
+        return Finding("memory", note, "unknown")
+    note = "; ".join(_of(each.free, each.total) for each in found)
     share, least = _vllm_share(), min(each.free / each.total for each in found)
     if share is not None and least < share:
         remedy = "end other processes on it (nvidia-smi), or serve with --gpu-memory-utilization"
-        said = f"{said}, vLLM takes {share:.0%} of each; {remedy} {int(least * 100) / 100}"
-        return Finding("memory", said, "wrong")
-    return Finding("memory", said)
+        note = f"{note}, vLLM takes {share:.0%} of each; {remedy} {int(least * 100) / 100}"
+        return Finding("memory", note, "wrong")
+    return Finding("memory", note)
 
 
 def _vllm_share() -> float | None:

@@ -17,7 +17,7 @@ def model_report(model: str, *, arch: str = "", **engine_args: Any) -> Report:
     Raises:
         ValueError: the checkpoint is refused, or lacks a tensor.
     """
-    from vllm_fp4_plugin.checkpoint.dry_load import rehearse  # which imports vLLM
+    from vllm_fp4_plugin.checkpoint.dry_load import dry_load  # which imports vLLM
 
     directory = checkpoint_files.local_directory(model)
     headers = {} if directory is None else checkpoint_files.read_headers(directory)
@@ -28,7 +28,7 @@ def model_report(model: str, *, arch: str = "", **engine_args: Any) -> Report:
         report: Report = startup.report
         report.weights = built_weights.of_model(built, report)
         if directory is not None and headers:
-            rehearse(built, directory, headers)
+            dry_load(built, directory, headers)
     report.notes = startup.idle_patterns()
     return report
 

@@ -14,6 +14,7 @@ ARCHS = ("cpu", *FAMILIES)
 
 def report(
     model: Annotated[str, typer.Argument(help="Checkpoint directory or name on the hub.")],
+    *,
     additional_config: Annotated[
         str, typer.Option(help="JSON, as for vllm serve; options of ours under nvfp4_tc.")
     ] = "{}",
@@ -47,7 +48,7 @@ def report(
     are not known: for each kind its bytes, weights, bytes_per_weight and modules, a count by name;
     files, null or bytes, tensor_bytes and header_bytes; notes, which standard error has as well.
     """
-    given = command_line.parse_additional_config(additional_config)
+    requested = command_line.parse_additional_config(additional_config)
     with command_line.nothing_printed(), command_line.refusals(model):
         from vllm_fp4_plugin.commands import model_report, model_source
         from vllm_fp4_plugin.commands.report_view import ReportView
@@ -56,13 +57,13 @@ def report(
         vllm_installation.check(to_plan=True)
         vllm_installation.check_planned_arch(arch)
         if by_headers:
-            found = model_report.stored_report(model, arch, given)
+            found = model_report.stored_report(model, arch, requested)
         else:
             model_source.check_config(model)
             found = model_report.report_here(
                 model,
                 arch=arch,
-                additional_config=given,
+                additional_config=requested,
                 dtype=dtype,
                 attention_backend=attention_backend,
                 trust_remote_code=trust_remote_code,

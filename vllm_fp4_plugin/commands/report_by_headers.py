@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nvfp4_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
 from vllm_fp4_plugin import batch_invariance, formats
-from vllm_fp4_plugin.activation_terms import GivenTerms, given_terms
+from vllm_fp4_plugin.activation_terms import RequestedTerms, requested_terms
 from vllm_fp4_plugin.checkpoint import files as checkpoint_files
 from vllm_fp4_plugin.checkpoint import values as checkpoint_values
 from vllm_fp4_plugin.checkpoint.files import TensorHeader
@@ -52,8 +52,10 @@ def headers_report(directory: Path, options: Options) -> Report:
         elements, size = sizes[layer]
         says = found.config_says
         reason = f"{found.group.kind} in the checkpoint, whose config says {says}" if says else ""
-        given = given_terms(options.activation_terms, layer, {})
-        report.add(_record(layer, found.group, reason, elements, size, given, options, activation))
+        requested = requested_terms(options.activation_terms, layer, {})
+        report.add(
+            _record(layer, found.group, reason, elements, size, requested, options, activation)
+        )
     for layer, stacked in _stacked_experts(headers, checkpoint).items():
         sizes_of = [sizes[module] for module in stacked]
         elements, size = (sum(column) for column in zip(*sizes_of, strict=True))
@@ -132,7 +134,7 @@ def _record(
     reason: str,
     elements: int,
     size: int,
-    given: GivenTerms | None,
+    requested: RequestedTerms | None,
     options: Options,
     between: str,
 ) -> LayerRecord:
@@ -140,7 +142,7 @@ def _record(
     if kind is Kind.UNQUANTIZED:
         return LayerRecord.unquantized(layer, reason, elements, size)
     if layer.endswith(f".{EXPERTS}"):
-        kernel, arithmetic, why = experts.planned(layer, group, options, given, between)
+        kernel, arithmetic, why = experts.planned(layer, group, options, requested, between)
         reasons = "; ".join(filter(None, (reason, why)))
         return LayerRecord(layer, kernel, arithmetic, reasons, elements, size)
     if not kind.is_nvfp4:
@@ -149,7 +151,7 @@ def _record(
         return LayerRecord(layer, kernel, delegated.arithmetic(group), reason, elements, size)
     activation: Activation = "16-bit" if kind is Kind.NVFP4_A16 else "static"
     choice = choose_kernels(
-        GEMM_KERNELS, activation, given, batch_invariant=batch_invariance.is_wanted()
+        GEMM_KERNELS, activation, requested, batch_invariant=batch_invariance.is_wanted()
     )
     arithmetic = arithmetic_of(choice.activation, choice.terms)
     why = "; ".join(filter(None, (reason, choice.reason)))

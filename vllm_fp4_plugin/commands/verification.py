@@ -66,10 +66,10 @@ def verified(directory: Path, *, values: bool = False, **engine_args: Any) -> Ve
         raise UnsupportedCheckpoint(
             f"{directory}: holds no safetensors files; save the model in that format"
         )
-    from vllm_fp4_plugin.checkpoint.dry_load import rehearse  # which imports vLLM
+    from vllm_fp4_plugin.checkpoint.dry_load import dry_load  # which imports vLLM
 
     with meta_model.built(str(directory), **engine_args) as (model, config):
-        rehearse(model, directory, headers)
+        dry_load(model, directory, headers)
         checkpoint = config.quant_config.checkpoint
     found: dict[str, Any] = {}
     if checkpoint is not None:

@@ -34,7 +34,7 @@ def verify(
     global_scales, their numbers, all three null for a checkpoint that is not quantised;
     values_checked, whether every value was read.
     """
-    given = command_line.parse_additional_config(additional_config)
+    requested = command_line.parse_additional_config(additional_config)
     with command_line.nothing_printed(), command_line.refusals(model):
         from vllm_fp4_plugin.commands import model_source
         from vllm_fp4_plugin.commands.verification import verified
@@ -43,7 +43,7 @@ def verify(
         found = verified(
             model_source.whole_directory(model),
             values=values,
-            additional_config=given,
+            additional_config=requested,
             dtype=dtype,
             trust_remote_code=trust_remote_code,
         )

@@ -44,11 +44,11 @@ def _table(columns: Mapping[str, WeightAccount]) -> Table:
     table.add_column("modules")
     for kind in KINDS:
         parts = [account.parts.get(kind) for account in columns.values()]
-        held = [part for part in parts if part is not None]
-        if not held:
+        present = [part for part in parts if part is not None]
+        if not present:
             continue
         cells = [cell for part in parts for cell in _cells(part)]
-        table.add_row(kind, *cells, escape(_modules(held[0])))
+        table.add_row(kind, *cells, escape(_modules(present[0])))
     return table
 
 

@@ -90,7 +90,7 @@ def built_for(args: Any, arch: str = "") -> Iterator[tuple[Any, Any]]:
         from vllm_fp4_plugin.checkpoint.placeholders import Placeholders
         from vllm_fp4_plugin.config import Nvfp4TcConfig
         from vllm_fp4_plugin.device import planned_for
-        from vllm_fp4_plugin.linear.method import settle
+        from vllm_fp4_plugin.linear.method import resolve_fusions
 
     ropes, excepthook = dict(rotary_embedding._ROPE_DICT), sys.excepthook
     with (
@@ -113,7 +113,7 @@ def built_for(args: Any, arch: str = "") -> Iterator[tuple[Any, Any]]:
                     with Placeholders() as placeholders:
                         meta_model = initialize_model(config)
                     placeholders.keep(meta_model)
-                    settle(meta_model)
+                    resolve_fusions(meta_model)
                 yield meta_model, config
             finally:
                 cleanup_dist_env_and_memory()

@@ -113,23 +113,23 @@ def check_complete(args: Any, directory: Path) -> None:
     if torch.distributed.is_initialized():
         _say_later("this process holds an engine already")
         return
-    verdict = _in_a_child(functools.partial(_rehearse, args, directory))
+    verdict = _in_a_child(functools.partial(_dry_load, args, directory))
     if verdict.startswith(_REFUSED):
         raise UnsupportedCheckpoint(verdict[1:].decode())
     if verdict.startswith(_FAILED):
         _say_later(verdict[1:].decode())
 
 
-def _rehearse(args: Any, directory: Path) -> bytes:
+def _dry_load(args: Any, directory: Path) -> bytes:
     """Verdict on a checkpoint; its first byte is ``_COMPLETE``, ``_REFUSED`` or ``_FAILED``."""
-    from vllm_fp4_plugin.checkpoint.dry_load import rehearse
+    from vllm_fp4_plugin.checkpoint.dry_load import dry_load
 
     try:
         headers = checkpoint_files.read_headers(directory)
         if not headers:
             return _COMPLETE  # another format than safetensors
         with meta_model.built_for(_alone(args)) as (model, _):
-            rehearse(model, directory, headers)
+            dry_load(model, directory, headers)
     except (UnsupportedCheckpoint, BatchInvarianceRefused) as error:
         return _REFUSED + str(error).encode()
     except Exception as error:  # the engine meets it too, or only this check

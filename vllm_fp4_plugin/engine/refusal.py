@@ -86,8 +86,8 @@ class _TellLast:
 
 def _explained(error: Exception) -> str:
     """Last line for a vLLM error whose own message says too little; empty if unknown."""
-    said = " ".join(str(each) for each in _chain(error))
-    return next((line for part, line in _of_vllm.items() if part in said), "")
+    text = " ".join(str(each) for each in _chain(error))
+    return next((line for part, line in _of_vllm.items() if part in text), "")
 
 
 def _leave(record: logging.LogRecord) -> bool:

@@ -1,5 +1,6 @@
 """Base class of the methods that run layers of experts on our kernels, from any checkpoint."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,22 +12,20 @@ from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
 from nvfp4_kernels.devices import dtype_name
 from nvfp4_kernels.gemm.grouped.tile_tokens import ExpertSizes
 from nvfp4_kernels.precompile.experts_layer import Experts, padded_width
-from vllm_fp4_plugin.activation_terms import GivenTerms
-from vllm_fp4_plugin.experts.op import experts, routed_experts
+from vllm_fp4_plugin.activation_terms import RequestedTerms
+from vllm_fp4_plugin.experts.ledger import ExpertLedger
+from vllm_fp4_plugin.experts.op import KernelExperts, experts, routed_experts
 from vllm_fp4_plugin.experts.plan import (
     ExpertsPlan,
     activation_of,
-    cpu_obstacle,
+    cpu_unsupported_reason,
     is_on_cpu,
     make_plan,
-    obstacle,
+    unsupported_reason,
 )
 from vllm_fp4_plugin.experts.router import choice_of, padding
-from vllm_fp4_plugin.experts.weights import (
-    KernelExperts,
-    StoredExperts,
-    kernel_experts,
-)
+from vllm_fp4_plugin.experts.stacks import copy_part
+from vllm_fp4_plugin.experts.weights import StoredExperts, kernel_experts
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.options import Activation, Options
 from vllm_fp4_plugin.plan import hash_kernels
@@ -65,11 +64,15 @@ class ExpertsMethod(FusedMoEMethodBase):
 
     Attributes:
         plan: kernels of the layer.
+        ledger: account of the loaded tensors.
 
     Raises:
         UnsupportedCheckpoint: the layer needs a feature that the kernels lack.
         NoKernelError: this device has no such kernels.
     """
+
+    ledger: ExpertLedger
+    _locally: Callable[[int], int]  # row of an expert of this rank
 
     def __init__(
         self,
@@ -78,23 +81,25 @@ class ExpertsMethod(FusedMoEMethodBase):
         layer: Any,
         prefix: str,
         inputs: Activation,
-        terms: GivenTerms | None,
+        terms: RequestedTerms | None,
     ) -> None:
         super().__init__(layer.moe_config)
         self.startup = startup
         self.prefix = prefix
-        against = obstacle(layer) or (cpu_obstacle(layer) if is_on_cpu() else None)
-        if against is not None:
-            raise UnsupportedCheckpoint(f"{prefix}: {against}")
+        why_not = unsupported_reason(layer) or (
+            cpu_unsupported_reason(layer) if is_on_cpu() else None
+        )
+        if why_not is not None:
+            raise UnsupportedCheckpoint(f"{prefix}: {why_not}")
         gated = self.moe.is_act_and_mul
         choice, why_not = choice_of(layer)
         plan = make_plan(
-            activation_of(layer), gated=gated, inputs=inputs, given=terms, choice=choice
+            activation_of(layer), gated=gated, inputs=inputs, requested=terms, choice=choice
         )
         reason = "; ".join(filter(None, (plan.reason, why_not)))
         self.plan: ExpertsPlan = replace(plan, reason=reason)
         self._i: int = self.moe.intermediate_size_per_partition
-        self.startup.expect(prefix, self._layer(layer))
+        self.startup.require_kernels(prefix, self._layer(layer))
         targets = filter(None, self.plan.targets)
         hash_kernels(get_current_vllm_config(), targets, self.plan.terms, options)
 
@@ -121,6 +126,25 @@ class ExpertsMethod(FusedMoEMethodBase):
             choice=plan.choice,
         )  # fmt: skip
         return ExpertsLayer(plan.first.arch, experts)
+
+    def _load(
+        self,
+        param: Tensor,
+        loaded_weight: Tensor,
+        weight_name: str,
+        shard_id: str,
+        expert_id: int,
+        return_success: bool,
+    ) -> bool | None:
+        """Copy this rank's part of a tensor; see ``RoutedExperts.weight_loader``."""
+        row = self._row(param, weight_name, shard_id, expert_id)
+        if row >= 0:
+            copy_part(param.data[row], loaded_weight, shard_id, self.ledger.shards, self.moe)
+        return (row >= 0) if return_success else None
+
+    def _row(self, param: Tensor, name: str, shard_id: str, expert_id: int) -> int:
+        """Row of ``param`` for an expert's tensor; -1 for experts of other ranks."""
+        return self._locally(expert_id)
 
     def install(self, layer: Any, stored: StoredExperts) -> None:
         """Register the tensors that the layer's forward pass reads."""

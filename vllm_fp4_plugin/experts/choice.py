@@ -8,7 +8,7 @@ from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase, Unquantized
 from nvfp4_kernels.activation import SILU
 from nvfp4_kernels.dispatch import NoKernelError
 from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE
-from vllm_fp4_plugin.activation_terms import GivenTerms
+from vllm_fp4_plugin.activation_terms import RequestedTerms
 from vllm_fp4_plugin.checkpoint import completeness
 from vllm_fp4_plugin.delegated import choice as delegated
 from vllm_fp4_plugin.device import is_planned
@@ -34,7 +34,7 @@ def choose(
     options: Options,
     startup: Startup,
     reason: str,
-    terms: GivenTerms | None,
+    terms: RequestedTerms | None,
 ) -> FusedMoEMethodBase:
     """Choose the method of a layer of experts, ours or, if unsupported, vLLM's, and report it.
 
@@ -52,29 +52,29 @@ def choose(
         UnsupportedCheckpoint: no method that the user's options allow serves these experts.
     """
     completeness.check_load_format(get_current_vllm_config().load_config.load_format)
-    against = _against_ours(prefix, group, options)
-    if against is None:
+    why_not = _why_not_ours(prefix, group, options)
+    if why_not is None:
         try:
             method = Nvfp4ExpertsMethod(
                 startup, options, layer, prefix, checkpoint,
                 weight_only=group.kind is Kind.NVFP4_A16, terms=terms,
             )  # fmt: skip
         except (UnsupportedCheckpoint, NoKernelError) as error:
-            against = str(error).removeprefix(f"{prefix}: ")
+            why_not = str(error).removeprefix(f"{prefix}: ")
         else:
-            startup.waiting.add(prefix)
+            startup.pending.add(prefix)
             startup.report.add(own_record(layer, prefix, method.plan, reason))
             return method
     if options.experts == "own" or is_on_cpu():
-        raise UnsupportedCheckpoint(f"{prefix}: {against}")
-    startup.waiting.add(prefix)
+        raise UnsupportedCheckpoint(f"{prefix}: {why_not}")
+    startup.pending.add(prefix)
     if options.experts == "vllm" or not group.kind.is_nvfp4:
-        against = ""  # no reason to report: vLLM's method is expected here
-    return _delegated(layer, prefix, group, checkpoint, startup, (reason, against))
+        why_not = ""  # no reason to report: vLLM's method is expected here
+    return _delegated(layer, prefix, group, checkpoint, startup, (reason, why_not))
 
 
 def choose_online(
-    layer: Any, prefix: str, options: Options, startup: Startup, terms: GivenTerms | None
+    layer: Any, prefix: str, options: Options, startup: Startup, terms: RequestedTerms | None
 ) -> FusedMoEMethodBase | None:
     """Choose and report the method of a layer of 16-bit experts; None: vLLM's, in 16 bits.
 
@@ -104,12 +104,12 @@ def choose_online(
         reason = str(error).removeprefix(f"{prefix}: ")
         startup.report.add(unquantized(layer, prefix, reason))
         return None
-    startup.waiting.add(prefix)
+    startup.pending.add(prefix)
     startup.report.add(own_record(layer, prefix, method.plan, ""))
     return method
 
 
-def _against_ours(prefix: str, group: LayerGroup, options: Options) -> str | None:
+def _why_not_ours(prefix: str, group: LayerGroup, options: Options) -> str | None:
     """Reason why our method must not be tried; None if it may be."""
     if not group.kind.is_nvfp4:
         where = " on CPU; serve the model on a GPU" if is_on_cpu() else "; leave out experts='own'"
@@ -181,27 +181,27 @@ def unquantized(layer: Any, prefix: str, reason: str) -> LayerRecord:
 
 
 def planned(
-    prefix: str, group: LayerGroup, options: Options, terms: GivenTerms | None, activation: str
+    prefix: str, group: LayerGroup, options: Options, terms: RequestedTerms | None, activation: str
 ) -> tuple[str, str, str]:
     """Kernel label, arithmetic and reason for gated experts, from checkpoint headers alone.
 
     Raises:
         UnsupportedCheckpoint: no method would serve them.
     """
-    against = _against_ours(prefix, group, options)
+    why_not = _why_not_ours(prefix, group, options)
     if activation not in GATED_NAMES:
-        against = f"its activation is {activation}, must be {', '.join(GATED_NAMES)}"
-    if against is None:
+        why_not = f"its activation is {activation}, must be {', '.join(GATED_NAMES)}"
+    if why_not is None:
         inputs: Inputs = "16-bit" if group.kind is Kind.NVFP4_A16 else "static"
         try:
-            plan = make_plan(SILU, gated=True, inputs=inputs, given=terms)
+            plan = make_plan(SILU, gated=True, inputs=inputs, requested=terms)
         except NoKernelError as error:
-            against = str(error)
+            why_not = str(error)
         else:
             return plan.first.label, plan.arithmetic, plan.reason
     if options.experts == "own" or is_on_cpu():
-        raise UnsupportedCheckpoint(f"{prefix}: {against}")
-    why = "" if options.experts == "vllm" or not group.kind.is_nvfp4 else against
+        raise UnsupportedCheckpoint(f"{prefix}: {why_not}")
+    why = "" if options.experts == "vllm" or not group.kind.is_nvfp4 else why_not
     return f"{group.kind.family} (vLLM)", arithmetic_of(group), why
 
 

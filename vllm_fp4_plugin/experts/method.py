@@ -9,10 +9,10 @@ from vllm.config import get_current_vllm_config
 
 from nvfp4_kernels.formats.nvfp4 import GLOBAL_RANGE
 from vllm_fp4_plugin import kernel_weight
-from vllm_fp4_plugin.activation_terms import GivenTerms
+from vllm_fp4_plugin.activation_terms import RequestedTerms
 from vllm_fp4_plugin.experts.base import ExpertsMethod
 from vllm_fp4_plugin.experts.ledger import BIAS, BIAS_FORM, ExpertLedger, nvfp4_forms
-from vllm_fp4_plugin.experts.stacks import DOWN, copy_part
+from vllm_fp4_plugin.experts.stacks import DOWN
 from vllm_fp4_plugin.experts.weights import StoredExperts
 from vllm_fp4_plugin.formats import CheckpointConfig
 from vllm_fp4_plugin.options import Activation, Options
@@ -31,9 +31,6 @@ class Nvfp4ExpertsMethod(ExpertsMethod):
         weight_only: the checkpoint leaves activations in 16 bits.
         terms: number of terms that the user requested.
 
-    Attributes:
-        ledger: account of the loaded tensors.
-
     Raises:
         UnsupportedCheckpoint, NoKernelError: see the base class.
     """
@@ -47,7 +44,7 @@ class Nvfp4ExpertsMethod(ExpertsMethod):
         checkpoint: CheckpointConfig,
         *,
         weight_only: bool,
-        terms: GivenTerms | None = None,
+        terms: RequestedTerms | None = None,
     ) -> None:
         inputs: Activation = "16-bit" if weight_only else "static"
         super().__init__(startup, options, layer, prefix, inputs, terms)
@@ -100,23 +97,11 @@ class Nvfp4ExpertsMethod(ExpertsMethod):
                 layer.register_parameter(f"{part}_{BIAS}", parameter)
         self._locally = layer._map_global_expert_id_to_local_expert_id
 
-    def _load(
-        self,
-        param: Tensor,
-        loaded_weight: Tensor,
-        weight_name: str,
-        shard_id: str,
-        expert_id: int,
-        return_success: bool,
-    ) -> bool | None:
-        """Copy this rank's part of a tensor; see ``RoutedExperts.weight_loader``."""
-        row = self._locally(expert_id)
+    def _row(self, param: Tensor, name: str, shard_id: str, expert_id: int) -> int:
         everywhere = shard_id != DOWN and len(param) == self.moe.num_experts
-        if everywhere and weight_name.endswith(self.checkpoint.names.input_global):
-            row = expert_id  # inputs are quantised alike on every rank
-        if row >= 0:
-            copy_part(param.data[row], loaded_weight, shard_id, self.ledger.shards, self.moe)
-        return (row >= 0) if return_success else None
+        if everywhere and name.endswith(self.checkpoint.names.input_global):
+            return expert_id  # inputs are quantised alike on every rank
+        return super()._row(param, name, shard_id, expert_id)
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Check the loaded tensors, and convert them to the kernels' layout."""

@@ -11,10 +11,10 @@ from vllm.config import get_current_vllm_config
 from vllm.distributed import get_ep_group, get_tp_group
 from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
 
-from vllm_fp4_plugin.activation_terms import GivenTerms
+from vllm_fp4_plugin.activation_terms import RequestedTerms
 from vllm_fp4_plugin.experts.base import ExpertsMethod
 from vllm_fp4_plugin.experts.ledger import ExpertLedger
-from vllm_fp4_plugin.experts.stacks import DOWN, copy_part
+from vllm_fp4_plugin.experts.stacks import DOWN
 from vllm_fp4_plugin.experts.weights import StoredExperts
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.linear.online import quantize
@@ -37,9 +37,6 @@ class Nvfp4OnlineExpertsMethod(ExpertsMethod):
         prefix: name of the layer.
         terms: number of terms that the user requested.
 
-    Attributes:
-        ledger: account of the loaded tensors.
-
     Raises:
         UnsupportedCheckpoint, NoKernelError: see the base class.
     """
@@ -52,7 +49,7 @@ class Nvfp4OnlineExpertsMethod(ExpertsMethod):
         options: Options,
         layer: Any,
         prefix: str,
-        terms: GivenTerms | None = None,
+        terms: RequestedTerms | None = None,
     ) -> None:
         if layer.moe_config.has_bias:
             # Only gpt-oss has biases; vLLM copies its stacks without calling a loader.
@@ -86,21 +83,6 @@ class Nvfp4OnlineExpertsMethod(ExpertsMethod):
         self._locally = layer._map_global_expert_id_to_local_expert_id
         if torch.get_default_device().type != "meta":  # on meta, no values to process
             initialize_online_processing(layer)
-
-    def _load(
-        self,
-        param: Tensor,
-        loaded_weight: Tensor,
-        weight_name: str,
-        shard_id: str,
-        expert_id: int,
-        return_success: bool,
-    ) -> bool | None:
-        """Copy this rank's part of a weight; see ``RoutedExperts.weight_loader``."""
-        row = self._locally(expert_id)
-        if row >= 0:
-            copy_part(param.data[row], loaded_weight, shard_id, self.ledger.shards, self.moe)
-        return (row >= 0) if return_success else None
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Quantise each matrix with its own global scale, then convert as for any checkpoint."""

@@ -24,12 +24,10 @@ from vllm_fp4_plugin.ops.define import define, function, readable
 _LIBRARY = Library("nvfp4_tc", "FRAGMENT")
 
 
-class ExpertsCall(NamedTuple):
-    """Arguments of a layer to both ops, in the order of their schema.
+class KernelExperts(NamedTuple):
+    """Experts of one rank in the form that both ops take.
 
     Attributes:
-        expert_map: int32 ``(E,)``, weight row of each expert id, -1 for experts of other ranks;
-            None: ids are rows.
         w13: uint8 ``(L, 2, I, H/2)``, gate before up, or ``(L, I, H/2)`` without a gate; or their
             data in fragment layout.
         w13_scale: float8_e4m3fn, blocked layout of each matrix; or uint8, fragment layout.
@@ -42,6 +40,27 @@ class ExpertsCall(NamedTuple):
         w2_input: float32 ``(L,)``, calibrated for each expert; None as ``w13_input``.
         w13_bias: of x's dtype, ``(L, 2, I)`` or ``(L, I)``; None without biases.
         w2_bias: of x's dtype, ``(L, H)``; None as ``w13_bias``.
+    """
+
+    w13: Tensor
+    w13_scale: Tensor
+    w13_alpha: Tensor
+    w2: Tensor
+    w2_scale: Tensor
+    w2_alpha: Tensor
+    w13_input: Tensor | None
+    w2_input: Tensor | None
+    w13_bias: Tensor | None
+    w2_bias: Tensor | None
+
+
+class ExpertsCall(NamedTuple):
+    """Arguments of a layer to both ops, in the order of their schema.
+
+    Attributes:
+        expert_map: int32 ``(E,)``, weight row of each expert id, -1 for experts of other ranks;
+            None: ids are rows.
+        experts: weights, scales and biases.
         sizes: first four fields of ``ExpertSizes``.
         kernels: ``ExpertsPlan.targets``.
         quantizes: activations are quantised to NVFP4.
@@ -54,16 +73,7 @@ class ExpertsCall(NamedTuple):
     """
 
     expert_map: Tensor | None
-    w13: Tensor
-    w13_scale: Tensor
-    w13_alpha: Tensor
-    w2: Tensor
-    w2_scale: Tensor
-    w2_alpha: Tensor
-    w13_input: Tensor | None
-    w2_input: Tensor | None
-    w13_bias: Tensor | None
-    w2_bias: Tensor | None
+    experts: KernelExperts
     sizes: Sequence[int]
     kernels: Sequence[str]
     quantizes: bool
@@ -73,23 +83,28 @@ class ExpertsCall(NamedTuple):
     alpha: float
     beta: float
 
+    @classmethod
+    def of(cls, expert_map: Tensor | None, *flat: Any) -> "ExpertsCall":
+        """Bundle an op's arguments, which are flat."""
+        return cls(expert_map, KernelExperts(*flat[:_TENSORS]), *flat[_TENSORS:])
+
     @property
     def of_layer(self) -> ExpertSizes:
         """Sizes of the layer."""
         h, i, held, total = self.sizes
-        return ExpertSizes(h, i, held, total, gated=self.w13_alpha.ndim == 2)
+        return ExpertSizes(h, i, held, total, gated=self.experts.w13_alpha.ndim == 2)
 
     @property
     def output(self) -> Output:
         """Format of the input of gemm1."""
         if not self.quantizes:
             return None
-        return (
-            PerToken(self.terms) if self.w13_input is None else Static(self.w13_input, self.terms)
-        )
+        scale = self.experts.w13_input
+        return PerToken(self.terms) if scale is None else Static(scale, self.terms)
 
 
-_FIELDS = len(ExpertsCall._fields)
+_TENSORS = len(KernelExperts._fields)
+_FIELDS = len(ExpertsCall._fields) - 1 + _TENSORS  # of a call, flat
 
 
 def _experts(x: Tensor, topk_weights: Tensor, topk_ids: Tensor, *flat: Any) -> Tensor:
@@ -107,7 +122,7 @@ def _experts(x: Tensor, topk_weights: Tensor, topk_ids: Tensor, *flat: Any) -> T
         ``(M, H)`` of x's dtype.
     """
     *fields, weight_on_input = flat
-    call = ExpertsCall(*fields)
+    call = ExpertsCall.of(*fields)
     sizes = call.of_layer
     tile_tokens = choose_tile_tokens(x.device, len(x), topk_ids.shape[1], sizes)
     weights = topk_weights.float().contiguous()
@@ -126,7 +141,7 @@ def _routed_experts(
     ``bias`` is float32 ``(E,)``, or None; ``padding``, bool ``(M,)`` or None, marks rows without a
     token. ``flat`` holds the fields of an ``ExpertsCall``, then of a ``Router``.
     """
-    call, router = ExpertsCall(*flat[:_FIELDS]), router_of(*flat[_FIELDS:])
+    call, router = ExpertsCall.of(*flat[:_FIELDS]), router_of(*flat[_FIELDS:])
     sizes = call.of_layer
     tile_tokens = choose_tile_tokens(x.device, len(x), router.top_k, sizes)
     x = readable(x)
@@ -146,13 +161,13 @@ def _products(
     """Run gemm1, requantize and gemm2 on token tiles; sum per token, by ``weights`` if given."""
     _, first, between, second, combine = call.kernels
     a, a_scales, row_scale, routing, _ = tiles
-    groups, terms = routing.groups, call.terms
-    output = None if call.w2_input is None else Static(call.w2_input, terms)
+    groups, terms, weight = routing.groups, call.terms, call.experts
+    output = None if weight.w2_input is None else Static(weight.w2_input, terms)
     activation = Activation(call.activation, call.limit, call.alpha, call.beta)
     hidden, hidden_scales = function(first)(
         GroupedGemmCall(
-            a, a_scales, groups, call.w13, call.w13_scale, call.w13_alpha, row_scale,
-            call.w13_bias, sizes.i, activation, dtype, terms, output, global_experts=sizes.total,
+            a, a_scales, groups, weight.w13, weight.w13_scale, weight.w13_alpha, row_scale,
+            weight.w13_bias, sizes.i, activation, dtype, terms, output, global_experts=sizes.total,
         )
     )  # fmt: skip
     row_scale = None
@@ -163,8 +178,8 @@ def _products(
     # weights while gemm1 ends.
     out, _ = function(second)(
         GroupedGemmCall(
-            hidden, hidden_scales, groups, call.w2, call.w2_scale, call.w2_alpha, row_scale,
-            call.w2_bias, sizes.h, None, dtype, terms, None, routed_before=not between,
+            hidden, hidden_scales, groups, weight.w2, weight.w2_scale, weight.w2_alpha, row_scale,
+            weight.w2_bias, sizes.h, None, dtype, terms, None, routed_before=not between,
             global_experts=sizes.total,
         )
     )  # fmt: skip

@@ -15,7 +15,7 @@ from nvfp4_kernels.gemm.grouped_silu_mul.kernels import KERNELS as GROUPED_SILU_
 from nvfp4_kernels.moe.combine.kernels import KERNELS as MOE_COMBINE
 from nvfp4_kernels.moe.dispatch.kernels import KERNELS as MOE_DISPATCH
 from nvfp4_kernels.precompile.experts_layer import Choice
-from vllm_fp4_plugin.activation_terms import GivenTerms
+from vllm_fp4_plugin.activation_terms import RequestedTerms
 from vllm_fp4_plugin.device import current_device
 from vllm_fp4_plugin.options import Activation as Inputs
 from vllm_fp4_plugin.plan import arithmetic_of, choose_kernels
@@ -83,7 +83,7 @@ def make_plan(
     *,
     gated: bool,
     inputs: Inputs,
-    given: GivenTerms | None,
+    requested: RequestedTerms | None,
     choice: Choice | None = None,
 ) -> ExpertsPlan:
     """Choose the kernels of a layer for this process's device.
@@ -92,14 +92,14 @@ def make_plan(
         activation: activation between the GEMMs.
         gated: experts have a gate.
         inputs: quantization of the inputs of both GEMMs.
-        given: number of terms that the user requested for the layer.
+        requested: number of terms that the user requested for the layer.
         choice: top-k choice of experts, if our kernels choose.
 
     Raises:
         NoKernelError: the device lacks a kernel; the message lists the available ones.
     """
     table = GROUPED_SILU_MUL_GEMM if gated else GROUPED_GEMM
-    chosen = choose_kernels(table, inputs, given, _ENTRIES)
+    chosen = choose_kernels(table, inputs, requested, _ENTRIES)
     device, between = current_device(), None
     if chosen.activation == "per-token":
         between = MOE_DISPATCH.select(device, "w4a4")
@@ -137,7 +137,7 @@ def activation_of(layer: Any) -> Activation:
     )
 
 
-def obstacle(layer: Any) -> str | None:
+def unsupported_reason(layer: Any) -> str | None:
     """Name a feature that a layer needs and our kernels lack; None if they lack none."""
     config = layer.moe_config
     return _of_arithmetic(config) or _of_sizes(config) or _of_ranks(config.moe_parallel_config)
@@ -179,7 +179,7 @@ def _of_ranks(parallel: Any) -> str | None:
     return None
 
 
-def cpu_obstacle(layer: Any) -> str | None:
+def cpu_unsupported_reason(layer: Any) -> str | None:
     """Name a feature that a layer needs and vLLM lacks on a CPU; None if it lacks none."""
     ranks = layer.moe_config.moe_parallel_config.dp_size
     module, _, communicator = current_platform.get_device_communicator_cls().rpartition(".")

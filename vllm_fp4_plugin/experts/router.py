@@ -30,9 +30,9 @@ _KNOWN = (
 
 def choice_of(layer: Any) -> tuple[Choice | None, str]:
     """Our top-k choice for a layer; None and the reason if vLLM must choose."""
-    against = _obstacle(layer)
-    if against is not None:
-        return None, f"experts chosen by vLLM: {against}"
+    why_not = _unsupported_reason(layer)
+    if why_not is not None:
+        return None, f"experts chosen by vLLM: {why_not}"
     config, bias = layer.moe_config, layer.e_score_correction_bias
     # vLLM's router without groups and without a bias applies no scaling factor.
     scaled = layer.use_grouped_topk or bias is not None
@@ -47,7 +47,7 @@ def choice_of(layer: Any) -> tuple[Choice | None, str]:
     return Choice(router, dtype_name(logits), bias is not None), ""
 
 
-def _obstacle(layer: Any) -> str | None:
+def _unsupported_reason(layer: Any) -> str | None:
     config, bias = layer.moe_config, layer.e_score_correction_bias
     if layer.custom_routing_function is not None:
         return "the model has a function for it"

@@ -9,6 +9,7 @@ from torch.nn.functional import pad
 from nvfp4_kernels.formats.fragments import to_fragments
 from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE, to_blocked
 from nvfp4_kernels.precompile.experts_layer import padded_width
+from vllm_fp4_plugin.experts.op import KernelExperts
 from vllm_fp4_plugin.experts.plan import ExpertsPlan
 from vllm_fp4_plugin.kernel_weight import weight_bytes
 
@@ -39,21 +40,6 @@ class StoredExperts(NamedTuple):
     w2_input: Tensor | None
     w13_bias: Tensor | None = None
     w2_bias: Tensor | None = None
-
-
-class KernelExperts(NamedTuple):
-    """Experts of one rank in the form that ``op.experts`` takes."""
-
-    w13: Tensor
-    w13_scale: Tensor
-    w13_alpha: Tensor
-    w2: Tensor
-    w2_scale: Tensor
-    w2_alpha: Tensor
-    w13_input: Tensor | None
-    w2_input: Tensor | None
-    w13_bias: Tensor | None
-    w2_bias: Tensor | None
 
 
 def kernel_experts(stored: StoredExperts, plan: ExpertsPlan) -> KernelExperts:

@@ -96,8 +96,8 @@ class CompressedTensors(Format):
     def claims_nvfp4(self, config: Mapping[str, Any]) -> bool:
         groups = config.get("config_groups")
         parts = groups.values() if isinstance(groups, Mapping) else ()
-        said = (part.get("format") for part in parts if isinstance(part, Mapping))
-        return _PACKING in (config.get("format"), *said)
+        formats = (part.get("format") for part in parts if isinstance(part, Mapping))
+        return _PACKING in (config.get("format"), *formats)
 
     def parse(self, config: Mapping[str, Any]) -> CheckpointConfig:
         for field in ("sparsity_config", "transform_config"):

@@ -12,7 +12,7 @@ from vllm.distributed import get_tensor_model_parallel_world_size
 from nvfp4_kernels.dispatch import Kernel
 from vllm_fp4_plugin import batch_invariance
 from vllm_fp4_plugin.fusion.match_all_reduce import READS_BETWEEN, producer_before
-from vllm_fp4_plugin.fusion.match_norm import Found
+from vllm_fp4_plugin.fusion.match_norm import NormMatch
 from vllm_fp4_plugin.fusion.norm_quantize import Reduction
 from vllm_fp4_plugin.ops import flashinfer_all_reduce
 
@@ -24,22 +24,22 @@ class Before(NamedTuple):
         producer: row-parallel layer of ours whose partial sums the norm all-reduces; None: the
             norm's input is already reduced.
         reduction: how the norm all-reduces; None without a producer.
-        said: note for the report, or the reason why there is no producer; empty on one rank.
+        note: note for the report, or the reason why there is no producer; empty on one rank.
     """
 
     producer: Any
     reduction: Reduction | None
-    said: str
+    note: str
 
 
 NONE = Before(None, None, "")
 
 
-def before(found: Found, layer: Any, kernel: Kernel) -> Before:
+def before(match: NormMatch, layer: Any, kernel: Kernel) -> Before:
     """Find the row-parallel layer whose all-reduce a quantising norm can take over.
 
     Args:
-        found: the norm.
+        match: the norm.
         layer: linear layer that consumes the norm's quantised result.
         kernel: kernel of the norm with a residual.
     """
@@ -48,35 +48,35 @@ def before(found: Found, layer: Any, kernel: Kernel) -> Before:
     if batch_invariance.is_wanted():
         return Before(None, None, "all-reduce before it: vLLM's, whose order is fixed")
     config, plan = get_current_vllm_config(), layer.quant_method.plan
-    owner = found.owners[0]
-    [name] = [name for name, module in owner._modules.items() if module is found.norm]
+    owner = match.owners[0]
+    [name] = [name for name, module in owner._modules.items() if module is match.norm]
     speculative = config.speculative_config
     reads_between = speculative is not None and speculative.method in READS_BETWEEN
-    producer, against = producer_before(found.owners, name, reads_between)
-    against = against or _obstacle(plan, producer)
-    if against:
-        return Before(None, None, f"all-reduce before it: {against}")
+    producer, why_not = producer_before(match.owners, name, reads_between)
+    why_not = why_not or _unsupported_reason(plan, producer)
+    if why_not:
+        return Before(None, None, f"all-reduce before it: {why_not}")
     tokens, why = flashinfer_all_reduce.most_tokens(
-        config, kernel.arch, plan.terms, found.norm, layer.params_dtype
+        config, kernel.arch, plan.terms, match.norm, layer.params_dtype
     )
     width = flashinfer_all_reduce.widest(config) if tokens else 0
-    return Before(producer, Reduction(tokens, width, producer), _said(producer, tokens, why))
+    return Before(producer, Reduction(tokens, width, producer), _note(producer, tokens, why))
 
 
-def vllm_does_better(config: Any, found: Before) -> str:
+def vllm_does_better(config: Any, match: Before) -> str:
     """Reason to keep vLLM's norm, which vLLM fuses with an all-reduce and we cannot; else empty.
 
     Args:
         config: config of the engine.
-        found: layer before the norm.
+        match: layer before the norm.
     """
-    if found.producer is not None or not config.compilation_config.pass_config.fuse_allreduce_rms:
+    if match.producer is not None or not config.compilation_config.pass_config.fuse_allreduce_rms:
         return ""
-    why = found.said.partition(": ")[2]
+    why = match.note.partition(": ")[2]
     return ": ".join(filter(None, ("vLLM fuses it with an all-reduce", why)))
 
 
-def _obstacle(plan: Any, producer: Any) -> str:
+def _unsupported_reason(plan: Any, producer: Any) -> str:
     """Reason why a norm cannot all-reduce a layer's partial sums; empty if it can."""
     name = producer.prefix.rpartition(".")[2]
     method = producer.quant_method
@@ -90,7 +90,7 @@ def _obstacle(plan: Any, producer: Any) -> str:
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-def _said(producer: Any, tokens: int, why: str) -> str:
+def _note(producer: Any, tokens: int, why: str) -> str:
     name = producer.prefix.rpartition(".")[2]
     if tokens:
         how = (

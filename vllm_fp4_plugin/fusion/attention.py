@@ -20,7 +20,7 @@ from vllm_fp4_plugin.report import Report
 OFF = "switched off (fuse_attention)"
 
 
-def settle(
+def resolve_fusions(
     owners: Sequence[Module], layer: Any, plan: LinearPlan, report: Report, options: Options
 ) -> None:
     """Resolve the fusions of our attention layers in the module that holds a linear layer.
@@ -37,15 +37,15 @@ def settle(
     for name, module in list(owners[0]._modules.items()):
         # Hopper's attention stores keys itself, and its GEMMs take 16-bit inputs.
         if isinstance(module, Attention) and type(module.impl) is PagedAttentionImpl:
-            said = [_settle_rotation(owners, name, module, options)]
+            notes = [_resolve_rotation(owners, name, module, options)]
             if plan.quantizer is not None and attention_quantize.feeds(owners[0], name, layer):
-                said.append(_settle_result(owners[0], name, layer, plan, options))
-            for each in filter(None, said):
-                module.impl.said = "; ".join(filter(None, (module.impl.said, each)))
+                notes.append(_resolve_result(owners[0], name, layer, plan, options))
+            for each in filter(None, notes):
+                module.impl.note = "; ".join(filter(None, (module.impl.note, each)))
                 report.amend(module.layer_name, each)
 
 
-def _settle_rotation(owners: Sequence[Module], name: str, attention: Any, options: Options) -> str:
+def _resolve_rotation(owners: Sequence[Module], name: str, attention: Any, options: Options) -> str:
     """Fuse the preceding rotary embedding, if there is one, into attention.
 
     Returns:
@@ -53,34 +53,34 @@ def _settle_rotation(owners: Sequence[Module], name: str, attention: Any, option
     """
     owner: Any = owners[0]
     rotary_name, rotary = match_rotary.rotary_before(owner, name)
-    if rotary is None or attention.impl.rotation_settled:
+    if rotary is None or attention.impl.rotation_resolved:
         return ""
-    attention.impl.rotation_settled = True
-    against = "" if options.fuse_attention else OFF
-    against = against or match_rotary.obstacle(owners, name, rotary_name)
-    if against:
-        return f"{rotary_name} apart: {against}"
-    said = match_rotary.bind(owner, name, rotary_name)
+    attention.impl.rotation_resolved = True
+    why_not = "" if options.fuse_attention else OFF
+    why_not = why_not or match_rotary.unsupported_reason(owners, name, rotary_name)
+    if why_not:
+        return f"{rotary_name} apart: {why_not}"
+    note = match_rotary.bind(owner, name, rotary_name)
     kernel = match_rotary.kernel_of(attention)
     assert kernel is not None
-    hash_kernels(get_current_vllm_config(), (f"{name}: {said}", kernel.target), 1, options)
-    return said
+    hash_kernels(get_current_vllm_config(), (f"{name}: {note}", kernel.target), 1, options)
+    return note
 
 
-def _settle_result(owner: Any, name: str, layer: Any, plan: LinearPlan, options: Options) -> str:
+def _resolve_result(owner: Any, name: str, layer: Any, plan: LinearPlan, options: Options) -> str:
     """Let attention quantise its result for the linear layer that consumes it.
 
     Returns:
         Note for the report, with the reason if attention cannot do this.
     """
     config, attention = get_current_vllm_config(), owner._modules[name]
-    against = "" if options.fuse_attention else OFF
+    why_not = "" if options.fuse_attention else OFF
     if config.lora_config is not None:
-        against = against or "LoRA is enabled"
-    against = against or attention_quantize.obstacle(owner, name, attention, layer)
-    if against:
-        return f"result in 16 bits: {against}"
+        why_not = why_not or "LoRA is enabled"
+    why_not = why_not or attention_quantize.unsupported_reason(owner, name, attention, layer)
+    if why_not:
+        return f"result in 16 bits: {why_not}"
     kernel = attention_quantize.hand_over(attention, layer)
-    said = f"result quantised for {layer.prefix.rpartition('.')[2]}"
-    hash_kernels(config, (f"{name}: {said}", kernel.target), plan.terms, options)
-    return said
+    note = f"result quantised for {layer.prefix.rpartition('.')[2]}"
+    hash_kernels(config, (f"{name}: {note}", kernel.target), plan.terms, options)
+    return note

@@ -95,7 +95,7 @@ def feeds(owner: Any, name: str, layer: Any) -> bool:
     return plain and len(names) == 1 and names[0] in flow_of(owner, name, "result").consumers
 
 
-def obstacle(owner: Any, name: str, attention: Any, layer: Any) -> str:
+def unsupported_reason(owner: Any, name: str, attention: Any, layer: Any) -> str:
     """Reason why an attention layer cannot quantise for a linear layer; empty if it can.
 
     Args:

@@ -122,12 +122,12 @@ def builders(layer: Module) -> list[Module]:
     return found
 
 
-def obstacle(layer: Any, prefix: str, options: Options) -> str | None:
+def unsupported_reason(layer: Any, prefix: str, options: Options) -> str | None:
     """Reason against fusing a layer, found while the layer is built.
 
     Returns:
         ``""`` if the layer is not a gate and up projection; None if fusion is still possible, see
-        ``owners_obstacle``.
+        ``owner_unsupported_reason``.
     """
     if prefix.rpartition(".")[2] != PROJECTION:
         return ""
@@ -147,15 +147,15 @@ def obstacle(layer: Any, prefix: str, options: Options) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def owners_obstacle(owner: Module | None, layer: Any) -> str | None:
+def owner_unsupported_reason(owner: Module | None, layer: Any) -> str | None:
     """Reason against fusing a layer, found in the owner; None if there is none.
 
     Args:
         owner: fully constructed module whose forward pass calls the layer; None if unknown.
         layer: the projection.
     """
-    held: Any = None if owner is None else owner._modules.get(PROJECTION)
-    if owner is None or held is not layer:
+    projection: Any = None if owner is None else owner._modules.get(PROJECTION)
+    if owner is None or projection is not layer:
         return "not fused: the module that calls it is not known"
     name = type(owner).__name__
     if sum(module is layer for _, module in owner.named_modules(remove_duplicate=False)) > 1:
@@ -163,8 +163,8 @@ def owners_obstacle(owner: Module | None, layer: Any) -> str | None:
     if "forward" in vars(owner):
         return f"not fused: the forward of this {name} was replaced"
     flow = _projected(owner, layer)
-    if flow.leak or flow.called_otherwise:
-        return f"not fused: {flow.leak or flow.called_otherwise}"
+    if flow.escape or flow.called_otherwise:
+        return f"not fused: {flow.escape or flow.called_otherwise}"
     called: list[Any] = [layer]
     for attribute in sorted(flow.consumers):
         activation = getattr(owner, attribute, None)
@@ -186,7 +186,8 @@ def consumer_of(owner: Any, layer: Any) -> tuple[Any, str]:
     """Layer that is the sole consumer of the activation's result.
 
     Args:
-        owner: fully constructed module that holds the fused projection, see ``owners_obstacle``.
+        owner: fully constructed module that holds the fused projection, see
+            ``owner_unsupported_reason``.
         layer: the projection.
 
     Returns:
@@ -197,8 +198,8 @@ def consumer_of(owner: Any, layer: Any) -> tuple[Any, str]:
     if len(activations) > 1:
         return None, f"{name} calls {' or '.join(activations)}"
     flow = flow_of(owner, activations[0], "result")
-    if flow.leak or flow.called_otherwise:
-        return None, flow.leak or flow.called_otherwise
+    if flow.escape or flow.called_otherwise:
+        return None, flow.escape or flow.called_otherwise
     [attribute, *others] = sorted(flow.consumers)
     found: Any = getattr(owner, attribute, None)
     where = f"{name}.{attribute}"

@@ -30,11 +30,11 @@ class Producer(NamedTuple):
 
     Attributes:
         layer: the layer; None if there is none.
-        against: reason why the norm cannot all-reduce the layer's result; empty if it can.
+        why_not: reason why the norm cannot all-reduce the layer's result; empty if it can.
     """
 
     layer: Any
-    against: str
+    why_not: str
 
 
 class _Source(NamedTuple):
@@ -46,14 +46,14 @@ class _Source(NamedTuple):
         layer: row-parallel layer whose result the submodule returns, maybe the submodule itself; or
             None.
         returns: return convention of the submodule.
-        leak: reason why ``layer`` is None although the submodule holds a row-parallel layer.
+        escape: reason why ``layer`` is None although the submodule holds a row-parallel layer.
     """
 
     name: str
     module: Any
     layer: Any
     returns: Returns
-    leak: str = ""
+    escape: str = ""
 
 
 def producer_before(owners: Sequence[Any], norm_name: str, reads_between: bool) -> Producer:
@@ -69,7 +69,7 @@ def producer_before(owners: Sequence[Any], norm_name: str, reads_between: bool) 
     if not feeding and _takes_input(owner, norm_name):
         return _across(owners, norm_name, reads_between)
     if not feeding:
-        return Producer(None, _leak(owner) or "what comes before it is not known")
+        return Producer(None, _escape(owner) or "what comes before it is not known")
     [(source, flow), *others] = feeding
     if others or source.layer is None:
         return Producer(None, _not_one(feeding))
@@ -90,13 +90,13 @@ def _takes_input(owner: Any, norm_name: str) -> bool:
     return any(norm_name in flow_of_parameter(owner, p, given).consumers for p in range(3))
 
 
-def _leak(owner: Any) -> str:
+def _escape(owner: Any) -> str:
     """First escape of the result of attention, an MLP or the like in an owner; else empty."""
     for source in _sources(owner):
         if source.layer is not None or source.module._modules:
             flow = flow_of(owner, source.name, source.returns, True, may_return=True)
-            if flow.leak:
-                return flow.leak
+            if flow.escape:
+                return flow.escape
     return ""
 
 
@@ -104,8 +104,8 @@ def _not_one(feeding: Sequence[tuple[_Source, Flow]]) -> str:
     names = [f"{source.name} ({type(source.module).__name__})" for source, _ in feeding]
     if len(names) > 1:
         return f"{' and '.join(names)} feed it"
-    leak = feeding[0][0].leak
-    return leak or f"{names[0]} returns no row-parallel layer's result"
+    escape = feeding[0][0].escape
+    return escape or f"{names[0]} returns no row-parallel layer's result"
 
 
 def _across(owners: Sequence[Any], norm_name: str, reads_between: bool) -> Producer:
@@ -140,16 +140,16 @@ def _across(owners: Sequence[Any], norm_name: str, reads_between: bool) -> Produ
         [call] = calls
         inside = flow_of_parameter(owner, call.parameter, frozenset({RESIDUAL}))
     reasons = {
-        flow.leak: bool(flow.leak),
+        flow.escape: bool(flow.escape),
         f"{' and '.join(sorted(flow.consumers))} read it": len(flow.uses) > 1,
         flow.called_otherwise: bool(flow.called_otherwise),
-        between.leak: bool(between.leak),
+        between.escape: bool(between.escape),
         f"{' and '.join(sorted(u.attribute for u in rest - noted))} read it": rest != noted,
         "a draft model reads what is between layers": reads_between and bool(noted),
     }
-    against = next((reason for reason, holds in reasons.items() if holds), "")
-    against = against or _in_the_way(inside, norm_name)
-    return _producer(source, (before, model), owners[-1], against)
+    why_not = next((reason for reason, holds in reasons.items() if holds), "")
+    why_not = why_not or _in_the_way(inside, norm_name)
+    return _producer(source, (before, model), owners[-1], why_not)
 
 
 def _is_auxiliary(model: Any, use: Use) -> bool:
@@ -163,7 +163,7 @@ def _in_the_way(flow: Flow, norm_name: str) -> str:
     expected = {Use(norm_name, 0)}
     others = sorted({use.attribute for use in flow.uses - expected})
     reasons = {
-        flow.leak: bool(flow.leak),
+        flow.escape: bool(flow.escape),
         f"{' and '.join(others)} read it": bool(others),
         flow.called_otherwise: bool(flow.called_otherwise),
         "the norm is called without a residual": norm_name in flow.alone,
@@ -172,12 +172,12 @@ def _in_the_way(flow: Flow, norm_name: str) -> str:
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-def _producer(source: _Source, owners: Sequence[Any], root: Any, against: str) -> Producer:
+def _producer(source: _Source, owners: Sequence[Any], root: Any, why_not: str) -> Producer:
     path = tuple(dict.fromkeys((source.layer, source.module)))
-    return Producer(source.layer, against or _obstacle(path, owners, root))
+    return Producer(source.layer, why_not or _unsupported_reason(path, owners, root))
 
 
-def _obstacle(path: Sequence[Any], owners: Sequence[Any], root: Any) -> str:
+def _unsupported_reason(path: Sequence[Any], owners: Sequence[Any], root: Any) -> str:
     """Reason why properties of the modules rule out fusion; empty if they do not."""
     for module in path:
         places = (each for holder in root.modules() for each in holder._modules.values())
@@ -202,7 +202,7 @@ def _sources(owner: Any) -> Iterator[_Source]:
 
 
 def _source(name: str, module: Any) -> _Source:
-    leak = ""
+    escape = ""
     for inner, layer in module._modules.items():
         if type(layer) is RowParallelLinear:
             flow = flow_of(module, inner, _returns(layer), may_return=True)
@@ -211,8 +211,8 @@ def _source(name: str, module: Any) -> _Source:
                 return _Source(name, module, layer, "result")
             if always and flow.uses == {Use(RETURNED, 0)}:
                 return _Source(name, module, layer, "pair")
-            leak = flow.leak or flow.called_otherwise
-    return _Source(name, module, None, "result", leak)
+            escape = flow.escape or flow.called_otherwise
+    return _Source(name, module, None, "result", escape)
 
 
 def _returns(layer: Any) -> Returns:

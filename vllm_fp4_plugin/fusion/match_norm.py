@@ -13,19 +13,19 @@ from vllm_fp4_plugin.fusion.norm_quantize import QuantizingNorm
 _LAYERS_PARAMETERS = (0, "input_", "x")  # input of vLLM's linear layers
 
 
-class Found(NamedTuple):
+class NormMatch(NamedTuple):
     """A norm whose result goes to a layer.
 
     Attributes:
         name: name of the norm in the model.
         norm: the norm; a ``QuantizingNorm`` unless there is a reason against fusion.
-        against: reason why the norm cannot quantise for the layer; empty if it can.
+        why_not: reason why the norm cannot quantise for the layer; empty if it can.
         owners: modules around the norm, the innermost first.
     """
 
     name: str
     norm: Any
-    against: str
+    why_not: str
     owners: Sequence[Any]
 
 
@@ -33,7 +33,7 @@ class _Elsewhere(Exception):
     """Signal that the norm's result does not go to the layer, only to others."""
 
 
-def norm_before(layer: Any, prefix: str, owners: Sequence[Any], on_gpu: bool) -> Found | None:
+def norm_before(layer: Any, prefix: str, owners: Sequence[Any], on_gpu: bool) -> NormMatch | None:
     """Norm whose result goes to a layer, alone or among other consumers; None if there is none.
 
     Args:
@@ -55,12 +55,12 @@ def norm_before(layer: Any, prefix: str, owners: Sequence[Any], on_gpu: bool) ->
                 if all(use.attribute != names[0] for use in uses):
                     continue
                 try:
-                    against = _beyond(path, frozenset(uses))
+                    why_not = _beyond(path, frozenset(uses))
                 except _Elsewhere:
                     continue
-                against = flow.leak or flow.called_otherwise or against
-                against = _obstacle(owner, norm, path, on_gpu) or against
-                return Found(f"{prefix}.{name}", norm, against, owners[place:])
+                why_not = flow.escape or flow.called_otherwise or why_not
+                why_not = _unsupported_reason(owner, norm, path, on_gpu) or why_not
+                return NormMatch(f"{prefix}.{name}", norm, why_not, owners[place:])
         path.append(owner)
     return None
 
@@ -70,7 +70,7 @@ def _is_norm(module: Any) -> bool:
     return isinstance(module, RMSNorm) or type(module).__name__.endswith("Norm")
 
 
-def _obstacle(owner: Any, norm: Any, path: Sequence[Any], on_gpu: bool) -> str:
+def _unsupported_reason(owner: Any, norm: Any, path: Sequence[Any], on_gpu: bool) -> str:
     """Reason why properties of the modules rule out fusion; empty if they do not."""
     if type(norm) is not QuantizingNorm:
         return f"it is {type(norm).__name__}, not our RMSNorm"
@@ -109,8 +109,8 @@ def _beyond(path: Sequence[Any], uses: frozenset[Use]) -> str:
             break
         [use] = uses
         flow = flow_of_parameter(module, use.parameter)
-        if flow.leak or flow.called_otherwise:
-            return flow.leak or flow.called_otherwise
+        if flow.escape or flow.called_otherwise:
+            return flow.escape or flow.called_otherwise
         uses, called = flow.uses, below
         if all(module._modules.get(use.attribute) is not below for use in uses):
             raise _Elsewhere

@@ -20,7 +20,7 @@ POSITIONS = "positions"  # name of the argument in vLLM's models
 _READ = frozenset({"device", "dtype", "ndim", "numel", "shape", "size"})
 
 
-def obstacle(owners: Sequence[Any], rotary_name: str) -> str:
+def unsupported_reason(owners: Sequence[Any], rotary_name: str) -> str:
     """Reason why an embedding's positions may differ from attention's; empty if they cannot.
 
     Args:
@@ -37,12 +37,12 @@ def obstacle(owners: Sequence[Any], rotary_name: str) -> str:
             [name] = names
         flow = flow_of_parameter(owner, POSITIONS)
         places = {use.parameter for use in flow.uses if use.attribute == name}
-        if flow.leak or name in flow.without or not places or not places <= {0, POSITIONS}:
-            return _above(owners, depth) if depth > 1 else _said(owner, name)
+        if flow.escape or name in flow.without or not places or not places <= {0, POSITIONS}:
+            return _above(owners, depth) if depth > 1 else _note(owner, name)
     return ""
 
 
-def _said(owner: Any, name: str) -> str:
+def _note(owner: Any, name: str) -> str:
     return f"{type(owner).__name__} is not seen to hand its positions on to {name}"
 
 
@@ -57,7 +57,7 @@ def _above(owners: Sequence[Any], depth: int) -> str:
         except _NotUnderstood as reason:
             return f"{type(owners[place]).__name__}.forward {reason}"
         if not hands_on:
-            return _said(owners[place], type(inside[-1]).__name__)
+            return _note(owners[place], type(inside[-1]).__name__)
     return ""
 
 

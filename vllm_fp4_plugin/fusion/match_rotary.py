@@ -28,13 +28,13 @@ def rotary_before(owner: Any, name: str) -> tuple[str, Any]:
         name: name of the attention in ``owner``.
 
     Returns:
-        The embedding's name in ``owner`` and the embedding, to be checked by ``obstacle``; or an
-        empty name and None.
+        The embedding's name in ``owner`` and the embedding, to be checked by
+        ``unsupported_reason``; or an empty name and None.
     """
     for rotary_name, rotary in owner._modules.items():
         if type(rotary) in REPLACED or isinstance(rotary, RotaryOnOurKernel):
             flow = flow_of(owner, rotary_name, "pair", as_input=True)
-            if flow.leak or name in flow.consumers:
+            if flow.escape or name in flow.consumers:
                 return rotary_name, rotary
     return "", None
 
@@ -45,7 +45,7 @@ def kernel_of(attention: Any) -> Kernel | None:
     return KERNELS.find(current_device(), mode)  # type: ignore[arg-type]
 
 
-def obstacle(owners: Sequence[Any], name: str, rotary_name: str) -> str:
+def unsupported_reason(owners: Sequence[Any], name: str, rotary_name: str) -> str:
     """Reason why attention cannot do the embedding's work; empty if it can.
 
     Args:
@@ -58,7 +58,10 @@ def obstacle(owners: Sequence[Any], name: str, rotary_name: str) -> str:
     kind: Any = type(owner)
     attention, rotary = owner._modules[name], owner._modules[rotary_name]
     flows = [flow_of(owner, rotary_name, which, as_input=True) for which in ("pair", "second")]
-    otherwise, positions = flows[0].called_otherwise, match_positions.obstacle(owners, rotary_name)
+    otherwise, positions = (
+        flows[0].called_otherwise,
+        match_positions.unsupported_reason(owners, rotary_name),
+    )
     reasons = {
         otherwise: bool(otherwise),
         positions: bool(positions),
@@ -77,8 +80,8 @@ def obstacle(owners: Sequence[Any], name: str, rotary_name: str) -> str:
         "its forward was replaced": "forward" in vars(rotary),
         "there are hooks at it": bool(rotary._forward_hooks or rotary._forward_pre_hooks),
     }
-    leaks = (flow.leak for flow in flows)
-    found = next((leak for leak in leaks if leak), "")
+    escapes = (flow.escape for flow in flows)
+    found = next((escape for escape in escapes if escape), "")
     return found or next((reason for reason, holds in reasons.items() if holds), "")
 
 
@@ -103,12 +106,12 @@ def norms_before(owner: Any, rotary_name: str) -> Iterator[tuple[str, Any, int]]
         if type(norm) in (RMSNorm, NormOnOurKernel, QuantizingNorm):
             flow = flow_of(owner, name, "result", as_input=True, as_tensor=True)
             for place in (1, 2):
-                always = not flow.leak and not flow.called_otherwise
+                always = not flow.escape and not flow.called_otherwise
                 if always and flow.uses == {Use(rotary_name, place)}:
                     yield name, norm, place
 
 
-def norms_obstacle(owner: Any, norms: Sequence[tuple[str, Any, int]], rotary: Any) -> str:
+def norms_unsupported_reason(owner: Any, norms: Sequence[tuple[str, Any, int]], rotary: Any) -> str:
     """Reason why attention cannot apply the head norms too; empty if it can."""
     modules = [norm for _, norm, _ in norms]
     weights = [norm.weight for norm in modules if norm.has_weight]
@@ -139,15 +142,15 @@ def bind(owner: Any, name: str, rotary_name: str) -> str:
     attention, rotary = owner._modules[name], owner._modules[rotary_name]
     norms = list(norms_before(owner, rotary_name))
     taken: dict[int, Any] = {}
-    against = norms_obstacle(owner, norms, rotary) if norms else ""
-    if norms and not against:
+    why_not = norms_unsupported_reason(owner, norms, rotary) if norms else ""
+    if norms and not why_not:
         taken = {place: norm for _, norm, place in norms}
         for norm in taken.values():
             leave_unnormalised(norm)
     owner._modules[rotary_name] = Unrotated(rotary)
     rotation = Rotation(rotary, taken.get(1), taken.get(2))
     attention.impl.rotation = rotation
-    return f"{rotation.said}, norms of heads apart: {against}" if against else rotation.said
+    return f"{rotation.note}, norms of heads apart: {why_not}" if why_not else rotation.note
 
 
 def unbind(owner: Any, name: str) -> Callable[[], None]:

@@ -33,7 +33,7 @@ class NormOnOurKernel(RMSNorm):
             and norm_kernel.find() is not None
             and not batch_invariance.is_wanted()
             and _is_our_engine(config)
-            and not obstacle(config, Options.of(config).norm_rope_kernels)
+            and not unsupported_reason(config, Options.of(config).norm_rope_kernels)
         )
 
     def forward(self, x: Any, residual: Tensor | None = None) -> Any:
@@ -50,7 +50,7 @@ def _is_our_engine(config: VllmConfig) -> bool:
     return quantization is not None and quantization.get_name() == METHOD
 
 
-def obstacle(config: VllmConfig, switched_on: bool) -> str:
+def unsupported_reason(config: VllmConfig, switched_on: bool) -> str:
     """Reason why the engine's norms stay on vLLM's kernel; empty if there is none."""
     passes = config.compilation_config.pass_config
     taken = op_registry_oot.get("RMSNorm", NormOnOurKernel)
@@ -83,5 +83,5 @@ def make_default(vllm_config: VllmConfig, kernel: Kernel, switched_on: bool) -> 
         Record of the kernel of norms with a residual, with the reason.
     """
     put_in_place(NormOnOurKernel)
-    reason = obstacle(vllm_config, switched_on)
+    reason = unsupported_reason(vllm_config, switched_on)
     return LayerRecord(norm_kernel.OP, "vLLM" if reason else kernel.label, "16-bit", reason, 0, 0)

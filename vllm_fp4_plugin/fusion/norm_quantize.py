@@ -127,7 +127,7 @@ def kernels(per_token: bool) -> tuple[Kernel, Kernel] | None:
     return None if alone is None or adding is None else (alone, adding)
 
 
-def obstacle(vllm_config: VllmConfig, switched_on: bool) -> str | None:
+def unsupported_reason(vllm_config: VllmConfig, switched_on: bool) -> str | None:
     """Reason why no norm of an engine may quantise; None if there is none."""
     reasons = {
         "switched off (fuse_norm)": not switched_on,

@@ -30,12 +30,12 @@ class RotaryOnOurKernel(theirs.RotaryEmbedding):
         config, kernel = get_current_vllm_config(), _kernel()
         self.ours = False
         if kernel is not None and self._in_our_engine(config):
-            reason = self.obstacle()
+            reason = self.unsupported_reason()
             self.ours = not reason
             label = kernel.label if self.ours else "vLLM"
             config.quant_config.startup.report.add(LayerRecord(NAME, label, "16-bit", reason, 0, 0))
 
-    def obstacle(self) -> str:
+    def unsupported_reason(self) -> str:
         """Reason why the kernel cannot rotate this module's heads; empty if it can."""
         if not self.is_neox_style:
             return "it turns neighbouring elements together"

@@ -57,17 +57,17 @@ def choose(layer: IndexerTraits, vllm_config: Any) -> tuple[Format | None, str]:
         UnsupportedIndexer: the option requests an unsupported configuration; the message names the
             remedy.
     """
-    asked = Options.of(vllm_config).indexer_format
-    if asked is None and vllm_config.model_config.quantization != METHOD:
+    requested = Options.of(vllm_config).indexer_format
+    if requested is None and vllm_config.model_config.quantization != METHOD:
         return None, f"the model is not served with {METHOD}, and {OPTION} is not set"
-    fmt = format_of(asked or layer.native)
-    reasons = list(_obstacles(layer, fmt, vllm_config))
+    fmt = format_of(requested or layer.native)
+    reasons = list(_unsupported_reasons(layer, fmt, vllm_config))
     if not reasons:
-        return fmt, "by default" if asked is None else OPTION
-    if asked is None:
+        return fmt, "by default" if requested is None else OPTION
+    if requested is None:
         return None, "; ".join(reasons)
     raise UnsupportedIndexer(
-        f"{OPTION}: is {asked!r}, which cannot be served here: {'; '.join(reasons)}; "
+        f"{OPTION}: is {requested!r}, which cannot be served here: {'; '.join(reasons)}; "
         "or leave the option out, for vLLM's own kernels"
     )
 
@@ -77,7 +77,7 @@ def scoring_kernel(fmt: Format) -> Kernel:
     return SCORE_TOPK_KERNELS.select(current_device(), fmt.name)
 
 
-def _obstacles(layer: IndexerTraits, fmt: Format, vllm_config: Any) -> Iterator[str]:
+def _unsupported_reasons(layer: IndexerTraits, fmt: Format, vllm_config: Any) -> Iterator[str]:
     try:
         check_head_dim("head_dim", layer.head_dim)
         check_top_k(layer.top_k)
@@ -125,10 +125,10 @@ def has_exponent_scales() -> bool:
     return bool(tells()) or (is_planned() and device_family(current_device()) == "sm_100")
 
 
-def _native_remedy(native: str, asked: str) -> str:
+def _native_remedy(native: str, requested: str) -> str:
     reason = f"the model's layer has stored its keys in {native} already"
-    if asked in ("fp8", "mxfp4"):
-        return f'{reason}; serve with --attention-config \'{{"indexer_kv_dtype": "{asked}"}}\''
+    if requested in ("fp8", "mxfp4"):
+        return f'{reason}; serve with --attention-config \'{{"indexer_kv_dtype": "{requested}"}}\''
     return f"{reason}; choose {native}"
 
 

@@ -11,7 +11,7 @@ read float32 scales.
 import inspect
 import sys
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -88,32 +88,37 @@ def fused_norm_rope(
     return q_c
 
 
+class QueryCall(NamedTuple):
+    """Positional arguments of vLLM's ``fused_q``, in its order; ``index_…`` are the indexer's."""
+
+    positions: Tensor
+    q_pe: Tensor
+    q_pe_cos_sin_cache: Tensor
+    index_q: Tensor | None
+    index_q_cos_sin_cache: Tensor | None
+    ql_nope: Tensor
+    q_scale: Tensor
+    index_weights: Tensor | None
+    softmax_scale: float
+    head_scale: float
+
+
 def fused_q(
     theirs: Any,
-    positions: Tensor,
-    q_pe: Tensor,
-    q_pe_cos_sin_cache: Tensor,
-    index_q: Tensor | None,
-    index_q_cos_sin_cache: Tensor | None,
-    ql_nope: Tensor,
-    q_scale: Tensor,
-    index_weights: Tensor | None,
-    softmax_scale: float,
-    head_scale: float,
-    *,
+    *arguments: Any,
     has_indexer: bool = True,
     index_rope_interleave: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run vLLM's function without its indexer part; rotate the indexer's queries in 16 bits."""
-    unused_q, unused_weights, mqa_q = theirs(
-        positions, q_pe, q_pe_cos_sin_cache, None, None, ql_nope, q_scale, None,
-        softmax_scale, head_scale, has_indexer=False, **kwargs,
-    )  # fmt: skip
-    if index_q is None or index_q_cos_sin_cache is None or index_weights is None:
+    call = QueryCall(*arguments)
+    q, cos_sin, weights = call.index_q, call.index_q_cos_sin_cache, call.index_weights
+    without = call._replace(index_q=None, index_q_cos_sin_cache=None, index_weights=None)
+    unused_q, unused_weights, mqa_q = theirs(*without, has_indexer=False, **kwargs)
+    if q is None or cos_sin is None or weights is None:
         return unused_q, unused_weights, mqa_q
-    q = rotated(index_q, index_q_cos_sin_cache[positions], interleaved=index_rope_interleave)
-    return q, index_weights.float() * (softmax_scale * head_scale), mqa_q
+    q = rotated(q, cos_sin[call.positions], interleaved=index_rope_interleave)
+    return q, weights.float() * (call.softmax_scale * call.head_scale), mqa_q
 
 
 def rotated(x: Tensor, cos_sin: Tensor, *, interleaved: bool) -> Tensor:

@@ -20,7 +20,7 @@ from nvfp4_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
 from nvfp4_kernels.gemm.silu_mul.kernels import KERNELS as SILU_MUL_GEMM_KERNELS
 from vllm_fp4_plugin import batch_invariance
 from vllm_fp4_plugin import kernel_weight as weights
-from vllm_fp4_plugin.activation_terms import GivenTerms
+from vllm_fp4_plugin.activation_terms import RequestedTerms
 from vllm_fp4_plugin.checkpoint import completeness
 from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
 from vllm_fp4_plugin.fusion import all_reduce_norm, attention, norm_quantize
@@ -66,15 +66,15 @@ class Nvfp4LinearBase(LinearMethodBase):
         options: Options,
         prefix: str,
         activation: Activation,
-        terms: GivenTerms | None,
+        terms: RequestedTerms | None,
     ) -> None:
         self.startup = startup
         self.options = options
         self.prefix = prefix
         self.activation: Activation = activation
         self.terms = terms
-        self._owners: list[Module] = []  # innermost first; until ``settle``
-        self._settled = False
+        self._owners: list[Module] = []  # innermost first; until ``resolve_fusions``
+        self._is_resolved = False
         self._consumer: Any = None  # layer that takes the result quantised
         self._hands_on_part = False  # the next norm all-reduces the result
         self._feeds_reduction = False  # such a norm quantises for this layer
@@ -86,7 +86,7 @@ class Nvfp4LinearBase(LinearMethodBase):
         output_partition_sizes: list[int],
         params_dtype: torch.dtype,
     ) -> LinearPlan:
-        """Check that the layer can be served, and plan it; ``settle`` may change the plan."""
+        """Check that the layer can be served, and plan it; ``resolve_fusions`` may replan."""
         completeness.check_load_format(get_current_vllm_config().load_config.load_format)
         if params_dtype not in A16_DTYPES:
             raise UnsupportedCheckpoint(
@@ -105,32 +105,32 @@ class Nvfp4LinearBase(LinearMethodBase):
                 f"multiple of {BLOCK_SIZE}; use a smaller --tensor-parallel-size or leave the "
                 "layer unquantised"
             )
-        unfused = fused_mlp.obstacle(layer, self.prefix, self.options)
+        unfused = fused_mlp.unsupported_reason(layer, self.prefix, self.options)
         self._owners = fused_mlp.builders(layer)
         return self._plan(
             layer, input_size_per_partition, list(output_partition_sizes), params_dtype, unfused
         )
 
-    def settle(self, layer: Any) -> None:
+    def resolve_fusions(self, layer: Any) -> None:
         """Resolve a layer's fusions, once the modules around the layer are fully constructed.
 
         The fusions are: gate and up projection with SiLU-mul, whose result may be quantised for the
         next layer; a norm or attention that quantises its result for this layer; and attention in
         the same module that rotates queries and keys.
         """
-        if self._settled:
+        if self._is_resolved:
             return
-        self._settled = True
+        self._is_resolved = True
         owners, self._owners = self._owners, []
         if self.plan.gate_up:
-            self._settle_gate_up(owners, layer)
+            self._resolve_gate_up(owners, layer)
         if self.plan.quantizer is not None:
-            self._settle_norm(owners, layer)
-        attention.settle(owners, layer, self.plan, self.startup.report, self.options)
+            self._resolve_norm(owners, layer)
+        attention.resolve_fusions(owners, layer, self.plan, self.startup.report, self.options)
 
-    def _settle_gate_up(self, owners: list[Module], layer: Any) -> None:
+    def _resolve_gate_up(self, owners: list[Module], layer: Any) -> None:
         owner = owners[0] if owners else None
-        unfused = fused_mlp.owners_obstacle(owner, layer)
+        unfused = fused_mlp.owner_unsupported_reason(owner, layer)
         handed_over = ""
         if unfused is None:
             self._consumer, handed_over = self._hand_over(owner, layer)
@@ -138,28 +138,28 @@ class Nvfp4LinearBase(LinearMethodBase):
             k, sizes = self.plan.k, self.plan.shard_sizes
             self.plan = self._plan(layer, k, sizes, layer.params_dtype, unfused, handed_over)
 
-    def _settle_norm(self, owners: list[Module], layer: Any) -> None:
+    def _resolve_norm(self, owners: list[Module], layer: Any) -> None:
         plan, config = self.plan, get_current_vllm_config()
-        found = norm_before(layer, self.prefix, owners, on_gpu=plan.kernel.arch != "cpu")
-        if found is None:
+        match = norm_before(layer, self.prefix, owners, on_gpu=plan.kernel.arch != "cpu")
+        if match is None:
             return
         per_token = plan.activation == "per-token"
         kernels = norm_quantize.kernels(per_token)
-        against = norm_quantize.obstacle(config, self.options.fuse_norm) or found.against
-        name, shown = found.name, self.prefix.rpartition(".")[2]
+        why_not = norm_quantize.unsupported_reason(config, self.options.fuse_norm) or match.why_not
+        name, shown = match.name, self.prefix.rpartition(".")[2]
         found_before = all_reduce_norm.NONE
-        if not against and kernels is not None:
-            found_before = all_reduce_norm.before(found, layer, kernels[1])
-            against = all_reduce_norm.vllm_does_better(config, found_before)
-        if against or kernels is None:
-            self.startup.report.add(LayerRecord(name, "vLLM", "16-bit", against, 0, 0))
+        if not why_not and kernels is not None:
+            found_before = all_reduce_norm.before(match, layer, kernels[1])
+            why_not = all_reduce_norm.vllm_does_better(config, found_before)
+        if why_not or kernels is None:
+            self.startup.report.add(LayerRecord(name, "vLLM", "16-bit", why_not, 0, 0))
             return
-        producer, reduced, said = found_before
+        producer, reduced, note = found_before
         if producer is not None:
             producer.quant_method.hand_on_part(producer)
             self._feeds_reduction = True
-        found.norm.feeding = Feeding(layer, per_token, plan.terms, *kernels, reduced)
-        reason = "; ".join(filter(None, (f"quantises for {shown}", said)))
+        match.norm.feeding = Feeding(layer, per_token, plan.terms, *kernels, reduced)
+        reason = "; ".join(filter(None, (f"quantises for {shown}", note)))
         record = LayerRecord(
             name, kernels[1].label, arithmetic_of(plan.activation, plan.terms).removeprefix("W4"),
             reason, 0, 0,
@@ -167,27 +167,27 @@ class Nvfp4LinearBase(LinearMethodBase):
         self.startup.report.add(record)
         if plan.kernel.arch != "cpu":
             dtype: Any = dtype_name(layer.params_dtype)
-            weight_dtype = dtype_name(found.norm.weight.dtype)
+            weight_dtype = dtype_name(match.norm.weight.dtype)
             sizes = weight_dtype, plan.k, per_token, plan.terms, plan.kernel.batch_invariant
-            self.startup.expect(name, Norm(dtype, *sizes))
-        held = (
+            self.startup.require_kernels(name, Norm(dtype, *sizes))
+        kept = (
             f"{name.rpartition('.')[2]} {reason}",
             *(kernel.target for kernel in kernels),
         )
-        hash_kernels(config, held, plan.terms, self.options)
+        hash_kernels(config, kept, plan.terms, self.options)
 
     def _hand_over(self, owner: Any, layer: Any) -> tuple[Any, str]:
         """Consumer of the quantised result of SiLU-mul, or None; and a note for the report."""
-        found, against = fused_mlp.consumer_of(owner, layer)
-        method = getattr(found, "quant_method", None)
-        if found is None and self.plan.quantizer is not None:
-            return None, f"result in 16 bits: {against}"
+        match, why_not = fused_mlp.consumer_of(owner, layer)
+        method = getattr(match, "quant_method", None)
+        if match is None and self.plan.quantizer is not None:
+            return None, f"result in 16 bits: {why_not}"
         if not isinstance(method, Nvfp4LinearBase) or method.plan.quantizer is None:
             return None, ""  # takes 16-bit inputs
         name = method.prefix.rpartition(".")[2]
         if method.plan.activation != "static":
             return None, f"result in 16 bits: {name} has a scale per token"
-        return found, f"result quantised for {name}"
+        return match, f"result quantised for {name}"
 
     def _plan(
         self,
@@ -205,7 +205,7 @@ class Nvfp4LinearBase(LinearMethodBase):
             k: input elements per token on this rank.
             sizes: output widths of the shards on this rank.
             dtype: dtype of the input.
-            unfused: reason against fusion, see ``fused_mlp.obstacle``; None: fused.
+            unfused: reason against fusion, see ``fused_mlp.unsupported_reason``; None: fused.
             handed_over: note on the layer's result, for the report.
         """
         gate_up = unfused is None
@@ -235,9 +235,9 @@ class Nvfp4LinearBase(LinearMethodBase):
         taken = 0 if self._consumer is None else self._consumer.quant_method.plan.terms
         plan = LinearPlan(kernel, quantizer, activation, terms, sizes, k, gate_up, reason, taken)
         self.startup.report.add(self._record(plan))
-        self.startup.expect(self.prefix, product_of(layer, plan, dtype))
-        held = filter(None, (*plan.targets, handed_over))
-        hash_kernels(get_current_vllm_config(), held, plan.terms, self.options)
+        self.startup.require_kernels(self.prefix, product_of(layer, plan, dtype))
+        kept = filter(None, (*plan.targets, handed_over))
+        hash_kernels(get_current_vllm_config(), kept, plan.terms, self.options)
         return plan
 
     def _record(self, plan: LinearPlan) -> LayerRecord:
@@ -364,7 +364,7 @@ class Nvfp4LinearMethod(Nvfp4LinearBase):
         *,
         weight_only: bool,
         reason: str,
-        terms: GivenTerms | None = None,
+        terms: RequestedTerms | None = None,
     ) -> None:
         super().__init__(startup, options, prefix, "16-bit" if weight_only else "static", terms)
         self.checkpoint = checkpoint
@@ -393,7 +393,7 @@ class Nvfp4LinearMethod(Nvfp4LinearBase):
         """Check the loaded tensors, permute scales and fold global scales; runs once per load."""
         if self.stored.is_taken(layer):
             return  # converted already
-        self.settle(layer)
+        self.resolve_fusions(layer)
         stored = self.stored.take(layer)
         try:
             kernel_weight = self.kernel_weight(*stored)
@@ -403,9 +403,9 @@ class Nvfp4LinearMethod(Nvfp4LinearBase):
         self.startup.loaded(self.prefix, layer.weight.device)
 
 
-def settle(model: Module) -> None:
+def resolve_fusions(model: Module) -> None:
     """Resolve the fusions of a model whose weights are never loaded."""
     for layer in model.modules():
         method = getattr(layer, "quant_method", None)
         if isinstance(method, Nvfp4LinearBase):
-            method.settle(layer)
+            method.resolve_fusions(layer)

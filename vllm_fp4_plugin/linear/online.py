@@ -18,7 +18,7 @@ from nvfp4_kernels.devices import dtype_name
 from nvfp4_kernels.formats.nvfp4 import Nvfp4Tensor, global_scale_of
 from nvfp4_kernels.formats.scale_search import ScaleRule, quantize_with_rule
 from vllm_fp4_plugin import kernel_weight
-from vllm_fp4_plugin.activation_terms import GivenTerms
+from vllm_fp4_plugin.activation_terms import RequestedTerms
 from vllm_fp4_plugin.checkpoint import completeness
 from vllm_fp4_plugin.checkpoint.arrivals import Source
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
@@ -42,7 +42,7 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
     uses_meta_device = True
 
     def __init__(
-        self, startup: Startup, options: Options, prefix: str, terms: GivenTerms | None = None
+        self, startup: Startup, options: Options, prefix: str, terms: RequestedTerms | None = None
     ) -> None:
         super().__init__(startup, options, prefix, options.activation, terms)
 
@@ -78,7 +78,7 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
         """Quantise each shard with its own global scale, then convert as for any checkpoint."""
         if layer.weight.dtype == torch.uint8:
             return  # converted already
-        self.settle(layer)
+        self.resolve_fusions(layer)
         self._check_complete(layer)
         shards = layer.weight.data.split(self.plan.shard_sizes)
         names = self._names(layer, len(shards))

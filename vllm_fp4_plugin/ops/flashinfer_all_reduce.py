@@ -62,9 +62,9 @@ def most_tokens(
         f"none for an eps of {norm.variance_epsilon}": norm.variance_epsilon not in EPSILONS,
         f"none for rows of {norm.hidden_size}, no multiple of {ATOM}": norm.hidden_size % ATOM != 0,
     }
-    against = next((reason for reason, holds in reasons.items() if holds), "")
-    if against:
-        return 0, against
+    why_not = next((reason for reason, holds in reasons.items() if holds), "")
+    if why_not:
+        return 0, why_not
     if _wrapper().flashinfer_comm is None:
         return 0, "not installed"
     ranks = get_tensor_model_parallel_world_size()

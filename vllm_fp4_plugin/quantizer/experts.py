@@ -166,16 +166,16 @@ def _slices(
 def _refuse_arithmetic(name: str, module: Any, weighs_input: bool) -> None:
     """Refuse experts that no engine runs in NVFP4, or that have an unknown class."""
     if not (weighs_input or hasattr(module, "has_gate")):
-        obstacle = f"are {type(module).__name__}, whose arithmetic is unknown"
+        unsupported_reason = f"are {type(module).__name__}, whose arithmetic is unknown"
     elif getattr(module, "has_bias", False):
-        obstacle = f"have biases ({type(module).__name__}), which no NVFP4 experts take"
+        unsupported_reason = f"have biases ({type(module).__name__}), which no NVFP4 experts take"
     elif not getattr(module, "is_concatenated", True):
-        obstacle = f"interleave the rows of gate and up ({type(module).__name__})"
+        unsupported_reason = f"interleave the rows of gate and up ({type(module).__name__})"
     else:
         return
     raise QuantizerError(
-        f"{name}: its experts {obstacle}; must be stacks of gate, up and down without biases; "
-        "quantise the model with its producer's tool"
+        f"{name}: its experts {unsupported_reason}; must be stacks of gate, up and down without "
+        "biases; quantise the model with its producer's tool"
     )
 
 

@@ -24,7 +24,7 @@ from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.fusion import attention_quantize
 from vllm_fp4_plugin.fusion.attention_quantize import QuantizingAttention
 from vllm_fp4_plugin.fusion.forward_analysis import Use, flow_of
-from vllm_fp4_plugin.linear.method import settle
+from vllm_fp4_plugin.linear.method import resolve_fusions
 from vllm_fp4_plugin.ops.operands import QuantizedInput
 
 PREFIX = "model.layers.0.self_attn"
@@ -87,7 +87,7 @@ class AnotherKind(Block):
 
 def said_of(block: Any) -> str:
     """Reason that the report gives for the form of attention's result."""
-    settle(block)
+    resolve_fusions(block)
     [record] = [r for r in block.quant.startup.report.layers if r.name == f"{PREFIX}.attn"]
     return record.reason.partition("; ")[2]
 
@@ -111,7 +111,7 @@ def test_it_quantises_for_the_layer_that_it_feeds(vllm_config: Any) -> None:
 def test_what_it_hands_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """The op gets o_proj's input scale and an NVFP4 buffer; o_proj gets a quantised activation."""
     block = Block(config())
-    settle(block)
+    resolve_fusions(block)
     scale = torch.nn.Parameter(torch.tensor(0.5), requires_grad=False)
     block.o_proj.input_scale = scale
     called: dict[str, Any] = {}

@@ -17,7 +17,7 @@ from tests.catalogue.common import GEMMA4_TEXT
 from tests.engine import run, started
 from vllm_fp4_plugin.checkpoint.arrivals import Checkpoint
 from vllm_fp4_plugin.checkpoint.completeness import CompleteLoad
-from vllm_fp4_plugin.checkpoint.dry_load import rehearse
+from vllm_fp4_plugin.checkpoint.dry_load import dry_load
 from vllm_fp4_plugin.checkpoint.files import TensorHeader, read_headers
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.engine import complete_loaders, meta_model, preflight
@@ -58,9 +58,9 @@ def without(headers: dict[str, TensorHeader], *dropped: str) -> dict[str, Tensor
 def test_whole_checkpoints_pass(
     model: Any, checkpoint: Path, headers: dict[str, TensorHeader]
 ) -> None:
-    rehearse(model, checkpoint, headers)
+    dry_load(model, checkpoint, headers)
     scales = [name for name in headers if name.endswith((".k_scale", ".v_scale"))]
-    rehearse(model, checkpoint, without(headers, *scales))  # which are 1 then
+    dry_load(model, checkpoint, without(headers, *scales))  # which are 1 then
 
 
 def test_every_other_tensor_is_needed(
@@ -71,7 +71,7 @@ def test_every_other_tensor_is_needed(
     for name in needed:
         message = rf"{checkpoint}: holds no {name}, which the model needs; the checkpoint is incom"
         with pytest.raises(UnsupportedCheckpoint, match=message):
-            rehearse(model, checkpoint, without(headers, name))
+            dry_load(model, checkpoint, without(headers, name))
 
 
 def test_only_some_are_named(
@@ -82,7 +82,7 @@ def test_only_some_are_named(
     others += ["model.embed_tokens.weight", f"{LAYER}.post_attention_layernorm.weight"]
     more = len(layer) + len(others) - 4
     with pytest.raises(UnsupportedCheckpoint, match=rf"(\S+, ){{3}}\S+ and {more} more, which"):
-        rehearse(model, checkpoint, without(headers, *layer, *others))
+        dry_load(model, checkpoint, without(headers, *layer, *others))
 
 
 @pytest.mark.parametrize("name", ["model.norm.weight_scale_2", f"{LAYER}.mlp.down_proj.zero"])
@@ -92,7 +92,7 @@ def test_tensors_that_no_parameter_takes(
     extra = {name: TensorHeader("F32", (), checkpoint / "model.safetensors")}
     message = rf": holds {name}, for which the model has no parameter; if it belongs to a quantised"
     with pytest.raises(UnsupportedCheckpoint, match=message):
-        rehearse(model, checkpoint, extra | headers)
+        dry_load(model, checkpoint, extra | headers)
 
 
 def test_tensors_that_do_not_fit(
@@ -102,7 +102,7 @@ def test_tensors_that_do_not_fit(
     headers[name] = TensorHeader("BF16", (7,), headers[name].file)
     message = rf"model\.safetensors: {name}: shape is \(7,\), must be \(128,\); mend"
     with pytest.raises(UnsupportedCheckpoint, match=message):
-        rehearse(model, checkpoint, headers)
+        dry_load(model, checkpoint, headers)
 
 
 @pytest.mark.parametrize("longer", [-1, 1], ids=["shorter", "longer"])
@@ -117,7 +117,7 @@ def test_a_wrong_shape_is_told_of_the_tensor_in_the_file(
         wrong = headers | {name: TensorHeader(header.dtype, shape, header.file)}
         message = f"{header.file}: {name}: shape is {shape}, must be {header.shape}; "
         with pytest.raises(UnsupportedCheckpoint, match=re.escape(message)):
-            rehearse(model, checkpoint, wrong)
+            dry_load(model, checkpoint, wrong)
 
 
 @pytest.mark.parametrize("dtype", ["I8", "F8_E4M3", "BOOL", "U8"])
@@ -127,7 +127,7 @@ def test_a_norm_of_numbers_of_another_kind(
     name = "model.norm.weight"
     wrong = headers | {name: TensorHeader(dtype, (128,), headers[name].file)}
     with pytest.raises(UnsupportedCheckpoint, match=rf"{name}: dtype is \w+, must be (a )?float"):
-        rehearse(model, checkpoint, wrong)
+        dry_load(model, checkpoint, wrong)
 
 
 def test_dtypes_that_vllm_does_not_know(
@@ -135,7 +135,7 @@ def test_dtypes_that_vllm_does_not_know(
 ) -> None:
     headers["model.norm.weight"] = TensorHeader("F4", (128,), headers["model.norm.weight"].file)
     with pytest.raises(UnsupportedCheckpoint, match=r"norm\.weight: dtype is F4, must be one of"):
-        rehearse(model, checkpoint, headers)
+        dry_load(model, checkpoint, headers)
 
 
 def test_a_tied_head_needs_no_tensor(tmp_path: Path) -> None:
@@ -143,9 +143,9 @@ def test_a_tied_head_needs_no_tensor(tmp_path: Path) -> None:
     headers = read_headers(tied)
     assert "lm_head.weight" not in headers
     with meta_model.built(str(tied)) as (model, _):
-        rehearse(model, tied, headers)
+        dry_load(model, tied, headers)
         with pytest.raises(UnsupportedCheckpoint, match=r"holds no model\.embed_tokens\.weight"):
-            rehearse(model, tied, without(headers, "model.embed_tokens.weight"))
+            dry_load(model, tied, without(headers, "model.embed_tokens.weight"))
 
 
 # --- names that a model reports as loaded -------------------------------------------------------

@@ -37,13 +37,13 @@ def test_all_is_well_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert done.exit_code == 0, done.output
     assert [each.about for each in diagnosis.findings()] == LINES
     assert [row.split("│")[1].strip() for row in done.output.splitlines() if "│" in row] == LINES
-    assert found("GPU").said.startswith("none: vLLM's CPU build serves")
-    assert re.fullmatch(r"\d+\.\d of \d+\.\d GiB free", found("memory").said)
-    assert found("cache").said == f"{tmp_path / 'kernels'}, which is not made yet"
+    assert found("GPU").note.startswith("none: vLLM's CPU build serves")
+    assert re.fullmatch(r"\d+\.\d of \d+\.\d GiB free", found("memory").note)
+    assert found("cache").note == f"{tmp_path / 'kernels'}, which is not made yet"
     (tmp_path / "kernels").mkdir(mode=0o700)
-    assert found("cache").said == f"{tmp_path / 'kernels'} holds 0 compiled kernels"
+    assert found("cache").note == f"{tmp_path / 'kernels'} holds 0 compiled kernels"
     monkeypatch.setenv("NVFP4_KERNELS_CACHE", "")
-    assert found("cache").said == "no kernels are kept: NVFP4_KERNELS_CACHE is empty"
+    assert found("cache").note == "no kernels are kept: NVFP4_KERNELS_CACHE is empty"
 
 
 # --- on a CPU -----------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_what_is_wrong(
     breaks(monkeypatch, tmp_path)
     [only] = [each for each in diagnosis.findings() if each.verdict != "ok"]
     assert (only.about, only.verdict) == (about, verdict)
-    assert re.search(said, only.said), only.said
+    assert re.search(said, only.note), only.note
     assert CliRunner().invoke(app, ["doctor"]).exit_code == (verdict == "wrong")
 
 
@@ -170,10 +170,10 @@ def test_a_gpu_with_all_it_needs(machine: Callable[..., None]) -> None:
     machine(H200, H200)
     verdicts = {each.about: each.verdict for each in diagnosis.findings()}
     assert verdicts == dict.fromkeys(LINES, "ok") | {"tried": "unknown"}
-    assert found("tried").said.endswith(": pip resolves it")
-    assert found("GPU").said == "NVIDIA H200 (sm_90); NVIDIA H200 (sm_90)"
-    assert found("driver").said == "serves CUDA 13.1"
-    assert found("memory").said == "139.0 of 140.0 GiB free; 139.0 of 140.0 GiB free"
+    assert found("tried").note.endswith(": pip resolves it")
+    assert found("GPU").note == "NVIDIA H200 (sm_90); NVIDIA H200 (sm_90)"
+    assert found("driver").note == "serves CUDA 13.1"
+    assert found("memory").note == "139.0 of 140.0 GiB free; 139.0 of 140.0 GiB free"
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_what_is_wrong_on_a_gpu(
     machine(*gpus, **given)
     line = found(about)
     assert line.verdict == verdict
-    assert re.search(said, line.said), line.said
+    assert re.search(said, line.note), line.note
     assert CliRunner().invoke(app, ["doctor"]).exit_code == (verdict == "wrong")
 
 
@@ -267,7 +267,7 @@ def test_a_gpu_that_does_not_answer(
 
     machine()
     monkeypatch.setattr(diagnosis, "gpus", gpus)
-    assert found("GPU").said.startswith("CUDA error: CUDA-capable device(s) is/are busy; end oth")
+    assert found("GPU").note.startswith("CUDA error: CUDA-capable device(s) is/are busy; end oth")
     assert [found(about).verdict for about in ("GPU", "memory")] == ["wrong", "unknown"]
 
 
@@ -280,4 +280,4 @@ def test_without_a_compiler(machine: Callable[..., None], monkeypatch: pytest.Mo
 def test_versions_that_nobody_tried(machine: Callable[..., None]) -> None:
     machine(H200, of_torch="2.12.0")
     assert found("tried").verdict == "unknown"
-    assert "not tried; nearest tried" in found("tried").said
+    assert "not tried; nearest tried" in found("tried").note

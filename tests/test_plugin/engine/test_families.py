@@ -120,7 +120,7 @@ def test_linear_layers_of_sm_120_are_refused(weight_only: bool) -> None:
 
 def test_attention_of_sm_120_is_refused(vllm_config: Any) -> None:
     with standing_in("cpu", "sm_120"):
-        [reason] = attention_choice.obstacles(vllm_config)
+        [reason] = attention_choice.unsupported_reasons(vllm_config)
         assert implementation().head_sizes("auto") == ()
     assert reason.startswith("paged_attention: no float kernel for cpu (sm_120); there is ")
 

@@ -43,7 +43,7 @@ def kind(name: str) -> str:
     return re.sub(r"\d+", "#", name)
 
 
-def rehearse(vllm: Any, architecture: str, tensors: Mapping[str, Tensor]) -> None:
+def dry_load(vllm: Any, architecture: str, tensors: Mapping[str, Tensor]) -> None:
     of = built(vllm, architecture)  # anew: a load on the CPU quantises
     with set_current_vllm_config(of.config):
         load = CompleteLoad(of.model, Checkpoint("m"), has_values=False)
@@ -82,7 +82,7 @@ def test_a_checkpoint_without_a_buffer_is_refused_by_name(
     for architecture, buffers in with_buffers.items():
         tensors = written(vllm, architecture)
         try:
-            rehearse(vllm, architecture, tensors)
+            dry_load(vllm, architecture, tensors)
         except ERRORS:
             continue  # transformers does not write it, or not as vLLM reads it
         for of_kind, name in of_each_kind(tensors, buffers).items():
@@ -90,7 +90,7 @@ def test_a_checkpoint_without_a_buffer_is_refused_by_name(
             for others in ({}, {name: tensors[name].to(torch.int8)}, {name: torch.empty(3, 5)}):
                 faulty = {n: t for n, t in tensors.items() if n != name} | others
                 with pytest.raises(UnsupportedCheckpoint, match=re.escape(name)):
-                    rehearse(vllm, architecture, faulty)
+                    dry_load(vllm, architecture, faulty)
     print(f"checkpoints of {', '.join(found)} without a buffer are refused")
     assert found.items() >= FILLED.items()
 

@@ -20,7 +20,7 @@ from nvfp4_kernels.formats.nvfp4 import (
     quantize_weight,
     to_blocked,
 )
-from vllm_fp4_plugin.activation_terms import GivenTerms
+from vllm_fp4_plugin.activation_terms import RequestedTerms
 from vllm_fp4_plugin.experts.ledger import ExpertLedger
 from vllm_fp4_plugin.experts.method import Nvfp4ExpertsMethod
 from vllm_fp4_plugin.experts.op import experts
@@ -139,7 +139,7 @@ def mixture(
     """Output of a layer that holds the experts ``held``."""
     gated = held.w13.shape[1] == 2
     inputs = "16-bit" if held.w13_input is None else "per-token" if per_token else "static"
-    plan = make_plan(activation, gated=gated, inputs=inputs, given=None)  # type: ignore[arg-type]
+    plan = make_plan(activation, gated=gated, inputs=inputs, requested=None)  # type: ignore[arg-type]
     sizes = [x.shape[1], held.w13.shape[2], len(held.w13), E]
     return experts(
         x, weights, ids, expert_map, *kernel_experts(held, plan), sizes, plan.targets,
@@ -252,7 +252,7 @@ def test_an_inner_size_is_padded_for_blackwell() -> None:
     """Size 48 becomes 64: zero rows in gate and up, and as many zero columns in down."""
     stored = Model(weight_only=False).held()
     with standing_in("cpu", "sm_100"):
-        plan = make_plan(SILU, gated=True, inputs="static", given=None)
+        plan = make_plan(SILU, gated=True, inputs="static", requested=None)
     held = kernel_experts(stored, plan)
     assert torch.equal(held.w13, pad(stored.w13, (0, 0, 0, 16)))
     assert torch.equal(held.w2, pad(stored.w2, (0, 8)))
@@ -325,13 +325,13 @@ def built(
     *,
     format: str = "modelopt",
     weight_only: bool = False,
-    terms: GivenTerms | None = None,
+    terms: RequestedTerms | None = None,
 ) -> tuple[Nvfp4ExpertsMethod, Layer]:
     """Layer of experts and its method, built under vLLM's config."""
     layer = layer or Layer()
     checkpoint = CheckpointConfig(FORMATS[format], weight_only)  # type: ignore[index]
     startup = Startup()
-    startup.waiting.add(PREFIX)
+    startup.pending.add(PREFIX)
     method = Nvfp4ExpertsMethod(
         startup, Options(), layer, PREFIX, checkpoint, weight_only=weight_only, terms=terms
     )
@@ -394,7 +394,7 @@ def test_what_is_loaded_is_what_is_served(format: str, weight_only: bool, build:
     load(layer, model, format)
     method.process_weights_after_loading(layer)
     method.process_weights_after_loading(layer)  # vLLM may ask twice
-    assert not method.startup.waiting
+    assert not method.startup.pending
     for held, expected in zip(
         method.held(layer), kernel_experts(model.held(), method.plan), strict=True
     ):
@@ -424,7 +424,7 @@ def test_the_router_s_weight_comes_first_where_the_layer_says_so(build: Build) -
 def test_sums_of_terms(count: int, off: float, build: Build) -> None:
     """Inputs of both products are NVFP4 terms with a scale per token, not 16-bit values."""
     model = Model(weight_only=True)
-    method, layer = build(weight_only=True, terms=GivenTerms(count, "given"))
+    method, layer = build(weight_only=True, terms=RequestedTerms(count, "given"))
     times = f"×{count}" if count > 1 else ""
     assert (method.plan.arithmetic, method.plan.reason) == (
         f"W4A4{times} per-token",

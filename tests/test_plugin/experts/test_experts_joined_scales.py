@@ -83,7 +83,7 @@ def test_scales_are_joined_once_loaded(
     """The rank is the second of two, which holds the input scales of all four experts."""
     layer, method, startup = Layer(ep=2, rank=1), Delegate(Backend[backend]), Startup()
     layer.swiglu_limit = limit
-    startup.waiting.add(PREFIX)
+    startup.pending.add(PREFIX)
     startup.report.add(LayerRecord(PREFIX, "nvfp4 (vLLM: …)", "W4A16", "", 1, 1))
     ledger = ExpertLedger(layer, PREFIX)
     group, checkpoint = (
@@ -104,7 +104,7 @@ def test_scales_are_joined_once_loaded(
     [record] = startup.report.layers
     said = "global scales of gate and up differ in 1 of 2 experts, by up to 4.00×"
     assert record.reason == said + note
-    assert not startup.waiting
+    assert not startup.pending
 
 
 def test_scales_too_far_apart_to_be_joined_are_refused(vllm_config: Any) -> None:

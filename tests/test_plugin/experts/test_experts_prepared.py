@@ -83,7 +83,7 @@ def call_of(
     """Arguments of a layer's op for new tensors; the op chooses the experts if ``chosen``."""
     model = Model(weight_only=inputs == "16-bit", inner=INNER)
     choice = Choice(ROUTER, "bfloat16", False) if chosen else None
-    plan = make_plan(SILU, gated=True, inputs=inputs, given=None, choice=choice)  # type: ignore[arg-type]
+    plan = make_plan(SILU, gated=True, inputs=inputs, requested=None, choice=choice)  # type: ignore[arg-type]
     start: Call = {"x": torch.zeros(tokens, H, dtype=torch.bfloat16)}
     end: Call = {"weight_on_input": False}
     if chosen:

@@ -39,7 +39,7 @@ def test_bytes_of_experts_are_those_they_take(
     held = Model(weight_only=True, gated=gated).held(slice(layer.first, layer.first + layer.local))
     activation = choice.SILU if gated else choice.SILU._replace(name="relu2")
     with standing_in("cpu", arch):
-        plan = make_plan(activation, gated=gated, inputs="16-bit", given=None)
+        plan = make_plan(activation, gated=gated, inputs="16-bit", requested=None)
         record = choice.own_record(layer, PREFIX, plan, "asked for")
         tensors = [t for t in kernel_experts(held, plan) if t is not None]
     assert record.name == PREFIX
@@ -97,7 +97,7 @@ def test_kernels_of_a_rank_map_experts(ranks: int, vllm_config: Any) -> None:
     """An expert map is expected if other ranks hold experts; it covers the experts of all ranks."""
     del vllm_config
     startup, expected = Startup(), []
-    startup.expect = lambda prefix, layer: expected.append((prefix, layer))  # type: ignore[method-assign]
+    startup.require_kernels = lambda prefix, layer: expected.append((prefix, layer))  # type: ignore[method-assign]
     layer = Layer(ep=ranks, in_dtype=torch.bfloat16, experts_per_token=2)
     with standing_in("cpu", "sm_100"):
         Nvfp4OnlineExpertsMethod(startup, Options(), layer, PREFIX)
@@ -124,7 +124,7 @@ class TestOnline:
     def test_ours(self, server: str) -> None:
         method, startup = self.chosen(Layer(), experts=server)
         assert isinstance(method, Nvfp4OnlineExpertsMethod)
-        assert startup.waiting == {PREFIX}
+        assert startup.pending == {PREFIX}
         [record] = startup.report.layers
         assert record.kernel == method.plan.first.label
         assert record.elements == elements(3, 1)
@@ -146,7 +146,7 @@ class TestOnline:
     def test_they_stay_in_16_bits(self, options: dict[str, Any], reason: str) -> None:
         method, startup = self.chosen(Layer(has_bias=not options), **options)
         assert method is None
-        assert not startup.waiting
+        assert not startup.pending
         [record] = startup.report.layers
         assert record.kernel == "unquantized (vLLM)"
         assert record.reason.startswith(reason)

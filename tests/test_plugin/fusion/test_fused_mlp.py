@@ -28,8 +28,8 @@ from tests.test_plugin.linear.test_linear_layers import (
     tensors_on_disk,
 )
 from vllm_fp4_plugin.config import Nvfp4TcConfig
-from vllm_fp4_plugin.fusion.gate_up import FusedSiluAndMul, GateUp, owners_obstacle
-from vllm_fp4_plugin.linear.method import settle
+from vllm_fp4_plugin.fusion.gate_up import FusedSiluAndMul, GateUp, owner_unsupported_reason
+from vllm_fp4_plugin.linear.method import resolve_fusions
 
 # The gate product, its SiLU and the product with up are each rounded to bfloat16.
 MLP_ROUNDING = {"rtol": 2.0**-6, "atol": 2e-3}
@@ -42,8 +42,8 @@ def quant() -> Nvfp4TcConfig:
     return Nvfp4TcConfig(checkpoint())
 
 
-def obstacle(owner: Any) -> str | None:
-    return owners_obstacle(owner, owner.gate_up_proj)
+def unsupported_reason(owner: Any) -> str | None:
+    return owner_unsupported_reason(owner, owner.gate_up_proj)
 
 
 class Scaling(Mlp):
@@ -53,7 +53,7 @@ class Scaling(Mlp):
 
 
 def test_an_mlp_that_allows_it(quant: Nvfp4TcConfig) -> None:
-    assert obstacle(Mlp(quant, SiluAndMul)) is None
+    assert unsupported_reason(Mlp(quant, SiluAndMul)) is None
 
 
 MLPS: dict[str, Callable[[Nvfp4TcConfig], Module]] = {
@@ -70,7 +70,7 @@ MLPS: dict[str, Callable[[Nvfp4TcConfig], Module]] = {
 def test_mlps_of_vllm(name: str, quant: Nvfp4TcConfig) -> None:
     mlp: Any = MLPS[name](quant)
     for _ in range(2):
-        settle(mlp)
+        resolve_fusions(mlp)
         assert mlp.gate_up_proj.quant_method.plan.gate_up
 
 
@@ -78,15 +78,15 @@ def test_one_class_two_activations(quant: Nvfp4TcConfig) -> None:
     """MiniCPM's class serves SiLU and FATReLU: the module's own activation decides."""
     mlp = MiniCPMMLP(K, INTERMEDIATE, "fatrelu", 0.1, quant, prefix="mlp")
     expected = "not fused: MiniCPMMLP.act_fn is FatreluAndMul, not our SiluAndMul"
-    assert obstacle(mlp) == expected
+    assert unsupported_reason(mlp) == expected
 
 
 def test_the_reason_is_in_the_report(quant: Nvfp4TcConfig) -> None:
     with standing_in("cpu", "sm_90"):
         mlp = torch.nn.Sequential(Scaling(quant, SiluAndMul))
         [planned] = quant.startup.products.values()
-        settle(mlp)
-        settle(mlp)
+        resolve_fusions(mlp)
+        resolve_fusions(mlp)
     record = quant.startup.report.layers[-1]
     assert record.kernel == "nvfp4_gemm_w4a16/wgmma (sm_90)"
     start = "not fused: Scaling.forward uses gate_up_proj's result elsewhere than in a layer"
@@ -124,22 +124,25 @@ def test_modules_that_were_changed(quant: Nvfp4TcConfig) -> None:
 
     replaced = mlp()
     replaced.forward = lambda x: replaced.gate_up_proj(x)[0] * 2
-    assert obstacle(replaced) == "not fused: the forward of this Mlp was replaced"
+    assert unsupported_reason(replaced) == "not fused: the forward of this Mlp was replaced"
 
     twice = mlp()
     twice.all = torch.nn.ModuleList([twice.gate_up_proj])
-    assert obstacle(twice) == "not fused: Mlp holds it under another name too"
+    assert unsupported_reason(twice) == "not fused: Mlp holds it under another name too"
 
     for hooked in ("gate_up_proj", "act_fn"):
         for register in ("register_forward_hook", "register_forward_pre_hook"):
             watched = mlp()
             getattr(getattr(watched, hooked), register)(lambda *_: None)
-            assert obstacle(watched) == "not fused: Mlp has hooks at its projection or activation"
+            assert (
+                unsupported_reason(watched)
+                == "not fused: Mlp has hooks at its projection or activation"
+            )
 
     other = mlp()
     unknown = "not fused: the module that calls it is not known"
-    assert owners_obstacle(other, mlp().gate_up_proj) == unknown
-    assert owners_obstacle(None, other.gate_up_proj) == unknown
+    assert owner_unsupported_reason(other, mlp().gate_up_proj) == unknown
+    assert owner_unsupported_reason(None, other.gate_up_proj) == unknown
 
 
 def test_handover_calls_the_activation(

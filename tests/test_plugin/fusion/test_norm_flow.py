@@ -25,7 +25,7 @@ from tests.test_plugin.linear.test_linear_layers import (
 )
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.fusion.forward_analysis import Use, flow_of, flow_of_parameter
-from vllm_fp4_plugin.linear.method import settle
+from vllm_fp4_plugin.linear.method import resolve_fusions
 
 SCALE, EPS = torch.tensor(0.003), 1e-6
 LINEAR = "model.layers.0.mixer.in_proj"
@@ -91,7 +91,7 @@ def loaded(block: Any) -> Any:
 
 def said_of(block: Any, name: str = "model.layers.0.norm") -> tuple[str, str]:
     """Kernel and reason that the report gives for the norm; empty if the report has no line."""
-    settle(block)
+    resolve_fusions(block)
     records = [r for r in block.quant.startup.report.layers if r.name == name]
     return (records[0].kernel, records[0].reason) if records else ("", "")
 
@@ -309,7 +309,7 @@ def test_weights_alone() -> None:
 def test_on_blackwell_the_kernels_are_warmed_up() -> None:
     with standing_in("cpu", "sm_100"):
         block = Block(Nvfp4TcConfig(checkpoint()))
-        settle(block)
+        resolve_fusions(block)
     norm = block.quant.startup.products["model.layers.0.norm"]
     assert (norm.dtype, norm.weight_dtype, norm.k, norm.terms) == ("bfloat16", "bfloat16", K, 1)
     assert not norm.per_token
@@ -355,7 +355,7 @@ def test_what_vllms_norms_feed(name: str) -> None:
         [use] = flow_of(getattr(models, kind), norm, "norm", as_input=True).uses
         called = attention if use.attribute == "self_attn" else mlp
         flow = flow_of_parameter(getattr(models, called), use.parameter)
-        if not flow.leak and len(flow.uses) == 1:
+        if not flow.escape and len(flow.uses) == 1:
             [inside] = flow.uses
             fed[norm] = f"{use.attribute}.{inside.attribute}"
             assert inside == Use(inside.attribute, 0)

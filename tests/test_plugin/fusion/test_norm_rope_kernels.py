@@ -324,7 +324,7 @@ def test_norms_that_quantise_come_before(vllm_config: Any, engine: Nvfp4TcConfig
         norm_quantize.enable()
     for _ in range(2):
         assert op_registry_oot["RMSNorm"] is QuantizingNorm
-        assert norm_quantize.obstacle(vllm_config, switched_on=True) is None
+        assert norm_quantize.unsupported_reason(vllm_config, switched_on=True) is None
         add_rms_norm.make_default(vllm_config, switched_on=True)
     assert norm_of_model().ours
 

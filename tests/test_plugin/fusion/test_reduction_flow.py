@@ -29,7 +29,7 @@ from vllm_fp4_plugin.fusion.forward_analysis import (
     flow_of_parameter,
 )
 from vllm_fp4_plugin.fusion.match_all_reduce import RESIDUAL
-from vllm_fp4_plugin.linear.method import settle
+from vllm_fp4_plugin.linear.method import resolve_fusions
 from vllm_fp4_plugin.ops import flashinfer_all_reduce
 from vllm_fp4_plugin.ops.operands import Unreduced
 
@@ -124,7 +124,7 @@ def model_of(
 
 def said_of(model: Any) -> dict[str, str]:
     """Reasons that the report gives for norms, by layer and norm."""
-    settle(model)
+    resolve_fusions(model)
     records = model.quant.startup.report.layers
     return {r.name.removeprefix("model.layers."): r.reason for r in records if "norm" in r.name}
 
@@ -434,7 +434,7 @@ def test_what_is_bound_is_in_the_hash(vllm_config: Any) -> None:
 
 def test_what_is_handed_over() -> None:
     model = model_of()
-    settle(model)
+    resolve_fusions(model)
     [first, *_] = model.layers
     layer, norm = first.attention.out_proj, first.second_norm
     assert norm.feeding.reduction == all_reduce_norm.Reduction(0, 0, layer)
@@ -539,7 +539,7 @@ def test_vllms_classes(name: str) -> None:
     assert given.uses == {Use("input_layernorm", 0)}
     assert not given.alone
     without = flow_of_parameter(kind, 1)
-    assert without.leak or without.uses != given.uses  # the residual is the first layer's input
+    assert without.escape or without.uses != given.uses  # the residual is the first layer's input
     flow = flow_of_layers(getattr(models, model), "layers", "pair")
     assert flow.uses == {Use("layers", 1)} | rest
 
@@ -558,13 +558,13 @@ def test_vllms_classes_return_what_they_add_up(name: str) -> None:
     owner = getattr(import_module(f"vllm.model_executor.models.{module}"), kind)
     flow = flow_of(owner, ROWS[name], "pair", may_return=True)
     assert flow.uses == {Use(RETURNED, ALONE)}
-    assert flow_of(owner, ROWS[name], "pair").leak
+    assert flow_of(owner, ROWS[name], "pair").escape
 
 
 def test_models_that_do_more_between_layers() -> None:
     granite = import_module("vllm.model_executor.models.granite")
     flow = flow_of(granite.GraniteDecoderLayer, "mlp", "result", as_input=True, may_return=True)
-    assert "hidden_states = residual + hidden_states *" in flow.leak
+    assert "hidden_states = residual + hidden_states *" in flow.escape
     deepseek = import_module("vllm.model_executor.models.deepseek_v2")
-    leak = flow_of_layers(deepseek.DeepseekV2Model, "layers", "pair").leak
-    assert "uses layers's result elsewhere" in leak
+    escape = flow_of_layers(deepseek.DeepseekV2Model, "layers", "pair").escape
+    assert "uses layers's result elsewhere" in escape

@@ -53,7 +53,7 @@ ALONE = {"plamo3:DenseMLP"}  # asks for the result without a bias
 ELSEWHERE = "forward uses gate_up_proj's result elsewhere than in a layer"
 SOME_PATHS = "forward has gate_up_proj's result in x on some paths alone"
 NO_CALL = "uses gate_up_proj otherwise than by calling it"
-LEAKS = {
+ESCAPES = {
     # Fused if the module's flag says SiLU: see test_a_flag_of_the_module.
     "openpangu_vl:OpenPanguVisionMLP": SOME_PATHS,
     "falcon_h1:FalconH1MLP": ELSEWHERE,  # multiplies the gate by a constant
@@ -104,22 +104,22 @@ def test_vllms_classes(flows: dict[str, Flow]) -> None:
     """Every new class, and every class with a changed verdict, must be read and listed above."""
     rows = {n: a for a, names in ACTIVATIONS.items() for n in names.split()}
     expected = {name: activation for name, activation in rows.items() if has_class(name)}
-    followed = {name: flow for name, flow in flows.items() if not flow.leak}
+    followed = {name: flow for name, flow in flows.items() if not flow.escape}
     assert {name: "".join(flow.consumers) for name, flow in followed.items()} == expected
 
 
 def test_vllms_classes_that_do_more(flows: dict[str, Flow]) -> None:
-    leaks = {name: flow.leak for name, flow in flows.items() if flow.leak}
-    assert leaks.keys() == set(filter(has_class, LEAKS))
-    for name, leak in leaks.items():
-        assert leak.startswith(f"{name.rpartition(':')[2]}.{LEAKS[name]} ("), leak
+    escapes = {name: flow.escape for name, flow in flows.items() if flow.escape}
+    assert escapes.keys() == set(filter(has_class, ESCAPES))
+    for name, escape in escapes.items():
+        assert escape.startswith(f"{name.rpartition(':')[2]}.{ESCAPES[name]} ("), escape
 
 
 def test_the_reason_names_the_place(flows: dict[str, Flow]) -> None:
-    leak = flows["falcon_h1:FalconH1MLP"].leak
-    assert "(falcon_h1.py:" in leak
-    assert leak.count("\n") == 0
-    assert "x[:, :self.intermediate_size // self.tp_size] *=" in leak
+    escape = flows["falcon_h1:FalconH1MLP"].escape
+    assert "(falcon_h1.py:" in escape
+    assert escape.count("\n") == 0
+    assert "x[:, :self.intermediate_size // self.tp_size] *=" in escape
 
 
 @pytest.mark.parametrize("architecture", FIRST)
@@ -271,7 +271,7 @@ SOMETIMES = {
 def test_what_only_some_paths_hold(body: str, make: Make) -> None:
     flow = flow_of(make(forward(SOMETIMES[body])), PROJECTION, "pair")
     name = "has gate_up_proj's result in y on some paths alone (mlp0.py:"
-    assert flow.leak.startswith(f"Mlp.forward {name}"), flow.leak
+    assert flow.escape.startswith(f"Mlp.forward {name}"), flow.escape
 
 
 def test_a_layer_that_is_called_with_something_else_too(make: Make) -> None:
@@ -330,13 +330,13 @@ def test_a_flag_of_the_module(test: str, make: Make) -> None:
         assert flow == Flow(frozenset({Use("act", 0)}), "")
         assert not flow.called_otherwise
     else:
-        assert flow.leak == "Mlp calls no layer with gate_up_proj's result"
+        assert flow.escape == "Mlp calls no layer with gate_up_proj's result"
 
 
 @pytest.mark.filterwarnings("ignore::SyntaxWarning")
 @pytest.mark.parametrize("test", UNKNOWN)
 def test_a_test_that_no_constant_settles(test: str, make: Make) -> None:
-    assert "on some paths alone" in flow_of(flagged(make, test), PROJECTION, "pair").leak
+    assert "on some paths alone" in flow_of(flagged(make, test), PROJECTION, "pair").escape
 
 
 def test_modules_of_a_class_with_other_flags(make: Make) -> None:
@@ -344,29 +344,29 @@ def test_modules_of_a_class_with_other_flags(make: Make) -> None:
     owner = make(forward(EITHER.format(test="self.flag")))
     modules = [owner(), owner()]
     modules[0].flag, modules[1].flag = True, False
-    assert [bool(flow_of(m, PROJECTION, "pair").leak) for m in modules] == [False, True]
+    assert [bool(flow_of(m, PROJECTION, "pair").escape) for m in modules] == [False, True]
     modules[1].flag = True
-    assert not flow_of(modules[1], PROJECTION, "pair").leak
+    assert not flow_of(modules[1], PROJECTION, "pair").escape
 
 
 def test_a_conditional_expression(make: Make) -> None:
     body = CALL + "return self.act(y if self.flag else x)"
     module = make(forward(body))()
     module.flag = True
-    assert not flow_of(module, PROJECTION, "pair").leak
-    assert ELSEWHERE in flow_of(type(module), PROJECTION, "pair").leak
+    assert not flow_of(module, PROJECTION, "pair").escape
+    assert ELSEWHERE in flow_of(type(module), PROJECTION, "pair").escape
 
 
 @pytest.mark.parametrize("body", MISUSES)
 def test_misuses(body: str, make: Make) -> None:
     flow = flow_of(make(forward(MISUSES[body])), PROJECTION, "pair")
-    assert flow.leak.startswith(f"Mlp.{ELSEWHERE} (mlp0.py:")
+    assert flow.escape.startswith(f"Mlp.{ELSEWHERE} (mlp0.py:")
 
 
 @pytest.mark.parametrize("body", OTHERS)
 def test_other_leaks(body: str, make: Make) -> None:
     source, reason = OTHERS[body]
-    assert reason in flow_of(make(forward(source)), PROJECTION, "pair").leak
+    assert reason in flow_of(make(forward(source)), PROJECTION, "pair").escape
 
 
 def test_every_body_is_python() -> None:
@@ -377,9 +377,9 @@ def test_every_body_is_python() -> None:
 
 def test_result_alone(make: Make) -> None:
     owner = make(forward("return self.act(self.gate_up_proj(x))"))
-    assert not flow_of(owner, PROJECTION, "result").leak
+    assert not flow_of(owner, PROJECTION, "result").escape
     indexed = make(forward("return self.act(self.gate_up_proj(x)[0])"))
-    assert ELSEWHERE in flow_of(indexed, PROJECTION, "result").leak
+    assert ELSEWHERE in flow_of(indexed, PROJECTION, "result").escape
 
 
 # --- more than one method, or none that can be read ----------------------------------------------
@@ -387,20 +387,20 @@ def test_result_alone(make: Make) -> None:
 GOOD = forward(CALL + "return self.act(y)")
 
 
-def leak(owner: type[Module]) -> str:
-    return flow_of(owner, PROJECTION, "pair").leak
+def escape_of(owner: type[Module]) -> str:
+    return flow_of(owner, PROJECTION, "pair").escape
 
 
 def test_a_helper_that_returns_it(make: Make) -> None:
     helper = "def helper(self, x):\n    return self.gate_up_proj(x)[0]\n"
-    assert "Mlp.helper uses gate_up_proj's result elsewhere" in leak(
+    assert "Mlp.helper uses gate_up_proj's result elsewhere" in escape_of(
         make(helper + forward("return self.act(self.helper(x))"))
     )
 
 
 def test_a_helper_that_does_all(make: Make) -> None:
     helper = "def helper(self, x):\n    y, _ = self.gate_up_proj(x)\n    return self.act(y)\n"
-    assert not leak(make(helper + forward("return self.helper(x) * 2")))
+    assert not escape_of(make(helper + forward("return self.helper(x) * 2")))
 
 
 def test_a_helper_that_is_given_it(make: Make) -> None:
@@ -412,13 +412,13 @@ def test_a_helper_that_is_given_it(make: Make) -> None:
 
 def test_a_method_beside_forward(make: Make) -> None:
     other = "def gates(self, x):\n    return self.gate_up_proj(x)[0].chunk(2)\n"
-    assert "Mlp.gates uses gate_up_proj's result elsewhere" in leak(make(other + GOOD))
+    assert "Mlp.gates uses gate_up_proj's result elsewhere" in escape_of(make(other + GOOD))
 
 
 def test_a_property_that_hands_it_out(make: Make) -> None:
     members = "@property\ndef p(self):\n    return self.gate_up_proj\n"
     source = forward(CALL + "self.p.weight\nreturn self.act(y)")
-    assert f"Mlp.p {NO_CALL}" in leak(make(members + source))
+    assert f"Mlp.p {NO_CALL}" in escape_of(make(members + source))
 
 
 @pytest.mark.parametrize(
@@ -430,18 +430,18 @@ def test_a_property_that_hands_it_out(make: Make) -> None:
 )
 def test_kept_by_init(line: str, make: Make) -> None:
     init = "def __init__(self, p):\n    self.gate_up_proj = p('gate_up_proj')\n"
-    assert not leak(make(init + GOOD))
+    assert not escape_of(make(init + GOOD))
     owner = make(f"{init}    {line}\n{GOOD}")
-    assert leak(owner) == "Mlp.__init__ does more than make it"
+    assert escape_of(owner) == "Mlp.__init__ does more than make it"
 
 
 def test_subclasses(make: Make) -> None:
     good = make(GOOD)
-    assert not leak(make("scale = 2", good))
+    assert not escape_of(make("scale = 2", good))
     scaled = forward(MISUSES["scaled"])
-    assert ELSEWHERE in leak(make(scaled, good))
-    assert "takes __class__" in leak(make(forward("return super().forward(x) * 2"), good))
-    assert ELSEWHERE in leak(make("scale = 2", make(scaled)))
+    assert ELSEWHERE in escape_of(make(scaled, good))
+    assert "takes __class__" in escape_of(make(forward("return super().forward(x) * 2"), good))
+    assert ELSEWHERE in escape_of(make("scale = 2", make(scaled)))
 
 
 def test_decorated(make: Make) -> None:
@@ -456,9 +456,9 @@ def test_decorated(make: Make) -> None:
     def polite(function: Any) -> Any:
         return functools.wraps(function)(plain(function))
 
-    assert "Mlp.wrapper takes function" in leak(make("@decorator\n" + GOOD, decorator=plain))
-    assert "is wrapped by a decorator" in leak(make("@decorator\n" + GOOD, decorator=polite))
-    assert "Mlp.forward is no plain method" in leak(
+    assert "Mlp.wrapper takes function" in escape_of(make("@decorator\n" + GOOD, decorator=plain))
+    assert "is wrapped by a decorator" in escape_of(make("@decorator\n" + GOOD, decorator=polite))
+    assert "Mlp.forward is no plain method" in escape_of(
         make(GOOD + "\nforward = functools.partialmethod(forward)", functools=functools)
     )
 
@@ -467,15 +467,15 @@ def test_without_source() -> None:
     namespace: dict[str, Any] = {"Module": Module}
     source = f"class Mlp(Module):\n{textwrap.indent(GOOD, '    ')}"
     exec(source, namespace)
-    assert leak(namespace["Mlp"]) == "Mlp.forward has no source that can be read"
+    assert escape_of(namespace["Mlp"]) == "Mlp.forward has no source that can be read"
 
 
 def test_source_that_changed(make: Make, tmp_path: Path) -> None:
     owner = make(forward(MISUSES["scaled"]))
     (tmp_path / "mlp0.py").write_text(f"class Mlp(Base):\n{textwrap.indent(GOOD, '    ')}")
-    assert leak(owner) == "Mlp.forward has no source that can be read"
+    assert escape_of(owner) == "Mlp.forward has no source that can be read"
 
 
 def test_attributes_that_are_computed(make: Make) -> None:
     getter = "def __getattr__(self, name):\n    return 1\n"
-    assert "Mlp has a __getattr__ of its own" in leak(make(getter + GOOD))
+    assert "Mlp has a __getattr__ of its own" in escape_of(make(getter + GOOD))

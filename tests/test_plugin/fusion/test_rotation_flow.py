@@ -37,7 +37,7 @@ from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.fusion import match_rotary
 from vllm_fp4_plugin.fusion.forward_analysis import Use, flow_of, flow_of_parameter
 from vllm_fp4_plugin.fusion.norm_module import NormOnOurKernel
-from vllm_fp4_plugin.linear.method import settle
+from vllm_fp4_plugin.linear.method import resolve_fusions
 
 PREFIX, HEADS, KV_HEADS, D, HIDDEN = "model.layers.0.self_attn", 4, 2, 32, 96
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
@@ -397,7 +397,7 @@ def block(kind: Any = SelfAttention, around: Any = Block) -> Any:
 
 def said_of(block: Any) -> str:
     """Reason that the report gives for rotation."""
-    settle(block)
+    resolve_fusions(block)
     [record] = [r for r in block.quant.startup.report.layers if r.name == f"{PREFIX}.attn"]
     return record.reason.partition("; ")[2]
 
@@ -633,7 +633,7 @@ def test_classes_of_vllm(kind: Any) -> None:
 def test_classes_of_vllm_that_rotate_some_layers(kind: Any, flags: tuple[str, ...]) -> None:
     """A flag of the layer decides whether to rotate; the class alone is undecided."""
     asked = "rotary_emb", "pair", True
-    assert "on some paths alone" in flow_of(kind, *asked).leak
+    assert "on some paths alone" in flow_of(kind, *asked).escape
     module = kind.__new__(kind)
     Module.__init__(module)
     for on in (True, False):
@@ -653,7 +653,7 @@ def test_norms_of_vllms_classes(kind: Any) -> None:
 
 
 def test_llama_4_reads_queries_in_between() -> None:
-    assert flow_of(Llama4Attention, "rotary_emb", "pair", as_input=True).leak
+    assert flow_of(Llama4Attention, "rotary_emb", "pair", as_input=True).escape
 
 
 def test_positions_of_several_dimensions() -> None:

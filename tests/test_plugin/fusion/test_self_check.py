@@ -143,7 +143,7 @@ def test_layers_that_are_not_rotated(
 ) -> None:
     """The rotation is matched wrongly, which the model's own forward pass reveals."""
     expected = step.run(built(vllm, EXAONE, fuse_attention=False))
-    monkeypatch.setattr(match_rotary, "obstacle", lambda *_: "")
+    monkeypatch.setattr(match_rotary, "unsupported_reason", lambda *_: "")
     flow_of = match_rotary.flow_of
     monkeypatch.setattr(  # of the class: nothing is known of a layer's flags
         match_rotary, "flow_of", lambda owner, *a, **k: flow_of(type(owner), *a, **k)

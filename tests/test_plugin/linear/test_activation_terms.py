@@ -25,7 +25,7 @@ from tests.test_plugin.linear.test_linear_layers import (
     quantised_shards,
     tensors_on_disk,
 )
-from vllm_fp4_plugin.activation_terms import GivenTerms, given_terms
+from vllm_fp4_plugin.activation_terms import RequestedTerms, requested_terms
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.options import InvalidOption, Options
@@ -64,12 +64,14 @@ def test_the_first_pattern_wins(name: str, expected: tuple[int, str] | None) -> 
         "*.v_proj": 3,
         "m.layers.0": 4,
     }
-    found = given_terms(Options.parse({"activation_terms": terms}).activation_terms, name, PACKED)
+    found = requested_terms(
+        Options.parse({"activation_terms": terms}).activation_terms, name, PACKED
+    )
     if expected is None:
         assert found is None
     else:
         count, pattern = expected
-        assert found == GivenTerms(count, f"activation_terms of {pattern} is {count}")
+        assert found == RequestedTerms(count, f"activation_terms of {pattern} is {count}")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +86,7 @@ def test_shards_share_their_input(terms: dict[str, int], each: str) -> None:
     parsed = Options.parse({"activation_terms": terms}).activation_terms
     message = rf"activation_terms: gives shards of m\.qkv_proj several numbers \({each}\), must"
     with pytest.raises(InvalidOption, match=message):
-        given_terms(parsed, "m.qkv_proj", PACKED)
+        requested_terms(parsed, "m.qkv_proj", PACKED)
 
 
 def test_patterns_that_cover_no_nvfp4_layer_are_told(vllm_config: Any) -> None:

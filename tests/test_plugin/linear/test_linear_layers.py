@@ -316,7 +316,7 @@ def test_what_keeps_a_layer_from_fusing(
         layer = MergedColumnParallelLinear(K, sizes, bias=False, quant_config=config, prefix=prefix)
     else:
         layer = gate_up(config, **changes)
-    layer.quant_method.settle(layer)
+    layer.quant_method.resolve_fusions(layer)
     assert not layer.quant_method.plan.gate_up
     [record] = config.startup.report.layers
     assert record.kernel == "nvfp4_gemm/reference (cpu)"

@@ -32,7 +32,7 @@ from tests.vllm_classes import classes_with
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.fusion.forward_analysis import flow_of
 from vllm_fp4_plugin.fusion.gate_up import PROJECTION
-from vllm_fp4_plugin.linear.method import settle
+from vllm_fp4_plugin.linear.method import resolve_fusions
 from vllm_fp4_plugin.ops import linear as linear_op
 from vllm_fp4_plugin.ops.operands import QuantizedInput
 
@@ -127,7 +127,7 @@ def test_compiled_is_the_same() -> None:
 
 
 def said_of(mlp: Any) -> str:
-    settle(mlp)
+    resolve_fusions(mlp)
     [record] = [r for r in mlp.config.startup.report.layers if r.name.endswith(PROJECTION)]
     return str(record.reason)
 
@@ -246,7 +246,7 @@ MLPS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", MLPS)
 def test_mlps_of_vllm(name: str) -> None:
     mlp = MLPS[name](Nvfp4TcConfig(checkpoint()))
-    settle(mlp)
+    resolve_fusions(mlp)
     assert mlp.gate_up_proj.quant_method.plan.out_terms == 1
 
 
@@ -266,7 +266,7 @@ def test_where_vllms_classes_take_their_activation() -> None:
             owner, PROJECTION, "result" if name in ALONE else "pair"
         ).consumers:
             flow = flow_of(owner, activation, "result")
-            taken[name] = flow.leak or " ".join(flow.consumers)
+            taken[name] = flow.escape or " ".join(flow.consumers)
     assert len(taken) > 50
     others = {name: said for name, said in taken.items() if said != "down_proj"}
     assert others.keys() == OTHERS.keys()

@@ -47,8 +47,8 @@ def _neighbourhood(name: str, trial: "_Trial") -> Neighbourhood:
     rotation = impl.rotation
     rotary = None if rotation is None else (type(rotation.rotary), rotation.rotary.rotary_dim)
     sizes = impl.sizes, impl.soft_cap, impl.scale, impl.kv_cache_dtype
-    kind = "attention", type(owner), constants_of(owner), impl.said, rotary, *sizes
-    return Neighbourhood(f"{name} ({impl.said})", kind, trial.results, trial.separate)
+    kind = "attention", type(owner), constants_of(owner), impl.note, rotary, *sizes
+    return Neighbourhood(f"{name} ({impl.note})", kind, trial.results, trial.separate)
 
 
 class _Trial:

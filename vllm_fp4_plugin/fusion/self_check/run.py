@@ -83,8 +83,8 @@ def check(model: Module, config: Any) -> None:
         else:
             _separate(members, outcome.distance, config)
     if agreeing:
-        said = f"self-check: {len(agreeing)} of {len(kinds)} kinds of fused ops agree with their"
-        _tell(logger.info, f"{said} unfused forms (at most {max(agreeing):.2g} apart)")
+        note = f"self-check: {len(agreeing)} of {len(kinds)} kinds of fused ops agree with their"
+        _tell(logger.info, f"{note} unfused forms (at most {max(agreeing):.2g} apart)")
 
 
 def _outcome(first: Neighbourhood) -> Outcome:
@@ -116,8 +116,8 @@ def _separate(members: Sequence[Neighbourhood], apart: float, config: Any) -> No
         each.separate()
         report.amend(each.name.partition(" ")[0], "unfused at start: its results differed")
     # Compiled graphs contain these calls, and vLLM caches graphs under its hash.
-    held = [f"unfused at start: {each.name}" for each in members]
-    hash_kernels(config, held, 1, Options.of(config))
+    kept = [f"unfused at start: {each.name}" for each in members]
+    hash_kernels(config, kept, 1, Options.of(config))
     _tell(
         logger.warning,
         f"{_named(members)}: unfused, as its results differ from the unfused form's by "

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
-from vllm_fp4_plugin.checkpoint.dry_load import UnknownFiles, rehearse
+from vllm_fp4_plugin.checkpoint.dry_load import UnknownFiles, dry_load
 from vllm_fp4_plugin.checkpoint.files import read_headers
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 
@@ -49,7 +49,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_a_readout_of_its_own_file_is_there(directory: Path) -> None:
-    rehearse(Readout(directory), directory, read_headers(directory))
+    dry_load(Readout(directory), directory, read_headers(directory))
 
 
 def test_what_its_file_lacks_is_missing(directory: Path) -> None:
@@ -58,11 +58,11 @@ def test_what_its_file_lacks_is_missing(directory: Path) -> None:
     model.score.bias = nn.Parameter(torch.zeros(2))
     headers = {n: h for n, h in read_headers(directory).items() if n == "body.weight"}
     with pytest.raises(UnsupportedCheckpoint, match=r"holds no score\.weight"):
-        rehearse(model, directory, headers)
+        dry_load(model, directory, headers)
 
 
 @pytest.mark.parametrize("pattern", ["sparse.pt", "other.safetensors"])
 def test_files_that_no_header_tells_of(pattern: str, directory: Path) -> None:
     torch.save({}, directory / "sparse.pt")
     with pytest.raises(UnknownFiles, match=rf"its model reads {pattern} of"):
-        rehearse(Readout(directory, pattern), directory, read_headers(directory))
+        dry_load(Readout(directory, pattern), directory, read_headers(directory))

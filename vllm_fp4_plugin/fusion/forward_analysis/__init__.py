@@ -1,0 +1,134 @@
+"""Escape analysis of forward passes: uses of a submodule's result or of a module's input.
+
+The source code is analysed, so that the answer holds for every path through it. The result or
+input, called the value, is followed from statement to statement. A name that holds the value after
+only one of two branches is not followed further: its use counts as an escape, as does any construct
+that is not understood. A branch on a constant of the built module is resolved, see
+``module_constants``.
+"""
+
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+from torch.nn import Module
+
+from vllm_fp4_plugin.fusion.forward_analysis.flow import (
+    ALONE,
+    RETURNED,
+    EscapeError,
+    Flow,
+    Parameter,
+    Query,
+    Returns,
+    Use,
+)
+from vllm_fp4_plugin.fusion.forward_analysis.statements import MethodReader
+from vllm_fp4_plugin.fusion.forward_analysis.tracked_class import TrackedClass
+from vllm_fp4_plugin.fusion.module_constants import Constants, constants_of
+
+__all__ = [
+    "ALONE",
+    "RETURNED",
+    "Flow",
+    "Parameter",
+    "Returns",
+    "Use",
+    "flow_of",
+    "flow_of_layers",
+    "flow_of_parameter",
+]
+
+
+def flow_of(
+    owner: Any,
+    producer: str,
+    returns: Returns,
+    as_input: bool = False,
+    as_tensor: bool = False,
+    may_return: bool = False,
+) -> Flow:
+    """Follow the result of ``self.<producer>(…)`` through the methods of a class.
+
+    Args:
+        owner: module that owns the submodule; or the module's class, which has no constants.
+        producer: attribute of the submodule in ``owner``.
+        returns: return convention of the producer.
+        as_input: the value is a layer's input: a call may have further arguments, and the value's
+            shape and dtype may be read. Otherwise the value must be the only argument.
+        as_tensor: the value stays a tensor, and a view counts as the same value.
+        may_return: ``forward`` may return the value, which is a ``Use`` of ``RETURNED``.
+    """
+    return _flow(owner, Query(producer, returns, as_input, as_tensor, may_return))
+
+
+def flow_of_parameter(
+    owner: Any, parameter: Parameter, not_none: frozenset[str] = frozenset()
+) -> Flow:
+    """Follow a parameter of a class's ``forward``, as an input; see ``flow_of``.
+
+    Args:
+        owner: module or class, see ``flow_of``.
+        parameter: parameter of ``forward``, by position or name.
+        not_none: parameters that are never None in these calls: branches for None are skipped.
+    """
+    return _flow(owner, Query("", "result", True, parameter=parameter, not_none=not_none))
+
+
+def flow_of_layers(owner: Any, layers: str, returns: Returns) -> Flow:
+    """Follow the results of all but the last layer of a list through the loop that calls them.
+
+    Args:
+        owner: module, or its class, whose ``forward`` loops once over this rank's layers of the
+            list, in order, and calls each layer.
+        layers: attribute of the list in ``owner``; a call of a layer is a ``Use`` of this
+            attribute.
+        returns: return convention of a layer.
+    """
+    return _flow(owner, Query(layers, returns, True, looped=True))
+
+
+def _flow(owner: Any, query: Query) -> Flow:
+    kind: Any = type(owner) if isinstance(owner, Module) else owner
+    constants = constants_of(owner) if isinstance(owner, Module) else ()
+    return _flow_of_class(kind, constants, query)
+
+
+@cache
+def _flow_of_class(kind: Any, constants: Constants, query: Query) -> Flow:
+    owner = TrackedClass(kind, constants, query)
+    try:
+        _read(owner)
+    except EscapeError as escape:
+        again = TrackedClass(kind, constants, query)
+        with suppress(EscapeError):
+            _read(again, past_escapes=True)
+        return Flow(frozenset(), str(escape), despite=frozenset(again.uses))
+    return Flow(
+        frozenset(owner.uses),
+        "",
+        frozenset(owner.without),
+        frozenset(owner.alone),
+        frozenset(owner.arguments),
+    )
+
+
+def _read(owner: TrackedClass, *, past_escapes: bool = False) -> None:
+    """Read ``forward``, methods reachable from it, and any method that mentions the submodule.
+
+    Args:
+        owner: the class; records the uses.
+        past_escapes: whether to skip a statement in which the value escapes, and read on.
+
+    Raises:
+        EscapeError: the value, or the submodule itself, escapes.
+    """
+    owner.start()
+    stored: set[str] = set()
+    read = 0
+    while read < len(owner.methods):  # reading a method may append methods
+        reader = MethodReader(owner, list(owner.methods)[read], past_escapes=past_escapes)
+        reader.read()
+        stored |= reader.stored
+        read += 1
+    owner.finish(stored)
