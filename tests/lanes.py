@@ -32,7 +32,7 @@ PACKAGES = {
 }
 # Common sources of every file: installed packages, and the files that every test runs in.
 COMMON = ("pyproject.toml", "tests/conftest.py", "tests/lanes.py")
-THOROUGH = re.compile(r"tests/(test_emulator/|test_fuzz\.|test_modelled_|.*mutations|.*/chains/)")
+THOROUGH = re.compile(r"tests/(test_emulator/|test_fuzz\.|test_modelled_|.*mutants|.*/chains/)")
 _MODULE = re.compile(rf"({'|'.join(PACKAGES)})((?:\.\w+)+)(?::\w+)?\.?")
 _DATA = {".cpp", ".cu", ".json", ".md", ".safetensors", ".txt"}
 
