@@ -78,22 +78,26 @@ class Room:
         def apply(patch: pytest.MonkeyPatch) -> None:
             folder = Path(tempfile.mkdtemp())
             atexit.register(shutil.rmtree, folder)
-            sources = []
-            for name in (self.package, "nvfp4_kernels.sm90"):
-                package = importlib.import_module(name)
-                copy = folder / name
-                shutil.copytree(package.__path__[0], copy, ignore=shutil.ignore_patterns("__py*"))
-                for each in pkgutil.iter_modules(package.__path__):
-                    if not each.ispkg:
-                        # Loaded, so that the original comes back when the patch is undone.
-                        importlib.import_module(f"{name}.{each.name}")
-                        # `from package import module` finds a module by the attribute, too.
-                        patch.delattr(package, each.name)
-                        patch.delitem(sys.modules, f"{name}.{each.name}")
+            packages = [importlib.import_module(p) for p in (self.package, "nvfp4_kernels.sm90")]
+            modules = [
+                (package, each.name)
+                for package in packages
+                for each in pkgutil.iter_modules(package.__path__)
+                if not each.ispkg
+            ]
+            for package, name in modules:  # so that the originals come back with the patch's end
+                importlib.import_module(f"{package.__name__}.{name}")
+            for package, name in modules:
+                # `from package import module` finds a module by the package's attribute, too.
+                patch.delattr(package, name)
+                patch.delitem(sys.modules, f"{package.__name__}.{name}")
+            copies = [folder / package.__name__ for package in packages]
+            for package, copy in zip(packages, copies, strict=True):
+                ignored = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(package.__path__[0], copy, ignore=ignored)
                 patch.setattr(package, "__path__", [str(copy)])
-                sources.append(copy / f"{module}.py")
             if module:
-                [file] = filter(Path.exists, sources)
+                [file] = [f for copy in copies if (f := copy / f"{module}.py").exists()]
                 file.write_text(edited(file.read_text(), right, wrong))
             importlib.invalidate_caches()
 

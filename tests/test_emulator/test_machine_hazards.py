@@ -231,7 +231,11 @@ MUTANTS = {
         "exchange", "bar.sync 0;", "bar.sync 16;", "BarrierMisuse", "0 to 15"
     ),
     "shared memory out of bounds": edited(
-        "exchange", "st.shared.u32 [%r3]", "st.shared.u32 [%r3+256]", "OutOfBounds", "shared memory"
+        "exchange",
+        "st.shared.u32 [%r3]",
+        "st.shared.u32 [%r3+256]",
+        "ArrayOverrun",
+        "shared memory",
     ),
     "misaligned": edited(
         "exchange", "st.shared.u32 [%r3]", "st.shared.u32 [%r3+2]", "Misaligned", "multiple of 4"

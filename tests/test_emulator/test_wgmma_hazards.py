@@ -98,7 +98,7 @@ MUTANTS = {
         COMMIT,
         f"{COMMIT}\n    setp.eq.u32 %p1, %r90, 40;\n    @%p1 st.shared.u32 [%r1], %r20;",
         "DataRace",
-        "shared memory.*wgmma.mma_async",
+        "(?s)shared memory.*wgmma.mma_async",
     ),
     "one warp only": Mutant.edited(
         LAST, ONE_WARP.format(LAST), "DivergentExecution", "must execute the same one"
@@ -140,7 +140,7 @@ MUTANTS = {
         FENCE, f"or.b64 %rd20, %rd20, {1 << 49};\n    {FENCE}", "UnknownInstruction", "base offset"
     ),
     "beyond shared memory": Mutant.edited(
-        "add.u64 %rd21, %rd20, 2;", "add.u64 %rd21, %rd20, 64;", "OutOfBounds", "shared memory"
+        "add.u64 %rd21, %rd20, 2;", "add.u64 %rd21, %rd20, 64;", "ArrayOverrun", "shared memory"
     ),
     "B not written": Mutant.edited(
         "st.shared.v4.u32", "@%p9 st.shared.v4.u32", "UninitialisedRead", "nothing has written"
