@@ -41,11 +41,9 @@ class Mutant:
         return cls(lambda patch: patch.setattr(owner, name, value), WRONG, on)
 
     @classmethod
-    def edited(
-        cls, right: str, wrong: str, caught: str, match: str = "", on: Any = None, count: int = 1
-    ) -> "Mutant":
-        """Mutant of a text in which ``right``, which occurs ``count`` times, becomes ``wrong``."""
-        return cls(lambda text: edited(text, right, wrong, count), caught, on, match)
+    def edited(cls, right: str, wrong: str, caught: str, match: str, on: Any = None) -> "Mutant":
+        """Mutant of a text in which ``right``, which occurs once, becomes ``wrong``."""
+        return cls(lambda text: edited(text, right, wrong), caught, on, match)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -63,9 +61,9 @@ class Mutant:
         assert re.search(self.match, str(found)), f"no {self.match!r} in {found}"
 
 
-def edited(text: str, right: str, wrong: str, count: int = 1) -> str:
-    """Replace ``right``, which must occur ``count`` times, by ``wrong``."""
-    assert text.count(right) == count, f"{right!r} occurs {text.count(right)} times"
+def edited(text: str, right: str, wrong: str) -> str:
+    """Replace ``right``, which must occur once, by ``wrong``."""
+    assert text.count(right) == 1, f"{right!r} occurs {text.count(right)} times"
     assert right != wrong
     return text.replace(right, wrong)
 

@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -172,12 +172,12 @@ def said(what: str) -> Callable[..., bool]:
 
 
 NO_DEPENDENCY_WAIT = without("griddepcontrol", said("wait"))
-MISSING_WAIT = r"griddepcontrol\.wait before the read"
 
 
 def unwaited(patch: Patch = NO_DEPENDENCY_WAIT) -> Mutant:
     """Mutant that reads the result of the kernel before without a wait."""
-    return Mutant(patch, "MissingDependencyWait", match=MISSING_WAIT)
+    match = r"griddepcontrol\.wait before the read"
+    return Mutant(patch, "MissingDependencyWait", match=match)
 
 
 def first_noticed(
@@ -214,12 +214,6 @@ def compiled_anew(*patches: Patch) -> Iterator[None]:
             compiler.compiled.cache_clear()
 
 
-def compiled_right(*patches: Patch) -> AbstractContextManager[None]:
-    """Context of correct kernels, prepared by ``patches``; without patches, the cached kernels."""
-    devices.cutlass_or_skip()
-    return compiled_anew(*patches) if patches else nullcontext()
-
-
 def check_caught(mutant: Mutant, check: Callable[..., object], *patches: Patch, **how: Any) -> None:
     """Assert that ``check`` notices the mutant; ``patches`` prepare the kernel.
 
@@ -236,8 +230,9 @@ def check_caught(mutant: Mutant, check: Callable[..., object], *patches: Patch, 
 
 
 def check_nothing_to_catch(check: Callable[..., object], *patches: Patch, **how: Any) -> None:
-    """Assert that ``check`` holds for the correct kernel in every schedule."""
-    with compiled_right(*patches):
+    """Assert that ``check`` holds for the correct kernel; without patches, for the cached one."""
+    devices.cutlass_or_skip()
+    with compiled_anew(*patches) if patches else nullcontext():
         assert first_noticed(check, **how) is None
 
 

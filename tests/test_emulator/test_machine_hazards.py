@@ -244,11 +244,7 @@ MUTANTS = {
         "pipeline", "@!%p4 bra FULL;", "", FINDING, "read of shared memory"
     ),
     "empty barrier not waited for": edited(
-        "pipeline",
-        "@!%p4 bra EMPTY;",
-        "",
-        FINDING,
-        "write of shared memory|more than expected",
+        "pipeline", "@!%p4 bra EMPTY;", "", FINDING, "write of shared memory|more than expected"
     ),
     "expects too few bytes": edited(
         "pipeline",

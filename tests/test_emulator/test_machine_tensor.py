@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 
 from tests.emulator import EAGER, STANDARD, Schedule
-from tests.emulator.findings import (
-    DataRace,
-    EmulatorError,
-)
+from tests.emulator.findings import DataRace, EmulatorError
 from tests.emulator.machine.launch import Launch
 from tests.mutants import FINDING, Mutant, noticed
 from tests.test_emulator.assemble import Run, global_array
@@ -219,10 +216,7 @@ MUTANTS = {
         "add.u64 %rd6, %rd5, 256;", "add.u64 %rd6, %rd5, 8192;", FINDING, "shared memory"
     ),
     "operand nobody wrote": Mutant.edited(
-        "add.u64 %rd6, %rd5, 256;",
-        "add.u64 %rd6, %rd5, 320;",
-        "UninitialisedRead",
-        "shared memory",
+        "add.u64 %rd6, %rd5, 256;", "add.u64 %rd6, %rd5, 320;", "UninitialisedRead", "shared memory"
     ),
     "descriptor of no version": Mutant.edited(
         f"or.b64 %rd5, %rd4, {_FIXED};",

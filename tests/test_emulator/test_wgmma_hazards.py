@@ -110,10 +110,7 @@ MUTANTS = {
         r"warps \[[123]\] exit without|must execute",
     ),
     "some lanes only": Mutant.edited(
-        LAST,
-        f"setp.gt.u32 %p1, %r21, 7;\n    @%p1 {LAST}",
-        "DivergentExecution",
-        "without lanes",
+        LAST, f"setp.gt.u32 %p1, %r21, 7;\n    @%p1 {LAST}", "DivergentExecution", "without lanes"
     ),
     "descriptors of two warps differ": Mutant.edited(
         FIRST,

@@ -79,6 +79,10 @@ def always(kernel: Kernel, layout: str) -> bool:
     return True
 
 
+def replaced(name: str, value: object, tests: tuple[Check, ...]) -> Mutant:
+    return Mutant.replaced(fragments, name, value, tests)
+
+
 def both(name: str, change: Callable[..., Any], undo: Callable[..., Any], tests: Any) -> Mutant:
     """Mutant that changes the packed bits, and undoes the change when unpacking."""
     pack, unpack = getattr(exact, f"_pack_{name}"), getattr(exact, f"_unpack_{name}")
@@ -94,65 +98,42 @@ def both(name: str, change: Callable[..., Any], undo: Callable[..., Any], tests:
 
 MUTANTS = {
     "rows g and g + 8 exchanged": both(
-        "data",
-        lambda f, x: f(swap_rows(x)),
-        lambda f, x: swap_rows(f(x)),
-        (BITS, ONE_BLOCK),
+        "data", lambda f, x: f(swap_rows(x)), lambda f, x: swap_rows(f(x)), (BITS, ONE_BLOCK)
     ),
     "lanes counted down t first": both(
-        "data",
-        lambda f, x: transpose_lanes(f(x)),
-        lambda f, x: f(restore_lanes(x)),
-        (BITS,),
+        "data", lambda f, x: transpose_lanes(f(x)), lambda f, x: f(restore_lanes(x)), (BITS,)
     ),
     "words big-endian": both(
-        "data",
-        lambda f, x: big_endian(f(x)),
-        lambda f, x: f(big_endian(x)),
-        (BITS, ONE_BLOCK),
+        "data", lambda f, x: big_endian(f(x)), lambda f, x: f(big_endian(x)), (BITS, ONE_BLOCK)
     ),
-    "words written big-endian, read little-endian": Mutant.replaced(
-        fragments,
+    "words written big-endian, read little-endian": replaced(
         "_pack_data",
         lambda *x: big_endian(exact._pack_data(*x)),
         (BITS, ROUND_TRIP, product("ragged")),
     ),
     "scales of neighbouring blocks exchanged": both(
-        "scales",
-        lambda f, x: f(swap_steps(x)),
-        lambda f, x: swap_steps(f(x)),
-        (BITS,),
+        "scales", lambda f, x: f(swap_steps(x)), lambda f, x: swap_steps(f(x)), (BITS,)
     ),
-    "scales written for the neighbouring blocks": Mutant.replaced(
-        fragments,
+    "scales written for the neighbouring blocks": replaced(
         "_pack_scales",
         lambda x: exact._pack_scales(swap_steps(x)),
         (BITS, ROUND_TRIP, product("ragged")),
     ),
     "scales of rows g and g + 8 exchanged": both(
-        "scales",
-        lambda f, x: f(swap_rows(x)),
-        lambda f, x: swap_rows(f(x)),
-        (BITS,),
+        "scales", lambda f, x: f(swap_rows(x)), lambda f, x: swap_rows(f(x)), (BITS,)
     ),
-    "two pairs' signs exchanged": Mutant.replaced(
-        fragments,
+    "two pairs' signs exchanged": replaced(
         "ROTATIONS",
         ((6, 2, 2, 2), (2, 6, 6, 6), *fragments.ROTATIONS[2:]),
         (BITS, partial(test_fragments.test_rotations_and_masks_make_bfloat16, 0, [(2, 0x81C0)])),
     ),
-    "magnitudes' low bits exchanged": Mutant.replaced(fragments, "TARGETS", (15, 8, 6, 7), (BITS,)),
-    "scales one bit higher": Mutant.replaced(fragments, "SCALE_BIT", 5, (BITS, ONE_BLOCK)),
-    "another bias": Mutant.replaced(fragments, "EXPONENT_BIAS", 21, (BITS, ONE_BLOCK)),
-    "NaN stored as a number": Mutant.replaced(fragments, "NAN_SCALE", 0xF7, (SCALES, ANY_BYTES)),
-    "subnormal scales flushed": Mutant.replaced(
-        fragments, "_scale_codes", no_subnormals, (SCALES, ANY_BYTES)
-    ),
+    "magnitudes' low bits exchanged": replaced("TARGETS", (15, 8, 6, 7), (BITS,)),
+    "scales one bit higher": replaced("SCALE_BIT", 5, (BITS, ONE_BLOCK)),
+    "another bias": replaced("EXPONENT_BIAS", 21, (BITS, ONE_BLOCK)),
+    "NaN stored as a number": replaced("NAN_SCALE", 0xF7, (SCALES, ANY_BYTES)),
+    "subnormal scales flushed": replaced("_scale_codes", no_subnormals, (SCALES, ANY_BYTES)),
     "negative scales' sign lost": Mutant.replaced(
-        test_fragments,
-        "to_fragments",
-        without_sign,
-        (SCALES, ANY_BYTES),
+        test_fragments, "to_fragments", without_sign, (SCALES, ANY_BYTES)
     ),
     "elements under zero scales kept": Mutant.replaced(
         test_fragments,
@@ -160,11 +141,8 @@ MUTANTS = {
         zeros_kept,
         (SCALES, ANY_BYTES, test_fragments.test_zero_blocks_have_zero_elements),
     ),
-    "no scales in the padding": Mutant.replaced(
-        fragments,
-        "_pack_scales",
-        lambda x: exact._pack_scales(x * (x != 8)),
-        (PADDING,),
+    "no scales in the padding": replaced(
+        "_pack_scales", lambda x: exact._pack_scales(x * (x != 8)), (PADDING,)
     ),
     "any layout given to any kernel": Mutant.replaced(
         Kernel,

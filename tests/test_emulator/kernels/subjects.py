@@ -1,4 +1,4 @@
-"""Kernels for mutant tests: our GEMM, and the PTX of the hazard tests."""
+"""Kernels of which mutants are made: our GEMM, and the PTX of the hazard tests."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -70,7 +70,7 @@ class Substitute:
 _ALONE = (
     r"tcgen05\.alloc",
     "dependents released before",
-    'no mistake of a launch that runs alone; "overlapped" does not',
+    'no fault of a launch that runs alone; "overlapped" does not',
 )
 REASONS = (
     (
@@ -94,11 +94,11 @@ REASONS = (
         "dropped",
         "not modelled: PTX does not say how many registers the warps start with",
     ),
-    (r"setmaxnreg\.inc", "dropped", "no mutant: the warps live with fewer registers"),
+    (r"setmaxnreg\.inc", "dropped", "no fault: the warps live with fewer registers"),
     (
         r"griddepcontrol\.launch_dependents",
         "dropped",
-        "no mutant: dependents start once every CTA has exited",
+        "no fault: dependents start once every CTA has exited",
     ),
 )
 _NEIGHBOURS = (_ALONE,)

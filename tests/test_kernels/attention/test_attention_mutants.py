@@ -221,9 +221,7 @@ MUTANTS = {
         "paged_attention", paged(v_scale=lambda _: None), on_pages("fp8", "long fp8")
     ),
     "key scale for values": replaced(
-        "paged_attention",
-        paged(v_scale=lambda a: a["k_scale"]),
-        on_pages("fp8", "fp8 everything"),
+        "paged_attention", paged(v_scale=lambda a: a["k_scale"]), on_pages("fp8", "fp8 everything")
     ),
     "keys and values exchanged": Mutant.replaced(
         PAGED, "block", swapped(PAGED.block), on_pages("decode", "fp8")

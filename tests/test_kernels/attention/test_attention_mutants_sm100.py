@@ -50,9 +50,7 @@ MUTANTS = {
         S_IN_PARTS,
     ),
     "PV of the second part does not wait for it, S in parts": Mutant(
-        KERNEL.with_arguments("mma", "wait_p_full", lambda *a: (*a[:-1], 0)),
-        "DataRace",
-        S_IN_PARTS,
+        KERNEL.with_arguments("mma", "wait_p_full", lambda *a: (*a[:-1], 0)), "DataRace", S_IN_PARTS
     ),
     "P too large for E4M3 is not noticed": Mutant(
         KERNEL.with_result("softmax:Softmax", "_overflow", lambda found: found & False),
@@ -68,8 +66,7 @@ MUTANTS = {
         "UninitialisedRead",
     ),
     "divided by the sum twice": Mutant(
-        KERNEL.with_result("epilogue:Epilogue", "_normalise", lambda r: (r[0], r[1] * r[1])),
-        WRONG,
+        KERNEL.with_result("epilogue:Epilogue", "_normalise", lambda r: (r[0], r[1] * r[1])), WRONG
     ),
     "one warp need not arrive": Mutant(
         KERNEL.replaced("barriers", "SOFTMAX_ARRIVALS", 3), ANYTHING
@@ -124,9 +121,7 @@ MUTANTS = {
     ),
     "zeros a stage beyond the ring": Mutant(
         KERNEL.with_arguments(
-            "loader:TmaLoader",
-            "_zero_tail",
-            lambda source, stage, rows: (source, 3, rows),
+            "loader:TmaLoader", "_zero_tail", lambda source, stage, rows: (source, 3, rows)
         ),
         "ArrayOverrun",
     ),

@@ -8,13 +8,7 @@ import pytest
 from nvfp4_kernels.attention.sm100.tile import AttentionTile
 from tests.emulator import EAGER
 from tests.mutants import ANYTHING, WRONG, Mutant
-from tests.mutants.kernels import (
-    Room,
-    check_caught,
-    check_nothing_to_catch,
-    nothing,
-    without,
-)
+from tests.mutants.kernels import Room, check_caught, check_nothing_to_catch, nothing, without
 from tests.test_kernels.attention.attention_cases import Case
 from tests.test_kernels.attention.attention_sm100 import Chosen
 from tests.test_kernels.attention.test_attention_quantized import check

@@ -16,13 +16,7 @@ from tests.emulator.instructions import cluster
 from tests.emulator.machine.chain import Link
 from tests.emulator.machine.launch import Launch
 from tests.mutants import ANYTHING, Mutant
-from tests.mutants.kernels import (
-    Room,
-    check_caught,
-    check_nothing_to_catch,
-    nothing,
-    without_in,
-)
+from tests.mutants.kernels import Room, check_caught, check_nothing_to_catch, nothing, without_in
 from tests.test_kernels.attention.attention_cases import Case
 from tests.test_kernels.attention.attention_sm100 import Chosen
 from tests.test_kernels.attention.test_attention_quantized import on

@@ -11,12 +11,7 @@ from nvfp4_kernels import Static, paged_attention
 from nvfp4_kernels.attention.sm100.tile import AttentionTile
 from tests.emulator import EAGER
 from tests.mutants import ANYTHING, Mutant
-from tests.mutants.kernels import (
-    Room,
-    check_caught,
-    check_nothing_to_catch,
-    nothing,
-)
+from tests.mutants.kernels import Room, check_caught, check_nothing_to_catch, nothing
 from tests.test_kernels.attention.attention_cases import Case
 from tests.test_kernels.attention.attention_sm100 import Chosen
 from tests.test_kernels.attention.test_attention_quantized import on

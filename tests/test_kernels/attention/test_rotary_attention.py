@@ -89,11 +89,7 @@ def on_device(device: torch.device, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(
-    given: dict[str, Any],
-    *,
-    quantized: bool = False,
-    counted: bool = False,
-    settled: bool = False,
+    given: dict[str, Any], *, quantized: bool = False, counted: bool = False, settled: bool = False
 ) -> None:
     """Check result, LSE and cache against ``rotary_store`` followed by ``paged_attention``."""
     how, cache = given["rotation"], given["kv_cache"]

@@ -71,10 +71,7 @@ MUTANTS = {
         "mma", "self._release(ring, count - 1)", "self._release(ring, count)", "Deadlock"
     ),
     "last stage of a tile kept": edited(
-        "mma",
-        "self._release(ring, index * state.steps + end - 1)",
-        "pass",
-        "Deadlock",
+        "mma", "self._release(ring, index * state.steps + end - 1)", "pass", "Deadlock"
     ),
     "half a step along K": edited("mma", "STEP_BYTES >> 4", "STEP_BYTES >> 5", WRONG),
     "parity of full": edited(
@@ -143,11 +140,7 @@ MUTANTS = {
     ),
     "weights of another step": edited("loader", "+ step * tile.k_tiles", "+ step", WRONG, DEEP),
     "one weight for both": edited(
-        "loader",
-        "weights[operand % len(weights)]",
-        "weights[0]",
-        WRONG,
-        PAIR,
+        "loader", "weights[operand % len(weights)]", "weights[0]", WRONG, PAIR
     ),
     # Split-K partials.
     "cluster not met before parts are sent": edited(

@@ -242,9 +242,7 @@ MUTANTS = {
         tuple(partial(cache_tests.test_skipped_keys, fmt) for fmt in ALL),
     ),
     "keys stored in a row": replaced(
-        "store_k",
-        in_order,
-        tuple(partial(cache_tests.test_store, fmt, 128, 64, 0) for fmt in ALL),
+        "store_k", in_order, tuple(partial(cache_tests.test_store, fmt, 128, 64, 0) for fmt in ALL)
     ),
     "global scale left out": replaced("quantize", unscaled, quantized("nvfp4")),
     "exponent one too high": replaced(
@@ -263,9 +261,7 @@ MUTANTS = {
     "relu left out": replaced("_products", no_relu, scored(QUERIES, *ALL)),
     "relu of the sum": replaced("_products", relu_of_the_sum, scored(QUERIES, *ALL)),
     "weight of the neighbouring head": replaced(
-        "_products",
-        lambda q, w, *rest: products(q, w.roll(1, 1), *rest),
-        scored(QUERIES, *ALL),
+        "_products", lambda q, w, *rest: products(q, w.roll(1, 1), *rest), scored(QUERIES, *ALL)
     ),
     "first key not seen": replaced(
         "_seen",

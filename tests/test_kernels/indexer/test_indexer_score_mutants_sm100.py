@@ -88,12 +88,10 @@ MUTANTS = {
     ),
     "no relu": Mutant(KERNEL.replaced("epilogue:Epilogue", "_relu", no_relu), WRONG),
     "doubled, but weights not halved": Mutant(
-        KERNEL.replaced("weights:WeightLoader", "_halved", lambda self, head, weight: weight),
-        WRONG,
+        KERNEL.replaced("weights:WeightLoader", "_halved", lambda self, head, weight: weight), WRONG
     ),
     "weight of the neighbouring head": Mutant(
-        KERNEL.with_result("weights:WeightLoader", "_row", lambda row: row[1:] + row[:1]),
-        WRONG,
+        KERNEL.with_result("weights:WeightLoader", "_row", lambda row: row[1:] + row[:1]), WRONG
     ),
     "weights of another query": Mutant(
         KERNEL.with_arguments("weights:WeightLoader", "run", lambda w, s, first: (w, s, first + 1)),

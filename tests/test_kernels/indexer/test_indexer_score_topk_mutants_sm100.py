@@ -104,9 +104,7 @@ MUTANTS = {
     "a threshold one too high": Mutant(one_key_later, ANYTHING),
     "one key too few is kept": Mutant(
         KERNEL.with_arguments(
-            "topk.select",
-            "rank_ties",
-            lambda g, e, lo, hi, n, *r: (g, e, lo, hi, n - 1, *r),
+            "topk.select", "rank_ties", lambda g, e, lo, hi, n, *r: (g, e, lo, hi, n - 1, *r)
         ),
         ANYTHING,
     ),
@@ -132,8 +130,7 @@ MUTANTS = {
         KERNEL.with_arguments(STATE, "query", lambda number: (number * 0,)), ANYTHING
     ),
     "a neighbour's range": Mutant(
-        KERNEL.with_arguments(TOPK_VISITOR, "_seen", lambda o, r, w, n: (o, r, w, n + 1)),
-        WRONG,
+        KERNEL.with_arguments(TOPK_VISITOR, "_seen", lambda o, r, w, n: (o, r, w, n + 1)), WRONG
     ),
     "another group's memory": Mutant(
         KERNEL.with_arguments(

@@ -44,8 +44,7 @@ MUTANTS = {
     "sine of the other half negated": edited("high * cos + low * sin", "high * cos - low * sin"),
     "cosine and sine exchanged": edited("at: Int32, cos: Vector, sin:", "at: Int32, sin, cos:"),
     "rounded before the sum": edited(
-        "low * cos - high * sin",
-        "(low * cos).to(TYPES[self.dtype]).to(Float32) - high * sin",
+        "low * cos - high * sin", "(low * cos).to(TYPES[self.dtype]).to(Float32) - high * sin"
     ),
     "partner 8 elements off": edited(
         "head.source.load(at + half,", "head.source.load(at + half - PIECE,"

@@ -10,12 +10,7 @@ import torch
 from nvfp4_kernels import grouped_gemm, grouped_silu_mul_gemm
 from nvfp4_kernels.activation import Activation
 from tests.mutants import ANYTHING, WRONG, Mutant
-from tests.mutants.kernels import (
-    Room,
-    check_caught,
-    check_nothing_to_catch,
-    nothing,
-)
+from tests.mutants.kernels import Room, check_caught, check_nothing_to_catch, nothing
 from tests.test_kernels.gemm.grouped.families import TileCase, swapped, use
 from tests.test_kernels.gemm.grouped.tiles import Case, check_exact, check_quantized
 

@@ -9,12 +9,7 @@ from nvfp4_kernels import moe_combine
 from nvfp4_kernels.moe.combine import reference
 from tests.emulator import EAGER
 from tests.mutants import WRONG, Mutant, Patch
-from tests.mutants.kernels import (
-    Room,
-    check_caught,
-    check_dependency_wait,
-    check_nothing_to_catch,
-)
+from tests.mutants.kernels import Room, check_caught, check_dependency_wait, check_nothing_to_catch
 from tests.test_kernels.bits import check_equal
 from tests.test_kernels.moe.combine.test_moe_combine import combine_arguments
 from tests.test_kernels.routing_cases import CASES, RoutingCase

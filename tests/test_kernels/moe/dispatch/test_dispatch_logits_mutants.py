@@ -72,16 +72,13 @@ CHOICE_MUTANTS = {
     "an expert twice": choosing(CHOICE.replaced(OF_TOKEN, "_without", orders_as_they_are), "Qwen3"),
     "no expert of equal ones": choosing(CHOICE.replaced("choice", "NONE", -1), "ties of float32"),
     "groups do not matter": choosing(
-        CHOICE.replaced(OF_TOKEN, "_within", orders_as_they_are),
-        "DeepSeek V2",
+        CHOICE.replaced(OF_TOKEN, "_within", orders_as_they_are), "DeepSeek V2"
     ),
     "groups are alike": choosing(
-        CHOICE.with_result("choice", "value_of", lambda value: value * 0.0),
-        "DeepSeek V3",
+        CHOICE.with_result("choice", "value_of", lambda value: value * 0.0), "DeepSeek V3"
     ),
     "a score is another": choosing(
-        CHOICE.with_result("choice", "sigmoid", lambda score: score + 0.01),
-        "sigmoids as they are",
+        CHOICE.with_result("choice", "sigmoid", lambda score: score + 0.01), "sigmoids as they are"
     ),
 }
 

@@ -38,8 +38,7 @@ MUTANTS = {
         WRONG,
     ),
     "the next slot, and in padding the first": Mutant(
-        KERNEL.with_result("quantize", "load_slot", lambda slot: slot + 1),
-        ANYTHING,
+        KERNEL.with_result("quantize", "load_slot", lambda slot: slot + 1), ANYTHING
     ),
     "weights left out": Mutant(
         KERNEL.with_result("quantize", "load_weight", lambda weight: weight * 0.0 + 1.0), WRONG
