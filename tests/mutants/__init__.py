@@ -23,10 +23,10 @@ class Mutant:
     """Code broken on purpose, and how a test must notice it.
 
     Attributes:
-        change: what breaks the code: a function of a ``MonkeyPatch``, of the right text, or of a
+        change: function that breaks the code: of a ``MonkeyPatch``, of the right text, or of a
             schedule, in which it launches wrong kernels.
         caught: class name of the finding, ``WRONG``, ``FINDING`` or ``ANYTHING``.
-        on: what exposes the mutant: a case, or tests.
+        on: case or tests that expose the mutant.
         match: pattern of the finding's message.
     """
 
@@ -53,7 +53,7 @@ class Mutant:
             yield
 
     def check(self, found: BaseException | None) -> None:
-        """Assert that what a test has noticed is what the mutant must cause."""
+        """Assert that ``found``, the result of ``noticed``, is the finding that the mutant causes."""
         assert found is not None, "nobody has noticed the mutant"
         is_finding = isinstance(found, EmulatorError)
         kinds = (type(found).__name__, FINDING) if is_finding else (WRONG,)
@@ -73,5 +73,5 @@ def noticed(check: Check) -> BaseException | None:
     try:
         check()
     except (AssertionError, pytest.fail.Exception, EmulatorError) as found:
-        return found.with_traceback(None)  # whose frames hold arrays
+        return found.with_traceback(None)  # frames would keep arrays
     return None
