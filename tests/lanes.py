@@ -33,7 +33,7 @@ PACKAGES = {
 # Common sources of every file: installed packages, and the files that every test runs in.
 COMMON = ("pyproject.toml", "tests/conftest.py", "tests/lanes.py")
 THOROUGH = re.compile(
-    r"tests/(test_emulator/|test_fuzz\.|test_modelled_|.*mutations|.*/chains/"
+    r"tests/(test_emulator/|test_fuzz\.|test_modelled_|.*mutants|.*/chains/"
     r"|.*_sm90\.|.*_sm100\.|.*_emulated\.)"
 )
 _MODULE = re.compile(rf"({'|'.join(PACKAGES)})((?:\.\w+)+)(?::\w+)?\.?")

@@ -17,6 +17,8 @@ from tests import devices
 from tests.fuzz.__main__ import main
 from tests.fuzz.draw import Draw
 from tests.fuzz.run import EMULATED, OPS, run_seed, run_seeds
+from tests.mutants import Mutant
+from tests.mutants.kernels import Room
 
 COMBINE = import_module("nvfp4_kernels.moe.combine.reference")
 NO_OPS = {
@@ -106,25 +108,27 @@ def _crashes(real: Any) -> Any:
     return lambda *args: [][0]
 
 
-MUTATIONS: dict[str, tuple[str, str, Break]] = {
-    "gemm": ("nvfp4_kernels.gemm.reference", "gemm", _without_bias),
-    "quantize": ("nvfp4_kernels.quantize.reference", "quantize", _nibbles_swapped),
-    "add_rms_norm": ("nvfp4_kernels.norm.reference", "add_rms_norm", _slightly_more),
-    "merge_segments": ("nvfp4_kernels.attention.merge.reference", "merge_segments", _slightly_more),
-    "attention": ("nvfp4_kernels.attention.reference", "attention", _slightly_more),
-    "moe_combine": ("nvfp4_kernels.moe.combine.reference", "moe_combine", _unweighted),
-    "indexer_topk": ("nvfp4_kernels.indexer.reference", "topk", _first_kept),
-    "moe_topk": ("nvfp4_kernels.moe.topk.reference", "_descending", _later_of_equals),
-    "rotary_embedding": ("nvfp4_kernels.rotary.reference", "rotary_embedding", _crashes),
+def broken(module: str, name: str, change: Break) -> Mutant:
+    return Mutant(Room("nvfp4_kernels").swapped(module, name, change))
+
+
+MUTANTS = {
+    "gemm": broken("gemm.reference", "gemm", _without_bias),
+    "quantize": broken("quantize.reference", "quantize", _nibbles_swapped),
+    "add_rms_norm": broken("norm.reference", "add_rms_norm", _slightly_more),
+    "merge_segments": broken("attention.merge.reference", "merge_segments", _slightly_more),
+    "attention": broken("attention.reference", "attention", _slightly_more),
+    "moe_combine": broken("moe.combine.reference", "moe_combine", _unweighted),
+    "indexer_topk": broken("indexer.reference", "topk", _first_kept),
+    "moe_topk": broken("moe.topk.reference", "_descending", _later_of_equals),
+    "rotary_embedding": broken("rotary.reference", "rotary_embedding", _crashes),
 }
 
 
-@pytest.mark.parametrize("op", MUTATIONS)
-def test_a_broken_op_is_found(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, name, broken = MUTATIONS[op]
-    room = import_module(module)
-    monkeypatch.setattr(room, name, broken(getattr(room, name)))
-    table = run_seeds(0, 30, ops=(op,))
+@pytest.mark.parametrize("op", MUTANTS)
+def test_a_broken_op_is_found(op: str) -> None:
+    with MUTANTS[op].applied():
+        table = run_seeds(0, 30, ops=(op,))
     assert any(f"# {op}(" in line for line in table.findings)
 
 

@@ -1,6 +1,6 @@
 """Breaking the synchronisation of a correct kernel, one instruction at a time.
 
-    python -m tests.emulator.mutate [--kernel NAME] [--out tests/emulator/MUTATIONS.md]
+    python -m tests.emulator.mutate [--kernel NAME] [--out tests/emulator/MUTANTS.md]
 
 A mutant that survives every schedule is a gap of the emulator, unless the instruction was
 redundant: then the table gives the reason.
@@ -16,7 +16,8 @@ import typer
 
 from tests.emulator.findings import EmulatorError
 from tests.emulator.machine.schedule import STANDARD, Schedule
-from tests.emulator.mutations import Mutation, mutations
+from tests.emulator.mutants import mutants
+from tests.mutants import Mutant
 
 
 class Subject(Protocol):
@@ -33,18 +34,18 @@ class Subject(Protocol):
     def run(self, text: str, schedule: Schedule) -> bool:
         """Launch ``text`` in place of the kernel; returns whether the result is right."""
 
-    def reason(self, mutation: Mutation) -> str:
+    def reason(self, mutant: Mutant) -> str:
         """Reason why the mutant need not be caught, or ""."""
 
 
 MISSED = ""
 
 
-def _place(mutation: Mutation) -> str:
+def _place(mutant: Mutant) -> str:
     """Location for the table: the source line, or the PTX line for waits, which share one."""
-    if mutation.source and "_wait" not in mutation.instruction:
-        return f"source {mutation.source}"
-    return f"PTX {mutation.line}"
+    if mutant.on.source and "_wait" not in mutant.on.instruction:
+        return f"source {mutant.on.source}"
+    return f"PTX {mutant.on.line}"
 
 
 def outcome(subject: Subject, text: str, schedule: Schedule) -> str:
@@ -56,17 +57,17 @@ def outcome(subject: Subject, text: str, schedule: Schedule) -> str:
 
 
 def judge(
-    subject: Subject, mutation: Mutation, schedules: Sequence[Schedule] = STANDARD
+    subject: Subject, mutant: Mutant, schedules: Sequence[Schedule] = STANDARD
 ) -> dict[str, str]:
     """Outcome by schedule."""
-    return {s.name: outcome(subject, mutation.text, s) for s in schedules}
+    return {s.name: outcome(subject, mutant.change(subject.text), s) for s in schedules}
 
 
-def first_catch(
-    subject: Subject, mutation: Mutation, schedules: Sequence[Schedule] = STANDARD
-) -> str:
+def first_catch(subject: Subject, mutant: Mutant, schedules: Sequence[Schedule] = STANDARD) -> str:
     """The first outcome that is not ``MISSED``."""
-    return next(filter(None, (outcome(subject, mutation.text, s) for s in schedules)), MISSED)
+    return next(
+        filter(None, (outcome(subject, mutant.change(subject.text), s) for s in schedules)), MISSED
+    )
 
 
 @dataclass
@@ -78,10 +79,10 @@ class Row:
     """
 
     subject: Subject
-    cases: list[tuple[Mutation, dict[str, str]]]
+    cases: list[tuple[Mutant, dict[str, str]]]
 
     @property
-    def missed(self) -> list[Mutation]:
+    def missed(self) -> list[Mutant]:
         return [m for m, outcomes in self.cases if not any(outcomes.values())]
 
     def __str__(self) -> str:
@@ -94,10 +95,10 @@ class Row:
         schedules = [name for name, result in least.items() if result]
         where = "all" if len(schedules) == len(least) else ", ".join(schedules) or "none"
         reason = "; ".join(sorted({self.subject.reason(m) or "GAP" for m in self.missed}))
-        instruction = first.instruction.replace("|", "\\|")
+        instruction = first.on.instruction.replace("|", "\\|")
         instruction = instruction if len(instruction) < 70 else instruction[:67] + "..."
         return (
-            f"| {self.subject.name} | {_place(first)} | `{instruction}` | {first.change} | "
+            f"| {self.subject.name} | {_place(first)} | `{instruction}` | {first.on.how} | "
             f"{caught}/{len(self.cases)} | {', '.join(findings)} | {where} | {reason} |"
         )
 
@@ -109,10 +110,10 @@ def rows(subject: Subject, schedules: Sequence[Schedule] = STANDARD) -> Iterator
         if unchanged != MISSED:
             raise ValueError(f"{subject.name}: unchanged, {schedule} gives {unchanged}")
 
-    groups: dict[tuple[object, ...], list[Mutation]] = {}
-    for mutation in mutations(subject.text):
-        opcode = mutation.instruction.split(" ")[0]
-        groups.setdefault((_place(mutation), opcode, mutation.change), []).append(mutation)
+    groups: dict[tuple[object, ...], list[Mutant]] = {}
+    for mutant in mutants(subject.text):
+        opcode = mutant.on.instruction.split(" ")[0]
+        groups.setdefault((_place(mutant), opcode, mutant.on.how), []).append(mutant)
     for group in groups.values():
         yield Row(subject, [(m, judge(subject, m, schedules)) for m in group])
 
@@ -124,7 +125,7 @@ _HEADER = """\
 
 _EXPLANATION = """\
 `source` is a line of `nvfp4_gemm.py`, of "GEMM, wgmma" one of `warpgroup_gemm.py`; `PTX` is one of
-the kernel's PTX. Mutations alike, of instructions that one source line became, share a row. Of the
+the kernel's PTX. Mutants alike, of instructions that one source line became, share a row. Of the
 GEMMs tcgen05 fences and scopes are strict (see `Gpu`)."""
 
 
@@ -148,12 +149,12 @@ def main(
                 caught += len(row.cases) - len(row.missed)
                 gaps += sum(not subject.reason(m) for m in row.missed)
     summary = (
-        f"{total} mutations, {caught} caught, {total - caught - gaps} missed with a reason, "
+        f"{total} mutants, {caught} caught, {total - caught - gaps} missed with a reason, "
         f"{gaps} gaps; {time.monotonic() - started:.0f} s."
     )
     print(f"\n{summary}")
     if out:
-        heading = f"# Mutations\n\nMade by `python -m tests.emulator.mutate --out {out}`."
+        heading = f"# Mutants\n\nMade by `python -m tests.emulator.mutate --out {out}`."
         table = "\n".join(lines)
         out.write_text(f"{heading}\n\n{summary}\n\n{_EXPLANATION}\n\n{table}\n")
 

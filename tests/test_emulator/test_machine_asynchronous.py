@@ -96,7 +96,7 @@ _FORWARD = _REMOTE.replace(
         (_ADD.replace("add.u32", "exch.b32"), _REMOTE, UnknownInstruction, "not modelled"),
     ],
 )
-def test_remote_mistakes(send: str, body: str, error: type[EmulatorError], message: str) -> None:
+def test_remote_mutants(send: str, body: str, error: type[EmulatorError], message: str) -> None:
     with pytest.raises(error, match=message):
         remote(send, body)
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from tests.emulator import STANDARD, Schedule
-from tests.emulator.findings import DataRace, EmulatorError, ExitedPeer, NarrowScope, UnstartedPeer
+from tests.emulator.findings import NarrowScope
+from tests.mutants import FINDING, Mutant, noticed
 from tests.test_emulator.assemble import Run, global_array
 
 MEET = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
@@ -101,55 +102,58 @@ def test_right_kernels_run_in_every_schedule(schedule: Schedule) -> None:
     pair(MULTICAST, words(), shared=256)
 
 
-MISTAKES: dict[str, tuple[str, str, str, type[EmulatorError], str]] = {
-    "store to a CTA that may not be there": (
-        STORE, f"{MEET_RELAXED} // start", "", UnstartedPeer, "reaches for CTA",
+def edited(body: str, right: str, wrong: str, caught: str, match: str) -> Mutant:
+    return Mutant.edited(right, wrong, caught, match, on=body)
+
+
+MUTANTS = {
+    "store to a CTA that may not be there": edited(
+        STORE, f"{MEET_RELAXED} // start", "", "UnstartedPeer", "reaches for CTA",
     ),
-    "allocation beside a CTA that may not be there": (
-        ALLOCATE, f"{MEET_RELAXED} // start", "", UnstartedPeer, "tcgen05.alloc",
+    "allocation beside a CTA that may not be there": edited(
+        ALLOCATE, f"{MEET_RELAXED} // start", "", "UnstartedPeer", "tcgen05.alloc",
     ),
-    "multicast to a CTA that may not be there": (
-        MULTICAST, f"{MEET} // start", "bar.sync 0;", EmulatorError, "CTA|live mbarrier",
+    "multicast to a CTA that may not be there": edited(
+        MULTICAST, f"{MEET} // start", "bar.sync 0;", FINDING, "CTA|live mbarrier",
     ),
-    "store that the target's exit does not wait for": (
+    "store that the target's exit does not wait for": edited(
         STORE, f"{MEET} // end\n    ld.shared.u32 %r5, [%r1];", "mov.u32 %r5, 1;",
-        ExitedPeer, "generic write of CTA .*exit",
+        "ExitedPeer", "generic write of CTA .*exit",
     ),
-    "message that the target's exit does not wait for": (
+    "message that the target's exit does not wait for": edited(
         MESSAGE, MESSAGE[MESSAGE.index("WAIT:"):MESSAGE.index("st.global")], "mov.u32 %r5, 7;",
-        ExitedPeer, "of CTA .*exit",
+        "ExitedPeer", "of CTA .*exit",
     ),
-    "copy that the target's exit does not wait for": (
+    "copy that the target's exit does not wait for": edited(
         MULTICAST, MULTICAST[MULTICAST.index("    mbarrier.try"):], "",
-        ExitedPeer, "bulk copy of CTA .*exit",
+        "ExitedPeer", "bulk copy of CTA .*exit",
     ),
-    "release at the scope of the sender's CTA": (
+    "release at the scope of the sender's CTA": edited(
         MESSAGE, "arrive.release.cluster.shared::cluster", "arrive.release.cta.shared::cluster",
-        NarrowScope, "leaves out the other's CTA",
+        "NarrowScope", "leaves out the other's CTA",
     ),
-    "release at no scope": (
+    "release at no scope": edited(
         MESSAGE, "arrive.release.cluster.shared::cluster", "arrive.shared::cluster",
-        NarrowScope, "leaves out the other's CTA",
+        "NarrowScope", "leaves out the other's CTA",
     ),
-    "acquire at the scope of the receiver's CTA": (
+    "acquire at the scope of the receiver's CTA": edited(
         MESSAGE, "try_wait.parity.acquire.cluster", "try_wait.parity.acquire.cta",
-        NarrowScope, "generic write at CTA \\(1",
+        "NarrowScope", "generic write at CTA \\(1",
     ),
-    "acquire without order": (
+    "acquire without order": edited(
         MESSAGE, "try_wait.parity.acquire.cluster", "try_wait.parity.relaxed.cluster",
-        DataRace, "nothing orders the two",
+        "DataRace", "nothing orders the two",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("schedule", STANDARD, ids=str)
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_reported(name: str, schedule: Schedule) -> None:
-    body, old, new, error, match = MISTAKES[name]
-    assert body.count(old) == 1
-    arrays = [] if body is ALLOCATE else [words()]
-    with pytest.raises(error, match=match):
-        Run(grid=2, cluster=2, schedule=schedule)(body.replace(old, new), *arrays, shared=256)
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_reported(name: str, schedule: Schedule) -> None:
+    mutant = MUTANTS[name]
+    run = Run(grid=2, cluster=2, schedule=schedule)
+    arrays = [] if mutant.on is ALLOCATE else [words()]
+    mutant.check(noticed(lambda: run(mutant.change(mutant.on), *arrays, shared=256)))
 
 
 # CTA 0 copies 64 bytes to CTA 1, which reads a word and releases the buffer; then 64 other bytes.

@@ -1,9 +1,9 @@
 """CTAs that share SMs, of one launch or of overlapping launches: resources and waits."""
 
-import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,15 +11,13 @@ import pytest
 
 from tests.emulator import EAGER, STANDARD, Gpu, Limits, Schedule, Sharing
 from tests.emulator.findings import (
-    Deadlock,
-    EmulatorError,
     LaunchError,
     MissingDependencyWait,
     TensorMemoryMisuse,
-    UninitialisedRead,
 )
 from tests.emulator.machine.launch import Launch
 from tests.emulator.machine.residency import Floor, Room, needs_of, registers_of
+from tests.mutants import Mutant, noticed
 from tests.test_emulator.assemble import assemble, global_array
 
 RELEASE = "griddepcontrol.launch_dependents;"
@@ -204,103 +202,105 @@ IN_ORDER = {str(schedule) for schedule in STANDARD if schedule.warps == "in_orde
 FIRST = {str(schedule) for schedule in STANDARD if schedule.successor_first}
 
 
-@dataclass(frozen=True)
-class Mistake:
-    """Overlapping launches with a fault, and schedules that must report it; others may."""
+def overlapped(
+    bodies: list[str],
+    caught: str,
+    match: str,
+    schedules: set[str],
+    grid: int = 1,
+    sharing: Sharing = EITHER_PERMIT[0],
+    **options: Any,
+) -> Mutant:
+    """Overlapping launches with a fault that ``schedules`` must report; others may."""
 
-    bodies: list[str]
-    error: type[EmulatorError]
-    match: str
-    schedules: set[str]
-    grid: int = 1
-    sharing: Sharing = EITHER_PERMIT[0]
-    options: dict[str, Any] = field(default_factory=dict)
+    def run(schedule: Schedule) -> None:
+        Machine(schedule, options).chain(bodies, grid, sharing)
+
+    return Mutant(run, caught, (bodies, schedules), match)
 
 
 LATE = RELEASE + allocate(512) + WAIT + ADD + free(512)
 EARLY = allocate(512) + WAIT + ADD + free(512)
-MISTAKES = {
-    "allocated after dependents were released": Mistake(
-        [LATE, EARLY], Deadlock,
+MUTANTS = {
+    "allocated after dependents were released": overlapped(
+        [LATE, EARLY], "Deadlock",
         r"\[0, 512\) by CTA \(0, 0, 0\) of b\n.*remedy: in a, allocate before griddepcontrol"
         r"\.launch_dependents: b starts(?s:.*)a: CTA (?s:.*)b: CTA .*\n *waits for the end of a",
         FIRST,
     ),
-    "the same, of the second and the third": Mistake(
-        [allocate(512) + RELEASE + WAIT + ADD + free(512), LATE, EARLY], Deadlock,
+    "the same, of the second and the third": overlapped(
+        [allocate(512) + RELEASE + WAIT + ADD + free(512), LATE, EARLY], "Deadlock",
         r"remedy: in b, allocate before .*: c starts", FIRST,
     ),
-    "not freed": Mistake(
-        [allocate(512) + ADD] * 2, TensorMemoryMisuse, "tcgen05.dealloc is missing", ALL
+    "not freed": overlapped(
+        [allocate(512) + ADD] * 2, "TensorMemoryMisuse", "tcgen05.dealloc is missing", ALL
     ),
-    "not freed, and no matter": Mistake(
-        [allocate(512) + RELEASE + ADD, EARLY], Deadlock,
+    "not freed, and no matter": overlapped(
+        [allocate(512) + RELEASE + ADD, EARLY], "Deadlock",
         r"by CTA \(0, 0, 0\) of a, which has exited\n.*remedy: tcgen05.dealloc before", ALL,
-        options={"tolerated": (TensorMemoryMisuse,)},
+        tolerated=(TensorMemoryMisuse,),
     ),
-    "permit kept by a CTA that waits for its neighbour": Mistake(
-        [allocate(128, "") + EXCHANGE + free(128)], Deadlock,
+    "permit kept by a CTA that waits for its neighbour": overlapped(
+        [allocate(128, "") + EXCHANGE + free(128)], "Deadlock",
         r"keeps the permit to allocate\n.*remedy: in a, execute tcgen05.relinquish", ALL, 2,
     ),
-    "permit kept by a launch that waits for the one before": Mistake(
+    "permit kept by a launch that waits for the one before": overlapped(
         [RELEASE + allocate(128) + WAIT + ADD + free(128),
-         allocate(128, "") + WAIT + ADD + free(128)], Deadlock,
+         allocate(128, "") + WAIT + ADD + free(128)], "Deadlock",
         r"remedy: in b, execute tcgen05.relinquish", FIRST,
     ),
-    "two allocations each, more than there is": Mistake(
+    "two allocations each, more than there is": overlapped(
         [allocate(256, "") + allocate(256, base="%r6") + ADD + free(256) + free(256, "%r6")],
-        Deadlock, r"which wants 256 more, .*which wants 256 more\n.*remedy: allocate once",
+        "Deadlock", r"which wants 256 more, .*which wants 256 more\n.*remedy: allocate once",
         IN_ORDER, 2, OWN_PERMIT,
     ),
-    "columns from 0 on": Mistake(
+    "columns from 0 on": overlapped(
         [allocate(128) + "mov.u32 %r6, %r2; mov.u32 %r2, 0;" + ADD + free(128, "%r6")],
-        TensorMemoryMisuse,
+        "TensorMemoryMisuse",
         r"columns \[0, 1\): allocated are \[(128|256|384), ", IN_ORDER, 3,
     ),
-    "a neighbour's columns": Mistake(
+    "a neighbour's columns": overlapped(
         [allocate(128) + "mov.u32 %r6, %r2; xor.b32 %r2, %r2, 128;" + ADD + free(128, "%r6")],
-        TensorMemoryMisuse, r"columns \[\d+, \d+\): allocated are ", ALL, 3,
+        "TensorMemoryMisuse", r"columns \[\d+, \d+\): allocated are ", ALL, 3,
     ),
-    "what a neighbour has left behind": Mistake(
+    "what a neighbour has left behind": overlapped(
         [allocate(512) + "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r4}, [%r2];"
          "tcgen05.wait::ld.sync.aligned;" + ADD + free(512)],
-        UninitialisedRead, "tensor memory", ALL, 2,
+        "UninitialisedRead", "tensor memory", ALL, 2,
     ),
-    "no wait before a read": Mistake(
-        [RELEASE + STORE, LOAD], MissingDependencyWait,
+    "no wait before a read": overlapped(
+        [RELEASE + STORE, LOAD], "MissingDependencyWait",
         "griddepcontrol.wait before the (generic )?read is missing", ALL,
     ),
-    "no wait before a write": Mistake(
-        [RELEASE + LOAD, STORE], MissingDependencyWait,
+    "no wait before a write": overlapped(
+        [RELEASE + LOAD, STORE], "MissingDependencyWait",
         "griddepcontrol.wait before the (generic )?write is missing", ALL,
     ),
-    "no wait in between": Mistake(
-        [RELEASE + STORE, RELEASE, WAIT + LOAD], MissingDependencyWait, "by a", ALL
+    "no wait in between": overlapped(
+        [RELEASE + STORE, RELEASE, WAIT + LOAD], "MissingDependencyWait", "by a", ALL
     ),
-    "released before the wait": Mistake(
-        [RELEASE + STORE, RELEASE + WAIT, LOAD], MissingDependencyWait, "by a", ALL
+    "released before the wait": overlapped(
+        [RELEASE + STORE, RELEASE + WAIT, LOAD], "MissingDependencyWait", "by a", ALL
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_reported(name: str) -> None:
-    mistake = MISTAKES[name]
-    found: dict[str, str] = {}
-    for schedule in STANDARD:
-        try:
-            Machine(schedule, mistake.options).chain(mistake.bodies, mistake.grid, mistake.sharing)
-        except mistake.error as error:
-            found[str(schedule)] = str(error)
-    assert found.keys() >= mistake.schedules
-    assert [text for text in found.values() if not re.search(mistake.match, text)] == []
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_reported(name: str) -> None:
+    mutant = MUTANTS[name]
+    _, schedules = mutant.on
+    found = {str(s): noticed(partial(mutant.change, s)) for s in STANDARD}
+    reports = {schedule: report for schedule, report in found.items() if report}
+    assert reports.keys() >= schedules
+    for report in reports.values():
+        mutant.check(report)
 
 
 def test_a_finding_names_the_neighbour() -> None:
     with pytest.raises(
         TensorMemoryMisuse, match=r"; CTA \(1, 0, 0\) of a, on the same SM, has some"
     ):
-        Machine().chain(MISTAKES["a neighbour's columns"].bodies, 2)
+        Machine().chain(MUTANTS["a neighbour's columns"].on[0], 2)
 
 
 @pytest.mark.parametrize("schedule", STANDARD, ids=str)

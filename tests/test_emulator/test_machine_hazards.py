@@ -1,23 +1,19 @@
 """Races and other faults that hardware does not report, next to the same kernels without faults."""
 
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
 
 from tests.emulator import STANDARD, Schedule
 from tests.emulator.findings import (
-    BarrierMisuse,
     DataRace,
     Deadlock,
     EmulatorError,
-    Misaligned,
-    MissingProxyFence,
-    OutOfBounds,
     RegisterBudget,
     UnfinishedStore,
-    UninitialisedRead,
 )
+from tests.mutants import FINDING, Mutant, noticed
 from tests.test_emulator.assemble import Run, global_array
 
 # Two warps exchange shared memory through barrier 0.
@@ -205,207 +201,215 @@ def test_right_kernels_run_in_every_schedule(name: str, schedule: Schedule) -> N
     check(body, schedule)
 
 
-@dataclass(frozen=True)
-class Mistake:
-    """A mutant: an edit of a kernel, and the expected finding."""
-
-    kernel: str
-    old: str
-    new: str
-    error: type[EmulatorError]
-    match: str
-    count: int = 1
+def edited(kernel: str, right: str, wrong: str, caught: str, match: str) -> Mutant:
+    return Mutant.edited(right, wrong, caught, match, on=kernel)
 
 
-MISTAKES = {
-    "barrier left out": Mistake(
-        "exchange", "bar.sync 0;", "", UninitialisedRead, "at 0x480 that nothing has written"
+MUTANTS = {
+    "barrier left out": edited(
+        "exchange", "bar.sync 0;", "", "UninitialisedRead", "at 0x480 that nothing has written"
     ),
-    "barrier after the read": Mistake(
+    "barrier after the read": edited(
         "exchange",
         "bar.sync 0;\n    xor.b32 %r4, %r1, 128;\n    add.u32 %r5, %r2, %r4;\n"
         "    ld.shared.u32 %r6, [%r5];",
         "xor.b32 %r4, %r1, 128;\n    add.u32 %r5, %r2, %r4;\n    ld.shared.u32 %r6, [%r3];\n"
         "    st.shared.u32 [%r5], %r6;\n    bar.sync 0;",
-        DataRace,
+        "DataRace",
         "nothing orders the two",
     ),
-    "barrier of fewer threads": Mistake(
-        "exchange", "bar.sync 0;", "bar.sync 0, 32;", UninitialisedRead, "nothing has written"
+    "barrier of fewer threads": edited(
+        "exchange", "bar.sync 0;", "bar.sync 0, 32;", "UninitialisedRead", "nothing has written"
     ),
-    "barrier of more threads": Mistake(
-        "exchange", "bar.sync 0;", "bar.sync 0, 96;", Deadlock, r"barrier 0 .*64 of 96 threads"
+    "barrier of more threads": edited(
+        "exchange", "bar.sync 0;", "bar.sync 0, 96;", "Deadlock", r"barrier 0 .*64 of 96 threads"
     ),
-    "barrier of half a warp": Mistake(
-        "exchange", "bar.sync 0;", "bar.sync 0, 48;", BarrierMisuse, "multiple of 32"
+    "barrier of half a warp": edited(
+        "exchange", "bar.sync 0;", "bar.sync 0, 48;", "BarrierMisuse", "multiple of 32"
     ),
-    "barrier that does not exist": Mistake(
-        "exchange", "bar.sync 0;", "bar.sync 16;", BarrierMisuse, "0 to 15"
+    "barrier that does not exist": edited(
+        "exchange", "bar.sync 0;", "bar.sync 16;", "BarrierMisuse", "0 to 15"
     ),
-    "shared memory out of bounds": Mistake(
-        "exchange", "st.shared.u32 [%r3]", "st.shared.u32 [%r3+256]", OutOfBounds, "shared memory"
+    "shared memory out of bounds": edited(
+        "exchange",
+        "st.shared.u32 [%r3]",
+        "st.shared.u32 [%r3+256]",
+        "ArrayOverrun",
+        "shared memory",
     ),
-    "misaligned": Mistake(
-        "exchange", "st.shared.u32 [%r3]", "st.shared.u32 [%r3+2]", Misaligned, "multiple of 4"
+    "misaligned": edited(
+        "exchange", "st.shared.u32 [%r3]", "st.shared.u32 [%r3+2]", "Misaligned", "multiple of 4"
     ),
-    "full barrier not waited for": Mistake(
-        "pipeline", "@!%p4 bra FULL;", "", EmulatorError, "read of shared memory"
+    "full barrier not waited for": edited(
+        "pipeline", "@!%p4 bra FULL;", "", FINDING, "read of shared memory"
     ),
-    "empty barrier not waited for": Mistake(
+    "empty barrier not waited for": edited(
+        "pipeline", "@!%p4 bra EMPTY;", "", FINDING, "write of shared memory|more than expected"
+    ),
+    "expects too few bytes": edited(
         "pipeline",
-        "@!%p4 bra EMPTY;",
-        "",
-        EmulatorError,
-        "write of shared memory|more than expected",
+        "[%r3], 256;\n    cp",
+        "[%r3], 128;\n    cp",
+        "Deadlock",
+        "-128 bytes outstanding",
     ),
-    "expects too few bytes": Mistake(
-        "pipeline", "[%r3], 256;\n    cp", "[%r3], 128;\n    cp", Deadlock, "-128 bytes outstanding"
+    "expects too many bytes": edited(
+        "pipeline",
+        "[%r3], 256;\n    cp",
+        "[%r3], 512;\n    cp",
+        "Deadlock",
+        "256 bytes outstanding",
     ),
-    "expects too many bytes": Mistake(
-        "pipeline", "[%r3], 256;\n    cp", "[%r3], 512;\n    cp", Deadlock, "256 bytes outstanding"
-    ),
-    "expects nothing": Mistake(
+    "expects nothing": edited(
         "pipeline",
         "mbarrier.arrive.expect_tx.shared.b64 _, [%r3], 256;",
         "mbarrier.arrive.shared.b64 _, [%r3];",
-        EmulatorError,
+        FINDING,
         "read of shared memory|write of shared memory",
     ),
-    "consumer does not release": Mistake(
-        "pipeline", "mbarrier.arrive.shared.b64 _, [%r4];", "", Deadlock, "waits for the completion"
+    "consumer does not release": edited(
+        "pipeline",
+        "mbarrier.arrive.shared.b64 _, [%r4];",
+        "",
+        "Deadlock",
+        "waits for the completion",
     ),
-    "consumer releases before it reads": Mistake(
+    "consumer releases before it reads": edited(
         "pipeline",
         "ld.shared.v2.u32 {%r12, %r13}, [%r11];\n    mbarrier.arrive.shared.b64 _, [%r4];",
         "mbarrier.arrive.shared.b64 _, [%r4];\n    ld.shared.v2.u32 {%r12, %r13}, [%r11];",
-        DataRace,
+        "DataRace",
         "nothing orders the two",
     ),
-    "release without order": Mistake(
+    "release without order": edited(
         "pipeline",
         "mbarrier.arrive.shared.b64 _, [%r4];",
         "mbarrier.arrive.relaxed.cta.shared.b64 _, [%r4];",
-        DataRace,
+        "DataRace",
         "nothing orders the two",
     ),
-    "wrong arrival count": Mistake(
-        "pipeline", "[%r4], 32;", "[%r4], 33;", Deadlock, "1 of 33 arrivals"
+    "wrong arrival count": edited(
+        "pipeline", "[%r4], 32;", "[%r4], 33;", "Deadlock", "1 of 33 arrivals"
     ),
-    "count too small": Mistake(
-        "pipeline", "[%r4], 32;", "[%r4], 31;", BarrierMisuse, "its count is too small"
+    "count too small": edited(
+        "pipeline", "[%r4], 32;", "[%r4], 31;", "BarrierMisuse", "its count is too small"
     ),
-    "wrong phase at the start": Mistake(
-        "pipeline", "xor.b32 %r8, %r6, 1;", "mov.b32 %r8, %r6;", Deadlock, "parity 0 of mbarrier"
+    "wrong phase at the start": edited(
+        "pipeline", "xor.b32 %r8, %r6, 1;", "mov.b32 %r8, %r6;", "Deadlock", "parity 0 of mbarrier"
     ),
-    "mbarrier never initialised": Mistake(
-        "pipeline", "mbarrier.init.shared.b64 [%r3], 1;", "", BarrierMisuse, "no live mbarrier"
+    "mbarrier never initialised": edited(
+        "pipeline", "mbarrier.init.shared.b64 [%r3], 1;", "", "BarrierMisuse", "no live mbarrier"
     ),
-    "initialised twice": Mistake(
+    "initialised twice": edited(
         "pipeline",
         "mbarrier.init.shared.b64 [%r3], 1;",
         "mbarrier.init.shared.b64 [%r3], 1;\n    mbarrier.init.shared.b64 [%r3], 1;",
-        BarrierMisuse,
+        "BarrierMisuse",
         "init of a live mbarrier",
     ),
-    "initialised by all lanes": Mistake(
-        "pipeline", "@%p1 bra READY;", "", BarrierMisuse, "init of a live mbarrier"
+    "initialised by all lanes": edited(
+        "pipeline", "@%p1 bra READY;", "", "BarrierMisuse", "init of a live mbarrier"
     ),
-    "initialisation not ordered": Mistake(
+    "initialisation not ordered": edited(
         "pipeline",
         "READY:\n    bar.sync 0;",
         "READY:",
-        BarrierMisuse,
+        "BarrierMisuse",
         "nothing orders that|no live",
     ),
-    "initialisation not published": Mistake(
+    "initialisation not published": edited(
         "pipeline",
         "fence.mbarrier_init.release.cluster;",
         "",
-        MissingProxyFence,
+        "MissingProxyFence",
         "fence.mbarrier_init or fence.proxy.async is missing",
     ),
-    "mbarrier overwritten": Mistake(
+    "mbarrier overwritten": edited(
         "pipeline",
         "mbarrier.arrive.shared.b64 _, [%r4];",
         "st.shared.u32 [%r3], 0;\n    mbarrier.arrive.shared.b64 _, [%r4];",
-        BarrierMisuse,
+        "BarrierMisuse",
         "holds a live mbarrier",
     ),
-    "copy size not a multiple of 16": Mistake(
-        "pipeline", "[%rd2], 256", "[%rd2], 250", EmulatorError, "multiples of 16"
+    "copy size not a multiple of 16": edited(
+        "pipeline", "[%rd2], 256", "[%rd2], 250", FINDING, "multiples of 16"
     ),
-    "copy out of bounds": Mistake(
-        "pipeline", "add.u64 %rd2, %rd2, 256;", "add.u64 %rd2, %rd2, 512;", OutOfBounds, "bulk copy"
+    "copy out of bounds": edited(
+        "pipeline",
+        "add.u64 %rd2, %rd2, 256;",
+        "add.u64 %rd2, %rd2, 512;",
+        "OutOfBounds",
+        "bulk copy",
     ),
-    "no proxy fence before a store": Mistake(
+    "no proxy fence before a store": edited(
         "store",
         "fence.proxy.async.shared::cta;",
         "",
-        MissingProxyFence,
+        "MissingProxyFence",
         "fence.proxy.async between the two is missing",
     ),
-    "write after the proxy fence": Mistake(
+    "write after the proxy fence": edited(
         "store",
         "fence.proxy.async.shared::cta;",
         "fence.proxy.async.shared::cta;\n    st.shared.u32 [%r4], %r6;",
-        MissingProxyFence,
+        "MissingProxyFence",
         "fence.proxy.async between the two is missing",
     ),
-    "no barrier before a store": Mistake(
+    "no barrier before a store": edited(
         "store",
         "fence.proxy.async.shared::cta;\n    bar.sync 0;",
         "fence.proxy.async.shared::cta;",
-        EmulatorError,
+        FINDING,
         "read of shared memory",
     ),
-    "store not waited for before its source is written": Mistake(
+    "store not waited for before its source is written": edited(
         "store",
         "cp.async.bulk.wait_group.read 0;",
         "",
-        DataRace,
+        "DataRace",
         "write of shared memory.*after a bulk copy read",
     ),
-    "store waited for with one group too many": Mistake(
+    "store waited for with one group too many": edited(
         "store",
         "cp.async.bulk.wait_group.read 0;",
         "cp.async.bulk.wait_group.read 1;",
-        DataRace,
+        "DataRace",
         "after a bulk copy read",
     ),
-    "store never committed": Mistake(
-        "store", "cp.async.bulk.commit_group;", "", DataRace, "after a bulk copy read"
+    "store never committed": edited(
+        "store", "cp.async.bulk.commit_group;", "", "DataRace", "after a bulk copy read"
     ),
-    "no cluster barrier before a peer is written": Mistake(
+    "no cluster barrier before a peer is written": edited(
         "cluster",
         "barrier.cluster.arrive.aligned;\n    barrier.cluster.wait.aligned;\n    ld.shared",
         "ld.shared",
-        UninitialisedRead,
+        "UninitialisedRead",
         "shared memory of CTA",
     ),
-    "cluster barrier without a wait": Mistake(
+    "cluster barrier without a wait": edited(
         "cluster",
         "barrier.cluster.wait.aligned;\n    ld.shared",
         "ld.shared",
-        UninitialisedRead,
+        "UninitialisedRead",
         "shared memory of CTA",
     ),
-    "cluster barrier without order": Mistake(
+    "cluster barrier without order": edited(
         "cluster",
         "barrier.cluster.arrive.aligned;\n    barrier.cluster.wait.aligned;\n    ld.shared",
         "barrier.cluster.arrive.relaxed.aligned;\n    barrier.cluster.wait.aligned;\n    ld.shared",
-        DataRace,
+        "DataRace",
         "nothing orders the two",
     ),
-    "rank that does not exist": Mistake(
-        "cluster", "xor.b32 %r4, %r3, 1;", "add.u32 %r4, %r3, 1;", OutOfBounds, "CTA rank 2"
+    "rank that does not exist": edited(
+        "cluster", "xor.b32 %r4, %r3, 1;", "add.u32 %r4, %r3, 1;", "OutOfBounds", "CTA rank 2"
     ),
-    "flag without release": Mistake(
-        "flag", "st.release.gpu", "st.relaxed.gpu", DataRace, "nothing orders the two"
+    "flag without release": edited(
+        "flag", "st.release.gpu", "st.relaxed.gpu", "DataRace", "nothing orders the two"
     ),
-    "flag without acquire": Mistake(
-        "flag", "ld.acquire.gpu", "ld.relaxed.gpu", DataRace, "nothing orders the two"
+    "flag without acquire": edited(
+        "flag", "ld.acquire.gpu", "ld.relaxed.gpu", "DataRace", "nothing orders the two"
     ),
-    "flag that is not strong": Mistake("flag", "st.release.gpu", "st", DataRace, "nothing orders"),
+    "flag that is not strong": edited("flag", "st.release.gpu", "st", "DataRace", "nothing orders"),
 }
 
 
@@ -653,23 +657,15 @@ def test_a_register_budget_is_the_warpgroups() -> None:
         Run(block=128)(one)
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_reported(name: str) -> None:
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_reported(name: str) -> None:
     """Some schedule reports the mutant, and every report is the expected finding."""
-    mistake = MISTAKES[name]
-    check, body = KERNELS[mistake.kernel]
-    assert body.count(mistake.old) == mistake.count
-    wrong = body.replace(mistake.old, mistake.new)
-    reports = []
-    for schedule in STANDARD:
-        try:
-            check(wrong, schedule)
-        except EmulatorError as error:
-            reports.append(error)
-        except AssertionError:
-            continue
+    mutant = MUTANTS[name]
+    check, body = KERNELS[mutant.on]
+    wrong = mutant.change(body)
+    found = [noticed(partial(check, wrong, s)) for s in STANDARD]
+    reports = [report for report in found if isinstance(report, EmulatorError)]
     assert reports, "no schedule reported it"
     for report in reports:
         assert report.where is not None or isinstance(report, Deadlock)
-    with pytest.raises(mistake.error, match=mistake.match):
-        raise reports[0]
+    mutant.check(reports[0])

@@ -1,24 +1,14 @@
 """Hazards of the tensor core: one correct MMA kernel, and many ways to break it."""
 
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
 
 from tests.emulator import EAGER, STANDARD, Schedule
-from tests.emulator.findings import (
-    DataRace,
-    Deadlock,
-    EmulatorError,
-    IllegalInstruction,
-    LaneReach,
-    MissingProxyFence,
-    MissingTensorFence,
-    TensorMemoryMisuse,
-    UninitialisedRead,
-    UnwaitedLoad,
-)
+from tests.emulator.findings import DataRace, EmulatorError
 from tests.emulator.machine.launch import Launch
+from tests.mutants import FINDING, Mutant, noticed
 from tests.test_emulator.assemble import Run, global_array
 
 # K-major without a swizzle: groups of 8 rows 256 bytes apart, halves of a row 128 bytes apart.
@@ -145,156 +135,134 @@ def test_a_perfect_l2_serves_what_is_read_again() -> None:
     assert Run()(once + again, source).counters.l2_hits == 0.5
 
 
-@dataclass(frozen=True)
-class Mistake:
-    """A mutant: an edit of the kernel, and the expected finding.
-
-    ``strict`` mutants violate the PTX ISA, but NVIDIA's own kernels contain the same code.
-    """
-
-    old: str
-    new: str
-    error: type[EmulatorError]
-    match: str
-    strict: bool = False
-
-
 COMMIT = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r2];"
 MMA = "tcgen05.mma.cta_group::1.kind::f16 [%r30], %rd5, %rd6, %r32, %p4;"
 DEALLOC = "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r30, 64;"
 LOAD = "tcgen05.ld.sync.aligned.32x32b.x4.b32 {%r40, %r41, %r42, %r43}, [%r34];"
 ALLOC = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r3], 64;"
 
-MISTAKES = {
-    "no proxy fence": Mistake(
-        "fence.proxy.async.shared::cta;", "", MissingProxyFence, "tcgen05.mma|fence.proxy.async"
+# Mutants that violate the PTX ISA, but NVIDIA's own kernels contain the same code.
+STRICT = "strict"
+MUTANTS = {
+    "no proxy fence": Mutant.edited(
+        "fence.proxy.async.shared::cta;", "", "MissingProxyFence", "tcgen05.mma|fence.proxy.async"
     ),
-    "no barrier before the MMA": Mistake(
+    "no barrier before the MMA": Mutant.edited(
         "bar.sync 0;\n    tcgen05.fence::after_thread_sync;\n    ld.shared",
         "tcgen05.fence::after_thread_sync;\n    ld.shared",
-        EmulatorError,
+        FINDING,
         "read of shared memory",
     ),
-    "no commit": Mistake(COMMIT, "", Deadlock, "completion of parity 0"),
-    "commit before the MMA": Mistake(
-        f"{MMA}\n    {COMMIT}", f"{COMMIT}\n    {MMA}", EmulatorError, "tensor memory"
+    "no commit": Mutant.edited(COMMIT, "", "Deadlock", "completion of parity 0"),
+    "commit before the MMA": Mutant.edited(
+        f"{MMA}\n    {COMMIT}", f"{COMMIT}\n    {MMA}", FINDING, "tensor memory"
     ),
-    "accumulator not waited for": Mistake(
-        "@!%p5 bra WAIT;", "", EmulatorError, "tensor memory.*(nothing has written|nothing orders)"
+    "accumulator not waited for": Mutant.edited(
+        "@!%p5 bra WAIT;", "", FINDING, "tensor memory.*(nothing has written|nothing orders)"
     ),
-    "no wait::ld": Mistake(
-        "tcgen05.wait::ld.sync.aligned;", "", UnwaitedLoad, "tcgen05.wait::ld between the two"
+    "no wait::ld": Mutant.edited(
+        "tcgen05.wait::ld.sync.aligned;", "", "UnwaitedLoad", "tcgen05.wait::ld between the two"
     ),
-    "wait::ld after the store": Mistake(
+    "wait::ld after the store": Mutant.edited(
         "tcgen05.wait::ld.sync.aligned;\n    st.global.v4.u32 [%rd8], {%r40, %r41, %r42, %r43};",
         "st.global.v4.u32 [%rd8], {%r40, %r41, %r42, %r43};\n    tcgen05.wait::ld.sync.aligned;",
-        UnwaitedLoad,
+        "UnwaitedLoad",
         "tcgen05.wait::ld between the two",
     ),
-    "never freed": Mistake(DEALLOC, "", TensorMemoryMisuse, "tcgen05.dealloc is missing"),
-    "freed twice": Mistake(
-        DEALLOC, f"{DEALLOC}\n    {DEALLOC}", TensorMemoryMisuse, "allocated are none"
+    "never freed": Mutant.edited(DEALLOC, "", "TensorMemoryMisuse", "tcgen05.dealloc is missing"),
+    "freed twice": Mutant.edited(
+        DEALLOC, f"{DEALLOC}\n    {DEALLOC}", "TensorMemoryMisuse", "allocated are none"
     ),
-    "freed in part": Mistake(
-        DEALLOC, DEALLOC.replace("64", "32"), TensorMemoryMisuse, "dealloc of 32 columns"
+    "freed in part": Mutant.edited(
+        DEALLOC, DEALLOC.replace("64", "32"), "TensorMemoryMisuse", "dealloc of 32 columns"
     ),
-    "freed too early": Mistake(
+    "freed too early": Mutant.edited(
         "bar.sync 0;\n    tcgen05.fence::after_thread_sync;\n    @%p1 bra DONE;",
         "@%p1 bra DONE;",
-        EmulatorError,
+        FINDING,
         "tensor memory|allocated are none",
     ),
-    "odd number of columns": Mistake(ALLOC, ALLOC.replace("64", "48"), IllegalInstruction, "48"),
-    "more columns than there are": Mistake(
+    "odd number of columns": Mutant.edited(
+        ALLOC, ALLOC.replace("64", "48"), "IllegalInstruction", "48"
+    ),
+    "more columns than there are": Mutant.edited(
         ALLOC,
         f"{ALLOC}\n    {ALLOC.replace('64', '512')}",
-        Deadlock,
+        "Deadlock",
         "waits for 512 free columns",
     ),
-    "allocation after giving up the right": Mistake(
+    "allocation after giving up the right": Mutant.edited(
         "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;",
         f"tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;\n    {ALLOC}",
-        TensorMemoryMisuse,
+        "TensorMemoryMisuse",
         "relinquish",
     ),
-    "columns nobody allocated": Mistake(
+    "columns nobody allocated": Mutant.edited(
         "setp.lt.u32 %p6, %r35, 16;",
         "setp.lt.u32 %p6, %r35, 17;",
-        TensorMemoryMisuse,
+        "TensorMemoryMisuse",
         r"columns \[64, 68\)",
     ),
-    "lanes of another warp": Mistake(
-        "shl.b32 %r33, %r4, 21;", "mov.u32 %r33, 0;", LaneReach, "reaches lanes 32 to 63"
+    "lanes of another warp": Mutant.edited(
+        "shl.b32 %r33, %r4, 21;", "mov.u32 %r33, 0;", "LaneReach", "reaches lanes 32 to 63"
     ),
-    "accumulates onto nothing": Mistake(
+    "accumulates onto nothing": Mutant.edited(
         "setp.eq.u32 %p4, %r90, 99;",
         "setp.eq.u32 %p4, %r90, 0;",
-        UninitialisedRead,
+        "UninitialisedRead",
         "tensor memory of .* at lane 0, column 0, that nothing",
     ),
-    "operand beyond shared memory": Mistake(
-        "add.u64 %rd6, %rd5, 256;", "add.u64 %rd6, %rd5, 8192;", EmulatorError, "shared memory"
+    "operand beyond shared memory": Mutant.edited(
+        "add.u64 %rd6, %rd5, 256;", "add.u64 %rd6, %rd5, 8192;", FINDING, "shared memory"
     ),
-    "operand nobody wrote": Mistake(
-        "add.u64 %rd6, %rd5, 256;",
-        "add.u64 %rd6, %rd5, 320;",
-        UninitialisedRead,
-        "shared memory",
+    "operand nobody wrote": Mutant.edited(
+        "add.u64 %rd6, %rd5, 256;", "add.u64 %rd6, %rd5, 320;", "UninitialisedRead", "shared memory"
     ),
-    "descriptor of no version": Mistake(
+    "descriptor of no version": Mutant.edited(
         f"or.b64 %rd5, %rd4, {_FIXED};",
         f"or.b64 %rd5, %rd4, {_FIXED & ~(1 << 46)};",
-        IllegalInstruction,
+        "IllegalInstruction",
         "descriptor",
     ),
-    "shape that does not exist": Mistake(
+    "shape that does not exist": Mutant.edited(
         f"mov.u32 %r32, {_INSTRUCTION};",
         f"mov.u32 %r32, {_INSTRUCTION | 1 << 24};",
-        IllegalInstruction,
+        "IllegalInstruction",
         "M = 144",
     ),
-    "two kinds of cta_group": Mistake(
+    "two kinds of cta_group": Mutant.edited(
         "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;",
-        "",
-        IllegalInstruction,
+        "tcgen05.relinquish_alloc_permit.cta_group::2.sync.aligned;",
+        "IllegalInstruction",
         "cta_group::2",
     ),
-    "no fence before the barrier": Mistake(
+    "no fence before the barrier": Mutant.edited(
         "tcgen05.fence::before_thread_sync;\n    bar.sync 0;\n    tcgen05.fence::after_thread_sync;"
         "\n    @%p1",
         "bar.sync 0;\n    tcgen05.fence::after_thread_sync;\n    @%p1",
-        DataRace,
+        "DataRace",
         "tensor memory",
-        strict=True,
+        STRICT,
     ),
-    "no fence after the mbarrier": Mistake(
+    "no fence after the mbarrier": Mutant.edited(
         "@!%p5 bra WAIT;\n    tcgen05.fence::after_thread_sync;",
         "@!%p5 bra WAIT;",
-        MissingTensorFence,
+        "MissingTensorFence",
         "tcgen05.fence::after_thread_sync is missing",
-        strict=True,
+        STRICT,
     ),
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_reported(name: str) -> None:
-    mistake = MISTAKES[name]
-    new = mistake.new
-    if name == "two kinds of cta_group":
-        new = mistake.old.replace("cta_group::1", "cta_group::2")
-    assert GEMM.count(mistake.old) == 1
-    wrong = GEMM.replace(mistake.old, new)
-    reports = []
-    for schedule in STANDARD:
-        try:
-            gemm(wrong, schedule)
-        except EmulatorError as error:
-            reports.append(error)
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_reported(name: str) -> None:
+    mutant = MUTANTS[name]
+    wrong = mutant.change(GEMM)
+    reports = [found for s in STANDARD if (found := noticed(partial(gemm, wrong, s)))]
     assert reports, "no schedule reported it"
-    with pytest.raises(mistake.error, match=mistake.match):
-        raise reports[0]
-    if mistake.strict:
+    assert all(isinstance(report, EmulatorError) for report in reports)
+    mutant.check(reports[0])
+    if mutant.on == STRICT:
         gemm(wrong, strict=False)
 
 

@@ -18,12 +18,12 @@ from nvfp4_kernels.indexer.sm100.tile import ScoreTile
 from tests import devices
 from tests.emulator import STANDARD, Schedule
 from tests.emulator.findings import DataRace
+from tests.mutants.kernels import compiled_anew
 from tests.test_kernels.gemm import linear_cases
 from tests.test_kernels.gemm.silu_mul import test_silu_mul_gemm
 from tests.test_kernels.gemm.test_sm100 import on
 from tests.test_kernels.gemm.test_tiles_sm100 import TileCase, pair_case, use
 from tests.test_kernels.indexer import indexer_cases, indexer_sm100
-from tests.test_kernels.mistakes import compiled_anew
 
 CPU = torch.device("cpu")
 CASE = linear_cases.Case(200, 144, 1568, out_dtype=torch.bfloat16)

@@ -7,7 +7,7 @@ tensor core's blocked layout. Six warps: four store, one issues MMAs, one issues
            <-empty--       <-drained-
 
 Each arrow is an mbarrier per stage of operands, or per accumulator. Every synchronisation is
-written inline: the emulator's mutation tests remove or change each.
+written inline: the emulator's mutants remove or change each.
 """
 
 from dataclasses import dataclass

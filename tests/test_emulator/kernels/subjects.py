@@ -1,4 +1,4 @@
-"""Kernels for mutation tests: our GEMM, and the PTX of the hazard tests."""
+"""Kernels of which mutants are made: our GEMM, and the PTX of the hazard tests."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -9,9 +9,9 @@ from tests.emulator import EAGER, Gpu, Schedule
 from tests.emulator.machine.launch import Dimensions, Launch
 from tests.emulator.machine.limits import Limits
 from tests.emulator.mutate import Subject
-from tests.emulator.mutations import Mutation
 from tests.emulator.ptx.syntax import Module
 from tests.emulator.runtime import shim
+from tests.mutants import Mutant
 from tests.test_emulator.kernels import written
 from tests.test_emulator.kernels.config import GemmConfig, Shape
 
@@ -70,7 +70,7 @@ class Substitute:
 _ALONE = (
     r"tcgen05\.alloc",
     "dependents released before",
-    'no mistake of a launch that runs alone; "overlapped" does not',
+    'no fault of a launch that runs alone; "overlapped" does not',
 )
 REASONS = (
     (
@@ -94,11 +94,11 @@ REASONS = (
         "dropped",
         "not modelled: PTX does not say how many registers the warps start with",
     ),
-    (r"setmaxnreg\.inc", "dropped", "no mistake: the warps live with fewer registers"),
+    (r"setmaxnreg\.inc", "dropped", "no fault: the warps live with fewer registers"),
     (
         r"griddepcontrol\.launch_dependents",
         "dropped",
-        "no mistake: dependents start once every CTA has exited",
+        "no fault: dependents start once every CTA has exited",
     ),
 )
 _NEIGHBOURS = (_ALONE,)
@@ -134,9 +134,9 @@ _LAST = "redundant: nobody fills the slot again, and a wait for all groups follo
 Reasons = tuple[tuple[str, str, str], ...]
 
 
-def _reason(reasons: Reasons, mutation: Mutation) -> str:
+def _reason(reasons: Reasons, mutant: Mutant) -> str:
     for instruction, change, why in reasons:
-        if re.search(instruction, mutation.instruction) and re.search(change, mutation.change):
+        if re.search(instruction, mutant.on.instruction) and re.search(change, mutant.on.how):
             return why
     return ""
 
@@ -178,10 +178,10 @@ class Warpgroups:
     def run(self, text: str, schedule: Schedule) -> bool:
         return self._launch(text, schedule)[0]
 
-    def reason(self, mutation: Mutation) -> str:
-        behind = re.match(r"wgmma\.wait_group|mbarrier\.arrive", mutation.instruction)
-        last = behind and mutation.line > self._last
-        return _LAST if last else _reason(_INITIALISED, mutation)
+    def reason(self, mutant: Mutant) -> str:
+        behind = re.match(r"wgmma\.wait_group|mbarrier\.arrive", mutant.on.instruction)
+        last = behind and mutant.on.line > self._last
+        return _LAST if last else _reason(_INITIALISED, mutant)
 
 
 @dataclass
@@ -218,10 +218,10 @@ class Gemm:
     def run(self, text: str, schedule: Schedule) -> bool:
         return self._launch(text, schedule)[0]
 
-    def reason(self, mutation: Mutation) -> str:
-        if mutation.change == "relaxed" and mutation.line in self._fenced:
+    def reason(self, mutant: Mutant) -> str:
+        if mutant.on.how == "relaxed" and mutant.on.line in self._fenced:
             return _FENCED
-        return _TAIL if mutation.line in self._tail else _reason(REASONS, mutation)
+        return _TAIL if mutant.on.line in self._tail else _reason(REASONS, mutant)
 
 
 @dataclass
@@ -240,8 +240,8 @@ class Written:
             return False
         return True
 
-    def reason(self, mutation: Mutation) -> str:
-        return _reason(self.reasons, mutation)
+    def reason(self, mutant: Mutant) -> str:
+        return _reason(self.reasons, mutant)
 
 
 def written_subjects() -> list[Written]:

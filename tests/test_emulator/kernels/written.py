@@ -1,4 +1,4 @@
-"""Small PTX kernels for mutation tests, in addition to those of test_machine_hazards.py."""
+"""Small PTX kernels of which mutants are made, in addition to those of test_machine_hazards.py."""
 
 import numpy as np
 

@@ -11,19 +11,11 @@ from torch import Tensor
 from nvfp4_kernels import InvalidArgument, Static, paged_attention
 from nvfp4_kernels.attention.sm100.tile import AttentionTile
 from tests.emulator import EAGER
+from tests.mutants import ANYTHING, WRONG, Mutant
+from tests.mutants.kernels import Room, check_caught, check_nothing_to_catch, nothing, one_of
 from tests.test_kernels.attention.attention_cases import Case
 from tests.test_kernels.attention.attention_sm100 import Chosen
 from tests.test_kernels.attention.test_attention_quantized import on
-from tests.test_kernels.mistakes import (
-    ANYTHING,
-    WRONG,
-    Mistake,
-    Room,
-    check_caught,
-    check_nothing_to_catch,
-    nothing,
-    one_of,
-)
 
 pytestmark = pytest.mark.arch("sm_100")
 
@@ -122,27 +114,27 @@ def leaving_out(number: int) -> Callable[[Any], Any]:
     return lambda given: lambda self: None if left_out() else given(self)
 
 
-MISTAKES = {
-    "the first CTA merges": Mistake(
+MUTANTS = {
+    "the first CTA merges": Mutant(
         KERNEL.with_result(LAST, "_count", lambda last: 1 - last), ANYTHING
     ),
-    "warps do not sync": Mistake(KERNEL.replaced(LAST, "_sync", nothing), ANYTHING),
-    "counted before all parts are stored": Mistake(
+    "warps do not sync": Mutant(KERNEL.replaced(LAST, "_sync", nothing), ANYTHING),
+    "counted before all parts are stored": Mutant(
         KERNEL.swapped(LAST, "_sync", leaving_out(0)), "DataRace"
     ),
-    "merged before the count is known": Mistake(
+    "merged before the count is known": Mutant(
         KERNEL.swapped(LAST, "_sync", leaving_out(1)), "UninitialisedRead"
     ),
-    "rows of the next sequence": Mistake(
+    "rows of the next sequence": Mutant(
         KERNEL.with_arguments(
             LAST, "_merge", lambda a, shared, work, thread: (a, shared, work, thread + 4)
         ),
         ANYTHING,
     ),
-    "the count does not wrap": Mistake(
+    "the count does not wrap": Mutant(
         KERNEL.with_arguments(LAST, "_count", lambda counter, splits: (counter, splits + 1)), WRONG
     ),
-    "parts are not acquired": Mistake(KERNEL.replaced(LAST, "_count", relaxed), "DataRace"),
+    "parts are not acquired": Mutant(KERNEL.replaced(LAST, "_count", relaxed), "DataRace"),
 }
 
 
@@ -153,9 +145,9 @@ def check_tile() -> None:
 CHOSEN = Chosen(AttentionTile(64, warp_split_kv=True), 3)
 
 
-@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
-def test_caught(mistake: Mistake) -> None:
-    check_caught(mistake, check_tile, CHOSEN.use)
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
+def test_caught(mutant: Mutant) -> None:
+    check_caught(mutant, check_tile, CHOSEN.use)
 
 
 def test_nothing_to_catch() -> None:

@@ -15,18 +15,11 @@ from tests.emulator import EAGER
 from tests.emulator.instructions import cluster
 from tests.emulator.machine.chain import Link
 from tests.emulator.machine.launch import Launch
+from tests.mutants import ANYTHING, Mutant
+from tests.mutants.kernels import Room, check_caught, check_nothing_to_catch, nothing, without_in
 from tests.test_kernels.attention.attention_cases import Case
 from tests.test_kernels.attention.attention_sm100 import Chosen
 from tests.test_kernels.attention.test_attention_quantized import on
-from tests.test_kernels.mistakes import (
-    ANYTHING,
-    Mistake,
-    Room,
-    check_caught,
-    check_nothing_to_catch,
-    nothing,
-    without_in,
-)
 
 pytestmark = pytest.mark.arch("sm_100")
 ONE_SCHEDULE = pytest.mark.schedules("random 1")
@@ -141,11 +134,11 @@ def test_every_schedule(case: Case, op_device: torch.device) -> None:
 
 KERNEL = Room("nvfp4_kernels.attention.sm100")
 SCHEDULER = "scheduler:WorkTile"
-MISTAKES = {
-    "phases begin anew": Mistake(
+MUTANTS = {
+    "phases begin anew": Mutant(
         KERNEL.with_result(SCHEDULER, "after", lambda b: type(b)(*(n * 0 for n in b))), ANYTHING
     ),
-    "query tiles share a count": Mistake(
+    "query tiles share a count": Mutant(
         KERNEL.with_result(
             SCHEDULER,
             "after",
@@ -153,23 +146,23 @@ MISTAKES = {
         ),
         ANYTHING,
     ),
-    "tails are not counted": Mistake(
+    "tails are not counted": Mutant(
         KERNEL.with_result(SCHEDULER, "after", lambda b: b._replace(tail_tiles=b.tail_tiles * 0)),
         ANYTHING,
     ),
-    "the board is written while it is read": Mistake(
+    "the board is written while it is read": Mutant(
         KERNEL.replaced("work_tile_broadcast:WorkTileBroadcast", "wait_read", nothing), ANYTHING
     ),
-    "the response is read before it is there": Mistake(
+    "the response is read before it is there": Mutant(
         KERNEL.replaced("clc_response", "wait", nothing), ANYTHING
     ),
-    "queries come while others are read": Mistake(
+    "queries come while others are read": Mutant(
         KERNEL.replaced("query_copier", "wait", nothing), ANYTHING
     ),
-    "queries are never let go": Mistake(
+    "queries are never let go": Mutant(
         KERNEL.replaced("mma:Mma", "_release_queries", nothing), "Deadlock"
     ),
-    "work is taken over twice": Mistake(
+    "work is taken over twice": Mutant(
         KERNEL.with_arguments(
             "kernel", "work_tile", lambda *a: (*a[:5], (a[5][0], a[5][1], a[5][2] * 0), *a[6:])
         ),
@@ -178,15 +171,15 @@ MISTAKES = {
 }
 
 
-MISTAKES_FP8 = {
-    "queries are quantised before they are there": Mistake(
+MUTANTS_FP8 = {
+    "queries are quantised before they are there": Mutant(
         KERNEL.replaced("copied_queries", "wait", nothing), ANYTHING
     ),
-    "queries come while others are quantised": Mistake(
+    "queries come while others are quantised": Mutant(
         KERNEL.replaced("query_copier", "wait", nothing), ANYTHING
     ),
-    "queries are never taken": Mistake(without_in("mbarrier_arrive", "quantize"), "Deadlock"),
-    "the tensor core reads queries that were not fenced": Mistake(
+    "queries are never taken": Mutant(without_in("mbarrier_arrive", "quantize"), "Deadlock"),
+    "the tensor core reads queries that were not fenced": Mutant(
         without_in("fence_proxy", "quantize"), "MissingProxyFence"
     ),
 }
@@ -200,19 +193,19 @@ def nobody(_: pytest.MonkeyPatch) -> None:
     """Leave the choice of the tile to ``choose_config``."""
 
 
-@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
-def test_caught(mistake: Mistake) -> None:
-    check_caught(mistake, check_short, nobody)
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
+def test_caught(mutant: Mutant) -> None:
+    check_caught(mutant, check_short, nobody)
 
 
-@pytest.mark.parametrize("mistake", MISTAKES_FP8.values(), ids=MISTAKES_FP8)
-def test_caught_fp8(mistake: Mistake) -> None:
-    check_caught(mistake, lambda: check(SHORT_FP8.problem().paged(), 1), nobody)
+@pytest.mark.parametrize("mutant", MUTANTS_FP8.values(), ids=MUTANTS_FP8)
+def test_caught_fp8(mutant: Mutant) -> None:
+    check_caught(mutant, lambda: check(SHORT_FP8.problem().paged(), 1), nobody)
 
 
 def test_s_is_overwritten_while_it_is_read() -> None:
-    mistake = Mistake(KERNEL.replaced("mma:Mma", "_wait_s_empty", nothing), ANYTHING)
-    check_caught(mistake, lambda: check(BESIDE.problem().paged(), 1), nobody)
+    mutant = Mutant(KERNEL.replaced("mma:Mma", "_wait_s_empty", nothing), ANYTHING)
+    check_caught(mutant, lambda: check(BESIDE.problem().paged(), 1), nobody)
 
 
 def test_nothing_to_catch() -> None:

@@ -10,19 +10,13 @@ import torch
 from nvfp4_kernels import Static, paged_attention
 from nvfp4_kernels.attention.sm100.tile import AttentionTile
 from tests.emulator import EAGER
+from tests.mutants import ANYTHING, Mutant
+from tests.mutants.kernels import Room, check_caught, check_nothing_to_catch, nothing
 from tests.test_kernels.attention.attention_cases import Case
 from tests.test_kernels.attention.attention_sm100 import Chosen
 from tests.test_kernels.attention.test_attention_quantized import on
 from tests.test_kernels.attention.test_rotary_attention import arguments, on_device, rotation
 from tests.test_kernels.attention.test_rotary_attention import check as check_rotary
-from tests.test_kernels.mistakes import (
-    ANYTHING,
-    Mistake,
-    Room,
-    check_caught,
-    check_nothing_to_catch,
-    nothing,
-)
 
 pytestmark = pytest.mark.arch("sm_100")
 ONE_SCHEDULE = pytest.mark.schedules("random 1")
@@ -113,31 +107,31 @@ def test_every_schedule(op_device: torch.device, monkeypatch: pytest.MonkeyPatch
     check(on(op_device, SHORT.problem().paged()), 1, quantized=True)
 
 
-MISTAKES = {
-    "phases begin anew": Mistake(
+MUTANTS = {
+    "phases begin anew": Mutant(
         KERNEL.with_result(SCHEDULER, "after", lambda b: type(b)(*(n * 0 for n in b))), ANYTHING
     ),
-    "tails are not counted": Mistake(
+    "tails are not counted": Mutant(
         KERNEL.with_result(SCHEDULER, "after", lambda b: b._replace(tail_tiles=b.tail_tiles * 0)),
         ANYTHING,
     ),
-    "works are not counted": Mistake(
+    "works are not counted": Mutant(
         KERNEL.with_result(SCHEDULER, "after", lambda b: b._replace(work_tiles=b.work_tiles * 0)),
         ANYTHING,
     ),
-    "queries are loaded while others are read": Mistake(
+    "queries are loaded while others are read": Mutant(
         KERNEL.replaced("kernel:FmhaSm100", "_sync", nothing), "DataRace"
     ),
-    "every CTA takes all": Mistake(
+    "every CTA takes all": Mutant(
         KERNEL.with_arguments("kernel", "work_tile", lambda *a: (*a[:5], a[5] * 0, *a[6:])),
         ANYTHING,
     ),
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
-def test_caught(mistake: Mistake) -> None:
-    check_caught(mistake, check_tile, CHOSEN.use)
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
+def test_caught(mutant: Mutant) -> None:
+    check_caught(mutant, check_tile, CHOSEN.use)
 
 
 def test_nothing_to_catch() -> None:

@@ -23,22 +23,23 @@ from nvfp4_kernels.formats.nvfp4 import from_blocked
 from tests import devices
 from tests.emulator import EAGER
 from tests.emulator.findings import MissingDependencyWait
+from tests.mutants import ANYTHING, WRONG, Mutant
+from tests.mutants.kernels import (
+    NO_DEPENDENCY_WAIT,
+    Room,
+    check_caught,
+    check_nothing_to_catch,
+    compiled_anew,
+    first_noticed,
+    nothing,
+    said,
+    unwaited,
+    without,
+)
 from tests.test_kernels.attention.attention_cases import Case, with_pages_of_nan
 from tests.test_kernels.attention.attention_sm100 import Chosen
 from tests.test_kernels.attention.test_attention_quantized import on
 from tests.test_kernels.compilation import check_op
-from tests.test_kernels.mistakes import (
-    ANYTHING,
-    WRONG,
-    Mistake,
-    Room,
-    check_caught,
-    check_dependency_waits,
-    check_nothing_to_catch,
-    nothing,
-    said,
-    without,
-)
 
 SM100 = pytest.mark.arch("sm_100")
 ONE_SCHEDULE = pytest.mark.schedules("random 1")
@@ -88,11 +89,7 @@ def on_device(device: torch.device, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(
-    given: dict[str, Any],
-    *,
-    quantized: bool = False,
-    counted: bool = False,
-    settled: bool = False,
+    given: dict[str, Any], *, quantized: bool = False, counted: bool = False, settled: bool = False
 ) -> None:
     """Check result, LSE and cache against ``rotary_store`` followed by ``paged_attention``."""
     how, cache = given["rotation"], given["kv_cache"]
@@ -265,7 +262,11 @@ def test_new_values_are_waited_for(splits: int) -> None:
             import_module("nvfp4_kernels.attention.sm100.launch"), "choose_config", choose
         )
 
-    check_dependency_waits([partial(after_a_launch, name, settled=True) for name in "qkv"], use)
+    pairs = [partial(after_a_launch, name, settled=True) for name in "qkv"]
+    check_nothing_to_catch(lambda: [pair() for pair in pairs], use, schedules=[EAGER])
+    with compiled_anew(NO_DEPENDENCY_WAIT, use):
+        for pair in pairs:
+            unwaited().check(first_noticed(pair, [EAGER]))
 
 
 @SM100
@@ -277,26 +278,26 @@ def test_older_keys_are_not_waited_for_if_settled() -> None:
 
 
 KERNEL = Room("nvfp4_kernels.attention.sm100")
-MISTAKES = {
-    "new keys are not fenced": Mistake(
+MUTANTS = {
+    "new keys are not fenced": Mutant(
         without("fence_proxy", said("async_global")), "MissingProxyFence"
     ),
-    "new keys are stored late": Mistake(
+    "new keys are stored late": Mutant(
         KERNEL.with_result("rotating:NewKeys", "first_tile", lambda tile: tile + 1), ANYTHING
     ),
-    "new keys are stored one slot on": Mistake(
+    "new keys are stored one slot on": Mutant(
         KERNEL.with_arguments(
             "rotating", "store_pair", lambda a, b, slot, *c: (a, b, slot + 1, *c)
         ),
         ANYTHING,
     ),
-    "halves of queries change places": Mistake(
+    "halves of queries change places": Mutant(
         KERNEL.with_arguments(
             "rotating:RotatingQueryLoader", "_copy", lambda *a: (*a[:-1], a[-1][::-1])
         ),
         WRONG,
     ),
-    "dead rows are not zeroed": Mistake(
+    "dead rows are not zeroed": Mutant(
         KERNEL.replaced("rotating:RotatingQueryLoader", "_zero", nothing), "UninitialisedRead"
     ),
 }
@@ -309,9 +310,9 @@ def check_tile() -> None:
 CHOSEN = Chosen(AttentionTile(64, warp_split_kv=True), 2)
 
 
-@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
-def test_caught(mistake: Mistake) -> None:
-    check_caught(mistake, check_tile, CHOSEN.use)
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
+def test_caught(mutant: Mutant) -> None:
+    check_caught(mutant, check_tile, CHOSEN.use)
 
 
 def test_nothing_to_catch() -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from tests import devices
 from tests.emulator import EAGER, Gpu
-from tests.emulator.mutations import Mutation, mutations
+from tests.emulator.mutants import mutants
+from tests.mutants import Mutant
 
 WAIT = "griddepcontrol.wait"
 Value = Any  # one or several tensors, depending on the kind
@@ -109,6 +110,6 @@ def chains(
     ]
 
 
-def dropped_waits(text: str) -> list[Mutation]:
+def dropped_waits(text: str) -> list[Mutant]:
     """Mutants of the PTX, each without one of its static ``griddepcontrol.wait``."""
-    return list(mutations(text, only=WAIT))
+    return list(mutants(text, only=WAIT))

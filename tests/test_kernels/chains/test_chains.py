@@ -12,6 +12,7 @@ import torch
 from tests import devices
 from tests.emulator import EAGER
 from tests.emulator.findings import MissingDependencyWait
+from tests.mutants.kernels import compiled_anew
 from tests.test_kernels.chains import opcodes
 from tests.test_kernels.chains.stage import (
     Chain,
@@ -21,7 +22,6 @@ from tests.test_kernels.chains.stage import (
     dropped_waits,
     loading,
 )
-from tests.test_kernels.mistakes import compiled_anew
 
 ARCHS = opcodes.STAGES
 TESTS = Path(__file__).parents[2]
@@ -72,10 +72,10 @@ def test_each_wait_is_needed_and_enough(name: str) -> None:
             waits = dropped_waits(text)
             assert waits, f"{chain}: its second kernel does not wait at all"
             for wait in waits:
-                assert wait.source
-                chains_of[wait.source].append(str(chain))
-                if wait.source not in noticed and is_noticed(chain, text, wait.text):
-                    noticed.add(wait.source)
+                assert wait.on.source
+                chains_of[wait.on.source].append(str(chain))
+                if wait.on.source not in noticed and is_noticed(chain, text, wait.change(text)):
+                    noticed.add(wait.on.source)
     for line, tried in chains_of.items():
         assert line in noticed, f"{name}, line {line}: nobody misses this wait: {tried}"
 

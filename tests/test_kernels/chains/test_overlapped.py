@@ -12,12 +12,12 @@ from nvfp4_kernels import paged_attention
 from nvfp4_kernels.attention.sm100.tile import AttentionTile
 from tests import devices
 from tests.emulator import COPIES_LATE
-from tests.emulator.findings import Deadlock, EmulatorError, TensorMemoryMisuse
+from tests.mutants import Mutant, noticed
+from tests.mutants.kernels import Room, compiled_anew
 from tests.test_kernels.attention.attention_cases import Case as AttentionCase
 from tests.test_kernels.attention.attention_sm100 import Chosen, check
 from tests.test_kernels.chains.overlapped import TILES, case_of, check_met, run_twice
 from tests.test_kernels.gemm.test_tiles_sm100 import FAMILIES
-from tests.test_kernels.mistakes import Patch, Room, compiled_anew
 
 SCHEDULE = COPIES_LATE  # the successor runs first, and allocates as early as it can
 SOME = [
@@ -79,28 +79,27 @@ def column_zero(*given: Any) -> tuple[Any, ...]:
 
 KERNEL = Room("nvfp4_kernels.gemm.sm100")
 PRIMITIVES = Room("cutlass.experimental")
-MISTAKES: dict[str, tuple[Patch, str, type[EmulatorError], str]] = {
-    "dependents released before tensor memory is allocated": (
+MUTANTS = {
+    "dependents released before tensor memory is allocated": Mutant(
         PRIMITIVES.swapped("primitives", "tcgen05_alloc", released_before_allocation),
+        "Deadlock",
         "plain, all columns",
-        Deadlock,
         r"remedy: in kernel_.*, allocate before griddepcontrol\.launch_dependents",
     ),
-    "accumulators from column 0 on": (
+    "accumulators from column 0 on": Mutant(
         KERNEL.with_arguments("mma:Mma", "run", column_zero),
+        "TensorMemoryMisuse",
         "plain",
-        TensorMemoryMisuse,
         r"columns \[64, 68\): allocated are \[128, 256\)",
     ),
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_reported(name: str) -> None:
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_reported(name: str) -> None:
     """A mutant gives right results if no CTAs share an SM, and is reported if CTAs do."""
-    mistake, tile, error, match = MISTAKES[name]
-    on = case_of(TILES[tile])
-    with compiled_anew(mistake):
+    mutant = MUTANTS[name]
+    on = case_of(TILES[mutant.on])
+    with compiled_anew(mutant.change):
         run_twice(on, SCHEDULE, is_overlapped=False)
-        with pytest.raises(error, match=match):
-            run_twice(on, SCHEDULE)
+        mutant.check(noticed(lambda: run_twice(on, SCHEDULE)))

@@ -16,7 +16,7 @@ from tests.test_kernels.gemm.silu_mul import test_silu_mul_gemm
 from tests.test_kernels.gemm.test_sm100 import check_quantized, on
 from tests.test_kernels.rounds import Rounds, gemm_sm100
 
-# The mutation tests run every schedule; this one exposes every mutant that any schedule exposes.
+# The tests of mutants run every schedule; this one exposes every mutant that any schedule exposes.
 pytestmark = [pytest.mark.arch("sm_100"), pytest.mark.schedules("random 1")]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 

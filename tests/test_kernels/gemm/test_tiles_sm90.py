@@ -17,7 +17,7 @@ from tests.devices import KernelDevice, emulated
 from tests.emulator import EAGER
 from tests.test_kernels.rounds import gemm_sm90
 
-# The mutation tests run every schedule; this one exposes every mutant that any schedule exposes.
+# The tests of mutants run every schedule; this one exposes every mutant that any schedule exposes.
 pytestmark = [pytest.mark.arch("sm_90"), pytest.mark.schedules("random 1")]
 
 # Tokens, weight rows, K: over several tiles, the last of them ragged.

@@ -115,7 +115,7 @@ def zero(given: Given) -> Given:
     return mine, other, torch.zeros_like(residual), weight
 
 
-MUTATIONS: dict[str, tuple[Callable[[Tensor, Given], Tensor], bool, Tensor | None]] = {
+MUTANTS: dict[str, tuple[Callable[[Tensor, Given], Tensor], bool, Tensor | None]] = {
     "not added up": (lambda x, _: x, False, None),
     "added up twice": (lambda x, g: x + g[1] + g[1], False, None),
     "no residual": (lambda x, g: x + g[1], True, None),
@@ -125,11 +125,11 @@ MUTATIONS: dict[str, tuple[Callable[[Tensor, Given], Tensor], bool, Tensor | Non
 
 @pytest.mark.parametrize("tokens", [0], indirect=True)
 @pytest.mark.parametrize("how", [0, MANY], ids=["apart", "flashinfer"])
-@pytest.mark.parametrize("name", MUTATIONS)
-def test_mutations_are_caught(
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_caught(
     name: str, how: int, given: Given, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add_up, forgets, reciprocal = MUTATIONS[name]
+    add_up, forgets, reciprocal = MUTANTS[name]
 
     def added(x: Tensor) -> Tensor:
         return add_up(x, given)

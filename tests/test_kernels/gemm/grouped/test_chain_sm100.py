@@ -15,9 +15,9 @@ from nvfp4_kernels.gemm.sm100.tile import Tile
 from tests import devices
 from tests.emulator import EAGER, STANDARD, Schedule
 from tests.emulator.findings import MissingDependencyWait
+from tests.mutants.kernels import NO_DEPENDENCY_WAIT, compiled_anew
 from tests.test_kernels.gemm.grouped.families import TileCase, swapped, use
 from tests.test_kernels.gemm.grouped.tiles import Case, arguments, check_untouched
-from tests.test_kernels.mistakes import NO_DEPENDENCY_WAIT, compiled_anew
 
 COUNTS = (3, 0, 17, 8)
 SCALE = 2.0 ** torch.arange(len(COUNTS)) / 64
