@@ -104,7 +104,7 @@ MISTAKES = {
         "dequantize", "scales, i % 2", "scales, 1 - i % 2", WRONG
     ),
     "scales of the step before": Mistake(
-        "dequantize", "turn = 8 * odd", "turn = 0 * odd", WRONG, FEW
+        "dequantize", "rotation = 8 * odd", "rotation = 0 * odd", WRONG, FEW
     ),
     "scales of other rows": Mistake("dequantize", "8 + lane // 4", "8 + lane % 8", WRONG, FEW),
     "rotation by 6 for 2": Mistake(
@@ -115,7 +115,7 @@ MISTAKES = {
         "dequantize", "_F16_SHIFT = 3", "_F16_SHIFT = 2", WRONG, FLOAT16
     ),
     "scales of float16 shifted": Mistake(
-        "dequantize", "turn + 7 - SCALE_BIT", "turn + 6 - SCALE_BIT", WRONG, FLOAT16
+        "dequantize", "rotation + 7 - SCALE_BIT", "rotation + 6 - SCALE_BIT", WRONG, FLOAT16
     ),
     "half of what makes up for the scale": Mistake(
         "dequantize", "UNSCALE = 2.0**7", "UNSCALE = 2.0**6", WRONG
@@ -190,7 +190,7 @@ MISTAKES = {
         SLICED,
     ),
     "the first slice's steps for all": Mistake(
-        "mma", "turn * slices + own", "turn * slices", "Deadlock", SLICED
+        "mma", "iteration * slices + own", "iteration * slices", "Deadlock", SLICED
     ),
     "slices not waited for": Mistake(
         "split_k",

@@ -282,7 +282,7 @@ def _launch(
             group=problem.group,
             splits=splits,
             window=scoring.window_keys,
-            places=multiprocessors(q.device) * tile.ctas_per_sm,
+            max_resident_ctas=multiprocessors(q.device) * tile.ctas_per_sm,
         ),
         defective_below=defective_map_bytes(q.device),
     )

@@ -28,8 +28,8 @@ def grouped_gemm(
     beyond ``groups[0]`` are not touched.
 
     With ``routed_before`` the preceding launch has waited for the routing, see
-    ``scheduler.counting``. ``global_experts`` is unused: ``choose_grouped`` weighs one or more
-    ranks.
+    ``scheduler.prefetch_tile_count``. ``global_experts`` is unused: ``choose_grouped`` weighs one
+    or more ranks.
 
     Args:
         call: arguments of the op.

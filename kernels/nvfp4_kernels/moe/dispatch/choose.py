@@ -79,20 +79,20 @@ def choose_gather(row_bytes: int) -> GatherTile:
 # --- grids ----------------------------------------------------------------------------------------
 
 
-def ctas_of_tiles(turns: int, threads: int, sms: int) -> int:
-    """CTAs for at most ``turns`` work items: one each, but no more than can be resident."""
-    return max(1, min(turns, sms * max(1, RESIDENT_THREADS // threads)))
+def ctas_of_tiles(items: int, threads: int, sms: int) -> int:
+    """CTAs for at most ``items`` work items: one each, but no more than can be resident."""
+    return max(1, min(items, sms * max(1, RESIDENT_THREADS // threads)))
 
 
-def ctas_of_ids(turns: int, sms: int) -> int:
-    """CTAs for at most ``turns`` work items: few, as each CTA also sorts the batch."""
-    return max(1, min(turns, sms * CTAS_PER_SM))
+def ctas_of_ids(items: int, sms: int) -> int:
+    """CTAs for at most ``items`` work items: few, as each CTA also sorts the batch."""
+    return max(1, min(items, sms * CTAS_PER_SM))
 
 
-def ctas_of_logits(turns: int, cluster: int, sms: int) -> int:
-    """CTAs, in whole clusters: one writes the routing, the others share ``turns`` work items."""
+def ctas_of_logits(items: int, cluster: int, sms: int) -> int:
+    """CTAs, in whole clusters: one writes the routing, the others share ``items`` work items."""
     room = sms if cluster == 1 else sms * PLACED[0] // PLACED[1]
-    ctas = min(turns + 1, room)
+    ctas = min(items + 1, room)
     return -(-max(2, ctas) // cluster) * cluster
 
 

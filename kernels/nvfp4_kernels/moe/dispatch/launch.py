@@ -23,7 +23,7 @@ from nvfp4_kernels.moe.dispatch.gather import CopiedRows, GatheredRows
 from nvfp4_kernels.moe.dispatch.ids import CtaRoute, IdsArguments
 from nvfp4_kernels.moe.dispatch.kernel import MoeDispatch
 from nvfp4_kernels.moe.dispatch.logits import LogitsArguments, TopkRoute
-from nvfp4_kernels.moe.dispatch.quantize import MoeRows, QuantizedTurns
+from nvfp4_kernels.moe.dispatch.quantize import MoeRows, QuantizedItems
 from nvfp4_kernels.moe.dispatch.tokens import (
     DispatchArguments,
     GivenTiles,
@@ -77,8 +77,8 @@ def _from_tiles(call: DispatchCall, routing: Routing, rows: Rows) -> Dispatched:
     found, sms = empty(call), multiprocessors(call.x.device)
     if found.data.numel():
         columns = rows.columns if isinstance(rows, MoeRows) else 1
-        turns = len(routing.slots) * _turns_of_tile(call, rows, routing.tile_tokens)
-        ctas = -(-ctas_of_tiles(turns, rows.tile.threads, sms) // columns)
+        items = len(routing.slots) * _items_of_tile(call, rows, routing.tile_tokens)
+        ctas = -(-ctas_of_tiles(items, rows.tile.threads, sms) // columns)
         source = GivenTiles(routing.tile_tokens)
         _launch(call, source, rows, TilesArguments(routing.groups), found, ctas)
     return found
@@ -88,9 +88,9 @@ def _from_ids(call: DispatchCall, ids: Ids, route: CtaRoute, rows: Rows) -> Disp
     """Launch for ids, even without slots or elements: the number of tiles must be written."""
     check_batch(ids.topk_ids, ids.expert_map)
     found = empty(call)
-    turns = len(found.routing.slots) * _turns_of_tile(call, rows, ids.tile_tokens)
+    items = len(found.routing.slots) * _items_of_tile(call, rows, ids.tile_tokens)
     batch = batch_of(ids.topk_ids, ids.expert_map, ids.num_experts)
-    ctas = 1 + ctas_of_ids(turns, multiprocessors(call.x.device))
+    ctas = 1 + ctas_of_ids(items, multiprocessors(call.x.device))
     arguments = IdsArguments(batch, RoutingOut(*found.routing))
     _launch(call, route, rows, arguments, found, ctas)
     return found
@@ -102,7 +102,7 @@ def _from_logits(call: DispatchCall, source: Logits, route: TopkRoute, rows: Row
     check_logits(logits, bias, padding)
     check_map(expert_map)
     found = empty(call)
-    turns = len(found.routing.slots) * _turns_of_tile(call, rows, tile_tokens)
+    items = len(found.routing.slots) * _items_of_tile(call, rows, tile_tokens)
     total = experts if expert_map is None else len(expert_map)
     arguments = LogitsArguments(
         RouterLogits(logits, bias, padding, len(logits)),
@@ -110,7 +110,7 @@ def _from_logits(call: DispatchCall, source: Logits, route: TopkRoute, rows: Row
         RoutingOut(*found.routing),
         found.topk_weights,
     )
-    ctas = ctas_of_logits(turns, route.tile.cluster, multiprocessors(call.x.device))
+    ctas = ctas_of_logits(items, route.tile.cluster, multiprocessors(call.x.device))
     _launch(call, route, rows, arguments, found, ctas)
     return found
 
@@ -130,13 +130,13 @@ def _launch(
         scale = output.global_scale if isinstance(output, Static) else found.row_scale
         out = QuantizedRows(found.data, found.scales, scale, tile_tokens, k, tiles)
         if not isinstance(source, GivenTiles):
-            out = QuantizedTurns(out, turns_of_tile(rows.tile, tile_tokens, k))
+            out = QuantizedItems(out, turns_of_tile(rows.tile, tile_tokens, k))
     slots = found.routing.slots if isinstance(source, GivenTiles) else None
     tokens = Tokens(x, slots, weights)
     launch(MoeDispatch(source, rows), DispatchArguments(arguments, tokens, out, ctas))
 
 
-def _turns_of_tile(call: DispatchCall, rows: Rows, tile_tokens: int) -> int:
+def _items_of_tile(call: DispatchCall, rows: Rows, tile_tokens: int) -> int:
     """Number of work items per token tile."""
     k = call.x.shape[-1]
     if isinstance(rows, GatheredRows):

@@ -118,9 +118,11 @@ MISTAKES = {
     "the first expert's global scale": Mistake(
         KERNEL.swapped("store_nvfp4:Nvfp4Store", "put", one_scale), WRONG
     ),
-    "a tile too many": Mistake(KERNEL.swapped("kernel", "counted", one_tile_more), ANYTHING),
+    "a tile too many": Mistake(
+        KERNEL.swapped("kernel", "resolve_tile_count", one_tile_more), ANYTHING
+    ),
     "a tile too many, split": Mistake(
-        KERNEL.swapped("kernel", "counted", one_tile_more), ANYTHING, SPLIT
+        KERNEL.swapped("kernel", "resolve_tile_count", one_tile_more), ANYTHING, SPLIT
     ),
     "scales of padding not written": Mistake(
         KERNEL.replaced("store_nvfp4:Nvfp4Store", "_pad", nothing), WRONG
