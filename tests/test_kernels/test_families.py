@@ -15,9 +15,9 @@ from nvfp4_kernels.devices import (
     SM_COUNTS,
     UnknownArchitecture,
     device_arch,
+    device_facts,
     device_family,
     members,
-    multiprocessors,
     parse_arch,
     standing_in,
     target_of,
@@ -72,9 +72,9 @@ def test_each_architecture_has_its_own_number_of_sms() -> None:
     assert set(SM_COUNTS) == set(GPUS) == set(FAMILIES)
     with standing_in("cpu", "sm_103"):
         assert device_family(CPU) == "sm_100"
-        assert multiprocessors(CPU) == 152
+        assert device_facts(CPU).sms == 152
     with standing_in("cpu", "sm_100"):
-        assert multiprocessors(CPU) == 148
+        assert device_facts(CPU).sms == 148
 
 
 def test_a_cuda_device_that_says_10_3(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -278,7 +278,7 @@ class Epilogue:
             return activated(values, self.output.activation)
         return values[0]
 
-    # --- cluster ------------------------------------------------------------------------------
+    # --- barriers ------------------------------------------------------------------------------
 
     def _sync(self, group: Int32) -> None:
         """Barrier over the threads of one warpgroup."""

@@ -55,7 +55,7 @@ def groups_of_tile(tile: RowTile, tile_tokens: int) -> int:
     return -(-tile_tokens // ATOM_ROWS) * tile.groups
 
 
-def turns_of_tile(tile: RowTile, tile_tokens: int, k: int) -> int:
+def items_of_tile(tile: RowTile, tile_tokens: int, k: int) -> int:
     """Number of work items per token tile: parts of row groups, one for a CTA at a time."""
     return columns_of_row(tile, k) * groups_of_tile(tile, tile_tokens)
 
