@@ -3,12 +3,13 @@
 import importlib
 import pkgutil
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import nvfp4_kernels
-from nvfp4_kernels import NoKernelError, Static, gemm, quantize
+from nvfp4_kernels import NoKernelError, Static, devices, gemm, quantize
 from nvfp4_kernels.devices import (
     FAMILIES,
     GPUS,
@@ -136,3 +137,25 @@ def test_kernels_are_compiled_for_sm_103_and_run(
     )
     assert seen
     assert all(".target sm_103a" in ptx for ptx in seen)
+
+
+def test_a_gpu_is_asked_for_its_facts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def properties(device: torch.device) -> SimpleNamespace:
+        asked.append(device.index)
+        return SimpleNamespace(multi_processor_count=100 + device.index)
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setattr(devices, "driver_version", lambda: 13020)
+    devices._gpu_facts.cache_clear()
+    try:
+        for index in (0, 1, 0):
+            gpu = torch.device("cuda", index)
+            assert device_facts(gpu) == (gpu, "sm_90", 100 + index, 0)
+            monkeypatch.setattr(torch.cuda, "current_device", lambda index=index: index)
+            assert device_facts(torch.device("cuda")).sms == 100 + index
+        assert asked == [0, 1]
+    finally:
+        devices._gpu_facts.cache_clear()
