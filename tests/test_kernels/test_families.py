@@ -3,6 +3,7 @@
 import importlib
 import pkgutil
 import re
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -48,6 +49,17 @@ TABLES = pytest.mark.parametrize("table", tables(), ids=lambda table: table.op)
 
 def test_every_op_has_a_table() -> None:
     assert len(tables()) > 20
+
+
+@pytest.mark.schedules("random 1")
+@TABLES
+@pytest.mark.usefixtures("op_device")
+def test_targets_name_functions(table: KernelTable) -> None:
+    for family in ("cpu", "sm_90", "sm_100"):
+        for mode, batch_invariant in product(table.modes(family), (False, True)):
+            with standing_in("cpu", family):
+                kernel = table.find(CPU, mode, batch_invariant)
+            assert kernel is None or callable(kernel.load())
 
 
 @TABLES
