@@ -56,8 +56,9 @@ class Driver:
 
 def mend_below(nbytes: int, patch: pytest.MonkeyPatch) -> None:
     """Make ops assume a driver whose maps are defective below ``nbytes`` bytes."""
-    for room in ("gemm", "attention", "indexer"):
-        module = import_module(f"nvfp4_kernels.{room}.sm100.launch")
+    launches = ("gemm", "launch"), ("attention", "launch"), ("attention", "launch_sparse")
+    for room, name in (*launches, ("indexer", "launch")):
+        module = import_module(f"nvfp4_kernels.{room}.sm100.{name}")
         patch.setattr(
             module,
             "device_facts",
