@@ -9,12 +9,12 @@ from vllm.model_executor.layers import linear as vllm_linear
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 
+from nvfp4_kernels.dispatch import load_target
 from vllm_fp4_plugin.attention import cache, impl, rotation
 from vllm_fp4_plugin.fusion.self_check import run as self_check
 from vllm_fp4_plugin.ops import all_reduce, flashinfer_all_reduce
 from vllm_fp4_plugin.ops import linear as linear_op
 from vllm_fp4_plugin.ops import norm as norm_op
-from vllm_fp4_plugin.ops.define import function
 
 # Names of ops' kernels, by their names in the list of launches.
 OPS = dict.fromkeys(("qkv_proj", "o_proj", "down_proj"), "gemm") | {"gate_up_proj": "silu_mul_gemm"}
@@ -38,7 +38,7 @@ def watch(patch: pytest.MonkeyPatch) -> "Counter[str]":
 
     counted = by_kernel(launched)
     for module in (linear_op, norm_op, all_reduce):
-        patch.setattr(module, "function", counted)
+        patch.setattr(module, "load_target", counted)
     for owner, name in (
         (rotation, "rotary_store"),
         (impl, "rotary_attention"),
@@ -56,13 +56,13 @@ def watch(patch: pytest.MonkeyPatch) -> "Counter[str]":
 
 
 def by_kernel(launched: "Counter[str]") -> Callable[[str], Callable[..., Any]]:
-    """Make a substitute for ``ops.define.function`` that counts the calls of each kernel.
+    """Make a substitute for ``dispatch.load_target`` that counts the calls of each kernel.
 
     A norm that quantises counts as ``add_rms_norm_quantize`` if the call has a residual.
     """
 
     def counted(target: str) -> Callable[..., Any]:
-        kernel, name = function(target), target.partition(":")[2]
+        kernel, name = load_target(target), target.partition(":")[2]
 
         def call(*given: Any) -> Any:
             adds = getattr(given[0], "residual", None) is not None

@@ -16,7 +16,7 @@ from vllm.distributed import (
     get_tensor_model_parallel_world_size,
 )
 
-from nvfp4_kernels.devices import multiprocessors
+from nvfp4_kernels.devices import device_facts
 from nvfp4_kernels.precompile.experts import experts_kernels
 from nvfp4_kernels.precompile.experts_layer import Experts
 from nvfp4_kernels.precompile.linear_sm90 import weight_only_kernels
@@ -156,7 +156,7 @@ def compile_products(products: Iterable[Served], max_tokens: int, device: torch.
     Returns:
         One-line summary of the work; empty if there was nothing to compile.
     """
-    specs = product_kernels(products, max_tokens, multiprocessors(device))
+    specs = product_kernels(products, max_tokens, device_facts(device).sms)
     return compile_kernels(specs, "linear layers'")
 
 

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # the command line tells architectures without torch
     import torch
@@ -114,39 +114,62 @@ def parse_arch(option: str, text: str, archs: Iterable[str] = FAMILIES) -> str:
     return found[text]
 
 
-def multiprocessors(device: "torch.device") -> int:
-    """Number of SMs of a GPU, or of the GPU that the device stands in for."""
+class DeviceFacts(NamedTuple):
+    """Facts of a device on which launches depend; see ``device_facts``.
+
+    Attributes:
+        device: the device, with its index if a GPU.
+        arch: architecture, see ``device_arch``.
+        sms: number of SMs of the GPU, or of the GPU that the device stands in for; 0 if neither.
+        defective_map_bytes: see the function of that name.
+    """
+
+    device: "torch.device"
+    arch: str
+    sms: int
+    defective_map_bytes: int
+
+    def max_clusters(self, ctas: int) -> int:
+        """Maximum number of resident clusters of ``ctas`` CTAs, one CTA per SM.
+
+        As the driver reports; ``assumed_clusters`` if the device stands in for a GPU.
+        """
+        if ctas == 1 or self.device.type != "cuda":
+            return assumed_clusters(self.sms, ctas)
+        return _max_clusters(self.device, ctas)
+
+
+def device_facts(device: "torch.device") -> DeviceFacts:
+    """Facts of a device; a GPU is asked once."""
     if device.type == "cuda":
-        return _multiprocessors(device)
-    return SM_COUNTS[device_arch(device)]
+        return _current_facts() if device.index is None else _gpu_facts(device)
+    arch = device_arch(device)
+    return DeviceFacts(device, arch, SM_COUNTS.get(arch, 0), 0)
+
+
+def _current_facts() -> DeviceFacts:
+    import torch
+
+    return _gpu_facts(torch.device("cuda", torch.cuda.current_device()))
 
 
 @functools.cache
-def _multiprocessors(device: "torch.device") -> int:
+def _gpu_facts(device: "torch.device") -> DeviceFacts:
     import torch
 
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    sms = torch.cuda.get_device_properties(device).multi_processor_count
+    return DeviceFacts(device, device_arch(device), sms, defective_map_bytes(device))
 
 
 def assumed_clusters(sms: int, ctas: int) -> int:
     """Assumed maximum number of resident clusters of ``ctas`` CTAs, one CTA per SM, on ``sms`` SMs.
 
-    For choices that must also work without the GPU; ``max_clusters`` asks the GPU.
+    For choices that must also work without the GPU; ``DeviceFacts`` ask the GPU.
     """
     pairs = -(-sms // 2)
     sizes = [2 * ((pairs + number) // GPCS) for number in range(GPCS)]
     sizes[-1] -= 2 * pairs - sms
     return max(1, sum(size // ctas for size in sizes))
-
-
-def max_clusters(device: "torch.device", ctas: int) -> int:
-    """Maximum number of resident clusters of ``ctas`` CTAs, one CTA per SM, on a GPU.
-
-    As the driver reports; ``assumed_clusters`` if the device stands in for a GPU.
-    """
-    if ctas == 1 or device.type != "cuda":
-        return assumed_clusters(multiprocessors(device), ctas)
-    return _max_clusters(device, ctas)
 
 
 @functools.cache
@@ -174,7 +197,6 @@ def driver_version() -> int:
     return int(version)
 
 
-@functools.cache
 def defective_map_bytes(device: "torch.device") -> int:
     """Tensor size in bytes below which the driver may encode tensor maps wrongly; 0: none.
 

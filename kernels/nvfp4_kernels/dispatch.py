@@ -1,7 +1,7 @@
 """Dispatch of an op to a kernel: one table per op, keyed by architecture family and arithmetic."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
 from numbers import Integral, Real
@@ -63,12 +63,19 @@ class Kernel:
 
     def load(self) -> Callable[..., Any]:
         """The kernel's function, imported."""
-        module, _, function = self.target.partition(":")
-        return getattr(import_module(module), function)
+        return load_target(self.target)
+
+
+def load_target(target: str) -> Callable[..., Any]:
+    """Import the function or class that a target names, ``"module:name"``."""
+    module, _, name = target.partition(":")
+    return getattr(import_module(module), name)
 
 
 # Variant and target, and the weight's layout unless blocked.
 Entry = tuple[str, str] | tuple[str, str, WeightLayout]
+# Entries of kernels by architecture family, followed by the kernel's modes.
+Entries = dict[tuple[str, *tuple[Mode, ...]], Entry]
 
 Names = tuple[tuple[str, str], ...]  # of pairs of arguments
 
@@ -144,16 +151,19 @@ class KernelTable:
     def __init__(
         self,
         op: str,
-        kernels: Mapping[tuple[str, Mode], Entry],
-        batch_invariant: Mapping[tuple[str, Mode], Entry] | None = None,
+        kernels: Entries,
+        batch_invariant: Entries | None = None,
     ) -> None:
         self.op = op
         self._kernels = {
-            (arch, mode): Kernel(op, arch, mode, *entry) for (arch, mode), entry in kernels.items()
+            (arch, mode): Kernel(op, arch, mode, *entry)
+            for (arch, *modes), entry in kernels.items()
+            for mode in modes
         }
         self._batch_invariant = {
             (arch, mode): replace(Kernel(op, arch, mode, *entry), batch_invariant=True)
-            for (arch, mode), entry in (batch_invariant or {}).items()
+            for (arch, *modes), entry in (batch_invariant or {}).items()
+            for mode in modes
         }
 
     def modes(self, arch: str) -> list[Mode]:

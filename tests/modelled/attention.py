@@ -190,7 +190,7 @@ def one_head(shape: Shape, splits: int) -> "tuple[Variant, AttentionArguments, t
             group=heads,
             splits=max(1, splits),
             window=0,
-            places=SMS,
+            max_resident_ctas=SMS,
         ),
         defective_below=0,
     )
@@ -209,7 +209,7 @@ def prefill(modeller: Modeller, tile: "AttentionTile", shape: Shape) -> float:
     few, many = cycles(1, 8), cycles(1, 12)
     each = (many - few) / 4
     start, fixed = 0.0, few - 8 * each
-    if tile.takes_over:  # one CTA has all tiles; later tiles follow the first
+    if tile.uses_clc:  # one CTA has all tiles; later tiles follow the first
         lengths = [math.ceil(12 - n * tokens / 128) for n in range(WORKS)]
         fixed = (cycles(WORKS, 12) - many - each * sum(lengths[1:])) / (WORKS - 1)
         start = few - 8 * each - fixed

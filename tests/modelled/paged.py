@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from unittest.mock import patch
 
+from nvfp4_kernels.devices import device_facts
 from tests.modelled.traces import Traced, Tracer, aligned, operand
 
 if TYPE_CHECKING:
@@ -132,10 +133,11 @@ def paged(
             )
         )  # fmt: skip
 
+    sms = (traced_walk.ctas or SMS) // at_once
     with (
         patch.object(launch, "choose_config", lambda *_: config),
         patch.object(launch, "merge_segments", lambda *_: (q, q)),
-        patch.object(launch, "multiprocessors", lambda *_: (traced_walk.ctas or SMS) // at_once),
+        patch.object(launch, "device_facts", lambda device: device_facts(device)._replace(sms=sms)),
     ):
         traced, registers = tracer.run(rotating if rotates else plain, backwards=True)
     repeated = shape.batch * shape.kv_heads / batch

@@ -3,21 +3,23 @@
 import importlib
 import pkgutil
 import re
+from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import nvfp4_kernels
-from nvfp4_kernels import NoKernelError, Static, gemm, quantize
+from nvfp4_kernels import NoKernelError, Static, devices, gemm, quantize
 from nvfp4_kernels.devices import (
     FAMILIES,
     GPUS,
     SM_COUNTS,
     UnknownArchitecture,
     device_arch,
+    device_facts,
     device_family,
     members,
-    multiprocessors,
     parse_arch,
     standing_in,
     target_of,
@@ -49,6 +51,17 @@ def test_every_op_has_a_table() -> None:
     assert len(tables()) > 20
 
 
+@pytest.mark.schedules("random 1")
+@TABLES
+@pytest.mark.usefixtures("op_device")
+def test_targets_name_functions(table: KernelTable) -> None:
+    for family in ("cpu", "sm_90", "sm_100"):
+        for mode, batch_invariant in product(table.modes(family), (False, True)):
+            with standing_in("cpu", family):
+                kernel = table.find(CPU, mode, batch_invariant)
+            assert kernel is None or callable(kernel.load())
+
+
 @TABLES
 def test_sm_103_gets_what_sm_100_gets(table: KernelTable) -> None:
     for mode in table.modes("sm_100"):
@@ -72,9 +85,9 @@ def test_each_architecture_has_its_own_number_of_sms() -> None:
     assert set(SM_COUNTS) == set(GPUS) == set(FAMILIES)
     with standing_in("cpu", "sm_103"):
         assert device_family(CPU) == "sm_100"
-        assert multiprocessors(CPU) == 152
+        assert device_facts(CPU).sms == 152
     with standing_in("cpu", "sm_100"):
-        assert multiprocessors(CPU) == 148
+        assert device_facts(CPU).sms == 148
 
 
 def test_a_cuda_device_that_says_10_3(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,3 +149,25 @@ def test_kernels_are_compiled_for_sm_103_and_run(
     )
     assert seen
     assert all(".target sm_103a" in ptx for ptx in seen)
+
+
+def test_a_gpu_is_asked_for_its_facts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def properties(device: torch.device) -> SimpleNamespace:
+        asked.append(device.index)
+        return SimpleNamespace(multi_processor_count=100 + device.index)
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setattr(devices, "driver_version", lambda: 13020)
+    devices._gpu_facts.cache_clear()
+    try:
+        for index in (0, 1, 0):
+            gpu = torch.device("cuda", index)
+            assert device_facts(gpu) == (gpu, "sm_90", 100 + index, 0)
+            monkeypatch.setattr(torch.cuda, "current_device", lambda index=index: index)
+            assert device_facts(torch.device("cuda")).sms == 100 + index
+        assert asked == [0, 1]
+    finally:
+        devices._gpu_facts.cache_clear()

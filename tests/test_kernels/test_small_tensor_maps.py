@@ -56,9 +56,14 @@ class Driver:
 
 def mend_below(nbytes: int, patch: pytest.MonkeyPatch) -> None:
     """Make ops assume a driver whose maps are defective below ``nbytes`` bytes."""
-    for room in ("gemm", "attention", "indexer"):
-        module = import_module(f"nvfp4_kernels.{room}.sm100.launch")
-        patch.setattr(module, "defective_map_bytes", lambda device: nbytes)
+    launches = ("gemm", "launch"), ("attention", "launch"), ("attention", "launch_sparse")
+    for room, name in (*launches, ("indexer", "launch")):
+        module = import_module(f"nvfp4_kernels.{room}.sm100.{name}")
+        patch.setattr(
+            module,
+            "device_facts",
+            lambda device: devices.device_facts(device)._replace(defective_map_bytes=nbytes),
+        )
 
 
 def run(name: str) -> None:
@@ -103,7 +108,5 @@ def test_large_maps(op_device: torch.device, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(("version", "nbytes"), [(12080, SMALL), (13010, SMALL), (13020, 0)])
 def test_drivers(version: int, nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "driver_version", lambda: version)
-    devices.defective_map_bytes.cache_clear()
     assert devices.defective_map_bytes(torch.device("cuda", 0)) == nbytes
     assert devices.defective_map_bytes(torch.device("cpu")) == 0
-    devices.defective_map_bytes.cache_clear()

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from nvfp4_kernels.devices import multiprocessors
+from nvfp4_kernels.devices import device_facts
 from nvfp4_kernels.precompile.spec import KernelSpec
 from vllm_fp4_plugin import warmup
 
@@ -30,7 +30,7 @@ def layer_kernels(
     device: torch.device,
 ) -> list[KernelSpec]:
     """Distinct kernels that ``layers`` need on ``device``; see ``AttentionLayer.kernels``."""
-    sms = multiprocessors(device)
+    sms = device_facts(device).sms
     specs = (spec for layer in layers for spec in layer.kernels(dtype, page_size, sms))
     return list(dict.fromkeys(specs))
 

@@ -14,12 +14,13 @@ from torch import Tensor
 from torch.library import Library, register_fake
 
 from nvfp4_kernels.activation import Activation
+from nvfp4_kernels.dispatch import load_target
 from nvfp4_kernels.formats.output import Output, PerToken, Static
 from nvfp4_kernels.gemm.call import GroupedGemmCall
 from nvfp4_kernels.gemm.grouped.tile_tokens import ExpertSizes, choose_tile_tokens
 from nvfp4_kernels.moe.dispatch.call import DispatchCall, Dispatched, Ids, Logits
 from nvfp4_kernels.moe.topk.op import router_of
-from vllm_fp4_plugin.ops.define import define, function, readable
+from vllm_fp4_plugin.ops.define import define, readable
 
 _LIBRARY = Library("nvfp4_tc", "FRAGMENT")
 
@@ -128,7 +129,7 @@ def _experts(x: Tensor, topk_weights: Tensor, topk_ids: Tensor, *flat: Any) -> T
     weights = topk_weights.float().contiguous()
     on_input, on_output = (weights, None) if weight_on_input else (None, weights)
     source = Ids(topk_ids.int().contiguous(), sizes.held, tile_tokens, call.expert_map)
-    dispatch = function(call.kernels[0])
+    dispatch = load_target(call.kernels[0])
     tiles = dispatch(DispatchCall(readable(x), source, call.output, on_input))
     return _products(call, sizes, tiles, on_output, x.dtype)
 
@@ -147,7 +148,7 @@ def _routed_experts(
     x = readable(x)
     logits = readable(router_logits)
     source = Logits(logits, router, sizes.held, tile_tokens, call.expert_map, bias, padding)
-    tiles = function(call.kernels[0])(DispatchCall(x, source, call.output))
+    tiles = load_target(call.kernels[0])(DispatchCall(x, source, call.output))
     return _products(call, sizes, tiles, tiles.topk_weights, x.dtype)
 
 
@@ -164,7 +165,7 @@ def _products(
     groups, terms, weight = routing.groups, call.terms, call.experts
     output = None if weight.w2_input is None else Static(weight.w2_input, terms)
     activation = Activation(call.activation, call.limit, call.alpha, call.beta)
-    hidden, hidden_scales = function(first)(
+    hidden, hidden_scales = load_target(first)(
         GroupedGemmCall(
             a, a_scales, groups, weight.w13, weight.w13_scale, weight.w13_alpha, row_scale,
             weight.w13_bias, sizes.i, activation, dtype, terms, output, global_experts=sizes.total,
@@ -172,18 +173,18 @@ def _products(
     )  # fmt: skip
     row_scale = None
     if between:
-        requantized = function(between)(DispatchCall(hidden, routing, PerToken(terms)))
+        requantized = load_target(between)(DispatchCall(hidden, routing, PerToken(terms)))
         hidden, hidden_scales, row_scale, _, _ = requantized
     # gemm1 waited for the routing before it let dependents start, so gemm2, launched next, may load
     # weights while gemm1 ends.
-    out, _ = function(second)(
+    out, _ = load_target(second)(
         GroupedGemmCall(
             hidden, hidden_scales, groups, weight.w2, weight.w2_scale, weight.w2_alpha, row_scale,
             weight.w2_bias, sizes.h, None, dtype, terms, None, routed_before=not between,
             global_experts=sizes.total,
         )
     )  # fmt: skip
-    return function(combine)(out, routing.rows, weights, dtype)
+    return load_target(combine)(out, routing.rows, weights, dtype)
 
 
 # Schema of the layer's arguments to both ops.

@@ -12,10 +12,11 @@ from torch.library import Library, register_fake
 from vllm.distributed import tensor_model_parallel_all_reduce
 
 from nvfp4_kernels.device.rowwise.operands import new_operand
+from nvfp4_kernels.dispatch import load_target
 from nvfp4_kernels.quantize.call import RmsNormQuantizeCall
 from nvfp4_kernels.runtime.launch_cache import Prepared
 from vllm_fp4_plugin.ops import flashinfer_all_reduce
-from vllm_fp4_plugin.ops.define import function, readable
+from vllm_fp4_plugin.ops.define import readable
 
 _LIBRARY = Library("nvfp4_tc", "FRAGMENT")
 _NAME = "all_reduce_add_rms_norm_quantize"
@@ -82,7 +83,7 @@ def _normalise(total: Tensor, residual: Tensor, *given: Any) -> tuple[Tensor, Te
     """
     *rest, kernel = given
     call = RmsNormQuantizeCall(readable(total), readable(residual), *rest)
-    data, scales, _ = function(kernel)(call)
+    data, scales, _ = load_target(kernel)(call)
     return data, scales
 
 

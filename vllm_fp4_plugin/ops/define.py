@@ -1,7 +1,6 @@
-"""Definition of the plugin's custom ops, and helpers to find kernels and read inputs."""
+"""Definition of the plugin's custom ops, and a helper to read inputs."""
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -12,12 +11,6 @@ from nvfp4_kernels.runtime.launch_cache import Prepared
 from nvfp4_kernels.runtime.recording import is_listened_to
 
 ALIGNMENT = 32  # bytes: widest load of an input by a kernel's thread
-
-
-def function(target: str) -> Callable[..., Any]:
-    """Import the function that a ``Kernel.target`` names, ``"module:function"``."""
-    module, _, name = target.partition(":")
-    return getattr(import_module(module), name)
 
 
 def readable(x: Tensor) -> Tensor:

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 from torch.library import Library, register_fake
 
+from nvfp4_kernels.dispatch import load_target
 from nvfp4_kernels.formats.output import Static
 from nvfp4_kernels.gemm.arguments import quantized_result
 from nvfp4_kernels.gemm.call import GemmCall, SiluMulGemmCall
 from nvfp4_kernels.quantize.call import QuantizeCall
-from vllm_fp4_plugin.ops.define import define, function, readable
+from vllm_fp4_plugin.ops.define import define, readable
 
 # An op library, not torch.library.custom_op, whose wrappers cost as much as a dispatch.
 _LIBRARY = Library("nvfp4_tc", "FRAGMENT")
@@ -97,7 +98,7 @@ def _operand(call: LinearCall | SiluMulLinearCall) -> tuple[Tensor, Tensor | Non
     if call.quantizer is None:
         return flat, None, None
     packed = QuantizeCall(flat, call.input_scale, call.terms)
-    data, scales, *row_scales = function(call.quantizer)(packed)
+    data, scales, *row_scales = load_target(call.quantizer)(packed)
     return data, scales, row_scales[0] if row_scales else None
 
 
@@ -114,7 +115,7 @@ def _linear(*arguments: Any) -> Tensor:
     """
     call = LinearCall(*arguments)
     a, a_scales, row_scale = _operand(call)
-    out, _ = function(call.kernel)(
+    out, _ = load_target(call.kernel)(
         GemmCall(
             a, a_scales, call.weight, call.weight_scale, call.alpha, call.shard_sizes, row_scale,
             call.bias, call.dtype, call.terms,
@@ -152,7 +153,7 @@ def _silu_mul_product(call: SiluMulLinearCall) -> Any:
     """Result of the kernel: data, and block scales if quantised."""
     a, a_scales, row_scale = _operand(call)
     weight, scales = call.weight, call.weight_scale
-    return function(call.kernel)(
+    return load_target(call.kernel)(
         SiluMulGemmCall(
             a, a_scales, weight[0], scales[0], weight[1], scales[1], call.alpha, row_scale, call.n,
             call.dtype, call.terms, call.output,

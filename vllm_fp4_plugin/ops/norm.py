@@ -6,8 +6,9 @@ from typing import Any
 from torch import Tensor
 from torch.library import Library, register_fake
 
+from nvfp4_kernels.dispatch import load_target
 from nvfp4_kernels.quantize.rms_norm.arguments import FORMS, Form
-from vllm_fp4_plugin.ops.define import define, function, readable
+from vllm_fp4_plugin.ops.define import define, readable
 
 _LIBRARY = Library("nvfp4_tc", "FRAGMENT")
 
@@ -32,7 +33,7 @@ def _define(form: Form) -> Op:
         *arguments, target = given
         call = form.call(*arguments)
         residual = None if call.residual is None else readable(call.residual)
-        found: tuple[Tensor, ...] = function(target)(
+        found: tuple[Tensor, ...] = load_target(target)(
             call._replace(x=readable(call.x), residual=residual)
         )
         return found

@@ -1,6 +1,6 @@
 """Kernel tables of the attention ops, and the supported head sizes."""
 
-from nvfp4_kernels.dispatch import Entry, KernelTable, Mode
+from nvfp4_kernels.dispatch import Entries, KernelTable, Mode
 from nvfp4_kernels.heads import MAX_HEAD_DIM
 
 MAX_ROTARY_ROWS = 128  # query rows of a KV head in one CTA, which also stores the tokens' keys
@@ -13,44 +13,37 @@ ATTENTION_KERNELS = KernelTable(
         ("sm_100", "float"): ("FmhaSm100", "nvfp4_kernels.attention.sm100.launch:attention"),
     },
 )
-_PAGED: dict[tuple[str, Mode], Entry] = {
-    ("cpu", "float"): ("reference", "nvfp4_kernels.attention.reference:paged_attention"),
-    ("cpu", "fp8_kv"): ("reference", "nvfp4_kernels.attention.reference:paged_attention"),
-    ("sm_100", "float"): ("FmhaSm100", "nvfp4_kernels.attention.sm100.launch:paged_attention"),
-    ("sm_100", "fp8_kv"): ("FmhaSm100", "nvfp4_kernels.attention.sm100.launch:paged_attention"),
+_PAGED: Entries = {
+    ("cpu", "float", "fp8_kv"): (
+        "reference",
+        "nvfp4_kernels.attention.reference:paged_attention",
+    ),
+    ("sm_100", "float", "fp8_kv"): (
+        "FmhaSm100",
+        "nvfp4_kernels.attention.sm100.launch:paged_attention",
+    ),
 }
-_BATCH_INVARIANT = ("cpu", "sm_100")  # families whose kernels take ``batch_invariant``
-_PAGED_BATCH_INVARIANT = {k: v for k, v in _PAGED.items() if k[0] in _BATCH_INVARIANT}
-PAGED_KERNELS = KernelTable("paged_attention", _PAGED, _PAGED_BATCH_INVARIANT)
-_ROTARY_REFERENCE = "reference", "nvfp4_kernels.attention.rotary_reference:rotary_attention"
-_ROTARY_SM100 = "FmhaSm100", "nvfp4_kernels.attention.sm100.launch_rotary:rotary_attention"
-_ROTARY: dict[tuple[str, Mode], Entry] = {
-    ("cpu", "float"): _ROTARY_REFERENCE,
-    ("cpu", "fp8_kv"): _ROTARY_REFERENCE,
-    ("sm_100", "float"): _ROTARY_SM100,
-    ("sm_100", "fp8_kv"): _ROTARY_SM100,
+_ROTARY: Entries = {
+    ("cpu", "float", "fp8_kv"): (
+        "reference",
+        "nvfp4_kernels.attention.rotary_reference:rotary_attention",
+    ),
+    ("sm_100", "float", "fp8_kv"): (
+        "FmhaSm100",
+        "nvfp4_kernels.attention.sm100.launch_rotary:rotary_attention",
+    ),
 }
-ROTARY_KERNELS = KernelTable(
-    "rotary_attention",
-    _ROTARY,
-    {k: v for k, v in _ROTARY.items() if k[0] in _BATCH_INVARIANT},
-)
+# These kernels take ``batch_invariant``.
+PAGED_KERNELS = KernelTable("paged_attention", _PAGED, _PAGED)
+ROTARY_KERNELS = KernelTable("rotary_attention", _ROTARY, _ROTARY)
 SPARSE_KERNELS = KernelTable(
     "sparse_attention",
     {
-        ("cpu", "float"): (
+        ("cpu", "float", "fp8_kv"): (
             "reference",
             "nvfp4_kernels.attention.sparse_reference:sparse_attention",
         ),
-        ("cpu", "fp8_kv"): (
-            "reference",
-            "nvfp4_kernels.attention.sparse_reference:sparse_attention",
-        ),
-        ("sm_100", "float"): (
-            "FmhaSm100",
-            "nvfp4_kernels.attention.sm100.launch_sparse:sparse_attention",
-        ),
-        ("sm_100", "fp8_kv"): (
+        ("sm_100", "float", "fp8_kv"): (
             "FmhaSm100",
             "nvfp4_kernels.attention.sm100.launch_sparse:sparse_attention",
         ),

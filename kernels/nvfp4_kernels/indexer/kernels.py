@@ -1,6 +1,6 @@
 """Kernel tables of the indexer's ops, and the sizes that the ops take."""
 
-from nvfp4_kernels.dispatch import KernelTable, Mode
+from nvfp4_kernels.dispatch import Entries, KernelTable, Mode
 
 MAX_HEAD_DIM = 256
 HEAD_DIM_STEP = 32  # the largest block of a format
@@ -14,8 +14,8 @@ _FORMATS: tuple[Mode, ...] = ("nvfp4", "mxfp4", "fp8", "bf16")
 def _table(name: str, *modes: Mode, **gpus: tuple[str, str]) -> KernelTable:
     """Kernel table of an op: the reference for ``modes``, and kernels by architecture family."""
     target = f"nvfp4_kernels.indexer.reference:{name}"
-    kernels = {("cpu", mode): ("reference", target) for mode in modes}
-    kernels |= {(arch, mode): gpu for arch, gpu in gpus.items() for mode in modes}
+    kernels: Entries = {("cpu", *modes): ("reference", target)}
+    kernels |= {(arch, *modes): gpu for arch, gpu in gpus.items()}
     return KernelTable(f"indexer_{name}", kernels)
 
 

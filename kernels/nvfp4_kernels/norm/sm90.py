@@ -13,7 +13,7 @@ from torch import Tensor
 from nvfp4_kernels.checks import InvalidArgument, check_layout, check_rows, strides_of
 from nvfp4_kernels.device.arguments import example, without_unread
 from nvfp4_kernels.device.types import TYPES
-from nvfp4_kernels.devices import device_arch, dtype_name
+from nvfp4_kernels.devices import device_facts, dtype_name
 from nvfp4_kernels.norm.call import AddRmsNormCall
 from nvfp4_kernels.norm.choose import choose_config
 from nvfp4_kernels.norm.tile import MAX_K, VECTOR, WARP, NormTile
@@ -152,7 +152,7 @@ def add_rms_norm(call: AddRmsNormCall) -> tuple[Tensor, Tensor]:
             contiguous, or rows are misaligned.
     """
     x, residual, weight, eps = call
-    (m, k), arch = x.shape, device_arch(x.device)
+    (m, k), arch = x.shape, device_facts(x.device).arch
     if k % VECTOR:
         raise InvalidArgument(
             f"x: K is {k}, must be a multiple of {VECTOR} on {arch}; normalise such rows with torch"

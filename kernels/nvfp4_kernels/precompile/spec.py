@@ -1,9 +1,9 @@
 """Kernel names and configurations, as values that do not need CuTe."""
 
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
+from nvfp4_kernels.dispatch import load_target
 from nvfp4_kernels.runtime.compile import DeviceKernel
 
 
@@ -22,6 +22,5 @@ class KernelSpec:
     fields: tuple[Any, ...]
 
     def kernel(self) -> DeviceKernel:
-        module, _, kind = self.target.partition(":")
         parts = (f.kernel() if isinstance(f, KernelSpec) else f for f in self.fields)
-        return getattr(import_module(module), kind)(*parts)
+        return load_target(self.target)(*parts)

@@ -21,7 +21,7 @@ from nvfp4_kernels.device.rowwise.place import (
 )
 from nvfp4_kernels.device.rowwise.tile import RowTile
 from nvfp4_kernels.device.types import TYPES
-from nvfp4_kernels.devices import dtype_name, multiprocessors
+from nvfp4_kernels.devices import device_facts, dtype_name
 from nvfp4_kernels.formats.terms import ONE_TERM, TermLayout
 from nvfp4_kernels.quantize.call import QuantizeCall
 from nvfp4_kernels.quantize.choose import choose_config
@@ -69,7 +69,7 @@ def quantize(call: QuantizeCall) -> tuple[Tensor, ...]:
     x, rows = call.x, rows_of("x", call.x)
     new = new_rows(x, rows, call.global_scale, call.terms)
     if x.numel():
-        sms = multiprocessors(x.device)
+        sms = device_facts(x.device).sms
         tile = choose_config(rows.count, rows.k, x.element_size(), new.per_token, sms)
         kernel = QuantizeSm100(dtype_name(x.dtype), new.per_token, tile, new.terms)
         launch(kernel, QuantizeArguments(x, rows.stride, new.rows))

@@ -13,7 +13,7 @@ from torch import Tensor
 from nvfp4_kernels.checks import InvalidArgument, check_layout, check_rows, strides_of
 from nvfp4_kernels.device.arguments import example, without_unread
 from nvfp4_kernels.device.types import TYPES
-from nvfp4_kernels.devices import device_arch, dtype_name
+from nvfp4_kernels.devices import device_facts, dtype_name
 from nvfp4_kernels.rotary.choose import choose_config
 from nvfp4_kernels.rotary.tile import MAX_HEAD_DIM, PIECE, RotaryTile
 from nvfp4_kernels.runtime.compile import launch
@@ -177,7 +177,7 @@ def rotary_embedding(
     """
     m, q_heads, head_dim = q.shape
     k_heads, rotary_dim = k.shape[1], cos_sin_cache.shape[1]
-    arch = device_arch(q.device)
+    arch = device_facts(q.device).arch
     if head_dim % PIECE or head_dim > MAX_HEAD_DIM:
         raise InvalidArgument(
             f"q: D is {head_dim}, must be a multiple of {PIECE} up to {MAX_HEAD_DIM} on {arch}; "

@@ -17,6 +17,7 @@ from tests.test_kernels.attention.attention_sm100 import Chosen
 from tests.test_kernels.attention.test_attention_quantized import on
 from tests.test_kernels.attention.test_rotary_attention import arguments, on_device, rotation
 from tests.test_kernels.attention.test_rotary_attention import check as check_rotary
+from tests.test_kernels.few_sms import use_sms
 
 pytestmark = pytest.mark.arch("sm_100")
 ONE_SCHEDULE = pytest.mark.schedules("random 1")
@@ -38,7 +39,7 @@ TILES = {
 def on_sms(patch: pytest.MonkeyPatch, sms: int) -> None:
     """Make the device report ``sms`` SMs."""
     launch = import_module("nvfp4_kernels.attention.sm100.launch")
-    patch.setattr(launch, "multiprocessors", lambda _: sms)
+    use_sms(launch, sms, patch)
 
 
 def check(given: dict[str, Any], sms: int, *, quantized: bool = False) -> None:

@@ -232,18 +232,21 @@ def cache(*strides: int, width: int = 128, counts: tuple[int, int, int] = (6, 2,
 def test_gather_view() -> None:
     from nvfp4_kernels.attention.sm100.launch_sparse import MAX_MAP_ROWS, gather_view
 
-    assert gather_view(cache(4096, 2048, 128)) == (128, 6 * 2 * 16)
-    assert gather_view(cache(4096, 128, 256)) == (128, 6 * 2 * 16)  # heads after tokens
-    assert gather_view(cache(4096 * 3, 2048, 128)) == (128, (5 * 3 + 1) * 32)  # one of three layers
-    assert gather_view(cache(4096 + 64, 2048, 128)) == (64, 5 * 65 + 62 + 1)
-    assert gather_view(cache(7, 3, 128, counts=(1, 1, 16))) == (128, 16)
-    assert gather_view(cache(7, 3, 5, counts=(1, 1, 1))) == (128, 1)
+    def view(*strides: int, **sizes: Any) -> tuple[int, int]:
+        return gather_view(cache(*strides, **sizes), "sm_100")
+
+    assert view(4096, 2048, 128) == (128, 6 * 2 * 16)
+    assert view(4096, 128, 256) == (128, 6 * 2 * 16)  # heads after tokens
+    assert view(4096 * 3, 2048, 128) == (128, (5 * 3 + 1) * 32)  # one of three layers
+    assert view(4096 + 64, 2048, 128) == (64, 5 * 65 + 62 + 1)
+    assert view(7, 3, 128, counts=(1, 1, 16)) == (128, 16)
+    assert view(7, 3, 5, counts=(1, 1, 1)) == (128, 1)
     with pytest.raises(InvalidArgument, match=r"kv_cache: strides are .*, multiples of 32 .*64,"):
-        gather_view(cache(4096 + 32, 2048, 128))
+        view(4096 + 32, 2048, 128)
     pages = MAX_MAP_ROWS // 32
-    assert gather_view(cache(4096, 2048, 128, counts=(pages, 2, 16)))[1] == MAX_MAP_ROWS - 31
+    assert view(4096, 2048, 128, counts=(pages, 2, 16))[1] == MAX_MAP_ROWS - 31
     with pytest.raises(InvalidArgument, match="kv_cache: spans 2147483648 rows of 128 elements"):
-        gather_view(cache(4096, 2048, 128, counts=(pages + 1, 2, 16)))
+        view(4096, 2048, 128, counts=(pages + 1, 2, 16))
 
 
 @ONE_SCHEDULE

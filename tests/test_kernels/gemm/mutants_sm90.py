@@ -97,7 +97,7 @@ MUTANTS = {
         "dequantize", "scales, i % 2", "scales, 1 - i % 2", WRONG
     ),
     "scales of the step before": edited(
-        "dequantize", "turn = 8 * odd", "turn = 0 * odd", WRONG, FEW
+        "dequantize", "rotation = 8 * odd", "rotation = 0 * odd", WRONG, FEW
     ),
     "scales of other rows": edited("dequantize", "8 + lane // 4", "8 + lane % 8", WRONG, FEW),
     "rotation by 6 for 2": edited(
@@ -108,7 +108,7 @@ MUTANTS = {
         "dequantize", "_F16_SHIFT = 3", "_F16_SHIFT = 2", WRONG, FLOAT16
     ),
     "scales of float16 shifted": edited(
-        "dequantize", "turn + 7 - SCALE_BIT", "turn + 6 - SCALE_BIT", WRONG, FLOAT16
+        "dequantize", "rotation + 7 - SCALE_BIT", "rotation + 6 - SCALE_BIT", WRONG, FLOAT16
     ),
     "half of what makes up for the scale": edited(
         "dequantize", "UNSCALE = 2.0**7", "UNSCALE = 2.0**6", WRONG
@@ -179,7 +179,7 @@ MUTANTS = {
         SLICED,
     ),
     "the first slice's steps for all": edited(
-        "mma", "turn * slices + own", "turn * slices", "Deadlock", SLICED
+        "mma", "iteration * slices + own", "iteration * slices", "Deadlock", SLICED
     ),
     "slices not waited for": edited(
         "split_k",

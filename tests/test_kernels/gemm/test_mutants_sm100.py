@@ -182,7 +182,7 @@ MUTANTS = {
         KERNEL.replaced("lifetime:Lifetime", "start", start_alone), "UnstartedPeer", TWO_CTA
     ),
     "partial sums sent before the other CTA has started": Mutant(
-        KERNEL.replaced("lifetime:Lifetime", "wait_meeting", nothing), ANYTHING, SPLIT
+        KERNEL.replaced("lifetime:Lifetime", "cluster_wait", nothing), ANYTHING, SPLIT
     ),
     "no fence of the initialisation of a split's barriers": Mutant(
         without("fence_mbarrier_init"), "BarrierMisuse", SPLIT

@@ -11,6 +11,7 @@ from nvfp4_kernels import gemm, silu_mul_gemm
 from nvfp4_kernels.formats.terms import TermLayout
 from nvfp4_kernels.gemm.sm100.choose import Problem, fits, with_store
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
+from tests.test_kernels.few_sms import use_sms
 from tests.test_kernels.gemm.linear_cases import Case, check_exact
 from tests.test_kernels.gemm.silu_mul import test_silu_mul_gemm
 from tests.test_kernels.gemm.test_sm100 import check_quantized, on
@@ -274,8 +275,7 @@ def use(tile_case: TileCase, patch: pytest.MonkeyPatch) -> None:
         return tile, out
 
     patch.setattr(product, "choose_config", configured)
-    patch.setattr(product, "multiprocessors", lambda device: tile_case.sms)
-    patch.setattr(product, "max_clusters", lambda device, ctas: tile_case.sms // ctas)
+    use_sms(product, tile_case.sms, patch)
 
 
 @pytest.mark.parametrize("name", GEMM)

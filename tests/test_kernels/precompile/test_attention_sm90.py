@@ -18,6 +18,7 @@ from nvfp4_kernels.runtime.compile import DeviceKernel
 from nvfp4_kernels.tool.model import read_model
 from tests import devices
 from tests.emulator import EAGER
+from tests.test_kernels.few_sms import use_sms
 from tests.test_kernels.precompile.model_configs import LLAMA_8B, LLAMA_70B
 
 GEMMA = {
@@ -70,7 +71,7 @@ def launched(
     sm90 = import_module("nvfp4_kernels.attention.decode.sm90.launch")
     kernels: set[DeviceKernel] = set()
     monkeypatch.setattr(sm90, "launch", lambda kernel, *_: kernels.add(kernel))
-    monkeypatch.setattr(sm90, "multiprocessors", lambda _: sms)
+    use_sms(sm90, sms, monkeypatch)
     dtype = getattr(torch, model.dtype)
     heads, head_dim = attention.kv_heads, attention.head_dim
     queries = torch.zeros(max(SEQUENCES), attention.query_heads, head_dim, dtype=dtype)

@@ -16,6 +16,7 @@ from nvfp4_kernels.moe.routing import max_tiles
 from nvfp4_kernels.precompile.experts import experts_kernels
 from nvfp4_kernels.precompile.experts_layer import Experts
 from tests import devices
+from tests.test_kernels.few_sms import use_sms
 
 E, TOP_K, TOKENS = 4, 2, 5
 SIZES = {
@@ -65,10 +66,7 @@ def test_products_with_a_bias(family: str, ranks: str, monkeypatch: pytest.Monke
     launched = []
     sms = SM_COUNTS[family]
     monkeypatch.setattr(module, "launch", lambda kernel, arguments: launched.append(kernel))
-    monkeypatch.setattr(module, "multiprocessors", lambda device: sms)
-    if family == "sm_100":
-        monkeypatch.setattr(module, "max_clusters", lambda device, ctas: sms // ctas)
-        monkeypatch.setattr(module, "defective_map_bytes", lambda device: 0)
+    use_sms(module, sms, monkeypatch)
     inputs: Any = "16-bit" if family == "sm_90" else "static"
     sizes = SIZES[ranks]
     experts = Experts(sizes, TOP_K, OAI, "bfloat16", inputs, bias=True)

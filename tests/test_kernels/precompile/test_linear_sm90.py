@@ -19,6 +19,7 @@ from nvfp4_kernels.sm90.limits import SMS
 from nvfp4_kernels.tool.model import explicit, read_model
 from nvfp4_kernels.tool.shapes import LLAMA_8B
 from tests import devices
+from tests.test_kernels.few_sms import use_sms
 
 MOST = 2048
 LAUNCHED = 600  # most tokens to launch; every launch runs an op's checks
@@ -48,7 +49,7 @@ class Launches:
         self.kernels: set[DeviceKernel] = set()
         self.product = product.gemm
         monkeypatch.setattr(product, "launch", lambda kernel, *_: self.kernels.add(kernel))
-        monkeypatch.setattr(product, "multiprocessors", lambda _: SMS)
+        use_sms(product, SMS, monkeypatch)
 
     def of_layer(self, layer: Layer, dtype: torch.dtype, most: int) -> set[DeviceKernel]:
         """Kernels for all numbers of tokens up to ``most``."""

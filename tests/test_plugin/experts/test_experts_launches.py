@@ -56,7 +56,7 @@ def counted(patch: pytest.MonkeyPatch) -> Counter[str]:
 
     kernels = launch_counts.by_kernel(launched)
     for module in (linear_op, norm_op, op):
-        patch.setattr(module, "function", kernels)
+        patch.setattr(module, "load_target", kernels)
     for owner, name in (
         (rotation, "rotary_store"), (impl, "rotary_attention"), (impl, "paged_attention"),
         (UnquantizedLinearMethod, "apply"), (CPURouter, "_compute_routing"),

@@ -14,7 +14,7 @@ from vllm_fp4_plugin.experts import op
 
 @pytest.mark.parametrize("weight_only", [False, True])
 def test_products_know_of_all_ranks(weight_only: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    told, find = [], op.function
+    told, find = [], op.load_target
 
     def found(target: str) -> Callable[..., Any]:
         def called(*given: Any) -> Any:
@@ -23,7 +23,7 @@ def test_products_know_of_all_ranks(weight_only: bool, monkeypatch: pytest.Monke
 
         return called
 
-    monkeypatch.setattr(op, "function", found)
+    monkeypatch.setattr(op, "load_target", found)
     held = Model(weight_only=weight_only).held(slice(0, E // 2))
     places = torch.arange(E, dtype=torch.int32)
     places[E // 2 :] = -1

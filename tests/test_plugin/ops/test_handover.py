@@ -77,13 +77,13 @@ def loaded(mlp: Any, weight_only: bool = False) -> Any:
 def kernels_called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the kernels that the ops call, in order."""
     names: list[str] = []
-    find = linear_op.function
+    find = linear_op.load_target
 
     def noted(target: str) -> Callable[..., Any]:
         names.append(target.partition(":")[2])
         return find(target)
 
-    monkeypatch.setattr(linear_op, "function", noted)
+    monkeypatch.setattr(linear_op, "load_target", noted)
     return names
 
 

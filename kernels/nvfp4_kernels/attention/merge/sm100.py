@@ -16,7 +16,7 @@ from nvfp4_kernels.attention.merge.tile import MergeTile
 from nvfp4_kernels.checks import InvalidArgument, check_layout
 from nvfp4_kernels.device.arguments import example, without_unread
 from nvfp4_kernels.device.types import TYPES
-from nvfp4_kernels.devices import dtype_name, multiprocessors
+from nvfp4_kernels.devices import device_facts, dtype_name
 from nvfp4_kernels.formats.nvfp4_rows import Nvfp4Rows
 from nvfp4_kernels.runtime.compile import launch
 
@@ -100,7 +100,7 @@ def merge_segments(
     lse = lses.new_empty(lses.shape[1:])
     if lse.numel():
         rows = lse.numel()
-        sms = multiprocessors(outs.device)
+        sms = device_facts(outs.device).sms
         prefetch = choose_prefetch(segments, rows, head_dim * outs.element_size(), sms)
         tile = merge_tile(outs, sinks, out_dtype, nvfp4 is not None, prefetch)
         arguments = merge_arguments(outs, lses, sinks, out, lse)

@@ -57,7 +57,7 @@ class Barriers:
 
 def q_arrivals(tile: AttentionTile) -> int:
     """Arrivals that complete ``q_full``: 1 if a copy warp loads the query tile, else 4."""
-    copies = tile.takes_over and not tile.quantizes_copied
+    copies = tile.uses_clc and not tile.quantizes_copied
     return COPY_ARRIVALS if copies else SOFTMAX_ARRIVALS
 
 

@@ -57,13 +57,13 @@ class ClcResponse:
             ptx.mbarrier_arrive_expect_tx(self.full, RESPONSE_BYTES)
             ptx.clusterlaunchcontrol_try_cancel(self.response.data_ptr(), self.full.data_ptr())
 
-    def take(self, turn: Int32) -> tuple[Boolean, Int32, Int32, Int32]:
-        """Wait for the ``turn``-th response.
+    def take(self, phase: Int32) -> tuple[Boolean, Int32, Int32, Int32]:
+        """Wait for the ``phase``-th response.
 
         Returns:
             Whether a CTA was cancelled, and that CTA's index in the grid.
         """
-        wait(self.full, turn)
+        wait(self.full, phase)
         found, x, y, z = ptx.inline_ptx(
             _TAKE,
             write_only_types=[Int32] * 4,

@@ -147,7 +147,7 @@ class Epilogue:
             Array(result.lse, shape=(1,)).store(lse, row_index)
         units = self._row_units(row, tiles, row_index)
         if tiles > 0:
-            wait_o_full(tile, barriers, query_tile, work.turn(query_tile, tiles - 1))
+            wait_o_full(tile, barriers, query_tile, work.kv_tile(query_tile, tiles - 1))
         source = lanes + tile.o_column(query_tile)
         for first in cutlass.range_constexpr(0, tile.head_dim, self._staged_columns):
             if cutlass.const_expr(self.variant.stores_codes):

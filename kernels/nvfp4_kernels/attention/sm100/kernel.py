@@ -25,14 +25,14 @@ from nvfp4_kernels.attention.sm100.queries import Queries, QueryLoader
 from nvfp4_kernels.attention.sm100.query_copier import QueryCopier
 from nvfp4_kernels.attention.sm100.rotating import RotatingQueryLoader, RotationArguments
 from nvfp4_kernels.attention.sm100.scheduler import (
+    PersistentOrder,
     PipelineCounts,
     QueryRow,
     SequenceLengths,
     Sizes,
-    WalkOrder,
     WorkTile,
+    is_static_persistent,
     query_row,
-    walks,
     work_tile,
 )
 from nvfp4_kernels.attention.sm100.softmax import LogitScaling, Softmax
@@ -114,7 +114,7 @@ class Memory:
         barriers: mbarriers with which warps pass tiles.
         tensor: the address of tensor memory.
         is_last: see ``LastCta``.
-        launch_control, board: CLC response and work tile broadcast of a CLC scheduler; else None.
+        clc_response, broadcast: CLC response and work tile broadcast of a CLC scheduler; else None.
     """
 
     source: Source
@@ -124,8 +124,8 @@ class Memory:
     barriers: Barriers
     tensor: Array
     is_last: Array
-    launch_control: Any
-    board: Any
+    clc_response: Any
+    broadcast: Any
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,8 @@ class FmhaSm100:
     | 1 | ``TmaLoader`` or ``GatherLoader``: fills the ring of key and value tiles |
     | 2, with two query tiles | ``QueryCopier`` with a CLC scheduler, else idle: see below |
 
-    Work tiles of few rows (``walks``) have a static persistent scheduler. With two query tiles
-    (``takes_over``) the scheduler is dynamic, through cluster launch control (CLC): the epilogue of
+    Work tiles of few rows have a static persistent scheduler. With two query tiles (``uses_clc``)
+    the scheduler is dynamic, through cluster launch control (CLC): the epilogue of
     a work tile overlaps with loads of Q and K and, in 16 bits, QK of the next. The two query warps
     complete a warpgroup for setmaxnreg; the first is also the scheduler warp, which broadcasts work
     tiles on a ``WorkTileBroadcast``.
@@ -206,7 +206,7 @@ class FmhaSm100:
             *((f"result.{name}" for name in _SCALES) if variant.split else ()),
             *(("merge", "counters") if not variant.merges else ()),
             *(("rotation",) if variant.rotation is None else ()),
-            "places",
+            "max_resident_ctas",
         ]
 
     @cute.jit
@@ -220,9 +220,9 @@ class FmhaSm100:
         order: Any = None
         across = sizes.kv_heads * sizes.splits
         grid = (across, sizes.batch, query_tiles)
-        if cutlass.const_expr(walks(tile, variant)):
-            grid = (cutlass.min(across * sizes.batch, sizes.places), 1, query_tiles)
-            order = WalkOrder(
+        if cutlass.const_expr(is_static_persistent(tile, variant)):
+            grid = (cutlass.min(across * sizes.batch, sizes.max_resident_ctas), 1, query_tiles)
+            order = PersistentOrder(
                 cute.FastDivmodDivisorV2(sizes.kv_heads), cute.FastDivmodDivisorV2(sizes.batch)
             )
         view = map_stride, arguments.map_rows, arguments.defective_below
@@ -255,7 +255,7 @@ class FmhaSm100:
         v_map: GridConstant[TensorMap],
         arguments: AttentionArguments,
         map_strides: MapStrides,
-        order: WalkOrder,
+        order: PersistentOrder,
     ) -> None:
         """Set up while the preceding kernel ends, run one role per warp, free tensor memory."""
         tile, variant = self.tile, self.variant
@@ -269,19 +269,19 @@ class FmhaSm100:
             staged = self._bytes(tile.query_tiles * tile.staging_bytes)
         tensor = Array(Int32, 1, space=AddressSpace.smem, alignment=8)
         is_last = Array(Int32, 1, space=AddressSpace.smem, alignment=4)
-        control: Any = None
-        board: Any = None
-        if cutlass.const_expr(tile.takes_over):
-            control, board = ClcResponse.allocate(), WorkTileBroadcast.allocate()
+        response: Any = None
+        broadcast: Any = None
+        if cutlass.const_expr(tile.uses_clc):
+            response, broadcast = ClcResponse.allocate(), WorkTileBroadcast.allocate()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         mma_warp = WARPS * tile.query_tiles
         if warp == 0:
             ptx.tcgen05_alloc(tensor, tile.tensor_columns)
             ptx.tcgen05_relinquish_alloc_permit()
         if warp == mma_warp and ptx.elect_sync():
-            if cutlass.const_expr(tile.takes_over):
-                control.init()
-                board.init(tile.threads // WARP_ROWS - 1)
+            if cutlass.const_expr(tile.uses_clc):
+                response.init()
+                broadcast.init(tile.threads // WARP_ROWS - 1)
             init_barriers(tile, barriers)
         table, table_stride = arguments.block_table, arguments.table_stride
         new_keys = arguments.rotation, arguments.k_scale, arguments.v_scale
@@ -293,8 +293,8 @@ class FmhaSm100:
             barriers,
             tensor,
             is_last,
-            control,
-            board,
+            response,
+            broadcast,
         )
         loader: TmaLoader = TmaLoader(tile, variant)
         if cutlass.const_expr(variant.layout == "indexed"):
@@ -311,7 +311,7 @@ class FmhaSm100:
             ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         sizes, lengths, none = arguments.sizes, arguments.lengths, Int32(0)
         before = PipelineCounts(none, none, none, none, none, none)
-        if cutlass.const_expr(tile.takes_over):
+        if cutlass.const_expr(tile.uses_clc):
             ptx.barrier_cta_sync()
             if warp < mma_warp:
                 ptx.setmaxregister(SOFTMAX_REGISTERS, ptx.SetMaxRegisterAction.INCREASE)
@@ -322,7 +322,7 @@ class FmhaSm100:
                     self._schedule(arguments, memory)
                 else:
                     self._consume(arguments, memory, loader, warp, False)
-        elif cutlass.const_expr(walks(tile, variant)):
+        elif cutlass.const_expr(is_static_persistent(tile, variant)):
             total = sizes.kv_heads * sizes.splits * sizes.batch
             first, stride = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
             for number in cutlass.range(first, total, stride, unroll=1):
@@ -354,22 +354,22 @@ class FmhaSm100:
         The next request is issued as soon as all warps have begun with the previous work tile.
         """
         tile, variant, lengths = self.tile, self.variant, arguments.lengths
-        control, board = memory.launch_control, memory.board
+        response, broadcast = memory.clc_response, memory.broadcast
         x, y, z = cute.arch.block_idx()
-        more, turn = Boolean(True), Int32(0)
-        before = PipelineCounts(turn, turn, turn, turn, turn, turn)
+        more, phase, none = Boolean(True), Int32(0), Int32(0)
+        before = PipelineCounts(none, none, none, none, none, none)
         while more:
             index = x, y, z
             work = work_tile(tile, variant, arguments.sizes, lengths, None, index, before)
-            board.write(turn, more, work)
+            broadcast.write(phase, more, work)
             self._copy_queries(arguments, memory, work, Int32(0))
             before = work.after()
-            board.wait_read(turn)
-            control.request()
-            more, x, y, z = control.take(turn)
-            turn += 1
+            broadcast.wait_read(phase)
+            response.request()
+            more, x, y, z = response.take(phase)
+            phase += 1
         nothing = work_of([Int32(0)] * 16, tile.query_tiles, arguments.sizes, before)
-        board.write(turn, more, nothing)
+        broadcast.write(phase, more, nothing)
 
     @cute.jit
     def _consume(
@@ -382,10 +382,10 @@ class FmhaSm100:
     ) -> None:
         """Run the warp's role on the work tiles that the scheduler warp broadcasts."""
         tile, mma_warp = self.tile, WARPS * self.tile.query_tiles
-        more, turn = Boolean(True), Int32(0)
-        before = PipelineCounts(turn, turn, turn, turn, turn, turn)
+        more, phase, none = Boolean(True), Int32(0), Int32(0)
+        before = PipelineCounts(none, none, none, none, none, none)
         while more:
-            words = memory.board.read(turn)
+            words = memory.broadcast.read(phase)
             work = work_of(words, tile.query_tiles, arguments.sizes, before)
             more = words[0] != 0
             if work.first_row < work.rows:
@@ -394,7 +394,7 @@ class FmhaSm100:
                 else:
                     self._other_roles(arguments, memory, loader, work, warp)
             before = work.after()
-            turn += 1
+            phase += 1
         if cutlass.const_expr(not is_softmax):
             if warp == mma_warp + 1:
                 loader.finish(memory.barriers, before.kv_tiles)
@@ -435,7 +435,7 @@ class FmhaSm100:
             Mma(tile, variant).run(memory.queries, ring, memory.barriers, tensor, work)
         if warp == mma_warp + 1:
             loader.run(memory.source, memory.barriers, work)
-        if cutlass.const_expr(tile.takes_over):
+        if cutlass.const_expr(tile.uses_clc):
             if warp == mma_warp + 3:
                 self._copy_queries(arguments, memory, work, Int32(1))
 
@@ -475,9 +475,9 @@ class FmhaSm100:
                 row_scale = CopiedQueries(tile, variant).quantize(
                     copied, shared, barriers, work, query_tile, tile_warp
                 )
-        elif cutlass.const_expr(not tile.takes_over):
+        elif cutlass.const_expr(not tile.uses_clc):
             row_scale = self._load_queries(arguments, shared, work, row, tile_warp)
-        if cutlass.const_expr(not tile.takes_over or tile.quantizes_copied):
+        if cutlass.const_expr(not tile.uses_clc or tile.quantizes_copied):
             ptx.bar_warp_sync(cute.arch.FULL_MASK)
             # Without keys the MMA warp does not wait for queries: it would consume later queries'
             # arrivals.
@@ -498,7 +498,7 @@ class FmhaSm100:
             arguments.result, staged, barriers, lanes, query_tile, tiles, work, row, tile_warp,
             state, v_scale,
         )  # fmt: skip
-        if cutlass.const_expr(tile.takes_over):
+        if cutlass.const_expr(tile.uses_clc):
             ptx.bar_warp_sync(cute.arch.FULL_MASK)
             if ptx.elect_sync() and (query_tile == 0) & (tiles > 0):
                 ptx.mbarrier_arrive(barriers.stored)
@@ -507,7 +507,7 @@ class FmhaSm100:
                 arguments.merge, arguments.counters, arguments.sizes, shared, memory.is_last, work,
                 tile_warp,
             )  # fmt: skip
-        if cutlass.const_expr(walks(tile, variant)):
+        if cutlass.const_expr(is_static_persistent(tile, variant)):
             self._sync()
 
     def _sync(self) -> None:

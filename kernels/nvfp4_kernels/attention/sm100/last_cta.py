@@ -101,8 +101,8 @@ class LastCta:
         merge = SegmentMerge(tile)
         slots = Array(shared.data_ptr(), shape=(1,), dtype=TYPES[tile.dtype])
         rows = cutlass.min(work.rows - work.first_row, Int32(self.tile.tile_rows))
-        for turn in cutlass.range(0, cute.ceil_div(rows * tile.vectors, THREADS), unroll=1):
-            number = turn * THREADS + thread
+        for step in cutlass.range(0, cute.ceil_div(rows * tile.vectors, THREADS), unroll=1):
+            number = step * THREADS + thread
             index = work.first_row + number // tile.vectors
             token = work.first_query + index // work.group
             head = work.kv_head * work.group + index % work.group

@@ -19,10 +19,9 @@ from nvfp4_kernels.attention.sm100.scheduler import SequenceLengths, Sizes
 from nvfp4_kernels.attention.sm100.tile import AttentionTile, Layout, Rotation, Variant
 from nvfp4_kernels.checks import InvalidArgument, check_rows, strides_of
 from nvfp4_kernels.devices import (
-    defective_map_bytes,
-    device_arch,
+    DeviceFacts,
+    device_facts,
     dtype_name,
-    multiprocessors,
 )
 from nvfp4_kernels.formats.nvfp4_rows import Nvfp4Rows
 from nvfp4_kernels.rotary.store.pages import PagedCache, TokenHeads
@@ -95,6 +94,7 @@ class Inputs:
     """Inputs of a launch.
 
     Attributes:
+        facts: facts of the device.
         q: queries.
         key_values: keys and values.
         sinks: float32 (Hq,) or None.
@@ -109,6 +109,7 @@ class Inputs:
             CTA.
     """
 
+    facts: DeviceFacts
     q: Tensor
     key_values: KeyValues
     sinks: Tensor | None
@@ -135,8 +136,9 @@ def attention(call: AttentionCall) -> tuple[Tensor, Tensor]:
         sizes = query_start.shape[0] - 1, max_query_len, max_key_len
         one_page = k.transpose(0, 1).unsqueeze(0), v.transpose(0, 1).unsqueeze(0)
         key_values = KeyValues("varlen", *one_page, query_start, key_start)
-    check_rows(device_arch(q.device), k=k, v=v)
-    return run(Inputs(q, key_values, sinks, *sizes, call.scoring))
+    facts = device_facts(q.device)
+    check_rows(facts.arch, k=k, v=v)
+    return run(Inputs(facts, q, key_values, sinks, *sizes, call.scoring))
 
 
 def paged_attention(call: PagedCall, rotating: Rotating | None = None) -> tuple[Tensor, Tensor]:
@@ -147,13 +149,13 @@ def paged_attention(call: PagedCall, rotating: Rotating | None = None) -> tuple[
             cache, too many sequences, or strides that are not multiples of 16 bytes.
     """
     q, kv_cache = call.q, call.kv_cache
-    page_size, head_dim, arch = kv_cache.shape[2], q.shape[-1], device_arch(q.device)
+    page_size, head_dim, facts = kv_cache.shape[2], q.shape[-1], device_facts(q.device)
     if page_size < 16 or page_size & (page_size - 1):
         raise InvalidArgument(
-            f"kv_cache: page_size is {page_size}, must be a power of two of at least 16 on {arch}; "
-            "set vLLM's block size to 16, 32, 64 or 128"
+            f"kv_cache: page_size is {page_size}, must be a power of two of at least 16 on "
+            f"{facts.arch}; set vLLM's block size to 16, 32, 64 or 128"
         )
-    check_rows(arch, kv_cache=kv_cache)
+    check_rows(facts.arch, kv_cache=kv_cache)
     key_values = KeyValues(
         "paged",
         kv_cache[..., :head_dim],
@@ -166,7 +168,7 @@ def paged_attention(call: PagedCall, rotating: Rotating | None = None) -> tuple[
     )
     sizes = len(call.seq_lens), call.max_query_len, call.max_seq_len
     more = call.out, call.counters, rotating
-    return run(Inputs(q, key_values, call.sinks, *sizes, call.scoring, *more))
+    return run(Inputs(facts, q, key_values, call.sinks, *sizes, call.scoring, *more))
 
 
 def run(inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -181,12 +183,12 @@ def run(inputs: Inputs) -> tuple[Tensor, Tensor]:
     q, given, sinks, scoring = inputs.q, inputs.key_values, inputs.sinks, inputs.scoring
     batch, counters = inputs.batch, inputs.counters
     *tokens, num_heads, head_dim = q.shape
-    arch, fp8 = device_arch(q.device), given.k.dtype == torch.float8_e4m3fn
-    _check_head_dim(head_dim, fp8, arch)
-    check_rows(arch, q=q)
+    facts, fp8 = inputs.facts, given.k.dtype == torch.float8_e4m3fn
+    _check_head_dim(head_dim, fp8, facts.arch)
+    check_rows(facts.arch, q=q)
     out = q.new_empty(q.shape) if inputs.out is None else inputs.out
     nvfp4, data = (out, out.data) if isinstance(out, Nvfp4Rows) else (None, out)
-    check_rows(arch, out=data)
+    check_rows(facts.arch, out=data)
     rows = torch.Size(tokens).numel()
     if rows == 0 or batch == 0 or inputs.queries == 0:
         return data, q.new_empty(q.shape[:-1], dtype=torch.float32)
@@ -194,14 +196,15 @@ def run(inputs: Inputs) -> tuple[Tensor, Tensor]:
         return _without_keys(q, out, sinks)
     if given.layout != "indexed" and batch > MAX_BATCH:
         raise InvalidArgument(
-            f"q: has {batch} sequences, must have at most {MAX_BATCH} on {arch}; split the batch"
+            f"q: has {batch} sequences, must have at most {MAX_BATCH} on {facts.arch}; split the "
+            "batch"
         )
     kv_heads = given.k.shape[1]
     problem = AttentionProblem(
         batch, inputs.queries, inputs.keys, kv_heads, num_heads // kv_heads, head_dim, fp8,
         scoring.window_keys, given.layout == "indexed", scoring.batch_invariant,
     )  # fmt: skip
-    tile, splits = choose_config(problem, multiprocessors(q.device))
+    tile, splits = choose_config(problem, facts.sms)
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     if splits == 1:
         result = AttentionResult(data, lse, sinks, rows, num_heads, **scale_arguments(nvfp4))
@@ -282,9 +285,9 @@ def _launch(
             group=problem.group,
             splits=splits,
             window=scoring.window_keys,
-            places=multiprocessors(q.device) * tile.ctas_per_sm,
+            max_resident_ctas=inputs.facts.sms * tile.ctas_per_sm,
         ),
-        defective_below=defective_map_bytes(q.device),
+        defective_below=inputs.facts.defective_map_bytes,
     )
     launch(FmhaSm100(tile, variant), arguments)
 

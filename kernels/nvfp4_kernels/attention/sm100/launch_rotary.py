@@ -7,6 +7,7 @@ from nvfp4_kernels.attention.sm100.launch import Rotating, paged_attention
 from nvfp4_kernels.attention.sm100.rotating import RotationArguments
 from nvfp4_kernels.attention.sm100.tile import Rotation
 from nvfp4_kernels.checks import strides_of
+from nvfp4_kernels.devices import device_facts
 from nvfp4_kernels.rotary.store.launch import check_layouts, store_variant, token_heads
 from nvfp4_kernels.rotary.store.pages import PagedCache
 from nvfp4_kernels.rotary.store.tile import HeadTile
@@ -19,7 +20,7 @@ def rotary_attention(call: RotaryCall) -> Tensor:
         InvalidArgument: as ``paged_attention`` and ``rotary_store``.
     """
     store = call.store
-    check_layouts(store)
+    check_layouts(store, device_facts(call.q.device).arch)
     arguments = RotationArguments(
         new_k=token_heads(call.k),
         new_v=token_heads(call.v),

@@ -7,7 +7,7 @@ from torch import Tensor
 from nvfp4_kernels.attention.call import SparseCall
 from nvfp4_kernels.attention.sm100.launch import Inputs, KeyValues, run
 from nvfp4_kernels.checks import InvalidArgument, check_rows
-from nvfp4_kernels.devices import device_arch
+from nvfp4_kernels.devices import device_facts
 
 MAX_MAP_ROWS = 2**31 - 1  # coordinates of a tensor map are int32
 
@@ -21,8 +21,9 @@ def sparse_attention(call: SparseCall) -> tuple[Tensor, Tensor]:
     """
     q, kv_cache, indices, lens, block_table, query_start, sinks, k_scale, v_scale, *_ = call
     head_dim = q.shape[-1]
-    check_rows(device_arch(q.device), kv_cache=kv_cache)
-    map_stride, map_rows = gather_view(kv_cache)
+    facts = device_facts(q.device)
+    check_rows(facts.arch, kv_cache=kv_cache)
+    map_stride, map_rows = gather_view(kv_cache, facts.arch)
     key_values = KeyValues(
         "indexed",
         kv_cache[..., :head_dim],
@@ -37,10 +38,10 @@ def sparse_attention(call: SparseCall) -> tuple[Tensor, Tensor]:
         map_rows=map_rows,
     )
     sizes = len(q), 1, indices.shape[1]
-    return run(Inputs(q, key_values, sinks, *sizes, call.scoring, call.out))
+    return run(Inputs(facts, q, key_values, sinks, *sizes, call.scoring, call.out))
 
 
-def gather_view(kv_cache: Tensor) -> tuple[int, int]:
+def gather_view(kv_cache: Tensor, arch: str) -> tuple[int, int]:
     """Two-dimensional view of a cache in which every key is a row, interleaved with other rows.
 
     TMA gathers take two dimensions (PTX ISA, .tile::gather4): strides of pages, heads and rows of a
@@ -48,6 +49,7 @@ def gather_view(kv_cache: Tensor) -> tuple[int, int]:
 
     Args:
         kv_cache: ``(pages, Hkv, page_size, 2·D)``.
+        arch: architecture, for errors.
 
     Returns:
         Stride of the view's rows in elements, and number of rows.
@@ -58,7 +60,6 @@ def gather_view(kv_cache: Tensor) -> tuple[int, int]:
     *counts, width = kv_cache.shape
     dims = [(n, stride) for n, stride in zip(counts, kv_cache.stride(), strict=False) if n > 1]
     common = math.gcd(*(stride for _, stride in dims)) or width
-    arch = device_arch(kv_cache.device)
     if common < width // 2:
         raise InvalidArgument(
             f"kv_cache: strides are {kv_cache.stride()}, multiples of {common} elements, must be "

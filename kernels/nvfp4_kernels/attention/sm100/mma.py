@@ -76,7 +76,7 @@ class Mma:
             wait(barriers.kv_full.subview(self._stage(count)), self._phase(count))
             for each in cutlass.range_constexpr(tile.query_tiles):
                 wait(barriers.q_full.subview(each), work.before.work_tiles)
-                if cutlass.const_expr(tile.takes_over and each == 1):
+                if cutlass.const_expr(tile.uses_clc and each == 1):
                     # Stagger the softmax groups: the second gets S only after the first has stored
                     # its previous result. In step, both would need the same units at once.
                     if work.tiles[0] > 0:
@@ -148,13 +148,13 @@ class Mma:
     @cute.jit
     def _release_queries(self, barriers: Barriers, is_last: Boolean) -> None:
         """Release the queries once the last QK of the work tile, just issued, is done."""
-        if cutlass.const_expr(self.tile.takes_over):
+        if cutlass.const_expr(self.tile.uses_clc):
             if is_last:
                 ptx.tcgen05_commit(barriers.q_empty)
 
     def _wait_s_empty(self, barriers: Barriers, each: int, index: Int32, work: WorkTile) -> None:
         """Wait until the softmax has read S of the key tile before the ``index``-th."""
-        wait(barriers.s_empty.subview(each), work.turn(each, index) - 1)
+        wait(barriers.s_empty.subview(each), work.kv_tile(each, index) - 1)
 
     @cute.jit
     def _issue_qk(
@@ -177,10 +177,10 @@ class Mma:
         if index < work.tiles[each]:
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
             if leader:
-                turn = work.turn(each, index)
-                target = tensor + tile.s_column(each, turn % stages)
+                kv_tile = work.kv_tile(each, index)
+                target = tensor + tile.s_column(each, kv_tile % stages)
                 self._qk_mmas(descriptors, target, each, part, self._stage(count))
-                ptx.tcgen05_commit(s_full_barrier(tile, barriers, each, turn, part))
+                ptx.tcgen05_commit(s_full_barrier(tile, barriers, each, kv_tile, part))
 
     @cute.jit
     def _issue_pv(
@@ -203,16 +203,16 @@ class Mma:
         if cutlass.const_expr(each == part == 0):
             wait(barriers.kv_full.subview(self._stage(count)), self._phase(count))
         if index < work.tiles[each]:
-            turn = work.turn(each, index)
-            source = tensor + tile.p_column(each, turn % tile.s_stages)
+            kv_tile = work.kv_tile(each, index)
+            source = tensor + tile.p_column(each, kv_tile % tile.s_stages)
             target = tensor + tile.o_column(each)
             parts = tile.s_parts[part]
             for p_part in cutlass.range_constexpr(parts[0], parts[-1] + 1):
-                wait_p_full(tile, barriers, each, turn, p_part)
+                wait_p_full(tile, barriers, each, kv_tile, p_part)
                 if leader:
                     stage = self._stage(count)
                     self._pv_mmas(descriptors, source, target, stage, p_part, index > 0)
-                    ptx.tcgen05_commit(part_barrier(tile, barriers.o_full, each, turn, p_part))
+                    ptx.tcgen05_commit(part_barrier(tile, barriers.o_full, each, kv_tile, p_part))
 
     # Unsigned: a signed remainder takes more instructions of a scheduler that softmax warps share.
 

@@ -77,11 +77,11 @@ class RotatingQueryLoader:
             factors = heads.factors(arguments.q_norm, part)
         # Existing rows of a warp come first.
         there = cute.arch.popc(cute.arch.vote_ballot_sync(start >= 0))
-        turns = cute.ceil_div(Int32(there), at_once)
-        for turn in cutlass.range(turns, head.lanes, unroll=1):
-            self._zero(shared, warp * WARP_ROWS + turn * at_once + lane // head.lanes, part)
-        for turn in cutlass.range(turns, unroll=1):
-            source = turn * at_once + lane // head.lanes
+        steps = cute.ceil_div(Int32(there), at_once)
+        for step in cutlass.range(steps, head.lanes, unroll=1):
+            self._zero(shared, warp * WARP_ROWS + step * at_once + lane // head.lanes, part)
+        for step in cutlass.range(steps, unroll=1):
+            source = step * at_once + lane // head.lanes
             units = cute.arch.shuffle_sync(start, source)
             token = cute.arch.shuffle_sync(row.token, source)
             target = warp * WARP_ROWS + source
@@ -98,7 +98,7 @@ class RotatingQueryLoader:
                 found = self._quantize(shared, target, part, pieces)
                 # Back to the thread that has this row in the softmax.
                 of_row = cute.arch.shuffle_sync(found, lane % at_once * head.lanes)
-                scale = cutlass.select_(lane // at_once == turn, of_row, scale)
+                scale = cutlass.select_(lane // at_once == step, of_row, scale)
         ptx.fence_proxy(ptx.Proxy.ASYNC_SHARED, space=ptx.SharedSpace.shared_cta)
         return scale
 

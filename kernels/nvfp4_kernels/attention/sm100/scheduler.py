@@ -25,7 +25,7 @@ class Sizes(NamedTuple):
         group: query heads of each KV head.
         splits: CTAs that divide the keys of a query tile.
         window: number of keys that a query sees.
-        places: maximum number of resident CTAs; read by the static persistent scheduler.
+        max_resident_ctas: maximum number of resident CTAs; read by the static persistent scheduler.
     """
 
     batch: Int32
@@ -36,7 +36,7 @@ class Sizes(NamedTuple):
     group: Int32
     splits: Int32
     window: Int32
-    places: Int32
+    max_resident_ctas: Int32
 
 
 class SequenceLengths(NamedTuple):
@@ -52,7 +52,7 @@ class SequenceLengths(NamedTuple):
 
 
 @dataclass(frozen=True)
-class WalkOrder:
+class PersistentOrder:
     """Order of work tiles of the static persistent scheduler: first splits, then second splits, ….
 
     Splits without keys thus come last. Divisors come from the host, as a division on the device
@@ -136,7 +136,7 @@ class WorkTile:
             found = cutlass.max(found, count)
         return found
 
-    def turn(self, query_tile: Int32 | int, index: Int32) -> Int32:
+    def kv_tile(self, query_tile: Int32 | int, index: Int32) -> Int32:
         """Running number of key tile ``index`` among all key tiles of a query tile of the CTA."""
         before: Int32 | int = self.before.first_kv_tiles
         if len(self.tiles) > 1 and isinstance(query_tile, int):
@@ -162,7 +162,7 @@ class WorkTile:
         )
 
 
-def walks(tile: AttentionTile, variant: Variant) -> bool:
+def is_static_persistent(tile: AttentionTile, variant: Variant) -> bool:
     """Whether the scheduler is static persistent: the next tile's keys are loaded during this tile.
 
     True for work tiles of few rows, which are memory-bound. The indexed layout is never persistent.
@@ -187,12 +187,12 @@ def work_tile(
         variant: variant of the kernel.
         sizes: sizes of the launch.
         lengths: starts and lengths of sequences.
-        order: ``WalkOrder`` if static persistent, else None.
+        order: ``PersistentOrder`` if static persistent, else None.
         number: index of the work tile in ``order``; without an order, grid index of the CTA
             launched for the work tile.
         before: pipeline counts of this CTA before the work tile.
     """
-    if cutlass.const_expr(walks(tile, variant)):
+    if cutlass.const_expr(is_static_persistent(tile, variant)):
         block = Int32(cute.arch.grid_dim()[2] - 1 - cute.arch.block_idx()[2])
         rest, kv_head = divmod(number, order.heads)
         split, batch = divmod(rest, order.sequences)

@@ -126,8 +126,8 @@ class Softmax:
         leader = ptx.elect_sync()
         row_max, row_sum = Float32(NEGATIVE_INFINITY), Float32(0.0)
         for index in cutlass.range(tiles, unroll=1):
-            turn = work.turn(query_tile, index)
-            stage = turn % stages
+            kv_tile = work.kv_tile(query_tile, index)
+            stage = kv_tile % stages
             columns = Columns(
                 s=lanes + tile.s_column(query_tile, stage) + quarter * tile.warp_keys,
                 p=lanes + tile.p_column(query_tile, stage),
@@ -136,10 +136,12 @@ class Softmax:
             start = (work.first_tile + index) * KEYS + quarter * tile.warp_keys
             for part in cutlass.range_constexpr(tile.parts):
                 if cutlass.const_expr(tile.split_s or part == 0):
-                    wait(s_full_barrier(tile, barriers, query_tile, turn, part), turn // stages)
+                    wait(
+                        s_full_barrier(tile, barriers, query_tile, kv_tile, part), kv_tile // stages
+                    )
                     ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
                 words, sums, row_max, row_sum = self._part(
-                    part, barriers, query_tile, turn, index > 0, columns, row, start, row_max,
+                    part, barriers, query_tile, kv_tile, index > 0, columns, row, start, row_max,
                     row_sum, logits,
                 )  # fmt: skip
                 if cutlass.const_expr(tile.separate_p):
@@ -147,11 +149,11 @@ class Softmax:
                         fence_and_arrive(barriers.s_empty.subview(query_tile), leader)
                     if cutlass.const_expr(part == 0):
                         if index > 0:
-                            wait_o_full(tile, barriers, query_tile, turn - 1)
+                            wait_o_full(tile, barriers, query_tile, kv_tile - 1)
                 self._store(columns.p, part, words, quarter)
                 row_sum = row_sum + fadd_reduce(sums)  # while the store is on its way
                 ptx.tcgen05_wait(ptx.Tcgen05Wait.STORE)
-                p_full = part_barrier(tile, barriers.p_full, query_tile, turn, part)
+                p_full = part_barrier(tile, barriers.p_full, query_tile, kv_tile, part)
                 fence_and_arrive(p_full, leader)
         return SoftmaxState(row_max, row_sum)
 
@@ -161,7 +163,7 @@ class Softmax:
         part: cutlass.Constexpr,
         barriers: Barriers,
         query_tile: Int32,
-        turn: Int32,
+        kv_tile: Int32,
         follows: Boolean,
         columns: Columns,
         row: QueryRow,
@@ -170,7 +172,7 @@ class Softmax:
         row_sum: Float32,
         logits: LogitScaling,
     ) -> tuple[list[Uint32], list[Float32], Float32, Float32]:
-        """P and its sums, for a part of the ``turn``-th key tile, and the new row_max and row_sum.
+        """P and its sums for a part of a key tile, and the new row_max and row_sum.
 
         If row_max grows, O is rescaled.
 
@@ -178,7 +180,7 @@ class Softmax:
             part: index of the part in the key tile.
             barriers: mbarriers of the CTA.
             query_tile: query tile of the warp.
-            turn: number of the key tile among all key tiles of the CTA's query tile.
+            kv_tile: number of the key tile among all key tiles of the CTA's query tile.
             follows: whether this is not the first key tile of the rows.
             columns: tensor memory columns of the query tile.
             row: row of the thread.
@@ -217,10 +219,10 @@ class Softmax:
             # Only now: while all of S is in registers, a thread has none left for O.
             if grows:
                 if cutlass.const_expr(part > 0):
-                    wait_o_full(tile, barriers, query_tile, turn, part - 1)
+                    wait_o_full(tile, barriers, query_tile, kv_tile, part - 1)
                     self._rescale(columns.o, rescale)
                 elif follows:
-                    wait_o_full(tile, barriers, query_tile, turn - 1)
+                    wait_o_full(tile, barriers, query_tile, kv_tile - 1)
                     self._rescale(columns.o, rescale)
         return words, sums, row_max, row_sum
 

@@ -149,7 +149,7 @@ class AttentionTile:
         return 32 * (WARPS * self.query_tiles + (4 if self.reallocates_registers else 2))
 
     @property
-    def takes_over(self) -> bool:
+    def uses_clc(self) -> bool:
         """Whether a CTA has a CLC scheduler, which takes work tiles of CTAs not yet started.
 
         Dedicated query warps then copy the next queries meanwhile.
@@ -162,12 +162,12 @@ class AttentionTile:
 
         The two query warps alone would be too slow to quantise a work tile's queries in time.
         """
-        return self.takes_over and self.fp8
+        return self.uses_clc and self.fp8
 
     @property
     def stages_beside(self) -> bool:
         """Whether the result is staged in separate memory, while the next queries load."""
-        return self.takes_over and not self.fp8
+        return self.uses_clc and not self.fp8
 
     @property
     def reallocates_registers(self) -> bool:

@@ -48,8 +48,8 @@ class WorkTileBroadcast:
         ptx.mbarrier_init(self.empty, readers)
 
     @cute.jit
-    def write(self, turn: Int32, more: Boolean, work: WorkTile) -> None:
-        """Write the ``turn``-th work tile; without ``more``, the end marker.
+    def write(self, phase: Int32, more: Boolean, work: WorkTile) -> None:
+        """Write the ``phase``-th work tile; without ``more``, the end marker.
 
         One warp calls this, once the previous work tile has been read.
         """
@@ -61,14 +61,14 @@ class WorkTileBroadcast:
                 self.words.store(part, first, alignment=16)
             ptx.mbarrier_arrive(self.full)
 
-    def wait_read(self, turn: Int32) -> None:
-        """Wait until all reading warps have read the ``turn``-th work tile."""
-        wait(self.empty, turn)
+    def wait_read(self, phase: Int32) -> None:
+        """Wait until all reading warps have read the ``phase``-th work tile."""
+        wait(self.empty, phase)
 
     @cute.jit
-    def read(self, turn: Int32) -> list[Int32]:
-        """Read the words of work tile ``turn``; each reading warp calls this once per work tile."""
-        wait(self.full, turn)
+    def read(self, phase: Int32) -> list[Int32]:
+        """Read the words of work tile ``phase``; each reading warp calls this once per tile."""
+        wait(self.full, phase)
         words = [
             word
             for first in range(0, _WORDS, _VECTOR)

@@ -297,12 +297,12 @@ def store_lines(place: Place, blocks: list[list[Block]], scales: cute.Pointer) -
     words = [[_gathered(block.scale, in_atom) for block in of_step] for of_step in blocks]
     lines = ATOM_LINES // place.line_rows  # lines of an atom written by a row's threads
     across = min(ATOM_BLOCKS, max(1, ATOM_BLOCKS // lines))  # steps that they write at once
-    turns = max(1, lines // ATOM_BLOCKS)
+    steps = max(1, lines // ATOM_BLOCKS)
     first_atom = (place.first - place.first_of_cta) // ATOM_BLOCKS
     for first in cutlass.range_constexpr(0, place.tile.steps, across):
-        for turn in cutlass.range_constexpr(turns):
+        for step in cutlass.range_constexpr(steps):
             of_lane = in_atom // (ATOM_BLOCKS // across)
-            line = in_atom % (ATOM_BLOCKS // across) + turn * ATOM_BLOCKS
+            line = in_atom % (ATOM_BLOCKS // across) + step * ATOM_BLOCKS
             step = first + of_lane
             value = _line(words[first : first + across], of_lane, line == 0)
             block = place.first + step * place.tile.stride

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from nvfp4_kernels.activation import GATED, Activation, check_gated, check_ungated
 from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
-from nvfp4_kernels.devices import device_arch
+from nvfp4_kernels.devices import is_reference_device
 from nvfp4_kernels.dispatch import KernelTable, Mode
 from nvfp4_kernels.formats.fragments import fragment_shapes
 from nvfp4_kernels.formats.output import Static
@@ -80,7 +80,7 @@ def check_grouped(call: GroupedGemmCall, per_expert: tuple[int, ...]) -> Mode:
         a=a, a_scales=a_scales, groups=groups, b=b, b_scales=b_scales, alpha=alpha,
         row_scale=row_scale, bias=bias,
     )  # fmt: skip
-    if device_arch(a.device) == "cpu":  # a GPU is not waited for
+    if is_reference_device(a.device):  # a GPU is not waited for
         check_used("groups", groups, b.shape[0])
     return mode
 

@@ -2,13 +2,13 @@
 
 from nvfp4_kernels.dispatch import KernelTable
 
-_REFERENCE = "nvfp4_kernels.gemm.grouped.reference:grouped_gemm"
-
 KERNELS = KernelTable(
     "grouped_gemm",
     {
-        ("cpu", "w4a4"): ("reference", _REFERENCE),
-        ("cpu", "w4a16"): ("reference", _REFERENCE),
+        ("cpu", "w4a4", "w4a16"): (
+            "reference",
+            "nvfp4_kernels.gemm.grouped.reference:grouped_gemm",
+        ),
         ("sm_90", "w4a16"): (
             "wgmma",
             "nvfp4_kernels.gemm.sm90.launch_grouped:grouped_gemm",

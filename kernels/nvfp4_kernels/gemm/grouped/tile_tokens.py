@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from nvfp4_kernels.devices import device_family, multiprocessors
+from nvfp4_kernels.devices import FAMILIES, device_facts
 from nvfp4_kernels.gemm.sm90 import choose_grouped as sm90
 from nvfp4_kernels.gemm.sm100 import choose_grouped as sm100
 from nvfp4_kernels.moe.routing import tile_tokens_of
@@ -39,9 +39,9 @@ def choose_tile_tokens(device: torch.device, tokens: int, top_k: int, sizes: Exp
         top_k: experts per token, k.
         sizes: sizes of the layer.
     """
-    family = device_family(device)
-    sms = 0 if family == "cpu" else multiprocessors(device)
-    return tile_tokens(family, tokens, top_k, sizes, sms)
+    facts = device_facts(device)
+    family = FAMILIES.get(facts.arch, facts.arch)
+    return tile_tokens(family, tokens, top_k, sizes, facts.sms)
 
 
 def tile_tokens(family: str, tokens: int, top_k: int, sizes: ExpertSizes, sms: int) -> int:

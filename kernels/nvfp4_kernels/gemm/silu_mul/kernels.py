@@ -2,13 +2,13 @@
 
 from nvfp4_kernels.dispatch import KernelTable
 
-_REFERENCE = "nvfp4_kernels.gemm.silu_mul.reference:silu_mul_gemm"
-
 KERNELS = KernelTable(
     "silu_mul_gemm",
     {
-        ("cpu", "w4a4"): ("reference", _REFERENCE),
-        ("cpu", "w4a16"): ("reference", _REFERENCE),
+        ("cpu", "w4a4", "w4a16"): (
+            "reference",
+            "nvfp4_kernels.gemm.silu_mul.reference:silu_mul_gemm",
+        ),
         ("sm_90", "w4a16"): (
             "wgmma",
             "nvfp4_kernels.gemm.sm90.launch:silu_mul_gemm",
@@ -17,8 +17,10 @@ KERNELS = KernelTable(
         ("sm_100", "w4a4"): ("block_scaled", "nvfp4_kernels.gemm.sm100.launch:silu_mul_gemm"),
     },
     {
-        ("cpu", "w4a4"): ("reference", f"{_REFERENCE}_batch_invariant"),
-        ("cpu", "w4a16"): ("reference", f"{_REFERENCE}_batch_invariant"),
+        ("cpu", "w4a4", "w4a16"): (
+            "reference",
+            "nvfp4_kernels.gemm.silu_mul.reference:silu_mul_gemm_batch_invariant",
+        ),
         ("sm_90", "w4a16"): (
             "wgmma",
             "nvfp4_kernels.gemm.sm90.launch:silu_mul_gemm_batch_invariant",

@@ -1,6 +1,7 @@
 """Mbarriers of the GEMM's two pipelines, of operands and of accumulators."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -38,13 +39,26 @@ class ArriveCounts:
     acc_empty: int
 
 
-def next_stage(stage: Int32, turn: Int32, stages: int) -> tuple[Int32, Int32]:
-    """Index of the stage after ``stage``, and the number of its trip around the ring.
+class PipelineState(NamedTuple):
+    """Stage of a ring that a role uses next.
 
-    Both are incremented rather than divided from a count: the first load would wait for a division.
+    Attributes:
+        index: index of the stage.
+        phase: number of the trip around the ring, from 0.
     """
-    wraps = stage == stages - 1
-    return cutlass.select_(wraps, Int32(0), stage + 1), turn + Int32(wraps)
+
+    index: Int32
+    phase: Int32
+
+    def advance(self, stages: int) -> "PipelineState":
+        """State for the next stage of a ring of ``stages``.
+
+        Both are incremented rather than divided from a count: the first load would wait for a
+        division.
+        """
+        wraps = self.index == stages - 1
+        index = cutlass.select_(wraps, Int32(0), self.index + 1)
+        return PipelineState(index, self.phase + Int32(wraps))
 
 
 def arrive_counts(tile: Tile) -> ArriveCounts:

@@ -31,9 +31,9 @@ from nvfp4_kernels.gemm.sm100.scaling import ScalingOperands
 from nvfp4_kernels.gemm.sm100.scheduler import (
     RasterOrder,
     clusters_across,
-    counted,
-    counting,
+    prefetch_tile_count,
     raster_order,
+    resolve_tile_count,
     scheduler_state,
 )
 from nvfp4_kernels.gemm.sm100.split_k import Partials, SplitK
@@ -238,32 +238,32 @@ class BlockScaledGemm:
         if warp == WEIGHTS_WARP:
             leader = ptx.elect_sync()  # an answer that takes a while
             init_barriers(barriers, tile, stages)
-            state = counting(tile, state)
+            state = prefetch_tile_count(tile, state)
             lifetime.start(initialises=True)
-            lifetime.arrive_meeting()
+            lifetime.cluster_arrive()
             if leader:
-                loader.run_weights(m_side, n_side, barriers, counted(tile, state))
-            lifetime.wait_meeting()
+                loader.run_weights(m_side, n_side, barriers, resolve_tile_count(tile, state))
+            lifetime.cluster_wait()
             lifetime.arrive_end(warp)
         elif warp == TOKENS_WARP:
-            state = counting(tile, state)
+            state = prefetch_tile_count(tile, state)
             lifetime.start(initialises=False)
-            lifetime.arrive_meeting()
+            lifetime.cluster_arrive()
             if ptx.elect_sync():
-                loader.run_tokens(m_side, n_side, barriers, counted(tile, state))
-            lifetime.wait_meeting()
+                loader.run_tokens(m_side, n_side, barriers, resolve_tile_count(tile, state))
+            lifetime.cluster_wait()
             lifetime.arrive_end(warp)
         elif warp == MMA_WARP:
-            state = counting(tile, state)
+            state = prefetch_tile_count(tile, state)
             lifetime.start(initialises=False)
-            lifetime.arrive_meeting()
+            lifetime.cluster_arrive()
             lifetime.allocated()
             if rank % tile.ctas == 0:
-                mma.run(m_side, n_side, barriers, tensor.load(), counted(tile, state))
-            lifetime.wait_meeting()
+                mma.run(m_side, n_side, barriers, tensor.load(), resolve_tile_count(tile, state))
+            lifetime.cluster_wait()
             lifetime.arrive_end(warp)
         else:
-            state = counting(tile, state)
+            state = prefetch_tile_count(tile, state)
             lifetime.start(initialises=False)
             if warp == 0:
                 ptx.tcgen05_alloc(tensor, tile.tensor_columns, group=group)
@@ -272,7 +272,7 @@ class BlockScaledGemm:
             if cutlass.const_expr(tile.split_k > 1):
                 if warp == EPILOGUE_WARPS - 1:
                     SplitK(tile).init_barriers(partials, cute.arch.lane_idx())
-            lifetime.arrive_meeting()
+            lifetime.cluster_arrive()
             scaling = ScalingOperands(
                 arguments.alpha, arguments.shard_ends, arguments.row_scale, arguments.bias
             )
@@ -281,8 +281,8 @@ class BlockScaledGemm:
                 arguments.m, arguments.n,
             )  # fmt: skip
             scratch = self._scratch(partials, warp)
-            state = counted(tile, state)
-            lifetime.wait_meeting()
+            state = resolve_tile_count(tile, state)
+            lifetime.cluster_wait()
             epilogue.run(scaling, result, scratch, barriers, tensor.load(), state, warp)
             lifetime.arrive_end(warp)
             epilogue.drain()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument
-from nvfp4_kernels.devices import defective_map_bytes, dtype_name, max_clusters, multiprocessors
+from nvfp4_kernels.devices import device_facts, dtype_name
 from nvfp4_kernels.formats.terms import TermLayout
 from nvfp4_kernels.gemm.arguments import (
     batch_of,
@@ -74,11 +74,11 @@ def gemm(
         terms=TermLayout.of(out_terms, m),
     )
     problem = Problem(m, n, k, batch, len(weights), terms)
-    sms = multiprocessors(data.device)
+    facts = device_facts(data.device)
     if batch_invariant:
-        kernel = BlockScaledGemm(*choose_batch_invariant(problem, output, sms))
+        kernel = BlockScaledGemm(*choose_batch_invariant(problem, output, facts.sms))
     elif tile is None:
-        kernel = BlockScaledGemm(*choose_config(problem, output, sms))
+        kernel = BlockScaledGemm(*choose_config(problem, output, facts.sms))
     else:
         tile = replace(tile, terms=TermLayout.of(terms, m))
         kernel = BlockScaledGemm(tile, with_store(output, tile, n))
@@ -107,8 +107,8 @@ def gemm(
         k=2 * row,
         batch=batch,
         weight_batch=math.prod(weights[0][0].shape[:-2]),
-        clusters=max_clusters(data.device, kernel.tile.cluster),
-        defective_below=defective_map_bytes(data.device),
+        clusters=facts.max_clusters(kernel.tile.cluster),
+        defective_below=facts.defective_map_bytes,
         shard_ends=shard_ends(call.shard_sizes),
     )
     launch(kernel, arguments)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument
-from nvfp4_kernels.devices import defective_map_bytes, dtype_name, max_clusters, multiprocessors
+from nvfp4_kernels.devices import device_facts, dtype_name
 from nvfp4_kernels.formats.terms import TermLayout
 from nvfp4_kernels.gemm.arguments import check_layouts
 from nvfp4_kernels.gemm.call import GroupedGemmCall
@@ -28,8 +28,8 @@ def grouped_gemm(
     beyond ``groups[0]`` are not touched.
 
     With ``routed_before`` the preceding launch has waited for the routing, see
-    ``scheduler.counting``. ``global_experts`` is unused: ``choose_grouped`` weighs one or more
-    ranks.
+    ``scheduler.prefetch_tile_count``. ``global_experts`` is unused: ``choose_grouped`` weighs one
+    or more ranks.
 
     Args:
         call: arguments of the op.
@@ -62,8 +62,9 @@ def grouped_gemm(
     )
     weights = call.alpha.numel() // experts
     problem = GroupedProblem(tile_tokens, n, k, a.shape[0], experts, weights, call.terms)
+    facts = device_facts(a.device)
     if tile is None:
-        tile, output = choose_grouped(problem, output, multiprocessors(a.device))
+        tile, output = choose_grouped(problem, output, facts.sms)
     else:
         tile = grouped_tile(problem, tile)
         output = with_store(output, tile, n)
@@ -88,8 +89,8 @@ def grouped_gemm(
         k=k,
         batch=a.shape[0],
         weight_batch=experts * weights,
-        clusters=max_clusters(a.device, tile.cluster),
-        defective_below=defective_map_bytes(a.device),
+        clusters=facts.max_clusters(tile.cluster),
+        defective_below=facts.defective_map_bytes,
         shard_ends=shard_ends([n]),
     )
     launch(kernel, arguments)

@@ -26,7 +26,7 @@ class Lifetime:
     |---|---|---|
     | start | CTA; if coupled, cluster | mbarriers are initialised; all CTAs have started |
     | allocated | epilogue and MMA warps | tensor memory's address is in shared memory |
-    | meeting | with split-K, cluster | all CTAs have started, ``Partials`` are initialised |
+    | cluster | with split-K, cluster | all CTAs have started, ``Partials`` are initialised |
     | end | epilogue warps; if coupled, cluster | no peer signals; tensor memory is unused |
 
     Without coupled CTAs, the warp that initialises the mbarriers only arrives at start. Load warps
@@ -56,13 +56,13 @@ class Lifetime:
         ptx.barrier_cta_sync(_ALLOCATED, thread_count=_EPILOGUE_THREADS + 32)
 
     @cute.jit
-    def arrive_meeting(self) -> None:
+    def cluster_arrive(self) -> None:
         """Arrive at the split-K cluster barrier: this warp runs, its barriers are initialised."""
         if cutlass.const_expr(self.tile.split_k > 1):
             ptx.barrier_cluster_arrive_relaxed()
 
     @cute.jit
-    def wait_meeting(self) -> None:
+    def cluster_wait(self) -> None:
         """Wait at the split-K cluster barrier until all peers have started."""
         if cutlass.const_expr(self.tile.split_k > 1):
             ptx.barrier_cluster_wait()

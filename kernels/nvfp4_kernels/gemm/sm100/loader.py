@@ -9,7 +9,7 @@ from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap
 
 from nvfp4_kernels.device.mbarrier import wait
-from nvfp4_kernels.gemm.sm100.barriers import Barriers, next_stage
+from nvfp4_kernels.gemm.sm100.barriers import Barriers, PipelineState
 from nvfp4_kernels.gemm.sm100.operands import Operand
 from nvfp4_kernels.gemm.sm100.scheduler import SchedulerState, TileCoord, tile_coord
 from nvfp4_kernels.gemm.sm100.tile import ATOMS_K, TILE_BYTES, Tile
@@ -78,21 +78,21 @@ class TmaLoader:
         """
         tile, stages = self.tile, self.stages
         load = self._load_m if on_m_side else self._load_n
-        stage, turn = Int32(0), Int32(0)
+        producer = PipelineState(Int32(0), Int32(0))
         for index in cutlass.range(state.num_tiles, unroll=1):
             coord = tile_coord(tile, state, index)
             if cutlass.const_expr(not expects and not tile.counts_first):
                 if index == 0:  # all work independent of the preceding kernel is done
                     ptx.griddepcontrol(ptx.GridDepAction.WAIT)
             for step in cutlass.range(state.k_steps, unroll=1):
-                full = barriers.full.subview(stage)
-                wait(barriers.empty.subview(stage), turn - 1)
+                full = barriers.full.subview(producer.index)
+                wait(barriers.empty.subview(producer.index), producer.phase - 1)
                 if cutlass.const_expr(expects):
                     if state.rank % tile.ctas == 0:
                         ptx.mbarrier_arrive_expect_tx(full, tile.stage_bytes * tile.ctas)
                 for operand in operands:
-                    load(operand, coord, state, state.first_k_step + step, stage, full)
-                stage, turn = next_stage(stage, turn, stages)
+                    load(operand, coord, state, state.first_k_step + step, producer.index, full)
+                producer = producer.advance(stages)
 
     def _matrix(
         self, operand: Operand, coord: TileCoord, state: SchedulerState, of_weights: bool
@@ -130,16 +130,16 @@ class TmaLoader:
         """Load this CTA's slice of the M operand, for all CTAs in the same row of the cluster."""
         tile = self.tile
         mask = mask_of_row(tile, state)
-        turn = rank_in_row(tile, state)
+        rank = rank_in_row(tile, state)
         slice_bytes = CTA_ROWS // tile.cluster_n * TILE_BYTES
-        data = operand.data.subview(stage * (CTA_ROWS * TILE_BYTES) + turn * slice_bytes)
+        data = operand.data.subview(stage * (CTA_ROWS * TILE_BYTES) + rank * slice_bytes)
         row = self._m_row(coord, state)
         batch = self._matrix(operand, coord, state, of_weights=tile.swap_ab)
         self._copy(operand.data_map, [step * TILE_BYTES, row, batch], data, full, mask)
         atoms = ATOMS_K // tile.cluster_n
-        scales = operand.scales.subview((stage * ATOMS_K + turn * atoms) * ATOM_BYTES)
+        scales = operand.scales.subview((stage * ATOMS_K + rank * atoms) * ATOM_BYTES)
         row_atom = coord.m * tile.ctas + state.rank % tile.ctas
-        atom = step * ATOMS_K + turn * atoms
+        atom = step * ATOMS_K + rank * atoms
         self._copy(operand.scale_map, [0, row_atom, atom, batch], scales, full, mask)
 
     @cute.jit
@@ -157,10 +157,10 @@ class TmaLoader:
         The two CTAs of a tile hold different rows, but the same scales.
         """
         tile = self.tile
-        turn = rank_in_column(tile, state)
+        rank = rank_in_column(tile, state)
         slice_bytes = tile.b_rows // tile.sharers_b * TILE_BYTES
-        data_turn = turn // tile.ctas
-        data = operand.data.subview(stage * (tile.b_rows * TILE_BYTES) + data_turn * slice_bytes)
+        data_rank = rank // tile.ctas
+        data = operand.data.subview(stage * (tile.b_rows * TILE_BYTES) + data_rank * slice_bytes)
         row = self._n_row(coord, state)
         batch = self._matrix(operand, coord, state, of_weights=not tile.swap_ab)
         self._copy(
@@ -184,14 +184,14 @@ class TmaLoader:
     ) -> None:
         """Load this CTA's slice of an N operand's scales; of all terms if they share atoms."""
         tile = self.tile
-        turn = rank_in_column(tile, state)
+        rank = rank_in_column(tile, state)
         batch = coord.batch
         if not tile.terms.packed:
             batch = self._matrix(operand, coord, state, of_weights=not tile.swap_ab)
         atoms = ATOMS_K // tile.sharers_sfb
-        offset = (stage * ATOMS_K + turn * atoms) * (tile.atoms_n * ATOM_BYTES)
+        offset = (stage * ATOMS_K + rank * atoms) * (tile.atoms_n * ATOM_BYTES)
         row_atom = coord.n * tile.columns // ATOM_ROWS
-        atom = step * ATOMS_K + turn * atoms
+        atom = step * ATOMS_K + rank * atoms
         self._copy(
             operand.scale_map,
             [0, row_atom, atom, batch],

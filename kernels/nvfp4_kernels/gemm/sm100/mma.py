@@ -8,7 +8,7 @@ from cutlass import Array, Int16, Int32, Int64
 from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.device.mbarrier import wait
-from nvfp4_kernels.gemm.sm100.barriers import Barriers, next_stage
+from nvfp4_kernels.gemm.sm100.barriers import Barriers, PipelineState
 from nvfp4_kernels.gemm.sm100.loader import mask_of_readers
 from nvfp4_kernels.gemm.sm100.operands import Operand, data_descriptor
 from nvfp4_kernels.gemm.sm100.scheduler import SchedulerState, TileCoord, tile_coord
@@ -62,7 +62,7 @@ class Mma:
         scaled = [operand for operand in m_side + n_side if operand.scales is not None]
         scale_descriptors = [scale_descriptor(operand.scales) for operand in scaled]
 
-        stage, turn = Int32(0), Int32(0)
+        consumer = PipelineState(Int32(0), Int32(0))
         for index in cutlass.range(state.num_tiles, unroll=1):
             coord = tile_coord(tile, state, index)
             accumulator = index % tile.accumulators
@@ -71,9 +71,9 @@ class Mma:
             target = tensor + accumulator * tile.accumulator_stride
             for step in cutlass.range(state.k_steps, unroll=1):
                 # Ready before the stage is there: the last one's MMAs are waited for.
-                here = self._stage(descriptors, self._data_bytes, stage)
-                scales_here = self._stage(scale_descriptors, self._scale_bytes, stage)
-                wait(barriers.full.subview(stage), turn)
+                here = self._stage(descriptors, self._data_bytes, consumer.index)
+                scales_here = self._stage(scale_descriptors, self._scale_bytes, consumer.index)
+                wait(barriers.full.subview(consumer.index), consumer.phase)
                 scales = self._acquire_scales(barriers.empty, tensor, index * state.k_steps + step)
                 if leader:
                     self._copy_scales(scales_here, scales)
@@ -87,9 +87,11 @@ class Mma:
                             (step > 0) if part == 0 else True,
                         )
                     ptx.tcgen05_commit(
-                        barriers.empty.subview(stage), multicast_mask=readers, group=self.group
+                        barriers.empty.subview(consumer.index),
+                        multicast_mask=readers,
+                        group=self.group,
                     )
-                stage, turn = next_stage(stage, turn, stages)
+                consumer = consumer.advance(stages)
             if leader:
                 ptx.tcgen05_commit(
                     barriers.acc_full.subview(accumulator), multicast_mask=both, group=self.group
@@ -107,8 +109,8 @@ class Mma:
             # The previous tile has the other accumulator, for the (index - 1) // 2-th time.
             wait(acc_empty.subview((index + 1) % 2), (index + 1) // 2 - 1)
         else:
-            turn = index // tile.accumulators
-            wait(acc_empty.subview(index % tile.accumulators), turn - 1)
+            phase = index // tile.accumulators
+            wait(acc_empty.subview(index % tile.accumulators), phase - 1)
 
     @cute.jit
     def _acquire_scales(self, empty: Array, tensor: Int32, count: Int32) -> Int32:
@@ -120,7 +122,7 @@ class Mma:
         tile, stages = self.tile, self.stages
         column = tensor + tile.scale_column
         if cutlass.const_expr(tile.scale_sets == 2):
-            before = count + stages - 2  # a turn ahead, so that it is never negative
+            before = count + stages - 2  # a phase ahead, so that it is never negative
             wait(empty.subview(before % stages), before // stages - 1)
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
             column += count % 2 * tile.scale_set_columns

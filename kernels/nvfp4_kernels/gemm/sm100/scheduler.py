@@ -57,8 +57,8 @@ class SchedulerState:
     Attributes:
         first: number of the cluster's first tile; the next tiles are ``tile_stride`` apart.
         tile_stride: number of clusters of the grid.
-        num_tiles: number of the cluster's tiles; if grouped, valid only after ``counted``: between
-            ``counting`` and ``counted``, the number of token tiles in use.
+        num_tiles: number of the cluster's tiles; if grouped, valid only after
+            ``resolve_tile_count``; before, the number of token tiles in use.
         raster: raster order of all tiles.
         cta_m, cta_n: coordinates of this CTA's tile in the cluster.
         weight_batch_stride: 1 if every matrix of the batch has its own weight, else 0.
@@ -143,8 +143,8 @@ def scheduler_state(
 
 
 @cute.jit
-def counting(tile: cutlass.Constexpr, state: SchedulerState) -> SchedulerState:
-    """Prefetch the tile count into ``state``, if grouped; ``counted`` resolves it.
+def prefetch_tile_count(tile: cutlass.Constexpr, state: SchedulerState) -> SchedulerState:
+    """Prefetch the tile count into ``state``, if grouped; ``resolve_tile_count`` resolves it.
 
     A role issues the load before it waits for other warps, and uses the count afterwards. If the
     preceding kernel may be the routing, this kernel first waits for it. With ``routed_before`` the
@@ -160,8 +160,8 @@ def counting(tile: cutlass.Constexpr, state: SchedulerState) -> SchedulerState:
 
 
 @cute.jit
-def counted(tile: cutlass.Constexpr, state: SchedulerState) -> SchedulerState:
-    """Resolve the number of the cluster's tiles in ``state``, after ``counting``.
+def resolve_tile_count(tile: cutlass.Constexpr, state: SchedulerState) -> SchedulerState:
+    """Resolve the number of the cluster's tiles in ``state``, after ``prefetch_tile_count``.
 
     The batch is the outermost index of the raster order, so that only the end of the order is
     unknown to the host.

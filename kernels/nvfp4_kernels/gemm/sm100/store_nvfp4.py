@@ -106,8 +106,8 @@ class Nvfp4Store:
         data, scales = Array(result.data, shape=(1,)), Array(result.scales, shape=(1,))
         across = cute.ceil_div(result.n, MMA_K) * (MMA_K // BLOCK)
         blocks = WARP_ROWS // BLOCK  # of a token
-        for turn in cutlass.range_constexpr(cute.ceil_div(len(values) * blocks, WARP_ROWS)):
-            index = turn * WARP_ROWS + lane
+        for step in cutlass.range_constexpr(cute.ceil_div(len(values) * blocks, WARP_ROWS)):
+            index = step * WARP_ROWS + lane
             coord = index // blocks
             token = chunk.column + coord
             n = chunk.row - lane + index % blocks * BLOCK
@@ -137,8 +137,8 @@ class Nvfp4Store:
         last = chunk.column + self.output.chunk(self.tile) >= result.m
         if chunk.column < result.m and last:
             first = (chunk.row - lane) // BLOCK
-            for turn in cutlass.range_constexpr(ATOM_ROWS // WARP_ROWS):
-                row = turn * WARP_ROWS + lane
+            for step in cutlass.range_constexpr(ATOM_ROWS // WARP_ROWS):
+                row = step * WARP_ROWS + lane
                 pads = Boolean(True)
                 if cutlass.const_expr(terms.packed):
                     pads = self._pads(result, row)

@@ -60,7 +60,7 @@ class Tile:
         grouped: whether the GEMM is grouped: each matrix of the batch is a token tile with its
             expert's weights, and the number of tiles is read on the device.
         routed_before: if grouped, whether the routing was complete before the preceding launch
-            began, see ``scheduler.counting``.
+            began, see ``scheduler.prefetch_tile_count``.
     """
 
     columns: int = 128

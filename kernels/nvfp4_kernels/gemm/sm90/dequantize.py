@@ -39,13 +39,13 @@ def dequantized(
 
 def _scales(word: Uint32, odd: int, dtype: ActDtype) -> Uint32:
     """Scales of the upper and the lower row, in the low and the high half of the returned word."""
-    turn = 8 * odd
+    rotation = 8 * odd
     if dtype == "bfloat16":
         # The grid has depth 1, which ptxas cannot know: a value that looks variable stays in a
         # register, and one LOP3 has it beside the mask, where two constants would need two.
         top = Uint32(_BF16_TOP - 1) + Uint32(cute.arch.grid_dim()[2])
-        return _rotated(word, turn) & Uint32(_BF16_SCALES) | top
-    return _rotated(word, turn + 7 - SCALE_BIT) & Uint32(_F16_SCALES)
+        return _rotated(word, rotation) & Uint32(_BF16_SCALES) | top
+    return _rotated(word, rotation + 7 - SCALE_BIT) & Uint32(_F16_SCALES)
 
 
 def _pairs(word: Uint32, dtype: ActDtype) -> list[Uint32]:

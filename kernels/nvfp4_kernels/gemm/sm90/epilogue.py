@@ -171,8 +171,8 @@ class Epilogue:
             column = self._first_row(coord, group) + row
             if column < result.n:
                 scales, biases = self._row(factors, result, coord, column)
-                for turn in cutlass.range(chunk // 2, unroll=1):
-                    token = turn * 2 + thread // TILE
+                for step in cutlass.range(chunk // 2, unroll=1):
+                    token = step * 2 + thread // TILE
                     at = self._first_token(coord, group) + start + token
                     if at < result.m:
                         places = [(w * chunk + token) * PITCH + row for w in range(tile.weights)]
@@ -202,8 +202,8 @@ class Epilogue:
         scales, biases = self._row(factors, result, coord, cutlass.min(column, result.n - 1))
         split.wait()
         if inside:
-            for turn in cutlass.range_constexpr(-(-tile.tokens * tile.split_rows // threads)):
-                token = turn * (threads // tile.split_rows) + thread // tile.split_rows
+            for step in cutlass.range_constexpr(-(-tile.tokens * tile.split_rows // threads)):
+                token = step * (threads // tile.split_rows) + thread // tile.split_rows
                 at = coord.tokens * tile.tokens + token
                 if at < result.m and token < tile.tokens:
                     values = [split.added(parts, w, row, token) for w in range(tile.weights)]
@@ -278,7 +278,7 @@ class Epilogue:
             return activated(values, self.output.activation)
         return values[0]
 
-    # --- meeting ------------------------------------------------------------------------------
+    # --- barriers ------------------------------------------------------------------------------
 
     def _sync(self, group: Int32) -> None:
         """Barrier over the threads of one warpgroup."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument
-from nvfp4_kernels.devices import dtype_name, multiprocessors
+from nvfp4_kernels.devices import device_facts, dtype_name
 from nvfp4_kernels.gemm.arguments import check_layouts, check_number_of_shards
 from nvfp4_kernels.gemm.call import ProductCall
 from nvfp4_kernels.gemm.shards import shard_ends
@@ -43,7 +43,7 @@ def gemm(call: ProductCall, *, batch_invariant: bool = False) -> tuple[Tensor, N
         shards=len(call.shard_sizes),
         bias=dtype_name(bias.dtype) if bias is not None else "",
     )
-    sms = multiprocessors(a.device)
+    sms = device_facts(a.device).sms
     choose = choose_batch_invariant if batch_invariant else choose_config
     kernel = WeightOnlyGemm(*choose(Problem(m, n, k, len(weights)), output, sms))
     (w1, sfw1), (w2, sfw2) = weights[0], weights[-1]

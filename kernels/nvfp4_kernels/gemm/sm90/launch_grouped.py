@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from nvfp4_kernels.devices import dtype_name, multiprocessors
+from nvfp4_kernels.devices import device_facts, dtype_name
 from nvfp4_kernels.gemm.arguments import check_layouts
 from nvfp4_kernels.gemm.call import GroupedGemmCall
 from nvfp4_kernels.gemm.shards import shard_ends
@@ -34,7 +34,7 @@ def grouped_gemm(call: GroupedGemmCall) -> tuple[Tensor, None]:
         activation=call.activation,
     )
     problem = GroupedProblem(tiles, tokens, experts, n, k, alpha[0].numel(), call.global_experts)
-    sms = multiprocessors(a.device)
+    sms = device_facts(a.device).sms
     tile, output = choose_grouped_config(problem, output, sms)
     arguments = GemmArguments(
         x=a,

@@ -63,11 +63,11 @@ class Mma:
         """Compute the sums over the K steps ``first`` ≤ step < ``end``."""
         tile = self.tile
         sums = self._zeros()
-        turns, slices, own = end - first, tile.slices, group % tile.slices
+        iterations, slices, own = end - first, tile.slices, group % tile.slices
         if cutlass.const_expr(slices > 1):
-            turns = (turns - own + slices - 1) // slices
-        for turn in cutlass.range(turns, unroll=self._unroll):
-            step = turn if slices == 1 else turn * slices + own
+            iterations = (iterations - own + slices - 1) // slices
+        for iteration in cutlass.range(iterations, unroll=self._unroll):
+            step = iteration if slices == 1 else iteration * slices + own
             count = index * state.steps + first + step
             wait(ring.full.subview(count % self.stages), count // self.stages)
             if cutlass.const_expr(tile.uses_mma_sync):

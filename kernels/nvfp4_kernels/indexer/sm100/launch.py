@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument, check_layout, strides_of
-from nvfp4_kernels.devices import defective_map_bytes, device_arch, multiprocessors
+from nvfp4_kernels.devices import DeviceFacts, device_arch, device_facts
 from nvfp4_kernels.indexer.call import IndexerKeys, IndexerPagedKeys, ScoreCall
 from nvfp4_kernels.indexer.sm100.choose import ScoreProblem
 from nvfp4_kernels.indexer.sm100.kernel import ScoreArguments
@@ -25,6 +25,7 @@ class Scoring:
     """Checked queries and keys.
 
     Attributes:
+        facts: facts of the device.
         problem: sizes.
         variant: layout of the keys.
         q, q_scales: queries, and their block scales or None.
@@ -34,6 +35,7 @@ class Scoring:
         ranges: keys that each query sees.
     """
 
+    facts: DeviceFacts
     problem: ScoreProblem
     variant: Variant
     q: Tensor
@@ -42,16 +44,6 @@ class Scoring:
     page_table: PageTable
     weights: HeadWeights
     ranges: KeyRanges
-
-    @property
-    def sms(self) -> int:
-        """Number of SMs of the GPU."""
-        return multiprocessors(self.q.device)
-
-    @property
-    def arch(self) -> str:
-        """Architecture of the GPU."""
-        return device_arch(self.q.device)
 
     @property
     def rows(self) -> int:
@@ -79,7 +71,7 @@ class Scoring:
                 keys=problem.keys,
                 splits=splits,
             ),
-            defective_below=defective_map_bytes(self.q.device),
+            defective_below=self.facts.defective_map_bytes,
         )
 
 
@@ -131,6 +123,7 @@ def _scoring(
     """Bundle the launch's operands; FP8 queries' scales multiply the weights."""
     fp8, q_scales = problem.fmt == "fp8", call.q_scales
     return Scoring(
+        facts=device_facts(call.q.device),
         problem=problem,
         variant=Variant(page_size, query_factors=fp8 and q_scales is not None),
         q=call.q,

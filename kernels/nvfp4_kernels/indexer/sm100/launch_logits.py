@@ -25,7 +25,7 @@ def logits(call: ScoreCall, tile: ScoreTile | None = None) -> Tensor:
         return out
     if scoring.keyless:
         return out.fill_(NEGATIVE_INFINITY)
-    chosen, splits = choose_config(scoring.problem, scoring.sms)
+    chosen, splits = choose_config(scoring.problem, scoring.facts.sms)
     kernel = IndexerLogitsSm100(tile or chosen, scoring.variant)
     launch(kernel, LogitsArguments(inputs=scoring.arguments(splits), out=out))
     return out

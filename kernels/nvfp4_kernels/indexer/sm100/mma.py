@@ -103,7 +103,7 @@ class Mma:
         tile, stages = self.tile, self.tile.stages
         column = tensor + tile.key_scale_column
         if cutlass.const_expr(tile.block_scaled and tile.scale_sets == 2):
-            before = index + stages - 2  # a turn ahead, so that it is never negative
+            before = index + stages - 2  # a phase ahead, so that it is never negative
             wait(k_empty.subview(before % stages), before // stages - 1)
             column += index % 2 * tile.scale_set_columns
         return column

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument, strides_of
-from nvfp4_kernels.devices import multiprocessors
+from nvfp4_kernels.devices import device_facts
 from nvfp4_kernels.indexer.topk.choose import choose_config
 from nvfp4_kernels.indexer.topk.kernel import IndexerTopk, TopkArguments
 from nvfp4_kernels.indexer.topk.tile import MAX_COLUMNS
@@ -47,7 +47,7 @@ def _topk(
     rows, columns = logits.shape
     indices, valid = lens.new_empty((rows, top_k)), lens.new_empty((rows,))
     if rows:
-        tile = choose_config(rows, columns, top_k, multiprocessors(logits.device))
+        tile = choose_config(rows, columns, top_k, device_facts(logits.device).sms)
         arguments = TopkArguments(
             logits=logits,
             ids=ids,

@@ -16,7 +16,7 @@ from nvfp4_kernels.device.arguments import example, without_unread
 from nvfp4_kernels.device.math import rounded
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.device.widen import widen
-from nvfp4_kernels.devices import dtype_name, multiprocessors
+from nvfp4_kernels.devices import device_facts, dtype_name
 from nvfp4_kernels.moe.combine.choose import (
     VECTOR_BYTES,
     VECTORS_IN_FLIGHT,
@@ -229,7 +229,7 @@ def moe_combine(
         check_layout(name, x)
     out = y.new_empty((m, h), dtype=out_dtype)
     if out.numel():
-        tile = choose_config(m, h, y.element_size(), multiprocessors(y.device))
+        tile = choose_config(m, h, y.element_size(), device_facts(y.device).sms)
         dtypes = dtype_name(y.dtype), dtype_name(out_dtype)
         kernel = MoeCombine(*dtypes, top_k, topk_weights is not None, tile)
         launch(kernel, CombineArguments(y, rows, topk_weights, out, m, h))

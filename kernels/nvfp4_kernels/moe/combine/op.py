@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
-from nvfp4_kernels.devices import device_arch
+from nvfp4_kernels.devices import is_reference_device
 from nvfp4_kernels.moe.combine.kernels import KERNELS
 
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -60,7 +60,7 @@ def _moe_combine(
         )
     check_same_device(y=y, rows=rows, topk_weights=topk_weights)
     if (
-        device_arch(y.device) == "cpu"
+        is_reference_device(y.device)
         and rows.numel()
         and int(rows.max()) >= y.shape[0] * y.shape[1]
     ):

@@ -10,7 +10,7 @@ from nvfp4_kernels.checks import (
     check_same_device,
     check_shape,
 )
-from nvfp4_kernels.devices import device_arch
+from nvfp4_kernels.devices import is_reference_device
 from nvfp4_kernels.formats.output import PerToken, Static, check_static
 from nvfp4_kernels.formats.terms import check_terms
 from nvfp4_kernels.moe.dispatch.call import DispatchCall, Ids, Logits
@@ -55,7 +55,7 @@ def check(call: DispatchCall) -> None:
         check_terms("output.terms", output.terms)
         if x.shape[-1] == 0:
             raise InvalidArgument("x: K is 0, must be positive; leave empty layers out")
-    if isinstance(source, Routing) and device_arch(x.device) == "cpu":
+    if isinstance(source, Routing) and is_reference_device(x.device):
         check_slots(source)
 
 

@@ -55,7 +55,7 @@ def groups_of_tile(tile: RowTile, tile_tokens: int) -> int:
     return -(-tile_tokens // ATOM_ROWS) * tile.groups
 
 
-def turns_of_tile(tile: RowTile, tile_tokens: int, k: int) -> int:
+def items_of_tile(tile: RowTile, tile_tokens: int, k: int) -> int:
     """Number of work items per token tile; a work item is a part of the rows of one group."""
     return columns_of_row(tile, k) * groups_of_tile(tile, tile_tokens)
 
@@ -79,20 +79,20 @@ def choose_gather(row_bytes: int) -> GatherTile:
 # --- grids ----------------------------------------------------------------------------------------
 
 
-def ctas_of_tiles(turns: int, threads: int, sms: int) -> int:
-    """Number of CTAs for at most ``turns`` work items: one each, as far as can be resident."""
-    return max(1, min(turns, sms * max(1, RESIDENT_THREADS // threads)))
+def ctas_of_tiles(items: int, threads: int, sms: int) -> int:
+    """Number of CTAs for at most ``items`` work items: one each, as far as can be resident."""
+    return max(1, min(items, sms * max(1, RESIDENT_THREADS // threads)))
 
 
-def ctas_of_ids(turns: int, sms: int) -> int:
-    """Number of CTAs for at most ``turns`` work items: few, as each also sorts the batch."""
-    return max(1, min(turns, sms * CTAS_PER_SM))
+def ctas_of_ids(items: int, sms: int) -> int:
+    """Number of CTAs for at most ``items`` work items: few, as each also sorts the batch."""
+    return max(1, min(items, sms * CTAS_PER_SM))
 
 
-def ctas_of_logits(turns: int, cluster: int, sms: int) -> int:
-    """Number of CTAs: one writes the routing, the others share ``turns`` work items."""
+def ctas_of_logits(items: int, cluster: int, sms: int) -> int:
+    """Number of CTAs: one writes the routing, the others share ``items`` work items."""
     room = sms if cluster == 1 else sms * PLACED[0] // PLACED[1]
-    ctas = min(turns + 1, room)
+    ctas = min(items + 1, room)
     return -(-max(2, ctas) // cluster) * cluster
 
 

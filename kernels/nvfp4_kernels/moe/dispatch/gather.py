@@ -83,22 +83,22 @@ class GatheredRows:
         used: Callable[[], Int32],
     ) -> None:
         """Copy the rows of ``used()`` tiles; a work item of a CTA is a row or a part of a row."""
-        turns = used() * source.tile_tokens * cute.ceil_div(arguments.out.k, self.part)
-        self._take_turns(arguments, slots, turns, source.workers(arguments.ctas))
+        items = used() * source.tile_tokens * cute.ceil_div(arguments.out.k, self.part)
+        self._run_items(arguments, slots, items, source.workers(arguments.ctas))
 
     @cute.jit
-    def _take_turns(
-        self, arguments: DispatchArguments, slots: Array, turns: Int32, workers: Int32
+    def _run_items(
+        self, arguments: DispatchArguments, slots: Array, items: Int32, workers: Int32
     ) -> None:
-        for turn in range(cute.arch.block_idx()[0], turns, workers):
-            self._copy(arguments.tokens, slots, arguments.out, turn)
+        for item in range(cute.arch.block_idx()[0], items, workers):
+            self._copy(arguments.tokens, slots, arguments.out, item)
 
     @cute.jit
-    def _copy(self, tokens: Tokens, slots: Array, out: CopiedRows, turn: Int32) -> None:
-        """Copy this thread's vectors of work item ``turn``; ``slots``: slots of all rows."""
+    def _copy(self, tokens: Tokens, slots: Array, out: CopiedRows, item: Int32) -> None:
+        """Copy this thread's vectors of a work item; ``slots``: slots of all rows."""
         k = out.k
         parts = cute.ceil_div(k, self.part)
-        row, part = Int64(turn // parts), turn % parts
+        row, part = Int64(item // parts), item % parts
         slot = load_slot(slots, row)
         start = first_element(slot, row, self.top_k, k)
         elements = [

@@ -2,16 +2,16 @@
 
 from nvfp4_kernels.dispatch import KernelTable
 
-_REFERENCE = ("reference", "nvfp4_kernels.moe.dispatch.reference:moe_dispatch")
 _KERNEL = ("MoeDispatch", "nvfp4_kernels.moe.dispatch.launch:moe_dispatch")
 
 KERNELS = KernelTable(
     "moe_dispatch",
     {
-        ("cpu", "w4a4"): _REFERENCE,
-        ("cpu", "float"): _REFERENCE,
+        ("cpu", "w4a4", "float"): (
+            "reference",
+            "nvfp4_kernels.moe.dispatch.reference:moe_dispatch",
+        ),
         ("sm_90", "float"): _KERNEL,
-        ("sm_100", "w4a4"): _KERNEL,
-        ("sm_100", "float"): _KERNEL,
+        ("sm_100", "w4a4", "float"): _KERNEL,
     },
 )

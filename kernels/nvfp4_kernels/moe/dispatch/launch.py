@@ -5,7 +5,7 @@ from typing import Any
 from nvfp4_kernels.checks import check_layout
 from nvfp4_kernels.device.rowwise.operands import check_aligned
 from nvfp4_kernels.device.rowwise.output import QuantizedRows
-from nvfp4_kernels.devices import dtype_name, multiprocessors
+from nvfp4_kernels.devices import device_facts, dtype_name
 from nvfp4_kernels.formats.output import PerToken, Static
 from nvfp4_kernels.formats.terms import TermLayout
 from nvfp4_kernels.moe.dispatch.call import DispatchCall, Dispatched, Ids, Logits, empty
@@ -17,13 +17,13 @@ from nvfp4_kernels.moe.dispatch.choose import (
     ctas_of_tiles,
     fuse_ids,
     fuse_logits,
-    turns_of_tile,
+    items_of_tile,
 )
 from nvfp4_kernels.moe.dispatch.gather import CopiedRows, GatheredRows
 from nvfp4_kernels.moe.dispatch.ids import CtaRoute, IdsArguments
 from nvfp4_kernels.moe.dispatch.kernel import MoeDispatch
 from nvfp4_kernels.moe.dispatch.logits import LogitsArguments, TopkRoute
-from nvfp4_kernels.moe.dispatch.quantize import MoeRows, QuantizedTurns
+from nvfp4_kernels.moe.dispatch.quantize import MoeRows, QuantizedItems
 from nvfp4_kernels.moe.dispatch.tokens import (
     DispatchArguments,
     GivenTiles,
@@ -47,7 +47,8 @@ def moe_dispatch(call: DispatchCall) -> Dispatched:
         InvalidArgument: a tensor is misaligned or not contiguous, or the expert map is too long.
     """
     source, output = call.source, call.output
-    rows = _rows_of(call)
+    sms = device_facts(call.x.device).sms
+    rows = _rows_of(call, sms)
     threads = rows.tile.threads
     if isinstance(source, Logits):
         sizes, teams = (source.num_experts, source.tile_tokens), isinstance(output, Static)
@@ -55,7 +56,7 @@ def moe_dispatch(call: DispatchCall) -> Dispatched:
         if cluster is not None:
             topk = choice_of(source.logits, source.bias, source.router)
             in_cta = TopkRoute(topk, cluster, sizes_of(source.expert_map, *sizes))
-            return _from_logits(call, source, in_cta, rows)
+            return _from_logits(call, source, in_cta, rows, sms)
         weights, ids = moe_topk(source.logits, source.bias, source.padding, source.router)
         chosen = call._replace(source=Ids(ids, *sizes, source.expert_map))
         return moe_dispatch(chosen)._replace(topk_weights=weights)
@@ -64,45 +65,47 @@ def moe_dispatch(call: DispatchCall) -> Dispatched:
         sort = fuse_ids(ids.numel(), experts, tile_tokens, threads)
         if sort is not None:
             route = CtaRoute(sort, sizes_of(expert_map, experts, tile_tokens))
-            return _from_ids(call, source, route, rows)
+            return _from_ids(call, source, route, rows, sms)
         routing = Routing(*moe_route(ids, expert_map, experts, tile_tokens))
         return moe_dispatch(call._replace(source=routing))
-    return _from_tiles(call, source, rows)
+    return _from_tiles(call, source, rows, sms)
 
 
-def _from_tiles(call: DispatchCall, routing: Routing, rows: Rows) -> Dispatched:
+def _from_tiles(call: DispatchCall, routing: Routing, rows: Rows, sms: int) -> Dispatched:
     """Launch for existing tiles, unless there is nothing to write."""
     for name, part in routing._asdict().items():
         check_layout(f"routing.{name}", part)
-    found, sms = empty(call), multiprocessors(call.x.device)
+    found = empty(call)
     if found.data.numel():
         columns = rows.columns if isinstance(rows, MoeRows) else 1
-        turns = len(routing.slots) * _turns_of_tile(call, rows, routing.tile_tokens)
-        ctas = -(-ctas_of_tiles(turns, rows.tile.threads, sms) // columns)
+        items = len(routing.slots) * _items_of_tile(call, rows, routing.tile_tokens)
+        ctas = -(-ctas_of_tiles(items, rows.tile.threads, sms) // columns)
         source = GivenTiles(routing.tile_tokens)
         _launch(call, source, rows, TilesArguments(routing.groups), found, ctas)
     return found
 
 
-def _from_ids(call: DispatchCall, ids: Ids, route: CtaRoute, rows: Rows) -> Dispatched:
+def _from_ids(call: DispatchCall, ids: Ids, route: CtaRoute, rows: Rows, sms: int) -> Dispatched:
     """Launch for ids, even without slots or elements: the number of tiles must be written."""
     check_batch(ids.topk_ids, ids.expert_map)
     found = empty(call)
-    turns = len(found.routing.slots) * _turns_of_tile(call, rows, ids.tile_tokens)
+    items = len(found.routing.slots) * _items_of_tile(call, rows, ids.tile_tokens)
     batch = batch_of(ids.topk_ids, ids.expert_map, ids.num_experts)
-    ctas = 1 + ctas_of_ids(turns, multiprocessors(call.x.device))
+    ctas = 1 + ctas_of_ids(items, sms)
     arguments = IdsArguments(batch, RoutingOut(*found.routing))
     _launch(call, route, rows, arguments, found, ctas)
     return found
 
 
-def _from_logits(call: DispatchCall, source: Logits, route: TopkRoute, rows: Rows) -> Dispatched:
+def _from_logits(
+    call: DispatchCall, source: Logits, route: TopkRoute, rows: Rows, sms: int
+) -> Dispatched:
     """Launch for logits, even without tokens: the number of tiles must be written."""
     logits, router, experts, tile_tokens, expert_map, bias, padding = source
     check_logits(logits, bias, padding)
     check_map(expert_map)
     found = empty(call)
-    turns = len(found.routing.slots) * _turns_of_tile(call, rows, tile_tokens)
+    items = len(found.routing.slots) * _items_of_tile(call, rows, tile_tokens)
     total = experts if expert_map is None else len(expert_map)
     arguments = LogitsArguments(
         RouterLogits(logits, bias, padding, len(logits)),
@@ -110,7 +113,7 @@ def _from_logits(call: DispatchCall, source: Logits, route: TopkRoute, rows: Row
         RoutingOut(*found.routing),
         found.topk_weights,
     )
-    ctas = ctas_of_logits(turns, route.tile.cluster, multiprocessors(call.x.device))
+    ctas = ctas_of_logits(items, route.tile.cluster, sms)
     _launch(call, route, rows, arguments, found, ctas)
     return found
 
@@ -130,29 +133,28 @@ def _launch(
         scale = output.global_scale if isinstance(output, Static) else found.row_scale
         out = QuantizedRows(found.data, found.scales, scale, tile_tokens, k, tiles)
         if not isinstance(source, GivenTiles):
-            out = QuantizedTurns(out, turns_of_tile(rows.tile, tile_tokens, k))
+            out = QuantizedItems(out, items_of_tile(rows.tile, tile_tokens, k))
     slots = found.routing.slots if isinstance(source, GivenTiles) else None
     tokens = Tokens(x, slots, weights)
     launch(MoeDispatch(source, rows), DispatchArguments(arguments, tokens, out, ctas))
 
 
-def _turns_of_tile(call: DispatchCall, rows: Rows, tile_tokens: int) -> int:
+def _items_of_tile(call: DispatchCall, rows: Rows, tile_tokens: int) -> int:
     """Number of work items per token tile."""
     k = call.x.shape[-1]
     if isinstance(rows, GatheredRows):
         return tile_tokens * -(-k // rows.part)
-    return turns_of_tile(rows.tile, tile_tokens, k)
+    return items_of_tile(rows.tile, tile_tokens, k)
 
 
-def _rows_of(call: DispatchCall) -> Rows:
+def _rows_of(call: DispatchCall, sms: int) -> Rows:
     """Layout of the rows, chosen as if every slot of the batch were a row in use."""
     x, source, output, weights = call
     k, (tokens, top_k), weighted = x.shape[-1], call.slots, weights is not None
     dtype = dtype_name(x.dtype)
     if output is None:
         return GatheredRows(dtype, choose_gather(k * x.element_size()), top_k, weighted)
-    per_token, sms = isinstance(output, PerToken), multiprocessors(x.device)
-    tile_tokens = source.tile_tokens
+    per_token, tile_tokens = isinstance(output, PerToken), source.tile_tokens
     return MoeRows(
         dtype=dtype,
         per_token=per_token,

@@ -121,7 +121,7 @@ class TopkRoute:
         prepare(sort, batch)
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         self._choose(given, weights, memory)
-        self._meet()
+        self._sync()
         experts, ranks = count(sort, batch, lambda _, slot: self._id(batch, memory, slot))
         if cutlass.const_expr(self.tile.cluster > 1):
             ptx.barrier_cluster_arrive()  # peers may exit once all have read; see ``finish``
@@ -143,7 +143,7 @@ class TopkRoute:
         if self.tile.cluster > 1:
             ptx.barrier_cluster_wait()
 
-    def _meet(self) -> None:
+    def _sync(self) -> None:
         """Sync the cluster: wait for the top-k of all its CTAs."""
         if self.tile.cluster > 1:
             ptx.barrier_cluster_arrive()

@@ -42,16 +42,16 @@ from nvfp4_kernels.moe.dispatch.tokens import (
 )
 
 
-class QuantizedTurns(NamedTuple):
+class QuantizedItems(NamedTuple):
     """Output rows of a launch that sorts; part of the launch's arguments.
 
     Attributes:
         rows: data and scales.
-        turns: work items per token tile.
+        items: work items per token tile.
     """
 
     rows: QuantizedRows
-    turns: Int32
+    items: Int32
 
 
 @dataclass(frozen=True)
@@ -124,10 +124,10 @@ class MoeRows:
         weight = load_weight(tokens.weights, slot)
         return [weigh(block, weight) for block in blocks]
 
-    def arguments(self, source: DeviceSource) -> QuantizedRows | QuantizedTurns:
+    def arguments(self, source: DeviceSource) -> QuantizedRows | QuantizedItems:
         """Example arguments of the sink; for existing tiles the grid gives the work items."""
         rows = example(QuantizedRows, OUTPUT_TYPES, OUTPUT_ALIGNMENT)
-        return rows if isinstance(source, GivenTiles) else QuantizedTurns(rows, Int32(0))
+        return rows if isinstance(source, GivenTiles) else QuantizedItems(rows, Int32(0))
 
     def tokens(self) -> Tokens:
         """Example of ``Tokens``, the rows to read, for ``cute.compile``."""
@@ -155,17 +155,17 @@ class MoeRows:
         if isinstance(source, GivenTiles):
             column, first, _ = cute.arch.block_idx()
             count = used()
-            # Before the count is there: memory has room for the first turn of every CTA.
+            # Before the count is there: memory has room for the first item of every CTA.
             slot = self.slot(slots, self.place(column, first))
             groups = count * groups_of_tile(self.tile, self.tile_tokens)
-            self._take_turns_of_tiles(arguments, slots, slot, groups)
+            self._run_items_of_tiles(arguments, slots, slot, groups)
         else:
             teams = None if source.threads is None else source.threads // self.tile.threads
-            turns = used() * arguments.out.turns
-            self._take_turns(arguments, slots, turns, source.workers(arguments.ctas), teams)
+            items = used() * arguments.out.items
+            self._run_items(arguments, slots, items, source.workers(arguments.ctas), teams)
 
     @cute.jit
-    def _take_turns_of_tiles(
+    def _run_items_of_tiles(
         self, arguments: DispatchArguments, slots: Array, slot: Int32, groups: Int32
     ) -> None:
         """Quantise the CTA's work items; ``slot``: slot of this thread's row in the first item."""
@@ -173,7 +173,7 @@ class MoeRows:
         column, first, _ = cute.arch.block_idx()
         for group in range(first, groups, arguments.ctas):
             place, following = self.place(column, group), group + arguments.ctas
-            # Loaded before this turn waits for the rows' loads.
+            # Loaded before this item waits for the rows' loads.
             next_slot = self.slot(slots, self.place(column, following), following < groups)
             if place.live:
                 self.write(arguments.tokens, slot, out, place)
@@ -181,14 +181,14 @@ class MoeRows:
                 store_padding(place, out.scales)
             slot = next_slot
             if cutlass.const_expr(self.per_token):
-                ptx.barrier_cta_sync()  # shared memory is that of the next turn, too
+                ptx.barrier_cta_sync()  # shared memory is that of the next item, too
 
     @cute.jit
-    def _take_turns(
+    def _run_items(
         self,
         arguments: DispatchArguments,
         slots: Array,
-        turns: Int32,
+        items: Int32,
         workers: Int32,
         teams: cutlass.Constexpr,
     ) -> None:
@@ -198,8 +198,8 @@ class MoeRows:
         if cutlass.const_expr(teams is not None):
             in_cta = cute.arch.thread_idx()[0]
             first, step, thread = first + in_cta // size * workers, workers * teams, in_cta % size
-        for turn in range(first, turns, step):
-            place = self.place(turn % columns, turn // columns, thread)
+        for item in range(first, items, step):
+            place = self.place(item % columns, item // columns, thread)
             slot = Int32(-1)
             if place.inside:
                 slot = slots[place.row]
@@ -208,4 +208,4 @@ class MoeRows:
             else:
                 store_padding(place, out.scales)
             if cutlass.const_expr(self.per_token):
-                ptx.barrier_cta_sync()  # shared memory is that of the next turn, too
+                ptx.barrier_cta_sync()  # shared memory is that of the next item, too

@@ -88,11 +88,11 @@ class Sorter:
         """Index of the warp in the CTA."""
         return self.thread // WARP
 
-    def slot(self, batch: Batch, turn: Int32 | int, step: int) -> Int32:
-        """Index of this lane's slot in iteration ``turn``, step ``step``."""
+    def slot(self, batch: Batch, iteration: Int32 | int, step: int) -> Int32:
+        """Index of this lane's slot in step ``step`` of ``iteration``."""
         warp = self.rank * self.tile.warps + self.warp
-        turns = Int32(1) if self.tile.single else cute.ceil_div(batch.count, self.tile.slots)
-        return ((warp * turns + turn) * self.tile.steps + step) * WARP + self.lane
+        iterations = Int32(1) if self.tile.single else cute.ceil_div(batch.count, self.tile.slots)
+        return ((warp * iterations + iteration) * self.tile.steps + step) * WARP + self.lane
 
 
 def sorter(tile: RouteTile, sizes: Sizes) -> Sorter:
@@ -130,13 +130,13 @@ LoadId = Callable[[Batch, Int32], Int32]  # id of a slot, -1 past the last
 
 
 def load_experts(
-    sort: Sorter, batch: Batch, turn: Int32 | int = 0, load: LoadId | None = None
+    sort: Sorter, batch: Batch, iteration: Int32 | int = 0, load: LoadId | None = None
 ) -> list[Int32]:
     """Local experts of this lane's slots; ``NO_EXPERT`` for none.
 
     ``load``: function that loads an id; None: load ids from ``batch``.
     """
-    slots = [sort.slot(batch, turn, step) for step in range(sort.tile.steps)]
+    slots = [sort.slot(batch, iteration, step) for step in range(sort.tile.steps)]
     ids = [(load or _load_id)(batch, slot) for slot in slots]
     return [_expert(sort, batch, number) for number in ids]
 
@@ -199,8 +199,8 @@ def count(
 
 @cute.jit
 def _count_turns(sort: Sorter, batch: Batch) -> None:
-    for turn in range(cute.ceil_div(batch.count, sort.tile.slots)):
-        experts = load_experts(sort, batch, turn)
+    for iteration in range(cute.ceil_div(batch.count, sort.tile.slots)):
+        experts = load_experts(sort, batch, iteration)
         for step in cutlass.range_constexpr(sort.tile.steps):
             take(sort, experts[step])
 
@@ -285,14 +285,14 @@ def write_slots(
             row = row_of(sort, experts[step], ranks[step])
             write_slot(batch, out, sort.slot(batch, 0, step), row)
     else:
-        for turn in range(cute.ceil_div(batch.count, sort.tile.slots)):
-            again = load_experts(sort, batch, turn)
+        for iteration in range(cute.ceil_div(batch.count, sort.tile.slots)):
+            again = load_experts(sort, batch, iteration)
             for step in cutlass.range_constexpr(sort.tile.steps):
                 # The count of the warps before grows to the rank in the CTA.
                 rank, row = take(sort, again[step]), Int32(-1)
                 if again[step] >= 0:
                     row = sort.firsts[again[step]] + rank
-                write_slot(batch, out, sort.slot(batch, turn, step), row)
+                write_slot(batch, out, sort.slot(batch, iteration, step), row)
 
 
 @cute.jit

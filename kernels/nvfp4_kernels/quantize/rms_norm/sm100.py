@@ -26,7 +26,7 @@ from nvfp4_kernels.device.rowwise.place import (
 from nvfp4_kernels.device.rowwise.reduction import reduce_row, total
 from nvfp4_kernels.device.rowwise.tile import BLOCK, RowTile
 from nvfp4_kernels.device.types import TYPES
-from nvfp4_kernels.devices import dtype_name, multiprocessors
+from nvfp4_kernels.devices import device_facts, dtype_name
 from nvfp4_kernels.formats.terms import ONE_TERM, TermLayout
 from nvfp4_kernels.quantize.call import RmsNormQuantizeCall
 from nvfp4_kernels.quantize.host import new_rows
@@ -152,7 +152,7 @@ def rms_norm_quantize(
     new, adds = new_rows(x, rows, call.global_scale, call.terms), residual is not None
     out = x.new_empty(x.shape) if adds and call.out is None else call.out
     if x.numel():
-        tile = choose_config(rows.count, rows.k, multiprocessors(x.device), batch_invariant)
+        tile = choose_config(rows.count, rows.k, device_facts(x.device).sms, batch_invariant)
         dtypes = dtype_name(x.dtype), dtype_name(weight.dtype)
         kernel = RmsNormQuantizeSm100(*dtypes, adds, new.per_token, tile, new.terms)
         inputs = Inputs(x, residual, weight, out, rows.stride, residual_rows.stride)

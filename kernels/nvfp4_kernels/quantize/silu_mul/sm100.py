@@ -23,7 +23,7 @@ from nvfp4_kernels.device.rowwise.place import (
 )
 from nvfp4_kernels.device.rowwise.tile import BLOCK, RowTile
 from nvfp4_kernels.device.types import TYPES
-from nvfp4_kernels.devices import dtype_name, multiprocessors
+from nvfp4_kernels.devices import device_facts, dtype_name
 from nvfp4_kernels.formats.terms import ONE_TERM, TermLayout
 from nvfp4_kernels.quantize.call import SiluMulQuantizeCall
 from nvfp4_kernels.quantize.host import new_rows
@@ -98,7 +98,7 @@ def silu_mul_quantize(call: SiluMulQuantizeCall) -> tuple[Tensor, ...]:
     rows = Rows(pairs.m, pairs.k // 2, pairs.batch, pairs.stride)
     new = new_rows(gate_up, rows, call.global_scale, call.terms)
     if gate_up.numel():
-        sms = multiprocessors(gate_up.device)
+        sms = device_facts(gate_up.device).sms
         tile = choose_config(rows.count, rows.k, gate_up.element_size(), new.per_token, sms)
         kernel = SiluMulQuantizeSm100(dtype_name(gate_up.dtype), new.per_token, tile, new.terms)
         launch(kernel, SiluMulQuantizeArguments(gate_up, rows.stride, new.rows))

@@ -2,17 +2,16 @@
 
 from nvfp4_kernels.dispatch import KernelTable
 
-_REFERENCE = ("reference", "nvfp4_kernels.rotary.store.reference:rotary_store")
 _KERNEL = ("RotaryStore", "nvfp4_kernels.rotary.store.launch:rotary_store")
 
 KERNELS = KernelTable(
     "rotary_store",
     {
-        ("cpu", "float"): _REFERENCE,
-        ("cpu", "fp8_kv"): _REFERENCE,
-        ("sm_90", "float"): _KERNEL,
-        ("sm_90", "fp8_kv"): _KERNEL,
-        ("sm_100", "float"): _KERNEL,
-        ("sm_100", "fp8_kv"): _KERNEL,
+        ("cpu", "float", "fp8_kv"): (
+            "reference",
+            "nvfp4_kernels.rotary.store.reference:rotary_store",
+        ),
+        ("sm_90", "float", "fp8_kv"): _KERNEL,
+        ("sm_100", "float", "fp8_kv"): _KERNEL,
     },
 )

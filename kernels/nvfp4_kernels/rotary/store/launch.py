@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument, check_layout, check_rows, strides_of
-from nvfp4_kernels.devices import device_arch, dtype_name, multiprocessors
+from nvfp4_kernels.devices import device_facts, dtype_name
 from nvfp4_kernels.rotary.store.call import RotaryStoreCall
 from nvfp4_kernels.rotary.store.choose import choose_config
 from nvfp4_kernels.rotary.store.kernel import RotaryStore, RotaryStoreArguments
@@ -20,14 +20,13 @@ def rotary_store(call: RotaryStoreCall) -> None:
         InvalidArgument: an unsupported R, or rows that are misaligned.
     """
     q, k, table = call.q, call.k, call.cos_sin_cache
-    check_layouts(call)
+    facts = device_facts(q.device)
+    check_layouts(call, facts.arch)
     check_layout("out", call.out)
     tokens, rotary_dim = len(call.slot_mapping), table.shape[1]
     if not tokens:
         return
-    tile = choose_config(
-        tokens, q.shape[1], k.shape[1], q.shape[2], rotary_dim, multiprocessors(q.device)
-    )
+    tile = choose_config(tokens, q.shape[1], k.shape[1], q.shape[2], rotary_dim, facts.sms)
     arguments = RotaryStoreArguments(
         q=token_heads(q),
         k=token_heads(k),
@@ -68,13 +67,17 @@ def store_variant(call: RotaryStoreCall) -> Variant:
     )
 
 
-def check_layouts(call: RotaryStoreCall) -> None:
+def check_layouts(call: RotaryStoreCall, arch: str) -> None:
     """Raise unless a kernel can access all tensors but ``out``, which is not checked.
+
+    Args:
+        call: arguments of the op.
+        arch: architecture, for errors.
 
     Raises:
         InvalidArgument: an unsupported R, or rows that are misaligned.
     """
-    rotary_dim, arch = call.cos_sin_cache.shape[1], device_arch(call.q.device)
+    rotary_dim = call.cos_sin_cache.shape[1]
     if rotary_dim % PART:
         raise InvalidArgument(
             f"cos_sin_cache: R is {rotary_dim}, must be a multiple of {PART} on {arch}; use "

@@ -10,6 +10,7 @@ from nvfp4_kernels.formats.terms import TermLayout
 from nvfp4_kernels.gemm.sm100.choose import Problem, fits, with_store
 from nvfp4_kernels.gemm.sm100.choose_grouped import GroupedProblem
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
+from tests.test_kernels.few_sms import use_sms
 from tests.test_kernels.gemm.grouped.tiles import Case
 from tests.test_kernels.rounds import Rounds, gemm_sm100
 
@@ -53,8 +54,7 @@ def use(tile_case: TileCase, patch: pytest.MonkeyPatch) -> None:
         return tile, out
 
     patch.setattr(product, "choose_grouped", configured)
-    patch.setattr(product, "multiprocessors", lambda device: tile_case.sms)
-    patch.setattr(product, "max_clusters", lambda device, ctas: tile_case.sms // ctas)
+    use_sms(product, tile_case.sms, patch)
 
 
 def swapped(columns: int, split_k: int = 1, max_stages: int = 3) -> Tile:

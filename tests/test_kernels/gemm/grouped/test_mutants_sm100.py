@@ -104,9 +104,11 @@ MUTANTS = {
     "the first expert's global scale": Mutant(
         KERNEL.swapped("store_nvfp4:Nvfp4Store", "put", one_scale), WRONG
     ),
-    "a tile too many": Mutant(KERNEL.swapped("kernel", "counted", one_tile_more), ANYTHING),
+    "a tile too many": Mutant(
+        KERNEL.swapped("kernel", "resolve_tile_count", one_tile_more), ANYTHING
+    ),
     "a tile too many, split": Mutant(
-        KERNEL.swapped("kernel", "counted", one_tile_more), ANYTHING, SPLIT
+        KERNEL.swapped("kernel", "resolve_tile_count", one_tile_more), ANYTHING, SPLIT
     ),
     "scales of padding not written": Mutant(
         KERNEL.replaced("store_nvfp4:Nvfp4Store", "_pad", nothing), WRONG

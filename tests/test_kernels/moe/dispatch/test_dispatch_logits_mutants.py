@@ -51,7 +51,7 @@ def orders_as_they_are(self: Any, *given: Any) -> Any:
 
 
 ROUTE_MUTANTS = {
-    "no wait for peers' choices": without_in("barrier_cluster_wait", "_meet"),
+    "no wait for peers' choices": without_in("barrier_cluster_wait", "_sync"),
     "peers are not told": without_in("barrier_cluster_arrive", "run"),
     "exit while peers read": without_in("barrier_cluster_wait", "finish"),
     "no barrier before slots are read": without_in("barrier_cta_sync", "run"),

@@ -17,7 +17,7 @@ from nvfp4_kernels.moe.dispatch.choose import (
     GatherTile,
     choose_gather,
     ctas_of_tiles,
-    turns_of_tile,
+    items_of_tile,
 )
 from nvfp4_kernels.moe.routing import Routing
 from tests import devices
@@ -210,9 +210,9 @@ def test_each_byte_once(terms: int, per_token: bool) -> None:
 
 
 def test_choices() -> None:
-    assert turns_of_tile(RowTile(8, 4, 1), 8, 7168) == 28
-    assert turns_of_tile(RowTile(2, 8, 4), 32, 7168) == 16
-    assert turns_of_tile(RowTile(8, 8, 4), 256, 2048) == 32
+    assert items_of_tile(RowTile(8, 4, 1), 8, 7168) == 28
+    assert items_of_tile(RowTile(2, 8, 4), 32, 7168) == 16
+    assert items_of_tile(RowTile(8, 8, 4), 256, 2048) == 32
     assert ctas_of_tiles(10, 128, 148) == 10
     assert ctas_of_tiles(10**6, 256, 148) == 4 * 148
     assert choose_gather(7168 * 2) == GatherTile(224, 4)

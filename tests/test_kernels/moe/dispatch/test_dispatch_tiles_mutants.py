@@ -48,7 +48,7 @@ MUTANTS = {
         PLACE.with_result("place", "_gathered", lambda word: (word << 8) | (word >> 24)), WRONG
     ),
     "no barrier between turns": Mutant(
-        without_in("barrier_cta_sync", "_take_turns_of_tiles"), ANYTHING
+        without_in("barrier_cta_sync", "_run_items_of_tiles"), ANYTHING
     ),
     "no barrier within a row": Mutant(without_in("barrier_cta_sync", "reduce_row"), ANYTHING),
 }

@@ -11,7 +11,7 @@ from nvfp4_kernels.attention.decode.sm90.merge import DecodeResult
 from nvfp4_kernels.attention.decode.sm90.tile import HEAD_DIMS, KEYS, Variant
 from nvfp4_kernels.attention.decode.sm90.token import TokenTensor
 from nvfp4_kernels.checks import InvalidArgument, check_rows, strides_of
-from nvfp4_kernels.devices import device_arch, dtype_name, multiprocessors
+from nvfp4_kernels.devices import device_facts, dtype_name
 from nvfp4_kernels.runtime.compile import launch
 
 MAX_BATCH = 65535  # CTAs along a grid's z dimension
@@ -28,7 +28,7 @@ def decode_attention(call: DecodeCall) -> None:
     scoring = call.scoring
     batch, num_heads, head_dim = q.shape
     pages, kv_heads, page_size, _ = kv_cache.shape
-    arch = device_arch(q.device)
+    _, arch, sms, _ = device_facts(q.device)
     if head_dim not in HEAD_DIMS:
         raise InvalidArgument(
             f"q: D is {head_dim}, must be one of {', '.join(map(str, HEAD_DIMS))} on {arch}; pad "
@@ -49,7 +49,7 @@ def decode_attention(call: DecodeCall) -> None:
     max_keys = block_table.shape[1] * page_size
     if scoring.window is not None:
         max_keys = min(max_keys, scoring.window)
-    group, sms = num_heads // kv_heads, multiprocessors(q.device)
+    group = num_heads // kv_heads
     tile = choose_config(batch, kv_heads, group, head_dim, max_keys, sms)
     variant = Variant(
         dtype=dtype_name(q.dtype),  # type: ignore[arg-type]

@@ -51,13 +51,13 @@ def _choose(call: ScoreCall, scoring: Scoring) -> Choice:
         name = "max_context_len" if isinstance(call.keys, IndexerPagedKeys) else "k"
         raise InvalidArgument(
             f"{name}: {problem.keys} keys, must be at most {MAX_KEYS} on "
-            f"{scoring.arch}; choose among parts of them, then among what was chosen"
+            f"{scoring.facts.arch}; choose among parts of them, then among what was chosen"
         )
-    choice = choose_config(problem, top_k, scoring.sms)
+    choice = choose_config(problem, top_k, scoring.facts.sms)
     if choice is None:
         raise InvalidArgument(
             f"top_k: is {top_k}, for which {problem.num_heads} {problem.fmt} heads of "
             f"{problem.head_dim} leave too little shared memory on "
-            f"{scoring.arch}; take indexer_topk of the logits"
+            f"{scoring.facts.arch}; take indexer_topk of the logits"
         )
     return choice
