@@ -14,7 +14,7 @@ from vllm_fp4_plugin.fusion import match_positions
 from vllm_fp4_plugin.fusion.forward_analysis import Flow, Parameter, Use, flow_of
 from vllm_fp4_plugin.fusion.norm_module import NormOnOurKernel
 from vllm_fp4_plugin.fusion.norm_quantize import QuantizingNorm
-from vllm_fp4_plugin.fusion.rotary import REPLACED, RotaryOnOurKernel
+from vllm_fp4_plugin.fusion.rotary import REPLACED, RotaryOnOurKernel, is_rotary
 
 # Parameters of an embedding's forward, in order; calls with further arguments rotate otherwise.
 _PARAMETERS = ("positions", "query", "key")
@@ -32,7 +32,7 @@ def rotary_before(owner: Any, name: str) -> tuple[str, Any]:
         ``unsupported_reason``; or an empty name and None.
     """
     for rotary_name, rotary in owner._modules.items():
-        if type(rotary) in REPLACED or isinstance(rotary, RotaryOnOurKernel):
+        if is_rotary(rotary):
             flow = flow_of(owner, rotary_name, "pair", as_input=True)
             if flow.escape or name in flow.consumers:
                 return rotary_name, rotary
@@ -57,6 +57,8 @@ def unsupported_reason(owners: Sequence[Any], name: str, rotary_name: str) -> st
     owner = owners[0]
     kind: Any = type(owner)
     attention, rotary = owner._modules[name], owner._modules[rotary_name]
+    if type(rotary) not in REPLACED and not isinstance(rotary, RotaryOnOurKernel):
+        return f"there is no kernel for {type(rotary).__name__}"
     flows = [flow_of(owner, rotary_name, which, as_input=True) for which in ("pair", "second")]
     otherwise, positions = (
         flows[0].called_otherwise,

@@ -75,6 +75,13 @@ REPLACED = (
 )
 
 
+def is_rotary(module: Any) -> bool:
+    """Whether a module is one of vLLM's rotary embeddings, of any class."""
+    package = f"{theirs.__name__}."
+    classes = type(module).__mro__
+    return hasattr(module, "head_size") and any(c.__module__.startswith(package) for c in classes)
+
+
 def make_default(switched_on: bool) -> LayerRecord | None:
     """Replace vLLM's rotary classes with ours for models built from now on.
 

@@ -601,6 +601,21 @@ def test_options(vllm_config: Any) -> None:
     assert said_of(block()) == "rotary_emb apart: switched off (fuse_attention)"
 
 
+@pytest.mark.parametrize(
+    ("rope", "name"),
+    [
+        ({"rope_type": "dynamic", "alpha": 2.0}, "DynamicNTKAlphaRotaryEmbedding"),
+        ({"mrope_section": [8, 4, 4]}, "MRotaryEmbedding"),
+    ],
+)
+def test_embeddings_of_other_classes(rope: dict[str, Any], name: str) -> None:
+    class Other(SelfAttention):
+        def make_rope(self) -> None:
+            self.rotary_emb = get_rope(D, 64, rope_parameters=ROPE | rope, dtype=torch.bfloat16)
+
+    assert said_of(block(Other)) == f"rotary_emb apart: there is no kernel for {name}"
+
+
 def test_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(match_rotary, "KERNELS", KernelTable("none", {}))
     assert said_of(block()) == "rotary_emb apart: there is no kernel for it here"
