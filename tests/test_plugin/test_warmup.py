@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
 )
 
-from nvfp4_kernels.devices import SM_COUNTS, standing_in
+from nvfp4_kernels.devices import SM_COUNTS, DeviceFacts, standing_in
 from nvfp4_kernels.formats.nvfp4 import blocked_shape
 from nvfp4_kernels.precompile.model import Layer
 from tests import devices
@@ -129,9 +128,8 @@ def bound() -> Iterator[None]:
 def gpu(bound: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     """GPU on which kernels would be compiled; the list records the kernels."""
     made: list[Any] = []
-    properties = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setenv("NVFP4_KERNELS_CACHE", str(tmp_path))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(warmup, "device_facts", lambda it: DeviceFacts(it, "sm_90", 132, 0))
     monkeypatch.setattr(warmup, "compiled", lambda kernel, _: made.append(kernel))
     monkeypatch.setattr(warmup, "build_apart", lambda *_: [])
     monkeypatch.setattr(warmup, "get_tensor_model_parallel_rank", lambda: 0)
