@@ -51,7 +51,7 @@ def complete(client: httpx.Client, prompts: Sequence[str], max_tokens: int, at_o
     Args:
         client: client of the server.
         prompts: texts to continue.
-        max_tokens: tokens to generate for each prompt.
+        max_tokens: number of tokens to generate for each prompt.
         at_once: maximum number of requests in flight.
 
     Raises:

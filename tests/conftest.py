@@ -188,7 +188,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def every_call_checked() -> Iterator[None]:
-    """Suspend the launch cache, as tests replace kernel choosers; a test may enable it."""
+    """Suspend the launch cache, as tests replace kernel choosers; a test may enable the cache."""
     from nvfp4_kernels.runtime import launch_cache
 
     with launch_cache.suspended():

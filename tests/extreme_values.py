@@ -53,7 +53,7 @@ def inputs(k: int) -> Tensor:
 def decoded(data: Tensor, scales: Tensor, global_scale: Tensor, *, divisor: bool = False) -> Tensor:
     """Values decoded by the format's definition, in float64: ``(..., K)``.
 
-    ``divisor``: the global scale is stored as a divisor, as by compressed-tensors.
+    ``divisor``: whether the global scale is stored as a divisor, as by compressed-tensors.
     """
     codes = torch.stack([data & 0xF, data >> 4], -1).flatten(-2).int()
     values = E2M1[codes & 7] * (1 - 2 * (codes >> 3)).double()

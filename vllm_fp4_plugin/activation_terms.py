@@ -27,7 +27,8 @@ def requested_terms(
 ) -> RequestedTerms | None:
     """Find the number of terms requested for a layer; None: no request, the default holds.
 
-    The first matching pattern wins; for a fused layer, the first that matches each shard.
+    The first matching pattern wins. A fused layer is looked up shard by shard: a pattern may match
+    the layer's name or the shard's.
 
     Args:
         option: the user's ``activation_terms``.
@@ -36,7 +37,7 @@ def requested_terms(
 
     Raises:
         InvalidOption: shards of a fused layer, which share their input, would get different
-            numbers.
+            numbers of terms.
     """
     if option is None:
         return None

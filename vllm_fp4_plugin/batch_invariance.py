@@ -109,7 +109,7 @@ def refuse(vllm_config: Any) -> None:
 
 
 def _unsupported_reasons(vllm_config: Any, on_cpu: bool) -> dict[str, tuple[bool, str]]:
-    """Features that rule out batch invariance: whether the engine has the feature; the remedy."""
+    """Features that rule out batch invariance, with whether the engine has each, and a remedy."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     text = model.hf_text_config
     activation = getattr(text, "hidden_act", None) or getattr(text, "hidden_activation", None)

@@ -322,7 +322,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         )
 
     def _lookup_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
-        """Method of a layer that is not linear; None if it is in 16 bits."""
+        """Method of an embedding or other non-linear layer; None for a layer in 16 bits."""
         if self._checkpoint is None or self._kinds is None:
             return None
         is_embedding = isinstance(layer, VocabParallelEmbedding)

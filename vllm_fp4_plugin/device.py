@@ -37,6 +37,7 @@ def planned_for(arch: str) -> Iterator[None]:
 def is_planned() -> bool:
     """Whether layers are built for a report on another device.
 
-    If so, it is unknown which kernels vLLM would choose there, and which its build would contain.
+    If so, it is unknown which kernels vLLM would choose on that device, and which kernels vLLM's
+    build for the device would contain.
     """
     return bool(_PLANNED)

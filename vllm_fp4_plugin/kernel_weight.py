@@ -79,7 +79,7 @@ def kernel_weight(
             share their input, and so one scale: the largest, which saturates no calibrated value.
         gate_up: whether the rows are a gate and an up projection of equal size, to run as one op.
         layout: weight layout of the kernel.
-        padded: in the blocked layout, pad K with zeros to a multiple of 32.
+        padded: whether, in the blocked layout, to pad K with zeros to a multiple of 32.
     """
     input_scale = None if input_global is None else input_global.max()
     alpha = weight_global if input_scale is None else weight_global * input_scale
@@ -140,10 +140,10 @@ class Loss(NamedTuple):
     """Error of a weight in NVFP4, and number of blocks with values too small for its global scale.
 
     Attributes:
-        error: squared error.
-        norm: squared norm.
-        coarse: blocks with an error that only a subnormal or zero block scale can cause.
-        occupied: blocks that are not zero.
+        error: sum of the squared errors of the elements.
+        norm: sum of the squared elements.
+        coarse: number of blocks with an error that only a subnormal or zero block scale can cause.
+        occupied: number of blocks that are not zero.
     """
 
     error: float = 0.0

@@ -46,7 +46,7 @@ def check_experts(vllm_config: Any) -> None:
 
     Raises:
         UnsupportedCheckpoint: the user requested vLLM's mega-kernel, which replaces the layer of
-            experts: some models refuse our config, others misread its codes as their own format.
+            experts: some models refuse our config, others misread NVFP4 codes as their own format.
     """
     backend = vllm_config.kernel_config.moe_backend
     if backend == _MEGA_MOE and vllm_config.model_config.is_moe:

@@ -51,8 +51,8 @@ class Options:
             report says so.
         ignore: layers of a 16-bit checkpoint that stay in 16 bits: names, ``*`` patterns or ``re:``
             regexes.
-        norm_rope_kernels: run norms with a residual and rotary embeddings on our kernels if the
-            device has these (Hopper): the next kernel can then start early (PDL).
+        norm_rope_kernels: run rotary embeddings, and norms with a residual, on our kernels if the
+            device has such kernels (Hopper): the next kernel can then start early (PDL).
         indexer_format: key format of sparse attention's indexer, under any quantization method;
             None: the model's format. See ``vllm_fp4_plugin.indexer``.
         experts: kernels for a checkpoint's quantised experts: ours or, if unsupported, vLLM's

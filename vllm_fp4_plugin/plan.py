@@ -67,7 +67,7 @@ class LinearPlan:
 
     @property
     def weight_rows(self) -> list[int]:
-        """Rows of each weight passed to the kernel: gate and up projection, or the whole weight."""
+        """Number of rows of each weight passed to the kernel: gate and up, or the whole weight."""
         return self.shard_sizes if self.gate_up else [sum(self.shard_sizes)]
 
 

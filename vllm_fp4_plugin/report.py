@@ -16,7 +16,7 @@ class LayerRecord:
         arithmetic: bits of weights and activations, and scaling of activations, e.g. ``W4A4
             per-token``; for attention, dtype of the KV cache.
         reason: reason for this kernel instead of a faster one; may be empty.
-        elements: weight elements on this rank; 0 for attention.
+        elements: number of weight elements on this rank; 0 for attention.
         weight_bytes: bytes of the weights, scales included.
     """
 

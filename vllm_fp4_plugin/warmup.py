@@ -128,7 +128,7 @@ def product_kernels(products: Iterable[Served], max_tokens: int, sms: int) -> li
     Args:
         products: keys of layers that a GPU's kernels serve.
         max_tokens: largest number of tokens of a batch.
-        sms: SMs of the GPU.
+        sms: number of SMs of the GPU.
     """
     found: Specs = {}
     for each in products:

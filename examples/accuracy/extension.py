@@ -1,7 +1,7 @@
 """Extension of vLLM's worker, called through ``/collective_rpc``.
 
-``vllm serve --worker-extension-cls examples.accuracy.extension.Extension`` adds it; a server in
-development mode lets it be called.
+``vllm serve --worker-extension-cls examples.accuracy.extension.Extension`` adds the extension; a
+server in development mode allows calls of its methods.
 """
 
 from typing import Any

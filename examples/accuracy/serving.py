@@ -108,7 +108,7 @@ class AtServer:
     start: Callable[[], Server]
 
     def windows(self, reference: Stage | None, input_terms: int = 0) -> Stage:
-        """Measure the text's windows against ``reference``'s; None measures the reference itself.
+        """Measure the text's windows, compared with ``reference``; None: this is the reference.
 
         If ``input_terms`` is not 0, the server rounds activations to that number of NVFP4 terms
         from now on.
@@ -197,7 +197,7 @@ def _round_activations(server: Server, terms: int) -> None:
 
 
 def windows_of(stage: Stage) -> tuple[Windows, list[str], float]:
-    """Results cached by ``AtServer.windows``: figures, kernel lines, seconds to readiness."""
+    """Results cached by ``AtServer.windows``: figures, kernel lines, seconds to start a server."""
     kept = json.loads((stage.folder / _FIGURES).read_text())
     return Windows(**kept["windows"]), kept["kernels"], kept["ready_seconds"]
 

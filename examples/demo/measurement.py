@@ -72,7 +72,7 @@ def measure(
     Args:
         server: a ready server.
         windows: held-out token ids, ``(windows, tokens)``.
-        max_tokens: tokens to generate for each prompt.
+        max_tokens: number of tokens to generate for each prompt.
         quantised: whether the log must report the kernel of each layer.
         on_window: called after each window.
 

@@ -29,7 +29,7 @@ class MeasureSettings:
 
     Attributes:
         windows, window_length: held-out windows, and tokens in each.
-        max_tokens: tokens generated for each prompt.
+        max_tokens: number of tokens generated for each prompt.
         server_time_limit: seconds until a server must be ready.
     """
 

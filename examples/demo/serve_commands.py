@@ -29,7 +29,7 @@ def serve_commands(checkpoint: Path, quantization: str, max_tokens: int) -> Serv
     Args:
         checkpoint: folder of the checkpoint.
         quantization: vLLM's ``--quantization``.
-        max_tokens: tokens of the answer.
+        max_tokens: number of tokens of the answer.
     """
     port = _free_port()
     vllm = Path(sys.executable).with_name("vllm")

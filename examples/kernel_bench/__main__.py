@@ -50,7 +50,7 @@ def _positive(text: str) -> int:
 
 
 def measure(given: argparse.Namespace) -> int:
-    """Measure, write the results after every case; 1 if a kernel of ours is wrong or refused."""
+    """Measure, write the results after every case; return 1 if our kernel is wrong or refused."""
     from examples.kernel_bench import machine
     from examples.kernel_bench.contenders import (
         Contender,
@@ -116,7 +116,7 @@ def _line(samples: Sequence[Sample]) -> str:
 
 
 def show(given: argparse.Namespace) -> int:
-    """Print the table; draw the plot and write the page if requested."""
+    """Print the table; draw the plot and write the page if requested; return 0."""
     results = Results.read(given.results)
     check_importable("rich", "the table")
     if given.plot:

@@ -166,7 +166,7 @@ def line(tokens: int, medians: dict[str, float], errors: dict[str, float], read:
 
 
 def main() -> int:
-    """Check, time and print all models; 1 if a result is wrong."""
+    """Check, time and print all models; return 1 if a result is wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", nargs="+", choices=MODELS, default=["qwen3-30b"])
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)

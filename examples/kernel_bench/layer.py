@@ -63,7 +63,7 @@ class Shape:
     head_dim: int
 
     def product(self, name: str) -> tuple[int, int, int]:
-        """Rows, K and number of the weights of a product."""
+        """Number of rows and K of each weight of a product, and number of weights."""
         return {
             "qkv_proj": ((self.heads + 2 * self.kv_heads) * self.head_dim, self.hidden, 1),
             "o_proj": (self.hidden, self.heads * self.head_dim, 1),
@@ -204,7 +204,7 @@ def compile_tile(choice: Choice) -> None:
 
 @contextmanager
 def chosen(tiles: dict[Problem, Choice]) -> Iterator[None]:
-    """Context in which GEMMs of these sizes use these tiles."""
+    """Context in which GEMMs use the tiles that ``tiles`` gives for their sizes."""
 
     def choose_tile(problem: Problem, output: EpilogueConfig, sms: int) -> Choice:
         return tiles.get(problem) or choose_config(problem, output, sms)

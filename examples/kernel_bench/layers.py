@@ -20,8 +20,8 @@ class BenchLayer:
 
     Attributes:
         name: name in models.
-        n: rows of the weight; for a gate and up projection, rows of each of the two.
-        k: elements of a row.
+        n: number of rows of the weight; for a gate and up projection, rows of each of the two.
+        k: number of elements of a row.
         gate_up: whether the layer is the fused gate and up projection.
         shard_sizes: rows of the fused projections, e.g. of q, k and v.
     """

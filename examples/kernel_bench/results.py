@@ -19,11 +19,11 @@ class Sample:
 
     Attributes:
         layer: name of the layer.
-        m: tokens.
+        m: number of tokens.
         contender: name of the contender.
         median_us, least_us, most_us: microseconds of a launch, over the replays.
-        launches: launches in each replay, on ``copies`` of the weight in turn.
-        copies: copies of the weight.
+        launches: number of launches in each replay, on the copies of the weight in turn.
+        copies: number of copies of the weight.
         nbytes: bytes that must move.
         flops: operations that must be computed.
         error: largest difference from the exact result, as a share of its largest value.

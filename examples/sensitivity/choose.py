@@ -46,7 +46,7 @@ def within_bits(ranked: Sequence[Group], bits: float) -> list[Group]:
 
 
 def fewest(count: int, is_enough: Callable[[int], bool]) -> int:
-    """Smallest n from 1 to ``count`` for which ``is_enough``, by bisection.
+    """Smallest n from 1 to ``count`` for which ``is_enough(n)`` is True, by bisection.
 
     The predicate is assumed monotonic in n, and true of ``count``.
     """

@@ -62,7 +62,7 @@ def open_subject(
         calibration: text for the inputs' scales; None leaves inputs in 16 bits.
         calibration_tokens: maximum of calibration tokens.
         windows: number of windows, spread evenly over the text.
-        window_length: tokens in each window.
+        window_length: number of tokens in each window.
         device: device of the model.
         dtype: compute dtype, a key of ``DTYPES``; float32 keeps rounding out of the differences.
 

@@ -44,7 +44,7 @@ class Outcome:
         kind: kind of the request, see ``Traffic.kinds``.
         verdict: ``EXPECTED``, ``ERROR``, ``LOST`` or ``WRONG``.
         seconds: duration of the request.
-        tokens: tokens generated and received.
+        tokens: number of tokens generated and received.
         detail: description of an unexpected outcome.
     """
 

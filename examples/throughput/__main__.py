@@ -88,7 +88,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def measure(given: argparse.Namespace) -> int:
-    """Measure every variant and show the results; 1 if any variant failed."""
+    """Measure every variant and show the results; return 1 if any variant failed."""
     cases = make_cases(given.batch_sizes, given.prompt_tokens, given.output_tokens, given.prefill)
     variants = parse_variants(given.model, given.quantization)
     baseline = given.baseline or variants[0].name
@@ -168,7 +168,7 @@ def _show(results: Results, png: Path | None) -> None:
 
 
 def show(given: argparse.Namespace) -> int:
-    """Print the table, and draw the plot if requested."""
+    """Print the table, and draw the plot if requested; return 0."""
     results = Results.read(given.results)
     check_importable("rich", "the table")
     if given.plot:

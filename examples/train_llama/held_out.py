@@ -21,7 +21,7 @@ def held_out_perplexity(
     Args:
         checkpoint: folder to load from.
         tokens: held-out ids, ``(tokens,)``.
-        length: tokens in a window; up to ``WINDOWS`` windows are spread over the text.
+        length: number of tokens in a window; up to ``WINDOWS`` windows are spread over the text.
         device: device of the model.
 
     Returns:

@@ -180,7 +180,7 @@ class Program:
 
     @cached_property
     def guards(self) -> npt.NDArray[np.intp]:
-        """Granules of shared memory that lie between arrays."""
+        """Indices of the granules of shared memory that lie between arrays."""
         return granules_between(self.shared_arrays, self.granule)
 
     def static_shared(self, dynamic: int) -> int:

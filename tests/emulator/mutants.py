@@ -109,7 +109,7 @@ def _wait(s: Statement) -> list[Change]:
 
 
 def _narrowed(s: Statement) -> list[Change]:
-    """Copy of the instruction with a cluster scope narrowed to the CTA."""
+    """Change that narrows a cluster scope to the CTA; empty if there is no such scope."""
     narrow = re.sub(r"\.(acquire|release)\.cluster\b(?!:)", r".\1.cta", s.opcode)
     return [] if narrow == s.opcode else [("for its CTA alone", s.line(narrow))]
 

@@ -42,7 +42,7 @@ class Storage:
 
 
 def _float_votes(body: list[Instruction]) -> dict[str, int]:
-    """Registers of 32 and 64 bits that hold floats more often than integers."""
+    """Votes by register name: positive if used as f32 or f64 more often than as other types."""
     votes: dict[str, int] = {}
     for instruction in body:
         kinds = [part for part in instruction.parts[1:] if part in TYPE_BITS]

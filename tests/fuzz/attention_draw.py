@@ -29,7 +29,10 @@ def draw_heads(draw: Draw) -> tuple[int, int, int]:
 def draw_queries(
     draw: Draw, count: int, group: int, short: int, most: int = max(ROWS)
 ) -> list[int]:
-    """Up to ``short`` queries per sequence; on a GPU, one sequence gets more, to test ``ROWS``."""
+    """Number of queries of each sequence, up to ``short``.
+
+    On a GPU, one sequence gets up to ``most`` rows of queries, to test ``ROWS``.
+    """
     queries = draw.lengths(count, 0, short)
     if draw.gpu and queries:
         rows = draw.one(*(n for n in ROWS if group <= n <= most or n == 1))

@@ -111,7 +111,7 @@ def draw_silu_mul_gemm(draw: Draw) -> Given:
 
 
 def draw_quantizes(draw: Draw) -> bool:
-    """Whether the result is NVFP4; for a kernel drawn last, as any of its results may be."""
+    """Whether the result is NVFP4; False for a kernel, for which ``_outputs`` draws the format."""
     return not draw.gpu and draw.chance(0.4)
 
 

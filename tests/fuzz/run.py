@@ -33,7 +33,7 @@ WRONG_SHARE = 0.4
 
 
 class TooSlow(BaseException):
-    """Error for a seed that exceeds its time limit; derived so that no op catches it."""
+    """Error for a seed that exceeds its time limit; no op catches a ``BaseException``."""
 
 
 @dataclass(frozen=True)

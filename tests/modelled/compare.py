@@ -55,7 +55,7 @@ def theirs(script: Path, problem: Problem) -> tuple[float, str]:
 
 
 def _spans(tile: Theirs) -> tuple[int, int]:
-    """Rows and columns that a cluster covers."""
+    """Number of rows and number of columns that a cluster covers."""
     rows, columns, cluster_m, cluster_n = tile
     return rows * cluster_m // (rows // 128), columns * cluster_n
 

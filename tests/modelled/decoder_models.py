@@ -18,10 +18,10 @@ class Model:
         hidden, intermediate, heads, kv_heads, head_dim: sizes of a layer.
         max_keys: length of the longest sequence that a captured graph supports.
         layers: number of layers of the model.
-        ranks: GPUs.
+        ranks: number of GPUs.
         qk_norm: whether queries and keys are normed by head.
         experts: shape of the experts that replace the MLP, or None.
-        vocabulary: rows of lm_head.
+        vocabulary: number of rows of lm_head.
     """
 
     hidden: int

@@ -36,8 +36,8 @@ class DecoderSm100:
     Args:
         tracer: tracer of ``"sm_100"``.
         model: model, as sharded to one GPU.
-        tokens: tokens of the batch.
-        keys: keys of each sequence, including the new token.
+        tokens: number of tokens of the batch.
+        keys: number of keys of each sequence, including the new token.
         known_keys: maximum sequence length given to attention's launch; a captured graph uses the
             model's maximum.
     """

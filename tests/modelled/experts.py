@@ -52,7 +52,7 @@ class Product:
     Attributes:
         name: name of the weights.
         counts: number of tokens of each expert with any tokens.
-        tile_tokens: rows of a tile.
+        tile_tokens: number of rows of a tile.
         n, k, weights: sizes and number of each expert's weights.
         tiles, experts: number of token tiles with allocated memory, and of experts on this rank.
     """
@@ -171,7 +171,10 @@ class GroupedSm100:
 
 
 def _proportion(extra: int, clusters: int) -> tuple[int, ...]:
-    """Clusters to repeat, so that cluster 0, with one tile more, is ``extra`` of ``clusters``."""
+    """Repeats of clusters 0 and 1 in proportion: ``extra`` of ``clusters`` are cluster 0.
+
+    Cluster 0 has one tile more than cluster 1.
+    """
     if extra == 0:
         return (0,)
     ones = max(1, round(clusters / extra))

@@ -34,8 +34,8 @@ class RowsSm100:
     Args:
         tracer: tracer of ``"sm_100"``.
         shape: shape of the layer.
-        tokens: tokens of the batch.
-        tile_tokens: rows of a token tile; None: the plugin's choice.
+        tokens: number of tokens of the batch.
+        tile_tokens: number of rows of a token tile; None: the plugin's choice.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ class Part:
 
     Attributes:
         clusters: number of clusters that work at the same time.
-        tiles: tiles of the busiest cluster, laid side by side along the weights.
+        tiles: number of tiles of the busiest cluster, laid side by side along the weights.
     """
 
     clusters: int

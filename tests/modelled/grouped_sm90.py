@@ -47,7 +47,10 @@ class Experts:
     inner: int
 
     def used(self, tokens: int, tile_tokens: int) -> float:
-        """Average number of used token tiles on this rank; for one token, of experts hit here."""
+        """Average number of used token tiles on this rank.
+
+        With one tile per expert (``tile_tokens`` = ``tokens``): of experts hit on this rank.
+        """
         p = self.top_k / self.experts
         chances = (math.comb(tokens, c) * p**c * (1 - p) ** (tokens - c) for c in range(tokens + 1))
         return self.held * sum(
@@ -73,7 +76,7 @@ class GroupedSm90:
         tracer: tracer of ``"sm_90"``.
         shape: shape of the experts.
         tokens: M.
-        tile_tokens: tokens of a tile; 0: the chooser's value.
+        tile_tokens: number of tokens of a tile; 0: the chooser's value.
         aware: whether products know the number of experts on all ranks.
     """
 

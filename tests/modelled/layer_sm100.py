@@ -19,7 +19,7 @@ class ProductsSm100:
     Args:
         tracer: tracer of ``"sm_100"``.
         shape: sizes of the model's layers.
-        tokens: tokens of the batch.
+        tokens: number of tokens of the batch.
         terms: number of NVFP4 terms of each token.
     """
 
@@ -113,7 +113,7 @@ class ProductsSm100:
         return self._tiling(name, quantizes)[-1]
 
     def _tiling(self, name: str, quantizes: bool) -> "tuple[Tile, EpilogueConfig, int, int]":
-        """Tile, epilogue, number of clusters of the grid, and of tiles of the busiest cluster."""
+        """Tile, epilogue, number of clusters, and number of tiles of the busiest cluster."""
         from nvfp4_kernels.devices import assumed_clusters
         from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config
         from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
@@ -131,5 +131,5 @@ class ProductsSm100:
 
 
 def _spans(tile: "Tile") -> tuple[int, int]:
-    """Rows and columns that a cluster covers."""
+    """Number of rows and number of columns that a cluster covers."""
     return tile.rows * max(1, tile.cluster_m // tile.ctas), tile.columns * tile.cluster_n

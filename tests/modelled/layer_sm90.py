@@ -20,7 +20,7 @@ class LayerSm90:
         tracer: tracer of ``"sm_90"``.
         shape: sizes of the model's layers.
         tokens: number of sequences, with one token each.
-        keys: keys of each sequence.
+        keys: number of keys of each sequence.
     """
 
     def __init__(self, tracer: Tracer, shape: "Shape", tokens: int, keys: int) -> None:

@@ -78,7 +78,7 @@ def _is_shown(each: Slice, span: Span, clock: float) -> bool:
 
 
 def _slices(slices: list[Slice], span: Span, clock: float, sm: str) -> list[dict[str, Any]]:
-    """Tracks of an SM's units, and of each launch's warps there."""
+    """Tracks of an SM's units, and of each launch's warps on that SM."""
     events, tracks, processes = [], dict[str, tuple[int, int]](), dict[str, int]()
     for name in sorted({each.track for each in slices}, key=natural):
         label, _, _ = name.partition(": ")

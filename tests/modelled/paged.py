@@ -31,7 +31,7 @@ class Walk:
     Attributes:
         sequences: number of traced sequences, with one KV head each.
         ctas: number of persistent CTAs for the sequences; 0: one CTA per work tile.
-        clusters: clusters of the whole grid.
+        clusters: number of clusters of the whole grid.
         repeats: see ``Traced``.
     """
 
@@ -42,7 +42,14 @@ class Walk:
 
 
 def walk(heads: int, parts: int, places: int, at_once: int) -> Walk:
-    """Walk for ``heads`` in all, with ``parts`` splits each, on ``places``, ``at_once`` per SM."""
+    """Walk that represents the grid of a launch.
+
+    Args:
+        heads: number of KV heads of all sequences together.
+        parts: number of splits of the keys of each head.
+        places: number of CTAs that the chip holds at once.
+        at_once: number of CTAs that an SM holds at once.
+    """
     works = heads * parts
     if works <= places:
         return Walk(1, 0, works, tuple(n // heads for n in range(works)))

@@ -70,7 +70,7 @@ class Sizes:
         return float(self.tokens * each)
 
     def product(self, name: str) -> tuple[int, int]:
-        """Rows and K of a product's weights, gate and up as one matrix."""
+        """Number of rows, and K, of a product's weights, with gate and up as one matrix."""
         return {
             "qkv_proj": (self.q + 2 * self.kv, self.hidden),
             "o_proj": (self.hidden, self.q),

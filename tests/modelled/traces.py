@@ -25,7 +25,7 @@ class Traced:
 
     Attributes:
         launch: the launch with its trace.
-        clusters: clusters of the whole grid.
+        clusters: number of clusters of the whole grid.
         operands: operands that the launch reads, without a layer in their names.
         writes: bytes written, by name of the operand.
         registers: registers per thread.

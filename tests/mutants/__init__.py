@@ -53,7 +53,7 @@ class Mutant:
             yield
 
     def check(self, found: BaseException | None) -> None:
-        """Assert that ``found``, of ``noticed``, is the finding that the mutant causes."""
+        """Assert that ``found``, returned by ``noticed``, is the finding that the mutant causes."""
         assert found is not None, "nobody has noticed the mutant"
         is_finding = isinstance(found, EmulatorError)
         kinds = (type(found).__name__, FINDING) if is_finding else (WRONG,)

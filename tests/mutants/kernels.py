@@ -175,7 +175,7 @@ NO_DEPENDENCY_WAIT = without("griddepcontrol", said("wait"))
 
 
 def unwaited(patch: Patch = NO_DEPENDENCY_WAIT) -> Mutant:
-    """Mutant that reads the result of the kernel before without a wait."""
+    """Mutant that reads the preceding kernel's result without a wait."""
     match = r"griddepcontrol\.wait before the read"
     return Mutant(patch, "MissingDependencyWait", match=match)
 
@@ -230,7 +230,7 @@ def check_caught(mutant: Mutant, check: Callable[..., object], *patches: Patch, 
 
 
 def check_nothing_to_catch(check: Callable[..., object], *patches: Patch, **how: Any) -> None:
-    """Assert that ``check`` holds for the correct kernel; without patches, for the cached one."""
+    """Assert that ``check`` holds for the correct kernel: without patches, the cached kernel."""
     devices.cutlass_or_skip()
     with compiled_anew(*patches) if patches else nullcontext():
         assert first_noticed(check, **how) is None

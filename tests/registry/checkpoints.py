@@ -63,7 +63,7 @@ UNLOADABLE = (
 
 
 def is_known(architecture: str) -> bool:
-    """Whether transformers has a class with the architecture's name and the same tensors."""
+    """Whether transformers has a class of the architecture's name, with vLLM's tensors."""
     is_draft = architecture in configs.DRAFTS
     return hasattr(transformers, architecture) and not is_draft and architecture not in UNLOADABLE
 
@@ -91,7 +91,7 @@ def tensors(built: Built) -> Tensors:
 
 
 def dry_load(built: Built, found: Tensors) -> None:
-    """Dry-load tensors of these names, dtypes and shapes into a model on the meta device.
+    """Dry-load tensors with the names, dtypes and shapes of ``found`` into a built model.
 
     Raises:
         UnsupportedCheckpoint: a tensor is missing, unknown to the model, or of the wrong shape.
@@ -108,7 +108,7 @@ def _on_disk(name: str, renamed: Mapping[str, str]) -> str:
 
 
 def hollow(found: Tensors) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of these names, dtypes and shapes, without storage of that size, for a dry load."""
+    """Names and tensors like ``found``, but with storage for one element, for a dry load."""
     for name, tensor in found.items():
         # Models read single numbers, so these tensors cannot be on the meta device.
         yield name, torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)

@@ -305,7 +305,7 @@ def test_a_finding_names_the_neighbour() -> None:
 
 @pytest.mark.parametrize("schedule", STANDARD, ids=str)
 def test_a_launch_starts_once_all_ctas_before_it_let_it(schedule: Schedule) -> None:
-    """One CTA releases dependents; the other does so by its exit, after a wait for columns."""
+    """One CTA releases dependents; the other CTA only exits, after a wait for columns."""
     machine = Machine(schedule)
     hold = "setp.ne.u32 %p1, %r8, 0; @%p1 bra HELD;" + RELEASE + "HELD:"
     first = allocate(512) + hold + ADD + free(512)

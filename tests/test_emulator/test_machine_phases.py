@@ -80,7 +80,7 @@ def test_a_warp_that_meets_every_phase_of_its_stages(stages: int, schedule: Sche
 @pytest.mark.parametrize("schedule", STANDARD, ids=str)
 @pytest.mark.parametrize("swap", [0, 1])
 def test_a_warp_that_meets_every_second_phase(swap: int, schedule: Schedule) -> None:
-    """Step n must know that n - 5 was filled; warp 0 did so before it filled the awaited n - 2."""
+    """Step n must know that n - 5 was filled: warp 0 filled n - 5 before the awaited n - 2."""
     alternate(5, schedule, swap)
 
 

@@ -25,7 +25,7 @@ def test_a() -> None:
 
 @pytest.mark.parametrize("n", [8, 24, 256])
 def test_d(n: int) -> None:
-    """Fragment D agrees with the same section, from registers and back."""
+    """Fragment D agrees with the same section of the PTX ISA, from and to registers."""
     registers = np.arange(4 * (n // 2) * 32, dtype=np.float32).reshape(4, n // 2, 32)
     matrix = d_matrix(registers)
     for thread in range(128):

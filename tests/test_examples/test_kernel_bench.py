@@ -173,7 +173,7 @@ class Refusing:
 
 
 def run_measure(monkeypatch, tmp_path, contenders):
-    """Measure with graphs that run at once, and a clock that counts microseconds."""
+    """Measure with graphs that run immediately, and a clock that counts microseconds."""
     seen = []
 
     def captured(steps, launches):

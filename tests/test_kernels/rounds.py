@@ -22,8 +22,8 @@ class Rounds(NamedTuple):
     """Rounds of the CTA with the most work.
 
     Attributes:
-        accumulators: rounds of the buffers of results for an epilogue or softmax.
-        ring: rounds of the ring of operands.
+        accumulators: number of rounds through the buffers of results for an epilogue or softmax.
+        ring: number of rounds through the ring of operands.
     """
 
     accumulators: float

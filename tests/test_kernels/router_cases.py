@@ -18,7 +18,7 @@ class RouterCase:
         router: the rule.
         dtype: dtype of the logits.
         biased: whether there is a bias.
-        padded: whether some rows are no tokens.
+        padded: whether some rows are padding.
         ties: whether logits are a few whole numbers, so that many are equal.
     """
 

@@ -16,8 +16,8 @@ class RoutingCase:
     Attributes:
         ids: experts of the slots: ``"random"``; ``"one"``: the same expert for all; ``"each"``: all
             experts in turn; ``"none"``: padding only; ``"hostile"``: also invalid and repeated ids.
-        total: experts of all ranks; 0: ``experts``, without a map.
-        linear: with a map, whether this rank holds contiguous experts, or every so many.
+        total: number of experts of all ranks; 0: ``experts``, without a map.
+        linear: whether this rank, if there is a map, holds contiguous experts, not every n-th.
     """
 
     tokens: int

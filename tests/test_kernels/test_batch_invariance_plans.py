@@ -65,7 +65,7 @@ def test_one_order_of_sums_on_sm_90(layer: Layer) -> None:
 
 
 def cuts(tile: Any, k: int) -> tuple[int, ...]:
-    """Elements of K at which splits end."""
+    """Indices of the elements of K at which splits end."""
     parts = tile.split_k * tile.parts_in_turn
     steps = -(-k // (64 * tile.k_tiles))
     return tuple(64 * tile.k_tiles * (part * steps // parts) for part in range(1, parts))

@@ -92,7 +92,7 @@ def test_one_set_relies_on_the_pipe(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["128x64", "256x128", "indexer"])
 def test_two_sets_have_to_wait(name: str) -> None:
-    """Ordering of the copy needs the wait: a copy without the wait is reported."""
+    """A copy that does not wait for the MMAs is reported as a data race."""
     with strict_pipe(SCHEDULES[0]) as patch:
         module = import_module(f"nvfp4_kernels.{MMAS[name]}.sm100.mma")
         acquire = module.Mma._acquire_scales

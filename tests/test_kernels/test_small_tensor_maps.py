@@ -96,7 +96,7 @@ def test_small_maps(
 
 
 def test_large_maps(op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large maps keep the bit: a weight of 1024 rows of 128 bytes does, of 1023 rows does not."""
+    """Large maps keep the bit: a weight of 1024 rows of 128 bytes is large, 1023 rows are not."""
     driver = Driver(monkeypatch)
     mend_below(SMALL, monkeypatch)
     for rows in (1023, 1024):

@@ -123,7 +123,7 @@ def _layer_types(text: Any) -> list[str]:
 
 
 def _group(architecture: Any, parallel: Any) -> int:
-    """Query heads per KV head (qhead_per_kvhead) on one rank."""
+    """Number of query heads per KV head (qhead_per_kvhead) on one rank."""
     ranks = parallel.tensor_parallel_size
     heads, kv_heads = architecture.total_num_attention_heads, architecture.total_num_kv_heads
     return -(-heads // ranks) // max(1, kv_heads // ranks)

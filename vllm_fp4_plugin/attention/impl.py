@@ -142,7 +142,7 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
-        """Compute attention of ``query`` ``(≥ T, Hq, D)`` into ``output`` of its shape.
+        """Compute attention of ``query`` ``(≥ T, Hq, D)`` into ``output`` of the same shape.
 
         ``key`` and ``value`` may be None in a layer that reads another layer's cache.
 
@@ -235,7 +235,7 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
 
 
 def _rows(x: Tensor, rows: slice) -> Tensor:
-    """Return ``x[rows]``; ``x`` itself if that is all of x, as making a view takes time."""
+    """Return ``x[rows]``; ``x`` itself if ``rows`` covers all of x, as making a view takes time."""
     return x if rows.start == 0 and rows.stop == len(x) else x[rows]
 
 

@@ -19,7 +19,7 @@ class AttentionLayer(Protocol):
         Args:
             dtype: dtype of queries, bfloat16 or float16.
             page_size: keys per page of the cache.
-            sms: SMs of the GPU.
+            sms: number of SMs of the GPU.
         """
 
 

@@ -209,7 +209,7 @@ def _readings(tensors: Tensors, format: Format) -> tuple[Kind, ...]:
 
 
 def _blocks(weight: TensorHeader, scale: TensorHeader) -> tuple[Kind, ...]:
-    """Schemes that fit a weight whose scale has DeepSeek's name: FP8 blocks, or none."""
+    """Schemes that fit a weight whose scale has DeepSeek's name: FP8 blocks, or no scheme."""
     shape = tuple(-(-size // FP8_BLOCK_SIZE) for size in weight.shape)
     fits = weight.dtype == "F8_E4M3" and scale.dtype in _FLOATS and scale.shape == shape
     return (Kind.FP8_BLOCK,) if fits else ()

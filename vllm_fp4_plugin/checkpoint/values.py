@@ -100,7 +100,7 @@ def check_values(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConf
 
 
 def check_finite(name: Callable[[], str], values: Tensor) -> None:
-    """Check that a tensor of 16 bits or more holds no NaN and no infinity, in one pass.
+    """Check in one pass that a tensor of a 16-bit or wider dtype holds no NaN and no infinity.
 
     Args:
         name: file and name of the tensor, for the message.

@@ -27,8 +27,8 @@ class WriteCoverage(TorchDispatchMode):
 
     Args:
         tensors: tensors to watch.
-        before_copy: called before a copy with its destination (a watched tensor or a view) and its
-            source.
+        before_copy: function called before each copy; its arguments are the destination (a watched
+            tensor or a view of one) and the source.
     """
 
     def __init__(

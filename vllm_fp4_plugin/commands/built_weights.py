@@ -68,7 +68,7 @@ def _record(module: Any, path: str, records: dict[str, LayerRecord]) -> LayerRec
 
 
 def _size(tensors: dict[str, Tensor], record: LayerRecord | None) -> tuple[int, int]:
-    """Weights and bytes of a module's tensors."""
+    """Number of weights, and bytes, of a module's tensors."""
     if record is None:
         weights = (t.numel() for name, t in tensors.items() if "bias" not in name)
         return sum(weights), sum(t.nbytes for t in tensors.values())

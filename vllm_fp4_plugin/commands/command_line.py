@@ -24,7 +24,10 @@ __all__ = [
 
 @contextmanager
 def refusals(model: str) -> Iterator[None]:
-    """Print an error raised in the block as one line; exit with status 1; vLLM logs only errors."""
+    """Context that prints an error about ``model`` as one line and exits with status 1.
+
+    Inside, vLLM logs only errors.
+    """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
         yield

@@ -40,7 +40,7 @@ def headers_report(directory: Path, options: Options) -> Report:
 
     Raises:
         UnsupportedCheckpoint: the checkpoint is not quantised, or its headers would be refused.
-        NoKernelError: the device has no kernel for one of its layers.
+        NoKernelError: the device has no kernel for a layer of the checkpoint.
     """
     checkpoint = _checkpoint(directory)
     headers = checkpoint_files.read_headers(directory)
@@ -114,7 +114,7 @@ def _checkpoint(directory: Path) -> CheckpointConfig:
 
 
 def _sizes(headers: Mapping[str, TensorHeader]) -> dict[str, tuple[int, int]]:
-    """Elements and bytes of each layer's weights, scales included."""
+    """Number of elements of each layer's weights, and bytes with scales, by layer."""
     sizes: dict[str, tuple[int, int]] = {}
     for name, header in headers.items():
         module, _, tensor = name.rpartition(".")

@@ -16,7 +16,7 @@ class Combination:
     Attributes:
         vllm: release.
         torch: release.
-        cuda: version of CUDA that torch is built for; ``"CPU"``: for none.
+        cuda: version of CUDA that torch is built for; ``"CPU"`` for a build without CUDA.
         cute_dsl: release of nvidia-cutlass-dsl.
         python: minor versions, comma-separated.
         tried: the tests that were run.
@@ -76,7 +76,7 @@ def verdict(found: Combination) -> str:
 
 
 def differences(found: Combination, other: Combination) -> list[str]:
-    """Fields in which ``other`` differs, each with its value there, e.g. ``"torch 2.14.0"``."""
+    """Fields in which ``other`` differs, each with ``other``'s value, e.g. ``"torch 2.14.0"``."""
     return [
         f"{_heading(field.name)} {getattr(other, field.name)}"
         for field in fields(Combination)

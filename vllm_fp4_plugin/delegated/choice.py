@@ -52,10 +52,11 @@ def choose(
 
 
 def serves_by_reference(group: LayerGroup) -> bool:
-    """Whether this device is a CPU, and vLLM's CPU build does not serve the scheme on all CPUs.
+    """Whether the plugin's reference serves a scheme, instead of vLLM's own method.
 
-    The build has no kernels for MX formats; FP8 blocks need AMX; per-tensor scales are merged over
-    shards by an op missing there.
+    True on a CPU, unless vLLM's CPU build serves the scheme on every CPU. The build has no kernels
+    for MX formats; FP8 blocks need AMX; per-tensor scales are merged over shards by an op that the
+    build lacks.
     """
     served = group.kind is Kind.FP8_CHANNEL and group.inputs == "dynamic"
     return device_family(current_device()) == "cpu" and not served

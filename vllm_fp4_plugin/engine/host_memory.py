@@ -13,7 +13,7 @@ class HostMemory:
 
     Attributes:
         total: all bytes, used or free.
-        available: bytes that are free, or page cache that the kernel can reclaim.
+        available: bytes that are free, or page cache that the operating system can reclaim.
     """
 
     total: int
@@ -67,7 +67,7 @@ class _Hierarchy:
         mounts: possible root directories; the first that exists is used.
         limits: files with a group's limits.
         usage: file with a group's usage, page cache included.
-        given_up: entries of ``memory.stat`` that the kernel can reclaim.
+        given_up: entries of ``memory.stat`` that count memory the operating system can reclaim.
     """
 
     mounts: tuple[str, ...]

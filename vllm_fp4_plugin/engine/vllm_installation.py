@@ -45,7 +45,7 @@ def check(*, to_plan: bool = False) -> None:
     """Check that vLLM is installed, imports, and finds a device to run on.
 
     Args:
-        to_plan: models are only built, never run; vLLM's GPU build then needs no GPU.
+        to_plan: whether models are only built, never run; vLLM's GPU build then needs no GPU.
 
     Raises:
         UnusableVllm: the message names the fault and the remedy.

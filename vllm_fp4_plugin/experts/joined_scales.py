@@ -2,7 +2,7 @@
 
 vLLM applies gate's global scale to up's weights as well, which leaves up's result off by one factor
 per expert. The activation's result is proportional to up, so the factor goes into down's global
-scale, and the scale of down's input is divided by it, so that the 4-bit codes stay the same.
+scale, and the scale of down's input is divided by the factor, so that 4-bit codes do not change.
 """
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ class GlobalScales(NamedTuple):
         w13: float32 ``(E, 2)``, of gate and up.
         w2: float32 ``(E,)``, of down.
         w2_input: float32 ``(E,)``, of down's input.
-        reciprocal: the scales are divisors, not factors.
+        reciprocal: whether the scales are divisors instead of factors.
     """
 
     w13: Tensor

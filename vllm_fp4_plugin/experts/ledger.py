@@ -21,9 +21,9 @@ class Form(NamedTuple):
 
     Attributes:
         dtype: dtype; None: any floating-point dtype.
-        columns_per: weight columns per column of the tensor (2 for packed data, 16 for block
-            scales); None for a scalar or a bias.
-        is_bias: the tensor has one element per row of the weight.
+        columns_per: number of weight columns per column of the tensor (2 for packed data, 16 for
+            block scales); None for a scalar or a bias.
+        is_bias: whether the tensor has one element per row of the weight.
     """
 
     dtype: torch.dtype | None
@@ -58,7 +58,7 @@ class ExpertLedger:
     Args:
         layer: vLLM's layer of routed experts.
         prefix: name of the layer.
-        only_held: tensors of other ranks' experts may be missing; their own ranks check these.
+        only_held: whether tensors of other ranks' experts may be missing; those ranks check them.
     """
 
     def __init__(self, layer: Any, prefix: str, *, only_held: bool = False) -> None:
@@ -83,7 +83,7 @@ class ExpertLedger:
         self._complete = False
 
     def expect(self, tensor: str, form: Form | None = None) -> None:
-        """Expect ``tensor`` for every projection of every expert, in ``form``; None: in any."""
+        """Expect ``tensor`` in ``form`` (None: any) for every projection of every expert."""
         self._wanted[tensor] = form
 
     def loader(self, inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,7 +150,7 @@ class ExpertLedger:
         self._numbers.append((part, tensor, parameter))
 
     def note_filled(self, is_filled: Callable[[Tensor], bool]) -> None:
-        """Record all experts' scalars as received in each parameter that a model has filled."""
+        """Record all experts' scalars as received, for each parameter that a model has filled."""
         for part, tensor, parameter in self._numbers:
             if is_filled(parameter):
                 self._note_all(tensor, self.shards if part == "w13" else (DOWN,))
@@ -221,7 +221,7 @@ class ExpertLedger:
             tensor: name on disk.
             row: index of the expert on this rank.
             shard: the projection.
-            of_all: ``row`` is an index over the experts of all ranks.
+            of_all: whether ``row`` is an index over the experts of all ranks instead.
         """
         expert = row if of_all else self._held[row]
         return self._received.get((tensor, expert, shard)) or self._name(tensor, expert, shard)

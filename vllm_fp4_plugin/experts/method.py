@@ -28,7 +28,7 @@ class Nvfp4ExpertsMethod(ExpertsMethod):
         layer: vLLM's layer of routed experts.
         prefix: name of the layer.
         checkpoint: content of the checkpoint's config.
-        weight_only: the checkpoint leaves activations in 16 bits.
+        weight_only: whether the checkpoint leaves activations in 16 bits.
         terms: number of terms that the user requested.
 
     Raises:

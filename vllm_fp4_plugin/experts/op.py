@@ -64,7 +64,7 @@ class ExpertsCall(NamedTuple):
         experts: weights, scales and biases.
         sizes: first four fields of ``ExpertSizes``.
         kernels: ``ExpertsPlan.targets``.
-        quantizes: activations are quantised to NVFP4.
+        quantizes: whether activations are quantised to NVFP4.
         terms: number of NVFP4 values whose sum represents each element of an activation.
         activation: name of an ``nvfp4_kernels.activation.Activation``; the next three fields are
             its parameters.
@@ -116,8 +116,8 @@ def _experts(x: Tensor, topk_weights: Tensor, topk_ids: Tensor, *flat: Any) -> T
         topk_weights: float32 ``(M, k)``; weights of slots without an expert on this rank are
             unused.
         topk_ids: int32 ``(M, k)``; an id without an expert, such as -1 for padding, adds nothing.
-        flat: fields of an ``ExpertsCall``, then a bool: the routing weight is applied before gemm1,
-            not after gemm2.
+        flat: fields of an ``ExpertsCall``, then a bool: whether the routing weight is applied
+            before gemm1, instead of after gemm2.
 
     Returns:
         ``(M, H)`` of x's dtype.

@@ -47,7 +47,7 @@ class ExpertsPlan:
         combine: unpermute kernel, which sums each token's slots.
         inputs: quantization of the inputs of both GEMMs.
         terms: number of NVFP4 values whose sum represents each input element; 1 for 16-bit inputs.
-        gated: experts have gate and up projections, which ``first`` computes together.
+        gated: whether experts have gate and up projections, which ``first`` computes together.
         activation: activation between the GEMMs.
         choice: top-k choice of experts from the router's logits, which ``enter`` makes; None: vLLM
             chooses.
@@ -90,7 +90,7 @@ def make_plan(
 
     Args:
         activation: activation between the GEMMs.
-        gated: experts have a gate.
+        gated: whether experts have a gate.
         inputs: quantization of the inputs of both GEMMs.
         requested: number of terms that the user requested for the layer.
         choice: top-k choice of experts, if our kernels choose.
@@ -138,7 +138,7 @@ def activation_of(layer: Any) -> Activation:
 
 
 def unsupported_reason(layer: Any) -> str | None:
-    """Name a feature that a layer needs and our kernels lack; None if they lack none."""
+    """Reason why our kernels cannot run a layer, with accepted values; None if they can."""
     config = layer.moe_config
     return _of_arithmetic(config) or _of_sizes(config) or _of_ranks(config.moe_parallel_config)
 
@@ -180,7 +180,7 @@ def _of_ranks(parallel: Any) -> str | None:
 
 
 def cpu_unsupported_reason(layer: Any) -> str | None:
-    """Name a feature that a layer needs and vLLM lacks on a CPU; None if it lacks none."""
+    """Reason why vLLM cannot serve a layer on a CPU, with the remedy; None if vLLM can."""
     ranks = layer.moe_config.moe_parallel_config.dp_size
     module, _, communicator = current_platform.get_device_communicator_cls().rpartition(".")
     if ranks > 1 and "all_gatherv" not in vars(getattr(import_module(module), communicator)):

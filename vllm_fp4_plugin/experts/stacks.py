@@ -48,11 +48,11 @@ def apart(
         shard: projection that the tensor holds; for gate and up together, ``GATE``, or
             ``ALTERNATING`` if their rows alternate.
         expert: index of the expert, or of the first of several.
-        is_number: the tensor of one expert is a scalar.
-        rows: rows of gate's weight over all ranks.
+        is_number: whether the tensor of one expert is a scalar.
+        rows: number of rows of gate's weight over all ranks.
         shards: projections before the activation.
-        held: experts of this rank, in row order.
-        count: experts of all ranks.
+        held: indices of this rank's experts, in row order.
+        count: number of experts of all ranks.
     """
     if shard in (ALTERNATING, DOWN_OF_GPT_OSS):
         yield from _of_gpt_oss(loaded, shard, expert, is_number=is_number)

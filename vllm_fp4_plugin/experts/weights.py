@@ -76,7 +76,7 @@ def _in_layout(data: Tensor, scales: Tensor, plan: ExpertsPlan) -> tuple[Tensor,
 def _padded(
     more: int, w13: Tensor, w13_scale: Tensor, w2: Tensor, w2_scale: Tensor
 ) -> tuple[Tensor, ...]:
-    """Pad I with zeros: the results do not change, as every activation maps zero to zero."""
+    """Pad I by ``more`` zeros: the results do not change, as every activation maps zero to zero."""
     return (
         pad(w13, (0, 0, 0, more)),
         _pad_scales(w13_scale, (0, 0, 0, more)),

@@ -198,7 +198,8 @@ def _of_modelopt(group: LayerGroup) -> LayerGroup:
     """Config group whose settings are replaced with ModelOpt's algorithm name.
 
     Raises:
-        UnsupportedCheckpoint: ModelOpt has no algorithm for the group, or vLLM does not know it.
+        UnsupportedCheckpoint: ModelOpt has no algorithm for the group, or vLLM does not know the
+            algorithm.
     """
     if group.kind not in _ALGORITHMS:
         raise UnsupportedCheckpoint(

@@ -83,7 +83,7 @@ class QuantizingAttention(Attention):
 
 
 def feeds(owner: Any, name: str, layer: Any) -> bool:
-    """Whether a linear layer consumes an attention layer's result, alone or among others.
+    """Whether a linear layer consumes an attention layer's result, alone or with other consumers.
 
     Args:
         owner: fully constructed module that holds the attention and the layer.
@@ -151,7 +151,7 @@ def hand_over(attention: Any, layer: Any) -> Kernel:
 
 
 def take_back(attention: Any) -> Callable[[], None]:
-    """Undo the fusion: the result is in 16 bits again; return a function that redoes it."""
+    """Undo the fusion: the result is in 16 bits again; return a function that fuses again."""
     if not attention.impl.quantizes:
         return lambda: None
     attention.__class__, attention.impl.quantizes = Attention, False

@@ -159,7 +159,7 @@ def _is_auxiliary(model: Any, use: Use) -> bool:
 
 
 def _in_the_way(flow: Flow, norm_name: str) -> str:
-    """Reason why the norm, with a residual, is not the only use of a value; empty if it is."""
+    """Reason why a value has a use other than the norm with a residual; empty if it has none."""
     expected = {Use(norm_name, 0)}
     others = sorted({use.attribute for use in flow.uses - expected})
     reasons = {

@@ -1,9 +1,9 @@
 """Data flow of positions from vLLM's runner to a rotary embedding, read from forward passes.
 
-Fused attention takes the positions from the runner's metadata, a rotary embedding from an argument:
-both must be equal. ``forward_analysis`` reads the modules of a decoder layer. This module reads the
-modules above the layers, which loop over layers or wrap another model: every path to the layers
-must pass the positions unchanged; other code is free.
+Fused attention takes the positions from the runner's metadata, and a rotary embedding takes them
+from an argument: both must be equal. ``forward_analysis`` reads the modules of a decoder layer.
+This module reads the modules above the layers, which loop over layers or wrap another model: every
+path to the layers must pass the positions unchanged; other code is free.
 """
 
 import ast

@@ -156,7 +156,7 @@ def bind(owner: Any, name: str, rotary_name: str) -> str:
 
 
 def unbind(owner: Any, name: str) -> Callable[[], None]:
-    """Undo the fusion of rotation and head norms; return a function that redoes it."""
+    """Undo the fusion of rotation and head norms; return a function that fuses again."""
     impl = owner._modules[name].impl
     rotation, impl.rotation = impl.rotation, None
     if rotation is None:

@@ -45,11 +45,11 @@ class Feeding:
 
     Attributes:
         layer: the consuming linear layer.
-        per_token: whether each token gets its own scale, instead of the layer's.
+        per_token: whether each token gets its own scale, instead of the layer's scale.
         terms: number of NVFP4 values whose sum represents each element of the result.
         alone, adding: kernels of the norm, without and with a residual.
-        reduction: how the norm all-reduces the ranks' partial sums; None: its input is already
-            reduced.
+        reduction: how the norm all-reduces the ranks' partial sums; None: the norm's input is
+            already reduced.
     """
 
     layer: Any

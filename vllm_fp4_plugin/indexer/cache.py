@@ -14,7 +14,7 @@ def set_format(cache_layer: Any, fmt: Format, head_dim: int) -> None:
         cache_layer: layer that represents the cache; its ``head_dim``, in bytes, determines the
             spec.
         fmt: format of the keys.
-        head_dim: elements of a key.
+        head_dim: number of elements of a key.
     """
     cache_layer.head_dim = fmt.page_bytes(head_dim, 1)
 

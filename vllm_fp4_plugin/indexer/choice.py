@@ -36,9 +36,9 @@ class IndexerTraits:
         native: key format that vLLM would use.
         head_dim: D.
         top_k: number of keys to select.
-        quant_block_size: elements per scale in vLLM's FP8 format.
-        stored_by_model: the model quantises and stores keys before it calls the indexer.
-        two_level: top-k is restricted to candidate blocks from an earlier selection.
+        quant_block_size: number of elements per scale in vLLM's FP8 format.
+        stored_by_model: whether the model quantises and stores keys before it calls the indexer.
+        two_level: whether top-k is restricted to candidate blocks from an earlier selection.
     """
 
     native: str

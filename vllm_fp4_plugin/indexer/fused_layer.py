@@ -127,7 +127,7 @@ def rotated(x: Tensor, cos_sin: Tensor, *, interleaved: bool) -> Tensor:
     Args:
         x: ``(T, H, D)``.
         cos_sin: ``(T, R)``: R/2 cosines, then as many sines.
-        interleaved: the elements of a pair are adjacent; otherwise they are R/2 apart.
+        interleaved: whether the elements of a pair are adjacent instead of R/2 apart.
     """
     turned, rest = x.split([cos_sin.shape[-1], x.shape[-1] - cos_sin.shape[-1]], dim=-1)
     cos, sin = cos_sin.float().unsqueeze(1).chunk(2, dim=-1)

@@ -41,8 +41,8 @@ class LoadLedger:
         Args:
             tensor: name on disk.
             dtype: required dtype.
-            columns_per: weight columns per column of the tensor (2 for packed data, 16 for block
-                scales), None for a scalar.
+            columns_per: number of weight columns per column of the tensor (2 for packed data, 16
+                for block scales), None for a scalar.
             inner: vLLM's own loader.
         """
 
@@ -76,7 +76,7 @@ class LoadLedger:
         self._received.clear()
 
     def sources(self, tensor: str, count: int) -> list[Source | str]:
-        """Checkpoint tensor of each shard of ``tensor``; the shard's name in the model if unknown.
+        """Checkpoint tensor of each shard of ``tensor``, or else the shard's name in the model.
 
         Args:
             tensor: name on disk.
@@ -132,7 +132,7 @@ class LoadLedger:
 
 
 def full_rows(layer: Any, num_shards: int) -> dict[Any, int | None]:
-    """Rows of each shard before tensor parallelism, by vLLM's shard ids."""
+    """Number of rows of each shard before tensor parallelism, by vLLM's shard ids."""
     if hasattr(layer, "total_num_kv_heads"):
         kv_heads = layer.total_num_kv_heads
         rows = (

@@ -345,7 +345,7 @@ class Nvfp4LinearMethod(Nvfp4LinearBase):
         options: see the base class.
         prefix: see the base class.
         checkpoint: content of the checkpoint's config.
-        weight_only: the checkpoint leaves the layer's activations in 16 bits.
+        weight_only: whether the checkpoint leaves the layer's activations in 16 bits.
         reason: reason for the scheme, for the report; may be empty.
         terms: see the base class.
 

@@ -33,7 +33,7 @@ _REMEDY = "mend that outlier, or leave the layer unquantised with nvfp4_tc.ignor
 
 @register_weight_loader_v2_supported_method
 class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
-    """Method of a linear layer whose 16-bit weight is quantised once it is complete.
+    """Method of a linear layer whose 16-bit weight is quantised once completely loaded.
 
     The weight starts on the meta device and exists in 16 bits for one layer at a time, so loading
     peaks at the quantised model plus one layer.
@@ -103,7 +103,7 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
             )
 
     def _names(self, layer: Any, count: int) -> list[Source | str]:
-        """Checkpoint tensor of each shard; the shard's name in the model if unknown."""
+        """Checkpoint tensor of each shard; the shard's name in the model for an unknown tensor."""
         whole, shards = self._rows.sources.get(None), list(full_rows(layer, count))
         if whole is not None:
             return [whole] * count

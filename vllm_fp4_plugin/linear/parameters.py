@@ -1,7 +1,7 @@
 """Parameters whose loaders a model may replace without bypassing our checks.
 
-vLLM's Mamba mixers do so if the number of groups is not divisible by the tensor-parallel size, so
-that every rank holds a copy: ``weight``, ``weight_scale`` and ``input_scale`` of the input
+vLLM's Mamba mixers replace loaders if the number of groups is not divisible by the tensor-parallel
+size, so that every rank holds a copy: ``weight``, ``weight_scale`` and ``input_scale`` of the input
 projection get a loader that slices rows.
 """
 

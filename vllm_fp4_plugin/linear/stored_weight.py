@@ -37,8 +37,8 @@ class StoredWeight:
         layer: owner of the parameters.
         prefix: name of the layer.
         checkpoint: content of the checkpoint's config.
-        shards: rows of each shard on this rank.
-        k: elements of a row on this rank.
+        shards: number of rows of each shard on this rank.
+        k: number of elements of a row on this rank.
         vllm_loader: vLLM's loader of a parameter.
         static: whether calibrated input scales are used.
     """

@@ -99,7 +99,7 @@ def operand(x: Input) -> tuple[Tensor, Tensor | None, Tensor | None]:
 def shaped(out: Tensor, x: Input) -> Tensor:
     """View the result ``(M, N)`` of a quantised input with the input's leading dimensions.
 
-    The result of a tensor has them already.
+    If ``x`` is a tensor, the result already has these dimensions.
     """
     if isinstance(x, QuantizedInput) and len(x.shape) != 2:
         return out.view(*x.shape[:-1], out.shape[-1])

@@ -129,9 +129,9 @@ def _remove_leftovers(parent: Path, dst: Path, say: Callable[[str], None]) -> No
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[bool]:
-    """Hold a lock on a folder, which the kernel releases when the process ends.
+    """Hold a lock on a folder; the operating system releases the lock when the process ends.
 
-    Yields False if another process holds the lock, or the file system has no locks.
+    Yields True; or False if another process holds the lock, or the file system has no locks.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:

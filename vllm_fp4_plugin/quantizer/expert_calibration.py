@@ -82,7 +82,7 @@ class StreamedExperts:
         return block.shared_expert(x) + total.to(x.dtype), logits
 
     def _hidden(self, number: int, x: Tensor, first: Tensor, tokens: Tensor) -> Tensor:
-        """Input of an expert's down projection for ``tokens`` of ``x``; measured over all of x."""
+        """Input of expert ``number``'s down projection for x[tokens]; measured on all of x."""
         if self._found is None:
             return activate(self._module, linear(x[tokens], first))
         hidden = activate(self._module, linear(x, first))

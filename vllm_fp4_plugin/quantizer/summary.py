@@ -25,7 +25,7 @@ class Summary:
         bits_per_weight: bits per weight of the quantised linears, scales included.
         mean_relative_mse: mean over quantised weights of ‖dequantised - original‖² / ‖original‖²;
             None for a dry run.
-        calibration_tokens: tokens the input scales were measured on; 0 for a weight-only
+        calibration_tokens: number of tokens the input scales were measured on; 0 for a weight-only
             checkpoint.
         relative_mse_by_type: mean relative MSE by type of linear, such as ``q_proj`` or
             ``experts.gate_proj``.

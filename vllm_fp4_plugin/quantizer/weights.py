@@ -53,7 +53,7 @@ class WeightQuantizer:
         convention: format that decides whether global scales are factors or divisors.
         rule: rule for block scales.
         sharing: by linear, all linears that share its global scale, itself included; their largest
-            weight sets the scale. A linear that is absent shares with none.
+            weight sets the scale. A linear that is absent from ``sharing`` has its own scale.
         fused: by linear, all linears that engines fuse with it into one matrix, itself included.
             An all-zero linear gets the global scale of the others, as some engines apply one scale
             to all.

@@ -18,8 +18,8 @@ class Case:
         name: unique name.
         path: path under ``examples/python/CuTeDSL``.
         arguments: command line arguments.
-        sms: streaming multiprocessors to emulate; a small number makes persistent kernels process
-            several tiles per CTA.
+        sms: number of streaming multiprocessors to emulate; a small number makes persistent kernels
+            process several tiles per CTA.
         arch: "sm_100a" or "sm_90a".
     """
 

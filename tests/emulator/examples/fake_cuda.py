@@ -15,8 +15,8 @@ class HardwareInfo:
     """Stand-in for ``cutlass.utils.HardwareInfo``, which describes the emulated chip.
 
     Attributes:
-        sms: streaming multiprocessors; a small number makes persistent kernels process several
-            tiles per CTA.
+        sms: number of streaming multiprocessors; a small number makes persistent kernels process
+            several tiles per CTA.
     """
 
     sms = 148
@@ -63,7 +63,7 @@ def install(runtime: Runtime, sms: int) -> None:
 
     Args:
         runtime: the installed runtime, whose errors CuTe's calls raise.
-        sms: streaming multiprocessors that CuTe's ``HardwareInfo`` reports.
+        sms: number of streaming multiprocessors that CuTe's ``HardwareInfo`` reports.
     """
     import cutlass.cute.testing
     import cutlass.testing

@@ -127,7 +127,7 @@ def install(sms: int, arch: str = "sm_100a") -> None:
     """Patch torch in this process.
 
     Args:
-        sms: streaming multiprocessors in the device properties.
+        sms: number of streaming multiprocessors in the device properties.
         arch: "sm_100a" or "sm_90a", reported in the device properties.
     """
     properties = SimpleNamespace(

@@ -11,7 +11,7 @@ from tests.emulator.runtime.device import Dimensions
 
 
 class Recorder:
-    """Device that writes ``<name>.<n>.ptx`` per module, and its launches to ``<name>.<n>.json``.
+    """Device that writes each module to ``<name>.<n>.ptx`` and its launches to ``<name>.<n>.json``.
 
     Args:
         folder: output folder; None keeps the launches in memory only.
@@ -66,4 +66,4 @@ class Recorder:
             path.write_text(json.dumps(own, indent=1))
 
     def synchronise(self, stream: int | None = None) -> None:
-        """Return at once: launches are recorded, so none is in flight."""
+        """Return immediately: launches are only recorded, so that no launch is in flight."""

@@ -116,7 +116,7 @@ def atomic(
     order: str,
     scope: int,
 ) -> list[Lanes]:
-    """Execute an atomic lane by lane if addresses repeat, else at once; returns the old values."""
+    """Execute an atomic lane by lane if addresses repeat, else in one step; returns old values."""
     width, count = TYPE_BITS[kind] // 8, len(values[0])
     nbytes = width * count
     access = w.access(line, "atomic", strong=True)

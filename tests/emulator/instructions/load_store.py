@@ -81,7 +81,7 @@ def _polls(e: "Emitter", form: _Form) -> None:
 
 
 def _parks(e: "Emitter", form: _Form) -> None:
-    """Emit a yield for a polling load: the warp sleeps until a write to its address."""
+    """Emit a yield for a polling load: the warp sleeps until a write to the load's address."""
     if form.strong and form.space != "param":
         e.write("if not w.ready: yield")
 
@@ -521,7 +521,11 @@ def bank_passes(where: Lanes, nbytes: int) -> int:
 
 
 def sectors(where: Lanes, nbytes: int) -> tuple[tuple[tuple[int, int], ...], int, int]:
-    """Sectors that lanes of ``nbytes`` touch: runs (first, count), number of sectors, of lines."""
+    """Sectors that an access of ``nbytes`` per lane touches.
+
+    Returns:
+        Runs of sectors as (first, count), number of sectors, and number of lines.
+    """
     ends = np.concatenate([where, where + np.uint64(nbytes - 1)]).astype(np.int64)
     found = np.unique(ends // SECTOR)
     starts = np.flatnonzero(np.diff(found, prepend=-2) != 1)

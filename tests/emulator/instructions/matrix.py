@@ -35,7 +35,7 @@ class _Form:
     Attributes:
         shape: m8n8, m16n16, m8n16 or m16n8.
         count: number of matrices.
-        transposed: .trans.
+        transposed: whether .trans is given.
         bits: bits of an element in shared memory.
         space: shared or generic.
     """

@@ -50,7 +50,7 @@ _FUNCTIONS: dict[str, Function] = {
 
 
 def ex2_ftz(values: Any) -> Lanes:
-    """ex2.approx.ftz.f32: results below 2^-126 are zero; subnormals give 1, as does zero."""
+    """ex2.approx.ftz.f32: results below 2^-126 are 0; a subnormal argument gives 1, as 0 does."""
     result: Lanes = np.exp2(values, dtype=np.float64).astype(np.float32)
     normal = values >= _LEAST_EXPONENT
     if count_nonzero(normal) == result.size:

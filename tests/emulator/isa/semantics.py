@@ -44,8 +44,9 @@ class Lanewise:
             operations are expected: numpy's warnings have to be off (``np.errstate``).
         scalar: an expression template for sources that are all Python ints (masked unsigned, also
             for ``s``) and bools, with a result of the same kind. None: use ``vector``.
-        carry_in: the last source is the condition code CC.CF, not an operand (PTX ISA, addc).
-        carry_out: the last result is CC.CF.
+        carry_in: whether the last source is the condition code CC.CF instead of an operand (PTX
+            ISA, addc).
+        carry_out: whether the last result is CC.CF.
     """
 
     sources: tuple[str, ...]
@@ -116,7 +117,7 @@ def elementwise(
 
 
 def check_count(text: str, came: int | None, accepted: Collection[int], what: str) -> int:
-    """Check an instruction's number of operands; the default is the first of ``accepted``."""
+    """Check and return an instruction's number of operands; default: the first of ``accepted``."""
     choices = list(accepted)
     if came is None:
         return choices[0]

@@ -185,7 +185,7 @@ class Cta:
                 )
 
     def touch(self, component: int, clock: int, verb: str, where: Callable[[], Where]) -> None:
-        """Note an access to this CTA by a peer or an asynchronous unit, when it is made."""
+        """Note an access to this CTA by a peer or an asynchronous unit, as the access is made."""
         self.touches[component] = clock, verb, where
         if not self.alive:
             self.launch.report(

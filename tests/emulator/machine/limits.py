@@ -10,14 +10,14 @@ class Limits:
     """Limits of one chip.
 
     Attributes:
-        sms: streaming multiprocessors.
+        sms: number of streaming multiprocessors.
         shared: maximum bytes of shared memory of a CTA; ``shared_per_sm``: of an SM, including the
             bytes reserved by the system.
         threads: maximum threads of a CTA; ``threads_per_sm``: maximum resident threads of an SM.
         cluster: maximum portable cluster size, in CTAs.
-        registers: 32-bit registers of an SM.
+        registers: number of 32-bit registers of an SM.
         ctas_per_sm: maximum resident CTAs of an SM.
-        gpcs: graphics processing clusters: a cluster of CTAs lies within one GPC.
+        gpcs: number of graphics processing clusters; a cluster of CTAs lies within one GPC.
     """
 
     sms: int = 148

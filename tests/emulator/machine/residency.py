@@ -21,7 +21,7 @@ class Needs(NamedTuple):
     Attributes:
         shared: bytes of shared memory, including bytes reserved by the system.
         threads: threads, in whole warps.
-        registers: registers of all threads.
+        registers: number of registers of all threads.
     """
 
     shared: int

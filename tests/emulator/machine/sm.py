@@ -51,7 +51,7 @@ class Sm:
         self.launches: Counter[int] = Counter()
 
     def start(self, number: int) -> Counter[int]:
-        """Place a CTA of a launch on the SM; returns its neighbours."""
+        """Place a CTA of a launch on the SM; returns the number of its neighbours by launch."""
         before = self.launches.copy()
         self.launches[number] += 1
         return before
@@ -101,7 +101,7 @@ def shared_floor(limits: Limits, sharing: Sharing, largest: int) -> Floor[Sm]:
     Args:
         limits: limits of the chip.
         sharing: policy of SM sharing.
-        largest: CTAs of the largest cluster.
+        largest: number of CTAs of the largest cluster.
 
     Raises:
         LaunchError: no GPC holds the largest cluster.

@@ -56,7 +56,7 @@ class Warp:
             by other lanes does not cover.
         phases: by component of an mbarrier, number of phases known to be complete from the warp's
             own arrivals and waits.
-        blocks_run: executions of each basic block.
+        blocks_run: number of executions of each basic block.
         trace: record of the warp's work, or None where the launch is not traced.
         bulk_groups, copy_groups: groups of cp.async.bulk and of cp.async.
         tensor: the warp's side of the tensor core of sm_100.

@@ -42,7 +42,7 @@ class Form:
     """Modifiers of a wgmma.
 
     Attributes:
-        n: columns of D.
+        n: number of columns of D.
         element: element type of A and B.
         negative: whether the product is subtracted.
         a_transposed, b_transposed: whether M or N, not K, is the leading dimension.
@@ -69,7 +69,7 @@ class Multiply:
 
     Attributes:
         form: modifiers of the instruction.
-        accumulator: number of D's registers.
+        accumulator: number of D's tuple in ``RegisterTuples``.
         adds: whether the product is added to D.
         a: descriptor of A in shared memory, None for A in registers.
         b: descriptor of B in shared memory.

@@ -381,7 +381,10 @@ class Actor:
         return max(self.clocks.generic.get(component, 0), wanted.get(component, 0))
 
     def knows(self, component: int, clock: int) -> bool:
-        """Whether the actor is ordered after a component's clock; if strict, by wide scopes."""
+        """Whether the actor is ordered after a component's clock.
+
+        With ``strict_scopes``, only through scopes that include the actor's CTA.
+        """
         clocks = self.clocks
         if self.events.strict_scopes:
             return clocks.well_known(component) >= clock

@@ -229,7 +229,7 @@ class OneLane(NamedTuple):
 
 
 def _distinct(events: Events32) -> Sequence[int]:
-    """The events of some granules, in order."""
+    """Distinct events of some granules, in order."""
     if events.size <= _FEW:  # typical for lanes: numpy's own calls have more overhead than work
         found = set(events.ravel().tolist())
         return tuple(found) if len(found) == 1 else sorted(found)

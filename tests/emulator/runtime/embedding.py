@@ -65,7 +65,7 @@ class PtxEmbedding(Compiler):
 
 
 class _NoEngine:
-    """Placeholder for the engine of a TVM FFI function, which CuTe replaces at once.
+    """Placeholder for the engine of a TVM FFI function, which CuTe replaces immediately.
 
     CuTe's own engine would compile the host code again, at a tenth of the compilation time, for an
     entry point that is never called.

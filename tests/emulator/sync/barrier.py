@@ -51,7 +51,7 @@ class Barrier:
         Args:
             warp: index of the arriving warp.
             threads: number of threads of the warp.
-            expected: threads the instruction names, a multiple of 32.
+            expected: number of threads the instruction names, a multiple of 32.
             clocks: clocks that the warp releases.
             votes: number of true predicates and of voting threads of bar.red.
             whole: whether the instruction names no count; ``expected`` then counts the threads that
@@ -111,7 +111,7 @@ class ClusterBarrier:
     """Barrier shared by all threads of a cluster; arrive and wait are separate.
 
     Attributes:
-        expected: warps of the cluster that have not exited.
+        expected: number of warps of the cluster that have not exited.
         arrived: warps that arrived in this generation.
     """
 

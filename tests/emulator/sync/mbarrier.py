@@ -166,7 +166,7 @@ class MBarrier:
         sender: Sender = Sender.NEAR,
         over: tuple[int, int] | None = None,
     ) -> int:
-        """mbarrier.arrive_drop: arrive, and reduce the count of all later phases likewise."""
+        """mbarrier.arrive_drop: arrive, and reduce the count of all later phases by ``count``."""
         if count > self.expected:
             raise BarrierMisuse(f"arrive_drop of {count} on {self}")
         self.expected -= count

@@ -26,7 +26,7 @@ def check_allocation(columns: int, previous: int | None, *, relinquished: bool) 
 
     Args:
         columns: requested columns.
-        previous: columns of the CTA's last allocation, None before the first.
+        previous: number of columns of the CTA's last allocation, None before the first.
         relinquished: whether the CTA has given up its permit.
 
     Raises:

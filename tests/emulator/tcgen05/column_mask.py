@@ -28,8 +28,8 @@ def decode_column_mask(word: int, m: int, n: int, max_shift: int) -> ColumnMask:
 
     Args:
         word: the descriptor.
-        m: rows of the instruction.
-        n: columns of the instruction.
+        m: number of rows of the instruction.
+        n: number of columns of the instruction.
         max_shift: largest shift that the instruction descriptor allows, 0, 8, 16 or 32.
 
     Raises:

@@ -47,12 +47,12 @@ class Mma:
         d: address of D.
         a: A in shared memory, or the address of A in tensor memory.
         b: B in shared memory.
-        accumulate: enable-input-d.
+        accumulate: enable-input-d: whether the product is added to D.
         scales_a, scales_b: addresses of the block scales, for block-scaled kinds.
         disable_output_lane: words of the lane mask, or empty.
-        scale_input_d: 0 to 15.
+        scale_input_d: 0 to 15: D is multiplied by 2^-scale_input_d before the addition.
         column_mask: zero-column mask (``.ws``).
-        a_shift: ``.ashift``; A is shifted after its use (CUTLASS).
+        a_shift: ``.ashift``: whether A is shifted after its use (CUTLASS).
         collector: ``a::fill`` ... ``b3::discard``, or None; changes no result.
     """
 

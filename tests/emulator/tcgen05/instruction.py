@@ -89,8 +89,8 @@ class MmaInstruction:
 
     Attributes:
         kind: kind of the MMA.
-        cta_group: CTAs taking part, 1 or 2; m and n count the whole pair.
-        weight_stationary: the ``.ws`` form.
+        cta_group: number of CTAs taking part, 1 or 2; m and n count the whole pair.
+        weight_stationary: whether the instruction has the ``.ws`` form.
         scales: block scales per row of A and of B; 0 without block scaling.
         scale_id_a, scale_id_b: first used byte of a scale word.
         max_shift: largest column shift of B (``.ws`` only).
@@ -300,7 +300,7 @@ def decode_instruction(
         word: the 32-bit descriptor.
         kind: ``.kind`` without ``kind::``.
         cta_group: 1 or 2.
-        weight_stationary: ``.ws``.
+        weight_stationary: whether the instruction has the ``.ws`` form.
         scale_vector: ``scale_vec::1X`` ... ``block32``, or None where PTX has no such qualifier.
 
     Raises:

@@ -25,8 +25,8 @@ class OperandShape:
     """One CTA's part of A or B.
 
     Attributes:
-        rows: rows along M or N.
-        k: elements along K.
+        rows: number of rows along M or N.
+        k: number of elements along K.
         element: element format.
         mn_major: whether M or N, not K, is the leading dimension (the transpose bit).
         padded: whether sub-byte elements lie in groups of 16, each padded to 16 bytes.

@@ -238,7 +238,7 @@ class ScaleRegion(NamedTuple):
 
     Attributes:
         first_row: row of A or B that row 0 of the region scales.
-        rows: rows in the region.
+        rows: number of rows in the region.
         subpartitions: the subpartitions that must hold a copy.
         columns: slice of tensor memory.
     """

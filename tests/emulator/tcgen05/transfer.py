@@ -25,11 +25,12 @@ class Fragment:
     Attributes:
         shape: shape as in PTX.
         registers: 32-bit registers per thread.
-        rows: lanes touched, 16 or 32.
-        packed: ``.pack::16b`` / ``.unpack::16b``: a register holds the low halves of two columns.
+        rows: number of lanes touched, 16 or 32.
+        packed: whether a register holds the low halves of two columns (``.pack::16b`` or
+            ``.unpack::16b``).
         lanes: lane offset [registers, 32 threads].
         columns: column offset [registers, 32 threads]; if packed, of the first column.
-        width: columns from the base address to the last touched column.
+        width: number of columns from the base address to the last touched column.
     """
 
     shape: str
@@ -50,7 +51,7 @@ def fragment(
     Args:
         shape: ``32x32b``, ``16x64b``, ``16x128b``, ``16x256b`` or ``16x32bx2``.
         count: the repeat factor ``.num``.
-        packed: ``.pack::16b`` of a load, ``.unpack::16b`` of a store.
+        packed: whether a load has ``.pack::16b``, or a store ``.unpack::16b``.
         half_split: immHalfSplitoff, columns to the second half of ``16x32bx2``.
 
     Raises:
@@ -186,8 +187,8 @@ def reduce_columns(
         registers: [registers, 32], loaded by a ``.32x32b`` or ``.16x32bx2`` load of at least x2.
         operation: ``min`` or ``max``.
         kind: ``f32``, ``u32`` or ``s32``.
-        absolute: ``.abs`` (f32 only).
-        nan: ``.NaN``: a NaN makes the result NaN instead of being ignored (f32 only).
+        absolute: ``.abs``: whether to reduce magnitudes (f32 only).
+        nan: ``.NaN``: whether a NaN makes the result NaN instead of being ignored (f32 only).
 
     Raises:
         IllegalInstruction: qualifiers that PTX ISA 9.7.16.8.3 does not have.

@@ -31,8 +31,8 @@ class Link:
     Attributes:
         launch: launch from ``Gpu.launch(..., traced=True)``. A launch with
             ``programmatic_stream_serialization`` overlaps its predecessor.
-        clusters: clusters of the grid; the traced clusters repeat to fill the grid. None: the
-            traced clusters alone.
+        clusters: number of clusters of the grid; the traced clusters repeat to fill the grid.
+            None: the traced clusters alone.
         operands: operands that the launch reads, identified by address. HBM supplies the part of an
             operand that L2 does not hold; data outside the operands is in L2. Without operands, all
             distinct bytes read come from HBM.
@@ -92,7 +92,7 @@ class ChainTiming:
         return self.links[-1].ended
 
     def period(self, count: int) -> float:
-        """Microseconds between the ends of the last launch and of the ``count``-th before it."""
+        """Microseconds between the ends of the last launch and the launch ``count`` before it."""
         if not 0 < count < len(self.links):
             raise ValueError(f"count: {count}, accepted 1 to {len(self.links) - 1}; add launches")
         return self.links[-1].ended - self.links[-1 - count].ended

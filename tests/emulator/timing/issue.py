@@ -1,4 +1,4 @@
-"""Warp scheduler: warps that run at once share its issue slots and pipes.
+"""Warp scheduler: warps that run at the same time share its issue slots and pipes.
 
 Sharing is fluid: a segment, which takes ``length`` cycles alone, proceeds at a rate of 1, or less
 while the running warps together exceed the throughput of a pipe. Warps get equal shares of a pipe,

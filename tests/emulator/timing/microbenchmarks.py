@@ -29,11 +29,11 @@ class Microbenchmark:
 
     Attributes:
         body: PTX between the declarations and ``ret``.
-        threads: threads of a CTA.
-        ctas: CTAs of the grid.
+        threads: number of threads of a CTA.
+        ctas: number of CTAs of the grid.
         shared: bytes of dynamic shared memory.
         data: bytes of global memory that the only parameter points to.
-        cluster: CTAs of a cluster.
+        cluster: number of CTAs of a cluster.
         dependent: whether the launch may start before its predecessor has ended.
         target: target of the PTX.
     """
@@ -100,9 +100,9 @@ def multiply_loop(
 
     Args:
         kind: "f16" or "f8f6f4".
-        m: rows of A.
-        n: columns of B.
-        count: MMAs before each commit.
+        m: number of rows of A.
+        n: number of columns of B.
+        count: number of MMAs before each commit.
         batches: number of commits.
         from_tensor: whether A is in tensor memory.
     """
@@ -133,10 +133,10 @@ def warpgroup_loop(n: int, count: int, threads: int = 128, pending: int = 0) -> 
     """Loop of ``count`` wgmma of N = ``n``, A in registers, one per group, then a partial wait.
 
     Args:
-        n: columns, at most 128.
+        n: number of columns, at most 128.
         count: number of wgmma.
-        threads: threads of a CTA, a multiple of a warpgroup's 128.
-        pending: groups that may still be in flight after the wait.
+        threads: number of threads of a CTA, a multiple of a warpgroup's 128.
+        pending: number of groups that may still be in flight after the wait.
     """
     sums = ", ".join(f"%f{number}" for number in range(n // 2))
     layout = (8 << 16) | (16 << 32)  # without swizzle
@@ -193,7 +193,7 @@ def store_loop(nbytes: int, count: int) -> Microbenchmark:
 
 
 def tensor_reads(registers: int, count: int) -> Microbenchmark:
-    """Four warps that each read ``registers`` of tensor memory ``count`` times, then wait."""
+    """Four warps that each run ``count`` tcgen05.ld of ``registers`` registers, then wait."""
     names = ", ".join(f"%r{n}" for n in range(2, 2 + registers))
     read = f"tcgen05.ld.sync.aligned.32x32b.x{registers}.b32 {{{names}}}, [%r45];\n"
     body = [
@@ -221,13 +221,13 @@ def late_warp(count: int) -> Microbenchmark:
 def stream(
     threads: int, loads: int, count: int, ctas: int = 1, store: bool = False, hint: str = ""
 ) -> Microbenchmark:
-    """Kernel that ``count`` times loads ``loads`` x 16 bytes per thread and uses or stores them.
+    """Kernel of ``count`` rounds: each thread loads ``loads`` x 16 bytes and uses or stores them.
 
     Args:
-        threads: threads of a CTA.
+        threads: number of threads of a CTA.
         loads: loads in flight at once.
         count: number of rounds.
-        ctas: CTAs of the grid.
+        ctas: number of CTAs of the grid.
         store: whether to store the loaded data.
         hint: modifiers of the loads, such as ".L1::no_allocate".
     """

@@ -42,7 +42,7 @@ def model(
     Args:
         launch: launch from ``Gpu.launch(..., traced=True)``.
         parameters: parameters of the chip.
-        clusters: clusters of the grid; the traced clusters repeat to fill the grid.
+        clusters: number of clusters of the grid; the traced clusters repeat to fill the grid.
         footprint: bytes that come from HBM because nothing has read them before; by default the
             distinct bytes read by the traced clusters, for each repetition.
         exact: whether to simulate every cluster; by default where that is cheap.
@@ -200,7 +200,11 @@ class Model:
 
 
 def list_schedule(times: list[float], slots: int, between: float) -> float:
-    """Cycle at which the last job ends; jobs take ``times`` and start in order in free slots."""
+    """Cycle at which the last job ends.
+
+    Jobs take ``times`` and start in order, each in the first free slot, ``between`` cycles after
+    the slot's preceding job.
+    """
     free = [-between] * slots
     for time in times:
         heapreplace(free, free[0] + between + time)

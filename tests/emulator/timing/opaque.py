@@ -19,7 +19,7 @@ class OpaqueLink:
         microseconds: time from the moment when the launch may read its predecessor's results to its
             end.
         dependent: whether the launch takes part in dependent launches: it opens as soon as its
-            predecessor permits, permits its successor at once, and waits for its predecessor.
+            predecessor permits, permits its successor immediately, and waits for its predecessor.
         operands, writes: as in ``Link``, except that addresses do not matter.
     """
 

@@ -262,7 +262,7 @@ class Parameters:
     )
 
     def gpc_sizes(self) -> tuple[int, ...]:
-        """SMs of each GPC."""
+        """Number of SMs of each GPC."""
         return self.limits.gpc_sizes()
 
     @property

@@ -42,7 +42,7 @@ class Prepared:
     Attributes:
         traced: clusters that the grid repeats, each CTA at its rank.
         size: number of CTAs of a cluster.
-        clusters: clusters of the grid.
+        clusters: number of clusters of the grid.
         needs: needs of a CTA.
         deep: number of CTAs that an SM holds if no other launch is resident.
         places: groups of SMs, one for each CTA of a cluster.

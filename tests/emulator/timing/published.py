@@ -103,7 +103,7 @@ class Kernel:
         sizes: values of ``{steps}`` for one and for two steps; a single value for a whole run.
         sms: number of SMs to emulate, small enough that one cluster does all the steps; 0 for the
             whole chip.
-        clusters: clusters of the chip in each run.
+        clusters: number of clusters of the chip in each run.
         footprint: bytes that all clusters read from HBM in one step.
         steps: number of steps of the longest cluster in the whole problem.
         waves: number of such clusters that run one after the other.

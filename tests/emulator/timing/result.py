@@ -35,7 +35,8 @@ class Timing:
         parameters: parameters of the model.
         cycles: cycles of the kernel on the GPU, without launch overhead.
         launch_us: launch overhead.
-        clusters: clusters of the grid; ``waves`` full or partial waves of ``resident`` clusters.
+        clusters: number of clusters of the grid, which run in ``waves`` full or partial waves of
+            ``resident`` clusters.
         exact: whether every cluster was simulated; otherwise, representatives of similar clusters.
         busy: fraction of the kernel's time that each unit works, averaged over all SMs of the chip.
         flops: operations of the tensor cores in the whole grid.

@@ -153,7 +153,7 @@ class L2:
         self._held: OrderedDict[str, float] = OrderedDict()
 
     def read(self, operand: Operand) -> float:
-        """Missing bytes of an operand; L2 then holds the part that fits, unless it is streamed."""
+        """Missing bytes of an operand; L2 then holds as much as fits, unless streamed."""
         missing = max(0.0, operand.total - self._held.get(operand.name, 0.0))
         if not operand.streamed:
             self.write(operand.name, operand.total)

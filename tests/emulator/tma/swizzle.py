@@ -31,12 +31,12 @@ class Swizzle(IntEnum):
 
     @property
     def mode(self) -> int:
-        """Number in the descriptor and in tensormap.replace's .swizzle_mode."""
+        """Encoding in the descriptor and in tensormap.replace's .swizzle_mode."""
         return min(self, 3)
 
     @property
     def atomicity(self) -> int:
-        """Number in the descriptor and in tensormap.replace's .swizzle_atomicity."""
+        """Encoding in the descriptor and in tensormap.replace's .swizzle_atomicity."""
         return max(self - 3, 0)
 
     @property

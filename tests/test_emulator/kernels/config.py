@@ -23,7 +23,7 @@ class GemmConfig:
     """One variant of the kernel.
 
     Attributes:
-        tile_n: columns of C per tile, 128 or 256.
+        tile_n: number of columns of C per tile, 128 or 256.
         two_sm: whether pairs of CTAs accumulate tiles of 256 rows together, each holding half of B.
         stages: depth of the pipeline of operand tiles.
     """

@@ -82,7 +82,7 @@ class Gpu:
         return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
     def encode(self, tensor_map: TensorMap, address: int) -> Array:
-        """Descriptor of the driver, as 16 words, for a tensor at ``address``."""
+        """Descriptor for a tensor at ``address``, as encoded by the driver: 16 words."""
         rank = len(tensor_map.shape)
         storage = ctypes.create_string_buffer(128 + 64)
         start = -ctypes.addressof(storage) % 64

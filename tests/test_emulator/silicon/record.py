@@ -128,7 +128,7 @@ def main() -> int:
 
 
 def _driver() -> str:
-    """Version of the kernel driver, if the system reports it."""
+    """Version of NVIDIA's kernel-mode driver, if the system reports it."""
     path = Path("/proc/driver/nvidia/version")
     if not path.exists():
         return "unknown"

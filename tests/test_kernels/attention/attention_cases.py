@@ -223,7 +223,7 @@ def growing_by_parts(fp8: bool, keys: int) -> Problem:
 
 
 def starts(lengths: tuple[int, ...]) -> Tensor:
-    """Cumulative starts of sequences of these lengths, ending with the total."""
+    """Cumulative starts of sequences of ``lengths``, ending with the total."""
     ends = torch.tensor((0, *lengths)).cumsum(0)
     return ends.to(torch.int32)
 

@@ -29,7 +29,7 @@ class SparseCase(Case):
 
     Attributes:
         listed: number of keys per token.
-        width: columns of the lists.
+        width: number of columns of the lists.
     """
 
     listed: tuple[int, ...] = ()
@@ -52,7 +52,7 @@ class SparseProblem(Problem):
 
     Attributes:
         lists: key positions that each token attends to.
-        width: columns of the lists.
+        width: number of columns of the lists.
     """
 
     lists: Lists = ()

@@ -85,7 +85,7 @@ def test_any_lists(
 
 
 def close(found: Result, expected: Result) -> None:
-    """Whether two results agree within their roundings to BF16."""
+    """Check that two results agree within their roundings to BF16."""
     torch.testing.assert_close(found[0], expected[0], rtol=2**-7, atol=1e-4)
     torch.testing.assert_close(found[1], expected[1], rtol=1e-6, atol=1e-5)
 

@@ -24,7 +24,7 @@ class Stage:
     Attributes:
         name: the op and its variant.
         source: package or module that has the kernel's waits.
-        takes: kind of the value it takes.
+        takes: kind of the value that the stage takes.
         gives: kinds of the returned values: results, and inputs that a later stage may overwrite.
         run: function from the value to a value for each kind in ``gives``.
         twin: name of a stage that launches the same kernel but takes another input from the
@@ -58,9 +58,9 @@ class Chain:
         return f"{self.first.name} > {self.second.name}"
 
     def run(self, replaced: Mapping[str, str] = MappingProxyType({})) -> list[str]:
-        """Run both stages; return the PTX of each of the second one's kernels.
+        """Run both stages; return the PTX of each kernel of the second stage.
 
-        One schedule is enough: whether an access comes after a wait does not depend on it.
+        One schedule is enough: whether an access comes after a wait is the same in every schedule.
 
         Args:
             replaced: maps PTX of the second stage to PTX that runs instead.

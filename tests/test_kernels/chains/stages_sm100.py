@@ -370,7 +370,7 @@ def table() -> Tensor:
 
 
 def scored(top_k: int, given: dict[str, Any]) -> tuple[Value, ...]:
-    """Scores of contiguous keys, or their top-k if ``top_k`` is given."""
+    """Scores of contiguous keys, or their top-k if ``top_k`` is not 0."""
     q, k = given.get("q") or new_vectors((TOKENS, HEADS)), given.get("k") or new_vectors((KEYS,))
     ends = given.get("ends", torch.full((TOKENS,), KEYS, dtype=torch.int32))
     keys = ops.IndexerKeys(*k, torch.zeros_like(ends), ends)

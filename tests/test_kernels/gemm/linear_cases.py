@@ -24,7 +24,7 @@ def rounding_error(magnitude: Float64, dtype: torch.dtype) -> Float64:
 
 @dataclass(frozen=True)
 class Case:
-    """One problem; ``a_dtype`` None means NVFP4 activations."""
+    """One problem; ``a_dtype`` is None for NVFP4 activations."""
 
     m: int
     n: int

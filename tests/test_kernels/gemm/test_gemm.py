@@ -150,7 +150,10 @@ def test_against_vllm(m: int, n: int, k: int) -> None:
 
 @pytest.mark.parametrize("ratio", [1.0, 2.0, 8.0])
 def test_shards_with_their_own_global_scales(ratio: float) -> None:
-    """Shards r apart are equally accurate with a scale each; a shared scale adds (r-1)² error."""
+    """Shards with magnitudes in a ratio r are equally accurate with a scale each.
+
+    A shared scale adds an error of (r-1)².
+    """
     weight = torch.randn(128, 256)
     shards = [weight, weight.flip(0) / ratio]
     packed = [quantize_weight(shard) for shard in shards]

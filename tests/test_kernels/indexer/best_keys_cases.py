@@ -61,7 +61,7 @@ def scored(rows: list[Row], top_k: int, next_n: int = 1, scale: float = 1.0) -> 
 
     Two heads see the same element with opposite signs: their relus are the positive and negative
     half of a number. The queries of a sequence see its keys with weights 1, -1, 1, ... times
-    ``scale``; the first sees a key less than the second, and so on.
+    ``scale``; the first query sees one key less than the second, and so on.
     """
     keys = [_stored(np.pad(row[:, None], ((0, 0), (0, HEAD_DIM - 1)))) for row in rows]
     q = np.zeros((len(rows), next_n, 2, HEAD_DIM), dtype=np.float32)

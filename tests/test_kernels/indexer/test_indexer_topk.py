@@ -118,7 +118,7 @@ VALUES = st.sampled_from([NAN, INF, -INF, 0.0, -0.0, 1.0, -1.0, 2.0, 1e-45, 3e38
 @PROPERTY
 @given(generators, st.integers(0, 40), st.integers(1, 45), st.lists(VALUES, max_size=6))
 def test_any(rng: np.random.Generator, columns: int, top_k: int, special: list[float]) -> None:
-    """Few distinct values, so many ties, and special values."""
+    """Few distinct values, hence many ties, and special values."""
     values = np.array([*special, -2.0, 0.5, 1.0, 7.0])
     logits = torch.from_numpy(rng.choice(values, size=(9, columns))).float()
     starts = rng.integers(0, columns + 1, size=9).astype(np.int32)

@@ -55,8 +55,8 @@ def serve(model: Path, *, rounds: int = 1, score: bool = True, **engine_args: An
     Args:
         model: checkpoint.
         rounds: number of times that the texts are sent; the last answers count.
-        score: request the prompts' log-probabilities too, which keeps vLLM from using its prefix
-            cache.
+        score: whether to request the prompts' log-probabilities too, which keeps vLLM from using
+            its prefix cache.
         engine_args: arguments of ``LLM``.
     """
     from vllm import SamplingParams

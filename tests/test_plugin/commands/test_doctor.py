@@ -146,7 +146,7 @@ def test_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Function that makes this machine appear to have healthy GPUs, except for its arguments."""
+    """Function that makes this machine appear to have healthy GPUs, except as its arguments say."""
 
     def become(
         *gpus: Gpu, vllm: str = "0.33.0", of_torch: str = "2.14.0", cuda: str | None = "13.0",

@@ -189,7 +189,7 @@ class Parallel(Block):
 
 
 class Escaping(Block):
-    """Block that also adds the norm's result to the layer's."""
+    """Block that also adds the norm's result to the layer's result."""
 
     def forward(self, positions: Tensor, hidden: Tensor, residual: Tensor | None) -> Any:
         normed = self.norm(hidden)

@@ -326,7 +326,7 @@ def test_it_runs_when_the_model_is_called_first(
 def test_a_model_that_is_compiled_whole_is_checked_at_once(
     vllm: session.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Calls of a compiled model bypass hooks, so the check runs at once."""
+    """Calls of a compiled model bypass hooks, so the check runs immediately."""
     model = built(vllm)
     seen = []
     monkeypatch.setattr(run, "check", lambda *given: seen.append(given))

@@ -54,10 +54,10 @@ def flow_of(
         owner: module that owns the submodule; or the module's class, which has no constants.
         producer: attribute of the submodule in ``owner``.
         returns: return convention of the producer.
-        as_input: the value is a layer's input: a call may have further arguments, and the value's
-            shape and dtype may be read. Otherwise the value must be the only argument.
-        as_tensor: the value stays a tensor, and a view counts as the same value.
-        may_return: ``forward`` may return the value, which is a ``Use`` of ``RETURNED``.
+        as_input: whether the value is a layer's input: a call may have further arguments, and the
+            value's shape and dtype may be read. Otherwise the value must be the only argument.
+        as_tensor: whether the value stays a tensor, and a view counts as the same value.
+        may_return: whether ``forward`` may return the value, which is a ``Use`` of ``RETURNED``.
     """
     return _flow(owner, Query(producer, returns, as_input, as_tensor, may_return))
 

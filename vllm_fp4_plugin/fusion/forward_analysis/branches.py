@@ -41,7 +41,7 @@ class Branches:
                 self.assign(node.id)
 
     def _compares_with_none(self, test: ast.expr) -> bool:
-        """Whether a test compares with None a parameter that is known not to be None."""
+        """Whether a test is ``p is None`` or ``p is not None``, for p in ``not_none``."""
         match test:
             case ast.Compare(
                 left=ast.Name(id=name), ops=[ast.Is() | ast.IsNot()],

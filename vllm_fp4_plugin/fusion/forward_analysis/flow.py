@@ -72,7 +72,7 @@ class Query:
         may_return: see ``flow_of``.
         parameter: parameter of ``forward`` that is followed.
         not_none: see ``flow_of_parameter``.
-        looped: the producer is a list of layers, see ``flow_of_layers``.
+        looped: whether the producer is a list of layers, see ``flow_of_layers``.
     """
 
     producer: str

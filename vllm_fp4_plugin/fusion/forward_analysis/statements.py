@@ -148,7 +148,7 @@ class MethodReader:
         return layer_variable(self._source, self._owner.producer, target, iterated)
 
     def _loop(self, layer: str, body: list[ast.stmt], state: State) -> None:
-        """Read a loop over layers twice: for an iteration's result, and its use in the next one.
+        """Read a loop over layers twice: for a layer's result, and its use in the next iteration.
 
         After the loop the name holds the last layer's result, which is not followed.
         """

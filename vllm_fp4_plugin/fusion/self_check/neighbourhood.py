@@ -20,7 +20,7 @@ class Neighbourhood:
 
     Attributes:
         name: name of the fusion, for messages.
-        kind: key of the computation; ops with equal keys compute the same.
+        kind: key of the computation; ops with equal keys perform the same computation.
         results: function that runs the op, fused for True, unfused for False, and returns the
             results.
         separate: function that unfuses the op in the model.

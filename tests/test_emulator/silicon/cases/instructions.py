@@ -115,7 +115,7 @@ def group(name: str, ops: Iterable[Op], lanes: int, *, scratch: bool = False) ->
     Args:
         name: name of the case.
         ops: ops to apply.
-        lanes: threads in the grid.
+        lanes: number of threads in the grid.
         scratch: whether every thread gets 16 bytes of shared memory at ``%shared`` and of global
             memory at ``%global``; only results that the op reads back from there count.
     """

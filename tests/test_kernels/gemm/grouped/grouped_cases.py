@@ -22,7 +22,7 @@ FP32 = torch.float32
 
 @dataclass(frozen=True)
 class GroupedCase:
-    """One problem; ``a_dtype`` None means NVFP4 activations."""
+    """One problem; ``a_dtype`` is None for NVFP4 activations."""
 
     routing: RoutingCase
     n: int

@@ -29,7 +29,7 @@ BIASED = TileCase(swapped(8), Case((3, 0, 1), 8, 144, 96, 2, bias=torch.bfloat16
 
 
 def next_expert(coord: Any) -> Any:
-    """Mutant: take the weights and factors of the expert before the tile's."""
+    """Mutant: take the weights and factors of the expert before the tile's expert."""
     return replace(coord, weight=coord.weight - 1)
 
 
@@ -80,7 +80,7 @@ def one_scale(given: Any) -> Any:
 
 
 def longer(result: Any, row: Any, column: Any, coord: Any) -> tuple[Any, ...]:
-    """Mutant: store rows beyond the tile's."""
+    """Mutant: store rows beyond the rows of the tile."""
     return replace(result, m=result.m + 8), row, column + 1, coord
 
 

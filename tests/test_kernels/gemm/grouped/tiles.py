@@ -25,10 +25,10 @@ class Case:
 
     Attributes:
         counts: tokens of each expert.
-        tile_tokens: rows of a tile.
+        tile_tokens: number of rows of a tile.
         n, k: sizes of each weight.
         weights: weights per expert; 2 for gate and up.
-        spare: tiles of capacity beyond the tiles in use.
+        spare: number of tiles of capacity beyond the tiles in use.
     """
 
     counts: tuple[int, ...]
@@ -157,7 +157,7 @@ def check_exact(op: GroupedOp, case: Case) -> None:
 
 
 def check_quantized(op: GroupedOp, case: Case, out_terms: int = 1) -> None:
-    """Check that the quantised result is the reference's, with each tile's expert's scale."""
+    """Check the quantised result: the reference's, with the scale of each tile's expert."""
     args = arguments(case)
     full = of_reference(case, args)
     experts = args["groups"][1 : 1 + case.tiles].long()

@@ -25,7 +25,7 @@ class CopyArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class Copy:
-    """Copy by one warp, which releases the next launch at once."""
+    """Copy by one warp, which releases the next launch immediately."""
 
     def signature(self) -> tuple[CopyArguments]:
         """Example arguments of ``__call__``, for ``cute.compile``."""

@@ -29,7 +29,7 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 @dataclass(frozen=True)
 class Case:
-    """One problem; ``a_dtype`` None means NVFP4 activations."""
+    """One problem; ``a_dtype`` is None for NVFP4 activations."""
 
     m: int
     n: int

@@ -50,7 +50,7 @@ class Case:
 
     Attributes:
         routed: logits and rule.
-        tile_tokens: rows of a token tile.
+        tile_tokens: number of rows of a token tile.
         ranks: number of ranks that hold contiguous experts; 1: no expert map.
     """
 

@@ -79,7 +79,7 @@ def check_exact(
     weight_dtype: torch.dtype | None = None,
     terms: int = 1,
 ) -> None:
-    """Check all four ops on integers, bit for bit."""
+    """Check both ops, each with both kinds of global scale, on integers, bit for bit."""
     x, residual, weight = case.integers(), case.integers(), random_weight(case, weight_dtype)
     dx, dr, dw, ds = (t.to(device) for t in (x, residual, weight, SCALE))
     check_equal(

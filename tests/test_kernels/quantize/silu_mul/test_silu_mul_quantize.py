@@ -1,4 +1,4 @@
-"""``silu_mul_quantize``: the reference against vLLM, sm_100 against it."""
+"""``silu_mul_quantize``: the reference against vLLM, sm_100 against the reference."""
 
 from dataclasses import replace
 
