@@ -77,7 +77,7 @@ __all__ = sorted(_MODULES)
 
 
 class _Package(ModuleType):
-    """Class of this package's module: an op's name stays the op if a subpackage has it too.
+    """Class of this package's module: a name that an op and a subpackage share stays the op's.
 
     Python would set the attribute ``gemm`` to the subpackage ``nvfp4_kernels.gemm`` on its import.
     """

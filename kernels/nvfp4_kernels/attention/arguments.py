@@ -245,7 +245,10 @@ def _check_longest(limit: str, longest: int, name: str, starts: Tensor) -> None:
 
 
 def _check_lengths(seq_lens: Tensor, room: int, longest: int) -> None:
-    """Raise unless every length is from 0 to ``room``, and at most ``longest``."""
+    """Raise unless every length is from 0 to ``room`` and at most ``longest``.
+
+    ``room`` is the number of keys that a row of block_table holds, ``longest`` is max_seq_len.
+    """
     for sequence, length in enumerate(seq_lens.tolist()):
         if not 0 <= length <= room:
             raise InvalidArgument(

@@ -109,7 +109,10 @@ class Nvfp4Tensor:
         return Nvfp4Tensor(self.data, scales, self.global_scale, "linear")
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Values as ``dtype``, shape ``(..., rows, K)``; the product is formed in float32."""
+        """Dequantised values as ``dtype``, shape ``(..., rows, K)``.
+
+        Code · block scale · global scale is computed in float32.
+        """
         linear = self.to_linear()
         step = linear.scales.float() * _per_row(self.global_scale)
         return scale_blocks(decode_e2m1(self.data), step).to(dtype)

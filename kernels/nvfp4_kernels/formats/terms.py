@@ -1,11 +1,11 @@
 """Residual NVFP4 quantisation: x ≈ q1 + q2 + …, where each term quantises the remainder so far.
 
-All terms share one global scale; their block scales shrink by about 11 from term to term. A GEMM of
-such a sum with an NVFP4 weight is then a sum of NVFP4 GEMMs with one factor ``alpha``, in one
-accumulator. The rounding error of two terms is a third of per-token E4M3's, of three terms half of
-bfloat16's. From the second term on, the scale of a nonzero block is at least the smallest E4M3
-number, 2⁻⁹: any element may lose up to 2⁻¹¹ global scales, and blocks far below the row's maximum
-become coarse.
+All terms share one global scale; their block scales shrink by a factor of about 11 from term to
+term. A GEMM of such a sum with an NVFP4 weight is then a sum of NVFP4 GEMMs with one factor
+``alpha``, in one accumulator. The rounding error of two terms is a third of per-token E4M3's, of
+three terms half of bfloat16's. From the second term on, the scale of a nonzero block is at least
+the smallest E4M3 number, 2⁻⁹: any element may keep an error of up to 2⁻¹¹ times the global scale,
+and blocks far below the row's maximum become coarse.
 
 An operand of one term is a plain NVFP4 operand. With t terms, ``data`` is uint8 ``(..., t, M,
 K/2)``, and ``scales`` has t · P stacked rows in the blocked layout (see ``nvfp4``), row m of term i

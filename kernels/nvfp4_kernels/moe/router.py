@@ -34,10 +34,10 @@ class Router(NamedTuple):
     """Rule by which a layer's tokens select their experts.
 
     Attributes:
-        top_k: slots of a token.
+        top_k: number of slots per token.
         scoring: function from logits to scores.
         renormalize: whether a token's weights are divided by their sum.
-        groups: groups of neighbouring experts.
+        groups: number of groups of neighbouring experts.
         top_groups: number of groups from which a token's experts come.
         scale: factor of the weights, ``routed_scaling_factor``.
     """

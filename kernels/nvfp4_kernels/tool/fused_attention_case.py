@@ -1,6 +1,6 @@
-"""Cases of ops fused into attention: must be bit-identical to the separate ops on the same GPU.
+"""Cases of ops fused into attention; results must equal the separate ops' on the same GPU.
 
-Other cases compare the separate ops with their references.
+The comparison is bit for bit. Cases in other modules compare the separate ops with references.
 """
 
 from dataclasses import dataclass

@@ -27,7 +27,7 @@ class Machine(Protocol):
         """Time per call; ``calls`` are equal calls on separate operands."""
 
     def l2_bytes(self) -> int:
-        """Size in bytes of the cache in which operands must be cold."""
+        """Size in bytes of the L2 cache, which must hold no operand before a timed call."""
 
     def sms(self) -> int:
         """Number of SMs."""

@@ -96,7 +96,7 @@ class TimedAttention:
 
 
 def attention_timings(section: str, quick: bool) -> list[TimedAttention]:
-    """Prefill and decode of a Llama 3 8B, and prefill with head dimension 64."""
+    """Timings of prefill and decode of Llama 3 8B, and of prefill with head dimension 64."""
     sizes = [(1, 4096, 4096), (1, 1, 4096), (64, 1, 4096)]
     if not quick:
         sizes += [(1, 16384, 16384), (4, 512, 8192), (1, 1, 131072), (16, 1, 16384), (256, 1, 2048)]

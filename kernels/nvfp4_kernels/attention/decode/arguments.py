@@ -84,7 +84,7 @@ def _check_contents(
 
 
 def _check_slots(size: int, block_table: Tensor, seq_lens: Tensor, slot_mapping: Tensor) -> None:
-    """Raise unless each slot is negative or where ``block_table`` has the last key."""
+    """Raise unless each slot is negative or the slot that ``block_table`` gives the last key."""
     lengths = seq_lens.tolist()
     for sequence, slot in enumerate(slot_mapping.tolist()):
         page, row = divmod(lengths[sequence] - 1, size)

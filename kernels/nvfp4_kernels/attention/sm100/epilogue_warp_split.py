@@ -255,7 +255,7 @@ class WarpSplitEpilogue(Epilogue):
         return []
 
     def _sum_warps(self, staged: Staged, row: Int32, column: Int32, columns: int) -> list[Float32]:
-        """Sums over the four warps of ``columns`` columns of a row, from ``column`` on."""
+        """Sum ``columns`` columns of a row, starting at ``column``, over the four warps."""
         loaded = [  # all before the first is used
             [
                 staged.shared.load(self._place(staged, warp, row, byte), VECTOR_BYTES, alignment=16)

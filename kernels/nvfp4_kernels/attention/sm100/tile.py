@@ -122,7 +122,7 @@ class AttentionTile:
 
     @property
     def split_s(self) -> bool:
-        """Whether QK is issued in parts too: softmax of one part overlaps with MMAs of the other.
+        """Whether QK, like P, is in parts: softmax of one part overlaps with MMAs of the other.
 
         QK in parts takes longer, since each part reads all of Q; with E4M3, the softmax takes
         longer still.

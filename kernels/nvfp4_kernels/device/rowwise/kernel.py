@@ -32,7 +32,7 @@ class RowKernel:
         """Prefetch operands that no preceding kernel writes."""
 
     def rows(self, arguments: Any, place: Place) -> list[Vector]:
-        """This thread's 16 elements of every step."""
+        """Load or compute the 16 elements that this thread quantises in each step."""
         raise NotImplementedError
 
     @cute.jit

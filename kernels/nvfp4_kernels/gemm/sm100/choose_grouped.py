@@ -90,7 +90,7 @@ def choose_grouped(
 def grouped_candidates(
     problem: GroupedProblem, output: EpilogueConfig
 ) -> list[tuple[Tile, EpilogueConfig]]:
-    """Candidates whose token side is as large as a token tile, each with its epilogue."""
+    """Candidates whose token side is at most a token tile, each with its epilogue."""
     tokens, weights = problem.tile_tokens, problem.weights
     tiles = [tile for tile in SWAP_AB if tile.columns == min(tokens, CTA_ROWS)]
     tiles += [

@@ -60,7 +60,10 @@ def data_map(data: cute.Pointer, extent: Extent, box_rows: int) -> TensorMap:
 
 
 def scale_map(scales: cute.Pointer, extent: Extent, box_atoms: int, box_k: int) -> TensorMap:
-    """Tensor map of 512-byte atoms, [atom, row atoms, K atoms, batch]: K outermost in a stage."""
+    """Tensor map of the scales' 512-byte atoms, [atom, row atoms, K atoms, batch].
+
+    In a stage, which has one batch index, K atoms are outermost.
+    """
     across = cute.ceil_div(extent.k, MMA_K)
     down = cute.ceil_div(extent.rows, ATOM_ROWS)
     units = ATOM_BYTES // 16

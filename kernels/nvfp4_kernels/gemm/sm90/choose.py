@@ -198,7 +198,7 @@ def _few_token_invariant(
 
 
 def _same_parts(problem: Problem, tile: Tile, parts: int) -> bool:
-    """Whether K splits into the same parts, of whole stages, as with one K tile per stage."""
+    """Whether parts of K are whole stages, and so the same as with one K tile per stage."""
     return tile.k_tiles == 1 or math.ceil(problem.k / TILE) % (tile.k_tiles * parts) == 0
 
 

@@ -28,7 +28,10 @@ Pair = tuple[Float32, Float32]
 
 @dataclass(frozen=True)
 class Epilogue:
-    """Role of four warps per group; a thread has one key of each tile."""
+    """Role of the epilogue warps, four per group of queries: compute the scores.
+
+    A thread has one key of each tile.
+    """
 
     tile: ScoreTile
     variant: Variant

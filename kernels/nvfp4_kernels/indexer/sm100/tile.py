@@ -112,12 +112,12 @@ class ScoreTile:
 
     @property
     def block_scaled(self) -> bool:
-        """Whether blocks have scales, which the tensor core multiplies."""
+        """Whether each block of elements has a scale, which the tensor core applies."""
         return self.fmt in SCALE_BLOCKS
 
     @property
     def factored(self) -> bool:
-        """Whether each key has a single scale, a factor of its scores."""
+        """Whether each key has a single scale, by which the key's scores are multiplied."""
         return self.fmt == "fp8"
 
     @property
@@ -167,7 +167,7 @@ class ScoreTile:
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of a chunk of a row: the widest swizzle that divides it."""
+        """Bytes of a chunk of a row: the widest swizzle that divides the row."""
         return widest_swizzle(self.row_bytes)
 
     @property

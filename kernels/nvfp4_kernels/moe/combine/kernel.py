@@ -120,7 +120,7 @@ class MoeCombine:
         return self.tile.threads * self.width
 
     def _has(self, arguments: CombineArguments, element: Int32, step: int) -> Boolean:
-        """Whether a step lies in the row."""
+        """Whether this thread's vector of a step lies in the row."""
         if not self.tile.ragged:
             return Boolean(True)
         return element + step * self._stride < arguments.h

@@ -64,7 +64,7 @@ class CtaRoute:
         return example(IdsArguments, BATCH_TYPES | ROUTING_TYPES, 4)
 
     def place(self, source: IdsArguments, tokens: Tokens) -> tuple[Array, Callable[[], Int32]]:
-        """Sort; return all rows' slots, in shared memory, and a function for the tiles in use."""
+        """Sort; return all rows' slots, in shared memory, and a function that counts used tiles."""
         slots = Array(Int32, self.tile.capacity, space=AddressSpace.smem, alignment=4)
         used = self.run(source.batch, source.routing, slots)
         return slots, lambda: used
@@ -78,7 +78,10 @@ class CtaRoute:
 
     @cute.jit
     def run(self, batch: Batch, out: RoutingOut, slots: Array) -> Int32:
-        """Fill ``slots`` after preceding kernels; return the tiles in use, 0 in the last CTA."""
+        """Fill ``slots`` after preceding kernels; return the number of tiles in use.
+
+        The last CTA, which processes no rows, gets 0.
+        """
         sort = sorter(self.tile.route, self.sizes)
         for at in range(sort.thread, self.tile.capacity, self.tile.route.threads):
             slots.store(Int32(-1), at)

@@ -97,7 +97,7 @@ class TopkRoute:
         return example(LogitsArguments, types, alignment)
 
     def place(self, source: LogitsArguments, tokens: Tokens) -> tuple[Array, Callable[[], Int32]]:
-        """Route; return all rows' slots, in shared memory, and a function for the tiles in use."""
+        """Route; return all rows' slots in shared memory, and a function that counts used tiles."""
 
         def words(number: int) -> Array:
             return Array(Int32, number, space=AddressSpace.smem, alignment=4)
@@ -113,7 +113,10 @@ class TopkRoute:
 
     @cute.jit
     def run(self, source: LogitsArguments, memory: Memory) -> Int32:
-        """Fill ``memory`` after preceding kernels; return the tiles in use, 0 in the last CTA."""
+        """Fill ``memory`` after preceding kernels; return the number of tiles in use.
+
+        The last CTA, which processes no rows, gets 0.
+        """
         given, batch, out, weights = source
         sort = sorter(self.tile.route, self.sizes)
         for at in range(sort.thread, self.tile.capacity, self.tile.threads):

@@ -225,7 +225,10 @@ class TokenChoice:
         ]
 
     def _best(self, lane: Int32, orders: list[Int32]) -> tuple[Int32, Int32]:
-        """Select the top-k: expert and order of this lane's slot; expert 0 without a slot."""
+        """Select the top-k; return the expert and order of this lane's slot.
+
+        A lane without a slot gets expert 0.
+        """
         chosen, order = Int32(0), Int32(0)
         for slot in range(self.router.top_k):
             top, expert = self._first(lane, orders)

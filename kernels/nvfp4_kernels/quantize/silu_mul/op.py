@@ -27,7 +27,7 @@ def silu_mul_quantize(gate_up: Tensor, output: Static | PerToken) -> tuple[Tenso
     """``silu(gate) · up`` in NVFP4.
 
     SiLU and product are each computed in float32 and rounded to the input's dtype, as in vLLM's
-    ``SiluAndMul``; then bit-identical to ``quantize``.
+    ``SiluAndMul``; the result is bit-identical to ``quantize`` of that product.
 
     Args:
         gate_up: bfloat16, float16 or float32 ``(..., M, 2·I)``, gate before up, I a multiple of 16.

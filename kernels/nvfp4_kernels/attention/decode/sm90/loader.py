@@ -135,11 +135,11 @@ class TmaLoader:
                 )
 
     def _has_keys(self, work: WorkTile, index: Int32, box: int) -> Boolean:
-        """Whether a step's box has keys; the first box of each step always has."""
+        """Whether a step's box has keys; the first box of each step always has keys."""
         return self._key(work, index, box) < work.end if box else index < work.steps
 
     def _key(self, work: WorkTile, index: Int32, box: int) -> Int32:
-        """First key of a step's box."""
+        """Index in the sequence of the first key of a step's box."""
         return (work.first + index * self.tile.step_stride + box) * KEYS
 
 

@@ -72,7 +72,7 @@ class DecodeTile:
 
     @property
     def boxes(self) -> int:
-        """Number of TMA boxes per step."""
+        """Number of TMA boxes that a warp loads per step over the keys."""
         return self.keys // KEYS
 
     @property
