@@ -98,6 +98,9 @@ def local_engine(model: str, **engine_args: Any) -> Iterator[Any]:
             llm = LLM(model, **engine_args)
             yield llm
         finally:
+            # A caller's frame or an error's traceback may keep the engine until the next one runs.
+            if llm is not None:
+                llm.llm_engine.engine_core.shutdown()
             del llm
             gc.collect()
             cleanup_dist_env_and_memory()

@@ -121,13 +121,16 @@ class DeviceFacts(NamedTuple):
         device: the device, with its index if a GPU.
         arch: architecture, see ``device_arch``.
         sms: number of SMs of the GPU, or of the GPU that the device stands in for; 0 if neither.
-        defective_map_bytes: see the function of that name.
     """
 
     device: "torch.device"
     arch: str
     sms: int
-    defective_map_bytes: int
+
+    @property
+    def defective_map_bytes(self) -> int:
+        """Tensor size below which tensor maps may be wrong; see the function of that name."""
+        return defective_map_bytes(self.device)
 
     def max_clusters(self, ctas: int) -> int:
         """Maximum number of resident clusters of ``ctas`` CTAs, one CTA per SM.
@@ -144,7 +147,7 @@ def device_facts(device: "torch.device") -> DeviceFacts:
     if device.type == "cuda":
         return _current_facts() if device.index is None else _gpu_facts(device)
     arch = device_arch(device)
-    return DeviceFacts(device, arch, SM_COUNTS.get(arch, 0), 0)
+    return DeviceFacts(device, arch, SM_COUNTS.get(arch, 0))
 
 
 def _current_facts() -> DeviceFacts:
@@ -158,7 +161,7 @@ def _gpu_facts(device: "torch.device") -> DeviceFacts:
     import torch
 
     sms = torch.cuda.get_device_properties(device).multi_processor_count
-    return DeviceFacts(device, device_arch(device), sms, defective_map_bytes(device))
+    return DeviceFacts(device, device_arch(device), sms)
 
 
 def assumed_clusters(sms: int, ctas: int) -> int:
@@ -183,6 +186,7 @@ def _max_clusters(device: "torch.device", ctas: int) -> int:
         return int(HardwareInfo(index).get_max_active_clusters(ctas))
 
 
+@functools.cache
 def driver_version() -> int:
     """CUDA version that the driver supports, e.g. 13010 for 13.1.
 

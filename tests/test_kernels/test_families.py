@@ -160,12 +160,11 @@ def test_a_gpu_is_asked_for_its_facts_once(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
-    monkeypatch.setattr(devices, "driver_version", lambda: 13020)
     devices._gpu_facts.cache_clear()
     try:
         for index in (0, 1, 0):
             gpu = torch.device("cuda", index)
-            assert device_facts(gpu) == (gpu, "sm_90", 100 + index, 0)
+            assert device_facts(gpu) == (gpu, "sm_90", 100 + index)
             monkeypatch.setattr(torch.cuda, "current_device", lambda index=index: index)
             assert device_facts(torch.device("cuda")).sms == 100 + index
         assert asked == [0, 1]

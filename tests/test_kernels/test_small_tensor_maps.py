@@ -4,7 +4,6 @@ The emulator's driver sets the bit in all maps, and its copies check for the bit
 """
 
 import struct
-from importlib import import_module
 
 import pytest
 import torch
@@ -56,14 +55,7 @@ class Driver:
 
 def mend_below(nbytes: int, patch: pytest.MonkeyPatch) -> None:
     """Make ops assume a driver whose maps are defective below ``nbytes`` bytes."""
-    launches = ("gemm", "launch"), ("attention", "launch"), ("attention", "launch_sparse")
-    for room, name in (*launches, ("indexer", "launch")):
-        module = import_module(f"nvfp4_kernels.{room}.sm100.{name}")
-        patch.setattr(
-            module,
-            "device_facts",
-            lambda device: devices.device_facts(device)._replace(defective_map_bytes=nbytes),
-        )
+    patch.setattr(devices, "defective_map_bytes", lambda device: nbytes)
 
 
 def run(name: str) -> None:

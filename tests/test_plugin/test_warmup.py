@@ -129,7 +129,7 @@ def gpu(bound: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[An
     """GPU on which kernels would be compiled; the list records the kernels."""
     made: list[Any] = []
     monkeypatch.setenv("NVFP4_KERNELS_CACHE", str(tmp_path))
-    monkeypatch.setattr(warmup, "device_facts", lambda it: DeviceFacts(it, "sm_90", 132, 0))
+    monkeypatch.setattr(warmup, "device_facts", lambda it: DeviceFacts(it, "sm_90", 132))
     monkeypatch.setattr(warmup, "compiled", lambda kernel, _: made.append(kernel))
     monkeypatch.setattr(warmup, "build_apart", lambda *_: [])
     monkeypatch.setattr(warmup, "get_tensor_model_parallel_rank", lambda: 0)

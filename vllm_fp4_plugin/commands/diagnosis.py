@@ -221,10 +221,10 @@ def _gpu() -> Finding:
     other = [each.arch for each in found if each.arch not in FAMILIES]
     if other:
         ours = ", ".join(f"{arch} ({GPUS[arch]})" for arch in FAMILIES)
-        note = f"{names}: {other[0]} has no kernels of ours, only {ours} have"
-        return Finding("GPU", f"{note}; set CUDA_VISIBLE_DEVICES to one of these", "wrong")
+        note = f"{names}: the plugin has no kernels for {other[0]}, only for {ours}"
+        return Finding("GPU", f"{note}; set CUDA_VISIBLE_DEVICES to such a GPU", "wrong")
     if any(FAMILIES[each.arch] == _NEVER_RUN for each in found):
-        note = f"{names}: these kernels have run in an emulator, on no chip"
+        note = f"{names}: its kernels have run in an emulator, on no chip"
         return Finding("GPU", f"{note}; first run nvfp4-kernels check --quick", "unknown")
     return Finding("GPU", names)
 

@@ -290,7 +290,7 @@ def test_json_tells_what_the_text_tells(measured: list[Static]) -> None:
         assert row[5:7] == [str(each["registers"]), f"{each['local_bytes']} B"]
     limits = found["limits"]
     said = f"{limits['bytes_per_second'] / 1e12:.0f} TB/s, {limits['flops_per_second'] / 1e15:.2f}"
-    assert f"Speed of light: {said} PFLOP/s" in text
+    assert f"SOL, speed of light: {said} PFLOP/s" in text
 
 
 def test_dtype_of_a_given_shape(measured: list[Static]) -> None:

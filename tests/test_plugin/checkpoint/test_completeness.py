@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from vllm.model_executor import model_loader
+from vllm.model_executor.layers import rotary_embedding
 
 from tests import tiny_llama
 from tests.catalogue.common import GEMMA4_TEXT
@@ -294,3 +295,5 @@ def test_reloads(
         # The tensors loaded so far are not put to use.
         with pytest.raises((AttributeError, NotImplementedError), match=r"meta|weight_scale"):
             llm.generate(["def"], use_tqdm=False)
+    # The engine ends with its context: the next one gets none of its tensors without values.
+    assert not rotary_embedding._ROPE_DICT
