@@ -173,6 +173,7 @@ def test_compiled_graphs_are_kept_by_the_sources(
     assert hashes[0] != hashes[1] == hashes[2]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("dims", [(5,), (2, 5)], ids=["tokens", "batch"])
 @pytest.mark.parametrize(
     ("activation", "terms"),

@@ -152,6 +152,7 @@ def test_versions_are_those_of_the_project() -> None:
     assert accepted == f"{oldest},<{newest[0]}.{int(newest[1]) + 1}"
 
 
+@pytest.mark.processes
 def test_version_option() -> None:
     command = [sys.executable, "-m", "vllm_fp4_plugin", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -191,6 +191,7 @@ class Oracle:
         return self.found[f"{layer}.{number}.last" if last else f"{layer}.first"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_input_scales_are_of_every_token_through_every_expert(

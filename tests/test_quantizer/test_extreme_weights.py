@@ -67,6 +67,7 @@ def read_as(format: str, tensors: dict[str, Tensor], name: str) -> tuple[Tensor,
     return decoded(*parts, divisor=True), 1 / parts[2].double()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("dtype", "scales"), STORED, ids=["BF16", "F32", "F16"])
 @pytest.mark.parametrize("format", ["modelopt", "compressed-tensors"])
 @pytest.mark.parametrize("situation", SITUATIONS)

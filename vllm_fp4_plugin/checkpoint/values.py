@@ -16,6 +16,8 @@ from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
 from vllm_fp4_plugin.formats.kind import Kind
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
+# Bits that are all set in the NaNs, and in the infinities of E5M2, of each 8-bit dtype.
+_NOT_FINITE = {"F8_E4M3": 0x7F, "F8_E5M2": 0x7C, "F8_E8M0": 0xFF}
 _PIECE = 1 << 24  # elements checked at a time
 
 
@@ -78,7 +80,7 @@ def _scales_by_layer(
 
 
 def check_values(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig | None) -> None:
-    """Read every tensor; check that floats of 16 bits and more are finite, block scales positive.
+    """Read every tensor of floats; check that values are finite, and block scales positive.
 
     Args:
         headers: the checkpoint's tensors.
@@ -90,6 +92,13 @@ def check_values(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConf
     floats = [name for name, header in headers.items() if header.dtype in _FLOATS]
     for name, values in read_tensors(headers, floats):
         check_finite(lambda name=name: f"{headers[name].file}: {name}", values)  # type: ignore[misc]
+    block_scales = set()
+    if checkpoint is not None:
+        modules = quantised_modules(headers, checkpoint.names)
+        block_scales = {f"{module}.{checkpoint.names.block_scale}" for module in modules}
+    narrow = [n for n, h in headers.items() if h.dtype in _NOT_FINITE and n not in block_scales]
+    for name, values in read_tensors(headers, narrow):
+        _check_codes(f"{headers[name].file}: {name}", values, _NOT_FINITE[headers[name].dtype])
     if checkpoint is None:
         return
     names = checkpoint.names
@@ -114,7 +123,19 @@ def check_finite(name: Callable[[], str], values: Tensor) -> None:
     if all(math.isfinite(extreme) for extreme in torch.aminmax(values)):
         return
     faults = sum(int((~torch.isfinite(piece)).sum()) for piece in values.flatten().split(_PIECE))
-    raise UnsupportedCheckpoint(
-        f"{name()}: holds {faults} NaN or infinite values, must be finite; copy or download "
+    raise _not_finite(name(), faults)
+
+
+def _check_codes(name: str, values: Tensor, mask: int) -> None:
+    """Check that no value of an 8-bit dtype has all bits of ``mask`` set; see ``_NOT_FINITE``."""
+    pieces = values.view(torch.uint8).flatten().split(_PIECE)
+    faults = sum(int(((piece & mask) == mask).sum()) for piece in pieces)
+    if faults:
+        raise _not_finite(name, faults)
+
+
+def _not_finite(name: str, faults: int) -> UnsupportedCheckpoint:
+    return UnsupportedCheckpoint(
+        f"{name}: holds {faults} NaN or infinite values, must be finite; copy or download "
         "the checkpoint again, or export the model again"
     )

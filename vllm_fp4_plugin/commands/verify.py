@@ -21,7 +21,8 @@ def verify(
         bool, typer.Option("--trust-remote-code", help="As for vllm serve.")
     ] = False,
     values: Annotated[
-        bool, typer.Option("--values", help="Read every tensor too, and check what it holds.")
+        bool,
+        typer.Option("--values", help="Read every tensor of floats too, and check its values."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -52,7 +52,7 @@ def block_scaled_kernels(
 
 
 def quantize_kernels(
-    dtype: Dtype, k: int, max_tokens: int, per_token: bool, terms: int = 1, sms: int = SMS
+    dtype: Dtype, k: int, max_tokens: int, per_token: bool, terms: int, sms: int
 ) -> list[KernelSpec]:
     """Kernels that quantise rows of ``k`` elements, the input of every plain layer."""
     layouts = [

@@ -172,6 +172,8 @@ def _activations(config: ModelConfig) -> tuple[list[Activation], bool]:
         return [_GPT_OSS[config.model_type]], True
     key = next((key for key in _FUNCTIONS if fields.get(key)), _FUNCTIONS[0])
     name = fields.get(key) or "silu"
+    if not isinstance(name, str):
+        raise config.malformed(key, name, "the name of an activation")
     if name in _UNGATED:
         return [_UNGATED[name]], False
     if name == "situ":
@@ -214,15 +216,17 @@ def _mlp_widths(config: ModelConfig) -> dict[str, int]:
     if config.model_type == "llama4_text":
         # One shared expert, as wide as a routed expert.
         widths["shared"] = config.number("intermediate_size")
-        if fields.get("interleave_moe_layer_step", 1) > 1:
+        if config.number("interleave_moe_layer_step", default=1) > 1:
             widths[""] = config.number("intermediate_size_mlp")
     elif (
-        config.model_type == "gemma4_text" or has_dense or fields.get("decoder_sparse_step", 1) > 1
+        config.model_type == "gemma4_text"
+        or has_dense
+        or config.number("decoder_sparse_step", default=1) > 1
     ):
         widths[""] = config.number("intermediate_size")
-    shared = fields.get("n_shared_experts") or fields.get("num_shared_experts")
+    shared = next(filter(fields.get, ("n_shared_experts", "num_shared_experts")), None)
     if fields.get("shared_expert_intermediate_size"):
         widths["shared"] = config.number("shared_expert_intermediate_size")
     elif shared:
-        widths["shared"] = shared * config.number("moe_intermediate_size")
+        widths["shared"] = config.number(shared) * config.number("moe_intermediate_size")
     return widths

@@ -86,7 +86,7 @@ def report(
             chosen = read_model(model, tensor_parallel=tensor_parallel, dtype=dtype_of(dtype))
             shapes += model_shapes(chosen)
             for layer, per_token in product(chosen.layers, (False, True)):
-                others += quantize_kernels(chosen.dtype, layer.k, max(TOKENS), per_token)
+                others += quantize_kernels(chosen.dtype, layer.k, max(TOKENS), per_token, 1, sms)
             if chosen.attention is not None:
                 others += attention_kernels(chosen.attention, chosen.dtype, sms=sms)
         choices = [choose(each, sms) for each in shapes or CONTEST]

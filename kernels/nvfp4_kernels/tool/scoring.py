@@ -62,7 +62,7 @@ class ScoreShape:
         flops = 2.0 * self.pairs * self.heads * self.head_dim
         return Work(each * stored + 4 * rows * (self.keys + self.heads), flops, RATES[self.fmt])
 
-    def relu_seconds(self, sms: int = SMS) -> float:
+    def relu_seconds(self, sms: int) -> float:
         """Lower bound on the time of ReLU and the sums over heads, in seconds."""
         return ISSUES * self.pairs * self.heads / (ISSUED_LANES * sms * CLOCK)
 
@@ -75,12 +75,14 @@ class ScoreChoice:
         shape: the shape.
         tile, splits: result of ``choose_config``.
         estimate: estimated seconds, by which the tile was chosen.
+        relu: lower bound on the seconds of ReLU and the sums over heads.
     """
 
     shape: ScoreShape
     tile: ScoreTile
     splits: int
     estimate: float
+    relu: float
 
     @property
     def spec(self) -> KernelSpec:
@@ -96,7 +98,7 @@ class ScoreChoice:
             "tile": asdict(self.tile), "splits": self.splits, "stages": self.tile.stages,
             "tensor_columns": self.tile.tensor_columns, "bytes": work.nbytes, "flops": work.flops,
             "speed_of_light_us": 1e6 * work.speed_of_light,
-            "relu_us": 1e6 * self.shape.relu_seconds(), "estimate_us": 1e6 * self.estimate,
+            "relu_us": 1e6 * self.relu, "estimate_us": 1e6 * self.estimate,
             "kernel": kernel,
         }  # fmt: skip
 
@@ -104,7 +106,8 @@ class ScoreChoice:
 def choose_scorer(shape: ScoreShape, sms: int = SMS) -> ScoreChoice:
     """Choose the kernel for ``shape`` on a GPU of ``sms`` SMs."""
     tile, splits = choose_config(shape.problem, sms)
-    return ScoreChoice(shape, tile, splits, estimate(shape.problem, tile, splits, sms) / CLOCK)
+    seconds = estimate(shape.problem, tile, splits, sms) / CLOCK
+    return ScoreChoice(shape, tile, splits, seconds, shape.relu_seconds(sms))
 
 
 def scorer_spec(tile: ScoreTile, variant: Variant) -> KernelSpec:

@@ -110,15 +110,15 @@ class Isolated:
     def __call__(self, task: Task) -> Outcome:
         connection, process = self._started()
         began = time.monotonic()
-        connection.send(task)
         error = f"no answer within {self._limit:g} s: it hangs"
         try:
+            connection.send(task)
             if connection.poll(self._limit):
                 outcome: Outcome = connection.recv()
                 if outcome.error:
                     self.close()  # a failed task may have left the GPU unusable to its process
                 return outcome
-        except EOFError:
+        except (EOFError, ConnectionError):  # the latter from a process that ended unasked
             process.join()
             error = f"its process died with exit code {process.exitcode}"
         self.close()

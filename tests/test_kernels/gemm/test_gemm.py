@@ -179,6 +179,7 @@ def test_shards_with_their_own_global_scales(ratio: float) -> None:
 # --- compilation and errors -------------------------------------------------------------------
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "name",
     ["everything", "w4a16 everything", "batched weight", "row scale", "3 terms, everything"],
@@ -187,6 +188,7 @@ def test_opcheck(name: str) -> None:
     check_op(torch.ops.nvfp4.gemm.default, tuple(random_problem(CASES[name]).args.values()))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "name", ["everything", "w4a16 everything", "batched weight", "3 terms, ragged"]
 )

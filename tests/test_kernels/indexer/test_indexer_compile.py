@@ -47,6 +47,7 @@ def test_every_op_has_a_reference_on_cpu(table: KernelTable) -> None:
     assert len(TABLES) == 6
 
 
+@pytest.mark.processes
 @FMTS
 def test_fake_kernels(fmt: str) -> None:
     (contiguous, paged), _ = problems(fmt)
@@ -72,6 +73,7 @@ def test_fake_topk() -> None:
     check_op(OPS.indexer_topk, (torch.randn(2, 9), lens // 2, 4, lens // 4))
 
 
+@pytest.mark.processes
 @FMTS
 def test_compiled_prefill(fmt: str) -> None:
     """Queries quantised, keys stored and gathered, and top-k, in one graph."""
@@ -99,6 +101,7 @@ def test_compiled_prefill(fmt: str) -> None:
     check_compiled(prefill, calls, graphs=1)
 
 
+@pytest.mark.processes
 @FMTS
 def test_compiled_decode(fmt: str) -> None:
     def decode(**arguments: Any) -> Any:

@@ -266,6 +266,7 @@ def test_no_keys_at_all(fmt: str) -> None:
     check_best(run_score_topk(**problem.contiguous(), top_k=8), problem)
 
 
+@pytest.mark.processes
 @FMTS
 def test_long_context(fmt: str) -> None:
     """128K keys in shuffled pages, two queries: every score, and the best 2048."""

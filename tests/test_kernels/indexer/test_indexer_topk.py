@@ -81,6 +81,7 @@ def test_nan_at_the_threshold() -> None:
     check(logits, ints(64), 7)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("top_k", [1, 2047, 2048, 4096])
 def test_long_rows(top_k: int) -> None:
     logits = torch.randn(3, 131072)

@@ -146,6 +146,7 @@ def test_rows_near_the_end_of_float32_stay_finite(largest: float) -> None:
 # --- compilation and errors -------------------------------------------------------------------
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["ragged", "batch of batches"])
 def test_opcheck(name: str) -> None:
     x = CASES[name].random()
@@ -154,6 +155,7 @@ def test_opcheck(name: str) -> None:
         check_op(torch.ops.nvfp4.quantize_per_token.default, (x, terms))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["ragged", "batch of batches"])
 def test_compiled(name: str) -> None:
     inputs = [replace(CASES[name], m=m).random() for m in (5, 40, 128)]

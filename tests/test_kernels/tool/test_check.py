@@ -483,6 +483,20 @@ def test_a_task_may_raise_or_die(isolated: Isolated) -> None:
     assert last not in (first, os.getpid())
 
 
+class NoMachine:
+    """Machine whose process dies before the first task, as where CUDA cannot start."""
+
+    def __init__(self) -> None:
+        os._exit(4)
+
+
+@pytest.mark.processes
+def test_a_process_may_die_before_its_task() -> None:
+    runner = Isolated(NoMachine, limit=60)
+    outcomes = run_all([Acts("first"), Acts("second")], runner)
+    assert [o.error for o in outcomes] == ["its process died with exit code 4"] * 2
+
+
 @pytest.mark.processes
 def test_a_task_may_hang(isolated: Isolated) -> None:
     assert not isolated(Acts("works")).error

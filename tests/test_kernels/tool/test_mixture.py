@@ -1,5 +1,6 @@
 """Experts that a config describes; ``build`` compiles the kernels of a server's warm-up."""
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,24 @@ def test_gpus_share_experts(tmp_path: Path) -> None:
     assert Layer("o_proj", 256, 128) in whole.dense.layers
     uneven = read(tmp_path, expert_parallel=3)
     assert sizes(uneven) == [ExpertSizes(256, 128, 2, 8), ExpertSizes(256, 128, 3, 8)]
+
+
+_READ = (  # noqa: SIM905
+    "decoder_sparse_step first_k_dense_replace head_dim hidden_act hidden_activation hidden_size "
+    "interleave_moe_layer_step layer_types mlp_hidden_act mlp_only_layers moe_intermediate_size "
+    "n_group n_shared_experts num_experts_per_tok num_key_value_heads num_shared_experts "
+    "partial_rotary_factor rope_parameters rope_scaling scoring_func sliding_window "
+    "shared_expert_intermediate_size swiglu_limit swiglu_limits topk_group torch_dtype"
+).split()
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "llama4_text", "gemma4_text", "deepseek_v3"])
+def test_any_value_is_read_or_refused(kind: str, tmp_path: Path) -> None:
+    for key in _READ:
+        for value in ("x", -1, 1.5, True, ["x"], {"a": 1}, {"factor": "x"}, [1.5, "x"]):
+            path = write(tmp_path, model_type=kind, num_local_experts=8, **{key: value})
+            with contextlib.suppress(UnusableModel):
+                read(path)
 
 
 @pytest.mark.parametrize(

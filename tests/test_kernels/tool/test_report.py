@@ -293,6 +293,12 @@ def test_json_tells_what_the_text_tells(measured: list[Static]) -> None:
     assert f"SOL, speed of light: {said} PFLOP/s" in text
 
 
+def test_sms_bound_the_relu(measured: list[Static]) -> None:
+    whole, half = (document("--indexer", "--sms", sms)["scores"] for sms in ("148", "74"))
+    for one, other in zip(whole, half, strict=True):
+        assert other["relu_us"] == pytest.approx(2 * one["relu_us"])
+
+
 def test_dtype_of_a_given_shape(measured: list[Static]) -> None:
     (row,) = document("--shape", "1,64,64", "--dtype", "float16")["products"]
     assert row["output"]["dtype"] == "float16"

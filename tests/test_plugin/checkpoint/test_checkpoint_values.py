@@ -1,5 +1,6 @@
 """Values that no sound checkpoint holds are refused: global scales always, the others on demand."""
 
+import contextlib
 import math
 from pathlib import Path
 
@@ -134,3 +135,31 @@ def test_values_of_a_checkpoint_that_is_not_quantised(tmp_path: Path) -> None:
     save_file({"model.norm.weight": torch.tensor([1.0, math.nan])}, tmp_path / "model.safetensors")
     with pytest.raises(UnsupportedCheckpoint, match=r"model\.norm\.weight: holds 1 NaN"):
         check_values(read_headers(tmp_path), None)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "code"),
+    [
+        (torch.float8_e4m3fn, 0xFF),
+        (torch.float8_e5m2, 0x7C),
+        (torch.float8_e5m2, 0xFE),
+        (torch.float8_e8m0fnu, 0xFF),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("checkpoint", [None, config("modelopt")], ids=["plain", "NVFP4"])
+def test_eight_bit_values(
+    dtype: torch.dtype, code: int, checkpoint: CheckpointConfig | None, tmp_path: Path
+) -> None:
+    """The largest finite value passes; NaN, and the infinity of E5M2, is refused."""
+    for last, refused in ((0x7B if dtype == torch.float8_e5m2 else 0x7E, False), (code, True)):
+        codes = torch.tensor([0, 1, last], dtype=torch.uint8)
+        stored = tensors("modelopt") | {"model.fp8.weight": codes.view(dtype)}
+        save_file(stored, tmp_path / "model.safetensors")
+        expected = (
+            pytest.raises(UnsupportedCheckpoint, match=r"fp8\.weight: holds 1 NaN or infinite")
+            if refused
+            else contextlib.nullcontext()
+        )
+        with expected:
+            check_values(read_headers(tmp_path), checkpoint)

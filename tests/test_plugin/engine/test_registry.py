@@ -62,6 +62,7 @@ def test_chunks_with_lookback_are_left_to_vllm(
         vllm.build("Rnj1ForCausalLM", changes=chunks)
 
 
+@pytest.mark.processes
 def test_checkpoints_as_transformers_writes_them_are_complete(vllm: Session) -> None:
     failed: dict[str, str] = {}
     loaded = 0

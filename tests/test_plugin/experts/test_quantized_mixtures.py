@@ -27,6 +27,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("family", FAMILIES)
 def test_complete_for_vllm_s_model(family: str, text: Path, tmp_path: Path) -> None:
     src = save_mixture(tmp_path / "src", FAMILIES[family]())

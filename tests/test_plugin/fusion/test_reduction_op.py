@@ -151,6 +151,7 @@ def test_opcheck(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
     check_op(all_reduce_add_rms_norm_quantize, arguments)
 
 
+@pytest.mark.processes
 def test_compiled_is_the_same(given: Given, tokens: int) -> None:
     """The compiled graph reads the new residual after the op overwrites its argument."""
 

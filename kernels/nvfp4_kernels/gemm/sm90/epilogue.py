@@ -123,7 +123,7 @@ class Epilogue:
     def _transpose(
         self,
         sums: list[list[Float32]],
-        rows: list[tuple[list[Float32], Float32]],
+        rows: list[tuple[list[Float32], list[Float32]]],
         first: int,
         slot: Array,
         token: int,

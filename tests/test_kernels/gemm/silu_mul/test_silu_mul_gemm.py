@@ -273,6 +273,7 @@ def ordered(args: dict[str, Any], *names: str) -> tuple[Any, ...]:
             *(args[n] for n in names))  # fmt: skip
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["batch", "4 terms, batched weight", "w4a16 bf16"])
 def test_opcheck(name: str) -> None:
     problem = make_problem(CASES[name], grid=False)
@@ -282,6 +283,7 @@ def test_opcheck(name: str) -> None:
     check_op(torch.ops.nvfp4.silu_mul_gemm_quantized.default, quantized)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["batch", "w4a16 bf16"])
 def test_compiled(name: str) -> None:
     problems = [make_problem(replace(CASES[name], m=m), grid=False) for m in (5, 40, 128)]

@@ -246,6 +246,7 @@ def test_each_byte_once() -> None:
 # --- compilation and errors -------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_opcheck() -> None:
     case = CASES["batch of batches"]
     x, weight = case.random(), random_weight(case)

@@ -172,6 +172,7 @@ def test_each_byte_once() -> None:
 # --- compilation and errors -------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_opcheck() -> None:
     x = random_input(CASES["batch of batches"])
     for terms in (1, 2):

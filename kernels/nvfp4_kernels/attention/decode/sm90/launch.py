@@ -28,7 +28,7 @@ def decode_attention(call: DecodeCall) -> None:
     scoring = call.scoring
     batch, num_heads, head_dim = q.shape
     pages, kv_heads, page_size, _ = kv_cache.shape
-    _, arch, sms, _ = device_facts(q.device)
+    _, arch, sms = device_facts(q.device)
     if head_dim not in HEAD_DIMS:
         raise InvalidArgument(
             f"q: D is {head_dim}, must be one of {', '.join(map(str, HEAD_DIMS))} on {arch}; pad "
