@@ -53,8 +53,8 @@ def check(call: DispatchCall) -> None:
         check_same_device(x=x, **{"output.global_scale": output.global_scale})
     elif isinstance(output, PerToken):
         check_terms("output.terms", output.terms)
-        if x.shape[-1] == 0:
-            raise InvalidArgument("x: K is 0, must be positive; leave empty layers out")
+    if x.shape[-1] == 0:
+        raise InvalidArgument("x: K is 0, must be positive; leave empty layers out")
     if isinstance(source, Routing) and is_reference_device(x.device):
         check_slots(source)
 

@@ -188,7 +188,11 @@ class TokenChoice:
         if self.router.scoring == "sigmoid":
             part = sigmoid(logit)
         else:
-            if self.router.renormalize and not self.biased:
+            if self.router.renormalize and self.biased:
+                # The best logit of all may be so far above that every exponential would be 0.
+                order = Int32(cutlass.select_(is_slot, order_of(logit), Int32(LOWEST)))
+                peak = value_of(cute.arch.warp_redux_sync(order, "max"))
+            elif self.router.renormalize:
                 peak = cute.arch.shuffle_sync(logit, 0)
             part = _exponential(logit, peak)
         part = Float32(cutlass.select_(is_slot, part, Float32(0.0)))

@@ -165,6 +165,8 @@ WEIGHTS = torch.ones(3, 2)
         ((X[:2], ROUTING, PerToken()), r"x: shape is \(2, 32\), must be \(3, 32\); \(M, K\), or"),
         ((X[:, :24], ROUTING, PerToken()), r"x: K is 24, must be a multiple of 16"),
         ((X[:, :0], ROUTING, PerToken()), r"x: K is 0, must be positive"),
+        ((X[:, :0], ROUTING, Static(SCALE)), r"x: K is 0, must be positive"),
+        ((X[:, :0], ROUTING), r"x: K is 0, must be positive"),
         (
             (X, ROUTING, PerToken(), WEIGHTS[:2]),
             r"topk_weights: shape is \(2, 2\), must be \(3, 2\)",

@@ -63,6 +63,18 @@ def test_extremes(op_device: torch.device) -> None:
 
 
 @SM100
+@pytest.mark.parametrize("renormalize", [True, False], ids=["renormalized", "plain"])
+def test_a_bias_selects_experts_far_below_the_best(
+    renormalize: bool, op_device: torch.device
+) -> None:
+    """The selected experts' exponentials are zero beside the best logit's, which is not chosen."""
+    logits = torch.tensor([[200.0, 0.0, 1.0, -3.0], [2.0, 1.0, -9.0, 0.0]])
+    bias, router = torch.tensor([-10.0, 5.0, 5.0, 0.0]), Router(2, renormalize=renormalize)
+    found = moe_topk(logits.to(op_device), router, bias.to(op_device))
+    check_topk(found, reference.moe_topk(logits, bias, None, router))
+
+
+@SM100
 def test_refuses_what_kernels_cannot_read(op_device: torch.device) -> None:
     logits = torch.zeros(4, 16).to(op_device)
     with pytest.raises(InvalidArgument, match=r"logits: strides are \(1, 4\)"):
