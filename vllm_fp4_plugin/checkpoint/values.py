@@ -78,7 +78,9 @@ def _scales_by_layer(
 
 
 def check_values(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig | None) -> None:
-    """Read every tensor; check that floats of 16 bits and more are finite, block scales positive.
+    """Check that values of 16 bits and more are finite, and NVFP4 block scales valid.
+
+    A block scale must be positive, or zero in a block of zeros.
 
     Args:
         headers: the checkpoint's tensors.
