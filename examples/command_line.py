@@ -1,7 +1,7 @@
 """Early exit of the examples' commands: one line on standard error, and an exit status.
 
 Refusals end with status 1; errors of the command line itself are reported by the parser, with
-status 2. The module needs only Python itself, like ``examples.paths``.
+status 2. Like ``examples.paths``, this module imports only the standard library.
 """
 
 import sys

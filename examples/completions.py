@@ -46,7 +46,7 @@ def connect(url: str) -> httpx.Client:
 
 
 def complete(client: httpx.Client, prompts: Sequence[str], max_tokens: int, at_once: int) -> Batch:
-    """Complete every prompt, deterministically.
+    """Complete every prompt, sampled with a fixed seed.
 
     Args:
         client: client of the server.

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def load_tokenizer(checkpoint: Path) -> Any:
-    """The checkpoint's tokenizer.
+    """Load a checkpoint's tokenizer.
 
     Raises:
         ValueError: the checkpoint has no tokenizer that transformers can load.

@@ -1,6 +1,6 @@
 """Files and folders named by options, checked before any long work.
 
-The module needs only Python itself, unlike the kernels' tool: results can be shown without torch.
+This module imports only the standard library, so that results can be shown without torch.
 """
 
 import os
@@ -43,7 +43,7 @@ def check_file(file: Path, argument: str) -> None:
 
 
 def read_results(file: Path, written_by: str) -> str:
-    """The text of a file of results.
+    """Read a file of results; ``written_by`` is the command that writes such files.
 
     Raises:
         ValueError: the file cannot be read; the message names the argument, and the remedy.

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 
 
 class QuantizeError(RuntimeError):
-    """The quantising tool failed."""
+    """Error for a failed run of the quantising tool."""
 
 
 def quantize_command(source: Path, target: Path, options: Sequence[str]) -> list[str]:

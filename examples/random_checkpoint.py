@@ -86,7 +86,7 @@ def _layer(
 
 
 def _nvfp4(n: int, k: int, format: Format, generator: torch.Generator) -> dict[str, Tensor]:
-    """Tensors, by name, of an ``(n, k)`` NVFP4 matrix with values near ``k ** -0.5``."""
+    """Tensors, by name, of an ``(n, k)`` NVFP4 matrix; the values' RMS is about ``k ** -0.5``."""
     low, high = _SCALES
     scales = torch.empty(n, k // BLOCK_SIZE).uniform_(low, high, generator=generator)
     factors = 1 / (_CODE_RMS * math.sqrt(k) * (low + high) / 2), 2.0**-9

@@ -40,7 +40,7 @@ def start_limit(import_seconds: float) -> float:
 
 
 class ServerError(RuntimeError):
-    """The server could not be started, died, or answered with an error."""
+    """Error for a server that could not be started, died, or answered with an error."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ def running(
         environment: variables added to this process's environment.
 
     Raises:
-        ServerError: the server exits or stays silent, or an HTTP call in the block fails; with the
-            log's last lines.
+        ServerError: the server exits or stays silent, or an HTTP call in the block fails; the
+            message ends with the log's last lines.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:

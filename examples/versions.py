@@ -34,7 +34,8 @@ def check_importable(module: str, needed_by: str) -> None:
     """Check that an optional module is installed.
 
     Raises:
-        ValueError: the module is missing; the message names its user and the remedy.
+        ValueError: the module is missing; the message names ``needed_by``, the option or output
+            that needs the module, and the remedy.
     """
     if find_spec(module) is None:
         raise ValueError(

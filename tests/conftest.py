@@ -145,7 +145,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Order files: engines first, then others with vLLM; drop the tests that a lane leaves out.
+    """Put files with engines first, then others with vLLM; drop the tests that a lane leaves out.
 
     Thousands of emulated kernels leave a large heap, in which an engine takes up to three times as
     long to start, and the engine config of each file takes ten seconds.

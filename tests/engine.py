@@ -1,4 +1,4 @@
-"""Log-probabilities from a real vLLM engine; as a command, for engines of several processes.
+"""Log-probabilities from a real vLLM engine; the command runs engines of several processes.
 
 ``python -m tests.engine MODEL '{"tensor_parallel_size": 2}' [MODEL ARGUMENTS ...]`` prints a line
 of JSON for each engine. vLLM starts the workers of the first engine; with ``--fork`` before the
@@ -45,7 +45,7 @@ class Run:
 
 
 def inspect_models_here() -> None:
-    """Make vLLM inspect architectures in this process, not in child processes that protect CUDA."""
+    """Make vLLM inspect architectures in this process, instead of in child processes."""
     from vllm.model_executor.models import registry
 
     registry._run_in_subprocess = lambda inspect: inspect()

@@ -20,7 +20,7 @@ def forking_command(model: Path | str, *arguments: Any) -> list[str]:
 
 
 def preloaded_command(model: Path | str, *arguments: Any) -> list[str]:
-    """Command line like that of ``forking_command``, in a fork whose pid is not the command's."""
+    """Command line like that of ``forking_command``; a fork with another pid runs the command."""
     return preloaded.command(__name__, *vllm_command(model, *arguments)[1:])
 
 

@@ -1,4 +1,4 @@
-"""Local cache of the hub with one model, as a download leaves it."""
+"""Local cache of the Hugging Face hub with one model, as after a download."""
 
 import shutil
 from pathlib import Path

@@ -1,8 +1,8 @@
 """Lanes of the suite: a run leaves thorough tests out if their sources are unchanged.
 
 Thorough tests are those of emulated kernels, of mutants, of random calls, of the time model, of the
-emulator itself, and of every architecture of vLLM's registry: on each machine they compute the
-same. ``--lane all`` runs every test and records a digest of the sources of each file whose tests
+emulator itself, and of every architecture of vLLM's registry: their results do not depend on the
+machine. ``--lane all`` runs every test and records a digest of the sources of each file whose tests
 have passed. ``--lane test`` leaves out the thorough tests of files whose digest equals the recorded
 digest: after a change of an op or of the emulator, its thorough tests run again.
 

@@ -131,7 +131,7 @@ class Mixed:
 
 
 def round_input(kind: Kind, x: Tensor, scale: Tensor | None = None) -> Tensor:
-    """Round an input ``(..., K)`` as a layer of ``kind`` does; a given scale is calibrated."""
+    """Round an input ``(..., K)`` as a layer of ``kind`` does; ``scale``: None if dynamic."""
     size = {Kind.FP8_BLOCK: 128, Kind.MXFP8: 32, Kind.MXFP4: 32}.get(kind, x.shape[-1])
     blocks = x.float().unflatten(-1, (-1, size))
     largest = 6.0 if kind is Kind.MXFP4 else E4M3_MAX

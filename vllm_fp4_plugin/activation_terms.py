@@ -33,7 +33,7 @@ def requested_terms(
     Args:
         option: the user's ``activation_terms``.
         name: name of the layer.
-        packed_modules: shards of fused layers.
+        packed_modules: names of the shards by name of the fused layer, e.g. ``qkv_proj``.
 
     Raises:
         InvalidOption: shards of a fused layer, which share their input, would get different

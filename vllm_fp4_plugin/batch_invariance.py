@@ -54,9 +54,9 @@ def register() -> None:
 def _initialise() -> None:
     """Initialise batch invariance in a worker, before its model is built.
 
-    vLLM replaces functions of torch with Triton kernels, which do not run on a CPU. Of these
-    functions a dense model of ours uses sums and softmax over rows, which torch computes row by
-    row on a CPU anyway; 16-bit products are computed token by token.
+    vLLM replaces functions of torch with Triton kernels, which do not run on a CPU. A dense
+    ``nvfp4-tc`` model calls only two of these functions, sum and softmax over rows, and torch
+    computes both row by row on a CPU; 16-bit products are computed token by token.
     """
     ours = False
     if current_platform.is_cpu() and is_wanted():
@@ -80,13 +80,14 @@ def _each_token(
 
 
 def keep_norms(vllm_config: Any) -> None:
-    """Keep vLLM's norm kernel in compiled graphs: torch's norm has another reduction order.
+    """Keep vLLM's norm kernel in compiled graphs if batch invariance is requested.
 
-    On an H100, 2 of 288 tokens differed with torch's norm, and none with vLLM's.
+    The norm that ``torch.compile`` generates has another reduction order: on an H100,
+    log-probabilities of 2 of 288 tokens depended on the batch, and none with vLLM's kernel.
 
     Args:
-        vllm_config: config of the engine; the norms' custom op is enabled unless the user has set
-            it.
+        vllm_config: config of the engine; the norms' custom op is enabled, unless the user has
+            enabled or disabled the op.
     """
     compilation = vllm_config.compilation_config
     requested = {f"{sign}{_NORM_OP}" for sign in "+-"} & set(compilation.custom_ops)
@@ -109,7 +110,7 @@ def refuse(vllm_config: Any) -> None:
 
 
 def _unsupported_reasons(vllm_config: Any, on_cpu: bool) -> dict[str, tuple[bool, str]]:
-    """Features that rule out batch invariance, with whether the engine has each, and a remedy."""
+    """Features that rule out batch invariance; for each, whether an engine has it, and a remedy."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     text = model.hf_text_config
     activation = getattr(text, "hidden_act", None) or getattr(text, "hidden_activation", None)
@@ -158,8 +159,8 @@ def check_norms(model: torch.nn.Module) -> None:
     """Check a model's norms before vLLM loads the weights and perhaps compiles the model.
 
     Raises:
-        BatchInvarianceRefused: batch invariance was requested, and ``keep_norms`` does not cover a
-            norm.
+        BatchInvarianceRefused: batch invariance was requested, and a model to be compiled has a
+            norm other than vLLM's ``RMSNorm``, which ``keep_norms`` does not cover.
     """
     if not is_wanted():
         return
@@ -177,7 +178,8 @@ def check_attention(prefix: str, layer: Any) -> None:
     """Check the backend that an attention layer got.
 
     Raises:
-        BatchInvarianceRefused: batch invariance was requested, and the backend lacks it.
+        BatchInvarianceRefused: batch invariance was requested, and the backend's results for this
+            layer depend on the batch.
     """
     if is_planned() or not is_wanted():
         return  # vLLM's choice for a planned device is not known

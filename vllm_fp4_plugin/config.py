@@ -1,4 +1,4 @@
-"""vLLM's interface to the method: which checkpoints it accepts, and each layer's method."""
+"""vLLM's interface to ``nvfp4-tc``: the accepted checkpoints, and the method of each layer."""
 
 from collections.abc import Mapping
 from copy import copy, deepcopy
@@ -72,7 +72,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         self.kv_cache_scheme = checkpoint.kv_cache_scheme if checkpoint is not None else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Copy for a draft, which renames modules on its own; ``startup`` stays shared."""
+        """Copy for a draft model, whose modules are renamed separately; ``startup`` is shared."""
         copied = copy(self)
         copied._kinds = deepcopy(self._kinds, memo)
         copied.packed_modules_mapping = deepcopy(self.packed_modules_mapping, memo)
@@ -128,7 +128,7 @@ class Nvfp4TcConfig(QuantizationConfig):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Nvfp4TcConfig":
-        """Build from a checkpoint's quantization config."""
+        """Build this config from a checkpoint's quantization config."""
         return cls(formats.parse(config))
 
     @property
@@ -162,7 +162,7 @@ class Nvfp4TcConfig(QuantizationConfig):
             self._kinds.rename(hf_to_vllm_mapper)
 
     def get_cache_scale_mapper(self) -> Any:  # static in vLLM's class, but called on an instance
-        """Mapping of checkpoint names of KV-cache scales."""
+        """Mapper of checkpoint names of KV-cache scales; see ``cache_scales.mapper``."""
         return cache_scales.mapper(super().get_cache_scale_mapper(), self._checkpoint)
 
     def has_blocked_weights(self) -> bool:
@@ -194,10 +194,10 @@ class Nvfp4TcConfig(QuantizationConfig):
         return self._checkpoint_method(layer, prefix, options, self._checkpoint)
 
     def _probed(self, layer: Any, prefix: str) -> QuantizeMethodBase | None:
-        """Method for a layer that a model only probes, and may build differently.
+        """Method of a layer that a model builds only to read the method, and never runs.
 
-        Such a layer is not recorded. vLLM's Step 5 model probes whether it may join two
-        projections.
+        Such a layer is not recorded. vLLM's Step 5 model thus finds out whether two projections
+        are unquantised, and may be joined.
         """
         apart = copy(self)
         apart.startup = Startup()

@@ -1,4 +1,4 @@
-"""Defaults for ops other than linear layers: our kernels, in models built from now on."""
+"""Default kernels of attention, activations, norms and rotary embeddings: ours where possible."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from vllm_fp4_plugin.report import Report
 
 
 def choose(vllm_config: Any, options: Options, report: Report) -> str:
-    """Choose the kernels of attention, activations, norms and rotary embeddings.
+    """Choose kernels of attention, activations, norms and rotary embeddings for later models.
 
     Args:
-        vllm_config: config of the engine; its attention backend and op priorities may change.
+        vllm_config: config of the engine; attention backend and op priorities may be changed.
         options: options of the user.
         report: gets records of norms and rotary embeddings, where there is a choice.
 

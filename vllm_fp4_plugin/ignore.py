@@ -48,7 +48,7 @@ def matches(name: str, patterns: Iterable[str]) -> str | None:
 
 
 def paths_within(name: str) -> Iterator[str]:
-    """Module paths that cover ``name`` or a part of it (see ``matches``), the longest first."""
+    """Module paths that would cover ``name`` as patterns (see ``matches``), the longest first."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         for first in range(len(parts) - length + 1):

@@ -1,4 +1,4 @@
-"""Conversion of checkpoint tensors to kernel tensors: pure functions, run once per layer."""
+"""Conversion and checks of checkpoint tensors: pure functions, run once per layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -164,8 +164,8 @@ class Loss(NamedTuple):
         """Raise if most blocks are coarse; the message ends with ``remedy``.
 
         Raises:
-            UnsupportedCheckpoint: the message names the weight and ``amax``, the largest magnitude
-                that set its global scale.
+            UnsupportedCheckpoint: the message names the weight (``name``) and ``amax``, the largest
+                magnitude, from which the weight's global scale was computed.
         """
         if 2 * self.coarse > self.occupied:
             raise UnsupportedCheckpoint(

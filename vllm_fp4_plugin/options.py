@@ -1,7 +1,7 @@
 """Options of ``nvfp4-tc``, given as ``--additional-config '{"nvfp4_tc": {…}}'``.
 
-vLLM hashes that option into its compile cache; environment variables would not invalidate compiled
-graphs.
+vLLM hashes ``--additional-config`` into the key of its compile cache; a change of an environment
+variable would not invalidate compiled graphs.
 """
 
 import json
@@ -145,7 +145,8 @@ def refuse_misplaced(additional_config: Any, is_ours: bool) -> None:
 
     Args:
         additional_config: vLLM's option of this name.
-        is_ours: whether ``nvfp4-tc`` is the method; if not, common words are accepted.
+        is_ours: whether ``nvfp4-tc`` is the method; if not, names that may be another plugin's
+            options, such as ``scales``, are accepted.
 
     Raises:
         InvalidOption: the message names the option and the right place.

@@ -141,10 +141,16 @@ def choose_kernels(
 def hash_kernels(vllm_config: Any, kept: Iterable[str], terms: int, options: Options) -> None:
     """Make vLLM's compile cache depend on a layer's kernels, which compiled graphs call by name.
 
-    The cache key also covers the number of terms, the layer's fusions and the plugin's sources:
-    graphs call the plugin's ops, and vLLM tracks only the sources that it traced. A plugin can only
-    write to ``additional_config``, which vLLM hashes regardless of the order of an object's keys,
-    while the patterns of ``activation_terms`` depend on their order.
+    The cache key also covers the plugin's sources: graphs call the plugin's ops, and vLLM tracks
+    only the sources that it traced. A plugin can add to the key only through
+    ``additional_config``, which vLLM hashes regardless of the order of an object's keys; the
+    patterns of ``activation_terms`` depend on their order, so a list of them is added.
+
+    Args:
+        vllm_config: config of the engine; ``additional_config`` is extended.
+        kept: targets of the layer's kernels, and notes of the layer's fusions.
+        terms: number of NVFP4 terms of the layer's input.
+        options: options of the user.
     """
     additional = vllm_config.additional_config
     if isinstance(additional, dict):

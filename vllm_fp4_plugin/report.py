@@ -8,16 +8,16 @@ from vllm_fp4_plugin.checkpoint.weight_account import WeightAccount
 
 @dataclass(frozen=True)
 class LayerRecord:
-    """A linear layer, layer of experts, or attention layer of the model.
+    """Record of a layer of the model, or of an op that many layers share, e.g. ``rotary_emb``.
 
     Attributes:
-        name: full name, e.g. ``model.layers.0.mlp.gate_up_proj``.
+        name: full name of the layer, e.g. ``model.layers.0.mlp.gate_up_proj``, or name of the op.
         kernel: label of the layer's kernel, e.g. ``nvfp4_gemm/reference (cpu)``.
         arithmetic: bits of weights and activations, and scaling of activations, e.g. ``W4A4
             per-token``; for attention, dtype of the KV cache.
         reason: reason for this kernel instead of a faster one; may be empty.
-        elements: number of weight elements on this rank; 0 for attention.
-        weight_bytes: bytes of the weights, scales included.
+        elements: number of weight elements on this rank; 0 for attention, norms and shared ops.
+        weight_bytes: bytes of these weights, scales included.
     """
 
     name: str
@@ -42,7 +42,7 @@ class LayerRecord:
 
 @dataclass
 class Report:
-    """Linear and attention layers of a model, in the order they were built.
+    """Report of a model's layers and their kernels, in the order in which the layers were built.
 
     Attributes:
         layers: records of the layers.
@@ -82,7 +82,7 @@ class Report:
         return [*rows, self.memory()] if rows else []
 
     def memory(self) -> str:
-        """Bytes per weight of the quantised layers, and of all linear layers together."""
+        """Line with the bytes per weight of quantised layers, and of all linear layers together."""
         quantised = [r for r in self.layers if r.kernel.startswith("nvfp4")]
         return (
             f"weights: {_bytes_per_weight(quantised)} in NVFP4 layers, "

@@ -41,14 +41,14 @@ class Startup:
         """Record patterns of an option, each of which should cover a layer.
 
         Args:
-            option: the option.
+            option: name of the option.
             patterns: patterns of the option.
             what: kind of layers for the patterns, as passed to ``register``.
         """
         self._patterns += [(option, pattern, what) for pattern in patterns]
 
     def register(self, prefix: str, shard_names: Iterable[str], what: str = LAYER) -> None:
-        """Record a layer under its name and under the checkpoint names of the shards."""
+        """Record a layer of kind ``what`` under its name and the shards' checkpoint names."""
         self._names.setdefault(what, {}).update(dict.fromkeys((prefix, *shard_names)))
 
     def unquantized(self, layer: Any, prefix: str, reason: str) -> None:

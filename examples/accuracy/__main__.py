@@ -201,7 +201,7 @@ def _words(server_options: str) -> tuple[str, ...]:
 
 
 def _run(options: "Callable[[], Options]") -> None:
-    """Measure, show and draw; exits with 1 if a variant failed, is wrong or is refused."""
+    """Measure, show and draw; exit with status 1 if refused, or if a variant failed or is wrong."""
     from importlib.util import find_spec
 
     from examples.accuracy import display

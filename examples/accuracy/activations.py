@@ -10,7 +10,7 @@ from nvfp4_kernels.formats.terms import decode_terms, quantize_terms
 
 
 class ActivationRounder:
-    """Extension of vLLM's worker, for a model in eager mode."""
+    """Extension of vLLM's worker that rounds activations of a model in eager mode."""
 
     model_runner: Any  # the worker's own
 
@@ -54,7 +54,7 @@ def round_inputs(
 
 
 def rounded(x: Tensor, terms: int = 1) -> Tensor:
-    """``x`` ``(…, tokens, K)`` rounded to a sum of NVFP4 terms; a global scale for each token."""
+    """Round ``x`` ``(…, tokens, K)`` to a sum of NVFP4 terms with one global scale per token."""
     scale = row_global_scales(x)
     data, scales = quantize_terms(x, scale, terms)
     return (decode_terms(data, scales, terms) * scale[..., None]).to(x.dtype)

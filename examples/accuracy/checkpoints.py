@@ -38,7 +38,7 @@ def read_sixteen_bit(checkpoint: Path) -> dict[str, Any]:
 def checkpoint_of(
     variant: Variant, model: Path, calibration: Path | None, cache: StageCache
 ) -> tuple[Path, str]:
-    """The folder to serve a variant from, and its content hash; the checkpoint is made if missing.
+    """Folder to serve a variant from, made if missing, and a hash that changes with its files.
 
     Raises:
         QuantizeError, QuantizerError: the checkpoint cannot be made.

@@ -20,7 +20,7 @@ LOGPROB_BOUND = 1e-3
 
 
 class DistributionError(RuntimeError):
-    """A server gave no logits, or logits inconsistent with its log-probabilities."""
+    """Error for missing logits, or logits inconsistent with the server's log-probabilities."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Divergence of two models' next-token distributions; exact, over the vocabulary."""
+"""Divergence of two models' next-token distributions, summed over the whole vocabulary."""
 
 from dataclasses import dataclass
 

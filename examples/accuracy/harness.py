@@ -27,7 +27,7 @@ _REFUSED = re.compile(r"failed! Status code: (?P<status>\d+), Response text: (?P
 
 
 class HarnessError(RuntimeError):
-    """lm-evaluation-harness is missing, does not support the request, or failed."""
+    """Error for lm-evaluation-harness: missing, unable to run the request, or failed."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class TaskScore:
 
     Attributes:
         task: name of a task or of a group.
-        metric: name in the harness; after a comma the filter, if there are several.
+        metric: name in the harness, followed by a comma and the filter unless that is ``none``.
         value: mean.
         stderr: standard error of the mean, as estimated by the harness; NaN without an estimate.
         samples: number of documents.

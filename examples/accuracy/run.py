@@ -29,8 +29,8 @@ class Options:
 
     Attributes:
         model: folder of the 16-bit checkpoint.
-        variants: names, and the user's own checkpoints, see ``variants``; empty for the variants
-            that suit the machine.
+        variants: names, and the user's own checkpoints, see ``parse_variants``; empty: the defaults
+            for a GPU or a CPU.
         text: text to measure on.
         calibrate: text on which the scales of activations are calibrated.
         tasks: tasks of lm-evaluation-harness.
@@ -60,7 +60,7 @@ class Options:
 
 
 def run(options: Options) -> Results:
-    """Measure all variants and show the results; returns the results.
+    """Measure all variants; return the results, which are also written to ``results.json``.
 
     Raises:
         ValueError: an option is unusable.

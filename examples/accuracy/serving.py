@@ -76,7 +76,9 @@ class Bench:
 
     @contextmanager
     def at_server(self, variant: Variant, checkpoint: Path, content: str) -> Iterator["AtServer"]:
-        """Measure a variant; its server starts once, before the first measurement not in the cache.
+        """Context that yields the measurements of a variant, and then stops the variant's server.
+
+        The server starts once, before the first measurement that is not in the cache.
 
         Raises:
             ServerError: the server fails.
@@ -203,6 +205,10 @@ def windows_of(stage: Stage) -> tuple[Windows, list[str], float]:
 
 
 def environment() -> dict[str, str]:
-    """Environment of a server that allows ``/collective_rpc``, for its extension and the tasks."""
+    """Environment variables of a server for the measurements.
+
+    The server allows ``/collective_rpc``, can import ``Extension``, and accepts the number of stop
+    strings that tasks need.
+    """
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {**ENVIRONMENT, **SERVER_ENVIRONMENT, "VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": path}

@@ -34,5 +34,5 @@ def make_small_model(folder: Path, train_seconds: float, fresh: bool) -> SmallMo
 
 
 def held_out_text(corpus: Corpus) -> str:
-    """Beginnings of all held-out files."""
+    """Beginnings of all held-out files, as one text."""
     return "\n\n".join(d.text[:_DOCUMENT_CHARACTERS] for d in corpus.held_out)

@@ -16,7 +16,7 @@ Rounds = Literal["nothing", "weights", "weights and activations"]
 
 
 class BadVariant(ValueError):
-    """A variant that is unknown or cannot be measured; the message lists the accepted variants."""
+    """Error for an unknown or unusable variant; the message gives the accepted values."""
 
 
 @dataclass(frozen=True)

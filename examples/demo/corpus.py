@@ -107,7 +107,11 @@ def installed_roots() -> list[Path]:
 
 
 def bounded(documents: Iterable[Document], max_characters: int) -> list[Document]:
-    """Choose as many documents as fit, spread by a hash of their paths, sorted by path."""
+    """Choose documents in the order of a hash of the path, up to ``max_characters`` in all.
+
+    Returns:
+        Chosen documents, sorted by path.
+    """
     kept, characters = [], 0
     for document in sorted(documents, key=lambda d: hashlib.sha256(d.path.encode()).digest()[8:]):
         characters += len(document.text)
@@ -131,7 +135,7 @@ def drop_duplicates(documents: Iterable[Document]) -> list[Document]:
 
 
 def calibration_text(corpus: Corpus) -> str:
-    """The beginnings of some training files, spread over all of them."""
+    """Beginnings of training files, taken at equal distances from the sorted list of files."""
     spread = corpus.train[:: max(1, len(corpus.train) // CALIBRATION_FILES)]
     return "\n\n".join(document.text[:CALIBRATION_CHARACTERS] for document in spread)
 
@@ -154,7 +158,7 @@ def _read_documents(root: Path) -> list[Document]:
 
 
 def _read_document(root: Path, path: str) -> Document | None:
-    """The document, or None if the text is too short or generated."""
+    """Read a document; None if the text is too short, generated, or a table."""
     text = (root / path).read_text(encoding="utf-8", errors="replace")
     if path == "pydoc_data/topics.py":
         text = _topics_prose(text)

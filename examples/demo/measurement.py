@@ -32,7 +32,7 @@ class Measurement:
     """Measurements of one server.
 
     Attributes:
-        completions: greedy completions of the prompts sent one at a time.
+        completions: completions of the prompts sent one at a time.
         tokens_per_second: rate with one request at a time.
         tokens_per_second_at_once: rate with all requests in flight at once.
         logprobs: natural log-probabilities of the held-out tokens, ``(windows, tokens)``.

@@ -40,7 +40,10 @@ class MeasureSettings:
 
 
 def make_text(cache: StageCache, corpus: Corpus) -> Stage:
-    """Tokenizer, token streams, calibration text; ``held_out.npy`` alone is from held-out files."""
+    """Make the stage of the tokenizer, the token streams and the calibration text.
+
+    ``held_out.npy`` alone is from held-out files.
+    """
 
     def make(folder: Path) -> None:
         texts = [document.text for document in corpus.train]
@@ -57,7 +60,7 @@ def make_text(cache: StageCache, corpus: Corpus) -> Stage:
 
 
 def make_model(cache: StageCache, text: Stage, settings: TrainSettings) -> Stage:
-    """A trained checkpoint in BF16, with its tokenizer."""
+    """Make the stage of a trained BF16 checkpoint with its tokenizer."""
 
     def make(folder: Path) -> None:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(text.folder / "tokenizer")
@@ -77,7 +80,7 @@ def make_model(cache: StageCache, text: Stage, settings: TrainSettings) -> Stage
 
 
 def make_quantised(cache: StageCache, model: Stage, text: Stage, scales: str) -> Stage:
-    """An NVFP4 checkpoint, made by the project's own tool."""
+    """Make the stage of an NVFP4 checkpoint with the project's own tool."""
 
     def make(folder: Path) -> None:
         source, target = model.folder / "checkpoint", folder / "checkpoint"
@@ -122,7 +125,7 @@ def serve_and_measure(
 def measured_before(
     cache: StageCache, model: Stage, windows: np.ndarray, settings: MeasureSettings
 ) -> Measurement:
-    """``serve_and_measure``, or the cached result of an earlier run."""
+    """Result of ``serve_and_measure``, from the cache if an earlier run has measured the model."""
 
     def make(folder: Path) -> None:
         serve_and_measure(cache, model, windows, settings).write(folder / "measurement.json")

@@ -1,7 +1,7 @@
 """``python -m examples.kernel_bench``: our GEMMs against cuBLAS, Humming and Marlin.
 
 ``measure`` needs a GPU, torch and ``nvfp4_kernels``, and writes JSON; ``show`` needs no GPU, and
-makes the table, the plot and markdown of it.
+makes the table, the plot and markdown from the JSON file.
 """
 
 import argparse
@@ -20,7 +20,7 @@ TOKENS = tuple(2**power for power in range(14))  # 1 to 8192
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Make the parser of the command line."""
     top = argparse.ArgumentParser(prog="python -m examples.kernel_bench", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
     measure = commands.add_parser("measure", help="time the kernels on this machine's GPU")
@@ -50,7 +50,7 @@ def _positive(text: str) -> int:
 
 
 def measure(given: argparse.Namespace) -> int:
-    """Measure, write the results after every case; return 1 if our kernel is wrong or refused."""
+    """Measure; write the results after every case; return 1 if our kernel is wrong or refused."""
     from examples.kernel_bench import machine
     from examples.kernel_bench.contenders import (
         Contender,

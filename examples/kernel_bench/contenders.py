@@ -19,7 +19,7 @@ LARGEST_TOKEN = 6.0  # units of the noise; larger values saturate
 
 
 class Unavailable(RuntimeError):
-    """A contender that this machine lacks; the message gives the reason."""
+    """Error for a contender that this machine lacks; the message gives the reason."""
 
 
 class Contender(Protocol):
@@ -38,7 +38,7 @@ class Contender(Protocol):
         """Result of the layer, bfloat16 ``(M, N)``, for bfloat16 tokens ``(M, K)``."""
 
     def seen(self, x: Tensor) -> Tensor:
-        """Tokens as multiplied by the contender: rounded if it quantises activations."""
+        """Tokens as multiplied: rounded by a contender that quantises activations."""
 
 
 class OursW4A16:
@@ -209,7 +209,7 @@ class CublasBf16:
 
 
 def make_contender(name: str, device: torch.device, silu_and_mul: SiluAndMul) -> Contender:
-    """A contender for a CUDA device.
+    """Make the contender ``name`` for a CUDA device.
 
     Raises:
         Unavailable: this machine lacks the contender.

@@ -31,7 +31,7 @@ BOUND = 0.01
 
 @dataclass(frozen=True)
 class Case:
-    """Case of a batch of sequences of one length."""
+    """Decode step of ``batch`` sequences with ``context`` keys each, and the attention's sizes."""
 
     batch: int
     context: int
@@ -42,7 +42,7 @@ class Case:
 
     @property
     def bytes(self) -> int:
-        """Number of bytes of keys and values."""
+        """Bytes of the keys and values of all sequences."""
         return self.batch * self.context * self.kv_heads * 2 * self.head_dim * 2
 
     @property
@@ -51,7 +51,7 @@ class Case:
 
     @property
     def copies(self) -> int:
-        """Number of copies of the cache."""
+        """Number of copies of the cache, used in turn so that L2 stays cold."""
         return min(32, max(2, -(-COLD_BYTES // self.bytes)))
 
 
@@ -87,13 +87,13 @@ def step_of(case: Case) -> Shared:
 
 
 def ours(qkv: list[Tensor], cache: Tensor, shared: Shared, out: Tensor) -> None:
-    """One launch of ``decode_attention``."""
+    """Launch ``decode_attention``, which also stores the new keys and values."""
     q, key, value = qkv
     decode_attention(q, key, value, cache, shared.table, shared.seq_lens, shared.slots, out=out)
 
 
 def theirs(qkv: list[Tensor], cache: Tensor, case: Case, shared: Shared, out: Tensor) -> None:
-    """Store into the cache by vLLM, followed by FlashAttention 3."""
+    """Launch vLLM's store into the cache, then FlashAttention 3."""
     from vllm._custom_ops import reshape_and_cache_flash
     from vllm.vllm_flash_attn import flash_attn_varlen_func
 
@@ -109,7 +109,7 @@ def theirs(qkv: list[Tensor], cache: Tensor, case: Case, shared: Shared, out: Te
 
 
 def contenders(case: Case) -> dict[str, list[Step]]:
-    """Contenders, made after a comparison of their results on the first cache."""
+    """Steps by contender, one for each copy of the cache; results on the first must agree."""
     torch.manual_seed(0)
     shared = step_of(case)
     width = (case.heads + 2 * case.kv_heads) * case.head_dim

@@ -58,7 +58,7 @@ class ExpertContender(Protocol):
         """The layer's weights in this contender's format; prepared once, at load."""
 
     def launch(self, operands: Any, choice: Choice, x: Tensor) -> Tensor:
-        """Weighted sums of bfloat16 tokens ``(M, h)``: bfloat16 ``(M, h)``."""
+        """Sum of the chosen experts' weighted results for tokens ``x``: bfloat16 ``(M, h)``."""
 
 
 class _OurOperands(NamedTuple):

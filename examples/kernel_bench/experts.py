@@ -75,7 +75,10 @@ def random_weights(sizes: ExpertSizes) -> ExpertWeights:
 
 
 def popularity(choice: str, tokens: int, experts: int) -> Tensor:
-    """Log-probability, up to a constant, of each expert for each token, ``(tokens, experts)``."""
+    """Log-probability, up to a constant, with which tokens choose experts: ``(tokens, experts)``.
+
+    ``choice`` names the distribution, as ``--choice`` does.
+    """
     each = torch.zeros(tokens, experts, device="cuda")
     if choice == "alike":
         return each

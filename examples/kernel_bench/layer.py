@@ -74,7 +74,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Layer:
-    """Operands of a layer; each call makes new tensors for its results."""
+    """Operands of a layer; every forward pass allocates its results."""
 
     shape: Shape
     weights: dict[str, list[Fragments]]
@@ -139,7 +139,7 @@ def step_of(shape: Shape, tokens: int, keys: int) -> Step:
 
 
 def forward(layer: Layer, step: Step) -> None:
-    """Run the layer in vLLM's order, with the incoming residual stream."""
+    """Launch a layer's kernels in vLLM's order; ``step.x`` is both input and residual."""
     shape, alpha, tokens = layer.shape, layer.alpha[:1], len(step.x)
 
     def times(name: str, x: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ def about(device: torch.device) -> dict[str, Any]:
 
 
 def l2_bytes(device: torch.device) -> int:
-    """Bytes of L2, which must not hold weights between launches."""
+    """Bytes of the L2 cache; timed launches must not find their weights in this cache."""
     return int(torch.cuda.get_device_properties(device).L2_cache_size)
 
 

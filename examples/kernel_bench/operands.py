@@ -47,5 +47,5 @@ def expected_rows(layer: BenchLayer, x: Tensor, weights: tuple[Nvfp4Tensor, ...]
 
 
 def largest_relative_error(got: Tensor, expected: Tensor) -> float:
-    """Largest difference, as a share of the largest value; NaN if any value is NaN."""
+    """Largest difference, as a share of the largest expected magnitude; NaN if a value is NaN."""
     return float((got.double() - expected).abs().max() / expected.abs().max())

@@ -24,9 +24,10 @@ class Sample:
         median_us, least_us, most_us: microseconds of a launch, over the replays.
         launches: number of launches in each replay, on the copies of the weight in turn.
         copies: number of copies of the weight.
-        nbytes: bytes that must move.
-        flops: operations that must be computed.
-        error: largest difference from the exact result, as a share of its largest value.
+        nbytes: bytes that must move in a launch.
+        flops: number of multiplications and additions of a launch.
+        error: largest difference from the exact result, as a share of the exact result's largest
+            magnitude.
         refused: reason why nothing was measured; empty otherwise.
     """
 
@@ -51,7 +52,7 @@ class Sample:
 
 @dataclass
 class Results:
-    """A run of the benchmark.
+    """Results of a run of the benchmark.
 
     Attributes:
         about: versions, commit, GPU, options.

@@ -32,7 +32,7 @@ Contender = Callable[[Tensor], Tensor]  # logits to chosen columns
 
 @dataclass(frozen=True)
 class Problem:
-    """Problem size: rows of scores, and k."""
+    """Problem size: rows and columns of the scores, and k."""
 
     rows: int
     columns: int
@@ -87,7 +87,7 @@ def vllm_contenders(problem: Problem, lens: Tensor) -> dict[str, Contender]:
 
 
 def check(name: str, chosen: Tensor, logits: Tensor, k: int) -> str:
-    """Compare columns with the exact top-k; for our kernel, ties and the order as well."""
+    """Compare columns with the exact top-k, for ours also ties and order: "exact" or "WRONG"."""
     order = logits.sort(dim=1, descending=True, stable=True)
     if name == "ours":
         right = torch.equal(chosen.long(), order.indices[:, :k].sort(dim=1).values)
@@ -98,7 +98,7 @@ def check(name: str, chosen: Tensor, logits: Tensor, k: int) -> str:
 
 
 def measure(problem: Problem, warm: bool, launches: int, rounds: int) -> None:
-    """Print the table of one problem."""
+    """Check and time the contenders for one problem, and print the table."""
     copies = 1 if warm else max(2, -(-COLD_BYTES // problem.nbytes))
     inputs = [torch.randn(problem.rows, problem.columns, device="cuda") for _ in range(copies)]
     checks, graphs = {}, {}

@@ -64,9 +64,8 @@ def sensitivity(
     """Quantise each layer of a model alone, and measure its divergence from the original model.
 
     Layers are the server's fused layers: q, k and v together, gate and up together. A list of
-    layers
-    to leave in 16 bits is chosen, for `python -m vllm_fp4_plugin quantize --ignore-file`, and the
-    whole model measured with and without the list, on windows not used for the choice.
+    layers to leave in 16 bits is chosen, for `python -m vllm_fp4_plugin quantize --ignore-file`,
+    and the whole model measured with and without the list, on windows not used for the choice.
     """
     started = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -21,7 +21,7 @@ class Deviation:
 
     Attributes:
         logprobs: natural log-probabilities of the actual next tokens.
-        reference: log-probabilities of the 16-bit model.
+        reference: log-probabilities of the same tokens under the 16-bit model.
         divergence: KL(16-bit ‖ variant) of the distributions of the next token, in nats.
     """
 

@@ -18,8 +18,8 @@ class GroupResult:
         kl: mean divergence, in nats, with this layer alone quantised.
         log_perplexity: increase of the log-perplexity, with this layer alone quantised.
         ignored: whether the layer is on the list.
-        kl_with_terms: mean divergence by number of NVFP4 terms of the inputs, for the other
-            measured numbers; 0: 16-bit inputs.
+        kl_with_terms: mean divergence by number of NVFP4 terms of the inputs, for the numbers that
+            did not decide the list; key 0: 16-bit inputs.
     """
 
     group: Group
@@ -63,11 +63,11 @@ class Results:
         rule: rule of the measured block scales.
         groups: every layer, in the model's order, on all windows.
         quantised: model with all layers quantised.
-        quantised_with_terms: model with all layers quantised, by the other measured numbers of
-            input terms.
+        quantised_with_terms: model with all layers quantised, by number of NVFP4 terms of the
+            inputs, for the numbers that did not decide the list.
         with_list: model with all layers quantised except the list.
-        kl_won: difference of the divergences of ``quantised`` and ``with_list``, window by window.
-        log_perplexity_won: the same difference for the log-perplexity.
+        kl_won: divergence of ``quantised`` minus divergence of ``with_list``, window by window.
+        log_perplexity_won: log-perplexity of ``quantised`` minus that of ``with_list``.
     """
 
     about: dict[str, Any]

@@ -1,4 +1,4 @@
-"""``python -m examples.soak``: a server under load for a long time, and killed."""
+"""``python -m examples.soak``: a server under a long load, whose engine is then killed."""
 
 import shlex
 import signal

@@ -1,4 +1,4 @@
-"""Memory of a server and its processes over time, with a check that it stays flat."""
+"""Memory of a server and its processes over time, with a check for growth."""
 
 import statistics
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ def engine_process(pid: int) -> psutil.Process | None:
 
 
 def until_next(seconds: float, most: float) -> float:
-    """Seconds between a sample and the next.
+    """Seconds from a sample of memory to the next.
 
     Args:
         seconds: time since the start of the load.

@@ -23,8 +23,9 @@ class Kill:
 
     Attributes:
         engine: title of the process.
-        outcomes: outcomes of the requests in flight at the kill, each an answer or an error.
-        ended_seconds: time until the server exited by itself; None if it had to be killed.
+        outcomes: outcomes of the requests in flight at the kill; each should be an answer or an
+            error.
+        ended_seconds: time until the server exited by itself; None if the server had to be stopped.
         ready_seconds: time until another server was ready.
     """
 
@@ -44,7 +45,8 @@ class Results:
         samples: samples of memory under load.
         seconds: duration of the load.
         memory_bound: accepted growth of memory after the warm-up, in bytes.
-        left: requests still in flight in the engine after the load, by the server's gauges.
+        left: gauges of the engine, of requests and of cache usage, that are not zero after the
+            load, by name.
         answers: greedy answers before the load, after it, and of the server after the kill.
         kill: account of the kill.
     """

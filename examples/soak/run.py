@@ -227,7 +227,7 @@ def _gauge(text: str, name: str) -> float:
 
 
 async def _kill(traffic: Traffic, server: Server, settings: Settings, results: Results) -> None:
-    """Kill the engine of a busy server, and wait until all processes have ended."""
+    """Kill the engine of a busy server; wait for the server to end, ``_END_SECONDS`` at most."""
     engine = memory.engine_process(server.pid)
     if engine is None:
         raise ServerError("vllm serve: has no engine process; leave VLLM_ENABLE_V1_MULTIPROCESSING")

@@ -29,11 +29,11 @@ _MALFORMED: tuple[Mapping[str, Any], ...] = (
 
 
 class _Lost(Exception):
-    """A request that ended without a complete answer, and without an error."""
+    """Signal that a request ended without a complete answer, and without an error."""
 
 
 class _Wrong(Exception):
-    """An answer to a request that must be refused, or an answer of the wrong form."""
+    """Signal of an answer to a request that must be refused, or of an answer of the wrong form."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Traffic:
 
     @property
     def kinds(self) -> dict[str, tuple[int, Callable[[], Awaitable[int]]]]:
-        """Kinds of requests by name: share in twentieths, and the function that sends a request."""
+        """Kinds of requests by name: share of all in twentieths, and function that sends one."""
         return {
             "answer": (6, self._answer),
             "stream": (6, self._stream),
@@ -211,7 +211,7 @@ def _said(error: BaseException) -> str:
 
 
 async def _refused(request: Awaitable[Any], *statuses: int) -> None:
-    """Wait for a refusal with one of the statuses."""
+    """Wait for a refusal with one of ``statuses``; raise ``_Wrong`` for an answer."""
     try:
         await request
     except openai.APIStatusError as error:

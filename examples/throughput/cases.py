@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 class BadOption(ValueError):
-    """An unusable option; the message gives its name, its value and the accepted values."""
+    """Error for an unusable option; the message gives name, value and accepted values."""
 
 
 @dataclass(frozen=True)

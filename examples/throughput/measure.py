@@ -51,8 +51,8 @@ def engine_args(
     """Arguments of ``vllm.LLM`` that all variants share; ``more`` overrides the other arguments.
 
     Raises:
-        BadOption: a case exceeds a length, a share is out of range, or ``more`` has an argument
-            that another option sets.
+        BadOption: a case is longer than ``max_model_len``, ``gpu_memory_utilization`` is out of
+            range, or ``more`` has an argument that another option sets.
     """
     for name in more:
         if name in _SET_BY:

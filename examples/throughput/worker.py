@@ -22,7 +22,7 @@ def prompts(case: Case, vocabulary: int, seed: int) -> list[list[int]]:
 
 
 def generate(llm: Any, case: Case, ids: list[list[int]]) -> float:
-    """Seconds that the engine takes to generate the batch.
+    """Generate the outputs of a batch; return the seconds that the engine took.
 
     Raises:
         RuntimeError: an output does not have the requested length.

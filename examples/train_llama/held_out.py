@@ -25,7 +25,7 @@ def held_out_perplexity(
         device: device of the model.
 
     Returns:
-        The perplexity, and its number of tokens.
+        The perplexity, and the number of tokens it is measured on.
 
     Raises:
         ValueError: there is less than one window.

@@ -77,9 +77,9 @@ __all__ = sorted(_MODULES)
 
 
 class _Package(ModuleType):
-    """Class of this package's module: a name that an op and a subpackage share stays the op's.
+    """Class of this package's module: a name shared by an op and a subpackage refers to the op.
 
-    Python would set the attribute ``gemm`` to the subpackage ``nvfp4_kernels.gemm`` on its import.
+    Importing the subpackage ``nvfp4_kernels.gemm`` would otherwise replace the op ``gemm``.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -17,7 +17,7 @@ app = help.application(
 
 @app.callback()
 def main(version: VersionOption = False) -> None:
-    """Take the options that stand before a command."""
+    """Accept the options that precede a command."""
 
 
 for command in (build, report, check):

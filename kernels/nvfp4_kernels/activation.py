@@ -1,4 +1,4 @@
-"""Activations of a feed-forward layer: gated, of gate and up projections, or of one projection."""
+"""Activations of a feed-forward layer: gated (of gate and up projections) or ungated."""
 
 from typing import Literal, NamedTuple, get_args
 
@@ -16,8 +16,8 @@ GATED, UNGATED = get_args(GatedName), get_args(UngatedName)
 class Activation(NamedTuple):
     """Activation, computed in float32.
 
-    Gated: ``f(gate) · (up + beta)``; ungated: ``f(x)``. f is SiLU, GELU or tanh GELU; if ungated,
-    also ``"relu2"``, ``max(x, 0)²``; if gated, also:
+    Gated: ``f(gate) · (up + beta)``; ungated: ``f(x)``. f is SiLU, GELU or tanh GELU. Ungated, f
+    may also be ``"relu2"``, ``max(x, 0)²``; gated, f may also be:
 
     * ``"swigluoai_uninterleave"`` (gpt-oss and MiniMax M3, here with gate and up in separate
       halves): f is ``gate · sigmoid(alpha · gate)``.
@@ -27,7 +27,8 @@ class Activation(NamedTuple):
 
     Attributes:
         name: name of the activation, which determines f.
-        limit: upper bound of gate, and bound of up's magnitude; None: no clamping.
+        limit: upper bound of gate, and bound of up's magnitude, except as stated above; None: no
+            bound.
         alpha: factor in the sigmoid; for ``"situ"`` the bound of gate.
         beta: offset added to up.
     """
@@ -71,7 +72,7 @@ _WITH_ALPHA = ("swigluoai_uninterleave", "situ")
 
 
 def check_gated(activation: Activation) -> None:
-    """Raise unless ``activation`` is gated, i.e. takes gate and up projections."""
+    """Raise unless ``activation`` is gated, and its limit, alpha and beta are valid."""
     name, limit, alpha, beta = activation
     if name not in GATED:
         raise InvalidArgument(
@@ -98,7 +99,7 @@ def check_gated(activation: Activation) -> None:
 
 
 def check_ungated(activation: Activation | None) -> None:
-    """Raise unless ``activation`` is None or takes a single projection."""
+    """Raise unless ``activation`` is None, or ungated with default limit, alpha and beta."""
     if activation is None:
         return
     name, *parameters = activation

@@ -1,4 +1,4 @@
-"""Argument checks; messages name the argument, its value, the accepted values and the remedy."""
+"""Argument checks; errors name the argument, its value, the accepted values and a remedy."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ ALIGNMENT = 16  # bytes: alignment of vector loads and of tensor map strides
 
 
 class InvalidArgument(ValueError):
-    """An argument that an op or the format does not accept."""
+    """Argument that an op or the NVFP4 format does not accept."""
 
 
 def check_dtype(name: str, x: Tensor, accepted: Sequence[torch.dtype]) -> None:
@@ -29,7 +29,7 @@ def check_dtype(name: str, x: Tensor, accepted: Sequence[torch.dtype]) -> None:
 
 
 def check_shape(name: str, x: Tensor, expected: Sequence[int], remedy: str) -> None:
-    """Raise unless ``x.shape`` equals ``expected``."""
+    """Raise unless ``x.shape`` equals ``expected``; the message ends with ``remedy``."""
     if tuple(x.shape) != tuple(expected):
         raise InvalidArgument(
             f"{name}: shape is {tuple(x.shape)}, must be {tuple(expected)}; {remedy}"
@@ -50,7 +50,10 @@ def check_blocks_of_16(name: str, shape: Sequence[int]) -> None:
 
 
 def reads_contents(x: Tensor) -> bool:
-    """Whether contents of tensors like ``x`` may be checked: only on CPU, as a GPU would sync."""
+    """Whether tensor contents may be checked: if ``x`` is on a CPU, as a GPU would synchronise.
+
+    If so, the call is not prepared for replay: see ``runtime.launch_cache``.
+    """
     on_cpu = x.device.type == "cpu"
     if on_cpu:
         keep_unprepared("contents are read")
@@ -58,7 +61,7 @@ def reads_contents(x: Tensor) -> bool:
 
 
 def check_same_device(**tensors: Tensor | None) -> None:
-    """Raise unless all given tensors are on one device."""
+    """Raise unless all ``tensors`` that are not None are on one device."""
     devices = {name: t.device for name, t in tensors.items() if t is not None}
     first_name, first = next(iter(devices.items()))
     for name, device in devices.items():
@@ -69,7 +72,7 @@ def check_same_device(**tensors: Tensor | None) -> None:
 
 
 def check_layout(name: str, x: Tensor | None) -> None:
-    """Raise unless ``x`` is contiguous and 16-byte aligned, as kernels require."""
+    """Raise unless ``x`` is None, empty, or contiguous and 16-byte aligned, as kernels require."""
     if x is None or x.numel() == 0:
         return
     if not x.is_contiguous():
@@ -85,7 +88,7 @@ def check_layout(name: str, x: Tensor | None) -> None:
 
 
 def check_rows(arch: str, **tensors: Tensor) -> None:
-    """Raise unless every row is 16-byte aligned, as kernels of ``arch`` require."""
+    """Raise unless all rows of all ``tensors`` are 16-byte aligned, as ``arch`` requires."""
     for name, x in tensors.items():
         size = x.element_size()
         if x.data_ptr() % ALIGNMENT:

@@ -44,7 +44,7 @@ def standing_in(device_type: str, arch: str) -> Iterator[None]:
 
 
 def stand_in_epoch() -> int:
-    """Number that changes whenever ``standing_in`` contexts change."""
+    """Number that changes whenever a ``standing_in`` context is entered or left."""
     return _epoch
 
 
@@ -86,7 +86,7 @@ def target_of(arch: str) -> str:
 
 
 def spellings(archs: Iterable[str] = FAMILIES) -> str:
-    """Spellings that ``parse_arch`` accepts, architectures and targets, for help and errors."""
+    """List of the names that ``parse_arch`` accepts, with GPUs, for help and error messages."""
     return ", ".join(
         f"{arch} or {target_of(arch)} ({GPUS[arch]})" if arch in FAMILIES else arch
         for arch in archs
@@ -94,7 +94,7 @@ def spellings(archs: Iterable[str] = FAMILIES) -> str:
 
 
 def parse_arch(option: str, text: str, archs: Iterable[str] = FAMILIES) -> str:
-    """Architecture that a command's option names, by itself or by its compilation target.
+    """Architecture that a command's option names, directly or by the compilation target.
 
     Args:
         option: name of the option, for the error.
@@ -120,7 +120,13 @@ class DeviceFacts(NamedTuple):
     Attributes:
         device: the device, with its index if a GPU.
         arch: architecture, see ``device_arch``.
+    <<<<<<< HEAD
         sms: number of SMs of the GPU, or of the GPU that the device stands in for; 0 if neither.
+    =======
+        sms: number of SMs of the GPU, or of the GPU that the device stands in for; 0 for other
+            devices.
+        defective_map_bytes: see the function of that name.
+    >>>>>>> docs
     """
 
     device: "torch.device"
@@ -135,7 +141,7 @@ class DeviceFacts(NamedTuple):
     def max_clusters(self, ctas: int) -> int:
         """Maximum number of resident clusters of ``ctas`` CTAs, one CTA per SM.
 
-        As the driver reports; ``assumed_clusters`` if the device stands in for a GPU.
+        The driver's answer for a GPU; ``assumed_clusters`` for a device that stands in for a GPU.
         """
         if ctas == 1 or self.device.type != "cuda":
             return assumed_clusters(self.sms, ctas)
@@ -143,7 +149,7 @@ class DeviceFacts(NamedTuple):
 
 
 def device_facts(device: "torch.device") -> DeviceFacts:
-    """Facts of a device; a GPU is asked once."""
+    """Facts of a device; queried once per GPU, then cached."""
     if device.type == "cuda":
         return _current_facts() if device.index is None else _gpu_facts(device)
     arch = device_arch(device)
@@ -167,7 +173,7 @@ def _gpu_facts(device: "torch.device") -> DeviceFacts:
 def assumed_clusters(sms: int, ctas: int) -> int:
     """Assumed maximum number of resident clusters of ``ctas`` CTAs, one CTA per SM, on ``sms`` SMs.
 
-    For choices that must also work without the GPU; ``DeviceFacts`` ask the GPU.
+    For choices that must work without a GPU; ``DeviceFacts.max_clusters`` queries the driver.
     """
     pairs = -(-sms // 2)
     sizes = [2 * ((pairs + number) // GPCS) for number in range(GPCS)]
@@ -202,11 +208,11 @@ def driver_version() -> int:
 
 
 def defective_map_bytes(device: "torch.device") -> int:
-    """Tensor size in bytes below which the driver may encode tensor maps wrongly; 0: none.
+    """Tensor size in bytes below which the driver may encode tensor maps wrongly; 0: no defect.
 
-    CUTLASS clears a bit in maps of small tensors with drivers up to CUDA 13.1 (its
-    ``cute/atom/copy_traits_sm90_tma.hpp``), and ``nvfp4_kernels.sm100.tensor_maps`` does too. On an
-    H200, driver 580 (CUDA 13.0) does not set the bit; not checked on a Blackwell GPU.
+    With drivers up to CUDA 13.1, CUTLASS (``cute/atom/copy_traits_sm90_tma.hpp``) and
+    ``nvfp4_kernels.sm100.tensor_maps`` clear a bit in the maps of small tensors. On an H200, driver
+    580 (CUDA 13.0) does not set the bit; not checked on a Blackwell GPU.
     """
     if device.type != "cuda" or driver_version() > LAST_DEFECTIVE_DRIVER:
         return 0

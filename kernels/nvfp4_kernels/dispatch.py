@@ -33,10 +33,11 @@ class Kernel:
 
     Attributes:
         op: name of the op, e.g. ``"gemm"``.
-        arch: ``"cpu"``, or a family of CUDA architectures, by its first member: ``"sm_100"``.
+        arch: ``"cpu"``, or a family of CUDA architectures, named after the family's first member,
+            e.g. ``"sm_100"``.
         mode: arithmetic of the kernel.
-        variant: ``"reference"`` or the kernel's class.
-        target: ``"module:function"``, imported when first called.
+        variant: ``"reference"``, or a name for the kernel, e.g. ``"wgmma"``.
+        target: ``"module:function"``, imported by ``load``.
         weight_layout: preferred weight layout of a GEMM kernel.
         batch_invariant: whether each row of the result depends, to the bit, on its input row
             alone, not on the number of rows.
@@ -62,7 +63,7 @@ class Kernel:
         return self.arch == "cpu" or layout == self.weight_layout
 
     def load(self) -> Callable[..., Any]:
-        """The kernel's function, imported."""
+        """Import the kernel's function."""
         return load_target(self.target)
 
 
@@ -91,20 +92,22 @@ _TYPES: dict[str, tuple[type, ...]] = {
 def called(
     op: CustomOpDef, x: Tensor, compared: Names = (), **multiples: int
 ) -> Callable[..., Any]:
-    """Function to call for an op; bypasses torch's dispatcher when nothing traces.
+    """Callable for an op: bypasses torch's dispatcher unless ops are traced or intercepted.
 
     For an op that mutates some of 27 arguments the dispatcher takes 0.3 ms, as it copies the
-    argument list for each mutated argument. The function refuses wrong types too, and does not
-    check a call like an earlier call again: see ``nvfp4_kernels.runtime.launch_cache``.
+    argument list for each mutated argument. The function behind the op, called directly, also
+    refuses arguments of wrong types, and skips the checks of calls that resemble an earlier call:
+    see ``nvfp4_kernels.runtime.launch_cache``.
 
     Args:
         op: a custom op.
-        x: one of the op's tensors.
-        compared: pairs of tensor arguments, see ``Prepared``.
+        x: one of the tensors that the op is called with.
+        compared: pairs of names of tensor arguments, see ``Prepared``.
         multiples: granularity of integer arguments, by name, see ``Prepared``.
 
     Returns:
-        The op if a graph may be traced, else the function behind the op.
+        The op if torch.compile or a dispatch mode is active, or if ``x`` is of a subclass of
+        ``Tensor``; else the function behind the op.
     """
     if is_listened_to() or type(x) is not Tensor:
         return op
@@ -113,7 +116,7 @@ def called(
 
 @functools.cache
 def _direct(op: CustomOpDef, compared: Names, **multiples: int) -> Callable[..., Any]:
-    """Function behind ``op``, with the types of its arguments checked."""
+    """Function behind ``op``, with checks of argument types and with prepared launches."""
     arguments = op._opoverload._schema.arguments
     kinds = [str(a.type).removeprefix("Optional[").rstrip("]") for a in arguments]
     optional = [str(a.type).startswith("Optional[") for a in arguments]
@@ -144,7 +147,7 @@ class KernelTable:
 
     Args:
         op: name of the op.
-        kernels: the default kernels, the fastest.
+        kernels: default kernels, which are the fastest.
         batch_invariant: kernels whose result rows are bitwise independent of each other.
     """
 
@@ -173,12 +176,12 @@ class KernelTable:
     def find(
         self, device: torch.device, mode: Mode, batch_invariant: bool = False
     ) -> Kernel | None:
-        """Kernel for ``device`` and ``mode``, or None."""
+        """Default or batch-invariant kernel for ``device`` and ``mode``; None if there is none."""
         kernels = self._batch_invariant if batch_invariant else self._kernels
         return kernels.get((device_family(device), mode))
 
     def select(self, device: torch.device, mode: Mode, batch_invariant: bool = False) -> Kernel:
-        """The kernel for ``device`` and ``mode``.
+        """Default or batch-invariant kernel for ``device`` and ``mode``.
 
         Raises:
             NoKernelError: there is no such kernel; the message lists the existing kernels.

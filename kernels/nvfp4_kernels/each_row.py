@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def row_product(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply float32 ``(..., M, K)`` by ``(K, N)``, or by ``(..., K, N)`` of the same batch."""
+    """Multiply float32 ``(..., M, K)`` by ``(..., K, N)``; batch dimensions are broadcast."""
     if b.ndim == 2:
         return by_row(lambda row: torch.mv(b.mT, row), a, b.shape[-1])
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])

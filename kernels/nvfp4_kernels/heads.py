@@ -11,7 +11,7 @@ MAX_HEAD_DIM = 256
 
 
 def check_out(out: Tensor, q: Tensor) -> None:
-    """Raise unless ``out`` fits ``q`` and is contiguous."""
+    """Raise unless ``out`` has the dtype, shape and device of ``q``, and is contiguous."""
     check_dtype("q", q, DTYPES)
     check_dtype("out", out, (q.dtype,))
     check_shape("out", out, q.shape, "one row per row of q")
@@ -24,7 +24,10 @@ def check_out(out: Tensor, q: Tensor) -> None:
 
 
 def check_queries(q: Tensor, form: str) -> None:
-    """Raise unless ``q`` has a supported dtype and D, and the dimensions that ``form`` names."""
+    """Raise unless ``q`` has a supported dtype and D, and as many dimensions as ``form``.
+
+    ``form`` is a text such as ``"(T, Hq, D)"``.
+    """
     check_dtype("q", q, DTYPES)
     check_form("q", q, form)
     head_dim = q.shape[-1]
@@ -38,7 +41,7 @@ def check_queries(q: Tensor, form: str) -> None:
 def check_cache(
     q: Tensor, kv_cache: Tensor, k_scale: Tensor | None, v_scale: Tensor | None
 ) -> Mode:
-    """Raise unless ``kv_cache`` and its scales fit ``q``; return the mode."""
+    """Raise unless ``kv_cache`` and its scales fit ``q``; return ``"fp8_kv"`` or ``"float"``."""
     check_dtype("kv_cache", kv_cache, (q.dtype, torch.float8_e4m3fn))
     check_form("kv_cache", kv_cache, "(pages, Hkv, page_size, 2·D)")
     if kv_cache.shape[-1] != 2 * q.shape[-1]:
@@ -67,7 +70,10 @@ def check_cache(
 
 
 def check_form(name: str, x: Tensor, form: str) -> None:
-    """Raise unless ``x`` has the dimensions that ``form`` names, the last with stride 1."""
+    """Raise unless ``x`` has as many dimensions as ``form``, and stride 1 in the last.
+
+    ``form`` is a text such as ``"(pages, page_bytes)"``.
+    """
     dims = form.count(",") + 1
     if x.ndim != dims:
         raise InvalidArgument(f"{name}: shape is {tuple(x.shape)}, must be {form}; reshape it")

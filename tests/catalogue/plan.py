@@ -80,7 +80,7 @@ def _cell(family: Family, directory: Path, arch: str) -> Cell:
 
 
 def _is_theirs(error: Exception) -> bool:
-    """Whether vLLM's model refuses; the plugin's refusals arrive as config-check errors."""
+    """Whether ``error`` is a refusal by vLLM's model; the plugin refuses by config-check errors."""
     return isinstance(error, NotImplementedError)
 
 

@@ -68,7 +68,7 @@ class Program:
 
     Attributes:
         kernel: parsed kernel.
-        granule: bytes per shadow entry; set by the kernel's narrowest access.
+        granule: bytes per shadow entry: 1 if a store or atomic writes 1 or 2 bytes, else 4.
         block_count: number of basic blocks.
         block_families: number of instructions of each family, per block.
         lints: mistakes found statically.
@@ -110,11 +110,11 @@ class Program:
         return program
 
     def line_of(self, python_line: int) -> int:
-        """PTX line that a line of the generated code comes from."""
+        """Number of the PTX line from which a line of the generated code comes."""
         return self._ptx_lines[min(python_line, len(self._ptx_lines)) - 1]
 
     def register_of(self, variable: str) -> str | None:
-        """The register that a variable of the generated code holds."""
+        """PTX register that a variable of the generated code holds; None for other variables."""
         if variable == "carry":
             return "CC"
         for register, form in self.storage.items():
@@ -276,7 +276,7 @@ class Emitter:
         return f"t{self._names}"
 
     def constant(self, value: object, key: object) -> str:
-        """A name for ``value`` in the generated code's globals."""
+        """Name of ``value`` in the generated code's globals, to which ``value`` is added once."""
         name = self._constants.get(key)
         if name is None:
             name = self._constants[key] = f"K{len(self._constants)}"
@@ -375,7 +375,7 @@ class Emitter:
         return name
 
     def present(self, expression: str, code: str, kind: str) -> str:
-        """A 32-lane expression of type ``code`` as PTX type ``kind``."""
+        """A 32-lane expression of numpy type ``code``, presented as PTX type ``kind``."""
         wanted = code_of(kind)
         if wanted == code:
             return expression
@@ -497,7 +497,7 @@ class Emitter:
         return "\n".join(lines) + "\n"
 
     def _undefined(self) -> list[Storage]:
-        """Registers that no instruction writes: compilers use such registers for unused values."""
+        """Storage of registers read but never written, by which compilers pass unused values."""
         defined = {name for i in self.kernel.body for name in written(i)}
         used = {name for i in self.kernel.body for name in read(i)}
         return [self.storage(n) for n in sorted(used - defined) if n in self.program.storage]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Where:
-    """A place in a run.
+    """Place of a finding: the PTX line, and the CTA and warp that executed it.
 
     Attributes:
         kernel: entry name.
@@ -111,11 +111,11 @@ class MissingDependencyWait(DataRace):
 
 
 class NarrowScope(DataRace):
-    """Two accesses ordered by a release and an acquire, one with a scope that excludes a CTA."""
+    """Two accesses ordered only by a release or acquire whose scope excludes the other CTA."""
 
 
 class UnwaitedLoad(EmulatorError):
-    """A tcgen05.ld's value leaves the registers without tcgen05.wait::ld."""
+    """Store, branch or exchange that uses the result of a tcgen05.ld before tcgen05.wait::ld."""
 
 
 class UnwaitedMma(EmulatorError):
@@ -123,7 +123,7 @@ class UnwaitedMma(EmulatorError):
 
 
 class MissingRegisterFence(EmulatorError):
-    """Use of registers by a wgmma, without wgmma.fence since another instruction's access."""
+    """A wgmma uses registers that another instruction has accessed since the last wgmma.fence."""
 
 
 class UnstartedPeer(EmulatorError):

@@ -229,11 +229,11 @@ _RULES: tuple[tuple[str, Rule], ...] = (
 
 
 def mutants(text: str, only: str = "") -> Iterator[Mutant]:
-    """Every change of every synchronising instruction of a PTX text, whose lines stay the same.
+    """Mutants by every change of every synchronising instruction; line numbers stay the same.
 
     Args:
         text: PTX.
-        only: prefixes of the opcodes to change; all opcodes if empty.
+        only: prefix of the opcodes to change; all opcodes if empty.
     """
     source = 0
     for number, line in enumerate(text.splitlines(), 1):

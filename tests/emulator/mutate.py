@@ -21,7 +21,7 @@ from tests.mutants import Mutant
 
 
 class Subject(Protocol):
-    """A correct kernel.
+    """A correct kernel whose mutants are run.
 
     Attributes:
         name: name in the table.
@@ -42,14 +42,14 @@ MISSED = ""
 
 
 def _place(mutant: Mutant) -> str:
-    """Location for the table: the source line, or the PTX line for waits, which share one."""
+    """Location for the table: the source line, or the PTX line of a wait (waits share sources)."""
     if mutant.on.source and "_wait" not in mutant.on.instruction:
         return f"source {mutant.on.source}"
     return f"PTX {mutant.on.line}"
 
 
 def outcome(subject: Subject, text: str, schedule: Schedule) -> str:
-    """Name of the finding, "wrong numbers", or ``MISSED``."""
+    """Outcome of a run: name of the finding, "wrong numbers", or ``MISSED``."""
     try:
         return MISSED if subject.run(text, schedule) else "wrong numbers"
     except EmulatorError as finding:
@@ -59,12 +59,12 @@ def outcome(subject: Subject, text: str, schedule: Schedule) -> str:
 def judge(
     subject: Subject, mutant: Mutant, schedules: Sequence[Schedule] = STANDARD
 ) -> dict[str, str]:
-    """Outcome by schedule."""
+    """Outcomes of one mutant, by name of the schedule."""
     return {s.name: outcome(subject, mutant.change(subject.text), s) for s in schedules}
 
 
 def first_catch(subject: Subject, mutant: Mutant, schedules: Sequence[Schedule] = STANDARD) -> str:
-    """The first outcome that is not ``MISSED``."""
+    """First outcome of a mutant, schedule by schedule, that is not ``MISSED``; else ``MISSED``."""
     return next(
         filter(None, (outcome(subject, mutant.change(subject.text), s) for s in schedules)), MISSED
     )

@@ -60,7 +60,7 @@ def _float_votes(body: list[Instruction]) -> dict[str, int]:
 
 
 def assign_storage(kernel: Kernel, uniformity: Uniformity) -> dict[str, Storage]:
-    """Choose the form of every register of ``kernel``."""
+    """Choose the representation of every register of ``kernel``."""
     votes = _float_votes(kernel.body)
     forms = {}
     for number, (name, kind) in enumerate(kernel.registers.items()):

@@ -1,4 +1,4 @@
-"""Verdict on a broken checkpoint: refused, served like the sound one, or served otherwise."""
+"""Verdict on a broken checkpoint: refused, served like the sound one, or served differently."""
 
 import time
 from dataclasses import dataclass

@@ -183,7 +183,7 @@ def check_sparse(given: Given, result: Any, after: Given, kernel: bool = False) 
 
 
 def _check_paged_quantized(given: Given, result: Any, after: Given, kernel: bool) -> None:
-    """Check the bits: ``paged_attention``, then quantised; other rows' scales stay as they were."""
+    """Check for the bits of ``paged_attention``, quantised, and for untouched scales elsewhere."""
     data, scales, lse = result
     check_rows(given, None, lse, paged_rows(given), kernel)
     plain = {n: x for n, x in given.items() if n not in ("out", "output", "first_row")}

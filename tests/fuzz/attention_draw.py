@@ -31,7 +31,8 @@ def draw_queries(
 ) -> list[int]:
     """Number of queries of each sequence, up to ``short``.
 
-    On a GPU, one sequence gets up to ``most`` rows of queries, to test ``ROWS``.
+    On a GPU, one sequence gets up to ``most`` rows of queries, to test ``ROWS``; a query has
+    ``group`` rows, one per query head of a KV head.
     """
     queries = draw.lengths(count, 0, short)
     if draw.gpu and queries:
@@ -140,7 +141,10 @@ def draw_longest(draw: Draw, short: int) -> int:
 
 
 def draw_memory(draw: Draw, counters: int, split: bool) -> Given:
-    """Arguments of an op on a paged cache that are memory, such as counters."""
+    """Optional arguments of an op on a paged cache: counters, and batch invariance.
+
+    ``counters``: least number of counters; ``split``: whether CTAs may split the keys.
+    """
     given: Given = {}
     if draw.chance(0.6 if split else 0.2):
         given["counters"] = torch.zeros(counters + draw.one(0, 5), dtype=INT32)

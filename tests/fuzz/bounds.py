@@ -160,7 +160,10 @@ def _magnitudes(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _scale(inverse: np.ndarray, largest: np.ndarray, term: int) -> Float64:
-    """E4M3 scale of a block; from the second term on, at least 2⁻⁹ unless the block is zero."""
+    """E4M3 scale of a block; from the second term on, at least 2⁻⁹ unless the block is zero.
+
+    ``inverse``: reciprocal of the global scale; ``largest``: largest magnitude in the block.
+    """
     exact = inverse * (largest * F32(1 / 6))
     exact = np.where(exact > 448, F32(448), exact)  # NaN stays
     if term:

@@ -42,7 +42,7 @@ def draw_router(draw: Draw, experts: int, biased: bool) -> Router:
 
 
 def draw_logits(draw: Draw, biased: bool) -> Given:
-    """Logits of many magnitudes, with ties; with a bias, multiples of 1/4: sums differ."""
+    """Random logits with ties; with a bias, multiples of 1/4: unequal sums differ clearly."""
     experts = draw.one(1, 2, draw.number(1, 24), 16 * draw.number(1, 8), 64)
     tokens = draw.number(0, 6 if draw.gpu else 20)
     shape, dtype = (tokens, experts), draw.one(*LOGITS)

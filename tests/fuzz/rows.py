@@ -182,7 +182,10 @@ def check_merge(given: Given, result: Any, after: Given) -> None:
 
 
 def rotated(low: Float64, high: Float64, angles: Float64, neox: bool) -> Interval:
-    """Bounds on rotated heads ``(T, H, D)``, from bounds on the heads; ``angles`` is ``(T, R)``."""
+    """Bounds on rotated heads ``(T, H, D)``, from bounds on the heads.
+
+    ``angles``: cosines and sines ``(T, R)``; ``neox``: whether pairs are half of R apart.
+    """
     cos, sin = (part[:, None, :] for part in np.split(angles, 2, axis=-1))
     half = cos.shape[-1]
     first, second = _pairs(half, neox)

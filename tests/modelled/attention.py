@@ -42,7 +42,7 @@ LINE = (
 
 @dataclass(frozen=True)
 class Shape:
-    """Shape of equal sequences; if ``indexed``, of tokens with ``keys`` top-k indices each."""
+    """Batch of equally long sequences; ``indexed``: tokens attend to ``keys`` top-k indices."""
 
     batch: int
     queries: int

@@ -3,9 +3,8 @@
     python -m tests.modelled.batch_invariance products     a Llama 8B's, of 1 to 8192 tokens
     python -m tests.modelled.batch_invariance attention    its decodes and a prefill
 
-As in ``tests.modelled.gemm`` and ``tests.modelled.attention``, each without launches; attention
-also
-without the merge of split keys. Nothing here was measured on a B200.
+Times are those of ``tests.modelled.gemm`` and ``tests.modelled.attention``: without launches, and
+for attention without the merge of split keys. Nothing here was measured on a B200.
 """
 
 import argparse

@@ -39,7 +39,7 @@ ALSO = ("MEMBAR", "CCTL", "NANOSLEEP", "R2UR")
 
 
 def theirs(example: dict[str, Any], tile: Tile, nvdisasm: Path) -> tuple[Static, int, int]:
-    """Static figures of NVIDIA's kernel with ``tile``, numbers of stages and of tensor columns."""
+    """Static figures of NVIDIA's kernel; numbers of its stages and of its tensor memory columns."""
     import cutlass
     from cutlass.cute.runtime import make_fake_stream
 
@@ -53,7 +53,7 @@ def theirs(example: dict[str, Any], tile: Tile, nvdisasm: Path) -> tuple[Static,
 
 
 def ours(tile: Tile, nvdisasm: Path) -> tuple[Static, int, int]:
-    """Static figures of our kernel with ``tile``, numbers of stages and of tensor columns."""
+    """Static figures of our kernel; numbers of its stages and of its tensor memory columns."""
     from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm
 
     kernel = BlockScaledGemm(tile, EpilogueConfig("bfloat16", store="tma"))

@@ -6,8 +6,8 @@
     python -m tests.modelled.decoder_layer --tokens 1 --timeline layer.json   for ui.perfetto.dev
 
 Kernels of this repository are traced (``tests/emulator/timing``), others priced (``prices``).
-Layers follow one another; a layer is from the end of one to the end of the next. Nothing here was
-measured on a B200.
+Layers follow one another; a layer's time is from the end of the preceding layer to its own end.
+Nothing here was measured on a B200.
 """
 
 import argparse

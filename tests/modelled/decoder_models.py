@@ -43,7 +43,7 @@ class Model:
         return Shape(self.hidden, self.intermediate, self.heads, self.kv_heads, self.head_dim)
 
     def step_us(self, layer_us: float) -> float:
-        """Microseconds of a decoding step: its layers, lm_head in 16 bits, and the rest."""
+        """Microseconds of a decoding step: its layers, lm_head in 16 bits, and ``STEP_US``."""
         head = 2.0 * self.vocabulary * self.hidden / BANDWIDTH
         return self.layers * layer_us + head + STEP_US
 

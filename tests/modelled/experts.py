@@ -4,12 +4,12 @@
     python -m tests.modelled.experts --model qwen3-30b --tokens 64 --all     every tile
     python -m tests.modelled.experts --contest              a contest's grouped products
 
-A batch's tokens choose their experts at random, all alike. Modelled are both products alone, in a
-chain, and in a chain with dispatch, quantisation and combine; then with the second product's
-weights prefetched while the first product ends. Two clusters of each product run in the emulator,
-the first with as many tiles as the busiest cluster of the grid, the second with one tile less; the
-time model (``tests/emulator/timing``) builds the grid from them, in proportion. Nothing here was
-measured on a B200.
+A batch's tokens choose experts at random, each with equal probability. Modelled are both products
+alone, in a chain, and in a chain with dispatch, quantisation and combine; then with the second
+product's weights prefetched while the first product ends. Two clusters of each product run in the
+emulator, the first with as many tiles as the busiest cluster of the grid, the second with one tile
+less; the time model (``tests/emulator/timing``) builds the grid from them, in proportion. Nothing
+here was measured on a B200.
 """
 
 import argparse
@@ -51,7 +51,7 @@ class Product:
 
     Attributes:
         name: name of the weights.
-        counts: number of tokens of each expert with any tokens.
+        counts: number of tokens of each expert that has tokens.
         tile_tokens: number of rows of a tile.
         n, k, weights: sizes and number of each expert's weights.
         tiles, experts: number of token tiles with allocated memory, and of experts on this rank.

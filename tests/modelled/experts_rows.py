@@ -3,9 +3,9 @@
     python -m tests.modelled.experts_rows                        the models below, 1 to 1024 tokens
     python -m tests.modelled.experts_rows --model qwen3-30b --tokens 64 --both
 
-A batch's tokens choose their experts at random, all alike. Some of each grid's CTAs run in the
-emulator, with their work in the whole grid; the time model (``tests/emulator/timing``) builds the
-grid from them. Nothing here was measured on a B200.
+A batch's tokens choose experts at random, each with equal probability. Some of each grid's CTAs run
+in the emulator, with their work in the whole grid; the time model (``tests/emulator/timing``)
+builds the grid from them. Nothing here was measured on a B200.
 """
 
 import argparse
@@ -30,6 +30,8 @@ TRACED_CTAS = 160  # per grid, at most
 
 class RowsSm100:
     """Traced launches of a layer, other than its products.
+
+    Methods take the names of the operand that a launch reads and of the operand that it writes.
 
     Args:
         tracer: tracer of ``"sm_100"``.

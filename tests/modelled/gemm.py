@@ -82,7 +82,7 @@ class Modeller:
         torch.set_num_threads(1)
 
     def time(self, problem: "Problem", tile: "Tile", output: "EpilogueConfig") -> Timing:
-        """Time of ``problem`` on ``tile``, without the launch."""
+        """Time of ``problem`` with ``tile``, without launch overhead."""
         from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm, GemmArguments
         from nvfp4_kernels.runtime.compile import launch
 

@@ -5,11 +5,12 @@
     python -m tests.modelled.grouped_sm90 --model deepseek-ep8 --tokens 2
     python -m tests.modelled.grouped_sm90 --model deepseek-ep8 --unaware
 
-Tokens choose experts alike. With ``--unaware`` a rank's tiles are chosen as if the rank owned all
-slots. The tiles of the busiest SM run in the emulator, each of a different expert; the time model
-builds the grid from them, with the idle CTAs of a split, as the grid has room for the slots of
-all ranks; and a chain of layers with separate weights: each launch starts while its predecessor
-ends. Routing, gathering and summing are left out. Nothing here was measured.
+Tokens choose all experts with equal probability. With ``--unaware`` a rank's tiles are chosen as if
+the rank owned all slots. The tiles of the busiest SM run in the emulator, each of a different
+expert; the time model builds the grid from them. With split K the grid has idle CTAs, as its size
+allows for the slots of all ranks. A chain of layers with separate weights is modelled too: each
+launch starts while its predecessor ends. Routing, gathering and summing are left out. Nothing here
+was measured.
 """
 
 import argparse
@@ -49,7 +50,7 @@ class Experts:
     def used(self, tokens: int, tile_tokens: int) -> float:
         """Average number of used token tiles on this rank.
 
-        With one tile per expert (``tile_tokens`` = ``tokens``): of experts hit on this rank.
+        If ``tile_tokens`` is ``tokens``, this is the number of experts hit on this rank.
         """
         p = self.top_k / self.experts
         chances = (math.comb(tokens, c) * p**c * (1 - p) ** (tokens - c) for c in range(tokens + 1))
@@ -75,7 +76,7 @@ class GroupedSm90:
     Args:
         tracer: tracer of ``"sm_90"``.
         shape: shape of the experts.
-        tokens: M.
+        tokens: number of tokens in the batch.
         tile_tokens: number of tokens of a tile; 0: the chooser's value.
         aware: whether products know the number of experts on all ranks.
     """

@@ -6,9 +6,9 @@ A vLLM engine on CPU prefills a text, and decodes one token at a time, with the 
 a device that does nothing: ops check their arguments, allocate results and assemble launch
 arguments, without a launch. A repeated call uses the launch cache
 (``nvfp4_kernels.runtime.launch_cache``), or, for comparison, is checked anew each time. vLLM's
-norms, rotation and store, where a layer has them, are its C++ ops on as many tokens. A dense layer
-is Llama's; a layer of experts is Qwen3's, which includes vLLM's own Python. The engines are timed
-in turns in one process; times are medians, and only their ratios are meaningful.
+norms, rotation and store, where a layer has them, run as one C++ op each. A dense layer is Llama's;
+a layer of experts is Qwen3's, with vLLM's own Python. The engines are timed in turns in one
+process; times are medians, and only their ratios are meaningful.
 """
 
 import os
@@ -97,7 +97,10 @@ def _as_on_a_gpu(patch: pytest.MonkeyPatch) -> None:
 def layer_times(
     model: Path, layer: Any, options: dict[str, bool], anew: bool
 ) -> dict[str, list[float]]:
-    """Seconds of each call of a decoder-layer class, in prefill and in decode."""
+    """Seconds of each call of a decoder-layer class, in prefill and in decode.
+
+    ``options``: options of the plugin; ``anew``: whether every call is checked, without a cache.
+    """
     from vllm import SamplingParams
 
     found: dict[str, list[float]] = {"decode": [], "prefill": []}

@@ -37,7 +37,7 @@ REGISTERS = 128  # per thread, or more: one CTA per SM
 
 @dataclass(frozen=True)
 class Shape:
-    """Shape of equal sequences; each of the last ``queries`` tokens sees the preceding tokens."""
+    """Batch of equally long sequences; their last ``queries`` tokens are the queries (causal)."""
 
     fmt: "Format"
     sequences: int
@@ -71,8 +71,8 @@ class Shape:
     def limits(self) -> dict[str, float]:
         """Lower bounds in seconds, for: moved bytes, products, relu, and relu with its FMA.
 
-        A maximum takes the ALU, whose rate is half of the issue rate. With the FMA, which does two
-        heads at once, a product takes one and a half issues, wherever relu is computed.
+        relu takes one ALU slot per product; the ALU has half of the issue rate. An FMA serves two
+        heads, so relu and FMA together take 1.5 issue slots per product, on any pipe.
         """
         moved = self.sequences * self.keys * self.key_bytes() + 4 * self.pairs
         elements = self.pairs * self.heads
@@ -173,7 +173,10 @@ class Modeller:
 
 
 def prefill(fixed: float, each: float, tile: "ScoreTile", shape: Shape, splits: int) -> float:
-    """Seconds that CTAs of every length take, longest first, each on the first free SM."""
+    """Seconds that CTAs of every length take, longest first, each on the first free SM.
+
+    ``fixed``, ``each``: cycles from ``Modeller.line``.
+    """
     free = [0.0] * SMS
     for block in range(math.ceil(shape.queries / tile.queries), 0, -1):
         last = min(block * tile.queries, shape.queries)

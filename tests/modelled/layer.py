@@ -4,10 +4,11 @@
     python -m tests.modelled.layer --model llama-70b-tp4 --tokens 1 64
     python -m tests.modelled.layer --arch sm_90         GEMMs and whole layers, against an H200
 
-One cluster of each launch runs in the emulator; the time model (``tests/emulator/timing``) builds
-the grids from it, and the chain. Consecutive layers have separate weights: the time of a layer, or
-of a product, is from its predecessor's end to its own end. On sm_90, where times were
-measured, each modelled time is followed by its error. ``decoder_layer`` has whole layers on a B200.
+One cluster of each launch runs in the emulator; from these clusters the time model
+(``tests/emulator/timing``) builds the grids and their chain. Consecutive layers have separate
+weights; the time of a layer, or of a product, is from its predecessor's end to its own end. On
+sm_90, where times were measured, each modelled time is followed by its error. ``decoder_layer`` has
+whole layers on a B200.
 """
 
 import argparse

@@ -44,7 +44,7 @@ class ProductsSm100:
             read: name of the input.
             written: name of the result; L2 holds the result as though it were NVFP4 in any case.
             quantizes: whether the result is NVFP4 rather than in 16 bits.
-            most_turns: maximum of tiles per cluster; see ``turns``. None: all.
+            most_turns: maximum number of tiles per cluster; see ``turns``. None: no maximum.
         """
         import torch
 

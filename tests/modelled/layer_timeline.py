@@ -37,7 +37,7 @@ def layer_events(timing: ChainTiming, said: Sequence[dict[str, Any]], clock: flo
 
     Args:
         timing: timing of the chain.
-        said: labels of each of the last launches: ``label``, and more.
+        said: fields to show for each of the last launches, ``label`` among them.
         clock: GHz.
     """
     links = timing.links[-len(said) :]

@@ -23,7 +23,7 @@ TRACED_CTAS = 160  # per grid, at most
 def traced(
     tracer: Tracer, tokens: int, norms: bool, fp8: bool, sizes: tuple[int, int, int] = HEADS
 ) -> tuple[Traced, float]:
-    """Traced launch for a batch of tokens, each at the end of a different page; and its bytes."""
+    """Traced launch for tokens at the ends of different pages, and the bytes that it moves."""
     import torch
 
     from nvfp4_kernels.rotary.store.call import RotaryStoreCall

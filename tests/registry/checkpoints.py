@@ -63,7 +63,7 @@ UNLOADABLE = (
 
 
 def is_known(architecture: str) -> bool:
-    """Whether transformers has a class of the architecture's name, with vLLM's tensors."""
+    """Whether transformers has a class of that name, with the tensors of vLLM's class."""
     is_draft = architecture in configs.DRAFTS
     return hasattr(transformers, architecture) and not is_draft and architecture not in UNLOADABLE
 

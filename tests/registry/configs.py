@@ -126,7 +126,7 @@ def class_for(model_type: str) -> type[PreTrainedConfig]:
 
 
 def bag(fields: Mapping[str, Any], class_name: str = PreTrainedConfig.__name__) -> PreTrainedConfig:
-    """Config without a class: plain fields, entries as configs, nested bags in ``*_config``."""
+    """Config of plain fields; entries become configs, and dictionaries ``*_config`` nested bags."""
     parts = {
         name: _part(value)
         if isinstance(value, Entry)

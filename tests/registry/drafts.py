@@ -32,7 +32,7 @@ MUSE = DSPARK | EAGLE3 | {"moe": {"is_enabled": False}, "enable_confidence_head"
 
 
 def eagle(target: str, method: str = "eagle", **fields: Any) -> Draft:
-    """Draft of Llama's shape that has its own config."""
+    """Draft of Llama's shape, with ``fields`` in a config of its own."""
     return Draft(target, method, Entry("llama", fields))
 
 

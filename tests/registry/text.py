@@ -53,7 +53,7 @@ def bag(
     class_name: str = "PreTrainedConfig",
     **fields: Any,
 ) -> Entry:
-    """Entry of a model without a config class."""
+    """Entry of a model without a config class; ``parts`` and ``fields`` are added to ``BAG``."""
     merged = BAG | {"model_type": model_type}
     for part in parts:
         merged |= part

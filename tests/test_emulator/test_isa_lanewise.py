@@ -1,4 +1,4 @@
-"""Table of lane-wise instructions: all forms of one agree, and unknown forms are refused."""
+"""Lane-wise instructions: all forms of an instruction agree, and unknown forms are refused."""
 
 import re
 from itertools import product

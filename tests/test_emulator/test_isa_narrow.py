@@ -37,7 +37,7 @@ def _magnitudes(name: str) -> list[Fraction]:
 
 
 def _nearest(value: float, name: str) -> int:
-    """Pattern of the nearest number; the even one of two; saturates at the largest number."""
+    """Pattern of the nearest number, ties to even; saturates at the largest number."""
     if math.isnan(value):
         return _NAN[name]
     numbers = _magnitudes(name)
@@ -100,7 +100,7 @@ def test_from_any_f32(patterns: list[int]) -> None:
 @pytest.mark.parametrize("source", ["f16", "bf16"])
 @pytest.mark.parametrize("name", _TYPES)
 def test_from_every_half(name: str, source: str) -> None:
-    """Conversions agree with ml_dtypes, which rounds alike but differs in overflow and NaN."""
+    """Conversions agree with ml_dtypes except in overflow and NaN."""
     every = np.arange(1 << 16, dtype=np.uint16)
     limit = float(_magnitudes(name)[-1])
     dtype = np.float16 if source == "f16" else ml_dtypes.bfloat16

@@ -211,7 +211,7 @@ def overlapped(
     sharing: Sharing = EITHER_PERMIT[0],
     **options: Any,
 ) -> Mutant:
-    """Overlapping launches with a fault that ``schedules`` must report; others may."""
+    """Mutant: overlapping launches with a fault that ``schedules`` must report, and others may."""
 
     def run(schedule: Schedule) -> None:
         Machine(schedule, options).chain(bodies, grid, sharing)

@@ -308,7 +308,7 @@ def test_several_arrivals_that_are_made_in_order(
 def test_an_arrival_of_several_that_is_made_out_of_order(
     other: int, arrive: str, schedule: Schedule
 ) -> None:
-    """Step n of warp 1 knows that n - 5 was released, as one reader releases it before n - 6."""
+    """Step n of warp 1 knows that n - 5 was released, but a reader releases n - 5 before n - 6."""
     with pytest.raises(ParityAliasing):
         give_back(3, schedule, arrive, other)
 

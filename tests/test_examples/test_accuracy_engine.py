@@ -40,7 +40,7 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def measured(bf16, text, tmp_path_factory):
-    """Exit status, results and output for one right variant and two wrong ones."""
+    """Exit status, results and output for one right variant and two wrong variants."""
     folder = tmp_path_factory.mktemp("accuracy")
     # Forks start faster; test_serve starts a server as users do.
     monkeypatch = pytest.MonkeyPatch()

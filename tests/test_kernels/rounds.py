@@ -43,7 +43,7 @@ def gemm_sm100(
     batch: int,
     sms: int,
 ) -> Rounds:
-    """Rounds of a block-scaled product of ``batch`` times m × n × k."""
+    """Rounds of a block-scaled product of ``batch`` times m × n × k on ``sms`` SMs."""
     rows, columns = (n, m) if tile.swap_ab else (m, n)
     across_m = _ceil_div(rows, tile.rows * tile.cluster_m // tile.ctas)
     tiles = across_m * _ceil_div(columns, tile.columns * tile.cluster_n) * batch

@@ -42,7 +42,7 @@ READABLE = {name: s for name, s in SITUATIONS.items() if not {"1e30", "1e-30", "
 
 
 def weights_of(situation: tuple[str, ...], rows: list[int], k: int = K) -> list[Tensor]:
-    """16-bit weights of each shard."""
+    """16-bit weights of each shard, by their names ``situation`` in ``WEIGHTS``."""
     torch.manual_seed(0)
     return [WEIGHTS[name](n, k).bfloat16() for name, n in zip(situation, rows, strict=True)]
 

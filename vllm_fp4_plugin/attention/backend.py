@@ -90,7 +90,7 @@ def _explanations(configuration: dict[str, Any]) -> dict[str, str]:
 
 
 def _further_reasons(configuration: dict[str, Any]) -> list[str]:
-    """Reasons that vLLM does not check: the device, and dtype and head size against the cache."""
+    """Reasons that vLLM does not check: no kernel, or a dtype or head size unfit for the cache."""
     cache, dtype = configuration["kv_cache_dtype"] or "auto", configuration["dtype"]
     ours = implementation()
     try:

@@ -61,7 +61,10 @@ def write_cuda(
     kv_cache_dtype: str,
     layer: Any,
 ) -> None:
-    """Store as ``write`` does, with vLLM's own kernel, which CUDA graphs can capture."""
+    """Store as ``write`` does, with vLLM's own kernel, which CUDA graphs can capture.
+
+    ``layer`` holds the scales of an FP8 cache.
+    """
     from vllm import _custom_ops
 
     key_cache, value_cache = kv_cache.transpose(1, 2).chunk(2, dim=-1)

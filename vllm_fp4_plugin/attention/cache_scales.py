@@ -41,7 +41,7 @@ def are_ignored(checkpoint: CheckpointConfig | None) -> bool:
 
 
 def mapper(theirs: Any, checkpoint: CheckpointConfig | None) -> Any:
-    """Mapper that drops a checkpoint's scales of an NVFP4 cache; else ``theirs``, vLLM's mapper."""
+    """Mapper of checkpoint names: vLLM's ``theirs``, extended to drop scales of an NVFP4 cache."""
     from vllm.model_executor.models.utils import (
         WeightsMapper,  # late, as vLLM's own: the module imports methods
     )

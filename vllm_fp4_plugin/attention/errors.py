@@ -2,4 +2,4 @@
 
 
 class UnsupportedAttention(ValueError):
-    """Attention that ``PagedAttentionBackend`` does not support; use another backend."""
+    """Error for attention that ``PagedAttentionBackend`` does not support."""

@@ -75,7 +75,7 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
         self.sinks: Tensor | None = None
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
-        """Bring the sinks to the op's layout; reloads write in place, for CUDA graphs."""
+        """Convert the sinks to float32 for the op; a reload writes in place, for CUDA graphs."""
         if self._loaded_sinks is None:
             return
         sinks = self._loaded_sinks.detach().float().contiguous()

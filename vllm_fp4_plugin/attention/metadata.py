@@ -25,7 +25,7 @@ logger = init_logger("vllm.nvfp4_tc")
 
 @dataclass
 class Part:
-    """Consecutive sequences of a batch that are alike enough for one launch.
+    """Consecutive sequences of a batch whose attention is computed in one launch.
 
     Attributes:
         tokens: rows of the query.
@@ -166,8 +166,8 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
         """Whether the step has prompts that may share pages with another request of the step.
 
         vLLM offers a block for reuse once the tokens that fill the block are scheduled. A CUDA
-        graph of decodes is replayed for either answer; its batch may hold a one-token prompt that
-        repeats the tokens of a sequence decoding in the same batch, up to the block that this step
+        graph of decodes ignores the answer, so one case is not covered: a one-token prompt in a
+        batch of decodes that repeats the tokens of another sequence, up to the block that this step
         fills.
         """
         if not self.vllm_config.cache_config.enable_prefix_caching:

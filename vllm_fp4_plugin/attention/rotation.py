@@ -57,7 +57,7 @@ class Rotation:
 
     @property
     def note(self) -> str:
-        """Note for reports."""
+        """Note for reports, e.g. ``queries and keys rotated``."""
         norms = "normalised, " if self.q_norm is not None else ""
         return f"queries and keys {norms}rotated"
 

@@ -28,7 +28,7 @@ class Checkpoint(NamedTuple):
     cache: str | None = None
 
     def file_of(self, tensor: str) -> str:
-        """File that holds a tensor; the checkpoint's name if no local file does."""
+        """File that holds a tensor; the checkpoint's name if no local file holds the tensor."""
         directory = checkpoint_files.local_directory(*self)
         headers = {} if directory is None else checkpoint_files.read_headers(directory)
         return str(headers[tensor].file) if tensor in headers else self.source

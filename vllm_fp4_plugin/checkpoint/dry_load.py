@@ -23,7 +23,7 @@ def dry_load(model: Any, directory: Path, headers: Mapping[str, TensorHeader]) -
 
     Raises:
         UnsupportedCheckpoint: a tensor is missing, unknown to the model, or does not fit.
-        UnknownFiles: the model reads further files that are not safetensors.
+        UnknownFiles: the model reads further files that are missing or not safetensors.
     """
     offered = dict(_offered(model, directory, headers))
     CompleteLoad(model, Checkpoint(str(directory)), has_values=False)(_without_values(offered))
@@ -34,7 +34,7 @@ def _offered(
 ) -> Iterator[tuple[str, TensorHeader]]:
     """Yield tensor names and headers where vLLM's loader would yield names and tensors.
 
-    Names from secondary files get the source's prefix.
+    Names of tensors from a secondary source get that source's prefix.
     """
     is_unused = getattr(model, "is_unused_checkpoint_weight", lambda name: False)
     yield from ((name, header) for name, header in headers.items() if not is_unused(name))

@@ -44,7 +44,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class TensorHeader:
-    """One tensor of a safetensors file.
+    """Header of one tensor in a safetensors file.
 
     Attributes:
         dtype: safetensors name of the dtype, e.g. ``"BF16"``, ``"U8"``, ``"F8_E4M3"``.
@@ -235,7 +235,7 @@ def check_nvfp4(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfi
 
 
 def _refuse_other_names(headers: Mapping[str, TensorHeader], names: TensorNames) -> None:
-    """Raise if a checkpoint has block scales but no weights under the format's names."""
+    """Raise if a checkpoint stores stacked experts' block scales under another format's names."""
     for name, header in headers.items():
         if header.dtype == "F8_E4M3" and len(header.shape) == STACKED:
             raise UnsupportedCheckpoint(

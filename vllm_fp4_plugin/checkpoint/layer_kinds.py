@@ -35,7 +35,8 @@ class LayerKind(NamedTuple):
 
     Attributes:
         group: group that the layer belongs to.
-        reason: reason for the scheme, for the report; empty if config and tensors agree.
+        reason: reason why the layer is in 16 bits, or in another scheme than the config says, for
+            the report; may be empty.
     """
 
     group: LayerGroup

@@ -15,7 +15,10 @@ _PLACES = ("param_data", "param", "self")  # local names of a destination in loa
 
 
 def _place(tensors: Mapping[str, Tensor], owner: object) -> tuple[int, ...] | None:
-    """Shape of a loader's destination, from the loader's local tensors and ``self``; or None."""
+    """Shape of a loader's destination, one of the loader's local tensors; None if there is none.
+
+    ``owner`` is the value of ``self`` in the loader.
+    """
     place = next((tensors[name] for name in _PLACES if name in tensors), None)
     if place is None:
         return None

@@ -1,8 +1,9 @@
 """Buffers that a model builds as placeholders, for a checkpoint to fill.
 
-A model computes rotary tables, position ids and masks itself, though its loader would also accept a
-checkpoint's. A buffer that is filled with a constant or random values, or left uninitialised, is a
-placeholder for a trained value: a layer's scalar, batch-norm statistics, a router's bias.
+A model computes rotary tables, position ids and masks itself, though the model's loader would also
+accept such tensors from a checkpoint. A buffer that is filled with a constant or random values, or
+left uninitialised, is a placeholder for a trained value: a layer's scalar, batch-norm statistics, a
+router's bias.
 """
 
 from collections.abc import Iterator

@@ -80,7 +80,9 @@ def _scales_by_layer(
 
 
 def check_values(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig | None) -> None:
-    """Read every tensor of floats; check that values are finite, and block scales positive.
+    """Check that all floating-point values are finite, and NVFP4 block scales valid.
+
+    A block scale must be positive, or zero in a block of zeros.
 
     Args:
         headers: the checkpoint's tensors.

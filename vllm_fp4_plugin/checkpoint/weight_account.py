@@ -24,7 +24,7 @@ _CODES_PER_BYTE = 2
 
 @dataclass
 class Part:
-    """Modules of one kind.
+    """Sum over the modules of one kind.
 
     Attributes:
         names: last parts of the module names, with a count of each.
@@ -62,7 +62,7 @@ class WeightAccount:
     parts: dict[str, Part] = field(default_factory=dict)
 
     def add(self, kind: str, module: str, elements: int, nbytes: int) -> None:
-        """Add a module, or further tensors of a module of this name."""
+        """Add a module of a kind: the module's name, number of weights and bytes."""
         part = self.parts.setdefault(kind, Part())
         part.names[_short(module)] += 1
         part.elements += elements

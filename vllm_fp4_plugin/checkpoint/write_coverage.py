@@ -68,8 +68,8 @@ class WriteCoverage(TorchDispatchMode):
     def holes(self, tensor: Tensor) -> list[Interval]:
         """Byte intervals of a watched tensor that were never written, as offsets from its start.
 
-        A fill of the whole tensor is initialisation: it counts only if no write follows. A fill of
-        a part writes padding, and counts.
+        A fill of the whole tensor is initialisation, and counts only if no write follows. A fill of
+        a part writes padding, and always counts.
         """
         key = tensor.untyped_storage()._cdata
         if key not in self._writes:

@@ -1,4 +1,4 @@
-"""Refusals of the commands that read a model; all else is as in ``nvfp4_kernels.tool.console``."""
+"""Refusals of the commands that read a model; output is that of ``nvfp4_kernels.tool.console``."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""``python -m vllm_fp4_plugin doctor``: what is installed, and which commands work with it."""
+"""``python -m vllm_fp4_plugin doctor``: what is installed, and whether vLLM could serve with it."""
 
 
 def doctor() -> None:

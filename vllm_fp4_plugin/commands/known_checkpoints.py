@@ -33,7 +33,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A family of checkpoints of one architecture, format and precision.
+    """Family of checkpoints of one architecture, format and precision.
+
+    A tiny checkpoint stands in for the family's checkpoints.
 
     Attributes:
         family: name of the family.
@@ -42,7 +44,8 @@ class Row:
         model_type: type of the model's config, from ``config.json``.
         format: exporter's format.
         ran: test that serves a tiny checkpoint of the family and compares outputs; empty: planned.
-        note: part of the tiny checkpoint that is assumed, for lack of the real one; may be empty.
+        note: part of the tiny checkpoint that is assumed, as the real one is not known; may be
+            empty.
         on: verdicts with the oldest supported vLLM release, by device in ``ARCHS``.
         changed: verdicts that differ with other vLLM releases, by release and device.
     """

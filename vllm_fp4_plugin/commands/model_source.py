@@ -63,7 +63,8 @@ def whole_directory(model: str) -> Path:
         model: directory of a checkpoint, or its name on the hub.
 
     Raises:
-        UnsupportedCheckpoint: ``model`` is neither, or a file is missing in the hub's cache.
+        UnsupportedCheckpoint: ``model`` is not a directory, and the hub's cache does not hold all
+            files of a model of this name.
     """
     if Path(model).is_dir():
         return Path(model)

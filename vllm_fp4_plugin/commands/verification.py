@@ -21,7 +21,8 @@ class Verified:
             not quantised.
         nvfp4_layers: number of NVFP4 layers.
         global_scales: number of global scales, all within bounds.
-        values_checked: whether every tensor was read: values are finite, block scales positive.
+        values_checked: whether the tensors' values were read and found valid, see
+            ``checkpoint.values.check_values``.
     """
 
     directory: Path
@@ -55,7 +56,7 @@ def verified(directory: Path, *, values: bool = False, **engine_args: Any) -> Ve
 
     Args:
         directory: directory of the checkpoint.
-        values: whether to read every tensor and check its values.
+        values: whether to read and check values too, see ``checkpoint.values.check_values``.
         engine_args: arguments of ``meta_model.built``.
 
     Raises:

@@ -33,7 +33,7 @@ def verify(
 
     Fields of --json: directory; tensors and files, their numbers; format, nvfp4_layers and
     global_scales, their numbers, all three null for a checkpoint that is not quantised;
-    values_checked, whether every value was read.
+    values_checked, whether values were read and checked.
     """
     requested = command_line.parse_additional_config(additional_config)
     with command_line.nothing_printed(), command_line.refusals(model):

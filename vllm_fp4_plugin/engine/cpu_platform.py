@@ -1,4 +1,4 @@
-"""vLLM's CPU platform with attention backends by name, and a KV cache sized to free memory."""
+"""vLLM's CPU platform, extended to honour a named attention backend and to size the KV cache."""
 
 import inspect
 import sys

@@ -53,7 +53,7 @@ def need_of(layers: Sequence[Any], vllm_config: Any) -> CacheNeed:
 
 
 def room(memory: HostMemory, ranks: int) -> int:
-    """Bytes available to each of several ranks; a tenth of the memory stays free.
+    """Bytes available to each of ``ranks`` ranks; a tenth of the memory stays free.
 
     The reserve covers the activations of long prompts, which are not measured, and other programs.
     """
@@ -61,10 +61,10 @@ def room(memory: HostMemory, ranks: int) -> int:
 
 
 def choose(room: int, need: CacheNeed) -> int:
-    """Choose the size of a rank's KV cache: half its room, as another server may start later.
+    """Choose the size of a rank's KV cache: half of ``room``, as another server may start later.
 
     The size is larger if one sequence needs more, and smaller if all sequences need less, but then
-    at least 1 GiB for cached prefixes.
+    at least 1 GiB for cached prefixes. All sizes are in bytes.
     """
     return min(room, max(need.padded, min(room // 2, max(need.all, GIB))))
 
@@ -120,7 +120,7 @@ class FittingCpuWorker(CPUWorker):
         )
 
     def _longest(self, layers: Sequence[Any], size: int) -> int:
-        """Length of the longest sequence that fits into ``size``; 0 if no length fits."""
+        """Length of the longest sequence that fits into ``size`` bytes; 0 if no length fits."""
         model = self.vllm_config.model_config
         given = model.max_model_len
 
@@ -135,7 +135,7 @@ class FittingCpuWorker(CPUWorker):
 
 
 def _memory_node() -> int:
-    """NUMA node of this process's CPUs, as vLLM binds it."""
+    """NUMA node of this process's CPUs; vLLM binds each process to a single node."""
     return int(get_allowed_cpu_list()[0].numa_node)
 
 

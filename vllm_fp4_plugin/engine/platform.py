@@ -1,4 +1,4 @@
-"""Platform plugin that gives vLLM's CPU build its ``vllm`` command, and attention backends by name.
+"""Platform plugin for vLLM's CPU build: the ``vllm`` command, and attention backends by name.
 
 The plugin also lets a GPU build plan models on a machine without a GPU, with the CPU platform. This
 module is loaded while vLLM is still choosing a platform, so it must not import vLLM at that time.
@@ -77,7 +77,7 @@ def _finds_one(plugin: Any) -> bool:
 
 
 class _VllmDistribution(metadata.Distribution):
-    """CPU build under the distribution name that vLLM looks up for itself."""
+    """vLLM's CPU build under the distribution name ``vllm``, which vLLM looks up."""
 
     def __init__(self, cpu_build: metadata.Distribution) -> None:
         self._cpu_build = cpu_build

@@ -1,7 +1,7 @@
 """Checks in the front-end process, before any worker starts: options and a checkpoint's tensors.
 
-All these errors would also occur later: for options when a worker builds the model, for a missing
-tensor once the weights have been read.
+The errors that these checks raise would also occur later: for options when a worker builds the
+model, for a missing tensor once the weights have been read.
 """
 
 import copy
@@ -85,8 +85,7 @@ def check_options(args: Any, is_ours: bool) -> None:
 
     Args:
         args: vLLM's ``EngineArgs``.
-        is_ours: whether our method is selected; if not, common words may be another plugin's
-            options.
+        is_ours: whether our method is selected, see ``refuse_misplaced``.
 
     Raises:
         InvalidOption: see ``Options.of`` and ``refuse_misplaced``.
@@ -147,7 +146,10 @@ def _alone(args: Any) -> Any:
 
 
 def _in_a_child(function: Callable[[], bytes]) -> bytes:
-    """Run ``function`` in a fork of this process and return its result."""
+    """Run ``function`` in a fork of this process and return its result.
+
+    If the fork ends without a result or takes too long, return ``_FAILED`` and the reason.
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if not child:

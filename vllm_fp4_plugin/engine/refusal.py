@@ -2,7 +2,7 @@
 
 A worker's refusal stands far up in a server's log, between the tracebacks of two processes, and the
 front end fails with an error that names no cause. So processes of an engine write a refusal to a
-file of the front end, which prints it last.
+file of the front end, which prints the line last.
 """
 
 import atexit

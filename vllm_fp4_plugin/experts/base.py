@@ -163,7 +163,7 @@ class ExpertsMethod(FusedMoEMethodBase):
         return self.plan.choice is not None
 
     def get_fused_moe_quant_config(self, layer: Any) -> None:
-        """Quantization config for vLLM's kernels: none, as this method calls its own."""
+        """Quantization config for vLLM's kernels: none, as this method calls our kernels."""
 
     def apply(
         self,

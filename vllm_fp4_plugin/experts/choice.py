@@ -185,8 +185,10 @@ def planned(
 ) -> tuple[str, str, str]:
     """Kernel label, arithmetic and reason for gated experts, from checkpoint headers alone.
 
+    ``activation`` is vLLM's name of the experts' activation function.
+
     Raises:
-        UnsupportedCheckpoint: no method would serve them.
+        UnsupportedCheckpoint: no method would serve the experts.
     """
     why_not = _why_not_ours(prefix, group, options)
     if activation not in GATED_NAMES:

@@ -99,7 +99,11 @@ class Nvfp4OnlineExpertsMethod(ExpertsMethod):
             parameter.weight_loader = _lay_aside
 
     def _quantized(self, part: str, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Data, block scales in linear layout, and global scales of weights ``(…, N, K)``."""
+        """Quantise weights ``(…, N, K)`` of ``part``, ``"w13"`` or ``"w2"``.
+
+        Returns:
+            Data, block scales in linear layout, and global scales.
+        """
         matrices = weights.flatten(0, -3)
         amax = torch.stack([matrix.abs().amax() for matrix in matrices]).float()
         if self.moe.tp_size > 1:

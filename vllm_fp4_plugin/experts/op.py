@@ -1,7 +1,7 @@
-"""Custom ops of a layer's experts: one dispatch from 16-bit tokens to 16-bit outputs.
+"""Custom ops of a layer's experts: one call from 16-bit tokens to 16-bit outputs.
 
 The ops call the kernels that the layer's plan names, and check nothing. Dynamo, which traces
-through vLLM's layer on CPU, sees one call, because the experts that a batch reaches are known only
+through vLLM's layer on CPU, must see a single call: the experts that a batch reaches are known only
 on the device, and the token tiles depend on the number of tokens, on which Dynamo must not
 specialise.
 """
@@ -56,7 +56,7 @@ class KernelExperts(NamedTuple):
 
 
 class ExpertsCall(NamedTuple):
-    """Arguments of a layer to both ops, in the order of their schema.
+    """Arguments that a layer passes to both ops, in the order of the ops' schema.
 
     Attributes:
         expert_map: int32 ``(E,)``, weight row of each expert id, -1 for experts of other ranks;

@@ -3,7 +3,7 @@
 Llama 4 stacks all experts, with gate above up; vLLM passes the loaded tensor transposed to ``(E,
 rows, columns)``: weights with gate and up split, for this rank's experts only, but scales with gate
 and up together, for all experts. gpt-oss interleaves the rows of gate and up, gate first; vLLM
-passes its tensors per expert.
+passes the tensors of gpt-oss per expert.
 """
 
 from collections.abc import Iterator, Sequence

@@ -90,7 +90,15 @@ def _pad_scales(scales: Tensor, by: tuple[int, ...]) -> Tensor:
 
 
 def experts_bytes(count: int, projections: int, h: int, i: int, plan: ExpertsPlan) -> int:
-    """Bytes of the weights of ``count`` experts, scales included."""
+    """Bytes of the weights of ``count`` experts, scales included.
+
+    Args:
+        count: number of experts.
+        projections: number of projections before the activation, 2 with a gate and 1 without.
+        h: hidden size.
+        i: intermediate size on this rank.
+        plan: plan of the layer.
+    """
     layout, i = plan.first.weight_layout, padded_width(i, plan.first.arch)
     each = projections * weight_bytes(i, h, layout) + weight_bytes(h, i, layout)
     return count * (each + 4 * (projections + 1))

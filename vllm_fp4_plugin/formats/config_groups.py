@@ -49,7 +49,7 @@ def read_groups(config: Mapping[str, Any], remedy: str) -> list[LayerGroup]:
 
 
 def input_scaling(kind: Kind, inputs: Mapping[str, Any] | None) -> Inputs:
-    """Input scaling of a non-NVFP4 layer, from its input's arguments; ``"16-bit"`` for NVFP4."""
+    """Input scaling of a non-NVFP4 layer, from ``input_activations``; ``"16-bit"`` for NVFP4."""
     if inputs is None or kind.is_nvfp4:
         return "16-bit"
     static = kind in (Kind.FP8, Kind.FP8_CHANNEL) and not inputs.get("dynamic")
@@ -63,7 +63,7 @@ def is_uniform(groups: list[LayerGroup]) -> bool:
 
 
 def check_any_nvfp4(field: str, groups: list[LayerGroup], remedy: str) -> None:
-    """Raise unless some layers are NVFP4."""
+    """Raise unless at least one group is NVFP4."""
     if not any(group.kind.is_nvfp4 for group in groups):
         kinds = ", ".join(sorted({str(group.kind) for group in groups}))
         holds = f"holds {kinds} alone" if kinds else "describes no layers"

@@ -130,7 +130,7 @@ class LayerGroup:
         return str(self.kind) if self.scale == SCALE else f"{self.kind} ({self.scale})"
 
     def scale_dims(self, format: Format) -> int:
-        """Number of dimensions of the scales on disk; 0 where the format leaves it open."""
+        """Number of dimensions of the scales on disk; 0 if the format does not fix the number."""
         if self.scale == INVERSE_SCALE:
             return 2
         return format.scale_dims.get(self.kind, 0)

@@ -180,7 +180,7 @@ def _ignore(parts: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 def _module(pattern: str) -> str:
-    """Rewrite ``X*`` as ``X``: it means X and the modules below, not every name with this prefix.
+    """Rewrite ``X*`` as ``X``, for module X and the modules below, not all names with this prefix.
 
     ModelOpt writes ``X*`` for a module without any quantised layer, and the name of a module covers
     all modules below. Other wildcards keep their usual meaning.

@@ -15,6 +15,10 @@ def register() -> None:
 def make_default(vllm_config: VllmConfig, switched_on: bool) -> LayerRecord | None:
     """Run norms of models built from now on with our kernel, unless the user chose otherwise.
 
+    Args:
+        vllm_config: config of the engine.
+        switched_on: the user's option ``norm_rope_kernels``.
+
     Returns:
         Record of the norms' kernel and the reason; None on a device without a kernel.
     """

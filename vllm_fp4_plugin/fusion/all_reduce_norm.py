@@ -1,7 +1,7 @@
 """Fusion of norms with the all-reduce of row-parallel layers over tensor-parallel ranks.
 
 A row-parallel layer of ours returns its rank's partial sum, an ``Unreduced``; the norm that
-consumes it all-reduces, adds the residual, normalises and quantises in one op.
+consumes the partial sum all-reduces, adds the residual, normalises and quantises in one op.
 """
 
 from typing import Any, NamedTuple
@@ -64,7 +64,7 @@ def before(match: NormMatch, layer: Any, kernel: Kernel) -> Before:
 
 
 def vllm_does_better(config: Any, match: Before) -> str:
-    """Reason to keep vLLM's norm, which vLLM fuses with an all-reduce and we cannot; else empty.
+    """Reason to keep vLLM's norm: vLLM can fuse an all-reduce into it, we cannot; else empty.
 
     Args:
         config: config of the engine.

@@ -1,9 +1,9 @@
 """Gate and up projection, SiLU and multiplication as one op, without touching vLLM's models.
 
 vLLM's gated MLPs call ``gate_up_proj(x)`` and pass the result straight to ``SiluAndMul``. Where
-this is allowed, the projection returns a ``GateUp``, a promise that holds the projection's input;
-our ``SiluAndMul`` calls the fused op on a ``GateUp``, and vLLM's code on plain tensors. If the next
-layer takes NVFP4 with a calibrated scale, the op returns NVFP4: see ``ops.operands``.
+this is allowed, the projection returns a ``GateUp``, a deferred result that holds the projection's
+input; our ``SiluAndMul`` calls the fused op on a ``GateUp``, and vLLM's code on plain tensors. If
+the next layer takes NVFP4 with a calibrated scale, the op returns NVFP4: see ``ops.operands``.
 
 Once the model is built, the forward pass and the activation of the module that owns the projection
 decide whether the projection may be fused. In doubt it stays unfused, and the report says why.
@@ -32,7 +32,7 @@ PROJECTION = "gate_up_proj"
 
 @dataclass(frozen=True)
 class GateUp:
-    """Promise of the result of a fused gate and up projection.
+    """Deferred result of a fused gate and up projection.
 
     Attributes:
         x: input of the projection, ``(..., K)``.

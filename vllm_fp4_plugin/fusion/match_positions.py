@@ -1,9 +1,9 @@
 """Data flow of positions from vLLM's runner to a rotary embedding, read from forward passes.
 
 Fused attention takes the positions from the runner's metadata, and a rotary embedding takes them
-from an argument: both must be equal. ``forward_analysis`` reads the modules of a decoder layer.
-This module reads the modules above the layers, which loop over layers or wrap another model: every
-path to the layers must pass the positions unchanged; other code is free.
+from an argument: both must be equal. ``forward_analysis`` reads the forward passes inside a decoder
+layer. Here the forward passes above the decoder layers are read, which loop over layers or wrap
+another model: every path to the layers must pass the positions unchanged; other code is free.
 """
 
 import ast
@@ -66,7 +66,7 @@ def _is_text(node: ast.AST | None, text: str) -> bool:
 
 
 class _NotUnderstood(Exception):
-    """Use of the positions that may change them; the message describes the use."""
+    """Signal of a use that may change the positions; the message describes the use."""
 
 
 class _Reader:

@@ -41,7 +41,10 @@ class _Unknown(Exception):
 
 
 def functions_of(owner: type[Module]) -> Iterator[tuple[str, FunctionType]]:
-    """Methods of a class and its bases below torch's Module, overridden methods included."""
+    """Methods of a class and its bases up to torch's Module, overridden methods included.
+
+    Methods of ``Module`` itself are left out.
+    """
     bases = owner.__mro__[: owner.__mro__.index(Module)]
     members = (member for base in bases for member in vars(base).items())
     return ((name, each) for name, each in members if isinstance(each, FunctionType))

@@ -64,9 +64,10 @@ def unsupported_reason(config: VllmConfig, switched_on: bool) -> str:
 
 
 def put_in_place(ours: Any) -> None:
-    """Make vLLM build ``ours`` instead of its ``RMSNorm``, or of a base class of ``ours``.
+    """Make vLLM build ``ours`` instead of vLLM's ``RMSNorm``.
 
-    Another plugin's class stays in place.
+    ``ours`` also replaces a base class of ``ours`` put in place earlier, but no other plugin's
+    class.
     """
     taken = op_registry_oot.get("RMSNorm")
     if taken is None or (issubclass(ours, taken) and ours is not taken):

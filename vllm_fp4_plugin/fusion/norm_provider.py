@@ -1,6 +1,6 @@
 """Provider of vLLM's op ``fused_add_rms_norm``, for vLLM releases with IR ops.
 
-vLLM keeps a priority list of providers per op; ours comes first where it has a kernel. vLLM's
+vLLM keeps a priority list of providers per op; ours comes first on devices with a kernel. vLLM's
 passes see the op before a provider is chosen, so all-reduce fusion still applies.
 """
 

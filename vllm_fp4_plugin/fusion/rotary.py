@@ -85,6 +85,9 @@ def is_rotary(module: Any) -> bool:
 def make_default(switched_on: bool) -> LayerRecord | None:
     """Replace vLLM's rotary classes with ours for models built from now on.
 
+    Args:
+        switched_on: the user's option ``norm_rope_kernels``.
+
     Returns:
         Record that vLLM rotates queries and keys, if our kernel is switched off; else None.
     """

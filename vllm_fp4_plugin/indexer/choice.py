@@ -25,7 +25,7 @@ OPTION = f"{KEY}.indexer_format"
 
 
 class UnsupportedIndexer(ValueError):
-    """Indexer that a user requested and our kernels do not support."""
+    """Error for an indexer that a user requested and our kernels do not support."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class IndexerTraits:
 
     Attributes:
         native: key format that vLLM would use.
-        head_dim: D.
-        top_k: number of keys to select.
+        head_dim: D, number of elements of a key.
+        top_k: number of keys to select per query.
         quant_block_size: number of elements per scale in vLLM's FP8 format.
         stored_by_model: whether the model quantises and stores keys before it calls the indexer.
         two_level: whether top-k is restricted to candidate blocks from an earlier selection.
@@ -117,7 +117,7 @@ def _unsupported_reasons(layer: IndexerTraits, fmt: Format, vllm_config: Any) ->
 def has_exponent_scales() -> bool:
     """Whether vLLM writes an FP8 key's scale as four equal exponents; releases after 0.32 may.
 
-    In a report for another device, vLLM's answer is for the local one; sm_100 then counts as True.
+    vLLM's answer is for the local device; in a report for sm_100 from elsewhere, True is assumed.
     """
     tells = getattr(deep_gemm, "mqa_logits_use_mx_scales", None)
     if tells is None:

@@ -126,7 +126,7 @@ def rotated(x: Tensor, cos_sin: Tensor, *, interleaved: bool) -> Tensor:
 
     Args:
         x: ``(T, H, D)``.
-        cos_sin: ``(T, R)``: R/2 cosines, then as many sines.
+        cos_sin: ``(T, R)``: R/2 cosines, then R/2 sines.
         interleaved: whether the elements of a pair are adjacent instead of R/2 apart.
     """
     turned, rest = x.split([cos_sin.shape[-1], x.shape[-1] - cos_sin.shape[-1]], dim=-1)

@@ -37,7 +37,7 @@ class Queries:
     weights: Tensor
 
     def rows(self, rows: slice) -> "Queries":
-        """Queries of some of the tokens."""
+        """Queries of the tokens in ``rows``."""
         scales = None if self.scales is None else self.scales[rows]
         return Queries(self.data[rows], scales, self.weights[rows])
 
@@ -88,7 +88,7 @@ class KeySelector:
         Args:
             k: bfloat16 ``(≥ T, D)``; rows after the last slot are padding.
             kv_cache: uint8 ``(pages, block_size, bytes of a key)``.
-            slot_mapping: int64 ``(T,)``; −1: nowhere.
+            slot_mapping: int64 ``(T,)``, ``page · block_size + offset``; −1: not stored.
         """
         indexer_store_k(
             k[: len(slot_mapping)], pages(kv_cache), slot_mapping, self.fmt.name,
@@ -155,7 +155,7 @@ class KeySelector:
             out[rows, : self.top_k] = indices
 
     def _decode(self, queries: Queries, kv_cache: Tensor, decode: Any, out: Tensor) -> None:
-        """Select keys for all decodes at once, with a sequence's queries contiguous."""
+        """Select keys for all decodes in one call; the queries of a sequence are contiguous."""
         tokens = len(queries.data)
         context_lens, block_table = _decode_contexts(decode, tokens)
         scales = queries.scales

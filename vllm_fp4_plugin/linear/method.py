@@ -86,7 +86,7 @@ class Nvfp4LinearBase(LinearMethodBase):
         output_partition_sizes: list[int],
         params_dtype: torch.dtype,
     ) -> LinearPlan:
-        """Check that the layer can be served, and plan it; ``resolve_fusions`` may replan."""
+        """Check that the layer can be served, and choose kernels; fusions may change the choice."""
         completeness.check_load_format(get_current_vllm_config().load_config.load_format)
         if params_dtype not in A16_DTYPES:
             raise UnsupportedCheckpoint(

@@ -54,6 +54,8 @@ class AllReduceNormCall(NamedTuple):
 def _run(*arguments: Any) -> tuple[Tensor, Tensor]:
     """Compute ``add_rms_norm_quantize`` of the all-reduced partial sums.
 
+    ``arguments`` are the fields of an ``AllReduceNormCall``.
+
     Returns:
         ``data`` and ``scales``, see ``nvfp4_kernels.add_rms_norm_quantize``.
     """

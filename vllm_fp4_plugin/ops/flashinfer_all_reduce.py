@@ -78,8 +78,8 @@ def most_tokens(
 def usable_tokens(x: Tensor, tokens: int, width: int) -> int:
     """Token capacity of the workspace, at most ``tokens``.
 
-    The first call allocates the workspace, on all ranks together; it comes in vLLM's profile run,
-    before graph capture.
+    The first call allocates the workspace, on all ranks together; that call comes in vLLM's profile
+    run, before graph capture.
 
     Args:
         x: partial sum of this rank.
@@ -145,7 +145,7 @@ def run(
         weight: of ``partial``'s dtype ``(K,)``.
         eps: epsilon of the norm.
         reciprocal: float32 ``()``, reciprocal of the result's global scale.
-        tokens: token capacity of the workspace.
+        tokens: number of tokens for which the workspace was requested.
         data: uint8 ``(M, K/2)``, overwritten.
         scales: float8_e4m3fn, blocked layout, overwritten.
     """

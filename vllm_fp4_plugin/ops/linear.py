@@ -108,7 +108,7 @@ def _result_shape(x: Tensor, x_scales: Tensor | None, n: int) -> tuple[int, ...]
 
 
 def _linear(*arguments: Any) -> Tensor:
-    """Compute ``x · weightᵀ + bias`` in NVFP4.
+    """Compute ``x · weightᵀ + bias`` in NVFP4; ``arguments`` are the fields of a ``LinearCall``.
 
     Returns:
         ``(..., N)`` of ``dtype``; ``(M, N)`` for a quantised input.
@@ -125,7 +125,7 @@ def _linear(*arguments: Any) -> Tensor:
 
 
 def _silu_mul_linear(*arguments: Any) -> Tensor:
-    """Compute ``silu(x · gateᵀ) · (x · upᵀ)`` in NVFP4.
+    """Compute ``silu(x · gateᵀ) · (x · upᵀ)`` in NVFP4, from the fields of a ``SiluMulLinearCall``.
 
     Returns:
         ``(..., N)`` of ``dtype``; ``(M, N)`` for a quantised input.

@@ -20,7 +20,7 @@ class QuantizedInput:
 
     Attributes:
         data: uint8 ``(M, K/2)``, or ``(terms, M, K/2)`` for several terms.
-        scales: float8_e4m3fn, blocked layout, as ``nvfp4_kernels.quantize`` returns it.
+        scales: float8_e4m3fn, blocked layout, as returned by ``nvfp4_kernels.quantize``.
         row_scale: float32 ``(M,)``; None if the layer's own scale was used.
         shape: shape of the represented 16-bit tensor, ``(..., K)``, M tokens.
         dtype: dtype of the represented tensor, and of the layer's result.

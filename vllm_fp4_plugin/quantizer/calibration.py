@@ -1,7 +1,7 @@
 """Calibration: the largest input of every linear, from text run through a model module by module.
 
-Each module's parameters are mapped from the checkpoint when its forward starts and dropped when it
-ends.
+A module's parameters are mapped from the checkpoint when the module's forward pass starts, and
+dropped when that pass ends.
 """
 
 from collections.abc import Callable

@@ -24,7 +24,12 @@ from vllm_fp4_plugin.quantizer.weights import WeightQuantizer
 class Conversion:
     """Plan and writer of all tensors of the quantised copy.
 
-    Without ``ranges`` the copy is weight-only.
+    Args:
+        source: checkpoint to quantise.
+        linears: locations of the weights to quantise, by linear.
+        target: format of the copy.
+        quantizer: quantiser of the weights.
+        ranges: maxima from calibration; None: the copy is weight-only.
     """
 
     def __init__(
@@ -57,7 +62,7 @@ class Conversion:
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits per weight of a quantised linear, scales included."""
+        """Mean bits per weight of the quantised linears, scales included."""
         specs = self._source.specs
         kept = sum(spec.nbytes for name, spec in specs.items() if name not in self._linears)
         weights = sum(math.prod(weight.shape) for weight in self._weights.values())
@@ -66,7 +71,9 @@ class Conversion:
     def write(
         self, folder: Path, max_shard_bytes: int, on_tensor: Callable[[], None]
     ) -> dict[str, float]:
-        """Write all tensors into ``folder``; call ``on_tensor`` for each source tensor.
+        """Write all tensors into ``folder``, in files of at most ``max_shard_bytes``.
+
+        ``on_tensor`` is called for each source tensor.
 
         Returns:
             Relative mean squared error of every quantised weight, by linear.

@@ -77,7 +77,7 @@ class TensorWriter:
         self._missing.remove(name)
 
     def finish(self) -> None:
-        """Check that every tensor has been written exactly once."""
+        """Check that every declared tensor has been written."""
         assert not self._missing, sorted(self._missing)
 
     def _start(self, file: Path, names: list[str]) -> None:

@@ -28,7 +28,7 @@ NAMES = tuple(_MAKERS)
 def make_tasks(
     folder: Path, roots: Sequence[Path] = (STANDARD_LIBRARY,), count: int = DOCUMENTS
 ) -> dict[str, int]:
-    """Write ``NAME.yaml`` and ``NAME.jsonl`` of every task, the same for the same files.
+    """Write ``NAME.yaml`` and ``NAME.jsonl`` of every task; equal sources give equal tasks.
 
     Args:
         folder: folder, created if missing; the tasks hold its path, so make new tasks instead of

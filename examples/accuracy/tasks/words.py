@@ -34,7 +34,7 @@ def questions(text: HeldOut, count: int) -> list[dict[str, str]]:
 
 
 def _places(document: Document) -> Iterator[dict[str, str]]:
-    """Candidates: words after one space that the preceding prompt contains already."""
+    """Candidates: words after a single space, with two or more earlier uses in the prompt."""
     lines = list(io.StringIO(document.text))
     starts = [0]
     for line in lines:

@@ -24,8 +24,8 @@ def check_output(output: Static | None, out: object, first_row: int) -> None:
     """Raise unless ``output``, ``out`` and ``first_row`` fit together.
 
     Raises:
-        InvalidArgument: ``output`` is another format, or ``out`` is a pair of tensors or
-            ``first_row`` is given for a 16-bit result.
+        InvalidArgument: ``output`` is neither None nor a valid ``Static`` of one term; or it is
+            None, and ``out`` is a pair of tensors or ``first_row`` is not 0.
     """
     if output is None:
         if isinstance(out, tuple):
@@ -103,7 +103,7 @@ def _check_varlen(call: AttentionCall) -> None:
 
 
 def check_paged(call: PagedCall) -> Mode:
-    """Check the arguments of ``paged_attention`` but ``out``; return the mode."""
+    """Check the arguments of ``paged_attention`` except ``out``; return the dispatch mode."""
     q, kv_cache, block_table, seq_lens, query_start, sinks, k_scale, v_scale, *_ = call
     check_queries(q, "(T, Hq, D)")
     mode = check_cache(q, kv_cache, k_scale, v_scale)
@@ -134,7 +134,7 @@ def check_paged(call: PagedCall) -> Mode:
 
 
 def _check_counters(call: PagedCall) -> None:
-    """Raise unless ``counters`` is None or has an element for each sequence and KV head."""
+    """Raise unless ``counters`` is None or has an element per pair of sequence and KV head."""
     counters = call.counters
     if counters is None:
         return
@@ -210,7 +210,7 @@ def check_indices(name: str, x: Tensor, dims: int) -> None:
 
 
 def check_start_shape(query_start: Tensor) -> None:
-    """Raise if ``query_start`` is empty: even without sequences an element is required."""
+    """Raise if ``query_start`` is empty: B + 1 elements are required, one if B is 0."""
     if query_start.shape[0] == 0:
         raise InvalidArgument(
             "query_start: is empty, must hold B + 1 starts; for no sequence pass one 0"
@@ -223,7 +223,7 @@ def _check_length(name: str, length: int) -> None:
 
 
 def check_starts(name: str, given: Tensor, rows: int) -> None:
-    """Raise unless starts begin with 0, do not decrease, and end within the rows."""
+    """Raise unless starts begin with 0, do not decrease, and end with at most ``rows``."""
     starts = given.tolist()
     if starts[0] != 0:
         raise InvalidArgument(f"{name}: begins with {starts[0]}, must begin with 0; prepend it")
@@ -264,7 +264,7 @@ def _check_lengths(seq_lens: Tensor, room: int, longest: int) -> None:
 def _check_pages(
     kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, query_start: Tensor, window: int | None
 ) -> None:
-    """Raise unless the cache has all pages with a key that some query sees."""
+    """Raise unless ``block_table`` has pages of the cache for all keys that some query sees."""
     size = kv_cache.shape[2]
     first_keys = torch.arange(block_table.shape[1]) * size
     needed = first_keys < seq_lens.unsqueeze(1)

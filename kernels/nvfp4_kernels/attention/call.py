@@ -174,5 +174,5 @@ class RotaryCall(NamedTuple):
 
 
 def scale_of(q: Tensor, scale: float | None) -> float:
-    """Factor of ``q · k``: ``scale`` or, if None, D ** -0.5; callable before D is checked."""
+    """Factor of ``q · k``: ``scale`` or, if None, D ** -0.5; any D is accepted, even 0."""
     return max(1, q.shape[-1:].numel()) ** -0.5 if scale is None else scale

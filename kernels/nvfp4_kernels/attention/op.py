@@ -35,23 +35,25 @@ def attention(
 
     On sm_100 all rows of ``q``, ``k`` and ``v`` must be 16-byte aligned.
 
-    Query i of n stands at position ``keys - n + i``: the last query sees the last key. Logits and
-    softmax are float32. A row that sees no key gives 0 and −inf, or the head's sink.
+    Query i of n stands at position ``keys - n + i``: the last query is at the last key. Logits and
+    softmax are float32. For a row that sees no key, ``out`` is 0, and ``lse`` is −inf or the head's
+    sink.
 
     Args:
-        q: bfloat16 or float16 ``(B, Tq, Hq, D)``, or ``(total_q, Hq, D)`` with ``query_start``. D a
-            multiple of 16 up to 256, its last stride 1; other strides are free.
+        q: bfloat16 or float16 ``(B, Tq, Hq, D)``, or ``(total_q, Hq, D)`` with ``query_start``. D
+            is a multiple of 16 up to 256, the last stride 1; other strides are free.
         k: ``(B, Tk, Hkv, D)`` or ``(total_k, Hkv, D)`` of ``q``'s dtype; Hq a multiple of Hkv.
         v: of ``k``'s shape and dtype.
         scale: factor of ``q · k``; None: ``D ** -0.5``.
         causal: a query sees no key after its own position.
-        window: with ``causal``, a query sees this many keys up to its own; None: all.
+        window: with ``causal``, number of keys that a query sees, up to its own; None: all.
         soft_cap: logits become ``soft_cap · tanh(logit / soft_cap)``.
         sinks: float32 ``(Hq,)``, a logit per head that adds to the softmax's sum and has no value.
         query_start: int32 ``(B + 1,)``: sequence b has queries ``query_start[b]`` up to, not
             including, ``query_start[b + 1]``; results of rows after the last sequence's are
             undefined.
-        key_start: int32 ``(B + 1,)``, the same for keys.
+        key_start: int32 ``(B + 1,)``: sequence b has keys ``key_start[b]`` up to, not including,
+            ``key_start[b + 1]``.
         max_query_len: upper bound on the queries of a sequence; with ``query_start`` only.
         max_key_len: upper bound on the keys of a sequence; with ``key_start`` only.
 

@@ -64,24 +64,24 @@ def paged_attention(
     first_row: int = 0,
     batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
-    """Attention of each sequence's last tokens to its keys in a paged cache.
+    """Attention of each sequence's last tokens to the sequence's keys in a paged cache.
 
     For prefill, decode and batches of both. The call does not synchronise with the device, and only
     the result depends on the contents of index tensors: a CUDA graph may capture it. Slots of a
-    page beyond a sequence's length, and entries of its row in ``block_table`` for pages without a
-    key that any of its queries sees, may hold anything. Values before a window, in the page where
-    the window begins, must be finite (values that the sequence itself has computed are), because
-    they may be multiplied by P = 0.
+    page beyond a sequence's length, and entries of the sequence's row in ``block_table`` for pages
+    without a key that any query sees, may hold anything. Values before a window, in the page where
+    the window begins, must be finite, as P = 0 may multiply them; values that the sequence itself
+    has computed are finite.
 
-    With a float8_e4m3fn cache the kernel of sm_100 rounds each query of a head to E4M3 with its own
-    scale, and P to E4M3; ``lse`` follows from the rounded queries. Six of 16 exponentials are
-    polynomials, of degree 4 with an error of 2.9e-6. The degree is 3 if a sequence has more than
-    128 rows of queries per KV head, ``max_query_len · Hq / Hkv``, and D is at most 128, unless
-    ``batch_invariant``: ``lse`` is then off by up to 1.02e-4 beyond the rounding of float32, by
-    about 7e-5 with usual logits.
+    On sm_100 six of 16 exponentials are polynomials, of degree 4 with a relative error of 2.9e-6.
+    With a float8_e4m3fn cache the kernel of sm_100 also rounds P to E4M3, and each query of a head
+    to E4M3 with a scale of its own; ``lse`` follows from the rounded queries. The degree is then 3
+    if the rows of queries per sequence and KV head, ``max_query_len · Hq / Hkv``, are more than
+    128, D is at most 128, and ``batch_invariant`` is not set: ``lse`` is off by up to 1.02e-4
+    beyond the rounding of float32, by about 7e-5 with usual logits.
 
     Args:
-        q: bfloat16 or float16 ``(T, Hq, D)``, D a multiple of 16 up to 256, its last stride 1;
+        q: bfloat16 or float16 ``(T, Hq, D)``, D a multiple of 16 up to 256, the last stride 1;
             other strides are free.
         kv_cache: ``(pages, Hkv, page_size, 2·D)``, a key and then its value, of ``q``'s dtype or
             float8_e4m3fn; strides are free but for the last. Hq is a multiple of Hkv. On sm_100
@@ -102,23 +102,23 @@ def paged_attention(
         soft_cap: see ``attention``.
         sinks: see ``attention``.
         k_scale: float32 ``()``, with a float8_e4m3fn cache: factor that dequantises stored keys.
-        v_scale: the same for values.
+        v_scale: float32 ``()``, if ``k_scale`` is given: factor that dequantises stored values.
         counters: int32 ``(≥ B · Hkv,)``, zeros before and after the call: semaphores with which the
-            last CTA of a decode merges the splits of the keys, without a second launch. Concurrent
-            calls must not share them.
-        output: format of the result: None: ``q``'s dtype; ``Static(global_scale)``: NVFP4 for the
-            next GEMM, bit-identical to ``quantize`` of the 16-bit result, with D a multiple of 32
-            and Hq·D of 64.
+            last CTA of a decode merges the splits of the keys. None: a second launch merges them.
+            Concurrent calls must not share counters.
+        output: format of the result. None: ``q``'s dtype. ``Static(global_scale)``: NVFP4 for the
+            next GEMM, bit-identical to ``quantize`` of the 16-bit result; D must be a multiple of
+            32, and Hq·D a multiple of 64.
         out: memory for the result: contiguous, of ``q``'s dtype and shape; with ``Static`` a pair,
             ``data`` and ``scales``, and ``scales`` may belong to a taller operand that contains
             ``q``'s rows. None: new tensors.
-        first_row: with ``Static``, first row of ``q`` among the rows of ``scales``.
-        batch_invariant: a row's result depends, to the bit, on its query and keys alone. Disables
-            split-KV, so that a few long sequences take longer.
+        first_row: with ``Static``, index of ``q``'s first row among the operand's rows.
+        batch_invariant: whether a row's result depends, to the bit, on its query and keys alone.
+            Disables split-KV, so that a few long sequences take longer.
 
     Returns:
         ``out`` of ``q``'s dtype and shape, and ``lse`` float32 ``(T, Hq)``; see ``attention``, and
-        above for a float8_e4m3fn cache. With ``Static``, ``data`` uint8 ``(T, Hq, D/2)``,
+        above for errors on sm_100. With ``Static``, ``data`` uint8 ``(T, Hq, D/2)``,
         ``scales`` float8_e4m3fn in the blocked layout of an operand ``(M, Hq·D)``, ``(ceil(M/128),
         Hq·D/64, 32, 16)``, where the scales of other rows, including padding, stay unchanged, and
         ``lse``.

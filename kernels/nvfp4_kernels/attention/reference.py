@@ -1,10 +1,10 @@
 """``attention`` and ``paged_attention`` in torch: the references, which are also the CPU kernels.
 
 Queries are taken in tiles of one sequence each. Tiles of equal size, such as the tiles of all
-decoding sequences, are computed side by side, a block of keys at a time, with a running maximum and
-sum per row: memory does not grow with the length of a sequence. With ``Scoring.batch_invariant``
+decoding sequences, are computed together, a block of keys at a time, with a running row max and row
+sum: memory does not grow with the length of a sequence. With ``Scoring.batch_invariant``
 each query is a tile computed by itself, and the tensor sizes depend on the query's position alone:
-torch picks the summation order of a GEMM and the code of exponentials by size.
+torch picks the summation order of a GEMM and the code of an exponential by tensor size.
 """
 
 import itertools
@@ -38,8 +38,8 @@ class Tile:
         sequence: index of the sequence.
         row: index of the first query among all queries.
         rows: number of queries.
-        position: position of the first query in its sequence; negative if the sequence has too few
-            keys.
+        position: position of the first query in the sequence; negative if the sequence has fewer
+            keys than queries.
         first: first key; if paged, the first key of a page.
         last: one past the last key.
     """
@@ -58,10 +58,10 @@ class Tile:
 
 
 class KeyValues(Protocol):
-    """Keys and values behind one interface, ragged or paged.
+    """Interface to ragged, paged or listed keys and values.
 
     Attributes:
-        heads: KV heads.
+        heads: number of KV heads.
         page_size: granularity of a tile's first key.
     """
 
@@ -70,15 +70,16 @@ class KeyValues(Protocol):
     @property
     def page_size(self) -> int: ...
     def block(self, tiles: Sequence[Tile], start: int, count: int) -> tuple[Tensor, Tensor]:
-        """K and V of ``count`` keys of each tile, from its ``first + start`` on.
+        """K and V of ``count`` keys per tile, from the tile's key ``first + start`` on.
 
-        Both float32 ``(tiles, heads, count, D)``; elements past a tile's last key are undefined.
+        Both are float32 ``(tiles, heads, count, D)``; elements past a tile's last key are
+        undefined.
         """
 
 
 @dataclass(frozen=True)
 class RaggedKeyValues:
-    """K and V ``(total, heads, D)``, with the start of each sequence."""
+    """K and V ``(total, heads, D)``, with the first row of each sequence."""
 
     k: Tensor
     v: Tensor
@@ -128,7 +129,7 @@ class PagedKeyValues:
     def _pages(self, tiles: Sequence[Tile], start: int, count: int) -> Tensor:
         """Pages ``(tiles, heads, count, page_size, 2·D)``, copied in the cache's memory order.
 
-        A tile's last page is repeated past its end.
+        A tile's last page is repeated past the tile's end.
         """
         size = self.page_size
         bounds = [((t.first + start) // size, (t.last - 1) // size, t.sequence) for t in tiles]
@@ -188,9 +189,10 @@ def attend(
     v_scale: Tensor | None = None,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attend queries ``(T, Hq, D)``; sequence b starts at ``starts[b]``, with ``lengths[b]`` keys.
+    """Attend queries ``(T, Hq, D)``; sequence b has rows from ``starts[b]``, ``lengths[b]`` keys.
 
-    Returns ``out`` of ``q``'s dtype and shape, and the LSE, float32 ``(T, Hq)``.
+    Results are multiplied by ``v_scale``. Returns ``out`` of ``q``'s dtype and shape (None: a new
+    tensor), and the LSE, float32 ``(T, Hq)``.
     """
     out = q.new_empty(q.shape) if out is None else out
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
@@ -225,10 +227,10 @@ def _tiles(
 
 
 def _batches(tiles: Iterator[Tile], rows: int, max_tiles: int) -> Iterator[list[Tile]]:
-    """Batches of tiles of equal size, of up to ``rows`` rows and ``max_tiles`` tiles.
+    """Batches of tiles with equally many queries: up to ``rows`` queries and ``max_tiles`` tiles.
 
-    Tiles are sorted by keys, longest first: once a tile has no further block, neither has any later
-    tile.
+    Tiles are sorted by number of keys, descending: once a tile of a batch has no further block of
+    keys, no later tile has one.
     """
     batch: list[Tile] = []
     for tile in sorted(tiles, key=lambda t: (t.rows, t.keys), reverse=True):
@@ -248,7 +250,7 @@ def _attend_tiles(
     sinks: Tensor | None,
     scoring: Scoring,
 ) -> tuple[Tensor, Tensor]:
-    """Attend queries ``(tiles · rows, Hq, D)`` of these tiles; return out and LSE, float32.
+    """Attend queries ``(tiles · rows, Hq, D)`` of ``tiles``; return out and LSE in float32.
 
     Logits are base-2 here: an ``exp`` that underflows takes torch a hundred times longer, an
     ``exp2`` does not.
@@ -290,13 +292,13 @@ def _attend_tiles(
 
 
 def _seen(tile: Tile, scoring: Scoring, start: int) -> tuple[int, int]:
-    """Range of keys, counted from ``start``, that rows of a tile may see: begin and end."""
+    """Begin and end of the keys that a tile's rows may see, relative to ``tile.first + start``."""
     window = math.inf if scoring.window is None else scoring.window
     return int(max(0, tile.position - window + 1 - tile.first - start)), tile.keys - start
 
 
 def _clear(k: Tensor, v: Tensor, seen: Sequence[tuple[int, int]]) -> None:
-    """Zero keys and values that no row sees: P = 0 times NaN is NaN."""
+    """Zero keys and values outside ``seen``, which no row sees: P = 0 times NaN is NaN."""
     for tile, (first, last) in enumerate(seen):
         for x in (k, v):
             if first > 0:
@@ -306,7 +308,7 @@ def _clear(k: Tensor, v: Tensor, seen: Sequence[tuple[int, int]]) -> None:
 
 
 def _initial_state(q: Tensor, sinks: Tensor | None, rows: int) -> tuple[Tensor, Tensor]:
-    """Initial row_max and row_sum of each row of ``q``, from the sinks."""
+    """Initial row_max and row_sum of each row of ``q``, from the sinks alone."""
     row_max = q.new_full((*q.shape[:-1], 1), LOWEST)
     if sinks is None:
         return row_max, torch.zeros_like(row_max)
@@ -339,7 +341,7 @@ def _bias(tiles: Sequence[Tile], start: int, keys: int, scoring: Scoring) -> Ten
 
 
 def to_float32(x: Tensor) -> Tensor:
-    """Convert to float32, contiguous."""
+    """Convert ``x`` to contiguous float32."""
     if x.dtype == torch.float8_e4m3fn:
         # torch converts float8 element by element, which takes five times longer.
         codes = x.view(torch.uint8).to(torch.int32, memory_format=torch.contiguous_format)

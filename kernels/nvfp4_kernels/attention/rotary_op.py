@@ -29,9 +29,9 @@ class HeadRotation(NamedTuple):
     """Rotary embedding of heads, after an optional norm; see ``rotary_store``.
 
     Attributes:
-        cos_sin_cache: ``(P, R)``, cosines and sines.
-        neox: whether the elements of a pair are R/2 apart; else they are neighbours.
-        q_norm, k_norm: weights ``(D,)``; None: no norm.
+        cos_sin_cache: ``(P, R)``, R/2 cosines and then R/2 sines of each position.
+        neox: whether the elements of a rotated pair are R/2 apart; else they are neighbours.
+        q_norm, k_norm: weights ``(D,)`` of the norms of queries and keys; None: no norm.
         eps: added to the mean square; with a norm only.
     """
 
@@ -43,7 +43,7 @@ class HeadRotation(NamedTuple):
 
 
 def takes(max_query_len: int, query_heads: int, kv_heads: int) -> bool:
-    """Whether a batch has few enough queries for ``rotary_attention``."""
+    """Whether ``rotary_attention`` takes a batch: each KV head has few enough rows of queries."""
     return max_query_len * (query_heads // kv_heads) <= MAX_ROTARY_ROWS
 
 
@@ -74,7 +74,7 @@ def rotary_attention(
     settled: bool = False,
     batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """``rotary_store`` and then causal ``paged_attention`` in one launch, bit-identical to both.
+    """``rotary_store``, then causal ``paged_attention``: one launch, bit-identical to the two ops.
 
     For decodes of one or a few tokens per sequence: query i of n, like its key, stands at position
     ``seq_lens - n + i``.
@@ -86,9 +86,9 @@ def rotary_attention(
         v: values ``(T, Hkv, D)``, see ``rotary_store``.
         kv_cache: see ``paged_attention``; written.
         block_table: see ``paged_attention``.
-        seq_lens: see ``paged_attention``; new tokens are counted.
+        seq_lens: see ``paged_attention``; lengths include the new tokens.
         query_start: see ``paged_attention``; tokens after the last sequence's are not stored.
-        slot_mapping: int64 ``(T,)``, see ``rotary_store``: a slot of the sequence's own pages.
+        slot_mapping: int64 ``(T,)``, see ``rotary_store``; slots in the sequence's own pages.
         positions: int64 or int32 ``(T,)``: must equal the positions that follow from the lengths;
             checked on CPU only, not read on a GPU.
         rotation: rotary embedding and norm of the heads.
@@ -104,18 +104,19 @@ def rotary_attention(
         output: see ``paged_attention``.
         out: see ``paged_attention``.
         first_row: see ``paged_attention``.
-        settled: a promise that lets the kernel load lengths, pages and older keys before its
-            predecessor ends: ``seq_lens``, ``query_start``, ``block_table`` and all keys and values
-            but the new tokens' were written before an earlier launch of this op, or before a launch
-            without programmatic dependence (torch's own kernels, or the first node of a graph; not
-            ``rotary_store``). No sequence may read a page to which this call stores for another
-            sequence.
+        settled: a promise that lets the kernel load lengths, pages and older keys before the
+            preceding kernel ends: ``seq_lens``, ``query_start``, ``block_table``, and the keys and
+            values of all tokens but the new ones were written before an earlier launch of this op,
+            or before a launch without programmatic dependence (one of torch's own kernels, or the
+            first node of a graph; not ``rotary_store``). No sequence may read a page to which this
+            call stores for another sequence.
         batch_invariant: see ``paged_attention``.
 
     Returns:
-        The result or its data; its block scales, or None; and ``lse`` float32 ``(T, Hq)``: on
-        sm_100 with a float8_e4m3fn cache computed from queries rounded to E4M3, as in
-        ``paged_attention``; polynomials of degree 3 are not used with so few rows.
+        ``out`` or, with ``Static``, ``data``; the block scales, None without ``Static``; and
+        ``lse`` float32 ``(T, Hq)``. On sm_100 with a float8_e4m3fn cache, ``lse`` follows from
+        queries rounded to E4M3, as in ``paged_attention``, but polynomials of degree 3 are never
+        used: a KV head has at most 128 rows.
 
     Raises:
         InvalidArgument: an unsupported or inconsistent argument; the message names it.

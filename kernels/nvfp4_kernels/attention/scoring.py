@@ -10,10 +10,10 @@ class Scoring:
     Attributes:
         scale: factor of ``q · k``.
         causal: whether keys after the query's position are masked.
-        window: keys that a query sees, its own included; None: all.
+        window: number of keys that a query sees, its own included; None: all.
         soft_cap: ``c`` of ``c · tanh(logit / c)``, applied to the scaled product; None: no cap.
-        batch_invariant: a row's result depends, to the bit, on its query and keys alone: not on the
-            other rows of the call, their number or their order.
+        batch_invariant: whether a row's result depends, to the bit, on its query and keys alone:
+            not on the other rows of the call, their number or their order.
     """
 
     scale: float
@@ -24,5 +24,5 @@ class Scoring:
 
     @property
     def window_keys(self) -> int:
-        """Window as kernels expect it: 0 for none, clamped to int32, which bounds all lengths."""
+        """Window as passed to kernels: 0 for none, clamped to int32, the type of all lengths."""
         return min(self.window or 0, 2**31 - 1)

@@ -17,7 +17,7 @@ from nvfp4_kernels.heads import check_cache, check_queries
 
 
 def check_sparse(call: SparseCall) -> Mode:
-    """Check the arguments of ``sparse_attention``; return the mode."""
+    """Check the arguments of ``sparse_attention``; return the dispatch mode."""
     q, kv_cache, indices, lens, block_table, query_start, sinks, k_scale, v_scale, *_ = call
     check_queries(q, "(T, Hq, D)")
     mode = check_cache(q, kv_cache, k_scale, v_scale)
@@ -45,7 +45,7 @@ def check_sparse(call: SparseCall) -> Mode:
 def _check_lists(
     kv_cache: Tensor, indices: Tensor, lens: Tensor, block_table: Tensor, query_start: Tensor
 ) -> None:
-    """Raise unless the lists of keys hold valid positions on valid pages."""
+    """Raise unless lengths of lists, listed positions and the pages of listed keys are valid."""
     rows, width = int(query_start[-1]), indices.shape[1]
     wrong = (lens < 0) | (lens > width)
     row = _first(wrong[:rows])
@@ -79,5 +79,5 @@ def _check_lists(
 
 
 def _first(wrong: Tensor) -> int | None:
-    """Index of the first true element, or None."""
+    """Index of the first true element of ``wrong``; None if all are false."""
     return int(wrong.int().argmax()) if wrong.any() else None

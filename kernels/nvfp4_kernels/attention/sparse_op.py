@@ -1,4 +1,4 @@
-"""``sparse_attention``: attention of each token to its top-k keys."""
+"""``sparse_attention``: attention of each token to listed (e.g. top-k) keys."""
 
 from typing import Any
 
@@ -34,29 +34,29 @@ def sparse_attention(
     v_scale: Tensor | None = None,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of each token to listed (e.g. top-k) keys of its sequence, in a paged cache.
+    """Attention of each token to listed (e.g. top-k) keys of the token's sequence in a paged cache.
 
-    All heads of a token share one list, which is the only mask: listed keys are attended to even
-    after the token's position or within a window, and duplicates count twice. The order of a list
+    All heads of a token share one list, which is the only mask: listed keys are attended to even if
+    they come after the token's position, and a key listed twice counts twice. The order of a list
     does not matter. Unlisted keys, and entries of ``block_table`` for pages without a listed key,
     are not read and may hold anything.
 
     The result can be a segment of ``merge_segments``. Segments must be disjoint: to merge with
-    ``paged_attention`` over a window, the lists must not contain keys within the window, or these
-    count twice. Sinks may enter only one segment, or the merge.
+    ``paged_attention`` over a window, the lists must not contain keys within the window, or such
+    keys count twice. Sinks may be passed to only one segment's op, or to the merge.
 
     The call does not synchronise with the device, and only the result depends on the contents of
     index tensors: a CUDA graph may capture it.
 
     Args:
         q: see ``paged_attention``.
-        kv_cache: see ``paged_attention``; on sm_100 of any ``page_size``, and the strides of its
+        kv_cache: see ``paged_attention``; but on sm_100 ``page_size`` is free, and the strides of
             pages, heads and rows are multiples of one stride of at least D elements.
         indices: int32 ``(T, k)``: positions of keys in the row's sequence, as
-            ``indexer_score_topk`` returns them; entries after the first ``lens`` of a row may
-            hold anything. The last dimension must not have gaps.
+            ``indexer_score_topk`` returns them; a row's entries after the first ``lens`` may hold
+            anything. The last stride is 1.
         lens: int32 ``(T,)``, from 0 to k: number of valid entries of each row, the second result of
-            ``indexer_score_topk``. A row with no entry gives 0 and −inf, or the head's sink.
+            ``indexer_score_topk``. Without entries, ``out`` is 0 and ``lse`` −inf or the sink.
         block_table: int32 ``(B, P)``: page ``block_table[b, i]`` holds keys ``i · page_size`` on of
             sequence b.
         query_start: int32 ``(B + 1,)``: rows ``query_start[b]`` up to, not including,
@@ -66,14 +66,14 @@ def sparse_attention(
         soft_cap: logits become ``soft_cap · tanh(logit / soft_cap)``.
         sinks: float32 ``(Hq,)``, a logit per head that adds to the softmax's sum and has no value.
         k_scale: float32 ``()``, with a float8_e4m3fn cache: factor that dequantises stored keys.
-        v_scale: the same for values.
+        v_scale: float32 ``()``, if ``k_scale`` is given: factor that dequantises stored values.
         out: contiguous, of ``q``'s dtype and shape, written; None: a new tensor.
 
     Returns:
         ``out`` of ``q``'s dtype and shape, and ``lse`` float32 ``(T, Hq)``: the natural logarithm
         of the sum of the exponentials of a row's logits and sink. On sm_100, with a float8_e4m3fn
-        cache and more than 128 query heads per KV head, ``lse`` is off by up to 1.02e-4, see
-        ``paged_attention``.
+        cache, more than 128 query heads per KV head and D of at most 128, ``lse`` is off by up to
+        1.02e-4, see ``paged_attention``.
 
     Raises:
         InvalidArgument: an unsupported or inconsistent argument; the message names it. The

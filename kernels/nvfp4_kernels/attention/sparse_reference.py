@@ -1,4 +1,4 @@
-"""``sparse_attention`` in torch: each token attends as a sequence of its own listed keys."""
+"""``sparse_attention`` in torch: every token is a sequence, whose keys are the listed keys."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,9 +16,9 @@ class IndexedKeyValues:
 
     Attributes:
         cache: ``(pages, heads, page_size, 2·D)``.
-        table: the pages of each sequence.
-        indices: ``(T, k)``, positions in the token's sequence.
-        sequences: ``(T,)``, sequence of each token.
+        table: pages of each sequence.
+        indices: ``(T, k)``, positions of keys in the token's sequence.
+        sequences: ``(T,)``, index of each token's sequence.
     """
 
     cache: Tensor
@@ -35,7 +35,7 @@ class IndexedKeyValues:
         return 1  # a list may begin anywhere
 
     def block(self, tiles: Sequence[Tile], start: int, count: int) -> tuple[Tensor, Tensor]:
-        """See ``KeyValues.block``; the last key is repeated past the end of a list."""
+        """See ``KeyValues.block``; past a list's end, the last listed key is repeated."""
         bounds = torch.tensor([(t.row, t.last - 1) for t in tiles])
         row, last = bounds.view(-1, 2, 1).unbind(1)
         positions = self.indices[row, (start + torch.arange(count)).minimum(last)]

@@ -1,4 +1,4 @@
-"""Activation functions on registers: device code of ``nvfp4_kernels.activation``."""
+"""Activation functions of float32 registers: device code of ``nvfp4_kernels.activation``."""
 
 import cutlass.cute as cute
 from cutlass import Float32
@@ -16,7 +16,7 @@ def activated(projections: list[Float32], activation: Activation) -> Float32:
 
 
 def limited(projections: list[Float32], activation: Activation) -> list[Float32]:
-    """Clamped gate and up; NaN stays NaN."""
+    """Apply limits that precede the function f, and add ``beta`` to up; NaN stays NaN."""
     (gate, up), limit = projections, activation.limit
     if activation.name == "situ":
         return [gate, up if limit is None else limit * tanh(up * (1.0 / limit))]

@@ -1,4 +1,4 @@
-"""Bundles of launch arguments: one ``NamedTuple`` of pointers and host integers per kernel."""
+"""Bundles of launch arguments: one ``NamedTuple`` of pointers and numbers per kernel."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -25,7 +25,7 @@ def example(
             name is ambiguous, by ``"bundle.field"``.
         alignment: alignment of all pointers in bytes, or a mapping from field names to alignments,
             with ``ALIGNMENT`` for all other fields.
-        within: prefix of a nested bundle: its name and a dot.
+        within: prefix in ``types`` and ``alignment`` for a nested bundle: field name and a dot.
     """
 
     def one(name: str, hint: Any) -> Any:
@@ -45,7 +45,7 @@ def example(
 
 
 def without_unread(bundle: Arguments, unread: Collection[str], within: str = "") -> Arguments:
-    """Copy of ``bundle`` with None for the fields, nested ones included, in ``unread``.
+    """Copy of ``bundle`` in which fields named in ``unread``, also of nested bundles, are None.
 
     Field names are as in ``example``. Every pointer and number of a bundle is a kernel parameter,
     copied by each launch; None takes no parameter.

@@ -1,4 +1,4 @@
-"""Functions of float32 values in registers: activations, and exp2 for the softmax."""
+"""Functions of float32 values in registers: rounding, activations, parts of the softmax."""
 
 import math
 
@@ -14,7 +14,7 @@ NEGATIVE_INFINITY = float("-inf")
 def rounded(operation: str, a: Float32, b: Float32) -> Float32:
     """Result of ``add``, ``sub``, ``mul`` or ``div``, rounded to nearest even, never contracted.
 
-    From ``a * b + c`` the compiler may form an FMA instead.
+    From plain operators, as in ``a * b + c``, the compiler may form an FMA.
     """
     return ptx.inline_ptx(
         f"{operation}.rn.f32 {{$w0}}, {{$r0}}, {{$r1}};",
@@ -29,7 +29,7 @@ def exp2(value: Float32) -> Float32:
 
 
 def tanh(value: Float32) -> Float32:
-    """Hyperbolic tangent, 1 − 2 / (e^2x + 1); near 0, where this cancels, its Taylor series."""
+    """Hyperbolic tangent: 1 − 2 / (e^2x + 1); below 0.25, against cancellation, a Taylor series."""
     magnitude = cute.math.abs(value)
     power = exp2(magnitude * (2.0 * LOG2_E))
     far = 1.0 - 2.0 * cute.arch.rcp_approx(power + 1.0)
@@ -72,5 +72,5 @@ def swigluoai(x: Float32, alpha: float) -> Float32:
 
 
 def finite(peak: Float32) -> Float32:
-    """Row maximum; 0 for a row without visible keys, so that its P is 2^−∞ = 0."""
+    """Row maximum ``peak``; 0 for a row without visible keys, whose P is then 2^−∞ = 0."""
     return cutlass.select_(peak == NEGATIVE_INFINITY, Float32(0.0), peak)

@@ -1,4 +1,4 @@
-"""One NVFP4 block in registers: 16 float32 values, bit-identical to ``terms.quantize_terms``.
+"""Quantisation of an NVFP4 block in registers, bit-identical to ``terms.quantize_terms``.
 
 Every operation rounds to nearest even and keeps subnormal numbers, as torch does on CPU.
 """
@@ -23,7 +23,7 @@ from nvfp4_kernels.formats.nvfp4 import (
 
 @dataclass(frozen=True)
 class GlobalScale:
-    """Reciprocals that the quantisation formula takes instead of the global scale.
+    """Reciprocals that the quantisation formula uses instead of the global scale.
 
     Attributes:
         inverse: 1 / scale.
@@ -41,7 +41,7 @@ class Block:
     Attributes:
         codes: 16 E2M1 codes in two words, the first code in the lowest bits.
         scale: E4M3 bits of the block scale.
-        step: value of one unit of E2M1.
+        step: value of E2M1's 1.0 in the block.
     """
 
     codes: Vector
@@ -51,11 +51,11 @@ class Block:
 
 @dataclass(frozen=True)
 class BlockScale:
-    """Scale of a block.
+    """Scale of a block, in the forms that quantisation uses.
 
     Attributes:
         bits: bits of the E4M3 scale.
-        step: value of one unit of E2M1.
+        step: value of E2M1's 1.0 in the block.
         multiplier: factor that brings elements into E2M1's range.
     """
 
@@ -71,7 +71,7 @@ def global_scale(scale: Float32) -> GlobalScale:
 
 
 def row_scale(amax: Float32) -> Float32:
-    """Global scale of a row as in ``nvfp4.row_global_scales``; 1 for only zeros, or any NaN."""
+    """Global scale of a row as in ``nvfp4.row_global_scales``; 1 if ``amax`` is 0 or NaN."""
     scale = cute.arch.fmax(amax / Float32(GLOBAL_RANGE), SMALLEST_ROW_SCALE)
     return cutlass.select_(amax > 0.0, scale, Float32(1.0))
 
@@ -90,7 +90,7 @@ def quantize(
 ) -> Block:
     """Quantise a block: ``values`` float32 (16,), whose ``amax`` is ``largest``.
 
-    Other arguments are as in ``nvfp4.quantize_activation``.
+    ``smallest_scale``: lower bound of a nonzero block's scale; 0: no bound.
     """
     shared = block_scale(largest, scale, smallest_scale)
     return Block(to_e2m1(values * shared.multiplier), shared.bits, shared.step)
@@ -114,7 +114,7 @@ def _left(values: Vector, block: Block) -> Vector:
 
 
 def block_scale(largest: Float32, scale: GlobalScale, smallest_scale: float = 0.0) -> BlockScale:
-    """Scale of 16 elements whose ``amax`` is ``largest``."""
+    """Scale of a block whose ``amax`` is ``largest``; ``smallest_scale``: see ``quantize``."""
     exact = scale.inverse * (largest * Float32(1.0 / E2M1_MAX))
     if smallest_scale:
         least = cute.arch.fmax(exact, smallest_scale, nan=True)
@@ -141,7 +141,7 @@ def _e4m3_to_float(pair: cutlass.Uint16) -> Float32:
 
 
 def to_e2m1(scaled: Vector) -> Vector:
-    """Round to E2M1, to nearest even, saturating: two words of eight codes."""
+    """Round 16 float32 to E2M1, nearest even, saturating; return two words of eight codes."""
     # One asm per word: ptxas then converts straight into the word's bytes.
     convert = " ".join(
         f"cvt.rn.satfinite.e2m1x2.f32 b{n}, {{$r{2 * n + 1}}}, {{$r{2 * n}}};" for n in range(4)
@@ -176,7 +176,7 @@ def _from_e2m1(codes: Vector) -> list[Float32]:
 
 
 def scale_offset(row: Int32, block: Int32, across: Int32) -> Int64:
-    """Byte offset of a block's scale in the blocked layout, see ``nvfp4``.
+    """Byte offset of a block's scale in the blocked layout (see ``formats.nvfp4``).
 
     Args:
         row: index of the row in the matrix.

@@ -9,7 +9,7 @@ _Integer = TypeVar("_Integer", Int32, Int64)
 
 
 def pinned(value: _Integer) -> _Integer:
-    """Opaque copy of ``value``, which forces its computation before the code that follows.
+    """Opaque copy of ``value``; forces the computation of ``value`` before the code that follows.
 
     The compiler otherwise sinks arithmetic to the use of the result, e.g. below a wait, where the
     latency is exposed instead of hidden.

@@ -15,7 +15,7 @@ def count_lanes_before(lane: Int32, lanes: Int32) -> Int32:
 
 @cute.jit
 def warp_exclusive_sum(lane: Int32, number: Int32) -> tuple[Int32, Int32]:
-    """Sum over the lower lanes of the warp, and sum over all lanes."""
+    """Sum of ``number`` over the lower lanes of the warp, and sum over all lanes."""
     included = number
     for step in cutlass.range_constexpr(5):
         earlier = cute.arch.shuffle_sync_up(included, 1 << step)
@@ -28,7 +28,7 @@ def warp_exclusive_sum(lane: Int32, number: Int32) -> tuple[Int32, Int32]:
 def cta_exclusive_sum(
     warps: cutlass.Constexpr, thread: Int32, number: Int32, totals: Array
 ) -> tuple[Int32, Int32]:
-    """Sum over the lower threads of the CTA, and sum over all threads.
+    """Sum of ``number`` over the lower threads of the CTA, and sum over all threads.
 
     Args:
         warps: number of warps in the CTA; all threads take part.

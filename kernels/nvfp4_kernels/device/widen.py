@@ -8,8 +8,8 @@ _HIGH = 0xFFFF0000  # half of a word
 def widen(elements: Vector) -> Vector:
     """Convert elements to float32, exactly.
 
-    Of two bfloat16 in a word the lower is shifted and the upper masked, one instruction each; a
-    conversion would move the upper half down and up again.
+    Of two bfloat16 in a word, the lower is shifted and the upper masked, by one instruction each;
+    a conversion would shift the upper half down and up again.
     """
     if elements.dtype is not BFloat16:
         return elements.to(Float32)

@@ -1,8 +1,8 @@
 """Weights as MMA register fragments: the layout for GPUs whose tensor cores lack FP4.
 
 A kernel that multiplies 16-bit activations with an NVFP4 weight decodes the weight in registers, on
-its way to ``wgmma`` or ``mma.sync``. In this layout a thread loads its fragment, in decoding order,
-with one 16-byte and one 8-byte load.
+its way to ``wgmma`` or ``mma.sync``. In this layout a thread loads its fragment of a tile, in
+decoding order, with one 16-byte and one 8-byte load.
 
 Rows and K are cut into tiles of 64 × 64, padded with zeros. Lane ``4 g + t`` of warp ``w`` holds,
 for each tile and each 16 elements of K, the instruction's A fragment (PTX ISA, "Register
@@ -12,12 +12,12 @@ k = ``2 t``, ``2 t + 1``, ``2 t + 8`` and ``2 t + 9``.
 * *data*: uint8 ``(row tiles, K tiles, 4, 32, 16)``: warp, lane, and a little-endian 32-bit word for
   each 16 elements of K. A word holds four pairs of E2M1 codes, one per register of A: upper
   row, lower row, and both rows 8 elements further. Rotating the word left by ``ROTATIONS`` and
-  masking gives a pair as bfloat16, 2⁻¹²⁶ times its values, even k in the low half. In no layout
-  does one rotation per pair suffice; this layout needs one more in all.
-* *scales*: uint8 ``(row tiles, K tiles, 4, 8, 8)``: warp, ``g``, and a word for each 32 of K, with
-  four 8-bit scales: for the first 16, the upper row's at bits 11 to 4 and the lower row's at bits
-  27 to 20; for the second 16, at the same places after rotating left by 8. A scale is an unsigned
-  number with 5 exponent and 3 mantissa bits, E4M3 without subnormals:
+  masking gives a pair as bfloat16, 2⁻¹²⁶ times its values, even k in the low half. One rotation
+  for each of the four pairs suffices in no layout; here one pair needs two.
+* *scales*: uint8 ``(row tiles, K tiles, 4, 8, 8)``: warp, ``g``, and a word for each 32 elements of
+  K, with four 8-bit scales: for the first 16 elements, the upper row's at bits 11 to 4 and the
+  lower row's at bits 27 to 20; for the second 16, at the same bits after rotating left by 8. A
+  scale is an unsigned number with 5 exponent and 3 mantissa bits, E4M3 without subnormals:
   ``(1 + mantissa / 8) · 2^(exponent-22)``. Exponent 31 is NaN. There is no zero scale: the
   elements are zero instead. The sign of a negative scale moves to the elements.
 """
@@ -49,7 +49,7 @@ _LEAST_EXPONENT = -9  # of an E4M3 number: its smallest subnormal
 
 
 class Fragments(NamedTuple):
-    """Weight in this layout, or a stack of weights.
+    """Weight, or stack of weights, as MMA fragments.
 
     Attributes:
         data: uint8 ``(..., row tiles, K tiles, 4, 32, 16)``.
@@ -61,13 +61,13 @@ class Fragments(NamedTuple):
 
 
 def fragment_shapes(n: int, k: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of the data and the scales of a weight of ``n`` rows and ``k`` elements each."""
+    """Shapes of the data and the scales of a weight of ``n`` rows of ``k`` elements."""
     tiles = (-(-n // TILE), -(-k // TILE))
     return (*tiles, WARPS, LANES, 16), (*tiles, WARPS, 8, 8)
 
 
 def to_fragments(data: Tensor, scales: Tensor) -> Fragments:
-    """Convert a weight, or a stack of experts' weights, to this layout; done once, at load.
+    """Convert a weight, or a stack of experts' weights, to fragments; done once, at load.
 
     Scratch memory is a few times ``_AT_ONCE`` bytes for any size of weight.
 
@@ -76,7 +76,7 @@ def to_fragments(data: Tensor, scales: Tensor) -> Fragments:
         scales: float8_e4m3fn ``(..., N, K/16)``, linear.
 
     Returns:
-        The same values, exactly, padded to whole tiles.
+        The weight with exactly the same values, padded to whole tiles.
 
     Raises:
         InvalidArgument: dtypes or shapes do not fit.
@@ -107,7 +107,7 @@ def to_fragments(data: Tensor, scales: Tensor) -> Fragments:
 
 
 def settled(weight: Fragments) -> Fragments:
-    """Synchronise and return ``weight``; any writer of a weight must end with this call.
+    """Synchronise the stream, and return ``weight``; every writer of a weight must call this.
 
     Kernels load weights before they wait for preceding kernels, and so could read the weight before
     a kernel has written it.
@@ -120,7 +120,8 @@ def settled(weight: Fragments) -> Fragments:
 def from_fragments(data: Tensor, scales: Tensor, n: int, k: int) -> tuple[Tensor, Tensor]:
     """Undo ``to_fragments``: data uint8 ``(..., n, k/2)``, linear float8_e4m3fn ``(..., n, k/16)``.
 
-    The values are the same; blocks of zeros get the smallest scale.
+    The values are the same. A block whose scale was 0 gets zeros and the smallest scale, 2⁻⁹; the
+    sign of a negative scale stays with the elements.
     """
     batch, shapes = data.shape[:-5], fragment_shapes(n, k)
     check_shape("data", data, (*batch, *shapes[0]), f"the layout of {n} × {k} elements")
@@ -140,13 +141,13 @@ def decode_fragments(data: Tensor, scales: Tensor, n: int, k: int) -> Tensor:
 
 
 def blocked_weight(b: Tensor, b_scales: Tensor, n: int, k: int) -> tuple[Tensor, Tensor]:
-    """Weight in the blocked layout, converted if it is in fragments.
+    """Data and scales of a weight in the blocked layout, converted if given as fragments.
 
     Args:
         b: uint8, packed or in fragments.
         b_scales: float8_e4m3fn if blocked, returned unchanged; uint8 if in fragments.
-        n: rows of the weight.
-        k: elements of each row.
+        n: number of rows of the weight.
+        k: number of elements per row.
     """
     if b_scales.dtype != torch.uint8:
         return b, b_scales
@@ -155,7 +156,7 @@ def blocked_weight(b: Tensor, b_scales: Tensor, n: int, k: int) -> tuple[Tensor,
 
 
 def _scale_codes(device: torch.device) -> Tensor:
-    """Stored scale, uint8, of each of the 128 E4M3 numbers without a sign."""
+    """Stored scale of each E4M3 number without a sign: uint8 ``(128,)``."""
     numbers = torch.arange(128, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     mantissa, exponent = torch.frexp(numbers)  # in [0.5, 1)
     codes = (exponent - 1 + EXPONENT_BIAS).int() << 3 | ((mantissa * 16).int() & 7)
@@ -168,8 +169,8 @@ class _Codes(NamedTuple):
     """Lookup tables from checkpoint bytes to stored bits.
 
     Attributes:
-        pairs: int32 ``(4, 256)``, bits that a stored word gets from each of its four bytes (two
-            codes each), by byte value.
+        pairs: int32 ``(4, 256)``, bits of a stored word that come from each of four bytes of codes
+            (two codes each), by byte value.
         scales: uint8 ``(128,)``, result of ``_scale_codes``.
     """
 
@@ -178,7 +179,7 @@ class _Codes(NamedTuple):
 
 
 def _pack(target: Fragments, data: Tensor, raw: Tensor, codes: _Codes) -> None:
-    """Write ``data`` ``(matrices, rows, K/2)`` to ``target``; ``raw``: the scales as bytes."""
+    """Convert ``data`` ``(matrices, rows, K/2)`` and ``raw``, scales as bytes, into ``target``."""
     padded_n, padded_k = -data.shape[1] % TILE, -2 * data.shape[2] % TILE
     blocks = data.unflatten(-1, (-1, BLOCK_SIZE // 2))
     blocks = blocks * (raw & 0x7F != 0).unsqueeze(-1) ^ ((raw >> 7) * 0x88).unsqueeze(-1)
@@ -223,7 +224,7 @@ def _rearranged(parts: Tensor, tables: Tensor) -> Tensor:
 
 
 def _places() -> list[list[int]]:
-    """Bit position in a stored word of each bit of its four bytes of codes, lowest bit first."""
+    """Bit position in a stored word of each bit of four bytes of codes, lowest bit first."""
     return [
         [
             (target + half - by) % 32
@@ -235,13 +236,13 @@ def _places() -> list[list[int]]:
 
 
 def _inverse() -> list[list[int]]:
-    """Inverse of ``_places``: for each bit of a stored word, the bit of the codes that it holds."""
+    """Inverse of ``_places``: for each bit of a stored word, the bit of the 32 bits of codes."""
     of = {place: bit for bit, place in enumerate(chain(*_places()))}
     return [[of[bit] for bit in range(first, first + 8)] for first in range(0, 32, 8)]
 
 
 def _tables(places: list[list[int]], device: torch.device) -> Tensor:
-    """Bits that a word gets from each of its four bytes, by byte value: int32 ``(4, 256)``."""
+    """Bits of a word that come from each of four bytes, by byte value: int32 ``(4, 256)``."""
     values, tables = torch.arange(256), torch.zeros(4, 256, dtype=torch.int64)
     for table, of_byte in zip(tables, places, strict=True):
         for bit, place in enumerate(of_byte):

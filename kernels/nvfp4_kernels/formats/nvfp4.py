@@ -1,9 +1,9 @@
 """NVFP4: number format, quantisation, dequantisation, and the tensor core's scale layout.
 
 ``value = e2m1 · e4m3 block scale · fp32 global scale``, one block scale per 16 consecutive
-elements of the last dimension K. Two E2M1 codes per byte, the low nibble holding the even element.
+elements of the last dimension K. A byte has two E2M1 codes, the even element's in the low nibble.
 
-Scales exist in two layouts, told apart by their shape:
+Scales exist in two layouts:
 
 * *linear* ``(..., rows, K/16)``: as checkpoints store them.
 * *blocked* ``(..., ceil(rows/128), ceil(K/64), 32, 16)``: 512-byte atoms as ``tcgen05.cp`` and
@@ -95,13 +95,13 @@ class Nvfp4Tensor:
         return (*self.data.shape[:-1], 2 * self.data.shape[-1])
 
     def to_blocked(self) -> "Nvfp4Tensor":
-        """The same tensor with scales in the blocked layout (copies the scales)."""
+        """Convert the scales to the blocked layout, unless blocked already; the data are shared."""
         if self.layout == "blocked":
             return self
         return Nvfp4Tensor(self.data, to_blocked(self.scales), self.global_scale, "blocked")
 
     def to_linear(self) -> "Nvfp4Tensor":
-        """The same tensor with scales in the linear layout (copies the scales)."""
+        """Convert the scales to the linear layout, unless linear already; the data are shared."""
         if self.layout == "linear":
             return self
         rows, k = self.shape[-2:]
@@ -158,8 +158,8 @@ def _byte_values(device: torch.device) -> Tensor:
 def global_scale_of(x: Tensor, convention: Convention = "modelopt") -> Tensor:
     """Global scale, float32 ``()``, that maps ``max|x|`` to the largest NVFP4 value, 2688.
 
-    The scale is a factor or a divisor, by ``convention``; 1 for an all-zero or empty tensor. Both
-    the scale and its reciprocal are finite for any ``x``.
+    The scale is a factor or a divisor, as ``convention`` stores it; 1 for an all-zero or empty
+    tensor. Both the scale and its reciprocal are finite for any ``x``.
     """
     amax = x.abs().amax().float() if x.numel() else x.new_zeros((), dtype=torch.float32)
     amax = torch.where(amax == 0, GLOBAL_RANGE, amax)
@@ -175,7 +175,7 @@ def quantize_weight(
     block_scales: Tensor | None = None,
     convention: Convention = "modelopt",
 ) -> Nvfp4Tensor:
-    """Quantise a weight to NVFP4, bit-identical to the producer that ``convention`` names.
+    """Quantise a weight to NVFP4, bit-identical to the result of ``convention``'s producer.
 
     Args:
         x: bfloat16, float16 or float32 ``(..., rows, K)``, K a multiple of 16, finite.
@@ -221,7 +221,7 @@ def quantize_weight(
 
 
 def block_step(scales: Tensor, global_scale: Tensor, convention: Convention = "modelopt") -> Tensor:
-    """Value of one unit of E2M1 in each block: float32, shaped like ``scales``."""
+    """Value of E2M1's 1.0 in each block: float32, shaped like ``scales``."""
     if convention == "modelopt":
         return scales.float() * global_scale
     return scales.float() / global_scale
@@ -253,12 +253,12 @@ def quantize_activation(
         x: bfloat16, float16 or float32 ``(..., rows, K)``.
         global_scale: float32 ``()`` or one per row ``(..., rows)``; the factor that multiplies
             the values, as ModelOpt's ``input_scale``.
-        smallest_scale: lower bound, an E4M3 number, of the block scales of nonzero blocks.
+        smallest_scale: lower bound, an E4M3 number, of nonzero blocks' scales; 0: no bound.
 
     Returns:
         ``data`` uint8 ``(..., rows, K/2)``, and ``scales`` float8_e4m3fn ``(..., rows, K/16)`` in
-        the linear layout. Unlike in ``quantize_weight``, a zero block gets scale 0, a block too
-        large for the global scale saturates, and NaN stays visible as a NaN scale.
+        the linear layout. Unlike in ``quantize_weight``, a zero block gets scale 0, and a block
+        with a NaN gets a NaN scale. A block too large for the global scale saturates.
     """
     blocks = x.float().unflatten(-1, (-1, BLOCK_SIZE))
     inverse = _per_row(global_scale).reciprocal()
@@ -275,7 +275,7 @@ def quantize_activation(
 
 
 def activation_step(scales: Tensor, global_scale: Tensor) -> Tensor:
-    """Value of one unit of E2M1 in each block of an activation: float32, shaped like ``scales``."""
+    """Value of E2M1's 1.0 in each block of an activation: float32, shaped like ``scales``."""
     return scales.float() * _per_row(global_scale).reciprocal().reciprocal()
 
 
@@ -290,7 +290,10 @@ def row_global_scales(x: Tensor) -> Tensor:
 
 
 def _divide(x: Tensor, by: float) -> Tensor:
-    """Divide, rounding alike on all devices: CUDA multiplies by a Python divisor's reciprocal."""
+    """Divide with the same rounding on all devices.
+
+    With a Python number as divisor, CUDA would multiply by the reciprocal.
+    """
     return x / x.new_tensor(by)
 
 
@@ -324,9 +327,9 @@ def block_scaled_product(a: Tensor, a_scales: Tensor | None, b: Tensor, b_scales
 def product_with_weight(
     a: Tensor, b: Tensor, b_scales: Tensor, batch_invariant: bool = False
 ) -> Tensor:
-    """``block_scaled_product`` for decoded activations ``a``: float32 ``(..., M, K)``.
+    """``block_scaled_product`` of activations ``a``, decoded to float32 ``(..., M, K)``.
 
-    ``batch_invariant``: whether a row of the result depends on the same row of ``a`` alone.
+    With ``batch_invariant``, each row of the result depends on the same row of ``a`` alone.
     """
     product = row_product if batch_invariant else torch.matmul
     row_tiles = max(1, _DECODED_ELEMENTS // (ATOM_ROWS * max(1, a.shape[-1])))
@@ -339,7 +342,7 @@ def product_with_weight(
 
 
 def scale_blocks(values: Tensor, per_block: Tensor) -> Tensor:
-    """Multiply each block of 16 of ``values`` ``(..., K)`` by its factor in ``(..., K/16)``."""
+    """Multiply blocks of ``values`` ``(..., K)`` by factors ``per_block`` ``(..., K/16)``."""
     return (values.unflatten(-1, (-1, BLOCK_SIZE)) * per_block.unsqueeze(-1)).flatten(-2)
 
 

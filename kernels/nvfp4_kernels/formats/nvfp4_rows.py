@@ -36,10 +36,11 @@ class Nvfp4Rows:
     first_row: int = 0
 
     def check(self, rows: int, heads: int, head_dim: int) -> None:
-        """Raise unless the memory fits ``rows`` rows of ``heads`` heads.
+        """Check that ``rows`` rows of ``heads`` heads of ``head_dim`` elements fit the memory.
 
         Raises:
-            InvalidArgument: ``out``, ``out_scales``, ``output`` or ``first_row`` does not fit.
+            InvalidArgument: the sizes are unsupported in NVFP4, or ``out`` (data), ``out_scales``,
+                ``output.global_scale`` or ``first_row`` does not fit.
         """
         if head_dim % HEAD_COLUMNS or heads * head_dim % ROW_COLUMNS:
             raise InvalidArgument(
@@ -73,7 +74,7 @@ class Nvfp4Rows:
         check_same_device(out=self.data, out_scales=self.scales, **{name: self.global_scale})
 
     def write(self, x: Tensor) -> None:
-        """Quantise 16-bit ``x`` ``(rows, H, D)`` into the rows; other rows keep their scales."""
+        """Quantise 16-bit ``x`` ``(rows, H, D)`` into these rows; other rows' scales are kept."""
         rows = len(x)
         data, scales = quantize_activation(x.flatten(1), self.global_scale)
         self.data.copy_(data.view(self.data.shape))
@@ -85,7 +86,7 @@ class Nvfp4Rows:
 
 
 def check_pair(name: str, given: tuple[Tensor, Tensor]) -> None:
-    """Raise unless ``given`` is a pair: data and scales."""
+    """Raise unless ``given`` is a tuple of two: data and scales."""
     if not isinstance(given, tuple) or len(given) != 2:
         raise InvalidArgument(
             f"{name}: is {type(given).__name__}, must be a pair of tensors, data and scales; "

@@ -39,7 +39,7 @@ def check_static(output: Static, name: str = "output") -> None:
     """Check the scale and the number of terms of a statically scaled result.
 
     Raises:
-        InvalidArgument: the scale has another dtype or shape, or the terms are not 1 to 4.
+        InvalidArgument: the scale is not float32 ``()``, or the number of terms is not 1 to 4.
     """
     check_dtype(f"{name}.global_scale", output.global_scale, (torch.float32,))
     check_shape(f"{name}.global_scale", output.global_scale, (), "for a scale per token: PerToken")

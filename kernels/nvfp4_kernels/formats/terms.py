@@ -2,15 +2,15 @@
 
 All terms share one global scale; their block scales shrink by a factor of about 11 from term to
 term. A GEMM of such a sum with an NVFP4 weight is then a sum of NVFP4 GEMMs with one factor
-``alpha``, in one accumulator. The rounding error of two terms is a third of per-token E4M3's, of
-three terms half of bfloat16's. From the second term on, the scale of a nonzero block is at least
+``alpha``, in one accumulator. Two terms have a third of the rounding error of per-token E4M3, three
+terms half that of bfloat16. From the second term on, the scale of a nonzero block is at least
 the smallest E4M3 number, 2⁻⁹: any element may keep an error of up to 2⁻¹¹ times the global scale,
 and blocks far below the row's maximum become coarse.
 
 An operand of one term is a plain NVFP4 operand. With t terms, ``data`` is uint8 ``(..., t, M,
 K/2)``, and ``scales`` has t · P stacked rows in the blocked layout (see ``nvfp4``), row m of term i
-at row i · P + m. Up to 32 rows, P is 32, so that one atom of 128 rows holds the scales of
-all terms; beyond, P is M rounded up to a multiple of 128. Padding is zero.
+at row i · P + m. If M ≤ 32, P is 32, so that one atom of 128 rows holds the scales of all terms;
+otherwise P is M rounded up to a multiple of 128. Padding is zero.
 """
 
 from dataclasses import dataclass
@@ -74,17 +74,20 @@ ONE_TERM = TermLayout()
 
 
 def term_rows(rows: int) -> int:
-    """Stride between the scales of consecutive terms, in rows."""
+    """Stride between the scales of consecutive terms of ``rows`` rows each, in rows."""
     return PACKED_ROWS if 0 < rows <= PACKED_ROWS else -(-rows // ATOM_ROWS) * ATOM_ROWS
 
 
 def data_shape(batch: tuple[int, ...], rows: int, k: int, terms: int) -> tuple[int, ...]:
-    """Shape of the packed data of an activation ``(*batch, rows, k)``."""
+    """Shape of the packed data of an activation ``(*batch, rows, k)`` in ``terms`` terms."""
     return (*batch, *((terms,) if terms > 1 else ()), rows, k // 2)
 
 
 def scales_shape(batch: tuple[int, ...], rows: int, k: int, terms: int) -> tuple[int, ...]:
-    """Shape of an activation's blocked scales; has no branches on sizes, for ``torch.compile``."""
+    """Shape of the blocked scales of an activation ``(*batch, rows, k)`` in ``terms`` terms.
+
+    Computed without branches on sizes, for ``torch.compile``.
+    """
     down, *rest = blocked_shape(rows, k // BLOCK_SIZE)
     if terms > 1:
         packed = torch.sym_max(0, 2 - -(-rows // PACKED_ROWS))  # 1, beyond that many rows 0
@@ -97,7 +100,7 @@ def quantize_terms(x: Tensor, global_scale: Tensor, terms: int) -> tuple[Tensor,
 
     Args:
         x: bfloat16, float16 or float32 ``(..., M, K)``, K a multiple of 16.
-        global_scale: float32 ``()`` or one per row ``(..., M)``, for every term.
+        global_scale: float32 ``()`` or one per row ``(..., M)``; all terms share it.
         terms: 1 to 4.
 
     Returns:
@@ -120,7 +123,7 @@ def quantize_terms(x: Tensor, global_scale: Tensor, terms: int) -> tuple[Tensor,
 
 
 def _left(values: Tensor, data: Tensor, step: Tensor) -> Tensor:
-    """``values`` minus a term: exact in float64 (24 + 2 bits of a product), then rounded once."""
+    """``values`` minus a term, rounded once: float64 holds each product (24 + 2 bits) exactly."""
     term = scale_blocks(decode_e2m1(data).double(), step.double())
     return (values.double() - term).float()
 
@@ -144,8 +147,8 @@ def unstack_scales(blocked: Tensor, terms: int, rows: int, columns: int) -> Tens
 def decode_terms(data: Tensor, scales: Tensor, terms: int) -> Tensor:
     """Sum of the terms without the global scale: float32 ``(..., M, K)``.
 
-    The sum is rounded only if a term is 2¹⁸ below another term of the block; otherwise it has at
-    most 24 significant bits.
+    The sum is rounded only if a term is 2¹⁸ times smaller than another term of the block; otherwise
+    it has at most 24 significant bits.
     """
     if terms == 1:
         return decode_blocks(data, scales)

@@ -1,4 +1,4 @@
-"""Checks and shapes that the linear ops share."""
+"""Argument checks and result shapes that the GEMM ops share."""
 
 from collections.abc import Sequence
 
@@ -27,10 +27,14 @@ MAX_SHARDS = 8  # of a weight, for kernels; references take any number
 
 
 def check_output(output: Output, out_dtype: torch.dtype) -> Static:
-    """Check that a quantised result's format fits the torch op's schema, and ``out_dtype``.
+    """Check the format of a quantised result, and that ``out_dtype`` is left out.
+
+    Returns:
+        ``output``, unchanged.
 
     Raises:
-        InvalidArgument: another format, or an ``out_dtype`` that contradicts the format.
+        InvalidArgument: ``output`` is not a ``Static`` with a float32 scale and 1 to 4 terms, or
+            ``out_dtype`` is not the default.
     """
     if not isinstance(output, Static):
         raise refuse_output(output, "None or Static(global_scale, terms)")
@@ -49,9 +53,9 @@ def check_result(call: AnyCall, n: int, scales: tuple[int, ...], remedy: str) ->
 
     Args:
         call: the op's arguments.
-        n: columns of the result.
+        n: number of columns of the result.
         scales: shape of the global scales of an NVFP4 result.
-        remedy: description of that shape.
+        remedy: description of ``scales`` for the error message.
     """
     check_out_dtype(call.out_dtype)
     if call.output is None:
@@ -65,7 +69,7 @@ def check_result(call: AnyCall, n: int, scales: tuple[int, ...], remedy: str) ->
 
 
 def check_no_n(n: int | None) -> None:
-    """Raise if N is given for a quantised result, whose weights are not in fragments."""
+    """Raise if ``n`` is given: a quantised result needs blocked weights, whose shape gives N."""
     if n is not None:
         raise InvalidArgument(
             f"n: is {n} with output=Static(…), must be left out; a quantised result takes weights "
@@ -74,7 +78,7 @@ def check_no_n(n: int | None) -> None:
 
 
 def check_layouts(call: AnyCall, **derived: Tensor | None) -> None:
-    """Raise unless every tensor is contiguous and 16-byte aligned, as kernels require.
+    """Raise unless every tensor of a call is contiguous and 16-byte aligned, as kernels require.
 
     ``derived``: further tensors to check; they replace the call's tensors of the same names.
     """
@@ -93,7 +97,10 @@ def check_number_of_shards(shard_sizes: Sequence[int], arch: str) -> None:
 
 
 def quantized_result(a: Tensor, n: int, terms: int, out_terms: int) -> tuple[Tensor, Tensor]:
-    """Memory for a quantised result of ``n`` columns: its data and blocked scales."""
+    """Allocate packed data and blocked scales of a quantised result of ``n`` columns.
+
+    ``terms``: number of the activation's terms; ``out_terms``: number of the result's terms.
+    """
     batch, m = batch_of(a, terms), a.shape[-2]
     data = a.new_empty(data_shape(batch, m, n, out_terms), dtype=torch.uint8)
     scales = a.new_empty(scales_shape(batch, m, n, out_terms), dtype=torch.float8_e4m3fn)
@@ -101,7 +108,7 @@ def quantized_result(a: Tensor, n: int, terms: int, out_terms: int) -> tuple[Ten
 
 
 def batch_of(a: Tensor, terms: int) -> tuple[int, ...]:
-    """Batch dimensions of an activation."""
+    """Batch dimensions of an activation; with several ``terms``, dimension -3 is the term."""
     return tuple(a.shape[:-2] if terms == 1 else a.shape[:-3])
 
 
@@ -111,7 +118,10 @@ def check_weight(name: str, b: Tensor, b_scales: Tensor) -> tuple[int, int]:
 
 
 def check_operand(name: str, b: Tensor, b_scales: Tensor, terms: int) -> tuple[int, int]:
-    """Check packed rows ``(..., N, K/2)`` and their blocked scales; return (N, K)."""
+    """Check a packed operand ``(..., N, K/2)`` and its blocked scales; return (N, K).
+
+    With more than one term, the operand is ``(..., terms, N, K/2)``.
+    """
     check_dtype(name, b, (torch.uint8,))
     check_dtype(f"{name}_scales", b_scales, (torch.float8_e4m3fn,))
     if b.ndim < 2:
@@ -132,12 +142,12 @@ def check_operand(name: str, b: Tensor, b_scales: Tensor, terms: int) -> tuple[i
 
 
 def weight_layout(scales: Tensor) -> WeightLayout:
-    """Layout of a weight, by the dtype of its scales; blocked if None."""
+    """Layout of a weight, by the dtype of its scales: fragments if uint8, else blocked."""
     return "fragments" if getattr(scales, "dtype", None) == torch.uint8 else "blocked"
 
 
 def fragments_k(name: str, a: Tensor, a_scales: Tensor | None) -> int:
-    """K of a weight in fragments: the activation's K, as fragments are padded."""
+    """Check the activation for a weight in fragments; return its K, as fragments are padded."""
     if a_scales is not None:
         raise InvalidArgument(
             f"{name}: is in fragments (uint8 {name}_scales), must be blocked for NVFP4 "
@@ -154,7 +164,7 @@ def fragments_k(name: str, a: Tensor, a_scales: Tensor | None) -> int:
 
 
 def check_fragments(name: str, b: Tensor, b_scales: Tensor, n: int, k: int, n_from: str) -> None:
-    """Check a weight in fragments; ``n_from`` names the argument that determines N."""
+    """Check a weight ``(n, k)`` in fragments; ``n_from``: name of the argument that gives ``n``."""
     check_dtype(name, b, (torch.uint8,))
     data, scales = fragment_shapes(n, k)
     remedy = (
@@ -178,7 +188,10 @@ def check_layout_taken(name: str, scales: Tensor, kernel: Kernel) -> None:
 
 
 def refuse_fragments(**scales: Tensor) -> None:
-    """Raise if a weight is in fragments, for a quantised result."""
+    """Raise if a weight is in fragments, which a quantised result forbids.
+
+    ``scales``: scales of each weight, by argument name.
+    """
     for name, tensor in scales.items():
         if weight_layout(tensor) == "fragments":
             raise InvalidArgument(
@@ -193,7 +206,7 @@ def check_activation(
 ) -> tuple[Mode, int]:
     """Check the activation against the weight's K; return the mode and M.
 
-    With ``a_scales`` the activation is NVFP4 (w4a4), without it 16-bit floating point (w4a16).
+    With ``a_scales`` the activation is NVFP4 (w4a4); if None, 16-bit floating point (w4a16).
     """
     check_terms("terms", terms)
     if a_scales is None:
@@ -224,7 +237,7 @@ def check_activation(
 
 
 def check_shards(alpha: Tensor, shard_sizes: Sequence[int], n: int) -> None:
-    """Check the number of alphas against the output shards, and that the shards add up to N."""
+    """Check that ``alpha`` has a factor for each shard, and that the shards add up to ``n``."""
     check_dtype("alpha", alpha, (torch.float32,))
     check_shape("alpha", alpha, (len(shard_sizes),), "one factor per shard of the output")
     if sum(shard_sizes) != n or min(shard_sizes, default=0) < 0:
@@ -235,7 +248,7 @@ def check_shards(alpha: Tensor, shard_sizes: Sequence[int], n: int) -> None:
 
 
 def check_out_dtype(out_dtype: torch.dtype) -> None:
-    """Raise unless the output can be written in ``out_dtype``."""
+    """Raise unless kernels can write results of dtype ``out_dtype``."""
     if out_dtype not in OUT_DTYPES:
         names = ", ".join(dtype_name(d) for d in OUT_DTYPES)
         raise InvalidArgument(f"out_dtype: is {out_dtype}, must be one of {names}")
@@ -249,7 +262,7 @@ def check_bias(bias: Tensor | None, n: int) -> None:
 
 
 def check_batch(a: Tensor, name: str, b: Tensor, terms: int = 1) -> None:
-    """Check batch dimensions: a batched weight must have the activation's."""
+    """Raise if weight ``b`` is batched, but with other batch dimensions than activation ``a``."""
     batch = batch_of(a, terms)
     if b.ndim > 2 and batch != tuple(b.shape[:-2]):
         raise InvalidArgument(

@@ -13,7 +13,7 @@ Weights = tuple[tuple[Tensor, Tensor], ...]
 
 
 class GemmCall(NamedTuple):
-    """Arguments of ``gemm``, documented there, in the order of the torch op's schema.
+    """Arguments of ``gemm``, which documents them, in the order of the torch op's schema.
 
     Attributes:
         out_dtype: dtype of a floating-point result; unused with ``output``.
@@ -39,12 +39,12 @@ class GemmCall(NamedTuple):
 
     @property
     def weights(self) -> Weights:
-        """Data and scales of the weight."""
+        """Data and scales of each weight: a single pair."""
         return ((self.b, self.b_scales),)
 
 
 class SiluMulGemmCall(NamedTuple):
-    """Arguments of ``silu_mul_gemm``, documented there, in the order of the torch op's schema.
+    """Arguments of ``silu_mul_gemm``, which documents them, in the order of the op's schema.
 
     Attributes:
         out_dtype: see ``GemmCall``.
@@ -71,33 +71,34 @@ class SiluMulGemmCall(NamedTuple):
 
     @property
     def weights(self) -> Weights:
-        """Data and scales of gate and up."""
+        """Data and scales of each weight: gate, then up."""
         return (self.b1, self.b1_scales), (self.b2, self.b2_scales)
 
     @property
     def shard_sizes(self) -> Sequence[int]:
-        """Output widths of the shards: one shard, as the weights are a pair."""
+        """Output widths of the shards: a pair of weights has a single shard, N wide."""
         return (self.rows,)
 
     @property
     def bias(self) -> None:
-        """Bias: always None, as a pair of weights has none."""
+        """Bias: always None, as ``silu_mul_gemm`` takes no bias."""
         return None
 
 
 class GroupedGemmCall(NamedTuple):
-    """Arguments of ``grouped_gemm`` and ``grouped_silu_mul_gemm``, documented there.
+    """Arguments of ``grouped_gemm`` and ``grouped_silu_mul_gemm``, which document them.
 
-    ``b`` and ``alpha`` belong to a single weight per expert, or to gate and up.
+    An expert has a single weight in ``grouped_gemm``, gate and up in ``grouped_silu_mul_gemm``.
 
     Attributes:
         out_dtype: see ``GemmCall``.
-        output: see ``GemmCall``; with a global scale for each expert.
+        output: see ``GemmCall``; its global scale is a tensor with one element per expert.
         routed_before: whether ``groups`` was complete before the preceding launch began, as for a
-            layer's second GEMM, preceded by the first. Weights are then loaded before that launch
-            has ended. If wrongly set, behaviour is undefined. Unused on a CPU.
-        global_experts: experts of all ranks, over which slots are spread; None: this rank has all.
-            Affects only the choice of a tile on sm_90, not the result.
+            layer's second GEMM, preceded by the first. If so, weights are loaded before the
+            preceding launch has ended. If wrongly set, behaviour is undefined. Unused on a CPU.
+        global_experts: number of experts of all ranks, over which slots (token-expert pairs) are
+            spread; None: this rank has all experts. Affects only the tile chosen on sm_90, not the
+            result.
     """
 
     a: Tensor

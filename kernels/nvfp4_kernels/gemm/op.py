@@ -1,4 +1,4 @@
-"""``gemm``: D = alpha · row_scale · (A · Bᵀ) + bias, NVFP4 weight; ``gemv``."""
+"""``gemm``, D = alpha · row_scale · (A · Bᵀ) + bias with an NVFP4 weight, and ``gemv``."""
 
 from collections.abc import Sequence
 from functools import wraps
@@ -58,11 +58,13 @@ def gemm(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Matrix product of activations with an NVFP4 weight.
 
-    Products of E2M1 values times block scales are accumulated in float32; ``alpha``, ``row_scale``
-    and ``bias`` are applied to the accumulator, which is then rounded once.
+    The operands without global scales (E2M1 values times block scales, or 16-bit floats) are
+    multiplied and accumulated in float32; ``alpha``, ``row_scale`` and ``bias`` are applied to the
+    accumulator, which is then rounded once.
 
-    On sm_90 all arguments but ``a`` may be read while preceding kernels that allow programmatic
-    dependent launch still run: these kernels must not write any argument but ``a``.
+    On sm_90 all arguments but ``a``, on sm_100 ``b`` and ``b_scales``, may be read while preceding
+    kernels that allow programmatic dependent launch still run: such kernels must not write these
+    arguments.
 
     Args:
         a: w4a4: uint8 ``(..., M, K/2)``, two E2M1 codes per byte; w4a16 (``a_scales`` None):
@@ -82,15 +84,17 @@ def gemm(
         row_scale: float32 ``(..., M)``, the activation's per-row global scales, if any.
         bias: ``(N,)``, bfloat16, float16 or float32.
         out_dtype: bfloat16, float16 or float32; left out with ``output``.
-        terms: number of NVFP4 terms of the activation, 1 to 4; with more than one, ``a`` is ``(...,
-            terms, M, K/2)`` and ``a_scales`` as ``quantize`` returns it.
+        terms: number of NVFP4 terms of the activation (see ``formats.terms``), 1 to 4; with more
+            than one, ``a`` is ``(..., terms, M, K/2)`` and ``a_scales`` as returned by
+            ``quantize``.
         output: None, or ``Static`` for an NVFP4 result, quantised for the next GEMM from the
-            float32 values; the weight must not be in fragments, and N is a multiple of 16.
+            float32 values; then the weight must not be in fragments, and N must be a multiple
+            of 16.
 
     Returns:
         ``(..., M, N)`` of ``out_dtype``. With ``Static``: ``data`` uint8 ``(..., M, N/2)`` and
-        ``scales`` float8_e4m3fn in the blocked layout; with several terms, as returned by
-        ``quantize``.
+        ``scales`` float8_e4m3fn in the blocked layout; if ``output`` has several terms, both are
+        as returned by ``quantize``.
 
     Raises:
         InvalidArgument: shapes, dtypes or devices do not match; the message names the argument.
@@ -107,7 +111,7 @@ def gemm(
 def gemv(a: Tensor, *operands: Any, **options: Any) -> Any:
     """``gemm`` of a decode step, with at most ``MAX_GEMV_ROWS`` rows of activations.
 
-    Arguments, result and kernels are the same as for ``gemm``: the kernel's choice depends on M.
+    Arguments, result and kernels are the same as for ``gemm``, which chooses its tile by M.
 
     Raises:
         InvalidArgument: M above ``MAX_GEMV_ROWS``, or as ``gemm``.

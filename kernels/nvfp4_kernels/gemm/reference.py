@@ -38,7 +38,7 @@ def values_of(call: AnyCall) -> Tensor:
 
 
 def result_of(call: AnyCall, out: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Float32 values in the format of the result."""
+    """Convert float32 ``out`` to the result's format; return it, and NVFP4 scales or None."""
     if call.output is None:
         return out.to(call.out_dtype), None
     return quantize_terms(out, *call.output)

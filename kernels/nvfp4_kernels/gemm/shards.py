@@ -1,4 +1,4 @@
-"""Shards of a weight, e.g. of q, k and v, as arguments of the GEMM kernels."""
+"""Shards of a weight, e.g. q, k and v, as arguments of the GEMM kernels."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -14,6 +14,6 @@ assert len(get_args(ShardEnds)) == MAX_SHARDS - 1
 
 
 def shard_ends(sizes: Sequence[int]) -> Any:
-    """Host values of ``ShardEnds`` for shards of ``sizes``."""
+    """Host integers for a kernel's ``ShardEnds``; ``sizes``: weight rows of each shard."""
     ends = list(accumulate(sizes[:-1]))
     return (*ends, *[0] * (MAX_SHARDS - 1 - len(ends)))

@@ -9,7 +9,7 @@ from nvfp4_kernels.indexer.kernels import HEAD_DIM_STEP, MAX_HEAD_DIM, MAX_TOP_K
 
 
 def check_head_dim(name: str, head_dim: int) -> None:
-    """Raise unless vectors of ``head_dim`` elements can be stored."""
+    """Raise unless ``head_dim`` is a multiple of 32 from 32 to 256."""
     if head_dim % HEAD_DIM_STEP or not 0 < head_dim <= MAX_HEAD_DIM:
         raise InvalidArgument(
             f"{name}: D is {head_dim}, must be a multiple of {HEAD_DIM_STEP} from {HEAD_DIM_STEP} "
@@ -18,7 +18,10 @@ def check_head_dim(name: str, head_dim: int) -> None:
 
 
 def check_unquantized(name: str, x: Tensor, form: str) -> None:
-    """Raise unless ``x`` is bfloat16 in a form such as ``(T, H, D)``, the last stride 1."""
+    """Raise unless ``x`` is bfloat16 with ``form``'s dimensions, a valid D and a last stride of 1.
+
+    ``form``: shape as text, e.g. ``(T, H, D)``.
+    """
     check_dtype(name, x, (torch.bfloat16,))
     check_form(name, x, form)
     check_head_dim(name, x.shape[-1])
@@ -29,7 +32,7 @@ def check_unquantized(name: str, x: Tensor, form: str) -> None:
 
 
 def check_global_scale(fmt: Format, global_scale: Tensor | None) -> None:
-    """Raise unless NVFP4, and only NVFP4, has a global scale, positive and finite."""
+    """Raise unless nvfp4 has a positive, finite global scale, and any other format has none."""
     if fmt.name != "nvfp4":
         if global_scale is not None:
             raise InvalidArgument(
@@ -56,8 +59,8 @@ def check_stored(
 ) -> int:
     """Raise unless data and scales have ``fmt``'s dtypes and shapes; return D.
 
-    ``form``: shape of the unpacked data, e.g. ``(T, H, D)``. Scales may be None if the format has
-    none or they are ``optional``.
+    ``form``: shape of the unpacked data as text, e.g. ``(T, H, D)``. Scales are None if the format
+    has no scales, and may be None if ``optional``.
     """
     check_dtype(name, data, (fmt.data_dtype,))
     check_form(name, data, form if fmt.packed == 1 else form.replace("D)", "D/2)"))
@@ -83,7 +86,7 @@ def check_stored(
 
 
 def check_cache(cache: Tensor, fmt: Format, head_dim: int, block_size: int) -> None:
-    """Raise unless ``cache`` is ``(pages, page_bytes)`` of ``block_size`` keys each."""
+    """Raise unless ``cache`` is uint8 ``(pages, page_bytes)``, pages of ``block_size`` keys."""
     check_dtype("cache", cache, (torch.uint8,))
     check_form("cache", cache, "(pages, page_bytes)")
     if block_size < 1:
@@ -105,7 +108,7 @@ def check_cache(cache: Tensor, fmt: Format, head_dim: int, block_size: int) -> N
 
 
 def check_block_table(block_table: Tensor, sequences: int) -> None:
-    """Raise unless ``block_table`` has a row of pages per sequence."""
+    """Raise unless ``block_table`` is int32 ``(sequences, P)`` with a last stride of 1."""
     check_dtype("block_table", block_table, (torch.int32,))
     check_form("block_table", block_table, "(B, P)")
     expected = (sequences, block_table.shape[1])
@@ -118,7 +121,7 @@ def check_block_table(block_table: Tensor, sequences: int) -> None:
 
 
 def check_pages(cache: Tensor, block_table: Tensor, block_size: int, lengths: Tensor) -> None:
-    """Raise unless the table's pages for each sequence's first ``lengths`` keys exist."""
+    """Raise unless ``block_table`` has pages of ``cache`` for sequence b's ``lengths[b]`` keys."""
     room = block_table.shape[1] * block_size
     if len(lengths) and int(lengths.max()) > room:
         raise InvalidArgument(
@@ -136,7 +139,7 @@ def check_pages(cache: Tensor, block_table: Tensor, block_size: int, lengths: Te
 
 
 def check_indices(name: str, x: Tensor, shape: tuple[int, ...], remedy: str) -> None:
-    """Raise unless ``x`` is contiguous int32 of ``shape``."""
+    """Raise unless ``x`` is contiguous int32 of ``shape``; a shape error ends with ``remedy``."""
     check_dtype(name, x, (torch.int32,))
     check_shape(name, x, shape, remedy)
     check_contiguous(name, x)
@@ -152,7 +155,7 @@ def refuse_keys(keys: object) -> InvalidArgument:
 
 
 def check_top_k(top_k: int) -> None:
-    """Raise unless ``top_k`` is in the supported range."""
+    """Raise unless ``top_k`` is from 1 to ``MAX_TOP_K``."""
     if not 1 <= top_k <= MAX_TOP_K:
         raise InvalidArgument(
             f"top_k: is {top_k}, must be from 1 to {MAX_TOP_K}; choose in several calls"
@@ -160,13 +163,13 @@ def check_top_k(top_k: int) -> None:
 
 
 def check_count(name: str, count: int, remedy: str) -> None:
-    """Raise if a count is negative."""
+    """Raise if ``count`` is negative; the error ends with ``remedy``."""
     if count < 0:
         raise InvalidArgument(f"{name}: is {count}, must be 0 or more; {remedy}")
 
 
 def check_form(name: str, x: Tensor, form: str) -> None:
-    """Raise unless ``x`` has as many dimensions as ``form``."""
+    """Raise unless ``x`` has as many dimensions as ``form`` names, e.g. 3 for ``(T, H, D)``."""
     if x.ndim != form.count(",") + 1:
         raise InvalidArgument(f"{name}: shape is {tuple(x.shape)}, must be {form}; reshape it")
 

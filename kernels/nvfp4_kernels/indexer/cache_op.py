@@ -1,4 +1,4 @@
-"""Ops of quantised vectors: ``indexer_quantize_q``, ``indexer_store_k``, ``indexer_gather_k``."""
+"""Ops on quantised vectors: ``indexer_quantize_q``, ``indexer_store_k``, ``indexer_gather_k``."""
 
 from typing import Any
 
@@ -39,15 +39,16 @@ def indexer_quantize_q(
         q: bfloat16 ``(T, H, D)``, D a multiple of 32 up to 256; the last stride is 1, others are
             arbitrary.
         fmt: ``"nvfp4"``, ``"mxfp4"``, ``"fp8"`` or ``"bf16"`` (a copy).
-        global_scale: float32 ``()``, with nvfp4 only: the factor of all stored values, ``max|q| /
-            2688`` over calibration data. Scoring ignores global scales; for scores in the units of
-            the inputs, multiply the heads' weights by the queries' and the keys' global scales.
+        global_scale: float32 ``()``, for nvfp4 only: ``max|q| / 2688`` over calibration data. ``q``
+            is about the returned data times scales times ``global_scale``. Scoring ignores global
+            scales; for scores in the units of the inputs, multiply the heads' weights by the global
+            scales of queries and keys.
 
     Returns:
-        Data and scales: uint8 ``(T, H, D/2)`` and float8_e4m3fn ``(T, H, D/16)`` for nvfp4, or
-        float8_e8m0fnu ``(T, H, D/32)`` for mxfp4; float8_e4m3fn ``(T, H, D)`` and float32 ``(T,
-        H)``, powers of two, for fp8; ``q`` and None for bf16. mxfp4 and fp8 are bit-identical to
-        vLLM 0.32's DeepSeek V4 for finite queries.
+        Data and scales. nvfp4: uint8 ``(T, H, D/2)`` and float8_e4m3fn ``(T, H, D/16)``. mxfp4:
+        uint8 ``(T, H, D/2)`` and float8_e8m0fnu ``(T, H, D/32)``. fp8: float8_e4m3fn ``(T, H, D)``
+        and float32 ``(T, H)``, powers of two. bf16: a copy of ``q``, and None. For finite queries
+        mxfp4 and fp8 are bit-identical to vLLM 0.32's DeepSeek V4.
 
     Raises:
         InvalidArgument: an unsupported or inconsistent argument; the message names it. The
@@ -69,13 +70,14 @@ def indexer_store_k(
     """Quantise keys, and store them in a paged cache, in place.
 
     Args:
-        k: bfloat16 ``(T, D)``, as ``q`` of ``indexer_quantize_q``.
-        cache: uint8 ``(pages, page_bytes)``, ``block_size`` keys a page: data, then scales (see
-            ``formats.py``). Pages may have any stride; the bytes between them are not written.
+        k: bfloat16 ``(T, D)``, with D and the last stride as ``q`` of ``indexer_quantize_q``.
+        cache: uint8 ``(pages, page_bytes)``; a page holds the data of ``block_size`` keys, then the
+            keys' scales (see ``formats.py``). Pages may have any stride; bytes between pages are
+            not written.
         slot_mapping: int64 ``(T,)``: key t goes to slot ``slot_mapping[t] % block_size`` of page
             ``slot_mapping[t] // block_size``, each slot at most once; −1 skips the key.
         fmt: as for ``indexer_quantize_q``.
-        block_size: keys of a page.
+        block_size: number of keys per page.
         global_scale: global scale of the keys, as for ``indexer_quantize_q``.
 
     Raises:
@@ -95,18 +97,19 @@ def indexer_gather_k(
 ) -> tuple[Tensor, Tensor | None]:
     """Gather the stored keys of several sequences from a paged cache to contiguous rows.
 
-    Corresponds to ``cp_gather_indexer_k_quant_cache`` of vLLM, which precedes a prefill's scores.
+    Corresponds to ``cp_gather_indexer_k_quant_cache`` of vLLM, which precedes scoring in prefill.
 
     Args:
         cache: as for ``indexer_store_k``.
-        block_table: int32 ``(B, P)``: page ``block_table[b, i]`` holds keys ``i · block_size`` on
-            of sequence b. Entries after a sequence's last page may hold anything.
+        block_table: int32 ``(B, P)``: page ``block_table[b, i]`` holds the keys of sequence b from
+            key ``i · block_size`` on. Entries after a sequence's last page may hold anything.
         key_start: int32 ``(B + 1,)``: the first ``key_start[b + 1] - key_start[b]`` keys of
-            sequence b become rows ``key_start[b]`` on.
-        total_keys: rows of the result, at least ``key_start[B]``; further rows are unspecified.
-        head_dim: elements of a key, D.
+            sequence b are gathered to rows from ``key_start[b]`` on.
+        total_keys: number of rows of the result, at least ``key_start[B]``; rows from
+            ``key_start[B]`` on are unspecified.
+        head_dim: number of elements per key, D.
         fmt: as for ``indexer_quantize_q``.
-        block_size: keys of a page.
+        block_size: number of keys per page.
 
     Returns:
         Data and scales of ``total_keys`` keys, as arguments of ``indexer_logits``; the scales are
@@ -214,7 +217,7 @@ def _check_gather(call: GatherCall) -> None:
 
 
 def _check_slots(slot_mapping: Tensor, slots: int) -> None:
-    """Raise unless slots are in the cache or skipped, without duplicates."""
+    """Raise unless ``slot_mapping`` holds distinct slots below ``slots``, or −1 to skip keys."""
     wrong = slot_mapping[(slot_mapping < SKIPPED) | (slot_mapping >= slots)]
     if wrong.numel():
         raise InvalidArgument(
@@ -230,7 +233,7 @@ def _check_slots(slot_mapping: Tensor, slots: int) -> None:
 
 
 def _check_starts(key_start: Tensor, total_keys: int) -> None:
-    """Raise unless starts ascend from 0 to ``total_keys`` at most."""
+    """Raise unless ``key_start`` begins with 0, never falls, and ends at most at ``total_keys``."""
     first, last = int(key_start[0]), int(key_start[-1])
     if first != 0:
         raise InvalidArgument(f"key_start: begins with {first}, must begin with 0; prepend it")

@@ -1,4 +1,4 @@
-"""Keys that queries are scored against, and the arguments of the indexer's ops as one value."""
+"""Contiguous and paged keys, and the arguments of an indexer op as one value."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ class IndexerKeys(NamedTuple):
         k: ``(Tk, D)`` in the queries' format, as ``indexer_gather_k`` returns it.
         k_scales: scales of ``k``; None for bf16.
         ks: int32 ``(T,)``, the first key that a query sees, from 0 to Tk.
-        ke: int32 ``(T,)``, the key after the last, from ``ks`` to Tk.
+        ke: int32 ``(T,)``, the key after the last that a query sees, from ``ks`` to Tk.
     """
 
     k: Tensor
@@ -31,11 +31,11 @@ class IndexerPagedKeys(NamedTuple):
             context may hold anything.
         context_lens: int32 ``(B, next_n)``: number of the sequence's first keys that each query
             sees.
-        block_table: int32 ``(B, P)``: page ``block_table[b, i]`` holds keys ``i · block_size`` on
-            of sequence b. Entries after a sequence's last page may hold anything.
-        max_context_len: upper bound on the contexts.
-        block_size: keys of a page; on sm_100 a power of two of at least 16, and pages are 16-byte
-            aligned.
+        block_table: int32 ``(B, P)``: page ``block_table[b, i]`` holds the keys of sequence b from
+            key ``i · block_size`` on. Entries after a sequence's last page may hold anything.
+        max_context_len: upper bound on ``context_lens``.
+        block_size: number of keys per page; on sm_100 a power of two of at least 16, and pages are
+            16-byte aligned.
     """
 
     cache: Tensor

@@ -1,7 +1,7 @@
-"""Formats of the indexer's vectors: queries of one head, and keys, which all heads share.
+"""Formats of the indexer's vectors of D elements: queries of one head, and keys of all heads.
 
 ======  ==============  ==================================  ======================
-format  data of a D     scales                              bytes of a key, D = 128
+format  data            scales                              bytes of a key, D = 128
 ======  ==============  ==================================  ======================
 nvfp4   uint8 (D/2)     float8_e4m3fn (D/16)                64 + 8 = 72
 mxfp4   uint8 (D/2)     float8_e8m0fnu (D/32)               64 + 4 = 68
@@ -11,13 +11,13 @@ bf16    bfloat16        none                                256
 
 E2M1 codes lie two per byte, the low nibble first, and scales in the order of their blocks.
 
-A page of a cache holds the data of all its keys, and then their scales:
+A page of a cache holds the data of ``block_size`` keys, then the scales of these keys:
 ``[block_size · data bytes][block_size · scale bytes]``, as in vLLM's indexer caches. Pages of mxfp4
 and fp8 equal vLLM's byte for byte; pages of nvfp4 have the same layout.
 
-NVFP4's global scale is not applied here: a vector is the stored vector times the scale. A global
-scale for all queries and one for all keys scale all scores alike and do not change their order; for
-scores in the units of the inputs, multiply the heads' weights by both.
+An NVFP4 vector is the stored vector times a global scale, which decoding and scoring leave out. One
+global scale for all queries and one for all keys scale all scores alike and do not change the order
+of scores; for scores in the units of the inputs, multiply the heads' weights by both global scales.
 """
 
 from dataclasses import dataclass
@@ -50,11 +50,11 @@ class Format:
     """Format of vectors.
 
     Attributes:
-        name: name, also the dispatcher's mode.
+        name: name of the format, and mode in the kernel tables.
         data_dtype: dtype of the stored data.
-        packed: elements of a vector per stored element.
+        packed: number of a vector's elements per stored element.
         scale_dtype: dtype of the scales; None: no scales.
-        block: elements per scale; 0: one scale for the whole vector.
+        block: number of elements per scale; 0: one scale for the whole vector, if any.
     """
 
     name: Name
@@ -68,7 +68,7 @@ class Format:
         return (head_dim // self.packed,)
 
     def scale_shape(self, head_dim: int) -> tuple[int, ...]:
-        """Shape of one vector's scales, or None."""
+        """Shape of one vector's scales; ``()`` for a single scale, and for bf16, without scales."""
         return (head_dim // self.block,) if self.block else ()
 
     def data_bytes(self, head_dim: int) -> int:
@@ -76,7 +76,7 @@ class Format:
         return head_dim // self.packed * self.data_dtype.itemsize
 
     def scale_bytes(self, head_dim: int) -> int:
-        """Bytes of one vector's scales."""
+        """Bytes of one vector's scales; 0 if the format has none."""
         if self.scale_dtype is None:
             return 0
         return (head_dim // self.block if self.block else 1) * self.scale_dtype.itemsize
@@ -86,7 +86,7 @@ class Format:
         return block_size * (self.data_bytes(head_dim) + self.scale_bytes(head_dim))
 
     def empty(self, like: Tensor, shape: tuple[int, ...], head_dim: int) -> list[Tensor]:
-        """Allocate data and scales, if any, of ``shape`` vectors on ``like``'s device."""
+        """Allocate data, and scales if any, of ``shape`` vectors on the device of ``like``."""
         data = like.new_empty((*shape, *self.data_shape(head_dim)), dtype=self.data_dtype)
         if self.scale_dtype is None:
             return [data]
@@ -118,10 +118,10 @@ def format_of(name: str) -> Format:
 
 
 def quantize(fmt: Format, x: Tensor, global_scale: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Quantise vectors ``(..., D)``: data and scales in ``fmt``.
+    """Quantise vectors ``(..., D)`` to data and scales in ``fmt``; bf16 has no scales.
 
-    A NaN makes a scale NaN, or is kept in bfloat16, and so propagates to the scores; infinity
-    saturates in E2M1 and becomes NaN in FP8.
+    NaN propagates to the scores: a NaN makes a scale NaN, or is kept in bf16. Infinity saturates in
+    E2M1 and becomes NaN in FP8.
     """
     if fmt.name == "bf16":
         return x.clone(memory_format=torch.contiguous_format), None
@@ -134,10 +134,10 @@ def quantize(fmt: Format, x: Tensor, global_scale: Tensor | None) -> tuple[Tenso
 
 
 def decode(fmt: Format, data: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Decode to float32 ``(..., D)``; also return FP8's scales ``(...,)`` of whole vectors.
+    """Decode vectors to float32 ``(..., D)``; also return FP8's scales ``(...,)``, else None.
 
-    Scales of vectors multiply dot products; block scales are applied here, and None is returned.
-    Values are exact: E2M1 times a block's scale has six significant bits at most.
+    An FP8 vector's single scale is left to the caller, who multiplies dot products by it; block
+    scales are applied. Values are exact: E2M1 times a block scale has at most six significant bits.
     """
     if fmt.packed == 1:
         return _widen(data), scales
@@ -159,9 +159,9 @@ def _widen(x: Tensor) -> Tensor:
 def _quantize_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise as ``indexer_k_quant_and_cache`` of vLLM 0.32 does with "ue8m0".
 
-    vLLM uses no other scale format. The scale is ``2^ceil(log2(max(max|x|, 1e-4) / 448))`` in
-    float32. vLLM's DeepSeek V3.2 has 1e-10 instead of 1e-4 for queries, which changes the scale of
-    smaller queries, but hardly their values.
+    vLLM's indexer uses no scale format but "ue8m0". The scale is ``2^ceil(log2(max(max|x|, 1e-4) /
+    448))`` in float32. For queries vLLM's DeepSeek V3.2 has 1e-10 instead of 1e-4: queries with
+    ``max|x|`` below 1e-4 get another scale, but hardly other values.
     """
     amax = x.abs().amax(-1)
     exponent = _exponent(amax.clamp(min=FP8_LEAST), E4M3_MAX)
@@ -170,10 +170,11 @@ def _quantize_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _quantize_mxfp4(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise as ``_quantize_mxfp4_pair`` of vLLM 0.32, whose DeepSeek V4 shares the cache.
+    """Quantise as ``_quantize_mxfp4_pair`` of vLLM 0.32, whose DeepSeek V4 has the same cache.
 
-    The scale is ``2^ceil(log2(max|x| / 6))``, so that nothing saturates; the floor of OCP's MX
-    specification 1.0, section 6.3, would clip values from 6 to 8 times the scale.
+    The scale is ``2^ceil(log2(max|x| / 6))``, so that no finite value saturates. Rounding the
+    exponent down, as OCP's MX specification 1.0 does in section 6.3, would clip values from 6 to 8
+    times the scale.
     """
     blocks = x.unflatten(-1, (-1, MXFP4_BLOCK))
     amax = blocks.abs().amax(-1)
@@ -185,12 +186,12 @@ def _quantize_mxfp4(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _exponent(amax: Tensor, largest: float) -> Tensor:
-    """Least n with ``amax <= largest · 2^n``, int32; exact, unlike logarithms."""
+    """Least integer n with ``amax <= largest · 2^n``, int32; exact, unlike a logarithm."""
     bound = torch.frexp(amax.new_tensor(largest))
     mantissa, exponent = torch.frexp(amax)
     return exponent - bound.exponent + (mantissa > bound.mantissa)
 
 
 def _power_of_two(exponent: Tensor) -> Tensor:
-    """Float32 ``2^exponent``, from −126 to 127, assembled from bits."""
+    """Float32 ``2^exponent`` for exponents from −126 to 127, assembled from bits."""
     return ((exponent + 127) << 23).to(torch.int32).view(torch.float32)

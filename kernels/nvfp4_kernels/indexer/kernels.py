@@ -1,4 +1,4 @@
-"""Kernel tables of the indexer's ops, and the sizes that the ops take."""
+"""Kernel tables of the indexer's ops, and limits on the ops' sizes."""
 
 from nvfp4_kernels.dispatch import Entries, KernelTable, Mode
 
@@ -12,7 +12,7 @@ _FORMATS: tuple[Mode, ...] = ("nvfp4", "mxfp4", "fp8", "bf16")
 
 
 def _table(name: str, *modes: Mode, **gpus: tuple[str, str]) -> KernelTable:
-    """Kernel table of an op: the reference for ``modes``, and kernels by architecture family."""
+    """Kernel table of an op for ``modes``: the reference on CPU, and a kernel per GPU family."""
     target = f"nvfp4_kernels.indexer.reference:{name}"
     kernels: Entries = {("cpu", *modes): ("reference", target)}
     kernels |= {(arch, *modes): gpu for arch, gpu in gpus.items()}
@@ -20,7 +20,7 @@ def _table(name: str, *modes: Mode, **gpus: tuple[str, str]) -> KernelTable:
 
 
 def _cache_table(name: str, kernel: str) -> KernelTable:
-    """Kernel table of an op of the cache, one kernel for all families."""
+    """Kernel table of an op on stored vectors, for which one kernel serves all GPU families."""
     found = kernel, f"nvfp4_kernels.indexer.vectors.launch:{name}"
     return _table(name, *_FORMATS, sm_90=found, sm_100=found)
 

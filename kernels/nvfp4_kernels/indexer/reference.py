@@ -21,7 +21,7 @@ SCORES = 1 << 22  # of a tile, at most
 
 
 class SequenceKeys(Protocol):
-    """Keys of one sequence."""
+    """Stored keys of one sequence."""
 
     def stored(self, first: int, count: int) -> tuple[Tensor, Tensor | None]:
         """Data and scales of ``count`` keys from ``first`` on."""
@@ -42,7 +42,15 @@ class ContiguousKeys:
 
 @dataclass(frozen=True)
 class SequencePages:
-    """Paged keys: ``cache`` ``(pages, page_bytes)``, and ``table`` ``(P,)``, a sequence's pages."""
+    """Paged keys of one sequence.
+
+    Attributes:
+        cache: ``(pages, page_bytes)``.
+        table: ``(P,)``, pages of the sequence.
+        fmt: format of the keys.
+        head_dim: number of elements per key.
+        block_size: number of keys per page.
+    """
 
     cache: Tensor
     table: Tensor
@@ -68,12 +76,12 @@ class Queries:
     """Queries, and the keys that they see.
 
     Attributes:
-        data: ``(rows, H, ·)``.
-        scales: scales of the data.
-        weights: ``(rows, H)``.
+        data: ``(rows, H, D)``, packed formats ``(rows, H, D/2)``.
+        scales: scales of the data, or None.
+        weights: ``(rows, H)``, weights of the heads.
         starts: int32 ``(rows,)``, first key that each query sees.
         lens: int32 ``(rows,)``, number of keys that each query sees.
-        keys: keys of all rows, or of each sequence, with equally many rows per sequence.
+        keys: keys of each sequence, all with equally many rows; one entry if all rows share keys.
         fmt: format of queries and keys.
     """
 
@@ -101,12 +109,12 @@ class Queries:
                     yield some, *self._score(some, keys)
 
     def _tile_rows(self, rows: Tensor) -> int:
-        """Number of queries per tile."""
+        """Number of queries per tile of ``rows``: the more heads or keys, the fewer queries."""
         first, last = _window(self.starts[rows], self.lens[rows])
         return max(1, min(ROWS // max(1, self.data.shape[1]), SCORES // (last - first)))
 
     def _score(self, rows: Tensor, keys: SequenceKeys) -> tuple[int, Tensor]:
-        """First key, and a tile's scores from the first key on."""
+        """First key that any query of ``rows`` sees, and the queries' scores from that key on."""
         starts, lens = self.starts[rows], self.lens[rows]
         first, last = _window(starts, lens)
         scales = None if self.scales is None else _take(self.scales, rows)
@@ -189,7 +197,7 @@ def score_topk(call: ScoreCall) -> tuple[Tensor, Tensor]:
 
 
 def _queries(call: ScoreCall) -> Queries:
-    """Queries, and the keys that they see."""
+    """``Queries`` of a call, with contiguous or paged keys."""
     if isinstance(call.keys, IndexerPagedKeys):
         return _paged(call, call.keys)
     k, k_scales, ks, ke = call.keys
@@ -211,13 +219,13 @@ def _paged(call: ScoreCall, paged: IndexerPagedKeys) -> Queries:
 
 
 def _all_keys(lens: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """Result for rows that see no more than ``top_k`` keys."""
+    """``indices`` and ``valid`` of rows that see at most ``top_k`` keys."""
     keys = torch.arange(top_k, dtype=torch.int32).expand(len(lens), -1)
     return keys.where(keys < lens.unsqueeze(1), -1), lens.clamp(max=top_k)
 
 
 def _best(scores: Tensor, starts: Tensor, lens: Tensor, top_k: int) -> Tensor:
-    """Top-k keys of rows that see more than ``top_k`` keys, counted from ``starts``."""
+    """Indices, from ``starts``, of the top-k keys of rows that see more than ``top_k`` keys."""
     seen = _seen(starts, lens, scores.shape[1])
     scores = scores.nan_to_num(-torch.inf, torch.inf, -torch.inf).masked_fill_(~seen, -torch.inf)
     threshold = scores.topk(top_k, sorted=False).values.amin(1, keepdim=True)
@@ -231,7 +239,10 @@ def _best(scores: Tensor, starts: Tensor, lens: Tensor, top_k: int) -> Tensor:
 
 
 def _products(q: Tensor, weights: Tensor, k: Tensor, factors: Tensor | None) -> Tensor:
-    """Scores ``(n, m)``, ``Σ_h weights · relu(q · k)``, of q ``(n, H, D)`` and k ``(m, D)``."""
+    """Scores ``(n, m)``, ``Σ_h weights · relu(q · k)``, of q ``(n, H, D)`` and k ``(m, D)``.
+
+    ``factors`` ``(m,)``: scales of whole keys, which multiply the scores, or None.
+    """
     products = q.flatten(0, 1) @ k.T
     scores = weights.unsqueeze(1) @ products.relu_().view(*q.shape[:2], len(k))
     scores = scores.squeeze(1)
@@ -246,12 +257,12 @@ def _seen(starts: Tensor, lens: Tensor, columns: int) -> Tensor:
 
 
 def _window(starts: Tensor, lens: Tensor) -> tuple[int, int]:
-    """First key that any of the rows sees, and the key after the last."""
+    """First key that any row sees, and the key after the last key that any row sees."""
     return int(starts.min()), int((starts + lens).max())
 
 
 def _parts(pages: Tensor, fmt: Format, head_dim: int, block_size: int) -> tuple[Tensor, Tensor]:
-    """Views of pages' data and scales as bytes, each ``(pages, block_size, bytes of a key)``."""
+    """Views of pages' data and scales as bytes, each ``(pages, block_size, bytes per key)``."""
     data, scales = fmt.data_bytes(head_dim), fmt.scale_bytes(head_dim)
     parts = pages.split([block_size * data, block_size * scales], dim=1)
     return parts[0].unflatten(1, (block_size, data)), parts[1].unflatten(1, (block_size, scales))

@@ -27,7 +27,7 @@ from nvfp4_kernels.indexer.formats import Format
 def check_scored(call: ScoreCall) -> None:
     """Raise unless ``indexer_logits`` or ``indexer_score_topk`` can take the arguments.
 
-    Pages of queries that see at most ``top_k`` keys are not checked.
+    Page numbers of queries that see at most ``top_k`` keys are not checked.
     """
     if isinstance(call.keys, IndexerPagedKeys):
         _check_paged(call, call.keys)
@@ -92,20 +92,20 @@ def check_logits(logits: Tensor, lens: Tensor, starts: Tensor | None) -> None:
 
 
 def _check_queries(fmt: Format, q: Tensor, q_scales: Tensor | None, form: str) -> int:
-    """Raise unless queries are as in ``fmt``; return D."""
+    """Raise unless queries have ``fmt``'s dtypes and shapes, as by ``check_stored``; return D."""
     # FP8's scales, one per head, may have been multiplied into the weights.
     return check_stored(fmt, "q", q, q_scales, form, optional=fmt.name == "fp8")
 
 
 def _check_weights(weights: Tensor, shape: tuple[int, int]) -> None:
-    """Raise unless there is a float32 weight per query and head."""
+    """Raise unless ``weights`` is contiguous float32 of ``shape``, (queries, heads)."""
     check_dtype("weights", weights, (torch.float32,))
     check_shape("weights", weights, shape, "one weight per query and head")
     check_contiguous("weights", weights)
 
 
 def _check_range(ks: Tensor, ke: Tensor, keys: int) -> None:
-    """Raise unless ranges lie within the keys, and no range ends before its start."""
+    """Raise unless ``0 <= ks <= ke <= keys`` for each query."""
     outside = (ks < 0) | (ks > keys)
     if outside.any():
         row = int(outside.int().argmax())
@@ -122,7 +122,7 @@ def _check_range(ks: Tensor, ke: Tensor, keys: int) -> None:
 
 
 def _check_windows(lens: Tensor, starts: Tensor, columns: int) -> None:
-    """Raise unless ``lens`` columns from ``starts`` on exist."""
+    """Raise unless each row of logits has ``lens`` columns from ``starts`` on."""
     _check_lengths("starts", starts, columns, "the columns of logits")
     outside = (lens < 0) | (lens > columns - starts)
     if outside.any():
@@ -134,7 +134,7 @@ def _check_windows(lens: Tensor, starts: Tensor, columns: int) -> None:
 
 
 def _check_lengths(name: str, lengths: Tensor, limit: int, what: str = "max_context_len") -> None:
-    """Raise unless lengths are from 0 to ``limit``; ``what`` names the limit in the error."""
+    """Raise unless ``lengths`` are from 0 to ``limit``, which the error describes as ``what``."""
     outside = (lengths < 0) | (lengths > limit)
     if outside.any():
         row = int(outside.int().argmax())

@@ -1,4 +1,4 @@
-"""``indexer_logits``: scores of keys, contiguous or in a paged cache, for queries."""
+"""Op ``indexer_logits``: scores of contiguous or paged keys for queries."""
 
 from typing import Any
 
@@ -23,24 +23,25 @@ def indexer_logits(
 
     ``I[t, s] = Σ_h weights[t, h] · relu(q[t, h] · k[s])`` for keys that query t sees, else −inf.
     Sums are float32, in any order; ``q · k`` must be in float32's range. A key with NaN scores NaN;
-    other keys' scores are not affected. On sm_100 D is 64, 128 or 256, H from 1 to 128, tensors are
-    16-byte aligned, and the signs of nvfp4's scales, which ``indexer_quantize_q`` makes positive,
-    are ignored.
+    other keys' scores are not affected. On sm_100 D is 64, 128 or 256, and H from 1 to 128; ``q``,
+    keys, scales and weights are 16-byte aligned; the signs of nvfp4's scales, which
+    ``indexer_quantize_q`` makes positive, are ignored.
 
     With paged keys the host neither waits for the device nor reads index tensors: a CUDA graph may
     capture the call.
 
     Args:
         q: ``(T, H, D)`` as ``indexer_quantize_q`` returns it (packed formats: D/2), with paged keys
-            ``(B, next_n, H, D)``: several queries of each sequence. D a multiple of 32 up to 256.
-            Every tensor must be contiguous.
+            ``(B, next_n, H, D)``: ``next_n`` queries of each sequence. D is a multiple of 32 up to
+            256. All tensors must be contiguous, except ``cache`` and ``block_table``, whose last
+            stride must be 1.
         q_scales: scales of ``q``. None for bf16, and for fp8 if ``weights`` already include the
-            scales, as in vLLM's fused kernel; scales are positive, so that relu commutes.
+            scales, as in vLLM's fused kernel; relu allows this, as scales are positive.
         keys: ``IndexerKeys(k, k_scales, ks, ke)`` or ``IndexerPagedKeys(cache, context_lens,
             block_table, max_context_len, block_size)``.
-        weights: float32 ``(T, H)``, with paged keys ``(B · next_n, H)``. For scores in the units of
-            the inputs, multiply nvfp4's global scales of queries and keys into them; the order of
-            scores does not depend on them.
+        weights: float32 ``(T, H)``, with paged keys ``(B · next_n, H)``. For nvfp4 scores in the
+            units of the inputs, multiply ``weights`` by the global scales of queries and keys; the
+            order of scores does not depend on global scales.
         fmt: ``"nvfp4"``, ``"mxfp4"``, ``"fp8"`` or ``"bf16"``.
 
     Returns:

@@ -1,13 +1,14 @@
 """Ops for the top-k keys of sparse attention: ``indexer_topk``, ``indexer_score_topk``.
 
-All of them return ``indices`` int32 ``(rows, top_k)`` and ``valid`` int32 ``(rows,)``. Row r begins
-with ``valid[r] = min(top_k, keys of the row)`` distinct keys in ascending order, counted from the
-row's first visible key, then −1. The keys have the highest scores; ties go to the first key. NaN
-counts as −inf, +inf is the highest, and −0 equals +0.
+Both return ``indices`` int32 ``(rows, top_k)`` and ``valid`` int32 ``(rows,)``. Row r of
+``indices`` holds ``valid[r] = min(top_k, visible keys of row r)`` distinct keys in ascending order,
+counted from the row's first visible key as in vLLM, then −1. The keys have the highest scores; of
+keys with equal scores, the lower key wins. NaN counts as −inf, +inf is the highest, and −0 equals
++0.
 
-The order is ascending because attention accepts any order with −1 at the end, but reads memory best
-in ascending order, and because a row that sees at most ``top_k`` keys is then 0, 1, 2, … for any
-scores, which need not be computed. Keys are counted from the row's first key, as in vLLM.
+The order is ascending for two reasons. Attention accepts any order with −1 at the end, but reads
+memory best in ascending order. And a row that sees at most ``top_k`` keys is 0, 1, 2, … for any
+scores, which need not be computed.
 """
 
 from typing import Any
@@ -25,18 +26,18 @@ from nvfp4_kernels.indexer.score_arguments import check_logits, check_scored
 def indexer_topk(
     logits: Tensor, lens: Tensor, top_k: int, starts: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Keys of the highest scores of each row, exact and deterministic.
+    """Keys of the ``top_k`` highest scores of each row, exact and deterministic.
 
     Args:
         logits: float32 ``(rows, columns)``, the last stride 1. Columns that a row does not see may
             hold anything.
-        lens: int32 ``(rows,)``, the keys that each row sees.
-        top_k: keys to select, 1 to 4096; may exceed the number of columns.
+        lens: int32 ``(rows,)``, number of keys that each row sees.
+        top_k: number of keys to select, 1 to 4096; may exceed the number of columns.
         starts: int32 ``(rows,)``: row r sees columns ``starts[r] <= c < starts[r] + lens[r]``;
-            None: from 0 on.
+            None: ``starts`` are 0.
 
     Returns:
-        ``indices`` and ``valid``; see the module.
+        ``indices`` and ``valid``; see the module's docstring.
 
     Raises:
         InvalidArgument: an unsupported or inconsistent argument; the message names it. The
@@ -57,20 +58,20 @@ def indexer_score_topk(
     """Fused ``indexer_logits`` and ``indexer_topk``; the logits are not stored.
 
     Neither keys nor pages are read for queries that see at most ``top_k`` keys. On sm_100
-    candidates share shared memory with queries and keys, so that two cases are refused: ``top_k`` ≥
-    2433 with over 112 heads of 256 in bf16, and ``top_k`` ≥ 3457 with over 96 heads.
+    candidates share shared memory with queries and keys, so that two cases in bf16 with D = 256 are
+    refused: ``top_k`` ≥ 2433 with more than 112 heads, and ``top_k`` ≥ 3457 with more than 96.
 
     Args:
         q: see ``indexer_logits``.
         q_scales: see ``indexer_logits``.
         keys: see ``indexer_logits``.
         weights: see ``indexer_logits``.
-        top_k: keys to select, 1 to 4096.
+        top_k: number of keys to select, 1 to 4096.
         fmt: see ``indexer_logits``.
 
     Returns:
-        ``indices`` and ``valid`` of T or ``B · next_n`` rows, indices counted from ``ks``, or from
-        the sequence's first key; see the module.
+        ``indices`` and ``valid`` of T or, with paged keys, ``B · next_n`` rows; indices are counted
+        from ``ks`` or, with paged keys, from the sequence's first key. See the module's docstring.
 
     Raises:
         InvalidArgument, NoKernelError: as ``indexer_logits``.
@@ -145,6 +146,6 @@ def _run(call: ScoreCall) -> tuple[Tensor, Tensor]:
 
 
 def _new_result(like: Tensor, rows: int, top_k: int) -> tuple[Tensor, Tensor]:
-    """Unwritten ``indices`` and ``valid``."""
+    """Allocate ``indices`` and ``valid`` on ``like``'s device, uninitialised."""
     indices = like.new_empty((rows, top_k), dtype=torch.int32)
     return indices, like.new_empty((rows,), dtype=torch.int32)

@@ -2,12 +2,12 @@
 
 Scores are the softmax over all experts, or each logit's sigmoid. The experts with the largest
 scores, or with the largest sums of score and bias, are selected; with expert groups, only from the
-best groups. A group's score is the score of its best expert; with a bias, the sum of its best two.
+best groups. A group's score is its best expert's score; with a bias, the sum of the best two.
 
-Slots of a token are in descending order, ties by ascending expert, as with vLLM's kernels on GPUs;
-``torch.topk`` guarantees no order for ties. Without a bias logits are compared instead of scores, a
-monotone function of the logits: if two scores round to the same number, the greater logit wins. NaN
-is greater than any number. A token never has the same expert twice.
+The selected experts of a token are in descending order, ties in ascending order of experts, as in
+vLLM's GPU kernels; ``torch.topk`` guarantees no order for ties. Without a bias logits are compared,
+as scores are a monotone function of logits: if two scores round to the same number, the greater
+logit wins. NaN is greater than any number. A token never has the same expert twice.
 """
 
 import math
@@ -34,12 +34,12 @@ class Router(NamedTuple):
     """Rule by which a layer's tokens select their experts.
 
     Attributes:
-        top_k: number of slots per token.
+        top_k: number of slots (selected experts) per token.
         scoring: function from logits to scores.
         renormalize: whether a token's weights are divided by their sum.
         groups: number of groups of neighbouring experts.
-        top_groups: number of groups from which a token's experts come.
-        scale: factor of the weights, ``routed_scaling_factor``.
+        top_groups: number of groups from which a token selects experts.
+        scale: factor that multiplies the weights, ``routed_scaling_factor``.
     """
 
     top_k: int
@@ -54,7 +54,7 @@ def checked(router: Router) -> Router:
     """Return ``router``, type-checked.
 
     Raises:
-        InvalidArgument: not a ``Router``.
+        InvalidArgument: ``router`` is not a ``Router``.
     """
     if not isinstance(router, Router):
         raise InvalidArgument(
@@ -66,7 +66,7 @@ def checked(router: Router) -> Router:
 def check_router(
     router: Router, logits: Tensor, bias: Tensor | None, padding: Tensor | None
 ) -> None:
-    """Raise unless the router applies to tokens with these logits."""
+    """Raise unless ``router`` is valid for these logits, bias and padding."""
     check_dtype("logits", logits, LOGITS)
     if logits.ndim != 2 or not 0 < logits.shape[1] <= MAX_EXPERTS:
         raise InvalidArgument(

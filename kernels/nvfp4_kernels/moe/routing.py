@@ -1,12 +1,12 @@
 """Token tiles (padded expert blocks): layout of the rows of a mixture of experts.
 
-Each of M tokens goes to k experts: M · k *slots*, slot ``m · k + j`` being token m's j-th. The
-slots of this rank's experts are sorted by expert into tiles of T rows, each tile of one expert.
-Inputs and results of the experts' GEMMs have the tile as batch index, ``(tiles, T, …)``, with
-separate scale atoms per tile, so that a GEMM reads the result of the previous GEMM in place.
+Each of M tokens goes to k experts, which gives M · k *slots*; slot ``m · k + j`` is token m's j-th.
+Slots of this rank's experts are sorted by expert into tiles of T rows, each tile of one
+expert. Inputs and results of the experts' GEMMs have the tile as batch index, ``(tiles, T, …)``,
+and each tile has scale atoms of its own, so that a GEMM reads the previous GEMM's result in place.
 
-Invalid ids, such as -1 for padding, ids of other ranks' experts and duplicate ids of a token are
-ordinary input.
+Ids may be invalid, such as -1 for padding, may belong to other ranks' experts, and may occur twice
+in a token.
 """
 
 from typing import NamedTuple
@@ -22,15 +22,16 @@ TILE_TOKENS = (8, 16, 32, 64, 128, 256)  # rows of a tile
 class Routing(NamedTuple):
     """Slots of a batch in token tiles of T rows.
 
-    Tiles ascend by expert, and slots within an expert; only an expert's last tile has padding.
-    Memory is for the worst case: tiles beyond ``groups[0]`` are neither written nor read.
+    Tiles are in ascending order of experts, and slots of an expert in ascending order; only an
+    expert's last tile has padding. Tensors are sized for the worst case: tiles from ``groups[0]``
+    on are not in use, and not read.
 
     Attributes:
         groups: int32 ``(1 + tiles,)``: the number of tiles in use, then the local expert of each
             tile.
         slots: int32 ``(tiles, T)``: the slot of each row, -1 for padding.
-        rows: int32 ``(M, k)``: ``tile · T + row`` of each slot, -1 for slots of no expert of this
-            rank.
+        rows: int32 ``(M, k)``: ``tile · T + row in the tile`` of each slot, -1 for slots without an
+            expert of this rank.
     """
 
     groups: Tensor
@@ -58,17 +59,17 @@ def max_tiles(slots: int, experts: int, tile_tokens: int) -> int:
 
 
 def expected_slots(slots: int, experts: int, global_experts: int) -> int:
-    """Expected number of slots of this rank's ``experts``, if all experts are equally likely."""
+    """Expected number of slots of this rank's ``experts`` experts, if all are equally likely."""
     return round(slots * min(1.0, experts / max(1, global_experts)))
 
 
 def tile_tokens_of(tokens: int, top_k: int, experts: int, most: int = TILE_TOKENS[-1]) -> int:
-    """Choose the rows of a tile: enough for the slots of an average expert in use.
+    """Choose the number of rows per tile: enough for the slots of an average expert in use.
 
     Args:
         tokens: number of tokens, M.
-        top_k: slots of a token.
-        experts: experts of all ranks, over which slots are spread.
+        top_k: number of slots per token.
+        experts: number of experts of all ranks.
         most: upper bound on the result.
     """
     reached = experts * (1 - (1 - min(1.0, top_k / experts)) ** tokens)
@@ -86,10 +87,10 @@ def check_tile_tokens(name: str, tile_tokens: int) -> None:
 
 
 def parts_of(routing: Routing) -> tuple[Tensor, Tensor, Tensor]:
-    """Parts of a routing.
+    """Return the parts of a routing: groups, slots, rows.
 
     Raises:
-        InvalidArgument: not a routing.
+        InvalidArgument: ``routing`` is not a tuple of three.
     """
     if not isinstance(routing, tuple) or len(routing) != 3:
         raise InvalidArgument(
@@ -99,7 +100,7 @@ def parts_of(routing: Routing) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def check_routing(routing: Routing) -> None:
-    """Raise unless the parts of a routing fit together."""
+    """Raise unless a routing's tensors have valid dtypes, and shapes that fit together."""
     groups, slots, rows = routing
     for name, part, dims in (("groups", groups, 1), ("slots", slots, 2), ("rows", rows, 2)):
         check_dtype(f"routing.{name}", part, (torch.int32,))
@@ -113,10 +114,17 @@ def check_routing(routing: Routing) -> None:
 
 
 def check_used(name: str, groups: Tensor, experts: int | None = None) -> int:
-    """Raise unless ``groups`` holds as many valid experts as its first element says.
+    """Raise unless the number of tiles in use and the experts of these tiles are valid.
+
+    Waits for the device.
+
+    Args:
+        name: name of the argument, for error messages.
+        groups: ``Routing.groups``.
+        experts: number of this rank's experts; None: experts are not checked.
 
     Returns:
-        The number of tiles in use. Waits for the device.
+        The number of tiles in use.
     """
     used, tiles = int(groups[0]), len(groups) - 1
     if not 0 <= used <= tiles:
@@ -135,7 +143,7 @@ def check_used(name: str, groups: Tensor, experts: int | None = None) -> int:
 
 
 def check_slots(routing: Routing) -> None:
-    """Raise unless the slots of the tiles in use are slots of the batch. Waits for the device."""
+    """Raise unless tiles in use hold only -1 and slots of the batch. Waits for the device."""
     slots = routing.slots[: check_used("routing.groups", routing.groups)]
     wrong = slots[(slots < -1) | (slots >= routing.rows.numel())]
     if wrong.numel():
@@ -146,6 +154,6 @@ def check_slots(routing: Routing) -> None:
 
 
 def check_groups(name: str, groups: Tensor, tiles: int) -> None:
-    """Raise unless ``groups`` has the shape for ``tiles`` tiles."""
+    """Raise unless ``groups`` is int32 and has the shape for ``tiles`` tiles."""
     check_dtype(name, groups, (torch.int32,))
     check_shape(name, groups, (1 + tiles,), "the count, then an expert per tile, of moe_route()")

@@ -1,4 +1,4 @@
-"""Arguments of ``add_rms_norm`` as one value, passed to check, reference and launch."""
+"""Arguments of ``add_rms_norm`` as one value for the check, the reference and the launch."""
 
 from typing import NamedTuple
 
@@ -10,9 +10,9 @@ class AddRmsNormCall(NamedTuple):
 
     Attributes:
         x: bfloat16 or float16 ``(M, K)``.
-        residual: of ``x``'s dtype and shape.
+        residual: ``(M, K)`` of ``x``'s dtype, added to ``x``.
         weight: ``(K,)`` of ``x``'s dtype.
-        eps: added to the mean square.
+        eps: number added to the mean square.
     """
 
     x: Tensor

@@ -12,22 +12,23 @@ from nvfp4_kernels.norm.kernels import DTYPES, KERNELS
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """``y / sqrt(mean(y²) + eps) · weight`` and ``y`` for ``y = x + residual``.
+    """``y / sqrt(mean(y²) + eps) · weight``, and ``y`` itself, where ``y = x + residual``.
 
-    Computed in float32 with the roundings of vLLM's ``RMSNorm``: ``y`` is rounded to ``x``'s dtype
-    as the new residual, but normalised unrounded; the normalised value is rounded, and its product
-    with the weight again. The summation order of the mean depends on K alone.
+    The arithmetic is float32, with the roundings of vLLM's ``RMSNorm``: the returned ``y`` is
+    rounded to ``x``'s dtype, but the unrounded ``y`` is normalised; the normalised value is rounded
+    before the product with the weight, and so is the product. The summation order of the mean
+    depends on K alone.
 
     On sm_90 ``weight`` may be read while preceding kernels that allow programmatic dependent launch
     still run: these kernels must not write ``weight``. The kernel after this op may start while the
-    kernel before the op still runs.
+    kernel before this op still runs.
 
     Args:
         x: bfloat16 or float16 ``(M, K)``. On sm_90 K is a multiple of 8, at most 24576; rows start
             on multiples of 16 bytes, and the last stride is 1.
         residual: of ``x``'s dtype and shape; the row stride may differ.
         weight: ``(K,)`` of ``x``'s dtype, contiguous.
-        eps: added to the mean square, 0 or more.
+        eps: number added to the mean square, 0 or more.
 
     Returns:
         The normalised rows and the new residual, of ``x``'s dtype and shape, contiguous.

@@ -19,6 +19,6 @@ def add_rms_norm(call: AddRmsNormCall) -> tuple[Tensor, Tensor]:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """Normalise float32 ``x``; the result is rounded to ``dtype``."""
+    """RMSNorm of float32 ``x`` with a weight; the result is rounded to ``dtype``."""
     inverse = torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)
     return ((x * inverse).to(weight.dtype) * weight).to(dtype)

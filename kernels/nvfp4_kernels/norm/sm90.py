@@ -34,8 +34,8 @@ class NormArguments(NamedTuple):
         x, residual: inputs [m, k].
         out, residual_out: results [m, k].
         weight: [k].
-        m, k: number of rows, and elements of a row.
-        eps: added to the mean square.
+        m, k: number of rows, and of elements per row.
+        eps: number added to the mean square.
     """
 
     x: RowMatrix
@@ -96,7 +96,7 @@ class AddRmsNormSm90:
             self._store(arguments.out, row, step, normalised, k)
 
     def _element(self, step: int) -> Int32:
-        """First element of this thread's vector of a step."""
+        """Index in the row of the first element of this thread's vector in ``step``."""
         return (step * self.tile.threads + cute.arch.thread_idx()[0]) * VECTOR
 
     def _load(self, source: cute.Pointer, start: Int64, step: int, k: Int32) -> Vector:
@@ -114,7 +114,7 @@ class AddRmsNormSm90:
             Array(target.data, shape=(1,)).store(values, start, alignment=16)
 
     def _squares(self, values: Vector, step: int, k: Int32) -> Float32:
-        """Sum of squares of the elements within the row."""
+        """Sum of squares of this thread's vector in ``step``; 0 past the row's end."""
         squares = Float32(0.0)
         for n in range(VECTOR):
             squares = cute.math.fma(values[n], values[n], squares)
@@ -122,7 +122,7 @@ class AddRmsNormSm90:
 
     @cute.jit
     def _total(self, value: Float32) -> Float32:
-        """Sum over the CTA's threads, bit-identical in each."""
+        """Sum of ``value`` over the CTA's threads, bit-identical in each thread."""
         partial = Array(Float32, self.tile.warps, space=AddressSpace.smem, alignment=16)
         warp, lane = cute.arch.warp_idx(), cute.arch.lane_idx()
         value = _over_warp(value)
@@ -136,7 +136,7 @@ class AddRmsNormSm90:
 
 
 def _over_warp(value: Float32) -> Float32:
-    """Sum over the warp by butterfly shuffles: both partners form the same sum."""
+    """Sum of ``value`` over the warp by butterfly shuffles: both partners form the same sum."""
     distance = 1
     while distance < WARP:
         value = value + cute.arch.shuffle_sync_bfly(value, distance)

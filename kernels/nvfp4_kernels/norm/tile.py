@@ -14,7 +14,7 @@ class NormTile:
     """Thread layout of a CTA over one row: a thread has ``steps`` vectors of ``VECTOR`` elements.
 
     Attributes:
-        threads: per CTA, a multiple of 32.
+        threads: threads per CTA, a multiple of 32.
         steps: vectors per thread, all loaded before the first is used.
     """
 

@@ -1,4 +1,4 @@
-"""Lists of exactly the kernels that a model needs, over all batches, for ahead-of-time compilation.
+"""Lists of exactly the kernels that a model needs, for any batch, to compile ahead of time.
 
 Imports no CuTe.
 """

@@ -35,10 +35,18 @@ def attention_kernels(
 ) -> dict[KernelSpec, list[str]]:
     """Kernels for all batches, prefill or decode: every possible tile, with and without split-KV.
 
-    With ``quantized``, kernels with an NVFP4 result; with ``rotates``, also kernels with fused
-    rotary embedding and KV-cache store where supported, for angles and norms in the model's dtype.
-    Splits of a prefill, whose rows belong to several CTAs, are merged by a separate kernel. With
-    ``batch_invariant`` there is one tile, and no split-KV.
+    Splits of a prefill, whose rows belong to several CTAs, are merged by a separate kernel.
+
+    Args:
+        attention: attention layers, with the heads on one GPU.
+        dtype: dtype of activations.
+        caches: possible dtypes of the KV cache; unsupported combinations are skipped.
+        page_size: tokens per page.
+        sms: SMs of the GPU.
+        quantized: whether the result is NVFP4.
+        rotates: whether to add kernels with fused rotary embedding and KV-cache store where
+            supported, for angles and norms in the model's dtype.
+        batch_invariant: whether attention is batch-invariant: one tile, and no split-KV.
     """
     found: list[KernelSpec] = []
     for window, cache in product(attention.windows, caches):
@@ -75,7 +83,7 @@ def attention_kernels(
 
 
 def hands_over(attention: Attention, activation: str, terms: int) -> bool:
-    """Whether attention quantises its output for the next GEMM."""
+    """Whether attention quantises o_proj's input: if static, in one term, and of fitting sizes."""
     whole = attention.head_dim % HEAD_COLUMNS == 0
     rows = attention.query_heads * attention.head_dim % ROW_COLUMNS == 0
     return activation == "static" and terms == 1 and whole and rows
@@ -90,14 +98,14 @@ def attention_spec(tile: AttentionTile, variant: Variant) -> KernelSpec:
 def merge_spec(
     dtype: Dtype, head_dim: int, sinks: bool, prefetch: int, quantized: bool = False
 ) -> KernelSpec:
-    """Spec of the kernel that merges splits."""
+    """Spec of a kernel that merges the float32 results of splits."""
     target = "nvfp4_kernels.attention.merge.sm100:MergeSegmentsSm100"
     tile = MergeTile("float32", dtype, head_dim, sinks, prefetch, quantized)
     return KernelSpec("merge_segments", target, (tile,))
 
 
 def _rotation(attention: Attention, dtype: Dtype, fp8: bool, page_size: int) -> Rotation:
-    """Rotation for vLLM's arguments: int64 positions, angles and norms in the model's dtype."""
+    """Fused rotation for vLLM's arguments: int64 positions, angles and norms in ``dtype``."""
     norms = attention.qk_norm
     how = rotary_store.Variant(
         dtype, dtype, "int64", page_size, attention.neox, fp8, norms, norms, dtype
@@ -109,7 +117,7 @@ def _rotation(attention: Attention, dtype: Dtype, fp8: bool, page_size: int) -> 
 def _attention_tiles(
     attention: Attention, fp8: bool, window: int, sms: int, batch_invariant: bool
 ) -> list[tuple[AttentionTile, bool, int]]:
-    """Tiles chosen from one token to a long prompt: tile, whether split-KV, rows per KV head."""
+    """Tiles chosen for one token to a long prompt: tile, whether split-KV, rows per KV head."""
     group = attention.query_heads // attention.kv_heads
     more_than_a_warp = -(-(WARP_ROWS + 1) // group)
     chosen = []

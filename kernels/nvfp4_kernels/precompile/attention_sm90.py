@@ -18,7 +18,7 @@ _LENGTHS = [1 << power for power in range(21)]  # keys, between which no choice 
 def decode_kernels(
     attention: Attention, dtype: Dtype, *, page_size: int = PAGE_SIZE, sms: int = SMS
 ) -> dict[KernelSpec, list[str]]:
-    """Kernels for all batches and lengths; empty if the attention is unsupported."""
+    """Decode kernels for all batch sizes and lengths; empty if the attention is unsupported."""
     group = attention.query_heads // attention.kv_heads
     if attention.head_dim not in HEAD_DIMS["sm_90", "float"] or group > MAX_GROUP:
         return {}  # served by another backend of vLLM's, as it says at start
@@ -43,7 +43,7 @@ def decode_spec(tile: DecodeTile, variant: Variant) -> KernelSpec:
 
 
 def _tiles(attention: Attention, group: int, window: int, sms: int) -> list[DecodeTile]:
-    """Tiles for every batch that leaves SMs idle, and for a batch that fills the GPU."""
+    """Tiles for all lengths, and for batches from one sequence to a full GPU."""
     head_dim = attention.head_dim
     unsplit = DecodeTile(head_dim, group).ctas_per_sm * sms  # sequences, which fill the GPU
     lengths = sorted({min(keys, window or keys) for keys in _LENGTHS}, reverse=True)

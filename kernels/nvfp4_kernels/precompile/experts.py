@@ -19,7 +19,15 @@ from nvfp4_kernels.precompile.spec import KernelSpec
 
 @dataclass(frozen=True)
 class _Grouped:
-    """Grouped GEMM of a batch: token tiles, rows per tile, and weights."""
+    """Grouped GEMM of a batch.
+
+    Attributes:
+        tiles: maximum number of token tiles.
+        tile_tokens: rows of a token tile.
+        n, k: rows of a weight, and elements per row.
+        weights: number of weights per expert: 2 for gate and up, else 1.
+        is_first: whether this is gemm1.
+    """
 
     tiles: int
     tile_tokens: int
@@ -32,7 +40,7 @@ class _Grouped:
 def experts_kernels(
     experts: Experts, family: str, *, max_tokens: int, sms: int
 ) -> dict[KernelSpec, list[str]]:
-    """Every kernel of an MoE layer, with the part of the layer that the kernel serves.
+    """Every kernel of an MoE layer, with the parts of the layer that the kernel serves.
 
     Args:
         experts: the MoE layer.

@@ -18,7 +18,7 @@ class Choice(NamedTuple):
     Attributes:
         router: routing rule.
         dtype: dtype of the logits.
-        biased: whether there is a bias.
+        biased: whether a bias is added for the selection of experts.
     """
 
     router: Router
@@ -55,7 +55,7 @@ class Experts:
     choice: Choice | None = None
 
     def served(self, family: str, inputs: Inputs, terms: int) -> "Experts":
-        """Layer with the input quantisation and the padded weights of a family's kernels.
+        """Copy of the layer with the input quantisation and the padded sizes of a family's kernels.
 
         Args:
             family: family of the GPU's architecture.

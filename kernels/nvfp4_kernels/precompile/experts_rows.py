@@ -19,7 +19,7 @@ _ROUTE, _TOPK = "nvfp4_kernels.moe.route", "nvfp4_kernels.moe.topk"
 def row_specs(
     experts: Experts, tokens: int, tile_tokens: int, sms: int
 ) -> Iterator[tuple[str, KernelSpec]]:
-    """Kernels for a number of tokens, except the GEMMs, each with the part of the layer it serves.
+    """Kernels other than the GEMMs for ``tokens`` tokens, each with the part of the layer served.
 
     Args:
         experts: the MoE layer.
@@ -76,7 +76,10 @@ def _choice(experts: Experts) -> KernelSpec | None:
 def _quantized(
     experts: Experts, tokens: int, tile_tokens: int, sms: int, *, in_tiles: bool = False
 ) -> tuple[KernelSpec, int]:
-    """Spec of the layout of a token tile's quantised rows, and threads per CTA."""
+    """Spec of the layout of a token tile's quantised rows, and threads per CTA.
+
+    With ``in_tiles``, the rows are gemm2's inputs, already in token tiles; else tokens.
+    """
     per_token = experts.inputs == "per-token"
     k = experts.sizes.i if in_tiles else experts.sizes.h
     tile = choose_rows(tokens * experts.top_k, k, _ELEMENT_SIZE, per_token, sms)

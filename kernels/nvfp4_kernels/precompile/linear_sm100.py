@@ -26,7 +26,7 @@ def block_scaled_kernels(
     batch_invariant: bool = False,
     sms: int = SMS,
 ) -> dict[KernelSpec, list[str]]:
-    """Every kernel of ``model``'s linear layers and their inputs, with the layers that it serves.
+    """Every kernel of ``model``'s linear layers and inputs, with the layers that the kernel serves.
 
     Args:
         model: dense decoder.
@@ -54,7 +54,7 @@ def block_scaled_kernels(
 def quantize_kernels(
     dtype: Dtype, k: int, max_tokens: int, per_token: bool, terms: int, sms: int
 ) -> list[KernelSpec]:
-    """Kernels that quantise rows of ``k`` elements, the input of every plain layer."""
+    """Kernels that quantise a linear layer's inputs, 1 to ``max_tokens`` rows of ``k`` elements."""
     layouts = [
         (choose_quantize(m, k, _ELEMENT_SIZE, per_token, sms), TermLayout.of(terms, m))
         for m in range(1, max_tokens + 1)

@@ -1,6 +1,6 @@
 """Kernels that a model's linear layers need on sm_90, for any number of tokens. Imports no CuTe.
 
-On sm_90 only weights are quantised, so that no kernel prepares inputs.
+On sm_90 only weights are quantised, so that inputs need no kernels.
 """
 
 from nvfp4_kernels.gemm.sm90.choose import all_configs
@@ -13,7 +13,7 @@ from nvfp4_kernels.sm90.limits import SMS
 def weight_only_kernels(
     model: Model, *, max_tokens: int, batch_invariant: bool = False, sms: int = SMS
 ) -> dict[KernelSpec, list[str]]:
-    """Every kernel of ``model``'s linear layers, with the layers that it serves.
+    """Every kernel of ``model``'s linear layers, with the layers that the kernel serves.
 
     Args:
         model: dense decoder.

@@ -44,7 +44,8 @@ class Attention:
         soft_cap: whether logits are capped.
         rotary_dim: rotated elements of a head; 0: all.
         sinks: whether heads have attention sinks.
-        neox: whether the elements of a rotated pair are R/2 apart; else neighbours.
+        neox: whether the elements of a rotated pair are half the rotated elements apart; else
+            neighbours.
         qk_norm: whether each head of queries and keys is normalised before rotation.
     """
 
@@ -79,6 +80,6 @@ class Model:
 
 
 def quantizing_mlps(model: Model, terms: int) -> Model:
-    """Copy of ``model`` whose fused gate-up kernels write NVFP4 of ``terms`` terms."""
+    """Copy of ``model`` whose fused gate-up layers write NVFP4 of ``terms`` terms."""
     layers = (replace(each, out_terms=terms) if each.gate_up else each for each in model.layers)
     return replace(model, layers=tuple(layers))

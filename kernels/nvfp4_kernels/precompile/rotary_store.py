@@ -23,7 +23,7 @@ def rotary_store_kernels(
     page_size: int = PAGE_SIZE,
     sms: int = SMS,
 ) -> dict[KernelSpec, list[str]]:
-    """Kernels for vLLM's arguments: int64 positions, angles and norms in the model's dtype.
+    """Specs for vLLM's arguments: int64 positions, angles and norms in the model's dtype.
 
     Args:
         attention: attention layers, with the heads on one GPU.
@@ -34,7 +34,8 @@ def rotary_store_kernels(
         sms: SMs of the GPU.
 
     Returns:
-        Specs; empty if R is not a multiple of 16 or attention does not support the head size.
+        Specs; empty if the rotary dimension is not a multiple of 16, or if attention supports the
+        head dimension with none of the caches.
     """
     rotary_dim = attention.rotary_dim or attention.head_dim
     if rotary_dim % PART:

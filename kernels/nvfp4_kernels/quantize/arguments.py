@@ -1,4 +1,4 @@
-"""Result format of the ops that quantise rows: choice of the custom op, and checks."""
+"""Result formats of ops that quantise rows: choice of the custom op, and checks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,9 @@ Op = Callable[..., Any]
 
 
 def op_of(output: Static | PerToken, static: Op, per_token: Op) -> Op:
-    """Pick the custom op for a result's format; the op's last arguments are ``output``'s fields.
+    """Pick ``static`` or ``per_token``, the custom op for the format ``output``.
+
+    The custom op takes the fields of ``output`` as its last arguments.
 
     Raises:
         InvalidArgument: ``output`` is not an NVFP4 format.
@@ -26,7 +28,7 @@ def op_of(output: Static | PerToken, static: Op, per_token: Op) -> Op:
 
 
 def check_output(output: Static | PerToken, **operands: Tensor) -> None:
-    """Check the format of a result, and that all tensors are on one device."""
+    """Raise unless ``output`` is valid and on the same device as all ``operands``."""
     if isinstance(output, Static):
         check_static(output)
         operands["output.global_scale"] = output.global_scale

@@ -1,4 +1,4 @@
-"""Arguments of an op that quantises rows as one value, passed to check, reference and launch.
+"""Arguments of each op that quantises rows, as one value for check, reference and launch.
 
 ``global_scale`` is float32 ``()``, or None: each row has its own global scale, computed from the
 row. ``terms`` is the number of NVFP4 terms of the result.
@@ -14,8 +14,8 @@ class QuantizeCall(NamedTuple):
 
     Attributes:
         x: bfloat16, float16 or float32 ``(..., M, K)``.
-        global_scale: global scale of the result, or None.
-        terms: terms of the result.
+        global_scale: global scale of the result; None: one per row.
+        terms: number of NVFP4 terms of the result.
     """
 
     x: Tensor
@@ -28,8 +28,8 @@ class SiluMulQuantizeCall(NamedTuple):
 
     Attributes:
         gate_up: bfloat16, float16 or float32 ``(..., M, 2·I)``, gate before up.
-        global_scale: global scale of the result, or None.
-        terms: terms of the result.
+        global_scale: global scale of the result; None: one per row.
+        terms: number of NVFP4 terms of the result.
     """
 
     gate_up: Tensor
@@ -44,9 +44,9 @@ class RmsNormQuantizeCall(NamedTuple):
         x: bfloat16, float16 or float32 ``(..., M, K)``.
         residual: of ``x``'s dtype and shape, added to ``x``; None: no addition.
         weight: ``(K,)`` of ``x``'s dtype or float32.
-        eps: added to the mean square.
-        global_scale: global scale of the result, or None.
-        terms: terms of the result.
+        eps: number added to the mean square.
+        global_scale: global scale of the result; None: one per row.
+        terms: number of NVFP4 terms of the result.
         out: memory for the new residual, contiguous, of ``x``'s dtype and shape; may be ``x`` or
             ``residual``. None: new memory.
     """

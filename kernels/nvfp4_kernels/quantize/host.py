@@ -10,12 +10,12 @@ from nvfp4_kernels.formats.terms import TermLayout
 
 
 class NewRows(NamedTuple):
-    """Memory for a result.
+    """Allocated result of a launch, as tensors and as kernel argument.
 
     Attributes:
         result: ``data``, ``scales``, and ``row_scale`` if each row has its own global scale.
-        rows: the kernel's argument.
-        terms: the kernel's layout of terms.
+        rows: kernel argument with pointers to the result, and to a given global scale.
+        terms: layout of the result's NVFP4 terms.
         per_token: whether each row has its own global scale.
     """
 
@@ -26,7 +26,7 @@ class NewRows(NamedTuple):
 
 
 def new_rows(x: Tensor, rows: Rows, global_scale: Tensor | None, terms: int) -> NewRows:
-    """Allocate the result of ``rows``, which are ``x`` or computed from ``x``."""
+    """Allocate the result for ``rows``, the layout of ``x`` or of rows computed from ``x``."""
     data, scales = new_operand(x, rows.k, terms)
     layout, per_token = TermLayout.of(terms, rows.m), global_scale is None
     scale = new_row_scale(x) if global_scale is None else global_scale

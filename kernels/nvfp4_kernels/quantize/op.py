@@ -1,4 +1,4 @@
-"""``quantize``: activations to NVFP4, scales ready for the GEMM."""
+"""``quantize``: activations to NVFP4, with scales in the layout of the GEMM."""
 
 from typing import overload
 
@@ -23,7 +23,7 @@ def quantize(x: Tensor, output: Static) -> tuple[Tensor, Tensor]: ...
 @overload
 def quantize(x: Tensor, output: PerToken) -> tuple[Tensor, Tensor, Tensor]: ...
 def quantize(x: Tensor, output: Static | PerToken) -> tuple[Tensor, ...]:
-    """Quantise activations.
+    """Quantise activations to NVFP4.
 
     Args:
         x: bfloat16, float16 or float32 ``(..., M, K)``, K a multiple of 16. On a GPU the last
@@ -36,7 +36,7 @@ def quantize(x: Tensor, output: Static | PerToken) -> tuple[Tensor, ...]:
     Returns:
         ``data`` uint8 ``(..., M, K/2)`` and ``scales`` float8_e4m3fn in the blocked layout ``(...,
         ceil(M/128), ceil(K/64), 32, 16)``, padding zero; with several terms, ``data`` ``(...,
-        terms, M, K/2)`` and the scales of stacked rows (see ``nvfp4_kernels.formats.terms``).
+        terms, M, K/2)``, and scales of stacked rows (see ``nvfp4_kernels.formats.terms``).
         ``Static``: values beyond the calibrated range saturate in every term. ``PerToken``: also
         ``row_scale`` float32 ``(..., M)``.
 

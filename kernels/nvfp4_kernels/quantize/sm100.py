@@ -44,8 +44,8 @@ class QuantizeSm100(RowKernel):
     Attributes:
         dtype: dtype of the input, e.g. ``"bfloat16"``.
         per_token: whether each row has its own global scale.
-        tile: rows and threads.
-        terms: NVFP4 terms of the result.
+        tile: layout of a CTA's threads over rows.
+        terms: layout of the result's NVFP4 terms.
     """
 
     dtype: str
@@ -54,12 +54,12 @@ class QuantizeSm100(RowKernel):
     terms: TermLayout = ONE_TERM
 
     def signature(self) -> tuple[QuantizeArguments]:
-        """Example arguments of ``__call__`` for ``cute.compile``, without the stream."""
+        """Example arguments of ``__call__``, for ``cute.compile``."""
         types = {"x": TYPES[self.dtype], **OUTPUT_TYPES}
         return (example(QuantizeArguments, types, {"x": ALIGNMENT, **OUTPUT_ALIGNMENT}),)
 
     def rows(self, arguments: QuantizeArguments, place: Place) -> list[Vector]:
-        """Blocks of the input that this thread quantises."""
+        """Load the blocks that this thread quantises."""
         x, start = arguments.x, place.row * arguments.stride
         return [load_block(x, start + place.element(s), place.has(s)) for s in place.steps]
 

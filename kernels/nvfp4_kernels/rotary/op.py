@@ -25,18 +25,18 @@ def rotary_embedding(
         out[i]       = x[i]       · cos[i] - x[i + R/2] · sin[i]
         out[i + R/2] = x[i + R/2] · cos[i] + x[i]       · sin[i]
 
-    Elements from R on are copied. Computed in float32, and rounded once.
+    Elements from R on are copied. The arithmetic is float32, with one rounding of the result.
 
     On sm_90 ``positions`` and ``cos_sin_cache`` may be read while preceding kernels that allow
     programmatic dependent launch still run: these kernels must not write either tensor. The kernel
-    after this op may start while the kernel before the op still runs.
+    after this op may start while the kernel before this op still runs.
 
     Args:
         positions: int64 ``(M,)``, contiguous: the row of ``cos_sin_cache`` for each token, from 0
             to P - 1 (checked on CPU only).
         q: bfloat16 or float16 ``(M, Hq, D)``, the last stride 1; other strides are free, as in a
-            slice of the QKV projection. On sm_90 D is a
-            multiple of 8 up to 1024, and all rows start on multiples of 16 bytes.
+            slice of the QKV projection. On sm_90 D is a multiple of 8 up to 1024, and all rows
+            start on multiples of 16 bytes.
         k: ``(M, Hkv, D)`` of ``q``'s dtype, strides as for ``q``.
         cos_sin_cache: ``(P, R)`` of ``q``'s dtype, contiguous: R/2 cosines and then R/2 sines. R is
             even, from 2 to D. On sm_90 R is a multiple of 16, and the cache is 16-byte aligned.

@@ -12,7 +12,7 @@ def rotary_embedding(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate pairs R/2 apart in each head of ``x``, in float32; R/2 cosines and sines per token."""
+    """Rotate elements R/2 apart in each head, in float32, by R/2 cosines and sines per token."""
     half = cos.shape[-1]
     low, high = x[..., :half].float(), x[..., half : 2 * half].float()
     out = x.new_empty(x.shape)

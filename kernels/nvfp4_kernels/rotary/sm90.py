@@ -23,7 +23,7 @@ ELEMENT_BYTES = 2
 
 
 class Heads(NamedTuple):
-    """Input [token, head, D] with strides in elements, and contiguous output of the same shape."""
+    """Input [token, head, D], strides in elements, and a contiguous output of the same shape."""
 
     data: cute.Pointer
     out: cute.Pointer
@@ -32,7 +32,7 @@ class Heads(NamedTuple):
     num_heads: Int32
 
     def addresses(self, token: Int32, head: Int32, head_dim: int) -> tuple[Int64, Int64]:
-        """Addresses of a head in ``data`` and ``out``."""
+        """Addresses of a token's head in ``data`` and ``out``."""
         start = Int64(token) * self.token_stride + Int64(head) * self.head_stride
         out_start = (Int64(token) * Int64(self.num_heads) + Int64(head)) * head_dim
         return (
@@ -47,7 +47,7 @@ class RotaryArguments(NamedTuple):
     Attributes:
         positions: int64 [tokens].
         cos_sin_cache: [positions, R], R/2 cosines and R/2 sines.
-        q, k: queries and keys.
+        q, k: queries and keys, and their results.
         m: number of tokens.
     """
 
@@ -71,11 +71,12 @@ class HeadSlice:
 class RotaryEmbeddingSm90:
     """Rotary embedding: a CTA rotates heads of one token.
 
-    A thread has 16 bytes of a head and the 16 bytes R/2 elements further, or 16 bytes to copy.
+    A thread rotates 16 bytes of a head with the 16 bytes R/2 elements further on, or copies 16
+    bytes past R.
 
     Attributes:
         dtype: dtype of all tensors but the positions, ``"bfloat16"`` or ``"float16"``.
-        tile: heads of a CTA, and thread layout.
+        tile: heads per CTA, and thread layout.
     """
 
     dtype: str
@@ -99,7 +100,7 @@ class RotaryEmbeddingSm90:
 
     @cute.kernel
     def kernel(self, arguments: RotaryArguments) -> None:
-        """Load cosines and sines, then rotate this thread's heads or copy their tails."""
+        """Load cosines and sines, then rotate this thread's vectors or copy vectors past R."""
         tile, queries, keys = self.tile, arguments.q, arguments.k
         # At once: the next kernel, attention, loads keys while the preceding projection ends.
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
@@ -126,7 +127,7 @@ class RotaryEmbeddingSm90:
                 self._copy(heads, tile.rotary_dim + (vector - tile.rotary_threads) * PIECE)
 
     def _head(self, queries: Heads, keys: Heads, token: Int32, head: Int32) -> HeadSlice:
-        """Slice of head ``head``, queries' heads first; past the end, of the last head."""
+        """Slice of head ``head``, queries before keys; past the end, slice of the last head."""
         heads = queries.num_heads + keys.num_heads
         inside = cutlass.min(head, heads - 1)
         is_query = inside < queries.num_heads
@@ -144,7 +145,7 @@ class RotaryEmbeddingSm90:
 
     @cute.jit
     def _rotate(self, heads: list[HeadSlice], at: Int32, cos: Vector, sin: Vector) -> None:
-        """Rotate the vector pair at element ``at`` of each head; loads precede the first use."""
+        """Rotate each head's vectors at elements ``at`` and ``at`` + R/2; all loads come first."""
         half = self.tile.rotary_dim // 2
         lows = [head.source.load(at, PIECE, alignment=ALIGNMENT) for head in heads]
         highs = [head.source.load(at + half, PIECE, alignment=ALIGNMENT) for head in heads]
@@ -160,7 +161,7 @@ class RotaryEmbeddingSm90:
 
     @cute.jit
     def _copy(self, heads: list[HeadSlice], at: Int32) -> None:
-        """Copy the 16-byte vector at element ``at`` of each head."""
+        """Copy each head's 16-byte vector at element ``at``; all loads come first."""
         vectors = [head.source.load(at, PIECE, alignment=ALIGNMENT) for head in heads]
         for step in cutlass.range_constexpr(self.tile.steps):
             if heads[step].live:
@@ -173,7 +174,7 @@ def rotary_embedding(
     """See ``nvfp4_kernels.rotary.op.rotary_embedding``.
 
     Raises:
-        InvalidArgument: an unsupported D or R, or rows that are misaligned.
+        InvalidArgument: D or R is unsupported, or a tensor is misaligned.
     """
     m, q_heads, head_dim = q.shape
     k_heads, rotary_dim = k.shape[1], cos_sin_cache.shape[1]

@@ -1,4 +1,4 @@
-"""Tile of ``rotary_embedding``: the heads of a token that a CTA has. Imports no CuTe."""
+"""Tile of ``rotary_embedding``: the heads of a token that a CTA rotates. Imports no CuTe."""
 
 from dataclasses import dataclass
 
@@ -13,8 +13,8 @@ class RotaryTile:
     Attributes:
         head_dim: D.
         rotary_dim: R.
-        slots: heads that threads process at once.
-        steps: heads per thread, in sequence.
+        slots: heads that the CTA processes at once.
+        steps: heads per thread.
     """
 
     head_dim: int
@@ -24,12 +24,12 @@ class RotaryTile:
 
     @property
     def rotary_threads(self) -> int:
-        """Number of threads per head that rotate: a vector of the first R/2 elements each."""
+        """Number of threads per head that rotate: one per vector of the first R/2 elements."""
         return self.rotary_dim // (2 * PIECE)
 
     @property
     def head_threads(self) -> int:
-        """Number of threads per head, rotating or copying."""
+        """Number of threads per head that rotate or copy."""
         return self.rotary_threads + (self.head_dim - self.rotary_dim) // PIECE
 
     @property

@@ -47,9 +47,9 @@ watchers: list[Callable[[list[Tensor]], None]] = []
 
 
 class UnusableCache(OSError):
-    """Folder for compiled kernels that cannot be written to, or that others may write to.
+    """Folder for compiled kernels that is not writable, or that untrusted users may write to.
 
-    Also raised for a cached file that is damaged, or owned by another user.
+    Also raised for a cached file that is damaged, or that an untrusted user may change.
     """
 
 
@@ -68,7 +68,7 @@ class DeviceKernel(Protocol):
 
 
 def launch(kernel: DeviceKernel, *arguments: Any) -> None:
-    """Launch ``kernel`` on the current stream of its first tensor's device.
+    """Launch ``kernel`` on the current stream of the first tensor's device.
 
     Args:
         kernel: kernel, compiled on first use unless cached.
@@ -91,9 +91,9 @@ def start(
     """Call a kernel's host function on the current stream of a device.
 
     Args:
-        host: function from an architecture to the host function compiled for it.
-        words: arguments of the host function.
-        device: device of the first tensor.
+        host: function that returns the host function compiled for an architecture.
+        words: arguments of the host function, except for the stream.
+        device: device of the first tensor; if no GPU, 0 is passed as the stream.
     """
     if device.type != "cuda":
         host(arch())(*words, 0)
@@ -103,7 +103,7 @@ def start(
 
 
 def _words(given: tuple[Any, ...], tensors: list[Tensor]) -> tuple[Any, ...]:
-    """Arguments in the form that compiled host code takes; tensors are appended to ``tensors``."""
+    """Arguments for compiled host code, addresses for tensors; appends tensors to ``tensors``."""
     words: list[Any] = []
     for each in given:
         if isinstance(each, Tensor):
@@ -122,8 +122,8 @@ def compiled(kernel: DeviceKernel, target: str) -> Callable[..., None]:
 
     Args:
         kernel: kernel in one configuration.
-        target: current result of ``arch``; a process may launch on devices of several
-            architectures.
+        target: current result of ``arch``, a key of this function's cache, as a process may launch
+            on devices of several architectures.
 
     Raises:
         UnusableCache: the kernel cannot be cached, or the cached file cannot be loaded.
@@ -153,7 +153,7 @@ def read_kept(place: Path) -> bytes:
     """Read a kernel's cached object file for execution.
 
     Raises:
-        UnusableCache: the file is damaged, or others could have written it.
+        UnusableCache: the file is damaged, or an untrusted user could have written it.
     """
     with _loadable(place), _trusted(CACHE_VARIABLE, place.parent):
         return read_sealed(place)
@@ -163,7 +163,7 @@ def build(kernel: DeviceKernel, place: Path) -> None:
     """Compile ``kernel`` into an object file at ``place``; a failure leaves no partial file.
 
     Raises:
-        UnusableCache: the folder is not writable, or is writable by others.
+        UnusableCache: the folder is not writable, or is writable by untrusted users.
     """
     with _kept_in(place.parent):
         # A folder set by the user may be readable by others; the default folder is private.
@@ -183,7 +183,8 @@ def build(kernel: DeviceKernel, place: Path) -> None:
 def check_folder(name: str, folder: Path) -> None:
     """Check that no untrusted user could write to a folder of kernels.
 
-    A folder that others may write to is refused, not fixed: files by others would be executed.
+    Such a folder is refused, and its permissions are not mended: files that others have written
+    would be executed.
 
     Args:
         name: name of the setting for the folder.
@@ -248,7 +249,7 @@ def compile_kernel(kernel: DeviceKernel, *, callable_here: bool = False) -> Any:
     Args:
         kernel: kernel in one configuration.
         callable_here: whether to load the host code into this process. Otherwise the result can
-            only be inspected and exported, and takes a quarter less time.
+            only be inspected and exported, and compilation takes a quarter less time.
 
     Raises:
         UnusableCache: CuTe DSL would read files that others may have written.
@@ -270,8 +271,8 @@ def compile_kernel(kernel: DeviceKernel, *, callable_here: bool = False) -> Any:
 def _check_compilers_cache() -> None:
     """Check CuTe DSL's own cache folder, ``/tmp`` by default, if the compiler reads from it.
 
-    ``cute.compile`` never reads kernels from this folder, but with PyIR, which is off unless
-    ``CUTE_DSL_ENABLE_PYIR`` is set, it reads class data.
+    ``cute.compile`` never reads kernels from this folder. With PyIR, which is off unless
+    ``CUTE_DSL_ENABLE_PYIR`` is set, the compiler reads class data from the folder.
     """
     from cutlass.base_dsl.cache_helpers import get_default_generated_ir_path
     from cutlass.cutlass_dsl.cutlass import CuTeDSL
@@ -330,10 +331,10 @@ def object_path(kernel: DeviceKernel) -> Path | None:
 
 @functools.cache
 def _toolchain(target: str) -> str:
-    """Digest of the inputs of compilation besides the kernel itself.
+    """Text that identifies the inputs of compilation other than the kernel itself.
 
-    Covers sources, compiler, settings, host CPU and target. Equal on a build machine without
-    a GPU and on the target machine.
+    Covers the package's sources, as a digest, the compiler, settings, host CPU architecture and
+    target. Equal on a build machine without a GPU and on the target machine.
     """
     from cutlass.base_dsl.version_info import CUDA_VERSION
 

@@ -1,8 +1,8 @@
 """Parallel compilation of many kernels in separate processes.
 
-Written for a server's worker process: multiprocessing forbids children of a daemonic process, and
-starts processes by importing the main module, an arbitrary script. The processes here instead
-receive kernels on standard input.
+Written for a server's worker process, where multiprocessing is unsuitable: it forbids children of
+a daemonic process, and new processes import the main module, an arbitrary script. The processes
+here receive kernels on standard input instead.
 """
 
 import os
@@ -24,7 +24,7 @@ def build_apart(kernels: Sequence[DeviceKernel], jobs: int) -> list[str]:
         jobs: number of processes; each takes every ``jobs``-th kernel.
 
     Returns:
-        One line of error per failed process, some of whose kernels are then missing.
+        One line of error per failed process; some kernels of a failed process are missing.
     """
     with ExitStack() as stack:
         started = []
@@ -58,7 +58,7 @@ def build_apart(kernels: Sequence[DeviceKernel], jobs: int) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Environment of a worker process: this process's module search path, and no GPU."""
+    """Environment of a worker: this process's module search path and architecture, and no GPU."""
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "CUDA_VISIBLE_DEVICES": "",

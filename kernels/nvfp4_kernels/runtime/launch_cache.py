@@ -2,8 +2,8 @@
 
 If a call has the same numbers as an earlier call, and tensors of the same dtypes, shapes, strides,
 devices and alignments, a look-up replaces the checks and the choice of a kernel. The call then only
-allocates its results and writes addresses into the launch arguments. A call that does anything
-else, such as reading contents, is not prepared: see ``nvfp4_kernels.runtime.recording``.
+allocates results, writes addresses into the launch arguments, and launches. A call that does
+anything else, such as reading contents, is not prepared: see ``nvfp4_kernels.runtime.recording``.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -33,9 +33,9 @@ Key = tuple[Any, ...]
 
 @contextmanager
 def suspended(wanted: bool = True) -> Iterator[None]:
-    """Context in which no prepared launch is used; with ``wanted`` false, a no-op.
+    """Context that turns prepared launches off or, with ``wanted`` false, on again.
 
-    Callers that replace choosers or launches need it.
+    Needed while kernel choosers or launch functions are replaced.
     """
     global _is_suspended
     before, _is_suspended = _is_suspended, wanted
@@ -91,10 +91,10 @@ class Prepared:
         return self.function(*given) if replay is None else replay.run(given, pointers)
 
     def key(self, given: tuple[Any, ...], pointers: list[int]) -> Key | None:
-        """Key of a call: all properties but contents and addresses; None: cannot be prepared.
+        """Key of a call: all properties but contents and addresses.
 
-        Addresses are appended to ``pointers``, one per argument; 0 for arguments that are not
-        tensors.
+        None: the call cannot be prepared. Addresses are appended to ``pointers``, one per argument;
+        0 for arguments that are not tensors.
         """
         key: list[Any] = [stand_in_epoch()]
         try:

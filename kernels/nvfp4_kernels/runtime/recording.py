@@ -37,7 +37,7 @@ class Allocation:
 
     Attributes:
         tensor: allocated tensor.
-        result: returned view of all elements; None: returned as allocated, or not returned.
+        result: returned tensor, i.e. ``tensor`` or a view of all its elements; None: not returned.
     """
 
     tensor: Tensor
@@ -67,8 +67,9 @@ class Recording(TorchDispatchMode):
         arguments: arguments to pass to the function: a view of every tensor, so that duplicate
             arguments are distinguishable.
         allocations: recorded allocations.
-        launches: kernels, and their arguments.
-        obstacle: operation of the call that is neither an allocation nor a launch, or "".
+        launches: kernel and arguments of each launch.
+        obstacle: reason why the call cannot be replayed, e.g. an operation that is neither an
+            allocation, a view nor a launch; "" if none.
     """
 
     def __init__(self, given: tuple[Any, ...], compared: Collection[tuple[int, int]] = ()) -> None:
@@ -143,7 +144,7 @@ class Recording(TorchDispatchMode):
         return result
 
     def returned(self, x: Tensor) -> int | None:
-        """Index of a returned tensor among arguments and allocations; None if it is neither."""
+        """Index of a returned tensor among arguments and allocations; None for parts and others."""
         source = self.source(x)
         if source is None:
             return None
@@ -174,7 +175,7 @@ def relation(x: Tensor, y: Tensor) -> Relation:
 
 
 def compared(x: Tensor, y: Tensor) -> Relation:
-    """Query the ``relation`` of two tensors; unless the key has it, the call stays unprepared."""
+    """``relation`` of two tensors; a recorded call whose key lacks it stays unprepared."""
     if _STATE.active is not None and not _STATE.active.compares(x, y):
         keep_unprepared("addresses are compared")
     return relation(x, y)

@@ -22,7 +22,7 @@ class Template:
     Attributes:
         words: arguments at this level of nesting, 0 for open addresses.
         addresses: position, tensor index and byte offset of each open address.
-        parts: nested bundles with open addresses, and their positions.
+        parts: position and template of each nested tuple that has open addresses.
 
     Raises:
         KeyError: a tensor is neither an argument nor an allocation of the call.
@@ -57,7 +57,7 @@ class Template:
         return tuple(words)
 
     def tensors(self) -> list[int]:
-        """Indices of all tensors with open addresses, in order."""
+        """Indices of the tensors whose addresses are open, in order of the arguments."""
         found = [(place, [tensor]) for place, tensor, _ in self.addresses]
         found += [(place, part.tensors()) for place, part in self.parts]
         return [tensor for _, tensors in sorted(found) for tensor in tensors]
@@ -137,7 +137,7 @@ class Replay:
             pointers: addresses of the arguments; addresses of allocations are appended.
 
         Returns:
-            The result, made of this call's tensors.
+            The result of the call, made of ``given`` and of new allocations.
         """
         held = [*given]
         for shape, stride, like in self._memory:

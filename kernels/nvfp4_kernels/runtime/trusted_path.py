@@ -105,10 +105,10 @@ def given_trust() -> Trust:
 def check_trusted(path: Path) -> Path:
     """Check that no untrusted user can change or replace a file or folder.
 
-    Walks from the root over each folder, link and link target. Once a folder is known to be
-    writable by trusted users only, no other user can replace its entries. An ancestor may be
-    sticky, like ``/tmp``; the folder that directly contains a file must be writable by trusted
-    users only.
+    The check covers each folder, link and link target from the root on. Once a folder is known to
+    be writable by trusted users only, no other user can replace its entries. An ancestor that
+    others may write to is accepted if sticky, like ``/tmp``; the folder that directly contains a
+    file must be writable by trusted users only.
 
     Returns:
         The path without links.
@@ -156,7 +156,7 @@ def read_trusted(path: Path) -> bytes:
 
 
 def create_folder(path: Path, mode: int) -> None:
-    """Create a folder and missing parents, with at most ``mode``.
+    """Create a folder and missing parents, with permissions ``mode`` less the umask.
 
     Raises:
         OSError: the folder cannot be created.

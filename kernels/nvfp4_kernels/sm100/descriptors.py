@@ -27,11 +27,11 @@ def scale_descriptor(scales: Array) -> Int64:
 
 
 def advance(descriptor: Int64, units: Int32 | int) -> Int64:
-    """Descriptor advanced by ``units`` of 16 bytes: an addition that cannot carry.
+    """Descriptor advanced by ``units`` of 16 bytes, without a carry into its high word.
 
-    Only the low word changes: the high word has strides, the version and the swizzle. A 64-bit
-    addition is avoided because of the assemblers of CUDA 12 and 13.0, in inline PTX because LLVM
-    would otherwise form the 64-bit addition again.
+    Only the low word changes: the high word has strides, the version and the swizzle. The
+    assemblers of CUDA 12 and 13.0 are not trusted with a 64-bit addition here; inline PTX keeps
+    LLVM from replacing the 32-bit addition by a 64-bit one.
     """
     if isinstance(units, int) and units == 0:
         return descriptor

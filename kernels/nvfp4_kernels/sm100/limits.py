@@ -20,5 +20,5 @@ MAX_SHARED_BYTES = SM_SHARED_BYTES - CTA_RESERVED_BYTES
 
 
 def widest_swizzle(row_bytes: int) -> int:
-    """Width in bytes of the widest swizzle that divides a row."""
+    """Width in bytes of the widest swizzle that divides a row of ``row_bytes`` bytes."""
     return next(width for width in (128, 64, 32) if row_bytes % width == 0)

@@ -1,1 +1,1 @@
-"""Device code for sm_90 that ops share."""
+"""Device code for sm_90 (Hopper) that ops share."""

@@ -10,7 +10,8 @@ from nvfp4_kernels.sm90.wgmma import DTYPES
 def load_tokens(tokens: Array, first: int, half: int, lane: Int32) -> list[Uint32]:
     """Load the B fragments of 8 tokens and 32 elements of K: two words for each of two K steps.
 
-    ``tokens``: swizzled rows of 128 bytes, 64 elements; ``half`` selects 32 of the 64 elements.
+    ``tokens``: swizzled rows of 128 bytes, 64 elements; ``first``: the first of the 8 rows;
+    ``half``: 0 or 1, which half of the 64 elements.
     """
     row = lane % 8
     piece = half * 4 + lane // 8
@@ -28,7 +29,10 @@ def load_tokens(tokens: Array, first: int, half: int, lane: Int32) -> list[Uint3
 def multiply(
     accumulator: list[Float32], a: list[Uint32], b: list[Uint32], dtype: str
 ) -> list[Float32]:
-    """Multiply, D = A · B + D, with M = 16 weight rows, N = 8 tokens, K = 16."""
+    """Multiply, D = A · B + D, with M = 16 weight rows, N = 8 tokens, K = 16.
+
+    All operands are this lane's fragments.
+    """
     name = DTYPES[dtype]
     return list(
         ptx.inline_ptx(

@@ -28,12 +28,13 @@ class AttentionCase:
     """Paged attention of the last tokens of several sequences.
 
     Attributes:
-        lengths: numbers of queries and keys of every sequence.
+        lengths: number of queries and number of keys, for each sequence.
         query_heads, kv_heads, head_dim: sizes.
         page_size: keys per page.
         dtype: dtype of the queries and the output.
         fp8: whether the cache is E4M3.
-        window, soft_cap, sinks: as for ``paged_attention``.
+        window, soft_cap: as for ``paged_attention``.
+        sinks: whether heads have attention sinks.
     """
 
     lengths: tuple[tuple[int, int], ...]
@@ -75,14 +76,14 @@ class AttentionCase:
         return {"values": float(expected.numel()), "off": off, "lse_off": lse_off}
 
     def expected(self, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Result of the reference."""
+        """Output and LSE of the CPU reference for the arguments ``given``."""
         tensors: list[Any] = [given.get(name) for name in TENSORS]
         scoring = None, True, self.window, self.soft_cap
         call = PagedCall._make((*tensors, *self._longest(), *scoring, None, False, None))
         return reference.paged_attention(call)
 
     def actual(self, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Output and LSE of the op."""
+        """Output and LSE of the op for the arguments ``given``."""
         queries, keys = self._longest()
         return paged_attention(
             **given,
@@ -134,7 +135,7 @@ def _compare(name: str, off: float, limit: float, unit: str) -> None:
 
 
 def attention_cases(quick: bool) -> list[AttentionCase]:
-    """Cases over head dimensions, dtypes, page sizes, query heads per KV head, and options."""
+    """Cases of head dimensions, dtypes, page sizes, query heads per KV head, and options."""
     mixed = ((1, 300), (70, 200), (200, 200), (1, 1))
     cases = [
         AttentionCase(mixed, head_dim=d, dtype=dtype)

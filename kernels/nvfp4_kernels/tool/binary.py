@@ -20,7 +20,7 @@ _SIZED = 4
 
 
 class UnreadableBinary(ValueError):
-    """A GPU binary of an unexpected form."""
+    """GPU binary of an unexpected form."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _attributes(data: bytes) -> list[tuple[int, bytes]]:
 
 
 def _of_symbol(attributes: list[tuple[int, bytes]], number: int, symbol: int) -> int:
-    """Value of attribute ``number`` for ``symbol``; the attribute holds a symbol and a value."""
+    """Value of attribute ``number`` for ``symbol``, both stored as the attribute's two words."""
     for each, data in attributes:
         if each == number and len(data) == 8:
             index, value = struct.unpack("<II", data)

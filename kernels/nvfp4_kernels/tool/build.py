@@ -33,17 +33,17 @@ class Built:
 
 
 def prepare(arch: str, out: Path | None = None) -> None:
-    """Set this process to compile for ``arch``, with ``out`` as the cache.
+    """Set this process to compile for ``arch``, with ``out`` as the cache; None: no cache.
 
-    Must precede any compilation. A server on such a GPU finds the kernels if its cache is
-    ``out``.
+    Must precede any compilation. A server on a GPU of ``arch`` finds the kernels if
+    ``NVFP4_KERNELS_CACHE`` is ``out``.
     """
     os.environ[compiler.ARCH_VARIABLE] = arch
     os.environ[CACHE_VARIABLE] = str(out or "")
 
 
 def build_one(spec: KernelSpec) -> Built:
-    """Compile one kernel, unless a usable object file exists; needs ``prepare``."""
+    """Compile one kernel, unless a usable object file exists; ``prepare`` must come first."""
     kernel = spec.kernel()
     path = compiler.object_path(kernel)
     assert path is not None, "prepared"
@@ -62,7 +62,7 @@ def build_one(spec: KernelSpec) -> Built:
 
 
 def build_all(specs: Sequence[KernelSpec], out: Path, arch: str, jobs: int) -> Iterator[Built]:
-    """Build ``specs`` in ``jobs`` processes (1: in this process); yield outcomes in any order.
+    """Build kernels in ``jobs`` processes (1: in this process); yield outcomes in any order.
 
     Raises:
         OSError: ``out`` cannot be written to, or its content must not be executed.

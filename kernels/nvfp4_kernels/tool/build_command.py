@@ -101,9 +101,9 @@ def build(
 ) -> None:
     """Compile every kernel that a model's layers need, for any batch.
 
-    Those are kernels of linear layers, attention and experts; on sm_90 attention has kernels for
-    decoding alone, and vLLM runs prefills. A kernel that is there already stays as it is. The exit
-    status is 1 if a kernel could not be compiled.
+    The kernels are those of linear layers, norms, rotary embeddings, attention and experts. On
+    sm_90, attention has kernels for decoding only, and vLLM runs prefills. Kernels that are already
+    in --out are kept. The exit status is 1 if a kernel could not be compiled.
     """
     from nvfp4_kernels.checks import InvalidArgument
     from nvfp4_kernels.runtime.compile import check_folder

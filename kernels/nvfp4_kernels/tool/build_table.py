@@ -20,7 +20,7 @@ def print_built(
     out: Path,
     seconds: float,
 ) -> None:
-    """Print, by op and layers, how many kernels were cached, compiled or failed."""
+    """Print, by op and layers, the numbers of kernels found, compiled and failed, and errors."""
     groups: dict[tuple[str, str], list[Built]] = defaultdict(list)
     for built in sorted(done, key=lambda b: list(specs).index(b.spec)):
         groups[built.spec.op, ", ".join(specs[built.spec])].append(built)

@@ -40,12 +40,12 @@ _WANTED = (
 
 
 class WrongDevice(RuntimeError):
-    """No GPU of this machine can run the kernels."""
+    """This machine has no GPU, or the first GPU cannot run the checked kernels."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """Device that a report describes."""
+    """GPU that a report describes, with the versions of the driver and packages, and the host."""
 
     name: str
     arch: str
@@ -59,7 +59,7 @@ class Device:
 
 
 def this_device() -> Device:
-    """The first CUDA device.
+    """Describe the first CUDA device.
 
     Raises:
         WrongDevice: no CUDA device, or a device outside the sm_100 family.
@@ -91,7 +91,7 @@ def _driver() -> str:
 
 
 def correctness(quick: bool) -> list[Task]:
-    """Checks of every op, with exact and random values up to real sizes; hardware questions."""
+    """Checks of every op on exact and random values, up to models' sizes; hardware questions."""
     tasks: list[Task] = []
     sizes = [(1, 64, 64), (7, 300, 1312), (130, 203, 96), (300, 264, 1568), (600, 520, 832)]
     if not quick:
@@ -122,7 +122,7 @@ def correctness(quick: bool) -> list[Task]:
 
 
 def timings(quick: bool) -> list[Task]:
-    """Timings of the contest's shapes and a model's layers, with these kernels and with torch."""
+    """Timings of GEMMs (contest, Llama 3 8B), quantisation, rotary store, attention, indexer."""
     tokens = QUICK_TOKENS if quick else TOKENS
     tasks: list[Task] = [TimedProduct(CONTEST_SECTION, s) for s in CONTEST]
     tasks += [TimedProduct(LLAMA_SECTION, s) for s in model_shapes(LLAMA_8B, tokens)]
@@ -136,7 +136,7 @@ def timings(quick: bool) -> list[Task]:
 def run_all(
     tasks: Sequence[Task], run: Runner, done: Callable[[Outcome], None] = lambda _: None
 ) -> list[Outcome]:
-    """One outcome per task; after an interrupt, the outcome of each remaining task says so.
+    """Run tasks and return an outcome for each; after an interrupt, "not run" for the remaining.
 
     Args:
         tasks: tasks, run in this order.

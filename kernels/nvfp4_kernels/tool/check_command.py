@@ -1,4 +1,4 @@
-"""``python -m nvfp4_kernels check``: are the kernels right on this GPU, and how fast are they?"""
+"""``python -m nvfp4_kernels check``: check the kernels' results on this GPU, and time them."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,14 +15,14 @@ def check(
     limit: Annotated[float, typer.Option(min=1, help="Seconds for one task.")] = 60,
     as_json: JsonOption = False,
 ) -> None:
-    """Check every op on this GPU against its formula, time it, and write a report; sm_100 alone.
+    """Check and time every op on this GPU, of the sm_100 family, and write a report.
 
-    Each task runs in a process that may hang or die without harm to the next. The exit status is 1
-    if any of them fails.
+    Tasks run in a separate process, which is replaced if a task hangs, crashes or fails. The exit
+    status is 1 if a task fails.
 
     Fields of --json: device (name, arch, sms, memory_gb, driver, cuda, torch, compiler, host);
-    outcomes, a list of section, name, error (empty: it went well), figures and seconds; tasks and
-    failed, their numbers; files, the report's paths.
+    outcomes, a list of section, name, error (empty: none), figures and seconds; tasks and failed,
+    the numbers of all tasks and of failed tasks; files, the report's paths.
     """
     from nvfp4_kernels.tool.check import (
         WrongDevice,

@@ -11,7 +11,7 @@ LEGACY_FILE = "hf_quant_config.json"  # quantisation config of older exports
 
 
 class UnusableModel(ValueError):
-    """Error for a model configuration that does not define the layers to build kernels for."""
+    """Model config, or option of a command, that does not define layers to build kernels for."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class ModelConfig:
 
     Attributes:
         name: name of the model, for tables and messages.
-        fields: content of the file.
+        fields: fields of the file, or of the text part.
         quantization: ``quantization_config``; empty if the weights are 16-bit.
     """
 
@@ -34,10 +34,10 @@ class ModelConfig:
         return str(self.fields.get("model_type") or "")
 
     def number(self, *keys: str, default: int | None = None) -> int:
-        """First positive number under one of ``keys``, or the default.
+        """Number under the first of ``keys`` that the config has, or the default.
 
         Raises:
-            UnusableModel: the number is missing, or not positive.
+            UnusableModel: the number is missing, or not a positive integer.
         """
         key = next((key for key in keys if self.fields.get(key) is not None), keys[0])
         value = default if self.fields.get(key) is None else self.fields[key]
@@ -53,7 +53,7 @@ class ModelConfig:
         )
 
     def share(self, size: int, gpus: int, key: str, option: str = "--tensor-parallel") -> int:
-        """Share of ``size`` on each of ``gpus`` GPUs.
+        """Share of ``size`` on each of ``gpus`` GPUs; ``key`` and ``option`` name both for errors.
 
         Raises:
             UnusableModel: the size is not divisible by ``gpus``.
@@ -69,7 +69,7 @@ class ModelConfig:
         """Dtype of activations and layer outputs.
 
         Raises:
-            UnusableModel: the config's dtype is not a 16-bit one.
+            UnusableModel: the config's dtype is not bfloat16 or float16.
         """
         given = self.fields.get("dtype") or self.fields.get("torch_dtype") or "bfloat16"
         for dtype in DTYPES:

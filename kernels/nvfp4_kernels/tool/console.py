@@ -29,7 +29,7 @@ _LEGIBLE = 24
 
 
 def width() -> int:
-    """Maximum width of a line of standard output, in columns."""
+    """Maximum width of a line of standard output, in columns; unbounded unless a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNBOUNDED
 
 
@@ -93,7 +93,7 @@ class Output(Console):
         return widths
 
     def _measured(self, cells: Iterable[RenderableType]) -> Measurement:
-        """Width of the longest word and of the longest line of cells."""
+        """Widths of the longest word and of the longest line in ``cells``."""
         found = [Measurement.get(self, self.options, cell) for cell in cells if cell]
         least, most = zip((0, 0), *found, strict=True)
         return Measurement(max(least), max(most))
@@ -155,7 +155,7 @@ def refusal(message: str) -> typer.Exit:
 
 @contextmanager
 def refusals(*kinds: type[Exception]) -> Iterator[None]:
-    """Context that turns errors of these types into a refusal, which ends the command.
+    """Context that turns errors of the types ``kinds`` into a refusal, which ends the command.
 
     Invalid command lines are reported by the parser, with status 2.
     """

@@ -26,7 +26,7 @@ class CudaMachine:
         return int(torch.cuda.get_device_properties(self.device).multi_processor_count)
 
     def seconds(self, calls: Sequence[Callable[[], object]]) -> float:
-        """Seconds per call: median replay time of a graph of ``calls``, divided by their number.
+        """Seconds per call: median over replays of a CUDA graph in which ``calls`` take turns.
 
         Args:
             calls: calls on separate operands, so that operands are cold in L2.

@@ -1,4 +1,4 @@
-"""Hardware questions: tasks where a real GPU may behave unlike an emulator."""
+"""Hardware questions: tasks in which a GPU may behave unlike the tests' emulator."""
 
 from dataclasses import replace
 from itertools import product

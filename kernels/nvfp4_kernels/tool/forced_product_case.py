@@ -22,7 +22,7 @@ BATCH = 50  # launches whose results are kept, and compared together
 
 @dataclass(frozen=True)
 class ForcedProductCase:
-    """GEMM on forced tiles, in consecutive dependent launches.
+    """GEMM on forced tiles, in consecutive programmatic dependent launches.
 
     Attributes:
         what: property that the case tests, for its name.
@@ -50,7 +50,7 @@ class ForcedProductCase:
         return f"{self.what}, {tiles}, {self.m}×{self.n}×{self.k}, {self.launches} launches"
 
     def run(self, machine: Machine) -> Figures:
-        """Compare every result, bit by bit."""
+        """Compare every launch's result with the exact result, bit by bit."""
         from nvfp4_kernels.gemm.sm100.launch import gemm
 
         seeded = torch.Generator(machine.device).manual_seed(0)
@@ -74,7 +74,7 @@ class ForcedProductCase:
 def _results(
     machine: Machine, steps: Sequence[Callable[[], Tensor]], launches: int
 ) -> Iterator[Tensor]:
-    """Results of ``launches`` launches; on a GPU, launched back to back in a CUDA graph."""
+    """Results of at least ``launches`` launches; on a GPU, back to back in CUDA graphs."""
     for step in steps:
         yield step()  # compiled now, and not while a graph is captured
     if machine.device.type != "cuda":

@@ -16,12 +16,12 @@ from nvfp4_kernels.tool.task import Figures, Machine
 
 @dataclass(frozen=True)
 class ForcedScoresCase(IndexerCase):
-    """Scores of paged keys, computed with the chosen tile, some of whose fields are forced.
+    """Scores of paged keys by the chosen tile with a forced ring depth and number of scale sets.
 
     Attributes:
         what: property that the case tests, for its name.
         max_stages: maximum number of stages of the key-tile ring.
-        scale_sets: scale sets of the tile.
+        scale_sets: number of scale sets of the tile.
     """
 
     what: str = ""
@@ -51,7 +51,7 @@ class ForcedScoresCase(IndexerCase):
         return super().run(machine) | {"stages": float(self.tile.stages)}
 
     def actual(self, given: dict[str, Any], fmt: Format) -> Tensor:
-        """Scores on this tile."""
+        """Scores of the kernel with ``tile``."""
         from nvfp4_kernels.indexer.sm100.launch_logits import logits
 
         return logits(ScoreCall(**keyed(given), fmt=fmt), self.tile)

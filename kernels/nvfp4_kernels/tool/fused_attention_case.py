@@ -113,7 +113,7 @@ class FusedAttentionCase:
         }  # fmt: skip
 
     def _heads(self, given: dict[str, Any]) -> dict[str, Tensor]:
-        """Keys, values and angles of the last tokens of each sequence, to rotate and to store."""
+        """Keys, values, angles, norms, positions and slots of the last tokens of each sequence."""
         case, seeded = self.attention, torch.Generator().manual_seed(1)
         positions, slots = [], []
         for row, (queries, keys) in enumerate(case.lengths):

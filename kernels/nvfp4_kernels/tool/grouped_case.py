@@ -47,7 +47,7 @@ class Numbers(NamedTuple):
     experts: Tensor
 
     def product(self, index: int, *, magnitude: bool = False) -> Tensor:
-        """Float64 product of the used tiles and weight ``index``, optionally of magnitudes."""
+        """Float64 GEMM of the tiles in use and weight ``index``, optionally of magnitudes."""
         a, b = self.a.values[: len(self.experts)], self.weights[index].values[self.experts]
         product = a.abs() @ b.abs().mT if magnitude else a @ b.mT
         product = product * self.alpha[self.experts, index, None, None].double()
@@ -71,7 +71,7 @@ class GroupedCase:
         gated: whether experts have gate and up.
         exact: whether to use grid values and compare bit by bit; else random values and a bound.
         quantized: whether the result is NVFP4, which must equal the quantised float32 result.
-        row_scale: whether to use a row scale.
+        row_scale: whether each token has a row scale.
         bias: whether each product has a bias.
         tile: forced tile of the kernel; None: the op chooses.
     """
@@ -134,7 +134,7 @@ class GroupedCase:
         return self.activation.gated(*sums) if self.gated else self.activation.ungated(sums[0])
 
     def _bound(self, sums: list[Tensor], errors: list[Tensor]) -> Tensor:
-        """Error bound of the result, from the sums and their error bounds."""
+        """Error bound of the activated result, from the products and their error bounds."""
         steps = STEPS * ROUNDOFF[torch.float32]
         if self.activation is None:
             return errors[0]

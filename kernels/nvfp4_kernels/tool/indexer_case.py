@@ -22,12 +22,13 @@ GLOBAL_SCALE = 0.002
 
 @dataclass(frozen=True)
 class IndexerCase:
-    """Scores of the last ``next_n`` tokens of sequences, from paged or contiguous keys.
+    """Scores of the last ``next_n`` tokens of each sequence, for paged or contiguous keys.
 
     Attributes:
         fmt: format of queries and keys.
-        lengths: keys that the last query of each sequence sees; each earlier query sees one fewer.
-        next_n: queries of each sequence.
+        lengths: number of keys that each sequence's last query sees; an earlier query sees one less
+            than the next query.
+        next_n: number of queries of each sequence.
         heads, head_dim: sizes of a query.
         page_size: keys per page; 0: the keys of all sequences are contiguous.
     """
@@ -123,7 +124,7 @@ class IndexerCase:
 
     @property
     def _missing(self) -> Tensor:
-        """Number of keys that each query does not see, but the last query of its sequence does."""
+        """Number of keys, for each query of a sequence, that only later queries see."""
         return torch.arange(self.next_n - 1, -1, -1)
 
 

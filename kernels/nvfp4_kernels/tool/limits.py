@@ -43,7 +43,8 @@ def work_of(problem: Problem, dtype: str, weight_batch: int | None = None) -> Wo
     Args:
         problem: sizes of the GEMM.
         dtype: ``"bfloat16"``, ``"float16"``, ``"float32"`` or ``"nvfp4"``.
-        weight_batch: number of weight matrices, if not the batch.
+        weight_batch: number of distinct weights, of ``problem.weights`` matrices each; None:
+            ``problem.batch``.
     """
     rows = problem.batch * problem.m
     batch = problem.batch if weight_batch is None else weight_batch

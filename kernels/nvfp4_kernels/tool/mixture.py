@@ -52,11 +52,11 @@ _SIGMOID = ("glm4_moe",)
 
 
 class Mixture(NamedTuple):
-    """Layers of an MoE model.
+    """Layers of a model, MoE or dense.
 
     Attributes:
         dense: linear and attention layers.
-        experts: distinct MoE layers, with 16-bit inputs and unpadded widths.
+        experts: distinct MoE layers, with 16-bit inputs and unpadded widths; empty if dense.
         left_out: description of the layers that the config does not define, else empty.
     """
 
@@ -117,7 +117,7 @@ def _experts(
     expert_parallel: int,
     dtype: Dtype,
 ) -> tuple[Experts, ...]:
-    """MoE layers: one per distinct number of experts on a GPU."""
+    """MoE layers: one per activation and distinct number of experts on a GPU."""
     total = number_of_experts(config)
     width = config.number("moe_intermediate_size", "intermediate_size")
     hidden = config.number("moe_latent_size", default=config.number("hidden_size"))
@@ -200,7 +200,7 @@ def _activations(config: ModelConfig) -> tuple[list[Activation], bool]:
 
 
 def _factor(config: ModelConfig, key: str) -> float | None:
-    """Positive parameter of an activation, or None."""
+    """Positive parameter of an activation; None if missing or not positive."""
     value = config.fields.get(key)
     if not isinstance(value, int | float | None):
         raise config.malformed(key, value, "a number")

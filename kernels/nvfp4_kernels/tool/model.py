@@ -126,7 +126,7 @@ def _rotary_dim(config: ModelConfig, head_dim: int) -> int:
 
 
 def _windows(config: ModelConfig) -> tuple[int, ...]:
-    """Distinct windows of the layers; 0 (full) too if the config assigns no layer types."""
+    """Distinct windows of the layers; 0: full attention, included if no layer types are given."""
     fields = config.fields
     if not fields.get("sliding_window") or fields.get("use_sliding_window") is False:
         return (0,)

@@ -20,7 +20,7 @@ Op = Literal["gemm", "gemv", "silu_mul_gemm"]
 
 @dataclass(frozen=True)
 class ProductCase:
-    """GEMM with one kind of operands.
+    """GEMM, plain or of gate and up, on grid values or random values.
 
     Attributes:
         op: name of the op.
@@ -28,7 +28,7 @@ class ProductCase:
         batch: number of matrices, each with its own weight; 0: no batch dimension.
         exact: whether to use grid values and compare bit by bit; else random values and a bound.
         shards: shards of the weight, each with its own alpha.
-        row_scale, bias: whether the op gets a row scale, a bias.
+        row_scale, bias: whether the op gets a row scale and a bias.
         out_dtype: dtype of the result.
         quantized: whether the result of gate and up is NVFP4, which must equal the quantised
             float32 result.

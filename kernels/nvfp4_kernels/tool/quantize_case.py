@@ -36,7 +36,7 @@ _REFERENCES: dict[str, Callable[..., tuple[Tensor, ...]]] = {
 
 @dataclass(frozen=True)
 class QuantizeCase:
-    """One op on random values.
+    """Quantising op on random values, compared with the CPU reference.
 
     Attributes:
         op: name of the op.
@@ -74,7 +74,7 @@ class QuantizeCase:
         return self._compare(actual, list(expected))
 
     def arguments(self) -> list[Tensor | float]:
-        """Arguments of the op but ``output``, on the CPU."""
+        """Arguments of the op except ``output``, on the CPU."""
         seeded = torch.Generator().manual_seed(0)
 
         def random(*shape: int) -> Tensor:

@@ -36,6 +36,9 @@ def quantized_inputs(quantization: Mapping[str, Any]) -> tuple[Inputs, ...]:
     Args:
         quantization: config of ModelOpt, whose fields may be nested, or of compressed-tensors;
             empty for a 16-bit checkpoint.
+
+    Returns:
+        Distinct quantisations; ``EITHER`` if no layer of the config is NVFP4.
     """
     found = {
         CALIBRATED if quantizes else OF_WEIGHTS_ALONE

@@ -1,4 +1,4 @@
-"""Static report: resources of each GEMM kernel, and the GEMM's speed of light."""
+"""Static report: resources of each kernel, and the speed of light of each GEMM."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -143,7 +143,7 @@ def describe(tile: Tile) -> str:
 
 
 def describe_attention(tile: AttentionTile, variant: Variant) -> str:
-    """Describe a tile, e.g. ``"2×128 rows, D 128, bfloat16, pages of 16, causal, split"``."""
+    """Describe a kernel, e.g. ``"2×128 rows, D 128, bfloat16, pages of 16, causal, split"``."""
     words = [f"{tile.query_tiles}×{tile.tile_rows} rows, D {tile.head_dim}", variant.dtype]
     words.append(f"pages of {variant.page_size}" if variant.page_size else variant.layout)
     words += ["lists"] * (variant.layout == "indexed")

@@ -1,4 +1,4 @@
-"""``python -m nvfp4_kernels report``: resources of kernels, and the least time they could take."""
+"""``python -m nvfp4_kernels report``: resources of kernels, and lower bounds on GEMM times."""
 
 from concurrent.futures.process import BrokenProcessPool
 from itertools import product
@@ -53,15 +53,15 @@ def report(
     jobs: JobsOption = CPUS,
     as_json: JsonOption = False,
 ) -> None:
-    """Compile the kernels of products and print their resources; no GPU is needed.
+    """Compile the kernels of GEMMs and print the kernels' resources; no GPU is needed.
 
     The exit status is 1 if any kernel spills registers.
 
     Fields of --json: products and scores, lists of sizes, work (bytes, flops), times in
-    microseconds (speed_of_light_us, relu_us, estimate_us, published_us) and kernel, the number of
-    theirs from 1; kernels, a list of op, configuration, description, stages, tensor_columns and
-    figures (registers, local_bytes, shared_bytes, threads, code_bytes, instructions,
-    spills); limits, the bytes_per_second and flops_per_second that times are computed with.
+    microseconds (speed_of_light_us, relu_us, estimate_us, published_us) and kernel, the
+    number of an entry of kernels, from 1; kernels, a list of op, configuration, description,
+    stages, tensor_columns and figures (registers, local_bytes, shared_bytes, threads, code_bytes,
+    instructions, spills); limits, the bytes_per_second and flops_per_second of the speed of light.
     """
     from nvfp4_kernels.checks import InvalidArgument
     from nvfp4_kernels.precompile.attention_sm100 import attention_kernels

@@ -1,4 +1,4 @@
-"""Cases and timings of ``rotary_store``; results and cache must equal the reference bit by bit."""
+"""Cases and timings of ``rotary_store``; result and cache must equal the reference's exactly."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,13 +27,13 @@ EPS = 1e-6
 
 @dataclass(frozen=True)
 class RotaryStoreCase:
-    """Batch with random positions and cache slots; every fourth token has no slot.
+    """Test of ``rotary_store`` with random positions and slots; every fourth token has no slot.
 
     Attributes:
         tokens: number of tokens.
         query_heads, kv_heads, head_dim, rotary_dim: sizes.
         dtype: dtype of queries, keys and values.
-        neox: whether the elements of a rotated pair are R/2 apart; else neighbours.
+        neox: whether the elements of a rotated pair are ``rotary_dim / 2`` apart; else neighbours.
         norms: whether queries and keys are normalised.
         fp8: whether the cache is E4M3.
     """
@@ -124,7 +124,7 @@ def rotary_store_cases(quick: bool) -> list[RotaryStoreCase]:
 
 @dataclass(frozen=True)
 class TimedRotaryStore:
-    """Timing with Llama 3 8B's heads; all tokens are stored.
+    """Timing of ``rotary_store`` with Llama 3 8B's heads; every token has a cache slot.
 
     Attributes:
         section: section of the report.
@@ -138,7 +138,7 @@ class TimedRotaryStore:
 
     @property
     def case(self) -> RotaryStoreCase:
-        """Case of these sizes."""
+        """Case that the tensors are taken from."""
         return RotaryStoreCase(self.tokens, fp8=self.fp8)
 
     @property

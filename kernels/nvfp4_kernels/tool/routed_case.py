@@ -75,7 +75,7 @@ class RoutedCase:
         return "moe_dispatch" if self.op in DISPATCHES else self.op
 
     def run(self, machine: Machine) -> Figures:
-        """Run the op and compare the tiles in use with the references, bit by bit.
+        """Run the op and compare the tiles in use with the reference.
 
         Raises:
             Mismatch: the results differ.
@@ -117,7 +117,7 @@ class RoutedCase:
         return [self._random(self.tokens), self._source(), self._output, weights]
 
     def _source(self) -> Source:
-        """Source of a dispatch."""
+        """Source of the dispatch's routing: a routing, expert ids or router logits."""
         if self.op in TOKENS:
             return self.routing
         (ids, mapped), sizes = self._ids(), (self.experts, self.tile_tokens)
@@ -135,7 +135,7 @@ class RoutedCase:
         return Static(torch.tensor(GLOBAL_SCALE), self.terms)
 
     def _expected(self) -> list[Tensor]:
-        """Results of the references in sequence."""
+        """Results of the op's reference, in the order of ``_parts``."""
         if self.op == "moe_topk":
             return [*moe_topk(self._logits(), None, None, self._router)]
         if self.op == "moe_route":
@@ -155,7 +155,7 @@ class RoutedCase:
 
     @property
     def _parts(self) -> tuple[str, ...]:
-        """Names of the op's results, for errors."""
+        """Names of the op's results, in order."""
         if self.op in ("moe_combine", "moe_topk"):
             return ("out",) if self.op == "moe_combine" else ("topk_weights", "topk_ids")
         tokens: tuple[str, ...] = () if self.op == "moe_route" else ("data",)

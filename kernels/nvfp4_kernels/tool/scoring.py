@@ -111,7 +111,7 @@ def choose_scorer(shape: ScoreShape, sms: int = SMS) -> ScoreChoice:
 
 
 def scorer_spec(tile: ScoreTile, variant: Variant) -> KernelSpec:
-    """Specification of a scoring kernel."""
+    """Spec of a scoring kernel."""
     target = "nvfp4_kernels.indexer.sm100.kernel:IndexerLogitsSm100"
     return KernelSpec("indexer_logits", target, (tile, variant))
 

@@ -1,4 +1,4 @@
-"""GEMM shapes for reports and timings: those of a public contest, and a model's layers."""
+"""GEMM shapes for reports and timings: of a public contest, and of a model's layers."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -19,7 +19,7 @@ KEYS = 14  # of the only sequence, in its only page
 
 @dataclass(frozen=True)
 class SingleDimensionCase:
-    """Test that the strides of size-1 dimensions (sequence, page, KV head) change no bit.
+    """Test that strides of size-1 dimensions (sequence, page, KV head) do not change the result.
 
     Attributes:
         op: name of the op: "attention", "sparse attention" or "indexer".

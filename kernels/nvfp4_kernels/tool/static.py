@@ -42,12 +42,12 @@ class Static:
 
 
 def measure(kernel: DeviceKernel, nvdisasm: Path | None) -> Static:
-    """Compile ``kernel`` and inspect the result."""
+    """Compile and inspect ``kernel``; instructions are counted only if ``nvdisasm`` is given."""
     return measure_compiled(compile_kernel(kernel), nvdisasm)
 
 
 def measure_compiled(function: Any, nvdisasm: Path | None) -> Static:
-    """Inspect a result of ``cute.compile``.
+    """Inspect a result of ``cute.compile``; ``nvdisasm`` None: instructions are not counted.
 
     Raises:
         UnreadableBinary: ``function`` does not have exactly one kernel and one launch.

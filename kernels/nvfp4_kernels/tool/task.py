@@ -24,7 +24,7 @@ class Machine(Protocol):
     device: torch.device
 
     def seconds(self, calls: Sequence[Callable[[], object]]) -> float:
-        """Time per call; ``calls`` are equal calls on separate operands."""
+        """Seconds per call; ``calls`` are equal calls on separate operands."""
 
     def l2_bytes(self) -> int:
         """Size in bytes of the L2 cache, which must hold no operand before a timed call."""

@@ -33,7 +33,7 @@ class SmallMapsCase:
     name: str = "small tensor maps"
 
     def run(self, machine: Machine) -> Figures:
-        """Compare a small and a large tensor's map, then a GEMM of small tensors, bit by bit.
+        """Compare the maps of a small and a large tensor, then check a GEMM of small tensors.
 
         Raises:
             Mismatch: a driver that is assumed sound has the defect, or the GEMM's result is wrong.

@@ -78,7 +78,7 @@ def cold_sets(nbytes: float, l2_bytes: int) -> int:
 
 
 def figures(seconds: float, work: Work) -> Figures:
-    """Measured time and the rates derived from it."""
+    """Figures of a call of ``seconds``: time, rates, speed of light, and the share reached."""
     return {
         "us": 1e6 * seconds,
         "tflops": work.flops / seconds / 1e12,
@@ -110,7 +110,7 @@ def _ours(shape: Shape, device: torch.device) -> Callable[[], object]:
 
 
 def _torch_nvfp4(shape: Shape, device: torch.device) -> Callable[[], object]:
-    """NVFP4 GEMM of cuBLAS; for gate and up, both GEMMs without SiLU-mul."""
+    """Call of torch's NVFP4 GEMM; for gate and up, weights stacked, no SiLU-mul."""
     if _FP4 is None:
         raise NotImplementedError(f"torch {torch.__version__} has no float4_e2m1fn_x2")
     if shape.batch > 1:

@@ -19,7 +19,7 @@ class TimedAttention:
     Attributes:
         section: section of the report.
         batch: number of sequences.
-        queries: number of queries per sequence, its last tokens.
+        queries: number of queries per sequence, which are the sequence's last tokens.
         keys: number of keys per sequence.
         query_heads, kv_heads, head_dim: sizes of Llama 3 8B.
         fp8: whether the cache is E4M3.

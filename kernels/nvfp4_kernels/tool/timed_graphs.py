@@ -1,4 +1,4 @@
-"""Timings of launches on this machine's GPU, from CUDA graphs that are replayed in turn."""
+"""Timings of launches on this machine's GPU, in CUDA graphs that are replayed in turn."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ def captured(steps: Sequence[Step], launches: int) -> LaunchGraph:
 
 
 def timed(graphs: Mapping[str, LaunchGraph], rounds: int) -> dict[str, list[float]]:
-    """Microseconds per launch in each replay, by graph; the graphs are replayed in turn."""
+    """Microseconds per launch in each of ``rounds`` replays, by graph; graphs take turns."""
     times: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(rounds):
         for name, captured_graph in graphs.items():

@@ -36,7 +36,7 @@ class TimedScoring:
         return f"{shape.name}, {shape.fmt}, {sizes}, heads {shape.heads}×{shape.head_dim}"
 
     def run(self, machine: Machine) -> Figures:
-        """Time the launches, with caches cold."""
+        """Time the op, with operands cold in L2."""
         sets = cold_sets(self.shape.work.nbytes, machine.l2_bytes())
         make = self._paged if self.shape.paged else self._contiguous
         calls = [make(machine.device) for _ in range(sets)]
@@ -55,7 +55,7 @@ class TimedScoring:
         return self._vectors(device, rows, shape.heads), weights
 
     def _vectors(self, device: torch.device, *counts: int) -> list[Tensor | None]:
-        """Constant vectors, ``counts`` of them: data, and scales or None."""
+        """Vectors of equal bytes, ``(*counts, head_dim)``: data, and scales or None."""
         fmt = format_of(self.shape.fmt)
         empty = fmt.empty(torch.empty(0, device=device), counts, self.shape.head_dim)
         for tensor in empty:

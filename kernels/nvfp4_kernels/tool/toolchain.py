@@ -6,7 +6,7 @@ _PACKAGES = {"cutlass": "nvidia-cutlass-dsl", "tvm_ffi": "apache-tvm-ffi"}
 
 
 class NoCompiler(RuntimeError):
-    """Package needed to compile kernels that is not installed."""
+    """Missing package that is needed to compile kernels."""
 
 
 def check_compiler() -> None:

@@ -22,7 +22,7 @@ from nvfp4_kernels.tool.quantized_inputs import EITHER, Inputs, quantized_inputs
 
 
 def page_size_of(block_size: int | None) -> int:
-    """Number of keys per page of the KV cache.
+    """Number of keys per page of the KV cache: ``block_size``, or vLLM's default if None.
 
     Raises:
         UnusableModel: ``block_size`` is not a power of two.
@@ -48,7 +48,18 @@ class Parallel(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """Model, batches and options that kernels are compiled for; None: option not given."""
+    """Model, batches and options that kernels are compiled for; None: option not given.
+
+    Attributes:
+        mixture: layers of the model.
+        max_tokens: maximum number of tokens in a batch.
+        sms: SMs of the GPU.
+        page_size: keys per page of the KV cache.
+        of_model: quantisation of layer inputs by the model's config.
+        activation, terms: options that override ``of_model``.
+        kv_cache: dtypes of the KV cache.
+        batch_invariant: whether the server is batch-invariant.
+    """
 
     mixture: Mixture
     max_tokens: int
@@ -84,7 +95,7 @@ def _sm90_kernels(wanted: Wanted) -> dict[KernelSpec, list[str]]:
     """Kernels of linear layers, experts, decode attention, norms and rotary embeddings.
 
     Raises:
-        UnusableModel: an option is given that no kernel depends on: activations are not quantised
+        UnusableModel: an option is given on which no kernel depends: activations are not quantised
             on sm_90, and FP8 caches are left to vLLM.
     """
     given = {
@@ -147,7 +158,7 @@ def _sm100_kernels(wanted: Wanted) -> dict[KernelSpec, list[str]]:
 
 
 def _experts_kernels(experts: Experts, family: str, wanted: Wanted) -> dict[KernelSpec, list[str]]:
-    """Kernels of an MoE layer, each with the parts of the layer that it serves."""
+    """Kernels of an MoE layer, each with the parts of the layer that the kernel serves."""
     specs = experts_kernels(experts, family, max_tokens=wanted.max_tokens, sms=wanted.sms)
     return {spec: [f"experts' {part}" for part in parts] for spec, parts in specs.items()}
 

@@ -237,7 +237,7 @@ def _epilogues() -> list[Case]:
 
 
 def _generic() -> list[Case]:
-    """Examples for every GPU, or for Ampere with instructions that Blackwell still supports."""
+    """Examples for every GPU, or for Ampere or Hopper with instructions that Blackwell supports."""
     ampere, quick = "cute/ampere/kernel/", "--warmup_iterations 0 --iterations 1"
     return [
         Case(

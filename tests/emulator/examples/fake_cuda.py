@@ -12,7 +12,7 @@ from tests.emulator.runtime.shim import Runtime
 
 
 class HardwareInfo:
-    """Stand-in for ``cutlass.utils.HardwareInfo``, which describes the emulated chip.
+    """Description of the emulated chip, in place of ``cutlass.utils.HardwareInfo``.
 
     Attributes:
         sms: number of streaming multiprocessors; a small number makes persistent kernels process
@@ -42,7 +42,7 @@ def _benchmark(call: Callable[..., Any], **options: Any) -> float:
 
 
 class _Heap:
-    """Stand-in for cudaMalloc that returns host memory."""
+    """Stand-in for cudaMalloc and cudaFree, with host memory."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, Any] = {}
@@ -59,7 +59,7 @@ class _Heap:
 
 
 def install(runtime: Runtime, sms: int) -> None:
-    """Patch the bindings and CuTe in this process.
+    """Patch CUDA's Python bindings and CuTe in this process.
 
     Args:
         runtime: the installed runtime, whose errors CuTe's calls raise.

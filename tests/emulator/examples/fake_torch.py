@@ -79,7 +79,7 @@ class Event:
 
 
 class Graph:
-    """A CUDA graph whose work ran once, at capture."""
+    """CUDA graph whose replay does nothing: the work ran once, at capture."""
 
     def __init__(self, *args: object, **kwargs: object) -> None: ...
     def replay(self) -> None: ...

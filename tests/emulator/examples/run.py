@@ -1,4 +1,4 @@
-"""Runs NVIDIA's unmodified Blackwell examples on the emulator and prints a table.
+"""Runs NVIDIA's unmodified CuTe DSL examples on the emulator and prints a table.
 
 python -m tests.emulator.examples.run --cutlass PATH [--only NAME] [--schedules all] [--write FILE]
 
@@ -29,7 +29,13 @@ _RULE = "| --- | --- | --- | --- | --- | --- |"
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result and findings of one example in one schedule."""
+    """Result and findings of one example in one schedule.
+
+    Attributes:
+        schedule: name of the schedule; "-" if the process itself failed.
+        result: "pass", or the reason of the failure; the number of launches before it, if recorded.
+        findings: names of the emulator's exceptions.
+    """
 
     schedule: str
     result: str
@@ -39,7 +45,7 @@ class Outcome:
 
 @contextmanager
 def preloaded() -> Iterator[str]:
-    """Path of the library to preload, valid inside the context."""
+    """Path of the library to preload, built from ``aligned.c``; removed at the context's end."""
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder, "libaligned.so")
         source = Path(__file__).with_name("aligned.c")
@@ -60,7 +66,11 @@ def run_case(
     log: Path | None,
     limit: int,
 ) -> list[Outcome]:
-    """Run one example in a separate process, for at most ``limit`` seconds."""
+    """Run one example in a separate process, for at most ``limit`` seconds.
+
+    ``cutlass``: checkout; ``record``: folder for launches, or empty; ``preload``: library to
+    preload; ``log``: folder for the output.
+    """
     environment = {**os.environ, "LD_PRELOAD": preload, "OMP_NUM_THREADS": "1"}
     module = "tests.emulator.examples.worker"
     command = [sys.executable, "-m", module, case.name, str(cutlass), schedules, record]
@@ -101,7 +111,9 @@ def _row(case: Case, outcomes: list[Outcome]) -> str:
 
 
 def update(path: Path, rows: dict[str, str]) -> None:
-    """Update the rows of a Markdown file's table, by case; other rows stay.
+    """Replace or add ``rows``, keyed by case name, in the table of a Markdown file.
+
+    Other rows stay, unless their case is no longer in ``CASES``.
 
     Raises:
         typer.BadParameter: the file has no such table.

@@ -1,4 +1,4 @@
-"""``torch._scaled_mm`` with block scales, which torch offers on GPUs only."""
+"""Block-scaled ``torch._scaled_mm`` on the CPU: torch's own needs a GPU."""
 
 import torch
 

@@ -24,7 +24,7 @@ _ADDRESS = re.compile(r"0x[0-9a-f]{8,}")
 
 
 class _Counted(WithLiveStorages):
-    """Device that records whether anything has been launched."""
+    """Device that counts its launches."""
 
     launches = 0
 
@@ -34,7 +34,7 @@ class _Counted(WithLiveStorages):
 
 
 class _Watched(io.TextIOBase):
-    """Standard output that remembers a line which reports a failure."""
+    """Standard output that keeps the first text that reports a failure."""
 
     def __init__(self, to: TextIO) -> None:
         self._to = to

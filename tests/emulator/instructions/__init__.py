@@ -1,4 +1,11 @@
-"""Instruction families: each file emits the code of one family and holds its runtime functions."""
+"""Instruction families: each file emits the code of one family and holds its runtime functions.
+
+Emitters take the :class:`Emitter` ``e`` and the instruction ``i``. Runtime functions take the warp
+``w``, operands that are Python scalars or arrays of 32 lanes, the ``mask`` of active lanes (None:
+all live lanes) and the PTX ``line``. Further common parameters: ``space`` is a state space,
+``scope`` a :class:`Scope`, ``wide`` stands for cluster scope, ``strong`` is as in :class:`Origin`,
+``ranks`` is a multicast mask of CTA ranks or None, and ``group`` the number of .cta_group.
+"""
 
 from tests.emulator.instructions import (
     atomic,

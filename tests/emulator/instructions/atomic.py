@@ -1,4 +1,4 @@
-"""atom and red: arithmetic of the operations, and the instructions."""
+"""Instructions atom and red, and the arithmetic of their operations."""
 
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,10 @@ _SWAPPED = frozenset({"b16", "b32", "b64", "b128"})  # types of exch and cas (PT
 
 
 def _result(operation: str, kind: str, old: Bytes, operands: list[Bytes], flush: bool) -> Bytes:
-    """Value that an atomic operation leaves in memory: one row of bytes per lane, as in ``old``."""
+    """Value that an atomic operation leaves in memory: one row of bytes per lane, as in ``old``.
+
+    ``flush``: whether f32 operands and results flush subnormals.
+    """
     if operation == "exch":
         return operands[0]
     if operation == "cas":
@@ -116,7 +119,10 @@ def atomic(
     order: str,
     scope: int,
 ) -> list[Lanes]:
-    """Execute an atomic lane by lane if addresses repeat, else in one step; returns old values."""
+    """Execute an atomic in batches of lanes with distinct addresses; returns the old values.
+
+    ``values``: items of each operand; ``order``: memory order as in PTX; ``scope``: a ``Scope``.
+    """
     width, count = TYPE_BITS[kind] // 8, len(values[0])
     nbytes = width * count
     access = w.access(line, "atomic", strong=True)
@@ -167,8 +173,9 @@ def _meet(
 ) -> list[Lanes]:
     """Run the relaxed operations of ``lanes`` whose addresses repeat; returns the old values.
 
-    All lanes belong to one warp: memory is read before the first operation and written after the
-    last.
+    ``places``: address of each lane; ``batches``: see ``_batches``; ``what``: operation and type.
+    All lanes belong to one warp, so memory is read once, before the first operation, and written
+    once, after the last.
     """
     operation, kind = what
     nbytes = operands[0].shape[1]
@@ -221,7 +228,7 @@ _ACCUMULATED = {
 
 
 def _places(w: "Warp", space: str, addresses: Lanes) -> tuple["LinearMemory", Lanes]:
-    """Memory that holds the first address, and the addresses; in shared memory, as offsets."""
+    """Memory that holds the first address, and the addresses, cut to 32 bits in shared memory."""
     places = addresses.astype(np.uint64)
     memory = memory_at(w, space, int(places[0]), "atomic")
     if memory.kind == "shared":
@@ -240,7 +247,8 @@ def _batches(
 ) -> list[npt.NDArray[np.intp]]:
     """Batches of lanes in which no two lanes share an address, in order of occurrence.
 
-    With a timing trace: all lanes at once if each lane has a distinct address, else one at a time.
+    The lanes run one at a time if an address lies outside the memory that holds the first address,
+    or if addresses repeat and the launch has a timing trace.
     """
     lanes = np.flatnonzero(w.live if mask is None else mask)
     memory, places = _places(w, space, addresses[lanes])

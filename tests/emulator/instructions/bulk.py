@@ -214,7 +214,10 @@ def _fetch(w: "Warp", tile: Tile, access: Access, writes: bool) -> Callable[[int
 def _destinations(
     w: "Warp", place: int, barrier: int, ranks: Any, group: int, lane: int
 ) -> list[tuple["Cta", int, MBarrier]]:
-    """CTAs that receive a copy, each with the destination address and its mbarrier."""
+    """CTAs that receive a copy, each with the destination address and the mbarrier to signal.
+
+    ``place``, ``barrier``: shared addresses in the instruction; ``ranks``: multicast mask or None.
+    """
     cluster = w.cta.cluster
     if ranks is None:
         cta = w.cta_at(place)
@@ -241,7 +244,7 @@ def _destinations(
 
 
 def _receive(w: "Warp", cta: "Cta", barrier: MBarrier, line: int) -> None:
-    """Record that a copy writes to a CTA, which must wait for the copy before its exit."""
+    """Record a copy to a CTA; the CTA has to wait for the copy before it exits."""
     cta.touch(barrier.component, barrier.phase + 1, "bulk copy", lambda: w.where(line))
 
 
@@ -357,7 +360,10 @@ def tensor_store(
 
 
 def _distinct(w: "Warp", mask: "Mask", operation: str, *operands: Any) -> list[int]:
-    """Lanes that issue a copy; lanes that store the same bytes to the same address count once."""
+    """Lanes that issue a bulk store: all active lanes of a reduction, else one per set of operands.
+
+    Lanes with equal operands store the same bytes to the same address.
+    """
     lanes = w.active(mask)
     if operation or len(lanes) == 1:
         return lanes
@@ -415,7 +421,10 @@ def bulk_load(
     mask: "Mask",
     line: int,
 ) -> None:
-    """Copy into shared memory, from global memory or from the CTA's own shared memory."""
+    """Copy or reduce into shared memory, from global memory or the CTA's own shared memory.
+
+    ``space``: state space of the source; ``operation``: reduction, or empty for a copy.
+    """
     if operation:
         bulk_rules.check_reduction(operation, kind, "shared::cluster")
     for lane in w.active(mask):
@@ -576,7 +585,7 @@ def _map_bytes(w: "Warp", memory: LinearMemory, address: int, line: int) -> Byte
 
 @runtime
 def copy_tensor_map(w: "Warp", target: Any, source: Any, mask: "Mask", line: int) -> None:
-    """tensormap.cp_fenceproxy: copy shared to global and release to the tensormap proxy."""
+    """tensormap.cp_fenceproxy: copy a tensor map from shared to global memory, and release it."""
     w.require_all(mask, "tensormap.cp_fenceproxy")
     lane = w.active(mask)[0]
     place, origin = pick(target, lane), pick(source, lane)

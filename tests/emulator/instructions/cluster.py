@@ -36,7 +36,7 @@ def map_address(e: "Emitter", i: Instruction) -> None:
 
 @runtime
 def mapped(w: "Warp", address: Any, rank: Any, window: int, wide: bool) -> Any:
-    """mapa: same offset in a peer's shared memory; the peer is checked only at the access."""
+    """mapa: address of the same offset in CTA ``rank``, which is checked only at the access."""
     if isinstance(address, np.ndarray) or isinstance(rank, np.ndarray):
         inside = np.asarray(address).astype(np.uint64) & np.uint64(0xFFFFFF)
         found = (np.asarray(rank).astype(np.uint64) << np.uint64(24)) | inside | np.uint64(window)
@@ -83,7 +83,7 @@ def await_prerequisites(w: "Warp") -> Generator[None, None, None]:
 
 @runtime
 def release_dependents(w: "Warp") -> Generator[None, None, None]:
-    """griddepcontrol.launch_dependents: release the dependents; note a release before the wait."""
+    """griddepcontrol.launch_dependents; note a release that precedes griddepcontrol.wait."""
     link = w.launch.link
     if PREREQUISITE not in w.actor.clocks.generic:
         link.order.released_early = True
@@ -156,7 +156,7 @@ def first_cta(response: Any) -> list[Any]:
 def try_cancel(
     w: "Warp", response: Any, barrier: Any, multicast: bool, mask: "Mask", line: int
 ) -> None:
-    """CLC try_cancel: request the next cluster; the async proxy writes the response to smem."""
+    """try_cancel: request the next cluster; the async proxy writes the shared-memory response."""
     for lane in w.active(mask):
         _cancel(w, pick(response, lane), pick(barrier, lane), multicast, line)
 

@@ -20,7 +20,11 @@ Stack = list[tuple[int, int, Lanes]]
 def part(
     stack: Stack, taken: Lanes, running: Lanes, target: int, following: int, meeting: int
 ) -> tuple[int, Lanes]:
-    """Split diverging lanes; returns the block to continue with and its lanes."""
+    """Split the ``running`` lanes at a branch; returns the block to run next and its lanes.
+
+    Lanes in ``taken`` go to block ``target``, the others to ``following``; they reconverge at block
+    ``meeting``.
+    """
     other = running & ~taken
     taken = running & taken
     if not other.any():
@@ -34,7 +38,7 @@ def part(
 
 @runtime
 def meet(stack: Stack, w: "Warp", here: int, running: Lanes) -> tuple[int, Lanes]:
-    """Block and lanes to run next before reconvergence at ``here``; all lanes once reconverged."""
+    """Block and lanes to run next: first lanes that are not yet at ``here``, then all lanes."""
     while stack and stack[-1][0] == here:
         _, pc, lanes = stack.pop()
         lanes = lanes & w.live

@@ -81,7 +81,10 @@ def copy_async(
     mask: "Mask",
     line: int,
 ) -> None:
-    """Copy ``size`` bytes per lane: zero beyond ``source_size``, or all zero where ``ignored``."""
+    """Copy ``size`` bytes per lane; zeros past ``source_size``, and only zeros if ``ignored``.
+
+    ``cache``: cache operator, "ca" or "cg".
+    """
     allowed = (16,) if cache == "cg" else (4, 8, 16)
     if size not in allowed:
         raise IllegalInstruction(f"cp.async.{cache} of {size} bytes: must be one of {allowed}")

@@ -151,7 +151,7 @@ def _with_carry(
     target: Operand,
     sources: list[Operand],
 ) -> None:
-    """add.cc and the other carry instructions: the condition code CC.CF has a separate variable."""
+    """Emit add.cc or another carry instruction; variable ``carry`` holds the flag CC.CF."""
     own = semantics.sources[: len(sources)]
     arguments = [e.lanes(s, kind) for s, kind in zip(sources, own, strict=True)]
     if semantics.carry_in:
@@ -225,7 +225,7 @@ def _kind_of(code: str) -> str:
 
 
 def _pack(e: "Emitter", kind: str, target: Operand, source: Vector) -> None:
-    """mov.b64 d, {a, b}: the first item is the least significant."""
+    """Emit mov.b64 d, {a, b} or similar: the first item is the least significant."""
     items = source.items
     bits = TYPE_BITS[kind] // len(items)
     if isinstance(target, Register) and e.storage(target.name).uniform:
@@ -274,7 +274,7 @@ def _unpack(e: "Emitter", kind: str, target: Vector, source: Operand) -> None:
 
 @family("cvta")
 def convert_address(e: "Emitter", i: Instruction) -> None:
-    """Convert addresses to or from generic addressing; for the windows see ``codegen``."""
+    """Convert addresses to or from generic addressing; see ``windows.py``."""
     target, source = i.operands
     bits = TYPE_BITS[i.parts[-1]]
     value = e.address_of(source) if isinstance(source, Symbol) else e.value(source, f"u{bits}")
@@ -320,5 +320,5 @@ def is_in_space(e: "Emitter", i: Instruction) -> None:
 
 @family("createpolicy")
 def cache_policy(e: "Emitter", i: Instruction) -> None:
-    """A cache hint: opaque, without effect on results."""
+    """Emit createpolicy: cache policies are opaque, and have no effect on results."""
     e.assign(i.operands[0], "0", "u64", uniform=True)

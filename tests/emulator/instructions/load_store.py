@@ -1,4 +1,4 @@
-"""ld, st, atom, red, prefetch: memory accesses through the generic proxy."""
+"""ld, st, cache hints and fences: accesses through the generic proxy, and their order."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -203,7 +203,7 @@ def _plain(e: "Emitter", operand: Operand, kind: str) -> str:
 
 
 def memory_at(w: "Warp", space: str, address: int, verb: str) -> LinearMemory:
-    """The memory that an address of a state space lies in.
+    """The memory that contains ``address`` of state space ``space``.
 
     Raises:
         OutOfBounds: no memory has the address.
@@ -251,7 +251,7 @@ def ld_uniform(
     acquire: bool,
     scope: int,
 ) -> tuple[int, ...]:
-    """One load for the whole warp: ``count`` unsigned integers."""
+    """Load ``count`` unsigned integers of ``width`` bytes from an address that all lanes share."""
     if space == "generic" and address >> WINDOW_SHIFT == LOCAL_WINDOW >> WINDOW_SHIFT:
         raise UnknownInstruction("a generic load of local memory from an address all lanes share")
     memory = memory_at(w, space, address, "read")
@@ -356,7 +356,7 @@ def publish(
 def _by_memory(
     w: "Warp", space: str, addresses: Lanes, verb: str
 ) -> list[tuple[LinearMemory, Lanes | None, Lanes]]:
-    """Lanes grouped by the memory they address."""
+    """Memories that lanes address, each with its lanes (None: all) and their addresses."""
     if addresses.dtype != np.uint64:
         addresses = addresses.astype(np.uint64)
     memory = memory_at(w, space, int(addresses[0]), verb)
@@ -524,7 +524,7 @@ def sectors(where: Lanes, nbytes: int) -> tuple[tuple[tuple[int, int], ...], int
     """Sectors that an access of ``nbytes`` per lane touches.
 
     Returns:
-        Runs of sectors as (first, count), number of sectors, and number of lines.
+        Runs of 32-byte sectors as (first, count), number of sectors, and number of cache lines.
     """
     ends = np.concatenate([where, where + np.uint64(nbytes - 1)]).astype(np.int64)
     found = np.unique(ends // SECTOR)
@@ -569,7 +569,7 @@ def _local(
 
 @family("prefetch", "prefetchu", "discard", "applypriority")
 def hint(e: "Emitter", i: Instruction) -> None:
-    """Cache hints: only the address is checked."""
+    """Emit a cache hint, of which only the address is checked."""
     target = i.operands[0]
     if i.has("tensormap"):
         e.write(f"# {i.opcode}")

@@ -1,4 +1,4 @@
-"""ldmatrix and stmatrix: 8-row and 16-row tiles between shared memory and the lanes of a warp."""
+"""ldmatrix and stmatrix: copies of 8- or 16-row tiles between shared memory and a warp's lanes."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any

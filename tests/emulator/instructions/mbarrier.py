@@ -146,18 +146,21 @@ _WRITERS = {
 
 
 def pick(value: Any, lane: int) -> int:
-    """The value of one lane of a uniform or 32-lane operand."""
+    """Value of an operand, uniform or of 32 lanes, in one lane."""
     return int(value[lane]) if isinstance(value, np.ndarray) else int(value)
 
 
 def barrier_at(w: "Warp", address: int) -> tuple["Cta", MBarrier]:
-    """The live mbarrier that a shared address names, in this CTA or a peer."""
+    """CTA and live mbarrier that a shared address names; the CTA is the warp's or a peer."""
     cta = w.cta_at(address & 0xFFFFFFFF)
     return cta, cta.mbarrier(address & 0xFFFFFFFF)
 
 
 def check_visible(w: "Warp", barrier: MBarrier, cta: "Cta", remote: bool) -> None:
-    """Check that the mbarrier's initialisation is visible to the warp."""
+    """Check that the mbarrier's initialisation is visible to the warp.
+
+    ``remote``: whether the cluster and the async proxy must see the initialisation too.
+    """
     component, clock = barrier.initialiser
     clocks = w.actor.clocks
     if max(clocks.generic.get(component, 0), clocks.inits.get(component, 0)) < clock:
@@ -204,7 +207,11 @@ def mbarrier_arrive(
     mask: "Mask",
     line: int,
 ) -> np.ndarray:
-    """Every active lane arrives, ``wide`` at cluster scope; returns the state words."""
+    """Arrive by every active lane, at cluster scope if ``wide``; returns the state words.
+
+    ``expect``: bytes to expect before the arrival, or None; ``drop``: whether the instruction is
+    arrive_drop; ``incomplete``: whether it has .noComplete.
+    """
     state = np.zeros(32, np.uint64)
     clocks = w.actor.relaxed() if relaxed else w.actor.release()
     if not relaxed:
@@ -248,7 +255,7 @@ def near(w: "Warp", barrier: MBarrier) -> bool:
 
 
 def sender(w: "Warp", barrier: MBarrier, wide: bool = True, relaxed: bool = False) -> Sender:
-    """Sender kind of this warp, as seen by an mbarrier."""
+    """Sender kind of this warp, as seen by an mbarrier; ``wide``: cluster scope."""
     if relaxed:
         return Sender.RELAXED
     if near(w, barrier):
@@ -292,7 +299,10 @@ def mbarrier_wait(
     parity: bool,
     line: int,
 ) -> Generator[None, None, bool]:
-    """test_wait or try_wait; a second try_wait in a row sleeps until the phase completes."""
+    """test_wait, or try_wait if ``block``: a second try in a row sleeps until the phase completes.
+
+    ``phase`` is a parity if ``parity``, else a state word; ``wide``: cluster scope.
+    """
     cta, barrier = barrier_at(w, address)
     if cta is not w.cta:
         raise BarrierMisuse(f"wait on an mbarrier of another CTA: {barrier} of CTA {cta.position}")
@@ -366,7 +376,7 @@ def mbarrier_wait_lanes(
     parity: bool,
     line: int,
 ) -> Generator[None, None, np.ndarray]:
-    """Wait lane by lane; lanes with the same mbarrier and phase share one wait."""
+    """Wait lane by lane, see ``mbarrier_wait``; lanes of one mbarrier and phase share a wait."""
     result = np.zeros(32, bool)
     seen: dict[tuple[int, int], bool] = {}
     for lane in w.active(mask):

@@ -21,7 +21,7 @@ _NEEDED = frozenset(["async", "shared::cluster", "mbarrier::complete_tx::bytes"]
 
 
 def store(e: "Emitter", i: Instruction) -> None:
-    """st.async to shared memory of the cluster (PTX ISA, st.async)."""
+    """Emit st.async to shared memory of the cluster (PTX ISA, st.async)."""
     rest = _rest(e, i, ("weak", "cluster", "v2", "v4"))
     if i.parts[-1] not in ("b32", "b64", "u32", "u64", "s32", "s64", "f32", "f64", "b128"):
         raise e.unknown(i)
@@ -33,7 +33,7 @@ def store(e: "Emitter", i: Instruction) -> None:
 
 
 def reduce(e: "Emitter", i: Instruction) -> None:
-    """red.async on shared memory of the cluster (PTX ISA, red.async)."""
+    """Emit red.async on shared memory of the cluster (PTX ISA, red.async)."""
     rest = _rest(e, i, ("relaxed", "cluster", *ACCEPTED))
     operations = [part for part in rest if part in ACCEPTED]
     if i.parts[0] != "red" or len(operations) != 1 or not {"relaxed", "cluster"} <= set(rest):
@@ -78,7 +78,7 @@ def write_async(
     mask: "Mask",
     line: int,
 ) -> None:
-    """Write, or reduce into memory, each lane's values."""
+    """Write each lane's values, or reduce them if ``operation``; complete bytes on an mbarrier."""
     data = np.stack(values, 1).view(np.uint8).reshape(32, -1)
     nbytes = data.shape[1]
     before = w.actor.clocks.copy()

@@ -273,7 +273,7 @@ _WRITERS: dict[str, Callable[["Emitter", Instruction], None]] = {
 
 
 def _ctas(w: "Warp", group: int) -> list["Cta"]:
-    """The CTAs that take part, even rank first."""
+    """CTAs of an instruction with ``.cta_group::<group>``; in a pair, the even rank is first."""
     w.launch.use_cta_group(group)
     if group == 1:
         return [w.cta]
@@ -296,7 +296,10 @@ def _touch(w: "Warp", ctas: list["Cta"], clock: int, verb: str, line: int) -> No
 def tensor_alloc(
     w: "Warp", target: Any, columns: int, group: int, line: int
 ) -> Generator[None, None, None]:
-    """Allocate tensor memory; the second CTA of a pair gets the columns allocated by the first."""
+    """Allocate tensor memory, and write the first column to the shared address ``target``.
+
+    The second CTA of a pair gets the columns allocated by the first.
+    """
     columns = pick(columns, 0)
     check_columns(columns)
     ctas = _ctas(w, group)
@@ -319,7 +322,7 @@ def tensor_alloc(
 
 
 def _allocated(w: "Warp", ctas: list["Cta"], columns: int) -> int | None:
-    """First column of a CTA's or a pair's allocation; None while the allocation has to wait."""
+    """Allocate for a CTA or a pair; returns the first column, None while there is no room."""
     own = w.cta.tensor
     if own.promised:
         start, promised = own.promised.pop(0)
@@ -430,6 +433,7 @@ def _collect(w: "Warp", collector: str, operand: int) -> bool:
     """Track the collector buffers; return whether this MMA reads its operand from a buffer.
 
     An operand read from a buffer must be the operand that filled the buffer (PTX ISA 9.7.16.10.9).
+    ``collector``: modifier, such as ``a::fill``; ``operand``: descriptor or address of the operand.
     """
     buffer, _, action = collector.partition("::")
     held = w.tensor.collected
@@ -557,7 +561,7 @@ def _issue_shift(w: "Warp", group: int, target: int, line: int) -> None:
 
 
 def _reachable(w: "Warp", part: Fragment, address: int) -> TensorAddress:
-    """Address of a load or store, with lanes beyond the warp's quarter wrapped to the low bits."""
+    """Check the address of a load or store; report and replace lanes outside the quarter."""
     place = split_address(address)
     try:
         check_access(part, place, w.index)
@@ -597,7 +601,10 @@ def tensor_st(
 
 @runtime
 def tensor_commit(w: "Warp", group: int, address: Any, ranks: Any, mask: "Mask", line: int) -> None:
-    """Arrive on the mbarrier once everything issued so far is complete."""
+    """Arrive on an mbarrier once the warp's mma, cp and shift issued so far are complete.
+
+    ``ranks``: mask of the CTAs whose mbarriers get the arrival; None: the CTA of ``address``.
+    """
     for lane in w.active(mask):
         chosen = None if ranks is None else pick(ranks, lane)
         _issue_commit(w, group, pick(address, lane), chosen, mask, line)

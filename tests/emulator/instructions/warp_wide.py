@@ -16,7 +16,7 @@ _LANE = np.arange(32)
 
 
 def _members(e: "Emitter", i: Instruction, operand: Any) -> None:
-    """Check that the member mask names exactly the lanes that execute the instruction."""
+    """Emit a check that the member mask names exactly the lanes that execute the instruction."""
     if isinstance(operand, Immediate) and operand.value & 0xFFFFFFFF == 0xFFFFFFFF:
         if e.mask != "None":
             e.write(f"members(w, 0xffffffff, {e.mask}, {i.opcode!r})")
@@ -66,7 +66,7 @@ def shuffle(e: "Emitter", i: Instruction) -> None:
 
 
 def _segments(clamp: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Segment mask, lowest and highest lane, lane by lane (PTX ISA, shfl.sync)."""
+    """Segment mask, and the segment's first and last lane, for each lane (PTX ISA, shfl.sync)."""
     clamp = clamp.astype(np.int64)
     segment = clamp >> 8 & 31
     high = (_LANE & segment) | (clamp & 31 & ~segment)
@@ -158,7 +158,7 @@ def elected(w: "Warp", wanted: Any, mask: "Mask") -> np.ndarray:
 
 @family("redux")
 def redux(e: "Emitter", i: Instruction) -> None:
-    """redux.sync.op{.abs}{.NaN}.type d, a, mask."""
+    """Emit ``redux.sync.op{.abs}{.NaN}.type d, a, mask``."""
     target, source, wanted = i.operands
     kind = i.parts[-1]
     _members(e, i, wanted)

@@ -116,7 +116,7 @@ def _multiply(e: "Emitter", i: Instruction) -> None:
 
 
 def _check_written(e: "Emitter", i: Instruction, names: tuple[str, ...], how: str) -> None:
-    """Emit code that reports registers which the kernel never writes."""
+    """Emit code that reports registers of a wgmma that no instruction has written yet."""
     never = sorted(e.program.tuples.unwritten.intersection(names))
     if never:
         e.write(f"wgmma_report_unwritten(w, {never[0]!r}, {how!r}, {i.line})")
@@ -159,7 +159,7 @@ def _wait(e: "Emitter", i: Instruction) -> None:
 
 
 def _same(value: Any, what: str, line: int, w: "Warp") -> Any:
-    """Value that all lanes of the warp must share."""
+    """Scalar of an operand; reports an operand that differs between lanes of the warp."""
     if not isinstance(value, np.ndarray):
         return value
     if (value != value[0]).any():

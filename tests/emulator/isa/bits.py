@@ -348,7 +348,7 @@ def _byte_pairs(a: Any, b: Any) -> Lanes:
 
 @lru_cache(maxsize=1024)
 def _selectors(control: int, rows: int) -> tuple[Lanes, Lanes | None]:
-    """Byte indices of a generic permute in 8-byte lanes, and the mask of sign selectors."""
+    """Byte indices of a generic permute in ``rows`` lanes of 8 bytes; mask of sign selectors."""
     nibbles = np.array([control >> shift & 15 for shift in (0, 4, 8, 12)])
     signs = nibbles > 7
     return np.arange(0, 8 * rows, 8)[:, None] + (nibbles & 7), signs if signs.any() else None

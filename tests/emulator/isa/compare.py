@@ -82,7 +82,7 @@ def _halves(a: Any) -> Lanes:
 
 
 def _true(kind: str, template: str, flush: bool) -> str | Function:
-    """Truth of a comparison in each lane (in each half, for packed types)."""
+    """Template or function for a comparison, lane by lane (half by half for packed types)."""
     opened = _opened(kind, flush)
     if opened is None:
         return template

@@ -141,7 +141,7 @@ def _opened(kind: str) -> Function:
 def _closed(kind: str, rounding: str, *, keeps_nan: bool = False) -> Function:
     """Conversion from float64, exact or rounded to odd, to values or bit patterns of ``kind``.
 
-    NaN becomes canonical, except that a NaN of a float64 source keeps its upper bits.
+    NaN becomes canonical, or keeps its upper bits if ``keeps_nan`` (float64 sources).
     """
     narrower: dict[str, Function] = {"f32": to_f32, "f16": to_f16, "bf16": to_bf16}
     canonical: Function = {"f32": canonical_f32, "f16": canonical_f16}.get(kind, np.asarray)

@@ -66,7 +66,7 @@ def lanes_of(
 
 
 def zero_sum(a: float, b: float, rounding: str) -> float:
-    """Sum of floats of which one is special or zero; opposites cancel to -0 only under rm."""
+    """Sum of two floats that is zero, infinite or NaN; opposites cancel to -0 only under rm."""
     total = float(np.float64(a) + np.float64(b))
     if total == 0 and rounding == "rm" and math.copysign(1, a) != math.copysign(1, b):
         return -0.0

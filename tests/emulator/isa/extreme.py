@@ -16,7 +16,7 @@ _NAN: dict[int, Any] = {2: NAN_F16, 4: NAN_F32}
 
 
 def extreme(name: str, *, nan: bool) -> Callable[[Any, Any], Lanes]:
-    """The lesser or greater of two arrays or scalars of one float dtype.
+    """Function that returns the lesser or greater of two arrays or scalars of one float dtype.
 
     Args:
         name: ``min`` or ``max``.
@@ -56,7 +56,7 @@ def _exclusive_sign(function: Function) -> Function:
 
 
 def min_max(op: Opcode, count: int | None, kind: str) -> Lanewise:
-    """Instructions min and max of an already parsed floating-point type."""
+    """Semantics of min and max for an already parsed floating-point type."""
     three = count == 3 and kind == "f32"
     check_count(op.text, count, (2, 3) if kind == "f32" else (2,), "source")
     nan = kind != "f64" and op.flag("NaN")

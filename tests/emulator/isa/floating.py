@@ -117,7 +117,7 @@ def _f32(name: str, rounding: str, *, ftz: bool, sat: bool) -> Function:
 
 
 def _packed_fma(a: Any, b: Any, c: Any) -> Lanes:
-    """fma.rn.f32x2."""
+    """fma.rn.f32x2 of 64-bit words that hold two float32 each."""
     if a.__class__ is int:
         a = spread(a, np.uint64)
     if b.__class__ is int:
@@ -129,7 +129,7 @@ def _packed_fma(a: Any, b: Any, c: Any) -> Lanes:
 
 
 def _packed_binary(name: str) -> Function:
-    """add, sub or mul .rn.f32x2."""
+    """Function for add, sub or mul .rn.f32x2."""
     ufunc = _NEAREST[name]
 
     def run(a: Any, b: Any) -> Lanes:
@@ -144,7 +144,7 @@ def _packed_binary(name: str) -> Function:
 
 
 def _arithmetic(op: Opcode, count: int | None, results: int | None) -> Lanewise:
-    """add, sub, mul, fma and mad of f32, f32x2 and f64."""
+    """Semantics of add, sub, mul, fma and mad of f32, f32x2 and f64."""
     fused = op.family in ("fma", "mad")
     name = "fma" if fused else op.family
     places = 3 if fused else 2
@@ -204,7 +204,7 @@ def _exact_f64(name: str, rounding: str) -> Function:
 
 
 def _mixed(op: Opcode, count: int | None, results: int | None) -> Lanewise:
-    """add, sub and fma of f32 with f16 or bf16 factors (PTX ISA, Mixed Precision)."""
+    """Semantics of add, sub and fma of f32 with f16 or bf16 operands (PTX ISA, Mixed Precision)."""
     fused = op.family == "fma"
     check_count(op.text, count, (3 if fused else 2,), "source")
     narrow = op.type(("f16", "bf16"))
@@ -227,7 +227,7 @@ def _mixed(op: Opcode, count: int | None, results: int | None) -> Lanewise:
 
 
 def _div(op: Opcode, count: int | None, results: int | None) -> Lanewise:
-    """div; .full and .approx, within 2 ulp on hardware, are rounded correctly here."""
+    """Semantics of div; .full and .approx, within 2 ulp on hardware, are rounded correctly here."""
     check_count(op.text, count, (2,), "source")
     kind = op.type(("f32", "f64"))
     if kind == "f64":

@@ -19,7 +19,7 @@ def flush_f32(values: Any) -> Any:
 
 
 def any_tiny(values: Any) -> bool:
-    """Whether any float32 value is subnormal, or the least normal number (a possible rounding)."""
+    """Whether any float32 value is subnormal, or the least normal number (a rounded subnormal)."""
     tiny = count_nonzero(np.abs(values) <= _SMALLEST_F32)
     return bool(tiny) and tiny + count_nonzero(values) != values.size
 

@@ -42,7 +42,7 @@ def _wide_bf16(name: str) -> Function:
 
 
 def packed_form(kind: str, function: Function, places: int) -> Lanewise:
-    """Instruction of ``kind`` that applies a function of float16 values or of bf16 patterns."""
+    """Instruction with ``places`` sources; ``function`` takes float16 values or bf16 patterns."""
     element = np.float16 if kind.startswith("f16") else np.uint16
     name, word = ("b32", np.uint32) if kind.endswith("x2") else ("b16", np.uint16)
     return Lanewise((name,) * places, (name,), elementwise(function, word, element))
@@ -78,7 +78,7 @@ def _bf16(name: str, *, negative_to_zero: bool) -> Function:
 
 
 def _out_of_bounds(function: Function) -> Function:
-    """``.oob``: +0 where a factor is the NaN of an out-of-bounds load; such an addend stays NaN."""
+    """``.oob``: +0 where a factor is the NaN of an out-of-bounds load; NaN addends stay NaN."""
 
     def run(*values: Any) -> Lanes:
         result = function(*values)

@@ -102,7 +102,7 @@ def two_sum(a: Lanes, b: Lanes) -> tuple[F64, F64]:
 
 
 def to_odd(total: F64, error: F64) -> F64:
-    """A float64 sum, rounded to odd if inexact, so that a second rounding is correct."""
+    """Sum ``total`` rounded to odd if ``error`` is not 0, so that a second rounding is correct."""
     inexact = (error != 0) & np.isfinite(total) & (total.view(np.uint64) & 1 == 0)
     toward = np.where(error > 0, np.inf, -np.inf)
     return np.where(inexact, np.nextafter(total, toward), total)

@@ -37,8 +37,8 @@ class Lanewise:
         sources: type of each source operand, a key of :data:`DTYPES`; each item of a vector operand
             counts.
         results: type of each destination; with two, the templates below give a tuple.
-        vector: an expression template over ``np`` and ``{0}``, ``{1}`` .. or a function of as many
-            arguments. At least one argument is an array; integer arguments may be Python ints
+        vector: an expression template over ``np`` and ``{0}``, ``{1}`` .. or a function with one
+            argument per source. At least one argument is an array; integers may be Python ints
             (signed for ``s``, else masked), predicates bools, floats numpy scalars. A placeholder
             is replaced by a name, a literal or a parenthesised expression. Overflow and invalid
             operations are expected: numpy's warnings have to be off (``np.errstate``).
@@ -117,7 +117,7 @@ def elementwise(
 
 
 def check_count(text: str, came: int | None, accepted: Collection[int], what: str) -> int:
-    """Check and return an instruction's number of operands; default: the first of ``accepted``."""
+    """Check and return an instruction's number of operands: ``came``; if None, ``accepted[0]``."""
     choices = list(accepted)
     if came is None:
         return choices[0]

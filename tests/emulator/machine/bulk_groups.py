@@ -53,7 +53,7 @@ class BulkGroups:
         self._warp.issue("copies", self.queue, counted, line)
 
     def mark(self) -> int:
-        """Clock of all operations so far; later operations get a higher clock."""
+        """Advance the clock for later operations; returns the clock of all operations so far."""
         self.clock += 1
         return self.clock - 1
 

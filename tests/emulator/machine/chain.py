@@ -89,7 +89,7 @@ class Link:
         return self.launch.scheduler.give_way()
 
     def cancelled(self) -> None:
-        """Count a cluster that never starts: clusterlaunchcontrol handed its work to another."""
+        """Count a cluster that never starts, as clusterlaunchcontrol gave its work to another."""
         self._holding -= self.launch.cluster_size
         self._end_cluster()
 

@@ -185,7 +185,7 @@ class Cta:
                 )
 
     def touch(self, component: int, clock: int, verb: str, where: Callable[[], Where]) -> None:
-        """Note an access to this CTA by a peer or an asynchronous unit, as the access is made."""
+        """Note an access that a peer or an asynchronous unit makes to this CTA now."""
         self.touches[component] = clock, verb, where
         if not self.alive:
             self.launch.report(
@@ -269,7 +269,7 @@ class Cluster:
         self.starved = launch.schedule.starved_of([w for cta in self.ctas for w in cta.warps])
 
     def start_late(self) -> bool:
-        """Start the CTA held back by the schedule; False if there is none."""
+        """Start the CTA held back by the schedule; returns False if there is none."""
         self.ready += self._late
         late, self._late = self._late, []
         return bool(late)
@@ -302,7 +302,7 @@ class Cluster:
                 )
 
     def state(self) -> list[str]:
-        """State of each barrier that has waiters, with the waiters, for a deadlock report."""
+        """Lines of a deadlock report: waiting warps, live mbarriers, barriers with arrivals."""
         lines = []
         for cta in self.ctas:
             for warp in cta.warps:

@@ -34,8 +34,8 @@ class Gpu:
             wait or commit.
         strict_pipe_order: whether a tcgen05.cp that overwrites the operand of an earlier MMA has to
             wait for the MMA's commit: the PTX ISA guarantees only that a cp is ordered before a
-            later MMA. Every kernel with a single set of scale columns, NVIDIA's too, relies on the
-            opposite order as well.
+            later MMA. Every kernel with a single set of scale columns, NVIDIA's too, also relies on
+            the order of a cp after an earlier MMA.
         strict_scopes: whether an mbarrier.arrive or a wait whose scope excludes the other side's
             CTA leaves TMA and tensor core accesses unordered, as the PTX ISA specifies. NVIDIA's
             own kernels omit the scope, and the default is .cta.

@@ -59,8 +59,8 @@ class Launch:
     Attributes:
         needs: SM resources that each CTA takes.
         clusters: clusters of the grid, ``cluster_size`` CTAs each.
-        link, scheduler, events: position in the chain, scheduler of the chain, and events that
-            order its accesses.
+        link, scheduler, events: position in the chain, scheduler of the chain, and the events that
+            record the launch's accesses.
         known: components of earlier launches that the launch is ordered after from the start.
         shared_bytes: bytes of shared memory per CTA on a real device.
         memory_bytes: bytes of shared memory per CTA with the guards between the arrays.
@@ -199,7 +199,7 @@ class Launch:
 
     @property
     def label(self) -> str:
-        """Name for reports, where several launches run."""
+        """Prefix of report lines: the kernel's name if several launches run, else empty."""
         several = len(self.scheduler.launches) > 1
         return f"{self.program.kernel.name}: " if several else ""
 
@@ -213,14 +213,14 @@ class Launch:
         return self._next < self.clusters
 
     def next_cluster(self) -> int | None:
-        """The next cluster of the grid that is neither started nor cancelled."""
+        """Take the next cluster that is neither started nor cancelled; None at the grid's end."""
         if not self.has_next:
             return None
         self._next += 1
         return self._order[self._next - 1]
 
     def new_trace(self, warp: Warp) -> WarpTrace | None:
-        """The list for a warp's trace, None unless the launch is traced."""
+        """New list for a warp's trace; None if the launch is not traced."""
         if self.traces is None:
             return None
         cta = warp.cta

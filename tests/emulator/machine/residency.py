@@ -124,7 +124,7 @@ class Floor(Generic[SomePlace]):
             self._gpcs.setdefault(sm.gpc, []).append(sm)
 
     def find(self, size: int, needs: Needs) -> list[SomePlace] | None:
-        """SMs for a cluster; None while there is no room."""
+        """SMs for a cluster of ``size`` CTAs; None while there is no room."""
         best: tuple[int, int] | None = None
         found: list[SomePlace] | None = None
         for gpc, sms in self._gpcs.items():

@@ -19,7 +19,7 @@ _PATIENCE = 50
 
 
 class Scheduler:
-    """Scheduler of the clusters of a chain of launches; at most as many are resident as fit.
+    """Scheduler of the clusters of a chain of launches; only clusters that fit are resident.
 
     In order: a cluster runs until it ends, waits for another cluster, or has only polled for a
     while; only then does the next cluster start. Where CTAs share SMs, every cluster that fits has
@@ -90,14 +90,17 @@ class Scheduler:
                 self._end(cluster)
 
     def _first(self, movable: list[Cluster]) -> Cluster:
-        """Next cluster to run, from the launch that the schedule prefers, unless all poll."""
+        """Next cluster to run, from the launch that the schedule prefers unless all warps poll."""
         if len(self.launches) == 1 or self.polls >= _PATIENCE:
             return movable[0]
         chosen = max if self._schedule.successor_first else min
         return chosen(movable, key=lambda cluster: cluster.launch.link.number)
 
     def _time_out(self) -> bool:
-        """End all waits that have a time limit, unless the last such attempt achieved nothing."""
+        """End all waits that have a time limit; returns whether there were any.
+
+        Does nothing if no warp has made progress since the last time.
+        """
         if self._timed_out:
             return False
         self._timed_out = True

@@ -51,7 +51,7 @@ class Sm:
         self.launches: Counter[int] = Counter()
 
     def start(self, number: int) -> Counter[int]:
-        """Place a CTA of a launch on the SM; returns the number of its neighbours by launch."""
+        """Place a CTA of launch ``number`` on the SM; returns the other CTAs' count by launch."""
         before = self.launches.copy()
         self.launches[number] += 1
         return before
@@ -61,14 +61,14 @@ class Places(Protocol):
     """Interface of a set of SMs on which clusters are placed."""
 
     def take(self, size: int, needs: Needs) -> list[Sm] | None:
-        """An SM for each CTA of a cluster; None while there is no room."""
+        """Take an SM for each CTA of a cluster; returns None while there is no room."""
 
     def give(self, sms: Iterable[Sm], needs: Needs) -> None:
         """Release a cluster's room."""
 
 
 class Apart:
-    """Placement on exclusive SMs, of as many clusters at a time as the chip holds.
+    """Placement of clusters on exclusive SMs, at most ``clusters`` at a time.
 
     Args:
         limits: limits of the chip.
@@ -81,7 +81,7 @@ class Apart:
         self._number = 0
 
     def take(self, size: int, needs: Needs) -> list[Sm] | None:
-        """An SM for each CTA of a cluster; None while there is no room."""
+        """Take an SM for each CTA of a cluster; returns None while there is no room."""
         if not self._left:
             return None
         self._left -= 1
@@ -96,7 +96,7 @@ class Apart:
 
 
 def shared_floor(limits: Limits, sharing: Sharing, largest: int) -> Floor[Sm]:
-    """All SMs of a chip.
+    """Floor with all SMs of a chip.
 
     Args:
         limits: limits of the chip.

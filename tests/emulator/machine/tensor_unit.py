@@ -20,8 +20,8 @@ class TensorUnit:
 
     Attributes:
         pipe, loads, stores: components; ``*_clock`` are the current clocks.
-        phases: number of an mbarrier's phases that precede the arrivals of this warp's commits so
-            far, and so of its later commits too; by component of the mbarrier.
+        phases: by component of an mbarrier, the phase in which this warp's latest commit arrived:
+            the number of phases that precede the arrival, hence also those of later commits.
     """
 
     def __init__(self, warp: "Warp") -> None:
@@ -58,7 +58,7 @@ class TensorUnit:
         return access
 
     def pipe_access(self, before: Snapshot, line: int, verb: str, proxy: str = "tensor") -> Access:
-        """An access of mma, cp or shift to tensor memory."""
+        """Access of mma, cp or shift, by default to tensor memory; ``before``: clocks at issue."""
         launch = self._warp.launch
         event = self._event(self.pipe, self.pipe_clock, line, verb, proxy)
         return Access(launch.events, event, before, before.known[proxy], launch.report, self.pipe)

@@ -17,7 +17,7 @@ class Units:
         self._queues: dict[Hashable, deque[Work]] = {}
 
     def issue(self, unit: str, queue: Hashable, work: Work) -> None:
-        """Queue work of ``unit`` ("copies" or "tensor")."""
+        """Queue work of ``unit`` ("copies" or "tensor"); eager work runs at once if none waits."""
         if self._policy[unit] == "eager" and queue not in self._queues:
             work()
         else:

@@ -42,7 +42,7 @@ class Warp:
     Attributes:
         cta: CTA of the warp.
         index: index in the CTA.
-        live: mask of the lanes that exist.
+        live: mask of the lanes that exist and have not exited.
         actor: clocks of the warp.
         jitter: whether the schedule may preempt the warp at synchronisation points.
         waits_for: description of the event the warp is blocked on, for reports.
@@ -133,7 +133,7 @@ class Warp:
         detail: object = None,
         where: Touched = (),
     ) -> None:
-        """Record an event if the launch is traced."""
+        """Record an event if the launch is traced; for the arguments see ``Event``."""
         if self.trace is not None:
             self.trace.append(Event(kind, line, key, amount, detail, where))
 
@@ -144,7 +144,7 @@ class Warp:
         return self.reach(address >> RANK_SHIFT, address)
 
     def reach(self, rank: int, address: int = 0) -> "Cta":
-        """CTA of a rank in the cluster; reports a CTA that may not have started."""
+        """CTA of a rank, about to be accessed; reports a CTA that may not have started."""
         if rank == self.cta.rank:
             return self.cta
         cta = self.cta.cluster.peer(rank, address)

@@ -146,7 +146,7 @@ class Warpgroup:
             self._report_missing(warp, line, gone)
 
     def leave(self, warp: "Warp") -> None:
-        """Exit of a warp; reports instructions that only the other warps have executed."""
+        """Record a warp's exit; report instructions that only the other warps have executed."""
         number = self._taken[warp.index - self.first] - self._dropped
         if number < len(self._steps):
             line = self._steps[number][0]
@@ -265,7 +265,7 @@ class Warpgroup:
 
 
 def _meet(clocks: list[Clock]) -> Clock:
-    """Earliest clock of each component."""
+    """Earliest clock of each component that all ``clocks`` have."""
     first, *others = clocks
     return {
         component: min(clock, *(other[component] for other in others))

@@ -7,8 +7,8 @@ accesses visible; griddepcontrol.wait makes them all visible (PTX ISA, griddepco
 Programming Guide, Programmatic Dependent Launch). Hence, for A, B, C launched in that order:
 
 - B's wait covers A. The end of B implies the end of A if any thread of B has waited.
-- C's wait covers B, and A only if B waited. Before C's wait, B's accesses are never ordered with
-C's accesses; A's are, if B waited and released no dependents before its wait.
+- C's wait covers B, and A only if B waited. Before its wait, C is not ordered after B's accesses,
+and after A's accesses only if B waited and released no dependents before waiting.
 """
 
 from collections.abc import Callable, Sequence, Set
@@ -64,7 +64,7 @@ class Grid:
 
 
 class History:
-    """Record of all launches' accesses to global memory, by PTX access.
+    """Record of all launches' accesses to global memory, by launch, PTX line and verb.
 
     Args:
         memory: global memory. Between launches its shadow holds numbers of the recorded accesses.
@@ -77,7 +77,7 @@ class History:
         self._sets: list[frozenset[int]] = []
 
     def begin(self, kernel: str, stream: int, dependent: bool) -> tuple[Grid, Events]:
-        """Begin the next launch.
+        """Begin the next launch; returns the state of its order, and its events.
 
         Args:
             kernel: entry name.
@@ -153,7 +153,7 @@ class History:
 
 
 class _Numbering:
-    """Event numbers of the next launch in place of the last launch's: one per PTX line and grid.
+    """Numbers that replace the last launch's event numbers: one per grid, PTX line and verb.
 
     Args:
         earlier: accesses before the last launch.

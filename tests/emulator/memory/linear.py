@@ -1,4 +1,4 @@
-"""Byte-addressed memory: shared memory of a CTA, local memory of a warp, one global allocation."""
+"""Byte-addressed memory: shared memory of a CTA, local memory of a lane, one global allocation."""
 
 import functools
 from typing import Any
@@ -23,11 +23,11 @@ class LinearMemory:
         name: name in reports.
         base: address of the first byte, a multiple of 16.
         data: the bytes.
-        granule: bytes per shadow entry, 1 or 4; no generic access of the launch is narrower.
+        granule: bytes per shadow entry, 1 or 4; no generic write of the launch is narrower.
         initialised: whether reads before any write are allowed.
         writable: whether writes are allowed.
         kind: state space, for counts.
-        whole: bytes from address 0 of the window to the end of ``data``.
+        whole: bytes from address 0 of a CTA's shared memory to the end of ``data``; None: ``data``.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class LinearMemory:
         return start, slice(start // granule, -(-(start + nbytes) // granule))
 
     def read(self, address: int, nbytes: int, access: Access) -> Bytes:
-        """A view of ``nbytes`` consecutive bytes."""
+        """Check and record a read; returns a view of ``nbytes`` consecutive bytes."""
         start, granules = self._span(address, nbytes, "read")
         self.shadow.read(granules, access)
         return self.data[start : start + nbytes]
@@ -126,7 +126,7 @@ class LinearMemory:
         return self.data[start : start + nbytes]
 
     def write_window(self, address: int, nbytes: int, access: Access) -> Bytes:
-        """Writable view of bytes, all of which count as written."""
+        """Check and record a write of all bytes; returns a writable view of the bytes."""
         start, granules = self._span(address, nbytes, "write")
         self.shadow.write(granules, access)
         return self.data[start : start + nbytes]

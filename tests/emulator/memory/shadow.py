@@ -214,7 +214,7 @@ class OneLane(NamedTuple):
 
     Attributes:
         lane: lane of the warp.
-        unordered, unordered_reads: as in ``Access``, at the time of the issue.
+        unordered, unordered_reads: events, as in ``Warp``, at the time of the issue.
     """
 
     lane: int
@@ -222,7 +222,7 @@ class OneLane(NamedTuple):
     unordered_reads: frozenset[int]
 
     def given(self, access: Access) -> Access:
-        """Copy of ``access`` attributed to this lane."""
+        """Attribute ``access`` to this lane; returns ``access``."""
         access.lanes, access.unordered = self.lane, self.unordered
         access.unordered_reads = self.unordered_reads
         return access

@@ -410,7 +410,7 @@ class _Body:
         return Vector(tuple(items))
 
     def _move_of_parameter(self, opcode: str, operands: list[Operand]) -> tuple[str, list[Operand]]:
-        """Plain move that replaces a ``st.param`` to, or ``ld.param`` from, a call parameter."""
+        """Plain move in place of st.param to or ld.param from a call parameter; else unchanged."""
         place = 0 if opcode.startswith("st.") else 1
         address = operands[place]
         if not isinstance(address, Address) or not isinstance(address.start, Register):

@@ -41,7 +41,10 @@ def told(text: str) -> dict[str, list[SharedArray]]:
 
 
 def guard_of(nbytes: int) -> int:
-    """Number of guard bytes behind an array: its size in 16s, to catch doubled indices."""
+    """Number of guard bytes behind an array of ``nbytes``, enough to catch doubled indices.
+
+    The size of the array rounded up to 16 bytes, at most ``MAX_GUARD``.
+    """
     return min(-(-nbytes // 16) * 16, MAX_GUARD)
 
 
@@ -78,7 +81,7 @@ def granules_between(arrays: Sequence[SharedArray], granule: int) -> npt.NDArray
 
 
 def between(arrays: Sequence[SharedArray], offset: int) -> str:
-    """Name of the array that ends before ``offset``, which lies in a gap between arrays."""
+    """Text for a report: distance of ``offset``, in a gap, from the end of the array before it."""
     number = bisect.bisect(arrays, offset, key=lambda array: array.offset) - 1
     array = arrays[number]
     beyond = offset - array.offset - array.nbytes

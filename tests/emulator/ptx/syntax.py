@@ -16,7 +16,7 @@ TYPE_BITS = {
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A virtual register ``%r1`` or a special one ``%tid.x``."""
+    """A virtual register, such as ``%r1``, or a special register, such as ``%tid.x``."""
 
     name: str
 
@@ -46,7 +46,7 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """``{a, b, ...}``."""
+    """Vector operand: ``{a, b, ...}``."""
 
     items: tuple["Operand", ...]
 
@@ -126,7 +126,7 @@ class Kernel:
     Attributes:
         parameters: parameters in order.
         registers: PTX type, without its dot, of each virtual register.
-        labels: index into ``body`` of the instruction behind each label.
+        labels: index into ``body`` of the instruction after each label.
         required_block: ``.reqntid``, or None.
         max_block: product of ``.maxntid``, or None.
         required_cluster: ``.reqnctapercluster``, or None.

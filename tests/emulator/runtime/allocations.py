@@ -65,7 +65,7 @@ class Allocations:
 
 
 def live_storages() -> list[Range]:
-    """The storage of every CPU tensor reachable from Python, each once."""
+    """Storages of all CPU tensors reachable from Python, except storages mapped from a file."""
     found: dict[int, Range] = {}
     # Not isinstance: there are many objects, and torch's own check runs Python code.
     kinds = _with_subclasses(torch.Tensor)

@@ -32,7 +32,8 @@ class PtxEmbedding(Compiler):
 
     Attributes:
         guards: whether each shared array gets a guard behind it (``runtime/guards.py``).
-        binaries: how much ptxas does, unless its options are set (``shim.Runtime.make_binaries``).
+        binaries: work of ptxas, see ``shim.Runtime.make_binaries``; without effect if the caller
+            sets ptxas's options.
     """
 
     guards = False
@@ -65,7 +66,7 @@ class PtxEmbedding(Compiler):
 
 
 class _NoEngine:
-    """Placeholder for the engine of a TVM FFI function, which CuTe replaces immediately.
+    """Placeholder for the engine of a TVM FFI function; CuTe replaces the engine immediately.
 
     CuTe's own engine would compile the host code again, at a tenth of the compilation time, for an
     entry point that is never called.
@@ -82,7 +83,7 @@ def _functions(module: ir.Module) -> Iterator[str]:
 
 
 def leave_host_code_as_it_is() -> None:
-    """Disable CuTe's optimisation of host code: here it launches a kernel only a few times.
+    """Disable CuTe's optimisation of host code, which launches a kernel only a few times.
 
     CuTe also compares each string of the host code with every symbol, in Python; a symbol table
     replaces this search.

@@ -67,7 +67,7 @@ def _kernel_of(operation: Any) -> str:
 
 
 def _guarded(operation: Any) -> SharedArray:
-    """Extend an array by its guard."""
+    """Extend an array by its guard; returns the array with its guard."""
     result = operation.results[0].value  # the tensor made by CuTe's bindings
     match = _TYPE.fullmatch(str(result.type))
     partition = operation.attributes["smem.partition_id"]

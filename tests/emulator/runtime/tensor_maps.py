@@ -27,13 +27,13 @@ def encode_tiled(
 
     Args:
         element_type: CUtensorMapDataType.
-        rank: 1 to 5.
+        rank: number of dimensions, 1 to 5.
         address: address of the tensor.
         dims: address of ``rank`` 64-bit extents, innermost first.
         strides: address of ``rank - 1`` 64-bit strides in bytes, of all dimensions but the
             innermost.
-        box: address of ``rank`` 32-bit extents.
-        element_strides: address of ``rank`` 32-bit steps.
+        box: address of ``rank`` 32-bit extents of the box.
+        element_strides: address of ``rank`` 32-bit steps between elements.
         interleave: CUtensorMapInterleave.
         swizzle: CUtensorMapSwizzle.
         promotion: CUtensorMapL2promotion.

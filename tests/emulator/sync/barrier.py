@@ -18,7 +18,8 @@ class Barrier:
         whole: whether the barrier waits for all threads of the CTA, without a stated count.
         generation: number of completed generations.
         handed: vector clocks that each recent generation hands to its waiters.
-        votes: predicates of bar.red in this generation.
+        votes: for each arrival in this generation, number of true predicates and of voters of
+            bar.red.
         result: result of bar.red by completed generation.
     """
 

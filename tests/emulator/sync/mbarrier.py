@@ -134,8 +134,8 @@ class MBarrier:
             clocks: clocks that the arrivals release.
             count: number of arrivals.
             sender: kind of the arriving party.
-            over: component, and the clock from which on its releases imply the arrivals; None if
-                only the phase itself implies the arrivals.
+            over: a component and a clock: later releases of the component imply the arrivals; None
+                if only the phase itself implies the arrivals.
         """
         phase = self.phase
         if count < 1:

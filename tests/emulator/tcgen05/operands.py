@@ -113,7 +113,7 @@ def _check(descriptor: SharedDescriptor, shape: OperandShape) -> None:
 def _chunks(
     phase: int, leading: int, stride: int, mode: Swizzle, shape: OperandShape
 ) -> npt.NDArray[np.intp]:
-    """Indices of 16-byte chunks [lines, chunks], relative to the origin of `phase`."""
+    """Indices of an operand's 16-byte chunks [lines, chunks], relative to the origin of `phase`."""
     descriptor = SharedDescriptor(phase, leading, stride, mode)
     _check(descriptor, shape)
     if shape.mn_major:
@@ -141,7 +141,7 @@ def chunk_index(
 
     Returns:
         The address (a multiple of 1024) and a read-only index [lines, chunks]. A line is a row of a
-        K-major operand, a k of an MN-major operand.
+        K-major operand, an index along K of an MN-major operand.
     """
     phase = descriptor.start % _PATTERN
     index = _chunks(phase, descriptor.leading, descriptor.stride, descriptor.swizzle, shape)
@@ -164,7 +164,7 @@ def gather(shared: Bytes, descriptor: SharedDescriptor, shape: OperandShape) -> 
     Args:
         shared: the CTA's shared memory; its length is a multiple of 16.
         descriptor: descriptor of the operand.
-        shape: part of the operand to read.
+        shape: shape of the operand.
 
     Raises:
         IndexError: the operand reaches beyond the end of `shared`.

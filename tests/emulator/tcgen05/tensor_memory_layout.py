@@ -42,7 +42,7 @@ class Block(NamedTuple):
 
     Attributes:
         lanes, columns: slices of tensor memory.
-        rows, entries: slices of the matrix, columns of D or words of a row of A.
+        rows, entries: slices of the matrix; entries are columns of D, or words of a row of A.
     """
 
     lanes: slice
@@ -125,6 +125,8 @@ def accumulator_blocks(instruction: MmaInstruction, address: Address) -> tuple[B
 def a_blocks(instruction: MmaInstruction, address: Address, d_lane: int) -> tuple[Block, ...]:
     """Blocks of one CTA's A, words [m / cta_group, 8]; blocks of the same rows are replicas.
 
+    ``d_lane``: lane at which D begins.
+
     Raises:
         IllegalInstruction: A is M-major, or the layout may not begin at the lane.
         UnknownInstruction: `.ws` with M = 32 or 64.
@@ -186,7 +188,7 @@ def write_block_matrix(
 
 
 def disabled_lanes(masks: Sequence[int], cta_group: int) -> list[npt.NDArray[np.bool_] | None]:
-    """Lanes, bool [128] per CTA, that ``disable-output-lane`` excludes; None if it excludes none.
+    """Lanes, bool [128] per CTA, that the words ``masks`` exclude; None if all lanes are written.
 
     Raises:
         IllegalInstruction: not four words per CTA (PTX ISA 9.7.16.10.9.1).

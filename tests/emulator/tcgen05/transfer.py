@@ -215,10 +215,10 @@ def reduce_columns(
 
 
 def shift_down(tensor: Words, address: Address) -> None:
-    """tcgen05.shift.down: of 32 lanes, lane i takes lane i + 1's 32 bytes; the last lane stays.
+    """tcgen05.shift.down: lane i takes the 32 bytes of lane i + 1; the last of 32 lanes stays.
 
     PTX ISA 9.7.16.9.3 has the shape 31x256b; the direction is CUTLASS's (tcgen05_mma, a_shift).
-    Only the subpartition of the address is shifted (assumed).
+    Only the subpartition that ``address`` names is shifted (assumed).
 
     Raises:
         IllegalInstruction: the lane is not a multiple of 32.

@@ -41,7 +41,7 @@ class MBarrier:
         self.arrive(count)
 
     def transact(self, nbytes: int) -> None:
-        """Expect bytes, or complete bytes if negative."""
+        """Expect ``nbytes`` more bytes; a negative number completes bytes."""
         self.transactions += nbytes
         self._settle()
 
@@ -63,11 +63,11 @@ class MBarrier:
 
 
 class Meeting:
-    """One generation of a CTA or cluster barrier.
+    """One generation of a CTA or cluster barrier, or one allocation of tensor memory.
 
     Attributes:
-        missing: number of warps that have not arrived.
-        warps: participating warps.
+        missing: number of warps that have not arrived; of an allocation, SMs without columns.
+        warps: number of participating warps, or of SMs.
     """
 
     def __init__(self, warps: int) -> None:
@@ -97,7 +97,7 @@ class Columns:
         self._waiters: deque[tuple[int, Callable[[], None]]] = deque()
 
     def take(self, count: int, wake: Callable[[], None]) -> bool:
-        """Whether the columns are free; if not, ``wake`` is called once they are allocated."""
+        """Allocate columns if free; returns whether they were. Else ``wake`` is called later."""
         if self._waiters or count > self._free:
             self._waiters.append((count, wake))
             return False

@@ -131,6 +131,8 @@ def run_example(
 ) -> Iterator[str]:
     """Output lines of an example with timed launches, run in a separate process.
 
+    For the arguments see ``tests.emulator.timing.example``.
+
     Raises:
         RuntimeError: the example failed.
     """

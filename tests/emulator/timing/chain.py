@@ -92,7 +92,7 @@ class ChainTiming:
         return self.links[-1].ended
 
     def period(self, count: int) -> float:
-        """Microseconds between the ends of the last launch and the launch ``count`` before it."""
+        """Microseconds of the last ``count`` launches, from the end of the launch before them."""
         if not 0 < count < len(self.links):
             raise ValueError(f"count: {count}, accepted 1 to {len(self.links) - 1}; add launches")
         return self.links[-1].ended - self.links[-1 - count].ended
@@ -188,7 +188,7 @@ def _grid(
     gpcs: tuple[int, ...],
     share: float,
 ) -> Ordered:
-    """Part of a launch that runs on GPCs of the given sizes.
+    """Part of a launch that runs on GPCs of the given sizes, with ``share`` of the bandwidth.
 
     The part is rounded up, so that it has as many waves as the whole grid on the whole chip; the
     clusters' bytes are scaled to compensate.

@@ -74,9 +74,9 @@ class Sm:
 
 
 class Banks:
-    """HBM banks: requests are split into pieces over many banks, so some queue while others idle.
+    """HBM banks, which serve the pieces of a request; some banks idle while others have a queue.
 
-    A piece goes to the less busy of two random banks, which models request reordering.
+    A piece goes to the less busy of two random banks, as if requests were reordered.
 
     Attributes:
         work: bytes served so far.
@@ -90,7 +90,7 @@ class Banks:
         self.work = 0.0
 
     def serve(self, at: float, nbytes: float) -> float:
-        """Cycle when all bytes requested at ``at`` have been served."""
+        """Serve bytes requested at ``at``; returns the cycle when all have been served."""
         self.work += nbytes
         pieces = math.ceil(nbytes / self._piece)
         pairs = self._chance.choices(self._banks, k=2 * pieces)

@@ -198,7 +198,7 @@ NOTHING = Cost(0, "", 0, 0)
 
 
 def _is_special(instruction: Instruction) -> bool:
-    """Whether a ``mov`` reads a special register (``%tid.x``); virtual ones end in a number."""
+    """Whether a ``mov`` reads a special register (``%tid.x``): virtual names end in a number."""
     source = instruction.operands[1]
     return isinstance(source, Register) and (
         not source.name[-1].isdigit() or source.name == "%clock64"

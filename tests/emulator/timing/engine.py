@@ -41,7 +41,7 @@ class Server:
     work: float = 0.0
 
     def serve(self, at: float, work: float) -> tuple[float, float]:
-        """Cycles at which a request of ``work``, arriving at ``at``, begins and ends."""
+        """Serve a request that arrives at ``at``; returns the cycles of its beginning and end."""
         start = max(at, self.free)
         cycles = work / self.rate
         self.free = start + cycles

@@ -12,7 +12,7 @@ _CONSTANTS = 1  # constant operands: further constants need registers
 
 
 def absorbed(blocks: Iterable[list[Instruction]]) -> set[int]:
-    """Lines of 32-bit logic whose only reader is a logic instruction that can absorb it.
+    """PTX lines of 32-bit logic instructions that the assembler fuses into their only reader.
 
     Args:
         blocks: basic blocks of a kernel, each a list of instructions.

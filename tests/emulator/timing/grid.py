@@ -125,7 +125,7 @@ class Grid(Ordered):
         return found
 
     def fetch(self, sm: Sm, at: float, where: Touched, nbytes: float, filled: float = 0.0) -> float:
-        """Cycle when all bytes requested at ``at`` have arrived from L2 and HBM.
+        """Request bytes at ``at``; returns the cycle when all have arrived from L2 and HBM.
 
         The share of prefetched bytes waits for the oldest prefetches of the SM.
 
@@ -153,7 +153,10 @@ class Grid(Ordered):
         return max(end + latency, self._taken(early, nbytes * hits.prefetched))
 
     def _taken(self, early: deque[list[float]], nbytes: float) -> float:
-        """Cycle when the oldest prefetched bytes have arrived from L2."""
+        """Take ``nbytes`` from the oldest prefetches; returns the cycle of their arrival from L2.
+
+        ``early``: (cycle of arrival in L2, bytes) of each prefetch.
+        """
         ready = 0.0
         while nbytes > 0 and early:
             oldest = early[0]
@@ -176,7 +179,7 @@ class Grid(Ordered):
         early.append([end + missing * self.chip.p.hbm_latency, nbytes])
 
     def write(self, at: float, nbytes: float) -> float:
-        """Cycle when bytes sent at ``at`` have been accepted; written bytes go on to HBM.
+        """Write bytes sent at ``at`` to L2 and HBM; returns the cycle when L2 has accepted them.
 
         L2 accepts bytes when an HBM bank begins to write them; the end of the write delays nothing.
         """

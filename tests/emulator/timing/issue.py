@@ -22,7 +22,7 @@ class _Job:
 
 
 class Scheduler:
-    """A scheduler with its pipes.
+    """Warp scheduler of an SM, with the pipes behind the scheduler.
 
     Attributes:
         used: number of cycles taken so far, by pipe.

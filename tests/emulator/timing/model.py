@@ -58,7 +58,7 @@ def model(
 
 
 class Model:
-    """Model of one launch."""
+    """Model of one launch's time."""
 
     def __init__(self, prepared: Prepared, parameters: Parameters, footprint: float | None) -> None:
         self._prepared = prepared

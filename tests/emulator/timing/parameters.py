@@ -3,7 +3,8 @@
 Sources:
     datasheet: NVIDIA's figures for the HGX B200 (148 SMs, dense BF16 2.25 PFLOP/s, HBM 8 TB/s).
     SemiAnalysis: github.com/SemiAnalysisAI/microbench-blackwell, results measured on a B200 at
-        1.965 GHz; "CUTLASS loop" is its cutlass_gemm_mainloop, whose MMA-bound rows imply 1.277.
+        1.965 GHz; "CUTLASS loop" is its cutlass_gemm_mainloop, at a clock of 1.277 GHz by its
+        MMA-bound rows.
     H200: this project's own microbenchmarks of the same PTX on an H200 (sm_90), the nearest silicon
         at hand (hopper_latencies.cu, hopper_memory.cu); equal figures on a B200 are an assumption.
     guide: CUDA C++ Programming Guide, arithmetic throughput per clock and SM (9.0; taken for 10.0).

@@ -45,7 +45,7 @@ class Prepared:
         clusters: number of clusters of the grid.
         needs: needs of a CTA.
         deep: number of CTAs that an SM holds if no other launch is resident.
-        places: groups of SMs, one for each CTA of a cluster.
+        places: number of clusters that the chip holds with one CTA per SM.
         l1_bytes: bytes of an SM's shared memory that the CTAs leave to L1.
         script: state that all clusters share.
 

@@ -40,7 +40,13 @@ MMAS = (
 
 
 class MeasuredCopies(NamedTuple):
-    """Measured cycles per TMA load, all 148 SMs reading HBM (SemiAnalysis, tma2d_throughput)."""
+    """Measured cycles per TMA load, all 148 SMs reading HBM (SemiAnalysis, tma2d_throughput).
+
+    Attributes:
+        nbytes: size of a load.
+        stages: loads of an SM in flight at once.
+        cycles: mean time between an SM's loads.
+    """
 
     nbytes: int
     stages: int

@@ -23,7 +23,7 @@ Process = Generator[float | None, None, None]
 
 
 class ClusterReplay:
-    """One cluster on its SMs.
+    """Timed replay of one cluster on its SMs.
 
     Args:
         grid: grid of the cluster.
@@ -82,7 +82,10 @@ class ClusterReplay:
         return found
 
     def allocation(self, rank: int, ctas: int, columns: int) -> Meeting:
-        """The next allocation of a CTA or its pair: a pair's first request allocates for both."""
+        """Next allocation of a CTA or its pair, complete once all SMs have columns.
+
+        A pair's first request allocates for both CTAs.
+        """
         first = rank & -ctas
         key = (first, self._asked[rank])
         self._asked[rank] += 1
@@ -121,7 +124,7 @@ class _Groups:
 
 
 class WarpReplay:
-    """One warp.
+    """Timed replay of one warp's trace.
 
     Attributes:
         name: name in timelines.
@@ -400,7 +403,7 @@ class WarpReplay:
         self._grid.prefetch(self.sm, self._engine.now, event.where, event.amount)
 
     def _turns(self, tags: int, width: float) -> float:
-        """Cycles that lanes with ``width`` bytes each occupy the path to L1."""
+        """Cycles on the path to L1 of an access to ``tags`` lines, of ``width`` bytes per lane."""
         return tags * max(1.0, width / self._p.l1_lane_bytes)
 
     def _mma(self, event: Event) -> None:
@@ -514,7 +517,7 @@ class WarpReplay:
             self._arriving[name] = max(self._arriving.get(name, 0.0), ready)
 
     def _from_global(self, event: Event, sectors: int, at: float) -> float:
-        """Cycle when a load's sectors have arrived, from L1 if present there."""
+        """Cycle when a load's sectors have arrived, from L1 as far as L1 holds them."""
         sm, grid, now = self.sm, self._grid, self._engine.now
         if event.line not in self.cluster.script.cached:
             nbytes = sectors * SECTOR
@@ -564,7 +567,7 @@ class WarpReplay:
             yield from self._block("grid before", event.line, start, "the grid before this one")
 
     def _warpgroup_mma(self, event: Event) -> None:
-        """This warp's 16 rows of a wgmma, on its scheduler's part of the tensor core."""
+        """Execute this warp's 16 rows of a wgmma on its scheduler's part of the tensor core."""
         assert isinstance(event.detail, tuple)
         n, k, from_registers = event.detail
         p, sm = self._p, self.sm
@@ -582,7 +585,7 @@ class WarpReplay:
         self._multiplies.append(self._multiplied)
 
     def _warpgroup_wait(self, event: Event) -> Process:
-        """Wait for all groups but the last; groups end in order."""
+        """Wait for all groups except the latest ``event.amount``; groups end in order."""
         known = len(self._multiplies) - event.amount
         until = self._multiplies[known - 1] if known > 0 else 0.0
         yield from self._sleep(until, "wgmma", event.line)

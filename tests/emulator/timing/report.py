@@ -13,7 +13,7 @@ _BOUND = 0.7  # busy fraction above which a unit limits the kernel
 
 
 def report(timing: Timing, least: SpeedOfLight | None = None) -> RenderableType:
-    """Table of a launch's time, units and warps, with the ratio to the speed of light."""
+    """Table of a launch's time, units and warps, with the ratio to the speed of light ``least``."""
     head = Table.grid(padding=(0, 2))
     head.add_row("kernel", timing.kernel)
     overhead = f"and {timing.launch_us:g} µs to launch it"

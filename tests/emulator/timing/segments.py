@@ -61,7 +61,10 @@ def segments_of(flow: Flow, costs: Costs) -> list[list[Segment]]:
 def _cut(
     body: list[Instruction], fetched: set[str]
 ) -> Iterator[tuple[tuple[str, ...], list[Instruction]]]:
-    """Parts of a block, each with the loaded registers that its first instruction needs."""
+    """Parts of a block, each with the registers that its start waits for.
+
+    ``fetched``: registers that any load of the kernel fetches.
+    """
     pending = set(fetched)
     waits: tuple[str, ...] = ()
     part: list[Instruction] = []
@@ -89,7 +92,10 @@ def _cut(
 def _schedule(
     number: int, part: list[Instruction], waits: tuple[str, ...], priced: list[Cost]
 ) -> Segment:
-    """List schedule of a segment: longest remaining dependency chain first, one issue per cycle."""
+    """List schedule of a segment: longest remaining dependency chain first, one issue per cycle.
+
+    ``number``: basic block; ``part``, ``priced``: instructions and their costs.
+    """
     last = part[-1]
     segment = Segment(number, line=last.line, waits=waits)
     segment.loads = tuple(written(last)) if is_load(last) else ()
@@ -122,7 +128,7 @@ def _taken(cost: Cost) -> float:
 def _dependencies(
     part: list[Instruction], priced: list[Cost]
 ) -> tuple[list[list[int]], list[float]]:
-    """Producers of each instruction, and the longest latency chain from it to the end."""
+    """Producers of each instruction, and the longest latency chain from the instruction on."""
     producer: dict[str, int] = {}
     before: list[list[int]] = []
     for index, instruction in enumerate(part):

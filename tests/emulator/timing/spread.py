@@ -5,7 +5,7 @@ from random import Random
 
 
 def spread(count: int, some: int) -> list[int]:
-    """Sample of ``some`` of ``count`` numbers: one at random from each run of ``count / some``.
+    """``some`` of the numbers below ``count``: one at random from each run of ``count / some``.
 
     The choice is random so that a property that recurs every few numbers keeps its frequency.
     """

@@ -52,7 +52,7 @@ class Supply:
     """Fractions of a launch's reads that come from HBM, operand by operand.
 
     Args:
-        ctas: traced CTAs; the launch has ``repeat`` times as many.
+        ctas: traced CTAs; the launch has ``repeat`` times this number.
         cached: PTX lines of loads that L1 may answer.
         operands: operands that reads are assigned to; empty: reads are not distinguished.
         missing: bytes of each operand that come from HBM; None: the distinct bytes that the traced
@@ -124,7 +124,10 @@ class Supply:
         cached: frozenset[int],
         missing: float | None,
     ) -> Hits:
-        """Distribute the bytes from HBM among prefetches and later loads."""
+        """Distribute the bytes from HBM among prefetches and later loads.
+
+        ``ctas``: reads and prefetches of an operand by each CTA; for the rest see ``Supply``.
+        """
         fetched = [e for events in ctas for e in events if e.kind == "prefetch"]
         prefetched = repeat * sum(event.amount for event in fetched)
         reads = repeat * sum(l2_reads(events, cached) for events in ctas)
@@ -153,7 +156,10 @@ class L2:
         self._held: OrderedDict[str, float] = OrderedDict()
 
     def read(self, operand: Operand) -> float:
-        """Missing bytes of an operand; L2 then holds as much as fits, unless streamed."""
+        """Read an operand; returns the number of its bytes that L2 lacked.
+
+        L2 then holds the operand as far as there is room, unless the operand is streamed.
+        """
         missing = max(0.0, operand.total - self._held.get(operand.name, 0.0))
         if not operand.streamed:
             self.write(operand.name, operand.total)

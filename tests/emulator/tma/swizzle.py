@@ -46,7 +46,7 @@ class Swizzle(IntEnum):
 
 
 def swizzled(swizzle: Swizzle, addresses: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Swizzled places of the bytes at linear shared ``addresses`` (PTX ISA 5.5.7, its tables)."""
+    """Swizzled addresses of the bytes at linear shared ``addresses`` (tables of PTX ISA 5.5.7)."""
     line = addresses >> 7
     if swizzle == Swizzle.B32:
         return addresses ^ (line & 1) << 4
@@ -100,7 +100,7 @@ class Placement:
 
 @lru_cache(maxsize=4096)
 def placement(swizzle: Swizzle, rows: int, row_bytes: int, phase: int) -> Placement:
-    """Placement of ``rows`` rows from a shared address that is ``phase`` modulo 1024.
+    """Placement of ``rows`` rows from a shared address at ``phase`` in the swizzle's period.
 
     Swizzled rows lie a whole span apart, even if they are shorter; the bytes between rows are left
     alone (seen on an H200). Rows without swizzle are contiguous.

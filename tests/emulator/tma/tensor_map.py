@@ -87,7 +87,7 @@ def _shape_objection(tensor_map: TensorMap) -> str | None:
 
 
 def _moved_bytes(tensor_map: TensorMap) -> int:
-    """Number of bytes in a box, as the driver counts them: whole element strides only."""
+    """Number of bytes in a box, as the driver counts: whole element strides of each dimension."""
     steps = zip(tensor_map.box, tensor_map.element_strides, strict=True)
     return prod(b // s for b, s in steps) * tensor_map.element_type.bits // 8
 

@@ -135,7 +135,7 @@ class Tile:
 def locate(
     tensor_map: TensorMap, coordinates: tuple[int, ...], direction: Direction = Direction.LOAD
 ) -> Tile:
-    """The box at ``coordinates`` (elements, innermost first, signed).
+    """Tile of the box at ``coordinates`` (elements, innermost first, signed).
 
     Raises:
         IllegalInstruction: ``direction`` does not accept the coordinates or the tensor map.

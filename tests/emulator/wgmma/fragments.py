@@ -21,8 +21,8 @@ WARPS = 4
 def a_matrix(registers: Words, element: Element) -> Floats:
     """Matrix A, float32 [64, 16], from words [warp, register, lane].
 
-    Each register holds columns 2 (t % 4) and 2 (t % 4) + 1: register 0 those of the upper row,
-    register 1 of the lower row; registers 2 and 3 likewise, 8 columns further.
+    Each register holds columns 2 (t % 4) and 2 (t % 4) + 1, register 0 of the upper row, register 1
+    of the lower row; registers 2 and 3 hold the columns 8 further.
     """
     raw = np.ascontiguousarray(registers).reshape(-1, 32).view(np.uint8)
     elements = decode(raw, element).reshape(WARPS, 2, 2, 8, 4, 2)

@@ -1,4 +1,4 @@
-"""Emulated kernel inside a vLLM worker process; as a command, prints JSON.
+"""Emulated kernel inside a vLLM worker process; the command prints JSON.
 
 ``python -m tests.test_emulator.kernels.in_vllm MODEL``
 """

@@ -26,7 +26,7 @@ _PATIENCE = 15.0  # seconds for one launch, before it counts as hanging
 
 
 def _work(families: tuple[str, ...], skip: set[tuple[str, str]], pipe: Connection) -> None:
-    """Run the remaining cases and send each result; stop at the first failure."""
+    """Run the cases that are not in ``skip``, and send each result; stop at the first failure."""
     with Gpu() as gpu:
         pipe.send((gpu.name(), gpu.version()))
         for name in families:

@@ -80,7 +80,7 @@ def test_descriptors_of_cases(name: str, case: Case) -> None:
 
 @pytest.mark.parametrize("what", [name for name, _ in descriptors.maps()])
 def test_descriptors(what: str) -> None:
-    """The driver's descriptor for each set of arguments, or its refusal."""
+    """The emulator's descriptor of a tensor map is the driver's, or both refuse the map."""
     tensor_map = dict(descriptors.maps())[what]
     recorded = _recordings("descriptors")[what]
     assert recorded.digest == repr(tensor_map), "not as recorded"

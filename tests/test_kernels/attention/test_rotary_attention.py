@@ -91,7 +91,10 @@ def on_device(device: torch.device, given: dict[str, Any]) -> dict[str, Any]:
 def check(
     given: dict[str, Any], *, quantized: bool = False, counted: bool = False, settled: bool = False
 ) -> None:
-    """Check result, LSE and cache against ``rotary_store`` followed by ``paged_attention``."""
+    """Check result, LSE and cache against ``rotary_store`` followed by ``paged_attention``.
+
+    ``quantized``: whether the result is NVFP4; ``counted``: whether the op gets counters.
+    """
     how, cache = given["rotation"], given["kv_cache"]
     names = "k", "v", "slot_mapping", "positions", "rotation"
     rest = {name: value for name, value in given.items() if name not in names}

@@ -165,7 +165,7 @@ def combined(results: Value) -> tuple[Value, ...]:
 
 
 def _entering(op: str, output: Output, gives: str = "tiles") -> list[Stage]:
-    """Stages of an op that permutes tokens into tiles: after routing, and after the layer before.
+    """Stages of an op that permutes tokens into tiles: after routing, and after another layer.
 
     Later stages read the same memory after either stage, so they follow the first only.
     """
@@ -179,7 +179,7 @@ def _entering(op: str, output: Output, gives: str = "tiles") -> list[Stage]:
 
 
 def _choosing(op: str, output: Output) -> Stage:
-    """Stage of an op that chooses experts and permutes tokens, after the layer before."""
+    """Stage of an op that chooses experts and permutes tokens, after the preceding layer."""
     run = partial(chosen_and_entered, output)
     return Stage(f"{op}, tokens", "moe_dispatch of logits", "tokens", ("tiles",), run)
 

@@ -5,8 +5,8 @@
 | rows | bfloat16 (8, 256), activations; also seen as four heads of 64, or as 32 keys |
 | read rows | the same rows, read by the preceding stage, to be overwritten |
 | operand | data and blocked scales of NVFP4 rows |
-| scaled operand | the same and a row scale |
-| long operand | an operand with half as many rows of twice the length |
+| scaled operand | an operand and a row scale |
+| long operand | an operand with half the number of rows, of twice the length |
 | segment | result and LSE of attention |
 | queries, keys | data and scales of the indexer's vectors |
 | pages | a paged cache of keys and values; read pages: the same, to be overwritten |

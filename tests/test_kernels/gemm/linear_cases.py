@@ -24,7 +24,14 @@ def rounding_error(magnitude: Float64, dtype: torch.dtype) -> Float64:
 
 @dataclass(frozen=True)
 class Case:
-    """One problem; ``a_dtype`` is None for NVFP4 activations."""
+    """One problem; ``a_dtype`` is None for NVFP4 activations.
+
+    Attributes:
+        batch: batch dimensions of the activations, and with ``batched_weight`` of the weight too.
+        shards: rows of each part of the weight that has its own alpha; empty for a single alpha.
+        bias: dtype of the bias; None without one.
+        terms: number of NVFP4 tensors whose sum is the activations.
+    """
 
     m: int
     n: int
@@ -161,9 +168,9 @@ def check_exact(op: LinearOp, case: Case) -> None:
 def check_close(op: LinearOp, case: Case) -> None:
     """Check random values within the error bound of float32 sums in any order.
 
-    Products are exact (at most 6 significant bits from NVFP4 and 11 from float16). In the sum of
-    K products per term, each product is rounded at most that many times in all; alpha, row scale
-    and bias add three roundings, and the output one.
+    Products are exact (at most 6 significant bits from NVFP4 and 11 from float16). A sum has K
+    products per term, so each product is rounded at most K times the number of terms; alpha, row
+    scale and bias add three roundings, and the output one.
     """
     problem = random_problem(case)
     expected, actual = problem.expected(), oracle.float64(problem.run(op))

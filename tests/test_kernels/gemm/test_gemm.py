@@ -213,7 +213,7 @@ QUANTIZED = {name: case for name, case in CASES.items() if case.n % 16 == 0}
 
 
 def check_quantized(op: LinearOp, case: Case, out_terms: int = 1) -> None:
-    """Check that ``op`` gives its quantised float32 result."""
+    """Check that the NVFP4 result of ``op`` is its float32 result, quantised."""
     args = grid_problem(replace(case, out_dtype=FP32)).args
     full = op(**args)
     scale = (full.abs().amax() if full.numel() else torch.ones(())) / 2688

@@ -315,7 +315,7 @@ def test_nothing_to_catch(tile_case: TileCase) -> None:
 
 
 def test_reciprocals_of_the_other_two_of_four_are_noticed() -> None:
-    """Swapped reciprocals are noticed with small gates; for large ones the factor is 1."""
+    """Swapped reciprocals are noticed with small gates; for large gates the factor is 1."""
     swapped = KERNEL.with_result("silu", "_reciprocals", lambda four: [*four[2:], *four[:2]])
     wide = partial(test_silu_mul_gemm.check_wide_gates, silu_mul_gemm, pair_case(SWAPPED.case))
     check_nothing_to_catch(wide, partial(use, SWAPPED), schedules=STANDARD[:1])

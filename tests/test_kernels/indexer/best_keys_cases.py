@@ -27,7 +27,10 @@ Row = NDArray[np.float32]
 def chosen(
     tile: ScoreTile, capacity: int, sync_phases: int = 1, words: int = 256, splits: int = 1
 ) -> Choice:
-    """Choice of a tile and ``splits``; with several splits a CTA sees a share of a row's keys."""
+    """Choice of a tile and ``splits``; with several splits a CTA sees a share of a row's keys.
+
+    For ``capacity``, ``sync_phases`` and ``words`` see ``Selection``.
+    """
     selection = Selection(capacity, sync_phases, words, whole=splits == 1)
     return Choice(replace(tile, visitor_bytes=selection.shared_bytes(tile)), selection, splits)
 

@@ -91,7 +91,7 @@ def test_long_rows(top_k: int) -> None:
 
 
 def test_rows_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long rows among short ones, processed a few at a time."""
+    """Long rows among short rows, processed a few at a time."""
     monkeypatch.setattr(reference, "SCORES", 100)
     logits = torch.randint(-5, 5, (33, 40)).float()
     check(logits, torch.arange(33, dtype=torch.int32), 10)

@@ -44,7 +44,7 @@ def hot(rng: np.random.Generator, columns: int) -> Row:
 
 
 def of(*values: float) -> Make:
-    """Rows that draw uniformly from ``values``."""
+    """Function that makes a row of values drawn uniformly from ``values``."""
     return lambda rng, columns: rng.choice(np.array(values, dtype=np.float32), columns)
 
 

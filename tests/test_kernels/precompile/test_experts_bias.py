@@ -1,4 +1,4 @@
-"""Experts with biases, on one rank or several: kernels compiled ahead are the launched ones."""
+"""Experts with biases, on one rank or several: launched kernels are those compiled ahead."""
 
 from typing import Any
 

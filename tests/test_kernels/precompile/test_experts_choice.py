@@ -1,4 +1,4 @@
-"""Experts chosen from logits: kernels compiled ahead are the launched ones."""
+"""Experts chosen from logits: launched kernels are those compiled ahead."""
 
 from typing import Any
 

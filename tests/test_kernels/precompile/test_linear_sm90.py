@@ -52,7 +52,7 @@ class Launches:
         use_sms(product, SMS, monkeypatch)
 
     def of_layer(self, layer: Layer, dtype: torch.dtype, most: int) -> set[DeviceKernel]:
-        """Kernels for all numbers of tokens up to ``most``."""
+        """Kernels that a layer launches for all numbers of tokens up to ``most``."""
         self.kernels = set()
         data, scales = fragment_shapes(layer.n, layer.k)
         weight = torch.zeros(data, dtype=torch.uint8), torch.zeros(scales).byte()

@@ -21,7 +21,7 @@ def flash_attn_varlen_func(
     out: Tensor,
     fa_version: int,
 ) -> None:
-    """Result of FlashAttention for a paged cache, computed slowly in float64."""
+    """Write FlashAttention's result for a paged cache to ``out``, computed slowly in float64."""
     assert fa_version == 3
     assert causal
     starts = cu_seqlens_q.tolist()

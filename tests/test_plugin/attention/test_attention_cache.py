@@ -1,9 +1,9 @@
 """Writes to the paged cache, against vLLM's CPU attention, whose E4M3 codes differ.
 
 vLLM's own CPU attention stores an E4M3 code by truncating the mantissa towards zero; rounding to
-nearest loses half as much and has no bias. This is the only reason why its FP8 answers differ from
-the plugin's; ``test_attention_engine`` shows it in an engine. On CPUs with AMX, vLLM's attention
-also reads the smallest codes (below 2⁻⁶) as 0.
+nearest loses half as much and has no bias. This is the only reason why vLLM's FP8 answers differ
+from the plugin's; ``test_attention_engine`` shows so in an engine. On CPUs with AMX, vLLM's
+attention also reads the smallest codes (below 2⁻⁶) as 0.
 """
 
 import importlib.metadata as metadata

@@ -75,7 +75,7 @@ def test_every_speculative_model_of_vllm_is_a_draft_or_a_head() -> None:
 def test_layers_of_a_draft_are_what_its_tensors_are(
     architecture: str, counted: bool, vllm_config: Any, tmp_path: Path
 ) -> None:
-    """Tensors decide, not the config, which names a 16-bit layer NVFP4; no name has ``model``."""
+    """Tensors decide, though the config calls 16-bit layers NVFP4; no name has ``model``."""
     tensors = {"layers.0.mlp.down_proj.weight": torch.zeros(128, 256, dtype=torch.bfloat16)}
     for projection, n in (("q", 256), ("k", 128), ("v", 128)):
         weight = quantize_weight(torch.randn(n, 128))

@@ -176,7 +176,7 @@ def test_additional_config_must_be_json(bf16: Path) -> None:
 
 
 def test_another_device(modelopt: Path, weight_only: Path) -> None:
-    """A GPU's kernels are planned without a GPU; 16-bit activations become NVFP4 terms there."""
+    """Kernels of sm_100 are planned without a GPU; 16-bit activations become NVFP4 terms."""
     done = report(modelopt, "--arch", "sm_100")
     assert done.exit_code == 0, done.stderr
     assert "for sm_100" in done.stdout

@@ -84,7 +84,10 @@ def config_of(format: Convention, kind: Kind, scale: str = SCALE) -> Nvfp4TcConf
 def loaded(
     format: Convention, kind: Kind, which: str, scale: str = SCALE, **changes: Any
 ) -> tuple[Any, Tensor]:
-    """Layer with weights loaded as by vLLM, and the values of the weight."""
+    """Layer with weights loaded as by vLLM, and the values of the weight.
+
+    ``which``: key of ``LAYERS``; ``scale``: name of the weight scale; ``changes``: other tensors.
+    """
     torch.manual_seed(0)
     build, rows, shard_ids = LAYERS[which]
     layer = build(config_of(format, kind, scale))

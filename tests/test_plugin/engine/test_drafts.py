@@ -161,7 +161,10 @@ def change_config(directory: Path, change: Callable[[dict[str, Any]], None]) -> 
 
 
 def with_head(target: Path, directory: Path, *, nvfp4: bool, listed: bool) -> Path:
-    """Copy of a Qwen 3.8 checkpoint with a multi-token-prediction head."""
+    """Copy of a Qwen 3.8 checkpoint with a multi-token-prediction head.
+
+    ``nvfp4``: whether the head is NVFP4; ``listed``: whether the exclude list names the head.
+    """
     shutil.copytree(target, directory)
     torch.manual_seed(5)
     tensors = load_file(directory / "model.safetensors")

@@ -282,7 +282,7 @@ def test_tensor_parallel(
     engine: Callable[..., Run],
     parallel: dict[str, Run],
 ) -> None:
-    """Two ranks that hold half of every layer each agree with a single rank.
+    """Two ranks, each with half of every layer, agree with a single rank.
 
     Quantising at load takes each shard's scale over both ranks, so its weights are those of the
     weight-only checkpoint, bit for bit.

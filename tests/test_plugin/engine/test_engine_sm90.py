@@ -23,7 +23,7 @@ WHY = "sm_90 has no W4A4 kernel, activations stay 16-bit"
 def rotate(
     positions: Tensor, q: Tensor, k: Tensor, head_dim: int, cos_sin_cache: Tensor, is_neox: bool
 ) -> None:
-    """Formula of the plugin in place of vLLM's rotary kernel.
+    """Rotate ``q`` and ``k`` by the plugin's formula, in place of vLLM's rotary kernel.
 
     On CPUs with BF16 instructions both agree; elsewhere vLLM truncates mantissas.
     """

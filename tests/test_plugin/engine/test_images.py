@@ -86,8 +86,8 @@ class Case:
         lines: prefixes of lines that the engine's report must contain.
         prompt: placeholder of the image in the prompt.
         size: size of the image.
-        logits: function of the decoded model, checkpoint, tokens and pixels for the reference's
-            logits.
+        logits: function that returns the reference's logits, given the decoded model, checkpoint,
+            tokens and pixels.
     """
 
     family: Family

@@ -108,7 +108,7 @@ def test_every_placeholder_of_the_registry_is_one_that_a_checkpoint_fills(
 
 
 def taken_beside(vllm: Any, architecture: str, came: list[str]) -> int:
-    """Number of buffers that a model takes from a checkpoint with tensors of these names."""
+    """Number of buffers that a model takes from a checkpoint with tensors named ``came``."""
     of = built(vllm, architecture)
     names = CheckpointNames(came, dict(of.model.named_parameters()))
     buffers = [Buffer(name, tensor) for name, _, tensor in placeholders(of.model)]

@@ -586,7 +586,7 @@ def load_stacked(layer: Layer, model: Model, *, filled: bool = False) -> None:
 
 @pytest.mark.parametrize("ranks", [{}, {"ep": 2, "rank": 1}, {"tp": 2, "rank": 1}], ids=str)
 def test_stacks_are_taken_apart(ranks: dict[str, int], build: Build) -> None:
-    """Stacked and single tensors load alike; in a stack, up has gate's global scale."""
+    """Stacked and single tensors give the same layer; in a stack, up has gate's global scale."""
     model = Model(weight_only=False, inner=2 * INNER if "tp" in ranks else INNER)
     for expert in range(E):
         gate = model.weights[expert, "gate_proj"].global_scale

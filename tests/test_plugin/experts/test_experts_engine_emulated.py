@@ -67,7 +67,7 @@ def tell_experts_apart(tensors: dict[str, Tensor]) -> None:
 
 @pytest.mark.arch("sm_100")
 def test_a_whole_layer(pytestconfig: pytest.Config, tmp_path: Path) -> None:
-    """A layer takes 10 launches, two of them vLLM's; 11 in a prefill. All others are emulated.
+    """A layer takes 10 launches (11 in a prefill): two by vLLM, all other launches emulated.
 
     A prefill of many tokens is followed by single-token decodes, from a norm to the experts' sum;
     the last step repeats the launches of its predecessor.

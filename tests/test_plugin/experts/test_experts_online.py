@@ -44,7 +44,7 @@ def test_16_bit_experts_are_quantised(
     whole = {(e, s): weight.abs().amax().float() for (e, s), weight in plain.items()}
 
     def gathered(amax: Tensor, group: str, **_: Any) -> None:
-        """Maxima over both ranks, with the matrices in the order of w13 or w2."""
+        """Write the maxima over both ranks to ``amax``, in the order of w13 or w2."""
         assert group == reduced_over
         order = [("w1", "w3"), ("w2",)][len(amax) == layer.local]
         mine = range(layer.first, layer.first + layer.local)

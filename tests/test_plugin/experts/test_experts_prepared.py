@@ -42,7 +42,7 @@ class Device:
         return lambda *words: self.launched.append((kernel, words))
 
     def launches(self, call: Call) -> list[Any]:
-        """Launches of a call, with names in place of addresses."""
+        """Call the op; returns the launches, with names in place of addresses."""
         self.launched.clear()
         run = op.routed_experts if "router_logits" in call else op.experts
         result = run(*call.values())

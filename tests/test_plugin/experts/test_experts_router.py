@@ -33,7 +33,7 @@ def vllms(case: RouterCase, logits: Tensor, bias: Tensor | None) -> tuple[Tensor
 
 
 def check_same(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], close: float) -> None:
-    """Check that both have the same experts and weights, in any order."""
+    """Check for the same experts in any order, with weights within ``close``, relative."""
     found_ids, order = found[1].sort(dim=1)
     expected_ids, theirs = expected[1].sort(dim=1)
     assert torch.equal(found_ids, expected_ids)

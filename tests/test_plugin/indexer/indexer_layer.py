@@ -29,7 +29,10 @@ def prefill_bounds(
     token_to_seq: Tensor, ks: Tensor, ke: Tensor, start: int, stop: int, *_: int,
     num_reqs: int, COMPRESS_RATIO: int,
 ) -> None:  # fmt: skip
-    """Range of keys that each query of a prefill sees; the keys of a sequence are contiguous."""
+    """Write the ends ``ks``, ``ke`` of the keys that each query of a prefill sees.
+
+    The keys of a sequence are contiguous; ``start`` and ``stop`` delimit the queries.
+    """
     for sequence in range(num_reqs):
         first, end = int(query_start[sequence]), int(query_start[sequence + 1])
         for token in range(max(first, start), min(end, stop)):
@@ -42,7 +45,7 @@ def compressed_slots(
     out: Tensor, slots: Tensor, query_start: Tensor, seq_lens: Tensor, block_table: Tensor,
     block_size: int, ratio: int, *_: int,
 ) -> None:  # fmt: skip
-    """Cache slots for the last token of every ``ratio`` tokens; other tokens have no slot."""
+    """Write cache slots of the last of every ``ratio`` tokens to ``out``; others have no slot."""
     for sequence, length in enumerate(seq_lens.tolist()):
         first, end = query_start[sequence : sequence + 2].tolist()
         for token in range(first, end):
@@ -137,7 +140,7 @@ class Driver:
         return metadata
 
     def metadata(self, step: Step) -> Any:
-        """Metadata from vLLM's builder, after the sequences have grown."""
+        """Add a step's tokens to the sequences; returns the metadata from vLLM's builder."""
         from vllm.v1.attention.backend import CommonAttentionMetadata
 
         counts = torch.tensor([0, *(count for _, count in step)])

@@ -50,7 +50,7 @@ def test_without_the_option(indexer_config: Any) -> None:
 
 
 def test_chunks(indexer_config: Any) -> None:
-    """Prefills are split by sequence, and long ones by queries, which share gathered keys."""
+    """Prefills are split by sequence, and long sequences by queries, which share gathered keys."""
     layer = GenericLayer(indexer_config, "nvfp4")
     split = layer.builder._split_indexer_prefill_chunks
 

@@ -146,7 +146,7 @@ PLANS: list[tuple[str, str, Any, tuple[str, str, str]]] = [
 
 
 def row(vllm_config: Any, activation: str, terms: Any) -> Any:
-    """Row-parallel layer of a checkpoint, or of a model quantised at load."""
+    """Row-parallel layer of a checkpoint or, for ``"online…"``, of a model quantised at load."""
     if activation.startswith("online"):
         online = {"activation": "16-bit"} if "16-bit" in activation else {}
         option(vllm_config, terms, **online)

@@ -7,7 +7,7 @@ from vllm_fp4_plugin.fusion.module_constants import decided
 
 
 class Branches:
-    """Tests of constants, and of parameters known not to be None.
+    """Evaluator of tests on constants, and on parameters known not to be None.
 
     Args:
         self_name: name of the method's ``self`` parameter.
@@ -23,7 +23,7 @@ class Branches:
         self._not_none = set(not_none)
 
     def outcome(self, test: ast.expr) -> bool | None:
-        """Outcome of a test if the same in every run; None if unknown."""
+        """Outcome of a test if it is the same in every run; None if it may differ."""
         if self._compares_with_none(test):
             return isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.IsNot)
         return decided(test, self._self_name, self._constants)

@@ -88,7 +88,7 @@ class MethodSource:
         return stored
 
     def is_own(self, node: ast.AST, attribute: str) -> bool:
-        """Whether an expression is this attribute of ``self``."""
+        """Whether an expression is ``self.<attribute>``."""
         match node:
             case ast.Attribute(value=ast.Name(id=self.self_name), attr=attr):
                 return attr == attribute

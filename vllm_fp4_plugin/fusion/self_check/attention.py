@@ -94,7 +94,7 @@ class _Trial:
             undo()
 
     def _sharp_scale(self) -> float:
-        """Softmax scale with which logits of random inputs have the deviation ``_SHARPNESS``."""
+        """Softmax scale at which logits of random inputs have standard deviation ``_SHARPNESS``."""
         seen: list[tuple[Tensor, Tensor]] = []
         attend = self.impl.attend
 

@@ -75,7 +75,7 @@ def plain(out: Any) -> Tensor:
 
 
 def distance(fused: Sequence[Tensor], unfused: Sequence[Tensor]) -> float:
-    """Largest difference between two lists of results, relative to the RMS of the unfused ones."""
+    """Largest RMS difference between a fused and an unfused result, relative to the unfused RMS."""
     furthest = 0.0
     for one, other in zip(fused, unfused, strict=True):
         size, apart = (float(x.double().norm()) for x in (other, one.double() - other.double()))

@@ -29,8 +29,8 @@ class Outcome(NamedTuple):
     """Outcome of the check of one kind of fused op.
 
     Attributes:
-        distance: difference between fused and unfused results, relative to the RMS of the unfused
-            ones.
+        distance: RMS difference between fused and unfused results, relative to the RMS of the
+            unfused results.
         unknown: reason why the op could not run; empty if it ran.
     """
 

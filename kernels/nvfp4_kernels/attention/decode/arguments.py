@@ -64,7 +64,7 @@ def check_decode(call: DecodeCall) -> None:
 def _check_contents(
     kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, window: int | None
 ) -> None:
-    """Raise unless every length fits the block table and every used page is in the cache."""
+    """Raise unless lengths fit the block table, and pages with visible keys are in the cache."""
     pages, _, size, _ = kv_cache.shape
     room = block_table.shape[1] * size
     for sequence, length in enumerate(seq_lens.tolist()):
@@ -84,7 +84,7 @@ def _check_contents(
 
 
 def _check_slots(size: int, block_table: Tensor, seq_lens: Tensor, slot_mapping: Tensor) -> None:
-    """Raise unless each slot is negative or the slot that ``block_table`` gives the last key."""
+    """Raise unless slots are negative, or the slots of last keys according to ``block_table``."""
     lengths = seq_lens.tolist()
     for sequence, slot in enumerate(slot_mapping.tolist()):
         page, row = divmod(lengths[sequence] - 1, size)

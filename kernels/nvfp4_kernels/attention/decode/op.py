@@ -34,12 +34,12 @@ def decode_attention(
     sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Attention of each sequence's last token to all its keys; stores the token's key and value.
+    """Attention of each sequence's last token, whose key and value are also stored in the cache.
 
-    A single launch instead of a store into the cache, ``paged_attention`` with split-KV and a
-    merge. The call does not synchronise with the device, and only the result depends on the
-    contents of index tensors: a CUDA graph may capture it. Slots of a page beyond a sequence's
-    length, and entries of its row in ``block_table`` for pages without a key that its token sees,
+    One launch instead of a store into the cache, ``paged_attention`` with split-KV, and a merge.
+    The call does not synchronise with the device, and only the result depends on the contents of
+    index tensors: a CUDA graph may capture it. Slots of a page beyond a sequence's length, and
+    entries of the sequence's row in ``block_table`` for pages without a key that the token sees,
     may hold anything. Values before a window, in the page where the window begins, must be finite,
     as P = 0 may multiply them. The result is deterministic: equal arguments give the same bits.
 
@@ -48,10 +48,10 @@ def decode_attention(
     tensors.
 
     Args:
-        q: bfloat16 or float16 ``(B, Hq, D)``: one token of each sequence. D a multiple of 16 up to
-            256, its last stride 1; other strides are free, as in a slice of the QKV projection. On
-            sm_90 D is 64, 128 or 256, and all rows start on multiples of 16 bytes.
-        key: ``(B, Hkv, D)`` of ``q``'s dtype, strides as for ``q``; Hq is a multiple of Hkv, at
+        q: bfloat16 or float16 ``(B, Hq, D)``: one token of each sequence. D is a multiple of 16 up
+            to 256, the last stride 1; other strides are free, as in a slice of the QKV projection.
+            On sm_90 D is 64, 128 or 256, and all rows start on multiples of 16 bytes.
+        key: ``(B, Hkv, D)`` of ``q``'s dtype, strides as for ``q``. Hq is a multiple of Hkv, at
             most 16 · Hkv.
         value: of ``key``'s dtype and shape.
         kv_cache: ``(pages, Hkv, page_size, 2·D)`` of ``q``'s dtype, a key and then its value;
@@ -59,13 +59,13 @@ def decode_attention(
             16. Written: the slots of ``slot_mapping``.
         block_table: int32 ``(B, P)``: page ``block_table[b, i]`` holds keys ``i · page_size`` on of
             sequence b.
-        seq_lens: int32 ``(B,)``, the keys of each sequence, this token's included. 0 for a row that
-            is padding, as in a CUDA graph: its result is 0.
+        seq_lens: int32 ``(B,)``, the number of keys of each sequence, including the new token's.
+            0 for a padding row, as in a CUDA graph: the row's result is 0.
         slot_mapping: int64 ``(B,)``: slot of the token's key and value, ``page · page_size +
             offset``, which must be the slot of key ``seq_lens[b] - 1`` according to
-            ``block_table``; negative: used in this attention but not stored.
+            ``block_table``; negative: key and value are used in this attention but not stored.
         scale: factor of ``q · k``; None: ``D ** -0.5``.
-        window: the token sees this many keys, its own included; None: all.
+        window: number of keys that the token sees, its own included; None: all.
         soft_cap: logits become ``soft_cap · tanh(logit / soft_cap)``.
         sinks: float32 ``(Hq,)``, a logit per head that adds to the softmax's sum and has no value.
         out: contiguous, of ``q``'s dtype and shape, written; None: a new tensor.

@@ -13,13 +13,13 @@ def choose_prefetch(
 ) -> int:
     """Choose the number of segments whose copies a thread has in flight. Pure function.
 
-    A decoding batch has few rows: only many copies per thread then saturate memory bandwidth.
+    A decoding batch has few rows, so that only many copies per thread saturate memory bandwidth.
 
     Args:
         segments: number of segments.
-        rows: rows of a segment.
-        row_bytes: bytes of a row.
-        sms: SMs of the device.
+        rows: number of rows per segment.
+        row_bytes: bytes of a segment's row.
+        sms: number of SMs of the device.
 
     Returns:
         A power of two up to ``MAX_PREFETCH``.

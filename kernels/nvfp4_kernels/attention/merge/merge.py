@@ -30,8 +30,8 @@ class MergeArguments(NamedTuple):
         out: merged result [rows, D]; if quantised, bytes of codes [rows, D/2].
         lse: float32 [rows].
         segments, rows, num_heads: sizes; row r belongs to head ``r % num_heads``.
-        scales: if quantised, bytes of the block scales, in the blocked layout, of the next GEMM's
-            operand, whose rows from ``first_row`` on are the tokens.
+        scales: if quantised, bytes of the block scales of the next GEMM's operand, in the blocked
+            layout; the operand's rows from ``first_row`` on are the tokens.
         input_scale: if quantised, float32 [], the operand's global scale.
         first_row: see ``scales``.
     """
@@ -51,15 +51,15 @@ class MergeArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class Segments:
-    """Segments, and the part of each segment that a thread merges.
+    """Segments to merge, with a thread's part: 16 bytes of each segment.
 
     Attributes:
         outs, lses: results and LSEs of all segments.
         count: number of segments.
-        rows: rows of a segment.
+        rows: number of rows per segment.
         row: row of this thread.
         inside: whether the row exists.
-        index: this thread's first element in a segment.
+        index: offset in elements of this thread's part in a segment.
         slots: shared memory for ``prefetch`` parts of every thread.
         thread, threads: index of this thread, and number of threads that share the slots.
     """
@@ -80,8 +80,8 @@ class Segments:
 class SegmentMerge:
     """Merge and store of 16 bytes of a row by each thread.
 
-    The thread copies ``prefetch`` segments at a time to shared memory with cp.async and reads only
-    its own copies. Segments without keys are not read.
+    With cp.async, a thread copies parts of ``prefetch`` segments at a time to shared memory, and
+    reads only its own copies. Segments without keys are not read.
     """
 
     tile: MergeTile
@@ -97,7 +97,7 @@ class SegmentMerge:
         thread: Int32,
         threads: cutlass.Constexpr,
     ) -> None:
-        """Merge and store a vector from ``column`` on; the thread of column 0 also stores the LSE.
+        """Merge and store ``width`` columns from ``column`` on; with column 0, also store the LSE.
 
         Args:
             arguments: arguments of the launch.
@@ -135,7 +135,7 @@ class SegmentMerge:
         index: Int64,
         inside: Boolean,
     ) -> None:
-        """Quantise blocks: the first of the threads that share a block quantises all its values."""
+        """Quantise and store blocks, each by the first of the threads that share the block."""
         scale = global_scale(Array(arguments.input_scale, shape=(1,)).load(0))
         elements = list(values.to_elements())
         for distance in cutlass.range_constexpr(1, BLOCK // self.tile.width):
@@ -160,8 +160,8 @@ class SegmentMerge:
     def _merge(self, segments: Segments, sink: Float32) -> tuple[Vector, Float32]:
         """Merged vector and LSE of this thread's row.
 
-        Copies to shared memory need no registers while in flight; of loads to registers, ptxas
-        issues three and waits.
+        Segments are copied to shared memory, as copies need no registers while in flight; ptxas
+        would issue only three loads to registers before a wait.
         """
         row_max = sink
         row_sum = cutlass.select_(sink == EMPTY, Float32(0.0), Float32(1.0))
@@ -195,11 +195,11 @@ class SegmentMerge:
         return out * (1.0 / divisor), merged_lse
 
     def _slot(self, segments: Segments, n: int) -> Array:
-        """This thread's 16 bytes of a segment in shared memory."""
+        """This thread's 16 bytes of shared memory for the ``n``-th segment in flight."""
         return segments.slots.subview((n * segments.threads + segments.thread) * self.tile.width)
 
     def _load_lses(self, segments: Segments, first: Int32) -> Vector:
-        """LSEs of ``prefetch`` segments from ``first`` on; −inf past the last."""
+        """LSEs of ``prefetch`` segments from ``first`` on; −inf past the last segment."""
         # Multiples of the stride stay in registers from one iteration to the next.
         step = Int64(segments.rows)
         start = step * first + segments.row
@@ -220,7 +220,7 @@ class SegmentMerge:
     def _copy_part(
         self, segments: Segments, first: Int32, n: int, lse: Float32, slot: Array
     ) -> None:
-        """Copy 16 bytes of a segment; zeros, without reading, if it has no keys."""
+        """Copy 16 bytes of segment ``first + n``; zeros, without a read, if ``lse`` is −inf."""
         step = Int64(segments.rows) * self.tile.head_dim
         source = Array(segments.outs, shape=(1,)).subview(step * first + segments.index + step * n)
         size = cutlass.select_(lse == EMPTY, Int32(0), Int32(VECTOR_BYTES))

@@ -20,7 +20,8 @@ def merge_segments(
 
     ``out = Σ exp(lse_s − lse) · out_s`` with ``lse = ln(Σ exp(lse_s) + exp(sink))``, in float32,
     added up in the order of the segments. A segment without keys has an ``lse`` of −inf or +inf and
-    an arbitrary ``out``; a row without keys in any segment gives 0 and −inf, or the head's sink.
+    an arbitrary ``out``. For a row without keys in any segment the merged ``out`` is 0, and ``lse``
+    is −inf or the head's sink.
 
     Args:
         outs: float32, bfloat16 or float16 ``(S, ..., D)``, S at least 1; on sm_100 contiguous,
@@ -28,7 +29,7 @@ def merge_segments(
         lses: float32 ``(S, ...)``, natural logarithms of the sums of exponentials of the logits;
             on sm_100 contiguous.
         sinks: float32 ``(H,)``, H the last dimension of ``lses``: a logit per head that adds to the
-            softmax's sum and has no value; no segment's ``lse`` may already include it.
+            softmax's sum and has no value; ``lses`` must not already include sinks.
         out_dtype: float32, bfloat16 or float16; None: the dtype of ``outs``.
 
     Returns:

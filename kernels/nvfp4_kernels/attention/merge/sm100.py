@@ -41,13 +41,13 @@ class MergeSegmentsSm100:
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """Arguments that the kernel does not read."""
+        """Names of the arguments that the kernel does not read."""
         sinks = () if self.tile.sinks else ("sinks",)
         return sinks if self.tile.quantized else (*sinks, "scales", "input_scale", "first_row")
 
     @cute.jit
     def __call__(self, arguments: MergeArguments, stream: cuda_driver.CUstream) -> None:
-        """Launch a thread per 16 bytes of a segment."""
+        """Launch a thread per 16 bytes of one segment."""
         threads = Int64(arguments.rows) * self.tile.vectors
         self.kernel(without_unread(arguments, self.unread)).launch(
             grid=(cute.ceil_div(threads, THREADS).to(Int32), 1, 1),
@@ -78,10 +78,10 @@ def merge_segments(
     out_dtype: torch.dtype,
     out: Tensor | Nvfp4Rows | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """See ``nvfp4_kernels.attention.merge.op.merge_segments``; writes to ``out`` if it is given.
+    """See ``nvfp4_kernels.attention.merge.op.merge_segments``; writes to ``out`` unless None.
 
-    For an NVFP4 ``out``, the result has shape (tokens, heads, D), and is rounded to ``out_dtype``
-    before quantisation.
+    With an NVFP4 ``out``, ``outs`` is ``(S, tokens, heads, D)``, and the merged result is rounded
+    to ``out_dtype`` before quantisation.
 
     Raises:
         InvalidArgument: a tensor is misaligned or not contiguous, or a row of D elements is not a
@@ -111,7 +111,7 @@ def merge_segments(
 def merge_tile(
     outs: Tensor, sinks: Tensor | None, out_dtype: torch.dtype, quantized: bool, prefetch: int
 ) -> MergeTile:
-    """Work of a thread that merges ``outs`` ``(S, ..., D)``."""
+    """Tile of the kernel that merges ``outs`` ``(S, ..., D)``."""
     dtypes = dtype_name(outs.dtype), dtype_name(out_dtype)
     return MergeTile(*dtypes, outs.shape[-1], sinks is not None, prefetch, quantized)
 
@@ -119,7 +119,7 @@ def merge_tile(
 def merge_arguments(
     outs: Tensor, lses: Tensor, sinks: Tensor | None, out: Tensor | Nvfp4Rows, lse: Tensor
 ) -> MergeArguments:
-    """Arguments of a launch that merges; see ``merge_segments``."""
+    """Arguments of a launch of the merge kernel; see ``merge_segments``."""
     nvfp4, data = (out, out.data) if isinstance(out, Nvfp4Rows) else (None, out)
     return MergeArguments(
         outs=outs,
@@ -135,7 +135,7 @@ def merge_arguments(
 
 
 def scale_arguments(rows: Nvfp4Rows | None) -> dict[str, Any]:
-    """Arguments of a launch that locate the block scales of a quantised result."""
+    """Launch arguments for the scales of a quantised result; null and 0 if ``rows`` is None."""
     if rows is None:
         return {"scales": None, "input_scale": None, "first_row": 0}
     return {

@@ -16,7 +16,7 @@ class MergeTile:
         out_dtype: dtype of the result; if quantised, dtype before quantisation.
         head_dim: D.
         sinks: whether heads have sinks.
-        prefetch: segments whose copies are in flight before a thread uses the first.
+        prefetch: number of segments whose copies a thread has in flight.
         quantized: whether the result is NVFP4.
     """
 
@@ -39,5 +39,5 @@ class MergeTile:
 
     @property
     def store_bytes(self) -> int:
-        """Bytes that a thread stores of a 16-bit or float32 result."""
+        """Alignment in bytes of a thread's stores of a 16-bit or float32 result."""
         return min(VECTOR_BYTES, self.width * _BYTES[self.out_dtype])

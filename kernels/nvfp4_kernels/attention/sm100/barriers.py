@@ -19,13 +19,13 @@ SOFTMAX_ARRIVALS = WARPS
 class Barriers:
     """All mbarriers of a CTA; phases start at 0.
 
-    With two stages of S, the softmax may run one key tile ahead of PV, and QK one ahead of both:
-    a barrier per stage keeps every wait within one phase of its barrier.
+    With two stages of S, the softmax may run one key tile ahead of PV, and QK one key tile ahead of
+    the softmax: a barrier per stage keeps every wait within one phase of the barrier.
 
     | barrier | arrive count | completed by | phase flips once per |
     |---|---|---|---|
     | ``kv_full[stage]`` | ``TMA_ARRIVALS`` | copies into the ring | trip around the ring |
-    | ``kv_empty[stage]`` | ``MMA_ARRIVALS`` | commit of MMAs that read it | trip around the ring |
+    | ``kv_empty[stage]`` | ``MMA_ARRIVALS`` | commit of MMAs of K or V | trip around the ring |
     | ``tail_full`` | ``TMA_ARRIVALS`` | copies of the tile whose tail is zeroed | zeroed tail |
     | ``q_full[query tile]`` | ``q_arrivals`` | Q in shared memory | work tile |
     | ``q_empty`` | ``MMA_ARRIVALS`` | commit of the last QK of a work tile | work tile |
@@ -56,13 +56,13 @@ class Barriers:
 
 
 def q_arrivals(tile: AttentionTile) -> int:
-    """Arrivals that complete ``q_full``: 1 if a copy warp loads the query tile, else 4."""
+    """Number of arrivals that complete ``q_full``: 1 if a query warp copies the tile, else 4."""
     copies = tile.uses_clc and not tile.quantizes_copied
     return COPY_ARRIVALS if copies else SOFTMAX_ARRIVALS
 
 
 def allocate_barriers(tile: AttentionTile) -> Barriers:
-    """Shared memory of all barriers."""
+    """Allocate all barriers in shared memory."""
     groups = _groups(tile)
     counts = {name: count for count, arrivals in groups for name in arrivals}
     return Barriers(
@@ -100,7 +100,10 @@ def _groups(tile: AttentionTile) -> list[tuple[int, dict[str, int]]]:
 def part_barrier(
     tile: AttentionTile, barriers: Array, query_tile: Int32 | int, index: Int32, part: int
 ) -> Array:
-    """Barrier of ``p_full`` or ``o_full`` for a part of the ``index``-th key tile."""
+    """Barrier of ``p_full`` or ``o_full`` for a part of key tile ``index``.
+
+    ``index``: see ``WorkTile.kv_tile``.
+    """
     stages = tile.s_stages
     return barriers.subview((query_tile * stages + index % stages) * tile.parts + part)
 
@@ -108,7 +111,7 @@ def part_barrier(
 def s_full_barrier(
     tile: AttentionTile, barriers: Barriers, query_tile: Int32 | int, index: Int32, part: int
 ) -> Array:
-    """Barrier of ``s_full`` for a part of S of the ``index``-th key tile."""
+    """Barrier of ``s_full`` for a part of S of key tile ``index``; see ``part_barrier``."""
     stage = query_tile * tile.s_stages + index % tile.s_stages
     return barriers.s_full.subview(stage * len(tile.s_parts) + part)
 
@@ -116,9 +119,9 @@ def s_full_barrier(
 def wait_o_full(
     tile: AttentionTile, barriers: Barriers, query_tile: Int32, index: Int32, part: int = -1
 ) -> None:
-    """Wait until PV of a part of the ``index``-th key tile is done; default: the last part.
+    """Wait until PV of a part, by default the last, of key tile ``index`` is done.
 
-    O may then be read, and P of that part overwritten.
+    O may then be read, and P of that part overwritten. ``index``: see ``WorkTile.kv_tile``.
     """
     barrier = part_barrier(tile, barriers.o_full, query_tile, index, part % tile.parts)
     wait(barrier, index // tile.s_stages)
@@ -128,7 +131,7 @@ def wait_o_full(
 def wait_p_full(
     tile: AttentionTile, barriers: Barriers, query_tile: int, index: Int32, part: int
 ) -> None:
-    """Wait until P of a part of the ``index``-th key tile is stored, and O rescaled for it."""
+    """Wait until P of a part of key tile ``index`` is stored and O rescaled for that part."""
     barrier = part_barrier(tile, barriers.p_full, query_tile, index, part)
     wait(barrier, index // tile.s_stages)
     ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)

@@ -27,8 +27,8 @@ class AttentionProblem:
         batch: number of sequences.
         queries: maximum number of queries of a sequence.
         keys: maximum number of keys of a sequence.
-        kv_heads: KV heads.
-        group: query heads of each KV head.
+        kv_heads: number of KV heads.
+        group: number of query heads per KV head.
         head_dim: D.
         fp8: whether the cache is E4M3.
         window: number of keys that a query sees; 0: all.
@@ -51,12 +51,13 @@ class AttentionProblem:
 
 @lru_cache(maxsize=1024)  # the layers of a step repeat the same call
 def choose_config(problem: AttentionProblem, sms: int = SMS) -> tuple[AttentionTile, int]:
-    """Choose the tile, and the splits of the keys that fill the device.
+    """Choose the tile, and the number of splits of the keys that fills the device.
 
-    Two query tiles if there are rows for both and tensor memory holds both. If one warp holds all
-    rows, as in most decodes, four warps split the keys. Split-KV fills one wave of CTAs; warp-split
-    decodes, which are memory-bound, get more splits if the last of several waves would leave most
-    of the device idle. A split has at least a minimum number of key tiles.
+    A CTA has two query tiles if there are rows for both and tensor memory holds both. If a warp
+    has lanes for all rows, as in most decodes, the four softmax warps split the keys. Split-KV
+    fills one wave of CTAs; warp-split decodes, which are memory-bound, get more splits if the last
+    of several waves would leave most of the device idle. A split has at least a minimum number of
+    key tiles. With ``batch_invariant`` there are always one query tile and one split.
     """
     if problem.batch_invariant:
         tile = AttentionTile(
@@ -97,9 +98,10 @@ def choose_config(problem: AttentionProblem, sms: int = SMS) -> tuple[AttentionT
 
 
 def _decode_seconds(tile: AttentionTile, ctas: int, tiles: int, places: int, splits: int) -> float:
-    """Estimated time of ``ctas`` · ``splits`` CTAs; ``splits`` CTAs share ``tiles`` key tiles.
+    """Estimated seconds of ``ctas`` · ``splits`` CTAs; ``splits`` CTAs share ``tiles`` key tiles.
 
-    Every wave waits for memory, or for its CTAs' chains of MMAs and softmax.
+    In each wave of up to ``places`` CTAs, either memory bandwidth or the chain of MMAs and softmax
+    in a CTA is the bound.
     """
     each, left, seconds = _ceil_div(tiles, splits), ctas * splits, 0.0
     while left > 0:

@@ -29,8 +29,8 @@ _TAKE = "\n".join((
 class ClcResponse:
     """CLC requests of a warp for the grid's next CTA, one in flight at a time.
 
-    A CTA whose launch is cancelled never starts (PTX ISA, clusterlaunchcontrol). Work is thus
-    distributed dynamically, in grid order.
+    A CTA whose launch is cancelled never starts (PTX ISA, clusterlaunchcontrol); the requesting CTA
+    takes the work tile. Work is thus distributed dynamically, in grid order.
 
     Attributes:
         response: 16 bytes of shared memory, for the CLC response alone.
@@ -42,23 +42,23 @@ class ClcResponse:
 
     @staticmethod
     def allocate() -> "ClcResponse":
-        """Shared memory for a response and its barrier."""
+        """Allocate shared memory for a response and the barrier."""
         response = Array(Int32, RESPONSE_BYTES // 4, space=AddressSpace.smem, alignment=16)
         return ClcResponse(response, Array(Int64, 1, space=AddressSpace.smem, alignment=8))
 
     def init(self) -> None:
-        """Initialise the barrier; the caller fences."""
+        """Initialise the barrier; the caller must fence."""
         ptx.mbarrier_init(self.full, 1)
 
     @cute.jit
     def request(self) -> None:
-        """Request a CTA; the previous response must have been taken."""
+        """Request the next CTA; the previous response must have been taken."""
         if ptx.elect_sync():
             ptx.mbarrier_arrive_expect_tx(self.full, RESPONSE_BYTES)
             ptx.clusterlaunchcontrol_try_cancel(self.response.data_ptr(), self.full.data_ptr())
 
     def take(self, phase: Int32) -> tuple[Boolean, Int32, Int32, Int32]:
-        """Wait for the ``phase``-th response.
+        """Wait for the ``phase``-th response and decode it.
 
         Returns:
             Whether a CTA was cancelled, and that CTA's index in the grid.

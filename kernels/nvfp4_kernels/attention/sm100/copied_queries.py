@@ -1,4 +1,4 @@
-"""Softmax warps' quantisation to E4M3 of queries that query warps have copied in 16 bits."""
+"""Quantisation to E4M3, by the softmax warps, of 16-bit queries that query warps have copied."""
 
 from dataclasses import dataclass
 
@@ -34,16 +34,16 @@ class CopiedQueries:
         query_tile: Int32,
         warp: Int32,
     ) -> Float32:
-        """Quantise the thread's row of a query tile, and return its scale.
+        """Quantise this thread's row of a query tile; return the row's E4M3 scale.
 
         Args:
             copied: rows of the query tile in 16 bits.
-            shared: shared memory of the query tile; the warp has already written out the rows of
-                the previous work tile's result that were staged there.
+            shared: shared memory of the query tile; rows of the previous result, staged in this
+                memory, must have been stored by the warp.
             barriers: mbarriers of the CTA.
             work: work tile; must have at least one key.
             query_tile: query tile of the warp.
-            warp: warp of the query tile.
+            warp: index of the warp in the query tile.
         """
         own = warp * WARP_ROWS + recomputed_lane()
         wait(barriers.copied.subview(query_tile), work.before.work_tiles)

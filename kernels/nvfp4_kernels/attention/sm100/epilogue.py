@@ -1,4 +1,4 @@
-"""Epilogue: normalise O in tensor memory by the row sums, store it and the LSE."""
+"""Epilogue: normalise O, in tensor memory, by the row sums; store O and the LSE."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -31,17 +31,17 @@ WIDTHS = (32, 16, 8)  # columns of O that a thread holds at a time
 
 
 class AttentionResult(NamedTuple):
-    """Result of a launch, in global memory, and the sinks that are part of it.
+    """Result of a launch, and attention sinks, in global memory.
 
     Attributes:
         out: [rows, query heads, D]; if split-KV, float32 [splits, rows, query heads, D]; if
             quantised, bytes of codes [rows, query heads, D/2].
         lse: float32, of ``out``'s shape without D.
         sinks: float32 [query heads]; null without sinks.
-        rows: queries of all sequences together.
-        num_heads: query heads.
-        scales: if quantised, bytes of the block scales, in the blocked layout, of the next GEMM's
-            operand, of which ``out`` is the rows from ``first_row`` on.
+        rows: number of queries of all sequences together.
+        num_heads: number of query heads.
+        scales: if quantised, bytes of the block scales of the next GEMM's operand, in the blocked
+            layout; ``out`` holds the operand's rows from ``first_row`` on.
         input_scale: if quantised, float32 [], the operand's global scale.
         first_row: see ``scales``.
     """
@@ -61,8 +61,8 @@ class Epilogue:
     """Role of the softmax warps after the main loop; rows past the sequence's end are not stored.
 
     A thread has a row of O in tensor memory. Rows are staged in shared memory, so that neighbouring
-    lanes store neighbouring bytes. A row is staged in the shared memory of its query, or, if query
-    warps already load the next query there, part by part in separate shared memory.
+    lanes store neighbouring bytes. A row is staged in the shared memory of its query or, if query
+    warps already load the next query into this memory, part by part in separate shared memory.
     """
 
     tile: AttentionTile
@@ -89,7 +89,7 @@ class Epilogue:
 
     @property
     def _staged_bytes(self) -> int:
-        """Bytes of a row staged at once: as many as fit in its staging row of shared memory."""
+        """Bytes of an output row staged at once: as many as fit in shared memory per row."""
         tile, every = self.tile, self.tile.head_dim * self._staged_bits // 8
         if tile.stages_beside:
             return every if self.variant.stores_codes else tile.chunk_bytes
@@ -123,19 +123,19 @@ class Epilogue:
         state: SoftmaxState,
         v_scale: Float32,
     ) -> None:
-        """Normalise and store the warp's rows, and their LSE.
+        """Normalise and store the warp's rows of O; store the rows' LSE.
 
         Args:
             result: result of the launch.
             shared: shared memory in which rows are staged; the queries in it have been read.
             barriers: mbarriers of the CTA.
-            lanes: tensor memory of the warp.
+            lanes: address of the warp's lanes in tensor memory.
             query_tile: query tile of the warp.
-            tiles: key tiles of the query tile.
+            tiles: number of key tiles of the query tile.
             work: work tile of the CTA.
             row: row of the thread.
-            warp: warp of the query tile.
-            state: state of the row, after the last key tile.
+            warp: index of the warp in the query tile.
+            state: row_max and row_sum of the row after the last key tile.
             v_scale: factor that dequantises V.
         """
         tile = self.tile
@@ -166,7 +166,7 @@ class Epilogue:
     def _row_index(
         self, result: AttentionResult, work: WorkTile, row: QueryRow, head: Int32
     ) -> Int64:
-        """Index of this thread's row among the rows of all heads in the result."""
+        """Index of this thread's row, i.e. split, token and head, in ``out``."""
         index = Int64(work.first_query + row.token)
         if cutlass.const_expr(self.variant.split):
             index += Int64(work.split) * result.rows
@@ -223,7 +223,7 @@ class Epilogue:
         first: Int32,
         live: cutlass.Boolean,
     ) -> None:
-        """Stage a row of O · ``factor`` as NVFP4 codes; store block scales from ``first`` on."""
+        """Stage a row of O · ``factor`` as NVFP4 codes; store scales from pair ``first`` on."""
         own, quantizer = warp * WARP_ROWS + recomputed_lane(), self._quantizer
         scale, bits = quantizer.scale(result.input_scale), Uint32(0)
         for start in cutlass.range_constexpr(0, self.tile.head_dim, PAIR):
@@ -250,7 +250,7 @@ class Epilogue:
     def _store_rows(
         self, result: AttentionResult, shared: Array, units: Int32, warp: Int32, first_byte: int
     ) -> None:
-        """Store the warp's staged rows to global memory, neighbouring lanes side by side."""
+        """Store the warp's staged rows to global memory, coalesced over neighbouring lanes."""
         rows = WarpRows(self._staged_bytes, recomputed_lane())
         for iteration in range(rows.iterations):
             target = rows.from_row_owner(units, iteration)
@@ -265,7 +265,7 @@ class Epilogue:
     def _normalise(
         self, result: AttentionResult, state: SoftmaxState, head: Int32
     ) -> tuple[Float32, Float32]:
-        """LSE of a row, and the factor (reciprocal row sum) that normalises O."""
+        """LSE of a row, sink included, and the factor that normalises O."""
         row_max, row_sum = state.row_max, state.row_sum
         rescale = Float32(1.0)
         unit = Float32(1 << self.tile.p_shift)

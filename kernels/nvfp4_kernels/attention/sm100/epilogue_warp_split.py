@@ -35,9 +35,9 @@ class Staged:
     """Partial sums of all warps in shared memory.
 
     Attributes:
-        shared: memory of the queries.
-        rows: rows of each warp.
-        columns: columns of each row.
+        shared: shared memory of the queries, reused.
+        rows: number of rows per warp.
+        columns: number of float32 columns per row.
     """
 
     shared: Array
@@ -47,11 +47,11 @@ class Staged:
 
 @dataclass(frozen=True)
 class WarpSplitEpilogue(Epilogue):
-    """Epilogue where warps split the keys: each warp's O is a partial sum over a quarter of them.
+    """Epilogue where warps split the keys: each warp's O is a sum over a quarter of the keys.
 
     Partial sums are staged in shared memory as float32, as many columns at a time as fit in the
     memory of the queries, and are added up in the order of the warps. With few rows, as in most
-    decodes, all columns fit at once, as they also use the memory of absent rows.
+    decodes, all columns fit at once: a row continues in the memory of absent rows.
     """
 
     @property
@@ -61,7 +61,7 @@ class WarpSplitEpilogue(Epilogue):
 
     @property
     def _columns_at_once(self) -> int:
-        """Number of columns per row staged at once: whole blocks if at least one fits."""
+        """Number of columns per row staged at once; with NVFP4, whole blocks if a block fits."""
         room = self._staged_columns
         return room - room % BLOCK if self.variant.stores_codes and room > BLOCK else room
 
@@ -127,7 +127,7 @@ class WarpSplitEpilogue(Epilogue):
         tiles: Int32,
         factor: Float32,
     ) -> None:
-        """Store all rows, as many columns at a time as fit."""
+        """Stage and store all rows, as many columns at a time as fit in shared memory."""
         waiting: list[Float32] = []
         every, most = self.tile.head_dim, self._columns_at_once
         for first in cutlass.range_constexpr(0, every, most):
@@ -163,7 +163,10 @@ class WarpSplitEpilogue(Epilogue):
         first: int,
         waiting: list[Float32],
     ) -> list[Float32]:
-        """Add up and store staged columns, from ``first`` on; see ``_store_quantized``."""
+        """Add up staged columns over the warps; store sums to the result, from column ``first`` on.
+
+        ``waiting`` and the returned list: see ``_store_quantized``.
+        """
         if self.variant.stores_codes:
             return self._store_quantized(result, staged, units, pair, warp, first, waiting)
         self._store_combined(result, staged, units, warp, first)
@@ -178,7 +181,7 @@ class WarpSplitEpilogue(Epilogue):
     ) -> tuple[SoftmaxState, Float32]:
         """Combined state of a row over all four warps, and the factor that rescales this warp's O.
 
-        A warp in whose quarters the row sees no key has a row_sum of 0 and a row_max of −∞.
+        If the row sees no key of a warp's quarters, that warp has row_sum 0 and row_max −∞.
         """
         lane = cute.arch.lane_idx()
         self._sync()
@@ -202,7 +205,7 @@ class WarpSplitEpilogue(Epilogue):
     def _store_combined(
         self, result: AttentionResult, staged: Staged, units: Int32, warp: Int32, first: int
     ) -> None:
-        """Add up and store columns from ``first`` on of all rows, divided over all threads."""
+        """Add up staged columns of all rows over the warps; store 16-bit or float32 sums."""
         rows, items = staged.rows, staged.columns // OUT_COLUMNS
         thread = warp * WARP_ROWS + recomputed_lane()
         for begin in range(0, rows * items, THREADS):
@@ -228,7 +231,7 @@ class WarpSplitEpilogue(Epilogue):
         first: int,
         waiting: list[Float32],
     ) -> list[Float32]:
-        """Add up, quantise and store columns from ``first`` on of all rows, a thread per block.
+        """Add up, quantise and store all rows' columns from ``first`` on, a thread per block.
 
         If less than a block is staged at once, ``waiting`` holds the thread's sums of the block's
         earlier columns; the updated list is returned.

@@ -22,7 +22,7 @@ STARTS_PER_LANE = 8  # loads in flight: a batch of 256 waits for memory once
 
 
 class MapStrides(NamedTuple):
-    """Strides of the cache between pages, heads, and rows within a page, in rows of tensor maps."""
+    """Strides of the cache between pages, heads, and rows of a page, in tensor map rows."""
 
     page: Int32
     head: Int32
@@ -38,7 +38,7 @@ class KeyLists:
         stride: elements between lists.
         query_start: int32 [sequences + 1], first token of each sequence, then number of tokens.
         sequences: number of sequences.
-        map_strides: strides of the cache in rows of the tensor maps.
+        map_strides: strides of the cache in tensor map rows.
     """
 
     indices: cute.Pointer
@@ -60,7 +60,7 @@ class GatherLoader(TmaLoader):
 
     @cute.jit
     def _page_table(self, source: Source, work: WorkTile) -> Array:
-        """Pages of the token's sequence, the last sequence that starts at or before the token."""
+        """Block table row of the token's sequence, the last that starts at or before the token."""
         lists, lane = self.lists, cute.arch.lane_idx()
         starts = Array(lists.query_start, shape=(1,))
         ended = Int32(0)
@@ -109,7 +109,7 @@ class GatherLoader(TmaLoader):
         coordinates: list[Int32],
         leader: Boolean,
     ) -> None:
-        """Load values; keys past the last are out of bounds, so that TMA fills in zeros."""
+        """Load values of a key tile; past the list's end, TMA fills in zeros (out of bounds)."""
         values = source.value_map
         self._load_tile(source, values, barriers, work, index, count, coordinates, leader)
 
@@ -140,7 +140,7 @@ class GatherLoader(TmaLoader):
 def gather4(
     target: Array, tensor_map: TensorMap, column: int, rows: list[Int32], barrier: Array
 ) -> None:
-    """Gather four rows, from ``column`` on, into consecutive rows of a box.
+    """Gather a chunk, from ``column`` on, of four rows into consecutive rows of ``target``.
 
     CuTe's own function takes two coordinates; a gather has five (PTX ISA, cp.async.bulk.tensor).
     """

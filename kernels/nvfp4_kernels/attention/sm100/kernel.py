@@ -1,4 +1,4 @@
-"""The attention kernel of sm_100: dense, ragged, paged or listed keys, prefill and decode."""
+"""Attention kernel of sm_100: dense, ragged, paged or listed keys, for prefill and decode."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -56,7 +56,7 @@ class AttentionArguments(NamedTuple):
     """Arguments of a launch; pointers that the variant does not use are null.
 
     Attributes:
-        queries: addressed by batch, token and head; if the layout is not dense,
+        queries: queries, addressed by batch, token and head; if the layout is not dense,
             ``lengths.query_start`` holds the index of each sequence's first token.
         k, v: keys and values, addressed by row of a page, head and page.
         k_strides, v_strides: strides of ``k`` and ``v``; multiples of ``map_stride`` if indexed.
@@ -70,9 +70,9 @@ class AttentionArguments(NamedTuple):
         list_stride: elements between lists.
         scale: factor of Q·K.
         soft_cap: soft cap of logits; unused if the variant has none.
-        k_scale, v_scale: float32 [], of an E4M3 cache.
+        k_scale, v_scale: float32 [], factors that dequantise an E4M3 cache.
         merge: partial results of the splits, and the result into which the last CTA merges them.
-        counters: int32 [batch, KV heads], zeros: number of CTAs that have stored partial results.
+        counters: int32 [batch, KV heads], zeros: counts of CTAs that have stored partial results.
         rotation: rotary embedding of queries and new keys.
         sizes: problem sizes, passed by value.
         defective_below: see ``devices.defective_map_bytes``.
@@ -109,12 +109,13 @@ class Memory:
     Attributes:
         source: keys and values, and their ring.
         queries: queries of all query tiles.
-        copied: 16-bit queries of all query tiles, if they are yet to be quantised; else None.
-        staged: rows of the result, in the memory of the queries or in separate memory.
+        copied: rows that query warps copy: separate memory if softmax warps then quantise these
+            rows, else ``queries``.
+        staged: staged rows of the result: separate memory, or ``queries``.
         barriers: mbarriers with which warps pass tiles.
-        tensor: the address of tensor memory.
-        is_last: see ``LastCta``.
-        clc_response, broadcast: CLC response and work tile broadcast of a CLC scheduler; else None.
+        tensor: int32, the base address of tensor memory.
+        is_last: see ``LastCta.run``.
+        clc_response, broadcast: CLC response and work tile broadcast; None without CLC.
     """
 
     source: Source
@@ -137,13 +138,13 @@ class FmhaSm100:
     | 4 per query tile | load or quantise Q, softmax, epilogue; warp 0 allocates tensor memory |
     | 1 | ``Mma``: issues QK and PV |
     | 1 | ``TmaLoader`` or ``GatherLoader``: fills the ring of key and value tiles |
-    | 2, with two query tiles | ``QueryCopier`` with a CLC scheduler, else idle: see below |
+    | 2, with two query tiles | ``QueryCopier``, the first also CLC scheduler: see below |
 
     Work tiles of few rows have a static persistent scheduler. With two query tiles (``uses_clc``)
-    the scheduler is dynamic, through cluster launch control (CLC): the epilogue of
-    a work tile overlaps with loads of Q and K and, in 16 bits, QK of the next. The two query warps
+    the scheduler is dynamic, through cluster launch control (CLC): the epilogue of a work tile
+    overlaps with loads of Q and K and, in 16 bits, QK of the next work tile. The two query warps
     complete a warpgroup for setmaxnreg; the first is also the scheduler warp, which broadcasts work
-    tiles on a ``WorkTileBroadcast``.
+    tiles through a ``WorkTileBroadcast``.
 
         load  --kv_full-->   MMA  <--q_full---  softmax
               <--kv_empty--       ---s_full-->
@@ -152,12 +153,12 @@ class FmhaSm100:
                                   ---o_full-->
 
     Each arrow is an mbarrier per stage of the ring, or per query tile and stage of S. Arrive counts
-    are 4 for ``q_full``, ``s_empty`` and ``p_full``, one per softmax warp, and 1 for all others: an
-    arrive.expect_tx or a tcgen05.commit. ``q_full`` has a count of 1, too, if a query warp copies
-    the query tile: see ``q_arrivals``. The MMA warp waits for ``s_empty`` only if P does not share
-    the columns of S.
+    are 4 for ``q_full``, ``s_empty`` and ``p_full``, one per softmax warp, and 1 for the other
+    arrows: an arrive.expect_tx or a tcgen05.commit. ``q_full``, too, has a count of 1 if a query
+    warp copies the query tile: see ``q_arrivals``. The MMA warp waits for ``s_empty`` only if P and
+    S have separate columns.
 
-    If the variant merges, ``LastCta`` follows the epilogue.
+    With ``Variant.merges``, ``LastCta`` follows the epilogue.
     """
 
     tile: AttentionTile
@@ -192,7 +193,7 @@ class FmhaSm100:
 
     @property
     def unread(self) -> list[str]:
-        """Arguments that the kernel does not read."""
+        """Names of the arguments that the kernel does not read."""
         variant = self.variant
         return [
             *("k", "v", "k_strides", "v_strides", "map_stride", "map_rows"),
@@ -211,7 +212,7 @@ class FmhaSm100:
 
     @cute.jit
     def __call__(self, arguments: AttentionArguments, stream: cuda_driver.CUstream) -> None:
-        """Launch one CTA per work tile; if persistent, as many CTAs as can be resident."""
+        """Launch a CTA per work tile; if static persistent, at most as many as can be resident."""
         tile, variant, sizes = self.tile, self.variant, arguments.sizes
         map_stride, strides = arguments.map_stride, arguments.k_strides
         operands = (arguments.k, strides), (arguments.v, arguments.v_strides)
@@ -257,7 +258,7 @@ class FmhaSm100:
         map_strides: MapStrides,
         order: PersistentOrder,
     ) -> None:
-        """Set up while the preceding kernel ends, run one role per warp, free tensor memory."""
+        """Set up while the preceding kernel ends, run each warp's role, free tensor memory."""
         tile, variant = self.tile, self.variant
         barriers = allocate_barriers(tile)
         shared_queries = self._bytes(tile.query_tiles * tile.query_bytes)
@@ -349,9 +350,10 @@ class FmhaSm100:
 
     @cute.jit
     def _schedule(self, arguments: AttentionArguments, memory: Memory) -> None:
-        """Role of the scheduler warp: this CTA's work tile, then work of cancelled CTAs (CLC).
+        """Role of the scheduler warp: broadcast this CTA's work tile, then those of cancelled CTAs.
 
-        The next request is issued as soon as all warps have begun with the previous work tile.
+        The warp also copies each work tile's first query tile. The next CLC request is issued once
+        all other warps have read the current work tile.
         """
         tile, variant, lengths = self.tile, self.variant, arguments.lengths
         response, broadcast = memory.clc_response, memory.broadcast
@@ -443,7 +445,7 @@ class FmhaSm100:
     def _copy_queries(
         self, arguments: AttentionArguments, memory: Memory, work: WorkTile, query_tile: Int32
     ) -> None:
-        """Role of a query warp."""
+        """Role of a query warp: copy one query tile of a work tile that has keys."""
         if work.max_tiles() > 0:
             tile = self.tile
             shared = memory.copied.subview(query_tile * ROWS * tile.copied_row_bytes)
@@ -454,7 +456,7 @@ class FmhaSm100:
     def _softmax_role(
         self, arguments: AttentionArguments, memory: Memory, work: WorkTile, warp: Int32
     ) -> None:
-        """Role of the softmax warps: their rows' queries, softmax and epilogue."""
+        """Role of the softmax warps: load or quantise queries, softmax, epilogue, and merge."""
         tile, variant, barriers = self.tile, self.variant, memory.barriers
         query_tile, tile_warp = warp // WARPS, warp % WARPS
         tiles = work.tiles[0]
@@ -511,7 +513,7 @@ class FmhaSm100:
             self._sync()
 
     def _sync(self) -> None:
-        """Barrier over the softmax warps: the next queries may overwrite memory only afterwards."""
+        """Barrier over the softmax warps, after which next queries may overwrite shared memory."""
         ptx.barrier_cta_sync(SYNC_BARRIER, thread_count=WARPS * WARP_ROWS)
 
     def _load_queries(

@@ -1,4 +1,4 @@
-"""Merge of split-KV by the last CTA of a block of rows to finish, without another launch."""
+"""Split-KV merge by the CTA that finishes last for a block of rows, without another launch."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ MAX_PREFETCH = 8  # segments
 
 
 def last_cta_tile(tile: AttentionTile, variant: Variant) -> MergeTile:
-    """Tile of the merge: as many segments in flight per thread as the queries' memory holds."""
+    """Tile of the merge; the queries' memory bounds the segments in flight per thread."""
     prefetch = min(MAX_PREFETCH, tile.query_bytes // (THREADS * VECTOR_BYTES))
     return MergeTile(
         "float32", variant.dtype, tile.head_dim, variant.sinks, prefetch, variant.quantized
@@ -32,10 +32,10 @@ def last_cta_tile(tile: AttentionTile, variant: Variant) -> MergeTile:
 class LastCta:
     """Role of the softmax warps with split-KV, after the epilogue has stored a partial result.
 
-    Every CTA with keys increments the semaphore of its block of rows; the last CTA merges all
+    Every CTA with keys increments a semaphore per block of rows; the last CTA merges all
     partial results in the order of the splits, independent of the order in which CTAs finish. The
-    semaphore wraps around to zero, ready for the next launch. If no CTA has keys, the first CTA
-    stores the empty merge.
+    semaphore wraps around to zero, ready for the next launch. If no CTA has keys, the CTA of the
+    first split stores the result of rows without keys.
     """
 
     tile: AttentionTile
@@ -55,7 +55,7 @@ class LastCta:
         """Increment the semaphore; if this CTA is the last, merge the block of rows.
 
         Args:
-            arguments: partial results and result.
+            arguments: partial results, and the merged result.
             counters: semaphores, int32 [batch, KV heads], zero before and after the launch.
             sizes: sizes of the launch.
             shared: shared memory of the queries, which is free by now.
@@ -82,7 +82,7 @@ class LastCta:
         ptx.barrier_cta_sync(SYNC_BARRIER, thread_count=THREADS)
 
     def _count(self, counter: cute.Pointer, parts: Int32) -> Int32:
-        """Increment the semaphore of ``parts`` CTAs; return 1 in the last CTA, else 0."""
+        """Increment the semaphore that ``parts`` CTAs share; return 1 in the last CTA, else 0."""
         # Releases this CTA's partial results, ordered by the barrier, and acquires those of earlier
         # CTAs.
         before = ptx.inline_ptx(
@@ -96,7 +96,7 @@ class LastCta:
     def _merge(
         self, arguments: MergeArguments, shared: Array, work: WorkTile, thread: Int32
     ) -> None:
-        """Merge all rows of the CTA, 16 bytes of a row at a time in every thread."""
+        """Merge all rows of the CTA; a thread merges 16 bytes of a row at a time."""
         tile = last_cta_tile(self.tile, self.variant)
         merge = SegmentMerge(tile)
         slots = Array(shared.data_ptr(), shape=(1,), dtype=TYPES[tile.dtype])

@@ -50,10 +50,10 @@ class Rotating:
 
 @dataclass(frozen=True)
 class Merge:
-    """Merge of split keys by the last CTA of a block of rows.
+    """Merge of the splits' results by the last CTA of a block of rows.
 
     Attributes:
-        arguments: partial results and result.
+        arguments: partial results, and the merged result.
         counters: semaphores, int32 zeros, one per sequence and KV head.
     """
 
@@ -63,7 +63,7 @@ class Merge:
 
 @dataclass(frozen=True)
 class KeyValues:
-    """Keys and values as the kernel addresses them: (pages, heads, rows, D), with any strides.
+    """Keys and values as the kernel addresses them: ``(pages, heads, rows, D)``, strided.
 
     Attributes:
         layout: meaning of a page: a sequence of a dense tensor, a whole ragged tensor, or a
@@ -72,7 +72,7 @@ class KeyValues:
         query_start, key_start, seq_lens, block_table, indices: int32, as required by ``layout``.
         k_scale, v_scale: float32, of an E4M3 cache.
         map_stride: elements between rows of the view that TMA gathers read.
-        map_rows: rows of that view.
+        map_rows: number of rows of that view.
     """
 
     layout: Layout
@@ -97,11 +97,11 @@ class Inputs:
         facts: facts of the device.
         q: queries.
         key_values: keys and values.
-        sinks: float32 (Hq,) or None.
+        sinks: float32 ``(Hq,)`` or None.
         batch: number of sequences; if indexed, of tokens.
         queries: maximum number of queries of a sequence; if indexed, 1.
         keys: maximum number of keys of a sequence; if indexed, of a token's list.
-        scoring: scale and masks.
+        scoring: scale, soft cap and masks.
         out: contiguous, of ``q``'s dtype and shape, or NVFP4; None: a new tensor.
         counters: semaphores, int32 zeros, one per sequence and KV head; None: splits are always
             merged by another launch.
@@ -126,7 +126,7 @@ def attention(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """See ``nvfp4_kernels.attention.op.attention``.
 
     Raises:
-        InvalidArgument: too many sequences, or strides that are not multiples of 16 bytes.
+        InvalidArgument: too many sequences, or rows that are not 16-byte aligned.
     """
     q, k, v, sinks, query_start, key_start, max_query_len, max_key_len, *_ = call
     if query_start is None or max_query_len is None or max_key_len is None:
@@ -146,7 +146,7 @@ def paged_attention(call: PagedCall, rotating: Rotating | None = None) -> tuple[
 
     Raises:
         InvalidArgument: an unsupported page size, a D that is not a multiple of 32 with an E4M3
-            cache, too many sequences, or strides that are not multiples of 16 bytes.
+            cache, too many sequences, or rows that are not 16-byte aligned.
     """
     q, kv_cache = call.q, call.kv_cache
     page_size, head_dim, facts = kv_cache.shape[2], q.shape[-1], device_facts(q.device)
@@ -172,13 +172,13 @@ def paged_attention(call: PagedCall, rotating: Rotating | None = None) -> tuple[
 
 
 def run(inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """Choose a tile, allocate the result if ``out`` is None, launch, merge splits.
+    """Choose a tile, allocate the result if ``out`` is None, launch the kernel, merge splits.
 
     Returns:
         ``out``, or its data if NVFP4, and the LSE.
 
     Raises:
-        InvalidArgument: see the callers.
+        InvalidArgument: an unsupported D, too many sequences, or misaligned rows.
     """
     q, given, sinks, scoring = inputs.q, inputs.key_values, inputs.sinks, inputs.scoring
     batch, counters = inputs.batch, inputs.counters
@@ -295,7 +295,7 @@ def _launch(
 def _without_keys(
     q: Tensor, out: Tensor | Nvfp4Rows, sinks: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Result for a batch without keys: a tensor map cannot be empty, so no kernel runs."""
+    """Result of a batch without keys, for which no kernel runs: a tensor map cannot be empty."""
     lse = q.new_full(q.shape[:-1], -torch.inf, dtype=torch.float32)
     lse = lse if sinks is None else lse.copy_(sinks)
     if isinstance(out, Nvfp4Rows):

@@ -17,7 +17,7 @@ def rotary_attention(call: RotaryCall) -> Tensor:
     """See ``nvfp4_kernels.attention.rotary_op.rotary_attention``; returns the LSE.
 
     Raises:
-        InvalidArgument: as ``paged_attention`` and ``rotary_store``.
+        InvalidArgument: see ``paged_attention`` and ``rotary_store``.
     """
     store = call.store
     check_layouts(store, device_facts(call.q.device).arch)

@@ -17,7 +17,7 @@ def sparse_attention(call: SparseCall) -> tuple[Tensor, Tensor]:
 
     Raises:
         InvalidArgument: a cache whose rows no tensor map can address, a D that is not a multiple of
-            32 with an E4M3 cache, or strides that are not multiples of 16 bytes.
+            32 with an E4M3 cache, or rows that are not 16-byte aligned.
     """
     q, kv_cache, indices, lens, block_table, query_start, sinks, k_scale, v_scale, *_ = call
     head_dim = q.shape[-1]
@@ -42,14 +42,14 @@ def sparse_attention(call: SparseCall) -> tuple[Tensor, Tensor]:
 
 
 def gather_view(kv_cache: Tensor, arch: str) -> tuple[int, int]:
-    """Two-dimensional view of a cache in which every key is a row, interleaved with other rows.
+    """Row stride and number of rows of a two-dimensional view in which every key is a row.
 
     TMA gathers take two dimensions (PTX ISA, .tile::gather4): strides of pages, heads and rows of a
-    page must be multiples of one stride.
+    page must be multiples of one stride. The view may have other rows between keys.
 
     Args:
         kv_cache: ``(pages, Hkv, page_size, 2·D)``.
-        arch: architecture, for errors.
+        arch: architecture, for error messages.
 
     Returns:
         Stride of the view's rows in elements, and number of rows.

@@ -1,4 +1,4 @@
-"""Load warp: TMA copies of key and value tiles into their common ring."""
+"""Load warp: TMA copies of key and value tiles into a ring that both share."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -28,12 +28,13 @@ class Source:
     """Keys and values in global memory, and the ring in shared memory.
 
     Attributes:
-        key_map, value_map: tensor maps; a box has one chunk of each of its rows.
+        key_map, value_map: tensor maps; a box has one chunk of ``box_rows`` rows, or of one row
+            if indexed.
         table: int32 [sequences, table_stride], pages; paged and indexed layouts only.
         table_stride: elements between rows of the table.
         ring: stages of [chunk, row, chunk bytes].
-        rotation: arguments for new keys; None unless the variant rotates.
-        k_scale, v_scale: scales of an E4M3 cache.
+        rotation: ``RotationArguments``; used only if the variant has a rotation.
+        k_scale, v_scale: pointers to the scales of an E4M3 cache, for new keys and values.
     """
 
     key_map: TensorMap
@@ -48,10 +49,10 @@ class Source:
 
 @dataclass(frozen=True)
 class TmaLoader:
-    """Role of the load warp; each lane copies the boxes of one page.
+    """Role of the load warp; each lane copies chunks of one box of rows, which lies in one page.
 
     Tiles are loaded in the order in which the MMA warp uses them. Pages are looked up one tile
-    ahead of the copies, and positions one more tile ahead.
+    ahead of the copies, and positions of keys two tiles ahead.
     """
 
     tile: AttentionTile
@@ -59,7 +60,7 @@ class TmaLoader:
 
     @cute.jit
     def run(self, source: Source, barriers: Barriers, work: WorkTile) -> None:
-        """Load all tiles of a work tile."""
+        """Load all key and value tiles of a work tile."""
         tile = self.tile
         leader = ptx.elect_sync()
         tiles, keys = work.max_tiles(), source.key_map
@@ -90,7 +91,7 @@ class TmaLoader:
 
     @cute.jit
     def finish(self, barriers: Barriers, tiles: Int32) -> None:
-        """Let the next kernel start; then drain: wait for the last release of every stage.
+        """Let the next kernel start; then drain the ring: wait for the last release of every stage.
 
         Args:
             barriers: mbarriers of the CTA.
@@ -108,7 +109,7 @@ class TmaLoader:
             wait(barriers.kv_empty.subview(number % tile.stages), number // tile.stages - 1)
 
     def _page_table(self, source: Source, work: WorkTile) -> Array:
-        """Pages of this CTA's sequence."""
+        """Row of the block table for this CTA's sequence."""
         entry = work.batch.to(cutlass.Int64) * source.table_stride
         return Array(source.table, shape=(1,)).subview(entry)
 
@@ -116,7 +117,7 @@ class TmaLoader:
     def _positions(self, source: Source, work: WorkTile, index: Int32) -> Coordinates:
         """First key of this lane's box of the ``index``-th key tile; −1 if no query sees the box.
 
-        A box at −1 is outside the tensor map, independent of the table: TMA fills it with zeros.
+        If paged, −1 becomes page −1, outside the tensor map: TMA fills the box with zeros.
         """
         variant = self.variant
         box = cute.arch.lane_idx() % variant.boxes
@@ -129,7 +130,7 @@ class TmaLoader:
 
     @cute.jit
     def _coordinates(self, work: WorkTile, table: Array, key: Coordinates) -> Coordinates:
-        """Coordinate of the box of a key along the tensor map's last dimension."""
+        """Page, or sequence if dense, of the box of key ``key``: the last coordinate of a copy."""
         variant = self.variant
         page = work.batch if cutlass.const_expr(variant.layout == "dense") else Int32(0)
         if cutlass.const_expr(variant.layout == "paged"):
@@ -148,7 +149,10 @@ class TmaLoader:
         coordinates: Coordinates,
         leader: Boolean,
     ) -> None:
-        """Load the ``index``-th key tile as the ``count``-th tile of the ring."""
+        """Load the ``index``-th key tile as the ``count``-th tile of the ring.
+
+        With rotation, new keys are stored before the first tile that contains new keys is loaded.
+        """
         if cutlass.const_expr(self.variant.rotation is not None):
             new_keys = NewKeys(self.variant)
             if index == new_keys.first_tile(work):
@@ -170,7 +174,7 @@ class TmaLoader:
         coordinates: Coordinates,
         leader: Boolean,
     ) -> None:
-        """Load values; zero the rows past the last key, since P = 0 times NaN is NaN."""
+        """Load values of a key tile; zero rows past the last key, since P = 0 times NaN is NaN."""
         stage = count % self.tile.stages
         wait(barriers.kv_empty.subview(stage), count // self.tile.stages - 1)
         full = barriers.kv_full.subview(stage)
@@ -224,7 +228,7 @@ class TmaLoader:
 
     @cute.jit
     def _zero_tail(self, source: Source, stage: Int32, rows: Int32) -> None:
-        """Zero the tile from row ``rows`` on; TMA has zeroed boxes without a key."""
+        """Zero the tile from row ``rows`` to the end of the box; TMA zeroed boxes without a key."""
         tile, box_rows = self.tile, self.variant.box_rows
         zeros = Vector.from_elements((0,) * 4, Uint32).bitcast(cutlass.Uint8)
         vectors = tile.chunk_bytes // 16

@@ -15,7 +15,7 @@ NEAREST = ptx.FPRoundingMode.RN
 
 
 def exp2_mixed(values: list[Float32], emulated: int, degree: int) -> list[Float32]:
-    """2^x of each value; otherwise idle FMA units compute ``emulated`` of every 16 values."""
+    """2^x of each value; FMA units emulate ``emulated`` of every 16, the MUFU computes the rest."""
     powers: list[Float32] = []
     for index in range(0, len(values), 2):
         pair = values[index : index + 2]
@@ -28,7 +28,7 @@ def exp2_mixed(values: list[Float32], emulated: int, degree: int) -> list[Float3
 
 
 def emulated_among(values: list[Float32], emulated: int) -> list[Float32]:
-    """Values for which ``exp2_mixed`` emulates the exponential."""
+    """Values whose exponentials ``exp2_mixed`` emulates on FMA units."""
     return [value for index, value in enumerate(values) if _is_emulated(index, emulated)]
 
 
@@ -75,7 +75,7 @@ def log2(value: Float32) -> Float32:
 
 
 def fmax_reduce(values: list[Float32]) -> Float32:
-    """Maximum, by a tree of three-input maxima (PTX ISA, max)."""
+    """Maximum of the values, by a tree of three-input maxima (PTX ISA, max)."""
     while len(values) > 1:
         left = len(values) % 3
         threes = [
@@ -102,7 +102,7 @@ def fadd_reduce(values: list[Float32]) -> Float32:
 
 
 def add_folded(sums: list[Float32], values: list[Float32]) -> list[Float32]:
-    """Add values to ``SUMS`` independent sums; with no sums yet, start new ones."""
+    """Add values to ``SUMS`` independent sums; an empty ``sums`` stands for zeros."""
     for first in range(0, len(values), SUMS):
         part = values[first : first + SUMS]
         sums = _add_packed(sums, part) if sums else part
@@ -134,7 +134,7 @@ def mul_packed(values: list[Float32], factor: Float32) -> list[Float32]:
 
 
 def to_e4m3(values: list[Float32]) -> list[Uint32]:
-    """Convert to E4M3, to nearest even and saturating; four codes to a word."""
+    """Convert to E4M3, to nearest even and saturating, packed in words of four codes."""
     convert = (
         "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, {$r1}, {$r0}; "
         "cvt.rn.satfinite.e4m3x2.f32 high, {$r3}, {$r2}; mov.b32 {$w0}, {low, high}; }"

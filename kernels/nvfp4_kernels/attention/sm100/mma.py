@@ -51,8 +51,8 @@ class Mma:
     P from its columns. No barrier enforces this: MMAs are issued in this order, and the tensor
     core's pipe keeps the order, on which every kernel that overlays P on S relies. The PTX ISA
     guarantees the order only for MMAs of the same accumulator and shape (tcgen05 memory consistency
-    model, pipelined instructions). All lanes run the loop, one issues: ptxas of CUDA 13.0 crashes
-    when a single thread loops over MMAs.
+    model, pipelined instructions). All lanes run the loop, and one lane issues MMAs: ptxas of CUDA
+    13.0 crashes when a single thread loops over MMAs.
     """
 
     tile: AttentionTile
@@ -128,7 +128,7 @@ class Mma:
         work: WorkTile,
         leader: Boolean,
     ) -> None:
-        """Issue a part of QK of the next key tile, if any; the last one releases the stage."""
+        """Issue a part of QK of the next key tile, if any; the last part releases the stage."""
         tile = self.tile
         if index + 1 < work.max_tiles():
             if cutlass.const_expr(each == part == 0):
@@ -147,13 +147,13 @@ class Mma:
 
     @cute.jit
     def _release_queries(self, barriers: Barriers, is_last: Boolean) -> None:
-        """Release the queries once the last QK of the work tile, just issued, is done."""
+        """If the QK just issued is the work tile's last, release the queries when it is done."""
         if cutlass.const_expr(self.tile.uses_clc):
             if is_last:
                 ptx.tcgen05_commit(barriers.q_empty)
 
     def _wait_s_empty(self, barriers: Barriers, each: int, index: Int32, work: WorkTile) -> None:
-        """Wait until the softmax has read S of the key tile before the ``index``-th."""
+        """Wait until the softmax has read S of the key tile that precedes the ``index``-th."""
         wait(barriers.s_empty.subview(each), work.kv_tile(each, index) - 1)
 
     @cute.jit
@@ -195,7 +195,7 @@ class Mma:
         work: WorkTile,
         leader: Boolean,
     ) -> None:
-        """Issue PV for P of one part of S, of a query tile and the ``index``-th key tile.
+        """Issue PV of a query tile and the ``index``-th key tile, for P of part ``part`` of S.
 
         The values are the ``count``-th tile of the ring.
         """
@@ -217,11 +217,11 @@ class Mma:
     # Unsigned: a signed remainder takes more instructions of a scheduler that softmax warps share.
 
     def _stage(self, count: Int32) -> Int32:
-        """Stage of the ring's ``count``-th tile."""
+        """Stage of the ``count``-th tile of the ring."""
         return (Uint32(count) % self.tile.stages).to(Int32)
 
     def _phase(self, count: Int32) -> Int32:
-        """Phase of the barriers of the ring's ``count``-th tile."""
+        """Phase of ``kv_full`` in which the ``count``-th tile of the ring arrives."""
         return (Uint32(count) // self.tile.stages).to(Int32)
 
     @property
@@ -243,7 +243,7 @@ class Mma:
     def _qk_mmas(
         self, descriptors: Descriptors, target: Int32, each: int, part: int, stage: Int32
     ) -> None:
-        """Issue the MMAs for a part of S of a query tile: along D, 32 bytes of a row at a time."""
+        """Issue the MMAs for a part of S of a query tile, one per 32 bytes of D."""
         tile = self.tile
         parts = tile.s_parts[part]
         first, keys = tile.first_key(parts[0]), sum(tile.part_keys[each] for each in parts)
@@ -273,7 +273,7 @@ class Mma:
         part: int,
         accumulate: Boolean,
     ) -> None:
-        """Issue the MMAs for O of a query tile and a part of the keys, 32 bytes of P at a time."""
+        """Issue the MMAs for O of a query tile and a part of the keys, one per 32 bytes of P."""
         tile = self.tile
         instruction = self._instruction(tile.head_dim, mn_major_b=True)
         keys = MMA_BYTES // tile.element_bytes

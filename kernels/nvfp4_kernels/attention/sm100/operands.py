@@ -62,7 +62,7 @@ def _key_map(
 ) -> TensorMap:
     """Tensor map [D, rows of a page, heads, pages]; rows past the end read as zeros.
 
-    The pages of dense tensors are the sequences, ragged ones are a single page.
+    Pages of a dense tensor are the sequences; a ragged tensor is a single page.
     """
     units = 16 // tile.element_bytes
     rows = variant.page_size if variant.layout == "paged" else sizes.keys
@@ -104,7 +104,7 @@ def k_major_descriptor(tile: AttentionTile, data: Array) -> Int64:
 
 
 def mn_major_descriptor(tile: AttentionTile, data: Array) -> Int64:
-    """Shared memory descriptor of values; the leading dimension's stride is one chunk of D."""
+    """Shared memory descriptor of values; the leading stride is from one chunk of D to the next."""
     swizzle = DESCRIPTOR_SWIZZLES[tile.chunk_bytes]
     return ptx.Tcgen05SmemDesc.build(
         data, KEYS * tile.chunk_bytes, 8 * tile.chunk_bytes, layout=swizzle

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Polynomial(NamedTuple):
-    """Polynomial in r that stands for 2^r, |r| <= 1/2, exact at 0.
+    """Polynomial in r that approximates 2^r for |r| <= 1/2, exact at 0.
 
     Attributes:
         coefficients: coefficients of r^0, r^1, ….

@@ -1,4 +1,4 @@
-"""Quantisation of the epilogue's rows to NVFP4: blocks of 16 columns, and offsets of scales."""
+"""Quantisation of output rows to NVFP4 in the epilogue, and stores of codes and block scales."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class RowQuantizer:
     variant: Variant
 
     def scale(self, pointer: cute.Pointer) -> GlobalScale:
-        """Load the input scale of the next GEMM."""
+        """Load the next GEMM's input scale and compute its reciprocals."""
         return global_scale(Array(pointer, shape=(1,)).load(0))
 
     def block(self, values: list[Float32], scale: GlobalScale) -> Block:
@@ -36,7 +36,7 @@ class RowQuantizer:
 
     @property
     def whole_atoms(self) -> bool:
-        """Whether a head's scales fill whole scale atoms; four scales then form one word."""
+        """Whether D is a multiple of a scale atom's 64 elements; four scales then form a word."""
         return self.tile.head_dim % MMA_K == 0
 
     def first_pair(
@@ -56,7 +56,7 @@ class RowQuantizer:
         return (scale_offset(index, head * blocks, across) // 2).to(Int32)
 
     def _pair(self, first: Int32, pair: Int32 | int) -> Int32 | int:
-        """Index in the blocked layout of a row's pair ``pair``; a head may begin mid-atom."""
+        """Index in the blocked layout of pair ``pair`` of a row; a head may begin mid-atom."""
         if self.whole_atoms:
             return first + pair // 2 * ATOM_PAIRS + pair % 2
         odd = first & 1
@@ -65,13 +65,13 @@ class RowQuantizer:
     def store_scales(
         self, scales: cute.Pointer, first: Int32, pair: int, bits: Uint32, live: Boolean
     ) -> None:
-        """Store pairs of scales from ``pair`` on: two, as one word, if ``whole_atoms``, else one.
+        """Store a pair of scales or, if ``whole_atoms``, two pairs as one word, from ``pair`` on.
 
         Args:
             scales: block scales of the operand.
             first: the row's ``first_pair``.
             pair: index of the first pair in the row.
-            bits: four scales, or two in the lower half.
+            bits: four scales if ``whole_atoms``, else two in the lower half.
             live: whether to store at all.
         """
         width = "b32" if self.whole_atoms else "b16"

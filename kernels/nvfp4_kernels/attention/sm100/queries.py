@@ -1,4 +1,4 @@
-"""Loads of queries from global memory into the tensor core's operand in shared memory."""
+"""Loads of queries from global memory into the MMA operand in shared memory."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -32,7 +32,7 @@ class Queries(NamedTuple):
 
 @dataclass(frozen=True)
 class QueryLoader:
-    """Prologue of the softmax warps: copy queries, or quantise each row to E4M3 with a scale."""
+    """Prologue of the softmax warps: copy queries, or quantise to E4M3 with a scale per row."""
 
     tile: AttentionTile
     variant: Variant
@@ -45,7 +45,10 @@ class QueryLoader:
     def run(
         self, queries: Queries, shared: Array, work: WorkTile, row: QueryRow, warp: Int32
     ) -> Float32:
-        """Load the warp's rows of a query tile, zeros past the last; return this thread's scale."""
+        """Load the warp's rows of a query tile, zeros past the last row.
+
+        Returns the E4M3 scale of this thread's row; 1 for 16-bit queries.
+        """
         rows = self._rows
         start = self.row_units(queries, work, row)
         scale = Float32(1.0)
@@ -72,7 +75,7 @@ class QueryLoader:
 
     @cute.jit
     def row_units(self, queries: Queries, work: WorkTile, row: QueryRow) -> Int32:
-        """Start of this thread's row, in units of 16 bytes; negative past the last row."""
+        """Offset of this thread's row in units of 16 bytes; −1 past the last row."""
         head, token = work.kv_head * work.group + row.head, work.first_query + row.token
         start = Int64(head) * queries.head_stride
         if cutlass.const_expr(self.variant.layout == "dense"):
@@ -110,7 +113,7 @@ class QueryLoader:
         return row_scale(amax)
 
     def _quantize(self, shared: Array, row: Int32, vectors: list[Vector], scale: Float32) -> None:
-        """Quantise a row to E4M3 and store it."""
+        """Quantise this lane's vectors of a row to E4M3; store the codes to shared memory."""
         rows, inverse = self._rows, 1.0 / scale
         for index, vector in enumerate(vectors):
             words = to_e4m3([value * inverse for value in self._values(vector)])
@@ -120,7 +123,7 @@ class QueryLoader:
 
 
 def row_scale(amax: Float32) -> Float32:
-    """E4M3 scale of a row, from its largest magnitude."""
+    """E4M3 scale of a row whose largest magnitude is ``amax``; 1 for a row of zeros."""
     # A row of zeros needs no scale, and the inverse of a subnormal one would be infinite.
     scale = cute.arch.fmax(amax * (1.0 / E4M3_MAX), MIN_SCALE)
     return cutlass.select_(amax > 0.0, scale, Float32(1.0))

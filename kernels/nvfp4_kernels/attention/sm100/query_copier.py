@@ -31,11 +31,11 @@ class QueryCopier:
     ) -> None:
         """Copy a query tile, zeros past the last row, once the previous queries are consumed.
 
-        The consumers are QK, or the softmax warps if these quantise the queries.
+        The consumers are the QK MMAs, or the softmax warps if softmax warps quantise queries.
 
         Args:
             queries: queries in global memory.
-            shared: memory of the query tile's rows in 16 bits.
+            shared: shared memory of the query tile's rows in 16 bits.
             barriers: mbarriers of the CTA.
             work: work tile; must have at least one key.
             query_tile: query tile of the warp.

@@ -30,7 +30,7 @@ class RotationArguments(NamedTuple):
         slots: int64 [tokens], negative for a token that is not stored.
         table: [positions, R], R/2 cosines and R/2 sines.
         q_norm, k_norm: [D]; null without a norm.
-        eps: added to mean squares.
+        eps: added to the mean square of a head before the norm's root.
         settled: 1 if lengths, pages and the keys of earlier tokens may be read before the preceding
             kernel ends, else 0.
     """
@@ -48,7 +48,7 @@ class RotationArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class RotatingQueryLoader:
-    """Prologue of the softmax warps, as ``QueryLoader``, that also rotates queries.
+    """Prologue of the softmax warps: ``QueryLoader`` with norm and rotary embedding of queries.
 
     A token's position is the index of its key in the sequence.
     """
@@ -67,7 +67,10 @@ class RotatingQueryLoader:
         row: QueryRow,
         warp: Int32,
     ) -> Float32:
-        """Load the warp's rows of a query tile, zeros past the last; return this thread's scale."""
+        """Load and rotate the warp's rows of a query tile, zeros past the last row.
+
+        Returns the E4M3 scale of this thread's row; 1 for 16-bit queries.
+        """
         head, lane = self.rotation.heads, cute.arch.lane_idx()
         heads, part = Heads(head, self.rotation.store), part_of(head, lane % head.lanes)
         start = QueryLoader(self.tile, self.variant).row_units(queries, work, row)
@@ -111,7 +114,7 @@ class RotatingQueryLoader:
 
     @cute.jit
     def _quantize(self, shared: Array, row: Int32, part: Part, pieces: list[Vector]) -> Float32:
-        """Quantise a row to E4M3 and store the codes; return the row's scale."""
+        """Quantise a row to E4M3 and store the codes to shared memory; return the row's scale."""
         values = [list(widen(piece).to_elements()) for piece in pieces]
         amax = fmax_reduce([cute.math.abs(value) for piece in values for value in piece])
         distance = 1
@@ -140,9 +143,9 @@ class RotatingQueryLoader:
 
 @dataclass(frozen=True)
 class NewKeys:
-    """Store of the query tokens' own keys and values, by the load warp.
+    """Store of the query tokens' own keys and values into the cache, by the load warp.
 
-    Each CTA stores the new keys of its key tiles, then loads these tiles with TMA.
+    Each CTA stores the new keys within the CTA's key tiles, then loads these tiles with TMA.
     """
 
     variant: Variant
@@ -165,7 +168,7 @@ class NewKeys:
         v_scale: cute.Pointer,
         work: WorkTile,
     ) -> None:
-        """Normalise and rotate the new keys, then store keys and values."""
+        """Normalise and rotate the new keys of the CTA's key tiles; store keys and values."""
         head, how, lane = self.rotation.heads, self.rotation.store, cute.arch.lane_idx()
         heads, part = Heads(head, how), part_of(head, lane % head.lanes)
         divisors: list[store.Divisor] = []

@@ -43,7 +43,7 @@ class WarpRows:
 
     @property
     def rows_per_iteration(self) -> int:
-        """Number of rows that the warp accesses at once."""
+        """Number of rows that the warp accesses per iteration."""
         return WARP_ROWS // self.lanes_per_row
 
     @property
@@ -56,21 +56,21 @@ class WarpRows:
         return self.lane // self.lanes_per_row + iteration * self.rows_per_iteration
 
     def byte(self, index: int) -> Int32:
-        """Offset of this lane's ``index``-th vector in its row."""
+        """Offset in bytes of this lane's ``index``-th vector in the lane's row."""
         return (self.lane % self.lanes_per_row + index * self.lanes_per_row) * VECTOR_BYTES
 
     def from_row_owner(self, value: Int32, iteration: int) -> Int32:
-        """Value of the thread that owns this lane's row in the softmax (warp shuffle)."""
+        """``value`` of the thread that owns this lane's row in the softmax (warp shuffle)."""
         return cute.arch.shuffle_sync(value, self.row(iteration))
 
 
 def recomputed_lane() -> Int32:
-    """Lane index that the compiler cannot merge with earlier copies, which saves registers."""
+    """Lane index, computed anew, so that no earlier copy has to stay in a register."""
     return pinned(cute.arch.lane_idx())
 
 
 def swizzled_offset(row_bytes: int, row: Int32, byte: Int32 | int) -> Int32:
-    """Offset in a tile of 128 rows: [chunk, row, chunk bytes], swizzled in units of 16 bytes."""
+    """Byte offset in a tile of 128 rows, [chunk, row, chunk bytes], swizzled in 16-byte units."""
     width = widest_swizzle(row_bytes)
     chunk, inside = byte // width, byte % width
     phase = (row * width >> 7) & (width // 16 - 1)
@@ -91,7 +91,7 @@ def load_vector(data: cute.Pointer, units: Int32, byte: Int32, live: Boolean) ->
 
 
 def load_index(data: Array, index: Int32, live: Boolean) -> Int32:
-    """Load an int32; −1 if not ``live``."""
+    """Load the int32 at index ``index``; −1 if not ``live``."""
     # Predicated for the same reason.
     return ptx.inline_ptx(
         "mov.b32 {$w0}, -1; @{$r1} ld.global.b32 {$w0}, [{$r0}];",

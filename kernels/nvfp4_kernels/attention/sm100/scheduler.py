@@ -16,14 +16,14 @@ class Sizes(NamedTuple):
 
     Attributes:
         batch: number of sequences.
-        queries: maximum number of queries of a sequence; if dense, the number of each sequence; 1
-            if indexed.
-        keys: keys of each sequence if dense; rows of K if ragged; keys of a list if indexed; unused
-            if paged.
-        pages: pages of the cache.
+        queries: maximum number of queries of a sequence; if dense, the number in every sequence; if
+            indexed, 1.
+        keys: if dense, number of keys of each sequence; if ragged, of all sequences; if indexed,
+            maximum number of keys of a list; if paged, unused.
+        pages: number of pages of keys: if dense, ``batch``; if ragged, 1.
         kv_heads: number of KV heads.
-        group: query heads of each KV head.
-        splits: CTAs that divide the keys of a query tile.
+        group: number of query heads per KV head.
+        splits: number of CTAs that divide the keys of a block of rows.
         window: number of keys that a query sees.
         max_resident_ctas: maximum number of resident CTAs; read by the static persistent scheduler.
     """
@@ -42,7 +42,7 @@ class Sizes(NamedTuple):
 class SequenceLengths(NamedTuple):
     """Starts and lengths of sequences: int32 in global memory; null where the layout lacks them.
 
-    In the indexed layout ``query_start`` has one start per sequence, and ``seq_lens`` the length of
+    In the indexed layout ``query_start`` has one start per sequence, but ``seq_lens`` the length of
     each token's list of keys.
     """
 
@@ -53,7 +53,7 @@ class SequenceLengths(NamedTuple):
 
 @dataclass(frozen=True)
 class PersistentOrder:
-    """Order of work tiles of the static persistent scheduler: first splits, then second splits, ….
+    """Order of the static persistent scheduler: all first splits, then all second splits, ….
 
     Splits without keys thus come last. Divisors come from the host, as a division on the device
     takes a hundred cycles.
@@ -68,14 +68,14 @@ class PersistentOrder:
 
 
 class PipelineCounts(NamedTuple):
-    """Numbers of tiles that the CTA processes before a work tile, from which phases follow.
+    """Numbers of tiles that the CTA processes before a work tile; barrier phases follow from them.
 
     Attributes:
         kv_tiles: number of key tiles.
         work_tiles: number of work tiles with keys.
-        tail_tiles: key tiles with rows past a sequence's last key.
-        first_work_tiles: work tiles with keys for the first query tile.
-        first_kv_tiles, second_kv_tiles: key tiles of the first and of the second query tile.
+        tail_tiles: number of key tiles with rows past a sequence's last key.
+        first_work_tiles: number of work tiles with keys for the first query tile.
+        first_kv_tiles, second_kv_tiles: numbers of key tiles of the first and second query tile.
     """
 
     kv_tiles: Int32
@@ -86,14 +86,14 @@ class PipelineCounts(NamedTuple):
     second_kv_tiles: Int32
 
     def of_one_query_tile(self) -> "PipelineCounts":
-        """Counts for one query tile: equal counts share a register."""
+        """Counts if a CTA has one query tile: equal counts then share a register."""
         kv_tiles, work_tiles, tail_tiles, *_ = self
         return PipelineCounts(kv_tiles, work_tiles, tail_tiles, work_tiles, kv_tiles, Int32(0))
 
 
 @dataclass(frozen=True)
 class WorkTile:
-    """Work tile of a CTA: some rows of one sequence and KV head, and some of their keys.
+    """Work tile of a CTA: a block of rows of one sequence and KV head, and a range of keys.
 
     Attributes:
         batch, kv_head, split: indices of sequence, KV head and split; if indexed, ``batch`` is the
@@ -101,7 +101,7 @@ class WorkTile:
         first_row: first of the CTA's rows among the sequence's ``rows`` = queries · group.
         rows: number of rows of the sequence.
         first_query: the sequence's first query among the queries of all sequences.
-        first_key: the sequence's first key among the keys of all sequences; 0 if paged or dense.
+        first_key: the sequence's first key among the keys of all sequences; 0 unless ragged.
         keys: number of keys of the sequence.
         position: position of the sequence's first query; negative if there are fewer keys than
             queries.
@@ -137,7 +137,7 @@ class WorkTile:
         return found
 
     def kv_tile(self, query_tile: Int32 | int, index: Int32) -> Int32:
-        """Running number of key tile ``index`` among all key tiles of a query tile of the CTA."""
+        """Number of the ``index``-th key tile of a query tile, counted over all work tiles."""
         before: Int32 | int = self.before.first_kv_tiles
         if len(self.tiles) > 1 and isinstance(query_tile, int):
             before = self.before[-2:][query_tile]
@@ -163,7 +163,7 @@ class WorkTile:
 
 
 def is_static_persistent(tile: AttentionTile, variant: Variant) -> bool:
-    """Whether the scheduler is static persistent: the next tile's keys are loaded during this tile.
+    """Whether the scheduler is static persistent, so that the next work tile's keys load early.
 
     True for work tiles of few rows, which are memory-bound. The indexed layout is never persistent.
     """
@@ -180,7 +180,7 @@ def work_tile(
     number: Any,
     before: PipelineCounts,
 ) -> WorkTile:
-    """Work tile of this CTA; the last queries, which see the most keys, are scheduled first.
+    """Work tile ``number``; the last queries, which see the most keys, are scheduled first.
 
     Args:
         tile: tile of the kernel.
@@ -268,12 +268,12 @@ def _span(starts: cute.Pointer, batch: Int32) -> tuple[Int32, Int32]:
 
 @dataclass(frozen=True)
 class QueryRow:
-    """Row of a thread: one query and head.
+    """Row of a thread: one head of one query.
 
     Attributes:
         live: whether the sequence has the row.
-        token: index among the sequence's queries.
-        head: index in the group.
+        token: index of the query among the sequence's queries.
+        head: index of the head in the group.
         begin, end: range of keys that the row sees, ``begin <= key < end``.
         all_begin, all_end: range of keys that every row of the warp sees.
     """

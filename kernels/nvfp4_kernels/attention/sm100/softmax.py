@@ -1,4 +1,4 @@
-"""Softmax warps: P from S, with a running maximum and sum of each row."""
+"""Softmax warps: compute P from S, with a running row_max and row_sum."""
 
 from dataclasses import dataclass
 
@@ -41,7 +41,7 @@ class LogitScaling:
 
     Attributes:
         scale: factor of S.
-        soft_cap: soft cap of logits; unused if the variant has none.
+        soft_cap: soft cap of logits; unused unless ``Variant.soft_cap``.
     """
 
     scale: Float32
@@ -81,8 +81,8 @@ class Probabilities:
     """P of one row and a part of a key tile.
 
     Attributes:
-        words: P as the tensor core reads it.
-        sums: partial sums of P before rounding.
+        words: P in the MMA's element type, packed into 32-bit words.
+        sums: ``SUMS`` partial sums of P before rounding.
         overflow: whether P is too large in any row of the warp.
     """
 
@@ -95,14 +95,15 @@ class Probabilities:
 class Softmax:
     """Role of four warps per query tile; a thread has a whole row, so that no shuffles are needed.
 
-    P is first computed with the row_max of earlier keys, so that exponentials need not wait for the
-    new keys' maximum. If sums of P then exceed ``p_limit``, or keys are masked, P is computed from
-    all scores, and row_max is updated with the new keys if it is too small. This is done for each
-    part of a key tile; PV of earlier parts may have begun by then.
+    P is first computed speculatively with the row_max of earlier keys, so that exponentials need
+    not wait for the new keys' maximum. If sums of P then exceed ``p_limit``, P is computed again,
+    after the maximum, and row_max grows if it is too small. Masked keys, and the first keys of a
+    row, are not speculated on. Each part of a key tile is processed separately; PV of earlier parts
+    may already have begun.
 
-    With ``tile.batch_invariant`` P is computed once, and the row_max of a row grows only if the
-    row's own logits exceed it by the threshold. Otherwise, masking and the P of other rows would
-    make a row depend on the other rows of its warp.
+    With ``tile.batch_invariant`` there is no speculation, and the row_max of a row grows only if
+    logits of the row exceed it by the threshold. Otherwise, masking and the P of other rows would
+    make a row depend on the other rows of the warp.
     """
 
     tile: AttentionTile
@@ -120,7 +121,7 @@ class Softmax:
         warp: Int32,
         logits: LogitScaling,
     ) -> SoftmaxState:
-        """Process all key tiles; ``lanes`` is the tensor memory of the warp."""
+        """Process all key tiles; ``lanes``: address of the warp's lanes in tensor memory."""
         tile, stages = self.tile, self.tile.s_stages
         quarter = warp if tile.warp_split_kv else Int32(0)
         leader = ptx.elect_sync()
@@ -172,9 +173,9 @@ class Softmax:
         row_sum: Float32,
         logits: LogitScaling,
     ) -> tuple[list[Uint32], list[Float32], Float32, Float32]:
-        """P and its sums for a part of a key tile, and the new row_max and row_sum.
+        """P and sums of P for a part of a key tile, the new row_max, and row_sum rescaled to it.
 
-        If row_max grows, O is rescaled.
+        If row_max grows, O is rescaled, too. The caller adds the sums to row_sum.
 
         Args:
             part: index of the part in the key tile.
@@ -184,9 +185,9 @@ class Softmax:
             follows: whether this is not the first key tile of the rows.
             columns: tensor memory columns of the query tile.
             row: row of the thread.
-            start: first key of the warp in this tile.
-            row_max: before this part.
-            row_sum: before this part.
+            start: first key of the warp in this key tile.
+            row_max: row_max before this part.
+            row_sum: row_sum before this part.
             logits: scaling of S.
         """
         tile = self.tile
@@ -243,7 +244,7 @@ class Softmax:
         return (start >= row.all_begin) & (start + self._keys(part) <= row.all_end)
 
     def _any(self, condition: Boolean) -> Boolean:
-        """Whether the condition holds for any row of the warp."""
+        """Whether ``condition`` holds for any row of the warp."""
         return ptx.vote_sync(cute.arch.FULL_MASK, condition, ptx.VoteSync.ANY)
 
     def _overflow(
@@ -251,8 +252,9 @@ class Softmax:
     ) -> Boolean:
         """Whether P for ``row_max`` is too large in any row of the warp.
 
-        No addend exceeds its sum: a few sums bound all P. Emulated exponentials of logits above
-        128 are undefined: ``maxima`` bounds the logits whose exponentials are emulated.
+        No P exceeds the sum that includes it: a few sums bound all P. Emulated exponentials of
+        logits above 128 are undefined: ``maxima`` bounds the logits of emulated exponentials. P for
+        a ``row_max`` of −∞ is always too large.
         """
         overflow = fmax_reduce(sums) > Float32(self.tile.p_limit)
         if maxima:
@@ -277,7 +279,7 @@ class Softmax:
     def _exp_speculative(
         self, source: Int32, part: int, row_max: Float32, logits: LogitScaling
     ) -> Probabilities:
-        """P with the row_max of earlier keys, software-pipelined over loads, exp2 and sums."""
+        """Compute P with the row_max of earlier keys, with loads, exp2 and sums pipelined."""
         tile = self.tile
         factor, shift = self._log2_scale(logits), self._shift(finite(row_max))
         begin, keys = self._first(part), self._keys(part)
@@ -311,7 +313,7 @@ class Softmax:
         start: Int32,
         logits: LogitScaling,
     ) -> list[Float32]:
-        """S of a part of a key tile, −∞ where the row does not see the key."""
+        """Load and soft-cap S of a part of a key tile; −∞ for keys that the row does not see."""
         scores = self._soft_capped(self._load(source, part), logits)
         if not self._all_seen(part, row, start):
             scores = self._mask(scores, row.begin - start, row.end - start)
@@ -366,7 +368,7 @@ class Softmax:
         self._store_words(target + quarter * len(words), words)
 
     def _store_words(self, target: Int32, words: list[Uint32]) -> None:
-        """Store words to as many columns, by stores whose widths are powers of two."""
+        """Store words to consecutive columns, by stores whose widths are powers of two."""
         first = 0
         while first < len(words):
             width = 1 << (len(words) - first).bit_length() - 1

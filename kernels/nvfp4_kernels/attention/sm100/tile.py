@@ -1,7 +1,7 @@
 """Tile of the attention kernel, its shared and tensor memory, and variants. Imports no CuTe.
 
 The rows of the M side are (token, query head of the group) pairs of one KV head: row ``r`` is head
-``r % group`` of token ``r // group``, so that grouped queries of one token share every key.
+``r % group`` of token ``r // group``. All query heads of the group thus share every loaded key.
 """
 
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class AttentionTile:
             rows; each warp has a copy of these rows and a quarter of every key tile, and the
             epilogue combines the warps' results. The softmax takes a quarter of the time, and the
             MMAs take no longer.
-        batch_invariant: whether a row's row_max depends on its own logits alone. Else row_max is
+        batch_invariant: whether row_max of a row depends on the row's logits alone. Else row_max is
             updated together with other rows of the warp, which is faster.
     """
 
@@ -124,8 +124,8 @@ class AttentionTile:
     def split_s(self) -> bool:
         """Whether QK, like P, is in parts: softmax of one part overlaps with MMAs of the other.
 
-        QK in parts takes longer, since each part reads all of Q; with E4M3, the softmax takes
-        longer still.
+        QK takes longer in parts, since each part reads all of Q, but with E4M3 the softmax takes
+        even longer.
         """
         return self.fp8 and self.query_tiles == 2 and not self.qk_before_pv
 
@@ -141,10 +141,10 @@ class AttentionTile:
 
     @property
     def threads(self) -> int:
-        """Number of threads: softmax warps, MMA warp, load warp, and two more if reallocating.
+        """Number of threads: softmax, MMA and load warps, and two query warps if reallocating.
 
-        Registers are reallocated between warpgroups (PTX ISA, setmaxnreg): two query warps, or two
-        idle warps, complete the last warpgroup.
+        Registers are reallocated between warpgroups (PTX ISA, setmaxnreg): the two query warps
+        complete the last warpgroup.
         """
         return 32 * (WARPS * self.query_tiles + (4 if self.reallocates_registers else 2))
 
@@ -152,13 +152,13 @@ class AttentionTile:
     def uses_clc(self) -> bool:
         """Whether a CTA has a CLC scheduler, which takes work tiles of CTAs not yet started.
 
-        Dedicated query warps then copy the next queries meanwhile.
+        Such a CTA also has query warps, which copy the queries of the next work tile early.
         """
         return self.query_tiles == 2
 
     @property
     def quantizes_copied(self) -> bool:
-        """Whether query warps copy 16-bit queries to separate memory; softmax warps quantise them.
+        """Whether query warps copy queries in 16 bits, for softmax warps to quantise to E4M3.
 
         The two query warps alone would be too slow to quantise a work tile's queries in time.
         """
@@ -166,7 +166,7 @@ class AttentionTile:
 
     @property
     def stages_beside(self) -> bool:
-        """Whether the result is staged in separate memory, while the next queries load."""
+        """Whether the result is staged in separate memory, as the next queries already load."""
         return self.uses_clc and not self.fp8
 
     @property
@@ -198,7 +198,7 @@ class AttentionTile:
 
     @property
     def query_bytes(self) -> int:
-        """Bytes of one query tile."""
+        """Bytes of one query tile in shared memory."""
         return ROWS * self.row_bytes
 
     @property
@@ -208,21 +208,21 @@ class AttentionTile:
 
     @property
     def copied_bytes(self) -> int:
-        """Bytes of the queries of one query tile that wait to be quantised."""
+        """Bytes of one query tile in 16 bits before quantisation; 0 unless ``quantizes_copied``."""
         return ROWS * self.copied_row_bytes if self.quantizes_copied else 0
 
     @property
     def staging_row_bytes(self) -> int:
         """Bytes of shared memory in which the epilogue stages one output row.
 
-        The query's own row is overwritten; if the next queries are already being loaded there, a
-        separate buffer takes ``STAGING_BYTES`` of a row at a time.
+        The output row overwrites the query's row; if the next queries already load into that
+        memory, a separate buffer holds ``STAGING_BYTES`` of the output row at a time.
         """
         return STAGING_BYTES if self.stages_beside else self.row_bytes
 
     @property
     def staging_bytes(self) -> int:
-        """Bytes of the staged rows of one query tile that lie in separate memory."""
+        """Bytes of separate memory for the staged rows of one query tile; 0 if none."""
         return ROWS * STAGING_BYTES if self.stages_beside else 0
 
     @property
@@ -248,7 +248,7 @@ class AttentionTile:
 
     @property
     def separate_p(self) -> bool:
-        """Whether P has separate columns, not those of S: the next QK then need not wait for PV."""
+        """Whether P has columns of its own, outside S: the next QK then need not wait for PV."""
         columns = KEYS + self.p_columns + self.head_dim
         return self.query_tiles == 2 and 2 * columns <= TENSOR_COLUMNS
 
@@ -258,7 +258,7 @@ class AttentionTile:
         return self.separate_p or self.s_stages == 2
 
     def s_column(self, tile: int, stage: int = 0) -> int:
-        """First column of S of a query tile."""
+        """First column of a stage of S of a query tile."""
         return (tile * self.s_stages + stage) * KEYS
 
     @property
@@ -266,13 +266,13 @@ class AttentionTile:
         return self.query_tiles * self.s_stages * KEYS
 
     def p_column(self, tile: int, stage: int = 0) -> int:
-        """First column of P of a query tile."""
+        """First column of P of a query tile, for a stage of S."""
         if self.separate_p:
             return self._s_end + tile * self.p_columns
         return self.s_column(tile, stage)
 
     def p_offset(self, part: int) -> int:
-        """Offset of a part's columns in P; with S in parts, P of a part stays in its part of S."""
+        """Column offset of a part in P; if S is in parts, each part of P lies in its part of S."""
         first = self.first_key(part)
         return first if self.split_s else first * self.element_bytes // 4
 
@@ -283,7 +283,7 @@ class AttentionTile:
 
     @property
     def columns_used(self) -> int:
-        """Number of tensor memory columns for S, P and O together."""
+        """Number of tensor memory columns for S, P and O of all query tiles."""
         return self.o_column(self.query_tiles)
 
     @property
@@ -295,7 +295,7 @@ class AttentionTile:
 
     @property
     def rescale_threshold(self) -> int:
-        """Growth of a row's maximum, in base-2 logits, above which O is always rescaled."""
+        """Growth of a row's largest base-2 logit above which row_max grows and O is rescaled."""
         return 4 if self.fp8 else 8
 
     @property
@@ -305,15 +305,16 @@ class AttentionTile:
 
     @property
     def exp2_error(self) -> float:
-        """Largest relative error of an exponential: 1/600 of the rounding error of P.
+        """Largest relative error of an emulated exponential.
 
-        The row sums of P, and so the LSE, have the same relative error.
+        The error is at most 1/600 of the rounding error of P in E4M3 and bfloat16, and 1/160 in
+        float16. Row sums of P have the same relative error, and the LSE an equal absolute error.
         """
         return EXP2[self.exp2_degree].error
 
     @property
     def p_limit(self) -> float:
-        """Bound on sums of P above which ``row_max`` has to grow; for E4M3 its largest number."""
+        """Bound on sums of P above which ``row_max`` must grow; in E4M3, the largest number."""
         return 448.0 if self.fp8 else 2.0**self.rescale_threshold
 
     @property
@@ -327,8 +328,8 @@ class Rotation:
     """Rotary embedding of queries and new keys, and the store of these keys to the cache.
 
     Attributes:
-        heads: threads of a head.
-        store: data types and steps; its positions are not read.
+        heads: thread layout of a head.
+        store: variant of ``rotary_store``; its ``position_dtype`` is not used.
     """
 
     heads: HeadTile
@@ -343,12 +344,12 @@ class Variant:
         dtype: dtype of queries and result.
         layout: layout of keys and values; indexed: every token is a sequence, with a list of keys
             in pages.
-        page_size: keys of a page; 0 unless paged or indexed.
+        page_size: number of keys per page; 0 unless paged or indexed.
         causal, window, soft_cap, sinks: whether the launch has a causal mask, a window, a soft cap
             and sinks.
         split: split-KV: whether CTAs split the keys and store float32 partial results.
         quantized: whether the result is NVFP4, rounded to ``dtype`` first.
-        merges: whether the last CTA of a block of rows merges the splits; else another kernel does.
+        merges: whether the last CTA of a block of rows merges the splits; else a later kernel does.
         rotation: rotary embedding of queries and new keys, in decodes; None: already applied.
     """
 
@@ -387,5 +388,5 @@ class Variant:
 
     @property
     def boxes(self) -> int:
-        """Number of TMA boxes along a key tile."""
+        """Number of TMA boxes of rows per key tile."""
         return KEYS // self.box_rows

@@ -37,13 +37,13 @@ class WorkTileBroadcast:
 
     @staticmethod
     def allocate() -> "WorkTileBroadcast":
-        """Shared memory for a work tile and its barriers."""
+        """Allocate shared memory for a work tile and the barriers."""
         words = Array(Int32, _WORDS, space=AddressSpace.smem, alignment=16)
         full, empty = (Array(Int64, 1, space=AddressSpace.smem, alignment=8) for _ in range(2))
         return WorkTileBroadcast(words, full, empty)
 
     def init(self, readers: int) -> None:
-        """Initialise the barriers for ``readers`` warps; the caller fences."""
+        """Initialise the barriers for ``readers`` reading warps; the caller must fence."""
         ptx.mbarrier_init(self.full, 1)
         ptx.mbarrier_init(self.empty, readers)
 
@@ -51,7 +51,7 @@ class WorkTileBroadcast:
     def write(self, phase: Int32, more: Boolean, work: WorkTile) -> None:
         """Write the ``phase``-th work tile; without ``more``, the end marker.
 
-        One warp calls this, once the previous work tile has been read.
+        Only the scheduler warp calls this, after all warps have read the previous work tile.
         """
         values = [Int32(more), *(getattr(work, name) for name in _FIELDS), *work.tiles]
         values += [Int32(0)] * (_WORDS - len(values))

@@ -1,4 +1,4 @@
-"""Common part of the kernels that quantise rows: the launch, and the writing of the result."""
+"""Common part of the kernels that quantise rows: launch, and quantisation of loaded rows."""
 
 from typing import Any
 
@@ -16,12 +16,13 @@ from nvfp4_kernels.formats.terms import TermLayout
 class RowKernel:
     """Launch and quantisation of rows, which a subclass loads or computes in ``rows``.
 
-    A subclass is a frozen dataclass; its bundle of arguments has the ``QuantizedRows`` as ``out``.
+    A subclass is a frozen dataclass; the kernel's bundle of arguments has a field ``out``, the
+    ``QuantizedRows``.
 
     Attributes:
         per_token: whether each row has its own global scale.
-        tile: rows and threads.
-        terms: NVFP4 terms of the result.
+        tile: layout of a CTA's threads over rows.
+        terms: layout of the result's NVFP4 terms.
     """
 
     per_token: bool
@@ -37,7 +38,7 @@ class RowKernel:
 
     @cute.jit
     def __call__(self, arguments: Any, stream: cuda_driver.CUstream) -> None:
-        """Launch a CTA for each tile of rows that have scales, padding included."""
+        """Launch a CTA for each tile of rows, rows of padding scales included."""
         out = arguments.out
         self.kernel(arguments).launch(
             grid=(ctas(self.tile, out.m, out.k, out.batch), 1, 1),
@@ -48,7 +49,7 @@ class RowKernel:
 
     @cute.kernel
     def kernel(self, arguments: Any) -> None:
-        """Quantise one CTA's rows, or zero the scales of padding."""
+        """Quantise one CTA's rows, or store zero scales if all are padding."""
         out = arguments.out
         place = find(self.tile, out.m, out.k, self.terms)
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)

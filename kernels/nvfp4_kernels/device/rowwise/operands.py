@@ -1,4 +1,4 @@
-"""Host side of row-wise kernels: layout of input rows, allocation of outputs."""
+"""Host side of row-wise kernels: layout of input rows, checks, allocation of outputs."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ ALIGNMENT = 32  # bytes a thread loads at once
 
 @dataclass(frozen=True)
 class Rows:
-    """Layout of ``batch`` matrices of ``m`` rows of ``k`` elements, with row stride ``stride``."""
+    """Layout of ``batch`` matrices of ``m`` rows of ``k`` elements, ``stride`` elements apart."""
 
     m: int
     k: int
@@ -88,7 +88,7 @@ def check_aligned(name: str, x: Tensor) -> None:
 
 
 def new_operand(x: Tensor, k: int, terms: int = 1) -> tuple[Tensor, Tensor]:
-    """Allocate ``data`` and blocked ``scales`` for the rows of ``x``, of ``k`` elements each."""
+    """Allocate ``data`` and blocked ``scales`` for as many rows as ``x`` has, of ``k`` elements."""
     batch, rows = x.shape[:-2], x.shape[-2]
     data = x.new_empty(data_shape(batch, rows, k, terms), dtype=torch.uint8)
     scales = x.new_empty(scales_shape(batch, rows, k, terms), dtype=torch.float8_e4m3fn)
@@ -96,5 +96,5 @@ def new_operand(x: Tensor, k: int, terms: int = 1) -> tuple[Tensor, Tensor]:
 
 
 def new_row_scale(x: Tensor) -> Tensor:
-    """Allocate one global scale per row of ``x``."""
+    """Allocate float32 global scales, one per row of ``x``."""
     return x.new_empty(x.shape[:-1], dtype=torch.float32)

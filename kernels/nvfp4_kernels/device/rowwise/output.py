@@ -1,4 +1,4 @@
-"""Quantisation of rows in registers to NVFP4 in memory."""
+"""Quantisation of rows from registers to NVFP4 in global memory."""
 
 import functools
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class QuantizedRows(NamedTuple):
         scales: bytes of block scales, blocked layout.
         scale: float32: the global scale [1], an input; or per-row global scales [batch, m], an
             output.
-        m, k, batch: rows per matrix, elements per row, and number of matrices.
+        m, k, batch: number of rows per matrix, of elements per row, and of matrices.
     """
 
     data: cute.Pointer
@@ -96,7 +96,7 @@ class RowQuantizer:
 
 
 def again(elements: Vector) -> Vector:
-    """Opaque copy of ``elements``, so that values derived earlier need not stay in registers."""
+    """Opaque copy of ``elements``, from which values are derived anew, not kept in registers."""
     words = elements.bitcast(Uint32)
     names = range(words.numel())
     kept = ptx.inline_ptx(

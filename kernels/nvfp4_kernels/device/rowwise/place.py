@@ -1,4 +1,4 @@
-"""Positions of a thread's blocks, and loads and stores of the blocks."""
+"""Coordinates of a thread's blocks, and loads and stores of the blocks."""
 
 from dataclasses import dataclass
 
@@ -33,9 +33,9 @@ class Place:
         m: rows per matrix.
         batch: index of the row's matrix.
         term_bytes: bytes between the scales of consecutive terms.
-        inside: whether the row exists; else only its scales do, as padding.
-        live: whether any row of the CTA exists.
-        row: index of the row among the rows of all matrices.
+        inside: whether the row exists; otherwise the row is padding and has only scales.
+        live: whether the CTA has any row that is not padding.
+        row: index of the thread's row among the rows of all matrices.
         first: index of the thread's first block in the row.
         first_of_cta: index of the CTA's first block in the row.
         blocks: blocks per row.
@@ -43,7 +43,7 @@ class Place:
         first_slot: index of the CTA's first slot among the slots of an atom.
         lane: index of the thread among the threads of its warp that share the row.
         warp: index of the warp in the CTA.
-        scales: offset of the CTA's first scale, in bytes.
+        scales: offset of the CTA's first scale in the output, in bytes.
         line_rows: rows per matrix if the CTA writes whole lines of its atoms, else 0.
     """
 
@@ -78,7 +78,7 @@ class Place:
         return Int64(self.first) * BLOCK + step * self.tile.stride * BLOCK
 
     def term_row(self, term: int) -> Int64:
-        """Index of this row of term ``term`` among the rows of all terms and matrices."""
+        """Index of this thread's row in term ``term``, among rows of all terms and matrices."""
         return self.row + (Int64(self.batch) * (self.terms.count - 1) + term) * self.m
 
     def pads(self, slot: Int32) -> Boolean:
@@ -92,18 +92,18 @@ class Place:
 
 
 def steps_ahead(element: type[cutlass.Numeric], inputs: int) -> int:
-    """Number of steps for which a thread loads all ``inputs`` blocks before using the first."""
+    """Number of steps whose blocks, ``inputs`` per step, a thread loads before using the first."""
     return max(1, LOADED_WORDS // (inputs * BLOCK * element.width // 32))
 
 
 def ctas(tile: RowTile, m: Int32, k: Int32, batch: Int32) -> Int32:
-    """Number of CTAs that cover all rows with scales, padding included."""
+    """Number of CTAs that cover all rows, rows of padding scales included."""
     columns = cute.ceil_div(k, tile.blocks * BLOCK)
     return columns * cute.ceil_div(m, ATOM_ROWS) * tile.groups * batch
 
 
 def find(tile: RowTile, m: Int32, k: Int32, terms: TermLayout) -> Place:
-    """This thread's ``Place``; CTAs are ordered along the rows first."""
+    """``Place`` of this thread; CTAs with neighbouring indices have parts of the same rows."""
     cta, columns = cute.arch.block_idx()[0], cute.ceil_div(k, tile.blocks * BLOCK)
     return find_at(tile, m, k, terms, cta % columns, cta // columns)
 
@@ -117,7 +117,7 @@ def find_at(
     group: Int32,
     thread: Int32 | None = None,
 ) -> Place:
-    """``Place`` of a thread of the CTA for part ``column`` of the rows in group ``group``.
+    """``Place`` of a thread in the CTA that processes part ``column`` of row group ``group``.
 
     ``thread``: index among the tile's threads; None: this thread's index in the CTA.
     """
@@ -165,10 +165,10 @@ def find_in_lines(
 ) -> Place:
     """``Place`` of a thread if matrices have at most 32 rows: one 16-byte line per row and atom.
 
-    Scales of rows 0 to 31 are 16 bytes apart; each is followed by the scales of further terms, or
-    by the padding of rows 32 to 127. CTAs take neighbouring rows; for each row a CTA writes its
-    whole line and every ``rows``-th line after: no CTA has only padding. ``thread``: see
-    ``find_at``.
+    The line of a row (0 to 31) begins with the row's four scales; the scales of further terms, or
+    the padding of rows 32 to 127, fill the rest. CTAs take neighbouring rows; for each row a CTA
+    writes the row's line and every ``rows``-th line after it, all zeros: no CTA has only padding.
+    ``thread``: see ``find_at``.
     """
     assert rows <= ATOM_LINES
     assert rows % tile.slots == 0
@@ -217,7 +217,7 @@ def _unknown(number: Int32 | int) -> Int32:
 
 
 def _row(slot: Int32) -> Int32:
-    """Row of the scale atom that ``slot`` stands for; increases with the slot within a warp."""
+    """Row of a scale atom that is stored in slot ``slot``; ascends over the slots of a warp."""
     return slot % 4 * 32 + slot // 4
 
 
@@ -226,7 +226,7 @@ def load_block(
 ) -> Vector:
     """Load 16 elements at ``index``; zeros if not ``inside``.
 
-    ``streamed``: whether no other thread reads the elements, so that L1 need not keep them.
+    ``streamed``: whether L1 need not keep the elements, as no other thread reads them.
     """
     element = source.dtype
     hint = ".L1::no_allocate" if streamed else ""
@@ -260,7 +260,10 @@ def store_block(
     data: cute.Pointer,
     scales: cute.Pointer,
 ) -> None:
-    """Store a block's codes if its row exists, and its scale, which is zero in padding."""
+    """Store a block's codes if its row exists, and its scale, zero in padding.
+
+    Places of ``find_in_lines`` leave the scale to ``store_lines``.
+    """
     tile = place.tile
     if place.has(step):
         codes = Array(data, shape=(1,))
@@ -285,8 +288,8 @@ def store_block(
 def store_lines(place: Place, blocks: list[list[Block]], scales: cute.Pointer) -> None:
     """Store whole lines of atoms: a row's scales, one word per term, then zeros.
 
-    Four threads with the blocks of one line gather their scales. Each thread then writes different
-    lines: the row's line, padding lines, or a line of another step.
+    The four threads that have the blocks of one line exchange scales; each then writes lines of its
+    own: the row's line, padding lines, or lines of other steps.
 
     Args:
         place: result of ``find_in_lines``.
@@ -314,7 +317,7 @@ def store_lines(place: Place, blocks: list[list[Block]], scales: cute.Pointer) -
 
 
 def _line(words: list[list[Uint32]], step: Int32, is_row: Boolean) -> Vector:
-    """Scale line of ``step``, 16 bytes: a word per term, then zeros; only zeros in padding."""
+    """Scale line of ``step``, 16 bytes: a word per term, then zeros, or zeros unless ``is_row``."""
     line = [Uint32(0)] * ATOM_BLOCKS
     for number, of_step in enumerate(words):
         chosen = is_row & (step == number)
@@ -335,7 +338,7 @@ def _gathered(scale: Uint8, in_atom: Int32) -> Uint32:
 def store_elements(
     place: Place, step: cutlass.Constexpr, elements: Vector, target: cute.Pointer
 ) -> None:
-    """Store 16 elements of the input's dtype to contiguous rows."""
+    """Store 16 elements to ``target``, rows that are contiguous and shaped as the input."""
     if place.has(step):
         offset = place.row * (place.blocks * BLOCK) + place.element(step)
         Array(target, shape=(1,)).store(elements, offset, alignment=32)
@@ -343,7 +346,7 @@ def store_elements(
 
 @cute.jit
 def store_padding(place: Place, scales: cute.Pointer) -> None:
-    """Store zeros for the scales of a CTA without a row."""
+    """Store the zero scales of a CTA whose rows are all padding."""
     tile = place.tile
     thread = place.warp * WARP + place.slot * tile.lanes + place.lane
     left = _atoms_across(place.blocks) - place.first_of_cta // ATOM_BLOCKS

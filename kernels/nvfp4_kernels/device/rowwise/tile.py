@@ -1,7 +1,7 @@
 """Layout of a CTA's threads over rows, and the choice of a layout for a problem. Imports no CuTe.
 
-A thread takes a whole block of 16 elements, without exchange with other threads: 32 bytes of a
-16-bit type are one load on Blackwell (PTX ISA, "ld", .v8), and the codes are one 8-byte store.
+A thread takes whole blocks of 16 elements, so that block scales need no exchange between threads.
+On Blackwell 32 bytes of a 16-bit type are one load (PTX ISA, "ld", .v8), codes one 8-byte store.
 
 Rows are taken in the order in which the blocked scale layout stores them: slot ``s`` of an atom is
 row ``s % 4 * 32 + s // 4``. The scales of one atom that a warp of 8 slots writes are then 32
@@ -28,7 +28,7 @@ class RowTile:
 
     Attributes:
         slots: rows per warp, 1, 2, 4 or 8; all warps of the CTA share the same rows.
-        warps: number of warps, side by side along the rows.
+        warps: warps per CTA, side by side along the rows.
         steps: blocks per thread, all loaded before the first is used.
     """
 
@@ -62,17 +62,17 @@ class RowTile:
 
 
 def choose_row_parts(m: int, k: int, words: int, sms: int) -> RowTile:
-    """Layout for kernels that process the blocks of a row independently. Pure function.
+    """Choose the layout for kernels that process a row's blocks independently. Pure function.
 
-    8 TB/s times a microsecond is 54 KB in flight per SM: 1024 threads with 64 bytes each. A thread
-    of many rows loads 128 bytes before it waits; with few rows a thread takes one block, in small
-    CTAs, so that a single token is spread over as many SMs as its atoms of scales allow.
+    8 TB/s times a microsecond is 54 KB in flight per SM: 1024 threads with 64 bytes each. With many
+    rows a thread loads up to 128 bytes before waiting; with few rows a thread takes one block, and
+    CTAs are small, so that a single token is spread over more SMs.
 
     Args:
         m: number of rows, of all matrices together.
         k: elements per row.
         words: 32-bit words loaded per block.
-        sms: SMs of the device.
+        sms: number of SMs of the device.
     """
     groups = _ceil_div(m, 8)
     columns = _ceil_div(k, BLOCK)
@@ -84,25 +84,25 @@ def choose_row_parts(m: int, k: int, words: int, sms: int) -> RowTile:
 
 
 def longest_row(words: int) -> int:
-    """Length of the longest row that one CTA can hold, at ``words`` registers per block."""
+    """Number of elements of the longest row that a CTA holds in ``words`` registers per block."""
     return MAX_WARPS * WARP * (MAX_HELD_WORDS // (words + 1)) * BLOCK
 
 
 def choose_whole_rows(m: int, k: int, words: int, sms: int) -> RowTile:
-    """Layout for kernels that reduce over a row before writing any part. Pure function.
+    """Choose the layout for kernels that reduce a row before writing any part. Pure function.
 
-    Between both passes the row stays in registers of one CTA. With 8 warps and 36 registers of row
+    Between the two passes a row stays in registers of one CTA. With 8 warps and 36 registers of row
     data per thread, two or three CTAs fit on an SM, so that one loads while another stores. Such a
-    CTA takes as many rows as fit, at most 8 (whose scales fill whole sectors), while each SM still
-    gets two CTAs. Only rows too long for 8 warps get 16 warps, and then up to 51 registers. With
-    two rows or more per SM, a thread may hold four blocks, however many registers they take: in
-    the tests' time model fewer, larger CTAs take 5 to 15 % less time.
+    CTA takes as many rows as fit, at most 8 (whose scales fill whole sectors), provided that each
+    SM still gets two CTAs. Only rows too long for 8 warps get up to 16 warps, with up to 51
+    registers per thread. With two rows or more per SM, a thread may hold four blocks, however many
+    registers the blocks take: in the tests' time model fewer, larger CTAs take 5 to 15 % less time.
 
     Args:
         m: number of rows, of all matrices together.
         k: elements per row.
         words: 32-bit registers that a block occupies between the passes.
-        sms: SMs of the device.
+        sms: number of SMs of the device.
 
     Raises:
         InvalidArgument: the row is too long for one CTA's registers.

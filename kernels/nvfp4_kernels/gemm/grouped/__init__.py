@@ -1,1 +1,1 @@
-"""D[t] = alpha[e] · A[t] · B[e]ᵀ, token tile t of expert e; NVFP4 weights."""
+"""D[t] = alpha[e] · A[t] · B[e]ᵀ for token tile t of expert e, with NVFP4 weights."""

@@ -1,4 +1,4 @@
-"""Checks and shapes that the grouped ops share."""
+"""Argument checks, conversions and fake results that the grouped GEMM ops share."""
 
 from typing import Any
 
@@ -34,9 +34,10 @@ ACTIVATION = "str? activation, float? limit, float act_alpha, float act_beta"
 
 
 def check_grouped(call: GroupedGemmCall, per_expert: tuple[int, ...]) -> Mode:
-    """Check the arguments but for the activation; return the mode.
+    """Check all arguments except the activation function; return the mode.
 
-    ``per_expert``: matrices of an expert: ``(2,)`` for gate and up, else ``()``.
+    ``per_expert``: dimension of ``b`` over an expert's matrices: ``(2,)`` for gate and up, else
+    ``()``.
     """
     a, a_scales, groups, b, b_scales, alpha, row_scale, bias, n, _, _, terms, *_ = call
     check_dtype("b", b, (torch.uint8,))
@@ -88,7 +89,7 @@ def check_grouped(call: GroupedGemmCall, per_expert: tuple[int, ...]) -> Mode:
 def run_grouped(
     table: KernelTable, call: GroupedGemmCall, *, gated: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Check the arguments of a grouped op and run its kernel; ``gated``: weights are pairs."""
+    """Check a grouped op's arguments and run its kernel; ``gated``: whether weights are pairs."""
     mode = check_grouped(call, (2,) if gated else ())
     if not gated:
         check_ungated(call.activation)
@@ -118,7 +119,7 @@ def run_quantized(
 
 
 def call_of(*arguments: Any) -> GroupedGemmCall:
-    """Pack the arguments of a torch op with a floating-point result."""
+    """``GroupedGemmCall`` from the arguments of a torch op with a floating-point result."""
     *operands, n, name, limit, alpha, beta, out_dtype, terms = arguments
     activation = activation_of(name, limit, alpha, beta)
     return _call(*operands, n, activation, out_dtype, terms, None)
@@ -141,7 +142,7 @@ def activation_arguments(
     """Arguments of a torch op that describe ``activation``.
 
     Raises:
-        InvalidArgument: ``activation`` is not an activation.
+        InvalidArgument: ``activation`` is neither None nor an ``Activation`` with a name.
     """
     if activation is None:
         return None, None, 1.0, 0.0

@@ -30,7 +30,7 @@ def grouped_gemm(call: GroupedGemmCall) -> tuple[Tensor, Tensor | None]:
 
 
 def _products(call: GroupedGemmCall, expert: int, tiles: Tensor) -> list[Tensor]:
-    """Products of an expert's token tiles with each of its weights."""
+    """Products of an expert's token tiles with each weight of the expert, scaled, plus bias."""
     values = call.a[tiles]
     if call.a_scales is None:
         values = values.float()

@@ -1,4 +1,4 @@
-"""Choice of the padded expert block: rows of a token tile for both GEMMs of an MoE layer."""
+"""Choice of the rows per token tile (padded expert block) for both GEMMs of an MoE layer."""
 
 from typing import NamedTuple
 
@@ -18,8 +18,8 @@ class ExpertSizes(NamedTuple):
     Attributes:
         h: hidden size.
         i: intermediate size, padded as in the weights.
-        held: experts of this rank.
-        total: experts of all ranks.
+        held: number of this rank's experts.
+        total: number of experts of all ranks.
         gated: whether experts have a gate.
     """
 
@@ -31,12 +31,12 @@ class ExpertSizes(NamedTuple):
 
 
 def choose_tile_tokens(device: torch.device, tokens: int, top_k: int, sizes: ExpertSizes) -> int:
-    """Choose the rows per token tile for both GEMMs, one of ``routing.TILE_TOKENS``.
+    """Choose the number of rows per token tile for both GEMMs, one of ``routing.TILE_TOKENS``.
 
     Args:
-        device: the GPU, or a device that stands in for a GPU.
+        device: a GPU, a device that stands in for a GPU, or the CPU.
         tokens: number of tokens, M.
-        top_k: experts per token, k.
+        top_k: number of experts per token, k.
         sizes: sizes of the layer.
     """
     facts = device_facts(device)
@@ -45,7 +45,7 @@ def choose_tile_tokens(device: torch.device, tokens: int, top_k: int, sizes: Exp
 
 
 def tile_tokens(family: str, tokens: int, top_k: int, sizes: ExpertSizes, sms: int) -> int:
-    """``choose_tile_tokens`` for a family of architectures, or for ``"cpu"``."""
+    """``choose_tile_tokens`` for ``"cpu"``, or a family of architectures with ``sms`` SMs."""
     if family == "cpu":
         return tile_tokens_of(tokens, top_k, sizes.total, most=_MOST_ON_CPU)
     choose = {"sm_90": sm90, "sm_100": sm100}[family].choose_tile_tokens

@@ -1,4 +1,4 @@
-"""Kernel table of ``grouped_silu_mul_gemm``: on GPUs the kernels of ``gemm``, paired weights."""
+"""Kernel table of ``grouped_silu_mul_gemm``: on GPUs ``gemm``'s kernels, with pairs of weights."""
 
 from nvfp4_kernels.dispatch import KernelTable
 

@@ -50,9 +50,9 @@ def grouped_silu_mul_gemm(
     terms: int = 1,
     output: Output = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """``act(alpha[e, 0] · A · Gateᵀ) · (alpha[e, 1] · A · Upᵀ)`` of each token tile's expert e.
+    """``act(alpha[e, 0] · A · Gateᵀ) · (alpha[e, 1] · A · Upᵀ)`` for each token tile of expert e.
 
-    Formed in float32, rounded once. The routing is read on the device.
+    The result is computed in float32 and rounded once. The routing is read on the device.
 
     Args:
         a: w4a4: uint8 ``(tiles, T, K/2)``; w4a16 (``a_scales`` None): 16-bit floats
@@ -62,25 +62,27 @@ def grouped_silu_mul_gemm(
         b: uint8 ``(experts, 2, N, K/2)``, gate before up. For w4a16 on CPU and sm_90, ``b`` may
             also be in the fragment layout, ``(experts, 2, ceil(N/64), ceil(K/64), 4, 32, 16)``.
         b_scales: float8_e4m3fn, blocked layout of each weight's scales; for weights in fragments,
-            uint8. The dtype tells the layouts apart.
+            uint8 ``(experts, 2, ceil(N/64), ceil(K/64), 4, 8, 8)``. The dtype tells the layouts
+            apart.
         alpha: float32 ``(experts, 2)``: the global scale of each weight, times the activation's
             global scale if all rows share one. Gate and up may differ.
         row_scale: float32 ``(tiles, T)``, the activation's per-row global scales, if any.
-        bias: bfloat16, float16 or float32 ``(experts, 2, N)``, added to gate and up.
-        activation: gated activation, one of ``activation.GATED``.
+        bias: bfloat16, float16 or float32 ``(experts, 2, N)``, added to the gate and up products
+            before the activation.
+        activation: gated activation function, whose name is in ``activation.GATED``.
         out_dtype: bfloat16, float16 or float32; left out with ``output``.
-        n: rows of each weight; needed with fragments, which are padded to whole tiles.
-        terms: number of NVFP4 terms of the activation, 1 to 4; with more than one, ``a`` is
-            ``(tiles, terms, T, K/2)``, and ``a_scales`` as ``moe_dispatch`` gives it.
+        n: number of rows of each weight; needed with fragments, which are padded to whole tiles.
+        terms: number of NVFP4 terms of ``a`` (see ``formats.terms``), 1 to 4; with more than one,
+            ``a`` is ``(tiles, terms, T, K/2)``, and ``a_scales`` as returned by ``moe_dispatch``.
         output: None, or ``Static`` for an NVFP4 result, quantised for the next GEMM from the
-            float32 values; the weights must not be in fragments, ``n`` is left out, and N is a
-            multiple of 16. The global scale is float32 ``(experts,)``, the input scale of each
-            expert's next GEMM.
+            float32 values; then the weights must not be in fragments, ``n`` is left out, and N
+            must be a multiple of 16. The global scale is float32 ``(experts,)``, the input scale
+            of each expert's next GEMM.
 
     Returns:
         ``(tiles, T, N)`` of ``out_dtype``. With ``Static``: ``data`` uint8 ``(tiles, T, N/2)`` and
-        ``scales`` float8_e4m3fn in the blocked layout of each tile; with several terms, as
-        returned by ``moe_dispatch``. Unused tiles are not written.
+        ``scales`` float8_e4m3fn in the blocked layout of each tile; if ``output`` has several
+        terms, both are as returned by ``moe_dispatch``. Unused tiles are not written.
 
     Raises:
         InvalidArgument: shapes, dtypes or devices do not match; the message names the argument.

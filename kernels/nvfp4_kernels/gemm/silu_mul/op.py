@@ -54,7 +54,9 @@ def silu_mul_gemm(
     terms: int = 1,
     output: Output = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """``silu(alpha[0] · A · B1ᵀ) · (alpha[1] · A · B2ᵀ)``, formed in float32, rounded once.
+    """``silu(alpha[0] · A · B1ᵀ) · (alpha[1] · A · B2ᵀ)``, computed in float32, rounded once.
+
+    The restriction on preceding kernels is the same as for ``gemm``, for both weights.
 
     Args:
         a: w4a4: uint8 ``(..., M, K/2)``; w4a16 (``a_scales`` None): 16-bit floats ``(..., M, K)``.
@@ -68,20 +70,22 @@ def silu_mul_gemm(
         b2_scales: the up weight's scales, as ``b1_scales``.
         alpha: float32 ``(2,)``: each weight's global scale, times the activation's global scale if
             all rows share one.
-        row_scale: float32 ``(..., M)``, the activation's per-row global scales, if any.
+        row_scale: float32 ``(..., M)``, the activation's per-row global scales, if any; each
+            multiplies both products.
         out_dtype: bfloat16, float16 or float32; left out with ``output``.
-        n: rows of each weight; needed with fragments, which are padded to whole tiles of 64 rows
-            and 64 elements. ``a`` determines K.
-        terms: number of NVFP4 terms of the activation, 1 to 4; with more than one, ``a`` is ``(...,
-            terms, M, K/2)`` and ``a_scales`` as ``quantize`` returns it.
+        n: number of rows of each weight; needed with fragments, which are padded to whole tiles of
+            64 rows and 64 elements. ``a`` determines K.
+        terms: number of NVFP4 terms of the activation (see ``formats.terms``), 1 to 4; with more
+            than one, ``a`` is ``(..., terms, M, K/2)`` and ``a_scales`` as returned by
+            ``quantize``.
         output: None, or ``Static`` for an NVFP4 result, quantised for the next GEMM from the
-            float32 values; the weights must not be in fragments, ``n`` is left out, and N is a
-            multiple of 16.
+            float32 values; then the weights must not be in fragments, ``n`` is left out, and N
+            must be a multiple of 16.
 
     Returns:
         ``(..., M, N)`` of ``out_dtype``. With ``Static``: ``data`` uint8 ``(..., M, N/2)`` and
-        ``scales`` float8_e4m3fn in the blocked layout; with several terms, as returned by
-        ``quantize``.
+        ``scales`` float8_e4m3fn in the blocked layout; if ``output`` has several terms, both are
+        as returned by ``quantize``.
 
     Raises:
         InvalidArgument: shapes, dtypes or devices do not match; the message names the argument.

@@ -15,7 +15,10 @@ from nvfp4_kernels.gemm.reference import result_of, values_of
 def silu_mul_gemm(
     call: SiluMulGemmCall, *, batch_invariant: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """See ``nvfp4_kernels.gemm.silu_mul.op``; otherwise as the reference of ``gemm``."""
+    """See ``nvfp4_kernels.gemm.silu_mul.op``.
+
+    ``batch_invariant`` and the pair returned are as in ``nvfp4_kernels.gemm.reference.gemm``.
+    """
     values, k = values_of(call), call.a.shape[-1]
     gate, up = (
         product_with_weight(values, *blocked_weight(*weight, call.rows, k), batch_invariant).mul_(

@@ -53,8 +53,8 @@ class PipelineState(NamedTuple):
     def advance(self, stages: int) -> "PipelineState":
         """State for the next stage of a ring of ``stages``.
 
-        Both are incremented rather than divided from a count: the first load would wait for a
-        division.
+        Index and phase are incremented, not derived from a count by a division, which would delay
+        the first load.
         """
         wraps = self.index == stages - 1
         index = cutlass.select_(wraps, Int32(0), self.index + 1)
@@ -86,7 +86,7 @@ def mbarriers(count: int) -> Array:
 def init_barriers(barriers: Barriers, tile: cutlass.Constexpr, stages: cutlass.Constexpr) -> None:
     """Initialise every barrier of the pipelines; called by all lanes of one warp.
 
-    Each lane initialises one barrier of a kind: serial initialisation takes hundreds of cycles.
+    Each lane initialises one barrier of each kind: serial initialisation takes hundreds of cycles.
     """
     counts = arrive_counts(tile)
     lane = cute.arch.thread_idx()[0] % 32  # available at once, unlike the lane register

@@ -5,11 +5,11 @@ and cycle, 64 bytes from L2 per SM, 7.26 TB/s of memory at 1.85 GHz for the chip
 fitted to the times that the discrete-event model of the tests gives for 29 problems of 1 to 512
 tokens on 304 tiles (``python -m tests.modelled.gemm --all``): a mean error of 6 %, a mean loss of
 0.3 % against the best tile. A tile's additional cost in a chain of launches was fitted to layers of
-1 to 128 tokens with each GEMM on each of its tiles (``tests.modelled.layer``). ``SHARED_COLUMNS``,
+1 to 128 tokens, each GEMM on each candidate tile (``tests.modelled.layer``). ``SHARED_COLUMNS``,
 between the 900 and the 1800 cycles that two modelled prefills of 8192 tokens lose per tile, was
 added after both fits: with one tile per cluster it changes nothing. ``SPLIT`` too was added later,
 when CTAs of a split-K cluster no longer began and ended together: over 46 tiles of 64 tokens, the
-median error with split-K then equals the error without. None of it was measured on a B200.
+median error with split-K then equals the error without. Nothing here was measured on a B200.
 """
 
 import functools
@@ -91,12 +91,12 @@ class Problem:
 def choose_config(
     problem: Problem, output: EpilogueConfig, sms: int = SMS
 ) -> tuple[Tile, EpilogueConfig]:
-    """Tile of least cost in a layer (ties: the first), and its epilogue with ``store`` filled in.
+    """Tile of least cost in a layer (ties: the first), and its epilogue with ``store`` chosen.
 
     Args:
         problem: GEMM problem; must not be empty.
-        output: epilogue; its ``store`` is ignored.
-        sms: SMs of the device.
+        output: epilogue, whose ``store`` is chosen here.
+        sms: number of SMs of the device.
     """
     fitting = candidates(problem, output)
     return min(fitting, key=lambda each: cost_in_layer(problem, each[0], each[1], sms))
@@ -117,9 +117,9 @@ def choose_batch_invariant(
     partial sums follows from the weight's row, not from the token's index.
 
     Args:
-        problem: problem of one term; ``m`` is ignored.
+        problem: GEMM problem with one term; ``m`` is ignored.
         output: epilogue, whose ``store`` is chosen here.
-        sms: SMs of the device.
+        sms: number of SMs of the device.
     """
     assert problem.terms == 1, "the layout of several terms depends on the tokens"
     problems = [replace(problem, m=m) for m in INVARIANT_TOKENS]
@@ -145,7 +145,7 @@ def candidates(problem: Problem, output: EpilogueConfig) -> list[tuple[Tile, Epi
 
 @functools.cache
 def _candidates(problem: Problem, output: EpilogueConfig) -> list[tuple[Tile, EpilogueConfig]]:
-    """Candidates for at most ``m`` tokens; for any number if ``m`` is 0."""
+    """Candidates for at most ``problem.m`` tokens; 0: for any number of tokens."""
     tokens = problem.m
     columns = range(0)
     if 0 < tokens <= MAX_FEW_TOKENS:
@@ -189,7 +189,7 @@ def cost_in_layer(problem: Problem, tile: Tile, output: EpilogueConfig, sms: int
     """Cycles of the GEMM in a chain of dependent launches, up to a constant.
 
     With few tokens, launches overlap: on free SMs a launch fills its rings with weights while its
-    predecessor ends. Further weights wait until the tokens are there.
+    predecessor ends. Further weights wait until the tokens have been written.
     """
     alone = estimate(problem, tile, sms)
     if problem.m > MAX_SWAP_AB_TOKENS:
@@ -226,7 +226,7 @@ def estimate(problem: Problem, tile: Tile, sms: int = SMS) -> float:
 
 @dataclass(frozen=True)
 class _Work:
-    """Division of a GEMM among SMs: number of busy SMs, of waves, and of K steps per wave."""
+    """Division of a GEMM among SMs: number of busy SMs, of waves, and of K steps per SM in all."""
 
     occupied: int
     waves: int

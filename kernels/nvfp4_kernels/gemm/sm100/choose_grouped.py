@@ -3,7 +3,7 @@
 The estimate counts cycles of one SM, with the rates of ``choose``. It also accounts for a partial
 last wave, for token tiles that share an expert's weights, and for clusters without work because
 fewer tiles are in use than allocated. Tiles were compared in the discrete-event model of the tests
-(``python -m tests.modelled.experts --all``). None of it was measured on a B200.
+(``python -m tests.modelled.experts --all``). Nothing here was measured on a B200.
 """
 
 import functools
@@ -47,11 +47,11 @@ _RANKS = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class GroupedProblem:
-    """Size of a grouped GEMM: up to ``tiles`` token tiles times the weights of ``experts``.
+    """Size of a grouped GEMM: up to ``tiles`` token tiles, each times its expert's weights.
 
     Attributes:
-        tile_tokens: rows per token tile.
-        n, k: rows of each weight, and elements per row.
+        tile_tokens: number of rows per token tile.
+        n, k: number of rows of each weight, and of elements per row.
         tiles: number of allocated token tiles.
         experts: number of this rank's experts.
         weights: number of weights per expert.
@@ -73,10 +73,11 @@ def choose_grouped(
     output: EpilogueConfig,
     sms: int = SMS,
 ) -> tuple[Tile, EpilogueConfig]:
-    """Tile of least cost (ties: the first), and its epilogue with ``store`` filled in.
+    """Tile of least cost (ties: the first), and its epilogue with ``store`` chosen.
 
-    The number of token tiles in use is unknown before the launch. A candidate's cost is its loss
-    against the best candidate, summed over the numbers of tiles likely for one or more ranks.
+    The number of token tiles in use is unknown before the launch. A candidate's cost is the ratio
+    of its estimate to the best candidate's, summed over the numbers of tiles that are likely with
+    1, 2, 4 and 8 ranks.
     """
     fitting = grouped_candidates(problem, output)
     losses = [0.0] * len(fitting)
@@ -113,7 +114,7 @@ def grouped_candidates(
 
 
 def grouped_tile(problem: GroupedProblem, tile: Tile) -> Tile:
-    """Grouped form of ``tile``, with the same sides."""
+    """Copy of ``tile`` for a grouped GEMM, with the problem's weights and terms."""
     terms = TermLayout.of(problem.terms, problem.tile_tokens)
     return replace(tile, weights=problem.weights, terms=terms, grouped=True)
 
@@ -136,7 +137,7 @@ def estimate_grouped(problem: GroupedProblem, tile: Tile, used: int, sms: int = 
         exchanged += exposed * (EXCHANGE + EXCHANGE_COLUMN * sent)
 
     def wave(clusters: int) -> float:
-        """Cycles of a wave of ``clusters`` clusters side by side."""
+        """Cycles of a wave of ``clusters`` concurrent clusters."""
         supplied = tile.loaded_bytes * clusters * tile.cluster / (sms * LOAD_BYTES_PER_CYCLE)
         step = max(sums, supplied, tile.loaded_bytes / RING_BYTES_PER_CYCLE)
         bytes_each = _moved(problem, used) / (waves * slots + rest)
@@ -156,7 +157,7 @@ def _likely_tiles(problem: GroupedProblem, ranks: int) -> int:
 
 
 def _clusters_of_tiles(problem: GroupedProblem, tile: Tile) -> int:
-    """Number of cluster tiles that cover one token tile and all rows of a weight."""
+    """Number of clusters that together multiply one token tile by all rows of a weight."""
     sides = problem.n, problem.tile_tokens
     rows, columns = sides if tile.swap_ab else sides[::-1]
     return math.ceil(rows / tile.rows) * math.ceil(columns / (tile.columns * tile.cluster_n))
@@ -182,18 +183,18 @@ def choose_tile_tokens(
 ) -> int:
     """Choose the number of rows per token tile, for both GEMMs of a layer.
 
-    The choice is about the number of rows per expert in use: tiles of 8, 16 and 32 rows cost the
-    same, and larger tiles read weights less often.
+    The result approximates the number of rows per expert in use: tiles of 8, 16 and 32 rows cost
+    the same, and larger tiles read weights less often. The signature is the same as for sm_90.
 
     Args:
         tokens: number of tokens, M.
-        top_k: experts per token.
-        experts: number of this rank's experts.
+        top_k: number of experts per token.
+        experts: number of this rank's experts; unused.
         global_experts: number of experts of all ranks.
-        n: intermediate size.
-        k: hidden size.
-        weights: number of weights per expert in the first GEMM.
-        sms: SMs of the device.
+        n: intermediate size; unused.
+        k: hidden size; unused.
+        weights: number of weights per expert in the first GEMM; unused.
+        sms: number of SMs of the device; unused.
 
     Returns:
         One of ``TILE_TOKENS``.

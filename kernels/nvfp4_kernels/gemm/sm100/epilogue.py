@@ -32,7 +32,7 @@ class Scratch:
 
     Attributes:
         slots: store ring, or transpose buffer.
-        vectors: factors along the accumulator's columns, then the bias.
+        vectors: factors along the accumulator's columns, then biases.
         partials: ``Partials`` of split-K.
     """
 
@@ -47,7 +47,7 @@ class Sums:
 
     Attributes:
         partials: ``Partials`` of split-K, or None.
-        source: tensor memory address of the warp's lanes.
+        source: tensor memory address of the accumulators' first column, in the warp's lanes.
         rank: rank of the CTA in its cluster.
         index: index of the tile among the CTA's tiles.
         accumulator: index of the tile's accumulator.
@@ -136,7 +136,10 @@ class Epilogue:
         acc_empty: Array,
         leader: Boolean,
     ) -> None:
-        """Finish a tile chunk by chunk; ``place``: the tile's position and index."""
+        """Finish a tile chunk by chunk.
+
+        ``place``: position of this thread's first value, with the tile's index as ``number``.
+        """
         tile, output = self.tile, self.output
         scaling = Scaling(tile, output)
         store = (Nvfp4Store if output.dtype == "nvfp4" else Store)(tile, output)
@@ -172,7 +175,7 @@ class Epilogue:
         acc_empty: Array,
         leader: Boolean,
     ) -> None:
-        """Finish a tile column by column: stores of a column overlap with the next one's math."""
+        """Finish a tile a few columns at a time: stores overlap with the math of later columns."""
         tile, scaling, store = self.tile, Scaling(self.tile, self.output), ColumnStore(self.output)
         width = min(LOAD_COLUMNS if tile.split_k > 1 else _EARLY_COLUMNS, tile.split_columns)
         loads = tile.split_columns // width
@@ -221,7 +224,7 @@ class Epilogue:
         return self.tile.overlap > 0 and self.tile.accumulators == 2 and self.tile.split_k == 1
 
     def _offset(self, number: int, width: int, accumulator: Int32) -> Int32 | int:
-        """First column of a load of ``width`` columns; the shared columns are loaded first."""
+        """First column of load ``number`` of ``width`` columns; shared columns are loaded first."""
         if not self._overlaps:
             return number * width
         backwards = self.tile.split_columns - (number + 1) * width
@@ -229,7 +232,7 @@ class Epilogue:
         return backwards + accumulator * (forwards - backwards)
 
     def _last_shared(self, width: int) -> int:
-        """Index of the load after which the next tile's MMAs may start."""
+        """Index of the load of ``width`` columns after which the next tile's MMAs may start."""
         if not self._overlaps:
             return self.tile.split_columns // width - 1
         return -(-self.tile.overlap // width) - 1
@@ -249,10 +252,11 @@ class Epilogue:
     def _addends(
         self, sums: Sums, column: Int32 | int, count: int, first: bool, added: bool
     ) -> list[list[Vector]]:
-        """Load ``count`` columns of every product; ``first``: whether they are the tile's first.
+        """Load ``count`` columns of every product, from ``column`` on.
 
         With split-K a column has several addends, for the caller to add up in order, unless
-        ``added``. If ``_direct`` and without split-K, the caller must wait for the loads.
+        ``added``; a tile's ``first`` load waits for the peers' partial sums. If ``_direct`` and
+        without split-K, the caller must wait for the loads.
         """
         tile = self.tile
         if tile.split_k > 1:

@@ -47,16 +47,16 @@ Maps = tuple[TensorMap, TensorMap]  # of an operand's data and scales
 
 
 class GemmArguments(NamedTuple):
-    """Arguments of a launch, in global memory.
+    """Arguments of a launch; pointers are to global memory.
 
-    A grouped GEMM has at most ``batch`` tiles of ``m`` tokens. With a gated pair of weights, ``w1``
+    A grouped GEMM has at most ``batch`` tiles of ``m`` tokens; with pairs of weights, its ``w1``
     alternates gate and up of each expert.
 
     Attributes:
         x, sfx: activations, bytes [batch, terms, m, k/2], and blocked scales.
         w1, sfw1: weight, bytes [weight_batch, n, k/2], and blocked scales.
-        w2, sfw2: weight and scales of the up projection if ``w1`` is the gate, else the same as
-            ``w1``, ``sfw1``.
+        w2, sfw2: weight and scales of the up projection if ``w1`` is the gate only; with a single
+            weight the same as ``w1``, ``sfw1``; if grouped, None.
         out: result [batch, m, n]; if NVFP4, bytes [batch, terms, m, n/2].
         sf_out, out_scale: blocked scales and global scale of an NVFP4 result.
         alpha, row_scale, bias, shard_ends: see ``ScalingOperands``.
@@ -126,7 +126,7 @@ class BlockScaledGemm:
 
     @property
     def unread(self) -> list[str]:
-        """Names of the arguments that the kernel does not read."""
+        """Names of arguments that device code does not use, or uses only through tensor maps."""
         output = self.output
         return [
             *("x", "sfx", "w1", "sfw1", "w2", "sfw2", "batch", "clusters", "defective_below"),
@@ -181,7 +181,10 @@ class BlockScaledGemm:
         scales_extent: Extent,
         n_side: bool,
     ) -> Maps:
-        """Tensor maps of an operand and of its scales; a box is one CTA's multicast slice."""
+        """Tensor maps of an operand and of its scales; a box is one CTA's multicast slice.
+
+        ``n_side``: whether the operand is on the N side.
+        """
         tile = self.tile
         rows = tile.b_rows // tile.sharers_b if n_side else CTA_ROWS // tile.cluster_n
         atoms = tile.atoms_n if n_side else 1
@@ -296,7 +299,7 @@ class BlockScaledGemm:
     def _operands(
         self, tokens: list[Maps], weights: list[Maps]
     ) -> tuple[list[Operand], list[Operand]]:
-        """Shared memory of the M side's and of the N side's operands."""
+        """Allocate the M side's and the N side's operands in shared memory."""
         tile = self.tile
         m_maps, n_maps = (weights, tokens) if tile.swap_ab else (tokens, weights)
         m_side = [
@@ -316,7 +319,7 @@ class BlockScaledGemm:
         return m_side, n_side
 
     def _partials(self) -> Any:
-        """Partial sums of all warps in shared memory; None without split-K."""
+        """Allocate ``Partials`` of all epilogue warps in shared memory; None without split-K."""
         tile = self.tile
         if tile.split_k == 1:
             return None
@@ -327,7 +330,10 @@ class BlockScaledGemm:
         )
 
     def _scratch(self, partials: Any, warp: Int32) -> Scratch:
-        """Shared memory of one epilogue warp."""
+        """Allocate the epilogue's shared memory; return the part of warp ``warp``.
+
+        ``partials``: ``Partials`` of all epilogue warps, or None.
+        """
         tile, output = self.tile, self.output
         if partials is not None:
             partials = Partials(

@@ -39,15 +39,15 @@ def gemm(
 
     Args:
         call: arguments of the op.
-        tile: overrides the choice; must fit.
-        batch_invariant: one tile for any M.
+        tile: tile to use instead of the chosen tile; must fit the problem.
+        batch_invariant: whether to use the same tile for any M.
 
     Returns:
-        The result, and the blocked scales if quantised.
+        The result, and the blocked scales if NVFP4, else None.
 
     Raises:
-        InvalidArgument: an operand that is not contiguous or not aligned, too many shards, or, with
-            ``batch_invariant``, several terms, as their layout depends on M.
+        InvalidArgument: an operand that is not contiguous or not aligned, too many shards, K = 0,
+            or, with ``batch_invariant``, several terms, as the layout of terms depends on M.
     """
     data, weights, bias, terms = call.a, call.weights, call.bias, call.terms
     out_terms = 1 if call.output is None else call.output.terms
@@ -121,7 +121,7 @@ gemm_batch_invariant = silu_mul_gemm_batch_invariant = partial(gemm, batch_invar
 
 
 def new_result(call: AnyCall) -> tuple[Tensor, Tensor | None, OutDtype]:
-    """Memory for a result, its blocked scales or None, and the epilogue's ``OutDtype``."""
+    """Allocate a result and, if NVFP4, blocked scales (else None); also return its ``OutDtype``."""
     a, n = call.a, call.rows
     if call.output is not None:
         return *quantized_result(a, n, call.terms, call.output.terms), "nvfp4"

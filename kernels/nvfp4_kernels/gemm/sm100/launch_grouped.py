@@ -24,22 +24,23 @@ def grouped_gemm(
 ) -> tuple[Tensor, Tensor | None]:
     """Check kernel-specific requirements, allocate the result, launch.
 
-    With pairs of weights and a gated activation this is also ``grouped_silu_mul_gemm``. Tiles
-    beyond ``groups[0]`` are not touched.
+    With pairs of weights and a gated activation this is also ``grouped_silu_mul_gemm``. Token
+    tiles beyond ``groups[0]`` are neither read nor written.
 
     With ``routed_before`` the preceding launch has waited for the routing, see
-    ``scheduler.prefetch_tile_count``. ``global_experts`` is unused: ``choose_grouped`` weighs one
-    or more ranks.
+    ``scheduler.prefetch_tile_count``. ``global_experts`` is unused: ``choose_grouped`` weighs
+    several numbers of ranks.
 
     Args:
         call: arguments of the op.
-        tile: overrides the choice; must fit.
+        tile: tile to use, in its grouped form, instead of the chosen tile; must fit the problem.
 
     Returns:
-        The result, and the blocked scales if quantised.
+        The result, and the blocked scales if NVFP4, else None.
 
     Raises:
-        InvalidArgument: an operand that is not contiguous or not aligned, or an unpadded K.
+        InvalidArgument: an operand that is not contiguous or not aligned, or a K that is not a
+            positive multiple of 32.
     """
     a, b, bias = call.a, call.b, call.bias
     out_scale, out_terms = call.output or (None, 1)

@@ -30,8 +30,8 @@ class Lifetime:
     | end | epilogue warps; if coupled, cluster | no peer signals; tensor memory is unused |
 
     Without coupled CTAs, the warp that initialises the mbarriers only arrives at start. Load warps
-    never wait for tensor memory, which a preceding kernel may hold. With split-K, warps wait for
-    peers neither before the epilogue nor at the end, see ``SplitK``.
+    never wait for tensor memory, which a preceding kernel may hold. With split-K, only the epilogue
+    warps wait for peers before their work, and no warp waits for peers at the end, see ``SplitK``.
     """
 
     tile: Tile
@@ -40,8 +40,8 @@ class Lifetime:
     def start(self, initialises: cutlass.Constexpr) -> None:
         """Pass the start barrier; ``initialises``: the caller has initialised the mbarriers.
 
-        ``fence.mbarrier_init`` orders initialisations before an arrival without memory order (PTX
-        ISA, membar/fence).
+        ``fence.mbarrier_init`` orders initialisations before a relaxed arrival at the cluster
+        barrier (PTX ISA, membar/fence).
         """
         if cutlass.const_expr(self.tile.coupled):
             ptx.barrier_cluster_arrive_relaxed()
@@ -57,7 +57,7 @@ class Lifetime:
 
     @cute.jit
     def cluster_arrive(self) -> None:
-        """Arrive at the split-K cluster barrier: this warp runs, its barriers are initialised."""
+        """Arrive at the split-K cluster barrier, after any mbarriers this warp initialises."""
         if cutlass.const_expr(self.tile.split_k > 1):
             ptx.barrier_cluster_arrive_relaxed()
 

@@ -20,9 +20,9 @@ from nvfp4_kernels.sm100.limits import ATOM_BYTES, ATOM_ROWS, CTA_ROWS
 class TmaLoader:
     """Role of one thread in each of two warps, one for the weights and one for the activations.
 
-    No preceding kernel writes weights, so that weights are loaded without a wait, except for the
-    routing in a grouped GEMM. CTAs of a cluster that share an operand each load and multicast one
-    slice.
+    No preceding kernel writes weights, so that weights are loaded without waiting for preceding
+    kernels; only a grouped GEMM may first wait for the routing. CTAs of a cluster that share an
+    operand each load and multicast one slice.
     """
 
     tile: Tile
@@ -36,7 +36,7 @@ class TmaLoader:
         barriers: Barriers,
         state: SchedulerState,
     ) -> None:
-        """Expect all bytes and load all weights; then drain: wait for every stage's last release.
+        """Expect the bytes of all operands, load all weights, then wait until all stages are free.
 
         Activations may arrive before this thread's arrive.expect_tx: a stage's phase completes only
         after this thread's arrival.
@@ -97,7 +97,7 @@ class TmaLoader:
     def _matrix(
         self, operand: Operand, coord: TileCoord, state: SchedulerState, of_weights: bool
     ) -> Int32:
-        """Index of an operand's matrix among all weights, or among the terms of all batches."""
+        """Index of an operand's matrix among all weights, or among the terms of the whole batch."""
         if of_weights:
             if self.tile.grouped:
                 return coord.weight * self.tile.weights + operand.index
@@ -127,7 +127,7 @@ class TmaLoader:
         stage: Int32,
         full: Array,
     ) -> None:
-        """Load this CTA's slice of the M operand, for all CTAs in the same row of the cluster."""
+        """Load this CTA's slice of an M operand, for all CTAs of the cluster with that operand."""
         tile = self.tile
         mask = mask_of_row(tile, state)
         rank = rank_in_row(tile, state)
@@ -152,9 +152,9 @@ class TmaLoader:
         stage: Int32,
         full: Array,
     ) -> None:
-        """Load this CTA's slice of the N operand, for the CTAs in the same column of the cluster.
+        """Load this CTA's slice of an N operand, for all CTAs of the cluster with that operand.
 
-        The two CTAs of a tile hold different rows, but the same scales.
+        The two CTAs of a pair hold different rows, but the same scales.
         """
         tile = self.tile
         rank = rank_in_column(tile, state)
@@ -182,7 +182,7 @@ class TmaLoader:
         stage: Int32,
         full: Array,
     ) -> None:
-        """Load this CTA's slice of an N operand's scales; of all terms if they share atoms."""
+        """Load this CTA's slice of an N operand's scales, or of all terms' if terms share atoms."""
         tile = self.tile
         rank = rank_in_column(tile, state)
         batch = coord.batch
@@ -234,7 +234,7 @@ def rank_in_column(tile: Tile, state: SchedulerState) -> Int32 | int:
 
 
 def mask_of_row(tile: Tile, state: SchedulerState) -> Int16 | None:
-    """Multicast mask of the CTAs with the same M operand; None if this is the only CTA."""
+    """Multicast mask of the CTAs with the same M operand; None if this CTA is the only one."""
     if tile.cluster_n == 1:
         return None
     row = sum(1 << (tile.cluster_m * n) for n in range(tile.cluster_n))
@@ -242,7 +242,10 @@ def mask_of_row(tile: Tile, state: SchedulerState) -> Int16 | None:
 
 
 def mask_of_column(tile: Tile, state: SchedulerState, same_half: bool) -> Int16 | None:
-    """Multicast mask of the CTAs with the same N operand or, if ``same_half``, the same half."""
+    """Multicast mask of the CTAs with the same N operand; None if this CTA is the only one.
+
+    ``same_half``: of each pair of CTAs, only the CTA with the same half of the rows.
+    """
     each = tile.ctas if same_half else 1
     if tile.cluster_m == each:
         return None
@@ -252,7 +255,7 @@ def mask_of_column(tile: Tile, state: SchedulerState, same_half: bool) -> Int16 
 
 
 def mask_of_readers(tile: Tile, state: SchedulerState) -> Int16 | None:
-    """Mask of the CTAs whose loads this tile's MMAs read, to which MMA commits are multicast."""
+    """Multicast mask of MMA commits: the CTAs whose loads this tile's MMAs read; None: this CTA."""
     if tile.split_k > 1 or tile.cluster == 1:
         return None
     row = sum(1 << (tile.cluster_m * n) for n in range(tile.cluster_n)) * ((1 << tile.ctas) - 1)

@@ -114,7 +114,7 @@ class Mma:
 
     @cute.jit
     def _acquire_scales(self, empty: Array, tensor: Int32, count: Int32) -> Int32:
-        """First column of the ``count``-th K step's scales; with two sets, waits for a free set.
+        """First column of K step ``count``'s set of scales; with two sets, wait until it is free.
 
         A set was last read by the MMAs of two K steps ago, whose commit releases a stage of the
         ring.
@@ -137,7 +137,7 @@ class Mma:
         return [(weight, term) for term in terms for weight in weights]
 
     def _collector(self, use: int) -> ptx.Tcgen05MMACollectorOp | None:
-        """Collector hint for the ``use``-th MMA of 64 elements of K.
+        """Collector hint for the ``use``-th of the MMAs over the same 64 elements of K, or None.
 
         The M side's tile stays in the collector from one product to the next: activations for the
         gate and up projections or, with swap_ab, a weight for all terms.
@@ -151,7 +151,7 @@ class Mma:
 
     @property
     def _data_bytes(self) -> list[int]:
-        """Bytes of each operand's tile in one CTA."""
+        """Bytes of each operand's tile in one CTA, without scales."""
         tile = self.tile
         return [CTA_ROWS * TILE_BYTES] * tile.m_operands + (
             [tile.b_rows * TILE_BYTES] * tile.n_operands
@@ -159,7 +159,7 @@ class Mma:
 
     @property
     def _scale_bytes(self) -> list[int]:
-        """Bytes of the scales of each operand that has scales."""
+        """Bytes of scales per stage of each operand that has scales."""
         tile = self.tile
         each = ATOMS_K * ATOM_BYTES
         return [each] * tile.m_operands + [each * tile.atoms_n] * tile.n_scales

@@ -47,7 +47,10 @@ class Operand:
 
 
 def data_map(data: cute.Pointer, extent: Extent, box_rows: int) -> TensorMap:
-    """Tensor map of packed E2M1, as bytes: [K/2, rows, batch]; out of bounds reads as zeros."""
+    """Tensor map of packed E2M1 bytes: [K/2, rows, batch]; out of bounds reads as zeros.
+
+    A box is ``box_rows`` rows of 128 bytes.
+    """
     return tensor_map(
         data.toint(),
         Uint8,
@@ -60,9 +63,9 @@ def data_map(data: cute.Pointer, extent: Extent, box_rows: int) -> TensorMap:
 
 
 def scale_map(scales: cute.Pointer, extent: Extent, box_atoms: int, box_k: int) -> TensorMap:
-    """Tensor map of the scales' 512-byte atoms, [atom, row atoms, K atoms, batch].
+    """Tensor map of the scales' 512-byte atoms: [atom, row atoms, K atoms, batch].
 
-    In a stage, which has one batch index, K atoms are outermost.
+    A box is [``box_k`` K atoms, ``box_atoms`` row atoms, 512] bytes in shared memory.
     """
     across = cute.ceil_div(extent.k, MMA_K)
     down = cute.ceil_div(extent.rows, ATOM_ROWS)
@@ -78,14 +81,17 @@ def scale_map(scales: cute.Pointer, extent: Extent, box_atoms: int, box_k: int) 
 
 
 def data_descriptor(data: Array) -> Int64:
-    """Shared-memory descriptor of a stage's rows."""
+    """Shared-memory descriptor of the rows at the start of ``data``, in 128-byte swizzle."""
     return row_descriptor(data, TILE_BYTES)
 
 
 def shared_operand(
     maps: tuple[TensorMap, TensorMap], stages: int, rows: int, atoms: int, index: int = 0
 ) -> Operand:
-    """Shared memory for ``stages`` tiles of ``rows`` rows, with ``atoms`` row atoms of scales."""
+    """Allocate an operand's ring of ``stages`` tiles of ``rows`` rows in shared memory.
+
+    Each tile has ``atoms`` row atoms of scales; 0: no scales.
+    """
     space = cutlass.AddressSpace.smem
     scales = None
     if atoms:

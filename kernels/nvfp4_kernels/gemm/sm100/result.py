@@ -15,8 +15,8 @@ class OutputTensor:
         data: elements of the result's dtype, or bytes of packed E2M1.
         scales: bytes of block scales, blocked layout; NVFP4 only.
         scale: global scale, float32 [1]; if grouped, [experts]; NVFP4 only.
-        tensor_map: tensor map for boxes of ``data``; store "tma" only.
-        m, n: rows and columns.
+        tensor_map: tensor map for boxes of ``data``; only with ``store`` "tma".
+        m, n: numbers of rows (tokens) and of columns (weight rows) of each matrix.
     """
 
     data: cute.Pointer
@@ -33,9 +33,9 @@ class Chunk:
 
     Attributes:
         row, column: indices of the first value, along the M and the N side.
-        batch: index of the matrix.
-        weight: index of the weight matrix.
-        number: running number of the chunk in this warp.
+        batch: index of the matrix in ``OutputTensor``.
+        weight: see ``TileCoord``.
+        number: index of the chunk among all chunks of this warp.
     """
 
     row: Int32

@@ -25,7 +25,7 @@ class ScalingOperands:
         alpha: float32 [shards], one per shard of the weight's rows, or one per product of a pair;
             if grouped, [experts, products].
         ends: end of each shard but the last, along the weight's rows.
-        row_scale: float32 [batch, m], scales of tokens.
+        row_scale: float32 [batch, m], global scale of each token.
         bias: [n]; if grouped, [experts, products, n].
     """
 
@@ -37,7 +37,7 @@ class ScalingOperands:
 
 @dataclass(frozen=True)
 class RowScaling:
-    """Factors and biases of one thread's row, one per product."""
+    """Factors of one thread's row, one per product; with swap_ab also its biases."""
 
     scales: list[Float32]
     biases: list[Float32]
@@ -49,9 +49,10 @@ class Begun:
 
     Attributes:
         values: scaled values; with a pair of products, the gate's.
-        ups: with a pair, the up projection's values, multiplied by the activated gate.
-        powers: e^-x for SiLU, else None.
-        activation: activation, or None.
+        ups: with a pair, the up projection's values, to be multiplied by the activated gate; else
+            empty.
+        powers: e^-x of each value, for SiLU of an even number of values; else empty.
+        activation: activation function, or None.
     """
 
     values: list[Float32]
@@ -75,7 +76,7 @@ class Scaling:
     def row_scaling(
         self, operands: ScalingOperands, result: OutputTensor, row: Int32, coord: TileCoord
     ) -> RowScaling:
-        """Load the factors and the biases of one row of the M side."""
+        """Load the factors and, with swap_ab, the biases of one row of the M side."""
         tile, output = self.tile, self.output
         alpha = Array(operands.alpha, shape=(1,))
         if cutlass.const_expr(tile.grouped):
@@ -133,13 +134,13 @@ class Scaling:
     def apply(
         self, sums: list[Vector], row: RowScaling, vectors: Array, column: Int32 | int
     ) -> list[Float32]:
-        """Compute the result from each product's sums, for ``column`` and the columns after."""
+        """Scale and activate each product's ``sums``, for the columns from ``column`` on."""
         return self.finish(self.begin(sums, row, vectors, column))
 
     def begin(
         self, sums: list[Vector], row: RowScaling, vectors: Array, column: Int32 | int
     ) -> Begun:
-        """Scale the products' sums, for ``column`` and the columns after; begin the activation."""
+        """Scale each product's ``sums``, for columns from ``column`` on; begin the activation."""
         tile, output = self.tile, self.output
         products = [_scaled(s, scale) for s, scale in zip(sums, row.scales, strict=True)]
         along = [
@@ -170,7 +171,7 @@ class Scaling:
     def _biases(
         self, operands: ScalingOperands, result: OutputTensor, n: Int32, coord: TileCoord
     ) -> list[Float32]:
-        """Bias of each product for a row of the weights; undefined for rows past the last."""
+        """Bias of each product for row ``n`` of the weights; undefined past the last row."""
         tile = self.tile
         at = cutlass.min(n, result.n - 1)
         bias = Array(operands.bias, shape=(1,))
@@ -178,7 +179,7 @@ class Scaling:
         return [Float32(bias.load((first + w) * result.n + at)) for w in range(tile.weights)]
 
     def _shard(self, operands: ScalingOperands, n: Int32) -> Int32:
-        """Index of the shard that a row of the weights belongs to."""
+        """Index of the shard that row ``n`` of the weights belongs to."""
         shard = Int32(0)
         for end in operands.ends[: self.output.shards - 1]:
             shard += Int32(n >= end)

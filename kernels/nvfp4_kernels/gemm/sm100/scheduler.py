@@ -19,7 +19,7 @@ GROUP = 8
 class TileCoord:
     """Coordinates of a tile: indices along M, along N and in the batch.
 
-    ``weight`` is the index of the weight matrix: if grouped, the expert.
+    ``weight`` is the index in the batch of weights; if grouped, the expert.
     """
 
     m: Int32
@@ -33,8 +33,9 @@ class RasterOrder:
     """Raster order of all tiles; the host prepares divisors, as a division takes a hundred cycles.
 
     Attributes:
-        across_m, across_n: number of cluster tiles along either side.
-        each, extra: tiles per cluster of the grid, and the number of clusters with one more tile.
+        across_m, across_n: number of cluster tiles (tiles that a cluster computes together) along
+            either side.
+        each, extra: number of cluster tiles per cluster, and number of clusters with one more.
         matrix, group, last: fast divisors: tiles per matrix, tiles per group, height of the last
             group.
         clusters: fast divisor: number of clusters of the grid; None unless grouped.
@@ -55,14 +56,15 @@ class SchedulerState:
     """Scheduler state of one CTA: its tiles and its range of K.
 
     Attributes:
-        first: number of the cluster's first tile; the next tiles are ``tile_stride`` apart.
+        first: index of the cluster's first tile in raster order; the following tiles are
+            ``tile_stride`` apart.
         tile_stride: number of clusters of the grid.
-        num_tiles: number of the cluster's tiles; if grouped, valid only after
-            ``resolve_tile_count``; before, the number of token tiles in use.
+        num_tiles: number of the cluster's tiles; if grouped, the number of token tiles in use
+            between ``prefetch_tile_count`` and ``resolve_tile_count``.
         raster: raster order of all tiles.
         cta_m, cta_n: coordinates of this CTA's tile in the cluster.
         weight_batch_stride: 1 if every matrix of the batch has its own weight, else 0.
-        first_k_step, k_steps: range of K steps of this CTA.
+        first_k_step, k_steps: first K step and number of K steps of this CTA.
         rank: rank of this CTA in its cluster.
         groups: int32 [1 + batch] if grouped, else None: number of token tiles in use, then the
             expert of each tile.
@@ -82,7 +84,7 @@ class SchedulerState:
 
 
 def clusters_across(rows: Int32, tile_rows: int, in_cluster: int) -> Int32:
-    """Number of cluster tiles that cover ``rows``."""
+    """Number of cluster tiles, of ``in_cluster`` · ``tile_rows`` rows each, that cover ``rows``."""
     return cute.ceil_div(rows, tile_rows * in_cluster)
 
 
@@ -144,13 +146,13 @@ def scheduler_state(
 
 @cute.jit
 def prefetch_tile_count(tile: cutlass.Constexpr, state: SchedulerState) -> SchedulerState:
-    """Prefetch the tile count into ``state``, if grouped; ``resolve_tile_count`` resolves it.
+    """Prefetch the number of token tiles in use into ``state``, if grouped.
 
-    A role issues the load before it waits for other warps, and uses the count afterwards. If the
-    preceding kernel may be the routing, this kernel first waits for it. With ``routed_before`` the
-    preceding kernel is a GEMM that reads the same groups: that GEMM triggers its dependent launch
-    only after waiting for the routing, so that the results are in memory, and no kernel overwrites
-    them before this kernel ends.
+    A role issues the load before it waits for other warps, and calls ``resolve_tile_count``
+    afterwards. If the preceding kernel may be the routing, the role first waits for that kernel.
+    With ``routed_before`` the preceding kernel is a GEMM that reads the same groups: that GEMM
+    triggers its dependent launch only after waiting for the routing, so that the groups are in
+    memory, and no kernel overwrites the groups before this kernel ends.
     """
     if cutlass.const_expr(not tile.grouped):
         return state
@@ -161,7 +163,7 @@ def prefetch_tile_count(tile: cutlass.Constexpr, state: SchedulerState) -> Sched
 
 @cute.jit
 def resolve_tile_count(tile: cutlass.Constexpr, state: SchedulerState) -> SchedulerState:
-    """Resolve the number of the cluster's tiles in ``state``, after ``prefetch_tile_count``.
+    """Compute the number of the cluster's tiles from the number of token tiles, if grouped.
 
     The batch is the outermost index of the raster order, so that only the end of the order is
     unknown to the host.
@@ -180,8 +182,8 @@ def resolve_tile_count(tile: cutlass.Constexpr, state: SchedulerState) -> Schedu
 def tile_coord(tile: cutlass.Constexpr, state: SchedulerState, index: Int32) -> TileCoord:
     """Coordinates of this CTA's ``index``-th tile.
 
-    Raster order: tiles along M are split into groups of ``GROUP``; within a group, M varies
-    fastest, then N.
+    Raster order: the cluster tiles of a matrix along M are split into groups of ``GROUP``; within
+    a group, M varies fastest, then N. The batch is outermost.
     """
     number = state.first + index * state.tile_stride
     raster = state.raster

@@ -57,7 +57,7 @@ def _reciprocals(values: list[Float32]) -> list[Float32]:
 
 
 def multiplied(left: list[Float32], right: list[Float32]) -> list[Float32]:
-    """Products of pairs of values, two at a time."""
+    """Element-wise products of two lists, by packed multiplications of two values each."""
     found: list[Float32] = []
     for at in range(0, len(left) - 1, 2):
         x, y = left[at : at + 2], right[at : at + 2]

@@ -22,8 +22,8 @@ class Partials:
     Attributes:
         sums: float32 [sender, product, column / width, row, width], the peers' partial sums of the
             columns that this CTA finishes; the CTA's own partial sum stays in tensor memory.
-        partials_full, partials_empty: mbarriers of one warp: all partial sums have arrived; all
-            have been added up.
+        partials_full, partials_empty: mbarriers, one per warp: the peers' partial sums have
+            arrived; the peers have added this CTA's.
     """
 
     sums: Array
@@ -71,7 +71,10 @@ class SplitK:
     def exchange(
         self, partials: Partials, source: Int32, rank: Int32, index: Int32, warp: Int32, lane: Int32
     ) -> None:
-        """Send the accumulators at ``source`` to the CTAs that finish them."""
+        """Send this warp's accumulators at ``source`` to the CTAs that finish the columns.
+
+        ``source``: tensor memory address; ``index``: index of the tile among this CTA's tiles.
+        """
         tile = self.tile
         wait(partials.partials_empty, index - 1, CLUSTER)
         # Columns for several CTAs are loaded together, as far as registers allow.
@@ -128,11 +131,11 @@ class SplitK:
         awaited: Int32 | None,
         added: bool,
     ) -> list[list[Vector]]:
-        """Addends of this CTA's columns of every product: own partial sum first, then the peers'.
+        """Load the addends of every product: this CTA's partial sum first, then the peers'.
 
-        The order is fixed, independent of the order of arrival. ``awaited``: index of the tile
-        whose partial sums are waited for, or None. ``added``: whether to return only the sums,
-        added in this order.
+        The order is fixed, independent of the order of arrival. ``columns``: range within the
+        columns that this CTA finishes. ``awaited``: index of the tile whose partial sums are
+        waited for, or None. ``added``: whether to return only the sums, added in this order.
         """
         tile, width = self.tile, self.width
         first, products = rank * tile.split_columns + columns.start, range(tile.weights)
@@ -168,7 +171,10 @@ class SplitK:
                 ptx.mbarrier_arrive(partials_empty, scope=ptx.MemScope.CLUSTER)
 
     def _place(self, source: Int32, product: int, column: int, warp: Int32, lane: Int32) -> Int32:
-        """Offset of a thread's values: lanes side by side, free of bank conflicts both ways."""
+        """Offset of a thread's values in ``Partials.sums``.
+
+        Values of neighbouring lanes are contiguous: neither stores nor loads have bank conflicts.
+        """
         tile, width = self.tile, self.width
         first = (source * tile.weights + product) * tile.split_columns + column
         return first * CTA_ROWS + (warp * WARP_ROWS + lane) * width

@@ -19,7 +19,7 @@ class Row:
     Attributes:
         first: address of the first token's element.
         n: stride between tokens, in elements.
-        tokens: number of tokens from the first on; 0 past the last weight row.
+        tokens: number of the result's tokens from the first token on; 0 past the last weight row.
     """
 
     first: Int64
@@ -38,7 +38,7 @@ class ColumnStore:
     output: EpilogueConfig
 
     def row(self, result: OutputTensor, row: Int32, column: Int32, coord: TileCoord) -> Row:
-        """``Row`` of weight row ``row``, from token ``column`` on; does not need the sums."""
+        """``Row`` of weight row ``row`` from token ``column`` on; needs no accumulators."""
         index = (Int64(coord.batch) * result.m + column) * result.n + row
         left = Int32(row < result.n) * (result.m - column)
         first = result.data.toint() + index * self._size

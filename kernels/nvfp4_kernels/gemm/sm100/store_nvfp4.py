@@ -22,7 +22,7 @@ from nvfp4_kernels.sm100.limits import ATOM_BYTES, ATOM_ROWS, BLOCK, MMA_K, WARP
 
 @dataclass(frozen=True)
 class Nvfp4Store:
-    """Store of chunks: 64 columns of a row per thread; with swap_ab, tokens of a weight row."""
+    """Store of chunks: per thread 64 columns of a token; with swap_ab tokens of a weight row."""
 
     tile: Tile
     output: EpilogueConfig
@@ -48,7 +48,7 @@ class Nvfp4Store:
     def _rows(
         self, result: OutputTensor, chunk: Chunk, values: list[Float32], scale: GlobalScale
     ) -> None:
-        """Store four blocks of a thread's row, per term; their four scales form one word."""
+        """Store four blocks of a thread's row for each term; a term's four scales form one word."""
         data, terms = Array(result.data, shape=(1,)), self.output.terms.count
         inside = chunk.row < result.m
         left = result.n - chunk.column if inside else Int32(0)
@@ -77,7 +77,7 @@ class Nvfp4Store:
                 Array(result.scales, shape=(1,)).store(bits, coord, alignment=4)
 
     def _has_scales(self, result: OutputTensor, row: Int32, term: int) -> Boolean:
-        """Whether scales of ``term`` are stored for a row; padding rows store zeros."""
+        """Whether ``row`` stores scales of ``term``; rows of padding store zeros."""
         if self.output.terms.packed:
             inside = row < result.m
             return inside | self._pads(result, row) if term == 0 else inside
@@ -97,7 +97,7 @@ class Nvfp4Store:
         values: list[Float32],
         scale: GlobalScale,
     ) -> None:
-        """Store after a transpose in shared memory: a block is spread over 16 lanes' registers."""
+        """Transpose in shared memory, as a block is spread over 16 lanes; quantise and store."""
         lane = cute.arch.lane_idx()
         ptx.bar_warp_sync(cute.arch.FULL_MASK)  # the chunk before has been read
         for token in cutlass.range_constexpr(len(values)):
@@ -131,7 +131,10 @@ class Nvfp4Store:
 
     @cute.jit
     def _pad(self, result: OutputTensor, chunk: Chunk, across: Int32) -> None:
-        """Zero the scales of padding rows past the last token, with the last token's chunk."""
+        """Zero the scales of padding rows, if ``chunk`` holds the last token.
+
+        ``across``: number of scales per row in the blocked layout.
+        """
         lane, terms = cute.arch.lane_idx(), self.output.terms
         down = cute.ceil_div(result.m, ATOM_ROWS) * ATOM_ROWS
         last = chunk.column + self.output.chunk(self.tile) >= result.m
@@ -155,7 +158,7 @@ class Nvfp4Store:
                                 Array(result.scales, shape=(1,)).store(Uint8(0), coord)
 
     def _quantized(self, values: list[Float32], scale: GlobalScale) -> list[Block]:
-        """Quantised terms of a block of 16 values, each scaled by its own maximum."""
+        """Quantised terms of a block of 16 values, each term scaled by its own maximum."""
         block = Vector.from_elements(tuple(values), Float32)
         return quantize_terms(block, amax(block), scale, self.output.terms.count)
 
@@ -166,7 +169,7 @@ class Nvfp4Store:
     def _scale_offset(
         self, result: OutputTensor, batch: Int32, term: int, row: Int32, block: Int32
     ) -> Int64:
-        """Byte offset of a scale in the blocked layout, see ``terms``."""
+        """Byte offset of the scale of a row's ``block``-th block, see ``formats.terms``."""
         across = cute.ceil_div(result.n, MMA_K)
         down = cute.ceil_div(result.m, ATOM_ROWS)
         matrix = Int64(batch)

@@ -43,19 +43,22 @@ class Tile:
     """Shape of the work of a CTA, a pair of CTAs and a cluster.
 
     Attributes:
-        columns: rows of the N side per tile, i.e. columns of the accumulator: 8 to 256. Tiles of 96
-            may start within an atom of scales, at a whole column of tensor memory.
+        columns: number of rows of the N side per tile, i.e. columns of the accumulator: 8 to 256.
+            Tiles of 32, 64 or 96 may start within a 128-row atom of scales, at a multiple of 32
+            rows, which is a whole column of tensor memory.
         weights: number of products that share the activations, each with an accumulator: 1, or 2
             for the gate and up projections.
-        terms: NVFP4 terms of the activations. A stage holds a tile of each term and the weights'
-            tile; MMAs of all terms add up in one accumulator.
+        terms: NVFP4 terms of the activations. A stage holds a tile of each term and of each weight;
+            MMAs of all terms add up in the weight's accumulator.
         swap_ab: whether the weights are the M side.
-        two_cta: whether pairs of CTAs compute tiles of 256 rows, each holding half of the N side.
-        cluster_m, cluster_n: CTAs along either side, which multicast their shared operands.
+        two_cta: whether pairs of CTAs compute tiles of 256 rows, each CTA holding half of the N
+            side.
+        cluster_m, cluster_n: number of a cluster's CTAs along the M and the N side; CTAs multicast
+            operands that they share.
         split_k: number of CTAs of a cluster that split K and then reduce; 1: no split-K.
         max_stages: maximum depth of the operand ring; shared memory may allow less.
-        scale_sets: buffers in tensor memory for the scales of K steps, used alternately. With one
-            set, the copy of scales relies on the order of the tensor core's pipe; with two, the
+        scale_sets: number of buffers in tensor memory for a K step's scales, used alternately. With
+            one set, the copy of scales relies on the order of the tensor core's pipe; with two, the
             copy waits until the MMAs that read the set are done (see ``Mma``).
         grouped: whether the GEMM is grouped: each matrix of the batch is a token tile with its
             expert's weights, and the number of tiles is read on the device.
@@ -94,7 +97,7 @@ class Tile:
 
     @property
     def counts_first(self) -> bool:
-        """Whether all roles begin with a wait for the preceding kernel, which counts the tiles."""
+        """Whether all roles first wait for the preceding kernel, which may count the tiles."""
         return self.grouped and not self.routed_before
 
     @property
@@ -128,7 +131,7 @@ class Tile:
 
     @property
     def n_scales(self) -> int:
-        """Number of tiles of the N side's scales per stage."""
+        """Number of N-side tiles of scales per stage; packed terms share one tile."""
         return 1 if self.terms.packed else self.n_operands
 
     @property
@@ -154,7 +157,7 @@ class Tile:
 
     @property
     def split_columns(self) -> int:
-        """Number of accumulator columns that a CTA finishes with split-K."""
+        """Number of columns of an accumulator that each CTA finishes; all without split-K."""
         return self.columns // self.split_k
 
     # --- tensor memory ------------------------------------------------------------------------
@@ -193,12 +196,12 @@ class Tile:
 
     @property
     def scale_column(self) -> int:
-        """First column of the scales; each set has the M side's operands, then the N side's."""
+        """First column of the scales; each set has the M side's scales, then the N side's."""
         return self.accumulator_columns + self.accumulator_stride
 
     @property
     def tensor_columns(self) -> int:
-        """Number of columns to allocate: a power of two, at least 32."""
+        """Number of tensor memory columns to allocate: a power of two, at least 32."""
         return max(32, 1 << (self.scale_column + self.scale_columns - 1).bit_length())
 
     # --- shared memory ------------------------------------------------------------------------
@@ -220,7 +223,10 @@ class Tile:
         return self.m_operands * m_side + n_side
 
     def depth(self, epilogue_bytes: int) -> int:
-        """Number of operand ring stages that fit with the epilogue's shared memory; needs two."""
+        """Number of operand ring stages that fit next to the epilogue's shared memory.
+
+        A kernel needs at least two.
+        """
         left = MAX_SHARED_BYTES - BARRIER_BYTES - epilogue_bytes
         return min(left // self.stage_bytes, self.max_stages)
 
@@ -239,7 +245,8 @@ class EpilogueConfig:
         bias: dtype of the bias, "" for none.
         row_scale: whether every token has its own factor.
         terms: layout of the terms of an NVFP4 result.
-        activation: activation of the sums; None: SiLU-mul with a pair of weights, else none.
+        activation: activation function; None: SiLU-mul for a pair of weights, no activation for a
+            single weight.
     """
 
     dtype: OutDtype = "bfloat16"
@@ -271,13 +278,13 @@ class EpilogueConfig:
         return self.box_columns if self.store == "tma" else WARP_ROWS
 
     def column_vectors(self, tile: Tile) -> int:
-        """Number of float32 vectors along the accumulator's columns: factors, products' biases."""
+        """Number of float32 vectors of factors and biases along the accumulator's columns."""
         if tile.swap_ab:
             return int(self.row_scale)
         return int(self.shards > 1) + bool(self.bias) * tile.weights
 
     def vector_length(self, tile: Tile) -> int:
-        """Length of a column vector, padded to at least a warp."""
+        """Number of floats of a column vector in shared memory, at least one per lane."""
         return max(WARP_ROWS, tile.columns)
 
     def shared_bytes(self, tile: Tile) -> int:
@@ -288,7 +295,7 @@ class EpilogueConfig:
         return slots + vectors + partials
 
     def slot_bytes(self, tile: Tile) -> int:
-        """Bytes of one warp's store ring, or of the transpose buffer of swap_ab."""
+        """Bytes of one warp's store ring ("tma") or transpose buffer (NVFP4 with swap_ab), or 0."""
         if self.store == "tma":
             return STORE_SLOTS * WARP_ROWS * self.box_bytes
         transposed = self.dtype == "nvfp4" and tile.swap_ab

@@ -27,7 +27,7 @@ _FEW_TOKENS = (8, 16, 32, MANY_TOKENS)  # of the tiles below
 
 
 class _Cut(NamedTuple):
-    """Fields of a ``Tile`` that the table for few tokens gives."""
+    """Fields of a ``Tile`` that the table for few tokens contains."""
 
     warpgroups: int
     k_tiles: int
@@ -116,7 +116,7 @@ _ONE_WAVE_STAGES = 4
 
 @dataclass(frozen=True)
 class Problem:
-    """Size of a GEMM: ``m`` tokens by ``weights`` matrices of ``n`` rows, all of ``k`` elements."""
+    """Size of a GEMM: ``m`` tokens by ``weights`` matrices of ``n`` rows, K = ``k``."""
 
     m: int
     n: int
@@ -133,7 +133,7 @@ def choose_config(
     Args:
         problem: GEMM problem; must not be empty.
         output: epilogue, whose ``boxes`` is chosen here.
-        sms: SMs of the device.
+        sms: number of SMs of the device.
     """
     if problem.m <= MANY_TOKENS:
         return _few_token_config(problem, output, sms)
@@ -150,12 +150,12 @@ def choose_batch_invariant(
     Tiles for any number of tokens add up a row's products in the same order if they split K into
     the same parts, as found on an H200 (``tests/test_kernels/test_batch_invariance_gpu.py``). The
     number of parts therefore follows from the weights alone; the tile follows from the tokens, as
-    usual. With many tokens no more CTAs are needed: one CTA then sums the parts in turn.
+    usual. With many tokens the grid is large enough without split-K: one CTA sums parts in turn.
 
     Args:
         problem: GEMM problem; must not be empty.
         output: epilogue, whose ``boxes`` is chosen here.
-        sms: SMs of the device.
+        sms: number of SMs of the device.
     """
     parts = invariant_parts(problem, sms)
     if problem.m <= MANY_TOKENS:
@@ -176,7 +176,7 @@ def choose_batch_invariant(
 
 
 def invariant_parts(problem: Problem, sms: int = SMS) -> int:
-    """Number of parts of K, for any number of tokens: above 1 if SMs would otherwise be idle."""
+    """Number of parts of K, for any number of tokens: 2 if SMs would idle and K is long, else 1."""
     full = math.ceil(problem.n / TILE) > _FULL * sms
     return 1 if full or problem.k < _LEAST_CUT_K else 2
 
@@ -184,7 +184,7 @@ def invariant_parts(problem: Problem, sms: int = SMS) -> int:
 def _few_token_invariant(
     problem: Problem, parts: int, output: EpilogueConfig, sms: int
 ) -> tuple[Tile, EpilogueConfig]:
-    """Tile for up to 64 tokens: one warpgroup, and as many CTAs per SM as there is work for."""
+    """Tile and epilogue for up to 64 tokens: one warpgroup, at most ``_together`` CTAs per SM."""
     tokens = next(t for t in _FEW_TOKENS if t >= problem.m)
     plain = Tile(tokens, problem.weights, warpgroups=1, split_k=parts)
     tiles = [
@@ -198,7 +198,7 @@ def _few_token_invariant(
 
 
 def _same_parts(problem: Problem, tile: Tile, parts: int) -> bool:
-    """Whether parts of K are whole stages, and so the same as with one K tile per stage."""
+    """Whether every part of K is a whole number of stages, so that ``k_tiles`` changes no part."""
     return tile.k_tiles == 1 or math.ceil(problem.k / TILE) % (tile.k_tiles * parts) == 0
 
 
@@ -223,7 +223,7 @@ def all_configs(
     sms: int = SMS,
     batch_invariant: bool = False,
 ) -> list[tuple[Tile, EpilogueConfig]]:
-    """Distinct choices for 1 to ``max_tokens`` tokens."""
+    """Distinct tiles, each with its epilogue, that are chosen for 1 to ``max_tokens`` tokens."""
     choose = choose_batch_invariant if batch_invariant else choose_config
     problems = (Problem(m, n, k, weights) for m in representative_tokens(max_tokens))
     return list(dict.fromkeys(choose(problem, output, sms) for problem in problems))
@@ -232,7 +232,7 @@ def all_configs(
 def _few_token_config(
     problem: Problem, output: EpilogueConfig, sms: int
 ) -> tuple[Tile, EpilogueConfig]:
-    """Configuration of the nearest problem in the table, with as many CTAs per SM as fit."""
+    """Tile and epilogue of the nearest problem in the table, with as many CTAs per SM as fit."""
     tokens = next(t for t in _FEW_TOKENS if t >= problem.m)
     rows, across = (math.ceil(size / TILE) for size in (problem.n, problem.k))
 
@@ -256,7 +256,7 @@ def _few_token_config(
 
 
 def _together(problem: Problem, tile: Tile, sms: int) -> int:
-    """Number of CTAs per SM: the grid's CTAs per SM, as far as registers allow."""
+    """Number of CTAs per SM: enough for the whole grid, as far as registers allow."""
     # Registers for accumulators and decoding: with more CTAs these would spill.
     room = REGISTERS // (tile.threads * (68 + tile.columns // 2))
     return min(math.ceil(ctas(problem, tile) / sms), room)
@@ -304,7 +304,7 @@ def ctas(problem: Problem, tile: Tile) -> int:
 
 
 def with_store(output: EpilogueConfig, tile: Tile, n: int) -> EpilogueConfig:
-    """Copy of ``output`` with stores by TMA boxes if possible."""
+    """Copy of ``output`` that stores by TMA boxes if possible and tiles have at least 64 tokens."""
     whole = n * ELEMENT_BITS[output.dtype] % 128 == 0 and output.dtype != "float32"
     return replace(output, boxes=whole and tile.parts == 1 and tile.tokens >= MANY_TOKENS)
 

@@ -1,9 +1,9 @@
 """Chooser of the tile of grouped GEMMs, and of the number of rows of token tiles. Pure functions.
 
-Up to a thousand tokens, an MoE layer is bound by reading weights, many small matrices: the number
-of bytes in flight decides. Every number here is from the time model of the tests, on the layers of
-Qwen3-30B and of a rank of DeepSeek-V3 (``python -m tests.modelled.grouped_sm90``); none was
-measured.
+Up to a thousand tokens, an MoE layer is bound by reading weights, many small matrices: the time
+depends on the number of bytes in flight. Every number here is from the time model of the tests, on
+the layers of Qwen3-30B and of a rank of DeepSeek-V3 (``python -m tests.modelled.grouped_sm90``);
+none was measured.
 """
 
 import functools
@@ -37,7 +37,7 @@ class GroupedProblem:
 
     Attributes:
         experts: number of this rank's experts.
-        n, k: rows of each weight, and elements per row.
+        n, k: number of rows of each weight, and of elements per row.
         weights: number of weights per expert: 1, or 2 for gate and up.
         global_experts: number of experts of all ranks, over which slots are spread; None: same as
             ``experts``.
@@ -53,7 +53,10 @@ class GroupedProblem:
 
     @property
     def slots(self) -> int:
-        """Number of slots of all ranks: inverse of ``max_tiles``, up to rounding."""
+        """Number of slots (token-expert pairs) of all ranks.
+
+        Inverse of ``routing.max_tiles``, up to rounding.
+        """
         more = self.tiles * self.tile_tokens - (self.tile_tokens - 1) * self.experts
         return self.tiles if self.tiles <= self.experts else more
 
@@ -76,17 +79,17 @@ def choose_tile_tokens(
     weights: int = 2,
     sms: int = SMS,
 ) -> int:
-    """Number of rows per token tile that minimises the time of both GEMMs of a layer.
+    """Choose the number of rows per token tile for the least estimated time of a layer's two GEMMs.
 
     Args:
         tokens: number of tokens, M.
-        top_k: experts per token.
+        top_k: number of experts per token.
         experts: number of this rank's experts.
         global_experts: number of experts of all ranks.
-        n: intermediate size, rows of each weight of the first GEMM.
+        n: intermediate size, the rows of each weight of the first GEMM.
         k: hidden size.
         weights: number of weights per expert in the first GEMM.
-        sms: SMs of the device.
+        sms: number of SMs of the device.
 
     Returns:
         One of ``TILE_TOKENS``.
@@ -124,9 +127,9 @@ def choose_grouped_config(
     """Tile and epilogue for a problem, including the way of storing the result.
 
     Args:
-        problem: problem, not empty.
+        problem: grouped GEMM problem; must not be empty.
         output: epilogue, whose ``boxes`` is chosen here.
-        sms: SMs of the device.
+        sms: number of SMs of the device.
     """
     tokens, n, k = problem.tile_tokens, problem.n, problem.k
     as_one = Problem(problem.used * tokens, n, k, problem.weights)
@@ -146,8 +149,8 @@ def choose_grouped_config(
 def expected_tiles(slots: int, experts: int, tile_tokens: int) -> float:
     """Estimated number of tiles in use if every slot goes to any expert with equal probability.
 
-    An expert's slots are assumed Poisson-distributed; an expert has as many tiles as there are
-    multiples of ``tile_tokens`` below its number of slots.
+    The number of an expert's slots is assumed Poisson-distributed; an expert with s slots has
+    ceil(s / ``tile_tokens``) tiles.
     """
     if not slots or not experts:
         return 0.0
@@ -179,8 +182,8 @@ def _few_token_tiles(problem: GroupedProblem, sms: int) -> list[Tile]:
 def _pays(problem: GroupedProblem, sliced: Tile, sms: int) -> bool:
     """Whether slices save more time than is lost to CTAs without a tile.
 
-    With split-K a CTA has at most one tile, so that the grid covers all allocated tiles; under
-    expert parallelism, most of its CTAs have no work.
+    With slices, as with split-K, a CTA has at most one tile, so that the grid covers all allocated
+    tiles; under expert parallelism, most CTAs have no work.
     """
     saved = sliced.weights * math.ceil(problem.k / TILE) * (1 - 1 / sliced.slices)
     idle = (problem.tiles - problem.used) * math.ceil(problem.n / sliced.rows)

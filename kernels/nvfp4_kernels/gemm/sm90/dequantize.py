@@ -2,8 +2,8 @@
 
 Every product of an E2M1 element and its scale has at most 6 significant bits, and so is exact in
 bfloat16 and float16. The dequantised values are 2⁻⁷ times the true values: an element's bits,
-placed at the end of the exponent field, are 2⁻¹²⁶ (float16: 2⁻¹⁴) times the element, and a scale's
-bits 2¹¹⁹ (2⁷) times the scale. The accumulated sums are therefore multiplied by ``UNSCALE``.
+placed at the low end of the exponent field, read as 2⁻¹²⁶ (float16: 2⁻¹⁴) times the element, and a
+scale's bits as 2¹¹⁹ (2⁷) times the scale. The epilogue multiplies the sums by ``UNSCALE``.
 """
 
 import cutlass.cute as cute
@@ -31,14 +31,21 @@ def load(data: Array, scales: Array, warp: Int32, lane: Int32) -> tuple[list[Uin
 def dequantized(
     words: list[Uint32], factors: list[Uint32], step: int, dtype: ActDtype
 ) -> list[Uint32]:
-    """A fragment of one step: upper row, lower row, and both rows 8 elements further."""
+    """Fragment of operand A for K step ``step``, in the order of the MMA's registers.
+
+    The four words are of the upper row, the lower row, and both rows 8 elements further.
+    ``words`` and ``factors`` are results of ``load``.
+    """
     scales = _scales(factors[step // 2], step % 2, dtype)
     pairs = _pairs(words[step], dtype)
     return [_times(pair, scales, i % 2, dtype) for i, pair in enumerate(pairs)]
 
 
 def _scales(word: Uint32, odd: int, dtype: ActDtype) -> Uint32:
-    """Scales of the upper and the lower row, in the low and the high half of the returned word."""
+    """Scales of the upper and the lower row, in the low and the high half of the returned word.
+
+    ``odd``: 0 for the first 16 elements of K that ``word`` covers, 1 for the second.
+    """
     rotation = 8 * odd
     if dtype == "bfloat16":
         # The grid has depth 1, which ptxas cannot know: a value that looks variable stays in a

@@ -36,7 +36,7 @@ class ScalingOperands:
         alpha: float32 [shards], one per shard of the weight's rows, or one per product of a pair;
             if grouped, [experts, products].
         ends: end of each shard but the last, along the weight's rows.
-        bias: [n].
+        bias: [n]; if grouped, [experts, products, n].
     """
 
     alpha: cute.Pointer
@@ -72,7 +72,7 @@ class Epilogue:
         state: SchedulerState,
         group: Int32,
     ) -> None:
-        """Finish one tile; ``scratch``: transpose buffer or, with split-K, partial sums."""
+        """Finish one tile; ``scratch``: boxes, transpose buffer or, with parts, partial sums."""
         if cutlass.const_expr(self.tile.weight_per_warpgroup):
             self.finish()
             sums = Exchange(self.tile, self.output).run(sums[0], scratch, group)
@@ -131,7 +131,10 @@ class Epilogue:
         lane: Int32,
         dtype: Any,
     ) -> None:
-        """Transpose 16 tokens (or the last 8) of a warp's 16 rows into ``slot``, [token, row]."""
+        """Transpose a warp's 16 rows × 16 (or the last 8) tokens into ``slot``, [token, row].
+
+        ``first``, ``token``: index of the first token among the warpgroup's and in ``slot``.
+        """
         words = []
         count = min(16, self.tile.own_tokens - first)
         for eight in range(0, count, 8):
@@ -158,7 +161,7 @@ class Epilogue:
         coord: TileCoord,
         group: Int32,
     ) -> None:
-        """Store element by element, a few tokens at a time, through rows of shared memory."""
+        """Store element by element, a chunk of tokens at a time, transposed in shared memory."""
         tile = self.tile
         chunk = self.output.chunk(tile)
         thread = cute.arch.thread_idx()[0] % WARPGROUP
@@ -211,7 +214,7 @@ class Epilogue:
 
     @cute.jit
     def _spill(self, sums: list[list[Float32]], own: Array, start: int, thread: Int32) -> None:
-        """Write fragments to shared memory as [product, token, row]."""
+        """Write fragments of the tokens from ``start`` on to ``own``, [product, token, row]."""
         chunk = self.output.chunk(self.tile)
         row = thread // 32 * 16 + thread % 32 // 4
         pair = thread % 4 * 2
@@ -241,7 +244,10 @@ class Epilogue:
     def _row(
         self, factors: ScalingOperands, result: OutputTensor, coord: TileCoord, row: Int32
     ) -> tuple[list[Float32], list[Float32]]:
-        """Factors and biases, if any, of a row, one per product; undefined past the last row."""
+        """Factors (alpha · ``UNSCALE``) and any biases of a row, one per product.
+
+        Past the last row the values are undefined.
+        """
         tile, alpha = self.tile, Array(factors.alpha, shape=(1,))
         if cutlass.const_expr(self.tile.grouped):
             scales = [alpha.load(matrix(tile, coord, w)) * UNSCALE for w in range(tile.weights)]
@@ -293,5 +299,5 @@ class Epilogue:
 
 
 def _packed(values: list[Float32], dtype: Any) -> Int32:
-    """Pack two elements into a word, the first in the low half."""
+    """Pack two elements of a 16-bit dtype into a word, the first in the low half."""
     return Vector.from_elements(tuple(values), Float32).to(dtype).bitcast(Int32)[0]

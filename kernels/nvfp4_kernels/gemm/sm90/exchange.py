@@ -1,4 +1,4 @@
-"""Exchange between the gate and the up warpgroup, after which each has half of the tokens."""
+"""Exchange between the gate and the up warpgroup: each gets both sums of half of the tokens."""
 
 from dataclasses import dataclass
 
@@ -53,7 +53,7 @@ class Exchange:
         return [[_either(first, k, t) for k, t in pairs], [_either(first, t, k) for k, t in pairs]]
 
     def _area(self, scratch: Array, group: Int32) -> Array:
-        """Part of the scratch memory for one warpgroup, as float32."""
+        """Part of the scratch memory from which warpgroup ``group`` reads, as float32."""
         floats = self.output.shared_bytes(self.tile) // 4 // self.tile.warpgroups
         assert TILE * self.output.box_tokens(self.tile) <= floats
         return Array(scratch.data_ptr(), shape=(1,), dtype=Float32).subview(group * floats)
@@ -65,7 +65,7 @@ class Exchange:
 
 
 def _place(at: int) -> Int32:
-    """Offset of a thread's four values: neighbouring threads are contiguous."""
+    """Offset of a thread's four values; values of neighbouring threads are contiguous."""
     return at * WARPGROUP + cute.arch.thread_idx()[0] % WARPGROUP * FOUR
 
 

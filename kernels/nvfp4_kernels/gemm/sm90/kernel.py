@@ -6,7 +6,7 @@ loads.
     loads  --full-->  decode, multiply  -->  epilogue
            <-empty--
 
-Each arrow is an mbarrier per stage; the roles' docstrings list the arrivals.
+Each labelled arrow is an mbarrier per stage; the docstring of ``TmaLoader`` lists the arrivals.
 """
 
 from dataclasses import dataclass
@@ -40,16 +40,17 @@ from nvfp4_kernels.sm90.limits import ROW_BYTES
 
 
 class GemmArguments(NamedTuple):
-    """Arguments of a launch, in global memory.
+    """Arguments of a launch; pointers are to global memory.
 
     Attributes:
         x: activations [m, k].
         w1, sfw1: fragments of a weight [n, k] and of its scales.
-        w2, sfw2: fragments of a pair's second weight and scales, else the same as ``w1``, ``sfw1``.
+        w2, sfw2: fragments of a pair's second weight and scales; with a single weight the same as
+            ``w1``, ``sfw1``; if grouped, None.
         out: result [m, n].
         alpha, bias, shard_ends: see ``ScalingOperands``.
         m, n, k: sizes.
-        sms: maximum number of SMs to launch on.
+        sms: number of SMs, which bounds the grid unless the tile has several ``parts``.
         groups: if grouped, see ``SchedulerState``; ``w1`` and ``sfw1`` are then stacks of weights,
             gate and up of an expert adjacent, with a factor in ``alpha`` for each weight.
     """
@@ -91,7 +92,7 @@ class WeightOnlyGemm:
 
     @property
     def unread(self) -> list[str]:
-        """Names of the arguments that the kernel does not read."""
+        """Names of arguments that device code does not use, or uses only through tensor maps."""
         output = self.output
         return [
             *("x", "sms"),
@@ -104,7 +105,10 @@ class WeightOnlyGemm:
 
     @cute.jit
     def __call__(self, arguments: GemmArguments, stream: cuda_driver.CUstream) -> None:
-        """Launch on at most ``arguments.sms`` SMs."""
+        """Launch a CTA per tile, but at most as many as ``arguments.sms`` SMs hold.
+
+        If the tile has several ``parts``, launch a cluster of ``split_k`` CTAs per tile instead.
+        """
         x, m, n, k = arguments.x, arguments.m, arguments.n, arguments.k
         tile = self.tile
         token_map = map_of_tokens(tile, self.output.act, x, m, k)

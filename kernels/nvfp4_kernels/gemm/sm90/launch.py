@@ -26,8 +26,12 @@ def gemm(call: ProductCall, *, batch_invariant: bool = False) -> tuple[Tensor, N
         call: arguments of the op.
         batch_invariant: whether the summation order of a row must not depend on M.
 
+    Returns:
+        The result, and None for scales: sm_90 has no NVFP4 results.
+
     Raises:
-        InvalidArgument: an operand that is not contiguous or not aligned, or too many shards.
+        InvalidArgument: an operand that is not contiguous or not aligned, too many shards, or
+            K = 0.
     """
     a, weights, bias, n = call.a.flatten(0, -2), call.weights, call.bias, call.rows
     (m, k), shape = a.shape, (*call.a.shape[:-1], n)

@@ -19,6 +19,9 @@ def grouped_gemm(call: GroupedGemmCall) -> tuple[Tensor, None]:
 
     With pairs of weights and a gated activation this is also ``grouped_silu_mul_gemm``.
 
+    Returns:
+        The result, and None for scales: sm_90 has no NVFP4 results.
+
     Raises:
         InvalidArgument: an operand that is not contiguous or not aligned.
     """

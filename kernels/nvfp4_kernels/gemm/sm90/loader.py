@@ -45,10 +45,11 @@ class Ring:
 
 
 def map_of_tokens(tile: Tile, act: ActDtype, x: cute.Pointer, m: Int32, k: Int32) -> TensorMap:
-    """Tensor map of the activations; one box fills a stage.
+    """Tensor map of the activations; one box holds a stage's tokens.
 
-    With one K tile per stage its dimensions are ``[k, token]``: TMA fills a partial last K tile
-    with zeros. With several, ``[k in K tile, token, K tile]``: K must be a multiple of the K tile.
+    With one K tile per stage the dimensions are ``[k, token]``: TMA fills a partial last K tile
+    with zeros. With several K tiles the dimensions are ``[k in K tile, token, K tile]``: K must be
+    a multiple of the K tile.
     """
     sizes, steps, box = [k, m], [Int64(k // 8)], [TILE, tile.tokens]
     if tile.k_tiles > 1:
@@ -65,8 +66,8 @@ class TmaLoader:
 
     | barrier | arrivals | by |
     |---|---|---|
-    | ``full[stage]`` | 1 and its bytes | every copy |
-    | ``empty[stage]`` | every thread of a slice's warpgroups | threads that have read the stage |
+    | ``full[stage]`` | 1, and bytes | this thread; its TMA copies |
+    | ``empty[stage]`` | 128 per warpgroup of the stage's slice | every thread, after its reads |
     """
 
     tile: Tile
@@ -86,7 +87,7 @@ class TmaLoader:
         n: Int32,
         k: Int32,
     ) -> None:
-        """Load all tiles."""
+        """Load tokens and weights for every K step of all tiles."""
         stages = self.stages
         ahead = Int32(0)
         if cutlass.const_expr(self.tile.knows_weights):
@@ -116,8 +117,8 @@ class TmaLoader:
     ) -> Int32:
         """Load the first stages: weights, then wait for the preceding kernel, then tokens.
 
-        Weights are settled, and so may be loaded while the preceding kernel runs. Returns the
-        number of steps loaded.
+        No running kernel writes weights (see ``fragments.settled``). Returns the number of K steps
+        loaded.
         """
         ahead = cutlass.min(state.steps, self.stages)
         if cutlass.const_expr(self.tile.grouped):
@@ -157,7 +158,7 @@ class TmaLoader:
         return weights[operand % len(weights)]
 
     def _first(self, coord: TileCoord, step: Int32, operand: int, n: Int32, k: Int32) -> Int64:
-        """Index of an operand's first tile in its weight."""
+        """Index in the weight, or stack of weights, of the first K tile that an operand loads."""
         tile = self.tile
         row = coord.rows * (tile.rows // TILE) + operand // tile.weights
         # Past the last row the loaded values are undefined, and not stored.
@@ -170,7 +171,7 @@ class TmaLoader:
     def _copy(
         self, source: cute.Pointer, first: Int64, ring: Array, target: Int32, full: Array, size: int
     ) -> None:
-        """Copy the K tiles of a stage, which are contiguous in global and in shared memory."""
+        """Copy an operand's K tiles of a stage, contiguous in global and in shared memory."""
         ptx.cp_async_bulk_shared_cluster_global(
             ring.subview(target * (size // 4)),
             Array(source, shape=(1,)).subview(first * size),
@@ -180,7 +181,7 @@ class TmaLoader:
         )
 
     def _cache_hint(self) -> dict[str, Int64]:
-        """L2 eviction hint: if one tile holds all tokens, no other CTA reads the weights."""
+        """L2 hint for tiles of few tokens: evict weights first, as other CTAs rarely read them."""
         uses_mma_sync = self.tile.tokens <= SLICED_TOKENS
         return {"l2_cache_hint": Int64(EVICT_FIRST)} if uses_mma_sync else {}
 

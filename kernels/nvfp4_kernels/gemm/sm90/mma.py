@@ -22,7 +22,7 @@ STEP_BYTES = 2 * STEP_K
 
 @dataclass(frozen=True)
 class Mma:
-    """Role of a warpgroup; the MMAs of one tile overlap with the decoding of the next."""
+    """Role of a warpgroup; ``wgmma`` of a weight tile overlaps with decoding the next tile."""
 
     tile: Tile
     stages: int
@@ -60,7 +60,7 @@ class Mma:
         first: Int32,
         end: Int32,
     ) -> list[list[Float32]]:
-        """Compute the sums over the K steps ``first`` ≤ step < ``end``."""
+        """Compute the sums over this slice's K steps among ``first`` ≤ step < ``end``."""
         tile = self.tile
         sums = self._zeros()
         iterations, slices, own = end - first, tile.slices, group % tile.slices
@@ -160,7 +160,7 @@ class Mma:
         return 2 if self.tile.k_tiles * self.tile.accumulators == 1 else 1
 
     def _release(self, ring: Ring, count: Int32) -> None:
-        """Release a stage: every lane arrives, so that a race detector can follow.
+        """Release the stage of K step ``count``: every lane arrives, which race detectors follow.
 
         A single lane's arrival after a warp barrier was no faster.
         """

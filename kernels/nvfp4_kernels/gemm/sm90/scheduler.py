@@ -1,7 +1,7 @@
 """Tile scheduler: the tiles of a cluster, in raster order, and each CTA's range of K.
 
-If grouped, the number of token tiles and the expert of each tile are read on the device, as in
-``nvfp4_kernels.moe.routing``.
+If grouped, the number of token tiles and the expert of each tile are read on the device from
+``groups`` of ``nvfp4_kernels.moe.routing.Routing``.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ GROUP = 8
 
 @dataclass(frozen=True)
 class RasterOrder:
-    """Extent of all tiles: row tiles × token tiles."""
+    """Numbers of row tiles and token tiles, over which the raster order runs."""
 
     rows: Int32
     tokens: Int32
@@ -39,11 +39,13 @@ class SchedulerState:
     """Scheduler state of one CTA: its tiles and its range of K.
 
     Attributes:
-        first: number of the cluster's first tile; the next tiles are ``stride`` apart.
+        first: index of the cluster's first tile in raster order; the following tiles are
+            ``stride`` apart.
+        stride: number of clusters of the grid.
         num_tiles: number of the cluster's tiles.
         raster: raster order of all tiles.
         rank: rank of this CTA in its cluster.
-        first_k_step, steps: range of K of this CTA, in stages.
+        first_k_step, steps: first K step and number of K steps of this CTA, a stage each.
         groups: if grouped, int32 [1 + tiles]: number of tiles in use, then the expert of each tile.
     """
 
@@ -112,5 +114,5 @@ def tile_coord(state: SchedulerState, index: Int32) -> TileCoord:
 
 
 def matrix(tile: Tile, coord: TileCoord, product: int) -> Int32:
-    """Index of a product's weight in a stack of experts: gate and up of an expert alternate."""
+    """Index of a product's weight among all experts' weights: gate and up of an expert adjacent."""
     return coord.expert * tile.weights + product % tile.weights

@@ -52,7 +52,7 @@ class SplitK:
             ptx.barrier_cluster_arrive()
 
     def wait(self) -> None:
-        """Wait, in the warpgroups, until all partial sums have arrived."""
+        """Wait until all partial sums have arrived; called by the multiplying warpgroups."""
         tile = self.tile
         if tile.split_k > 1:
             ptx.barrier_cluster_wait()
@@ -60,7 +60,7 @@ class SplitK:
             ptx.barrier_cta_sync(BARRIER, thread_count=tile.warpgroups * WARPGROUP)
 
     def join_cluster_barriers(self) -> None:
-        """Join the cluster barriers: the load warp after its role, and CTAs without a tile.
+        """Take part in the cluster barriers without sending: load warps, and CTAs without a tile.
 
         Either all CTAs of a cluster have a tile, or none has. In a cluster without tiles all
         threads could exit, as exited threads are not waited for; but every arrival is paired with a
@@ -72,7 +72,7 @@ class SplitK:
             ptx.barrier_cluster_wait()
 
     def added(self, parts: Array, product: int, row: Int32, token: Int32) -> Float32:
-        """Sum of the parts of one element, in an order independent of the order of arrival."""
+        """Sum of an element's partial sums, in an order independent of the order of arrival."""
         total = Float32(0.0)
         for part in range(self.tile.parts):
             total = total + parts.load(self._place(Int32(part), product, row) + token)

@@ -39,21 +39,23 @@ class Tile:
     """Shape of the work of a CTA and a cluster.
 
     Attributes:
-        tokens: tokens per tile, 8 to 256: the N of ``wgmma``.
+        tokens: number of tokens per tile, 8 to 256: the N of ``wgmma``.
         weights: number of products that share the tokens: 1, or 2 for the gate and up projections.
         warpgroups: number of warpgroups that decode and multiply.
-        k_tiles: K tiles of 64 elements per stage; if above 1, K must be a multiple of the stage.
+        k_tiles: number of K tiles, of 64 elements each, per stage; if above 1, K must be a multiple
+            of 64 · ``k_tiles``.
         split_k: number of CTAs of a cluster that split K and then reduce; 1: no split-K.
-        parts_in_turn: number of parts of K that a CTA sums separately, one after the other;
-            bit-identical to as many CTAs of ``split_k``.
-        slices: number of warpgroups that share rows, take alternate stages and then reduce.
+        parts_in_turn: number of parts of K that a CTA sums separately, one after the other; the
+            result is bit-identical to that with ``split_k`` set to this number.
+        slices: number of warpgroups that share weight rows, take alternate stages and then reduce.
         ctas_per_sm: number of CTAs that must fit on an SM.
         max_stages: maximum depth of the operand ring; shared memory may allow less.
-        weight_per_warpgroup: whether each of two warpgroups takes one weight of gate and up.
+        weight_per_warpgroup: whether one of two warpgroups takes gate and the other takes up.
         grouped: whether each token tile has its own expert, from a stack of weights; the number of
             tiles is read on the device.
         routed_before: if grouped, whether the routing was complete before the preceding launch
-            began. The kernel then reads the routing, and loads weights, before its wait.
+            began. If so, the kernel reads the routing, and loads weights, before it waits for the
+            preceding launch.
     """
 
     tokens: int
@@ -85,17 +87,17 @@ class Tile:
 
     @property
     def sides(self) -> int:
-        """Number of warpgroups that share products and each finish an equal part of the tokens."""
+        """Number of warpgroups that divide gate and up, and then the tokens to finish."""
         return self.weights if self.weight_per_warpgroup else 1
 
     @property
     def team(self) -> int:
-        """Number of warpgroups that share weight rows."""
+        """Number of warpgroups that work on the same rows of the weights."""
         return self.sides * self.slices
 
     @property
     def parts(self) -> int:
-        """Number of parts of K that are accumulated separately and summed at the end."""
+        """Number of parts of K that different warpgroups accumulate, and the epilogue adds up."""
         return self.split_k * self.slices
 
     @property
@@ -125,7 +127,7 @@ class Tile:
 
     @property
     def part_pitch(self) -> int:
-        """Stride between rows of a part, in floats; rows start in different banks."""
+        """Stride between rows of partial sums, in floats; rows start in different banks."""
         return self.tokens + 2
 
     @property
@@ -135,7 +137,7 @@ class Tile:
 
     @property
     def uses_mma_sync(self) -> bool:
-        """Whether each warp multiplies separately, with ``mma.sync``."""
+        """Whether each warp multiplies with ``mma.sync``, instead of a warpgroup with ``wgmma``."""
         return self.tokens <= FEW_TOKENS or self.slices > 1
 
     @property
@@ -145,23 +147,26 @@ class Tile:
 
     @property
     def reallocates_registers(self) -> bool:
-        """Whether the load warp comes with three idle warps, which give up their registers."""
+        """Whether the load warp and three idle warps form a warpgroup that gives up registers."""
         # With parts in turn, a thread holds the running sums beside the part's sums.
         return self.columns * (1 + (self.parts_in_turn > 1)) >= 192
 
     @property
     def threads(self) -> int:
-        """Number of threads per CTA: the warpgroups, and a warp that loads."""
+        """Number of threads per CTA, including the load warp or its warpgroup."""
         return WARPGROUP * self.warpgroups + (WARPGROUP if self.reallocates_registers else 32)
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes that arrive per stage."""
+        """Bytes that arrive in shared memory per stage."""
         weights = self.operands * (DATA_BYTES + SCALE_BYTES)
         return self.k_tiles * (weights + self.tokens * ROW_BYTES)
 
     def depth(self, epilogue_bytes: int) -> int:
-        """Number of operand ring stages that fit with the epilogue's shared memory."""
+        """Number of operand ring stages that fit next to the epilogue's shared memory.
+
+        A multiple of ``slices``.
+        """
         left = SM_SHARED_BYTES // self.ctas_per_sm - CTA_RESERVED_BYTES
         room = (left - BARRIER_BYTES - epilogue_bytes) // self.stage_bytes
         # A stage always belongs to the same slice: a slice that used every other phase would

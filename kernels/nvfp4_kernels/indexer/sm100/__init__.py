@@ -1,1 +1,1 @@
-"""Scores of the sparse-attention indexer on sm_100: a matrix product, then a sum over heads."""
+"""Scoring by the sparse-attention indexer on sm_100: a matrix product, then a sum over heads."""

@@ -1,4 +1,4 @@
-"""The mbarriers with which the warps of a CTA pass key tiles to each other."""
+"""Mbarriers by which the warps of a CTA hand over queries, key tiles and accumulators."""
 
 from dataclasses import dataclass
 
@@ -21,9 +21,9 @@ class Barriers:
     | ``k_full[stage]`` | 1 and its bytes | TMA: a key tile is in the ring | ring trip |
     | ``sfk_full[stage]`` | 1 | scale warp: the tile's scales are in the ring | ring trip |
     | ``k_empty[stage]`` | 1 | commit of the MMAs that read the stage | ring trip |
-    |  | and 4 per group | epilogue warps, if they read FP8 keys' factors | ring trip |
-    | ``acc_full[accumulator]`` | 1 | commit of its MMAs | trip around accumulators |
-    | ``acc_empty[accumulator]`` | 4 per group | epilogue: values in registers | the same trip |
+    |  | and 4 per group | epilogue warps, if they read FP8 keys' scales | ring trip |
+    | ``acc_full[accumulator]`` | 1 | commit of the MMAs | trip around accumulators |
+    | ``acc_empty[accumulator]`` | 4 per group | epilogue: loads done | trip around accumulators |
     """
 
     q_full: Array
@@ -36,7 +36,7 @@ class Barriers:
 
 
 def arrive_counts(tile: ScoreTile) -> dict[str, int]:
-    """Arrivals that complete a phase of each field of ``Barriers``."""
+    """Number of arrivals that complete a phase, for each field of ``Barriers``."""
     group_warps = GROUP_WARPS * tile.groups
     return {
         "q_full": 1,

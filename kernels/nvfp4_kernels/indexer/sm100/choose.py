@@ -1,4 +1,4 @@
-"""Choice of a tile and of splits of the keys for scoring. Pure functions; imports no CuTe."""
+"""Choice of a tile, and of the number of splits of the keys, for scoring. Imports no CuTe."""
 
 import functools
 from dataclasses import dataclass
@@ -32,8 +32,8 @@ class ScoreProblem:
         fmt: format of queries and keys.
         head_dim, num_heads: sizes of a query.
         sequences: number of sequences; a query sees keys of its own sequence.
-        queries: number of queries of each sequence.
-        keys: maximum number of keys of a sequence.
+        queries: number of queries per sequence.
+        keys: maximum number of keys per sequence.
     """
 
     fmt: Format
@@ -46,10 +46,10 @@ class ScoreProblem:
 
 @functools.lru_cache(maxsize=4096)
 def choose_config(problem: ScoreProblem, sms: int = SMS) -> tuple[ScoreTile, int]:
-    """Tile, and splits of the keys that keep ``sms`` SMs busy.
+    """Tile, and the number of splits of the keys with the least estimated time.
 
-    Up to three groups of queries share a CTA's keys. A single group gets two ping-pong sets where
-    registers allow.
+    Up to three groups of queries share a CTA's keys. If there is a single group, two ping-pong sets
+    of epilogue warps take key tiles alternately, where registers allow.
     """
     columns = head_columns(problem.num_heads)
     fit = max(1, GROUP_COLUMNS // columns)
@@ -67,7 +67,7 @@ def choose_config(problem: ScoreProblem, sms: int = SMS) -> tuple[ScoreTile, int
 
 
 def _splits(problem: ScoreProblem, tile: ScoreTile, sms: int) -> list[int]:
-    """Candidate numbers of splits: few, or enough to fill a few waves."""
+    """Candidate numbers of splits: 1 to ``MAX_WAVES``, and enough for 1 to ``MAX_WAVES`` waves."""
     ctas = _ctas(problem, tile)
     max_splits = max(1, min(_ceil_div(problem.keys, KEYS), MAX_SPLITS))
     waves = range(1, MAX_WAVES + 1)
@@ -81,10 +81,10 @@ def _ctas(problem: ScoreProblem, tile: ScoreTile) -> int:
 
 
 def estimate(problem: ScoreProblem, tile: ScoreTile, splits: int, sms: int = SMS) -> float:
-    """Estimated cycles of waves of CTAs; a CTA takes a start-up time, and time per key tile.
+    """Estimated cycles of a launch: waves of CTAs, each with a start-up time and key tiles.
 
-    A half-empty last wave costs as much as a full wave, but the time of memory traffic does not
-    depend on the number of SMs.
+    A half-empty last wave costs as much as a full wave. Memory traffic is a lower bound that does
+    not depend on the number of SMs.
     """
     tiles = _ceil_div(problem.keys, KEYS)
     moved = problem.sequences * tiles * stored_bytes(tile)

@@ -28,9 +28,9 @@ Pair = tuple[Float32, Float32]
 
 @dataclass(frozen=True)
 class Epilogue:
-    """Role of the epilogue warps, four per group of queries: compute the scores.
+    """Role of the epilogue warps: compute scores; a thread has one key of each key tile.
 
-    A thread has one key of each tile.
+    Each ping-pong set has four warps per group of queries.
     """
 
     tile: ScoreTile
@@ -38,7 +38,7 @@ class Epilogue:
     visitor: ScoreVisitor
 
     def coord(self, warp: Int32) -> EpilogueCoord:
-        """Coordinate of a warp of the CTA; coordinates of extent 1 are compile-time constants."""
+        """Coordinate of epilogue warp ``warp``; constant along dimensions of extent 1."""
         number, groups, sets = warp // GROUP_WARPS, self.tile.groups, self.tile.pingpong
         group = number % groups if groups > 1 else Int32(0)
         pingpong = number // groups if sets > 1 else Int32(0)
@@ -57,7 +57,19 @@ class Epilogue:
         scheduler: TileScheduler,
         coord: EpilogueCoord,
     ) -> None:
-        """Score all key tiles of this warp's ping-pong set; ``factors``: ring of FP8 factors."""
+        """Score all key tiles of this warp's ping-pong set.
+
+        Args:
+            head_weights: weights of the heads in global memory.
+            ranges: keys that each query sees.
+            factors: ring of key tiles' FP8 scales in shared memory.
+            out: output of the launch, for the visitor.
+            storage: the visitor's shared memory.
+            barriers: mbarriers of the CTA.
+            tensor: address of the tensor memory.
+            scheduler: scheduler state of the CTA.
+            coord: coordinate of this warp.
+        """
         tile = self.tile
         leader = ptx.elect_sync()
         first = coord.group * tile.group_queries
@@ -83,7 +95,7 @@ class Epilogue:
         self.visitor.end(state, scheduler)
 
     def _visit(self, state: Any, key: Int32, scores: list[Float32], factor: Float32) -> None:
-        """Pass a key's scores to the visitor."""
+        """Pass a key's scores, multiplied by an FP8 key's scale, to the visitor."""
         for number, score in enumerate(scores):
             scaled = score * factor if self.tile.factored else score
             self.visitor.visit(state, number, key, scaled)
@@ -97,7 +109,7 @@ class Epilogue:
         coord: EpilogueCoord,
         leader: Boolean,
     ) -> Float32:
-        """Load the factor of this thread's FP8 key and release its stage; 1 in other formats."""
+        """Load this thread's FP8 key's scale and release the key's stage; 1 in other formats."""
         tile = self.tile
         factor = Float32(1.0)
         if cutlass.const_expr(tile.factored):
@@ -114,7 +126,10 @@ class Epilogue:
     # --- sums over heads ------------------------------------------------------------------------
 
     def _loads(self) -> list[tuple[int, int, int]]:
-        """Query, first head and width, a power of two, of each tcgen05.ld; skips padding heads."""
+        """Query, first head and number of heads of each tcgen05.ld; padding heads are skipped.
+
+        The number of heads is a power of two up to ``MAX_LOAD``.
+        """
         loads = []
         for query in range(self.tile.group_queries):
             head = 0
@@ -128,7 +143,10 @@ class Epilogue:
     def _scores(
         self, columns: Int32, weights: list[list[Float32]], acc_empty: Array, leader: Boolean
     ) -> list[Float32]:
-        """Compute each query's score; release the accumulator before the last columns are added."""
+        """Compute a score per query; release the accumulator when the last columns are loaded.
+
+        ``columns``: tensor memory address of the group's part of the accumulator.
+        """
         tile, loads = self.tile, self._loads()
 
         def load(number: int) -> list[Float32]:
@@ -150,7 +168,10 @@ class Epilogue:
     def _add(
         self, chains: list[Pair], products: list[Float32], weights: list[Float32], head: int
     ) -> None:
-        """Add weighted scores of two heads at a time; an odd number is padded with a zero head."""
+        """Add weighted ReLUs of the products of heads from ``head`` on, two heads at a time.
+
+        The last head of an odd number is paired with zeros.
+        """
         padding = [Float32(0.0)] * (len(products) % 2)
         products, weights = products + padding, weights + padding
         for first in range(0, len(products), 2):
@@ -170,12 +191,12 @@ class Epilogue:
 
 
 def _zeros() -> list[Pair]:
-    """Zeros, the initial sums of a query."""
+    """Initial sums of a query: zeros."""
     return [(Float32(0.0), Float32(0.0))] * CHAINS
 
 
 def _total(chains: list[Pair]) -> Float32:
-    """Sum of all chains of a query."""
+    """Score of a query: the total of all partial sums in ``chains``."""
     while len(chains) > 1:
         halves = zip(chains[::2], chains[1::2], strict=True)
         chains = [ptx.add_packed_f32x2(a, b, rnd=NEAREST) for a, b in halves]

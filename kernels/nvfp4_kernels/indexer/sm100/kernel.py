@@ -1,4 +1,4 @@
-"""Scoring kernel of sm_100: contiguous or paged keys, any number of queries and heads."""
+"""Scoring kernel of sm_100: contiguous or paged keys, any number of queries, up to 128 heads."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -33,8 +33,8 @@ class ScoreArguments(NamedTuple):
     """Queries, keys and sizes of a launch, independent of the use of the scores.
 
     Attributes:
-        q: bytes [sequences · queries, num_heads, row].
-        k: bytes [keys, row], or of pages that are ``page_table.stride`` apart.
+        q: bytes [sequences · queries, num_heads, row bytes].
+        k: bytes [keys, row bytes], or the bytes of pages ``page_table.stride`` bytes apart.
         q_scales: block scales of ``q``, or null.
         page_table: addresses of keys' pages and scales.
         weights: weights of the heads.
@@ -76,7 +76,7 @@ class LogitsArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class IndexerLogitsSm100:
-    """One compiled variant; base class of kernels with another visitor of scores.
+    """One compiled variant of the scoring kernel; base class of kernels with another visitor.
 
     Warp roles: 4 epilogue warps per group of queries and ping-pong set, the first of which also
     allocates tensor memory; then one MMA warp, one TMA warp and, where keys have scales, two scale
@@ -87,7 +87,8 @@ class IndexerLogitsSm100:
                 <--------k_empty-------
 
     The pipelines are rings: ``tile.stages`` key tiles in shared memory (k_full, sfk_full, k_empty)
-    and ``tile.accumulators`` in tensor memory (acc_full, acc_empty); queries are loaded once.
+    and ``tile.accumulators`` accumulators in tensor memory (acc_full, acc_empty); queries are
+    loaded once. Where keys are FP8, the epilogue waits for sfk_full and arrives at k_empty too.
     ``barriers.arrive_counts`` has the arrive counts, ``Barriers`` the arriving warps.
     """
 
@@ -106,7 +107,7 @@ class IndexerLogitsSm100:
 
     @cute.jit
     def __call__(self, arguments: Any, stream: cuda_driver.CUstream) -> None:
-        """Launch; pointers in ``arguments`` that the variant does not use are null."""
+        """Launch one CTA per sequence, block of queries and split; unused pointers are null."""
         tile, inputs = self.tile, arguments.inputs
         sizes, defective = inputs.sizes, inputs.defective_below
         blocks = cute.ceil_div(sizes.queries, tile.queries)
@@ -131,7 +132,7 @@ class IndexerLogitsSm100:
         arguments: Any,
         min_keys: Int32,
     ) -> None:
-        """Set up, run one role per warp, tear down."""
+        """Set up the CTA, run this warp's role, and tear down."""
         tile, variant, inputs = self.tile, self.variant, arguments.inputs
         barriers = allocate_barriers(tile)
         operands, storage = self._operands(), self.visitor.allocate()
@@ -186,5 +187,5 @@ class IndexerLogitsSm100:
         return OperandStorage(queries, keys, query_atoms, key_atoms)
 
     def _bytes(self, count: int, alignment: int = 1024) -> Array:
-        """Allocate shared memory."""
+        """Allocate ``count`` bytes of shared memory."""
         return Array(Uint8, count, space=AddressSpace.smem, alignment=alignment)

@@ -22,13 +22,14 @@ MIN_PAGE = 16  # keys: the scales behind them then begin on a multiple of 16 byt
 
 @dataclass(frozen=True)
 class Scoring:
-    """Checked queries and keys.
+    """Scoring call whose arguments have been checked.
 
     Attributes:
         facts: facts of the device.
-        problem: sizes.
-        variant: layout of the keys.
-        q, q_scales: queries, and their block scales or None.
+        problem: problem sizes.
+        variant: compile-time variant of the kernel.
+        q: queries.
+        q_scales: block scales of the queries; None in fp8 and bf16.
         k: keys, or a paged cache.
         page_table: addresses of keys' pages and scales.
         weights: weights of the heads.
@@ -52,7 +53,7 @@ class Scoring:
 
     @property
     def keyless(self) -> bool:
-        """Whether there are no keys at all."""
+        """Whether there are no contiguous keys, or the paged cache has no pages."""
         return self.k.numel() == 0
 
     def arguments(self, splits: int) -> ScoreArguments:
@@ -76,7 +77,7 @@ class Scoring:
 
 
 def scoring_of(call: ScoreCall) -> Scoring:
-    """Check the arguments for this kernel; see ``nvfp4_kernels.indexer.score_op.indexer_logits``.
+    """Check a call's arguments against the limits of this kernel; return the bundled arguments.
 
     Raises:
         InvalidArgument: an unsupported head size, number of heads or page size, or data or pages
@@ -136,7 +137,7 @@ def _scoring(
 
 
 def _problem(call: ScoreCall, sequences: int, queries: int, keys: int) -> ScoreProblem:
-    """Sizes of a launch; raise if the kernel does not support them."""
+    """Problem sizes of a launch; raise if the kernel does not support the sizes."""
     q, fmt = call.q, call.fmt
     num_heads, head_dim = q.shape[-2], q.shape[-1] * fmt.packed
     if head_dim not in HEAD_DIMS:
@@ -154,7 +155,7 @@ def _problem(call: ScoreCall, sequences: int, queries: int, keys: int) -> ScoreP
 
 
 def _check_page_size(block_size: int, device: torch.device) -> None:
-    """Raise unless pages consist of whole boxes of a tensor map."""
+    """Raise unless ``block_size`` is a power of two of at least 16: pages are whole TMA boxes."""
     if block_size < MIN_PAGE or block_size & (block_size - 1):
         raise InvalidArgument(
             f"block_size: is {block_size}, must be a power of two of at least {MIN_PAGE} on "
@@ -163,7 +164,7 @@ def _check_page_size(block_size: int, device: torch.device) -> None:
 
 
 def _check_cache(cache: Tensor) -> None:
-    """Raise unless a tensor map can address the pages."""
+    """Raise unless the pages are 16-byte aligned, so that a tensor map can address them."""
     if cache.numel() == 0:
         return
     if cache.data_ptr() % ALIGNMENT:
@@ -179,6 +180,6 @@ def _check_cache(cache: Tensor) -> None:
 
 
 def _check_aligned(**tensors: Tensor | None) -> None:
-    """Raise unless each tensor is contiguous and aligned."""
+    """Raise unless each tensor is contiguous and 16-byte aligned."""
     for name, x in tensors.items():
         check_layout(name, x)

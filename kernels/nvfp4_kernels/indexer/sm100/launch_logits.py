@@ -14,7 +14,7 @@ from nvfp4_kernels.runtime.compile import launch
 def logits(call: ScoreCall, tile: ScoreTile | None = None) -> Tensor:
     """See ``nvfp4_kernels.indexer.score_op.indexer_logits``.
 
-    ``tile``: overrides the choice of a tile.
+    ``tile``: tile to use; None: the tile that ``choose_config`` returns.
 
     Raises:
         InvalidArgument: as ``launch.scoring_of``.

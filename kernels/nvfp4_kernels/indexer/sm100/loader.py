@@ -1,4 +1,4 @@
-"""TMA warp: loads the queries, then key tiles into a ring."""
+"""TMA warp: loads the queries once, then key tiles into a ring."""
 
 from dataclasses import dataclass
 
@@ -22,9 +22,9 @@ class TmaOperands:
     """Source and destination of the TMA copies.
 
     Attributes:
-        query_map, key_map: tensor maps of global memory.
-        queries: shared memory [chunk, column, chunk bytes].
-        keys: ring of stages in shared memory, [chunk, key, chunk bytes] each.
+        query_map, key_map: tensor maps of queries and keys in global memory.
+        queries: queries in shared memory, [chunk, column, chunk bytes].
+        keys: ring of key tiles in shared memory, [chunk, key, chunk bytes] per stage.
     """
 
     query_map: TensorMap
@@ -35,7 +35,7 @@ class TmaOperands:
 
 @dataclass(frozen=True)
 class TmaLoader:
-    """Role of the TMA warp; each lane copies the boxes of one page."""
+    """Role of the TMA warp; a lane copies chunks of the same box of keys in every key tile."""
 
     tile: ScoreTile
     variant: Variant
@@ -48,7 +48,10 @@ class TmaLoader:
         barriers: Barriers,
         scheduler: TileScheduler,
     ) -> None:
-        """Load all tiles, then drain: a CTA must not exit while commits can still arrive."""
+        """Load queries and key tiles, then wait until all stages are empty.
+
+        A CTA must not exit while commits can still arrive at its mbarriers.
+        """
         tile, lookup = self.tile, PageLookup(self.variant)
         leader = ptx.elect_sync()
         if scheduler.num_tiles > 0:
@@ -71,7 +74,7 @@ class TmaLoader:
 
     @property
     def _box(self) -> Int32:
-        """Index of the box of keys that a lane copies, the same in every tile."""
+        """Index, in every key tile, of the box of keys that this lane copies."""
         return cute.arch.lane_idx() % self.variant.boxes
 
     @cute.jit
@@ -102,7 +105,10 @@ class TmaLoader:
         page: Int32,
         leader: Boolean,
     ) -> None:
-        """Load one key tile, a box per lane at a time."""
+        """Load the CTA's key tile ``index`` into ``stage``; each lane copies chunks of one box.
+
+        ``page``: page of this lane's box.
+        """
         tile, variant = self.tile, self.variant
         k_full = barriers.k_full.subview(stage)
         if leader:

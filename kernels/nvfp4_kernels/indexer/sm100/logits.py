@@ -16,11 +16,11 @@ NEGATIVE_INFINITY = float("-inf")
 
 @dataclass(frozen=True)
 class LogitRow:
-    """Row of a query's logits.
+    """Row of a query's logits in global memory.
 
     Attributes:
         start: address of the row.
-        columns: length of the row; 0 for an absent query.
+        columns: number of columns of the row; 0 for an absent query.
         seen: keys that the query sees.
     """
 
@@ -31,7 +31,7 @@ class LogitRow:
 
 @dataclass(frozen=True)
 class LogitsVisitor:
-    """Stores float32 [queries, keys]; neighbouring lanes have neighbouring keys."""
+    """Visitor that stores float32 [queries, keys]; adjacent lanes store adjacent keys."""
 
     tile: ScoreTile
     variant: Variant
@@ -52,7 +52,7 @@ class LogitsVisitor:
         scheduler: TileScheduler,
         coord: EpilogueCoord,
     ) -> list[LogitRow]:
-        """Rows of the group's queries; stores −∞ for the masked key tiles."""
+        """Rows of the group's queries; also stores −∞ for the CTA's masked key tiles."""
         count = self.tile.group_queries
         first = coord.group * count
         rows = [self._row(out, ranges, scheduler, first + number) for number in range(count)]

@@ -20,12 +20,13 @@ MMA_SCALES = {"nvfp4": 4, "mxfp4": 2}  # bytes of a word of scales that one MMA 
 
 @dataclass(frozen=True)
 class OperandStorage:
-    """Operands in shared memory; absent scales are None.
+    """Operands in shared memory, where a ring has one entry per stage; absent scales are None.
 
     Attributes:
-        queries, keys: data; keys are a ring.
-        query_atoms, key_atoms: scales of queries and keys, [word along D, row atom, 512]; the keys'
-            are a ring.
+        queries: data of the queries.
+        keys: ring of key tiles.
+        query_atoms: block scales of the queries, [word along D, row atom, 512 bytes].
+        key_atoms: ring of key tiles' scales, [word along D, 512 bytes] per stage.
     """
 
     queries: Array
@@ -36,7 +37,7 @@ class OperandStorage:
 
 @dataclass(frozen=True)
 class SmemDescriptors:
-    """Shared memory descriptors of the operands; for rings, of the first stage."""
+    """Descriptors of the arrays in ``OperandStorage``: of a ring's first stage; 0 if absent."""
 
     queries: Int64
     keys: Int64
@@ -48,10 +49,10 @@ class SmemDescriptors:
 class Mma:
     """Role of the MMA warp.
 
-    All lanes run the loop, one issues: ptxas of CUDA 13.0 crashes when a single thread loops over
-    MMAs. With one set of scales, the copy of a key tile's scales must follow the MMAs that read the
-    previous tile's scales; this relies on the order of the tensor core's pipe, as in the GEMM's
-    ``Mma``.
+    All lanes run the loop and one lane issues, as ptxas of CUDA 13.0 crashes when a single thread
+    loops over MMAs. With one set of scales, the copy of a key tile's scales must follow the MMAs
+    that read the previous tile's scales; the tensor core's pipe is relied on to keep this order, as
+    in the GEMM's ``Mma``.
     """
 
     tile: ScoreTile
@@ -64,7 +65,7 @@ class Mma:
         tensor: Int32,
         scheduler: TileScheduler,
     ) -> None:
-        """Multiply all key tiles; ``tensor``: address of the tensor memory."""
+        """Multiply all key tiles of the CTA; ``tensor``: address of the tensor memory."""
         tile = self.tile
         leader = ptx.elect_sync()  # the same lane throughout: commits track a thread's own work
         descriptors = self._descriptors(operands)
@@ -96,9 +97,10 @@ class Mma:
 
     @cute.jit
     def _acquire_scales(self, k_empty: Array, tensor: Int32, index: Int32) -> Int32:
-        """First column of a key tile's scales; with two sets, waits until the set is free.
+        """First column for the scales of key tile ``index``; with two sets, wait for a free set.
 
-        A set was last read by the MMAs of two tiles ago, whose commit releases a stage of the ring.
+        The last readers of the set are the MMAs of tile ``index - 2``; their commit releases the
+        tile's stage of the ring.
         """
         tile, stages = self.tile, self.tile.stages
         column = tensor + tile.key_scale_column
@@ -109,7 +111,7 @@ class Mma:
         return column
 
     def _descriptors(self, operands: OperandStorage) -> SmemDescriptors:
-        """Descriptors of the operands; 0 for missing scales."""
+        """Descriptors of the operands; 0 for absent scales."""
         width = self.tile.chunk_bytes
         rows = row_descriptor(operands.queries, width), row_descriptor(operands.keys, width)
         if operands.query_atoms is None or operands.key_atoms is None:
@@ -118,7 +120,10 @@ class Mma:
         return SmemDescriptors(*rows, *atoms)
 
     def _copy_scales(self, atoms: Int64, column: Int32, across: int) -> None:
-        """Copy scales to tensor memory, replicated for four warps' lanes (PTX ISA, tcgen05.cp)."""
+        """Copy scales to tensor memory, replicated for four warps' lanes (PTX ISA, tcgen05.cp).
+
+        ``across``: number of atoms along the rows.
+        """
         shape, spread = ptx.S2TCopyMode.S2T_32x128b_WARPX4
         for atom in range(self.tile.scale_words * across):
             ptx.tcgen05_cp(
@@ -137,7 +142,7 @@ class Mma:
         tensor: Int32,
         key_scales: Int32,
     ) -> None:
-        """Issue one MMA along D: 32 bytes of each row."""
+        """Issue the MMA of one step along D, 32 bytes of each row."""
         tile = self.tile
         per_chunk = tile.chunk_bytes // MMA_BYTES
         chunk, inside = step // per_chunk * tile.chunk_bytes, step % per_chunk * MMA_BYTES
@@ -175,7 +180,7 @@ class Mma:
         tensor: Int32,
         key_scales: Int32,
     ) -> None:
-        """Issue one block-scaled MMA: 64 elements, with a word of scales, or half a word."""
+        """Issue one block-scaled MMA: 64 elements per row, with 4 (nvfp4) or 2 (mxfp4) scales."""
         tile = self.tile
         word, part = divmod(step * MMA_SCALES[tile.fmt], 4)
         nvfp4 = tile.fmt == "nvfp4"

@@ -1,4 +1,4 @@
-"""Tensor maps of keys and queries, and lookups of a key's page."""
+"""Tensor maps of keys and queries, and lookup of keys' pages."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,11 +20,11 @@ class PageTable(NamedTuple):
     """Pages of each sequence in global memory. Contiguous keys are a single page, of number 0.
 
     Attributes:
-        table: int32 [sequences, table_stride], numbers of pages; null unless paged.
+        table: int32 [sequences, table_stride], page numbers; null for contiguous keys.
         table_stride: entries from one sequence's row to the next.
         pages: number of pages, which also serves as the index of an absent page.
         stride: bytes from one page to the next.
-        k_scales: scales of the first page's first key: block scales, or float32 of FP8 keys.
+        k_scales: scales of the first page's first key: block scales, or an FP8 key's float32 scale.
     """
 
     table: cute.Pointer
@@ -38,8 +38,9 @@ class PageTable(NamedTuple):
 class PageLookup:
     """Lookup of the pages of a CTA's keys, 32 boxes at a time, one per lane.
 
-    A box is the unit of a TMA copy: keys of one page. Pages are exchanged by warp shuffle; each
-    lookup thus serves several tiles, and is issued while earlier tiles are loaded.
+    A box is the unit of a TMA copy: keys of one page. Lanes exchange page numbers by warp shuffle,
+    so that one lookup serves several key tiles; the lookup is issued while earlier tiles are
+    loaded.
     """
 
     variant: Variant
@@ -51,9 +52,9 @@ class PageLookup:
 
     @cute.jit
     def run(self, page_table: PageTable, scheduler: TileScheduler, batch: Int32) -> Int32:
-        """Page of this lane's box in the ``batch``-th lookup; 0 if keys are contiguous.
+        """Page number of this lane's box in the ``batch``-th lookup; 0 if keys are contiguous.
 
-        If no query sees the box, returns ``page_table.pages``, which is out of range.
+        If no query of the CTA sees the box, return ``page_table.pages``, which is out of range.
         """
         variant = self.variant
         page = Int32(0)
@@ -70,7 +71,10 @@ class PageLookup:
         return page
 
     def page_of_row(self, pages: Int32, tile: Int32, row: Int32 | int) -> Int32:
-        """Page of row ``row`` of the lookup's ``tile``-th key tile."""
+        """Page number of key ``row`` of the lookup's ``tile``-th key tile; all lanes take part.
+
+        ``pages``: this lane's page number from ``run``.
+        """
         if not self.variant.paged:
             return pages
         lane = tile * self.variant.boxes + row // self.variant.box_rows
@@ -80,7 +84,10 @@ class PageLookup:
 def scale_address(
     variant: Variant, page_table: PageTable, page: Int32, key: Int32, scale_bytes: int
 ) -> Int64:
-    """Address of the scales of a key, which must be visible to some query of the CTA."""
+    """Address of a key's scales; some query of the CTA must see the key.
+
+    ``scale_bytes``: bytes of scales per key.
+    """
     start = Int64(page_table.k_scales.toint())
     if not variant.paged:
         return start + Int64(key) * scale_bytes
@@ -95,7 +102,7 @@ def key_map(
     page_table: PageTable,
     defective_below: Int32,
 ) -> TensorMap:
-    """Tensor map of keys, as bytes: [row, keys of a page, pages]; out of bounds reads as zeros."""
+    """Tensor map of the keys: [row bytes, keys per page, pages]; out of bounds reads as zeros."""
     rows = Int32(variant.page_size) if variant.paged else keys
     return tensor_map(
         data.toint(),
@@ -111,7 +118,7 @@ def key_map(
 def query_map(
     tile: ScoreTile, data: cute.Pointer, queries: Int32, defective_below: Int32
 ) -> TensorMap:
-    """Tensor map of queries, as bytes: [row, heads, queries]; padding heads read as zeros."""
+    """Tensor map of the queries: [row bytes, heads, queries]; padding heads read as zeros."""
     return tensor_map(
         data.toint(),
         Uint8,

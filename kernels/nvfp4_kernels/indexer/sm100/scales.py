@@ -1,7 +1,8 @@
 """Scale warps: copy scales from rows in global memory to the tensor core's atoms.
 
-An atom has a word of each of 128 rows: row ``r`` at ``r % 32 · 16 + r // 32 · 4``, so that a lane
-that has rows ``lane + 32·i`` writes 16 bytes (PTX ISA, tcgen05 block scaling; ``nvfp4.py``).
+An atom has a word (4 bytes) of each of 128 rows, row ``r`` at byte ``r % 32 · 16 + r // 32 · 4``:
+the words of rows ``lane + 32·i`` are the 16 bytes that one lane writes (PTX ISA, tcgen05 block
+scaling; ``nvfp4.py``).
 """
 
 from dataclasses import dataclass
@@ -28,12 +29,11 @@ Words = list[list[Uint32]]  # scales of a lane's rows
 
 @dataclass(frozen=True)
 class ScaleLoader:
-    """Role of two warps, which take key tiles alternately: a single warp would be the bottleneck.
+    """Role of the two scale warps, which take key tiles alternately; one would be the bottleneck.
 
-    Keys that no query sees get zeros instead of their undefined scales.
-
-    Keys' scales are copied by cp.async, word by word into an atom, and masked by the copying lane.
-    FP8 keys' factors have the layout of an atom in the ring, for the epilogue.
+    Keys' scales are copied by cp.async, word by word into an atom, and then masked by the copying
+    lane. Keys after the last visible key get zeros, as the cache may hold anything there. The
+    scales of FP8 keys, which the epilogue reads, are also laid out as an atom.
     """
 
     tile: ScoreTile
@@ -41,7 +41,7 @@ class ScaleLoader:
 
     @property
     def _prefetch(self) -> int:
-        """Prefetch distance in tiles of this warp, short enough that the ring cannot deadlock."""
+        """Number of this warp's key tiles in flight; so few that the ring cannot deadlock."""
         return min(MAX_PREFETCH, (self.tile.stages - SCALE_WARPS) // SCALE_WARPS)
 
     @cute.jit
@@ -55,7 +55,10 @@ class ScaleLoader:
         scheduler: TileScheduler,
         warp: Int32,
     ) -> None:
-        """Load scales of key tiles into the ring ``key_atoms``; warp 0 begins with the queries'."""
+        """Load key tiles' scales into the ring ``key_atoms``; warp 0 first loads queries' scales.
+
+        ``queries``: block scales of the queries in global memory; ``warp``: 0 or 1.
+        """
         tile, lookup = self.tile, PageLookup(self.variant)
         leader = ptx.elect_sync()
         pages, per = lookup.run(page_table, scheduler, Int32(0)), lookup.tiles
@@ -97,7 +100,10 @@ class ScaleLoader:
         number: Int32,
         pages: Int32,
     ) -> None:
-        """Copy the scales of the CTA's key tile ``index``, tile ``number`` of the page lookup."""
+        """Copy the scales of the CTA's key tile ``index``, the page lookup's tile ``number``.
+
+        ``pages``: this lane's page number from ``PageLookup.run``.
+        """
         tile, variant = self.tile, self.variant
         lane = cute.arch.lane_idx()
         # A half word is copied together with the preceding half; rows of a lane are all odd or all
@@ -125,7 +131,11 @@ class ScaleLoader:
                     )
 
     def _mask(self, atoms: Array) -> None:
-        """Clear, in the words this lane has copied, bits that the tensor core must not see."""
+        """Mask the words that this lane has copied: clear sign bits (nvfp4), or select half words.
+
+        A word of 2-byte scales (mxfp4, D = 64) keeps only the scales of the lane's row, in the low
+        half.
+        """
         tile = self.tile
         lane = cute.arch.lane_idx()
         if tile.fmt != "nvfp4" and tile.scale_bytes >= WORD:
@@ -144,7 +154,7 @@ class ScaleLoader:
 
     @cute.jit
     def _load_queries(self, queries: cute.Pointer, atoms: Array, scheduler: TileScheduler) -> None:
-        """Load the scales of the queries: row ``r`` is column ``r`` of the accumulator."""
+        """Load the queries' block scales; row r of the atoms is column r of an accumulator."""
         tile = self.tile
         for atom in cutlass.range_constexpr(tile.query_atoms):
             words = []
@@ -158,7 +168,7 @@ class ScaleLoader:
             self._store(atoms, words, atom)
 
     def _store(self, atoms: Array, words: Words, atom: int) -> None:
-        """Store the words of this lane's rows of queries."""
+        """Store this lane's words of row atom ``atom`` of the queries' scales."""
         mask = Uint32(UNSIGNED if self.tile.fmt == "nvfp4" else 0xFFFFFFFF)
         for number in range(self.tile.scale_words):
             word = Vector.from_elements(tuple(row[number] & mask for row in words), Uint32)
@@ -176,7 +186,7 @@ class ScaleLoader:
 
 
 def load_words(address: Int64, count: int, live: Boolean) -> list[Uint32]:
-    """Load ``count`` bytes, 2 to 16, as words; zeros if not ``live``."""
+    """Load ``count`` bytes (2, 4, 8 or 16) as words; if not ``live``, return zeros."""
     words = max(1, count // WORD)
     names = ", ".join(f"{{$w{n}}}" for n in range(words))
     zeros = " ".join(f"mov.b32 {{$w{n}}}, 0;" for n in range(words))

@@ -17,9 +17,9 @@ class Sizes(NamedTuple):
 
     Attributes:
         sequences: number of sequences; a query sees keys of its own sequence; 1 unless paged.
-        queries: queries of each sequence.
-        keys: columns of the result: number of keys, or bound on the longest context.
-        splits: CTAs among which the keys of a block of queries are split.
+        queries: number of queries per sequence.
+        keys: number of columns of the result: number of keys, or bound on the longest context.
+        splits: number of CTAs among which the keys of a CTA's block of queries are split.
     """
 
     sequences: Int32
@@ -32,8 +32,8 @@ class KeyRanges(NamedTuple):
     """Keys that queries see: int32 [sequences, queries] in global memory.
 
     Attributes:
-        begins: first key of each query; null: 0.
-        ends: key after the last.
+        begins: first key that each query sees; null: 0.
+        ends: key after the last key that each query sees.
     """
 
     begins: cute.Pointer
@@ -42,7 +42,7 @@ class KeyRanges(NamedTuple):
 
 @dataclass(frozen=True)
 class KeyRange:
-    """Keys ``begin <= key < end``."""
+    """Range of keys, ``begin <= key < end``."""
 
     begin: Int32
     end: Int32
@@ -52,20 +52,21 @@ class KeyRange:
 class TileScheduler:
     """Scheduler state of a CTA: queries of a sequence, and some of their visible key tiles.
 
-    Unscored queries see no key. Masked key tiles, which no query of the CTA sees, are also split
-    among CTAs: some visitors must write them.
+    Unscored queries count as seeing no key. Masked key tiles, which no query of the CTA sees, are
+    also split among CTAs, as ``LogitsVisitor`` must write −∞ for their keys.
 
     Attributes:
         split, num_splits: index of the CTA's split of the keys, and number of splits.
         sequence: index of the sequence.
-        first_query: index of the first query, counted over all sequences.
-        num_queries: queries of the CTA.
-        key_end: key after the last that a query of the CTA sees.
-        tiles_per_split: key tiles of a split; the last splits may have fewer.
-        first_tile, num_tiles: range of key tiles of the CTA.
-        seen_begin, seen_end: range of key tiles of all splits.
-        first_masked, num_masked: range of masked tiles of the CTA, counting masked tiles only.
-        num_keys: columns of the result.
+        first_query: index of the CTA's first query, counted over all sequences.
+        num_queries: number of queries of the CTA.
+        key_end: key after the last key that a query of the CTA sees.
+        tiles_per_split: number of visible key tiles per split; the last splits may have fewer.
+        first_tile, num_tiles: the CTA's visible key tiles: index of the first, and number.
+        seen_begin, seen_end: range of visible key tiles of all splits together.
+        first_masked, num_masked: the CTA's masked key tiles: index of the first among masked tiles,
+            and number.
+        num_keys: number of columns of the result.
     """
 
     split: Int32
@@ -84,7 +85,7 @@ class TileScheduler:
     num_keys: Int32
 
     def masked_tile(self, index: Int32) -> Int32:
-        """Key tile of the CTA's ``index``-th masked tile."""
+        """Index, among all key tiles, of the CTA's ``index``-th masked tile."""
         number = self.first_masked + index
         between = self.seen_end - self.seen_begin
         return Int32(cutlass.select_(number < self.seen_begin, number, number + between))
@@ -94,7 +95,10 @@ class TileScheduler:
 def key_range(
     variant: cutlass.Constexpr, ranges: KeyRanges, query: Int32, num_keys: Int32
 ) -> KeyRange:
-    """Keys that a query, counted over all sequences, sees; clamped to the result."""
+    """Range of keys that a query sees, clamped to the ``num_keys`` columns of the result.
+
+    ``query``: index of the query, counted over all sequences.
+    """
     begin = Int32(0)
     if cutlass.const_expr(not variant.paged):
         begin = cutlass.max(Array(ranges.begins, shape=(1,)).load(query), 0)
@@ -112,8 +116,8 @@ def tile_scheduler(
 ) -> TileScheduler:
     """Scheduler state of this CTA; all lanes of a warp must call this function together.
 
-    The last queries, which may see most keys, are scheduled first. Queries that see fewer than
-    ``min_keys`` keys are not scored.
+    The last queries of a sequence, which may see the most keys, are scheduled first. Queries that
+    see fewer than ``min_keys`` keys are not scored.
     """
     block_index = cute.arch.block_idx()[0]
     split, block_index = block_index % sizes.splits, block_index // sizes.splits
@@ -158,7 +162,7 @@ def tile_scheduler(
 
 
 def _split_range(count: Int32, split: Int32, splits: Int32) -> tuple[Int32, Int32]:
-    """First item and number of items of one split of ``count`` items."""
+    """First item and number of items of one of ``splits`` splits of ``count`` items."""
     each = cute.ceil_div(count, splits)
     first = split * each
     return first, cutlass.min(cutlass.max(count - first, 0), each)

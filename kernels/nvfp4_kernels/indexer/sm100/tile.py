@@ -1,11 +1,11 @@
-"""Tile of the scoring kernel: a CTA's work, and its memory layout. Imports no CuTe.
+"""Tile of the scoring kernel: a CTA's work and memory layout. Imports no CuTe.
 
 Keys are the M side, one per lane of tensor memory; the heads of a few queries are the N side, one
-per column. A key's score for a query is then a sum along the key's lane, formed by a single thread.
+per column. A key's score for a query is then a sum along the key's lane, computed by one thread.
 Several queries share each loaded key.
 
 Columns are (query, head) pairs, query by query: column ``c`` is head ``c % head_columns`` of query
-``c // head_columns``. Padding heads are zeros; their columns are never read.
+``c // head_columns``. Padding heads are zeros, and columns of padding heads are never read.
 """
 
 from dataclasses import dataclass
@@ -55,17 +55,19 @@ class ScoreTile:
 
     Attributes:
         fmt: format of queries and keys.
-        head_dim: elements of a key, and of a query's head.
-        num_heads: heads of a query.
-        group_queries: queries of a group of four epilogue warps.
+        head_dim: number of elements per key, and per head of a query.
+        num_heads: number of heads per query.
+        group_queries: number of queries per group; four epilogue warps compute a group's scores.
         groups: number of groups, each of which sums different columns of the same key tile.
-        pingpong: sets of groups, which take key tiles alternately.
-        doubled: number of every 8 pairs of heads for which FMA units form 2·relu(x) = x + abs(x),
-            instead of a maximum by the ALU; the weights of these heads are halved.
-        max_stages: upper bound on the stages of the ring of key tiles.
-        visitor_bytes: shared memory of the visitor of the scores.
-        scale_sets: buffers in tensor memory for key tiles' block scales, used alternately; see
-            ``Tile`` of the GEMM.
+        pingpong: number of sets of epilogue warps, which take key tiles alternately; each set has
+            four warps per group.
+        doubled: number of pairs of heads, of every 8 pairs, for which FMA units compute
+            2·relu(x) = x + abs(x) instead of the ALU's maximum; the weights of these heads are
+            halved.
+        max_stages: upper bound on the number of stages of the ring of key tiles.
+        visitor_bytes: bytes of shared memory of the visitor of the scores.
+        scale_sets: number of buffers in tensor memory for key tiles' block scales, used
+            alternately; see ``Tile`` of the GEMM.
     """
 
     fmt: Format
@@ -97,7 +99,7 @@ class ScoreTile:
 
     @property
     def head_columns(self) -> int:
-        """Number of columns per query."""
+        """Number of columns per query: the heads, padded to a multiple of 16."""
         return head_columns(self.num_heads)
 
     @property
@@ -122,7 +124,7 @@ class ScoreTile:
 
     @property
     def scaled(self) -> bool:
-        """Whether keys have scales."""
+        """Whether keys have scales: block scales, or one scale per key."""
         return self.block_scaled or self.factored
 
     # --- warps: epilogue, then MMA, load, and scale if there are any ----------------------------
@@ -149,13 +151,16 @@ class ScoreTile:
 
     @property
     def threads(self) -> int:
-        """Number of threads: whole warpgroups for setmaxnreg; spare warps give up registers."""
+        """Number of threads; whole warpgroups where setmaxnreg moves registers or keys have scales.
+
+        Spare warps have no role but to give up registers.
+        """
         others = GROUP_WARPS if self.moves_registers or self.scaled else 2
         return 32 * (self.epilogue_warps + others)
 
     @property
     def moves_registers(self) -> bool:
-        """Whether epilogue warps need more registers than others (PTX ISA, setmaxnreg)."""
+        """Whether registers move from the other warps to the epilogue (PTX ISA, setmaxnreg)."""
         return self.groups * self.pingpong == MAX_GROUPS
 
     # --- shared memory: rows are cut into chunks as wide as a swizzle ---------------------------
@@ -167,7 +172,7 @@ class ScoreTile:
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of a chunk of a row: the widest swizzle that divides the row."""
+        """Bytes per chunk of a row: the widest swizzle that divides the row."""
         return widest_swizzle(self.row_bytes)
 
     @property
@@ -177,24 +182,24 @@ class ScoreTile:
 
     @property
     def steps(self) -> int:
-        """Number of MMAs along D."""
+        """Number of MMAs per key tile, along D."""
         return self.row_bytes // MMA_BYTES
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes of scales per key, and per head of a query."""
+        """Bytes of scales per key, and of block scales per head of a query, in global memory."""
         if self.block_scaled:
             return self.head_dim // SCALE_BLOCKS[self.fmt]
         return FACTOR_BYTES if self.factored else 0
 
     @property
     def scale_words(self) -> int:
-        """Number of scale atoms along D; half a word of scales takes a whole atom."""
+        """Number of scale atoms along D, each with one word per row; 2 bytes take a whole word."""
         return -(-self.scale_bytes // WORD)
 
     @property
     def query_atoms(self) -> int:
-        """Number of scale atoms along the queries' rows."""
+        """Number of scale atoms along the columns of all queries."""
         return -(-self.columns // ATOM_ROWS)
 
     @property
@@ -204,26 +209,26 @@ class ScoreTile:
 
     @property
     def key_scale_bytes(self) -> int:
-        """Bytes of scales per key tile."""
+        """Bytes of scales per key tile in shared memory."""
         return self.scale_words * ATOM_BYTES
 
     @property
     def query_bytes(self) -> int:
-        """Bytes of the queries' data."""
+        """Bytes of the CTA's queries' data in shared memory."""
         return self.columns * self.row_bytes
 
     @property
     def query_scale_bytes(self) -> int:
-        """Bytes of the queries' block scales."""
+        """Bytes of the CTA's queries' block scales in shared memory."""
         return self.query_atoms * self.key_scale_bytes if self.block_scaled else 0
 
     @property
     def stages(self) -> int:
-        """Number of stages of the ring of key tiles.
+        """Number of stages of the ring of key tiles; even for FP8 with two ping-pong sets.
 
-        With ping-pong sets, epilogue warps themselves wait for FP8 keys' factors. In a ring of odd
-        depth a set would wait for every second phase of a stage; these have equal parity, so that
-        the warps could mistake an earlier phase for the expected phase.
+        Epilogue warps themselves wait for FP8 keys' scales. In a ring of odd depth a ping-pong set
+        would wait for every second phase of a stage; these phases have equal parity, so that the
+        warps could mistake an earlier phase for the expected phase.
         """
         left = MAX_SHARED_BYTES - self.fixed_bytes - self.visitor_bytes
         fit = min(left // self.stage_bytes, self.max_stages)
@@ -236,32 +241,32 @@ class ScoreTile:
 
     @property
     def fixed_bytes(self) -> int:
-        """Bytes of shared memory besides the ring's and the visitor's."""
+        """Bytes of shared memory other than the ring and the visitor's."""
         return BARRIER_BYTES + self.query_bytes + self.query_scale_bytes
 
     # --- tensor memory: accumulators, then scales of keys and of queries ------------------------
 
     @property
     def scale_columns(self) -> int:
-        """Number of tensor memory columns for all scales."""
+        """Number of tensor memory columns for the block scales of keys and queries."""
         sets = self.scale_sets + self.query_atoms
         atoms = self.scale_words * sets if self.block_scaled else 0
         return ATOM_COLUMNS * atoms
 
     @property
     def accumulators(self) -> int:
-        """Number of accumulators in tensor memory, equally many for each ping-pong set."""
+        """Number of accumulators in tensor memory, a multiple of the number of ping-pong sets."""
         fit = min((TENSOR_COLUMNS - self.scale_columns) // self.columns, MAX_ACCUMULATORS)
         return fit // self.pingpong * self.pingpong
 
     @property
     def key_scale_column(self) -> int:
-        """First tensor memory column of the first set of key scales."""
+        """First tensor memory column of the first set of keys' block scales."""
         return self.accumulators * self.columns
 
     @property
     def query_scale_column(self) -> int:
-        """First tensor memory column of the queries' scales."""
+        """First tensor memory column of the queries' block scales."""
         return self.key_scale_column + self.scale_sets * self.scale_set_columns
 
     @property
@@ -271,6 +276,6 @@ class ScoreTile:
 
     @property
     def tensor_columns(self) -> int:
-        """Number of columns to allocate: a power of two, at least 32."""
+        """Number of tensor memory columns to allocate: a power of two, at least 32."""
         used = self.accumulators * self.columns + self.scale_columns
         return max(32, 1 << (used - 1).bit_length())

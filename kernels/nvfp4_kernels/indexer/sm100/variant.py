@@ -7,10 +7,10 @@ from nvfp4_kernels.indexer.sm100.tile import KEYS
 
 @dataclass(frozen=True)
 class Variant:
-    """Layout of the keys, and scales; see ``indexer_logits``.
+    """Compile-time variant of the scoring kernel.
 
     Attributes:
-        page_size: keys of a page, a power of two of at least 16; 0: keys are contiguous.
+        page_size: number of keys per page, a power of two of at least 16; 0: contiguous keys.
         query_factors: whether FP8 queries' scales multiply the weights.
     """
 
@@ -23,15 +23,15 @@ class Variant:
 
     @property
     def paged(self) -> bool:
-        """Whether keys lie in pages."""
+        """Whether keys are in pages of a cache."""
         return self.page_size > 0
 
     @property
     def box_rows(self) -> int:
-        """Number of keys per TMA copy."""
+        """Number of keys per TMA box."""
         return min(self.page_size, KEYS) if self.paged else KEYS
 
     @property
     def boxes(self) -> int:
-        """Number of TMA copies along a key tile."""
+        """Number of TMA boxes along the keys of a key tile."""
         return KEYS // self.box_rows

@@ -1,4 +1,4 @@
-"""Weights of the heads, which stay in the registers of the epilogue's threads."""
+"""Heads' weights, which epilogue threads keep in registers."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,13 +26,13 @@ class HeadWeights(NamedTuple):
 
 
 def is_doubled(tile: ScoreTile, pair: int) -> bool:
-    """Whether relu of a query's ``pair``-th pair of heads is doubled; pairs are evenly spread."""
+    """Whether the relu of a query's ``pair``-th pair of heads is doubled, see ``ScoreTile``."""
     return pair * 3 % PAIRS < tile.doubled
 
 
 @dataclass(frozen=True)
 class WeightLoader:
-    """Loader of a group's weights, [query][head]; undefined for an absent query."""
+    """Loader of a group's weights, [query][head]; an absent query gets the last query's weights."""
 
     tile: ScoreTile
     variant: Variant
@@ -40,7 +40,11 @@ class WeightLoader:
     def run(
         self, pointers: HeadWeights, scheduler: TileScheduler, first: Int32
     ) -> list[list[Float32]]:
-        """Load weights of the CTA's queries from ``first`` on, halved where relu is doubled."""
+        """Load the weights of a group's queries, halved where relu is doubled.
+
+        FP8 queries' scales multiply the weights. ``first``: index of the group's first query in the
+        CTA.
+        """
         rows = []
         for number in range(self.tile.group_queries):
             query = scheduler.first_query + cutlass.min(first + number, scheduler.num_queries - 1)
@@ -56,7 +60,7 @@ class WeightLoader:
         return weight * 0.5 if is_doubled(self.tile, head // 2) else weight
 
     def _row(self, data: cute.Pointer, query: Int32) -> list[Float32]:
-        """Load a number for each head of a query."""
+        """Load one float32 per head of a query."""
         heads = self.tile.num_heads
         width = 4 if heads % 4 == 0 else 1
         start = Int64(data.toint()) + Int64(query) * (heads * 4)
@@ -67,7 +71,7 @@ class WeightLoader:
 
 
 def _load(address: Int64, count: int) -> list[Float32]:
-    """Load 1 or 4 adjacent numbers."""
+    """Load ``count``, 1 or 4, adjacent float32 numbers from global memory."""
     # Inline PTX keeps the loads together, so that all are in flight before one is waited for.
     names, kind = ("{$w0}", "f32") if count == 1 else ("{{$w0}, {$w1}, {$w2}, {$w3}}", "v4.f32")
     loaded = ptx.inline_ptx(

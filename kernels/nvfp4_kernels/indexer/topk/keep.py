@@ -19,11 +19,12 @@ UNROLL = 4  # keys of a thread between two barriers
 
 @cute.jit
 def keep_best(group: ThreadGroup, entries: Int32, low: Uint64, top_k: Int32) -> Uint64:
-    """Reduce the buffer to its ``top_k`` best keys; return the worst key kept.
+    """Reduce the buffer to its ``top_k`` greatest keys; return the least key kept.
 
     Args:
-        group: thread group; all its threads call this, and must sync before reading the buffer.
-        entries: number of keys in the buffer, above ``top_k``, written before the last barrier.
+        group: thread group, all threads of which take part; the buffer may be read afterwards.
+        entries: number of keys in the buffer, more than ``top_k``; the keys must have been written
+            before the last barrier.
         low: lower bound on the keys.
         top_k: number of keys to keep; the counter ``APPENDED`` becomes ``top_k``.
     """

@@ -27,10 +27,10 @@ from nvfp4_kernels.indexer.topk.tile import BATCH, MAX_TIES, QUAD, TopkTile
 
 
 class TopkArguments(NamedTuple):
-    """Arguments of a launch, in global memory.
+    """Arguments of a launch; pointers are to global memory.
 
     Attributes:
-        logits: float32 [rows, stride].
+        logits: float32 [rows, stride], scores.
         ids: int32 [rows, stride], ids to write instead of column indices, or null.
         lens: int32 [rows], length of each row.
         starts: int32 [rows], first column of each row; null: 0.
@@ -38,7 +38,7 @@ class TopkArguments(NamedTuple):
         valid: int32 [rows], output: number of columns selected from each row; the remaining
             ``indices`` are −1.
         stride: elements from one row to the next.
-        top_k: number of columns to select.
+        top_k: number of columns to select from each row.
         rows: number of rows.
     """
 
@@ -57,9 +57,9 @@ class TopkArguments(NamedTuple):
 class IndexerTopk:
     """One compiled variant of the top-k kernel.
 
-    A cluster processes a row, and all its threads have the same role. CTAs synchronise by
-    ``bar.sync`` and ``barrier.cluster`` alone, without mbarriers; candidates are in shared memory,
-    and peers exchange histograms and ties through distributed shared memory.
+    A cluster processes a row, and all threads have the same role. Threads synchronise by
+    ``bar.sync`` and ``barrier.cluster`` alone, without mbarriers. Candidates are in shared memory,
+    and the CTAs of a cluster exchange histograms and ties through distributed shared memory.
 
     Attributes:
         tile: threads, cluster and shared memory.
@@ -112,7 +112,7 @@ class IndexerTopk:
             Array(arguments.valid, shape=(1,)).store(cutlass.min(length, top_k), index)
 
     def _result(self, arguments: TopkArguments, row: Int32, start: Int64) -> TopkResult:
-        """Destination of a row's columns."""
+        """Destination of a row's columns; ``start``: offset of the row's first column in logits."""
         out = Array(arguments.indices, shape=(1,)).subview(Int64(row) * arguments.top_k)
         ids = Array(arguments.ids, shape=(1,)).subview(start) if self.has_ids else None
         return TopkResult(out, ids)
@@ -121,7 +121,7 @@ class IndexerTopk:
     def _choose_all(
         self, group: ThreadGroup, result: TopkResult, length: Int32, top_k: Int32
     ) -> None:
-        """Write all columns of a row, then −1."""
+        """Write all ``length`` columns of a row, then −1 up to ``top_k`` entries."""
         first = group.rank * self.tile.threads + group.thread
         for at in range(first, top_k, self.tile.threads * self.tile.cluster):
             if at < length:
@@ -131,7 +131,7 @@ class IndexerTopk:
 
     @cute.jit
     def _choose(self, group: ThreadGroup, row: RowSlice, result: TopkResult, top_k: Int32) -> None:
-        """Write the top-k columns of a row."""
+        """Select and write the top-k columns of a row."""
         tile = self.tile
         low, hint = Uint64(MIN_KEY), Uint64(MAX_KEY)
         if row.quads > tile.cluster * tile.capacity // QUAD:

@@ -1,7 +1,7 @@
 """Sort keys of elements: a greater key is better; elements of a row have distinct keys.
 
-A key's upper half orders the values, and its lower half prefers the lower column. −0 equals +0, and
-NaN, replaced by ``nan_to_lowest``, equals −inf.
+A key's upper half orders elements by value; the lower half prefers the lower column among equal
+values. −0 equals +0, and NaN, replaced by ``nan_to_lowest``, equals −inf.
 """
 
 import cutlass
@@ -15,12 +15,12 @@ MAX_KEY = 0xFFFFFFFF_FFFFFFFF  # upper bound on all keys
 
 
 def nan_to_lowest(value: Float32) -> Float32:
-    """Replace NaN with −inf, by a maximum, which ignores NaN (PTX ISA, max)."""
+    """Replace NaN with −inf, by the maximum with −inf, which ignores NaN (PTX ISA, max)."""
     return cute.arch.fmax(value, Float32(LOWEST))
 
 
 def order_bits(value: Float32) -> Uint32:
-    """Order-preserving map of values to integers."""
+    """Unsigned integer of a value, in the same order as the values; equal for −0 and +0."""
     bits = (value + 0.0).bitcast(Int32)  # -0 + 0 is +0
     return (bits ^ ((bits >> 31) | Int32(-(1 << 31)))).bitcast(Uint32)
 
@@ -40,12 +40,12 @@ def value_before(order: Uint32) -> Float32:
 
 
 def key_of(value: Float32, column: Int32) -> Uint64:
-    """Key of an element."""
+    """Key of an element, given by value and column."""
     return min_key(order_bits(value)) | Uint64(~column.bitcast(Uint32))
 
 
 def min_key(order: Uint32) -> Uint64:
-    """Least key of the values with these order bits."""
+    """Least key of any element whose value has the order bits ``order``."""
     return Uint64(order) << 32
 
 
@@ -55,5 +55,5 @@ def order_of(key: Uint64) -> Uint32:
 
 
 def column_of(key: Uint64) -> Uint32:
-    """Column of a key's element; for a threshold, the last admitted column."""
+    """Column of a key's element; for a threshold, the last column at which equal values pass."""
     return ~Uint32(key)

@@ -14,7 +14,7 @@ def topk(logits: Tensor, lens: Tensor, top_k: int, starts: Tensor | None) -> tup
     """See ``nvfp4_kernels.indexer.topk_op.indexer_topk``.
 
     Raises:
-        InvalidArgument: rows are too long.
+        InvalidArgument: rows are longer than ``MAX_COLUMNS``.
     """
     columns = logits.shape[1]
     if columns > MAX_COLUMNS:
@@ -26,16 +26,16 @@ def topk(logits: Tensor, lens: Tensor, top_k: int, starts: Tensor | None) -> tup
 
 
 def topk_with_ids(scores: Tensor, ids: Tensor, lens: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """Ids of the best elements of each row, in the order of columns.
+    """Ids of the ``top_k`` highest-scored elements of each row, in the order of columns.
 
     Args:
         scores: float32 ``(rows, columns)``, contiguous, at most ``MAX_COLUMNS`` columns.
         ids: int32 ``(rows, columns)``, contiguous.
-        lens: int32 ``(rows,)``: elements of each row.
-        top_k: ids to select.
+        lens: int32 ``(rows,)``, number of elements of each row.
+        top_k: number of ids to select.
 
     Returns:
-        As ``indexer_topk``, with ids instead of indices.
+        ``indices`` and ``valid`` as from ``indexer_topk``, with ids instead of indices.
     """
     return _topk(scores, ids, lens, None, top_k)
 
@@ -43,7 +43,7 @@ def topk_with_ids(scores: Tensor, ids: Tensor, lens: Tensor, top_k: int) -> tupl
 def _topk(
     logits: Tensor, ids: Tensor | None, lens: Tensor, starts: Tensor | None, top_k: int
 ) -> tuple[Tensor, Tensor]:
-    """Allocate ``(rows, top_k)`` and ``(rows,)``, int32, and launch."""
+    """Allocate ``indices`` ``(rows, top_k)`` and ``valid`` ``(rows,)``, and launch the kernel."""
     rows, columns = logits.shape
     indices, valid = lens.new_empty((rows, top_k)), lens.new_empty((rows,))
     if rows:

@@ -26,13 +26,13 @@ class TopkResult:
     ids: Array | None
 
     def store(self, column: Int32, index: Int32) -> None:
-        """Store a column, or its id, as the row's ``index``-th entry."""
+        """Store a column, or the column's id, as the row's ``index``-th entry."""
         self.indices.store(column if self.ids is None else self.ids[column], index)
 
 
 @cute.jit
 def clear_bitmap(group: ThreadGroup, row: RowSlice) -> None:
-    """Clear the bitmap of the slice; requires a barrier before ``write``."""
+    """Clear the slice's bitmap and ``counts``; a barrier must follow before ``write``."""
     threads = group.tile.threads
     group.shared.counts.store(Int32(0), group.thread)
     words = (row.last - row.first) // (WARP // 4) + 2
@@ -49,14 +49,14 @@ def write(
     ties: Int32,
     result: TopkResult,
 ) -> None:
-    """Write the columns of the buffer's keys that are at least ``threshold``.
+    """Write, in ascending order, the columns of the buffer's keys that are at least ``threshold``.
 
     Args:
         group: thread group; all its threads take part.
         row: slice of the row.
         entries: number of keys in the buffer.
         threshold: least selected key.
-        ties: number of keys that the cluster has listed as ties.
+        ties: number of keys in ``ties`` of shared memory, used if the cluster has several CTAs.
         result: destination.
     """
     shared, tile = group.shared, group.tile
@@ -85,7 +85,7 @@ def set_bit(group: ThreadGroup, bit: Int32) -> None:
 
 @cute.jit
 def output_index(group: ThreadGroup, bit: Int32) -> Int32:
-    """Number of selected columns before ``bit``; ``counts`` must be scanned already."""
+    """Number of selected columns before ``bit``; ``counts`` must already be the exclusive scan."""
     shared, chunk = group.shared, group.tile.chunk
     word = bit // WARP
     index = shared.counts[word // chunk]
@@ -97,7 +97,7 @@ def output_index(group: ThreadGroup, bit: Int32) -> Int32:
 
 @cute.jit
 def _before_slice(group: ThreadGroup, row: RowSlice, threshold: Uint64, ties: Int32) -> Int32:
-    """Number of selected columns in slices of lower rank."""
+    """Number of selected columns in the slices of CTAs of lower rank."""
     shared, before = group.shared, Int32(0)
     if cutlass.const_expr(group.tile.cluster > 1):
         if group.lane < group.rank:

@@ -16,13 +16,14 @@ from nvfp4_kernels.indexer.topk.tile import LINE, QUAD
 class RowSlice:
     """Row in global memory, and this CTA's slice of the row.
 
-    A row consists of up to 3 elements, 16-byte aligned quads, and up to 3 more elements.
+    A row consists of up to 3 elements, 16-byte aligned quads (4 elements each), and up to 3 more
+    elements.
 
     Attributes:
         elements: elements of the row.
-        length: number of elements.
-        head: number of elements before the first quad.
-        quads: number of quads.
+        length: number of elements of the row.
+        head: number of elements before the row's first quad.
+        quads: number of quads of the row.
         first: index of the slice's first quad.
         last: index of the first quad after the slice.
     """
@@ -36,17 +37,21 @@ class RowSlice:
 
     @property
     def end(self) -> Int32:
-        """Column after the last quad."""
+        """Column after the row's last quad."""
         return self.head + QUAD * self.quads
 
     @property
     def origin(self) -> Int32:
-        """Column one quad before the slice; the first CTA's slice includes the row's head."""
+        """Column of the bitmap's first bit, one quad before the slice: the head needs bits too."""
         return self.head + QUAD * (self.first - 1)
 
 
 def row_slice(group: ThreadGroup, logits: cute.Pointer, start: Int64, length: Int32) -> RowSlice:
-    """Slice, of whole lines, of the row from element ``start`` on; slices are in rank order."""
+    """Slice of this CTA in the row of ``length`` elements of ``logits`` from ``start`` on.
+
+    Slices consist of whole lines of 8 quads, but for the last quads of the row, and are in the
+    order of ranks.
+    """
     misaligned = ((logits.toint() >> 2) + start).to(Int32) % QUAD
     elements = Array(logits, shape=(1,)).subview(start)
     head = cutlass.min((QUAD - misaligned) % QUAD, length)
@@ -58,7 +63,7 @@ def row_slice(group: ThreadGroup, logits: cute.Pointer, start: Int64, length: In
 
 
 def load_quad(row: RowSlice, quad: Int32, inside: Boolean | None = None) -> list[Float32]:
-    """Load the 4 elements of a quad; the values are arbitrary if not ``inside``."""
+    """Load the 4 elements of a quad; if not ``inside``, return zeros and load nothing."""
     # Predicated rather than branched around, so that a thread's loads all start before it waits.
     names = ", ".join(f"{{$w{n}}}" for n in range(QUAD))
     load = f"ld.global.v4.b32 {{ {names} }}, [{{$r0}}];"
@@ -77,10 +82,10 @@ def load_element(row: RowSlice, column: Int32) -> Float32:
 
 
 def prefetch_quads(row: RowSlice, quad: Int32, count: Int32) -> None:
-    """Prefetch quads to L2; ``count`` is positive."""
+    """Prefetch ``count`` quads, at least one, from ``quad`` on to L2."""
     ptx.cp_async_bulk_prefetch(_address(row, row.head + QUAD * quad), count * (4 * QUAD))
 
 
 def _address(row: RowSlice, column: Int32) -> Array:
-    """Address of an element."""
+    """Address of the element in ``column``."""
     return row.elements.data_ptr(column)

@@ -19,9 +19,10 @@ EXTRA_MAXIMA = 6.0  # beyond the standard deviations: small counts are not norma
 def sample_threshold(group: ThreadGroup, row: RowSlice, top_k: Int32) -> tuple[Uint64, Uint64]:
     """Estimate the threshold; also return the sample's greatest key, which few elements exceed.
 
-    Every CTA of the row takes the same sample. Each thread keeps the maximum of its elements. The
-    number of maxima that reach the threshold is the number expected to come from the row's
-    ``top_k`` largest elements, plus a margin.
+    Every CTA of the row takes the same sample. Each thread keeps the maximum of the elements that
+    the thread samples. The number of maxima that reach the threshold is the number expected to come
+    from the row's ``top_k`` largest elements, plus a margin. If this number exceeds the number of
+    threads, the result is ``MIN_KEY`` and ``MAX_KEY``.
     """
     tile = group.tile
     best = Float32(LOWEST)
@@ -51,14 +52,17 @@ def sample_threshold(group: ThreadGroup, row: RowSlice, top_k: Int32) -> tuple[U
 
 @cute.jit
 def _prefetch(group: ThreadGroup, row: RowSlice) -> None:
-    """Prefetch the CTA's first elements while it waits for the sample."""
+    """Prefetch to L2 the first elements of the CTA's slice, while the sample is loaded."""
     quad = row.first + group.warp * (WARP * QUADS)
     if (group.lane == 0) & (quad < row.last):
         prefetch_quads(row, quad, cutlass.min(row.last - quad, WARP * QUADS))
 
 
 def _sampled(row: RowSlice, line: Int32) -> Int32:
-    """Index of the line of the row to sample as ``line``: pseudo-random within an equal part."""
+    """Index, among the row's lines, of the sample's line number ``line``.
+
+    The sample has a pseudo-random line of each of ``LINES`` equal parts of the row.
+    """
     step = (1 << 32) // LINES
     inside = (line.bitcast(Uint32) * Uint32(2654435761)) >> Uint32(LINES.bit_length() - 1)
     position = line.bitcast(Uint32) * Uint32(step) + inside
@@ -66,7 +70,7 @@ def _sampled(row: RowSlice, line: Int32) -> Int32:
 
 
 def _rank(tile: TopkTile, row: RowSlice, top_k: Int32) -> Int32:
-    """Rank of the threshold among the threads' maxima."""
+    """Rank of the threshold among the threads' maxima; the greatest maximum has rank 1."""
     without = 1.0 - top_k.to(Float32) / row.length.to(Float32)
     for _ in range(tile.thread_sample.bit_length() - 1):
         without = without * without
@@ -76,7 +80,7 @@ def _rank(tile: TopkTile, row: RowSlice, top_k: Int32) -> Int32:
 
 @cute.jit
 def _range(group: ThreadGroup, order: Uint32) -> tuple[Uint32, Uint32]:
-    """Least and greatest value over all threads."""
+    """Least and greatest ``order`` over all threads of the group."""
     ends = group.shared.ties  # unused at this point
     least = cute.arch.warp_redux_sync(order, "min")
     greatest = cute.arch.warp_redux_sync(order, "max")

@@ -1,4 +1,4 @@
-"""Exact selection of the key of a given rank: radix select by histograms of intervals."""
+"""Exact selection of the key of a given rank: radix select by histograms."""
 
 import cutlass
 import cutlass.cute as cute
@@ -39,12 +39,13 @@ def histogram_pass(
 ) -> tuple[Uint64, Uint64, Int32, Int32]:
     """Narrow an interval to the bin of the key of rank ``need``; the greatest key has rank 1.
 
-    All threads of the cluster, or of the group, take part; buffers were written before the last
-    barrier. If there are fewer than ``need`` keys (counter ``TOTAL``), the result is meaningless.
+    All threads of the cluster, or of the group if ``cluster`` is 1, take part; buffers must have
+    been written before the last barrier. If the interval has fewer than ``need`` keys (their number
+    is the counter ``TOTAL``), the result is meaningless.
 
     Args:
         group: thread group.
-        entries: number of keys in the buffer.
+        entries: number of keys in this CTA's buffer.
         low: least key of the interval.
         high: greatest key of the interval.
         hint: ``high``, or a lower key that few keys exceed; these keys share the last bin.
@@ -104,9 +105,10 @@ def rank_ties(
     within: Int32,
     cluster: cutlass.Constexpr,
 ) -> Uint64:
-    """Key of rank ``need`` in an interval with ``within`` ≤ ``MAX_TIES`` keys, by counting.
+    """Key of rank ``need`` in an interval with ``within`` ≤ ``MAX_TIES`` keys.
 
-    ``low``, ``high``, ``need`` and ``within`` are results of the last ``histogram_pass``.
+    The keys are gathered in every CTA's ``ties`` and compared with each other. ``low``, ``high``,
+    ``need`` and ``within`` are results of the last ``histogram_pass``.
     """
     shared = group.shared
     before = shared.counters[BEFORE]
@@ -152,7 +154,7 @@ def select_in_group(
 
 
 def _shift(span: Uint64) -> Uint64:
-    """Number of bits to shift a distance of up to ``span`` right by, to get a bin's index."""
+    """Number of bits by which a distance of up to ``span`` is shifted right to a bin's index."""
     bits = 64 - cute.arch.clz(span).to(Int32)
     return Uint64(cutlass.max(bits - DIGIT, 0))
 
@@ -169,7 +171,7 @@ def _bin(group: ThreadGroup, n: int, bins: int) -> Int32:
 
 
 def _cluster_count(group: ThreadGroup, index: Int32, cluster: int) -> tuple[Int32, Int32]:
-    """Count of a bin over all participating CTAs, and over CTAs of lower rank."""
+    """Number of keys in a bin over all participating CTAs, and over CTAs of lower rank."""
     histograms = group.shared.histograms
     if cluster == 1:
         return histograms[index], Int32(0)

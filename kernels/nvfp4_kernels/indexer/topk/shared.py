@@ -21,18 +21,18 @@ CLUSTER_HISTOGRAMS = 1, 2
 
 @dataclass(frozen=True)
 class SharedStorage:
-    """Shared memory of a CTA; peers write ``ties`` and ``greater``, and read histograms.
+    """Shared memory of a CTA; peer CTAs write ``ties`` and ``greater``, and read ``histograms``.
 
     Attributes:
         buffer: keys of candidates.
-        bitmap: bit of each selected column.
+        bitmap: one bit per column, set for selected columns.
         counts: number of selected columns per chunk of the bitmap, later the exclusive scan of
             these counts.
-        histograms: ``BINS`` counts each: one histogram for this CTA alone, two for the cluster.
-        totals: sum of each warp.
-        counters: single numbers, indexed by the constants above.
+        histograms: three histograms of ``BINS`` bins: one for this CTA alone, two for the cluster.
+        totals: one number per warp, used by ``group_exclusive_sum``.
+        counters: single numbers, indexed by the constants ``APPENDED`` to ``TOTAL``.
         greater: number of keys above the threshold's interval, per CTA of the cluster.
-        ties: keys in the threshold's interval, of all CTAs.
+        ties: keys in the threshold's interval, of all CTAs of the cluster.
         threshold: least selected key.
     """
 
@@ -49,7 +49,7 @@ class SharedStorage:
 
 @dataclass(frozen=True)
 class ThreadGroup:
-    """Thread group that selects together, a CTA or some of its warps; fields are per thread.
+    """Thread group that selects together (a CTA, or some of its warps), as seen by one thread.
 
     Attributes:
         tile: tile of the group.
@@ -58,7 +58,7 @@ class ThreadGroup:
         warp: index of the warp in the group.
         lane: index of the thread in the warp.
         rank: rank of the CTA in the cluster.
-        barrier: named barrier of the group; 0 for the whole CTA.
+        barrier: index of the group's named barrier; 0 for the whole CTA.
     """
 
     tile: TopkTile
@@ -124,24 +124,24 @@ def sync_cluster(group: ThreadGroup, cluster: int) -> None:
 
 
 def map_shared_rank(array: Array, rank: Int32 | int, cluster: int) -> Array:
-    """Array at the same shared memory address of another CTA."""
+    """Counterpart of ``array`` in the shared memory of CTA ``rank`` of the cluster."""
     return array if cluster == 1 else ptx.mapa(array, rank)
 
 
 def fetch_add(array: Array, index: Int32 | int, number: Int32 | int) -> Int32:
-    """Add to an element of this CTA's shared memory; return the old value."""
+    """Add ``number`` to an element of this CTA's shared memory atomically; return the old value."""
     pointer = array.data_ptr(index)
     return cute.arch.atomic_add(pointer, Int32(number), sem="relaxed", scope="cta")
 
 
 def increment(array: Array, index: Int32 | int) -> None:
-    """Add one to an element of this CTA's shared memory."""
+    """Add one to an element of this CTA's shared memory atomically."""
     one, address = Int32(1), array.data_ptr(index)
     ptx.red("add", "s32", address, one, mem_order="relaxed", mem_scope="cta")
 
 
 def warp_sum(number: Int32) -> Int32:
-    """Sum over all lanes, returned to each lane."""
+    """Sum of ``number`` over all lanes of the warp, returned to each lane."""
     return cute.arch.warp_redux_sync(number, "add")
 
 
@@ -151,13 +151,13 @@ def count_lanes_before(group: ThreadGroup, flags: Int32) -> Int32:
 
 
 def ballot(flag: Boolean) -> Int32:
-    """Ballot: one bit per lane."""
+    """Ballot of the warp: bit n is the ``flag`` of lane n."""
     return cute.arch.vote_ballot_sync(flag)
 
 
 @cute.jit
 def warp_exclusive_sum(group: ThreadGroup, number: Int32) -> tuple[Int32, Int32]:
-    """Sum over the lower lanes of the warp, and sum over all lanes."""
+    """Sum of ``number`` over the lower lanes of the warp, and over all lanes."""
     included = number
     for step in cutlass.range_constexpr(5):
         earlier = cute.arch.shuffle_sync_up(included, 1 << step)
@@ -168,7 +168,10 @@ def warp_exclusive_sum(group: ThreadGroup, number: Int32) -> tuple[Int32, Int32]
 
 @cute.jit
 def group_exclusive_sum(group: ThreadGroup, number: Int32) -> tuple[Int32, Int32]:
-    """Sum over the group's lower threads, and over all; callers must sync before the next call."""
+    """Sum of ``number`` over the group's lower threads, and over all threads.
+
+    Callers must sync before the next call.
+    """
     totals = group.shared.totals
     before, total = warp_exclusive_sum(group, number)
     if group.lane == 0:

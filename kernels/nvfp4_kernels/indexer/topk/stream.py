@@ -1,4 +1,4 @@
-"""Streaming of a slice through registers, which appends candidates to the buffer."""
+"""Streaming of a slice through registers; candidates are appended to the buffer."""
 
 import cutlass
 import cutlass.cute as cute
@@ -30,9 +30,9 @@ FIRST_BIT = 1 << 31  # of a lane's elements of a batch, the highest is the first
 
 @cute.jit
 def stream(group: ThreadGroup, row: RowSlice, low: Uint64, top_k: Int32) -> Int32:
-    """Fill the buffer with the slice's keys that are at least ``low``; return their number.
+    """Fill the buffer with the slice's keys that are at least ``low``; return the number of keys.
 
-    If the buffer fills up, only the top-k so far are kept, and ``low`` rises to the worst key kept.
+    If the buffer fills up, only the top-k so far are kept, and ``low`` rises to the least key kept.
     All threads take part; the buffer may be read afterwards.
     """
     counters, tile = group.shared.counters, group.tile
@@ -59,7 +59,11 @@ def stream(group: ThreadGroup, row: RowSlice, low: Uint64, top_k: Int32) -> Int3
 
 @cute.jit
 def _append_ends(group: ThreadGroup, row: RowSlice, low: Uint64) -> None:
-    """Append elements before the first quad (lanes 0 to 3) and after the last (lanes 4 to 7)."""
+    """Append the row's candidates before the first quad and after the last quad.
+
+    Lanes 0 to 3 of the first CTA load the elements before, and lanes 4 to 7 of the last CTA the
+    elements after.
+    """
     column = group.lane
     inside = (group.rank == 0) & (column < row.head)
     if group.lane >= QUAD:
@@ -74,7 +78,10 @@ def _append_ends(group: ThreadGroup, row: RowSlice, low: Uint64) -> None:
 
 @cute.jit
 def _append_batch(group: ThreadGroup, row: RowSlice, quad: Int32, low: Uint64) -> Boolean:
-    """Append a batch's candidates, from this lane's first quad ``quad``; return whether all fit."""
+    """Append all or none of the candidates in a batch of 1024 elements; return whether all fit.
+
+    ``quad``: index, in the slice, of this lane's first quad of the batch.
+    """
     values: list[Float32] = []
     left = row.last - row.first - quad
     for n in cutlass.range_constexpr(QUADS):
@@ -99,8 +106,9 @@ def _append_batch(group: ThreadGroup, row: RowSlice, quad: Int32, low: Uint64) -
 def _above(values: list[Float32], bound: Float32) -> Uint32:
     """Mask of the values greater than ``bound``, the first value's bit highest; 0 for NaN.
 
-    The sign of a difference equals the comparison, even for subnormals, and is clear for NaN (PTX
-    ISA, add). An addition and a funnel shift take half the ALU time of a comparison.
+    The sign bit of ``bound − value`` is the result of the comparison, even for subnormals, and is
+    clear for NaN (PTX ISA, add). An addition and a funnel shift take half the ALU time of a
+    comparison.
     """
     hits = Uint32(0)
     for value in values:
@@ -109,13 +117,13 @@ def _above(values: list[Float32], bound: Float32) -> Uint32:
 
 
 def _offset(n: Int32 | int) -> Int32 | int:
-    """Offset in columns from a lane's first element of a batch to its ``n``-th."""
+    """Offset in columns from a lane's first element of a batch to the lane's ``n``-th element."""
     return n // QUAD * (QUAD * WARP) + n % QUAD
 
 
 @cute.jit
 def _append(group: ThreadGroup, row: RowSlice, column: Int32, hits: Uint32) -> Boolean:
-    """Append the elements whose bits are set: either all of the warp's elements or none.
+    """Append the elements whose bits in ``hits`` are set, either all of the warp's or none.
 
     Args:
         group: thread group; whole warps take part.

@@ -1,4 +1,4 @@
-"""Tile of the top-k kernel: slices of a row, and shared memory. Imports no CuTe."""
+"""Tile of the top-k kernel: threads, cluster and shared memory. Imports no CuTe."""
 
 from dataclasses import dataclass
 
@@ -26,8 +26,8 @@ class TopkTile:
     Attributes:
         threads: number of threads that select together: all threads of a CTA, or some warps.
         cluster: number of CTAs that share a row.
-        capacity: number of candidates that the group's buffer holds, above ``top_k``.
-        words: number of words of the bitmap, which has one bit per column.
+        capacity: number of candidates that the group's buffer holds; greater than ``top_k``.
+        words: number of 32-bit words of the bitmap of selected columns, one bit per column.
     """
 
     threads: int
@@ -48,27 +48,33 @@ class TopkTile:
 
     @property
     def thread_sample(self) -> int:
-        """Number of elements that a thread samples, of which it keeps the largest."""
+        """Number of elements that a thread samples; the thread keeps only the largest."""
         return SAMPLE // self.threads
 
     @property
     def chunk(self) -> int:
-        """Number of words per chunk of the bitmap; a chunk's bits are counted together."""
+        """Number of words per chunk of the bitmap; a chunk has one count of selected columns."""
         return self.words // self.threads
 
     @property
     def shared_bytes(self) -> int:
-        """Upper bound on the shared memory of a CTA."""
+        """Upper bound on the bytes of shared memory of a CTA."""
         words = self.words + self.threads + 3 * BINS + WARP + 2 * MAX_TIES + 64
         return 8 * self.capacity + 4 * words
 
 
 def slice_quads(quads: int, cluster: int) -> int:
-    """Number of a row's quads, in whole lines, for each CTA but the last."""
+    """Number of quads per CTA's slice of a row of ``quads`` quads; the last slices may be shorter.
+
+    Slices consist of whole lines.
+    """
     return -(-quads // (cluster * LINE)) * LINE
 
 
 def bitmap_words(columns: int, cluster: int, threads: int) -> int:
-    """Number of words of the bitmap of a slice and of up to 8 columns at the row's ends."""
+    """Number of words, a multiple of ``threads``, of the bitmap of a slice.
+
+    The row has up to ``columns`` columns; up to 8 columns at the ends of the row have bits too.
+    """
     bits = QUAD * slice_quads(columns // QUAD, cluster) + 2 * QUAD
     return threads * -(-bits // (WARP * threads))

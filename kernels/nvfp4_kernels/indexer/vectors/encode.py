@@ -26,7 +26,7 @@ ONE_BITS = 2 * EXPONENT_BIAS  # bits of 1.0 with one bit of the mantissa
 
 @dataclass(frozen=True)
 class Encoded:
-    """Encoded elements: bytes of the data, and bytes of the common scale, or None."""
+    """Encoded elements: bytes of the data, and bytes of the elements' scale; in bf16 None."""
 
     data: Vector
     scale: Any
@@ -45,8 +45,9 @@ class Encoder:
     native_e2m1: bool
 
     def run(self, elements: Vector, scale: GlobalScale | None) -> Encoded:
-        """Encode bfloat16 ``(16,)``; all lanes of the vector call this, idle lanes with any values.
+        """Encode bfloat16 ``(16,)``; all ``layout.quantize_lanes`` lanes of the vector take part.
 
+        Idle lanes must pass elements of the same vector, as in FP8 the maximum is over all lanes.
         ``scale`` is NVFP4's global scale; None in other formats.
         """
         if self.layout.fmt == "bf16":
@@ -62,7 +63,7 @@ class Encoder:
         return self._fp8(values, _lanes_amax(largest, self.layout.quantize_lanes))
 
     def _mxfp4(self, values: Vector, largest: Float32) -> Encoded:
-        """Encode with a UE8M0 scale, ``2^ceil(log2(amax / 6))``."""
+        """Encode as E2M1 with a UE8M0 scale, ``2^ceil(log2(largest / 6))``."""
         bits = cute.arch.fmax(largest, Float32(MXFP4_LEAST), nan=True).bitcast(Uint32)
         code = ((bits + E2M1_CARRY) >> MANTISSA_BITS) - E2M1_EXPONENT
         code = Uint32(cutlass.select_(bits == INFINITY, Uint32(2 * EXPONENT_BIAS), code))
@@ -79,7 +80,7 @@ class Encoder:
         return Encoded(data, Vector.from_elements((code.to(Uint8),), Uint8))
 
     def _fp8(self, values: Vector, largest: Float32) -> Encoded:
-        """Encode as E4M3 with a float32 scale, ``2^ceil(log2(amax / 448))``."""
+        """Encode as E4M3 with a float32 scale, ``2^ceil(log2(largest / 448))``."""
         bits = cute.arch.fmax(largest, Float32(FP8_LEAST), nan=True).bitcast(Uint32)
         finite = bits < INFINITY
         power = ((bits + E4M3_CARRY) >> MANTISSA_BITS) - E4M3_EXPONENT
@@ -106,7 +107,7 @@ class Encoder:
 
 
 def _lanes_amax(value: Float32, lanes: int) -> Float32:
-    """Largest value over ``lanes`` (a power of two) adjacent lanes; NaN if any value is NaN."""
+    """Maximum of ``value`` over ``lanes`` (a power of two) adjacent lanes; NaN if any is NaN."""
     distance = 1
     while distance < lanes:
         other = cute.arch.shuffle_sync_bfly(value, distance)
@@ -116,7 +117,7 @@ def _lanes_amax(value: Float32, lanes: int) -> Float32:
 
 
 def _to_e4m3(values: list[Float32]) -> Uint32:
-    """Convert four elements to E4M3, to nearest even, in one word, the first in the lowest byte."""
+    """Convert four elements to E4M3, rounding to nearest even; the first is in the lowest byte."""
     return ptx.inline_ptx(
         "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, {$r1}, {$r0}; "
         "cvt.rn.satfinite.e4m3x2.f32 high, {$r3}, {$r2}; mov.b32 {$w0}, {low, high}; }",
@@ -128,8 +129,8 @@ def _to_e4m3(values: list[Float32]) -> Uint32:
 def _e2m1_code(value: Float32) -> Uint32:
     """E2M1 code of a value, as by ``cvt.rn.satfinite.e2m1x2.f32``: nearest even, saturating.
 
-    For values ≥ 1 the code is the float's exponent and first mantissa bit; below 1, twice the
-    value.
+    For magnitudes of at least 1, the code is the rounded float's exponent and first mantissa bit;
+    below 1, twice the magnitude, rounded.
     """
     bits = value.bitcast(Uint32)
     magnitude = bits & 0x7FFFFFFF

@@ -14,16 +14,16 @@ from nvfp4_kernels.indexer.vectors.layout import CHUNK, THREADS, VectorLayout
 
 
 class GatherArguments(NamedTuple):
-    """Arguments of a launch, in global memory.
+    """Arguments of a launch; pointers are to global memory.
 
     Attributes:
         cache: bytes of the first page.
         page_stride: bytes from one page to the next.
-        block_size: vectors per page.
-        table: int32 [batch, table_stride], pages of each sequence.
+        block_size: number of vectors per page.
+        table: int32 [batch, table_stride], page numbers of each sequence.
         table_stride: entries from one sequence's row to the next.
-        starts: int32 [batch + 1], output row of each sequence's first vector, then the number of
-            rows in use.
+        starts: int32 [batch + 1], output row of each sequence's first vector; the last entry is
+            the number of output rows in use.
         batch: number of sequences.
         data: bytes of ``rows`` vectors, output.
         scales: bytes of the vectors' scales, output; null if the format has none.
@@ -48,7 +48,7 @@ class GatherVectors:
 
     Attributes:
         layout: layout of the vectors.
-        align: bytes to which pages are aligned.
+        align: alignment in bytes of the pages.
     """
 
     layout: VectorLayout
@@ -84,7 +84,7 @@ class GatherVectors:
 
     @cute.jit
     def _copy(self, arguments: GatherArguments, row: Int32, chunk: Int32) -> None:
-        """Copy a chunk of a row's data, and its part of the scales."""
+        """Copy chunk ``chunk`` of a row's data, and an equal part of the row's scales."""
         layout, block_size = self.layout, arguments.block_size
         sequence = self._sequence(arguments, row)
         key = row - Array(arguments.starts, shape=(1,))[sequence]
@@ -108,7 +108,7 @@ class GatherVectors:
 
     @cute.jit
     def _sequence(self, arguments: GatherArguments, row: Int32) -> Int32:
-        """Index of the sequence that ``row`` belongs to, by bisection; skips empty sequences."""
+        """Index of the sequence that ``row`` belongs to, by bisection; never an empty sequence."""
         starts = Array(arguments.starts, shape=(1,))
         low, high = Int32(0), arguments.batch
         while high - low > 1:

@@ -1,4 +1,4 @@
-"""Launches of the vectors' kernels: ``indexer_quantize_q``, ``_store_k`` and ``_gather_k``."""
+"""Launches of ``indexer_quantize_q``, ``indexer_store_k`` and ``indexer_gather_k``."""
 
 from torch import Tensor
 
@@ -94,10 +94,10 @@ def _converts_e2m1(x: Tensor) -> bool:
 
 
 def _page_offsets(cache: Tensor) -> tuple[int, int]:
-    """Address and stride in bytes of the pages."""
+    """Address of the first page, and stride of the pages in bytes."""
     return cache.data_ptr(), strides_of(cache)[0]
 
 
 def _read_alignment(x: Tensor) -> int:
-    """Bytes to which all vectors of ``x`` are aligned, up to 16."""
+    """Alignment in bytes, up to 16, of all vectors of ``x``."""
     return alignment(x.data_ptr(), *(s * x.element_size() for s in strides_of(x)[:-1]))

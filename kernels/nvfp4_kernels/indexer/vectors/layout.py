@@ -1,4 +1,4 @@
-"""Layout of threads over vectors, and sizes of a stored vector. Imports no CuTe."""
+"""Assignment of threads to vectors, and sizes of a stored vector. Imports no CuTe."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,12 @@ SCALES: dict[Mode, tuple[int, int]] = {"nvfp4": (16, 1), "mxfp4": (32, 1), "fp8"
 
 @dataclass(frozen=True)
 class VectorLayout:
-    """Layout of vectors of ``head_dim`` elements, a multiple of 32, in a format."""
+    """Layout of vectors in a format.
+
+    Attributes:
+        fmt: name of the format.
+        head_dim: number of elements per vector, a multiple of 32.
+    """
 
     fmt: Mode
     head_dim: int
@@ -27,7 +32,7 @@ class VectorLayout:
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes of scales per vector."""
+        """Bytes of scales per vector; 0 in bf16."""
         if self.fmt not in SCALES:
             return 0
         elements, size = SCALES[self.fmt]
@@ -50,7 +55,7 @@ class VectorLayout:
 
     @property
     def scale_lanes(self) -> int:
-        """Number of lanes that copy a vector's scales, each an equal part."""
+        """Number of lanes that copy a vector's scales; each lane copies an equal part."""
         return 1 if self.fmt == "fp8" else self.chunks
 
 
@@ -60,7 +65,7 @@ def _power_of_two(at_least: int) -> int:
 
 
 def alignment(*offsets: int) -> int:
-    """Largest power of two, up to 16, that divides all given addresses and strides."""
+    """Largest power of two, up to 16, that divides all ``offsets``: addresses and strides."""
     largest = CHUNK
     for value in offsets:
         while value % largest:

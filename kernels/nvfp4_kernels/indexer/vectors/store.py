@@ -16,19 +16,19 @@ from nvfp4_kernels.indexer.vectors.layout import LANE_ELEMENTS, THREADS, VectorL
 
 
 class StoreArguments(NamedTuple):
-    """Arguments of a launch, in global memory.
+    """Arguments of a launch; pointers are to global memory.
 
     Attributes:
         x: bfloat16 [tokens, num_heads, head_dim].
         data: bytes of the output vectors; for a cache, bytes of the first page.
-        scales: bytes of the output scales; null for a cache.
+        scales: bytes of the output scales; null for a cache, and in bf16.
         slots: int64 [tokens], cache slot of each token, negative to skip the token; null for
             contiguous rows.
         page_stride: bytes from one page to the next.
-        block_size: vectors per page.
+        block_size: number of vectors per page.
         global_scale: NVFP4's global scale, float32; else null.
         token_stride, head_stride: strides of ``x`` in elements.
-        tokens, num_heads: sizes.
+        tokens, num_heads: sizes of ``x``.
     """
 
     x: cute.Pointer
@@ -52,7 +52,8 @@ class StoreVectors:
         layout: layout of the vectors.
         paged: whether vectors go to slots of a cache.
         native_e2m1: see ``Encoder``.
-        read_align, write_align: alignment in bytes of the vectors of ``x``, and of pages.
+        read_align: alignment in bytes of the vectors of ``x``.
+        write_align: alignment in bytes of the pages, or of contiguous output.
     """
 
     layout: VectorLayout
@@ -85,7 +86,7 @@ class StoreVectors:
 
     @cute.kernel
     def kernel(self, arguments: StoreArguments) -> None:
-        """Load, encode and store a thread's elements."""
+        """Load, encode and store this thread's 16 elements."""
         layout, heads = self.layout, arguments.num_heads
         thread = cute.arch.block_idx()[0] * THREADS + cute.arch.thread_idx()[0]
         vector, first = thread // layout.quantize_lanes, thread % layout.quantize_lanes
@@ -115,7 +116,10 @@ class StoreVectors:
         first: Int32,
         inside: Boolean,
     ) -> None:
-        """Store a vector's elements from ``first`` on; the block's first lane stores the scale."""
+        """Store 16 elements of a vector, from ``first`` on, if ``inside``.
+
+        A scale is stored by the lane with the first of the scale's elements.
+        """
         layout = self.layout
         data_at = Int64(vector) * layout.data_bytes
         scale_at = Int64(vector) * layout.scale_bytes

@@ -12,12 +12,12 @@ RESIDENT_THREADS = 1024  # of an SM, with the registers that a step takes
 
 @dataclass(frozen=True)
 class CombineTile:
-    """Shape of the CTAs that sum the rows of one token.
+    """Shape of the CTAs that sum the expert outputs of one token.
 
     Attributes:
         threads: threads of a CTA.
-        steps: 16-byte vectors of the result per thread.
-        ragged: whether some vectors lie past the end of a row.
+        steps: 16-byte vectors of each row of ``y`` per thread.
+        ragged: whether some threads' vectors lie past the end of a row.
     """
 
     threads: int
@@ -28,14 +28,14 @@ class CombineTile:
 def choose_config(m: int, h: int, element_size: int, sms: int) -> CombineTile:
     """Choose CTAs of whole warps that cover a row with few idle threads. Pure function.
 
-    A thread loads the row indices and weights of a token's slots once for all of its steps, and
-    so takes several steps if there are enough tokens to keep all SMs busy.
+    A thread loads the row indices and weights of a token's slots once for all steps, and takes
+    several steps if there are enough tokens to keep all SMs busy.
 
     Args:
         m: number of tokens.
-        h: elements of a row.
-        element_size: bytes of an element.
-        sms: SMs of the device.
+        h: elements per row.
+        element_size: bytes per element of ``y``.
+        sms: number of SMs of the device.
     """
     vectors = -(-h * element_size // VECTOR_BYTES)
     steps = STEPS if m * vectors >= sms * RESIDENT_THREADS else 1

@@ -33,10 +33,10 @@ class CombineArguments(NamedTuple):
 
     Attributes:
         y: rows [tiles · T, h].
-        rows: int32 [m, k], -1 for a slot without a row.
+        rows: int32 [m, k], row in ``y`` of each slot, -1 for a slot without a row.
         weights: float32 [m, k], or null.
         out: [m, h].
-        m, h: number of tokens, and elements of a row.
+        m, h: number of tokens, and of elements per row.
     """
 
     y: cute.Pointer
@@ -49,7 +49,7 @@ class CombineArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class MoeCombine:
-    """Weighted sum over each token's slots: a thread adds the same vectors of up to ``top_k`` rows.
+    """Weighted sum over each token's slots: a thread sums some columns of up to ``top_k`` rows.
 
     All threads have the same role. A thread issues the loads of as many slots as
     ``VECTORS_IN_FLIGHT`` allows before the first addition.
@@ -57,9 +57,9 @@ class MoeCombine:
     Attributes:
         dtype: dtype of the rows, e.g. ``"bfloat16"``.
         out_dtype: dtype of the result.
-        top_k: slots of a token.
+        top_k: slots per token.
         weighted: whether slots have weights.
-        tile: threads, and vectors per thread.
+        tile: threads per CTA, and vectors per thread.
     """
 
     dtype: str
@@ -70,12 +70,12 @@ class MoeCombine:
 
     @property
     def width(self) -> int:
-        """Number of elements per vector."""
+        """Number of elements per 16-byte vector."""
         return 8 * VECTOR_BYTES // TYPES[self.dtype].width
 
     @property
     def part(self) -> int:
-        """Number of elements of a row that a CTA adds up."""
+        """Number of columns that a CTA sums."""
         return self.tile.threads * self.tile.steps * self.width
 
     def signature(self) -> tuple[CombineArguments]:
@@ -86,7 +86,7 @@ class MoeCombine:
 
     @cute.jit
     def __call__(self, arguments: CombineArguments, stream: cuda_driver.CUstream) -> None:
-        """Launch CTAs over tokens and parts of a row."""
+        """Launch a CTA for each token and part of the columns."""
         parts = cute.ceil_div(arguments.h, self.part)
         self.kernel(without_unread(arguments, ["m"])).launch(
             grid=(arguments.m, parts, 1),
@@ -97,7 +97,7 @@ class MoeCombine:
 
     @cute.kernel
     def kernel(self, arguments: CombineArguments) -> None:
-        """Add up this thread's part of one token's slots."""
+        """Sum this thread's columns over the slots of one token."""
         token, part, _ = cute.arch.block_idx()
         element = part * self.part + cute.arch.thread_idx()[0] * self.width
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
@@ -120,7 +120,7 @@ class MoeCombine:
         return self.tile.threads * self.width
 
     def _has(self, arguments: CombineArguments, element: Int32, step: int) -> Boolean:
-        """Whether this thread's vector of a step lies in the row."""
+        """Whether this thread's vector in ``step`` lies in the row."""
         if not self.tile.ragged:
             return Boolean(True)
         return element + step * self._stride < arguments.h
@@ -173,12 +173,12 @@ class MoeCombine:
 def _load(
     first_row: cute.Pointer, row: Int32, pitch: Int32, there_is: list[Boolean], stride: int
 ) -> Vector:
-    """Words of a row's vectors, ``stride`` bytes apart; zeros for absent vectors.
+    """Load vectors of a row, ``stride`` bytes apart, as 32-bit words; zeros for absent vectors.
 
     Args:
-        first_row: address of the first vector in row 0.
-        row: index of the row.
-        pitch: bytes of a row.
+        first_row: address of this thread's first vector in row 0.
+        row: index of the row to load.
+        pitch: bytes per row.
         there_is: whether each vector exists.
         stride: bytes between vectors.
     """
@@ -202,7 +202,7 @@ def _load(
 def _add(total: Vector, values: Vector, weight: Float32 | None) -> Vector:
     """Return ``total + values · weight``: the product is rounded, then the sum.
 
-    Operations without explicit rounding may be contracted to FMA.
+    Without explicit rounding the compiler may contract both operations to an FMA.
     """
     sums = []
     for n in range(total.numel()):
@@ -217,7 +217,7 @@ def moe_combine(
     """See ``nvfp4_kernels.moe.combine.op.moe_combine``.
 
     Raises:
-        InvalidArgument: a tensor is misaligned or not contiguous, or H is unsupported.
+        InvalidArgument: a tensor is misaligned or not contiguous, or a row is not whole vectors.
     """
     (m, top_k), h = rows.shape, y.shape[2]
     width = VECTOR_BYTES // y.element_size()

@@ -1,4 +1,4 @@
-"""``moe_combine``: weighted sum of a token's expert outputs (unpermute, finalize)."""
+"""``moe_combine``: weighted sum of each token's expert outputs (unpermute, finalize)."""
 
 import torch
 from torch import Tensor
@@ -16,14 +16,16 @@ def moe_combine(
     topk_weights: Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """Weighted sum over each token's slots in float32, in slot order, with one rounding.
+    """Sum each token's weighted expert outputs in float32, in slot order; round to ``out_dtype``.
 
-    Each product is rounded to float32, then added. A token's result depends on its own slots alone.
+    Each product is rounded to float32 before the addition. A token's result depends on the slots of
+    that token alone. On a GPU all tensors must be contiguous and 16-byte aligned.
 
     Args:
-        y: bfloat16, float16 or float32 ``(tiles, T, H)``, rows in token tiles.
+        y: bfloat16, float16 or float32 ``(tiles, T, H)``, expert outputs in token tiles. On a GPU
+            a row is a multiple of 16 bytes.
         rows: int32 ``(M, k)``, of a ``Routing``: row of each slot in ``y``, -1 for none; a token
-            without rows gets zeros. Bounds are checked on CPU only.
+            without rows gets zeros. The upper bound is checked on CPU only.
         topk_weights: float32 ``(M, k)``, ignored for slots without a row; None: ones.
         out_dtype: bfloat16, float16 or float32.
 

@@ -1,1 +1,1 @@
-"""Permutation of tokens into token tiles, by a routing, ids or logits; in NVFP4 or as is."""
+"""Permutation of tokens into token tiles, by a routing, ids or logits; to NVFP4 or unchanged."""

@@ -22,7 +22,7 @@ DTYPES = (torch.bfloat16, torch.float16)
 
 
 def check(call: DispatchCall) -> None:
-    """Raise unless the arguments fit together.
+    """Check the arguments of ``moe_dispatch``.
 
     Raises:
         InvalidArgument: an unsupported dtype, shape or number; the message names it.
@@ -69,7 +69,7 @@ def _check_logits(source: Logits) -> None:
 
 
 def _check_tokens(x: Tensor, routing: Routing, copies: bool) -> None:
-    """Raise unless ``x``, tokens or rows already in tiles, fits the routing."""
+    """Raise unless ``x`` fits the routing: tokens or, unless ``copies``, rows in tiles."""
     check_blocks_of_16("x", x.shape)
     rows = routing.rows.shape[:1] if x.ndim == 2 else routing.slots.shape
     check_shape("x", x, (*rows, x.shape[-1]), "(M, K), or (tiles, T, K), of this routing")

@@ -1,4 +1,4 @@
-"""Sources, call and result of ``moe_dispatch``."""
+"""Sources, arguments and result of ``moe_dispatch``."""
 
 from typing import NamedTuple
 
@@ -13,13 +13,13 @@ from nvfp4_kernels.moe.routing import Routing
 
 
 class Ids(NamedTuple):
-    """Source of a dispatch: the chosen experts of each token, as for ``moe_route``.
+    """Source of a dispatch: ids of each token's selected experts, as for ``moe_route``.
 
     Attributes:
         topk_ids: int32 ``(M, k)``, k at most 32, the experts of each token. An id that maps to no
             expert of this rank is skipped; a duplicate id counts twice.
-        num_experts: experts (weights) of this rank, at most 1024.
-        tile_tokens: rows of a token tile, one of ``routing.TILE_TOKENS``.
+        num_experts: number of experts whose weights this rank has, at most 1024.
+        tile_tokens: rows per token tile, one of ``routing.TILE_TOKENS``.
         expert_map: int32 ``(E,)``, local index of each global expert, -1 for experts of other
             ranks; None: ids are local.
     """
@@ -37,11 +37,11 @@ class Logits(NamedTuple):
         logits: bfloat16, float16 or float32 ``(M, E)``, as for ``moe_topk``; E is the length of
             ``expert_map``, or ``num_experts``.
         router: routing rule.
-        num_experts: experts (weights) of this rank, at most 1024.
-        tile_tokens: rows of a token tile, one of ``routing.TILE_TOKENS``.
+        num_experts: number of experts whose weights this rank has, at most 1024.
+        tile_tokens: rows per token tile, one of ``routing.TILE_TOKENS``.
         expert_map: as for ``Ids``.
         bias: float32 ``(E,)``, added to scores for selection only; None: no bias.
-        padding: bool ``(M,)``, rows that are not tokens; None: all rows are tokens.
+        padding: bool ``(M,)``, true for rows that are not tokens; None: all rows are tokens.
     """
 
     logits: Tensor
@@ -69,7 +69,7 @@ class DispatchCall(NamedTuple):
             a ``Routing``.
         source: an existing routing, or the tensors that determine one.
         output: format of the result; None: x's dtype.
-        topk_weights: float32 ``(M, k)``, applied to the tokens first; None: not applied.
+        topk_weights: float32 ``(M, k)``, factors of the tokens; None: no factors.
     """
 
     x: Tensor
@@ -88,13 +88,13 @@ class DispatchCall(NamedTuple):
 
 
 class Dispatched(NamedTuple):
-    """Tokens in token tiles: ``tiles`` tiles of T rows, those of ``routing``.
+    """Tokens in the token tiles of ``routing``: ``tiles`` tiles of T rows.
 
     Attributes:
         data: ``(tiles, T, K)`` of x's dtype; for NVFP4, uint8 ``(tiles, T, K/2)``, with several
             terms ``(tiles, terms, T, K/2)``.
-        scales: float8_e4m3fn, each tile in a blocked layout of its own; with several terms, the
-            scales of stacked rows. None unless NVFP4.
+        scales: float8_e4m3fn, each tile in a blocked layout of its own; with several terms, scales
+            of stacked rows (see ``formats.terms``). None unless NVFP4.
         row_scale: float32 ``(tiles, T)``, global scale of each row, 1 for padding; None unless
             ``PerToken``.
         routing: routing of the tokens: the source itself, or the routing computed from the source.
@@ -110,7 +110,7 @@ class Dispatched(NamedTuple):
 
 
 def empty(call: DispatchCall) -> Dispatched:
-    """Memory for the result of a call."""
+    """Allocate the result of a call; a ``Routing`` as source is returned as is."""
     x, source, output, _ = call
     weights = None
     if isinstance(source, Routing):

@@ -33,10 +33,10 @@ PLACED = 7, 8  # of so many SMs clusters of several CTAs find a place for each o
 
 
 def choose_rows(rows: int, k: int, element_size: int, per_token: bool, sms: int) -> RowTile:
-    """Choose the layout for quantising the ``rows`` rows of all tiles in use. Pure function.
+    """Choose the layout for quantising ``rows`` rows, of all tiles in use. Pure function.
 
-    With one global scale, CTAs are small and many share an SM: while one CTA waits for slots or
-    tokens, others quantise, and an SM with one more work item than another is not much slower.
+    With one global scale for all rows, CTAs are small and many share an SM: while one CTA waits for
+    slots or tokens, others quantise, and an SM with an extra work item is not much slower.
     """
     if per_token:
         return choose_whole_rows(rows, k, BLOCK * element_size // 4, sms)
@@ -44,32 +44,32 @@ def choose_rows(rows: int, k: int, element_size: int, per_token: bool, sms: int)
 
 
 def columns_of_row(tile: RowTile, k: int) -> int:
-    """Number of CTAs that share a row."""
+    """Number of parts into which rows are cut; a CTA or a team processes one part at a time."""
     return -(-k // (tile.blocks * BLOCK))
 
 
 def groups_of_tile(tile: RowTile, tile_tokens: int) -> int:
-    """Number of row groups of one token tile; a CTA processes one group at a time."""
+    """Number of row groups per token tile; a group is the rows that a CTA processes at once."""
     if tile_tokens <= LINES:
         return tile_tokens // tile.slots
     return -(-tile_tokens // ATOM_ROWS) * tile.groups
 
 
 def items_of_tile(tile: RowTile, tile_tokens: int, k: int) -> int:
-    """Number of work items per token tile; a work item is a part of the rows of one group."""
+    """Number of work items per token tile; a work item is one part of the rows of one group."""
     return columns_of_row(tile, k) * groups_of_tile(tile, tile_tokens)
 
 
 @dataclass(frozen=True)
 class GatherTile:
-    """Shape of a CTA that copies rows: ``steps`` 16-byte vectors for each of ``threads``."""
+    """Shape of a CTA that copies rows: ``threads`` threads with ``steps`` 16-byte vectors each."""
 
     threads: int
     steps: int
 
 
 def choose_gather(row_bytes: int) -> GatherTile:
-    """Choose the threads and steps that copy a part of a row at once. Pure function."""
+    """Choose the shape of CTAs that copy rows, or equal parts of rows. Pure function."""
     vectors = -(-row_bytes // VECTOR_BYTES)
     steps = min(MAX_COPIED, -(-vectors // MAX_COPY_THREADS))
     parts = -(-vectors // (MAX_COPY_THREADS * steps))
@@ -80,17 +80,17 @@ def choose_gather(row_bytes: int) -> GatherTile:
 
 
 def ctas_of_tiles(items: int, threads: int, sms: int) -> int:
-    """Number of CTAs for at most ``items`` work items: one each, as far as can be resident."""
+    """Number of CTAs for at most ``items`` work items: one per item, if all can be resident."""
     return max(1, min(items, sms * max(1, RESIDENT_THREADS // threads)))
 
 
 def ctas_of_ids(items: int, sms: int) -> int:
-    """Number of CTAs for at most ``items`` work items: few, as each also sorts the batch."""
+    """Number of CTAs that share at most ``items`` work items: few, as each also sorts the batch."""
     return max(1, min(items, sms * CTAS_PER_SM))
 
 
 def ctas_of_logits(items: int, cluster: int, sms: int) -> int:
-    """Number of CTAs: one writes the routing, the others share ``items`` work items."""
+    """Number of CTAs, whole clusters: one writes the routing, others share ``items`` work items."""
     room = sms if cluster == 1 else sms * PLACED[0] // PLACED[1]
     ctas = min(items + 1, room)
     return -(-max(2, ctas) // cluster) * cluster
@@ -104,8 +104,8 @@ class SortTile:
     """Sort of a small batch, repeated in every CTA.
 
     Attributes:
-        route: threads of the CTA.
-        capacity: entries of the row-to-slot table, at least the rows of token tiles.
+        route: layout of the sort, by the threads of one CTA.
+        capacity: entries of the row-to-slot table, at least the number of rows of all tiles.
     """
 
     route: RouteTile
@@ -116,13 +116,13 @@ def fuse_ids(slots: int, experts: int, tile_tokens: int, threads: int) -> SortTi
     """Choose how CTAs sort a batch in the launch that also writes the rows. Pure function.
 
     Args:
-        slots: slots of the batch.
-        experts: experts of this rank.
-        tile_tokens: rows of a token tile.
-        threads: threads of a CTA.
+        slots: number of slots of the batch.
+        experts: number of experts of this rank.
+        tile_tokens: rows per token tile.
+        threads: threads per CTA.
 
     Returns:
-        The tile; None if a sort in every CTA takes longer than the wait for a separate kernel.
+        The tile; None for batches or tiles so large that a separate launch should sort.
     """
     if slots > min(MAX_SLOTS, threads * MAX_STEPS) or tile_tokens > LINES:
         return None
@@ -131,7 +131,7 @@ def fuse_ids(slots: int, experts: int, tile_tokens: int, threads: int) -> SortTi
 
 
 def row_capacity(slots: int, experts: int, tile_tokens: int) -> int:
-    """Number of row-to-slot entries; a power of two, so that few kernels serve many batches."""
+    """Number of row-to-slot entries: a power of two, so that few variants serve many batches."""
     rows = max_tiles(slots, experts, tile_tokens) * tile_tokens
     return max(256, 1 << (rows - 1).bit_length())
 
@@ -141,10 +141,10 @@ class TopkTile:
     """Cluster whose CTAs each select the experts of a share of the tokens.
 
     Attributes:
-        cluster: CTAs of the cluster.
-        share: maximum number of tokens of a CTA.
-        route: sort of all slots, repeated in each CTA.
-        capacity: entries of the row-to-slot table, at least the rows of token tiles.
+        cluster: CTAs per cluster.
+        share: maximum number of tokens per CTA.
+        route: layout of the sort of all slots, repeated in each CTA.
+        capacity: entries of the row-to-slot table, at least the number of rows of all tiles.
     """
 
     cluster: int
@@ -161,19 +161,19 @@ class TopkTile:
 def fuse_logits(
     slots: tuple[int, int], experts: int, tile_tokens: int, threads: int, teams: bool
 ) -> TopkTile | None:
-    """Choose the CTAs that route a batch into token tiles in one launch. Pure function.
+    """Choose CTAs that select experts, sort and write rows in one launch. Pure function.
 
-    Every CTA sorts the whole batch, and so waits only for its own cluster.
+    Every CTA sorts the whole batch, so that no cluster waits for another.
 
     Args:
-        slots: tokens of the batch, and slots of each token.
-        experts: experts of this rank.
-        tile_tokens: rows of a token tile.
-        threads: threads that quantise or copy rows together.
+        slots: number of tokens, and of slots per token.
+        experts: number of experts of this rank.
+        tile_tokens: rows per token tile.
+        threads: threads that quantise or copy a work item together.
         teams: whether a CTA may have several teams of ``threads`` threads.
 
     Returns:
-        The tile, or None where three launches (top-k, sort, tokens) take less time.
+        The tile; None for batches so large that separate launches (top-k, sort, rows) are used.
     """
     tokens, top_k = slots
     if teams:

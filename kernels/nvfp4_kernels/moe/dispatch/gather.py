@@ -1,4 +1,4 @@
-"""Sink of a dispatch without quantisation: copies of tokens in token tiles."""
+"""Sink of a dispatch without quantisation: tokens are copied to rows of token tiles."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class CopiedRows(NamedTuple):
 
     Attributes:
         data: [tiles, T, k].
-        k: elements of a row.
+        k: elements per row.
     """
 
     data: cute.Pointer
@@ -39,7 +39,7 @@ class CopiedRows(NamedTuple):
 
 @dataclass(frozen=True)
 class GatheredRows:
-    """Layout of the copied rows of token tiles.
+    """Copies of tokens in rows of token tiles: layout, and a thread's reads and writes.
 
     Attributes:
         dtype: ``"bfloat16"`` or ``"float16"``.
@@ -54,11 +54,11 @@ class GatheredRows:
     weighted: bool
 
     def arguments(self, source: DeviceSource) -> CopiedRows:
-        """Example arguments of the sink, for ``cute.compile``."""
+        """Example of the output rows, for ``cute.compile``."""
         return example(CopiedRows, {"data": TYPES[self.dtype]})
 
     def tokens(self) -> Tokens:
-        """Example of ``Tokens``, the rows to read, for ``cute.compile``."""
+        """Example of the rows to read, for ``cute.compile``."""
         return example(Tokens, {"x": TYPES[self.dtype], **TOKEN_TYPES}, TOKEN_ALIGNMENT)
 
     def grid(self, source: DeviceSource, ctas: Int32) -> tuple[Int32 | int, ...]:
@@ -82,7 +82,10 @@ class GatheredRows:
         slots: Array,
         used: Callable[[], Int32],
     ) -> None:
-        """Copy the rows of ``used()`` tiles; a work item of a CTA is a row or a part of a row."""
+        """Copy the rows of ``used()`` tiles; a work item is a row or a part of a row.
+
+        ``slots``: slots of all rows.
+        """
         items = used() * source.tile_tokens * cute.ceil_div(arguments.out.k, self.part)
         self._run_items(arguments, slots, items, source.workers(arguments.ctas))
 
@@ -116,7 +119,7 @@ class GatheredRows:
 
 
 def _load(source: cute.Pointer, index: Int64, there_is: Boolean) -> Vector:
-    """Load 16 bytes from element ``index`` on; zeros if not ``there_is``."""
+    """Load 16 bytes from element ``index`` on; return zeros if not ``there_is``."""
     words = ptx.inline_ptx(
         " ".join(f"mov.b32 {{$w{n}}}, 0;" for n in range(4))
         + " @{$r1} ld.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",

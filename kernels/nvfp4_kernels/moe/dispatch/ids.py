@@ -1,4 +1,4 @@
-"""Source of a dispatch of a small batch: a sort by expert, repeated in every CTA."""
+"""Source of a dispatch from ids, for small batches: a sort by expert, repeated in every CTA."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from nvfp4_kernels.moe.route.tile import Sizes
 
 
 class IdsArguments(NamedTuple):
-    """Chosen experts; part of a launch's arguments.
+    """Ids to sort, and the routing to write; part of a launch's arguments.
 
     Attributes:
         batch: slots to sort.
@@ -45,8 +45,8 @@ class CtaRoute:
     """Sort in one CTA's shared memory; only the last CTA writes the routing to global memory.
 
     Attributes:
-        tile: threads of the CTA, and entries of the row-to-slot table.
-        sizes: experts, and rows of a tile.
+        tile: layout of the sort, and entries of the row-to-slot table.
+        sizes: number of experts, and rows per tile.
     """
 
     tile: SortTile
@@ -64,7 +64,10 @@ class CtaRoute:
         return example(IdsArguments, BATCH_TYPES | ROUTING_TYPES, 4)
 
     def place(self, source: IdsArguments, tokens: Tokens) -> tuple[Array, Callable[[], Int32]]:
-        """Sort; return all rows' slots, in shared memory, and a function that counts used tiles."""
+        """Sort; return the slots of all rows, and a function for the number of tiles in use.
+
+        The slots are in shared memory.
+        """
         slots = Array(Int32, self.tile.capacity, space=AddressSpace.smem, alignment=4)
         used = self.run(source.batch, source.routing, slots)
         return slots, lambda: used
@@ -78,7 +81,7 @@ class CtaRoute:
 
     @cute.jit
     def run(self, batch: Batch, out: RoutingOut, slots: Array) -> Int32:
-        """Fill ``slots`` after preceding kernels; return the number of tiles in use.
+        """Wait for preceding kernels and fill ``slots``; return the number of tiles in use.
 
         The last CTA, which processes no rows, gets 0.
         """

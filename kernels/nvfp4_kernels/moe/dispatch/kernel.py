@@ -16,13 +16,13 @@ from nvfp4_kernels.moe.dispatch.tokens import DispatchArguments, GivenTiles
 
 @dataclass(frozen=True)
 class MoeDispatch:
-    """Rows of the tiles in use, copied or quantised; padding rows are zeros.
+    """Copy or quantise tokens into the rows of tiles in use; padding rows are zeros.
 
-    With ids or logits, every CTA sorts the batch in its shared memory, then loops over its share
-    of the rows of the tiles in use; the last CTA of the grid writes the routing instead.
+    With ids or logits, every CTA sorts the batch in shared memory, then loops over a share of the
+    rows of tiles in use; the last CTA of the grid writes the routing instead of rows.
 
     Attributes:
-        source: existing tiles; or the sort, with or without the top-k.
+        source: existing tiles; or a sort, with or without top-k.
         rows: layout of the rows, and a thread's reads and writes.
     """
 
@@ -48,7 +48,7 @@ class MoeDispatch:
 
     @cute.jit
     def __call__(self, arguments: DispatchArguments, stream: cuda_driver.CUstream) -> None:
-        """Launch a persistent grid, of clusters where CTAs share the top-k."""
+        """Launch a persistent grid; CTAs that share the top-k form clusters."""
         self.kernel(arguments).launch(
             grid=self.rows.grid(self.source, arguments.ctas),
             block=(self.threads, 1, 1),

@@ -72,7 +72,7 @@ def moe_dispatch(call: DispatchCall) -> Dispatched:
 
 
 def _from_tiles(call: DispatchCall, routing: Routing, rows: Rows, sms: int) -> Dispatched:
-    """Launch for existing tiles, unless there is nothing to write."""
+    """Launch for existing tiles, unless the result has no elements."""
     for name, part in routing._asdict().items():
         check_layout(f"routing.{name}", part)
     found = empty(call)
@@ -86,7 +86,7 @@ def _from_tiles(call: DispatchCall, routing: Routing, rows: Rows, sms: int) -> D
 
 
 def _from_ids(call: DispatchCall, ids: Ids, route: CtaRoute, rows: Rows, sms: int) -> Dispatched:
-    """Launch for ids, even without slots or elements: the number of tiles must be written."""
+    """Launch for ids, even without slots or elements, as the number of tiles must be written."""
     check_batch(ids.topk_ids, ids.expert_map)
     found = empty(call)
     items = len(found.routing.slots) * _items_of_tile(call, rows, ids.tile_tokens)
@@ -100,7 +100,7 @@ def _from_ids(call: DispatchCall, ids: Ids, route: CtaRoute, rows: Rows, sms: in
 def _from_logits(
     call: DispatchCall, source: Logits, route: TopkRoute, rows: Rows, sms: int
 ) -> Dispatched:
-    """Launch for logits, even without tokens: the number of tiles must be written."""
+    """Launch for logits, even without tokens, as the number of tiles must be written."""
     logits, router, experts, tile_tokens, expert_map, bias, padding = source
     check_logits(logits, bias, padding)
     check_map(expert_map)
@@ -148,7 +148,7 @@ def _items_of_tile(call: DispatchCall, rows: Rows, tile_tokens: int) -> int:
 
 
 def _rows_of(call: DispatchCall, sms: int) -> Rows:
-    """Layout of the rows, chosen as if every slot of the batch were a row in use."""
+    """Choose the layout of rows, as if every slot of the batch were a row in use."""
     x, source, output, weights = call
     k, (tokens, top_k), weighted = x.shape[-1], call.slots, weights is not None
     dtype = dtype_name(x.dtype)

@@ -30,13 +30,13 @@ from nvfp4_kernels.moe.topk.choice import LOGITS_ALIGNMENT, RouterLogits, TokenC
 
 
 class LogitsArguments(NamedTuple):
-    """Router logits; part of a launch's arguments.
+    """Router logits, and the routing to write; part of a launch's arguments.
 
     Attributes:
-        given: the logits.
-        batch: slots to sort; the ids come from the top-k.
+        given: logits, bias and padding.
+        batch: slots to sort; ids are null, as the top-k finds them.
         routing: result of the sort, written by the last CTA of the grid.
-        topk_weights: float32 [tokens, top_k], result.
+        topk_weights: float32 [tokens, top_k], result, written by the last cluster of the grid.
     """
 
     given: RouterLogits
@@ -59,15 +59,15 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True)
 class TopkRoute:
-    """Top-k and sort: each CTA of a cluster selects some tokens' experts, then sorts all slots.
+    """Top-k and sort: each CTA of a cluster selects experts of some tokens, then sorts all slots.
 
     All clusters do the same work, so that no cluster waits for another. The last CTA of the grid
-    writes the routing, the last cluster the weights.
+    writes the routing, the last cluster the routing weights.
 
     Attributes:
         choice: top-k of a token's experts.
-        tile: threads and CTAs.
-        sizes: experts, and rows of a tile.
+        tile: threads, cluster and shared tables.
+        sizes: number of experts, and rows per tile.
     """
 
     choice: TokenChoice
@@ -97,7 +97,10 @@ class TopkRoute:
         return example(LogitsArguments, types, alignment)
 
     def place(self, source: LogitsArguments, tokens: Tokens) -> tuple[Array, Callable[[], Int32]]:
-        """Route; return all rows' slots in shared memory, and a function that counts used tiles."""
+        """Route; return the slots of all rows, and a function for the number of tiles in use.
+
+        The slots are in shared memory.
+        """
 
         def words(number: int) -> Array:
             return Array(Int32, number, space=AddressSpace.smem, alignment=4)
@@ -113,7 +116,7 @@ class TopkRoute:
 
     @cute.jit
     def run(self, source: LogitsArguments, memory: Memory) -> Int32:
-        """Fill ``memory`` after preceding kernels; return the number of tiles in use.
+        """Wait for preceding kernels and fill ``memory``; return the number of tiles in use.
 
         The last CTA, which processes no rows, gets 0.
         """
@@ -147,7 +150,7 @@ class TopkRoute:
             ptx.barrier_cluster_wait()
 
     def _sync(self) -> None:
-        """Sync the cluster: wait for the top-k of all its CTAs."""
+        """Wait until all CTAs of the cluster have stored their top-k."""
         if self.tile.cluster > 1:
             ptx.barrier_cluster_arrive()
             ptx.barrier_cluster_wait()
@@ -156,7 +159,10 @@ class TopkRoute:
 
     @cute.jit
     def _choose(self, given: RouterLogits, weights: cute.Pointer, memory: Memory) -> None:
-        """Select the experts of this CTA's tokens, a warp per token."""
+        """Select the experts of this CTA's tokens, a warp per token.
+
+        CTAs of the last cluster also store the routing weights.
+        """
         cta, thread = cute.arch.block_idx()[0], cute.arch.thread_idx()[0]
         lane, top_k = thread % WARP, self.choice.router.top_k
         if (thread == 0) & (given.tokens == 0):

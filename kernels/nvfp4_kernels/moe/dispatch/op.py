@@ -1,8 +1,8 @@
 """``moe_dispatch``: permute tokens into token tiles, by a routing, expert ids or logits.
 
-Results are bit-identical for all sources: ids act like ``moe_route`` and then its routing, logits
-like ``moe_topk`` and then its ids. On a GPU a small batch takes one launch, others two or three:
-see ``choose``.
+Ids give the same bits as ``moe_route`` and a dispatch by its routing; logits give the same bits as
+``moe_topk`` and a dispatch by its ids. On a GPU a small batch takes one launch, a larger batch two
+or three: see ``choose``.
 """
 
 from typing import Any
@@ -37,20 +37,23 @@ def moe_dispatch(
 ) -> Dispatched:
     """Permute tokens into token tiles, quantised or not.
 
-    A quantised row equals ``quantize`` of its token. Padding rows have zero data and scales.
+    A quantised row is bit-identical to ``quantize`` of the token, after multiplication if there are
+    ``topk_weights``. Padding rows have zero data and scales.
 
     Args:
         x: bfloat16 or float16 ``(M, K)``, K a multiple of 16; with a ``Routing`` and an ``output``
-            also ``(tiles, T, K)``, already in tiles. On a GPU contiguous and 32-byte aligned.
+            also ``(tiles, T, K)``, already in tiles. On a GPU contiguous and 32-byte aligned (16 if
+            ``output`` is None).
         source: a ``Routing``; ``Ids``, the experts of each token; or ``Logits``, from which the op
             selects experts.
         output: ``Static(global_scale, terms)`` or ``PerToken(terms)`` for NVFP4; None: x's dtype.
-        topk_weights: float32 ``(M, k)``: routing weights, applied to the tokens first, in float32
-            rounded to x's dtype. None: not applied, as with ``Logits`` and with rows in tiles.
+        topk_weights: float32 ``(M, k)``: routing weights by which tokens are multiplied first, in
+            float32, with products rounded to x's dtype. None: not applied; required with ``Logits``
+            and with rows in tiles.
 
     Returns:
-        ``Dispatched``: data, scales and row scales of the tiles, the routing, and the routing
-        weights of ``Logits``. Unused tiles are not written.
+        ``Dispatched``: data, scales and row scales of the tiles, the routing, and with ``Logits``
+        the routing weights. On a GPU tiles that are not in use are not written.
 
     Raises:
         InvalidArgument: an unsupported type, dtype, shape, stride or alignment; the message
@@ -101,7 +104,7 @@ def moe_dispatch(
 
 
 def _schema(source: str, output: str) -> str:
-    """Schema of the custom op of a source and an output, with their fields as arguments."""
+    """Schema of the custom op for ``source`` and ``output``, whose fields are its arguments."""
     routed, chosen = source != "moe", source == "moe_topk_route"
     quantized, per_token = output != "gather", output == "quantize_per_token"
     given = ["Tensor x", _SOURCES[source]]
@@ -114,7 +117,7 @@ def _schema(source: str, output: str) -> str:
 
 
 def _packed(source: str, output: str, x: Tensor, *flat: Any) -> DispatchCall:
-    """``DispatchCall`` of a custom op's arguments, the fields of source and output."""
+    """Pack a custom op's arguments, the fields of source and output, into a ``DispatchCall``."""
     count = _SOURCES[source].count(",") + 1
     before, rest = flat[:count], list(flat[count:])
     calibrated = output == "quantize"
@@ -137,7 +140,7 @@ def _packed(source: str, output: str, x: Tensor, *flat: Any) -> DispatchCall:
 
 
 def _returned(call: DispatchCall, found: Dispatched) -> Any:
-    """Results of a custom op: only the tensors that the op creates."""
+    """Pick the results of a custom op: only tensors that the op creates."""
     data, scales, row_scale, routing, weights = found
     made = () if isinstance(call.source, Routing) else routing
     parts = tuple(part for part in (weights, *made, data, scales, row_scale) if part is not None)
@@ -151,7 +154,7 @@ def _run(call: DispatchCall) -> Any:
 
 
 def _define(source: str, output: str) -> None:
-    """Define the custom op of a source and an output; graphs refer to the op by its name."""
+    """Define the custom op for ``source`` and ``output``; traced graphs contain the op's name."""
 
     def run(x: Tensor, *flat: Any) -> Any:
         return _run(_packed(source, output, x, *flat))

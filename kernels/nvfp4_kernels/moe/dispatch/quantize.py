@@ -1,4 +1,4 @@
-"""Sink of a dispatch with quantisation, for sm_100: tokens to NVFP4 rows of token tiles."""
+"""Sink of a dispatch with quantisation, for sm_100: tokens become NVFP4 rows of token tiles."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class QuantizedItems(NamedTuple):
 
     Attributes:
         rows: data and scales.
-        items: work items per token tile.
+        items: number of work items per token tile.
     """
 
     rows: QuantizedRows
@@ -56,18 +56,18 @@ class QuantizedItems(NamedTuple):
 
 @dataclass(frozen=True)
 class MoeRows:
-    """Layout of the rows of token tiles, and a thread's reads and writes.
+    """Quantised tokens in rows of token tiles: layout, and a thread's reads and writes.
 
     Attributes:
         dtype: dtype of the input, e.g. ``"bfloat16"``.
         per_token: whether each row has its own global scale.
-        tile: rows and threads.
-        tile_tokens: rows of a token tile.
-        k: elements of a row, a compile-time constant, so that a thread locates its block of each
-            work item in few instructions.
-        top_k: slots of a token; 0: rows are already in tiles.
+        tile: layout of threads over rows.
+        tile_tokens: rows per token tile.
+        k: elements per row, a compile-time constant, so that a thread locates blocks in few
+            instructions.
+        top_k: slots per token; 0: rows are already in tiles.
         weighted: whether the slots' routing weights are applied to the tokens.
-        terms: NVFP4 terms of the result.
+        terms: layout of the result's NVFP4 terms.
     """
 
     dtype: str
@@ -81,11 +81,11 @@ class MoeRows:
 
     @property
     def columns(self) -> int:
-        """Number of CTAs that share a row."""
+        """Number of parts into which rows are cut."""
         return columns_of_row(self.tile, self.k)
 
     def place(self, column: Int32, group: Int32, thread: Int32 | None = None) -> Place:
-        """``Place`` of a thread in part ``column`` of the rows of a group.
+        """``Place`` of a thread in the work item of part ``column`` and row group ``group``.
 
         ``thread``: see ``find_at``.
         """
@@ -93,7 +93,7 @@ class MoeRows:
         return found(self.tile, self.tile_tokens, self.k, self.terms, column, group, thread)
 
     def slot(self, slots: Array, place: Place, there_is: Boolean | None = None) -> Int32:
-        """Slot of this thread's row, loaded from ``slots``, the slots of all rows.
+        """Load the slot of this thread's row from ``slots``, the slots of all rows.
 
         ``there_is``: whether this CTA has a work item; None if the CTA always has one.
         """
@@ -103,7 +103,10 @@ class MoeRows:
 
     @cute.jit
     def write(self, tokens: Tokens, slot: Int32, out: QuantizedRows, place: Place) -> None:
-        """Quantise one CTA's rows; ``slot`` is the slot of this thread's row."""
+        """Quantise the rows of a work item, or write zeros in warps with padding rows only.
+
+        ``slot``: slot of this thread's row.
+        """
         quantizer = RowQuantizer(out.data, out.scales, out.scale, self.per_token)
         if cutlass.const_expr(self.per_token) or cute.arch.vote_any_sync(slot >= 0):
             quantizer.write(place, self._rows(tokens, slot, place))
@@ -125,12 +128,12 @@ class MoeRows:
         return [weigh(block, weight) for block in blocks]
 
     def arguments(self, source: DeviceSource) -> QuantizedRows | QuantizedItems:
-        """Example arguments of the sink; for existing tiles the grid gives the work items."""
+        """Example of the output rows; unless tiles exist already, with the number of work items."""
         rows = example(QuantizedRows, OUTPUT_TYPES, OUTPUT_ALIGNMENT)
         return rows if isinstance(source, GivenTiles) else QuantizedItems(rows, Int32(0))
 
     def tokens(self) -> Tokens:
-        """Example of ``Tokens``, the rows to read, for ``cute.compile``."""
+        """Example of the rows to read, for ``cute.compile``."""
         types = {"x": TYPES[self.dtype], **TOKEN_TYPES}
         return example(Tokens, types, {"x": ALIGNMENT, **TOKEN_ALIGNMENT})
 
@@ -149,8 +152,8 @@ class MoeRows:
 
         A CTA loops over work items, each a part of some rows of a tile, until all tiles in use are
         done. The number of tiles is read on the device, so that unused tiles, allocated for the
-        worst case, cost no time. CTAs of the same rows are neighbours, so that SMs are evenly
-        loaded when few tiles are in use.
+        worst case, cost no time. Neighbouring CTAs have parts of the same rows, so that SMs are
+        evenly loaded when few tiles are in use. ``slots``: slots of all rows.
         """
         if isinstance(source, GivenTiles):
             column, first, _ = cute.arch.block_idx()
@@ -168,7 +171,14 @@ class MoeRows:
     def _run_items_of_tiles(
         self, arguments: DispatchArguments, slots: Array, slot: Int32, groups: Int32
     ) -> None:
-        """Quantise the CTA's work items; ``slot``: slot of this thread's row in the first item."""
+        """Quantise the CTA's work items in existing tiles.
+
+        Args:
+            arguments: arguments of the launch.
+            slots: slots of all rows.
+            slot: slot of this thread's row in the CTA's first work item.
+            groups: number of row groups in all tiles in use.
+        """
         out = arguments.out
         column, first, _ = cute.arch.block_idx()
         for group in range(first, groups, arguments.ctas):
@@ -192,7 +202,10 @@ class MoeRows:
         workers: Int32,
         teams: cutlass.Constexpr,
     ) -> None:
-        """Quantise work items, each by one of ``teams`` teams of threads; None: by the CTA."""
+        """Quantise a share of ``items`` work items, spread over ``workers`` CTAs.
+
+        ``teams``: number of teams of threads per CTA, each with items of its own; None: no teams.
+        """
         out, columns, size = arguments.out.rows, self.columns, self.tile.threads
         first, step, thread = cute.arch.block_idx()[0], workers, None
         if cutlass.const_expr(teams is not None):

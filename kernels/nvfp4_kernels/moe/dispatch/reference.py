@@ -12,7 +12,7 @@ from nvfp4_kernels.moe.topk.reference import moe_topk
 
 
 def moe_dispatch(call: DispatchCall) -> Dispatched:
-    """See ``nvfp4_kernels.moe.dispatch.op.moe_dispatch``; spare tiles are zeros."""
+    """See ``nvfp4_kernels.moe.dispatch.op.moe_dispatch``; tiles that are not in use are zeros."""
     x, source, output, factors = call
     weights = row_scale = None
     if isinstance(source, Logits):
@@ -33,7 +33,7 @@ def moe_dispatch(call: DispatchCall) -> Dispatched:
 
 
 def _gathered(x: Tensor, routing: Routing, topk_weights: Tensor | None) -> Tensor:
-    """Tokens in tiles; rows already in tiles stay there."""
+    """Gather tokens into tiles, or copy rows already in tiles; all other rows are zeros."""
     used = int(routing.groups[0])
     slots = routing.slots[:used].long()
     is_slot = slots >= 0

@@ -1,4 +1,4 @@
-"""Rows of token tiles, lookup of their tokens in kernels, and the source of existing tiles."""
+"""Input rows of a dispatch, lookup of a row's token, and the source for existing tiles."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ class Tokens(NamedTuple):
     """Input rows in global memory; part of kernels' arguments.
 
     Attributes:
-        x: [m, k], or [tiles, T, k].
-        slots: int32 [tiles, T], slot of each row, -1 for padding.
+        x: tokens [m, k], or rows in tiles [tiles, T, k].
+        slots: int32 [tiles, T], slot of each row, -1 for padding; null if the launch sorts.
         weights: routing weights, float32 [m, top_k], or null.
     """
 
@@ -33,7 +33,7 @@ class DispatchArguments(NamedTuple):
         source: the source's arguments.
         tokens: rows to read.
         out: rows to write.
-        ctas: CTAs of the grid; if existing tiles are quantised, CTAs per part of a row.
+        ctas: number of CTAs of the grid; per part of a row if existing tiles are quantised.
     """
 
     source: Any
@@ -43,7 +43,7 @@ class DispatchArguments(NamedTuple):
 
 
 class DeviceSource(Protocol):
-    """Device code of a source: the routing, and the CTAs that share the rows."""
+    """Device code of a source: slots of all rows, and the CTAs that process rows."""
 
     @property
     def tile_tokens(self) -> int:
@@ -55,7 +55,7 @@ class DeviceSource(Protocol):
 
     @property
     def threads(self) -> int | None:
-        """Number of threads per CTA; None: the layout of the rows determines the number."""
+        """Number of threads per CTA; None: as in the layout of the rows."""
 
     def arguments(self) -> Any:
         """Example arguments of the source, for ``cute.compile``."""
@@ -63,7 +63,7 @@ class DeviceSource(Protocol):
     def place(self, source: Any, tokens: Tokens) -> tuple[Array, Callable[[], Int32]]:
         """Wait for preceding kernels; return the slots of all rows, and the number of tiles in use.
 
-        The number is returned as a function, which may load it: the caller decides when.
+        The number is returned as a function, so that the caller decides when to load the number.
         """
 
     def workers(self, ctas: Int32) -> Int32:
@@ -78,12 +78,15 @@ TOKEN_ALIGNMENT = dict.fromkeys(TOKEN_TYPES, 4)
 
 
 def load_count(groups: cute.Pointer) -> Int32:
-    """Number of token tiles in use."""
+    """Load the number of token tiles in use."""
     return Array(groups, shape=(1,)).load(0)
 
 
 def load_slot(source: Array, row: Int64, there_is: Boolean | None = None) -> Int32:
-    """Slot of a row; -1 for no row. ``there_is``: whether the row exists; None: it always does."""
+    """Load the slot of a row; -1 if the row does not exist.
+
+    ``there_is``: whether the row exists; None: the row always exists.
+    """
     if there_is is None:
         return source.load(row)
     return ptx.inline_ptx(
@@ -94,7 +97,7 @@ def load_slot(source: Array, row: Int64, there_is: Boolean | None = None) -> Int
 
 
 def load_weight(source: cute.Pointer, slot: Int32) -> Float32:
-    """Routing weight of a slot; 1 without weights."""
+    """Load the routing weight of a slot; 1 for padding, slot -1."""
     return ptx.inline_ptx(
         "mov.f32 {$w0}, 0f3F800000; @{$r1} ld.global.f32 {$w0}, [{$r0}];",
         write_only_types=[Float32],
@@ -103,12 +106,12 @@ def load_weight(source: cute.Pointer, slot: Int32) -> Float32:
 
 
 def weigh(elements: Vector, weight: Float32) -> Vector:
-    """Apply a routing weight to elements in float32, rounded to the elements' type."""
+    """Multiply elements by a routing weight in float32; round to the elements' dtype."""
     return (elements.to(Float32) * weight).to(elements.dtype)
 
 
 def first_element(slot: Int32, row: Int64, top_k: cutlass.Constexpr, k: Int32 | int) -> Int64:
-    """Offset in x of the row's token; of the row itself if x is already in tiles (``top_k`` 0)."""
+    """Offset in x of a row's token; if x is already in tiles (``top_k`` 0), of the row itself."""
     return (Int64(slot // top_k) if top_k else row) * Int64(k)
 
 
@@ -127,7 +130,7 @@ class GivenTiles:
     """Source of a dispatch whose routing an earlier launch has written.
 
     Attributes:
-        tile_tokens: rows of a token tile.
+        tile_tokens: rows per token tile.
     """
 
     tile_tokens: int
@@ -139,7 +142,7 @@ class GivenTiles:
         return example(TilesArguments, {"groups": Int32}, 4)
 
     def place(self, source: TilesArguments, tokens: Tokens) -> tuple[Array, Callable[[], Int32]]:
-        """Wait for preceding kernels; return the slots, and a load of the number of tiles."""
+        """Wait for preceding kernels; return slots, and a function that loads the tile count."""
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         return Array(tokens.slots, shape=(1,)), lambda: load_count(source.groups)
 

@@ -1,1 +1,1 @@
-"""Slots of a mixture of experts sorted by expert into padded token tiles (align)."""
+"""Sort of a batch's slots by expert into padded token tiles (align)."""

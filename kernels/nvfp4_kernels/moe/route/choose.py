@@ -7,11 +7,11 @@ CTA_SLOTS = 4096  # beyond, another CTA is worth the exchange of counts
 
 
 def choose_config(slots: int, experts: int) -> RouteTile:
-    """Choose the fewest CTAs that hold all slots at once, else a cluster of eight. Pure function.
+    """Choose the fewest CTAs with at most 4096 slots each, but no more than eight. Pure function.
 
     Args:
-        slots: slots of the batch.
-        experts: experts of this rank; one thread per expert.
+        slots: number of slots of the batch.
+        experts: number of experts of this rank; a CTA has at least a thread per expert.
     """
     cluster = 1
     while cluster < MAX_CLUSTER and slots > cluster * CTA_SLOTS:
@@ -23,7 +23,7 @@ def choose_config(slots: int, experts: int) -> RouteTile:
 
 
 def mapped_experts(total: int) -> int:
-    """Capacity of an expert map for ``total`` experts."""
+    """Number of entries reserved for a map of ``total`` experts: a power of two, at least 32."""
     return _power(max(total, WARP))
 
 

@@ -38,11 +38,11 @@ class RouteArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class MoeRoute:
-    """Sort of a batch by one CTA, or by one cluster whose CTAs exchange counts.
+    """Sort of a batch by a single CTA, or by a single cluster whose CTAs exchange counts.
 
     Attributes:
-        tile: threads and CTAs.
-        sizes: experts, and rows of a tile.
+        tile: threads and CTAs that sort.
+        sizes: number of experts, and rows per tile.
     """
 
     tile: RouteTile
@@ -79,13 +79,13 @@ class MoeRoute:
 
 
 def check_batch(topk_ids: Tensor, expert_map: Tensor | None) -> None:
-    """Raise unless kernels can read ids and expert map."""
+    """Raise unless kernels can read the ids and the expert map."""
     check_layout("topk_ids", topk_ids)
     check_map(expert_map)
 
 
 def check_map(expert_map: Tensor | None) -> None:
-    """Raise unless kernels can read the expert map."""
+    """Raise unless kernels can read the expert map, or the map is None."""
     check_layout("expert_map", expert_map)
     if expert_map is not None and len(expert_map) > MAX_MAPPED:
         raise InvalidArgument(
@@ -101,7 +101,7 @@ def batch_of(topk_ids: Tensor, expert_map: Tensor | None, num_experts: int) -> B
 
 
 def sizes_of(expert_map: Tensor | None, num_experts: int, tile_tokens: int) -> Sizes:
-    """Compile-time sizes of kernels."""
+    """Compile-time sizes of a sort."""
     mapped = 0 if expert_map is None else mapped_experts(len(expert_map))
     return Sizes(num_experts, mapped, tile_tokens)
 

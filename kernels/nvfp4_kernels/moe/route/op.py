@@ -1,4 +1,4 @@
-"""``moe_route``: sort of slots by expert into token tiles, as ``moe_align_block_size``."""
+"""``moe_route``: sort of slots by expert into token tiles, like vLLM's ``moe_align_block_size``."""
 
 from collections.abc import Sequence
 
@@ -16,12 +16,12 @@ MAX_EXPERTS = 1024
 def moe_route(
     topk_ids: Tensor, num_experts: int, tile_tokens: int, expert_map: Tensor | None = None
 ) -> Routing:
-    """Sort the slots of a batch stably by expert into padded tiles of ``tile_tokens`` rows.
+    """Sort slots of a batch by expert, stably, into padded tiles of ``tile_tokens`` rows.
 
     Args:
         topk_ids: int32 ``(M, k)``, k at most 32, the experts of each token. An id that maps to no
             expert of this rank is skipped; a duplicate id counts twice.
-        num_experts: experts (weights) of this rank, at most 1024.
+        num_experts: number of experts whose weights this rank has, at most 1024.
         tile_tokens: T, one of ``routing.TILE_TOKENS``.
         expert_map: int32 ``(E,)``, local index of each global expert, -1 for experts of other
             ranks; None: ids are local.
@@ -37,7 +37,7 @@ def moe_route(
 
 
 def check_ids(topk_ids: Tensor, expert_map: Tensor | None, num_experts: int) -> None:
-    """Check expert ids and the expert map."""
+    """Check expert ids, the number of experts of this rank, and the expert map."""
     check_dtype("topk_ids", topk_ids, (torch.int32,))
     if topk_ids.ndim != 2 or not 0 < topk_ids.shape[1] <= MAX_TOP_K:
         raise InvalidArgument(
@@ -67,7 +67,7 @@ def check_sizes(num_experts: int, expert_map: Tensor | None) -> None:
 def new_routing(
     like: Tensor, slots: Sequence[int], num_experts: int, tile_tokens: int
 ) -> tuple[Tensor, ...]:
-    """Memory for the parts of a routing of ``(M, k)`` slots, on ``like``'s device."""
+    """Allocate the parts of a routing of ``slots``, M and k, on ``like``'s device."""
     m, k = slots
     tiles = max_tiles(m * k, num_experts, tile_tokens)
     shapes = (1 + tiles,), (tiles, tile_tokens), (m, k)

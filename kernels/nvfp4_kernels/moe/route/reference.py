@@ -9,7 +9,7 @@ from nvfp4_kernels.moe.routing import max_tiles
 def moe_route(
     topk_ids: Tensor, expert_map: Tensor | None, num_experts: int, tile_tokens: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See ``nvfp4_kernels.moe.route.op.moe_route``; spare rows are -1."""
+    """See ``nvfp4_kernels.moe.route.op.moe_route``; tiles that are not in use hold -1."""
     experts = _local_rows(topk_ids, expert_map, num_experts).flatten()
     tiles = max_tiles(experts.numel(), num_experts, tile_tokens)
     order = experts.argsort(stable=True)  # of no expert: last
@@ -36,7 +36,7 @@ def moe_route(
 
 
 def _local_rows(topk_ids: Tensor, expert_map: Tensor | None, num_experts: int) -> Tensor:
-    """Local expert of each slot, ``num_experts`` for none: int64."""
+    """Local expert of each slot, int64; ``num_experts`` if the expert is not of this rank."""
     rows = topk_ids.long()
     if expert_map is not None:
         known = (rows >= 0) & (rows < len(expert_map))

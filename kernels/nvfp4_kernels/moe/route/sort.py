@@ -1,8 +1,8 @@
 """Stable counting sort of a batch's slots by expert, by the threads of a CTA or a cluster.
 
-Each warp takes neighbouring slots and counts slots per expert in shared memory, in slot order;
-lanes of the same expert find each other with ``match``. Scans over warps, CTAs and experts then
-give the first row of each warp's slots. The result does not depend on the order in which warps run.
+Each warp takes neighbouring slots and counts them per expert in shared memory, in slot order; lanes
+with the same expert find each other with ``match``. Scans over warps, CTAs and experts then give
+each warp's first row of each expert. The result does not depend on the order in which warps run.
 """
 
 from collections.abc import Callable
@@ -25,10 +25,10 @@ class Batch(NamedTuple):
     """Slots to sort, in global memory; part of kernels' arguments.
 
     Attributes:
-        ids: int32 [count].
+        ids: int32 [count], expert of each slot; null if the same launch selects experts.
         expert_map: int32 [total], or null.
         count: number of slots.
-        total: number of experts with valid ids.
+        total: number of experts of all ranks if there is a map, else of this rank.
     """
 
     ids: cute.Pointer
@@ -41,7 +41,7 @@ BATCH_TYPES = {"ids": Int32, "expert_map": Int32}
 
 
 class RoutingOut(NamedTuple):
-    """Parts of a ``routing.Routing`` to write; part of kernels' arguments."""
+    """Tensors of a ``Routing`` to write; part of kernels' arguments."""
 
     groups: cute.Pointer
     slots: cute.Pointer
@@ -56,13 +56,13 @@ class Sorter:
     """State of a sort in one thread; the functions below are called in order.
 
     Attributes:
-        tile: threads and CTAs.
-        sizes: experts, and rows of a tile.
+        tile: threads and CTAs that sort.
+        sizes: number of experts, and rows per tile.
         expert_map: copy of the expert map.
-        counts: [warp, expert], numbers of slots; later their exclusive scan over the CTA's warps.
-        firsts: [expert], row of the CTA's first slot.
-        ends: [expert], row after the last slot of all CTAs.
-        own: [expert], number of the CTA's slots, which peers read.
+        counts: [warp, expert], numbers of slots; later an exclusive scan over the CTA's warps.
+        firsts: [expert], row of the expert's first slot in this CTA.
+        ends: [expert], row after the expert's last slot in all CTAs.
+        own: [expert], number of the expert's slots in this CTA, read by peers.
         totals: [warp], partial sums of a scan over threads.
         thread, rank: index of the thread in the CTA, and of the CTA in the cluster.
     """
@@ -96,7 +96,7 @@ class Sorter:
 
 
 def sorter(tile: RouteTile, sizes: Sizes) -> Sorter:
-    """Allocate shared memory of a CTA for a sort."""
+    """Allocate a CTA's shared memory for a sort."""
 
     def words(count: int) -> Array:
         return Array(Int32, count, space=AddressSpace.smem, alignment=4)
@@ -132,7 +132,7 @@ LoadId = Callable[[Batch, Int32], Int32]  # id of a slot, -1 past the last
 def load_experts(
     sort: Sorter, batch: Batch, iteration: Int32 | int = 0, load: LoadId | None = None
 ) -> list[Int32]:
-    """Local experts of this lane's slots; ``NO_EXPERT`` for none.
+    """Load the local experts of this lane's slots; ``NO_EXPERT`` for no expert of this rank.
 
     ``load``: function that loads an id; None: load ids from ``batch``.
     """
@@ -142,7 +142,7 @@ def load_experts(
 
 
 def _load_id(batch: Batch, slot: Int32) -> Int32:
-    """Id of a slot; -1 past the last slot."""
+    """Load the id of a slot; -1 past the last slot."""
     # Predicated rather than branched around, so that a thread's loads all start before it waits.
     return ptx.inline_ptx(
         "mov.b32 {$w0}, -1; @{$r1} ld.global.b32 {$w0}, [{$r0}];",
@@ -165,9 +165,9 @@ def _expert(sort: Sorter, batch: Batch, number: Int32) -> Int32:
 
 @cute.jit
 def take(sort: Sorter, expert: Int32) -> Int32:
-    """Add the lanes' slots to the warp's counts; return the expert's count before this lane's slot.
+    """Add a slot of each lane to the warp's counts; return the rank of this lane's slot.
 
-    ``expert``: expert of this lane's slot.
+    ``expert``: expert of this lane's slot. The rank is the expert's count before the slot.
     """
     same = ptx.match_sync(cute.arch.FULL_MASK, expert, "any")
     before = count_lanes_before(sort.lane, same)
@@ -187,8 +187,9 @@ def count(
 ) -> tuple[list[Int32], list[Int32]]:
     """Count each warp's slots per expert.
 
-    Returns experts of this lane's slots, and ranks of the slots in the warp; empty lists unless one
-    iteration covers all slots. ``load``: see ``load_experts``; requires a single iteration.
+    Returns experts of this lane's slots, and ranks of the slots among the warp's slots of the same
+    expert; empty lists unless one iteration covers all slots. ``load``: see ``load_experts``;
+    requires a single iteration.
     """
     if not sort.tile.single:
         _count_turns(sort, batch)
@@ -207,7 +208,7 @@ def _count_turns(sort: Sorter, batch: Batch) -> None:
 
 @cute.jit
 def place_experts(sort: Sorter) -> Int32:
-    """Scan counts into first rows of experts and warps; return the total number of tiles.
+    """Scan counts into first rows of experts and warps; return the number of tiles in use.
 
     Each thread handles a few neighbouring experts.
     """
@@ -243,7 +244,7 @@ def place_experts(sort: Sorter) -> Int32:
 
 @cute.jit
 def _sum_warps(sort: Sorter, expert: Int32) -> Int32:
-    """Exclusive scan of an expert's counts over warps; return the total."""
+    """Replace an expert's counts by an exclusive scan over warps; return the total."""
     experts, total = sort.sizes.experts, Int32(0)
     counted = [sort.counts[warp * experts + expert] for warp in range(sort.tile.warps)]
     for warp in cutlass.range_constexpr(sort.tile.warps):
@@ -254,7 +255,7 @@ def _sum_warps(sort: Sorter, expert: Int32) -> Int32:
 
 @cute.jit
 def _sum_cluster(sort: Sorter, expert: Int32) -> tuple[Int32, Int32]:
-    """Slots of an expert in CTAs of lower rank, and in all CTAs."""
+    """Numbers of an expert's slots: in CTAs of lower rank, and in all CTAs."""
     before, total = Int32(0), Int32(0)
     if expert < sort.sizes.experts:
         for rank in cutlass.range_constexpr(sort.tile.cluster):
@@ -279,7 +280,7 @@ def row_of(sort: Sorter, expert: Int32, rank: Int32) -> Int32:
 def write_slots(
     sort: Sorter, batch: Batch, out: RoutingOut, experts: list[Int32], ranks: list[Int32]
 ) -> None:
-    """Write rows of slots, and slots of rows; ``experts`` and ``ranks`` from ``count``."""
+    """Write rows of slots, and slots of rows; ``experts`` and ``ranks`` come from ``count``."""
     if cutlass.const_expr(sort.tile.single):
         for step in cutlass.range_constexpr(sort.tile.steps):
             row = row_of(sort, experts[step], ranks[step])
@@ -297,7 +298,7 @@ def write_slots(
 
 @cute.jit
 def write_slot(batch: Batch, out: RoutingOut, slot: Int32, row: Int32) -> None:
-    """Write the row of a slot, and the slot of the row, if the slot exists."""
+    """Write the row of a slot if the slot exists, and the slot of a row if ``row`` is not -1."""
     if slot < batch.count:
         Array(out.rows, shape=(1,)).store(row, slot)
     if row >= 0:
@@ -306,7 +307,7 @@ def write_slot(batch: Batch, out: RoutingOut, slot: Int32, row: Int32) -> None:
 
 @cute.jit
 def write_tiles(sort: Sorter, out: RoutingOut, used: Int32) -> None:
-    """Write the experts of tiles and the padding after their slots, several lanes per expert."""
+    """Write the number of tiles, experts of tiles, and -1 for padding; several lanes per expert."""
     rows, lanes = sort.sizes.tile_tokens, min(WARP, sort.sizes.tile_tokens // PADDING_OF_LANE)
     groups, slots = Array(out.groups, shape=(1,)), Array(out.slots, shape=(1,))
     teams, lane = sort.tile.threads // lanes, sort.thread % lanes

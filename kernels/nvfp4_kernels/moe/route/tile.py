@@ -1,4 +1,4 @@
-"""Layout of the sort of ``moe_route``: threads, clusters, shared memory. Imports no CuTe."""
+"""Compile-time layout and sizes of the sort by expert. Imports no CuTe."""
 
 from dataclasses import dataclass
 
@@ -16,8 +16,8 @@ class RouteTile:
     """CTAs that sort a batch together; each warp takes neighbouring slots.
 
     Attributes:
-        threads: threads of a CTA.
-        cluster: CTAs of the cluster, which exchange counts.
+        threads: threads per CTA.
+        cluster: CTAs per cluster, which exchange counts.
         steps: slots per lane in one iteration.
         single: whether one iteration covers all slots, so that slots are read and ranked once.
     """
@@ -46,13 +46,13 @@ class RouteTile:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes that are constant for a layer.
+    """Sizes of a sort that are constant for a layer.
 
     Attributes:
-        experts: experts of this rank.
-        mapped: capacity of the expert map, a power of two ≥ the experts of all ranks; 0 without a
-            map.
-        tile_tokens: rows of a token tile.
+        experts: number of experts of this rank.
+        mapped: capacity of the expert map, a power of two, at least the number of experts of all
+            ranks; 0 without a map.
+        tile_tokens: rows per token tile.
     """
 
     experts: int

@@ -1,1 +1,1 @@
-"""Router top-k: experts and weights of a batch's tokens, from the router's logits."""
+"""Router top-k: selection of each token's experts from router logits, and routing weights."""

@@ -1,8 +1,8 @@
 """Router top-k of one token by a warp: no shared memory, no exchange between warps.
 
-A lane holds every 32nd expert's logit as an order-preserving integer. ``redux`` finds the maximum
-over the lanes' maxima, once per slot. A bfloat16 leaves room for the expert in the same integer: a
-word then orders by value, then by expert.
+A lane has every 32nd expert's logit or score as an order-preserving integer. ``redux`` finds the
+maximum of the lanes' maxima, once per slot. A bfloat16 logit leaves room for the expert in the
+integer, which then orders by value first and by expert second.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class RouterLogits(NamedTuple):
         logits: [tokens, experts].
         bias: float32 [experts], or null.
         padding: a byte per row, not 0 for rows that are not tokens; or null.
-        tokens: number of tokens.
+        tokens: number of rows of logits.
     """
 
     logits: cute.Pointer
@@ -51,9 +51,10 @@ class Chosen(NamedTuple):
     Attributes:
         id: expert of the lane's slot, -1 for padding.
         expert: expert of the lane's slot, valid for padding too.
-        order: order-preserving integer of the selection score.
-        peak: largest logit, for softmax weights.
-        total: sum of exp(logit − peak) over all experts.
+        order: order-preserving integer of the expert's score with bias; without a bias, logit.
+        peak: largest logit of all experts.
+        total: sum of exp(logit − peak) over all experts; ``peak`` and ``total`` are 0 and 1 unless
+            scores or weights are a softmax over all experts.
     """
 
     id: Int32
@@ -69,9 +70,9 @@ class TokenChoice:
 
     Attributes:
         dtype: dtype of logits, e.g. ``"bfloat16"``.
-        experts: experts of all ranks.
-        router: the rule.
-        biased: whether there is a bias.
+        experts: number of experts of all ranks.
+        router: routing rule.
+        biased: whether a bias is added to scores for selection.
     """
 
     dtype: str
@@ -81,7 +82,7 @@ class TokenChoice:
 
     @property
     def is_packed(self) -> bool:
-        """Whether a word holds both a value and its expert."""
+        """Whether an order-preserving integer also holds the expert."""
         return self.dtype == "bfloat16" and not self.biased
 
     def types(self) -> dict[str, type[cutlass.Numeric]]:
@@ -89,7 +90,7 @@ class TokenChoice:
         return {"logits": TYPES[self.dtype], **LOGITS_TYPES}
 
     def choose(self, given: RouterLogits, token: Int32, lane: Int32) -> Chosen:
-        """Select a token's experts; lane j gets slot j."""
+        """Select a token's experts; lane j returns slot j."""
         first = Int64(token) * self.experts
         # Issue all loads before using the first.
         loaded = [self._load(given, first, each) for each in self._experts(lane)]
@@ -106,7 +107,7 @@ class TokenChoice:
         return Chosen(self._unless_padding(given, token, expert), expert, order, peak, total)
 
     def weigh(self, given: RouterLogits, token: Int32, lane: Int32, chosen: Chosen) -> Float32:
-        """Routing weight of this lane's slot."""
+        """Routing weight of this lane's slot; 0 for padding."""
         logit = value_of(chosen.order)
         if self.biased:  # the bias has changed the ordered values
             logit = Float32(self._load(given, Int64(token) * self.experts, chosen.expert))
@@ -164,7 +165,7 @@ class TokenChoice:
         peak: Float32,
         total: Float32,
     ) -> list[Int32]:
-        """Order-preserving integers of the selection scores; the lowest for absent experts."""
+        """Integers in the order of selection; ``LOWEST`` past the last expert."""
         orders = []
         for number, (expert, value) in enumerate(zip(self._experts(lane), values, strict=True)):
             order = order_of(value)
@@ -184,7 +185,7 @@ class TokenChoice:
     def _weight(
         self, logit: Float32, is_slot: cutlass.Boolean, peak: Float32, total: Float32
     ) -> Float32:
-        """Routing weight of this lane's slot, from ``logit`` and the softmax's peak and total."""
+        """Routing weight of this lane's slot; ``peak``, ``total``: see ``Chosen``."""
         if self.router.scoring == "sigmoid":
             part = sigmoid(logit)
         else:
@@ -231,7 +232,7 @@ class TokenChoice:
     def _best(self, lane: Int32, orders: list[Int32]) -> tuple[Int32, Int32]:
         """Select the top-k; return the expert and order of this lane's slot.
 
-        A lane without a slot gets expert 0.
+        Lanes without a slot return expert 0 and an order without meaning.
         """
         chosen, order = Int32(0), Int32(0)
         for slot in range(self.router.top_k):
@@ -247,7 +248,7 @@ class TokenChoice:
     # Groups
 
     def _best_groups(self, lane: Int32, orders: list[Int32]) -> Int32:
-        """Bit mask of the selected expert groups."""
+        """Select the best expert groups; return a bit mask."""
         own = Int32(LOWEST)  # of the group that has this lane's number
         for group in range(self.router.groups):
             order = self._of_group(lane, orders, group)
@@ -303,7 +304,10 @@ def _exponential(value: Float32, peak: Float32) -> Float32:
 
 
 def warp_sum(value: Float32, lanes: int = WARP) -> Float32:
-    """Sum over the first ``lanes`` lanes of a warp, bit-identical in each of these lanes."""
+    """Sum over the first ``lanes`` lanes of a warp, bit-identical in each of these lanes.
+
+    The lanes from there to the next power of two must hold 0.
+    """
     for mask in (16, 8, 4, 2, 1):
         if mask < lanes:
             value = value + cute.arch.shuffle_sync_bfly(value, mask)

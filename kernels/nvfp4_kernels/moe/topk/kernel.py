@@ -21,7 +21,7 @@ WARPS = 4  # of a CTA, a token each
 
 
 class TopkOut(NamedTuple):
-    """Result: slots of all tokens; part of kernels' arguments.
+    """Result of the top-k, slots of all tokens; part of kernels' arguments.
 
     Attributes:
         weights: float32 [tokens, top_k].
@@ -67,7 +67,7 @@ class MoeTopk:
 
     @cute.kernel
     def kernel(self, arguments: TopkArguments) -> None:
-        """Select the experts of this warp's token."""
+        """Select the experts of this warp's token, and write ids and weights."""
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         thread = cute.arch.thread_idx()[0]
         token = cute.arch.block_idx()[0] * WARPS + thread // WARP
@@ -87,7 +87,7 @@ class MoeTopk:
 
 
 def check_logits(logits: Tensor, bias: Tensor | None, padding: Tensor | None) -> None:
-    """Raise unless kernels can read logits, bias and padding."""
+    """Raise unless kernels can read the logits, the bias and the padding."""
     for name, tensor in (("logits", logits), ("bias", bias)):
         check_layout(name, tensor)
     if padding is not None and padding.stride(-1) != 1:

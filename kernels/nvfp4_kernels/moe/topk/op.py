@@ -17,8 +17,8 @@ def moe_topk(
             float32.
         router: routing rule.
         bias: float32 ``(E,)``, added to scores for selection only; None: no bias.
-        padding: bool ``(M,)``, rows that are not tokens: these get experts -1 and weights 0; None:
-            all rows are tokens.
+        padding: bool ``(M,)``, true for rows that are not tokens, which get experts -1 and weights
+            0; None: all rows are tokens.
 
     Returns:
         ``topk_weights`` float32 ``(M, k)`` and ``topk_ids`` int32 ``(M, k)``.
@@ -57,12 +57,12 @@ def _(
 def router_of(
     top_k: int, scoring: str, renormalize: bool, groups: int, top_groups: int, scale: float
 ) -> Router:
-    """``Router`` from a torch op's arguments, not yet checked by ``check_router``."""
+    """``Router`` with a custom op's arguments, which ``check_router`` has yet to check."""
     known: Scoring = scoring  # type: ignore[assignment]
     return Router(top_k, known, renormalize, groups, top_groups, scale)
 
 
 def new_topk(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """Memory for routing weights and expert ids."""
+    """Allocate routing weights and expert ids."""
     shape = (logits.shape[0], top_k)
     return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int32)

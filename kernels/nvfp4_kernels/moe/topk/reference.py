@@ -43,5 +43,5 @@ def _in_best_groups(order: Tensor, router: Router, biased: bool) -> Tensor:
 
 
 def _descending(values: Tensor, count: int) -> Tensor:
-    """Indices of the largest values of each row; ties go to the lower index."""
+    """Indices of the ``count`` largest values per row, descending; ties go to the lower index."""
     return values.sort(dim=-1, descending=True, stable=True).indices[:, :count]

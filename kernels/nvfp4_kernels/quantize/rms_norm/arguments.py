@@ -1,4 +1,4 @@
-"""Forms of the norms that quantise, and the check of their arguments."""
+"""Variants (forms) of the norms that quantise, and the check of arguments."""
 
 import math
 from typing import Any, NamedTuple
@@ -43,11 +43,11 @@ class Form(NamedTuple):
 
     @property
     def results(self) -> str:
-        """Schema of the results: data, scales, row scales if any, new residual if any."""
+        """Schema of the results: data, scales, row scales if per token, new residual if added."""
         return f"({', '.join(['Tensor'] * (2 + self.per_token + self.adds))})"
 
     def call(self, *arguments: Any) -> RmsNormQuantizeCall:
-        """Pack the arguments of the op."""
+        """Pack the op's positional arguments into a call."""
         given = iter(arguments)
         x, residual = next(given), next(given) if self.adds else None
         weight, eps = next(given), next(given)
@@ -68,8 +68,8 @@ FORMS = [Form(adds, per_token) for adds in (False, True) for per_token in (False
 def check(call: RmsNormQuantizeCall, form: Form) -> None:
     """Check the arguments of a norm that quantises.
 
-    ``form``: form of the op. A tensor that the form requires must not be None: torch's dispatcher
-    itself accepts None for any tensor.
+    Tensors that the op's ``form`` requires must not be None, which torch's dispatcher accepts for
+    any tensor.
     """
     x, operands = call.x, {"x": call.x, "weight": call.weight}
     check_dtype("x", x, FLOAT_DTYPES)

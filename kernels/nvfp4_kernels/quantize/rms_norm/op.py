@@ -29,15 +29,16 @@ def rms_norm_quantize(
 ) -> tuple[Tensor, ...]:
     """``x / sqrt(mean(x²) + eps) · weight`` in NVFP4.
 
-    Computed in float32 with the roundings of vLLM's ``RMSNorm``: the normalised value to the
-    weight's dtype, the product with the weight to ``x``'s dtype; then bit-identical to
-    ``quantize``. The summation order of the mean depends on shapes alone.
+    The arithmetic is float32, with the roundings of vLLM's ``RMSNorm``: the normalised value is
+    rounded to the weight's dtype, the product with the weight to ``x``'s dtype. The result is
+    bit-identical to ``quantize`` of that product. The summation order of the mean depends on shapes
+    alone.
 
     Args:
         x: bfloat16, float16 or float32 ``(..., M, K)``, K a multiple of 16; on sm_100 at most
             24576. On a GPU the last stride is 1, and rows are evenly spaced and 32-byte aligned.
         weight: ``(K,)`` of ``x``'s dtype or float32, contiguous.
-        eps: added to the mean square, 0 or more.
+        eps: number added to the mean square, 0 or more.
         output: as for ``quantize``.
 
     Returns:
@@ -65,9 +66,9 @@ def add_rms_norm_quantize(
 def add_rms_norm_quantize(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, output: Static | PerToken
 ) -> tuple[Tensor, ...]:
-    """``rms_norm_quantize`` of ``x + residual``, and the sum; inputs are not modified.
+    """``rms_norm_quantize`` of ``x + residual``, and the sum itself; inputs are not modified.
 
-    The float32 sum is normalised; the returned sum is rounded.
+    The float32 sum is normalised; the returned sum is rounded to ``x``'s dtype.
 
     Args:
         x: as for ``rms_norm_quantize``.

@@ -1,6 +1,6 @@
 """Norms that quantise, in torch: the reference, which is also the CPU kernel.
 
-Roundings as in ``add_rms_norm``, with or without a residual.
+Roundings are those of ``add_rms_norm``, also without a residual.
 """
 
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Norms that quantise, for sm_100: rows stay in registers between the passes."""
+"""Norms that quantise, for sm_100: rows stay in registers from the norm to the quantisation."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -35,9 +35,9 @@ from nvfp4_kernels.runtime.compile import launch
 
 
 class Inputs(NamedTuple):
-    """Input rows, and the new residual; ``stride`` counts elements between rows.
+    """Input rows, the weight and the new residual; strides count elements between rows.
 
-    Without a residual, the residual's pointers are null.
+    ``residual`` and ``residual_out`` are null if no residual is added.
     """
 
     x: cute.Pointer
@@ -63,10 +63,10 @@ class RmsNormQuantizeSm100(RowKernel):
     Attributes:
         dtype: dtype of input, residual and new residual, e.g. ``"bfloat16"``.
         weight_dtype: dtype of the weight.
-        adds: whether a residual is added first.
+        adds: whether a residual is added before the norm.
         per_token: whether each row has its own global scale.
-        tile: rows and threads; covers whole rows.
-        terms: NVFP4 terms of the result.
+        tile: layout of a CTA's threads over whole rows.
+        terms: layout of the result's NVFP4 terms.
     """
 
     dtype: str
@@ -84,13 +84,13 @@ class RmsNormQuantizeSm100(RowKernel):
         return (example(RmsNormQuantizeArguments, types, alignment),)
 
     def prefetch(self, arguments: RmsNormQuantizeArguments, place: Place) -> None:
-        """Fetch the weight into the cache."""
+        """Prefetch the weight to L2."""
         for step in place.steps:
             wanted = place.live & (place.slot == 0) & (place.block(step) < place.blocks)
             prefetch_block(arguments.inputs.weight, place.element(step), wanted)
 
     def rows(self, arguments: RmsNormQuantizeArguments, place: Place) -> list[Vector]:
-        """Normalised rows."""
+        """Load this thread's blocks, add the residual if there is one, and normalise."""
         inputs = arguments.inputs
         rows = self._sums(inputs, place) if self.adds else self._inputs(inputs, place)
         squares = Float32(0.0)
@@ -105,7 +105,7 @@ class RmsNormQuantizeSm100(RowKernel):
         return [load_block(inputs.x, start + place.element(s), place.has(s)) for s in place.steps]
 
     def _sums(self, inputs: Inputs, place: Place) -> list[Vector]:
-        """Sums of input and residual in float32; stores the rounded sums as the new residual."""
+        """Add input and residual in float32; store the rounded sums as the new residual."""
         starts = (
             (inputs.x, place.row * inputs.stride),
             (inputs.residual, place.row * inputs.residual_stride),
@@ -142,8 +142,8 @@ def rms_norm_quantize(
 ) -> tuple[Tensor, ...]:
     """See ``rms_norm_quantize`` and ``add_rms_norm_quantize`` in ``rms_norm.op``.
 
-    ``call.out`` may alias x or the residual, as a thread reads each block before writing the same
-    block.
+    ``call.out`` may alias ``x`` or the residual, as a thread reads each block before writing the
+    same block. ``batch_invariant``: see ``choose_config``.
     """
     x, residual, weight = call.x, call.residual, call.weight
     rows = rows_of("x", x)

@@ -1,4 +1,4 @@
-"""Kernel table of ``silu_mul_quantize``, by the scaling of the result."""
+"""Kernel tables of ``silu_mul_quantize``, one per kind of global scale of the result."""
 
 from nvfp4_kernels.dispatch import KernelTable
 

@@ -1,4 +1,4 @@
-"""``silu_mul_quantize`` for sm_100: gate and up are read once, only NVFP4 is written."""
+"""``silu_mul_quantize`` for sm_100: gate and up are read once, and only NVFP4 is written."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -46,8 +46,8 @@ class SiluMulQuantizeSm100(RowKernel):
     Attributes:
         dtype: dtype of the input, e.g. ``"bfloat16"``.
         per_token: whether each row has its own global scale.
-        tile: rows and threads.
-        terms: NVFP4 terms of the result.
+        tile: layout of a CTA's threads over rows.
+        terms: layout of the result's NVFP4 terms.
     """
 
     dtype: str
@@ -63,7 +63,7 @@ class SiluMulQuantizeSm100(RowKernel):
         )
 
     def rows(self, arguments: SiluMulQuantizeArguments, place: Place) -> list[Vector]:
-        """Products silu(gate) · up of this thread's blocks."""
+        """Compute silu(gate) · up for this thread's blocks."""
         gate_up, gate = arguments.gate_up, place.row * arguments.stride
         halves, ahead = (gate, gate + arguments.out.k), steps_ahead(gate_up.dtype, inputs=2)
         rows: list[Vector] = []
@@ -79,8 +79,8 @@ class SiluMulQuantizeSm100(RowKernel):
 def silu(x: Vector) -> Vector:
     """SiLU, x · sigmoid(x), in float32, rounded to ``x``'s dtype.
 
-    For 16-bit types exp2 and the reciprocal are the approximations of 2 and 1 ulp: the relative
-    error before the last rounding stays below (2·|x| + 8) · 2⁻²⁴, and below -87 the result is -0.
+    For 16-bit types exp2 and the reciprocal are approximate, within 2 and 1 ulp: the relative error
+    before the last rounding stays below (2·|x| + 8) · 2⁻²⁴. For x below about -87 the result is -0.
     """
     values = x.to(Float32)
     if x.dtype is Float32:

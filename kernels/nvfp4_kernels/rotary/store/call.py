@@ -1,4 +1,4 @@
-"""Arguments of ``rotary_store`` as one value."""
+"""Arguments of ``rotary_store`` as one value for the check, the reference and the launch."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class RotaryStoreCall(NamedTuple):
-    """Arguments of ``rotary_store``."""
+    """Arguments of ``rotary_store``, explained there; ``out`` is never None."""
 
     out: Tensor
     q: Tensor

@@ -17,14 +17,14 @@ LOAD_BYTES = 16
 
 @dataclass(frozen=True)
 class Part:
-    """A thread's elements of a head: two pieces.
+    """A thread's elements of a head: two pieces of 8 elements.
 
     Attributes:
-        first, second: first elements of both pieces.
+        first, second: index in the head of each piece's first element.
         rotating: whether the elements are rotated.
-        angle: index of the first cosine, if rotating.
-        live: whether the thread has elements; else it re-reads the elements of the last live
-            thread.
+        angle: ``first``, clamped to rotated elements; with ``neox``, index of the first cosine.
+        live: whether the thread has elements of its own; otherwise the thread re-reads the elements
+            of the last live thread.
     """
 
     first: Int32
@@ -43,7 +43,7 @@ class Angles:
 
 
 def part_of(tile: HeadTile, lane: Int32) -> Part:
-    """Elements of thread ``lane`` of a head."""
+    """``Part`` of the thread with index ``lane`` among the threads of a head."""
     part = cutlass.min(lane, Int32(tile.parts - 1))
     if tile.rotary_parts == tile.parts:
         first, second = part * PIECE, part * PIECE + tile.rotary_dim // 2
@@ -59,7 +59,7 @@ def part_of(tile: HeadTile, lane: Int32) -> Part:
 
 
 def load(source: cute.Pointer, start: Int64, count: int) -> list[Float32]:
-    """``count`` elements as float32, in loads of up to 16 bytes."""
+    """Load ``count`` elements, up to 16 bytes at a time, and convert them to float32."""
     array, width = Array(source, shape=(1,)), source.dtype.width // 8
     each = min(count, LOAD_BYTES // width)
     vectors = [
@@ -76,7 +76,7 @@ class Heads:
     variant: Variant
 
     def pieces(self, source: cute.Pointer, start: Int64, part: Part) -> list[Vector]:
-        """Load both pieces of the head that begins at element ``start``."""
+        """Load both pieces of the head whose first element is ``start`` in ``source``."""
         array = Array(source, shape=(1,))
         return [
             Vector(array.load(start + at, PIECE, alignment=LOAD_BYTES))
@@ -84,7 +84,7 @@ class Heads:
         ]
 
     def factors(self, weight: cute.Pointer, part: Part) -> list[Vector]:
-        """Norm weights of both pieces."""
+        """Load the norm's weights for both pieces."""
         count = LOAD_BYTES * 8 // weight.dtype.width
         array = Array(weight, shape=(1,))
         return [
@@ -102,7 +102,7 @@ class Heads:
         ]
 
     def angles(self, table: cute.Pointer, position: Int64, part: Part) -> Angles:
-        """Cosines and sines of a position."""
+        """Load the cosines and sines of this thread's pairs at a position."""
         half = self.tile.rotary_dim // 2
         start = position * self.tile.rotary_dim
         if self.variant.neox:
@@ -119,7 +119,7 @@ class Heads:
     def normalised(
         self, pieces: list[Vector], factors: list[Vector], part: Part, eps: Float32
     ) -> list[Vector]:
-        """RMSNorm of a head; all threads of the warp take part."""
+        """RMSNorm of a head: the thread's pieces, normalised; all threads of the warp take part."""
         values = [piece.to(Float32) for piece in pieces]
         squares = Float32(0.0)
         for value in (value for piece in values for value in piece.to_elements()):
@@ -138,7 +138,7 @@ class Heads:
         ]
 
     def rotated(self, pieces: list[Vector], angles: Angles, part: Part) -> list[Vector]:
-        """Pieces after rotation; unchanged past R."""
+        """Pieces after rotation; pieces past R are unchanged."""
         first, second = (list(widen(piece).to_elements()) for piece in pieces)
         if self.variant.neox:
             pairs = list(zip(first, second, strict=True))
@@ -195,7 +195,7 @@ class Divisor:
 
     @staticmethod
     def of(scale: Float32) -> "Divisor":
-        """Split a scale, once per thread."""
+        """Split a scale; call once per thread."""
         bits = scale.bitcast(Uint32)
         mantissa = Uint32(bits & 0x7FFFFF | 0x3F800000).bitcast(Float32)
         unit = Uint32(Uint32(254 << 23) - (bits & 0x7F800000)).bitcast(Float32)
@@ -203,7 +203,7 @@ class Divisor:
         return Divisor(unit, mantissa, reciprocal, mantissa * 512.0)
 
     def quotient(self, value: Float32) -> Float32:
-        """Value over scale, rounded to nearest even; clamped to ±512."""
+        """``value`` divided by the scale, rounded to nearest even and clamped to ±512."""
         dividend = cute.arch.fmin(value * self.unit, self.limit, nan=True)
         dividend = cute.arch.fmax(dividend, -self.limit, nan=True)
         found = dividend * self.reciprocal
@@ -216,7 +216,7 @@ class Divisor:
 
 
 def to_e4m3(piece: Vector, scale: Divisor) -> Vector:
-    """Bytes of ``piece`` over ``scale`` in E4M3: to nearest even, saturating."""
+    """Divide ``piece`` by ``scale`` and round to E4M3, nearest even, saturating; return bytes."""
     values = [scale.quotient(value) for value in widen(piece).to_elements()]
     words = [
         ptx.inline_ptx(
@@ -237,7 +237,7 @@ def _root(value: Float32) -> Float32:
 
 
 def _select(condition: Boolean, yes: Vector, no: Vector) -> Vector:
-    """Select one of two pieces, word by word."""
+    """Select ``yes`` if ``condition``, else ``no``, word by word."""
     words = [
         Uint32(cutlass.select_(condition, Uint32(a), Uint32(b)))
         for a, b in zip(

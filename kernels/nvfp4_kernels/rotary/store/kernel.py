@@ -30,7 +30,7 @@ class RotaryStoreArguments(NamedTuple):
         table: [positions, R], R/2 cosines and R/2 sines.
         q_norm, k_norm: [D]; null without a norm.
         k_scale, v_scale: float32; null unless the cache is E4M3.
-        eps: added to mean squares.
+        eps: number added to mean squares.
         tokens: number of tokens.
     """
 
@@ -54,14 +54,14 @@ class RotaryStoreArguments(NamedTuple):
 class RotaryStore:
     """One compiled variant: the first CTAs process query heads, the others keys and values.
 
-    All threads of a CTA have the same role, and warps stay converged to the end, as a norm's sum is
-    a shuffle reduction over a head's threads. A thread without elements re-reads those of another
-    thread of its warp, and writes nothing. A warp reads all of its heads before writing the first,
-    and no other warp reads these heads: the result may alias the queries.
+    All threads of a CTA have the same role, and warps stay converged, as a norm's sum is a shuffle
+    reduction over a head's threads. A thread without elements re-reads elements of another thread
+    of the warp, and writes nothing. A warp reads all of its heads before writing the first, and no
+    other warp reads these heads: the result may alias the queries.
 
     Attributes:
         tile: thread layout.
-        variant: dtypes, page size, and enabled steps.
+        variant: dtypes, page size, pairing of elements, and enabled norms.
     """
 
     tile: RotaryStoreTile
@@ -82,7 +82,7 @@ class RotaryStore:
 
     @cute.jit
     def __call__(self, arguments: RotaryStoreArguments, stream: cuda_driver.CUstream) -> None:
-        """Launch CTAs over heads of queries, and over heads of keys."""
+        """Launch CTAs for groups of query heads, followed by CTAs for KV heads."""
         self.kernel(arguments).launch(
             grid=(
                 self._ctas(arguments.tokens, self.tile.query_units)
@@ -96,12 +96,12 @@ class RotaryStore:
         )
 
     def _ctas(self, tokens: Int32, units: int) -> Int32:
-        """Number of CTAs that process ``units`` units of every token."""
+        """Number of CTAs that process all tokens, ``units`` units per token."""
         return cute.ceil_div(tokens * units, self.tile.units)
 
     @cute.kernel
     def kernel(self, arguments: RotaryStoreArguments) -> None:
-        """Load the norm's weight before the wait for preceding kernels; then process the heads."""
+        """Load the norm's weight before the wait for preceding kernels, then process heads."""
         tile, variant = self.tile, self.variant
         # At once: the next kernel may run up to its own wait.
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
@@ -141,7 +141,7 @@ class RotaryStore:
         part: Part,
         factors: list[Vector],
     ) -> None:
-        """Normalise and rotate a group of a token's query heads."""
+        """Normalise, rotate and store one unit: a group of a token's query heads."""
         tile, heads = self.tile, Heads(self.tile, self.variant)
         units = tile.query_units
         inside = cutlass.min(unit, arguments.tokens * units - 1)
@@ -175,7 +175,7 @@ class RotaryStore:
         part: Part,
         factors: list[Vector],
     ) -> None:
-        """Normalise and rotate a key, and store the key and its value."""
+        """Normalise and rotate the key of one unit; store the key and its value in the cache."""
         tile, variant, heads = self.tile, self.variant, Heads(self.tile, self.variant)
         inside = cutlass.min(unit, arguments.tokens * tile.kv_heads - 1)
         token, head = inside // tile.kv_heads, inside % tile.kv_heads
@@ -207,5 +207,5 @@ class RotaryStore:
 
 
 def _issued() -> None:
-    """Compiler barrier: keeps dependent loads after the loads that are issued before it."""
+    """Compiler barrier: keeps later, dependent loads behind all loads issued so far."""
     ptx.bar_warp_sync(cute.arch.FULL_MASK)

@@ -17,7 +17,7 @@ def rotary_store(call: RotaryStoreCall) -> None:
     """See ``nvfp4_kernels.rotary.store.op.rotary_store``.
 
     Raises:
-        InvalidArgument: an unsupported R, or rows that are misaligned.
+        InvalidArgument: R is unsupported, or a tensor is misaligned.
     """
     q, k, table = call.q, call.k, call.cos_sin_cache
     facts = device_facts(q.device)
@@ -47,12 +47,12 @@ def rotary_store(call: RotaryStoreCall) -> None:
 
 
 def token_heads(x: Tensor) -> TokenHeads:
-    """``x`` ``(T, H, D)`` as a kernel addresses it."""
+    """Kernel argument for ``x`` ``(T, H, D)``: address and strides."""
     return TokenHeads(x, *strides_of(x)[:2])
 
 
 def store_variant(call: RotaryStoreCall) -> Variant:
-    """Data types and steps of a call."""
+    """Compile-time variant of the kernel for a call."""
     norm = call.q_norm if call.q_norm is not None else call.k_norm
     return Variant(
         dtype=dtype_name(call.q.dtype),
@@ -68,14 +68,16 @@ def store_variant(call: RotaryStoreCall) -> Variant:
 
 
 def check_layouts(call: RotaryStoreCall, arch: str) -> None:
-    """Raise unless a kernel can access all tensors but ``out``, which is not checked.
+    """Raise unless a kernel supports R, and can access heads, cache, angles and norms' weights.
+
+    ``out`` is not checked.
 
     Args:
         call: arguments of the op.
-        arch: architecture, for errors.
+        arch: name of the architecture, for error messages.
 
     Raises:
-        InvalidArgument: an unsupported R, or rows that are misaligned.
+        InvalidArgument: R is unsupported, or a tensor is misaligned.
     """
     rotary_dim = call.cos_sin_cache.shape[1]
     if rotary_dim % PART:

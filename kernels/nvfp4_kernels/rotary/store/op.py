@@ -38,13 +38,13 @@ def rotary_store(
 ) -> Tensor:
     """Normalise and rotate queries and keys; store keys and values in the paged cache.
 
-    One launch instead of two norms, ``rotary_embedding`` and a store, with the same roundings: each
-    head of queries and keys with a norm is divided by ``sqrt(mean(x²) + eps)`` in float32, rounded
-    to the weight's dtype, multiplied by the weight and rounded to ``q``'s dtype. The first R
-    elements are then rotated in float32 and rounded once, pair by pair, the others copied::
+    One launch replaces two norms, ``rotary_embedding`` and a store, with the same roundings. With a
+    norm, each head of queries or keys is divided by ``sqrt(mean(x²) + eps)`` in float32, rounded to
+    the weight's dtype, multiplied by the weight and rounded to ``q``'s dtype. The first R elements
+    are then rotated in pairs, in float32 with one rounding; the other elements are copied::
 
-        out[a] = x[a] · cos[i] - x[b] · sin[i]    with neox  a = i,   b = i + R/2
-        out[b] = x[b] · cos[i] + x[a] · sin[i]    without    a = 2·i, b = 2·i + 1
+        out[a] = x[a] · cos[i] - x[b] · sin[i]    with neox:    a = i,   b = i + R/2
+        out[b] = x[b] · cos[i] + x[a] · sin[i]    without neox: a = 2·i, b = 2·i + 1
 
     The summation order of the mean depends on D and R alone: a head's result depends, to the bit,
     on the head alone. For an E4M3 cache the rotated key, rounded to 16 bits, and the value are
@@ -54,7 +54,7 @@ def rotary_store(
     The call does not synchronise with the device: a CUDA graph may capture it. On a GPU the norms'
     weights may be read while preceding kernels that allow programmatic dependent launch still run:
     these kernels must not write the weights. The kernel after this op may start while the kernel
-    before the op still runs, and must wait before reading the cache: ``paged_attention`` waits,
+    before this op still runs, and must wait before reading the cache: ``paged_attention`` waits,
     ``decode_attention`` on sm_90 does not.
 
     Args:
@@ -80,11 +80,11 @@ def rotary_store(
         q_norm: RMSNorm's weight ``(D,)`` for heads of queries, of ``q``'s dtype or float32,
             contiguous; None: no norm. For a norm that multiplies by 1 + weight, pass that sum in
             float32.
-        k_norm: the same for keys, of ``q_norm``'s dtype.
-        eps: added to the mean square, 0 or more; with a norm only.
+        k_norm: as ``q_norm``, for keys; of the same dtype if both are given.
+        eps: number added to the mean square, 0 or more; required with a norm, else None.
         k_scale: float32 ``()``, with a float8_e4m3fn cache: factor that dequantises stored keys. On
             a GPU in [2^-126, 2^127).
-        v_scale: the same for values.
+        v_scale: as ``k_scale``, for values.
         out: contiguous, of ``q``'s dtype and shape, written; may be ``q`` itself if contiguous, and
             must not overlap another argument. None: a new tensor.
 

@@ -22,7 +22,7 @@ class TokenHeads(NamedTuple):
 
 
 class PagedCache(NamedTuple):
-    """Cache [page, head, row, 2·D], a row being a key and its value; strides in elements."""
+    """Cache [page, head, row, 2·D], where a row is a key and its value; strides in elements."""
 
     pages: cute.Pointer
     page_stride: Int64

@@ -26,18 +26,18 @@ def rotary_store(call: RotaryStoreCall) -> None:
 
 
 def normalise(x: Tensor, weight: Tensor, eps: float, rotary_dim: int) -> Tensor:
-    """RMSNorm of every head, with the roundings of ``add_rms_norm.reference.rms_norm``."""
+    """RMSNorm of every head, with the roundings of ``nvfp4_kernels.norm.reference.rms_norm``."""
     mean = sum_of_squares(x.float(), rotary_dim).unsqueeze(-1) / x.shape[-1]
     inverse = torch.rsqrt(mean + eps)
     return ((x.float() * inverse).to(weight.dtype) * weight).to(x.dtype)
 
 
 def sum_of_squares(x: Tensor, rotary_dim: int) -> Tensor:
-    """Sum over the last dimension in float32, in the order of the kernel's threads.
+    """Sum of squares over the last dimension in float32, in the order of the kernel's threads.
 
-    The rotated part of a head, and the rest, are each cut into groups of 16: 8 elements, and the 8
-    elements half the part later. Squares are added one by one within a group; then the sums of
-    neighbouring groups are added pairwise.
+    The rotated part of a head and the rest are each cut into groups of 16, the elements of one
+    thread: 8 elements, and the 8 elements half a part further on. Squares are added one by one
+    within a group; then the sums of neighbouring groups are added pairwise.
     """
     squares, head_dim = x.square(), x.shape[-1]
     if head_dim % (2 * PIECE) or rotary_dim % (2 * PIECE):
@@ -56,7 +56,7 @@ def sum_of_squares(x: Tensor, rotary_dim: int) -> Tensor:
 
 
 def rotate_neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate pairs of neighbouring elements."""
+    """Rotate pairs of neighbouring elements; arguments are as for ``rotate``."""
     half = cos.shape[-1]
     apart = torch.cat((x[..., : 2 * half : 2], x[..., 1 : 2 * half : 2], x[..., 2 * half :]), -1)
     turned = rotate(apart, cos, sin)
@@ -72,7 +72,7 @@ def store(
     k_scale: Tensor | None,
     v_scale: Tensor | None,
 ) -> None:
-    """Store keys and values of tokens whose slot is not negative."""
+    """Store keys and values in the slots of ``slot_mapping``; skip tokens with negative slots."""
     pairs = torch.cat((_stored(k, k_scale), _stored(v, v_scale)), -1)
     live = slot_mapping >= 0
     slots, page_size = slot_mapping[live], kv_cache.shape[2]

@@ -9,10 +9,10 @@ WARP = 32
 
 @dataclass(frozen=True)
 class HeadTile:
-    """Threads of a head.
+    """Layout of threads over a head.
 
-    A thread has 16 elements of a head, in two pieces. Neighbouring lanes share a head; their number
-    is a power of two, and some may be idle.
+    A thread has 16 elements of a head, in two pieces. A head has a power of two neighbouring lanes,
+    some of which may be idle.
 
     Attributes:
         head_dim: D.
@@ -40,10 +40,10 @@ class HeadTile:
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryStoreTile(HeadTile):
-    """Threads of a CTA over heads.
+    """Layout of a CTA's threads over heads.
 
     A CTA has either query heads, or keys with their values: a thread that has elements of a key
-    also has the same elements of the value.
+    also has the elements of the value with the same indices.
 
     Attributes:
         query_heads: Hq.
@@ -70,16 +70,16 @@ class RotaryStoreTile(HeadTile):
 
 @dataclass(frozen=True)
 class Variant:
-    """Data types and steps, fixed at compile time.
+    """Data types and options of the kernel, fixed at compile time.
 
     Attributes:
         dtype: dtype of queries, keys and values.
         table_dtype: dtype of cosines and sines.
         position_dtype: ``"int64"`` or ``"int32"``.
-        page_size: tokens of a page.
-        neox: whether the elements of a pair are R/2 apart; else neighbours.
-        fp8: whether the cache is E4M3; else it has ``dtype``.
-        q_norm, k_norm: whether queries, keys are normalised.
+        page_size: tokens per page of the cache.
+        neox: whether the elements of a pair are R/2 apart, instead of neighbours.
+        fp8: whether the cache is E4M3; otherwise the cache has ``dtype``.
+        q_norm, k_norm: whether queries and keys, respectively, are normalised.
         norm_dtype: dtype of the norms' weights.
     """
 

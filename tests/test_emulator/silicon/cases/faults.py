@@ -1,4 +1,4 @@
-"""Errors that end a launch; recorded is the driver's error, or the result if there is none."""
+"""Errors that end a launch; recordings hold the driver's error, or the result without error."""
 
 from collections.abc import Iterator
 

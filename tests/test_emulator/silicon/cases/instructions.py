@@ -117,7 +117,7 @@ def group(name: str, ops: Iterable[Op], lanes: int, *, scratch: bool = False) ->
         ops: ops to apply.
         lanes: number of threads in the grid.
         scratch: whether every thread gets 16 bytes of shared memory at ``%shared`` and of global
-            memory at ``%global``; only results that the op reads back from there count.
+            memory at ``%global``; only results that the op reads back from these bytes count.
     """
     writer = _Writer(lanes)
     ops = tuple(ops)

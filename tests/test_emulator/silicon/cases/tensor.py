@@ -160,7 +160,7 @@ def store(
     tiles: Array,
     operation: str = "",
 ) -> Case:
-    """Case that stores one box at each place of a copy of ``tensor``."""
+    """Case that stores a box of ``tiles``, or reduces by ``operation``, at each of ``places``."""
     size = smem_bytes(tensor_map)
     assert tiles.shape == (len(places), size)
     return Case(

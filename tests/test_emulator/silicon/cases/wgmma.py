@@ -122,7 +122,7 @@ def _flags() -> Iterator[Case]:
 
 
 def _rounded() -> Iterator[Case]:
-    """Products of numbers whose sums are inexact."""
+    """Products whose sums are inexact in float32."""
     for kind in _TYPES:
         bits = random_array(f"rounded {kind}", (_SIZE // 2 + 8 * _THREADS,), "i2")
         numbers = _encoded(bits.astype("f4") / 2**14, kind)

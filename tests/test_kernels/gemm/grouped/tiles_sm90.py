@@ -72,7 +72,7 @@ def grid_operands(
 
 
 def put_tiles(device: KernelDevice, name: str, tensor: Tensor, used: int) -> Tensor:
-    """``tensor`` on the device; rows from ``used`` on are poison and must not be read."""
+    """Put ``tensor`` on the device; rows from ``used`` on are poison and must not be read."""
     placed = device.output(name, tensor)
     placed[:used] = tensor[:used]
     if isinstance(device, Emulated) and used:

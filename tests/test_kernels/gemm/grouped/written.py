@@ -1,4 +1,4 @@
-"""A kernel that writes a batch's groups, in place of routing, for the products after it."""
+"""A kernel that writes a batch's groups, in place of routing, for the following products."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

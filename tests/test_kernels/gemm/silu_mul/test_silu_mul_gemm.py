@@ -151,8 +151,8 @@ def check_close(op: LinearOp, case: Case) -> None:
 def check_wide_gates(op: LinearOp, case: Case) -> None:
     """Check like ``check_close``, with neighbouring gates of either sign, up to 60.
 
-    The error of e^-x grows with x; below -21.4 silu may stay at its value there, within 1.1e-8 of
-    zero.
+    The error of e^-x grows with x; below -21.4 silu may stay at its value at -21.4, within 1.1e-8
+    of zero.
     """
     problem = make_problem(case, grid=False)
     factor = float(np.float32(60.0 / np.abs(problem.gate).max()))

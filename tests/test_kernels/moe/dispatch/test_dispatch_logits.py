@@ -96,7 +96,7 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def few_sms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few CTAs, each with many work items."""
+    """Plan launches for a GPU of two SMs: few CTAs, each with many work items."""
     for arch in ("sm_90", "sm_100"):
         monkeypatch.setitem(SM_COUNTS, arch, 2)
 

@@ -69,7 +69,10 @@ def check_tiles(
     result: tuple[Tensor, ...], x: Tensor, routing: Routing, weights: Tensor | None,
     scale: Tensor | None, terms: int,
 ) -> None:  # fmt: skip
-    """Compare with the quantised slots bit for bit; tiles not in use may hold anything."""
+    """Compare with the quantised slots bit for bit; tiles not in use may hold anything.
+
+    ``scale``: static global scale; None: a scale per token.
+    """
     data, scales, *row_scale = result
     rows = per_slot(x, routing, weights)
     if len(rows) == 0:

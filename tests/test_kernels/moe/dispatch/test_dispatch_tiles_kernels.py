@@ -44,7 +44,7 @@ TILES = {
 
 @pytest.fixture(autouse=True)
 def one_sm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few CTAs, each with many work items."""
+    """Plan launches for a GPU of one SM: few CTAs, each with many work items."""
     for arch in ("sm_90", "sm_100"):
         monkeypatch.setitem(SM_COUNTS, arch, 1)
 

@@ -67,7 +67,7 @@ def test_extremes(op_device: torch.device) -> None:
 def test_a_bias_selects_experts_far_below_the_best(
     renormalize: bool, op_device: torch.device
 ) -> None:
-    """The selected experts' exponentials are zero beside the best logit's, which is not chosen."""
+    """The selected experts' exponentials are zero next to the best logit's, which is not chosen."""
     logits = torch.tensor([[200.0, 0.0, 1.0, -3.0], [2.0, 1.0, -9.0, 0.0]])
     bias, router = torch.tensor([-10.0, 5.0, 5.0, 0.0]), Router(2, renormalize=renormalize)
     found = moe_topk(logits.to(op_device), router, bias.to(op_device))

@@ -13,18 +13,18 @@ LONG_STEP_HEAD_DIM = 128  # maximum: with more, shared memory holds no ring of l
 def choose_config(
     batch: int, kv_heads: int, group: int, head_dim: int, max_keys: int, sms: int = SMS
 ) -> DecodeTile:
-    """Choose as many splits as keep all SMs busy, as long as every warp has keys.
+    """Choose the tile: splits double while every CTA has an SM and a warp has several steps.
 
-    Steps are long if each SM has one CTA, as loads in flight and independent work are then scarce.
-    With more CTAs than SMs, two CTAs share an SM.
+    Steps are long if, without splits, no SM has more than one CTA: loads in flight and independent
+    work are then scarce. With more CTAs than SMs, two CTAs share an SM.
 
     Args:
         batch: number of sequences.
         kv_heads: number of KV heads.
-        group: query heads per KV head.
+        group: number of query heads per KV head.
         head_dim: D.
         max_keys: upper bound on a token's keys: capacity of a block-table row, or the window.
-        sms: SMs of the device.
+        sms: number of SMs of the device.
     """
     clusters = batch * kv_heads
     keys = LONG_STEP if head_dim <= LONG_STEP_HEAD_DIM and clusters <= sms else KEYS

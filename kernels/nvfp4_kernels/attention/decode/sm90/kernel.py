@@ -23,7 +23,7 @@ class DecodeArguments(NamedTuple):
     """Arguments of a launch.
 
     Attributes:
-        q, key, value: vectors of each sequence's new token.
+        q, key, value: queries, key and value of each sequence's new token.
         kv_cache: [page, head, row, 2·D], each key followed by its value.
         cache_strides: strides of ``kv_cache``.
         block_table: int32 [sequences, table_stride], pages.
@@ -55,14 +55,14 @@ class DecodeArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class DecodeAttentionSm90:
-    """Decode attention with mma.sync: a cluster per KV head of a sequence, whose CTAs split keys.
+    """Decode attention with mma.sync: a cluster per sequence and KV head; its CTAs split the keys.
 
         leader's TMA  --full-->  Q·Kᵀ, softmax, Vᵀ·Pᵀ  -->  merge over the cluster
 
     All 4 warps of a CTA have the same role: each has its own ring, filled by the warp's leader, and
     is independent of other warps until the merge. ``full`` is an mbarrier per stage and warp, with
-    an arrive count of ``TMA_ARRIVALS`` and the bytes of a step; a warp barrier releases a stage.
-    The merge starts and ends with a barrier over the cluster.
+    an arrive count of ``TMA_ARRIVALS`` and the bytes of a step; a warp barrier releases a stage. In
+    the merge, a cluster barrier precedes and another follows the reads of partial results.
     """
 
     tile: DecodeTile

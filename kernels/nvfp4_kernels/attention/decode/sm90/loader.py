@@ -27,7 +27,7 @@ class Strides(NamedTuple):
 
 @dataclass(frozen=True)
 class Cache:
-    """Paged cache in global memory, its tensor map, the block table, and the new tokens' slots."""
+    """Paged cache in global memory with a tensor map, block table and slots of the new tokens."""
 
     data: cute.Pointer
     tensor_map: TensorMap
@@ -59,7 +59,7 @@ def cache_map(
     kv_heads: Int32,
     pages: Int32,
 ) -> TensorMap:
-    """Tensor map [chunk's elements, row of a page, chunk, head, page]; a box has 16 keys."""
+    """Tensor map of the cache, [element of a chunk, row of a page, chunk, head, page]."""
     units = 16 // 2
     return create_tensor_map_tiled(
         data.toint(),
@@ -78,7 +78,7 @@ def cache_map(
 
 @dataclass(frozen=True)
 class TmaLoader:
-    """TMA loads of a warp, issued by its leader; lanes must have read a stage before a refill."""
+    """TMA loads of a warp, issued by a leader lane; all lanes must read a stage before a refill."""
 
     tile: DecodeTile
     variant: Variant
@@ -118,7 +118,7 @@ class TmaLoader:
         pages: list[Int32],
         leader: Boolean,
     ) -> None:
-        """Load the warp's ``index``-th step, if it exists; no lane may still read that stage."""
+        """Load the warp's ``index``-th step, if any; no lane may still read the step's stage."""
         tile = self.tile
         if leader and index < work.steps:
             stage = index % tile.stages
@@ -144,6 +144,6 @@ class TmaLoader:
 
 
 def load_page(cache: Cache, work: WorkTile, entry: Int32) -> Int32:
-    """Load an entry of the sequence's row of the block table."""
+    """Load entry ``entry`` of the block table's row of the sequence."""
     row = Int64(work.sequence) * cache.table_stride
     return Int32(Array(cache.table, shape=(1,)).load(row + entry))

@@ -1,4 +1,4 @@
-"""Main loop of a warp: flash attention of one token's heads over the keys of the warp's steps."""
+"""Main loop of a warp: flash attention of one token's heads to the keys of the warp's steps."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,7 +23,7 @@ class LogitScaling(NamedTuple):
 
     Attributes:
         scale: factor of ``q · k``.
-        soft_cap: soft cap; not used if the variant has none.
+        soft_cap: soft cap of logits; unused unless ``Variant.soft_cap``.
     """
 
     scale: Float32
@@ -32,7 +32,7 @@ class LogitScaling(NamedTuple):
 
 @dataclass(frozen=True)
 class PartialResult:
-    """Partial result of a warp's keys, not yet divided by row_sum.
+    """Partial result over a warp's keys, not yet divided by row_sum.
 
     For each tile of 8 heads, lane L has row_max of head L // 4, row_sum of that head over the
     lane's own keys only, and O of heads 2 (L % 4) and 2 (L % 4) + 1.
@@ -40,7 +40,7 @@ class PartialResult:
     Attributes:
         row_max: largest base-2 logit so far, per head tile.
         row_sum: Σ 2^(logit − row_max), per head tile.
-        o: Σ 2^(logit − row_max) · V, accumulators of ``mma.sync`` [head tile, 16 of D, 4].
+        o: Σ 2^(logit − row_max) · V, accumulators of ``mma.sync`` [head tile, D/16 · 4].
     """
 
     row_max: list[Float32]
@@ -52,8 +52,8 @@ class PartialResult:
 class Mainloop:
     """Main loop of every warp.
 
-    Heads are the M side of Q·Kᵀ and the N side of Vᵀ·Pᵀ: the accumulators of the first ``mma.sync``
-    are then operands of the second, and 8 heads need no padding to 16.
+    Heads are the M side of Q·Kᵀ and the N side of Vᵀ·Pᵀ: accumulators of the first ``mma.sync`` are
+    then operands of the second, in which 8 heads need no padding to 16.
     """
 
     tile: DecodeTile
@@ -71,7 +71,7 @@ class Mainloop:
         logits: LogitScaling,
         leader: Boolean,
     ) -> PartialResult:
-        """Process all steps; ``key``, ``value``: this lane's results of ``NewToken.vector``."""
+        """Process the warp's steps; ``queries``, ``key``, ``value``: loaded by ``NewToken``."""
         tile, stages = self.tile, self.tile.stages
         loader, token = TmaLoader(tile, self.variant), NewToken(tile, self.variant)
         row_max = [Float32(NEGATIVE_INFINITY)] * tile.head_tiles
@@ -105,7 +105,7 @@ class Mainloop:
         return PartialResult(row_max, row_sum, o)
 
     def _scores(self, boxes: list[Array], queries: list[list[Uint32]]) -> list[list[Float32]]:
-        """Compute Q·Kᵀ by 8 keys: two scores of head L // 4, then two of head L // 4 + 8."""
+        """Compute Q·Kᵀ, a list per 8 keys: two scores of head L // 4, two of head L // 4 + 8."""
         # Even and odd steps have accumulators of their own: shorter chains of dependent MMAs.
         key_tiles = 2 * len(boxes)
         chains = [[Float32(0.0)] * 4 for _ in range(2 * key_tiles)]
@@ -134,7 +134,7 @@ class Mainloop:
         return results
 
     def _load(self, box: Array, step: int, transposed: str) -> list[Uint32]:
-        """Load 16 elements of D of a box's keys: B fragments (keys 0–7 first), A if transposed."""
+        """Load 16 columns of a box: B fragments of K (keys 0–7 first) or, transposed, A of V."""
         lane = cute.arch.lane_idx()
         row = lane % 8 + lane // 16 * 8
         address = box.subview(swizzled_word(2 * step + lane // 8 % 2, row)).data_ptr().toint()
@@ -155,7 +155,7 @@ class Mainloop:
         return [tanh(score * inner) * outer for score in scores]
 
     def _masked(self, logits: list[Float32], work: WorkTile, start: Int32) -> list[Float32]:
-        """Mask logits: −∞ for keys that the token does not see."""
+        """Logits of keys from ``start`` on, with −∞ for keys that the token does not see."""
         first = start + cute.arch.lane_idx() % 4 * 2
         masked = []
         for index, logit in enumerate(logits):
@@ -167,7 +167,7 @@ class Mainloop:
         return masked
 
     def _row_max(self, logits: list[Float32]) -> Float32:
-        """Largest logit of a head, returned to all four lanes of the head."""
+        """Largest logit of a head, in all four lanes that hold the head's logits."""
         largest = logits[0]
         for logit in logits[1:]:
             largest = cute.arch.fmax(largest, logit)

@@ -90,7 +90,7 @@ class Merge:
     def _merge_vector(
         self, parts: Array, result: DecodeResult, work: WorkTile, index: Int32
     ) -> None:
-        """Merge and write the ``index``-th vector of the group's result."""
+        """Merge and write the ``index``-th 4-element vector of O of the KV head's query heads."""
         tile = self.tile
         head, at = index // (tile.head_dim // VECTOR), index % (tile.head_dim // VECTOR) * VECTOR
         rings = self._rings(parts)

@@ -1,4 +1,4 @@
-"""Scheduler, which assigns keys to warps."""
+"""Scheduler: assigns a KV head of a sequence to a cluster, and keys to warps."""
 
 from dataclasses import dataclass
 
@@ -19,8 +19,8 @@ class WorkTile:
         rank: rank of the CTA in its cluster.
         begin, end: keys that the token sees, ``begin <= key < end``; the token's own key is the
             last.
-        first: index of the first box of the warp's first step, from the sequence's first key.
-        steps: number of steps, ``step_stride`` boxes apart.
+        first: index of the first box of the warp's first step, counted from key 0.
+        steps: number of steps of the warp, ``step_stride`` boxes apart.
         stores: whether the token's own key is in the warp's last step.
     """
 

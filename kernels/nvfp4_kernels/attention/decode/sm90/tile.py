@@ -1,6 +1,6 @@
 """Tile of decode attention with its shared memory layout, and kernel variants. Imports no CuTe.
 
-A cluster has one KV head of one sequence. Every warp runs a separate main loop over a separate
+A cluster processes one KV head of one sequence. Every warp runs its own main loop with its own
 ring, 16 or 32 keys and values at a time; the warps' partial results are merged at the end.
 """
 
@@ -33,9 +33,9 @@ class DecodeTile:
 
     Attributes:
         head_dim: D.
-        group: query heads per KV head, up to 16.
+        group: number of query heads per KV head, up to 16.
         splits: number of CTAs per cluster, which split the keys of a sequence.
-        keys: keys per step of a warp: 16, or 32, which hides more latency.
+        keys: number of keys per step of a warp: 16, or 32, which hides more latency.
         max_stages: maximum depth of a warp's ring; shared memory may allow less.
     """
 
@@ -77,19 +77,19 @@ class DecodeTile:
 
     @property
     def step_stride(self) -> int:
-        """Stride of a warp's steps: the number of boxes in one step of all warps of the cluster."""
+        """Stride of a warp's steps, in boxes: one step of each warp of the cluster."""
         return self.warps * self.boxes
 
     # --- shared memory ------------------------------------------------------------------------
 
     @property
     def chunks(self) -> int:
-        """Number of chunks of a key and its value, each as wide as the widest swizzle."""
+        """Number of 128-byte chunks, the widest swizzle, of a key and its value together."""
         return 4 * self.head_dim // ROW_BYTES
 
     @property
     def box_bytes(self) -> int:
-        """Bytes of 16 keys and their values."""
+        """Bytes of a TMA box: 16 keys and their values."""
         return KEYS * self.chunks * ROW_BYTES
 
     @property
@@ -108,7 +108,7 @@ class DecodeTile:
         return min(self._stages(self.ctas_per_sm), self.max_stages)
 
     def _stages(self, ctas_per_sm: int) -> int:
-        """Number of stages per ring that fit with ``ctas_per_sm`` CTAs in shared memory."""
+        """Number of stages per ring that fit in shared memory with ``ctas_per_sm`` CTAs per SM."""
         left = SM_SHARED_BYTES // ctas_per_sm - CTA_RESERVED_BYTES - BARRIER_BYTES
         return left // (WARPS * self.stage_bytes)
 
@@ -116,7 +116,7 @@ class DecodeTile:
 
     @property
     def o_stride(self) -> int:
-        """Stride between heads of O, in words; a fragment's heads start in different banks."""
+        """Stride between heads of O, in words; padded, so that heads start in different banks."""
         return self.head_dim + 4
 
     @property
@@ -131,7 +131,7 @@ class DecodeTile:
 
     @property
     def split_vectors(self) -> int:
-        """Number of 4-element output vectors that each CTA of the cluster writes."""
+        """Maximum number of 4-element output vectors that a CTA of the cluster writes."""
         return math.ceil(self.group * self.head_dim // 4 / self.splits)
 
 

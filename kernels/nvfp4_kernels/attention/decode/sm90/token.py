@@ -42,7 +42,7 @@ class NewToken:
     variant: Variant
 
     def queries(self, q: TokenTensor, work: WorkTile) -> list[list[Uint32]]:
-        """Load A fragments of Q·Kᵀ, one per 16 elements of D: a group's heads, zero-padded."""
+        """Load A fragments of Q·Kᵀ, one per 16 elements of D: a group's heads, padded to 16."""
         lane, zero = cute.arch.lane_idx(), Uint32(0)
         data, fragments = Array(q.data, shape=(1,)), []
         for head_tile in range(self.tile.head_tiles):

@@ -16,14 +16,14 @@ from nvfp4_kernels.indexer.topk.tile import BINS, MAX_CLUSTER, MAX_TIES, WARP
 
 
 class TopkOutput(NamedTuple):
-    """Result of a launch in global memory.
+    """Output of a launch in global memory: top-k keys or, if keys are split, candidates.
 
     Attributes:
         scores: float32 [queries, stride], scores of candidates; null if keys are not split.
         keys: int32 [queries, stride], indices of candidates or of the top-k keys.
-        counts: int32 [queries], numbers of candidates or keys.
+        counts: int32 [queries], number of candidates or of top-k keys.
         stride: elements from one query's row to the next.
-        top_k: keys to select.
+        top_k: number of keys to select.
     """
 
     scores: cute.Pointer
@@ -38,10 +38,10 @@ class TopkState:
     """State of an epilogue thread.
 
     Attributes:
-        group: thread group of a group of queries; its ``buffer``, ``counters`` and ``threshold``
-            cover all queries of the group.
-        out: result of the launch.
-        ranges: keys that all queries see.
+        group: thread group of a group of queries; ``buffer``, ``counters`` and ``threshold`` in its
+            shared memory cover all queries of the group.
+        out: output of the launch.
+        ranges: keys that each query of the launch sees.
         first: index of the group's first query in the CTA.
         seen: keys that each query of the group sees; empty for an unscored query.
     """
@@ -53,7 +53,7 @@ class TopkState:
     seen: list[KeyRange]
 
     def query(self, number: Int32 | int) -> ThreadGroup:
-        """Thread group with the memory of the ``number``-th query."""
+        """Thread group with the shared memory of the group's ``number``-th query."""
         shared, capacity = self.group.shared, self.group.tile.capacity
         memory = replace(
             shared,
@@ -65,7 +65,7 @@ class TopkState:
 
 
 def allocate(tile: ScoreTile, selection: Selection) -> SharedStorage:
-    """Allocate shared memory of all groups."""
+    """Allocate shared memory for the selection by all groups."""
 
     def words(dtype: type[cutlass.Numeric], count: int) -> Array:
         # CuTe takes the array's alignment for that of every element stored.
@@ -88,7 +88,7 @@ def allocate(tile: ScoreTile, selection: Selection) -> SharedStorage:
 def thread_group(
     tile: ScoreTile, selection: Selection, memory: SharedStorage, coord: EpilogueCoord
 ) -> ThreadGroup:
-    """Thread group of a group of queries, with its part of ``memory``."""
+    """Thread group of a group of queries, with the group's part of ``memory``."""
     number, topk = coord.group, selection.topk_tile(tile)
     first = number * tile.group_queries
     shared = SharedStorage(

@@ -1,4 +1,4 @@
-"""Choice of the candidates' buffers, the tile and the splits. Imports no CuTe."""
+"""Choice of candidate buffers, tile and number of splits. Imports no CuTe."""
 
 import functools
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ MIN_SPLIT_RATIO = 2
 
 @dataclass(frozen=True)
 class Choice:
-    """Choice of a tile, its buffers, and splits of the keys."""
+    """Choice of a tile, candidate buffers, and the number of splits of the keys."""
 
     tile: ScoreTile
     selection: Selection
@@ -53,9 +53,9 @@ def choose_config(problem: ScoreProblem, top_k: int, sms: int) -> Choice | None:
     """Choice with the least estimated time that fits in shared memory.
 
     Args:
-        problem: sizes.
-        top_k: keys to select for each query.
-        sms: SMs of the GPU.
+        problem: problem sizes.
+        top_k: number of keys to select for each query.
+        sms: number of SMs of the GPU.
 
     Returns:
         The choice; None if not even a single query's candidates fit.
@@ -73,9 +73,10 @@ def choose_config(problem: ScoreProblem, top_k: int, sms: int) -> Choice | None:
 
 
 def _tiles(problem: ScoreProblem) -> Iterator[ScoreTile]:
-    """Tiles whose queries share a CTA's keys, in descending order of the number of queries.
+    """Tiles in descending order of the number of queries that share a CTA's keys.
 
-    A single group gets two ping-pong sets where registers allow.
+    If there is a single group, two ping-pong sets of epilogue warps take key tiles alternately,
+    where registers allow.
     """
     columns = head_columns(problem.num_heads)
     fit = min(max(1, GROUP_COLUMNS // columns), problem.queries)
@@ -101,7 +102,10 @@ def _tiles(problem: ScoreProblem) -> Iterator[ScoreTile]:
 
 
 def _fit(tile: ScoreTile, top_k: int, min_entries: int) -> tuple[ScoreTile, Selection] | None:
-    """Fit buffers to a tile: ``min_entries`` candidates per query, and room to append more."""
+    """Tile and selection with candidate buffers that fit in shared memory; None if none fit.
+
+    Buffers have room for ``min_entries`` candidates per query, and for candidates to append.
+    """
     for stages in STAGE_COUNTS:
         left = MAX_SHARED_BYTES - tile.fixed_bytes - stages * tile.stage_bytes
         each = (left - group_bytes(tile, BITMAP_WORDS)) // tile.queries - QUERY_BYTES
@@ -121,7 +125,7 @@ def _fit(tile: ScoreTile, top_k: int, min_entries: int) -> tuple[ScoreTile, Sele
 
 
 def _splits(problem: ScoreProblem, tile: ScoreTile, top_k: int, sms: int) -> set[int]:
-    """Candidate numbers of splits that fill the SMs a few times."""
+    """Candidate numbers of splits: 1, and numbers that fill 1 to 4 waves, where keys suffice."""
     ctas = problem.sequences * -(-problem.queries // tile.queries)
     max_splits = min(
         problem.keys // (MIN_SPLIT_RATIO * top_k), -(-problem.keys // KEYS), MAX_SPLITS
@@ -131,9 +135,10 @@ def _splits(problem: ScoreProblem, tile: ScoreTile, top_k: int, sms: int) -> set
 
 
 def _cycles(problem: ScoreProblem, choice: Choice, sms: int) -> float:
-    """Estimated cycles of waves of CTAs, the last of which may leave SMs idle.
+    """Estimated cycles of waves of CTAs, and of the selection among splits' candidates.
 
-    CTAs of the same sequence read keys from L2, unless the keys of all sequences exceed the L2.
+    The last wave may leave SMs idle. CTAs of the same sequence read keys from L2, unless the keys
+    of all sequences exceed the L2.
     """
     tile, splits = choice.tile, choice.splits
     blocks = -(-problem.queries // tile.queries)

@@ -36,8 +36,8 @@ OUTPUT_TYPES = {"scores": Float32, "keys": Int32, "counts": Int32}
 class IndexerScoreTopkSm100(IndexerLogitsSm100):
     """One compiled variant: ``IndexerLogitsSm100`` with an epilogue that selects the top-k.
 
-    The epilogue warps of a group, of all ping-pong sets, synchronise at named barrier ``group +
-    1``.
+    The epilogue warps of group ``group``, of all ping-pong sets, synchronise at named barrier
+    ``group + 1``.
     """
 
     selection: Selection

@@ -19,8 +19,8 @@ def score_topk(call: ScoreCall) -> tuple[Tensor, Tensor]:
     """See ``nvfp4_kernels.indexer.topk_op.indexer_score_topk``.
 
     Raises:
-        InvalidArgument: as ``launch.scoring_of``; too many keys, or queries and keys too large to
-            leave shared memory for ``top_k`` candidates.
+        InvalidArgument: as ``scoring_of``; also for more than ``MAX_KEYS`` keys, or queries and
+            keys too large to leave shared memory for ``top_k`` candidates.
     """
     scoring, top_k = scoring_of(call), call.top_k
     like = scoring.ranges.ends

@@ -22,11 +22,11 @@ def write(
     seen: KeyRange,
     whole: cutlass.Constexpr,
 ) -> None:
-    """Write a query's top-k keys; if its keys are split among CTAs (not ``whole``), candidates.
+    """Write a query's top-k keys or, if not ``whole``, the candidates of this CTA's split.
 
     Args:
         group: thread group; all its threads take part.
-        out: result of the launch.
+        out: output of the launch.
         scheduler: scheduler state of the CTA.
         query: index of the query, counted over all sequences.
         seen: keys that the query sees.
@@ -51,7 +51,7 @@ def write(
 def _write_all(
     group: ThreadGroup, out: TopkOutput, start: Int64, length: Int32, whole: cutlass.Constexpr
 ) -> None:
-    """Write every key that the query sees; candidates get neither scores nor padding."""
+    """Write all ``length`` keys that the query sees and, if ``whole``, pad with −1; no scores."""
     keys = Array(out.keys, shape=(1,)).subview(start)
     end = out.top_k
     if cutlass.const_expr(not whole):
@@ -64,7 +64,7 @@ def _write_all(
 def candidates_before(
     scheduler: TileScheduler, seen: KeyRange, split: Int32, top_k: Int32, lane: Int32
 ) -> Int32:
-    """Number of a query's candidates in earlier splits: ``min(visible keys, top_k)`` of each."""
+    """Number of a query's candidates in splits before ``split``: at most ``top_k`` per split."""
     total = Int32(0)
     for earlier in range(lane, split, WARP):
         first = (scheduler.seen_begin + earlier * scheduler.tiles_per_split) * KEYS
@@ -83,9 +83,9 @@ def _write_in_order(
     seen: KeyRange,
     whole: cutlass.Constexpr,
 ) -> None:
-    """Write the buffer's candidates that reach the threshold, in order, from ``start`` on.
+    """Write the buffer's candidates that reach the threshold, in order of keys, from ``start`` on.
 
-    The bitmap orders as many keys at a time as it has bits.
+    The bitmap has one bit per key; each pass processes a range of keys as long as the bitmap.
     """
     shared, threads = group.shared, group.tile.threads
     entries, threshold = shared.counters[APPENDED], shared.threshold[0]
@@ -116,7 +116,7 @@ def _write_in_order(
 
 
 def _store(out: TopkOutput, at: Int64, candidate: Uint64, whole: bool) -> None:
-    """Store a key's index, and the score of a candidate."""
+    """Store the index of a candidate's key at ``at`` and, if not ``whole``, the score."""
     Array(out.keys, shape=(1,)).store(column_of(candidate).bitcast(Int32), at)
     if not whole:
         score: Float32 = value_of(order_of(candidate))

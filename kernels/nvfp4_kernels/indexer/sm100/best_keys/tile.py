@@ -14,10 +14,11 @@ class Selection:
     """Configuration of the selection among a CTA's scores.
 
     Attributes:
-        capacity: candidates that a query's buffer holds.
-        sync_phases: phases of the accumulators between two checks of the buffers.
-        words: words of the bitmap that orders the selected keys.
-        whole: whether a CTA scores all keys that its queries see.
+        capacity: number of candidates that a query's buffer holds.
+        sync_phases: number of phases between two checks for full buffers; in a phase, every
+            accumulator holds at most one key tile.
+        words: number of words of the bitmap that orders the selected keys.
+        whole: whether a CTA scores all keys that the CTA's queries see: keys are not split.
     """
 
     capacity: int
@@ -30,7 +31,7 @@ class Selection:
         return self.sync_phases * tile.accumulators * KEYS
 
     def max_entries(self, tile: ScoreTile) -> int:
-        """Maximum number of candidates that a check leaves in a buffer; bounds ``top_k``."""
+        """Maximum number of candidates that a check leaves in a buffer; the limit of ``top_k``."""
         return self.capacity - self.max_appended(tile)
 
     def topk_tile(self, tile: ScoreTile) -> TopkTile:
@@ -38,21 +39,21 @@ class Selection:
         return TopkTile(group_threads(tile), 1, self.capacity, self.words)
 
     def shared_bytes(self, tile: ScoreTile) -> int:
-        """Bytes of shared memory of all groups."""
+        """Bytes of shared memory of the selection, for all groups and queries of a CTA."""
         return query_bytes(tile, self.capacity) + group_bytes(tile, self.words)
 
 
 def group_threads(tile: ScoreTile) -> int:
-    """Number of epilogue threads per group of queries."""
+    """Number of epilogue threads per group of queries, of all ping-pong sets."""
     return 32 * GROUP_WARPS * tile.pingpong
 
 
 def query_bytes(tile: ScoreTile, capacity: int) -> int:
-    """Bytes of shared memory of all queries, with ``capacity`` candidates each."""
+    """Bytes of shared memory of a CTA's queries, with ``capacity`` candidates each."""
     return tile.queries * (KEY_BYTES * capacity + QUERY_BYTES)
 
 
 def group_bytes(tile: ScoreTile, words: int) -> int:
-    """Bytes of shared memory of all groups, without the memory of their queries."""
+    """Bytes of shared memory of a CTA's groups, without ``query_bytes``."""
     count = words + group_threads(tile) + BINS + WARP + MAX_CLUSTER
     return tile.groups * (4 * count + KEY_BYTES * MAX_TIES)

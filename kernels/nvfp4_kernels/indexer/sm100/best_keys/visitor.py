@@ -37,8 +37,8 @@ from nvfp4_kernels.indexer.topk.shared import (
 class TopkVisitor:
     """Fused top-k of scores; implements ``ScoreVisitor``.
 
-    A query's candidates are the scores above the query's threshold: ``top_k`` other candidates are
-    at least as good as the threshold. Sort keys, of value and column, are distinct, so that the
+    A query's candidates are the scores above the query's threshold, which rises only to a value
+    that ``top_k`` candidates reach. Sort keys, made of score and column, are distinct, so that the
     selection depends neither on the order in which warps append nor on when thresholds rise.
     """
 
@@ -47,11 +47,11 @@ class TopkVisitor:
     selection: Selection
 
     def min_keys(self, out: TopkOutput) -> Int32:
-        """Fewest keys for which a query is scored: ``top_k + 1``; others select all keys."""
+        """Fewest visible keys for which a query is scored: ``top_k + 1``; fewer need no scores."""
         return out.top_k + 1
 
     def allocate(self) -> SharedStorage:
-        """Allocate shared memory of all groups."""
+        """Allocate shared memory for the selection by all groups."""
         return allocate(self.tile, self.selection)
 
     @cute.jit
@@ -63,7 +63,7 @@ class TopkVisitor:
         scheduler: TileScheduler,
         coord: EpilogueCoord,
     ) -> TopkState:
-        """State of this thread; clears the group's shared memory."""
+        """State of this thread; also resets the group's thresholds and counters."""
         count = self.tile.group_queries
         first = coord.group * count
         seen = [self._seen(out, ranges, scheduler, first + number) for number in range(count)]
@@ -77,7 +77,7 @@ class TopkVisitor:
     def _seen(
         self, out: TopkOutput, ranges: KeyRanges, scheduler: TileScheduler, number: Int32
     ) -> KeyRange:
-        """Keys that a query of the CTA sees; empty if the query is unscored or absent."""
+        """Range of keys that the CTA's ``number``-th query sees; empty if unscored or absent."""
         query = scheduler.first_query + cutlass.min(number, scheduler.num_queries - 1)
         seen = key_range(self.variant, ranges, query, scheduler.num_keys)
         scored = (number < scheduler.num_queries) & (seen.end - seen.begin > out.top_k)
@@ -89,7 +89,7 @@ class TopkVisitor:
 
     @cute.jit
     def _append(self, group: ThreadGroup, seen: KeyRange, key: Int32, score: Float32) -> None:
-        """Append a key that the query sees and that exceeds the query's threshold."""
+        """Append a key if the query sees the key and the sort key exceeds the query's threshold."""
         shared = group.shared
         candidate = key_of(nan_to_lowest(score), key - seen.begin)
         # The score of a key that is not seen may be anything.
@@ -105,7 +105,7 @@ class TopkVisitor:
 
     @cute.jit
     def begin_phase(self, state: TopkState, scheduler: TileScheduler, phase: Int32) -> None:
-        """Make room, every few phases, for the candidates of the next phases."""
+        """Make room, every ``sync_phases`` phases, for the candidates of the next phases."""
         tile, group = self.tile, state.group
         max_entries = self.selection.max_entries(tile)
         if (phase > 0) & (phase % self.selection.sync_phases == 0):
@@ -122,7 +122,7 @@ class TopkVisitor:
 
     @cute.jit
     def _make_room(self, state: TopkState) -> None:
-        """Reduce full buffers, which were written before the last barrier, to their top-k."""
+        """Reduce each full buffer to the top-k; buffers were written before the last barrier."""
         max_entries = self.selection.max_entries(self.tile)
         for number in cutlass.range(self.tile.group_queries, unroll=1):
             group = state.query(number)
