@@ -120,13 +120,8 @@ class DeviceFacts(NamedTuple):
     Attributes:
         device: the device, with its index if a GPU.
         arch: architecture, see ``device_arch``.
-    <<<<<<< HEAD
-        sms: number of SMs of the GPU, or of the GPU that the device stands in for; 0 if neither.
-    =======
         sms: number of SMs of the GPU, or of the GPU that the device stands in for; 0 for other
             devices.
-        defective_map_bytes: see the function of that name.
-    >>>>>>> docs
     """
 
     device: "torch.device"
