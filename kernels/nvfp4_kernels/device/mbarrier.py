@@ -1,8 +1,10 @@
-"""Waits on mbarriers, and predicated arrivals."""
+"""Waits on mbarriers, predicated arrivals, and stores that an mbarrier counts."""
+
+from collections.abc import Sequence
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Array, Boolean, Int32
+from cutlass import Array, Boolean, Float32, Int32
 from cutlass.experimental import primitives as ptx
 
 CTA = ptx.MBarrierScope.CTA
@@ -31,4 +33,23 @@ def arrive_where(barrier: Array, arrives: Boolean) -> None:
     """
     ptx.inline_ptx(
         "mbarrier.arrive.shared.b64 _, [{$r0}];", read_only_args=[barrier], predicate=arrives
+    )
+
+
+def store_async(target: Array, values: Sequence[Float32], barrier: Array) -> None:
+    """Store 1, 2 or 4 float32 values in shared memory of a CTA of the cluster (PTX ISA, st.async).
+
+    Args:
+        target: place in that CTA's shared memory, from ``mapa``; aligned to all values.
+        values: values of this thread.
+        barrier: mbarrier of the same CTA, from ``mapa``, which counts their bytes; a wait on it at
+            cluster scope sees the values.
+    """
+    count = len(values)
+    places = ", ".join(f"{{$r{n + 1}}}" for n in range(count))
+    vector, source = (f".v{count}", f"{{{places}}}") if count > 1 else ("", places)
+    ptx.inline_ptx(
+        f"st.async.shared::cluster.mbarrier::complete_tx::bytes{vector}.f32 [{{$r0}}], {source}, "
+        f"[{{$r{count + 1}}}];",
+        read_only_args=[target.data_ptr().toint(Int32), *values, barrier.data_ptr().toint(Int32)],
     )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig, Tile
-from tests.mutants import WRONG, Mutant
+from tests.mutants import ANYTHING, WRONG, Mutant
 from tests.mutants.kernels import Room
 
 KERNEL = Room("nvfp4_kernels.gemm.sm90")
@@ -56,7 +56,7 @@ def edited(module: str, right: str, wrong: str, caught: str, on: Product = MANY)
     return Mutant(KERNEL.edited(module, right, wrong), caught, on)
 
 
-_STARTED = "ptx.barrier_cluster_wait()\n        for product in"
+_STARTED = "self.wait_start()\n        for product in"
 _WAIT_TURN = "0 if turned else SLOTS - 1"
 MUTANTS = {
     # Main loop, wgmma.
@@ -147,23 +147,28 @@ MUTANTS = {
         "split_k", _STARTED, "pass\n        for product in", "BarrierMisuse", SPLIT
     ),
     "parts not waited for": edited(
-        "split_k",
-        "            ptx.barrier_cluster_wait()\n        else:",
+        "split_k", "wait(received, Int32(0), CLUSTER)", "pass", "UninitialisedRead", SPLIT
+    ),
+    "parts of other CTAs not acquired": edited(
+        "split_k", "wait(received, Int32(0), CLUSTER)", "wait(received, Int32(0))", "DataRace", SPLIT
+    ),
+    "fewer bytes expected than arrive": edited(
+        "split_k", "return 4 * tile.parts", "return 2 * tile.parts", ANYTHING, SPLIT
+    ),
+    "parts counted by the sender": edited(
+        "split_k", "ptx.mapa(received, owner)", "ptx.mapa(received, rank)", ANYTHING, SPLIT
+    ),
+    "parts expected after peers may send": edited(
+        "kernel",
+        "            split.init_barrier(received)\n            ptx.fence_mbarrier_init()\n",
+        "            ptx.fence_mbarrier_init()\n            split.init_barrier(received)\n",
+        "BarrierMisuse",
+        SPLIT,
+    ),
+    "the load warp leaves before its peers have started": edited(
+        "kernel",
+        "            split.wait_start()\n        else:",
         "            pass\n        else:",
-        "UninitialisedRead",
-        SPLIT,
-    ),
-    "parts handed over without an order": edited(
-        "split_k",
-        "ptx.barrier_cluster_arrive()\n\n    def wait",
-        "ptx.barrier_cluster_arrive_relaxed()\n\n    def wait",
-        "DataRace",
-        SPLIT,
-    ),
-    "the load warp leaves before parts are there": edited(
-        "split_k",
-        "            ptx.barrier_cluster_arrive()\n            ptx",
-        "            ptx",
         "BarrierMisuse",
         SPLIT,
     ),

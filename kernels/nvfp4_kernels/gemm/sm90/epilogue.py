@@ -68,18 +68,24 @@ class Epilogue:
         factors: ScalingOperands,
         result: OutputTensor,
         scratch: Array,
+        received: Array | None,
         coord: TileCoord,
         state: SchedulerState,
         group: Int32,
     ) -> None:
-        """Finish one tile; ``scratch``: boxes, transpose buffer or, with parts, partial sums."""
+        """Finish one tile.
+
+        Args:
+            scratch: boxes, transpose buffer or, with parts, partial sums.
+            received: with split-K, the mbarrier that counts partial sums, see ``SplitK``.
+        """
         if cutlass.const_expr(self.tile.weight_per_warpgroup):
             self.finish()
             sums = Exchange(self.tile, self.output).run(sums[0], scratch, group)
         if cutlass.const_expr(self.output.boxes):
             self._boxes(sums, factors, result, scratch, coord, group)
         elif cutlass.const_expr(self.tile.parts > 1):
-            self._parts(sums, factors, result, scratch, coord, state, group)
+            self._parts(sums, factors, result, scratch, received, coord, state, group)
         else:
             self._elements(sums, factors, result, scratch, coord, group)
 
@@ -189,6 +195,7 @@ class Epilogue:
         factors: ScalingOperands,
         result: OutputTensor,
         parts: Array,
+        received: Array | None,
         coord: TileCoord,
         state: SchedulerState,
         group: Int32,
@@ -196,14 +203,14 @@ class Epilogue:
         """Add up the partial sums of this CTA's share of the rows, and store the result."""
         tile = self.tile
         split = SplitK(tile)
-        split.send(sums, parts, state.rank, group)
+        split.send(sums, parts, received, state.rank, group)
         threads = tile.warpgroups * WARPGROUP
         thread = cute.arch.thread_idx()[0]
         row = thread % tile.split_rows
         column = coord.rows * tile.rows + state.rank * tile.split_rows + row
         inside = column < result.n
         scales, biases = self._row(factors, result, coord, cutlass.min(column, result.n - 1))
-        split.wait()
+        split.wait(received)
         if inside:
             for step in cutlass.range_constexpr(-(-tile.tokens * tile.split_rows // threads)):
                 token = step * (threads // tile.split_rows) + thread // tile.split_rows

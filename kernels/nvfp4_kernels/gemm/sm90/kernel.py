@@ -153,6 +153,9 @@ class WeightOnlyGemm:
         mma = Mma(tile, stages, output.act)
         epilogue = Epilogue(tile, output)
         split = SplitK(tile)
+        received = None
+        if cutlass.const_expr(tile.split_k > 1):
+            received = Array(Int64, 1, space=AddressSpace.smem, alignment=8)
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         group = warp // 4
         rank = ptx.cluster_ctarank()
@@ -161,6 +164,7 @@ class WeightOnlyGemm:
             for stage in cutlass.range_constexpr(stages):
                 ptx.mbarrier_init(ring.full.subview(stage), 1)
                 ptx.mbarrier_init(ring.empty.subview(stage), loader.empty_arrivals)
+            split.init_barrier(received)
             ptx.fence_mbarrier_init()
         split.start()
         ptx.barrier_cta_sync()
@@ -177,7 +181,7 @@ class WeightOnlyGemm:
                     Weight(arguments.w2, arguments.sfw2),
                 ][: 1 if tile.grouped else tile.weights]
                 loader.run(token_map, weights, ring, state, arguments.n, arguments.k)
-            split.join_cluster_barriers()
+            split.wait_start()
         else:
             if cutlass.const_expr(tile.reallocates_registers):
                 ptx.setmaxregister(MULTIPLY_REGISTERS, ptx.SetMaxRegisterAction.INCREASE)
@@ -186,11 +190,11 @@ class WeightOnlyGemm:
             for index in cutlass.range(state.num_tiles, unroll=1):
                 coord = tile_coord(state, index)
                 sums = mma.run(ring, state, index, group)
-                epilogue.run(sums, factors, result, scratch, coord, state, group)
+                epilogue.run(sums, factors, result, scratch, received, coord, state, group)
             epilogue.finish()
             if cutlass.const_expr(tile.grouped):
                 if state.num_tiles == 0:
-                    split.join_cluster_barriers()
+                    split.wait_start()
 
     def _ring(self) -> Ring:
         tile, stages = self.tile, self.stages
