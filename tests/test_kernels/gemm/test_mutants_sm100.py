@@ -167,6 +167,9 @@ MUTANTS = {
     "parts of a split not announced": Mutant(
         without("mbarrier_arrive", lambda *a, **k: "scope" in k), "Deadlock", SPLIT
     ),
+    "fewer bytes of a split expected than arrive": Mutant(
+        KERNEL.replaced("split_k:SplitK", "bytes_received", 64), ANYTHING, SPLIT
+    ),
     "parts of a split not waited for": Mutant(
         KERNEL.replaced("split_k", "wait", nothing), ANYTHING, SPLIT
     ),

@@ -61,6 +61,9 @@ class TmaLoader:
         """Load all activations, after waiting for the preceding kernel, which may write them."""
         on_m_side = not self.tile.swap_ab
         tokens = m_side if on_m_side else n_side
+        # Parameters alone, which no kernel writes; all terms have the same maps.
+        ptx.prefetch_tensormap(tokens[0].data_map.get_ptr())
+        ptx.prefetch_tensormap(tokens[0].scale_map.get_ptr())
         self._load(tokens, on_m_side, barriers, state, expects=False)
 
     @cute.jit
