@@ -284,6 +284,9 @@ class FmhaSm100:
                 response.init()
                 broadcast.init(tile.threads // WARP_ROWS - 1)
             init_barriers(tile, barriers)
+        if warp == mma_warp + 1 and ptx.elect_sync():
+            ptx.prefetch_tensormap(k_map.get_ptr())
+            ptx.prefetch_tensormap(v_map.get_ptr())
         table, table_stride = arguments.block_table, arguments.table_stride
         new_keys = arguments.rotation, arguments.k_scale, arguments.v_scale
         memory = Memory(
