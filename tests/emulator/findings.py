@@ -158,6 +158,14 @@ class BarrierMisuse(EmulatorError):
     """A barrier used against its protocol: counts, transactions, phases, lifetime."""
 
 
+class LateInitialisation(BarrierMisuse):
+    """An mbarrier initialised while another mbarrier of the CTA waits for arrivals or bytes.
+
+    PTX allows this order. For sm_100 ptxas may turn the initialisation into an invalidation of the
+    SM's cache of mbarriers, and kernels known to run on silicon initialise all mbarriers first.
+    """
+
+
 class ParityAliasing(BarrierMisuse):
     """Wait on an mbarrier parity that may match a phase two before or after the intended phase."""
 

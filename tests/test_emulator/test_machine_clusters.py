@@ -86,6 +86,10 @@ WAIT:
 """  # noqa: E501 — one instruction
 
 
+# The cluster barrier orders the initialisation alone, by the fence before its relaxed arrival.
+RELAXED_MESSAGE = MESSAGE.replace(f"{MEET} // start", f"{MEET_RELAXED} // start")
+
+
 def words(count: int = 16) -> np.ndarray:
     return global_array(np.arange(count, dtype=np.uint32))
 
@@ -98,6 +102,7 @@ def test_right_kernels_run_in_every_schedule(schedule: Schedule) -> None:
     assert out.tolist() == [1, 0]
     pair(MESSAGE, out, shared=256)
     assert out[0] == 7
+    pair(RELAXED_MESSAGE, out, shared=256)
     pair(ALLOCATE, shared=256)
     pair(MULTICAST, words(), shared=256)
 
@@ -107,6 +112,13 @@ def edited(body: str, right: str, wrong: str, caught: str, match: str) -> Mutant
 
 
 MUTANTS = {
+    "initialisation published to the async proxy alone": edited(
+        RELAXED_MESSAGE,
+        "fence.mbarrier_init.release.cluster;",
+        "fence.proxy.async.shared::cta;",
+        "BarrierMisuse",
+        "nothing orders that after its mbarrier.init",
+    ),
     "store to a CTA that may not be there": edited(
         STORE, f"{MEET_RELAXED} // start", "", "UnstartedPeer", "reaches for CTA",
     ),

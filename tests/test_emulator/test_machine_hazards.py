@@ -307,6 +307,14 @@ MUTANTS = {
         "BarrierMisuse",
         "init of a live mbarrier",
     ),
+    "initialised while another is in use": edited(
+        "pipeline",
+        "mbarrier.init.shared.b64 [%r4], 32;",
+        "mbarrier.arrive.expect_tx.shared.b64 _, [%r3], 256;\n"
+        "    mbarrier.init.shared.b64 [%r4], 32;",
+        "LateInitialisation",
+        "initialise all mbarriers of the CTA before any is used",
+    ),
     "initialised by all lanes": edited(
         "pipeline", "@%p1 bra READY;", "", "BarrierMisuse", "init of a live mbarrier"
     ),

@@ -601,7 +601,7 @@ def fence(e: "Emitter", i: Instruction) -> None:
     elif len(parts) > 2 and parts[1] == "proxy":
         if parts[2].split("::")[0] == "async":
             e.write("w.actor.fence_proxy()")
-            e.write("fence_mbarrier_init(w)")
+            e.write("publish_inits(w)")
         elif parts[2].split("::")[0] in ("tensormap", "alias"):
             e.write(f"fence_thread(w, {int(scope_of(i, Scope.GPU))})")
         else:
@@ -626,8 +626,17 @@ def fence_thread(w: "Warp", scope: int) -> None:
 
 @runtime
 def fence_mbarrier_init(w: "Warp") -> None:
-    """Publish the mbarriers initialised by this warp to the cluster and to the async proxy."""
+    """Publish the mbarriers initialised by this warp to the cluster and to the async proxy.
+
+    A relaxed arrival at the cluster barrier then orders the initialisations too.
+    """
     w.actor.fence_inits()
+    publish_inits(w)
+
+
+@runtime
+def publish_inits(w: "Warp") -> None:
+    """Publish the mbarriers initialised by this warp to the async proxy; no arrival orders them."""
     mine = w.actor.component
     for barrier in w.cta.mbarriers.values():
         if barrier.initialiser[0] == mine:

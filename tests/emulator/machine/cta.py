@@ -9,6 +9,7 @@ import numpy as np
 from tests.emulator.findings import (
     BarrierMisuse,
     ExitedPeer,
+    LateInitialisation,
     OutOfBounds,
     RegisterBudget,
     UnfinishedStore,
@@ -141,6 +142,14 @@ class Cta:
             )
         else:
             memory.shadow.order(granules, warp.access(line, "write"))
+        busy = next((each for each in self.mbarriers.values() if each.is_underway), None)
+        if busy is not None:
+            self.launch.report(
+                LateInitialisation(
+                    f"mbarrier.init at shared {address:#x} beside a {busy}; initialise all "
+                    "mbarriers of the CTA before any is used"
+                )
+            )
         actor = warp.actor
         component = self.launch.events.new_component()
         self.mbarriers[address] = MBarrier(

@@ -94,6 +94,11 @@ class MBarrier:
             f"{self.expected} arrivals and {self.transactions} bytes outstanding"
         )
 
+    @property
+    def is_underway(self) -> bool:
+        """Whether the current phase has had arrivals, or expects bytes."""
+        return self.pending < self.expected or self.transactions != 0
+
     def done(self, parity: int) -> bool:
         """Whether the phase of ``parity`` (0 for the first) has completed."""
         return (self.phase & 1) != parity

@@ -72,7 +72,7 @@ def keep_another(self: Any, product: int) -> Any:
     return ptx.Tcgen05MMACollectorOp.LASTUSE if product else None
 
 
-def start_alone(self: Any, initialises: bool) -> None:
+def start_alone(self: Any, warp: int | None) -> None:
     """Mutant: start once this CTA's mbarriers are initialised, without waiting for the peers'."""
     from cutlass.experimental import primitives as ptx
 

@@ -84,21 +84,20 @@ def mbarriers(count: int) -> Array:
 
 @cute.jit
 def init_barriers(barriers: Barriers, tile: cutlass.Constexpr, stages: cutlass.Constexpr) -> None:
-    """Initialise every barrier of the pipelines; called by all lanes of one warp.
+    """Initialise every barrier of the pipelines; called by one thread.
 
-    Each lane initialises one barrier of each kind: serial initialisation takes hundreds of cycles.
+    For addresses that depend on the lane ptxas emits another code path for sm_100, which
+    invalidates the SM's cache of mbarriers.
     """
     counts = arrive_counts(tile)
-    lane = cute.arch.thread_idx()[0] % 32  # available at once, unlike the lane register
-    if lane < stages:
-        ptx.mbarrier_init(barriers.full.subview(lane), counts.full)
-        ptx.mbarrier_init(barriers.empty.subview(lane), counts.empty)
-    if lane < tile.accumulators:
-        ptx.mbarrier_init(barriers.acc_full.subview(lane), counts.acc_full)
-        ptx.mbarrier_init(barriers.acc_empty.subview(lane), counts.acc_empty)
+    for stage in cutlass.range_constexpr(stages):
+        ptx.mbarrier_init(barriers.full.subview(stage), counts.full)
+        ptx.mbarrier_init(barriers.empty.subview(stage), counts.empty)
+    for accumulator in cutlass.range_constexpr(tile.accumulators):
+        ptx.mbarrier_init(barriers.acc_full.subview(accumulator), counts.acc_full)
+        ptx.mbarrier_init(barriers.acc_empty.subview(accumulator), counts.acc_empty)
     # To the cluster, or to this CTA's TMA: the wider fence takes hundreds of cycles.
     if cutlass.const_expr(tile.coupled):
         ptx.fence_mbarrier_init()
     else:
         ptx.fence_proxy(ptx.Proxy.ASYNC_SHARED, space=ptx.SharedSpace.shared_cta)
-    ptx.bar_warp_sync(cute.arch.FULL_MASK)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import cuda.bindings.driver as cuda_driver
 import cutlass
 import cutlass.cute as cute
-from cutlass import AddressSpace, Array, Float32, GridConstant, Int32, Int64, Uint8
+from cutlass import AddressSpace, Array, Boolean, Float32, GridConstant, Int32, Int64, Uint8
 from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle
 
@@ -14,7 +14,12 @@ from nvfp4_kernels.device.arguments import example, without_unread
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.formats.terms import PACKED_ROWS
 from nvfp4_kernels.gemm.shards import ShardEnds
-from nvfp4_kernels.gemm.sm100.barriers import init_barriers, mbarriers, shared_barriers
+from nvfp4_kernels.gemm.sm100.barriers import (
+    Barriers,
+    init_barriers,
+    mbarriers,
+    shared_barriers,
+)
 from nvfp4_kernels.gemm.sm100.epilogue import Epilogue, Scratch
 from nvfp4_kernels.gemm.sm100.lifetime import (
     MMA_WARP,
@@ -240,26 +245,33 @@ class BlockScaledGemm:
         )
         if warp == WEIGHTS_WARP:
             leader = ptx.elect_sync()  # an answer that takes a while
-            init_barriers(barriers, tile, stages)
+            if cutlass.const_expr(lifetime.initialiser == WEIGHTS_WARP):
+                self._init_barriers(barriers, partials, leader)
             state = prefetch_tile_count(tile, state)
-            lifetime.start(initialises=True)
-            lifetime.cluster_arrive()
+            lifetime.start(WEIGHTS_WARP)
+            lifetime.cluster_arrive(WEIGHTS_WARP)
             if leader:
                 loader.run_weights(m_side, n_side, barriers, resolve_tile_count(tile, state))
             lifetime.cluster_wait()
             lifetime.arrive_end(warp)
         elif warp == TOKENS_WARP:
+            leader = ptx.elect_sync()
+            if cutlass.const_expr(lifetime.initialiser == TOKENS_WARP):
+                self._init_barriers(barriers, partials, leader)
             state = prefetch_tile_count(tile, state)
-            lifetime.start(initialises=False)
-            lifetime.cluster_arrive()
-            if ptx.elect_sync():
+            lifetime.start(TOKENS_WARP)
+            if cutlass.const_expr(tile.split_k > 1):
+                if leader:
+                    SplitK(tile).expect_first(partials)
+            lifetime.cluster_arrive(TOKENS_WARP)
+            if leader:
                 loader.run_tokens(m_side, n_side, barriers, resolve_tile_count(tile, state))
             lifetime.cluster_wait()
             lifetime.arrive_end(warp)
         elif warp == MMA_WARP:
             state = prefetch_tile_count(tile, state)
-            lifetime.start(initialises=False)
-            lifetime.cluster_arrive()
+            lifetime.start(None)
+            lifetime.cluster_arrive(None)
             lifetime.allocated()
             if rank % tile.ctas == 0:
                 mma.run(m_side, n_side, barriers, tensor.load(), resolve_tile_count(tile, state))
@@ -267,15 +279,12 @@ class BlockScaledGemm:
             lifetime.arrive_end(warp)
         else:
             state = prefetch_tile_count(tile, state)
-            lifetime.start(initialises=False)
+            lifetime.start(None)
             if warp == 0:
                 ptx.tcgen05_alloc(tensor, tile.tensor_columns, group=group)
                 ptx.tcgen05_relinquish_alloc_permit(group=group)
             lifetime.allocated()
-            if cutlass.const_expr(tile.split_k > 1):
-                if warp == EPILOGUE_WARPS - 1:
-                    SplitK(tile).init_barriers(partials, cute.arch.lane_idx())
-            lifetime.cluster_arrive()
+            lifetime.cluster_arrive(None)
             scaling = ScalingOperands(
                 arguments.alpha, arguments.shard_ends, arguments.row_scale, arguments.bias
             )
@@ -295,6 +304,15 @@ class BlockScaledGemm:
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
             held = ptx.make_tmem_ptr(tensor.load(), Float32)
             ptx.tcgen05_dealloc(held, tile.tensor_columns, group=group)
+
+    @cute.jit
+    def _init_barriers(self, barriers: Barriers, partials: Any, leader: Boolean) -> None:
+        """Initialise all mbarriers in the ``leader`` of the calling warp."""
+        if leader:
+            if cutlass.const_expr(self.tile.split_k > 1):
+                SplitK(self.tile).init_barriers(partials)
+            init_barriers(barriers, self.tile, self.stages)
+        ptx.bar_warp_sync(cute.arch.FULL_MASK)
 
     def _operands(
         self, tokens: list[Maps], weights: list[Maps]

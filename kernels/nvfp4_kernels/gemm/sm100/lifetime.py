@@ -29,20 +29,24 @@ class Lifetime:
     | cluster | with split-K, cluster | all CTAs have started, ``Partials`` are initialised |
     | end | epilogue warps; if coupled, cluster | no peer signals; tensor memory is unused |
 
-    Without coupled CTAs, the warp that initialises the mbarriers only arrives at start. Load warps
-    never wait for tensor memory, which a preceding kernel may hold. With split-K, only the epilogue
-    warps wait for peers before their work, and no warp waits for peers at the end, see ``SplitK``.
+    One thread initialises all mbarriers, before any is used. Without coupled CTAs its warp only
+    arrives at start. With split-K the thread is the tokens' loader, as its fence for the cluster
+    would delay the first weights. Load warps never wait for tensor memory, which a preceding kernel
+    may hold. With split-K, only the epilogue warps wait for peers before their work, and no warp
+    waits for peers at the end, see ``SplitK``.
     """
 
     tile: Tile
 
-    @cute.jit
-    def start(self, initialises: cutlass.Constexpr) -> None:
-        """Pass the start barrier; ``initialises``: the caller has initialised the mbarriers.
+    @property
+    def initialiser(self) -> int:
+        """Warp of which one thread initialises the mbarriers."""
+        return TOKENS_WARP if self.tile.split_k > 1 else WEIGHTS_WARP
 
-        ``fence.mbarrier_init`` orders initialisations before a relaxed arrival at the cluster
-        barrier (PTX ISA, membar/fence).
-        """
+    @cute.jit
+    def start(self, warp: cutlass.Constexpr) -> None:
+        """Pass the start barrier; ``warp``: the calling warp if it loads, else None."""
+        initialises = warp == self.initialiser
         if cutlass.const_expr(self.tile.coupled):
             ptx.barrier_cluster_arrive_relaxed()
             ptx.barrier_cluster_wait()
@@ -56,9 +60,15 @@ class Lifetime:
         ptx.barrier_cta_sync(_ALLOCATED, thread_count=_EPILOGUE_THREADS + 32)
 
     @cute.jit
-    def cluster_arrive(self) -> None:
-        """Arrive at the split-K cluster barrier, after any mbarriers this warp initialises."""
+    def cluster_arrive(self, warp: cutlass.Constexpr) -> None:
+        """Arrive at the split-K cluster barrier; ``warp`` as for ``start``.
+
+        ``fence.mbarrier_init`` orders the same thread's initialisations before a relaxed arrival
+        at the cluster barrier (PTX ISA, membar/fence).
+        """
         if cutlass.const_expr(self.tile.split_k > 1):
+            if cutlass.const_expr(warp == self.initialiser):
+                ptx.fence_mbarrier_init()
             ptx.barrier_cluster_arrive_relaxed()
 
     @cute.jit

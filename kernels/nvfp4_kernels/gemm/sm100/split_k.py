@@ -65,20 +65,21 @@ class SplitK:
         tile = self.tile
         return 4 * 32 * (tile.split_k - 1) * tile.weights * tile.split_columns
 
-    @cute.jit
-    def init_barriers(self, partials: Partials, lane: Int32) -> None:
-        """Initialise the barriers of all warps, for peers to signal; called by a whole warp.
+    def init_barriers(self, partials: Partials) -> None:
+        """Initialise the barriers of all warps; called by the thread that initialises the others.
 
-        The first tile's partial sums are expected from then on.
+        Peers may signal once the thread has passed ``Lifetime.cluster_arrive``.
         """
         full, empty = self.arrivals
-        if lane < EPILOGUE_WARPS:
-            partials_full = partials.partials_full.subview(lane)
-            ptx.mbarrier_init(partials_full, full)
-            ptx.mbarrier_init(partials.partials_empty.subview(lane), empty)
-            ptx.mbarrier_arrive_expect_tx(partials_full, self.bytes_received)
-        ptx.fence_mbarrier_init()
-        ptx.bar_warp_sync(cute.arch.FULL_MASK)
+        for warp in range(EPILOGUE_WARPS):
+            ptx.mbarrier_init(partials.partials_full.subview(warp), full)
+            ptx.mbarrier_init(partials.partials_empty.subview(warp), empty)
+
+    def expect_first(self, partials: Partials) -> None:
+        """Expect the first tile's partial sums in all warps; called by one thread."""
+        for warp in range(EPILOGUE_WARPS):
+            barrier = partials.partials_full.subview(warp)
+            ptx.mbarrier_arrive_expect_tx(barrier, self.bytes_received)
 
     @cute.jit
     def exchange(

@@ -75,9 +75,8 @@ class Epilogue:
     ) -> None:
         """Finish one tile.
 
-        Args:
-            scratch: boxes, transpose buffer or, with parts, partial sums.
-            received: with split-K, the mbarrier that counts partial sums, see ``SplitK``.
+        ``scratch``: boxes, transpose buffer or, with parts, partial sums. ``received``: with
+        split-K, the mbarrier that counts partial sums, see ``SplitK``.
         """
         if cutlass.const_expr(self.tile.weight_per_warpgroup):
             self.finish()
