@@ -239,13 +239,17 @@ class Epilogue:
 
     @cute.jit
     def _release(self, acc_empty: Array, leader: Boolean) -> None:
-        """Release the accumulator to the MMA warp in the tile's first CTA."""
+        """Release the accumulator to the MMA warp in the tile's first CTA.
+
+        The fence alone orders reads of tensor memory: an arrival with cluster scope would wait for
+        this warp's stores to global memory.
+        """
         ptx.tcgen05_fence(ptx.Tcgen05Fence.BEFORE_THREAD_SYNC)
         ptx.bar_warp_sync(cute.arch.FULL_MASK)
         if cutlass.const_expr(self.tile.two_cta):
             if leader:
                 first = ptx.cluster_ctarank() & ~1
-                ptx.mbarrier_arrive(ptx.mapa(acc_empty, first))
+                ptx.mbarrier_arrive(ptx.mapa(acc_empty, first), scope=ptx.MemScope.CTA)
         else:
             arrive_where(acc_empty, leader)
 

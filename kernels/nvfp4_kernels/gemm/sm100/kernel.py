@@ -296,7 +296,7 @@ class BlockScaledGemm:
             state = resolve_tile_count(tile, state)
             lifetime.cluster_wait()
             epilogue.run(scaling, result, scratch, barriers, tensor.load(), state, warp)
-            lifetime.arrive_end(warp)
+            lifetime.arrive_end(warp, reads=True)
             epilogue.drain()
 
         lifetime.wait_end(warp)

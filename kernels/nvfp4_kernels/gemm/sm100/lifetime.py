@@ -78,10 +78,16 @@ class Lifetime:
             ptx.barrier_cluster_wait()
 
     @cute.jit
-    def arrive_end(self, warp: Int32) -> None:
-        """Arrive at the end barrier: this warp no longer signals peers or reads tensor memory."""
-        if cutlass.const_expr(self.tile.coupled):
+    def arrive_end(self, warp: Int32, reads: cutlass.Constexpr = False) -> None:
+        """Arrive at the end barrier: this warp no longer signals peers or reads tensor memory.
+
+        ``reads``: whether the warp has read tensor memory. Other warps have no accesses to order,
+        and a release at cluster scope costs a fence of the whole device.
+        """
+        if cutlass.const_expr(self.tile.coupled and reads):
             ptx.barrier_cluster_arrive()
+        elif cutlass.const_expr(self.tile.coupled):
+            ptx.barrier_cluster_arrive_relaxed()
         elif warp > 0 and warp < EPILOGUE_WARPS:
             ptx.barrier_cta_arrive(_END, _EPILOGUE_THREADS)
 
