@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nvfp4_kernels.gemm.call import GemmCall
 from nvfp4_kernels.gemm.sm100.tile import Tile
-from nvfp4_kernels.tool.operands import grid_operand
+from nvfp4_kernels.tool.operands import grid_operand, grid_terms
 from nvfp4_kernels.tool.product_case import compare_exact
 from nvfp4_kernels.tool.report import describe
 from nvfp4_kernels.tool.task import Figures, Machine
@@ -29,6 +29,7 @@ class ForcedProductCase:
         tiles: tiles that the launches use in turn.
         m, n, k: sizes.
         launches: number of launches.
+        terms: number of NVFP4 terms of the activations.
     """
 
     what: str
@@ -37,6 +38,7 @@ class ForcedProductCase:
     n: int
     k: int
     launches: int = BATCH
+    terms: int = 1
 
     @property
     def section(self) -> str:
@@ -47,18 +49,24 @@ class ForcedProductCase:
     def name(self) -> str:
         """Name in the report."""
         tiles = " and ".join(describe(tile) for tile in self.tiles)
-        return f"{self.what}, {tiles}, {self.m}×{self.n}×{self.k}, {self.launches} launches"
+        terms = f"{self.terms} terms, " if self.terms > 1 else ""
+        sizes = f"{self.m}×{self.n}×{self.k}"
+        return f"{self.what}, {terms}{tiles}, {sizes}, {self.launches} launches"
 
     def run(self, machine: Machine) -> Figures:
         """Compare every launch's result with the exact result, bit by bit."""
         from nvfp4_kernels.gemm.sm100.launch import gemm
 
         seeded = torch.Generator(machine.device).manual_seed(0)
-        a, b = (grid_operand((rows, self.k), seeded) for rows in (self.m, self.n))
+        b = grid_operand((self.n, self.k), seeded)
+        if self.terms > 1:
+            a = grid_terms(self.terms, (self.m, self.k), seeded)
+        else:
+            a = grid_operand((self.m, self.k), seeded)
         alpha = torch.full((1,), ALPHA, device=machine.device)
         expected = (a.values @ b.values.mT * ALPHA).bfloat16()
         operands = a.data, a.scales, b.data, b.scales, alpha
-        call = GemmCall(*operands, [self.n], None, None, torch.bfloat16)
+        call = GemmCall(*operands, [self.n], None, None, torch.bfloat16, self.terms)
 
         def launch(tile: Tile) -> Tensor:
             return gemm(call, tile=tile)[0]

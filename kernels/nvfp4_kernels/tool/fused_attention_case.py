@@ -12,6 +12,7 @@ from torch import Tensor
 from nvfp4_kernels import Static, paged_attention, quantize, rotary_attention, rotary_store
 from nvfp4_kernels.attention.rotary_op import HeadRotation
 from nvfp4_kernels.tool.attention_case import AttentionCase
+from nvfp4_kernels.tool.forced_product_case import SECTION
 from nvfp4_kernels.tool.product_case import compare_exact
 from nvfp4_kernels.tool.task import Figures, Machine, Mismatch
 
@@ -28,31 +29,33 @@ class FusedAttentionCase:
         attention: sequences, sizes and cache.
         quantized: whether the output is NVFP4.
         rotated: whether queries and keys are normalised and rotated, and keys and values stored.
+        launches: number of launches of the fused op, each on a cache without the new keys.
     """
 
     attention: AttentionCase
     quantized: bool = True
     rotated: bool = False
+    launches: int = 1
 
     @property
     def section(self) -> str:
-        return "correctness"
+        return SECTION if self.launches > 1 else "correctness"
 
     @property
     def name(self) -> str:
         words = ["rotary_attention"] if self.rotated else []
         words += ["NVFP4 result"] * self.quantized
+        words += [f"{self.launches} launches"] * (self.launches > 1)
         return f"{', '.join(words)}: {self.attention.name}"
 
     def run(self, machine: Machine) -> Figures:
         given = {n: x.to(machine.device) for n, x in self.attention.tensors().items()}
         heads = self._heads(given) if self.rotated else {}
-        expected, actual = (
-            run({**given, "kv_cache": given["kv_cache"].clone()}, heads)
-            for run in (self._apart, self._together)
-        )
-        for one, other in zip(actual, expected, strict=True):
-            compare_exact(one.cpu(), other.cpu())
+        expected = self._apart({**given, "kv_cache": given["kv_cache"].clone()}, heads)
+        for _ in range(self.launches):
+            actual = self._together({**given, "kv_cache": given["kv_cache"].clone()}, heads)
+            for one, other in zip(actual, expected, strict=True):
+                compare_exact(one, other)
         return {"values": float(sum(x.numel() for x in expected))}
 
     def _apart(self, given: dict[str, Any], heads: dict[str, Tensor]) -> list[Tensor]:

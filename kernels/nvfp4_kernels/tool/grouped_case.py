@@ -275,7 +275,8 @@ def _tiles(case: GroupedCase) -> list[Tile]:
 
 
 def _kind(case: GroupedCase) -> tuple[object, ...]:
-    """Key of the pipeline traits of a case's tile: tiles with equal keys synchronise alike."""
+    """Key of the traits of a case's tile: synchronisation, and scales at odd columns."""
     tile = case.tile
     assert tile is not None
-    return case.gated, tile.swap_ab, tile.two_cta, tile.split_k > 1, tile.cluster_n > 1
+    splits, shares, odd = tile.split_k > 1, tile.cluster_n > 1, tile.columns == 96
+    return case.gated, tile.swap_ab, tile.two_cta, splits, shares, odd

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.formats.nvfp4 import BLOCK_SIZE, E2M1_VALUES, encode_e2m1, to_blocked
+from nvfp4_kernels.formats.terms import stack_scales
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,19 @@ def grid_operand(shape: tuple[int, ...], seeded: torch.Generator) -> Operand:
     """Operand of small integers and power-of-two scales, whose products sum exactly in float32."""
     codes = _pick([-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0], shape, seeded)
     return operand(codes, _pick([0.5, 1.0, 2.0], _blocks(shape), seeded))
+
+
+def grid_terms(terms: int, shape: tuple[int, int], seeded: torch.Generator) -> Operand:
+    """Operand of ``shape`` (rows, K) that is the sum of ``terms`` > 1 terms of small integers.
+
+    The data are uint8 ``(terms, rows, K/2)``, the scales those of stacked rows, and the values the
+    sums, which a product adds exactly in float32.
+    """
+    stacked = terms, *shape
+    codes = _pick([-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0], stacked, seeded)
+    scales = _pick([0.5, 1.0, 2.0], _blocks(stacked), seeded).to(torch.float8_e4m3fn)
+    values = (codes.double() * scales.double().repeat_interleave(BLOCK_SIZE, -1)).sum(0)
+    return Operand(encode_e2m1(codes), stack_scales(scales), values)
 
 
 def positive_operand(shape: tuple[int, ...], seeded: torch.Generator) -> Operand:

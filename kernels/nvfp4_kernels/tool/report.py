@@ -139,6 +139,8 @@ def describe(tile: Tile) -> str:
         words.append(f"cluster {tile.cluster_m}×{tile.cluster_n}")
     if tile.split_k > 1:
         words.append(f"split-K {tile.split_k}")
+    if not tile.collects:
+        words.append("no collector")
     return " ".join(words)
 
 

@@ -122,6 +122,24 @@ CASES: list[Task] = [
         ForcedProductCase("sets", (Tile(64, scale_sets=sets),), 40, 72, 1024, launches=2)
         for sets in (1, 2)
     ),
+    *(
+        ForcedProductCase(
+            "terms",
+            (Tile(m, swap_ab=True, collects=collects),),
+            m,
+            72,
+            1024,
+            launches=2,
+            terms=terms,
+        )
+        for m, terms, collects in ((8, 2, True), (32, 3, True), (8, 3, False))
+    ),
+    *(
+        ForcedProductCase("split", (Tile(8, swap_ab=True, split_k=parts),), 8, 72, 2048, launches=2)
+        for parts in (2, 8)
+    ),
+    ForcedProductCase("columns", (Tile(32, swap_ab=True),), 96, 136, 512, launches=2),
+    FusedAttentionCase(AttentionCase(((1, 40), (1, 3)), head_dim=32), rotated=True, launches=3),
     ForcedProductCase("staggered", (PAIR, Tile(64)), 300, 72, 256, launches=3),
     SmallMapsCase(),
     *(SingleDimensionCase(op) for op in ("attention", "sparse attention", "indexer")),
@@ -338,7 +356,11 @@ def test_every_doubt_has_a_row() -> None:
     for words, count in {
         "one scale set, ": 4,
         "two scale sets, ": 4,
-        "scales at odd columns, ": 2,
+        "scales at odd columns, ": 3,
+        "terms from the collector buffer, ": 6,
+        "terms without the collector buffer, ": 6,
+        "partial sums by st.async, ": 3,
+        "rotary_attention, ": 2,
         "staggered cluster starts, ": 4,
         "small tensor maps": 1,
         "dimensions of size 1, ": 3,
@@ -346,7 +368,7 @@ def test_every_doubt_has_a_row() -> None:
         "ring of 5, ": 2,
     }.items():
         assert sum(name.startswith(words) for name in names) == count, words
-    assert sum(f"{LAUNCHES} launches" in name for name in names) == 4
+    assert sum(f"{LAUNCHES} launches" in name for name in names) == 9
     rings = [task for task in doubts() if isinstance(task, ForcedScoresCase)]
     asked = [task.tile for task in rings if task.what.startswith("ring")]
     assert [tile.stages for tile in asked if tile.fmt == "nvfp4"] == list(DEPTHS)

@@ -143,7 +143,7 @@ class Mma:
         gate and up projections or, with swap_ab, a weight for all terms.
         """
         ops, uses = ptx.Tcgen05MMACollectorOp, self.tile.n_operands
-        if uses == 1:
+        if uses == 1 or not self.tile.collects:
             return None
         if use % uses == 0:
             return ops.FILL
