@@ -12,7 +12,7 @@ from nvfp4_kernels.gemm.sm100.tile import EPILOGUE_WARPS, Tile
 from nvfp4_kernels.sm100.limits import CTA_ROWS, WARP_ROWS
 from nvfp4_kernels.sm100.tensor_memory import tensor_pointer
 
-_SENT_TO, _SENT_COLUMNS = 4, 64  # CTAs, and columns for them, that a thread holds at a time
+_SENT_TO, _SENT_COLUMNS = 4, 32  # CTAs, and columns for them, that a thread holds at a time
 
 
 @dataclass(frozen=True)
