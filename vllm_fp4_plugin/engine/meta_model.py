@@ -92,13 +92,15 @@ def built_for(args: Any, arch: str = "") -> Iterator[tuple[Any, Any]]:
         from vllm_fp4_plugin.device import planned_for
         from vllm_fp4_plugin.linear.method import resolve_fusions
 
-    ropes, excepthook = dict(rotary_embedding._ROPE_DICT), sys.excepthook
+    excepthook = sys.excepthook
     with (
         _building(),
         _quiet(),
         planned_for(arch),
         # vLLM asks another process, which imports everything anew, so as not to start CUDA here.
         patch.object(registry, "_run_in_subprocess", _run_here),
+        # vLLM would pass these empty tensors to the next model of this process.
+        patch.dict(rotary_embedding._ROPE_DICT, clear=True),
         tempfile.TemporaryDirectory() as rendezvous,
     ):
         config = args.create_engine_config()
@@ -118,9 +120,6 @@ def built_for(args: Any, arch: str = "") -> Iterator[tuple[Any, Any]]:
             finally:
                 cleanup_dist_env_and_memory()
                 sys.excepthook = excepthook  # torch wraps the hook again for every model
-                # vLLM would pass these empty tensors to the next model of this process.
-                rotary_embedding._ROPE_DICT.clear()
-                rotary_embedding._ROPE_DICT.update(ropes)
 
 
 def _run_here(function: Callable[[], T]) -> T:
