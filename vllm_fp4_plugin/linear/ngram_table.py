@@ -1,7 +1,8 @@
-"""N-gram table of Qwen4Exp, which vLLM reads according to the quantization config's class.
+"""N-gram table of Qwen4Exp.
 
-For an unknown class, such as ours, vLLM assumes a 16-bit table, unless the model's config states a
-dtype: vLLM 0.33 with a warning, 0.32 silently.
+vLLM chooses the table's format by ``ple_embedding_dtype`` of the model's config or, without this
+field, by the class of the quantization config. For a class that vLLM does not know, such as ours,
+0.33 logs a warning and assumes 16 bits; 0.32 raises ``NotImplementedError``.
 """
 
 import re
@@ -18,10 +19,10 @@ _FIELD = "ple_embedding_dtype"
 
 
 def check(headers: Mapping[str, TensorHeader], hf_config: Any) -> None:
-    """Raise unless the table is in 16 bits, or the model's config states its dtype.
+    """Raise unless the table is in 16 bits, or the model's config states the table's dtype.
 
     Raises:
-        UnsupportedCheckpoint: vLLM would read quantised codes as 16-bit values.
+        UnsupportedCheckpoint: vLLM 0.33 would read the table's quantised codes as 16-bit values.
     """
     configs = (hf_config, getattr(hf_config, "text_config", None))
     names = [name for each in configs for name in getattr(each, "architectures", None) or ()]
