@@ -1,4 +1,8 @@
-"""Attention on sm_90: our kernel for decode-only steps, FlashAttention 3 for all others."""
+"""Attention on sm_90: our kernel, or FlashAttention 3.
+
+Our kernel runs steps of one token per sequence, unless a sequence may read pages that another fills
+in the step, or the layer reads another layer's cache.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -26,7 +30,7 @@ NULL_PAGE = 0  # vLLM assigns this page to no sequence
 
 
 def unsupported_reason() -> str:
-    """Reason why prefills cannot run, if vLLM does not use FlashAttention 3; otherwise empty."""
+    """Reason why prefills cannot run (vLLM does not use FlashAttention 3); otherwise empty."""
     from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
 
     if is_planned() or get_flash_attn_version() == 3:
@@ -37,8 +41,8 @@ def unsupported_reason() -> str:
 class HopperMetadataBuilder(PagedAttentionMetadataBuilder):
     """Builder that does not split batches into decodes and prefills.
 
-    FlashAttention itself distributes the decodes of a mixed batch, and outside of a CUDA graph a
-    second launch per layer costs more than it saves.
+    FlashAttention itself distributes a mixed batch's decodes over the SMs, and outside of a CUDA
+    graph a second launch per layer costs more than a split saves.
     """
 
     separates = False
@@ -55,7 +59,7 @@ class HopperMetadataBuilder(PagedAttentionMetadataBuilder):
         vLLM frees these pages, so another sequence may have written NaN there; in the tile where
         the window begins, FlashAttention multiplies masked values by 0, and 0 · NaN is NaN. The
         block table is changed in place, as CUDA graphs hold its pointer. vLLM rewrites the table in
-        every step, and from 0.33 on makes the same replacement.
+        every step; the V2 model runner of 0.33 makes the same replacement itself.
         """
         [part] = metadata.parts
         spec = self.kv_cache_spec
@@ -68,7 +72,7 @@ class HopperMetadataBuilder(PagedAttentionMetadataBuilder):
 
 
 class HopperAttentionImpl(PagedAttentionImpl):
-    """Attention whose decode steps are one launch that also stores the step's keys and values."""
+    """Attention of a layer; a decode step is one launch, which also stores keys and values."""
 
     def __init__(
         self,
@@ -124,7 +128,7 @@ class HopperAttentionImpl(PagedAttentionImpl):
         )
 
     def _decodes(self, part: Part) -> bool:
-        """Whether each sequence has one token, and the layer stores keys in its own cache."""
+        """Whether each sequence has one token in the step, and the layer has a cache of its own."""
         own = self.kv_sharing_target_layer_name is None
         return own and part.max_query_len == 1 and part.tokens.stop == len(part.seq_lens)
 

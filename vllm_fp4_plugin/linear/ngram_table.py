@@ -20,7 +20,7 @@ _FIELD, _FP8 = "ple_embedding_dtype", "float8_e4m3fn"
 
 
 def check(headers: Mapping[str, TensorHeader], hf_config: Any) -> None:
-    """Raise unless the table is in 16 bits, or the model's config states its dtype.
+    """Raise unless the table is in 16 bits, or the model's config states the table's dtype.
 
     Raises:
         UnsupportedCheckpoint: vLLM would read quantised codes as 16-bit values, or this release of

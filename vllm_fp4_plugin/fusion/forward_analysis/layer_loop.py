@@ -12,8 +12,8 @@ def layer_variable(source: MethodSource, layers: str, target: ast.expr, iterated
     """Variable of a loop over all decoder layers of the rank; "" for other loops.
 
     Args:
-        source: the method.
-        layers: attribute of the list of layers.
+        source: source of the method that has the loop.
+        layers: attribute of ``self`` that is the list of layers.
         target: target of the loop.
         iterated: iterable of the loop.
     """

@@ -145,12 +145,13 @@ def choose_config(
 def choose_batch_invariant(
     problem: Problem, output: EpilogueConfig, sms: int = SMS
 ) -> tuple[Tile, EpilogueConfig]:
-    """Tile with which a row's sums are bit-identical for any number of tokens.
+    """Tile and epilogue with which a row's sums are bit-identical for any number of tokens.
 
     Tiles for any number of tokens add up a row's products in the same order if they split K into
     the same parts, as found on an H200 (``tests/test_kernels/test_batch_invariance_gpu.py``). The
-    number of parts therefore follows from the weights alone; the tile follows from the tokens, as
-    usual. With many tokens the grid is large enough without split-K: one CTA sums parts in turn.
+    number of parts therefore follows from N, K and the number of SMs, and not from the tokens; the
+    rest of the tile follows from the tokens, as usual. Either the CTAs of a cluster sum the parts
+    (``split_k``) or, with many tokens, one CTA may sum the parts in turn (``parts_in_turn``).
 
     Args:
         problem: GEMM problem; must not be empty.

@@ -48,8 +48,8 @@ def moe_dispatch(
             selects experts.
         output: ``Static(global_scale, terms)`` or ``PerToken(terms)`` for NVFP4; None: x's dtype.
         topk_weights: float32 ``(M, k)``: routing weights by which tokens are multiplied first, in
-            float32, with products rounded to x's dtype. None: not applied; required with ``Logits``
-            and with rows in tiles.
+            float32, with products rounded to x's dtype; None: not applied. Must be None with
+            ``Logits``, whose weights the op computes, and with rows already in tiles.
 
     Returns:
         ``Dispatched``: data, scales and row scales of the tiles, the routing, and with ``Logits``
