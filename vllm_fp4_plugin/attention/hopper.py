@@ -5,6 +5,7 @@ in the step, or the layer reads another layer's cache.
 """
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -53,9 +54,17 @@ class HopperMetadataBuilder(PagedAttentionMetadataBuilder):
     def update_block_table(self, *args: Any, **kwargs: Any) -> PagedAttentionMetadata:
         return self._without_pages_given_away(super().update_block_table(*args, **kwargs))
 
+    @cached_property
+    def _shares_a_cache(self) -> bool:
+        """Whether a layer of the group reads another layer's cache, always by FlashAttention."""
+        layers = self.vllm_config.compilation_config.static_forward_context
+        found = (layers.get(name) for name in self.layer_names)
+        return any(getattr(each, "kv_sharing_target_layer_name", None) for each in found)
+
     def _without_pages_given_away(self, metadata: PagedAttentionMetadata) -> PagedAttentionMetadata:
         """Replace the pages before each sequence's sliding window by vLLM's null page.
 
+        Only in steps that FlashAttention may attend; see ``HopperAttentionImpl``.
         vLLM frees these pages, so another sequence may have written NaN there; in the tile where
         the window begins, FlashAttention multiplies masked values by 0, and 0 · NaN is NaN. The
         block table is changed in place, as CUDA graphs hold its pointer. vLLM rewrites the table in
@@ -63,7 +72,8 @@ class HopperMetadataBuilder(PagedAttentionMetadataBuilder):
         """
         [part] = metadata.parts
         spec = self.kv_cache_spec
-        if isinstance(spec, SlidingWindowSpec) and part.max_query_len > 1:
+        reads = part.max_query_len > 1 or metadata.stores_first or self._shares_a_cache
+        if isinstance(spec, SlidingWindowSpec) and reads:
             positions = part.seq_lens - part.query_start.diff()
             given_away = (positions - spec.sliding_window + 1) // spec.block_size
             page = torch.arange(part.block_table.shape[1], device=part.block_table.device)

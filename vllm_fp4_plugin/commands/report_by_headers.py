@@ -59,13 +59,17 @@ def headers_report(directory: Path, options: Options) -> Report:
             _record(layer, found.group, reason, elements, size, requested, options, activation)
         )
     for layer, stacked in _stacked_experts(headers, checkpoint).items():
-        sizes_of = [sizes[module] for module in stacked]
+        # Of stacks below a module ``experts`` all sizes are under that module's name.
+        sizes_of = [sizes[name] for name in {layer_of(module)[0]: None for module in stacked}]
         elements, size = (sum(column) for column in zip(*sizes_of, strict=True))
-        group = checkpoint.format.group(Kind.NVFP4, static_input=True)
+        below = layer.endswith(f".{EXPERTS}")
+        name, scale = layer if below else f"{layer}.{EXPERTS}", checkpoint.names.input_global
+        has_scales = all(f"{module}.{scale}" in headers for module in stacked)
+        kind = Kind.NVFP4 if has_scales else Kind.NVFP4_A16
+        group = checkpoint.format.group(kind, static_input=has_scales)
         assert group is not None
-        report.add(
-            _record(f"{layer}.{EXPERTS}", group, "", elements, size, None, options, activation)
-        )
+        requested = requested_terms(options.activation_terms, name, {})
+        report.add(_record(name, group, "", elements, size, requested, options, activation))
     return report
 
 

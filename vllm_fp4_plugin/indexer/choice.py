@@ -117,12 +117,12 @@ def _unsupported_reasons(layer: IndexerTraits, fmt: Format, vllm_config: Any) ->
 def has_exponent_scales() -> bool:
     """Whether vLLM writes an FP8 key's scale as four equal exponents: 0.33 does, on sm_100.
 
-    vLLM is asked about the local device; for a report that plans for sm_100, 0.33 implies True.
+    vLLM is asked about the local device; in a report for another device, sm_100 counts as True.
     """
     tells = getattr(deep_gemm, "mqa_logits_use_mx_scales", None)
     if tells is None:
         return False
-    return bool(tells()) or (is_planned() and device_family(current_device()) == "sm_100")
+    return device_family(current_device()) == "sm_100" if is_planned() else bool(tells())
 
 
 def _native_remedy(native: str, requested: str) -> str:

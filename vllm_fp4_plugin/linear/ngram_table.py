@@ -32,17 +32,15 @@ def check(headers: Mapping[str, TensorHeader], hf_config: Any) -> None:
     if not any(name.startswith(_ARCHITECTURE) for name in names):
         return
     tables = {name: header for name, header in headers.items() if _TABLE.search(name)}
-    if vllm_release() == "0.32" and tables and told != {_FP8}:
-        raise UnsupportedCheckpoint(
-            f"{next(iter(tables))}: with vLLM 0.32, {names[0]}'s table of n-grams must be in "
-            f"{_FP8}, and config.json must say so in {_FIELD}, beside nvfp4-tc; install vLLM 0.33"
-        )
-    if told:
-        return
     for name, header in tables.items():
-        if header.dtype not in _SIXTEEN_BITS:
+        if not told and header.dtype not in _SIXTEEN_BITS:
             raise UnsupportedCheckpoint(
                 f"{header.file}: {name} is {header.dtype}, must be BF16 or F16: {names[0]}'s table "
                 f"of n-grams is read in 16 bits by vLLM beside nvfp4-tc where config.json has no "
                 f"{_FIELD}; serve the model with --quantization modelopt_mixed or modelopt"
             )
+    if vllm_release() == "0.32" and tables and told != {_FP8}:
+        raise UnsupportedCheckpoint(
+            f"{next(iter(tables))}: with vLLM 0.32, {names[0]}'s table of n-grams must be in "
+            f"{_FP8}, and config.json must say so in {_FIELD}, beside nvfp4-tc; install vLLM 0.33"
+        )
