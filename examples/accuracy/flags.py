@@ -29,7 +29,7 @@ ALLOWANCE: dict[Rounds, tuple[str, float]] = {
 
 
 def weight_flags(errors: Sequence[WeightError]) -> list[str]:
-    """Reason why the weights are wrong, as one line; empty if they are right."""
+    """Reason why weights are wrong, a list of one line; an empty list if all are right."""
     wrong = [e for e in errors if e.relative > RELATIVE_ERROR or abs(e.gain - 1) > GAIN]
     if not wrong:
         return []
@@ -42,7 +42,7 @@ def weight_flags(errors: Sequence[WeightError]) -> list[str]:
 
 
 def served_flags(kl: Interval, rounds: Rounds, yardsticks: Mapping[str, Interval]) -> list[str]:
-    """Reason why the served distributions are wrong, as one line; empty if they are right.
+    """Reason why the served distributions are wrong, a list of one line; empty if they are right.
 
     Args:
         kl: divergence from the reference.

@@ -75,7 +75,7 @@ class LayerKinds:
         self._found |= {renamed_module(name, mapper): f for name, f in self._found.items()}
 
     def has(self, kind: Kind) -> bool:
-        """Whether any layer has scheme ``kind``; or any config group, if the layers are unknown."""
+        """Whether any layer has scheme ``kind``; if the layers are unknown, any config group."""
         groups = [f.group for f in self._found.values()] or list(self._checkpoint.declared)
         return any(group.kind is kind for group in groups)
 
@@ -85,7 +85,7 @@ class LayerKinds:
         return bool(self._found)
 
     def has_beside(self, name: str) -> bool:
-        """Whether the checkpoint has the module ``name``, or another with the same parent."""
+        """Whether the checkpoint has the module ``name``, or another module of the same parent."""
         parent = name.rpartition(".")[0]
         return any(found.rpartition(".")[0] == parent for found in self._found)
 
@@ -95,14 +95,18 @@ class LayerKinds:
         return None if found is None else found.group.kind
 
     def embedding_name(self, prefix: str) -> str:
-        """Name of the embedding: ``prefix``, or, if empty, the checkpoint's name or ``""``."""
+        """Name of the embedding: ``prefix`` if not empty, else the name in the checkpoint.
+
+        ``""`` if that name is unknown.
+        """
         named = (name for name in self._found if name.rpartition(".")[2] == EMBEDDING)
         return prefix or next(named, "")
 
     def head_group(self, prefix: str) -> LayerGroup | None:
         """Group of an ``lm_head`` from its tensors; None without tensors.
 
-        If the checkpoint has no ``prefix``, a module with the same last part is used.
+        If the checkpoint has no module ``prefix``, a module whose name has the same last part is
+        used.
         """
         last = prefix.rpartition(".")[2]
         names = [prefix, *(name for name in self._found if name.rpartition(".")[2] == last)]

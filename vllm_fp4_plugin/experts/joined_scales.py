@@ -29,13 +29,13 @@ class GlobalScales(NamedTuple):
     reciprocal: bool
 
     def factors(self) -> Tensor:
-        """Ratio of up's scale to gate's, as factors: float32 ``(E,)``."""
+        """Ratio of up's scale to gate's, float32 ``(E,)``; stored divisors are inverted first."""
         gate, up = self.w13.unbind(1)
         return gate / up if self.reciprocal else up / gate
 
 
 def join(scales: GlobalScales) -> None:
-    """Replace up's scales by gate's; compensate in the scales of down and its input; in place."""
+    """Replace up's scales by gate's in place; compensate in the scales of down and down's input."""
     factors = scales.factors()
     if scales.reciprocal:
         factors = factors.reciprocal()
@@ -45,7 +45,7 @@ def join(scales: GlobalScales) -> None:
 
 
 def described(factors: Tensor) -> str:
-    """Text with the number of experts whose scales differ, and the largest ratio; empty if none."""
+    """Text with the number of experts whose scales differ and the largest ratio; empty if equal."""
     off = int((factors != 1).sum())
     if not off:
         return ""

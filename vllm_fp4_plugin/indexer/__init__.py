@@ -1,4 +1,4 @@
-"""The indexer of sparse attention (DeepSeek V3.2, V4) on ``nvfp4_kernels``'s ops.
+"""Indexer of sparse attention (DeepSeek V3.2, V4) on ``nvfp4_kernels``'s ops.
 
 This package replaces vLLM's ``SparseAttnIndexer``: our kernels store keys and compute top-k indices
 without materialising the scores. The key format is set by ``--additional-config '{"nvfp4_tc":
@@ -23,5 +23,5 @@ as exponents (vLLM 0.33 on sm_100). If ``indexer_format`` is set, an error names
 feature; otherwise vLLM's kernels serve, and the log gives the reason.
 
 NVFP4's global scale is 1 for queries and keys: an E4M3 scale per block of 16 is exact enough for
-blocks whose largest value is from 0.1 to 2688, and no calibration is needed.
+blocks whose largest magnitude is from 0.1 to 2688, and no calibration is needed.
 """

@@ -1,4 +1,4 @@
-"""Choice of an indexer's key format, and whether our kernels serve it."""
+"""Choice of an indexer's key format, and of the kernels that serve it: ours or vLLM's."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -25,11 +25,12 @@ LAYER = "vllm.models.deepseek_v32.attention"
 
 
 def install(selector: KeySelector | None) -> None:
-    """Replace the functions of the layer's module, if it is loaded, for ``selector``.
+    """Replace the functions of the layer's module, if the module is imported.
 
-    None, or a selector for FP8 keys that vLLM's functions can store, restores vLLM's
-    ``fused_norm_rope`` and ``fused_q``. All layers use the format of the last selector: the option
-    is global to an engine.
+    ``sparse_attn_indexer`` is always replaced. ``fused_norm_rope``, which then stores keys with
+    ``selector``, and ``fused_q`` are replaced if vLLM's functions cannot store keys in the
+    selector's format; otherwise, and for None, vLLM's functions are restored. All layers use the
+    format of the last selector: the option is global to an engine.
     """
     layer: Any = sys.modules.get(LAYER)
     if layer is None:
@@ -62,9 +63,10 @@ def sparse_attn_indexer(
     *args: Any,
     **kwargs: Any,
 ) -> Tensor:
-    """Select keys that are already in the cache; signature of vLLM's function of this name.
+    """Select keys for a step's tokens; the step's keys are in the cache already.
 
-    vLLM's function is called for a layer that our kernels do not serve.
+    The signature is that of vLLM's function of the same name, which is called for a layer that our
+    kernels do not serve.
     """
     given = (hidden_states, k_cache_prefix, kv_cache, q_quant, q_scale, *args)
     cache_layer = get_forward_context().no_compile_layers.get(k_cache_prefix)
@@ -97,7 +99,7 @@ def fused_norm_rope(
 
 
 class QueryCall(NamedTuple):
-    """Positional arguments of vLLM's ``fused_q``, in its order; ``index_…`` are the indexer's."""
+    """Positional arguments of vLLM's ``fused_q``, in order; ``index_…`` are the indexer's."""
 
     positions: Tensor
     q_pe: Tensor

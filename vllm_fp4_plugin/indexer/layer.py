@@ -1,8 +1,9 @@
-"""Generic DeepSeek V3.2 layer with 16-bit indexer queries, for key formats other than FP8.
+"""Indexer of vLLM's ``deepseek_v2`` with 16-bit queries, and the MLA layer that installs it.
 
-``deepseek_v2.Indexer`` quantises its queries to FP8 before it calls ``SparseAttnIndexer``. Plugins
-can replace the surrounding MLA layer, which receives the indexer as an argument: our MLA layer
-changes the indexer's class to ``UnquantizedIndexer``.
+Key formats other than FP8 need 16-bit queries, but ``deepseek_v2.Indexer`` quantises its queries to
+FP8 before it calls ``SparseAttnIndexer``. Plugins can replace the surrounding MLA layer, which
+receives the indexer as an argument: our MLA layer changes the indexer's class to
+``UnquantizedIndexer``.
 """
 
 from typing import Any
@@ -55,7 +56,8 @@ class LatentAttention(MultiHeadLatentAttentionWrapper):
 def keep_queries(indexer: Any) -> None:
     """Change the class of an ``Indexer`` to ``UnquantizedIndexer``.
 
-    Exempt are indexers with FP8 keys, and indexers that vLLM's kernels serve.
+    Exempt are subclasses of ``Indexer``, indexers with FP8 keys, and indexers that vLLM's kernels
+    serve.
     """
     if type(indexer) is not Indexer:  # a subclass of a model may compute something else
         return

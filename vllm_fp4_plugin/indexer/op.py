@@ -30,7 +30,7 @@ def select_keys(
     out: Tensor,
     cache_name: str,
 ) -> None:
-    """Store a step's keys, unless None, and select keys for the step's tokens.
+    """Store a step's keys, unless ``k`` is None, and select keys for the step's tokens.
 
     In vLLM's profile run, which has no metadata, memory is reserved instead.
 

@@ -182,9 +182,10 @@ class KeySelector:
 def _decode_contexts(decode: Any, tokens: int) -> tuple[Tensor, Tensor]:
     """Number of visible keys of each query, and pages of each sequence, for all decodes.
 
-    ``(B, next_n)`` and ``(B, P)`` for B sequences if each has next_n queries. Otherwise, for
-    instance if a CUDA graph is padded with sequences without queries, each query counts as a
-    sequence of its own: ``(tokens, 1)`` and ``(tokens, P)``. No host sync is needed.
+    The shapes are ``(B, next_n)`` and ``(B, P)`` for B sequences of at most P pages if each has
+    next_n queries. Otherwise, for instance if a CUDA graph is padded with sequences without
+    queries, each query counts as a sequence of its own: ``(tokens, 1)`` and ``(tokens, P)``. No
+    host sync is needed.
     """
     sequences, next_n = len(decode.decode_lens), decode.seq_lens.shape[1]
     seq_lens, block_table = decode.seq_lens[:sequences], decode.block_table[:sequences]

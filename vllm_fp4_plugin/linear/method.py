@@ -86,7 +86,13 @@ class Nvfp4LinearBase(LinearMethodBase):
         output_partition_sizes: list[int],
         params_dtype: torch.dtype,
     ) -> LinearPlan:
-        """Check that the layer can be served, and plan it; ``resolve_fusions`` may plan it anew."""
+        """Check that the layer can be served, and plan it; ``resolve_fusions`` may change the plan.
+
+        Raises:
+            UnsupportedCheckpoint: the load format, or the layer's dtype, sizes or quantization, is
+                not supported.
+            BatchInvarianceRefused: see ``batch_invariance.check_terms``.
+        """
         completeness.check_load_format(get_current_vllm_config().load_config.load_format)
         if params_dtype not in A16_DTYPES:
             raise UnsupportedCheckpoint(
@@ -198,7 +204,7 @@ class Nvfp4LinearBase(LinearMethodBase):
         unfused: str | None,
         handed_over: str = "",
     ) -> LinearPlan:
-        """Choose the layer's kernels, report them and record them for warmup and compile cache.
+        """Choose and report the layer's kernels, and record them for warmup and the compile cache.
 
         Args:
             layer: the layer.
@@ -301,10 +307,19 @@ class Nvfp4LinearBase(LinearMethodBase):
     ) -> "Tensor | Unreduced | fused_mlp.GateUp":
         """Run the layer's GEMM.
 
+        Args:
+            layer: the layer.
+            x: bfloat16 or float16 ``(..., K)``, or a ``QuantizedInput``.
+            bias: bias ``(N,)``; None: no bias.
+
         Returns:
             Result ``(..., N)``; ``Unreduced``, this rank's partial sum, if the next norm
             all-reduces; or, for a fused gate and up projection, a ``GateUp``, whose GEMM has yet to
             run.
+
+        Raises:
+            InvalidArgument: ``x`` has another K than the layer, a dtype other than bfloat16 and
+                float16, or a quantization other than the planned one.
         """
         plan = self.plan
         if isinstance(x, QuantizedInput):

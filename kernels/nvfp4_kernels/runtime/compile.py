@@ -333,8 +333,9 @@ def object_path(kernel: DeviceKernel) -> Path | None:
 def _toolchain(target: str) -> str:
     """Text that identifies the inputs of compilation other than the kernel itself.
 
-    Covers the package's sources, as a digest, the compiler, settings, host CPU architecture and
-    target. Equal on a build machine without a GPU and on the target machine.
+    Covers the package's sources other than ``precompile`` and ``tool``, as a digest, the compiler,
+    settings, host CPU architecture and target. Equal on a build machine without a GPU and on the
+    target machine.
     """
     from cutlass.base_dsl.version_info import CUDA_VERSION
 

@@ -3,7 +3,7 @@
 The source code is analysed, so that the answer holds for every path through the code. The result or
 input, called the value, is followed from statement to statement. If a name holds the value after
 only one of two branches, any later use of the name counts as an escape, as does any construct that
-is not understood. A branch on a constant of the built module is resolved, see
+is not understood. A branch on a constant of the built module is resolved; see
 ``module_constants``.
 """
 
@@ -68,7 +68,7 @@ def flow_of(
 def flow_of_parameter(
     owner: Any, parameter: Parameter, not_none: frozenset[str] = frozenset()
 ) -> Flow:
-    """Follow a parameter of a class's ``forward``, with ``as_input``; see ``flow_of``.
+    """Follow a parameter of a class's ``forward``, as ``flow_of`` does with ``as_input``.
 
     Args:
         owner: module or class, see ``flow_of``.
@@ -80,7 +80,7 @@ def flow_of_parameter(
 
 
 def flow_of_layers(owner: Any, layers: str, returns: Returns) -> Flow:
-    """Follow the results of all but the last layer of a list through the loop that calls them.
+    """Follow the results of all but the last layer of a list through the loop over the list.
 
     Args:
         owner: module, or its class, whose ``forward`` loops once over this rank's layers of the

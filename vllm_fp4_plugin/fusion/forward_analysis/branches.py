@@ -1,4 +1,4 @@
-"""Branch conditions of a method whose outcome is the same in every run."""
+"""Branch conditions whose outcome is the same in every run of a method."""
 
 import ast
 from collections.abc import Hashable, Iterable, Mapping
@@ -29,7 +29,7 @@ class Branches:
         return decided(test, self._self_name, self._constants)
 
     def assign(self, *names: str) -> None:
-        """Mark parameters as possibly None, as ``names`` are assigned to."""
+        """Mark the parameters among ``names``, which are assigned to, as possibly None."""
         self._not_none -= {*names}
 
     def forget(self, statement: ast.stmt) -> None:

@@ -1,4 +1,7 @@
-"""Expressions of a method: the part of the value in each result, and calls that take the value."""
+"""Reader of expressions: finds the followed value in their results and in arguments of calls.
+
+See the package for *value*.
+"""
 
 import ast
 from collections.abc import Callable
@@ -44,7 +47,7 @@ class ExpressionReader:
         self._self = source.self_name
 
     def value(self, node: ast.AST, state: State) -> Tracked | None:
-        """Read an expression; return the part of the followed value in its result, or None.
+        """Read an expression; return the relation of its result to the followed value, or None.
 
         Raises:
             EscapeError: the value, or the submodule itself, escapes.
@@ -115,7 +118,7 @@ class ExpressionReader:
         return self._source.escape(f"uses {self._owner.followed} elsewhere than in a layer")
 
     def _call(self, node: ast.Call, attr: str, state: State) -> Tracked | None:
-        """Read a call of an attribute of ``self``; return the part of the value in its result."""
+        """Read a call of an attribute of ``self``; return the result's relation to the value."""
         arguments = self._arguments(node)
         if attr == self._owner.producer:
             for _, each in arguments:
@@ -140,10 +143,10 @@ class ExpressionReader:
     def _consume(
         self, attr: str, arguments: list[tuple[Parameter | None, ast.expr]], state: State
     ) -> None:
-        """Read a call of an attribute of ``self`` with ``arguments``; record if it takes the value.
+        """Read a call of an attribute of ``self``; record whether the call takes the value.
 
         Raises:
-            EscapeError: the call takes the value otherwise than the query allows.
+            EscapeError: the call takes the value in a way that the query does not allow.
         """
         parts = [(parameter, self.value(each, state)) for parameter, each in arguments]
         if attr != self._owner.producer:

@@ -15,7 +15,7 @@ ALONE = "alone"
 
 
 class Use(NamedTuple):
-    """Call of one of the owner's attributes with the value as an argument, or a return.
+    """Call of one of the owner's attributes with the value as an argument, or return of the value.
 
     Attributes:
         attribute: name of the attribute; ``RETURNED``: ``forward`` returns the value.
@@ -34,9 +34,9 @@ class Flow:
     Attributes:
         uses: calls and returns that take the value; empty if the value escapes.
         escape: description of the first escape; empty if the value does not escape.
-        without: attributes of the owner that some call does not give the value; ``RETURNED`` if
-            another value is returned.
-        alone: attributes of the owner that some call gives the value as the only argument.
+        without: attributes of the owner with a call that does not take the value; ``RETURNED`` if
+            something else is returned.
+        alone: attributes of the owner with a call whose only argument is the value.
         arguments: for each call of the producer, positions or names of the arguments in order;
             None for ``*`` and ``**``.
         despite: if the value escapes, the uses found nevertheless; for reports.
@@ -94,7 +94,7 @@ class EscapeError(Exception):
 
 
 class Tracked(Enum):
-    """Relation of a name or expression to the tracked value; unrelated expressions have None."""
+    """Relation of a name or expression to the followed value; None stands for no relation."""
 
     RESULT = "result"
     PAIR = "pair"  # pair of the value and something else

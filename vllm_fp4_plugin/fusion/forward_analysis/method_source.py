@@ -1,4 +1,4 @@
-"""Source of one method: syntax tree, checked against the running code, and meaning of names."""
+"""Source of one method: syntax tree, checked against the loaded code, and resolution of names."""
 
 import ast
 import builtins

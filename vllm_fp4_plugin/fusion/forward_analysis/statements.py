@@ -142,7 +142,7 @@ class MethodReader:
             self._owner.without.add(RETURNED)
 
     def _layer_of(self, target: ast.expr, iterated: ast.expr) -> str:
-        """Variable of a loop over all decoder layers of the rank; "" for other loops."""
+        """Name of a loop's variable if the loop goes over the rank's decoder layers; else ""."""
         if not self._owner.query.looped:
             return ""
         return layer_variable(self._source, self._owner.producer, target, iterated)

@@ -1,4 +1,7 @@
-"""Class that a query is about: methods to read, and the uses of the value found so far."""
+"""Class through whose methods a query follows a value: methods to read, and uses found so far.
+
+See the package for *value*.
+"""
 
 import dis
 import inspect
@@ -56,9 +59,9 @@ class TrackedClass:
         return f"{self.producer}'s result" if self.producer else f"its input {self.query.parameter}"
 
     def returned(self, arguments: int) -> Tracked | None:
-        """Part of the value that the producer returns if given ``arguments`` arguments.
+        """Relation of the producer's return value to the followed value; None if unknown.
 
-        None if unknown.
+        ``arguments``: number of arguments of the producer's call.
         """
         if self.query.returns == "norm":
             return {1: Tracked.RESULT, 2: Tracked.PAIR}.get(arguments)
@@ -66,15 +69,15 @@ class TrackedClass:
 
     @property
     def index(self) -> int:
-        """Index of the tracked value in the pair that the producer returns."""
+        """Index of the followed value in the pair that the producer returns."""
         return 1 if self.query.returns == "second" else 0
 
     def start(self) -> None:
         """Add ``forward`` and the methods that mention the submodule to ``methods``.
 
         Raises:
-            EscapeError: the class looks up attributes itself, or ``__init__`` or a method that only
-                ``__init__`` calls does more with the submodule than assign it.
+            EscapeError: the class overrides attribute lookup, or ``__init__`` or a
+                method that only ``__init__`` calls does more with the submodule than assign it.
         """
         for name in ("__getattr__", "__getattribute__"):
             if getattr(self.kind, name) is not getattr(Module, name):

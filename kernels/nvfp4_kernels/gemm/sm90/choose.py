@@ -1,9 +1,10 @@
 """Chooser of the GEMM tile: by a table for few tokens, else by an estimate. Pure; imports no CuTe.
 
-Both were tuned on an H200, on the layers of Llama 8B and of Llama 70B on four GPUs, in bfloat16:
-the table by the time of a whole layer, the estimate by single GEMMs, where at 80 to 1024 tokens its
-choice is at most 3 % behind the best of all tiles tried. ``python -m examples.kernel_bench`` times
-the chosen tiles, ``python -m examples.kernel_bench.layer`` a layer.
+Table and estimate were tuned on an H200, on the layers of Llama 8B and of Llama 70B on four GPUs,
+in bfloat16: the table by the time of a whole layer, the estimate by the times of single GEMMs. At
+80 to 1024 tokens the tile of least estimate is at most 3 % slower than the best of all tiles tried.
+To time the chosen tiles, run ``python -m examples.kernel_bench``; to time a layer, ``python -m
+examples.kernel_bench.layer``.
 """
 
 import functools
@@ -185,7 +186,7 @@ def invariant_parts(problem: Problem, sms: int = SMS) -> int:
 def _few_token_invariant(
     problem: Problem, parts: int, output: EpilogueConfig, sms: int
 ) -> tuple[Tile, EpilogueConfig]:
-    """Tile and epilogue for up to 64 tokens: one warpgroup, at most ``_together`` CTAs per SM."""
+    """Tile and epilogue for up to 64 tokens: one warpgroup, K split into ``parts``."""
     tokens = next(t for t in _FEW_TOKENS if t >= problem.m)
     plain = Tile(tokens, problem.weights, warpgroups=1, split_k=parts)
     tiles = [
@@ -233,7 +234,10 @@ def all_configs(
 def _few_token_config(
     problem: Problem, output: EpilogueConfig, sms: int
 ) -> tuple[Tile, EpilogueConfig]:
-    """Tile and epilogue of the nearest problem in the table, with as many CTAs per SM as fit."""
+    """Tile of the nearest problem in the table, adapted to K, and its epilogue.
+
+    An SM has as many CTAs as ``_together`` allows and as fit.
+    """
     tokens = next(t for t in _FEW_TOKENS if t >= problem.m)
     rows, across = (math.ceil(size / TILE) for size in (problem.n, problem.k))
 

@@ -72,7 +72,7 @@ class Epilogue:
         state: SchedulerState,
         group: Int32,
     ) -> None:
-        """Finish one tile; ``scratch``: boxes, transpose buffer or, with parts, partial sums."""
+        """Scale and store one tile; ``scratch``: boxes, transpose buffer, or partial sums."""
         if cutlass.const_expr(self.tile.weight_per_warpgroup):
             self.finish()
             sums = Exchange(self.tile, self.output).run(sums[0], scratch, group)
@@ -133,7 +133,7 @@ class Epilogue:
     ) -> None:
         """Transpose a warp's 16 rows × 16 (or the last 8) tokens into ``slot``, [token, row].
 
-        ``first``, ``token``: index of the first token among the warpgroup's and in ``slot``.
+        ``first``: index of the first token among the warpgroup's tokens; ``token``: in ``slot``.
         """
         words = []
         count = min(16, self.tile.own_tokens - first)
@@ -214,7 +214,7 @@ class Epilogue:
 
     @cute.jit
     def _spill(self, sums: list[list[Float32]], own: Array, start: int, thread: Int32) -> None:
-        """Write fragments of the tokens from ``start`` on to ``own``, [product, token, row]."""
+        """Write a chunk of sums, from token ``start`` on, into ``own``: [product, token, row]."""
         chunk = self.output.chunk(self.tile)
         row = thread // 32 * 16 + thread % 32 // 4
         pair = thread % 4 * 2

@@ -181,7 +181,7 @@ class TmaLoader:
         )
 
     def _cache_hint(self) -> dict[str, Int64]:
-        """L2 hint for tiles of few tokens: evict weights first, as other CTAs rarely read them."""
+        """L2 hint for up to 32 tokens: evict weights first, as other CTAs rarely read them."""
         uses_mma_sync = self.tile.tokens <= SLICED_TOKENS
         return {"l2_cache_hint": Int64(EVICT_FIRST)} if uses_mma_sync else {}
 
