@@ -38,7 +38,7 @@ class Contender(Protocol):
         """Result of the layer, bfloat16 ``(M, N)``, for bfloat16 tokens ``(M, K)``."""
 
     def seen(self, x: Tensor) -> Tensor:
-        """Tokens ``x`` as multiplied: a contender that quantises activations rounds them."""
+        """Values that the contender's GEMM multiplies: ``x``, rounded if it is quantised."""
 
 
 class OursW4A16:

@@ -44,8 +44,8 @@ class Row:
         model_type: type of the model's config, from ``config.json``.
         format: exporter's format.
         ran: test that serves the tiny checkpoint and compares outputs; empty: only planned.
-        note: part of the tiny checkpoint that is assumed, being unknown of the real ones; may be
-            empty.
+        note: assumption of the tiny checkpoint about the family's checkpoints, where these are not
+            known; may be empty.
         on: verdicts with the oldest supported vLLM release, by device in ``ARCHS``.
         changed: verdicts with other vLLM releases, by release and device, where they differ.
     """

@@ -90,7 +90,8 @@ def read_layout(model: Any, source: Source) -> Layout:
 def _order_of_shard(pattern: str | None, converters: list[Any]) -> int | None:
     """Position of a projection among an expert's stacked projections; None if not stacked.
 
-    ``pattern``: pattern of a converter that the names of the projection's tensors match.
+    ``pattern``: source pattern of a converter, which matches the name of the projection's tensor;
+    None if no pattern does.
     """
     for converter in converters:
         if pattern in converter.source_patterns:

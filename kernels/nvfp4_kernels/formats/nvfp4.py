@@ -255,7 +255,7 @@ def quantize_activation(
     Args:
         x: bfloat16, float16 or float32 ``(..., rows, K)``.
         global_scale: float32 ``()`` or one per row ``(..., rows)``; the factor that multiplies
-            the values, as ModelOpt's ``input_scale``.
+            the decoded values, as ModelOpt's ``input_scale``.
         smallest_scale: lower bound, an E4M3 number, of nonzero blocks' scales; 0: no bound.
 
     Returns:

@@ -269,10 +269,10 @@ def compile_kernel(kernel: DeviceKernel, *, callable_here: bool = False) -> Any:
 
 
 def _check_compilers_cache() -> None:
-    """Check CuTe DSL's own cache folder, ``/tmp`` by default, if the compiler reads from it.
+    """Refuse CuTe DSL's own cache folder if the compiler reads from it and others can write to it.
 
-    ``cute.compile`` never reads kernels from this folder. With PyIR, which is off unless
-    ``CUTE_DSL_ENABLE_PYIR`` is set, the compiler reads class data from the folder.
+    ``cute.compile`` never reads kernels from this folder, ``/tmp`` by default. With PyIR, which is
+    off unless ``CUTE_DSL_ENABLE_PYIR`` is set, the compiler reads class data from the folder.
     """
     from cutlass.base_dsl.cache_helpers import get_default_generated_ir_path
     from cutlass.cutlass_dsl.cutlass import CuTeDSL

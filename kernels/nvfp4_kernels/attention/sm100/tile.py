@@ -105,9 +105,10 @@ class AttentionTile:
     def part_keys(self) -> tuple[int, ...]:
         """Number of keys of each part of a key tile; P is passed to the MMA warp part by part.
 
-        Two query tiles have two parts, unless QK of the next key tile can be issued before PV of
-        the current tile: the tensor core then need not wait for the last columns of P. The parts
-        are halves if QK has parts too, so that the softmax of each hides the other's MMAs.
+        With two query tiles, a key tile has two parts, so that the tensor core need not wait for
+        the last columns of P. It has one part with one query tile, or if QK of the next key tile
+        can be issued before PV of the current tile. The parts are halves if QK has parts too: the
+        softmax of each half then hides the other's MMAs.
         """
         if self.query_tiles == 1 or self.qk_before_pv:
             return (KEYS,)

@@ -131,9 +131,10 @@ class Epilogue:
         lane: Int32,
         dtype: Any,
     ) -> None:
-        """Transpose a warp's 16 rows × 16 (or the last 8) tokens into ``slot``, [token, row].
+        """Scale, convert and transpose a warp's 16 rows × 16 (or the last 8) tokens into ``slot``.
 
-        ``first``: index of the first token among the warpgroup's tokens; ``token``: in ``slot``.
+        ``slot``: [token, row]. ``first``: index of the first token among the warpgroup's tokens;
+        ``token``: index of the same token in ``slot``.
         """
         words = []
         count = min(16, self.tile.own_tokens - first)
