@@ -1,4 +1,4 @@
-"""Atomic file writes: a file is complete or absent."""
+"""Atomic file writes: a reader never sees a partly written file."""
 
 import os
 from pathlib import Path

@@ -15,8 +15,8 @@ REFUSED, INTERRUPTED = 1, 130
 def refusals(kept: str = "nothing was written") -> Iterator[None]:
     """Context that ends the program with one line on a refusal or Ctrl-C.
 
-    Errors of the examples, bad values and files that cannot be read or written are refusals; other
-    exceptions are bugs, which keep their tracebacks.
+    Refusals are errors of the examples, bad values, missing packages, and files that cannot be read
+    or written; other exceptions are bugs, which keep their tracebacks.
 
     Args:
         kept: description, for the message, of the files that an interrupted run leaves.

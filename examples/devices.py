@@ -4,10 +4,10 @@ import torch
 
 
 def choose_device(given: str | None) -> str:
-    """``cuda`` or ``cpu``: the given device, by default a GPU if there is one.
+    """``cuda`` or ``cpu``: the given device; for None, a GPU if there is one.
 
     Raises:
-        ValueError: another device was given, or there is no GPU.
+        ValueError: ``given`` is another device, or is ``cuda`` and there is no GPU.
     """
     if given is None:
         return "cuda" if torch.cuda.is_available() else "cpu"

@@ -10,13 +10,13 @@ _KERNELS = re.compile(r"(nvfp4-tc: .+|Using \S+ for .*(?:GEMM|linear).*|Using .*
 
 
 def refusal(log: str) -> str:
-    """Line in which ``nvfp4-tc`` refuses a model; empty if the log has none."""
+    """Reason, from a log, why ``nvfp4-tc`` refused a model; empty if the log has no refusal."""
     refused = _REFUSED.search(log)
     return refused[1].rstrip() if refused else ""
 
 
 def root_cause(log: str) -> str:
-    """Line of a log that explains a failure: the refusal, else the first error, else empty."""
+    """Cause of a failure, from a log: reason of the refusal, else the first error, else empty."""
     if refused := refusal(log):
         return refused
     lines = [line.rstrip() for line in log.splitlines()]

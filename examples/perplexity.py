@@ -58,7 +58,7 @@ def log_perplexity_difference(
 
 
 def mean_interval(per_window: np.ndarray, resamples: int = 10_000, seed: int = 0) -> Interval:
-    """Mean over windows of equal length, ``(windows,)``, with its bootstrap confidence interval."""
+    """Mean of figures of equally long windows, ``(windows,)``, with its bootstrap interval."""
     draws = np.random.default_rng(seed).integers(len(per_window), size=(resamples, len(per_window)))
     low, high = np.quantile(per_window[draws].mean(axis=1), [0.025, 0.975])
     return Interval(float(per_window.mean()), float(low), float(high))

@@ -29,7 +29,7 @@ def write_checkpoint(folder: Path, config: dict[str, Any], format: Format) -> Pa
 
     Args:
         folder: folder to make, in an existing parent.
-        config: config of a Llama, or of a mixture of experts in ModelOpt's format.
+        config: config of a Llama or, in ModelOpt's format only, of a mixture of experts.
         format: format of the files.
     """
     if (folder / "config.json").exists():

@@ -63,7 +63,11 @@ class Server:
 def vllm_command(
     model: Path | str, port: int, quantization: str | None, options: Sequence[str] = ()
 ) -> list[str]:
-    """Command line that serves ``model`` as ``MODEL_NAME``, with further ``options``."""
+    """Command line that serves ``model`` as ``MODEL_NAME``, with further ``options``.
+
+    Raises:
+        ServerError: this Python's environment has no ``vllm`` command.
+    """
     vllm = Path(sys.executable).with_name("vllm")
     if not vllm.is_file():
         raise ServerError(

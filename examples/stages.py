@@ -1,4 +1,4 @@
-"""Cache of pipeline stages: one folder each, complete or absent, found by a hash of its inputs."""
+"""Cache of pipeline stages: a folder each, complete or absent, keyed by inputs and code."""
 
 import hashlib
 import json

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from safetensors.torch import load_file
@@ -89,10 +90,12 @@ def local_engine(model: str, **engine_args: Any) -> Iterator[Any]:
     """Context with an engine in this process, which is shut down at the end of the context."""
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
+    from vllm.model_executor.layers import rotary_embedding
 
     replace_kernels_once()
     count_without_compiling()
-    with heap.set_aside():
+    # vLLM caches rotary embeddings across engines; a refused reload leaves them without values.
+    with heap.set_aside(), patch.dict(rotary_embedding._ROPE_DICT, clear=True):
         llm = None
         try:
             llm = LLM(model, **engine_args)

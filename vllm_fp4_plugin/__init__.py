@@ -8,7 +8,7 @@ __all__ = ["__version__", "register"]
 
 @vllm_names()
 def register() -> None:
-    """Register ``nvfp4-tc``, its model loaders, the backend ``CUSTOM``, our indexer and our norms.
+    """Register ``nvfp4-tc``, model loaders, the backend ``CUSTOM``, our indexer, norms and checks.
 
     This is the ``vllm.general_plugins`` entry point, which vLLM calls in every process, possibly
     more than once.

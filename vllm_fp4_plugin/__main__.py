@@ -1,6 +1,6 @@
 """``python -m vllm_fp4_plugin``: quantise or verify a checkpoint, report its kernels.
 
-The module of a command holds the options; the work is imported when the command runs.
+The module of each command only defines the options, and imports the rest when the command runs.
 """
 
 from typing import Annotated
@@ -42,7 +42,7 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Take the options that stand before a command."""
+    """Accept the options that precede a command."""
 
 
 if __name__ == "__main__":

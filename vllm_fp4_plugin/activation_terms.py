@@ -14,7 +14,7 @@ class RequestedTerms:
     """Number of NVFP4 terms that the user requested for a layer's activations.
 
     Attributes:
-        count: 1 to 4.
+        count: number of terms, 1 to 4.
         reason: source of the request, for the report.
     """
 
@@ -25,7 +25,7 @@ class RequestedTerms:
 def requested_terms(
     option: ActivationTerms, name: str, packed_modules: Mapping[str, list[str]]
 ) -> RequestedTerms | None:
-    """Find the number of terms requested for a layer; None: no request, the default holds.
+    """Find the number of terms requested for a layer; None: no request, the default applies.
 
     The first matching pattern wins. A fused layer is looked up shard by shard: a pattern may match
     the layer's name or the shard's.
@@ -33,7 +33,8 @@ def requested_terms(
     Args:
         option: the user's ``activation_terms``.
         name: name of the layer.
-        packed_modules: names of the shards by name of the fused layer, e.g. ``qkv_proj``.
+        packed_modules: last parts of the shards' names, by last part of the fused layer's name,
+            e.g. ``qkv_proj``.
 
     Raises:
         InvalidOption: shards of a fused layer, which share their input, would get different

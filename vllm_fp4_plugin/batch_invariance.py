@@ -54,9 +54,10 @@ def register() -> None:
 def _initialise() -> None:
     """Initialise batch invariance in a worker, before its model is built.
 
-    vLLM replaces functions of torch with Triton kernels, which do not run on a CPU. A dense
-    ``nvfp4-tc`` model calls only two of these functions, sum and softmax over rows, and torch
-    computes both row by row on a CPU; 16-bit products are computed token by token.
+    vLLM's own initialisation runs, except for ``nvfp4-tc`` on a CPU: it replaces torch functions
+    with Triton kernels, which do not run on a CPU. Of the replaced functions a dense model calls
+    only sum and softmax over rows, which torch computes row by row on a CPU. Instead of vLLM's
+    initialisation, 16-bit products are then computed token by token.
     """
     ours = False
     if current_platform.is_cpu() and is_wanted():
@@ -82,11 +83,11 @@ def _each_token(
 def keep_norms(vllm_config: Any) -> None:
     """Keep vLLM's norm kernel in compiled graphs if batch invariance is requested.
 
-    The norm that ``torch.compile`` generates has another reduction order: on an H100,
-    log-probabilities of 2 of 288 tokens depended on the batch, and none with vLLM's kernel.
+    The norm that ``torch.compile`` generates has another reduction order: on an H100, the
+    log-probabilities of 2 of 288 tokens depended on the batch; with vLLM's kernel, of none.
 
     Args:
-        vllm_config: config of the engine; the norms' custom op is enabled, unless the user has
+        vllm_config: config of the engine; the norm's custom op is enabled, unless the user has
             enabled or disabled the op.
     """
     compilation = vllm_config.compilation_config
@@ -110,7 +111,7 @@ def refuse(vllm_config: Any) -> None:
 
 
 def _unsupported_reasons(vllm_config: Any, on_cpu: bool) -> dict[str, tuple[bool, str]]:
-    """Features that rule out batch invariance; for each, whether an engine has it, and a remedy."""
+    """Features that rule out batch invariance: whether the engine has the feature, and a remedy."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     text = model.hf_text_config
     activation = getattr(text, "hidden_act", None) or getattr(text, "hidden_activation", None)
@@ -175,7 +176,7 @@ def check_norms(model: torch.nn.Module) -> None:
 
 
 def check_attention(prefix: str, layer: Any) -> None:
-    """Check the backend that an attention layer got.
+    """Check the backend of an attention layer, except in a report for another device.
 
     Raises:
         BatchInvarianceRefused: batch invariance was requested, and the backend's results for this
@@ -202,7 +203,7 @@ def check_attention(prefix: str, layer: Any) -> None:
 def _two_orders(layer: Any) -> str:
     """Reason why FlashAttention 3's key block size depends on the batch; empty if it does not.
 
-    The cases were found on an H100, by running a query alone and in batches.
+    The cases were found on an H100, by comparing a query run alone with the same query in batches.
     """
     if layer.kv_cache_dtype.startswith("fp8"):
         return "an FP8 cache"
@@ -214,7 +215,7 @@ def _two_orders(layer: Any) -> str:
 
 
 def check_experts(prefix: str) -> None:
-    """Check a layer of experts, for models whose config does not mention experts.
+    """Refuse a layer of experts; ``refuse`` misses models whose config does not mention experts.
 
     Raises:
         BatchInvarianceRefused: batch invariance was requested.
@@ -224,11 +225,11 @@ def check_experts(prefix: str) -> None:
 
 
 def check_terms(prefix: str, terms: int, arch: str) -> None:
-    """Check the number of NVFP4 terms of a layer's activations.
+    """Check the number of NVFP4 terms of a layer's activations, for a kernel of family ``arch``.
 
     Raises:
-        BatchInvarianceRefused: batch invariance was requested, and the terms' layout depends on the
-            number of tokens.
+        BatchInvarianceRefused: batch invariance was requested, and there are several terms on a
+            GPU, where the layout of terms depends on the number of tokens.
     """
     if is_wanted() and terms > 1 and arch != "cpu":
         raise BatchInvarianceRefused(
@@ -239,11 +240,11 @@ def check_terms(prefix: str, terms: int, arch: str) -> None:
 
 
 def check_format(prefix: str, kind: str) -> None:
-    """Check the format of weights that are neither NVFP4 nor in 16 bits.
+    """Refuse weights that are neither NVFP4 nor in 16 bits, and so served by vLLM's kernels.
 
     Raises:
-        BatchInvarianceRefused: batch invariance was requested; vLLM's kernels for the format have
-            not been checked.
+        BatchInvarianceRefused: batch invariance was requested; whether these kernels are
+            batch-invariant has not been checked.
     """
     if is_wanted():
         raise BatchInvarianceRefused(

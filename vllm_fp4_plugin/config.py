@@ -72,7 +72,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         self.kv_cache_scheme = checkpoint.kv_cache_scheme if checkpoint is not None else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Copy for a draft model, whose modules are renamed separately; ``startup`` is shared."""
+        """Copy the config for a draft model: names are mapped separately, ``startup`` is shared."""
         copied = copy(self)
         copied._kinds = deepcopy(self._kinds, memo)
         copied.packed_modules_mapping = deepcopy(self.packed_modules_mapping, memo)
@@ -80,7 +80,10 @@ class Nvfp4TcConfig(QuantizationConfig):
 
     @property
     def options(self) -> Options:
-        """Options of the user; read when the first layer is built, once vLLM's config is set."""
+        """Options of the user, read when the first layer is built, once vLLM's config is set.
+
+        The first access also refuses unsupported engines and chooses default kernels.
+        """
         if self._options is None:
             config = get_current_vllm_config()
             batch_invariance.refuse(config)
@@ -101,7 +104,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         return METHOD
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
-        """Dtypes of activations outside the kernels."""
+        """Dtypes in which vLLM may run a model with this method."""
         return [torch.bfloat16, torch.float16]
 
     @classmethod
@@ -118,7 +121,10 @@ class Nvfp4TcConfig(QuantizationConfig):
     def override_quantization_method(
         cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
     ) -> Any:
-        """Claim an NVFP4 checkpoint on request; on CPU, where only we serve it, also by default."""
+        """Claim a checkpoint on request; an NVFP4 checkpoint on a CPU also if nothing is requested.
+
+        No other method of vLLM serves NVFP4 on a CPU.
+        """
         if user_quant == METHOD:
             formats.parse(hf_quant_cfg)  # raises for configs that we cannot serve
             return METHOD
@@ -139,7 +145,10 @@ class Nvfp4TcConfig(QuantizationConfig):
     def maybe_update_config(
         self, model_name: str, hf_config: Any = None, revision: str | None = None
     ) -> None:
-        """Check a local checkpoint's files before any process starts to load them."""
+        """Check the model and a local checkpoint's files before any process loads weights.
+
+        The schemes of a quantised checkpoint's layers are then known from the tensors' headers.
+        """
         model_demands.check(hf_config)
         self._is_draft = draft_names.is_draft(hf_config)
         directory = checkpoint_files.local_directory(model_name, revision)
@@ -166,7 +175,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         return cache_scales.mapper(super().get_cache_scale_mapper(), self._checkpoint)
 
     def has_blocked_weights(self) -> bool:
-        """Whether vLLM must enable its op that quantises inputs of layers with FP8 blocks."""
+        """Whether a layer has FP8 blocks, for which vLLM enables its custom op ``quant_fp8``."""
         return self._kinds is not None and self._kinds.has(Kind.FP8_BLOCK)
 
     # --- methods for layers ---------------------------------------------------------------
@@ -196,8 +205,8 @@ class Nvfp4TcConfig(QuantizationConfig):
     def _probed(self, layer: Any, prefix: str) -> QuantizeMethodBase | None:
         """Method of a layer that a model builds only to read the method, and never runs.
 
-        Such a layer is not recorded. vLLM's Step 5 model thus finds out whether two projections
-        are unquantised, and may be joined.
+        The layer is not recorded. vLLM's Step 5 model builds such layers to find out whether two
+        projections are unquantised and may be fused.
         """
         apart = copy(self)
         apart.startup = Startup()
@@ -241,7 +250,10 @@ class Nvfp4TcConfig(QuantizationConfig):
         return Nvfp4OnlineLinearMethod(self.startup, options, prefix, terms)
 
     def _terms(self, prefix: str, packed: Mapping[str, list[str]]) -> RequestedTerms | None:
-        """Number of terms that the user requested for the activations of a layer."""
+        """Number of terms that the user requested for a layer's activations; None: no request.
+
+        ``packed``: as ``packed_modules`` of ``shard_names``.
+        """
         self.startup.register(prefix, shard_names(prefix, packed), NVFP4_LINEAR)
         return requested_terms(self.options.activation_terms, prefix, packed)
 
@@ -274,7 +286,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         )  # fmt: skip
 
     def _on_disk(self, prefix: str, kinds: LayerKinds) -> str:
-        """Name of a layer in the checkpoint, which differs from ``prefix`` for drafts."""
+        """Name of a layer in the checkpoint, which for a draft model may differ from ``prefix``."""
         speculative: Any = get_current_vllm_config().speculative_config
         if not self._is_draft or speculative is None:
             return prefix
@@ -282,7 +294,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         return draft_names.on_disk(prefix, layers, kinds.has_beside)
 
     def _head_method(self, layer: ParallelLMHead, prefix: str) -> QuantizeMethodBase | None:
-        """Method of an ``lm_head``; None if the head is in 16 bits or tied to the embedding."""
+        """Method of an ``lm_head``; None for a head in 16 bits, or tied and without own tensors."""
         checkpoint, kinds = self._checkpoint, self._kinds
         if checkpoint is None or kinds is None:
             return None
@@ -305,7 +317,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         )  # fmt: skip
 
     def _experts_method(self, layer: Any, prefix: str) -> QuantizeMethodBase | None:
-        """Method of a layer of experts; None if the experts are in 16 bits."""
+        """Method of a layer of experts; None if vLLM serves the experts in 16 bits."""
         batch_invariance.check_experts(prefix)
         checkpoint, kinds = self._checkpoint, self._kinds
         if checkpoint is None or kinds is None:
@@ -322,7 +334,12 @@ class Nvfp4TcConfig(QuantizationConfig):
         )
 
     def _lookup_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
-        """Method of an embedding or other non-linear layer; None for a layer in 16 bits."""
+        """Method of an embedding; None for any layer in 16 bits.
+
+        Raises:
+            UnsupportedCheckpoint: the checkpoint quantises an embedding to another format than
+                NVFP4, or a layer that is neither an embedding nor linear.
+        """
         if self._checkpoint is None or self._kinds is None:
             return None
         is_embedding = isinstance(layer, VocabParallelEmbedding)

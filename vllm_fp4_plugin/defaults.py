@@ -10,7 +10,7 @@ from vllm_fp4_plugin.report import Report
 
 
 def choose(vllm_config: Any, options: Options, report: Report) -> str:
-    """Choose kernels of attention, activations, norms and rotary embeddings for later models.
+    """Choose kernels of attention, activations, norms and rotary embeddings for models built later.
 
     Args:
         vllm_config: config of the engine; attention backend and op priorities may be changed.

@@ -1,4 +1,4 @@
-"""Patterns of layers that stay unquantised: names, wildcards, regexes, fused names."""
+"""Patterns that select layers, also fused ones, by name: module paths, wildcards, regexes."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +14,7 @@ class InvalidPattern(ValueError):
 
 
 def check_pattern(argument: str, pattern: str) -> None:
-    """Refuse a pattern that ``matches`` cannot parse; ``argument`` names its source.
+    """Refuse a pattern that ``matches`` cannot parse; ``argument`` is the pattern's source.
 
     Raises:
         InvalidPattern: ``re:`` is followed by an invalid regular expression.
@@ -61,7 +61,10 @@ def _is_path_within(path: list[str], parts: list[str]) -> bool:
 
 
 def shard_names(name: str, packed_modules: Mapping[str, list[str]]) -> list[str]:
-    """Checkpoint names of a fused layer's shards; ``[name]`` for any other layer."""
+    """Names of a fused layer's shards, as in a checkpoint; ``[name]`` for any other layer.
+
+    ``packed_modules``: last parts of the shards' names, by last part of the fused layer's name.
+    """
     parent, _, last = name.rpartition(".")
     shards = packed_modules.get(last, [last])
     return [f"{parent}.{s}" if parent else s for s in shards]
@@ -70,7 +73,9 @@ def shard_names(name: str, packed_modules: Mapping[str, list[str]]) -> list[str]
 def covered(
     name: str, patterns: Iterable[str], packed_modules: Mapping[str, list[str]]
 ) -> str | None:
-    """Find the pattern that covers a layer of the model, or all of its shards; else None.
+    """Find the pattern that covers a layer of the model, or else its shards; None if there is none.
+
+    If several patterns cover the shards, the first shard's is returned.
 
     Raises:
         MixedShards: only some of the shards are covered.

@@ -42,11 +42,11 @@ _ROW_BYTES = 16
 
 @dataclass(frozen=True)
 class KernelWeight:
-    """Weight of a linear layer in its kernel's layout.
+    """Weight of a linear layer in the layout of the layer's kernel.
 
     Attributes:
-        data: uint8 ``(N, K/2)``, K padded for a kernel, or the data in fragment layout; ``(2, …)``
-            for a fused gate and up projection.
+        data: uint8 ``(N, K/2)``, K perhaps padded, or uint8 in fragment layout; ``(2, …)`` for a
+            fused gate and up projection.
         scales: float8_e4m3fn in the blocked layout, or uint8 in fragment layout; ``(2, …)`` when
             fused.
         alpha: float32 ``(S,)``, factor of each shard's accumulator.
@@ -72,7 +72,7 @@ def kernel_weight(
     """Convert a weight to the kernel's layout and fold the global scales into an alpha per shard.
 
     Args:
-        data: uint8 ``(N, K/2)``; the blocked layout keeps or pads the data.
+        data: uint8 ``(N, K/2)``, two E2M1 codes per byte.
         scales: float8_e4m3fn ``(N, K/16)``, linear layout.
         weight_global: float32 ``(S,)``, global scales of the shards, as factors.
         input_global: float32 ``(S,)``, input scales of the shards, as factors, or None. The shards
@@ -95,7 +95,10 @@ def kernel_weight(
 
 
 def weight_bytes(n: int, k: int, layout: WeightLayout, *, padded: bool = False) -> int:
-    """Bytes of the data and the block scales of ``n`` rows of ``k`` elements, padding included."""
+    """Bytes of data and block scales of a weight ``(n, k)``, padding included.
+
+    ``layout``, ``padded``: as for ``kernel_weight``.
+    """
     if layout == "fragments":
         return sum(torch.Size(shape).numel() for shape in fragment_shapes(n, k))
     row = k // 2 + (-(k // 2) % _ROW_BYTES if padded else 0)
@@ -137,13 +140,13 @@ def check_globals(name: object, values: Tensor) -> None:
 
 
 class Loss(NamedTuple):
-    """Error of a weight in NVFP4, and number of blocks with values too small for its global scale.
+    """Error of a weight in NVFP4, and number of blocks too small for the weight's global scale.
 
     Attributes:
         error: sum of the squared errors of the elements.
         norm: sum of the squared elements.
         coarse: number of blocks with an error that only a subnormal or zero block scale can cause.
-        occupied: number of blocks that are not zero.
+        occupied: number of blocks with an element other than zero.
     """
 
     error: float = 0.0
@@ -161,7 +164,7 @@ class Loss(NamedTuple):
         )
 
     def check(self, name: object, amax: float, remedy: str) -> None:
-        """Raise if most blocks are coarse; the message ends with ``remedy``.
+        """Raise if most occupied blocks are coarse; the message ends with ``remedy``.
 
         Raises:
             UnsupportedCheckpoint: the message names the weight (``name``) and ``amax``, the largest
@@ -175,7 +178,12 @@ class Loss(NamedTuple):
 
 
 def loss(weight: Tensor, quantised: Nvfp4Tensor) -> Loss:
-    """Compare a weight ``(N, K)`` in float64 with its NVFP4 form, block scales in linear layout."""
+    """Compute, in float64, the loss of a weight ``(N, K)`` in NVFP4.
+
+    Args:
+        weight: the exact weight.
+        quantised: the weight in NVFP4, block scales in linear layout, global scale as a factor.
+    """
     total = Loss()
     rows = max(1, _CHECKED_ELEMENTS // max(1, weight.shape[-1]))
     parts = (weight, quantised.data, quantised.scales)
@@ -190,7 +198,10 @@ def loss(weight: Tensor, quantised: Nvfp4Tensor) -> Loss:
 
 
 def check_loss(name: object, weight: Tensor, quantised: Nvfp4Tensor, remedy: str) -> None:
-    """Raise if most blocks of a weight, in ModelOpt's convention, are coarse; see ``Loss``.
+    """Raise if most occupied blocks of a weight ``(N, K)`` are coarse; see ``Loss``.
+
+    The weight's global scale is a factor, the largest magnitude divided by 2688. ``name`` and
+    ``remedy`` are for the message.
 
     Raises:
         UnsupportedCheckpoint: see ``Loss.check``.
@@ -203,6 +214,8 @@ def check_loss(name: object, weight: Tensor, quantised: Nvfp4Tensor, remedy: str
 
 def check_row_scaled(name: object, global_scale: Tensor, k: int) -> None:
     """Raise if sums of ``k`` products can overflow float32 before the per-token scale is applied.
+
+    ``global_scale``: the weight's, a factor.
 
     Raises:
         UnsupportedCheckpoint: the message names the weight and its largest magnitude.
@@ -234,7 +247,7 @@ def are_block_scales(scales: Tensor, data: Tensor) -> bool:
 
 
 def _occupied(data: Tensor) -> Tensor:
-    """Whether blocks hold values other than zeros: bool ``(..., K/16)``."""
+    """Whether each block has an element other than zero: bool ``(..., K/16)``."""
     # Codes 0 and 8 are ±0: a byte of zeros has none of the magnitude bits set.
     return (data.unflatten(-1, (-1, BLOCK_SIZE // 2)) & 0x77).amax(-1) > 0
 

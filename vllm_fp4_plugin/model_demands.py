@@ -1,8 +1,8 @@
 """Models of vLLM that make assumptions about the quantization config's class.
 
 The code of each such model was read: most only ask the config for methods, and are served. Models
-that refuse our config, or read their layers' weights directly, are refused here before anything is
-loaded, with a remedy in the message.
+that refuse our config, or read a quantised layer's weight directly, are refused here before any
+weight is loaded, with a remedy in the message.
 """
 
 from typing import Any
@@ -28,10 +28,11 @@ _PLAIN = ("Step5FusedQKVIndexerLinear",)
 
 
 def check(hf_config: Any) -> None:
-    """Check that vLLM's model accepts our quantization config.
+    """Check that vLLM's model works with our quantization config.
 
     Raises:
-        UnsupportedCheckpoint: the model does not accept the config.
+        UnsupportedCheckpoint: the model refuses the config, or reads quantised weights as 16-bit
+            values.
     """
     for architecture in getattr(hf_config, "architectures", None) or ():
         if architecture in _REFUSALS:
@@ -46,7 +47,8 @@ def check_experts(vllm_config: Any) -> None:
 
     Raises:
         UnsupportedCheckpoint: the user requested vLLM's mega-kernel, which replaces the layer of
-            experts: some models refuse our config, others misread NVFP4 codes as their own format.
+            experts: some models then refuse our config, others misread NVFP4 codes as the
+            mega-kernel's format.
     """
     backend = vllm_config.kernel_config.moe_backend
     if backend == _MEGA_MOE and vllm_config.model_config.is_moe:
@@ -57,12 +59,12 @@ def check_experts(vllm_config: Any) -> None:
 
 
 def is_plain(layer: Any) -> bool:
-    """Whether vLLM's model multiplies with a layer's weight directly, which needs 16 bits."""
+    """Whether vLLM's model multiplies by the layer's weight itself, which must be in 16 bits."""
     return type(layer).__name__ in _PLAIN
 
 
 def not_plain(prefix: str, kind: Any) -> UnsupportedCheckpoint:
-    """Error for a quantised layer whose weight the model multiplies directly."""
+    """Error for a quantised layer by whose weight vLLM's model multiplies itself."""
     return UnsupportedCheckpoint(
         f"{prefix}: is {kind}, must be in 16 bits: vLLM's model multiplies its weight, and a "
         "sparse indexer's with it, by itself; quantise the model with these projections excluded"

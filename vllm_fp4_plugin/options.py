@@ -39,33 +39,34 @@ class Options:
     """Options set by the user.
 
     Attributes:
-        fuse_mlp: fuse gate_up and SiLU-and-mul where possible, and pass the result to the next
-            layer as NVFP4 if that layer takes NVFP4.
-        fuse_norm: a norm with a single consumer quantises for this consumer and, on several ranks,
-            all-reduces the partial sums of the row-parallel layer before the norm.
-        fuse_attention: attention quantises for its consumer, and normalises and rotates queries and
-            keys if only attention uses the normalised and rotated queries and keys.
+        fuse_mlp: whether to fuse gate_up and SiLU-and-mul where possible, and pass the result in
+            NVFP4 if the next layer takes NVFP4.
+        fuse_norm: whether a norm with a single consumer quantises for this consumer and, on several
+            ranks, all-reduces the partial sums of the row-parallel layer before the norm.
+        fuse_attention: whether attention quantises for its consumer, and normalises and rotates
+            queries and keys where nothing else uses the normalised and rotated queries and keys.
         scales: rule for block scales when a 16-bit checkpoint is quantised at load.
         activation: activations of layers quantised at load: NVFP4 with one global scale per token,
             or 16-bit. A device without a kernel for NVFP4 activations always uses 16-bit; the
             report says so.
         ignore: layers of a 16-bit checkpoint that stay in 16 bits: names, ``*`` patterns or ``re:``
             regexes.
-        norm_rope_kernels: run rotary embeddings, and norms with a residual, on our kernels if the
-            device has such kernels (Hopper): the next kernel can then start early (PDL).
+        norm_rope_kernels: whether to run rotary embeddings, and norms with a residual, on our
+            kernels if the device has such kernels (Hopper): the next kernel can then start early
+            (PDL).
         indexer_format: key format of sparse attention's indexer, under any quantization method;
             None: the model's format. See ``vllm_fp4_plugin.indexer``.
-        experts: kernels for a checkpoint's quantised experts: ours or, if unsupported, vLLM's
-            (``"auto"``); only ours (``"own"``); only vLLM's (``"vllm"``). The report gives the
-            choice and the reason.
+        experts: kernels for experts: ours or, if unsupported, vLLM's (``"auto"``); only ours
+            (``"own"``); only vLLM's (``"vllm"``), in 16 bits for a 16-bit checkpoint. The report
+            gives the choice and the reason.
         activation_terms: number of NVFP4 values, 1 to 4, summed for each activation of a linear
             layer or head (``nvfp4_kernels.formats.terms``): a number, or numbers by patterns as in
-            ``ignore``, the first match wins. None, or no match: one term for NVFP4 activations;
-            16-bit activations stay, or become three terms on a device without a 16-bit kernel
-            (Blackwell). With a number, 16-bit activations become NVFP4 with a scale per token,
-            unless the device has no kernel for this (Hopper); the report gives the choice. A
-            calibrated scale serves all terms. Each term repeats the GEMM's arithmetic, but reads no
-            further weight bytes.
+            ``ignore``, of which the first match wins. None, or no match: one term for NVFP4
+            activations; 16-bit activations stay in 16 bits, or become three terms on a device
+            without a kernel for them (Blackwell). With a number, 16-bit activations become NVFP4
+            with a scale per token, unless the device has no kernel for NVFP4 activations (Hopper);
+            the report gives the choice. A calibrated scale serves all terms. Each term repeats the
+            GEMM's arithmetic, but reads no further weight bytes.
     """
 
     fuse_mlp: bool = True
@@ -126,7 +127,7 @@ class Options:
         return cls(**values)
 
     def refuse_online_only(self) -> None:
-        """Check that no option for 16-bit checkpoints alone is set.
+        """Check that no option that only applies to 16-bit checkpoints is set.
 
         Raises:
             InvalidOption: the message names the first option with a value other than the default.
@@ -144,7 +145,7 @@ def refuse_misplaced(additional_config: Any, is_ours: bool) -> None:
     """Check that no option of ours is placed outside of the ``nvfp4_tc`` entry.
 
     Args:
-        additional_config: vLLM's option of this name.
+        additional_config: value of vLLM's ``--additional-config``.
         is_ours: whether ``nvfp4-tc`` is the method; if not, names that may be another plugin's
             options, such as ``scales``, are accepted.
 

@@ -35,7 +35,7 @@ class LinearPlan:
         shard_sizes: output widths of the shards on this rank.
         k: input elements per token on this rank.
         gate_up: whether gate and up projection run as one op with SiLU-and-mul.
-        reason: reason for an unexpected choice of kernels; may be empty.
+        reason: reasons for the scheme, the kernels and the fusions, for the report; may be empty.
         out_terms: number of NVFP4 values whose sum represents each element of the result, quantised
             for the next layer; 0: the result is in 16 bits.
     """
@@ -72,7 +72,7 @@ class LinearPlan:
 
 
 class Choice(NamedTuple):
-    """Kernels of a layer on this process's device; see ``LinearPlan``."""
+    """Kernels chosen for a layer on this process's device; attributes as in ``LinearPlan``."""
 
     kernel: Kernel
     quantizer: Kernel | None
@@ -102,16 +102,16 @@ def choose_kernels(
     """Choose the kernels of a layer for this process's device.
 
     A device without a kernel for NVFP4 activations multiplies 16-bit activations, without loss. A
-    device without a kernel for 16-bit activations multiplies sums of NVFP4 terms, which lose less
-    than rounding to 16 bits.
+    device without a kernel for 16-bit activations multiplies sums of three NVFP4 terms, which lose
+    less than rounding to bfloat16, unless the user requests another number of terms.
 
     Args:
         table: GEMM kernels.
         activation: quantization of activations.
         requested: number of terms that the user requested for the layer.
         quantizers: quantization kernels of the input, by ``activation``.
-        batch_invariant: whether to select batch-invariant GEMM kernels; quantization kernels always
-            are, as they only take maxima and round.
+        batch_invariant: whether to select a batch-invariant GEMM kernel; quantization kernels are
+            always batch-invariant, as they only take maxima and round.
 
     Raises:
         NoKernelError: the device has a kernel for neither kind of activations.
@@ -141,10 +141,10 @@ def choose_kernels(
 def hash_kernels(vllm_config: Any, kept: Iterable[str], terms: int, options: Options) -> None:
     """Make vLLM's compile cache depend on a layer's kernels, which compiled graphs call by name.
 
-    The cache key also covers the plugin's sources: graphs call the plugin's ops, and vLLM tracks
-    only the sources that it traced. A plugin can add to the key only through
-    ``additional_config``, which vLLM hashes regardless of the order of an object's keys; the
-    patterns of ``activation_terms`` depend on their order, so a list of them is added.
+    The cache key also covers the sources of plugin and kernels: graphs call the plugin's ops, and
+    vLLM tracks only the sources that it traced. A plugin can add to the key only through
+    ``additional_config``, which vLLM hashes regardless of the order of an object's keys. The
+    patterns of ``activation_terms`` have an order, so they are added once more, as a list.
 
     Args:
         vllm_config: config of the engine; ``additional_config`` is extended.
@@ -163,7 +163,13 @@ def hash_kernels(vllm_config: Any, kept: Iterable[str], terms: int, options: Opt
 
 
 def product_of(layer: Any, plan: LinearPlan, dtype: torch.dtype) -> Product | None:
-    """GEMM whose kernels a layer needs compiled; None if a reference serves the layer."""
+    """Key of the kernels to compile for a layer; None if a reference serves the layer.
+
+    Args:
+        layer: vLLM's linear layer.
+        plan: plan of the layer.
+        dtype: dtype of input and result.
+    """
     if plan.kernel.arch == "cpu":
         return None
     added = layer.has_bias and not getattr(layer, "skip_bias_add", False)

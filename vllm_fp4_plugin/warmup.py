@@ -1,8 +1,8 @@
-"""Warmup: kernels compiled at startup, rather than during a request.
+"""Warmup: compile kernels at startup, rather than during a request.
 
-The choice of a kernel depends on the batch: for GEMMs on the number of tokens, for attention on the
-number of keys too. vLLM's own warmup runs cover some batches; the first request with another kind
-of batch would wait a second or more for the compiler.
+The choice of a kernel depends on the batch: for GEMMs on the number of tokens, for attention also
+on the number of keys. vLLM's own warmup runs cover some batches; the first request in a batch of
+another size would wait a second or more for the compiler.
 """
 
 import os
@@ -36,10 +36,10 @@ Specs = dict[KernelSpec, list[str]]
 
 @dataclass(frozen=True)
 class Product:
-    """Key of a linear layer's kernels: everything except the number of tokens.
+    """Key of a linear layer's kernels: everything they depend on, except the number of tokens.
 
     Attributes:
-        family: architecture family of the selected kernel, ``Kernel.arch``.
+        family: architecture family of the selected GEMM kernel, ``Kernel.arch``.
         layer: sizes of the layer.
         dtype: dtype of input and result.
         activation: quantization of the input.
@@ -56,7 +56,7 @@ class Product:
 
     @property
     def model(self) -> Model:
-        """Model with only this layer, for ``nvfp4_kernels.precompile``."""
+        """Model of this layer alone, as ``nvfp4_kernels.precompile`` takes."""
         return Model("", self.dtype, (self.layer,))
 
 
@@ -126,7 +126,7 @@ def product_kernels(products: Iterable[Served], max_tokens: int, sms: int) -> li
     """Kernels that serve batches of 1 to ``max_tokens`` tokens, quantization kernels included.
 
     Args:
-        products: keys of layers that a GPU's kernels serve.
+        products: keys of the layers' kernels.
         max_tokens: largest number of tokens of a batch.
         sms: number of SMs of the GPU.
     """
@@ -149,7 +149,7 @@ def compile_products(products: Iterable[Served], max_tokens: int, device: torch.
     """Compile and load the kernels that ``products`` may need on a GPU.
 
     Args:
-        products: keys of this process's layers.
+        products: keys of the kernels of this process's layers.
         max_tokens: largest number of tokens of a batch.
         device: the GPU.
 
@@ -161,7 +161,7 @@ def compile_products(products: Iterable[Served], max_tokens: int, device: torch.
 
 
 def compile_kernels(specs: Iterable[KernelSpec], whose: str) -> str:
-    """Compile and load kernels; tensor-parallel ranks start at different kernels of one list.
+    """Compile and load kernels; tensor-parallel ranks start at different places of the list.
 
     Args:
         specs: kernels for the current device.
@@ -191,7 +191,10 @@ def compile_kernels(specs: Iterable[KernelSpec], whose: str) -> str:
 
 
 def _jobs(missing: int, ranks: int) -> int:
-    """Number of compiler processes: this rank's share of the CPUs, or fewer for few kernels."""
+    """Number of compiler processes, at least 1: this rank's share of the CPUs.
+
+    At most ``MAX_JOBS``, and half the number of ``missing`` kernels.
+    """
     return max(1, min(len(os.sched_getaffinity(0)) // ranks, missing // 2, MAX_JOBS))
 
 

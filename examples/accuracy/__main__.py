@@ -55,8 +55,9 @@ def measure(
 ) -> None:
     """Make a model's variants, serve each with vLLM, and compare them with the 16-bit checkpoint.
 
-    Perplexity of a text, divergence of next-token distributions and top-1 agreement, task scores.
-    A second run with the same --out measures only variants that have changed since.
+    Compared are the perplexity of a text, the divergence and top-1 agreement of next-token
+    distributions, and task scores. A second run with the same --out measures only variants that
+    have changed since.
 
     A variant is marked as wrong, and the command ends with status 1, if a stored weight is more
     than 20 % off the 16-bit weight or 3 % larger or smaller (NVFP4 rounds by 8 to 10 %), or if the
@@ -93,7 +94,7 @@ def show(
     plot: Annotated[Path | None, typer.Option(help="PNG file to draw.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="File to write the tables into.")] = None,
 ) -> None:
-    """Show measured results, here or on another machine."""
+    """Show results that `measure` has written, on this or another machine."""
     from examples.accuracy import display
     from examples.accuracy.markdown import markdown as as_markdown
     from examples.accuracy.results import Results
@@ -180,7 +181,10 @@ def demo(
 
 
 def _start() -> None:
-    """Set signals and variables before torch is loaded, hence the late imports of the commands."""
+    """Set the SIGTERM handler, and ``OMP_WAIT_POLICY``, which torch reads when it is loaded.
+
+    The commands therefore import torch later.
+    """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # Threads that spin while they wait halve the speed where anything else runs.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -201,7 +205,10 @@ def _words(server_options: str) -> tuple[str, ...]:
 
 
 def _run(options: "Callable[[], Options]") -> None:
-    """Measure, show and draw; exit with status 1 if refused, or if a variant failed or is wrong."""
+    """Measure and show; draw if matplotlib is installed; then exit.
+
+    The status is 1 if the options are refused, or a variant failed or is wrong, else 0.
+    """
     from importlib.util import find_spec
 
     from examples.accuracy import display

@@ -17,11 +17,13 @@ class ActivationRounder:
     rounding: list[RemovableHandle] | None = None
 
     def round_activations(self, terms: int = 1) -> int:
-        """Round activations from now on, with one scale per token; returns the number of linears.
+        """Round the inputs of all linears in layers to ``terms`` NVFP4 terms from now on.
 
-        Settings of an earlier call are replaced.
+        The global scale is per token. An earlier call's hooks are removed. In a dense model, the
+        linears in layers are those that the quantising tool selects.
 
-        The linears are those of the decoder layers, as in the quantising tool.
+        Returns:
+            Number of linears with rounded inputs.
 
         Raises:
             RuntimeError: the model is compiled, so that its layers' hooks do not run.
@@ -41,7 +43,10 @@ class ActivationRounder:
 def round_inputs(
     model: nn.Module, linear: type[nn.Module], terms: int = 1
 ) -> list[RemovableHandle]:
-    """Round the input of every ``linear`` in the layers of ``model``; returns a hook for each."""
+    """Round the input of every ``linear`` in the layers of ``model`` to ``terms`` NVFP4 terms.
+
+    Layers are the members of ``nn.ModuleList``. Returns the handles of the hooks, one per linear.
+    """
     modules = dict(model.named_modules())
     stacks = tuple(f"{name}." for name, m in modules.items() if isinstance(m, nn.ModuleList))
     chosen = [m for name, m in modules.items() if isinstance(m, linear) and name.startswith(stacks)]
@@ -54,7 +59,10 @@ def round_inputs(
 
 
 def rounded(x: Tensor, terms: int = 1) -> Tensor:
-    """Round ``x`` ``(…, tokens, K)`` to a sum of NVFP4 terms with one global scale per token."""
+    """Round ``x`` ``(…, tokens, K)`` to a sum of ``terms`` NVFP4 terms.
+
+    The global scale is per token. Returns a tensor of ``x``'s shape and dtype.
+    """
     scale = row_global_scales(x)
     data, scales = quantize_terms(x, scale, terms)
     return (decode_terms(data, scales, terms) * scale[..., None]).to(x.dtype)

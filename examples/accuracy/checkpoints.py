@@ -13,7 +13,7 @@ from vllm_fp4_plugin.quantizer.errors import QuantizerError
 
 
 def fingerprint(checkpoint: Path) -> str:
-    """Fingerprint of a checkpoint from its files' names, sizes and times, without reading them."""
+    """Fingerprint of a checkpoint from its files' names, sizes and modification times."""
     files = sorted(file for file in checkpoint.rglob("*") if file.is_file())
     stats = [(str(file.relative_to(checkpoint)), file.stat()) for file in files]
     described = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
@@ -40,9 +40,15 @@ def checkpoint_of(
 ) -> tuple[Path, str]:
     """Folder to serve a variant from, made if missing, and a hash that changes with its files.
 
+    Args:
+        variant: variant to serve.
+        model: folder of the 16-bit checkpoint.
+        calibration: text for variants that need calibration.
+        cache: cache of the made folders.
+
     Raises:
         QuantizeError, QuantizerError: the checkpoint cannot be made.
-        ValueError: the variant needs a calibration text.
+        ValueError: the variant needs a calibration text, and there is none.
     """
     if variant.input_terms is not None:
         stage = cache.stage(

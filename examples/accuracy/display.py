@@ -26,7 +26,7 @@ console = Console(width=None if sys.stdout.isatty() else 190, highlight=False)
 
 @contextmanager
 def measuring(windows: int) -> Iterator[Callable[[str, str, int], None]]:
-    """Progress bar for each variant; yields the callback that advances it."""
+    """Progress bar of ``windows`` steps for each variant; yields a callback, ``Bench.on_state``."""
     with Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -48,7 +48,7 @@ def measuring(windows: int) -> Iterator[Callable[[str, str, int], None]]:
 
 
 def results(measured: Results) -> None:
-    """Print the tables, then failures and flags, and the kernels that ran."""
+    """Print heading and tables, then the kernels that ran, then failures and flags."""
     for line in heading(measured):
         plain(line)
     for table in tables(measured):

@@ -80,7 +80,10 @@ def measure_windows(
 
 
 def _logits(client: httpx.Client, window: np.ndarray, file: Path) -> Tensor:
-    """Logits of a window's tokens but the last, checked against the served log-probabilities."""
+    """Logits at a window's tokens but the last, ``(tokens - 1, vocabulary)``; written to ``file``.
+
+    They are checked against the server's log-probabilities of the window's tokens.
+    """
     served = torch.from_numpy(served_logprobs(client, window))
     rows = len(window) - 1
     calls = call(client, "write_logits", str(file), rows)

@@ -1,7 +1,7 @@
 """Extension of vLLM's worker, called through ``/collective_rpc``.
 
-``vllm serve --worker-extension-cls examples.accuracy.extension.Extension`` adds the extension; a
-server in development mode allows calls of its methods.
+``vllm serve --worker-extension-cls examples.accuracy.extension.Extension`` adds the extension.
+The extension's methods can be called only if the server is in development mode.
 """
 
 from typing import Any

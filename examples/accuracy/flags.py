@@ -4,11 +4,11 @@ Weights: rounding to NVFP4 changes a weight matrix by 8 to 10 %, in random direc
 is more than 20 % off, or 3 % larger or smaller as a whole, has wrong scales.
 
 Served: the cost of rounding is measured in the same run, with yardsticks independent of our files
-and our kernels: the 16-bit model with its weights, and with weights and activations, rounded to
-NVFP4 and back. A variant may diverge 3 times as far as the yardstick with the same tensors rounded,
-which leaves room for calibrated scales and an FP8 KV cache; a variant that rounds nothing may
-diverge no further than the yardstick with rounded weights. A variant whose whole 95 % interval lies
-above the limit computes wrongly.
+and our kernels: the 16-bit model with its weights rounded to NVFP4 and back, and the same model
+with its activations rounded too. A variant may diverge 3 times as far as the yardstick with the
+same tensors rounded, which leaves room for calibrated scales and an FP8 KV cache; a variant that
+rounds nothing may diverge no further than the yardstick with rounded weights. A variant whose whole
+95 % interval lies above the limit computes wrongly.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ ALLOWANCE: dict[Rounds, tuple[str, float]] = {
 
 
 def weight_flags(errors: Sequence[WeightError]) -> list[str]:
-    """Reason why the weights are wrong, as one line; empty if they are right."""
+    """Reason why weights are wrong, a list of one line; an empty list if all are right."""
     wrong = [e for e in errors if e.relative > RELATIVE_ERROR or abs(e.gain - 1) > GAIN]
     if not wrong:
         return []
@@ -42,7 +42,7 @@ def weight_flags(errors: Sequence[WeightError]) -> list[str]:
 
 
 def served_flags(kl: Interval, rounds: Rounds, yardsticks: Mapping[str, Interval]) -> list[str]:
-    """Reason why the served distributions are wrong, as one line; empty if they are right.
+    """Reason why the served distributions are wrong, a list of one line; empty if they are right.
 
     Args:
         kl: divergence from the reference.

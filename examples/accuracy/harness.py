@@ -37,7 +37,7 @@ class TaskScore:
     Attributes:
         task: name of a task or of a group.
         metric: name in the harness, followed by a comma and the filter unless that is ``none``.
-        value: mean.
+        value: value of the metric over all documents, usually a mean.
         stderr: standard error of the mean, as estimated by the harness; NaN without an estimate.
         samples: number of documents.
     """
@@ -72,7 +72,7 @@ def score(
             that execute the model's output need ``HF_ALLOW_CODE_EVAL=1`` in the environment.
         folder: folder for ``results_*.json`` and ``samples_*.jsonl`` of the harness.
         limit: number of documents of each task, from the first; None: all.
-        made: folder of ``make_tasks``; None: our tasks are made with defaults, in ``folder``.
+        made: folder of ``make_tasks``; None: our tasks are made in ``folder/tasks``.
         log: file for the harness's output; None: ``harness.log`` in ``folder``.
 
     Raises:
@@ -111,7 +111,8 @@ def score(
 def unknown_tasks(tasks: Sequence[str], made: Path | None = None) -> list[str]:
     """Names in ``tasks`` unknown to the harness, to ``made`` and to our tasks; needs no server.
 
-    Takes seconds if any task is the harness's own: the harness reads all its task files.
+    Takes seconds unless all names are those of our tasks: the harness reads all its task files.
+    ``made`` is a folder of ``make_tasks``.
 
     Raises:
         HarnessError: lm-evaluation-harness is missing or broken.
@@ -144,7 +145,7 @@ def _check_installed() -> None:
 
 
 def task_scores(results: Mapping[str, Any]) -> Iterator[TaskScore]:
-    """Scores in the harness's results; of a group with a mean, only the mean."""
+    """Scores in the harness's results, without the tasks of a group that has a score itself."""
     subtasks = results["group_subtasks"]
     grouped = {
         task

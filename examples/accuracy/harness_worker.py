@@ -1,7 +1,7 @@
 """``python -m examples.accuracy.harness_worker JOB``: run lm-evaluation-harness once.
 
-Equivalent to the harness's command, but without reading its 14,000 task files when no task of the
-harness is requested.
+Equivalent to the harness's command, but does not read the harness's 14,000 task files if only
+our tasks are requested.
 """
 
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def main(job_file: Path) -> None:
-    """Run the job in ``job_file``, and write results and samples to the paths named there."""
+    """Run the job in ``job_file``; results and samples go to the folder of its ``output_path``."""
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
     from lm_eval.tasks import TaskManager

@@ -22,7 +22,7 @@ from vllm_fp4_plugin.quantizer.errors import QuantizerError
 
 @dataclass
 class Comparison:
-    """Comparison of variants in progress: model, bench, and the results so far.
+    """Running comparison of a model's variants, with the results so far.
 
     Attributes:
         model: 16-bit checkpoint.
@@ -43,8 +43,8 @@ class Comparison:
     def measure(self, variants: Sequence[Variant]) -> None:
         """Measure ``variants``, the reference and the yardsticks.
 
-        A variant that fails gets an error in its result; if the reference fails, nothing else is
-        measured.
+        A variant that fails gets an error in its result. If the reference cannot be measured on the
+        text, or there are no variants, nothing but the reference is measured.
         """
         reference = self._reference()
         if reference is None or not variants:

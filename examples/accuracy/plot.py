@@ -1,4 +1,4 @@
-"""Plot of the comparison: a panel for each figure, a line for each variant."""
+"""Plot of the comparison: a panel for each measure or task, with a row for each variant."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ RIGHT, WRONG, BESIDE = "#2e6f95", "#d1495b", "#8d99ae"
 
 
 def plot(results: Results, file: Path) -> None:
-    """Draw estimates and 95% intervals as PNG.
+    """Draw estimates and 95% intervals into the PNG ``file``.
 
     Raises:
         ValueError: only the reference was measured.

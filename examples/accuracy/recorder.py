@@ -44,13 +44,17 @@ class LogitsRecorder:
     def write_logits(self, file: str, rows: int) -> list[int]:
         """Write the kept logits of one prompt to a file, and clear the record.
 
+        Nothing is written unless the kept calls of more than one row have ``rows`` or ``rows + 1``
+        rows in all.
+
         Args:
             file: safetensors file to write; ``logits`` ``(rows, vocabulary)`` as the model gave
                 them.
             rows: number of prompt tokens after the first.
 
         Returns:
-            Number of rows of each call of the head; empty on ranks that do not write.
+            Number of rows of each call of the head; empty on all ranks but the first of each
+            tensor-parallel group.
         """
         kept = self.recorded_logits or []
         lengths = [len(logits) for logits in kept]

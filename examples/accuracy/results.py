@@ -30,7 +30,7 @@ class VariantResult:
         tasks: scores of lm-evaluation-harness.
         weights: errors of each NVFP4 linear of the variant's files.
         kernels: lines of the log that name the kernels that ran.
-        ready_seconds: time until the server was ready.
+        ready_seconds: seconds until the server was ready.
         errors: reasons why the variant was not, or only partly, measured.
         flags: reasons why the variant is wrong.
     """
@@ -71,7 +71,7 @@ class Results:
     variants: list[VariantResult] = field(default_factory=list)
 
     def write(self, file: Path) -> None:
-        """Write as JSON, with the figures; a reader sees the old file or the new one."""
+        """Write as JSON, with the derived figures; a reader sees the old file or the new one."""
         fields = asdict(self)
         for variant, written in zip(self.variants, fields["variants"], strict=True):
             written["figures"] = self._figures(variant)
@@ -130,9 +130,9 @@ class Results:
 
 
 def task_interval(score: TaskScore) -> Interval:
-    """A score's 95% interval: Wilson's interval for a share of answers, which may be near 0 or 1.
+    """A score's 95% interval: Wilson's, which suits shares near 0 or 1, for a share of documents.
 
-    Other means use the harness's standard error; without an estimate the interval has no width.
+    For other metrics, ± 1.96 of the harness's standard errors; width 0 if the harness gives none.
     """
     share, count = score.value, score.samples
     if 0 <= share <= 1 and count > 1:

@@ -31,8 +31,8 @@ class Options:
         model: folder of the 16-bit checkpoint.
         variants: names, and the user's own checkpoints, see ``parse_variants``; empty: the defaults
             for a GPU or a CPU.
-        text: text to measure on.
-        calibrate: text on which the scales of activations are calibrated.
+        text: file of the text to measure on.
+        calibrate: file of the text on which the scales of activations are calibrated.
         tasks: tasks of lm-evaluation-harness.
         task_limit: samples of each task; None: all.
         local_tasks: folder written by `python -m examples.accuracy.tasks`; None: our tasks are made
@@ -41,7 +41,7 @@ class Options:
         windows, window_length: windows of the text, and tokens in each.
         server_options: further options of ``vllm serve``, for every variant.
         server_time_limit: seconds until a server must be ready.
-        fresh: whether to measure everything anew.
+        fresh: whether to make and measure everything anew.
     """
 
     model: Path
@@ -118,7 +118,7 @@ def _device() -> tuple[bool, str]:
 
 
 def _local_tasks(options: Options) -> Path | None:
-    """Folder of local tasks as given, or a new folder if tasks are requested without one."""
+    """Folder of local tasks: as given, else new if any local task is requested, else None."""
     if not set(options.tasks) & set(NAMES) or options.local_tasks is not None:
         return options.local_tasks
     folder = options.out / "tasks"
@@ -138,7 +138,7 @@ def _check_calibration(options: Options, variants: tuple[Variant, ...]) -> None:
 
 
 def _check_text(file: Path) -> None:
-    """Check the beginning of the text: the quantising tool reads no more of a long text."""
+    """Check the first Mi characters of a calibration text; the quantiser rarely reads more."""
     try:
         with file.open(encoding="utf-8") as stream:
             empty = not stream.read(_BEGINNING).strip()
@@ -154,10 +154,10 @@ def _check_text(file: Path) -> None:
 
 
 def check_tasks(tasks: tuple[str, ...], made: Path | None) -> None:
-    """Check that tasks are available.
+    """Check that tasks are ours, lm-evaluation-harness's own, or in the folder ``made``.
 
     Raises:
-        ValueError: lm-evaluation-harness is missing, or has no such task.
+        ValueError: lm-evaluation-harness is missing, or a task is unknown.
     """
     if not tasks:
         return

@@ -53,7 +53,7 @@ class Settings:
 
 @dataclass
 class Bench:
-    """Measuring equipment for all variants: a cache, folders, a tokenizer and settings.
+    """Cache, folders, tokenizer and settings with which every variant is measured.
 
     Attributes:
         stages: cache of earlier measurements.
@@ -78,7 +78,8 @@ class Bench:
     def at_server(self, variant: Variant, checkpoint: Path, content: str) -> Iterator["AtServer"]:
         """Context that yields the measurements of a variant, and then stops the variant's server.
 
-        The server starts once, before the first measurement that is not in the cache.
+        The server starts once, before the first measurement that is not in the cache. ``content``
+        is the hash of the checkpoint.
 
         Raises:
             ServerError: the server fails.
@@ -113,7 +114,7 @@ class AtServer:
         """Measure the text's windows, compared with ``reference``; None: this is the reference.
 
         If ``input_terms`` is not 0, the server rounds activations to that number of NVFP4 terms
-        from now on.
+        from now on. ``windows_of`` reads the returned stage.
 
         Raises:
             DistributionError, ValueError, httpx.HTTPError: as ``measure_windows``.
@@ -199,7 +200,7 @@ def _round_activations(server: Server, terms: int) -> None:
 
 
 def windows_of(stage: Stage) -> tuple[Windows, list[str], float]:
-    """Results cached by ``AtServer.windows``: figures, kernel lines, seconds to start a server."""
+    """Results cached by ``AtServer.windows``: figures, kernel lines, seconds until ready."""
     kept = json.loads((stage.folder / _FIGURES).read_text())
     return Windows(**kept["windows"]), kept["kernels"], kept["ready_seconds"]
 

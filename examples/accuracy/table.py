@@ -24,7 +24,7 @@ class Table(NamedTuple):
 
 
 def tables(results: Results) -> list[Table]:
-    """Table of the text, and of the tasks if there are any."""
+    """Table of the figures on the text, and a table of task scores if there are any."""
     made = [_text(results)]
     if results.tasks:
         made.append(_tasks(results))

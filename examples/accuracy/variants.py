@@ -26,7 +26,7 @@ class Variant:
     Attributes:
         name: name, safe in file names.
         title: description to display.
-        rounds: tensors that differ from 16 bits.
+        rounds: tensors that have fewer than 16 bits; the KV cache does not count.
         method: ``--quantization`` of ``vllm serve``; None: no such option.
         tool: options of the quantising tool for the variant's files; None: no files are made.
         calibrated: whether the tool gets the calibration text.
@@ -84,7 +84,7 @@ def _rounded_terms(terms: int) -> Variant:
 
 
 def known_variants(vllm_attention: str) -> dict[str, Variant]:
-    """All variants by name; ``vllm_attention`` is the backend that vLLM would choose."""
+    """Variants that can be requested by name; ``vllm_attention`` is vLLM's attention backend."""
     variants = (
         Variant(REFERENCE, "as it is", "nothing", method=None),
         Variant("bf16-our-attention", "as it is, our attention", "nothing", method=None,
@@ -137,10 +137,15 @@ def yardsticks() -> tuple[Variant, Variant]:
 
 
 def parse_variants(written: Sequence[str], vllm_attention: str) -> tuple[Variant, ...]:
-    """Variants, each a known name or ``LABEL[:METHOD]=CHECKPOINT``, without the reference.
+    """Variants that ``written`` names, without the reference.
+
+    Args:
+        written: known names, or ``LABEL[:METHOD]=CHECKPOINT``.
+        vllm_attention: vLLM's attention backend on this device.
 
     Raises:
-        BadVariant: an unknown or repeated name, a label unsafe in file names, a missing checkpoint.
+        BadVariant: an unknown or repeated name, a label unsafe in file names, an unknown method, a
+            missing checkpoint.
     """
     known = known_variants(vllm_attention)
     variants: list[Variant] = []

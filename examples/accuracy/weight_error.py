@@ -29,7 +29,7 @@ class WeightError:
 
 
 def weight_errors(checkpoint: Path, model: Path) -> list[WeightError]:
-    """Errors of all NVFP4 linears of a checkpoint, in order; empty without such linears.
+    """Errors of all NVFP4 linears of a checkpoint; empty without such linears.
 
     Raises:
         ValueError: a linear is missing, or of another shape, in the 16-bit ``model``.

@@ -50,10 +50,10 @@ def demo(
 ) -> None:
     """Train a small language model, quantise it to NVFP4, serve both with vLLM and compare them.
 
-    Ends with the commands that serve the models, which stay in --cache-dir.
+    Ends with commands that serve and query the NVFP4 model. All models stay in --cache-dir.
 
     The text is this Python's standard library: no GPU and no network are needed. A second run finds
-    the model in its cache, serves it and measures again.
+    the models in the cache, and serves and measures the NVFP4 model again.
     """
     started = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -81,7 +81,7 @@ def read_corpus(
         max_characters: limit on the total length of the texts; ``bounded`` selects the files.
 
     Raises:
-        ValueError: a root is not a folder, or either part would be empty.
+        ValueError: a root is not a folder, or there are no training or no held-out files.
     """
     for root in roots:
         if not root.is_dir():

@@ -31,7 +31,7 @@ console = Console(highlight=False)
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """Spinner for a step of unknown length."""
+    """Spinner labelled ``what``, for a step of unknown length."""
     with _progress() as progress:
         progress.add_task(what, total=None)
         yield
@@ -54,7 +54,7 @@ def training() -> Iterator[Callable[[TrainProgress], None]]:
 
 @contextmanager
 def serving(name: str, windows: int) -> Iterator[tuple[Callable[[], None], Callable[[], None]]]:
-    """Spinner until the server is ready, then a bar over windows; yields both callbacks."""
+    """Spinner until the first callback, then a bar that the second advances; yields the two."""
     with _progress() as progress:
         start = progress.add_task(f"{name}: starting vllm serve", total=None)
         bar = progress.add_task(f"{name}: completions", total=windows, visible=False, start=False)

@@ -10,7 +10,10 @@ from examples.demo.train import DecoderModel
 
 
 def save_checkpoint(model: DecoderModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write the model in BF16, the generation settings and the tokenizer into ``folder``."""
+    """Write the model, generation settings and tokenizer into ``folder``.
+
+    ``model`` itself is converted to BF16.
+    """
     disable_progress_bar()
     model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,

@@ -19,7 +19,7 @@ def parse_kernel_report(log: str) -> list[LayerKernel]:
     """Read the report out of a server's log.
 
     Raises:
-        ValueError: if the log has no such line.
+        ValueError: if the log has no line of the report.
     """
     found = [LINE.search(line.rstrip()) for line in log.splitlines()]
     report = [LayerKernel(m["layer"], int(m["count"]), m["kernel"]) for m in found if m]

@@ -33,9 +33,10 @@ class Measurement:
 
     Attributes:
         completions: completions of the prompts sent one at a time.
-        tokens_per_second: rate with one request at a time.
-        tokens_per_second_at_once: rate with all requests in flight at once.
-        logprobs: natural log-probabilities of the held-out tokens, ``(windows, tokens)``.
+        tokens_per_second: generated tokens per second with one request at a time.
+        tokens_per_second_at_once: generated tokens per second with all requests in flight at once.
+        logprobs: natural log-probabilities of each held-out window's tokens after the first,
+            ``(windows, tokens - 1)``.
         kernels: kernel of every layer; empty for a model that is not quantised.
         ready_seconds: time from the server's start until its first healthy answer.
     """

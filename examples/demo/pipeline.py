@@ -80,7 +80,7 @@ def make_model(cache: StageCache, text: Stage, settings: TrainSettings) -> Stage
 
 
 def make_quantised(cache: StageCache, model: Stage, text: Stage, scales: str) -> Stage:
-    """Make the stage of an NVFP4 checkpoint with the project's own tool."""
+    """Make the stage of an NVFP4 checkpoint with the quantising tool and its ``--scales``."""
 
     def make(folder: Path) -> None:
         source, target = model.folder / "checkpoint", folder / "checkpoint"

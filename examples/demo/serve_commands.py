@@ -1,4 +1,4 @@
-"""Shell commands, ready to paste, that serve and query the demo's models."""
+"""Shell commands, ready to paste, that serve and query a model of the demo."""
 
 import json
 import shlex

@@ -38,7 +38,7 @@ class TrainSettings:
         seed: seed of the weights and of the order of the text.
         hidden, intermediate, layers, heads, kv_heads, head_dim: the model's sizes.
         experts: number of experts of a layer, shaped like Qwen3-MoE's; 0 for a Llama.
-        experts_per_token: top-k of the router; the chosen experts share ``intermediate``.
+        experts_per_token: top-k of the router; divides ``intermediate`` for an expert's size.
         batch, sequence: sequences per step, tokens per sequence.
         matrix_rate: peak learning rate of Muon, for the layers' matrices.
         other_rate: peak learning rate of AdamW, for embeddings and norms.
@@ -100,7 +100,7 @@ def train(
         The model on ``settings.device``, parameters in float32, and the last progress.
 
     Raises:
-        ValueError: the text is shorter than one batch.
+        ValueError: the text is too short for a batch.
     """
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
@@ -175,7 +175,7 @@ def learning_rate_share(done: float, warmup: float, cooldown: float) -> float:
 
 
 def _compile_layers(model: DecoderModel, batch: Tensor) -> None:
-    """Compile one decoder layer, shared by all layers; the first run takes the compile time."""
+    """Compile the decoder layers, which share the compiled code, by a pass over ``batch``."""
     for layer in model.model.layers:
         layer.compile()
     _loss(model, batch).backward()
@@ -222,7 +222,10 @@ def _holds(parameters: Sequence[Tensor], parameter: Tensor) -> bool:
 
 
 def _batches(tokens: np.ndarray, settings: TrainSettings) -> Iterator[Tensor]:
-    """Batches of adjacent windows, ``(batch, sequence + 1)``, shuffled and cut anew every epoch."""
+    """Batches of windows of the text, int64 ``(batch, sequence + 1)``, without end.
+
+    Every epoch cuts the text into windows at another offset and shuffles the windows.
+    """
     window = settings.sequence + 1
     if len(tokens) < window * (settings.batch + 1):
         raise ValueError(

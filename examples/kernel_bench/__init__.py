@@ -1,1 +1,1 @@
-"""Kernel benchmark: our GEMMs against cuBLAS, Humming and Marlin, at the layers of a model."""
+"""Kernel benchmark: our GEMMs against cuBLAS, Humming and Marlin, in a model's linear layers."""

@@ -116,7 +116,7 @@ def _line(samples: Sequence[Sample]) -> str:
 
 
 def show(given: argparse.Namespace) -> int:
-    """Print the table; draw the plot and write the page if requested; return 0."""
+    """Print the tables; draw the plot and write the markdown if requested; return 0."""
     results = Results.read(given.results)
     check_importable("rich", "the table")
     if given.plot:

@@ -38,7 +38,7 @@ class Contender(Protocol):
         """Result of the layer, bfloat16 ``(M, N)``, for bfloat16 tokens ``(M, K)``."""
 
     def seen(self, x: Tensor) -> Tensor:
-        """Tokens as multiplied: rounded by a contender that quantises activations."""
+        """Values that the contender's GEMM multiplies: ``x``, rounded if it is quantised."""
 
 
 class OursW4A16:
@@ -83,7 +83,7 @@ class OursW4A4:
 
 
 class Marlin:
-    """vLLM's kernel for NVFP4 weights and bfloat16 tokens, prepared and called as vLLM does."""
+    """vLLM's kernel for NVFP4 weights and bfloat16 tokens, prepared and called as in vLLM."""
 
     weight_bytes = NVFP4_BYTES
 
@@ -209,7 +209,7 @@ class CublasBf16:
 
 
 def make_contender(name: str, device: torch.device, silu_and_mul: SiluAndMul) -> Contender:
-    """Make the contender ``name`` for a CUDA device.
+    """Make the contender ``name``; all but ours apply ``silu_and_mul`` to gate and up.
 
     Raises:
         Unavailable: this machine lacks the contender.
@@ -258,7 +258,10 @@ def torch_silu_and_mul(gate_up: Tensor) -> Tensor:
 
 
 def _alpha(layer: BenchLayer, weights: tuple[Nvfp4Tensor, ...], input_scale: float) -> Tensor:
-    """Global scale factors, float32: one per shard, or one per weight of a pair."""
+    """Factors of the product, weight's global scale · ``input_scale``; float32.
+
+    There is one factor per shard; for gate and up, one for each of the two.
+    """
     factors = 2 if layer.gate_up else len(layer.shard_sizes)
     return (weights[0].global_scale * input_scale).repeat(factors)
 

@@ -3,8 +3,8 @@
     python -m examples.kernel_bench.decode_attention
     python -m examples.kernel_bench.decode_attention --heads 16 --kv-heads 2 --batch 1 --context 512
 
-Both contenders run as in vLLM's decoding step: rows of the block table, and the bound on lengths,
-are as long as the model's context; FlashAttention's schedule is made beforehand. Results and caches
+Both contenders run as in vLLM's decoding step: the block table has room for the model's context,
+which also bounds the lengths; FlashAttention's schedule is made beforehand. Results and caches
 are compared first. Launches are captured in CUDA graphs, which replay in turn; medians are printed.
 Caches rotate, so that L2 is always cold.
 """
@@ -31,7 +31,10 @@ BOUND = 0.01
 
 @dataclass(frozen=True)
 class Case:
-    """Decode step of ``batch`` sequences with ``context`` keys each, and the attention's sizes."""
+    """Decode step of ``batch`` sequences with ``context`` keys each, and the attention's sizes.
+
+    ``max_context`` is the model's context length, at least ``context``.
+    """
 
     batch: int
     context: int
@@ -57,7 +60,16 @@ class Case:
 
 @dataclass(frozen=True)
 class Shared:
-    """Tensors that the layers of a step share."""
+    """Tensors of a decode step that all layers share.
+
+    Attributes:
+        table: block table, int32 ``(batch, max_context / PAGE_SIZE)``.
+        seq_lens: number of keys, int32 ``(batch,)``.
+        slots: cache slot of each sequence's new key, int64 ``(batch,)``.
+        query_start: first query of each sequence, int32 ``(batch + 1,)``.
+        schedule: FlashAttention's scheduler metadata.
+        scales: scales of keys and of values in vLLM's cache, float32 ``()`` each.
+    """
 
     table: Tensor
     seq_lens: Tensor
@@ -109,7 +121,10 @@ def theirs(qkv: list[Tensor], cache: Tensor, case: Case, shared: Shared, out: Te
 
 
 def contenders(case: Case) -> dict[str, list[Step]]:
-    """Steps by contender, one for each copy of the cache; results on the first must agree."""
+    """Launches by contender, one for each copy of the cache.
+
+    Results, and the stored keys and values, must agree on the first copy.
+    """
     torch.manual_seed(0)
     shared = step_of(case)
     width = (case.heads + 2 * case.kv_heads) * case.head_dim
@@ -138,7 +153,7 @@ def contenders(case: Case) -> dict[str, list[Step]]:
 
 
 def cases(given: argparse.Namespace) -> Iterator[Case]:
-    """Cases that fit into the GPU's memory, in order."""
+    """Cases whose keys and values take at most ``--gigabytes``, by batch, then by context."""
     for batch in given.batch:
         for context in given.context:
             case = Case(
@@ -150,7 +165,7 @@ def cases(given: argparse.Namespace) -> Iterator[Case]:
 
 
 def main() -> None:
-    """Print a table of all cases."""
+    """Check and time all cases; print a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16, 64, 256])
     parser.add_argument("--context", type=int, nargs="+", default=[128, 1024, 4096, 32768])

@@ -1,4 +1,4 @@
-"""The results on the terminal."""
+"""Terminal output of the results."""
 
 import sys
 from pathlib import Path

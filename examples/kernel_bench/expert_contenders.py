@@ -25,12 +25,14 @@ _UTILS = "vllm.model_executor.layers.quantization.utils"
 class ExpertWeights(NamedTuple):
     """NVFP4 weights of one layer's local experts, as a checkpoint has them.
 
+    The layer has ``held`` local experts, hidden size h and intermediate size i.
+
     Attributes:
         w13: codes ``(held, 2, i, h / 2)`` uint8, gate before up.
         w13_scales: ``(held, 2, i, h / 16)`` E4M3.
         w2: codes ``(held, h, i / 2)`` uint8.
         w2_scales: ``(held, h, i / 16)`` E4M3.
-        global_scales: float32 of w13 and of w2, the same for all experts.
+        global_scales: global scale of w13 and of w2, each shared by all experts.
     """
 
     w13: Tensor
@@ -68,7 +70,7 @@ class _OurOperands(NamedTuple):
 
 
 class Ours:
-    """Our grouped kernels for sm_90, launched as the plugin does."""
+    """Our grouped kernels for sm_90, launched as in the plugin."""
 
     def __init__(self, sizes: ExpertSizes) -> None:
         self._sizes = sizes
@@ -104,7 +106,7 @@ class Ours:
 
 
 class Marlin:
-    """vLLM's Marlin kernels, prepared and called as vLLM does."""
+    """vLLM's Marlin kernels, prepared and called as in vLLM."""
 
     def __init__(self, sizes: ExpertSizes) -> None:
         """Raise Unavailable if vLLM is missing or lacks these kernels."""
@@ -229,7 +231,7 @@ class Humming:
 def make_contenders(
     names: Sequence[str], sizes: ExpertSizes, top_k: int
 ) -> dict[str, ExpertContender]:
-    """Available contenders of ``CONTENDERS``; prints each missing contender with the reason."""
+    """Contenders ``names`` that this machine has; prints each missing contender with the reason."""
     made: dict[str, ExpertContender] = {}
     for name in names:
         try:

@@ -4,11 +4,12 @@
     python -m examples.kernel_bench.experts --model deepseek-ep8 --tokens 1 64
     python -m examples.kernel_bench.experts --choice same            same experts for all tokens
 
-Weights in 4 bits, activations in 16: from the router's choice to each token's sum. Tokens choose
-experts at random, all equally likely or as ``--choice`` says. Each contender's launches are
-captured in a CUDA graph, weights and choices of several layers in turn, so that L2 is always cold;
-graphs replay in turn, and medians are printed. Before that, the first tokens' results are compared
-with a float32 product of decoded weights.
+Weights have 4 bits, activations 16. The timed launches take the router's choice of experts and
+return the weighted sum for each token. Tokens choose experts at random, all equally likely or as
+``--choice`` says. Each contender's launches are captured in a CUDA graph; they use the weights and
+choices of several layers in turn, so that L2 is always cold. Graphs replay in turn, and medians are
+printed. Before that, the first tokens' results are compared with the float32 result of the decoded
+weights.
 """
 
 import argparse
@@ -42,14 +43,19 @@ BYTES = 0.5 + 1 / 16  # per element, with its share of the scale
 
 @dataclass(frozen=True)
 class Model:
-    """Model's layer of experts: ``held`` of ``sizes.total`` on this GPU, ``top_k`` per token."""
+    """Layer of experts of one model.
+
+    Attributes:
+        sizes: sizes of the experts; this GPU has ``sizes.held`` of ``sizes.total`` experts.
+        top_k: number of experts per token.
+    """
 
     sizes: ExpertSizes
     top_k: int
 
     @property
     def layer_bytes(self) -> float:
-        """Bytes of all weights of one layer."""
+        """Bytes of the local experts' codes and block scales in one layer."""
         return 3 * self.sizes.held * self.sizes.h * self.sizes.i * BYTES
 
 
@@ -62,7 +68,7 @@ MODELS = {
 
 
 def random_weights(sizes: ExpertSizes) -> ExpertWeights:
-    """Random codes and block scales; the global scales keep the sums of a product near 1."""
+    """Random codes and block scales; products with unit noise have an RMS near 1."""
     h, i, held, _, _ = sizes
 
     def matrix(*shape: int) -> tuple[Tensor, Tensor]:
@@ -89,7 +95,7 @@ def popularity(choice: str, tokens: int, experts: int) -> Tensor:
 
 
 def random_choice(model: Model, tokens: int, choice: str) -> Choice:
-    """Random expert choices of the tokens, by the distribution ``choice``."""
+    """Random experts of the tokens, by the distribution ``choice``, and random routing weights."""
     _, _, held, total, _ = model.sizes
     gumbel = -torch.empty(tokens, total, device="cuda").exponential_().log()  # no expert twice
     chosen = (popularity(choice, tokens, total) + gumbel).topk(model.top_k).indices
@@ -101,7 +107,10 @@ def random_choice(model: Model, tokens: int, choice: str) -> Choice:
 
 
 def exact(model: Model, weights: ExpertWeights, choice: Choice, x: Tensor) -> Tensor:
-    """Result of the layer from decoded weights, in float32."""
+    """Sum of the local experts' results from decoded weights, in float32.
+
+    The second product's input is rounded to the dtype of ``x``.
+    """
     expected = torch.zeros(x.shape, device="cuda")
     of_w13, of_w2 = weights.global_scales
     for token, ids in enumerate(choice.ids.tolist()):
@@ -124,7 +133,7 @@ def decoded(codes: Tensor, scales: Tensor, global_scale: float) -> Tensor:
 def measure(
     name: str, tokens: Sequence[int], choice: str, rounds: int, contenders: Sequence[str]
 ) -> bool:
-    """Check, time and print one model; returns whether all results were right."""
+    """Check, time and print one model; return whether all results are right."""
     model = MODELS[name]
     layers = max(2, -(-COLD_BYTES // int(model.layer_bytes)))
     made, right = make_contenders(contenders, model.sizes, model.top_k), True
@@ -157,7 +166,11 @@ def measure(
 
 
 def line(tokens: int, medians: dict[str, float], errors: dict[str, float], read: float) -> str:
-    """Line of the table: microseconds, the rate of ``read`` bytes, and relative errors in norm."""
+    """Line of the table: for each contender microseconds, comparison, and relative error in norm.
+
+    The comparison is the ratio to our kernels' time. Our kernels, or all contenders if ours are not
+    measured, have the rate of ``read`` bytes instead.
+    """
     parts = [f"  {tokens:5} tokens"]
     for who, taken in medians.items():
         beside = f"{read / taken / 1e6:5.2f} TB/s"

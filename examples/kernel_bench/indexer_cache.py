@@ -3,7 +3,7 @@
     python -m examples.kernel_bench.indexer_cache
     python -m examples.kernel_bench.indexer_cache --tokens 1 64 8192 --keys 131072
 
-vLLM's kernels, which support FP8 alone, are timed too where installed, after a comparison of the
+vLLM's kernels that store and gather FP8 are timed too where installed, after a comparison of the
 results. Launches are captured in CUDA graphs, which replay in turn; medians are printed.
 Inputs rotate, so that L2 is always cold.
 """
@@ -43,7 +43,7 @@ def new_cache(fmt: Format, keys: int) -> Tensor:
 
 
 def stored_bytes(fmt: Format) -> int:
-    """Bytes of one key in the cache."""
+    """Bytes of one key in the cache, scales included."""
     return fmt.page_bytes(HEAD_DIM, BLOCK_SIZE) // BLOCK_SIZE
 
 
@@ -82,7 +82,7 @@ def store(tokens: int) -> dict[str, tuple[list[Step], int]]:
 
 
 def gather(keys: int) -> dict[str, tuple[list[Step], int]]:
-    """Steps that gather the keys of four sequences, by contender, and the bytes of a step."""
+    """Steps that gather four sequences, ``keys`` keys in all, by contender, and a step's bytes."""
     starts = torch.arange(0, keys + 1, keys // 4, dtype=torch.int32, device="cuda")
     pages = keys // BLOCK_SIZE
     found: dict[str, tuple[list[Step], int]] = {}
@@ -116,7 +116,7 @@ def gather(keys: int) -> dict[str, tuple[list[Step], int]]:
 
 
 def quantize(tokens: int) -> dict[str, tuple[list[Step], int]]:
-    """Steps that quantise ``tokens`` queries, by contender, and the bytes that a step moves."""
+    """Steps that quantise ``tokens`` · ``HEADS`` queries, by contender, and a step's bytes."""
     vectors = tokens * HEADS
     copies = min(64, max(2, COLD_BYTES // (vectors * KEY_BYTES)))
     inputs = [
@@ -141,7 +141,7 @@ def vllm_ops():  # type: ignore[no-untyped-def]
 
 
 def show(title: str, contenders: dict[str, tuple[list[Step], int]], rounds: int) -> None:
-    """Time contenders in turn and print their medians."""
+    """Time contenders in turn; print the median time and the rate of each."""
     launches = 32
     graphs = {name: captured(steps, launches) for name, (steps, _) in contenders.items()}
     times = timed(graphs, rounds)

@@ -1,13 +1,13 @@
-"""A decoder layer's kernels in a row on this machine's Hopper, with alternative GEMM tiles.
+"""Benchmark of a decoder layer's kernels in sequence on a Hopper GPU, also with other tiles.
 
     python -m examples.kernel_bench.layer
     python -m examples.kernel_bench.layer --tokens 1 --sweep o_proj down_proj
     python -m examples.kernel_bench.layer --model llama-70b-tp4
 
-Benchmarked alone, a GEMM cannot prefetch weights while its predecessor ends, so the fastest tile
-alone need not be the fastest in a layer. Here the layers of a Llama, each with its own weights and
-caches, are captured as one CUDA graph per tile; graphs replay in turn, and medians are printed. A
-layer of llama-70b-tp4 is the work of one of four GPUs, without communication.
+Benchmarked alone, a GEMM cannot prefetch weights while its predecessor ends: the fastest tile of
+such a benchmark need not be the fastest in a layer. Here the layers of a Llama, each with its own
+weights and caches, are captured as one CUDA graph per tile; graphs replay in turn, and medians are
+printed. A layer of llama-70b-tp4 is the work of one of four GPUs, without communication.
 """
 
 import argparse
@@ -63,7 +63,7 @@ class Shape:
     head_dim: int
 
     def product(self, name: str) -> tuple[int, int, int]:
-        """Number of rows and K of each weight of a product, and number of weights."""
+        """Rows and K of a weight of the product ``name``; number of weights, 2 for gate and up."""
         return {
             "qkv_proj": ((self.heads + 2 * self.kv_heads) * self.head_dim, self.hidden, 1),
             "o_proj": (self.hidden, self.heads * self.head_dim, 1),
@@ -74,7 +74,15 @@ class Shape:
 
 @dataclass(frozen=True)
 class Layer:
-    """Operands of a layer; every forward pass allocates its results."""
+    """Operands of a layer; every forward pass allocates new tensors for results.
+
+    Attributes:
+        shape: sizes of the layer.
+        weights: weights by product.
+        alpha: factors of the products, float32 ``(2,)``.
+        norm: weight of both norms.
+        cache: KV cache, bfloat16 ``(pages, kv_heads, PAGE_SIZE, 2 · head_dim)``.
+    """
 
     shape: Shape
     weights: dict[str, list[Fragments]]
@@ -85,7 +93,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Step:
-    """Tensors that all layers of a step share."""
+    """Tensors of a decode step that all layers share; ``x`` is the input of every layer."""
 
     positions: Tensor
     cos_sin: Tensor
@@ -109,7 +117,7 @@ def shape_of(model: str) -> Shape:
 
 
 def layer_of(shape: Shape, pages: int) -> Layer:
-    """Random operands of one layer."""
+    """Random operands of one layer, with a cache of ``pages`` pages."""
     weights = {}
     for name in PRODUCTS:
         n, k, count = shape.product(name)
@@ -128,7 +136,7 @@ def layer_of(shape: Shape, pages: int) -> Layer:
 
 
 def step_of(shape: Shape, tokens: int, keys: int) -> Step:
-    """Random inputs of one decoding step."""
+    """Random inputs of one decoding step of ``tokens`` sequences with ``keys`` keys each."""
     each = -(-keys // PAGE_SIZE)
     table = torch.randperm(tokens * each, device="cuda").view(tokens, each).int()
     slots = table[:, (keys - 1) // PAGE_SIZE].long() * PAGE_SIZE + (keys - 1) % PAGE_SIZE
@@ -169,7 +177,11 @@ def problem_of(shape: Shape, name: str, tokens: int) -> Problem:
 
 
 def tiles_of(problem: Problem) -> Iterator[Choice]:
-    """Tiles that stream the weights of a product and fit into shared memory."""
+    """Candidate tiles for a product, each with its epilogue.
+
+    Candidates are variants of the tile that is usually chosen; they serve the problem with at least
+    ``SMS // 3`` CTAs.
+    """
     usual, _ = choose_config(problem, EpilogueConfig())
     usual = replace(usual, max_stages=MAX_STAGES)
     teams = ((1, 1), (2, 1), (2, 2), (4, 4)) if usual.uses_mma_sync else ((1, 1), (2, 1))
@@ -193,7 +205,7 @@ def tiles_of(problem: Problem) -> Iterator[Choice]:
 
 
 def compile_tile(choice: Choice) -> None:
-    """Compile one candidate, in a worker process."""
+    """Compile one candidate, in a worker process, unless the object file exists."""
     from nvfp4_kernels.gemm.sm90.kernel import WeightOnlyGemm
 
     kernel = WeightOnlyGemm(*choice)
@@ -204,7 +216,7 @@ def compile_tile(choice: Choice) -> None:
 
 @contextmanager
 def chosen(tiles: dict[Problem, Choice]) -> Iterator[None]:
-    """Context in which GEMMs use the tiles that ``tiles`` gives for their sizes."""
+    """Context in which GEMMs of the problems in ``tiles`` use the tiles given there."""
 
     def choose_tile(problem: Problem, output: EpilogueConfig, sms: int) -> Choice:
         return tiles.get(problem) or choose_config(problem, output, sms)
@@ -219,7 +231,7 @@ def chosen(tiles: dict[Problem, Choice]) -> Iterator[None]:
 
 
 def said(choice: Choice) -> str:
-    """Short name of a tile."""
+    """Description of a tile, for the output."""
     tile, _ = choice
     return (
         f"{tile.warpgroups} warpgroups, {tile.k_tiles} K tiles, {tile.split_k} parts of K, "

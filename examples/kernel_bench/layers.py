@@ -1,4 +1,4 @@
-"""Layers to benchmark: the linear layers of a model, at some numbers of tokens."""
+"""Linear layers of a model, to benchmark: sizes, bytes and FLOP."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ class BenchLayer:
     """A linear layer, or a gate and up projection followed by SiLU-and-multiply.
 
     Attributes:
-        name: name in models.
+        name: name of the layer in a decoder layer, such as ``qkv_proj``.
         n: number of rows of the weight; for a gate and up projection, rows of each of the two.
         k: number of elements of a row.
         gate_up: whether the layer is the fused gate and up projection.
-        shard_sizes: rows of the fused projections, e.g. of q, k and v.
+        shard_sizes: numbers of rows of q, k and v for ``qkv_proj``; else ``n`` alone.
     """
 
     name: str
@@ -34,7 +34,7 @@ class BenchLayer:
 
     @property
     def weights(self) -> int:
-        """Number of matrices of ``n`` rows."""
+        """Number of weight matrices, of ``n`` rows each."""
         return 2 if self.gate_up else 1
 
     @property

@@ -37,12 +37,12 @@ class Prepared:
 
 
 def copies_beyond(l2_size: int, nbytes: float) -> int:
-    """Number of copies of a weight; twice L2's size is read between two uses of one copy."""
+    """Number of copies of an ``nbytes`` weight; twice L2 is read between two uses of a copy."""
     return 1 + math.ceil(2 * l2_size / nbytes)
 
 
 def launches_of(seconds: float) -> int:
-    """Number of launches that fill a replay if each takes ``seconds``."""
+    """Number of launches in a replay of ``REPLAY_SECONDS``, if a launch takes ``seconds``."""
     return max(1, min(MOST_LAUNCHES, math.ceil(REPLAY_SECONDS / seconds)))
 
 
@@ -112,7 +112,7 @@ def check(
     weights: tuple[Nvfp4Tensor, ...],
     prepared: Mapping[str, Prepared],
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Error of each contender on a few rows, and the reason of each refusal."""
+    """Largest relative error of each contender on a few rows; reason of each failed launch."""
     rows = checked_rows(x.shape[0])
     errors, refused = {}, {}
     for name, ready in prepared.items():

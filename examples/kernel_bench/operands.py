@@ -1,4 +1,4 @@
-"""Random operands, and the reference product."""
+"""Random operands of a layer, and its result in float64."""
 
 import torch
 from torch import Tensor

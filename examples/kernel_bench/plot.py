@@ -71,7 +71,7 @@ def _times(
 
 
 def _time_limits(results: Results) -> tuple[float, float]:
-    """Axis limits around every time; lines of lower bounds may leave the plot."""
+    """Limits of the time axis, in µs, around all samples; lines of bounds may leave the plot."""
     taken = [t for s in results.samples if not s.refused for t in (s.least_us, s.most_us)]
     return (min(taken) / 1.5, 1.5 * max(taken)) if taken else (1.0, 10.0)
 

@@ -98,11 +98,11 @@ class Results:
 
     @property
     def contenders(self) -> list[str]:
-        """Names, in the order they were measured."""
+        """Names of the contenders, in order of measurement."""
         return list(dict.fromkeys(sample.contender for sample in self.samples))
 
     def of_layer(self, layer: str) -> dict[int, dict[str, Sample]]:
-        """Samples of a layer: by tokens, then by contender."""
+        """Samples of a layer: by number of tokens, then by contender."""
         found: dict[int, dict[str, Sample]] = {}
         for sample in self.samples:
             if sample.layer == layer:
@@ -119,7 +119,7 @@ class Results:
 
 
 def speed_up(of: Sample | None, over: Sample | None) -> float | None:
-    """Speed-up of one sample over another; None if either is missing or wrong."""
+    """Speed-up of one sample over another; None if either is missing, refused or wrong."""
     if any(s is None or s.refused or s.wrong for s in (of, over)):
         return None
     assert of is not None

@@ -105,7 +105,7 @@ def _shares(results: Results, ours: Sample | None) -> list[str]:
 
 
 def refusals(results: Results) -> Sequence[str]:
-    """Distinct reasons for missing figures, each with the contender and its first occurrence."""
+    """Distinct reasons for missing times, with contender, layer and M of the first occurrence."""
     found: dict[tuple[str, str], str] = {}
     for s in results.samples:
         if s.refused:

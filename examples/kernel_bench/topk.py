@@ -6,7 +6,7 @@
 
 Each contender's launches are captured in a CUDA graph; graphs replay in turn, and medians are
 printed. Inputs rotate, so that L2 is always cold, unless ``--warm``. Before that, our
-result is compared with a stable sort, and the other contenders' values with ours.
+columns, and the values that the other contenders choose, are compared with a stable sort.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def contenders(problem: Problem) -> dict[str, Contender]:
 
 
 def vllm_contenders(problem: Problem, lens: Tensor) -> dict[str, Contender]:
-    """Decode kernels of vLLM, called as in vLLM's ``IndexerTopK``."""
+    """Decode kernels of vLLM, called as in vLLM's ``SparseIndexerTopk``; empty without vLLM."""
     try:
         import_module("vllm._custom_ops")  # registers the ops
     except ImportError as missing:
@@ -87,7 +87,11 @@ def vllm_contenders(problem: Problem, lens: Tensor) -> dict[str, Contender]:
 
 
 def check(name: str, chosen: Tensor, logits: Tensor, k: int) -> str:
-    """Compare columns with the exact top-k, for ours also ties and order: "exact" or "WRONG"."""
+    """Compare chosen columns with a stable sort; return "exact" or "WRONG".
+
+    Ours must be the first k columns of the sort, in ascending order; others need only choose equal
+    values.
+    """
     order = logits.sort(dim=1, descending=True, stable=True)
     if name == "ours":
         right = torch.equal(chosen.long(), order.indices[:, :k].sort(dim=1).values)

@@ -1,4 +1,4 @@
-"""Budget of a list of layers."""
+"""Budget of the list of layers to leave in 16 bits."""
 
 from dataclasses import dataclass
 
@@ -21,10 +21,11 @@ class Budget:
 def make_budget(
     win_back: float | None, max_ignored: int | None, keep_bits: float | None, default: float
 ) -> Budget:
-    """Budget that was requested; without a request, a share ``default`` to win back.
+    """Budget as requested; without a request, ``default`` is the share to win back.
 
     Raises:
-        ValueError: more than one budget was requested, or a value out of range.
+        ValueError: more than one budget is requested, or ``win_back`` or ``max_ignored`` is out of
+            range; ``check_budget`` checks the rest.
     """
     given = {"win_back": win_back, "max_ignored": max_ignored, "keep_bits": keep_bits}
     named = [name for name, value in given.items() if value is not None]

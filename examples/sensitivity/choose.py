@@ -37,7 +37,10 @@ def worth_their_bytes(groups: Sequence[Group], kl: Mapping[str, float]) -> list[
 
 
 def within_bits(ranked: Sequence[Group], bits: float) -> list[Group]:
-    """Groups chosen from ``ranked``, in order, while the mean stays at or below ``bits``."""
+    """Groups chosen from ``ranked``, in order.
+
+    A group is skipped if it would raise the mean bits per weight above ``bits``.
+    """
     chosen: list[Group] = []
     for group in ranked:
         if bits_per_weight(ranked, [*chosen, group]) <= bits:

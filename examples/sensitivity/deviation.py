@@ -58,7 +58,7 @@ def measure(
 
     Args:
         subject: model and windows.
-        quantised: function whose ``with`` block quantises the given linears.
+        quantised: function that returns a context in which the given linears are quantised.
         variants: quantised linears of each variant, by name.
         windows_at_once: number of windows in one batch.
         on_variant: called after each variant of each batch.

@@ -22,12 +22,12 @@ def quantise_weights(
     Args:
         model: model with the linears.
         linears: names of the linears.
-        rule: rule of the block scales to keep.
+        rule: rule of the block scales of the returned weights.
         on_linear: called after each linear.
 
     Returns:
-        The weights by ``rule``; and, for each linear, ‖dequantised - original‖² by every rule, and
-        ‖original‖² as ``energy``.
+        The weights quantised by ``rule``; and, for each linear, ‖dequantised - original‖² by every
+        rule, and ‖original‖² as ``energy``.
     """
     weights, errors = {}, {}
     for name in linears:

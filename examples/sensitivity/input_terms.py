@@ -7,7 +7,8 @@ def parse_input_terms(written: str, calibrated: bool) -> tuple[int, ...]:
     """Parse comma-separated distinct numbers of terms; 0 stands for inputs in 16 bits.
 
     Raises:
-        ValueError: a number is out of range or repeated, or inputs have no scales.
+        ValueError: a number is out of range or repeated, or ``calibrated`` is False and
+            ``written`` is not ``"1"``.
     """
     numbers = [part.strip() for part in written.split(",")]
     known = {str(terms): terms for terms in range(MAX_TERMS + 1)}

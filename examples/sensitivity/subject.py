@@ -28,7 +28,7 @@ class Subject:
     """A 16-bit model and the text to measure it on.
 
     Attributes:
-        name: name of the checkpoint's folder and of its parent.
+        name: last two parts of the checkpoint's path.
         model: model in the requested compute dtype.
         groups: layers of the model.
         input_scales: float32 ``()`` for each linear, calibrated as by the quantising tool; empty
@@ -60,7 +60,7 @@ def open_subject(
         folder: folder of a dense decoder in 16 or 32 bits.
         text: UTF-8 text to measure on.
         calibration: text for the inputs' scales; None leaves inputs in 16 bits.
-        calibration_tokens: maximum of calibration tokens.
+        calibration_tokens: maximum number of calibration tokens, raised to one sequence.
         windows: number of windows, spread evenly over the text.
         window_length: number of tokens in each window.
         device: device of the model.

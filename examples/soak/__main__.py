@@ -49,8 +49,9 @@ def soak(
 ) -> None:
     """Serve a model under every kind of client load, kill its engine, and serve the model again.
 
-    Ends with status 1 if a request was lost or wrong, if an idle server's greedy answers changed,
-    if the server's memory grew, or if abandoned requests stayed in the engine.
+    Ends with status 1 if a request failed, was lost or wrong, if an idle server's greedy answers
+    changed, if the server's memory grew too much, if abandoned requests stayed in the engine, or
+    if the server went on without its engine.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     from examples.paths import check_folder

@@ -22,7 +22,7 @@ class Sample(NamedTuple):
 
 
 def tree_bytes(pid: int) -> int:
-    """Resident memory of a process and its descendants, in bytes; shared pages count for each."""
+    """Resident memory of a process and its descendants, in bytes; shared pages count in each."""
     total = 0
     for process in _tree(pid):
         try:
@@ -50,7 +50,10 @@ def until_next(seconds: float, most: float) -> float:
 
 
 def growth(samples: Sequence[Sample]) -> float | None:
-    """Growth in bytes after the warm-up, from median to median; None if samples are too few."""
+    """Growth in bytes after the warm-up; None if samples are too few.
+
+    Compared are the medians of the first and of the last fifth of the samples after the warm-up.
+    """
     if not samples:
         return None
     start = samples[-1].seconds * WARM_UP

@@ -22,7 +22,7 @@ class Kill:
     """Results of killing the engine's process.
 
     Attributes:
-        engine: title of the process.
+        engine: name of the process.
         outcomes: outcomes of the requests in flight at the kill; each should be an answer or an
             error.
         ended_seconds: time until the server exited by itself; None if the server had to be stopped.
@@ -47,8 +47,9 @@ class Results:
         memory_bound: accepted growth of memory after the warm-up, in bytes.
         left: gauges of the engine, of requests and of cache usage, that are not zero after the
             load, by name.
-        answers: greedy answers before the load, after it, and of the server after the kill.
-        kill: account of the kill.
+        answers: greedy answers of the idle server by time: ``before``, ``after the load``, and
+            ``after the restart`` of another server.
+        kill: results of the kill.
     """
 
     about: dict[str, Any]
@@ -91,7 +92,7 @@ class Results:
         return found
 
     def kinds(self) -> dict[str, Counter[str]]:
-        """Verdicts by kind of request."""
+        """Number of requests under load, by kind and verdict."""
         found: dict[str, Counter[str]] = {}
         for outcome in self.outcomes:
             found.setdefault(outcome.kind, Counter())[outcome.verdict] += 1
@@ -103,7 +104,7 @@ class Results:
         return seconds[math.ceil(quantile * len(seconds)) - 1] if seconds else math.nan
 
     def write(self, file: Path) -> None:
-        """Write as JSON."""
+        """Write as JSON, with the failures."""
         fields = dataclasses.asdict(self) | {"failures": self.failures()}
         fields["samples"] = [sample._asdict() for sample in self.samples]
         write_atomically(file, json.dumps(fields, indent=1) + "\n")

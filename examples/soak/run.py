@@ -67,10 +67,13 @@ class Settings:
 
 
 def run(settings: Settings, results: Results, out: Path, say: Callable[[str], None]) -> None:
-    """Load a server, kill its engine, start another server; fills ``results`` on the way.
+    """Load a server, kill its engine, start another server; fill ``results`` on the way.
+
+    ``say`` is called with lines about the progress.
 
     Raises:
         ServerError: a server could not be started, or did not answer while idle.
+        ValueError: ``settings.prompt_tokens`` is too large for the model.
     """
     with _serving(settings, out / "server-1.log") as server:
         say(f"ready after {server.ready_seconds:.1f} s")
@@ -208,7 +211,7 @@ async def _load(
 
 
 async def _left(server: Server) -> dict[str, float]:
-    """Gauges of the engine that do not return to zero, by name."""
+    """Gauges of the engine that are not zero within ``_SETTLE_SECONDS``, by name."""
     deadline = time.monotonic() + _SETTLE_SECONDS
     async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
         while True:

@@ -67,7 +67,8 @@ class Traffic:
         output_tokens: maximum length of an answer.
         time_limit: seconds after which a request without an answer counts as lost.
         draw: random source of kinds, lengths and moments.
-        has_full_length: whether all answers have ``output_tokens``.
+        has_full_length: whether answers have exactly ``output_tokens`` tokens; else a random number
+            from 1 to that.
         streaming: set once a first token was received in a stream.
     """
 
@@ -83,7 +84,7 @@ class Traffic:
 
     @property
     def kinds(self) -> dict[str, tuple[int, Callable[[], Awaitable[int]]]]:
-        """Kinds of requests by name: share of all in twentieths, and function that sends one."""
+        """Kinds of requests by name: share in twentieths, and function that sends a request."""
         return {
             "answer": (6, self._answer),
             "stream": (6, self._stream),
@@ -117,7 +118,7 @@ class Traffic:
         return Outcome(kind, verdict, time.monotonic() - start, tokens, detail)
 
     async def greedy(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[str]:
-        """Greedy continuations of prompts, requested one after the other."""
+        """Greedy continuations of ``prompts`` by ``tokens`` tokens each, requested one by one."""
         answers = []
         for prompt in prompts:
             async with asyncio.timeout(self.time_limit):
@@ -222,7 +223,7 @@ async def _refused(request: Awaitable[Any], *statuses: int) -> None:
 
 
 def _whole(answer: Any, wanted: int, choices: int = 1) -> int:
-    """Number of tokens of an answer that must be complete."""
+    """Check that ``choices`` answers have ``wanted`` tokens in all; return the number of tokens."""
     got = answer.usage.completion_tokens
     if len(answer.choices) != choices or got != wanted:
         raise _Wrong(f"has {got} tokens of {wanted} in {len(answer.choices)} of {choices} answers")

@@ -142,7 +142,7 @@ def measure(given: argparse.Namespace) -> int:
 def _progress(
     rounds: int,
 ) -> Iterator[tuple[Callable[[str, int, Progress], None], Callable[[str, Outcome], None]]]:
-    """Progress bar if rich is installed, else a line when each engine ends; yields callbacks."""
+    """Progress bar if rich is installed, else a line per ended engine; yields both callbacks."""
     if find_spec("rich") is not None:
         from examples.throughput import display
 

@@ -57,7 +57,7 @@ def make_cases(
     """Decode cases, then prefill cases, written ``"32x1024"``: batch size and prompt tokens.
 
     Raises:
-        BadOption: a malformed case, no case at all, or a repeated case.
+        BadOption: fewer than 2 output tokens for decode, a malformed or repeated case, or no case.
     """
     if batch_sizes and output_tokens < 2:
         raise BadOption(

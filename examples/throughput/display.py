@@ -54,7 +54,7 @@ def measuring(rounds: int) -> Iterator[Callable[[str, int, Told], None]]:
 
 
 def results(measured: Results) -> None:
-    """Print the table, then the failures, then the kernels that ran."""
+    """Print heading and table, then the kernels that ran, then the failures."""
     for line in heading(measured):
         console.print(line, markup=False, soft_wrap=True)
     table = Table(

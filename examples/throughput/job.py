@@ -43,7 +43,7 @@ class Progress:
 
     Attributes:
         state: current activity.
-        done, total: batches generated, including untimed batches.
+        done, total: number of batches generated, and to generate; untimed batches count.
         finished: whether all cases are done.
         error: reason of an early end; empty otherwise.
         device: name of the accelerator or processor, as reported by vLLM.

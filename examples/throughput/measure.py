@@ -48,7 +48,7 @@ def engine_args(
     enforce_eager: bool,
     more: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Arguments of ``vllm.LLM`` that all variants share; ``more`` overrides the other arguments.
+    """Arguments of ``vllm.LLM`` that all variants share, with ``more``, which overrides defaults.
 
     Raises:
         BadOption: a case is longer than ``max_model_len``, ``gpu_memory_utilization`` is out of
@@ -99,11 +99,12 @@ def measure(
     Args:
         results: results with a ``VariantResult`` for each of ``variants``.
         variants: variants to compare; a failure of one variant does not stop the others.
-        engine: arguments that all variants have.
+        engine: arguments of ``vllm.LLM`` that all variants share; override a variant's own.
         settings: repeats, rounds and limits.
         folder: folder for ``results.json`` and for ``engines/`` with the logs.
-        on_progress: called with the variant, the round and the progress.
-        on_outcome: called with the variant at the end of each of its rounds.
+        on_progress: called with the variant's name, the number of the round, and the progress.
+        on_outcome: called with the variant's name and the outcome after each of the variant's
+            rounds.
     """
     engines = folder / "engines"
     engines.mkdir(parents=True, exist_ok=True)

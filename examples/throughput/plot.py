@@ -25,7 +25,8 @@ BAR_INCHES = 0.46
 def plot(results: Results, file: Path) -> None:
     """Draw grouped bars as PNG; tokens per second and the ratio are written on each bar.
 
-    Without a baseline's rate, bars are relative to each case's fastest variant.
+    If the baseline lacks a rate in any case, all bars are relative to the fastest variant of the
+    case instead.
 
     Raises:
         ValueError: nothing was measured.

@@ -60,7 +60,7 @@ def run_job(
         folder: folder for ``NAME.job.json``, ``NAME.json`` and ``NAME.log``.
         name: name of the variant and round.
         time_limit: seconds allowed for the process.
-        on_progress: called after each report of progress.
+        on_progress: called every ``POLL_SECONDS`` with the last reported progress.
     """
     job_file, told, log = (folder / f"{name}{end}" for end in (".job.json", ".json", ".log"))
     job.write(job_file)
@@ -92,7 +92,7 @@ def _watch(
     time_limit: float,
     on_progress: Callable[[Progress], None],
 ) -> str:
-    """Wait until the process has ended or is done; returns the reason for giving up, or ""."""
+    """Wait until the process ends or the job is finished; return the reason to give up, or ""."""
     until = time.monotonic() + time_limit
     while True:
         ended = process.poll() is not None
@@ -106,7 +106,11 @@ def _watch(
 
 
 def _end(process: subprocess.Popen[bytes], finished: bool) -> None:
-    """Let a finished process exit by itself; kill an unfinished process and its process group."""
+    """End a process and its process group.
+
+    A finished process may exit by itself; an unfinished process group gets SIGTERM. The rest of the
+    group is killed once the process has exited, after ``STOP_SECONDS`` at the latest.
+    """
     try:
         if not finished:
             with suppress(ProcessLookupError):

@@ -24,7 +24,7 @@ class VariantResult:
         device: device, as reported by vLLM.
         engine_seconds: time until the engine was ready, in each round.
         errors: errors of failed rounds, as one line each.
-        logs: logs of the rounds.
+        logs: paths of the rounds' logs, relative to the folder of the results.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Rate:
         median: tokens per second.
         spread: half of the range between the slowest and the fastest repeat, as a share of the
             median.
-        ratio: ratio to the baseline's median; None without a baseline.
+        ratio: ratio to the baseline's median; None if the baseline has no rate in the case.
     """
 
     median: float

@@ -21,8 +21,7 @@ class Variant:
     """One way to serve the model.
 
     Attributes:
-        name: name of the variant as given on the command line, without the part that names the
-            model.
+        name: a key of ``METHODS``, written before any ``=MODEL`` on the command line.
         model: path, name at the hub, or a key of ``SHAPES`` or ``MOE_SHAPES``.
     """
 
@@ -47,8 +46,8 @@ class Variant:
     def written(self, folder: Path) -> str:
         """Model to pass to vLLM; a shape is first written as a config or checkpoint to ``folder``.
 
-        A shape becomes its config alone or, for an NVFP4 variant, a checkpoint of random weights,
-        shared by all variants that read its format.
+        For bf16, the shape's config alone is written; else a checkpoint of random NVFP4 weights,
+        shared by all variants that read the checkpoint's format.
         """
         if not self.shape:
             return self.model
@@ -70,7 +69,8 @@ def parse_variants(model: str, written: Sequence[str]) -> tuple[Variant, ...]:
     """Variants of ``model``, each written ``NAME`` or ``NAME=MODEL``.
 
     Raises:
-        BadOption: an unknown or repeated name, or a local checkpoint that the method cannot serve.
+        BadOption: an unknown or repeated name, a model that does not exist, or a shape or local
+            checkpoint that the method cannot serve.
     """
     variants: list[Variant] = []
     for text in written:

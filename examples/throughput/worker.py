@@ -11,7 +11,7 @@ from examples.throughput.job import Job, Progress
 
 
 def prompts(case: Case, vocabulary: int, seed: int) -> list[list[int]]:
-    """Random token ids, the same for every variant; all prompts differ."""
+    """Random token ids of each prompt of a case, equal for all variants of one vocabulary size."""
     numbers = random.Random(f"{seed} {case.name}")
     # Low ids are special tokens in many vocabularies.
     low = min(100, vocabulary // 2)

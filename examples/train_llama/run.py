@@ -47,7 +47,7 @@ def run(
         settings: sizes, budget, device and rates.
 
     Returns:
-        ``training.json``.
+        The path of ``training.json``.
 
     Raises:
         ValueError: ``out`` holds a model already or is not a folder, or there is too little text.

@@ -22,7 +22,7 @@ class Size:
 def _size(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int) -> dict[str, Any]:
     """Settings for a GPU: 32,768 tokens per step; the 250m model needs an estimated 70 GB.
 
-    All K, and their halves, are multiples of 64, as NVFP4 with two ranks requires.
+    K of every linear, and half of K, are multiples of 64, as NVFP4 with two ranks requires.
     """
     return {
         "hidden": hidden,

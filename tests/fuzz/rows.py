@@ -1,4 +1,7 @@
-"""Row-wise ops: quantisers, norms, and a quantising activation."""
+"""Row-wise ops: quantisers, norms, a quantising activation, merged segments, rotary embedding.
+
+The merged segments are results of attention to parts of the keys.
+"""
 
 from functools import partial
 from typing import Any
@@ -72,7 +75,7 @@ def draw_add_rms_norm(draw: Draw) -> Given:
 
 
 def _check_operand(given: Given, result: Any, low: Float64, high: Float64) -> None:
-    """Check quantised values between two bounds: with a given scale, or with one per row."""
+    """Check that quantised values lie between two bounds, with a static scale or one per row."""
     output = given["output"]
     if isinstance(output, PerToken):
         row_scales(result[2], low, high)
@@ -86,7 +89,10 @@ def check_quantize(given: Given, result: Any, after: Given) -> None:
 
 
 def silu_mul(gate_up: Tensor) -> Interval:
-    """SiLU-mul, rounded after each operation; the exponential is off by up to two ulp."""
+    """Interval of SiLU-mul, for an exponential that is off by up to two ulp.
+
+    Both SiLU and the product are rounded to the input's dtype.
+    """
     gate, up = np.split(float64(gate_up), 2, axis=-1)
     with np.errstate(all="ignore"):
         silu = gate / (1 + np.exp(-gate))
@@ -116,7 +122,7 @@ def rms_norm(y: Float64, weight: Tensor, eps: float, dtype: torch.dtype) -> Inte
 
 
 def _sum(given: Given) -> Float64:
-    """``x``, or the float32 sum with the residual."""
+    """Input of the norm: ``x``, or the float32 sum of ``x`` and the residual."""
     x = float64(given["x"])
     return rounded(x + float64(given["residual"]), FP32) if "residual" in given else x
 
@@ -184,7 +190,8 @@ def check_merge(given: Given, result: Any, after: Given) -> None:
 def rotated(low: Float64, high: Float64, angles: Float64, neox: bool) -> Interval:
     """Bounds on rotated heads ``(T, H, D)``, from bounds on the heads.
 
-    ``angles``: cosines and sines ``(T, R)``; ``neox``: whether pairs are half of R apart.
+    ``angles``: ``(T, R)``, R/2 cosines, then R/2 sines. ``neox``: whether the elements of a pair
+    are R/2 apart instead of adjacent.
     """
     cos, sin = (part[:, None, :] for part in np.split(angles, 2, axis=-1))
     half = cos.shape[-1]

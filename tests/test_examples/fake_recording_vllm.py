@@ -1,8 +1,8 @@
 """Stand-in for ``vllm serve`` with ``Extension``: ``fake_recording_vllm.py PORT MODEL``.
 
-The file ``behaviour.json`` in the model's folder sets its faults: ``noise`` on its logits, a
-``lie`` in nats about its log-probabilities, surplus ``rows``, ``nan`` logits, or an ``error`` that
-it logs before exiting.
+The file ``behaviour.json`` in the model's folder sets the server's faults: ``noise`` on the logits,
+a ``lie`` in nats about log-probabilities, surplus ``rows``, ``nan`` logits, a number of
+``linears``, or an ``error`` that the server logs before it exits.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Backend class that vLLM asks, before it builds a layer, whether the layer is supported."""
+"""Backend class, which vLLM asks whether a layer is supported before it builds the layer."""
 
 from typing import Any, ClassVar
 
@@ -60,7 +60,11 @@ class PagedAttentionBackend(AttentionBackend):
 
     @classmethod
     def validate_configuration(cls, **configuration: Any) -> list[str]:
-        """Reasons why a layer cannot be served; each names the rejected and accepted values."""
+        """Reasons why a layer cannot be served; empty if it can.
+
+        vLLM's messages about head size, dtypes and block size name no values; the replacements name
+        the rejected and the accepted values.
+        """
         reasons = super().validate_configuration(**configuration)
         explained = _explanations(configuration)
         reasons = [explained.get(reason, reason) for reason in reasons]
@@ -68,7 +72,7 @@ class PagedAttentionBackend(AttentionBackend):
 
 
 def _explanations(configuration: dict[str, Any]) -> dict[str, str]:
-    """Replacements for vLLM's messages that do not name the rejected value, by message."""
+    """Replacements for vLLM's messages that do not name the rejected value, by vLLM's message."""
     sizes, caches = (
         ", ".join(map(str, accepted))
         for accepted in (
@@ -90,7 +94,11 @@ def _explanations(configuration: dict[str, Any]) -> dict[str, str]:
 
 
 def _further_reasons(configuration: dict[str, Any]) -> list[str]:
-    """Reasons that vLLM does not check: no kernel, or a dtype or head size unfit for the cache."""
+    """Reasons that vLLM does not check.
+
+    The device has no kernel, or the installation cannot run the implementation; the KV cache is
+    16-bit in a dtype other than the model's, or its dtype does not allow the head size.
+    """
     cache, dtype = configuration["kv_cache_dtype"] or "auto", configuration["dtype"]
     ours = implementation()
     try:

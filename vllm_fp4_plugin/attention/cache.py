@@ -37,8 +37,8 @@ def write(
         value: 16-bit, shaped as ``key``.
         kv_cache: ``(pages, Hkv, page_size, 2·D)`` of key's dtype, or uint8 for E4M3.
         slot_mapping: int64 ``(T,)``, ``page · page_size + offset``.
-        k_scale: float32 ``()``, with an E4M3 cache: key = stored value · ``k_scale``.
-        v_scale: float32 ``()``, the values' counterpart of ``k_scale``.
+        k_scale: float32 ``()``, key = stored E4M3 value · ``k_scale``; None for a 16-bit cache.
+        v_scale: as ``k_scale``, for the values.
     """
     tokens = slot_mapping.shape[0]
     key, value = key[:tokens], value[:tokens]
@@ -63,7 +63,8 @@ def write_cuda(
 ) -> None:
     """Store as ``write`` does, with vLLM's own kernel, which CUDA graphs can capture.
 
-    ``layer`` holds the scales of an FP8 cache.
+    ``kv_cache_dtype`` is vLLM's name of the cache's dtype; ``layer`` holds the scales of an FP8
+    cache.
     """
     from vllm import _custom_ops
 

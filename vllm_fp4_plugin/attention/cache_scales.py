@@ -1,8 +1,8 @@
 """Scales of an FP8 KV cache from a checkpoint; scales of an NVFP4 cache are skipped.
 
-No KV-cache format that is served uses NVFP4 scales. Their divisor is 2688 or 448, depending on
-exporter and version, and the file does not record which; read as FP8 scales, they could saturate
-keys and values at a sixth of the calibrated maximum.
+No KV-cache format that is served uses NVFP4 scales. The divisor of an NVFP4 scale is 2688 or 448,
+depending on exporter and version, and the file does not record which; read as an FP8 scale, the
+scale could saturate keys and values at a sixth of the calibrated maximum.
 """
 
 import re
@@ -22,12 +22,12 @@ _NVFP4_SCALES = re.compile(r"\.[kv]_(?:global_)?scale$")
 class KvCacheMethod(BaseKVCacheMethod):
     """Method of an attention layer that loads the KV-cache scales in float32.
 
-    vLLM's method takes torch's default dtype: the model's bfloat16 at the first load, and float32
-    in a reload, so that a reload of the same checkpoint would change the scales.
+    vLLM's method creates the scales in torch's default dtype: the model's, e.g. bfloat16, at the
+    first load, and float32 in a reload; a reload of the same checkpoint would change the scales.
     """
 
     def create_weights(self, layer: Any) -> None:
-        """Register the scales as parameters."""
+        """Register the scales as float32 parameters; their loader ignores scales for NVFP4."""
         with set_default_torch_dtype(torch.float32):
             super().create_weights(layer)
         if are_ignored(getattr(self.quant_config, "checkpoint", None)):
@@ -36,12 +36,12 @@ class KvCacheMethod(BaseKVCacheMethod):
 
 
 def are_ignored(checkpoint: CheckpointConfig | None) -> bool:
-    """Whether a checkpoint's KV-cache scales are for NVFP4, which is not served."""
+    """Whether a checkpoint declares an NVFP4 KV cache, whose scales are ignored."""
     return checkpoint is not None and checkpoint.nvfp4_cache
 
 
 def mapper(theirs: Any, checkpoint: CheckpointConfig | None) -> Any:
-    """Mapper of checkpoint names: vLLM's ``theirs``, extended to drop scales of an NVFP4 cache."""
+    """Mapper of checkpoint names: vLLM's ``theirs``, preceded by a filter of ignored scales."""
     from vllm.model_executor.models.utils import (
         WeightsMapper,  # late, as vLLM's own: the module imports methods
     )
@@ -52,4 +52,4 @@ def mapper(theirs: Any, checkpoint: CheckpointConfig | None) -> Any:
 
 
 def _ignore(param: Tensor, loaded_weight: Tensor) -> None:
-    """Loader that ignores a scale; vLLM's default value stays."""
+    """Ignore a loaded scale: the parameter keeps -1, which vLLM takes for a missing scale."""

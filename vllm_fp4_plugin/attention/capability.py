@@ -1,7 +1,7 @@
 """Attention implementation for each device family: the one table that all other modules read.
 
 =======  ================================  ==========================================
-family   steps that only decode            steps that prefill
+family   steps of one token per sequence   other steps
 =======  ================================  ==========================================
 cpu      ``paged_attention`` (reference)   ``paged_attention`` (reference)
 sm_90    ``decode_attention``              FlashAttention 3 (vLLM)
@@ -35,12 +35,12 @@ class Implementation:
     Attributes:
         impl: class of a layer's attention.
         builder: class of the step's metadata builder.
-        kernels: kernel table of the op for decodes, and for prefills if ``prefill`` is empty.
+        kernels: kernel table of the op that runs decodes and, if ``prefill`` is empty, prefills.
         head_dims: supported head sizes by device family and mode.
         sinks: whether layers may have attention sinks.
         max_group: largest qhead_per_kvhead; None: any number.
-        prefill: name of the kernel for steps with prefills; empty: the same op.
-        unsupported_reason: function that returns why this installation cannot run the
+        prefill: name, for reports, of the kernel for prefills; empty: a kernel of ``kernels``.
+        unsupported_reason: function that returns the reason why this installation cannot run the
             implementation, or "".
     """
 
@@ -55,11 +55,11 @@ class Implementation:
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether kernels for prefills and decodes are batch-invariant."""
+        """Whether this device has a batch-invariant kernel for a 16-bit KV cache."""
         return self.kernels.find(current_device(), "float", batch_invariant=True) is not None
 
     def kernel(self, kv_cache_dtype: str) -> Kernel:
-        """Kernel for this device and cache dtype.
+        """Kernel for this device and cache dtype, batch-invariant if the user wants that.
 
         Raises:
             NoKernelError: there is no such kernel.
@@ -68,7 +68,7 @@ class Implementation:
         return self.kernels.select(current_device(), _mode(kv_cache_dtype), wanted)
 
     def head_sizes(self, kv_cache_dtype: str) -> tuple[int, ...]:
-        """Head sizes that the kernel supports; empty if there is no kernel."""
+        """Head sizes supported on this device with a cache dtype; empty if there is no kernel."""
         family = device_family(current_device())
         return self.head_dims.get((family, _mode(kv_cache_dtype)), ())
 
@@ -95,8 +95,8 @@ IMPLEMENTATIONS = {"cpu": PAGED, "sm_90": DECODE, "sm_100": PAGED}
 def implementation() -> Implementation:
     """Implementation for this process's device.
 
-    An unlisted family gets ``PAGED``, whose kernel table raises an error that lists the families
-    with kernels.
+    An unlisted family gets ``PAGED``, whose method ``kernel`` raises an error that lists the
+    existing kernels.
     """
     return IMPLEMENTATIONS.get(device_family(current_device()), PAGED)
 

@@ -1,4 +1,4 @@
-"""Choice of the attention backend if the user names none."""
+"""Choice of the attention backend where the user names none."""
 
 from typing import Any
 
@@ -30,9 +30,13 @@ _LOOKING_BACK = ("Rnj1ForCausalLM",)
 
 
 def make_default(vllm_config: Any) -> str:
-    """Choose ``CUSTOM`` for a model that it can serve; return the reason for the choice.
+    """Choose ``CUSTOM`` for a model that it can serve, unless the user names a backend.
 
-    vLLM asks for a backend when it builds a layer: a choice made before then acts like the user's.
+    vLLM selects a layer's backend when it builds the layer; a choice made in the config before acts
+    like the user's.
+
+    Returns:
+        Reason, for reports, why the backend is ``CUSTOM`` or another.
     """
     attention = vllm_config.attention_config
     if attention.backend_per_kind:
@@ -53,7 +57,7 @@ def make_default(vllm_config: Any) -> str:
 
 
 def drafts_reason(attention: Any) -> str:
-    """Reason for the attention backend of a draft model with the target's quantization config.
+    """Reason, for reports, for the attention backend of a draft model that shares our config.
 
     vLLM chooses the draft's backend separately, from the draft's own ``attention`` config.
     """
@@ -118,7 +122,7 @@ def _has_sinks(text: Any) -> bool:
 
 
 def _layer_types(text: Any) -> list[str]:
-    """Attention type of each layer, from the model's config; empty if the config has none."""
+    """Attention type of each layer, from the model's config; empty if the config names no types."""
     return getattr(text, "layer_types", None) or []
 
 
@@ -136,7 +140,7 @@ def _head_sizes(architecture: Any) -> list[int]:
 
 
 def _head_size(architecture: Any) -> int:
-    """Head size of the model; if layers differ, the first unsupported size among them."""
+    """First unsupported head size of a layer; the model's head size if all are supported."""
     sizes = _head_sizes(architecture)
     unsupported = (d for d in sizes if not PagedAttentionBackend.supports_head_size(d))
     return int(next(unsupported, architecture.head_size))

@@ -1,6 +1,11 @@
-"""Attention on sm_90: our kernel for decode-only steps, FlashAttention 3 for all others."""
+"""Attention on sm_90: our kernel, or FlashAttention 3.
+
+Our kernel runs steps of one token per sequence, unless a sequence may read pages that another fills
+in the step, or the layer reads another layer's cache.
+"""
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,7 +31,7 @@ NULL_PAGE = 0  # vLLM assigns this page to no sequence
 
 
 def unsupported_reason() -> str:
-    """Reason why prefills cannot run, if vLLM does not use FlashAttention 3; otherwise empty."""
+    """Reason why prefills cannot run (vLLM does not use FlashAttention 3); otherwise empty."""
     from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
 
     if is_planned() or get_flash_attn_version() == 3:
@@ -37,8 +42,8 @@ def unsupported_reason() -> str:
 class HopperMetadataBuilder(PagedAttentionMetadataBuilder):
     """Builder that does not split batches into decodes and prefills.
 
-    FlashAttention itself distributes the decodes of a mixed batch, and outside of a CUDA graph a
-    second launch per layer costs more than it saves.
+    FlashAttention itself distributes a mixed batch's decodes over the SMs, and outside of a CUDA
+    graph a second launch per layer costs more than a split saves.
     """
 
     separates = False
@@ -49,17 +54,26 @@ class HopperMetadataBuilder(PagedAttentionMetadataBuilder):
     def update_block_table(self, *args: Any, **kwargs: Any) -> PagedAttentionMetadata:
         return self._without_pages_given_away(super().update_block_table(*args, **kwargs))
 
+    @cached_property
+    def _shares_a_cache(self) -> bool:
+        """Whether a layer of the group reads another layer's cache, always by FlashAttention."""
+        layers = self.vllm_config.compilation_config.static_forward_context
+        found = (layers.get(name) for name in self.layer_names)
+        return any(getattr(each, "kv_sharing_target_layer_name", None) for each in found)
+
     def _without_pages_given_away(self, metadata: PagedAttentionMetadata) -> PagedAttentionMetadata:
         """Replace the pages before each sequence's sliding window by vLLM's null page.
 
+        Only in steps that FlashAttention may attend; see ``HopperAttentionImpl``.
         vLLM frees these pages, so another sequence may have written NaN there; in the tile where
         the window begins, FlashAttention multiplies masked values by 0, and 0 · NaN is NaN. The
         block table is changed in place, as CUDA graphs hold its pointer. vLLM rewrites the table in
-        every step, and from 0.33 on makes the same replacement.
+        every step; the V2 model runner of 0.33 makes the same replacement itself.
         """
         [part] = metadata.parts
         spec = self.kv_cache_spec
-        if isinstance(spec, SlidingWindowSpec) and part.max_query_len > 1:
+        reads = part.max_query_len > 1 or metadata.stores_first or self._shares_a_cache
+        if isinstance(spec, SlidingWindowSpec) and reads:
             positions = part.seq_lens - part.query_start.diff()
             given_away = (positions - spec.sliding_window + 1) // spec.block_size
             page = torch.arange(part.block_table.shape[1], device=part.block_table.device)
@@ -68,7 +82,7 @@ class HopperMetadataBuilder(PagedAttentionMetadataBuilder):
 
 
 class HopperAttentionImpl(PagedAttentionImpl):
-    """Attention whose decode steps are one launch that also stores the step's keys and values."""
+    """Attention of a layer; a decode step is one launch, which also stores keys and values."""
 
     def __init__(
         self,
@@ -124,7 +138,7 @@ class HopperAttentionImpl(PagedAttentionImpl):
         )
 
     def _decodes(self, part: Part) -> bool:
-        """Whether each sequence has one token, and the layer stores keys in its own cache."""
+        """Whether each sequence has one token in the step, and the layer has a cache of its own."""
         own = self.kv_sharing_target_layer_name is None
         return own and part.max_query_len == 1 and part.tokens.stop == len(part.seq_lens)
 

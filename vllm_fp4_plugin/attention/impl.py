@@ -26,11 +26,14 @@ ANY_BATCH = 1 << 20  # tokens: the maximum of a step
 
 
 class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
-    """Attention that writes a layer's keys and values to its cache and calls ``paged_attention``.
+    """Attention of a layer: stores keys and values in the cache and calls ``paged_attention``.
+
+    With ``rotation``, ``rotary_attention`` or ``rotary_store`` stores the keys and values.
 
     Attributes:
         quantizes: whether the output is NVFP4, see ``fusion.attention_quantize``.
-        rotation: rotary embedding fused into attention; None: queries and keys come rotated.
+        rotation: rotary embedding fused into attention; None: ``forward`` gets rotated queries and
+            keys.
         rotation_resolved: whether the fusion of the rotary embedding has been decided.
         note: note for reports about the ops fused before and after attention; may be empty.
     """
@@ -75,7 +78,7 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
         self.sinks: Tensor | None = None
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
-        """Convert the sinks to float32 for the op; a reload writes in place, for CUDA graphs."""
+        """Convert the sinks to float32 for the op; a reload keeps the address, for CUDA graphs."""
         if self._loaded_sinks is None:
             return
         sinks = self._loaded_sinks.detach().float().contiguous()
@@ -85,7 +88,7 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
             self.sinks.copy_(sinks)
 
     def kernels(self, dtype: torch.dtype, page_size: int, sms: int) -> Iterable[KernelSpec]:
-        """Prefill and decode kernels, see ``warmup.AttentionLayer``."""
+        """Kernels for prefills and decodes; see ``warmup.AttentionLayer``."""
         rotates = self.rotation is not None
         sizes = self.sizes if self.rotation is None else self.rotation.sizes(self.sizes)
         name: Any = dtype_name(dtype)
@@ -146,8 +149,9 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
 
         ``key`` and ``value`` may be None in a layer that reads another layer's cache.
 
-        With ``output_scale``, the input scale of the next layer, the result is NVFP4: ``output``
-        uint8 ``(≥ T, Hq, D/2)``, ``output_block_scale`` float8_e4m3fn, blocked.
+        With ``output_scale``, the next layer's input scale, the result is NVFP4: ``output`` is
+        uint8 ``(≥ T, Hq, D/2)``, ``output_block_scale`` float8_e4m3fn in blocked layout. Without
+        ``attn_metadata``, in vLLM's profile run, outputs are zero.
         """
         scales = output_scale, output_block_scale
         if [each is not None for each in scales] != [self.quantizes] * 2:
@@ -179,9 +183,9 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
         output: Tensor,
         nvfp4: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        """Store keys and values, then attend to all keys of the sequence.
+        """Store the step's keys and values, and compute attention over the cache into ``output``.
 
-        ``nvfp4`` holds the global scale and the block scales of an NVFP4 result.
+        ``nvfp4`` holds the global scale and the block scales of an NVFP4 result; None: 16 bits.
         """
         slots, positions = attn_metadata.slot_mapping, attn_metadata.positions
         if self.rotation is None:
@@ -235,7 +239,7 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
 
 
 def _rows(x: Tensor, rows: slice) -> Tensor:
-    """Return ``x[rows]``; ``x`` itself if ``rows`` covers all of x, as making a view takes time."""
+    """Return ``x[rows]``; if ``rows`` covers all of x, return x, as making a view takes time."""
     return x if rows.start == 0 and rows.stop == len(x) else x[rows]
 
 

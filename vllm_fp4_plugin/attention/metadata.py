@@ -1,4 +1,4 @@
-"""Per-step metadata shared by all layers: queries and keys of each sequence."""
+"""Metadata of a step for the layers of a KV-cache group: each sequence's queries and pages."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,10 +28,10 @@ class Part:
     """Consecutive sequences of a batch whose attention is computed in one launch.
 
     Attributes:
-        tokens: rows of the query.
+        tokens: rows of the step's query tensor.
         query_start: cu_seqlens_q, int32 ``(B + 1,)``, relative to this part's first row.
-        seq_lens: int32 ``(B,)``, this step's tokens included.
-        block_table: int32 ``(B, pages)``.
+        seq_lens: number of each sequence's keys, int32 ``(B,)``, this step's tokens included.
+        block_table: pages of each sequence, int32 ``(B, pages)``.
         max_query_len: upper bound of the query lengths.
         max_seq_len: upper bound of ``seq_lens``.
     """
@@ -49,14 +49,14 @@ class PagedAttentionMetadata(AttentionMetadata):
     """Metadata of one step's batch; some sequences may be padding without queries.
 
     Attributes:
-        parts: decodes, then prefills; one part if the batch has only one kind.
+        parts: decodes, then prefills; one part if the batch has only one kind, or is not split.
         slot_mapping: int64 ``(T,)``: cache slot of each token; negative: not stored.
         counters: semaphores, int32 zeros per sequence and KV head; see ``paged_attention``.
-        positions: int64 ``(≥ T,)`` of the tokens, in vLLM's buffer where vLLM exposes one;
-            multi-dimensional for models with such positions.
+        positions: position of each token, int64 ``(≥ T,)``, in vLLM's buffer if vLLM exposes it;
+            of more dimensions for models with several positions per token (M-RoPE).
         stores_first: whether a sequence may read pages that another sequence fills in this step (a
-            prefix-cache hit on a prompt scheduled with it). All keys must then be stored before
-            attention starts.
+            prefix-cache hit on a prompt of the same step). All of the step's keys must then be
+            stored before attention starts.
     """
 
     parts: list[Part]
@@ -70,7 +70,7 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
     """Builder that splits a batch into decodes and prefills.
 
     The op accepts mixed batches, but picks tile size and split-KV for the longest query: in a
-    batch with a prefill, one SM would read all keys of a long decode.
+    batch with a prefill, a long decode would not be split, and one SM would read all of its keys.
     """
 
     # A graph of decodes only. A graph that also holds prefills would launch, for each of its
@@ -95,7 +95,10 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
             self._compile_kernels()
 
     def _compile_kernels(self) -> None:
-        """Compile kernels for any batch: the page size is known, and no graph is captured yet."""
+        """Compile the layers' kernels for any batch.
+
+        When vLLM makes the builder, the page size is known, and no CUDA graph is captured yet.
+        """
         config = self.vllm_config
         layers = config.compilation_config.static_forward_context
         impls = [layers[name].impl for name in self.layer_names]
@@ -106,7 +109,7 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
 
     @cached_property
     def _counters(self) -> torch.Tensor:
-        """Semaphores owned by this builder, as batches in flight must not share semaphores."""
+        """Semaphores of this builder alone; each micro-batch in flight has a builder of its own."""
         config: Any = self.vllm_config
         captured = config.compilation_config.max_cudagraph_capture_size or 0
         sequences = max(config.scheduler_config.max_num_seqs, captured)
@@ -166,9 +169,9 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
         """Whether the step has prompts that may share pages with another request of the step.
 
         vLLM offers a block for reuse once the tokens that fill the block are scheduled. A CUDA
-        graph of decodes ignores the answer, so one case is not covered: a one-token prompt in a
-        batch of decodes that repeats the tokens of another sequence, up to the block that this step
-        fills.
+        graph of decodes ignores the answer, so one case is not covered: in a batch of decodes, a
+        prompt with one token left that repeats the tokens of another sequence, up to and including
+        a block that the other sequence fills in this step.
         """
         if not self.vllm_config.cache_config.enable_prefix_caching:
             return False
@@ -178,12 +181,12 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
 
     @cached_property
     def _positions(self) -> torch.Tensor:
-        """Static buffer, as CUDA graphs need, for positions that vLLM does not expose."""
+        """Static buffer, as CUDA graphs need, for positions where vLLM does not expose its own."""
         tokens = self.vllm_config.scheduler_config.max_num_batched_tokens
         return torch.zeros(tokens, dtype=torch.int64, device=self.device)
 
     def _positions_of(self, common: CommonAttentionMetadata) -> torch.Tensor:
-        """Positions of a step's tokens: vLLM's or, if not exposed, derived from the lengths."""
+        """Positions of a step's tokens: vLLM's or, if not exposed, computed from the lengths."""
         if common.positions is not None:
             return common.positions
         ends, tokens = common.query_start_loc[1:], common.num_actual_tokens

@@ -1,8 +1,8 @@
-"""Rotary embedding fused into attention or, for prefills, into the op that stores keys.
+"""Rotary embedding fused into attention or, for long queries, into the op that stores keys.
 
-Where a model's attention module passes its rotary embedding's results to attention and to nothing
-else, the embedding returns queries and keys unchanged, and so do head norms before it; attention
-rotates and normalises when storing the keys.
+The embedding is fused where a model's attention module passes its results to attention alone. The
+embedding, and the head norms before it, then return queries and keys unchanged; attention
+normalises and rotates queries and keys, and stores the rotated keys.
 """
 
 from dataclasses import dataclass, replace
@@ -20,8 +20,8 @@ class Unrotated(Module):
     """Stand-in for a rotary embedding that returns queries and keys unchanged.
 
     Args:
-        rotary: the rotary embedding, still owned by the model: vLLM keeps the buffers of a sleeping
-            model, and with them the cos/sin table.
+        rotary: the rotary embedding, which stays a submodule of the model: vLLM saves the buffers
+            of a model that sleeps, among them the cos/sin table.
     """
 
     def __init__(self, rotary: Module) -> None:
@@ -34,7 +34,7 @@ class Unrotated(Module):
 
 
 def leave_unnormalised(norm: Module) -> None:
-    """Make a head norm return its input; the module keeps the weight, for loads and reloads."""
+    """Make a head norm return its input; the norm keeps its weight, for loads and reloads."""
     norm.forward = _same
 
 
@@ -48,7 +48,7 @@ class Rotation:
 
     Attributes:
         rotary: the rotary embedding, with its cos/sin table and its pairing of elements.
-        q_norm, k_norm: per-head RMSNorms, or None.
+        q_norm, k_norm: per-head RMSNorms, applied before the rotation; both None: no norms.
     """
 
     rotary: Any
@@ -62,7 +62,7 @@ class Rotation:
         return f"queries and keys {norms}rotated"
 
     def sizes(self, attention: Attention) -> Attention:
-        """Sizes of an attention layer, fused rotation and norms included."""
+        """Sizes of an attention layer, extended by those of the fused rotation and norms."""
         return replace(
             attention,
             rotary_dim=self.rotary.rotary_dim,
@@ -92,16 +92,16 @@ class Rotation:
         positions: Tensor,
         scales: tuple[Tensor | None, Tensor | None],
     ) -> Tensor:
-        """Rotate queries and keys; store keys and values. See ``nvfp4_kernels.rotary_store``.
+        """Normalise and rotate queries and keys; store keys and values; see ``rotary_store``.
 
         Args:
             query: 16-bit ``(≥ T, Hq, D)``.
             key: 16-bit ``(≥ T, Hkv, D)``.
             value: as ``key``.
-            kv_cache: KV cache of the layer, see ``cache.typed``.
+            kv_cache: KV cache of the layer in its values' dtype, ``(pages, Hkv, page_size, 2·D)``.
             slot_mapping: int64 ``(T,)``.
             positions: int64 ``(≥ T,)``.
-            scales: scales of keys and of values in an E4M3 cache; otherwise None.
+            scales: scale of the keys and scale of the values in an E4M3 cache; otherwise two None.
 
         Returns:
             Rotated queries of ``query``'s shape.

@@ -1,4 +1,4 @@
-"""Compilation of attention kernels: after vLLM has fixed the KV-cache layout, before serving."""
+"""Compilation of attention kernels, once vLLM has fixed the KV cache's page size."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -11,10 +11,10 @@ from vllm_fp4_plugin import warmup
 
 
 class AttentionLayer(Protocol):
-    """Attention of a layer that lists the kernels it needs."""
+    """Protocol of a layer's attention that can list the kernels it needs."""
 
     def kernels(self, dtype: torch.dtype, page_size: int, sms: int) -> Iterable[KernelSpec]:
-        """Kernels that serve any batch.
+        """Kernels that together serve any batch.
 
         Args:
             dtype: dtype of queries, bfloat16 or float16.
@@ -41,7 +41,7 @@ def compile_layers(
     page_size: int,
     device: torch.device,
 ) -> str:
-    """Compile and load ``layer_kernels``.
+    """Compile and load the kernels that ``layer_kernels`` lists.
 
     Returns:
         One-line summary of the work; empty if there was nothing to compile.

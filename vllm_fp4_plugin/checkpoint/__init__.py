@@ -1,1 +1,1 @@
-"""A local checkpoint: files, quantization scheme of each layer, completeness of a load."""
+"""Checkpoints: files, quantization schemes of layers, and checks that a load is complete."""

@@ -28,7 +28,7 @@ class Checkpoint(NamedTuple):
     cache: str | None = None
 
     def file_of(self, tensor: str) -> str:
-        """File that holds a tensor; the checkpoint's name if no local file holds the tensor."""
+        """Path of the file that holds a tensor; ``source`` if no local file holds the tensor."""
         directory = checkpoint_files.local_directory(*self)
         headers = {} if directory is None else checkpoint_files.read_headers(directory)
         return str(headers[tensor].file) if tensor in headers else self.source
@@ -49,7 +49,7 @@ class Source(NamedTuple):
 
     @property
     def file(self) -> str:
-        """File that holds the tensor; the checkpoint's name if the files are not local."""
+        """Path of the file that holds the tensor; ``checkpoint.source`` if no local file does."""
         return self.checkpoint.file_of(self.name)
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ class Arrivals(TorchDispatchMode):
 
     Attributes:
         last: tensor that the model requested last; None before the first and after the last tensor.
-        names: names of all tensors so far.
+        names: names of all tensors requested so far.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -121,14 +121,14 @@ class Arrivals(TorchDispatchMode):
         self.last = None  # a model that gathers all tensors first loads an unknown one from here on
 
     def note_read(self, given: Tensor) -> None:
-        """Record that a model copies from ``given``, a checkpoint tensor or a view of one."""
+        """Record a copy from ``given``: a checkpoint tensor, its clone, or a view of either."""
         _, source = self._by_storage.get(given.untyped_storage()._cdata, (None, None))
         if source is not None:
             count, _ = self._read.get(source, (0, ()))
             self._read[source] = count + given.numel(), tuple(given.shape)
 
     def read_in_part(self) -> Iterator[tuple[Source, tuple[int, ...]]]:
-        """Yield tensors that a model has copied only in part, with the shape of that part."""
+        """Yield the tensors that a model copied only in part, with the shape of the last copy."""
         for source, (count, shape) in self._read.items():
             if 0 < count < math.prod(source.shape):
                 yield source, shape
@@ -144,7 +144,10 @@ _UNDER_WAY: list[Arrivals] = []
 
 
 def source_of(tensor: Tensor) -> Source | None:
-    """Checkpoint tensor behind ``tensor``, else the tensor requested last; None outside a load."""
+    """Checkpoint tensor that ``tensor`` comes from; None outside a load.
+
+    If the origin is unknown, the checkpoint tensor that the model requested last.
+    """
     if not _UNDER_WAY:
         return None
     return _UNDER_WAY[-1].seen_by(tensor) or _UNDER_WAY[-1].last

@@ -1,6 +1,6 @@
 """Completeness of a model: every parameter comes from the checkpoint, or the load is refused.
 
-vLLM checks this only for unquantised models, and only by name: a fused parameter that received a
+By default vLLM checks only unquantised models, and only by name: a fused parameter that received a
 single shard passes.
 """
 
@@ -49,7 +49,9 @@ class _Needed(NamedTuple):
 
 
 class CompleteLoad:
-    """Loader of a model's weights that raises unless every parameter and placeholder is filled.
+    """Loader of a model's weights that raises unless all parameters and placeholders are filled.
+
+    Placeholders are buffers, see ``placeholders``.
 
     Args:
         model: model that is built but not loaded; may be on the meta device.
@@ -81,8 +83,8 @@ class CompleteLoad:
         """Load weights with the model's ``load_weights``, and check them.
 
         Raises:
-            UnsupportedCheckpoint: the message names a tensor that is missing, unknown, or does not
-                fit.
+            UnsupportedCheckpoint: the message names a tensor that is missing, unknown, not finite,
+                or of a shape or dtype that does not fit.
         """
         vars(self._model).pop("load_weights", None)
         needed = list(_needed(self._model, self._shared))
@@ -110,7 +112,10 @@ class CompleteLoad:
         return claimed
 
     def _checked(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield tensors; raise for integers in a weight or bias, and for non-finite values."""
+        """Yield ``weights``; raise for a NaN, an infinity, or integers in a weight or bias.
+
+        8-bit integers are allowed: packed codes.
+        """
         for name, tensor in weights:
             is_weight = name.endswith((".weight", ".bias"))
             if is_weight and tensor.dtype in _INTEGERS:
@@ -127,7 +132,11 @@ class CompleteLoad:
             yield name, tensor
 
     def _check_copy(self, to: Tensor, given: Tensor) -> None:
-        """Raise for a copy that would broadcast a tensor, or convert between unrelated dtypes."""
+        """Record a copy; raise if numbers of elements differ, or dtypes do not fit (``_is_kept``).
+
+        Numbers of elements may differ for a ledger's parameters of scalars
+        (``number_parameters``).
+        """
         self._arrivals.note_read(given)
         source = source_of(given)
         name = source or self._checkpoint.source
@@ -192,7 +201,11 @@ def _is_alone() -> bool:
 
 
 def _is_kept(given: torch.dtype, to: torch.dtype) -> bool:
-    """Whether a copy from dtype ``given`` to ``to`` preserves values up to rounding."""
+    """Whether a copy from dtype ``given`` to dtype ``to`` is accepted.
+
+    Accepted are: the same dtype, integers of 16 bits or more to any such integer, and floats of
+    16 bits or more, or E8M0, to a float of 16 bits or more.
+    """
     if to in _FLOATS:
         return given in (*_FLOATS, torch.float8_e8m0fnu)
     wide = torch.int16, torch.int32, torch.int64
@@ -236,7 +249,15 @@ def _tensors(
     holes: list[Interval],
     packed: dict[str, list[str]],
 ) -> Iterator[str]:
-    """Checkpoint names for the missing parts of a parameter."""
+    """Yield names of the missing tensors: of a fused layer's shards with holes, else ``name``.
+
+    Args:
+        name: model-side name of the parameter.
+        module: module of the parameter.
+        parameter: the parameter.
+        holes: byte intervals of the parameter that were never written.
+        packed: shards of fused layers, by the last part of the layer's name.
+    """
     prefix, _, last = name.rpartition(".")
     sizes = getattr(module, "output_partition_sizes", [])
     shards = shard_names(prefix, packed)
@@ -254,7 +275,7 @@ def _tensors(
 
 
 def check_load_format(load_format: str) -> None:
-    """Refuse a load format whose loader does not check that a model is complete.
+    """Refuse a load format, except ``dummy``, whose loader does not check that a model is complete.
 
     Raises:
         UnsupportedCheckpoint: the message lists the accepted load formats.

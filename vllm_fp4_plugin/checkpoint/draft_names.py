@@ -1,4 +1,7 @@
-"""Checkpoint names of a draft's layers, whose numbers in most vLLM models follow the target's."""
+"""Checkpoint names of a draft model's layers.
+
+Most vLLM models number a draft's layers on from the target's last layer.
+"""
 
 import re
 from collections.abc import Callable

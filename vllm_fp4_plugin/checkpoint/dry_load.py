@@ -15,7 +15,7 @@ from vllm_fp4_plugin.checkpoint.files import TensorHeader
 
 
 class UnknownFiles(ValueError):
-    """Error for a model that reads files without safetensors headers."""
+    """Error for a model that reads files that are missing, or have no safetensors headers."""
 
 
 def dry_load(model: Any, directory: Path, headers: Mapping[str, TensorHeader]) -> None:
@@ -32,9 +32,10 @@ def dry_load(model: Any, directory: Path, headers: Mapping[str, TensorHeader]) -
 def _offered(
     model: Any, directory: Path, headers: Mapping[str, TensorHeader]
 ) -> Iterator[tuple[str, TensorHeader]]:
-    """Yield tensor names and headers where vLLM's loader would yield names and tensors.
+    """Yield name and header of each tensor that vLLM's loader would pass to ``model``.
 
-    Names of tensors from a secondary source get that source's prefix.
+    Tensors that the model declares unused are left out. Names from a secondary source get the
+    source's prefix.
     """
     is_unused = getattr(model, "is_unused_checkpoint_weight", lambda name: False)
     yield from ((name, header) for name, header in headers.items() if not is_unused(name))

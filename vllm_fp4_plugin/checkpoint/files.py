@@ -178,7 +178,7 @@ def read_file(file: Path) -> dict[str, TensorHeader]:
     """Headers of a safetensors file's tensors, by name.
 
     Raises:
-        UnsupportedCheckpoint: the file is truncated or damaged.
+        UnsupportedCheckpoint: the file is truncated or damaged, or cannot be read.
     """
     headers = {}
     try:
@@ -208,11 +208,13 @@ def dtype_of(name: str, header: TensorHeader) -> torch.dtype:
 
 
 def check_nvfp4(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig) -> None:
-    """Check the tensors of every quantised linear: all present, with the right dtypes and shapes.
+    """Check the tensors of every NVFP4 linear: all present, with the right dtypes and shapes.
+
+    Of stacked experts' tensors only the presence is checked, and the dtype of the codes.
 
     Raises:
         UnsupportedCheckpoint: the message names the tensor, its dtype or shape, and the accepted
-            value.
+            value; or the checkpoint has no NVFP4 linear, or one in another format.
     """
     names = checkpoint.names
     for other in FORMATS.values():
@@ -235,7 +237,7 @@ def check_nvfp4(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfi
 
 
 def _refuse_other_names(headers: Mapping[str, TensorHeader], names: TensorNames) -> None:
-    """Raise if a checkpoint stores stacked experts' block scales under another format's names."""
+    """Raise for stacked experts' block scales (3-D E4M3), which here lack global scales."""
     for name, header in headers.items():
         if header.dtype == "F8_E4M3" and len(header.shape) == STACKED:
             raise UnsupportedCheckpoint(
@@ -246,13 +248,13 @@ def _refuse_other_names(headers: Mapping[str, TensorHeader], names: TensorNames)
 
 
 def quantised_modules(headers: Mapping[str, TensorHeader], names: TensorNames) -> list[str]:
-    """Modules that hold packed data, a global scale of packed data, or both."""
+    """Names of the modules that hold NVFP4 codes, a weight's global scale, or both."""
     packed = [m for m in _modules(headers, names.weight) if _is_packed(headers, m, names)]
     return list(dict.fromkeys([*packed, *_modules(headers, names.weight_global)]))
 
 
 def _is_packed(headers: Mapping[str, TensorHeader], module: str, names: TensorNames) -> bool:
-    """Whether a module holds packed data other than MXFP4, whose scales are powers of two."""
+    """Whether a module's weight is uint8 NVFP4 codes, not MXFP4, whose scales are uint8 too."""
     scale = headers.get(f"{module}.{names.block_scale}")
     is_mx = scale is not None and scale.dtype == "U8"
     return headers[f"{module}.{names.weight}"].dtype == "U8" and not is_mx

@@ -14,8 +14,10 @@ UNQUANTIZED = LayerGroup("the config", Kind.UNQUANTIZED)
 class DeclaredKinds:
     """Config groups, looked up by module name.
 
-    A module that ``ignore`` covers is in no group. For other modules, a group that names the module
-    takes precedence over a group of every linear, and an earlier group over a later one.
+    A module that ``ignore`` covers is unquantised. For other modules the first match counts: a
+    group with the module's path among its targets (see ``ignore.matches``), the longest path first;
+    a group with a matching wildcard or regex; the group without targets, which covers every other
+    linear. Among equal matches the earlier group counts.
     """
 
     def __init__(self, checkpoint: CheckpointConfig) -> None:
@@ -25,7 +27,7 @@ class DeclaredKinds:
         self._index()
 
     def _index(self) -> None:
-        """Index the targets: the names, possibly thousands, go into a dict."""
+        """Index ``ignore`` and the targets, so that thousands of names need no search."""
         self._ignored_names = {pattern for pattern in self._ignore if not _is_pattern(pattern)}
         self._ignored_patterns = [pattern for pattern in self._ignore if _is_pattern(pattern)]
         self._names: dict[str, LayerGroup] = {}
@@ -44,7 +46,11 @@ class DeclaredKinds:
         return next(named, None) or matches(name, self._ignored_patterns)
 
     def group_of(self, name: str) -> LayerGroup | None:
-        """Find the group of a module; None if the config does not specify one."""
+        """Find the group of a module; ``UNQUANTIZED`` if ignored, or in no group.
+
+        None: the module is not ignored, and the config lists no schemes
+        (``CheckpointConfig.is_silent``).
+        """
         if self.ignored_by(name) is not None:
             return UNQUANTIZED
         if self._is_silent:
@@ -52,7 +58,7 @@ class DeclaredKinds:
         return self._named(name) or self._rest or UNQUANTIZED
 
     def mentions(self, name: str) -> bool:
-        """Whether a group or ``ignore`` covers a module by name."""
+        """Whether ``ignore`` or the targets of a group cover a module."""
         return self.ignored_by(name) is not None or self._named(name) is not None
 
     def _named(self, name: str) -> LayerGroup | None:

@@ -50,9 +50,10 @@ class StoredKind(NamedTuple):
 
 
 def find_kinds(headers: Tensors, checkpoint: CheckpointConfig) -> dict[str, StoredKind]:
-    """Find the scheme of every layer with a weight matrix, by checkpoint name.
+    """Find the scheme of every layer with a weight matrix, by the layer's checkpoint name.
 
-    Where config and tensors differ, the tensors win.
+    All experts below one module ``experts`` are one layer. Where config and tensors differ, the
+    tensors win.
 
     Raises:
         UnsupportedCheckpoint: tensors match no scheme, or contradict the config such that no scheme
@@ -97,7 +98,7 @@ def layer_of(module: str) -> tuple[str, int]:
 
 
 def _modules(headers: Tensors) -> dict[str, dict[str, TensorHeader]]:
-    """Tensors of each module with a weight matrix, by module name and name in the module."""
+    """Weight and scales of each module with a weight matrix, by module name and tensor name."""
     found: dict[str, dict[str, TensorHeader]] = {}
     for name, header in headers.items():
         module, _, tensor = name.rpartition(".")
@@ -113,7 +114,7 @@ def _has_matrix(tensors: Iterable[tuple[str, TensorHeader]]) -> bool:
 def _resolve(
     module: str, tensors: Tensors, config_group: LayerGroup | None, checkpoint: CheckpointConfig
 ) -> LayerGroup:
-    """Group of a module: the config's if the tensors fit, else a group of the likeliest scheme."""
+    """Group of a module: the config's if its scheme fits, else a group of the likeliest scheme."""
     group = _group(module, tensors, config_group, checkpoint)
     return replace(group, scale=INVERSE_SCALE) if INVERSE_SCALE in tensors else group
 
@@ -171,7 +172,7 @@ def _check_config(
 
 
 def _check_input(module: str, tensors: Tensors, group: LayerGroup) -> None:
-    """Raise if a static input scale is missing, or an input scale is present that is not used."""
+    """Raise if a non-NVFP4 module lacks its static input scale, or has one that is not used."""
     if group.kind.is_nvfp4 or group.kind is Kind.UNQUANTIZED:
         return
     if group.inputs == "static" and "input_scale" not in tensors:
@@ -209,7 +210,7 @@ def _readings(tensors: Tensors, format: Format) -> tuple[Kind, ...]:
 
 
 def _blocks(weight: TensorHeader, scale: TensorHeader) -> tuple[Kind, ...]:
-    """Schemes that fit a weight whose scale has DeepSeek's name: FP8 blocks, or no scheme."""
+    """Schemes that fit a weight whose scale is ``INVERSE_SCALE``: FP8 blocks, or no scheme."""
     shape = tuple(-(-size // FP8_BLOCK_SIZE) for size in weight.shape)
     fits = weight.dtype == "F8_E4M3" and scale.dtype in _FLOATS and scale.shape == shape
     return (Kind.FP8_BLOCK,) if fits else ()

@@ -1,4 +1,4 @@
-"""Quantization scheme of every layer that vLLM builds: from its tensors, else from the config."""
+"""Quantization schemes of the layers that vLLM builds: from stored tensors, else the config."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -66,16 +66,16 @@ class LayerKinds:
         self._found = find_kinds(headers, self._checkpoint)
 
     def rename(self, mapper: Any) -> None:
-        """Add the layer names that vLLM's ``mapper`` gives.
+        """Add the layer names that vLLM's ``mapper`` gives; rename the config's patterns.
 
         A nested model has a mapper of its own, which is applied second and may not cover names from
-        the first mapper: earlier names stay valid.
+        the first mapper: the layers' earlier names stay valid.
         """
         self._declared.rename(mapper)
         self._found |= {renamed_module(name, mapper): f for name, f in self._found.items()}
 
     def has(self, kind: Kind) -> bool:
-        """Whether any layer has scheme ``kind``; or any config group, if the layers are unknown."""
+        """Whether any layer has scheme ``kind``; if the layers are unknown, any config group."""
         groups = [f.group for f in self._found.values()] or list(self._checkpoint.declared)
         return any(group.kind is kind for group in groups)
 
@@ -85,7 +85,7 @@ class LayerKinds:
         return bool(self._found)
 
     def has_beside(self, name: str) -> bool:
-        """Whether the checkpoint has a module of this name, or a sibling of it."""
+        """Whether the checkpoint has the module ``name``, or another module of the same parent."""
         parent = name.rpartition(".")[0]
         return any(found.rpartition(".")[0] == parent for found in self._found)
 
@@ -95,12 +95,19 @@ class LayerKinds:
         return None if found is None else found.group.kind
 
     def embedding_name(self, prefix: str) -> str:
-        """Name of the embedding: ``prefix``, or the checkpoint's name if ``prefix`` is empty."""
+        """Name of the embedding: ``prefix`` if not empty, else the name in the checkpoint.
+
+        ``""`` if that name is unknown.
+        """
         named = (name for name in self._found if name.rpartition(".")[2] == EMBEDDING)
         return prefix or next(named, "")
 
     def head_group(self, prefix: str) -> LayerGroup | None:
-        """Group of an ``lm_head`` from its tensors, under any prefix; None without tensors."""
+        """Group of an ``lm_head`` from its tensors; None without tensors.
+
+        If the checkpoint has no module ``prefix``, a module whose name has the same last part is
+        used.
+        """
         last = prefix.rpartition(".")[2]
         names = [prefix, *(name for name in self._found if name.rpartition(".")[2] == last)]
         return next((self._found[name].group for name in names if name in self._found), None)
@@ -110,7 +117,7 @@ class LayerKinds:
 
         Args:
             prefix: name of the layer.
-            packed_modules: shards of fused layers.
+            packed_modules: shards of fused layers, by the last part of the layer's name.
 
         Raises:
             MixedShards: the shards have several schemes.
@@ -173,7 +180,7 @@ class LayerKinds:
         return LayerKind(first[1], reason)
 
     def _only_experts_beside(self, prefix: str) -> str | None:
-        """Name of a decoder layer's experts in a checkpoint that names their module differently.
+        """Checkpoint name of experts whose parent module vLLM names differently; None if unknown.
 
         MiniMax-M2 has ``layers.0.block_sparse_moe.experts`` on disk.
         """

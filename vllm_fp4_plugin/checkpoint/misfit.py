@@ -1,4 +1,4 @@
-"""Checkpoint tensor that a model's loader failed on, found from the error's traceback."""
+"""Checkpoint tensor that does not fit a model, found from the traceback of the loader's error."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +15,11 @@ _PLACES = ("param_data", "param", "self")  # local names of a destination in loa
 
 
 def _place(tensors: Mapping[str, Tensor], owner: object) -> tuple[int, ...] | None:
-    """Shape of a loader's destination, one of the loader's local tensors; None if there is none.
+    """Shape that a tensor must have for a loader's destination; None without a destination.
 
-    ``owner`` is the value of ``self`` in the loader.
+    Args:
+        tensors: the loader's local variables that are tensors.
+        owner: value of ``self`` in the loader.
     """
     place = next((tensors[name] for name in _PLACES if name in tensors), None)
     if place is None:
@@ -33,7 +35,7 @@ class Misfit:
 
     Attributes:
         source: the tensor.
-        must: shape that the parameter needs; None: the error is not about the shape.
+        must: shape that the loader expected; None: unknown, or equal to the tensor's shape.
         error: exception of the loader; None: no exception, but only a part of the tensor was read.
     """
 
@@ -43,10 +45,11 @@ class Misfit:
 
     @classmethod
     def found(cls, error: BaseException, arrivals: Arrivals) -> Self | None:
-        """Find the tensor that a loader failed on; None if it is unknown.
+        """Find the checkpoint tensor that a loader failed on; None if it is unknown.
 
-        A model may gather tensors before it loads any, so the innermost stack frame that holds a
-        tensor decides.
+        The tensor is a local variable of the innermost stack frame that has such a variable. The
+        tensor requested last is only the fallback, as a model may gather tensors before it loads
+        any.
         """
         frames = [frame for frame, _ in walk_tb(error.__traceback__)]
         for frame in reversed(frames):

@@ -43,7 +43,11 @@ class CheckpointNames:
         return self.guesses(name)[0]
 
     def _modules(self, parameter: str, ending: str) -> Iterator[str]:
-        """Yield checkpoint names that best match ``parameter``, cut off before ``ending``."""
+        """Yield prefixes, up to ``ending``, of the received names that match ``parameter`` best.
+
+        Such a name shares the most trailing parts with ``parameter``, and no more with any other
+        parameter.
+        """
         same = self._came.get(ending, ())
         longest = max((_common(parameter, name) for name in same), default=0)
         for name in same:

@@ -1,8 +1,8 @@
 """Trial loads that tell whether a model would take an unfilled buffer from the checkpoint.
 
-Only the model's ``load_weights`` knows: it may load every buffer, some, or none. A trial passes a
-buffer's own value to ``load_weights`` under a likely checkpoint name, then undoes changes to the
-model.
+Only the model's ``load_weights`` knows: it may load every buffer, some, or none. A trial passes the
+buffer's own value (zeros on the meta device) to ``load_weights`` under a likely checkpoint name,
+then undoes changes to the model.
 """
 
 import re
@@ -32,6 +32,8 @@ def wanted(
     refused: tuple[type[Exception], ...],
 ) -> Iterator[str]:
     """Find the buffers that a model takes from a checkpoint.
+
+    Of buffers whose names differ only in numbers, the first is tried and stands for all.
 
     Args:
         model: a model that has been loaded.
@@ -74,7 +76,7 @@ def _takes(model: Any, name: str, buffer: Tensor, refused: tuple[type[Exception]
 
 @contextmanager
 def _undone(model: nn.Module) -> Iterator[None]:
-    """Restore the attributes of a model's modules on exit."""
+    """Restore, on exit, the attributes of a model's modules."""
     kept = []
     for module in model.modules():
         inner = {n: dict(v) for n, v in vars(module).items() if n in _REGISTERED}

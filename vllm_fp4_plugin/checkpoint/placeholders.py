@@ -69,7 +69,7 @@ class Placeholders(TorchDispatchMode):
         return tensor.untyped_storage()._cdata in self._marked
 
     def keep(self, model: nn.Module) -> None:
-        """Record which of a model's buffers are placeholders."""
+        """Record which buffers of a built model are placeholders: uncomputed, or of one element."""
         found = (
             name
             for name, _, buffer in _persistent(model)
@@ -79,7 +79,7 @@ class Placeholders(TorchDispatchMode):
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """Whether a tensor covers its whole storage; a tensor filled in part is a mask."""
+    """Whether a tensor covers its whole storage; a buffer filled only in part is a mask."""
     return tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
@@ -87,7 +87,10 @@ _FOUND: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()
 
 
 def placeholders(model: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
-    """Names, modules and tensors of a model's placeholders; without a record, of all buffers."""
+    """Yield name, module and tensor of each placeholder of a model.
+
+    Without a record by ``Placeholders.keep``, all persistent buffers are yielded.
+    """
     recorded = _FOUND.get(model)
     for name, module, buffer in _persistent(model):
         if recorded is None or name in recorded:
@@ -95,7 +98,9 @@ def placeholders(model: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
 
 
 def _persistent(model: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
-    """Buffers that a checkpoint may hold; buffers internal to vLLM's layers are excluded.
+    """Yield name, module and tensor of each buffer that a checkpoint may hold.
+
+    Buffers internal to vLLM's layers are excluded.
 
     Internal names begin with an underscore (scales of a cache, or of attention in a tower) or are
     in ``_OTHERS``.

@@ -1,4 +1,4 @@
-"""Values of a local checkpoint: global scales checked before a load, other values on demand."""
+"""Checks of a local checkpoint's values: scales before a load, all other values on demand."""
 
 import math
 from collections import defaultdict
@@ -24,7 +24,7 @@ _PIECE = 1 << 24  # elements checked at a time
 def read_tensors(
     headers: Mapping[str, TensorHeader], names: Sequence[str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield names and tensors, grouped by file."""
+    """Read tensors; yield their names and values, grouped by file."""
     by_file: dict[Path, list[str]] = defaultdict(list)
     for name in names:
         by_file[headers[name].file].append(name)
@@ -41,7 +41,8 @@ def check_global_scales(headers: Mapping[str, TensorHeader], checkpoint: Checkpo
         Number of scales checked.
 
     Raises:
-        UnsupportedCheckpoint: a scale is not positive, or outside the range of any model.
+        UnsupportedCheckpoint: a scale is NaN, or outside ``kernel_weight``'s MIN_GLOBAL to
+            MAX_GLOBAL.
     """
     names = global_scales(headers, checkpoint)
     for name, values in read_tensors(headers, names):
@@ -50,7 +51,7 @@ def check_global_scales(headers: Mapping[str, TensorHeader], checkpoint: Checkpo
 
 
 def global_scales(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig) -> list[str]:
-    """Names of the global scales that serving uses."""
+    """Names of the global scales and KV-cache scales that serving uses."""
     names = checkpoint.names
     used = [names.weight_global, names.k_scale, names.v_scale]
     if checkpoint.groups or checkpoint.is_silent:
@@ -64,7 +65,10 @@ def global_scales(headers: Mapping[str, TensorHeader], checkpoint: CheckpointCon
 def _scales_by_layer(
     headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig, used: Sequence[str]
 ) -> Iterator[str]:
-    """Names of the global scales that the layers of a mixed-precision checkpoint use."""
+    """Yield names of the per-tensor scales that a mixed-precision checkpoint's layers use.
+
+    ``used``: endings of the names of scales that every layer uses.
+    """
     found, suffixes = find_kinds(headers, checkpoint), tuple(f".{name}" for name in used)
     for name in headers:
         module, _, tensor = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""Account of a model's weights: bytes by kind of module, which add up to all bytes."""
+"""Account of a model's weights: bytes by kind of module; the kinds add up to all bytes."""
 
 import math
 import re
@@ -24,11 +24,11 @@ _CODES_PER_BYTE = 2
 
 @dataclass
 class Part:
-    """Sum over the modules of one kind.
+    """Sums over the modules of one kind.
 
     Attributes:
         names: last parts of the module names, with a count of each.
-        elements: number of weights, without scales.
+        elements: number of weights, without scales and biases.
         nbytes: bytes of all tensors, scales included.
     """
 
@@ -56,7 +56,7 @@ class WeightAccount:
     """Weights of a model by the kinds of ``KINDS``; kinds without weights are absent.
 
     Attributes:
-        parts: modules of each kind.
+        parts: sums over the modules of each kind, by kind.
     """
 
     parts: dict[str, Part] = field(default_factory=dict)
@@ -119,19 +119,19 @@ def _kind_by_name(module: str, tensors: Mapping[str, TensorHeader]) -> str:
 
 
 def _elements(tensor: str, header: TensorHeader) -> int:
-    """Number of weights in a tensor; 0 for scales."""
+    """Number of weights in a tensor; 0 for scales and biases."""
     if "scale" in tensor or tensor.endswith("bias"):
         return 0
     return math.prod(header.shape) * (_CODES_PER_BYTE if header.dtype == "U8" else 1)
 
 
 def _nbytes(header: TensorHeader) -> int:
-    """Bytes of a tensor of any dtype: the number in the dtype's name is its bits; BOOL has 8."""
+    """Bytes of a tensor, by the bits per element in the dtype's name; BOOL has 8 bits."""
     bits = re.search(r"\d+", header.dtype)
     return math.prod(header.shape) * (int(bits[0]) if bits else 8) // 8
 
 
 def _short(module: str) -> str:
-    """Last part of a module's name; if it is a number, the last two."""
+    """Last part of a module's name; the last two parts if the last is a number."""
     *above, last = module.split(".")
     return f"{above[-1]}.{last}" if last.isdecimal() and above else last

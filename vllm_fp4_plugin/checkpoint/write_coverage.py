@@ -27,8 +27,8 @@ class WriteCoverage(TorchDispatchMode):
 
     Args:
         tensors: tensors to watch.
-        before_copy: function called before each copy; its arguments are the destination (a watched
-            tensor or a view of one) and the source.
+        before_copy: function called before each copy into a watched tensor; its arguments are the
+            destination (a watched tensor or a view of one) and the source.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class WriteCoverage(TorchDispatchMode):
     def holes(self, tensor: Tensor) -> list[Interval]:
         """Byte intervals of a watched tensor that were never written, as offsets from its start.
 
-        A fill of the whole tensor is initialisation, and counts only if no write follows. A fill of
-        a part writes padding, and always counts.
+        A fill of the whole tensor counts as a write only if there is no write other than fills:
+        otherwise the fill is initialisation. A fill of a part is padding, and always counts.
         """
         key = tensor.untyped_storage()._cdata
         if key not in self._writes:
@@ -117,7 +117,7 @@ def _intervals(tensor: Tensor) -> list[Interval]:
 
 
 def _without(interval: Interval, taken: Iterable[Interval]) -> Iterator[Interval]:
-    """Parts of an interval outside a sorted list of intervals."""
+    """Yield the parts of ``interval`` that no interval of ``taken``, sorted, covers."""
     at = interval.start
     for start, end in taken:
         if start >= interval.end:

@@ -1,1 +1,1 @@
-"""Commands of ``python -m vllm_fp4_plugin``, and tables that only these commands print."""
+"""Commands of ``python -m vllm_fp4_plugin``, and modules for their reports, tables and errors."""

@@ -1,4 +1,4 @@
-"""Account of the weights of a model that vLLM has built, as this device holds them."""
+"""Account of the weights of a model that vLLM has built: sizes as in the device's memory."""
 
 from typing import Any
 
@@ -31,11 +31,11 @@ _KINDS: dict[str, tuple[type[nn.Module], ...]] = {
 
 
 def of_model(model: nn.Module, report: Report) -> WeightAccount:
-    """Account of a model on the meta device, on one rank.
+    """Account of the weights of a model on the meta device, for one rank.
 
     Args:
         model: model that ``meta_model.built`` yields.
-        report: report of the layers, with the bytes of layers that are packed after loading.
+        report: report of the layers, which has the bytes of layers that are packed after loading.
     """
     records = {record.name: record for record in report.layers if record.weight_bytes}
     account, counted = WeightAccount(), set[int]()
@@ -50,7 +50,7 @@ def of_model(model: nn.Module, report: Report) -> WeightAccount:
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Own parameters of a module, and its own buffers that a checkpoint holds."""
+    """Parameters and persistent buffers of a module itself, by name; not of its submodules."""
     buffers = {
         name: buffer
         for name, buffer in module.named_buffers(recurse=False)
@@ -60,7 +60,7 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _record(module: Any, path: str, records: dict[str, LayerRecord]) -> LayerRecord | None:
-    """Remove and return a module's record, found by vLLM's name for the module or by path."""
+    """Remove a module's record, found by vLLM's name or by path, and return it; None: no record."""
     names = (getattr(module, name, None) for name in ("layer_name", "prefix"))
     found = (name for name in (*names, path) if name in records)
     name = next(found, None)
@@ -68,7 +68,7 @@ def _record(module: Any, path: str, records: dict[str, LayerRecord]) -> LayerRec
 
 
 def _size(tensors: dict[str, Tensor], record: LayerRecord | None) -> tuple[int, int]:
-    """Number of weights, and bytes, of a module's tensors."""
+    """Number of weights, without biases, and bytes, with biases; by the record if there is one."""
     if record is None:
         weights = (t.numel() for name, t in tensors.items() if "bias" not in name)
         return sum(weights), sum(t.nbytes for t in tensors.values())

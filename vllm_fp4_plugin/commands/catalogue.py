@@ -32,11 +32,11 @@ def catalogue(
     ] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Print the verdict on known NVFP4 checkpoints on a CPU, sm_90 and sm_100, and why.
+    """Print the verdict on known NVFP4 checkpoints on a CPU, sm_90 and sm_100, with the reason.
 
-    Fields of --json: vllm, the release; families, a list of family, architecture, assumed,
-    checkpoints, on and run, where on has a verdict (served, delegated or refused), why and
-    by_headers for cpu, sm_90 and sm_100; checkpoints, their number by device and verdict.
+    Fields of --json: vllm, the release; families, a list of objects with family, architecture,
+    assumed, checkpoints, on and run, where on has a verdict (served, delegated or refused), why and
+    by_headers for each of cpu, sm_90 and sm_100; checkpoints, their number by device and verdict.
     """
     rows = [row for row in known_checkpoints.read() if _matches(row, find)]
     with command_line.refusals(find):
@@ -60,7 +60,7 @@ def catalogue(
 
 
 def _counts(rows: list[Row], arch: str, release: str) -> Counter[str]:
-    """Number of checkpoints by verdict."""
+    """Number of checkpoints by verdict on device ``arch``."""
     counts = Counter[str]()
     for row in rows:
         counts[row.cell(arch, release).verdict] += len(row.checkpoints)
@@ -68,7 +68,7 @@ def _counts(rows: list[Row], arch: str, release: str) -> Counter[str]:
 
 
 def _family(row: Row, release: str) -> dict[str, Any]:
-    """Row of the table, as a JSON object."""
+    """Family and its verdicts, as a JSON object."""
     return {
         "family": row.family,
         "architecture": row.architecture,

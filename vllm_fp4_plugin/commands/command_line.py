@@ -1,4 +1,4 @@
-"""Refusals of the commands that read a model; output is that of ``nvfp4_kernels.tool.console``."""
+"""Refusals of the commands that read a model; re-exports output functions of both packages."""
 
 import json
 import os
@@ -26,7 +26,7 @@ __all__ = [
 def refusals(model: str) -> Iterator[None]:
     """Context that prints an error about ``model`` as one line and exits with status 1.
 
-    Inside, vLLM logs only errors.
+    A vLLM imported from then on logs only errors, unless VLLM_LOGGING_LEVEL says otherwise.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
@@ -46,7 +46,7 @@ def refusals(model: str) -> Iterator[None]:
 
 
 def parse_additional_config(requested: str) -> Any:
-    """Parse the option ``--additional-config``."""
+    """Parse the JSON of the option ``--additional-config``; refuse invalid JSON."""
     try:
         return json.loads(requested)
     except ValueError as error:
@@ -54,7 +54,7 @@ def parse_additional_config(requested: str) -> Any:
 
 
 def _message(error: Any) -> str:
-    """Message of an error, or of the errors that pydantic collected from vLLM's config."""
+    """Message of an error, or of the errors of vLLM's config that a pydantic error collects."""
     details = error.errors() if hasattr(error, "errors") else ()
     causes = [detail["ctx"]["error"] for detail in details if "error" in detail.get("ctx", {})]
     return "; ".join(map(str, causes)) or str(error)

@@ -36,9 +36,9 @@ class Finding:
     """Finding about one part of the installation or the machine.
 
     Attributes:
-        about: the part, e.g. ``"driver"``.
+        about: name of the part, e.g. ``"driver"``.
         note: version, state or fault; with a remedy unless the verdict is ``"ok"``.
-        verdict: ``"wrong"``: ``vllm serve`` would not start; ``"unknown"``: untried, may work.
+        verdict: ``"wrong"``: ``vllm serve`` would not start; ``"unknown"``: not tested, may work.
     """
 
     about: str
@@ -47,7 +47,7 @@ class Finding:
 
 
 class Gpu(NamedTuple):
-    """GPU that torch finds; memory in bytes."""
+    """GPU that torch finds, with its free and total memory in bytes."""
 
     name: str
     arch: str
@@ -68,7 +68,7 @@ def diagnose() -> None:
 
 
 def findings() -> Iterator[Finding]:
-    """Yield a finding for each thing that serving needs."""
+    """Yield a finding for each part of the installation and of the machine that serving needs."""
     yield _plugin()
     yield _vllm()
     yield _torch()
@@ -116,7 +116,7 @@ def _plugin() -> Finding:
 
 
 def _vllm() -> Finding:
-    """Check that vLLM imports and finds a device."""
+    """Check that vLLM imports, finds a device, and is a release that the plugin is written for."""
     try:
         vllm_installation.check()
     except ImportError as error:
@@ -138,7 +138,7 @@ def _torch() -> Finding:
 
 
 def _cuda() -> Finding:
-    """Check whether torch and vLLM are built for the same devices."""
+    """Check whether torch is built for GPUs if vLLM is, and for a CUDA version that was tried."""
     built = torch.version.cuda
     if _is_cpu():
         note = "none: torch and vLLM are built for CPUs"
@@ -155,7 +155,7 @@ def _cuda() -> Finding:
 
 
 def _cute_dsl() -> Finding:
-    """Check for the kernels' compiler, which serving on a CPU does not need."""
+    """Check for a tried version of CuTe DSL, which compiles the kernels; a CPU needs none."""
     try:
         check_compiler()
     except NoCompiler as error:
@@ -187,7 +187,7 @@ def _flashinfer() -> Finding:
 
 
 def _driver() -> Finding:
-    """Check whether the driver supports the CUDA version that torch is built for."""
+    """Check whether the driver supports the major version of CUDA that torch is built for."""
     if _is_cpu():
         return Finding("driver", "none is needed on a CPU")
     try:
@@ -204,7 +204,7 @@ def _driver() -> Finding:
 
 
 def _gpu() -> Finding:
-    """Check whether the plugin has kernels for the architecture of every GPU."""
+    """Check that the plugin has kernels for every GPU, and that they have run on such a GPU."""
     if _is_cpu():
         return Finding("GPU", "none: vLLM's CPU build serves by references, which are slow")
     try:
@@ -230,7 +230,7 @@ def _gpu() -> Finding:
 
 
 def _cache() -> Finding:
-    """Check whether the folder of compiled kernels is safe and can be written to."""
+    """Check whether the folder of compiled kernels is secure and can be written to."""
     folder = cache_folder()
     if folder is None:
         return Finding("cache", f"no kernels are kept: {CACHE_VARIABLE} is empty")

@@ -2,7 +2,7 @@
 
 
 def doctor() -> None:
-    """Print versions and devices, each ok, wrong or unknown, and the remedy.
+    """Print versions and devices, each with a verdict: ok, wrong or unknown, and the remedy.
 
     The exit status is 1 where ``vllm serve`` would not start.
     """

@@ -19,11 +19,11 @@ class Cell:
     """Verdict on a checkpoint family on one device.
 
     Attributes:
-        verdict: ``"delegated"`` where vLLM's own kernels run the experts, or quantised layers that
-            are not NVFP4.
+        verdict: ``"served"``: our kernels run all quantised layers; ``"delegated"``: vLLM's own
+            kernels run the experts, or quantised layers that are not NVFP4.
         why: whose kernels run which layers, or the reason why the family is refused.
-        by_headers: whether the verdict is from the tensors' headers alone, as vLLM cannot build the
-            model on a CPU.
+        by_headers: whether the verdict comes from the tensors' headers alone, as vLLM cannot build
+            the model on a CPU, or cannot build it from the tiny checkpoint's config.
     """
 
     verdict: Verdict
@@ -35,7 +35,7 @@ class Cell:
 class Row:
     """Family of checkpoints of one architecture, format and precision.
 
-    A tiny checkpoint stands in for the family's checkpoints.
+    The verdicts are for a tiny checkpoint, which stands in for the family's checkpoints.
 
     Attributes:
         family: name of the family.
@@ -43,11 +43,11 @@ class Row:
         architecture: class of the model, from ``config.json``.
         model_type: type of the model's config, from ``config.json``.
         format: exporter's format.
-        ran: test that serves a tiny checkpoint of the family and compares outputs; empty: planned.
-        note: part of the tiny checkpoint that is assumed, as the real one is not known; may be
-            empty.
+        ran: test that serves the tiny checkpoint and compares outputs; empty: only planned.
+        note: assumption of the tiny checkpoint about the family's checkpoints, where these are not
+            known; may be empty.
         on: verdicts with the oldest supported vLLM release, by device in ``ARCHS``.
-        changed: verdicts that differ with other vLLM releases, by release and device.
+        changed: verdicts with other vLLM releases, by release and device, where they differ.
     """
 
     family: str
@@ -74,7 +74,7 @@ class Row:
 
 
 def read() -> list[Row]:
-    """Read the catalogue that came with this release."""
+    """Read the catalogue that this release of the plugin contains."""
     rows = json.loads((files("vllm_fp4_plugin.commands") / FILE).read_text(encoding="utf-8"))
     return [
         Row(

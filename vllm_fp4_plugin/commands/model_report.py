@@ -12,7 +12,12 @@ from vllm_fp4_plugin.report import Report
 
 
 def model_report(model: str, *, arch: str = "", **engine_args: Any) -> Report:
-    """Report of a model's linear and attention layers; see ``meta_model.built``.
+    """Report of a model that vLLM builds without weights: its layers' kernels, and its weights.
+
+    Args:
+        model: checkpoint directory or hub name; if its files are local, a dry load checks them.
+        arch: architecture to plan for; empty: this machine's device.
+        engine_args: arguments of ``meta_model.built``.
 
     Raises:
         ValueError: the checkpoint is refused, or lacks a tensor.
@@ -36,7 +41,7 @@ def model_report(model: str, *, arch: str = "", **engine_args: Any) -> Report:
 def stored_report(
     model: str, arch: str = "", additional_config: dict[str, Any] | None = None
 ) -> Report:
-    """Report of a local checkpoint from its headers alone; see ``headers_report``."""
+    """Report of a checkpoint on this machine, planned from its headers; see ``headers_report``."""
     from vllm_fp4_plugin.commands.report_by_headers import headers_report
     from vllm_fp4_plugin.device import planned_for
     from vllm_fp4_plugin.options import Options
@@ -47,7 +52,7 @@ def stored_report(
 
 
 def report_here(model: str, **args: Any) -> Report:
-    """``model_report`` for a command, with a remedy where vLLM cannot build the model here."""
+    """Call ``model_report``; where vLLM cannot build the model here, raise with a remedy."""
     try:
         return model_report(model, **args)
     except NotImplementedError as error:  # by vLLM, for what only another device has

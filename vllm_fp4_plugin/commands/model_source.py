@@ -1,7 +1,8 @@
 """Source of a command's model: a directory, or a name on the hub.
 
 A missing model is refused in one line. ``report`` needs only a model's config, and downloads it as
-vLLM would; other commands need every file, and accept a name only if all are in the hub's cache.
+vLLM would. Other commands, and ``report --by-headers``, need every file of the model, and accept a
+name only if all files are in the hub's cache.
 """
 
 import logging
@@ -24,13 +25,13 @@ from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 
 
 def check_config(model: str) -> None:
-    """Check that a model is a directory, or that its config is cached or can be downloaded.
+    """Check that a model is a directory, or on the hub: its config is cached or downloaded.
 
     Args:
-        model: directory of a checkpoint, or its name on the hub; addresses with ``://`` pass.
+        model: directory of a checkpoint, or its name on the hub; an address with ``://`` passes.
 
     Raises:
-        UnsupportedCheckpoint: the model was not found; the message names the places tried.
+        UnsupportedCheckpoint: the model was not found; the message names the places searched.
     """
     if Path(model).is_dir() or "://" in model:
         return
@@ -80,7 +81,7 @@ def whole_directory(model: str) -> Path:
 
 
 def _check_name(model: str) -> None:
-    """Check that ``model``, which is not a directory, could be a name on the hub."""
+    """Check that ``model``, known to be no directory, has the form of a name on the hub."""
     try:
         if not Path(model).exists() and not model.startswith("~"):
             validate_repo_id(model)

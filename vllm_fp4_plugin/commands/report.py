@@ -39,14 +39,14 @@ def report(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Print which kernel every linear and attention layer would get, and why.
+    """Print which kernel every linear, expert and attention layer would get, and why.
 
-    Builds the model without its weights: nothing is loaded and no memory is taken for it.
+    Builds the model without its weights: no weight is loaded, and no memory is taken for weights.
 
-    Fields of --json: model; arch, empty for this machine's device; layers, a list of layer, count,
-    kernel, arithmetic and why; weights, by in_memory (of one rank) and in_files, null where they
-    are not known: for each kind its bytes, weights, bytes_per_weight and modules, a count by name;
-    files, null or bytes, tensor_bytes and header_bytes; notes, which standard error has as well.
+    Fields of --json: model; arch, empty for this machine's device; layers, a list of objects with
+    layer, count, kernel, arithmetic and why; weights, by in_memory (of one rank) and in_files, each
+    null where not known: for each kind its bytes, weights, bytes_per_weight and modules, a count by
+    name; files, null or bytes, tensor_bytes and header_bytes; notes, also on standard error.
     """
     requested = command_line.parse_additional_config(additional_config)
     with command_line.nothing_printed(), command_line.refusals(model):

@@ -1,4 +1,4 @@
-"""Report of a checkpoint by its files' headers alone, for models that vLLM cannot build here."""
+"""Report of a checkpoint from its files' headers, for models that vLLM cannot build here."""
 
 import json
 import math
@@ -32,14 +32,16 @@ _ELEMENTS_PER_BYTE = 2  # of packed weights
 
 
 def headers_report(directory: Path, options: Options) -> Report:
-    """Report which kernel the layers of a local checkpoint would get, module by module.
+    """Report which kernel each layer of a local checkpoint would get.
+
+    Reads the config, the files' headers and the global scales.
 
     Args:
         directory: directory of the checkpoint.
         options: options of the user; ``activation_terms`` is matched against the names on disk.
 
     Raises:
-        UnsupportedCheckpoint: the checkpoint is not quantised, or its headers would be refused.
+        UnsupportedCheckpoint: the checkpoint is not quantised, or would be refused.
         NoKernelError: the device has no kernel for a layer of the checkpoint.
     """
     checkpoint = _checkpoint(directory)
@@ -57,18 +59,22 @@ def headers_report(directory: Path, options: Options) -> Report:
             _record(layer, found.group, reason, elements, size, requested, options, activation)
         )
     for layer, stacked in _stacked_experts(headers, checkpoint).items():
-        sizes_of = [sizes[module] for module in stacked]
+        # Of stacks below a module ``experts`` all sizes are under that module's name.
+        sizes_of = [sizes[name] for name in {layer_of(module)[0]: None for module in stacked}]
         elements, size = (sum(column) for column in zip(*sizes_of, strict=True))
-        group = checkpoint.format.group(Kind.NVFP4, static_input=True)
+        below = layer.endswith(f".{EXPERTS}")
+        name, scale = layer if below else f"{layer}.{EXPERTS}", checkpoint.names.input_global
+        has_scales = all(f"{module}.{scale}" in headers for module in stacked)
+        kind = Kind.NVFP4 if has_scales else Kind.NVFP4_A16
+        group = checkpoint.format.group(kind, static_input=has_scales)
         assert group is not None
-        report.add(
-            _record(f"{layer}.{EXPERTS}", group, "", elements, size, None, options, activation)
-        )
+        requested = requested_terms(options.activation_terms, name, {})
+        report.add(_record(name, group, "", elements, size, requested, options, activation))
     return report
 
 
 def _activation(directory: Path) -> str:
-    """Activation function of the model's experts, by architecture; SiLU by default."""
+    """Name of the activation function of the model's experts, by architecture; SiLU by default."""
     config = json.loads((directory / _CONFIG).read_text(encoding="utf-8"))
     known = (
         _ACTIVATIONS[name] for name in config.get("architectures") or () if name in _ACTIVATIONS
@@ -79,7 +85,7 @@ def _activation(directory: Path) -> str:
 def _stacked_experts(
     headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig
 ) -> dict[str, list[str]]:
-    """Modules that stack a weight of all experts in one tensor, by layer."""
+    """Modules whose weight tensor stacks all experts, by layer."""
     layers: dict[str, list[str]] = {}
     for module in checkpoint_files.quantised_modules(headers, checkpoint.names):
         weight = headers.get(f"{module}.{checkpoint.names.weight}")
@@ -114,7 +120,7 @@ def _checkpoint(directory: Path) -> CheckpointConfig:
 
 
 def _sizes(headers: Mapping[str, TensorHeader]) -> dict[str, tuple[int, int]]:
-    """Number of elements of each layer's weights, and bytes with scales, by layer."""
+    """Number of weight elements, and bytes of all tensors, scales included, by layer."""
     sizes: dict[str, tuple[int, int]] = {}
     for name, header in headers.items():
         module, _, tensor = name.rpartition(".")

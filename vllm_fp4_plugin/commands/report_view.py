@@ -15,7 +15,7 @@ from vllm_fp4_plugin.report import Report
 
 @dataclass(frozen=True)
 class Row:
-    """Row of the table: one layer, or a group of layers whose records are equal."""
+    """Row of the table of layers: a single layer, or equal layers of a group with their count."""
 
     layer: str
     count: int
@@ -28,10 +28,10 @@ class ReportView(NamedTuple):
     """Report of a model, with the arguments of the command that shows it.
 
     Attributes:
-        model: the command's argument.
+        model: checkpoint directory or name on the hub, as given to the command.
         arch: architecture that the plan is for; empty: this machine's device.
         report: report of the layers.
-        headers: headers of the model's files; empty: a file is missing on this machine.
+        headers: headers of the model's tensors; empty: a file is missing on this machine.
         every_layer: whether each layer is a row of its own.
     """
 

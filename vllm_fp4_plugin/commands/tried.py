@@ -1,4 +1,4 @@
-"""Combinations of versions that the plugin was tried with, and the tests run on each.
+"""Combinations of versions with which the plugin was tried, and the tests run with each.
 
 ``docs/versions.md`` holds the table: ``python -m vllm_fp4_plugin.commands.tried`` prints it.
 """
@@ -11,15 +11,15 @@ from vllm_fp4_plugin.versions import installed, vllm_version
 
 @dataclass(frozen=True)
 class Combination:
-    """Versions that belong together, and the tests run on them.
+    """Versions installed together, and the tests run with them.
 
     Attributes:
-        vllm: release.
-        torch: release.
+        vllm: release of vLLM.
+        torch: release of torch.
         cuda: version of CUDA that torch is built for; ``"CPU"`` for a build without CUDA.
         cute_dsl: release of nvidia-cutlass-dsl.
         python: minor versions, comma-separated.
-        tried: the tests that were run.
+        tried: tests that were run.
     """
 
     vllm: str
@@ -64,7 +64,7 @@ def here() -> Combination:
 
 
 def verdict(found: Combination) -> str:
-    """Line about the tests that were run on a combination."""
+    """Line about the tests that were run with a combination or, if none, with the nearest one."""
     alike = [each for each in COMBINATIONS if differences(found, each) == []]
     if alike:
         return f"these versions together: {'; '.join(each.tried for each in alike)}"

@@ -1,4 +1,4 @@
-"""Verification of a checkpoint: its files hold all tensors of the model, and valid scales."""
+"""Verification that a checkpoint's files hold all tensors of the model, and valid scales."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ class Verified:
 
     Attributes:
         directory: directory of the checkpoint.
-        tensors, files: number of each.
+        tensors, files: number of tensors, and of safetensors files.
         format: exporter's format; None, like nvfp4_layers and global_scales, if the checkpoint is
             not quantised.
         nvfp4_layers: number of NVFP4 layers.
@@ -52,7 +52,7 @@ class Verified:
 
 
 def verified(directory: Path, *, values: bool = False, **engine_args: Any) -> Verified:
-    """Verify a checkpoint.
+    """Verify that a checkpoint holds exactly the tensors that its model needs, and valid scales.
 
     Args:
         directory: directory of the checkpoint.
@@ -60,7 +60,7 @@ def verified(directory: Path, *, values: bool = False, **engine_args: Any) -> Ve
         engine_args: arguments of ``meta_model.built``.
 
     Raises:
-        ValueError: a tensor is missing or invalid; the message names it.
+        ValueError: a tensor is missing, unknown to the model or invalid; the message names it.
     """
     headers = checkpoint_files.read_headers(directory)
     if not headers:

@@ -1,4 +1,4 @@
-"""``python -m vllm_fp4_plugin verify``: whether a checkpoint holds all that its model needs."""
+"""``python -m vllm_fp4_plugin verify``: whether a checkpoint holds all tensors of its model."""
 
 from typing import Annotated
 
@@ -26,14 +26,14 @@ def verify(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check that a checkpoint holds all that its model needs, nothing else, and sound scales.
+    """Check that a checkpoint holds the tensors that its model needs, no others, and valid scales.
 
-    Reads the files' headers and the global scales alone, unless asked for the values: seconds for
-    a model of any size. The exit status is 1 for a checkpoint that would be refused.
+    Reads only the files' headers and the global scales, unless --values is given: seconds for a
+    model of any size. The exit status is 1 for a checkpoint that would be refused.
 
-    Fields of --json: directory; tensors and files, their numbers; format, nvfp4_layers and
-    global_scales, their numbers, all three null for a checkpoint that is not quantised;
-    values_checked, whether values were read and checked.
+    Fields of --json: directory; tensors and files, their numbers; format, the exporter's;
+    nvfp4_layers and global_scales, their numbers; these three are null for a checkpoint that is not
+    quantised; values_checked, whether values were read and checked.
     """
     requested = command_line.parse_additional_config(additional_config)
     with command_line.nothing_printed(), command_line.refusals(model):

@@ -14,11 +14,11 @@ from vllm_fp4_plugin.checkpoint.weight_account import KINDS, Part, WeightAccount
 def lines(
     here: WeightAccount | None, headers: Mapping[str, TensorHeader]
 ) -> Iterator[RenderableType]:
-    """Table of weights, then the size of the files.
+    """Yield the table of weights, then a line with the size of the files, as far as known.
 
     Args:
         here: weights as a device holds them; None: not known.
-        headers: headers of the checkpoint's files; if empty, only ``here`` is shown.
+        headers: headers of the checkpoint's tensors; empty: not known.
     """
     files = weight_account.of_files(headers) if headers else None
     columns = {"in memory, one rank": here, "in the files": files}

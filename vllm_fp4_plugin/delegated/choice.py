@@ -22,14 +22,14 @@ def choose(
     packed_modules: Mapping[str, list[str]],
     reason: str,
 ) -> tuple[QuantizeMethodBase, LayerRecord]:
-    """Choose the method of a layer: vLLM's or, on CPU where vLLM has none, a reference.
+    """Choose the method of a layer: vLLM's, or a reference (see ``serves_by_reference``).
 
     Args:
         layer: layer that vLLM builds.
         prefix: name of the layer.
         group: quantization scheme of the layer, not NVFP4.
         format: format of the checkpoint.
-        packed_modules: shards of fused layers.
+        packed_modules: names of a fused layer's shards, by the name of the fused layer.
         reason: reason for the scheme, for the report.
 
     Returns:
@@ -54,9 +54,9 @@ def choose(
 def serves_by_reference(group: LayerGroup) -> bool:
     """Whether the plugin's reference serves a scheme, instead of vLLM's own method.
 
-    True on a CPU, unless vLLM's CPU build serves the scheme on every CPU. The build has no kernels
-    for MX formats; FP8 blocks need AMX; per-tensor scales are merged over shards by an op that the
-    build lacks.
+    True on a CPU, except for FP8 per channel with dynamic input scales, which vLLM's CPU build
+    serves on every CPU. The build has no kernels for MX formats; its FP8 block kernels need AMX;
+    per-tensor scales of shards are merged by an op that the build declares without a kernel.
     """
     served = group.kind is Kind.FP8_CHANNEL and group.inputs == "dynamic"
     return device_family(current_device()) == "cpu" and not served

@@ -1,4 +1,4 @@
-"""Linear method in torch that decodes the weight, for schemes that vLLM cannot serve on CPU."""
+"""Linear method in torch that decodes the weight, for schemes that vLLM lacks on a CPU."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ _GRANULARITY = {
 
 @register_weight_loader_v2_supported_method
 class ReferenceLinearMethod(LinearMethodBase):
-    """Method that decodes the weight, rounds inputs as the scheme does, and multiplies in float32.
+    """Method that decodes the weight, rounds inputs by the scheme, and multiplies in float32.
 
     Args:
         group: quantization scheme of the layer.
@@ -64,7 +64,10 @@ class ReferenceLinearMethod(LinearMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Register the tensors under the checkpoint's names, filled with NaN."""
+        """Register the tensors under the checkpoint's names, filled with NaN.
+
+        MXFP4 data, which have no NaN, stay uninitialised.
+        """
         n, k = sum(output_partition_sizes), input_size_per_partition
         self.shard_sizes = list(output_partition_sizes)
         self.shards = list(full_rows(layer, len(self.shard_sizes)))
@@ -126,7 +129,11 @@ class ReferenceLinearMethod(LinearMethodBase):
         return NumberParameter(data=data, weight_loader=loader)
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Check that no element has kept its initial value, NaN."""
+        """Check that no element is still NaN, its initial value; MXFP4 data are not checked.
+
+        Raises:
+            UnsupportedCheckpoint: elements are NaN.
+        """
         for name in (self.weight, self.scale, "input_scale"):
             parameter = getattr(layer, name, None)
             if parameter is None:
@@ -143,7 +150,10 @@ class ReferenceLinearMethod(LinearMethodBase):
             layer.register_parameter(name, Parameter(data, requires_grad=False))
 
     def _source(self, name: str, holes: Tensor) -> tuple[Source | str, Tensor]:
-        """Checkpoint tensor of the first incomplete shard, and the mask of its missing elements."""
+        """Checkpoint tensor of the first incomplete shard, and the mask of the shard's holes.
+
+        ``holes``: mask of the layer's missing elements.
+        """
         sources: dict[Any, Source] = self.loaders[name].sources
         if None in sources or len(self.shards) != len(self.shard_sizes):
             return sources.get(None, f"{self.prefix}.{name}"), holes
@@ -161,7 +171,7 @@ class ReferenceLinearMethod(LinearMethodBase):
         return dequantize_weight(self.kind, weight, getattr(layer, self.scale), self.shard_sizes)
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Compute the layer's result in the activations' dtype."""
+        """Compute the layer's result ``(..., N)`` in the dtype of ``x``, ``(..., K)``."""
         if self.inputs == "static":
             # Shards share their input: the largest scale saturates no shard's input.
             values = round_static(x, layer.input_scale.max())

@@ -65,7 +65,10 @@ def _round_blocks(x: Tensor, size: int) -> Tensor:
 
 
 def _round_mx(x: Tensor, largest: float) -> Tensor:
-    """Round with power-of-two block scales, each the smallest that does not saturate."""
+    """Round to E4M3 or E2M1 with power-of-two block scales, the smallest that do not saturate.
+
+    ``largest``: largest value of the format.
+    """
     blocks = x.float().unflatten(-1, (-1, MX_BLOCK_SIZE))
     amax = blocks.abs().amax(-1, keepdim=True).clamp(min=_SMALLEST)
     step = torch.exp2(torch.ceil(torch.log2(amax / largest)))

@@ -1,4 +1,4 @@
-"""vLLM's own methods for non-NVFP4 layers, from vLLM's configs for the checkpoint's format."""
+"""vLLM's own methods for non-NVFP4 layers, built by vLLM's configs for the checkpoint's format."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,12 +18,17 @@ def vllm_method(
     format: Format,
     packed_modules: Mapping[str, list[str]],
 ) -> QuantizeMethodBase:
-    """Get vLLM's method for a layer of ``group``.
+    """Get vLLM's method for a layer of ``group``, from a config made for this layer alone.
 
-    The config passed to vLLM covers this one layer, whose scheme is already known.
+    Args:
+        layer: layer that vLLM builds.
+        prefix: name of the layer.
+        group: quantization scheme of the layer.
+        format: format of the checkpoint.
+        packed_modules: see ``choice.choose``.
 
     Raises:
-        UnsupportedCheckpoint: vLLM has no method.
+        UnsupportedCheckpoint: vLLM has no method for the layer.
     """
     try:
         if group.scale == INVERSE_SCALE:
@@ -42,12 +47,12 @@ def vllm_method(
 
 
 def label(layer: Any, method: QuantizeMethodBase) -> str:
-    """Class name of the layer's scheme in vLLM, or of its method if the method has no schemes."""
+    """Class name of the layer's scheme in vLLM; of ``method`` if the layer has no scheme."""
     return type(getattr(layer, "scheme", None) or method).__name__
 
 
 def fp8_blocks() -> Any:
-    """Config of vLLM's own FP8 format, which names block scales ``weight_scale_inv``."""
+    """Config of vLLM's own FP8 format, in which block scales are named ``weight_scale_inv``."""
     fields = {
         "quant_method": "fp8",
         "activation_scheme": "dynamic",

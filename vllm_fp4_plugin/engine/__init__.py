@@ -1,1 +1,1 @@
-"""vLLM's engine around a model: platform, startup checks, refusals, models built for reports."""
+"""Hooks into vLLM's engine: platform, worker, startup checks, refusals, models for reports."""

@@ -1,4 +1,7 @@
-"""vLLM's loaders, extended to refuse incomplete models; see ``checkpoint.completeness``."""
+"""vLLM's checkpoint loaders, extended to refuse incomplete checkpoints of our method.
+
+See ``checkpoint.completeness``.
+"""
 
 from typing import Any
 
@@ -21,7 +24,7 @@ from vllm_fp4_plugin.options import METHOD
 
 
 class _CompleteLoader:
-    """Mixin for vLLM's loaders that refuses an incomplete model served by our method."""
+    """Mixin for vLLM's loaders: refuses an incomplete checkpoint served by our method."""
 
     load_config: Any
     checks_completeness = True  # read by completeness.check_load_format
@@ -69,7 +72,10 @@ class _CompleteDefaultLoader(_CompleteLoader, DefaultModelLoader):
         super().load_weights(model, model_config)
 
     def _prepare_weights(self, source: str, *args: Any, **named: Any) -> Any:
-        """Find a checkpoint's files; for our models, only files that cannot execute code."""
+        """Find a checkpoint's files; for our method, refuse all formats but safetensors.
+
+        Files of other formats can execute code.
+        """
         try:
             found = super()._prepare_weights(source, *args, **named)
         except RuntimeError as error:  # no such files

@@ -1,4 +1,4 @@
-"""vLLM's CPU platform, extended to honour a named attention backend and to size the KV cache."""
+"""vLLM's CPU platform, with ``--attention-backend CUSTOM`` and a worker that sizes the KV cache."""
 
 import inspect
 import sys
@@ -13,11 +13,14 @@ FITTING_WORKER = "vllm_fp4_plugin.engine.cpu_worker.FittingCpuWorker"
 
 
 class Nvfp4CpuPlatform(CpuPlatform):
-    """CPU platform that honours ``--attention-backend CUSTOM`` and sizes the KV cache."""
+    """CPU platform that honours ``--attention-backend CUSTOM`` and selects ``FittingCpuWorker``."""
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
-        """Let our worker choose the size of the KV cache, unless the user set a size."""
+        """Select ``FittingCpuWorker``, unless the user set a worker class or a size of the cache.
+
+        See ``is_size_given``.
+        """
         parallel = vllm_config.parallel_config
         is_default = parallel.worker_cls == "auto"
         super().check_and_update_config(vllm_config)
@@ -31,7 +34,12 @@ class Nvfp4CpuPlatform(CpuPlatform):
         attn_selector_config: Any,
         num_heads: int | None = None,
     ) -> str:
-        """Path of the backend class; raise if CUSTOM is requested and cannot serve a layer."""
+        """Path of the backend class for a layer.
+
+        Raises:
+            UnsupportedAttention: CUSTOM is requested, and is not registered or cannot serve the
+                layer.
+        """
         if selected_backend != AttentionBackendEnum.CUSTOM:
             return super().get_attn_backend_cls(selected_backend, attn_selector_config, num_heads)
         if not selected_backend.is_overridden():

@@ -1,6 +1,7 @@
-"""Worker of vLLM's CPU build that sizes the KV cache to free memory if the user sets no size.
+"""Worker of vLLM's CPU build that sizes the KV cache by the available memory.
 
-vLLM's own worker takes 92 % of the machine's memory, and fails where less is free.
+By default vLLM's own worker reserves 92 % of its NUMA node's memory, and fails if other processes
+use more than the rest.
 """
 
 import platform
@@ -30,12 +31,12 @@ class NoRoomForCache(ValueError):
 
 @dataclass(frozen=True)
 class CacheNeed:
-    """Bytes of a model's KV cache on one rank.
+    """Bytes that a model's KV cache needs on one rank.
 
     Attributes:
-        one: for one sequence of maximal length, without padding.
-        padded: for one sequence of maximal length, with vLLM's maximal padding.
-        all: for ``max_num_seqs`` sequences of maximal length, with this padding.
+        one: for one sequence of ``max_model_len`` tokens, without padding.
+        padded: for one such sequence, with vLLM's maximal padding.
+        all: for ``max_num_seqs`` such sequences, with vLLM's maximal padding.
     """
 
     one: int
@@ -44,7 +45,7 @@ class CacheNeed:
 
 
 def need_of(layers: Sequence[Any], vllm_config: Any) -> CacheNeed:
-    """Cache need of layers, given as vLLM's specs, including the block that vLLM reserves."""
+    """Compute the cache need of ``layers``, vLLM's KV-cache specs; vLLM's null block included."""
     block = sum(layer.page_size_bytes for layer in layers)
     one = sum(layer.max_memory_usage_bytes(vllm_config) for layer in layers)
     padding = _PADDING if any(layer != layers[0] for layer in layers) else 1
@@ -53,7 +54,7 @@ def need_of(layers: Sequence[Any], vllm_config: Any) -> CacheNeed:
 
 
 def room(memory: HostMemory, ranks: int) -> int:
-    """Bytes available to each of ``ranks`` ranks; a tenth of the memory stays free.
+    """Bytes available to each of ``ranks`` ranks that share ``memory``; a tenth of it stays free.
 
     The reserve covers the activations of long prompts, which are not measured, and other programs.
     """
@@ -63,18 +64,19 @@ def room(memory: HostMemory, ranks: int) -> int:
 def choose(room: int, need: CacheNeed) -> int:
     """Choose the size of a rank's KV cache: half of ``room``, as another server may start later.
 
-    The size is larger if one sequence needs more, and smaller if all sequences need less, but then
-    at least 1 GiB for cached prefixes. All sizes are in bytes.
+    If ``max_num_seqs`` sequences need less, the size is smaller, but at least 1 GiB for cached
+    prefixes. If a single sequence needs more, the size is larger, but at most ``room``. All sizes
+    are in bytes.
     """
     return min(room, max(need.padded, min(room // 2, max(need.all, GIB))))
 
 
 class FittingCpuWorker(CPUWorker):
-    """vLLM's CPU worker with a KV cache sized by the memory that is free after the load."""
+    """vLLM's CPU worker, with a KV cache sized by the memory available once the model is loaded."""
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         cache = vllm_config.cache_config
-        # If no size is set, vLLM checks here that its share of the memory is free.
+        # If no size is set, vLLM 0.32 checks here that its share of the memory is free.
         cache.kv_cache_memory_bytes = 0
         try:
             super().__init__(vllm_config, *args, **kwargs)
@@ -82,10 +84,11 @@ class FittingCpuWorker(CPUWorker):
             cache.kv_cache_memory_bytes = None
 
     def determine_available_memory(self) -> int:
-        """Bytes for the KV cache.
+        """Bytes for the KV cache of this rank.
 
         Raises:
-            NoRoomForCache: one sequence of maximal length does not fit.
+            NoRoomForCache: one sequence of ``max_model_len`` tokens does not fit; with an automatic
+                ``max_model_len``, no sequence fits.
         """
         if self._should_warm_up_model():
             self.model_runner.warming_up_model()
@@ -107,7 +110,7 @@ class FittingCpuWorker(CPUWorker):
         return size
 
     def _check_length(self, layers: Sequence[Any], own: int, memory: HostMemory) -> None:
-        """Raise unless ``max_model_len`` is automatic and a shorter length fits into the cache."""
+        """Raise unless ``max_model_len`` is automatic and a shorter one fits into ``own`` bytes."""
         model = self.vllm_config.model_config
         needed, longest = _gib(need_of(layers, self.vllm_config).one), self._longest(layers, own)
         if longest and model.original_max_model_len == -1:
@@ -120,7 +123,7 @@ class FittingCpuWorker(CPUWorker):
         )
 
     def _longest(self, layers: Sequence[Any], size: int) -> int:
-        """Length of the longest sequence that fits into ``size`` bytes; 0 if no length fits."""
+        """Greatest length below ``max_model_len`` that fits into ``size`` bytes; 0 if none fits."""
         model = self.vllm_config.model_config
         given = model.max_model_len
 

@@ -1,4 +1,4 @@
-"""Memory of this machine available to a process: the minimum over NUMA node and cgroups."""
+"""Memory available to a process: the minimum over machine, NUMA node and cgroups."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ class HostMemory:
     """Memory that a process may use.
 
     Attributes:
-        total: all bytes, used or free.
-        available: bytes that are free, or page cache that the operating system can reclaim.
+        total: bytes in all, used or free.
+        available: bytes that are free, or that the operating system can reclaim, e.g. page cache.
     """
 
     total: int
@@ -37,7 +37,10 @@ def _machine(root: Path) -> HostMemory:
 
 
 def _node(node: int, root: Path) -> Iterator[HostMemory]:
-    """Memory of one NUMA node of several; a single node's file may lack hot-plugged memory."""
+    """Yield a NUMA node's memory if the machine has several nodes.
+
+    A machine's only node is left out, as its file may lack hot-plugged memory.
+    """
     nodes = root / "sys/devices/system/node"
     file = nodes / f"node{node}/meminfo"
     if len(list(nodes.glob("node[0-9]*/meminfo"))) > 1 and file.is_file():
@@ -91,7 +94,7 @@ _V2 = _Hierarchy(
 
 
 def _control_groups(root: Path) -> Iterator[HostMemory]:
-    """Memory left by the limits of this process's cgroups and their parents."""
+    """Yield the memory left by the limits of each of this process's cgroups and their parents."""
     file = root / "proc/self/cgroup"
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
         _, controllers, path = line.split(":", 2)
@@ -104,7 +107,10 @@ def _control_groups(root: Path) -> Iterator[HostMemory]:
 
 
 def _groups(mount: Path, path: str) -> Iterator[Path]:
-    """Yield the directories of a cgroup and its parents; in a container the mount is the group."""
+    """Yield the directories of a cgroup and its parents, then the mount.
+
+    In a container the mount may itself be the cgroup.
+    """
     inner = PurePosixPath(path.lstrip("/"))
     if ".." not in inner.parts:
         yield from (mount / each for each in (inner, *inner.parents) if each.parts)

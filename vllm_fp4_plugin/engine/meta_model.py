@@ -42,7 +42,9 @@ def _building() -> Iterator[None]:
 
 @contextmanager
 def built(model: str, *, arch: str = "", **engine_args: Any) -> Iterator[tuple[Any, Any]]:
-    """Build a model as ``vllm serve --quantization nvfp4-tc`` would, on one rank.
+    """Build a model as ``vllm serve --quantization nvfp4-tc`` would, but on the meta device.
+
+    The model is built for a single rank.
 
     Args:
         model: checkpoint directory or hub name.
@@ -53,9 +55,9 @@ def built(model: str, *, arch: str = "", **engine_args: Any) -> Iterator[tuple[A
         The model and vLLM's config, whose ``quant_config`` is ours.
 
     Raises:
-        ValueError: the checkpoint or an option is refused; the message names it.
-        NoKernelError: this machine's device has no kernel for a layer.
-        IncompatibleVllm: this vLLM lacks a name that is needed.
+        ValueError: the checkpoint or an option is refused; the message says why.
+        NoKernelError: the device has no kernel for a layer.
+        IncompatibleVllm: this vLLM lacks a name that the plugin uses.
     """
     with vllm_names():
         from vllm.engine.arg_utils import EngineArgs
@@ -70,7 +72,7 @@ def built(model: str, *, arch: str = "", **engine_args: Any) -> Iterator[tuple[A
 
 @contextmanager
 def built_for(args: Any, arch: str = "") -> Iterator[tuple[Any, Any]]:
-    """Build a model for vLLM's ``EngineArgs`` on one rank; see ``built``."""
+    """Build a model from ``args``, vLLM's ``EngineArgs`` for a single rank; see ``built``."""
     import torch
 
     with vllm_names():
@@ -92,13 +94,15 @@ def built_for(args: Any, arch: str = "") -> Iterator[tuple[Any, Any]]:
         from vllm_fp4_plugin.device import planned_for
         from vllm_fp4_plugin.linear.method import resolve_fusions
 
-    ropes, excepthook = dict(rotary_embedding._ROPE_DICT), sys.excepthook
+    excepthook = sys.excepthook
     with (
         _building(),
         _quiet(),
         planned_for(arch),
         # vLLM asks another process, which imports everything anew, so as not to start CUDA here.
         patch.object(registry, "_run_in_subprocess", _run_here),
+        # vLLM would pass these empty tensors to the next model of this process.
+        patch.dict(rotary_embedding._ROPE_DICT, clear=True),
         tempfile.TemporaryDirectory() as rendezvous,
     ):
         config = args.create_engine_config()
@@ -118,9 +122,6 @@ def built_for(args: Any, arch: str = "") -> Iterator[tuple[Any, Any]]:
             finally:
                 cleanup_dist_env_and_memory()
                 sys.excepthook = excepthook  # torch wraps the hook again for every model
-                # vLLM would pass these empty tensors to the next model of this process.
-                rotary_embedding._ROPE_DICT.clear()
-                rotary_embedding._ROPE_DICT.update(ropes)
 
 
 def _run_here(function: Callable[[], T]) -> T:

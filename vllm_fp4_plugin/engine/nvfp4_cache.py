@@ -1,7 +1,8 @@
-"""NVFP4 KV caches, which are not served: declared by a checkpoint, or requested by the user.
+"""NVFP4 KV caches, which our method does not serve.
 
-The declaration does not affect the weights: such a checkpoint is served with a 16-bit cache, or an
-FP8 cache if the user requests one. vLLM would choose NVFP4 by default.
+If the user requests an NVFP4 cache, the engine is refused. If a checkpoint declares one, for which
+vLLM would choose NVFP4 by default, the checkpoint is served with a 16-bit cache, or with an FP8
+cache on request: the declaration does not affect the weights.
 """
 
 import functools
@@ -39,7 +40,7 @@ def _without_nvfp4(resolve: Any) -> Any:
 
 
 def check(vllm_config: Any) -> None:
-    """Log which KV cache is served instead, if the checkpoint declares NVFP4.
+    """Refuse a requested NVFP4 cache; log the cache that replaces one declared by the checkpoint.
 
     Raises:
         InvalidOption: the user requests an NVFP4 cache.

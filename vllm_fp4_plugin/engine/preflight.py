@@ -1,6 +1,6 @@
 """Checks in the front-end process, before any worker starts: options and a checkpoint's tensors.
 
-The errors that these checks raise would also occur later: for options when a worker builds the
+Without these checks the same errors would be raised later: for an option when a worker builds the
 model, for a missing tensor once the weights have been read.
 """
 
@@ -81,7 +81,7 @@ def _checked(create: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_options(args: Any, is_ours: bool) -> None:
-    """Check that our options in ``--additional-config`` are valid and in their place.
+    """Check that our options in ``--additional-config`` are valid and inside ``nvfp4_tc``.
 
     Args:
         args: vLLM's ``EngineArgs``.
@@ -95,17 +95,17 @@ def check_options(args: Any, is_ours: bool) -> None:
 
 
 def check_complete(args: Any, directory: Path) -> None:
-    """Check, from headers alone, that a local checkpoint has all tensors of its model.
+    """Check, by a dry load of the headers, that a local checkpoint has all tensors of its model.
 
     The dry load runs in a child process: building a model leaves state behind, on a GPU too, that
-    would disturb the engine.
+    would disturb the engine. If it cannot be completed, the check is left to the workers.
 
     Args:
         args: vLLM's ``EngineArgs``.
         directory: directory of the checkpoint.
 
     Raises:
-        UnsupportedCheckpoint: see ``completeness.CompleteLoad``.
+        UnsupportedCheckpoint: the dry load refuses the model or the checkpoint.
     """
     if args.load_format == "dummy":
         return
@@ -120,7 +120,13 @@ def check_complete(args: Any, directory: Path) -> None:
 
 
 def _dry_load(args: Any, directory: Path) -> bytes:
-    """Verdict on a checkpoint; its first byte is ``_COMPLETE``, ``_REFUSED`` or ``_FAILED``."""
+    """Run a dry load of a checkpoint and return a verdict.
+
+    Returns:
+        ``_COMPLETE``; ``_REFUSED`` and a message if the checkpoint is incomplete or unsupported, or
+        the model cannot be batch-invariant as requested; ``_FAILED`` and a message for any other
+        error.
+    """
     from vllm_fp4_plugin.checkpoint.dry_load import dry_load
 
     try:
@@ -137,7 +143,7 @@ def _dry_load(args: Any, directory: Path) -> bytes:
 
 
 def _alone(args: Any) -> Any:
-    """Engine arguments of the same model on one rank."""
+    """Copy of the engine arguments ``args`` for one rank, eager, and without a draft model."""
     alone = copy.copy(args)
     for name, value in _ONE_RANK.items():
         setattr(alone, name, value)

@@ -1,8 +1,8 @@
 """Refusals of our plugin, repeated as one marked line at the end of standard error.
 
 A worker's refusal stands far up in a server's log, between the tracebacks of two processes, and the
-front end fails with an error that names no cause. So processes of an engine write a refusal to a
-file of the front end, which prints the line last.
+front end fails with an error that names no cause. So an engine's processes write a refusal to a
+file that the front end has named, and the front end prints the refusal last.
 """
 
 import atexit
@@ -35,7 +35,7 @@ _of_vllm: dict[str, str] = {}
 
 
 def cause(error: BaseException) -> str:
-    """One-line message of our refusal among ``error`` and its causes; empty if there is none."""
+    """One-line message of the first error of ours in ``error`` and its causes; empty if none."""
     for each in _chain(error):
         if type(each).__module__.partition(".")[0] in _PACKAGES:
             return " ".join(str(each).split())
@@ -43,7 +43,7 @@ def cause(error: BaseException) -> str:
 
 
 def register() -> None:
-    """Make every process of an engine save the refusals that it logs."""
+    """Make vLLM's loggers in processes of an engine save the first refusal that is logged."""
     for name in _LOGGERS:
         logger = logging.getLogger(name)
         if _leave not in logger.filters:
@@ -51,10 +51,10 @@ def register() -> None:
 
 
 def tell_last(of_vllm: Mapping[str, str] | None = None) -> None:
-    """Make this front end print a refusal, its own or the next engine's, as the last line.
+    """Make this front end print a refusal, its own or its next engine's, as the last line.
 
     Args:
-        of_vllm: last lines for errors of vLLM, keyed by a part of the error message.
+        of_vllm: lines to print last for errors of vLLM, keyed by a part of the error's message.
     """
     _of_vllm.update(of_vllm or {})
     _remove()
@@ -67,7 +67,10 @@ def tell_last(of_vllm: Mapping[str, str] | None = None) -> None:
 
 
 class _TellLast:
-    """Exception hook that hides tracebacks of vLLM's commands and prints the refusal last."""
+    """Exception hook that prints a refusal last, and hides the traceback of a vLLM command.
+
+    Other exceptions, and all tracebacks at debug level, are left to the previous hook.
+    """
 
     def __init__(self, previous: Any) -> None:
         self._previous = previous
@@ -85,7 +88,7 @@ class _TellLast:
 
 
 def _explained(error: Exception) -> str:
-    """Last line for a vLLM error whose own message says too little; empty if unknown."""
+    """Line of ``tell_last`` for an error of vLLM; empty if there is none for the error."""
     text = " ".join(str(each) for each in _chain(error))
     return next((line for part, line in _of_vllm.items() if part in text), "")
 

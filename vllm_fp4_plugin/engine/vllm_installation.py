@@ -45,7 +45,8 @@ def check(*, to_plan: bool = False) -> None:
     """Check that vLLM is installed, imports, and finds a device to run on.
 
     Args:
-        to_plan: whether models are only built, never run; vLLM's GPU build then needs no GPU.
+        to_plan: whether models are only built and never run, for which vLLM's GPU build needs no
+            GPU.
 
     Raises:
         UnusableVllm: the message names the fault and the remedy.
@@ -64,7 +65,9 @@ def check(*, to_plan: bool = False) -> None:
 
 
 def check_planned_arch(arch: str) -> None:
-    """Check that a plan names an architecture, if this machine has no device.
+    """Check that the user named an architecture to plan for, if this machine has no device.
+
+    ``arch``: value of ``--arch``; empty if not given.
 
     Raises:
         UnusableVllm: no architecture is named.

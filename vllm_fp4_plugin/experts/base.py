@@ -1,4 +1,4 @@
-"""Base class of the methods that run layers of experts on our kernels, from any checkpoint."""
+"""Base class of the methods that run layers of experts on our kernels."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -55,12 +55,12 @@ class ExpertsMethod(FusedMoEMethodBase):
     or activations stay in 16 bits.
 
     Args:
-        startup: notified when the weights are in place.
+        startup: records the layer's kernels, and when the weights are in place.
         options: options of the user.
         layer: vLLM's layer of routed experts.
         prefix: name of the layer.
-        inputs: quantization of the inputs of both GEMMs.
-        terms: number of terms that the user requested for these inputs.
+        inputs: requested quantization of the inputs of both GEMMs; ``plan`` has the chosen one.
+        terms: number of NVFP4 terms that the user requested for these inputs; None: no request.
 
     Attributes:
         plan: kernels of the layer.
@@ -110,7 +110,7 @@ class ExpertsMethod(FusedMoEMethodBase):
         return ExpertSizes(moe.hidden_dim, width, held, total, self.plan.gated)
 
     def _layer(self, layer: Any) -> ExpertsLayer | None:
-        """Key of the layer's kernels for warmup; None on CPU, which uses reference kernels."""
+        """Key of the layer's kernels for warmup; None on CPU, whose kernels are not compiled."""
         plan = self.plan
         if plan.first.arch == "cpu":
             return None
@@ -136,7 +136,10 @@ class ExpertsMethod(FusedMoEMethodBase):
         expert_id: int,
         return_success: bool,
     ) -> bool | None:
-        """Copy this rank's part of a tensor; see ``RoutedExperts.weight_loader``."""
+        """Copy this rank's part of a tensor; see vLLM's ``RoutedExperts.weight_loader``.
+
+        With ``return_success``, return whether the expert is on this rank; otherwise None.
+        """
         row = self._row(param, weight_name, shard_id, expert_id)
         if row >= 0:
             copy_part(param.data[row], loaded_weight, shard_id, self.ledger.shards, self.moe)
@@ -147,14 +150,14 @@ class ExpertsMethod(FusedMoEMethodBase):
         return self._locally(expert_id)
 
     def install(self, layer: Any, stored: StoredExperts) -> None:
-        """Register the tensors that the layer's forward pass reads."""
+        """Convert experts for the kernels, and register the tensors that the forward pass reads."""
         for name, tensor in kernel_experts(stored, self.plan)._asdict().items():
             value = None if tensor is None else Parameter(tensor, requires_grad=False)
             layer.register_parameter(_PARAMETERS[name], value)
         self.startup.loaded(self.prefix, layer.w13_weight.device)
 
     def held(self, layer: Any) -> KernelExperts:
-        """Weights of a loaded layer."""
+        """Tensors that ``install`` registered in a layer."""
         return KernelExperts(*(getattr(layer, name) for name in _PARAMETERS.values()))
 
     @property
@@ -174,7 +177,7 @@ class ExpertsMethod(FusedMoEMethodBase):
         shared_experts: Any,
         shared_experts_input: Tensor | None,
     ) -> Tensor:
-        """Compute the routed experts' sum; vLLM runs shared experts."""
+        """Compute the weighted sum of this rank's routed experts; vLLM runs shared experts."""
         plan = self.plan
         return experts(
             x, topk_weights, topk_ids, layer.expert_map, *self.held(layer), self._sizes[:4],
@@ -190,7 +193,7 @@ class ExpertsMethod(FusedMoEMethodBase):
         router_logits: Tensor,
         input_ids: Tensor | None = None,
     ) -> Tensor:
-        """Choose each token's experts from the router's logits, and sum their results."""
+        """Choose each token's experts from the router's logits; then compute as ``apply`` does."""
         plan = self.plan
         assert plan.choice is not None
         return routed_experts(

@@ -36,7 +36,9 @@ def choose(
     reason: str,
     terms: RequestedTerms | None,
 ) -> FusedMoEMethodBase:
-    """Choose the method of a layer of experts, ours or, if unsupported, vLLM's, and report it.
+    """Choose the method of a layer of quantised experts, and report the choice.
+
+    vLLM's method is chosen if ours does not support the layer, or if the user wants vLLM's.
 
     Args:
         layer: vLLM's layer of routed experts.
@@ -44,9 +46,10 @@ def choose(
         group: quantization scheme of the experts, not 16-bit.
         checkpoint: content of the checkpoint's config.
         options: options of the user.
-        startup: notified of the choice, and when the weights are in place.
+        startup: records the choice for the report, and when the weights are in place.
         reason: reason for the scheme, for the report.
-        terms: number of terms that the user requested for the inputs of both GEMMs.
+        terms: number of NVFP4 terms that the user requested for the inputs of both GEMMs; None: no
+            request.
 
     Raises:
         UnsupportedCheckpoint: no method that the user's options allow serves these experts.
@@ -76,18 +79,18 @@ def choose(
 def choose_online(
     layer: Any, prefix: str, options: Options, startup: Startup, terms: RequestedTerms | None
 ) -> FusedMoEMethodBase | None:
-    """Choose and report the method of a layer of 16-bit experts; None: vLLM's, in 16 bits.
+    """Choose and report the method of a layer of 16-bit experts; None: vLLM runs them in 16 bits.
 
     Args:
         layer: vLLM's layer of routed experts.
         prefix: name of the layer.
         options: options of the user.
-        startup: notified of the choice, and when the weights are in place.
-        terms: number of terms that the user requested for the inputs of both GEMMs.
+        startup: records the choice for the report, and when the weights are in place.
+        terms: as in ``choose``.
 
     Raises:
-        UnsupportedCheckpoint: the user requires quantised experts, and our kernels cannot serve the
-            layer.
+        UnsupportedCheckpoint, NoKernelError: the option ``experts`` is ``"own"``, and our kernels
+            cannot serve the layer.
     """
     pattern = covered(prefix, options.ignore, {})
     if pattern is not None:
@@ -110,7 +113,7 @@ def choose_online(
 
 
 def _why_not_ours(prefix: str, group: LayerGroup, options: Options) -> str | None:
-    """Reason why our method must not be tried; None if it may be."""
+    """Reason why our method must not be tried; None if it may be tried."""
     if not group.kind.is_nvfp4:
         where = " on CPU; serve the model on a GPU" if is_on_cpu() else "; leave out experts='own'"
         return f"holds {group.kind} experts, must hold NVFP4 or 16-bit ones{where}"
@@ -130,7 +133,7 @@ def _delegated(
     startup: Startup,
     reasons: tuple[str, ...],
 ) -> FusedMoEMethodBase:
-    """Let vLLM's own method serve a layer, and report the method."""
+    """Get vLLM's own method for a layer; report the method, with ``reasons``."""
     method: FusedMoEMethodBase
     arithmetic, kernel, unquantised = arithmetic_of(group), f"{group.kind.family} (vLLM)", ""
     if is_planned():
@@ -149,7 +152,7 @@ def _delegated(
 
 
 def own_record(layer: Any, prefix: str, plan: ExpertsPlan, reason: str) -> LayerRecord:
-    """Record of experts that our kernels serve."""
+    """Record, for the report, of experts that our kernels serve."""
     config = layer.moe_config
     h, i, count = (
         config.hidden_dim,
@@ -168,13 +171,13 @@ def own_record(layer: Any, prefix: str, plan: ExpertsPlan, reason: str) -> Layer
 
 
 def projections(layer: Any) -> list[str]:
-    """Names of an expert's projections in the checkpoint."""
+    """Names in the checkpoint of an expert's three projections, or two without a gate."""
     names = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
     return [name for name in names if name is not None]
 
 
 def unquantized(layer: Any, prefix: str, reason: str) -> LayerRecord:
-    """Record of experts that vLLM runs in 16 bits, with the reason."""
+    """Record, for the report, of experts that vLLM runs in 16 bits for ``reason``."""
     matrices = _matrices(layer)
     elements = sum(count * n * k for count, n, k in matrices)
     return LayerRecord.unquantized(prefix, reason, elements, elements * layer.params_dtype.itemsize)
@@ -185,7 +188,7 @@ def planned(
 ) -> tuple[str, str, str]:
     """Kernel label, arithmetic and reason for gated experts, from checkpoint headers alone.
 
-    ``activation`` is vLLM's name of the experts' activation function.
+    ``activation`` is vLLM's name for the experts' activation function.
 
     Raises:
         UnsupportedCheckpoint: no method would serve the experts.
@@ -208,14 +211,14 @@ def planned(
 
 
 def arithmetic_of(group: LayerGroup) -> str:
-    """Bits of weights and activations of experts, e.g. ``W4A4 static``."""
+    """Bits of weights and activations with vLLM's methods for experts, e.g. ``W4A4 static``."""
     if group.kind.is_nvfp4:
         return "W4A4 static" if group.kind is Kind.NVFP4 else "W4A16"
     return delegated.arithmetic(group)
 
 
 def _matrices(layer: Any) -> list[tuple[int, int, int]]:
-    """Count, rows and columns of the matrices of this rank's experts."""
+    """Count, rows and columns of this rank's matrices: gate and up, then down."""
     config = layer.moe_config
     h, i, e = config.hidden_dim, config.intermediate_size_per_partition, config.num_local_experts
     return [(e * (2 if config.is_act_and_mul else 1), i, h), (e, h, i)]

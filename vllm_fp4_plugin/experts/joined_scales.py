@@ -1,8 +1,8 @@
 """One global scale for gate and up, as vLLM's methods require, with unchanged results.
 
-vLLM applies gate's global scale to up's weights as well, which leaves up's result off by one factor
-per expert. The activation's result is proportional to up, so the factor goes into down's global
-scale, and the scale of down's input is divided by the factor, so that 4-bit codes do not change.
+vLLM applies gate's global scale to up's weights as well, so that up's result is off by one factor
+per expert. As the activation's result is proportional to up, down's global scale is multiplied by
+the factor. The scale of down's input is divided by the factor, which keeps the input's 4-bit codes.
 """
 
 from typing import NamedTuple
@@ -29,13 +29,13 @@ class GlobalScales(NamedTuple):
     reciprocal: bool
 
     def factors(self) -> Tensor:
-        """Ratio of up's scale to gate's, as factors: float32 ``(E,)``."""
+        """Ratio of up's scale to gate's, float32 ``(E,)``; stored divisors are inverted first."""
         gate, up = self.w13.unbind(1)
         return gate / up if self.reciprocal else up / gate
 
 
 def join(scales: GlobalScales) -> None:
-    """Apply gate's scales to up, and compensate in down's scales; in place."""
+    """Replace up's scales by gate's in place; compensate in the scales of down and down's input."""
     factors = scales.factors()
     if scales.reciprocal:
         factors = factors.reciprocal()
@@ -45,7 +45,7 @@ def join(scales: GlobalScales) -> None:
 
 
 def described(factors: Tensor) -> str:
-    """Describe how many experts' scales differ, and by how much; empty if none differ."""
+    """Text with the number of experts whose scales differ and the largest ratio; empty if equal."""
     off = int((factors != 1).sum())
     if not off:
         return ""

@@ -1,4 +1,4 @@
-"""Ledger of the tensors loaded for a layer's experts: checks each one, and completeness."""
+"""Ledger of the tensors loaded for a layer's experts: checks each tensor, and completeness."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -53,7 +53,8 @@ def nvfp4_forms(names: TensorNames) -> dict[str, Form]:
 class ExpertLedger:
     """Account of the tensors that the experts of one layer have received.
 
-    Every rank receives every expert's tensors, and drops tensors of other ranks' experts.
+    Unless vLLM filters weights by rank, every rank receives every expert's tensors, and drops the
+    tensors of other ranks' experts.
 
     Args:
         layer: vLLM's layer of routed experts.
@@ -87,7 +88,9 @@ class ExpertLedger:
         self._wanted[tensor] = form
 
     def loader(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """Make a weight loader that records and checks a tensor before calling ``inner``.
+        """Make a weight loader that splits, records and checks a tensor before calling ``inner``.
+
+        A tensor that stacks experts or projections is split, and each part passed to ``inner``.
 
         Args:
             inner: loader with the arguments of ``RoutedExperts.weight_loader``.
@@ -136,11 +139,11 @@ class ExpertLedger:
         return inner(param, part.tensor, weight_name, part.shard, part.expert, return_success)
 
     def number_parameters(self) -> list[Tensor]:
-        """Parameters of scalars, which a model may fill directly, without a loader."""
+        """Parameters that hold scalars, and that a model may fill directly, without a loader."""
         return [parameter for _, _, parameter in self._numbers]
 
     def watch(self, part: str, tensor: str, parameter: Tensor) -> None:
-        """Register a parameter of scalars, to be counted as loaded once a model has filled it.
+        """Register a parameter of scalars; ``note_filled`` records it as received once filled.
 
         Args:
             part: ``"w13"`` or ``"w2"``.
@@ -150,7 +153,7 @@ class ExpertLedger:
         self._numbers.append((part, tensor, parameter))
 
     def note_filled(self, is_filled: Callable[[Tensor], bool]) -> None:
-        """Record all experts' scalars as received, for each parameter that a model has filled."""
+        """Record as received the scalars of each registered parameter that a model has filled."""
         for part, tensor, parameter in self._numbers:
             if is_filled(parameter):
                 self._note_all(tensor, self.shards if part == "w13" else (DOWN,))
@@ -178,7 +181,7 @@ class ExpertLedger:
         self._complete = False
 
     def missing(self) -> Iterator[str]:
-        """Checkpoint names of the tensors that have not arrived."""
+        """Checkpoint names of the expected tensors that have not arrived."""
         for tensor in () if self._complete else self._wanted:
             is_read = not (self._filtered and tensor in ("weight", "weight_packed"))
             for expert in range(self._count):
@@ -189,9 +192,10 @@ class ExpertLedger:
                         yield self._name(tensor, expert, shard)
 
     def check_complete(self) -> None:
-        """Raise unless every tensor of every expert has arrived; ``missing`` is empty from then on.
+        """Raise unless every expected tensor has arrived; none is expected until the next load.
 
-        vLLM checks more than once after a load, and during a reload.
+        vLLM may process a layer more than once after a load, and during a reload, which repeats
+        the check.
         """
         missing = list(self.missing())
         if missing:
@@ -215,7 +219,7 @@ class ExpertLedger:
         self._received[tensor, expert, shard] = source
 
     def source(self, tensor: str, row: int, shard: str, *, of_all: bool = False) -> Source | str:
-        """Checkpoint tensor that an expert's tensor came from; if unknown, its expected name.
+        """Checkpoint tensor from which an expert's tensor came; if unknown, the expected name.
 
         Args:
             tensor: name on disk.

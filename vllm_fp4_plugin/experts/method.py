@@ -23,13 +23,13 @@ class Nvfp4ExpertsMethod(ExpertsMethod):
     """Method of a layer of experts whose checkpoint holds NVFP4 weights.
 
     Args:
-        startup: notified when the weights are in place.
+        startup: see the base class.
         options: options of the user.
         layer: vLLM's layer of routed experts.
         prefix: name of the layer.
         checkpoint: content of the checkpoint's config.
         weight_only: whether the checkpoint leaves activations in 16 bits.
-        terms: number of terms that the user requested.
+        terms: see the base class.
 
     Raises:
         UnsupportedCheckpoint, NoKernelError: see the base class.
@@ -61,9 +61,9 @@ class Nvfp4ExpertsMethod(ExpertsMethod):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Register the tensors under vLLM's names: ``w13_`` or ``w2_``, then the checkpoint's name.
+        """Register the tensors under vLLM's names: ``w13_`` or ``w2_``, then the name on disk.
 
-        Biases have the model's dtype. Input scales of gemm1 cover the experts of all ranks.
+        Biases have the model's dtype. gemm1's input scales are those of all ranks' experts.
         """
         names, e = self.checkpoint.names, num_experts
         h, i, s = hidden_size, intermediate_size_per_partition, len(self.ledger.shards)
@@ -140,7 +140,7 @@ class Nvfp4ExpertsMethod(ExpertsMethod):
         return self.ledger.shards if part == "w13" else (DOWN,)
 
     def _check_block_scales(self, part: str, scales: Tensor, data: Tensor) -> None:
-        """Raise for an expert with invalid block scales."""
+        """Raise if an expert has invalid block scales; the error names the tensor."""
         if kernel_weight.are_block_scales(scales, data):
             return
         shards, name = self._shards(part), self.checkpoint.names.block_scale
@@ -152,7 +152,7 @@ class Nvfp4ExpertsMethod(ExpertsMethod):
                 kernel_weight.check_block_scales(self.ledger.source(name, row, shard), *matrix)
 
     def _factors(self, part: str, name: str, stored: Tensor) -> Tensor:
-        """Global scales as factors, from factors or divisors in the checkpoint."""
+        """Global scales as factors, from factors or divisors in the checkpoint; checks them."""
         if not kernel_weight.are_globals(stored):
             shards = self._shards(part)
             of_all = part == "w13" and name == self.checkpoint.names.input_global
@@ -164,7 +164,7 @@ class Nvfp4ExpertsMethod(ExpertsMethod):
 
 
 def _fill_dummy(tensors: Any) -> None:
-    """Fill tensors for ``--load-format dummy``, whose random values are no valid scales."""
+    """Fill tensors for ``--load-format dummy``: vLLM's random values are no valid scales."""
     for tensor in tensors:
         if tensor.dtype == torch.uint8:
             tensor.random_(0, 256)

@@ -25,17 +25,17 @@ _WEIGHT = "weight"
 
 
 class Nvfp4OnlineExpertsMethod(ExpertsMethod):
-    """Method of a layer of experts whose 16-bit weights are quantised once they are complete.
+    """Method of a layer of 16-bit experts, quantised once all of the layer's weights are loaded.
 
     Weights start on the meta device and exist in 16 bits for one layer at a time. Every matrix has
     its own global scale; inputs of both GEMMs have a scale per token, or stay in 16 bits.
 
     Args:
-        startup: notified when the weights are in place.
+        startup: see the base class.
         options: options of the user.
         layer: vLLM's layer of routed experts.
         prefix: name of the layer.
-        terms: number of terms that the user requested.
+        terms: see the base class.
 
     Raises:
         UnsupportedCheckpoint, NoKernelError: see the base class.
@@ -85,7 +85,7 @@ class Nvfp4OnlineExpertsMethod(ExpertsMethod):
             initialize_online_processing(layer)
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Quantise each matrix with its own global scale, then convert as for any checkpoint."""
+        """Quantise each matrix with its own global scale, then convert to the kernels' layout."""
         if layer.w13_weight.dtype == torch.uint8:
             return  # converted already
         if get_current_vllm_config().load_config.load_format != "dummy":
@@ -99,10 +99,10 @@ class Nvfp4OnlineExpertsMethod(ExpertsMethod):
             parameter.weight_loader = _lay_aside
 
     def _quantized(self, part: str, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Quantise weights ``(…, N, K)`` of ``part``, ``"w13"`` or ``"w2"``.
+        """Quantise weights of ``part``: for ``"w13"`` ``(E, S, N, K)``, for ``"w2"`` ``(E, N, K)``.
 
         Returns:
-            Data, block scales in linear layout, and global scales.
+            Data, block scales in linear layout, and global scales as factors, one per matrix.
         """
         matrices = weights.flatten(0, -3)
         amax = torch.stack([matrix.abs().amax() for matrix in matrices]).float()

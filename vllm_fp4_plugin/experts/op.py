@@ -1,9 +1,8 @@
 """Custom ops of a layer's experts: one call from 16-bit tokens to 16-bit outputs.
 
 The ops call the kernels that the layer's plan names, and check nothing. Dynamo, which traces
-through vLLM's layer on CPU, must see a single call: the experts that a batch reaches are known only
-on the device, and the token tiles depend on the number of tokens, on which Dynamo must not
-specialise.
+through vLLM's layer on CPU, must see a single call: only the device knows the experts that a batch
+reaches, and the token tiles depend on the number of tokens, for which Dynamo must not specialise.
 """
 
 from collections.abc import Sequence
@@ -26,19 +25,21 @@ _LIBRARY = Library("nvfp4_tc", "FRAGMENT")
 
 
 class KernelExperts(NamedTuple):
-    """Experts of one rank in the form that both ops take.
+    """Experts of one rank, L in number, in the form that both ops take.
 
     Attributes:
-        w13: uint8 ``(L, 2, I, H/2)``, gate before up, or ``(L, I, H/2)`` without a gate; or their
-            data in fragment layout.
-        w13_scale: float8_e4m3fn, blocked layout of each matrix; or uint8, fragment layout.
-        w13_alpha: float32 ``(L, 2)`` or ``(L,)``; includes ``w13_input`` if given.
-        w2: uint8 ``(L, H, I/2)``, or the data in fragment layout.
+        w13: uint8 ``(L, 2, I, H/2)``, gate before up, or ``(L, I, H/2)`` without a gate; or the
+            same weights in fragment layout.
+        w13_scale: block scales: float8_e4m3fn, each matrix in blocked layout; or uint8 in fragment
+            layout.
+        w13_alpha: factor of gemm1's results, float32 ``(L, 2)`` or ``(L,)``: the global scale,
+            times ``w13_input`` unless None.
+        w2: uint8 ``(L, H, I/2)``, or the same weights in fragment layout.
         w2_scale: as ``w13_scale``.
-        w2_alpha: float32 ``(L,)``; includes ``w2_input`` if given.
-        w13_input: float32 ``()``, calibrated for all experts; None: a scale per token, or 16-bit
-            activations.
-        w2_input: float32 ``(L,)``, calibrated for each expert; None as ``w13_input``.
+        w2_alpha: factor of gemm2's results, float32 ``(L,)``, as ``w13_alpha``.
+        w13_input: calibrated input scale of gemm1, float32 ``()``, for all experts; None: a scale
+            per token, or 16-bit activations.
+        w2_input: calibrated input scale of gemm2, float32 ``(L,)``; None as ``w13_input``.
         w13_bias: of x's dtype, ``(L, 2, I)`` or ``(L, I)``; None without biases.
         w2_bias: of x's dtype, ``(L, H)``; None as ``w13_bias``.
     """
@@ -60,7 +61,7 @@ class ExpertsCall(NamedTuple):
 
     Attributes:
         expert_map: int32 ``(E,)``, weight row of each expert id, -1 for experts of other ranks;
-            None: ids are rows.
+            None: an id is the row itself.
         experts: weights, scales and biases.
         sizes: first four fields of ``ExpertSizes``.
         kernels: ``ExpertsPlan.targets``.
@@ -68,7 +69,7 @@ class ExpertsCall(NamedTuple):
         terms: number of NVFP4 values whose sum represents each element of an activation.
         activation: name of an ``nvfp4_kernels.activation.Activation``; the next three fields are
             its parameters.
-        limit: bound of gate and up.
+        limit: bound of gate and up; None: no bound.
         alpha: factor in the sigmoid.
         beta: constant added to up.
     """
@@ -86,7 +87,7 @@ class ExpertsCall(NamedTuple):
 
     @classmethod
     def of(cls, expert_map: Tensor | None, *flat: Any) -> "ExpertsCall":
-        """Bundle an op's arguments, which are flat."""
+        """Bundle an op's flat arguments, ``flat`` being the fields after ``expert_map``."""
         return cls(expert_map, KernelExperts(*flat[:_TENSORS]), *flat[_TENSORS:])
 
     @property
@@ -97,7 +98,7 @@ class ExpertsCall(NamedTuple):
 
     @property
     def output(self) -> Output:
-        """Format of the input of gemm1."""
+        """Format of gemm1's input; None: 16 bits."""
         if not self.quantizes:
             return None
         scale = self.experts.w13_input
@@ -139,8 +140,8 @@ def _routed_experts(
 ) -> Tensor:
     """Choose each token's experts from ``router_logits`` ``(M, E)``; then do as ``_experts`` does.
 
-    ``bias`` is float32 ``(E,)``, or None; ``padding``, bool ``(M,)`` or None, marks rows without a
-    token. ``flat`` holds the fields of an ``ExpertsCall``, then of a ``Router``.
+    ``bias`` of the scores is float32 ``(E,)``, or None; ``padding``, bool ``(M,)`` or None, marks
+    rows without a token. ``flat`` holds the fields of an ``ExpertsCall``, then of a ``Router``.
     """
     call, router = ExpertsCall.of(*flat[:_FIELDS]), router_of(*flat[_FIELDS:])
     sizes = call.of_layer
@@ -159,7 +160,10 @@ def _products(
     weights: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Run gemm1, requantize and gemm2 on token tiles; sum per token, by ``weights`` if given."""
+    """Run gemm1, requantize (if the plan has it) and gemm2 on token tiles; sum each token's slots.
+
+    ``weights``, float32 ``(M, k)``, weight the slots in the sum; None: the sum is not weighted.
+    """
     _, first, between, second, combine = call.kernels
     a, a_scales, row_scale, routing, _ = tiles
     groups, terms, weight = routing.groups, call.terms, call.experts

@@ -38,8 +38,8 @@ class ExpertsPlan:
     """Plan of a layer of experts; made when the layer is built, before weights are loaded.
 
     Attributes:
-        enter: dispatch kernel: sorts slots into token tiles (padded expert blocks) and permutes
-            tokens, quantised or not.
+        enter: dispatch kernel, which sorts slots into token tiles (padded expert blocks), permutes
+            tokens and, unless inputs are 16-bit, quantises them.
         first: gemm1 kernel, with the activation.
         between: requantize kernel for the result of gemm1; None if gemm1 quantises its own result,
             or the result stays in 16 bits.
@@ -49,7 +49,7 @@ class ExpertsPlan:
         terms: number of NVFP4 values whose sum represents each input element; 1 for 16-bit inputs.
         gated: whether experts have gate and up projections, which ``first`` computes together.
         activation: activation between the GEMMs.
-        choice: top-k choice of experts from the router's logits, which ``enter`` makes; None: vLLM
+        choice: top-k choice of experts that ``enter`` makes from the router's logits; None: vLLM
             chooses.
         reason: reason for an unexpected choice of kernels; may be empty.
     """
@@ -74,7 +74,7 @@ class ExpertsPlan:
 
     @property
     def arithmetic(self) -> str:
-        """Bits of weights and activations, and scaling of activations, for reports."""
+        """Bits of weights and activations, and scaling of activations, e.g. ``W4A4 static``."""
         return arithmetic_of(self.inputs, self.terms)
 
 
@@ -90,9 +90,9 @@ def make_plan(
 
     Args:
         activation: activation between the GEMMs.
-        gated: whether experts have a gate.
-        inputs: quantization of the inputs of both GEMMs.
-        requested: number of terms that the user requested for the layer.
+        gated: whether experts have a gate projection.
+        inputs: requested quantization of both GEMMs' inputs; the plan may have another.
+        requested: number of NVFP4 terms that the user requested for the layer; None: no request.
         choice: top-k choice of experts, if our kernels choose.
 
     Raises:
@@ -119,7 +119,7 @@ def make_plan(
 
 
 def activation_of(layer: Any) -> Activation:
-    """Our ``Activation`` for vLLM's layer of routed experts."""
+    """Activation of vLLM's layer of routed experts, as our ``Activation``."""
     config = layer.moe_config
     name = config.activation.value.removesuffix(_NO_MUL)
     if name in _OF_ONE_MODEL:
@@ -138,7 +138,7 @@ def activation_of(layer: Any) -> Activation:
 
 
 def unsupported_reason(layer: Any) -> str | None:
-    """Reason why our kernels cannot run a layer, with accepted values; None if they can."""
+    """Reason why our kernels cannot run a layer, with the accepted values; None if they can."""
     config = layer.moe_config
     return _of_arithmetic(config) or _of_sizes(config) or _of_ranks(config.moe_parallel_config)
 

@@ -1,7 +1,7 @@
 """Router of a layer of experts: whether our kernels can choose experts exactly as vLLM would.
 
-The answer comes from the arguments of vLLM's layer. Features absent from these arguments, such as
-zero experts, show in the routing method that vLLM names.
+The arguments of vLLM's layer decide. Features that no argument states, such as zero experts, show
+in the routing method that vLLM names.
 """
 
 from typing import Any, get_args
@@ -29,7 +29,7 @@ _KNOWN = (
 
 
 def choice_of(layer: Any) -> tuple[Choice | None, str]:
-    """Our top-k choice for a layer; None and the reason if vLLM must choose."""
+    """Our top-k choice for a layer and no reason; or None and the reason why vLLM must choose."""
     why_not = _unsupported_reason(layer)
     if why_not is not None:
         return None, f"experts chosen by vLLM: {why_not}"
@@ -76,14 +76,14 @@ def _unsupported_reason(layer: Any) -> str | None:
 
 
 def _groups(layer: Any) -> tuple[int, int]:
-    """Number of expert groups, and number of groups a token chooses from."""
+    """Number of expert groups, and number of groups from which a token selects experts."""
     if not layer.use_grouped_topk:
         return 1, 1
     return layer.num_expert_group or 1, layer.topk_group or 1
 
 
 def padding(logits: Tensor) -> Tensor | None:
-    """Padding rows of a batch, bool ``(M,)``; None if they are not known.
+    """Mask of a batch's padding rows, bool ``(M,)``; None: not known, or not to be skipped.
 
     If tokens are gathered from several ranks, vLLM marks padding only among this rank's tokens.
     """

@@ -1,9 +1,9 @@
 """Separation of projections and experts that a checkpoint stacks in one tensor.
 
-Llama 4 stacks all experts, with gate above up; vLLM passes the loaded tensor transposed to ``(E,
-rows, columns)``: weights with gate and up split, for this rank's experts only, but scales with gate
-and up together, for all experts. gpt-oss interleaves the rows of gate and up, gate first; vLLM
-passes the tensors of gpt-oss per expert.
+Llama 4 stacks all experts, with gate above up. vLLM passes the loaded tensor transposed to ``(E,
+rows, columns)``: weights of gate and of up apart, for this rank's experts only, but scales of both
+together, for all experts. gpt-oss interleaves the rows of gate and up, gate first; vLLM passes its
+tensors expert by expert.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ ALTERNATING, DOWN_OF_GPT_OSS = "gpt_oss_w13", "gpt_oss_w2"  # vLLM's names of gp
 
 
 class Part(NamedTuple):
-    """A single projection's tensor of a single expert.
+    """Tensor of one projection of one expert.
 
     Attributes:
         tensor: ``(rows, columns)``, or a scalar.
@@ -44,13 +44,13 @@ def apart(
     """Split a tensor that vLLM loads into one tensor per projection and expert.
 
     Args:
-        loaded: tensor as read, of one expert, or of several, stacked in the first dimension.
+        loaded: tensor as read, of one expert, or of several experts stacked in the first dimension.
         shard: projection that the tensor holds; for gate and up together, ``GATE``, or
             ``ALTERNATING`` if their rows alternate.
-        expert: index of the expert, or of the first of several.
+        expert: index of a single expert; unused for a stack, whose length tells the experts.
         is_number: whether the tensor of one expert is a scalar.
-        rows: number of rows of gate's weight over all ranks.
-        shards: projections before the activation.
+        rows: number of rows of gate's whole weight, before it is split over ranks.
+        shards: projections before the activation: gate and up or, without a gate, ``"w1"``.
         held: indices of this rank's experts, in row order.
         count: number of experts of all ranks.
     """
@@ -87,7 +87,7 @@ def copy_part(
     """Copy this rank's part of one expert's tensor into the expert's parameter.
 
     Args:
-        place: destination for the expert, ``(S, …)`` for the gate and up projections.
+        place: the expert's row of the parameter; of ``w13``, ``(S, …)`` with S = ``len(shards)``.
         loaded: unsharded weight, scales or bias of one projection, or a scalar.
         shard: the projection.
         shards: projections before the activation.

@@ -27,7 +27,7 @@ from vllm_fp4_plugin.startup import Startup
 def vllm_experts(
     layer: Any, prefix: str, group: LayerGroup, checkpoint: CheckpointConfig, startup: Startup
 ) -> tuple[FusedMoEMethodBase, str]:
-    """Get vLLM's method for a layer of experts, and its name for the report.
+    """Get vLLM's method for a layer of experts, and the name of method and backend for the report.
 
     The config passed to vLLM covers this one layer, whose scheme is already known.
 
@@ -45,7 +45,7 @@ def vllm_experts(
 
 
 def backend(method: Any) -> str:
-    """Name of the backend that a method of vLLM chose for its GEMMs; empty if unknown."""
+    """Name of the backend of a vLLM method's GEMMs; empty if unknown."""
     found = (
         value.name
         for name, value in vars(method).items()
@@ -94,7 +94,10 @@ def _watch(
     checkpoint: CheckpointConfig,
     startup: Startup,
 ) -> None:
-    """Check a method's tensors by the ledger; patch the instance, as vLLM tests the class name."""
+    """Patch a method to check its tensors by the ledger, and to join scales, while loading.
+
+    The instance is patched, as a subclass would fail vLLM's tests of the class name.
+    """
     create, process = method.create_weights, method.process_weights_after_loading
 
     def create_weights(
@@ -132,7 +135,13 @@ def _join(
     startup: Startup,
     runs_on: str,
 ) -> None:
-    """Join the global scales of gate and up where they differ, and add a note to the report."""
+    """Note in the report that global scales of gate and up differ; join the scales if possible.
+
+    Joining needs an activation that is proportional to up and has no limit; see ``joined_scales``.
+
+    Raises:
+        UnsupportedCheckpoint: the scales differ by too much.
+    """
     names = checkpoint.names
     w13 = getattr(layer, f"w13_{names.weight_global}", None)
     if w13 is None or w13.ndim != 2 or w13.shape[1] != 2:

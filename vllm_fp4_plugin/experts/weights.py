@@ -1,4 +1,4 @@
-"""Conversion of a rank's experts to the kernels' layout: pure functions, run once per layer."""
+"""Conversion of a rank's experts to the kernels' layout, by pure functions, after each load."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from vllm_fp4_plugin.kernel_weight import weight_bytes
 
 
 class StoredExperts(NamedTuple):
-    """Experts of one rank as stored on disk: L experts, S projections before the activation.
+    """Experts of one rank in linear layout: L experts, S projections before the activation.
 
     Attributes:
         w13: uint8 ``(L, S, I, H/2)``, gate before up.
@@ -43,7 +43,7 @@ class StoredExperts(NamedTuple):
 
 
 def kernel_experts(stored: StoredExperts, plan: ExpertsPlan) -> KernelExperts:
-    """Convert experts to their kernels' layout and fold the global scales into alphas."""
+    """Convert experts to the plan's layout, pad I, and fold global and input scales into alphas."""
     w13, w13_scale, w13_global, w2, w2_scale, w2_global, w13_input, w2_input, *biases = stored
     w13_bias, w2_bias = biases
     if plan.inputs != "static":

@@ -13,8 +13,8 @@ global scales are              factors, amax/2688 ``()``  divisors, 2688/amax ``
 
 A mixed-precision checkpoint also has layers of other schemes; in both formats their tensors are
 ``weight`` (``weight_packed`` for MXFP4), ``weight_scale`` and, for static FP8, ``input_scale``.
-Scales of FP8 blocks may be ``weight_scale_inv`` instead, in both formats: layers that an exporter
-copied from a DeepSeek-like FP8 checkpoint.
+Scales of FP8 blocks may be called ``weight_scale_inv`` instead, in both formats: in layers that an
+exporter copied from a DeepSeek-like FP8 checkpoint.
 """
 
 import json
@@ -59,9 +59,9 @@ def is_nvfp4(config: Mapping[str, Any]) -> bool:
 
 
 def parse_beside(directory: Path) -> CheckpointConfig | None:
-    """Read ModelOpt's file in the folder of ``config.json``; None if there is no such file.
+    """Read ``hf_quant_config.json`` next to ``config.json``; None if there is no such file.
 
-    In older mixed-precision exports only this file lists the scheme of each layer.
+    In older mixed-precision exports by ModelOpt only this file lists the scheme of each layer.
 
     Raises:
         UnsupportedCheckpoint: see ``parse``; also if the file holds no JSON object.

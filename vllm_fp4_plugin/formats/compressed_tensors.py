@@ -160,7 +160,7 @@ class CompressedTensors(Format):
 
 
 def _with_packing(group: LayerGroup, config: Mapping[str, Any]) -> LayerGroup:
-    """Add the config's global format to a group that has no format of its own.
+    """Copy of ``group`` with ``format`` in the settings: the group's own, else the config's.
 
     Raises:
         UnsupportedCheckpoint: the format cannot hold the group's weights.

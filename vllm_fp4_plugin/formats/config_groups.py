@@ -22,15 +22,16 @@ _ACCEPTED = "must be 4-bit float (NVFP4, MXFP4) or 8-bit float (FP8, MXFP8)"
 def read_groups(config: Mapping[str, Any], remedy: str) -> list[LayerGroup]:
     """Read ``config_groups``; [] if there are none.
 
-    A group of attention alone is skipped: it describes a KV cache, as ``kv_cache_scheme`` does.
+    A group that targets only attention is skipped: it describes a KV cache, as
+    ``kv_cache_scheme`` does.
 
     Args:
         config: the quantization config.
-        remedy: advice for a checkpoint in another format.
+        remedy: advice that ends the message about an unsupported group.
 
     Raises:
-        UnsupportedCheckpoint: a field has a wrong type, or no method serves the format of a group's
-            weights or activations.
+        UnsupportedCheckpoint: a field has a wrong type, or the scheme of a group's weights or
+            activations is not supported.
     """
     found = []
     for name, group in read_objects("config_groups", config.get("config_groups")).items():
@@ -49,7 +50,10 @@ def read_groups(config: Mapping[str, Any], remedy: str) -> list[LayerGroup]:
 
 
 def input_scaling(kind: Kind, inputs: Mapping[str, Any] | None) -> Inputs:
-    """Input scaling of a non-NVFP4 layer, from ``input_activations``; ``"16-bit"`` for NVFP4."""
+    """Input scaling of a layer of scheme ``kind``; for NVFP4 ``"16-bit"``, which is not used.
+
+    ``inputs``: the group's ``input_activations``; None: inputs are not quantised.
+    """
     if inputs is None or kind.is_nvfp4:
         return "16-bit"
     static = kind in (Kind.FP8, Kind.FP8_CHANNEL) and not inputs.get("dynamic")
@@ -57,7 +61,7 @@ def input_scaling(kind: Kind, inputs: Mapping[str, Any] | None) -> Inputs:
 
 
 def is_uniform(groups: list[LayerGroup]) -> bool:
-    """Whether all ``groups`` are NVFP4, weight-only included."""
+    """Whether all ``groups`` are NVFP4, or all NVFP4 weight-only; True without groups."""
     kinds = {group.kind for group in groups}
     return len(kinds) <= 1 and all(kind.is_nvfp4 for kind in kinds)
 
@@ -73,7 +77,7 @@ def check_any_nvfp4(field: str, groups: list[LayerGroup], remedy: str) -> None:
 
 
 def _kind(field: str, args: Any, remedy: str) -> Kind:
-    """Scheme of weights from their quantization arguments; ``Kind.NVFP4`` even if weight-only."""
+    """Scheme of a group by its field ``weights``; ``Kind.NVFP4`` also for NVFP4 weight-only."""
     if not isinstance(args, Mapping):
         raise UnsupportedCheckpoint(
             f"{field}: is {args!r}, must be an object that describes 4-bit or 8-bit floats; "
@@ -106,7 +110,10 @@ def _kind(field: str, args: Any, remedy: str) -> Kind:
 
 
 def _check_inputs(field: str, kind: Kind, inputs: Any, remedy: str) -> None:
-    """Raise unless activations are in the format of the weights, or in 16 bits."""
+    """Raise unless activations are unquantised, or floats as wide as the weights.
+
+    With NVFP4 weights, quantised activations must be NVFP4.
+    """
     if inputs is None:
         return
     args = read_object(field, inputs)
@@ -154,7 +161,7 @@ def read_kv_scheme(scheme: Any) -> dict[str, Any] | None:
     """Read an FP8 ``kv_cache_scheme``; None if the scheme is NVFP4, or absent.
 
     Raises:
-        UnsupportedCheckpoint: the scheme is neither FP8 nor NVFP4.
+        UnsupportedCheckpoint: the scheme is neither FP8 with a static scale per tensor, nor NVFP4.
     """
     if scheme is None or is_nvfp4_cache(scheme):
         return None

@@ -47,7 +47,8 @@ class Format(ABC):
         names: tensor names.
         scalar: shape of the global scales.
         reciprocal: whether the global scales are divisors (2688/amax) instead of factors.
-        scale_dims: number of dimensions of the scales of FP8 weights, by scheme.
+        scale_dims: number of dimensions of a weight's scales, by scheme; schemes whose number is
+            not fixed are absent.
     """
 
     name: ClassVar[Convention]
@@ -84,7 +85,7 @@ class Format(ABC):
 
     @abstractmethod
     def config(self, ignore: Sequence[str], *, weight_only: bool, fp8_kv: bool) -> dict[str, Any]:
-        """Write the ``quantization_config`` of ``config.json``.
+        """Make the ``quantization_config`` of ``config.json``.
 
         Args:
             ignore: names of the linears that were not quantised.
@@ -95,7 +96,10 @@ class Format(ABC):
     def further_files(
         self, ignore: Sequence[str], *, weight_only: bool, fp8_kv: bool
     ) -> dict[str, dict[str, Any]]:
-        """Contents, by file name, of the files to write in the folder of ``config.json``."""
+        """Contents, by file name, of further files to write next to ``config.json``.
+
+        The arguments are those of ``config``.
+        """
         return {}
 
 
@@ -104,10 +108,10 @@ class LayerGroup:
     """Layers that share one quantization scheme.
 
     Attributes:
-        where: part of the config that describes the group.
+        where: source of the group, for messages: part of the config, or the tensors' headers.
         kind: quantization scheme.
         targets: names and patterns of the modules; None: every linear that no other group names.
-        settings: fields for vLLM's own config of such a layer.
+        settings: fields of the group from which vLLM's own quantization config is made.
         inputs: input scaling of a non-NVFP4 layer.
         scale: name of the scale tensor of a non-NVFP4 weight.
     """
@@ -142,14 +146,15 @@ class CheckpointConfig:
 
     Attributes:
         format: format of the checkpoint.
-        weight_only: whether activations stay in 16 bits (W4A16); unused with ``groups``.
+        weight_only: whether activations stay in 16 bits (W4A16); True for a mixed-precision
+            checkpoint, where ``groups`` or the tensors decide.
         ignore: patterns of modules left unquantised (see ``ignore.matches``).
-        targets: patterns of quantised modules, None for every linear.
+        targets: patterns of quantised modules; None: every linear.
         kv_cache_scheme: the declared FP8 KV-cache scheme, or None.
         groups: groups of a mixed-precision checkpoint, which replace ``weight_only`` and
-            ``targets``; ``()``: every quantised layer is NVFP4.
-        is_silent: whether the config of a mixed-precision checkpoint lists no scheme per layer.
-        nvfp4_cache: whether an NVFP4 KV cache is declared; another dtype is served instead.
+            ``targets``; ``()``: every quantised layer is NVFP4, unless ``is_silent``.
+        is_silent: whether the checkpoint is mixed-precision, but its config lists no schemes.
+        nvfp4_cache: whether an NVFP4 KV cache is declared; the plugin serves another dtype instead.
     """
 
     format: Format
@@ -168,7 +173,7 @@ class CheckpointConfig:
 
     @property
     def declared(self) -> tuple[LayerGroup, ...]:
-        """Groups that the config declares, in order of precedence."""
+        """Groups that the config declares, in order; one group if not mixed-precision."""
         if self.groups or self.is_silent:
             return self.groups
         kind = Kind.NVFP4_A16 if self.weight_only else Kind.NVFP4

@@ -30,11 +30,11 @@ class Kind(StrEnum):
 
     @property
     def family(self) -> str:
-        """Format without granularity, in lower case: ``"fp8"``, ``"mxfp8"``, ``"mxfp4"``."""
+        """First word of the value, in lower case, e.g. ``"fp8"`` for all FP8 schemes."""
         return self.split()[0].lower()
 
     def weight_bytes(self, n: int, k: int) -> int:
-        """Bytes of a non-NVFP4 weight ``(n, k)`` on disk, scales included."""
+        """Bytes of an FP8, MXFP8 or MXFP4 weight ``(n, k)``, with scales (of FP8: in float32)."""
         scales = {
             Kind.FP8: 4,
             Kind.FP8_CHANNEL: 4 * n,

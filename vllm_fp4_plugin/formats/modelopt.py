@@ -1,14 +1,15 @@
 """Format of NVIDIA ModelOpt: tensor names, reader and writer of its config.
 
-* 0.31 and later: ``config.json`` holds ``quantization_config`` with ``quant_method: "modelopt"``,
-  ``quant_algo``, ``ignore`` and ``config_groups``.
-* 0.29 and earlier: ``hf_quant_config.json`` holds ``quantization`` with ``quant_algo``,
+* ModelOpt 0.31 and later: ``config.json`` holds ``quantization_config`` with
+  ``quant_method: "modelopt"``, ``quant_algo``, ``ignore`` and ``config_groups``.
+* ModelOpt 0.29 and earlier: ``hf_quant_config.json`` holds ``quantization`` with ``quant_algo``,
   ``group_size``, ``exclude_modules`` and ``kv_cache_quant_algo``. Later versions also write this
   file.
 
-Exporters mix the two: every field is read at either depth, the list of 16-bit modules in either
-spelling. With ``quant_algo: MIXED_PRECISION``, ``quantized_layers`` lists the algorithm of each
-layer: ``{"model.layers.0.mlp.up_proj": {"quant_algo": "NVFP4"}, …}``.
+Exporters mix the two: every field is read from the nested or the outer object, the list of 16-bit
+modules from ``ignore`` and ``exclude_modules``. With ``quant_algo: MIXED_PRECISION``,
+``quantized_layers`` lists the algorithm of each layer:
+``{"model.layers.0.mlp.up_proj": {"quant_algo": "NVFP4"}, …}``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -153,7 +154,7 @@ class ModelOpt(Format):
 
 
 def _parts(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Objects that may hold a config's fields, the innermost, most specific one first."""
+    """Objects that may hold a config's fields: those nested in ``config``, then ``config``."""
     parts = [config]
     for name in _NESTED:
         if config.get(name) is not None:
@@ -171,7 +172,7 @@ def _algorithm(parts: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _ignore(parts: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Modules listed under any spelling of the ignore list, without repetition."""
+    """Modules listed in ``ignore`` and ``exclude_modules``, without repetition."""
     found: dict[str, None] = {}
     for part in parts:
         for name in ("ignore", "exclude_modules"):
@@ -180,10 +181,10 @@ def _ignore(parts: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 def _module(pattern: str) -> str:
-    """Rewrite ``X*`` as ``X``, for module X and the modules below, not all names with this prefix.
+    """Rewrite ``X*`` as ``X``, which covers module X and all modules below, but not ``XY``.
 
-    ModelOpt writes ``X*`` for a module without any quantised layer, and the name of a module covers
-    all modules below. Other wildcards keep their usual meaning.
+    ModelOpt writes ``X*`` for a module X without any quantised layer. Other wildcards keep their
+    usual meaning.
     """
     module = pattern.removesuffix("*")
     plain = not pattern.startswith("re:") and not any(c in module for c in "*?[")
@@ -195,11 +196,10 @@ def _config_groups(parts: Iterable[Mapping[str, Any]]) -> list[LayerGroup]:
 
 
 def _of_modelopt(group: LayerGroup) -> LayerGroup:
-    """Config group whose settings are replaced with ModelOpt's algorithm name.
+    """Copy of a config group with the name of ModelOpt's algorithm as settings.
 
     Raises:
-        UnsupportedCheckpoint: ModelOpt has no algorithm for the group, or vLLM does not know the
-            algorithm.
+        UnsupportedCheckpoint: ``_ALGORITHMS`` has no algorithm for the group's scheme.
     """
     if group.kind not in _ALGORITHMS:
         raise UnsupportedCheckpoint(
@@ -236,7 +236,7 @@ def _group(where: str, kind: Kind, targets: tuple[str, ...] | None) -> LayerGrou
 
 
 def _kv_scheme(parts: list[Mapping[str, Any]]) -> Any:
-    """Scheme of the KV cache, from its own field or the algorithm's name; None without both."""
+    """Scheme of the KV cache: ``kv_cache_scheme``, else by ``kv_cache_quant_algo``, else None."""
     algorithm, scheme = _find(parts, "kv_cache_quant_algo"), _find(parts, "kv_cache_scheme")
     if scheme is not None or algorithm is None:
         return scheme

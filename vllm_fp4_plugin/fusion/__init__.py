@@ -1,1 +1,1 @@
-"""Fusions in vLLM's models: checks that allow each, and the modules that replace vLLM's."""
+"""Fusions in vLLM's models: checks of each fusion, and modules that replace vLLM's."""

@@ -20,7 +20,8 @@ def make_default(vllm_config: VllmConfig, switched_on: bool) -> LayerRecord | No
         switched_on: the user's option ``norm_rope_kernels``.
 
     Returns:
-        Record of the norms' kernel and the reason; None on a device without a kernel.
+        Record of the kernel that norms with a residual use, with the reason; None on a device
+        without a kernel of ours.
     """
     kernel = norm_kernel.find()
     if kernel is None:

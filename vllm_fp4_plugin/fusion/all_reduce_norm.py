@@ -24,7 +24,8 @@ class Before(NamedTuple):
         producer: row-parallel layer of ours whose partial sums the norm all-reduces; None: the
             norm's input is already reduced.
         reduction: how the norm all-reduces; None without a producer.
-        note: note for the report, or the reason why there is no producer; empty on one rank.
+        note: note on the all-reduce, for the report; without a producer, the reason; empty on one
+            rank.
     """
 
     producer: Any
@@ -39,7 +40,7 @@ def before(match: NormMatch, layer: Any, kernel: Kernel) -> Before:
     """Find the row-parallel layer whose all-reduce a quantising norm can take over.
 
     Args:
-        match: the norm.
+        match: the norm, which can quantise for ``layer``.
         layer: linear layer that consumes the norm's quantised result.
         kernel: kernel of the norm with a residual.
     """
@@ -64,11 +65,11 @@ def before(match: NormMatch, layer: Any, kernel: Kernel) -> Before:
 
 
 def vllm_does_better(config: Any, match: Before) -> str:
-    """Reason to keep vLLM's norm: vLLM can fuse an all-reduce into it, we cannot; else empty.
+    """Reason to keep vLLM's norm, if only vLLM can fuse an all-reduce into the norm; else empty.
 
     Args:
         config: config of the engine.
-        match: layer before the norm.
+        match: layer before the norm, as found by ``before``.
     """
     if match.producer is not None or not config.compilation_config.pass_config.fuse_allreduce_rms:
         return ""
@@ -77,7 +78,12 @@ def vllm_does_better(config: Any, match: Before) -> str:
 
 
 def _unsupported_reason(plan: Any, producer: Any) -> str:
-    """Reason why a norm cannot all-reduce a layer's partial sums; empty if it can."""
+    """Reason why a norm cannot all-reduce a layer's partial sums; empty if it can.
+
+    Args:
+        plan: plan of the linear layer that consumes the norm's result.
+        producer: row-parallel layer before the norm.
+    """
     name = producer.prefix.rpartition(".")[2]
     method = producer.quant_method
     reasons = {

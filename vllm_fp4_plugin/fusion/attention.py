@@ -1,4 +1,4 @@
-"""Fusions into attention, resolved once the model around it is built.
+"""Fusions into attention, resolved once the modules around an attention layer are built.
 
 Attention quantises its result for the layer that consumes it, and rotates queries and keys when
 storing keys. Any linear layer of ours in the same module triggers the resolution.
@@ -28,8 +28,8 @@ def resolve_fusions(
     Args:
         owners: fully constructed modules around the layer, the innermost first.
         layer: the linear layer.
-        plan: plan of the layer.
-        report: gets a note of each fusion, or the reason against it.
+        plan: plan of the linear layer.
+        report: gets a note of each fusion, or the reason against the fusion.
         options: options of the user.
     """
     if not owners:
@@ -49,7 +49,8 @@ def _resolve_rotation(owners: Sequence[Module], name: str, attention: Any, optio
     """Fuse the preceding rotary embedding, if there is one, into attention.
 
     Returns:
-        Note for the report, with the reason if the embedding stays unfused; may be empty.
+        Note for the report, with the reason if the embedding stays unfused; empty if there is no
+        embedding, or if its fusion is already resolved.
     """
     owner: Any = owners[0]
     rotary_name, rotary = match_rotary.rotary_before(owner, name)
@@ -71,7 +72,7 @@ def _resolve_result(owner: Any, name: str, layer: Any, plan: LinearPlan, options
     """Let attention quantise its result for the linear layer that consumes it.
 
     Returns:
-        Note for the report, with the reason if attention cannot do this.
+        Note for the report, with the reason if attention's result stays in 16 bits.
     """
     config, attention = get_current_vllm_config(), owner._modules[name]
     why_not = "" if options.fuse_attention else OFF

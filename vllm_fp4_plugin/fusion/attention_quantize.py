@@ -1,8 +1,8 @@
 """Attention that quantises its result for its only consumer.
 
 Plugins cannot replace vLLM's ``Attention``, but the class of a built layer can be changed:
-``QuantizingAttention`` only adds a forward pass, which calls the same op as vLLM's,
-``unified_attention_with_output``, with the scales that vLLM's own fusion pass would pass.
+``QuantizingAttention`` only adds a forward pass, which calls vLLM's op
+``unified_attention_with_output`` with the scale arguments that vLLM's own fusion pass also sets.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from vllm_fp4_plugin.ops.operands import QuantizedInput
 
 
 class QuantizingAttention(Attention):
-    """``Attention`` whose result is NVFP4, with the input scale of the consuming layer.
+    """``Attention`` whose result is NVFP4, quantised with the input scale of the consuming layer.
 
     Attributes:
         feeding: the consuming layer, in a tuple so that it is not registered as a submodule.
@@ -44,14 +44,14 @@ class QuantizingAttention(Attention):
         output_shape: torch.Size | None = None,
         output_dtype: torch.dtype | None = None,
     ) -> Any:
-        """Compute attention; returns a ``QuantizedInput`` of ``(T, Hq·D)``.
+        """Compute attention; return a ``QuantizedInput`` of shape ``(T, Hq·D)``.
 
         Args:
             query: 16-bit ``(T, Hq·D)``.
-            key: 16-bit ``(T, Hkv·D)``, or None if another layer stores keys.
+            key: 16-bit ``(T, Hkv·D)``, or None if another layer stores the keys.
             value: as ``key``.
-            output_shape: must be None: heads are concatenated.
-            output_dtype: must be None: dtype of the query.
+            output_shape: must be None; heads are always concatenated.
+            output_dtype: must be None; the dtype is always the query's.
 
         Raises:
             ValueError: ``output_shape`` or ``output_dtype`` is given.
@@ -85,10 +85,12 @@ class QuantizingAttention(Attention):
 def feeds(owner: Any, name: str, layer: Any) -> bool:
     """Whether a linear layer consumes an attention layer's result, alone or with other consumers.
 
+    False if the attention layer already quantises, or is of a subclass of vLLM's ``Attention``.
+
     Args:
-        owner: fully constructed module that holds the attention and the layer.
+        owner: fully constructed module that holds the attention and the linear layer.
         name: name of the attention in ``owner``.
-        layer: row-parallel linear layer of ours.
+        layer: linear layer of ours.
     """
     names = [n for n, each in owner._modules.items() if each is layer]
     plain = type(owner._modules[name]) is Attention
@@ -99,10 +101,10 @@ def unsupported_reason(owner: Any, name: str, attention: Any, layer: Any) -> str
     """Reason why an attention layer cannot quantise for a linear layer; empty if it can.
 
     Args:
-        owner: module that holds the attention and the layer.
+        owner: module that holds the attention and the linear layer.
         name: name of the attention in ``owner``.
-        attention: attention whose result the layer consumes, see ``feeds``.
-        layer: the linear layer; all its other fusions are resolved.
+        attention: attention whose result the linear layer consumes, see ``feeds``.
+        layer: the linear layer; all other fusions of this layer are resolved.
     """
     plan, kind = layer.quant_method.plan, type(owner)
     width = attention.num_heads * attention.head_size
@@ -134,14 +136,14 @@ def unsupported_reason(owner: Any, name: str, attention: Any, layer: Any) -> str
 
 
 def kernel_of(attention: Any) -> Kernel | None:
-    """Kernel of a quantising attention layer on this process's device."""
+    """Kernel for an attention layer that quantises, on this process's device; None: no kernel."""
     mode = "fp8_kv" if attention.impl.is_fp8 else "float"
     wanted = batch_invariance.is_wanted()
     return PAGED_KERNELS.find(current_device(), mode, wanted)  # type: ignore[arg-type]
 
 
 def hand_over(attention: Any, layer: Any) -> Kernel:
-    """Make an attention layer quantise its result for ``layer``; return the kernel."""
+    """Make an attention layer quantise its result for ``layer``; return attention's kernel."""
     kernel = kernel_of(attention)
     assert kernel is not None
     attention.__class__ = QuantizingAttention
@@ -151,7 +153,7 @@ def hand_over(attention: Any, layer: Any) -> Kernel:
 
 
 def take_back(attention: Any) -> Callable[[], None]:
-    """Undo the fusion: the result is in 16 bits again; return a function that fuses again."""
+    """Make an attention layer return 16 bits again; return a function that restores the fusion."""
     if not attention.impl.quantizes:
         return lambda: None
     attention.__class__, attention.impl.quantizes = Attention, False

@@ -1,4 +1,4 @@
-"""Gate and up projection, SiLU and multiplication as one op, without touching vLLM's models.
+"""Gate and up projection, SiLU and multiplication as one op, without changes to vLLM's models.
 
 vLLM's gated MLPs call ``gate_up_proj(x)`` and pass the result straight to ``SiluAndMul``. Where
 this is allowed, the projection returns a ``GateUp``, a deferred result that holds the projection's
@@ -37,11 +37,11 @@ class GateUp:
     Attributes:
         x: input of the projection, ``(..., K)``.
         layer: the projection.
-        n: width I of each of the two projections on this rank.
-        kernel: target of the GEMM kernel, see ``ops.linear.silu_mul_linear``.
-        quantizer: target of the kernel that quantises the input, or None.
+        n: width I of each projection on this rank.
+        kernel: target of the GEMM kernel, see ``ops.linear.SiluMulLinearCall``.
+        quantizer: target of the kernel that quantises x; None: x stays in 16 bits.
         terms: number of NVFP4 values whose sum represents each input element.
-        consumer: layer that takes the result quantised; None: the result has x's dtype.
+        consumer: layer that takes ``silu(gate) · up`` quantised; None: the result has x's dtype.
         out_terms: number of NVFP4 values whose sum represents each element of a quantised result.
         apart: targets of the GEMM and quantization kernels that run two unfused GEMMs; None: fused.
     """
@@ -72,7 +72,7 @@ class GateUp:
         return QuantizedInput(data, scales, None, (*x.shape[:-1], self.n), x.dtype, terms)
 
     def _apart(self, kernel: str, quantizer: str | None) -> Tensor:
-        """Compute the result by two GEMMs, each rounded to x's dtype, and torch's SiLU."""
+        """Compute ``silu(gate) · up`` by two GEMMs, rounded to x's dtype, and torch's SiLU."""
         x, layer = self.x, self.layer
         gate, up = (
             linear(
@@ -101,7 +101,10 @@ class FusedSiluAndMul(SiluAndMul):
 
 
 def enable() -> None:
-    """Replace vLLM's ``SiluAndMul`` with ``FusedSiluAndMul`` for models built from now on."""
+    """Replace vLLM's ``SiluAndMul`` with ``FusedSiluAndMul`` for models built from now on.
+
+    The class of another plugin that has replaced ``SiluAndMul`` stays.
+    """
     if op_registry_oot.get("SiluAndMul") is None:
         SiluAndMul.register_oot(FusedSiluAndMul)
         # Registration renames the class; custom_ops directives use the original name.
@@ -109,7 +112,7 @@ def enable() -> None:
 
 
 def builders(layer: Module) -> list[Module]:
-    """Modules whose ``__init__`` is on the stack while a layer is built, the innermost first."""
+    """Modules under construction around a layer (``__init__`` on the stack), innermost first."""
     found: list[Module] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -123,11 +126,11 @@ def builders(layer: Module) -> list[Module]:
 
 
 def unsupported_reason(layer: Any, prefix: str, options: Options) -> str | None:
-    """Reason against fusing a layer, found while the layer is built.
+    """Reason against fusing a layer with SiLU-mul, as far as known while the layer is built.
 
     Returns:
-        ``""`` if the layer is not a gate and up projection; None if fusion is still possible, see
-        ``owner_unsupported_reason``.
+        Reason for the report; ``""`` if the layer is not a gate and up projection; None if fusion
+        is still possible, see ``owner_unsupported_reason``.
     """
     if prefix.rpartition(".")[2] != PROJECTION:
         return ""
@@ -148,7 +151,7 @@ def unsupported_reason(layer: Any, prefix: str, options: Options) -> str | None:
 
 
 def owner_unsupported_reason(owner: Module | None, layer: Any) -> str | None:
-    """Reason against fusing a layer, found in the owner; None if there is none.
+    """Reason against fusing a gate and up projection, found in the owner; None if there is none.
 
     Args:
         owner: fully constructed module whose forward pass calls the layer; None if unknown.
@@ -183,7 +186,7 @@ def _projected(owner: Any, layer: Any) -> Flow:
 
 
 def consumer_of(owner: Any, layer: Any) -> tuple[Any, str]:
-    """Layer that is the sole consumer of the activation's result.
+    """Row-parallel layer that is the sole consumer of the activation's result.
 
     Args:
         owner: fully constructed module that holds the fused projection, see

@@ -43,10 +43,11 @@ class _Source(NamedTuple):
     Attributes:
         name: name in the owner.
         module: the submodule.
-        layer: row-parallel layer whose result the submodule returns, maybe the submodule itself; or
-            None.
+        layer: row-parallel layer whose result the submodule returns, maybe the submodule itself;
+            None: no such layer.
         returns: return convention of the submodule.
-        escape: reason why ``layer`` is None although the submodule holds a row-parallel layer.
+        escape: reason, if known, why ``layer`` is None although the submodule holds a row-parallel
+            layer.
     """
 
     name: str
@@ -77,7 +78,10 @@ def producer_before(owners: Sequence[Any], norm_name: str, reads_between: bool) 
 
 
 def _feeding(owner: Any, consumer: str) -> Iterator[tuple[_Source, Flow]]:
-    """Modules of an owner whose result goes to ``consumer``, an attribute or ``RETURNED``."""
+    """Submodules of an owner whose results go to ``consumer``, each with the result's flow.
+
+    ``consumer``: attribute of the owner, or ``RETURNED``.
+    """
     for source in _sources(owner):
         flow = flow_of(owner, source.name, source.returns, True, may_return=True)
         if consumer in flow.consumers:
@@ -85,13 +89,16 @@ def _feeding(owner: Any, consumer: str) -> Iterator[tuple[_Source, Flow]]:
 
 
 def _takes_input(owner: Any, norm_name: str) -> bool:
-    """Whether a norm is called with one of the owner's first three inputs."""
+    """Whether a norm is called with one of the first three parameters of the owner's forward."""
     given = frozenset({RESIDUAL})
     return any(norm_name in flow_of_parameter(owner, p, given).consumers for p in range(3))
 
 
 def _escape(owner: Any) -> str:
-    """First escape of the result of attention, an MLP or the like in an owner; else empty."""
+    """First escape, in an owner, of a submodule's result; empty if there is none.
+
+    Only row-parallel layers, and submodules that hold others, such as attention or MLPs, count.
+    """
     for source in _sources(owner):
         if source.layer is not None or source.module._modules:
             flow = flow_of(owner, source.name, source.returns, True, may_return=True)
@@ -153,13 +160,13 @@ def _across(owners: Sequence[Any], norm_name: str, reads_between: bool) -> Produ
 
 
 def _is_auxiliary(model: Any, use: Use) -> bool:
-    """Whether a use is the call by which vLLM records values between layers for a draft model."""
+    """Whether a use is vLLM's call that records values between layers for a draft model."""
     noted = getattr(type(model), _AUXILIARY, None)
     return use.attribute == _AUXILIARY and noted is getattr(EagleModelMixin, _AUXILIARY)
 
 
 def _in_the_way(flow: Flow, norm_name: str) -> str:
-    """Reason why a value has a use other than the norm with a residual; empty if it has none."""
+    """Reason why a norm with a residual is not the sole consumer of a value; empty if it is."""
     expected = {Use(norm_name, 0)}
     others = sorted({use.attribute for use in flow.uses - expected})
     reasons = {
@@ -178,7 +185,13 @@ def _producer(source: _Source, owners: Sequence[Any], root: Any, why_not: str) -
 
 
 def _unsupported_reason(path: Sequence[Any], owners: Sequence[Any], root: Any) -> str:
-    """Reason why properties of the modules rule out fusion; empty if they do not."""
+    """Reason why shared modules, a replaced forward or hooks rule out fusion; else empty.
+
+    Args:
+        path: the row-parallel layer, and the submodule that returns its result.
+        owners: modules whose forward passes carry the result to the norm.
+        root: outermost module.
+    """
     for module in path:
         places = (each for holder in root.modules() for each in holder._modules.values())
         if sum(each is module for each in places) > 1:
@@ -193,7 +206,7 @@ def _unsupported_reason(path: Sequence[Any], owners: Sequence[Any], root: Any) -
 
 
 def _sources(owner: Any) -> Iterator[_Source]:
-    """Submodules of an owner, each with the row-parallel layer behind its result, if any."""
+    """Submodules of an owner, each with the row-parallel layer whose result it returns, if any."""
     for name, module in owner._modules.items():
         if type(module) is RowParallelLinear:
             yield _Source(name, module, module, _returns(module))

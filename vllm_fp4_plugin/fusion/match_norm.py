@@ -34,7 +34,7 @@ class _Elsewhere(Exception):
 
 
 def norm_before(layer: Any, prefix: str, owners: Sequence[Any], on_gpu: bool) -> NormMatch | None:
-    """Norm whose result goes to a layer, alone or among other consumers; None if there is none.
+    """Norm whose result a linear layer consumes, alone or with other consumers; None: no norm.
 
     Args:
         layer: linear layer of ours, whose input is quantised.
@@ -66,12 +66,19 @@ def norm_before(layer: Any, prefix: str, owners: Sequence[Any], on_gpu: bool) ->
 
 
 def _is_norm(module: Any) -> bool:
-    """Whether a module is a norm, also of a class that no kernel of ours replaces."""
+    """Whether a module is vLLM's ``RMSNorm``, or of a class whose name ends in ``Norm``."""
     return isinstance(module, RMSNorm) or type(module).__name__.endswith("Norm")
 
 
 def _unsupported_reason(owner: Any, norm: Any, path: Sequence[Any], on_gpu: bool) -> str:
-    """Reason why properties of the modules rule out fusion; empty if they do not."""
+    """Reason why the norm, or a module between norm and layer, rules out fusion; else empty.
+
+    Args:
+        owner: module that holds the norm.
+        norm: the norm.
+        path: see ``_beyond``.
+        on_gpu: see ``norm_before``.
+    """
     if type(norm) is not QuantizingNorm:
         return f"it is {type(norm).__name__}, not our RMSNorm"
     k, most = norm.hidden_size, longest_row(words=BLOCK)
@@ -97,7 +104,8 @@ def _beyond(path: Sequence[Any], uses: frozenset[Use]) -> str:
     """Reason why the forward passes between norm and layer prevent fusion; empty if none does.
 
     Args:
-        path: the layer, its owner and so on, up to the module called with the norm's result.
+        path: the layer, the module that holds it, and so on up to the module that the norm's
+            owner calls with the norm's result.
         uses: calls that take the norm's result.
 
     Raises:

@@ -2,8 +2,9 @@
 
 Fused attention takes the positions from the runner's metadata, and a rotary embedding takes them
 from an argument: both must be equal. ``forward_analysis`` reads the forward passes inside a decoder
-layer. Here the forward passes above the decoder layers are read, which loop over layers or wrap
-another model: every path to the layers must pass the positions unchanged; other code is free.
+layer. This module reads the forward passes above the decoder layers, which loop over layers or wrap
+another model: every call that leads to the layers must pass the positions unchanged; code that does
+not touch the positions may do anything.
 """
 
 import ast
@@ -47,7 +48,7 @@ def _note(owner: Any, name: str) -> str:
 
 
 def _above(owners: Sequence[Any], depth: int) -> str:
-    """Reason why a module from ``owners[depth]`` on may change positions; empty if none does."""
+    """Reason why ``owners[depth]`` or a module around it may change positions; else empty."""
     for place in range(depth, len(owners)):
         inside = owners[:place]
         if type(owners[place]).forward is Module.forward:
@@ -66,15 +67,15 @@ def _is_text(node: ast.AST | None, text: str) -> bool:
 
 
 class _NotUnderstood(Exception):
-    """Signal of a use that may change the positions; the message describes the use."""
+    """Signal that a forward pass may change the positions or cannot be read; with the reason."""
 
 
 class _Reader:
-    """Reader of one forward pass.
+    """Reader of one forward pass, which must pass the positions on unchanged.
 
     Args:
         owner: module of the forward pass.
-        inside: modules between the owner and the embedding.
+        inside: modules inside the owner that lead to the embedding, the innermost first.
     """
 
     def __init__(self, owner: Any, inside: Sequence[Any]) -> None:
@@ -85,10 +86,10 @@ class _Reader:
         self.named: set[str] = set()  # local names of keyword dicts that include the positions
 
     def hands_on(self) -> bool:
-        """Whether every call on the way to the embedding passes on the positions.
+        """Whether there are calls of modules in ``inside``, and all pass the positions.
 
         Raises:
-            _NotUnderstood: the positions may be changed or renamed.
+            _NotUnderstood: the source cannot be read, or may change or rename the positions.
         """
         function = self._function()
         parents = {id(c): p for p in ast.walk(function) for c in ast.iter_child_nodes(p)}
@@ -103,7 +104,7 @@ class _Reader:
         return bool(calls) and all(map(self._is_given, calls))
 
     def _note(self, node: ast.AST) -> None:
-        """Record local names of modules on the way to the embedding, and of keyword dicts."""
+        """Record the local name that a node binds to a module or to a dict with the positions."""
         match node:
             case (
                 ast.For(iter=iterated, target=target)
@@ -143,7 +144,7 @@ class _Reader:
         return function
 
     def _check(self, name: ast.Name, parent: ast.AST) -> None:
-        """Refuse a use of the positions that could change or rename them."""
+        """Raise if a use of ``positions`` could change or rename the positions."""
         match parent:
             case _ if not isinstance(name.ctx, ast.Load):
                 pass
@@ -161,7 +162,7 @@ class _Reader:
         raise _NotUnderstood(f"may change its positions ({text})")
 
     def _check_named(self, name: ast.Name, parents: dict[int, ast.AST]) -> None:
-        """Refuse a use of a keyword dict that could change the positions inside."""
+        """Raise if a use of a keyword dict could change the positions in the dict."""
         parent = parents[id(name)]
         match parent:
             case ast.keyword(arg=None) | ast.Assign():
@@ -186,7 +187,7 @@ class _Reader:
         return any(layer is module for layer in layers for module in self.inside)
 
     def _leads(self, callee: ast.expr) -> bool:
-        """Whether a callee is a module on the way to the embedding."""
+        """Whether a callee is a module in ``inside``, or an element of a list that holds one."""
         match callee:
             case ast.Name(id=name) if name in self.layers:
                 return True
@@ -207,7 +208,7 @@ class _Reader:
         return None
 
     def _is_given(self, call: ast.Call) -> bool:
-        """Whether a call passes the positions as its positions argument."""
+        """Whether a call passes the positions once, as the callee's parameter ``positions``."""
         callee = self._callee(call.func)
         if callee is None:
             return False
@@ -229,7 +230,10 @@ class _Reader:
         return isinstance(node, ast.Name) and node.id in self.named
 
     def _callee(self, func: ast.expr) -> Any:
-        """Module on the way to the embedding that an expression calls."""
+        """Module that ``func``, the function of a call, refers to; None if unknown.
+
+        For a layer in a loop: the layer that leads to the embedding.
+        """
         module = self._module_of(func)
         if module is not None:
             return module

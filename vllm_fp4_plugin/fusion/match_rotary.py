@@ -40,13 +40,16 @@ def rotary_before(owner: Any, name: str) -> tuple[str, Any]:
 
 
 def kernel_of(attention: Any) -> Kernel | None:
-    """Kernel of rotation and cache store for an attention layer on this process's device."""
+    """Kernel of rotation and cache store for an attention layer, on this process's device.
+
+    None if the device has no such kernel.
+    """
     mode = "fp8_kv" if attention.impl.is_fp8 else "float"
     return KERNELS.find(current_device(), mode)  # type: ignore[arg-type]
 
 
 def unsupported_reason(owners: Sequence[Any], name: str, rotary_name: str) -> str:
-    """Reason why attention cannot do the embedding's work; empty if it can.
+    """Reason why attention cannot rotate in place of the rotary embedding; empty if it can.
 
     Args:
         owners: fully constructed modules, the innermost first; the first holds the embedding and
@@ -98,11 +101,11 @@ def _place(parameter: Parameter | None) -> int:
 
 
 def norms_before(owner: Any, rotary_name: str) -> Iterator[tuple[str, Any, int]]:
-    """Per-head RMSNorms whose only consumer is the embedding.
+    """RMSNorms whose only consumer is the rotary embedding: normally per head, not checked here.
 
     Yields:
-        Name, norm, and the position of its result in the embedding's arguments: 1 for queries, 2
-        for keys.
+        Name, norm, and position of the norm's result in the embedding's arguments: 1 for queries,
+        2 for keys.
     """
     for name, norm in owner._modules.items():
         if type(norm) in (RMSNorm, NormOnOurKernel, QuantizingNorm):
@@ -114,7 +117,10 @@ def norms_before(owner: Any, rotary_name: str) -> Iterator[tuple[str, Any, int]]
 
 
 def norms_unsupported_reason(owner: Any, norms: Sequence[tuple[str, Any, int]], rotary: Any) -> str:
-    """Reason why attention cannot apply the head norms too; empty if it can."""
+    """Reason why attention cannot apply the head norms too; empty if it can.
+
+    ``norms``: see ``norms_before``.
+    """
     modules = [norm for _, norm, _ in norms]
     weights = [norm.weight for norm in modules if norm.has_weight]
     reasons = {
@@ -136,7 +142,12 @@ def norms_unsupported_reason(owner: Any, norms: Sequence[tuple[str, Any, int]], 
 def bind(owner: Any, name: str, rotary_name: str) -> str:
     """Fuse rotation, and head norms where possible, into attention.
 
-    A stand-in replaces the rotary embedding in ``owner``, as all layers share the embedding.
+    Layers may share one rotary embedding: a stand-in replaces it in ``owner``, and only there.
+
+    Args:
+        owner: module that holds the attention and the rotary embedding.
+        name: name of the attention in ``owner``.
+        rotary_name: name of the rotary embedding in ``owner``.
 
     Returns:
         Note of the fusion, with the reason if the norms stay unfused.

@@ -1,8 +1,8 @@
-"""Constants of a built module that its forward pass tests, and the outcome of such tests.
+"""Constants in the branch conditions of a built module's methods, and the branches taken.
 
-Models of one class differ by layer in flags like ``use_rope``: a test of a flag takes the same
-branch in every run. An attribute counts as constant if only ``__init__``, and methods called from
-there alone, assign to it.
+Layers of one class may differ in flags such as ``use_rope``; a condition on a flag takes the same
+branch in every run of one layer. An attribute counts as constant if nothing assigns to it but
+``__init__`` and methods that only ``__init__`` calls.
 """
 
 import ast
@@ -37,7 +37,7 @@ HELD = _Held()
 
 
 class _Unknown(Exception):
-    """Signal that a value depends on more than constants."""
+    """Signal that the value of an expression depends on more than constants."""
 
 
 def functions_of(owner: type[Module]) -> Iterator[tuple[str, FunctionType]]:
@@ -60,9 +60,10 @@ def builders_of(owner: type[Module]) -> set[str]:
 
 
 def constants_of(module: Module) -> Constants:
-    """Attributes that a module's methods test and never change, with their values.
+    """Attributes in a module's branch conditions that no method changes, with their values.
 
-    A submodule is either ``HELD`` (present) or None; other attributes are plain values.
+    The value of a submodule is ``HELD`` (present) or None; other values are numbers, strings, bools
+    or None.
     """
     kind: Any = type(module)
     found: dict[str, Hashable] = {}
@@ -75,10 +76,10 @@ def constants_of(module: Module) -> Constants:
 
 
 def decided(test: ast.expr, self_name: str, constants: Mapping[str, Hashable]) -> bool | None:
-    """Outcome of a test that depends on constants alone; None: it may differ between runs.
+    """Truth of a condition that depends on constants alone; None: may differ between runs.
 
     Args:
-        test: expression of a method.
+        test: the condition, an expression of a method.
         self_name: name of the method's ``self`` parameter.
         constants: see ``constants_of``.
     """
@@ -90,7 +91,7 @@ def decided(test: ast.expr, self_name: str, constants: Mapping[str, Hashable]) -
 
 @cache
 def _tested(owner: Any) -> frozenset[str]:
-    """Attributes of ``self`` named in a test of any method."""
+    """Names of attributes, of ``self`` or another variable, in branch conditions of any method."""
     found: set[str] = set()
     for _, function in functions_of(owner):
         try:
@@ -109,7 +110,7 @@ def _tested(owner: Any) -> frozenset[str]:
 
 @cache
 def _changed(owner: Any) -> frozenset[str]:
-    """Attributes that methods may assign after construction; if unknown, all tested attributes."""
+    """Attributes that methods may assign after construction; if unknown, all of ``_tested``."""
     builders, found = builders_of(owner), set[str]()
     for name, function in functions_of(owner):
         if name in builders:
@@ -122,7 +123,10 @@ def _changed(owner: Any) -> frozenset[str]:
 
 
 def _plain(module: Module, name: str) -> Any:
-    """Value of a module's attribute, or ``HELD`` if a descriptor computes the attribute."""
+    """Attribute of a module or else of its class, read without running descriptors.
+
+    ``HELD`` if neither has the attribute, e.g. a parameter.
+    """
     if name in vars(module):
         return vars(module)[name]
     return inspect.getattr_static(type(module), name, HELD)

@@ -19,7 +19,7 @@ def find() -> Kernel | None:
 
 
 def has_ir() -> bool:
-    """Whether vLLM defines its norms as IR ops, as releases up to 0.33 do."""
+    """Whether vLLM defines its norms as IR ops, as 0.32 and 0.33 do."""
     return find_spec("vllm.ir") is not None
 
 

@@ -22,7 +22,8 @@ class NormOnOurKernel(RMSNorm):
     """``RMSNorm`` that runs on our kernel if the call has a residual and supported arguments.
 
     Attributes:
-        ours: whether this engine uses our kernel.
+        ours: whether our kernel may run; False in vLLM releases with IR ops, see
+            ``norm_provider``.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -51,7 +52,10 @@ def _is_our_engine(config: VllmConfig) -> bool:
 
 
 def unsupported_reason(config: VllmConfig, switched_on: bool) -> str:
-    """Reason why the engine's norms stay on vLLM's kernel; empty if there is none."""
+    """Reason why the engine's norms stay on vLLM's kernel; empty if there is none.
+
+    ``switched_on``: the user's option ``norm_rope_kernels``.
+    """
     passes = config.compilation_config.pass_config
     taken = op_registry_oot.get("RMSNorm", NormOnOurKernel)
     reasons = {
@@ -64,10 +68,10 @@ def unsupported_reason(config: VllmConfig, switched_on: bool) -> str:
 
 
 def put_in_place(ours: Any) -> None:
-    """Make vLLM build ``ours`` instead of vLLM's ``RMSNorm``.
+    """Make vLLM build the class ``ours`` instead of vLLM's ``RMSNorm``.
 
-    ``ours`` also replaces a base class of ``ours`` put in place earlier, but no other plugin's
-    class.
+    If a base class of ``ours`` was put in place earlier, ``ours`` replaces that class; a class of
+    another plugin stays.
     """
     taken = op_registry_oot.get("RMSNorm")
     if taken is None or (issubclass(ours, taken) and ours is not taken):

@@ -32,7 +32,7 @@ def fused_add_rms_norm(
     epsilon: float,
     variance_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Run ``vllm.ir.ops.fused_add_rms_norm`` on arguments that ``takes`` accepts."""
+    """Implement ``vllm.ir.ops.fused_add_rms_norm`` for arguments that ``takes`` accepts."""
     assert weight is not None
     return add_rms_norm(x, x_residual, weight, epsilon)
 
@@ -45,7 +45,14 @@ def register() -> None:
 
 
 def make_default(vllm_config: VllmConfig, kernel: Kernel, switched_on: bool) -> LayerRecord:
-    """Put our provider first, for models built from now on, unless the user named others.
+    """Put our provider first for models built from now on.
+
+    The order stays if the user has named providers, or has switched our kernel off.
+
+    Args:
+        vllm_config: config of the engine.
+        kernel: our kernel for this process's device.
+        switched_on: the user's option ``norm_rope_kernels``.
 
     Returns:
         Record of the op's provider, with the reason.

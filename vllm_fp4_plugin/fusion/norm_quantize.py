@@ -1,9 +1,10 @@
-"""RMSNorms that quantise for their only consumer, without touching vLLM's models.
+"""RMSNorms that quantise for their only consumer, without changes to vLLM's models.
 
 vLLM builds our class instead of vLLM's ``RMSNorm``. A norm acts like vLLM's until, once the model
-is built, a linear layer of ours turns out to be the only consumer of its result: see
-``match_norm``. From then on the norm returns a ``QuantizedInput`` with the layer's own scale, in
-one launch. On several ranks the norm may first all-reduce its input: see ``Reduction``.
+is built, a linear layer of ours turns out to be the only consumer of the norm's result: see
+``match_norm``. From then on the norm normalises and quantises in one launch, by the layer's own
+scale or a scale per token. On several ranks the norm may first all-reduce its input: see
+``Reduction``.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from vllm_fp4_plugin.ops.operands import Input, QuantizedInput, Unreduced
 
 @dataclass(frozen=True)
 class Reduction:
-    """All-reduce of partial sums inside the norm that consumes the result.
+    """All-reduce of a layer's partial sums inside the norm that consumes the layer's result.
 
     Attributes:
         tokens: maximum number of tokens for flashinfer's fused all-reduce and norm; 0: never used.
@@ -70,7 +71,10 @@ class QuantizingNorm(NormOnOurKernel):
     feeding: Feeding | None = None
 
     def forward(self, x: "Tensor | Unreduced", *args: Any, **kwargs: Any) -> Any:
-        """See ``RMSNorm.forward_native``; the result may be a ``QuantizedInput``."""
+        """See ``RMSNorm.forward_native``.
+
+        ``x`` may be an ``Unreduced``, and the normalised result a ``QuantizedInput``.
+        """
         if isinstance(x, Unreduced):
             return self._reduced(x, *args, **kwargs)
         if self.feeding is None:
@@ -112,14 +116,17 @@ class QuantizingNorm(NormOnOurKernel):
 def enable() -> None:
     """Replace vLLM's ``RMSNorm`` with ``QuantizingNorm`` for models built from now on.
 
-    On a device without kernels that quantise, vLLM's class stays in place.
+    On a device without norm kernels that quantise, vLLM's class stays in place.
     """
     if kernels(per_token=False) is not None:
         put_in_place(QuantizingNorm)
 
 
 def kernels(per_token: bool) -> tuple[Kernel, Kernel] | None:
-    """Kernels of a norm on this process's device, without and with a residual."""
+    """Kernels of a quantising norm on this process's device: without and with a residual.
+
+    None if either is missing. ``per_token``: see ``Feeding``.
+    """
     device, wanted = current_device(), batch_invariance.is_wanted()
     alone, adding = (
         KERNELS[Form(adds, per_token)].find(device, "w4a4", wanted) for adds in (False, True)
@@ -128,7 +135,10 @@ def kernels(per_token: bool) -> tuple[Kernel, Kernel] | None:
 
 
 def unsupported_reason(vllm_config: VllmConfig, switched_on: bool) -> str | None:
-    """Reason why no norm of an engine may quantise; None if there is none."""
+    """Reason why no norm of an engine may quantise; None if there is none.
+
+    ``switched_on``: the user's option ``fuse_norm``.
+    """
     reasons = {
         "switched off (fuse_norm)": not switched_on,
         "LoRA is enabled": vllm_config.lora_config is not None,

@@ -23,7 +23,11 @@ NAME = "rotary_emb"
 
 
 class RotaryOnOurKernel(theirs.RotaryEmbedding):
-    """Mixin that runs a rotary embedding class of vLLM on our kernel."""
+    """Mixin that runs a rotary embedding class of vLLM on our kernel.
+
+    Attributes:
+        ours: whether our kernel rotates; False: vLLM's code does.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -36,7 +40,7 @@ class RotaryOnOurKernel(theirs.RotaryEmbedding):
             config.quant_config.startup.report.add(LayerRecord(NAME, label, "16-bit", reason, 0, 0))
 
     def unsupported_reason(self) -> str:
-        """Reason why the kernel cannot rotate this module's heads; empty if it can."""
+        """Reason why our kernel cannot rotate the heads of this embedding; empty if it can."""
         if not self.is_neox_style:
             return "it turns neighbouring elements together"
         if self.dtype not in DTYPES:
@@ -59,7 +63,7 @@ class RotaryOnOurKernel(theirs.RotaryEmbedding):
 
     @staticmethod
     def _in_our_engine(config: VllmConfig) -> bool:
-        """Whether our method serves the engine under construction, and the kernel is enabled."""
+        """Whether our quantization method serves the engine, and the user enables our kernel."""
         quantization = config.quant_config
         ours = quantization is not None and quantization.get_name() == METHOD
         return ours and Options.of(config).norm_rope_kernels

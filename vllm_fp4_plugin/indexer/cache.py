@@ -8,11 +8,11 @@ from nvfp4_kernels.indexer.formats import Format
 
 
 def set_format(cache_layer: Any, fmt: Format, head_dim: int) -> None:
-    """Set the size of a key in vLLM's cache spec: the bytes of ``head_dim`` elements in ``fmt``.
+    """Set the bytes per key in vLLM's cache spec, scales included.
 
     Args:
-        cache_layer: layer that represents the cache; its ``head_dim``, in bytes, determines the
-            spec.
+        cache_layer: layer that represents the cache. Its attribute ``head_dim``, from which vLLM
+            makes the spec, is set to the number of bytes.
         fmt: format of the keys.
         head_dim: number of elements of a key.
     """
@@ -20,9 +20,9 @@ def set_format(cache_layer: Any, fmt: Format, head_dim: int) -> None:
 
 
 def pages(kv_cache: Tensor) -> Tensor:
-    """View vLLM's ``(pages, block_size, bytes of a key)`` as uint8 ``(pages, page_bytes)``.
+    """View vLLM's uint8 ``(pages, block_size, bytes of a key)`` as ``(pages, page_bytes)``.
 
-    A page holds the data of all its keys, followed by all scales, so a row of vLLM's view is not a
-    key. Gaps that vLLM leaves between pages stay.
+    A page holds the data of all its keys, then all scales, so that row ``[page, i]`` of vLLM's view
+    is not key i. Gaps that vLLM leaves between pages remain in the stride.
     """
     return kv_cache.view(kv_cache.shape[0], -1)

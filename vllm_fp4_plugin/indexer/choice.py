@@ -1,4 +1,4 @@
-"""Choice of an indexer's key format, and whether our kernels serve it."""
+"""Choice of an indexer's key format, and of the kernels that serve it: ours or vLLM's."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ OPTION = f"{KEY}.indexer_format"
 
 
 class UnsupportedIndexer(ValueError):
-    """Error for an indexer that a user requested and our kernels do not support."""
+    """Error for a requested key format that our kernels do not support for the model's indexer."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ def choose(layer: IndexerTraits, vllm_config: Any) -> tuple[Format | None, str]:
     """Choose the key format, or None to leave the layer to vLLM's kernels; also return the reason.
 
     Raises:
-        InvalidOption: the option has an unknown value.
-        UnsupportedIndexer: the option requests an unsupported configuration; the message names the
-            remedy.
+        InvalidOption: see ``Options.of``.
+        UnsupportedIndexer: our kernels cannot serve the format that the user requests; the message
+            names reason and remedy.
     """
     requested = Options.of(vllm_config).indexer_format
     if requested is None and vllm_config.model_config.quantization != METHOD:
@@ -73,7 +73,7 @@ def choose(layer: IndexerTraits, vllm_config: Any) -> tuple[Format | None, str]:
 
 
 def scoring_kernel(fmt: Format) -> Kernel:
-    """Kernel that scores keys in decodes, for reports."""
+    """Kernel that scores keys and selects the top-k, for logs and reports."""
     return SCORE_TOPK_KERNELS.select(current_device(), fmt.name)
 
 
@@ -115,14 +115,14 @@ def _unsupported_reasons(layer: IndexerTraits, fmt: Format, vllm_config: Any) ->
 
 
 def has_exponent_scales() -> bool:
-    """Whether vLLM writes an FP8 key's scale as four equal exponents; releases after 0.32 may.
+    """Whether vLLM writes an FP8 key's scale as four equal exponents: 0.33 does, on sm_100.
 
-    vLLM's answer is for the local device; in a report for sm_100 from elsewhere, True is assumed.
+    vLLM is asked about the local device; in a report for another device, sm_100 counts as True.
     """
     tells = getattr(deep_gemm, "mqa_logits_use_mx_scales", None)
     if tells is None:
         return False
-    return bool(tells()) or (is_planned() and device_family(current_device()) == "sm_100")
+    return device_family(current_device()) == "sm_100" if is_planned() else bool(tells())
 
 
 def _native_remedy(native: str, requested: str) -> str:

@@ -3,9 +3,9 @@
 ``vllm.models.deepseek_v32.attention`` builds an indexer, but calls three functions instead:
 ``fused_norm_rope`` computes keys and stores FP8, ``fused_q`` computes FP8 queries, and
 ``sparse_attn_indexer`` scores. The layer looks up these names at each call; this module replaces
-them with functions of the same signature, which call vLLM's own for all but the indexer's part. FP8
-keys and queries stay with vLLM, except where vLLM writes a key's scale as exponents, as our kernels
-read float32 scales.
+them with functions of the same signature, which call vLLM's functions for all but the indexer's
+part. If the key format is FP8, vLLM's functions still compute queries and store keys, except where
+they write a key's scale as exponents: our kernels read float32 scales.
 """
 
 import inspect
@@ -25,9 +25,12 @@ LAYER = "vllm.models.deepseek_v32.attention"
 
 
 def install(selector: KeySelector | None) -> None:
-    """Make the layer, if its module is loaded, use ``selector``; None restores vLLM's functions.
+    """Replace the functions of the layer's module, if the module is imported.
 
-    One format holds for all layers: the option is global to an engine.
+    ``sparse_attn_indexer`` is always replaced. ``fused_norm_rope``, which then stores keys with
+    ``selector``, and ``fused_q`` are replaced if vLLM's functions cannot store keys in the
+    selector's format; otherwise, and for None, vLLM's functions are restored. All layers use the
+    format of the last selector: the option is global to an engine.
     """
     layer: Any = sys.modules.get(LAYER)
     if layer is None:
@@ -43,7 +46,7 @@ def install(selector: KeySelector | None) -> None:
 
 
 def _left_to_vllm(selector: KeySelector) -> bool:
-    """Whether vLLM's functions store keys in the selector's format."""
+    """Whether vLLM's functions store keys in the format that our kernels read."""
     return selector.fmt.name == "fp8" and not choice.has_exponent_scales()
 
 
@@ -60,7 +63,11 @@ def sparse_attn_indexer(
     *args: Any,
     **kwargs: Any,
 ) -> Tensor:
-    """Select keys that are already in the cache; signature of vLLM's function of this name."""
+    """Select keys for a step's tokens; the step's keys are in the cache already.
+
+    The signature is that of vLLM's function of the same name, which is called for a layer that our
+    kernels do not serve.
+    """
     given = (hidden_states, k_cache_prefix, kv_cache, q_quant, q_scale, *args)
     cache_layer = get_forward_context().no_compile_layers.get(k_cache_prefix)
     if getattr(cache_layer, "key_selector", None) is None:
@@ -78,7 +85,10 @@ def fused_norm_rope(
     indexer_slot_mapping: Tensor | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """Run vLLM's function with 16-bit keys as output, and store the keys with the selector."""
+    """Run vLLM's function ``theirs`` with 16-bit keys as output; store them with ``selector``.
+
+    Without ``indexer_k_cache``, only run ``theirs``.
+    """
     if indexer_k_cache is None:  # profile run, or indices of another layer
         return theirs(*args, **kwargs)
     k = kwargs["index_k_out"] = torch.empty_like(args[_INDEX_K])
@@ -89,7 +99,7 @@ def fused_norm_rope(
 
 
 class QueryCall(NamedTuple):
-    """Positional arguments of vLLM's ``fused_q``, in its order; ``index_…`` are the indexer's."""
+    """Positional arguments of vLLM's ``fused_q``, in order; ``index_…`` are the indexer's."""
 
     positions: Tensor
     q_pe: Tensor
@@ -110,7 +120,13 @@ def fused_q(
     index_rope_interleave: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Run vLLM's function without its indexer part; rotate the indexer's queries in 16 bits."""
+    """Run vLLM's function ``theirs`` without the indexer's part, which is computed in 16 bits.
+
+    Returns:
+        The indexer's rotated queries, in the dtype of the model; the indexer's weights, float32,
+        multiplied by the softmax and head scales; and MLA's queries, from ``theirs``. Without an
+        indexer, all results are from ``theirs``.
+    """
     call = QueryCall(*arguments)
     q, cos_sin, weights = call.index_q, call.index_q_cos_sin_cache, call.index_weights
     without = call._replace(index_q=None, index_q_cos_sin_cache=None, index_weights=None)

@@ -1,8 +1,9 @@
-"""Generic DeepSeek V3.2 layer with 16-bit indexer queries, for key formats other than FP8.
+"""Indexer of vLLM's ``deepseek_v2`` with 16-bit queries, and the MLA layer that installs it.
 
-``deepseek_v2.Indexer`` quantises its queries to FP8 before it calls ``SparseAttnIndexer``. Plugins
-may replace the surrounding layer, which receives the indexer as an argument: our layer changes the
-indexer's class to one with unquantised queries.
+Key formats other than FP8 need 16-bit queries, but ``deepseek_v2.Indexer`` quantises its queries to
+FP8 before it calls ``SparseAttnIndexer``. Plugins can replace the surrounding MLA layer, which
+receives the indexer as an argument: our MLA layer changes the indexer's class to
+``UnquantizedIndexer``.
 """
 
 from typing import Any
@@ -14,7 +15,7 @@ from vllm.model_executor.models.deepseek_v2 import Indexer
 
 
 class UnquantizedIndexer(Indexer):
-    """``Indexer`` with 16-bit queries, which ``KeySelectingIndexer`` accepts as well."""
+    """``Indexer`` that leaves its queries in 16 bits; ``KeySelectingIndexer`` quantises them."""
 
     def forward(
         self, hidden_states: Tensor, qr: Tensor, positions: Tensor, rotary_emb: Any
@@ -45,7 +46,7 @@ class UnquantizedIndexer(Indexer):
 
 
 class LatentAttention(MultiHeadLatentAttentionWrapper):
-    """vLLM's MLA layer, with an indexer whose queries stay in 16 bits unless keys are FP8."""
+    """vLLM's MLA layer, with ``keep_queries`` applied to its indexer."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -53,7 +54,11 @@ class LatentAttention(MultiHeadLatentAttentionWrapper):
 
 
 def keep_queries(indexer: Any) -> None:
-    """Change the class of an ``Indexer`` without FP8 keys to ``UnquantizedIndexer``."""
+    """Change the class of an ``Indexer`` to ``UnquantizedIndexer``.
+
+    Exempt are subclasses of ``Indexer``, indexers with FP8 keys, and indexers that vLLM's kernels
+    serve.
+    """
     if type(indexer) is not Indexer:  # a subclass of a model may compute something else
         return
     selector = getattr(indexer.indexer_op, "selector", None)

@@ -30,12 +30,14 @@ def select_keys(
     out: Tensor,
     cache_name: str,
 ) -> None:
-    """Store a step's keys, if given, and select keys for the step's tokens.
+    """Store a step's keys, unless ``k`` is None, and select keys for the step's tokens.
+
+    In vLLM's profile run, which has no metadata, memory is reserved instead.
 
     Args:
         q: as for ``KeySelector.select``.
         scales: as for ``KeySelector.select``.
-        k: as for ``KeySelector.store``.
+        k: as for ``KeySelector.store``; None: the model has stored the keys.
         weights: as for ``KeySelector.select``.
         out: as for ``KeySelector.select``.
         cache_name: name of the layer that represents the cache and holds the selector.
@@ -139,7 +141,10 @@ class KeySelectingIndexer(SparseAttnIndexer):
         k: Tensor | None,
         weights: Tensor,
     ) -> Tensor:
-        """Select keys; see ``KeySelector.select`` for the formats of queries."""
+        """Store and select keys; see ``select_keys``.
+
+        ``q_quant``: queries, or a pair of queries and scales. Returns ``topk_indices_buffer``.
+        """
         if self.selector is None:
             return super().forward(hidden_states, q_quant, k, weights)
         q, scales = q_quant if isinstance(q_quant, tuple) else (q_quant, None)
@@ -151,14 +156,14 @@ class KeySelectingIndexer(SparseAttnIndexer):
 
 
 def _global_scale(fmt: Format) -> Tensor | None:
-    """Global scale of NVFP4, always 1 (see the package's docstring); None for other formats."""
+    """Global scale of NVFP4, always 1 (see the package): float32 ``()``; None for other formats."""
     if fmt.name != "nvfp4":
         return None
     return torch.ones((), dtype=torch.float32, device=current_device())
 
 
 def _split_graphs_at_op(compilation_config: Any) -> None:
-    """Keep the op out of piecewise CUDA graphs, like vLLM's own: prefills differ in shape."""
+    """Keep ``select_keys`` out of piecewise CUDA graphs, like vLLM's op: prefill shapes vary."""
     splitting_ops = compilation_config.splitting_ops
     if splitting_ops and OP not in splitting_ops:
         splitting_ops.append(OP)

@@ -17,9 +17,9 @@ REPLACED: tuple[tuple[Any, Any], ...] = (
 
 
 def register() -> None:
-    """Replace vLLM's layers with ours, on CPU and CUDA, for models built from now on.
+    """Replace vLLM's layers with ours, on CPU and CUDA, in models built from now on.
 
-    A replacement that another plugin registered stays.
+    A layer that another plugin has replaced is left as it is.
     """
     if not (current_platform.is_cpu() or current_platform.is_cuda()):
         return

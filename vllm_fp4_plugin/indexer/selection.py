@@ -27,7 +27,7 @@ class Queries:
     """A step's queries in the format of the keys.
 
     Attributes:
-        data: ``(T, H, ·)``.
+        data: ``(T, H, D)``, or ``(T, H, D/2)`` in a 4-bit format.
         scales: scales of the data; None if the format has none, or the weights include the scales.
         weights: float32 ``(T, H)``.
     """
@@ -51,7 +51,7 @@ class KeySelector:
         head_dim: D.
         top_k: number of keys to select.
         max_context_len: largest number of keys of a sequence.
-        max_gathered_keys: largest number of keys gathered at a time for the prefills of a step.
+        max_gathered_keys: largest number of keys that one chunk of prefills gathers.
         global_scale: float32 ``()`` for nvfp4, else None.
     """
 
@@ -63,10 +63,10 @@ class KeySelector:
     global_scale: Tensor | None
 
     def check_queries(self, q: Tensor, scales: Tensor | None) -> None:
-        """Raise unless the queries of the model's layer are in 16 bits or in the keys' format.
+        """Check that the queries of the model's layer are bfloat16 or in the keys' format.
 
         Raises:
-            UnsupportedIndexer: queries are quantised in another format.
+            UnsupportedIndexer: the queries are quantised in another format.
         """
         if q.dtype == torch.bfloat16:
             return
@@ -113,8 +113,8 @@ class KeySelector:
             weights: float32 ``(T, H)``.
             kv_cache: as for ``store``, with this step's keys in it.
             metadata: vLLM's ``DeepseekV32IndexerMetadata``.
-            out: int32 ``(≥ T, ≥ top_k)``; the first T rows are overwritten with the positions of
-                the selected keys in the token's sequence, ascending, then −1.
+            out: int32 ``(≥ T, ≥ top_k)``; the first T rows are overwritten, each with the positions
+                of the selected keys in the token's sequence, ascending, then −1.
         """
         self.check_queries(q, scales)
         out[: len(q)] = -1
@@ -155,7 +155,7 @@ class KeySelector:
             out[rows, : self.top_k] = indices
 
     def _decode(self, queries: Queries, kv_cache: Tensor, decode: Any, out: Tensor) -> None:
-        """Select keys for all decodes in one call; the queries of a sequence are contiguous."""
+        """Select keys for all decodes in one call; a sequence's queries are consecutive tokens."""
         tokens = len(queries.data)
         context_lens, block_table = _decode_contexts(decode, tokens)
         scales = queries.scales
@@ -180,11 +180,12 @@ class KeySelector:
 
 
 def _decode_contexts(decode: Any, tokens: int) -> tuple[Tensor, Tensor]:
-    """Number of visible keys per query ``(B, next_n)``, and pages of each sequence ``(B, P)``.
+    """Number of visible keys of each query, and pages of each sequence, for all decodes.
 
-    B counts sequences if all have the same number of queries. Otherwise, for instance if a CUDA
-    graph is padded with sequences without queries, B counts queries, each as a sequence of its own.
-    No host sync is needed.
+    The shapes are ``(B, next_n)`` and ``(B, P)`` for B sequences of at most P pages if each has
+    next_n queries. Otherwise, for instance if a CUDA graph is padded with sequences without
+    queries, each query counts as a sequence of its own: ``(tokens, 1)`` and ``(tokens, P)``. No
+    host sync is needed.
     """
     sequences, next_n = len(decode.decode_lens), decode.seq_lens.shape[1]
     seq_lens, block_table = decode.seq_lens[:sequences], decode.block_table[:sequences]

@@ -54,7 +54,7 @@ class Nvfp4EmbeddingMethod(QuantizeMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Register the tensors under the checkpoint's names."""
+        """Register the parameters under the names of the checkpoint's tensors."""
         k, rows = input_size_per_partition, list(output_partition_sizes)
         self.dtype = params_dtype
         self.stored = StoredWeight(
@@ -69,7 +69,7 @@ class Nvfp4EmbeddingMethod(QuantizeMethodBase):
         )
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Check the loaded tensors; scales stay in linear order, as lookups need."""
+        """Check the loaded tensors and register them; block scales stay in linear layout."""
         if self.stored.is_taken(layer):
             return  # checked already
         taken = self.stored.take(layer)
@@ -83,7 +83,7 @@ class Nvfp4EmbeddingMethod(QuantizeMethodBase):
         self.startup.loaded(self.prefix, layer.weight.device)
 
     def embedding(self, layer: Any, input_: Tensor) -> Tensor:
-        """Look up rows: ``(…, K)`` in the model's dtype for indices ``(…,)``."""
+        """Look up rows: indices ``(…,)``, result ``(…, K)`` in the model's dtype."""
         rows = Nvfp4Tensor(
             layer.weight[input_], layer.weight_scale[input_], layer.weight_global.squeeze(0)
         )

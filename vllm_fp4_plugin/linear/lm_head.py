@@ -30,6 +30,8 @@ def tied(prefix: str) -> UnsupportedCheckpoint:
 def check(prefix: str, kind: Kind) -> None:
     """Check that a quantised head can be served.
 
+    ``kind``: quantization scheme of the head.
+
     Raises:
         UnsupportedCheckpoint: the head is tied to the embedding, the model looks up rows of the
             head, or its scales cannot be sharded.
@@ -72,11 +74,11 @@ class Nvfp4HeadMethod(Nvfp4LinearMethod):
     """
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Check the model's other uses of the head, then convert as for any linear layer."""
+        """Check that the model reads no rows of the head; convert as for any other linear layer."""
         check_ways(layer, self.prefix)
         super().process_weights_after_loading(layer)
 
     def tie_weights(self, layer: Any, embed_tokens: Any) -> NoReturn:
-        """Refuse: the model's code ties the embedding although its config does not."""
+        """Refuse a model whose code ties head and embedding although the config does not."""
         del layer, embed_tokens
         raise tied(self.prefix)

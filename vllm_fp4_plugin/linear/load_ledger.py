@@ -1,4 +1,4 @@
-"""Ledger of a quantised layer's tensors: checks each tensor on arrival, and completeness."""
+"""Ledger of a quantised layer's tensors: checks each on arrival, and that none is missing."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ _QKV = ("q", "k", "v")
 
 
 class LoadLedger:
-    """Account of the tensors that one layer has received.
+    """Ledger of the tensors that one layer has received.
 
     vLLM's parameters copy any tensor, converting the dtype and narrowing the shape, and never
     report a missing tensor: this ledger checks tensors before vLLM's loaders run.
@@ -36,14 +36,14 @@ class LoadLedger:
     def loader(
         self, tensor: str, dtype: torch.dtype, columns_per: int | None, inner: Callable[..., None]
     ) -> Callable[..., None]:
-        """Make a weight loader that checks a tensor before it calls vLLM's ``inner``.
+        """Make a weight loader that checks a tensor, then calls ``inner`` and records the arrival.
 
         Args:
             tensor: name on disk.
             dtype: required dtype.
             columns_per: number of weight columns per column of the tensor (2 for packed data, 16
                 for block scales), None for a scalar.
-            inner: vLLM's own loader.
+            inner: loader that copies the tensor, vLLM's or ``RowsLoader.load``.
         """
 
         # vLLM binds these parameter names.
@@ -76,11 +76,11 @@ class LoadLedger:
         self._received.clear()
 
     def sources(self, tensor: str, count: int) -> list[Source | str]:
-        """Checkpoint tensor of each shard of ``tensor``, or else the shard's name in the model.
+        """Checkpoint tensor loaded into each shard; where unknown, the shard's name in the model.
 
         Args:
             tensor: name on disk.
-            count: number of shards in the layer's layout.
+            count: number of shards of the parameter.
         """
         if len(self._rows) != count:
             return [self._name(tensor, None)] * count
@@ -91,7 +91,7 @@ class LoadLedger:
         return f"{self.prefix}.{tensor}" + ("" if shard_id is None else f" (shard {shard_id})")
 
     def _shards(self, shard_id: Any) -> list[Any]:
-        """Shards that a loader call fills: ``None`` stands for the whole layer."""
+        """Shards that a loader call fills; ``shard_id`` None: all shards of the layer."""
         if shard_id is None:
             return list(self._rows)
         return list(shard_id) if isinstance(shard_id, tuple) else [shard_id]
@@ -132,7 +132,10 @@ class LoadLedger:
 
 
 def full_rows(layer: Any, num_shards: int) -> dict[Any, int | None]:
-    """Number of rows of each shard before tensor parallelism, by vLLM's shard ids."""
+    """Number of rows of each shard before tensor parallelism, by vLLM's shard id.
+
+    The id is None for a layer of a single shard.
+    """
     if hasattr(layer, "total_num_kv_heads"):
         kv_heads = layer.total_num_kv_heads
         rows = (

@@ -86,7 +86,13 @@ class Nvfp4LinearBase(LinearMethodBase):
         output_partition_sizes: list[int],
         params_dtype: torch.dtype,
     ) -> LinearPlan:
-        """Check that the layer can be served, and choose kernels; fusions may change the choice."""
+        """Check that the layer can be served, and plan it; ``resolve_fusions`` may change the plan.
+
+        Raises:
+            UnsupportedCheckpoint: the load format, or the layer's dtype, sizes or quantization, is
+                not supported.
+            BatchInvarianceRefused: see ``batch_invariance.check_terms``.
+        """
         completeness.check_load_format(get_current_vllm_config().load_config.load_format)
         if params_dtype not in A16_DTYPES:
             raise UnsupportedCheckpoint(
@@ -114,9 +120,9 @@ class Nvfp4LinearBase(LinearMethodBase):
     def resolve_fusions(self, layer: Any) -> None:
         """Resolve a layer's fusions, once the modules around the layer are fully constructed.
 
-        The fusions are: gate and up projection with SiLU-mul, whose result may be quantised for the
-        next layer; a norm or attention that quantises its result for this layer; and attention in
-        the same module that rotates queries and keys.
+        The fusions are: SiLU-mul fused into the gate and up projection, with the result perhaps
+        quantised for the next layer; a norm or attention that quantises its result for this layer;
+        and attention in the same module that rotates queries and keys.
         """
         if self._is_resolved:
             return
@@ -177,7 +183,7 @@ class Nvfp4LinearBase(LinearMethodBase):
         hash_kernels(config, kept, plan.terms, self.options)
 
     def _hand_over(self, owner: Any, layer: Any) -> tuple[Any, str]:
-        """Consumer of the quantised result of SiLU-mul, or None; and a note for the report."""
+        """Layer that takes the result of SiLU-mul quantised, or None; and a note for the report."""
         match, why_not = fused_mlp.consumer_of(owner, layer)
         method = getattr(match, "quant_method", None)
         if match is None and self.plan.quantizer is not None:
@@ -198,15 +204,16 @@ class Nvfp4LinearBase(LinearMethodBase):
         unfused: str | None,
         handed_over: str = "",
     ) -> LinearPlan:
-        """Choose the layer's kernels and report them.
+        """Choose and report the layer's kernels, and record them for warmup and the compile cache.
 
         Args:
             layer: the layer.
             k: input elements per token on this rank.
             sizes: output widths of the shards on this rank.
             dtype: dtype of the input.
-            unfused: reason against fusion, see ``fused_mlp.unsupported_reason``; None: fused.
-            handed_over: note on the layer's result, for the report.
+            unfused: reason not to fuse SiLU-mul into a gate and up projection, see
+                ``fused_mlp.unsupported_reason``; empty for another layer; None: fuse.
+            handed_over: note on the format of SiLU-mul's result, for the report.
         """
         gate_up = unfused is None
         table = SILU_MUL_GEMM_KERNELS if gate_up else GEMM_KERNELS
@@ -280,7 +287,7 @@ class Nvfp4LinearBase(LinearMethodBase):
         layer.reduce_results = True
 
     def install(self, layer: Any, weight: weights.KernelWeight) -> None:
-        """Register the tensors that the layer's forward pass, or the norm before it, reads."""
+        """Register the tensors that the layer, or the norm before the layer, reads when run."""
         scale = weight.input_scale if self._feeds_reduction else None
         tensors = {
             "weight": weight.data,
@@ -298,7 +305,22 @@ class Nvfp4LinearBase(LinearMethodBase):
     def apply(
         self, layer: Any, x: Input, bias: Tensor | None = None
     ) -> "Tensor | Unreduced | fused_mlp.GateUp":
-        """Compute the layer's GEMM, or this rank's partial sum; return a ``GateUp`` if fused."""
+        """Run the layer's GEMM.
+
+        Args:
+            layer: the layer.
+            x: bfloat16 or float16 ``(..., K)``, or a ``QuantizedInput``.
+            bias: bias ``(N,)``; None: no bias.
+
+        Returns:
+            Result ``(..., N)``; ``Unreduced``, this rank's partial sum, if the next norm
+            all-reduces; or, for a fused gate and up projection, a ``GateUp``, whose GEMM has yet to
+            run.
+
+        Raises:
+            InvalidArgument: ``x`` has another K than the layer, a dtype other than bfloat16 and
+                float16, or a quantization other than the planned one.
+        """
         plan = self.plan
         if isinstance(x, QuantizedInput):
             came = f"NVFP4 of {x.terms} terms"
@@ -380,7 +402,7 @@ class Nvfp4LinearMethod(Nvfp4LinearBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Register the tensors under the checkpoint's names."""
+        """Plan the layer, and register the parameters under the checkpoint's names."""
         k, rows = input_size_per_partition, list(output_partition_sizes)
         self.plan = self.make_plan(layer, k, rows, params_dtype)
         self.stored = StoredWeight(
@@ -390,7 +412,7 @@ class Nvfp4LinearMethod(Nvfp4LinearBase):
         self.optional_parameters = self.stored.optional
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Check the loaded tensors, permute scales and fold global scales; runs once per load."""
+        """Check the loaded tensors and convert them to the kernel's layout, once per load."""
         if self.stored.is_taken(layer):
             return  # converted already
         self.resolve_fusions(layer)
@@ -404,7 +426,7 @@ class Nvfp4LinearMethod(Nvfp4LinearBase):
 
 
 def resolve_fusions(model: Module) -> None:
-    """Resolve the fusions of a model whose weights are never loaded."""
+    """Resolve the fusions of all layers of a model whose weights are never loaded."""
     for layer in model.modules():
         method = getattr(layer, "quant_method", None)
         if isinstance(method, Nvfp4LinearBase):

@@ -56,7 +56,7 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Register the 16-bit weight on the meta device."""
+        """Plan the layer, and register the 16-bit weight on the meta device."""
         self.plan = self.make_plan(
             layer, input_size_per_partition, output_partition_sizes, params_dtype
         )
@@ -75,7 +75,7 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
             initialize_online_processing(layer)
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Quantise each shard with its own global scale, then convert as for any checkpoint."""
+        """Quantise each shard with a global scale of its own; convert to the kernel's layout."""
         if layer.weight.dtype == torch.uint8:
             return  # converted already
         self.resolve_fusions(layer)
@@ -89,10 +89,10 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
         self.startup.loaded(self.prefix, layer.weight.device)
 
     def _check_complete(self, layer: Any) -> None:
-        """Raise unless the number of loaded elements matches the weight.
+        """Raise if fewer elements were loaded than the weight has.
 
-        Otherwise vLLM would accept uninitialised memory. ``completeness`` checks loads from disk,
-        but does not see a reload from another source.
+        vLLM would accept the uninitialised memory. ``completeness`` checks loads from disk, but
+        does not see a reload from another source.
         """
         # vLLM counts a bias only after a weight, and any shard has more elements than a bias.
         info, needed = get_layerwise_info(layer), layer.weight.numel()
@@ -103,7 +103,7 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
             )
 
     def _names(self, layer: Any, count: int) -> list[Source | str]:
-        """Checkpoint tensor of each shard; the shard's name in the model for an unknown tensor."""
+        """Checkpoint tensor of each shard; where unknown, the shard's name in the model."""
         whole, shards = self._rows.sources.get(None), list(full_rows(layer, count))
         if whole is not None:
             return [whole] * count
@@ -131,14 +131,15 @@ def quantize(
     """Quantise a weight, or this rank's part of a weight.
 
     Args:
-        name: name of the weight in messages.
+        name: name of the weight, for messages.
         weight: 16-bit ``(N, K)``.
         amax: float32 ``()``, the whole weight's largest magnitude.
         rule: rule for block scales.
         activation: quantization of the layer's input.
 
     Raises:
-        UnsupportedCheckpoint: a value is not finite, or NVFP4 cannot represent the weight.
+        UnsupportedCheckpoint: a value is not finite, most blocks are too small for NVFP4, or the
+            layer's sums may overflow; see ``check_loss`` and ``check_row_scaled``.
     """
     global_scale = global_scale_of(amax)
     try:

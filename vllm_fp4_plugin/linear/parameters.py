@@ -1,8 +1,8 @@
 """Parameters whose loaders a model may replace without bypassing our checks.
 
-vLLM's Mamba mixers replace loaders if the number of groups is not divisible by the tensor-parallel
-size, so that every rank holds a copy: ``weight``, ``weight_scale`` and ``input_scale`` of the input
-projection get a loader that slices rows.
+vLLM's ``MambaMixer2`` replaces loaders of the input projection if tensor parallelism cannot divide
+the groups, so that every rank holds a copy of the only group: ``weight``, ``weight_scale`` and
+``input_scale`` get a loader that slices rows.
 """
 
 import inspect
@@ -40,7 +40,7 @@ class RowsLoader:
 
     # vLLM binds these parameter names.
     def load(self, param: Tensor, loaded_weight: Tensor, loaded_shard_id: Any = None) -> None:
-        """Load a tensor into a parameter."""
+        """Load a tensor into a shard of a parameter; shard id None: into all of it."""
         source = source_of(loaded_weight)
         if source is not None:  # vLLM may call this late, once all tensors have come
             self.sources[loaded_shard_id] = source
@@ -54,8 +54,9 @@ class RowsParameter(ModelWeightParameter):
     """Matrix ``(N, …)`` of a layer; a model may set a loader that slices rows.
 
     Args:
-        rows: loader that ``weight_loader`` calls.
-        weight_loader: initial loader.
+        rows: loader of the layer's matrices, which ``weight_loader`` calls.
+        weight_loader: loader that calls ``rows.load``, perhaps after checks. A loader that the
+            model assigns later replaces the loader in ``rows``, so that the checks stay.
     """
 
     def __init__(self, *, rows: RowsLoader, weight_loader: Loader, **others: Any) -> None:
@@ -65,7 +66,7 @@ class RowsParameter(ModelWeightParameter):
 
     @property
     def weight_loader(self) -> Loader:
-        """Loader that checks a tensor, then loads it."""
+        """Initial loader, or vLLM's wrapper of it during a reload."""
         loader: Loader = super().weight_loader
         return loader
 
@@ -80,7 +81,7 @@ class RowsParameter(ModelWeightParameter):
 class NumberParameter(PerTensorScaleParameter):
     """Scalars ``(S,)``, one per shard, equal on all ranks.
 
-    Assigning a weight loader that slices rows has no effect.
+    A loader that the model assigns, which slices rows, is ignored.
     """
 
     def __init__(self, *, weight_loader: Loader, **others: Any) -> None:
@@ -89,7 +90,7 @@ class NumberParameter(PerTensorScaleParameter):
 
     @property
     def weight_loader(self) -> Loader:
-        """Loader that checks the scalar, then loads it."""
+        """Initial loader, which checks the scalar, or vLLM's wrapper of it during a reload."""
         loader: Loader = super().weight_loader
         return loader
 

@@ -1,4 +1,4 @@
-"""Weight of a layer in the form of an NVFP4 checkpoint, from registration to conversion."""
+"""Weight of a layer as stored in an NVFP4 checkpoint, from registration to conversion."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ class Stored(NamedTuple):
 
 
 class StoredWeight:
-    """Parameters of a layer under checkpoint names, until the load is complete.
+    """Parameters of a layer under the checkpoint's names, until the load is complete.
 
     Args:
         layer: owner of the parameters.
@@ -127,7 +127,7 @@ class StoredWeight:
             kernel_weight.check_block_scales(source, *shard)
 
     def _factors(self, name: str, stored: Tensor) -> Tensor:
-        """Global scales as factors, from factors or divisors in the checkpoint."""
+        """Convert global scales to factors, from factors or divisors; raise if out of range."""
         if not kernel_weight.are_globals(stored):
             sources = self._ledger.sources(name, len(stored))
             for source, value in zip(sources, stored, strict=True):

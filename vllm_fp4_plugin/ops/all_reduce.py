@@ -1,7 +1,7 @@
 """Custom op that all-reduces partial sums, adds the residual, normalises and quantises.
 
-The number of tokens decides between FlashInfer's fused op and a separate all-reduce and norm;
-``torch.compile`` must not specialise on that number.
+The number of tokens decides between FlashInfer's fused op and a separate all-reduce and norm. The
+custom op hides the decision from ``torch.compile``, which must not specialise on that number.
 """
 
 from typing import Any, NamedTuple
@@ -23,17 +23,17 @@ _NAME = "all_reduce_add_rms_norm_quantize"
 
 
 class AllReduceNormCall(NamedTuple):
-    """Arguments of the op, in the order of its schema.
+    """Arguments of ``all_reduce_add_rms_norm_quantize``, in the order of its schema.
 
     Attributes:
         partial: 16-bit ``(M, K)``, contiguous: this rank's partial sum; overwritten by the new
             residual.
         residual: of ``partial``'s shape and dtype; not modified.
-        weight: ``(K,)``.
+        weight: ``(K,)``, of ``partial``'s dtype or float32.
         eps: epsilon of the norm.
         global_scale: float32 ``()``, global scale of the result.
-        reciprocal: reciprocal of ``global_scale``, for flashinfer.
-        terms: number of NVFP4 values whose sum represents each element.
+        reciprocal: float32 ``()``, reciprocal of ``global_scale``, for flashinfer.
+        terms: number of NVFP4 values whose sum represents each element of the result.
         kernel: target of a kernel of ``add_rms_norm_quantize``.
         tokens: maximum number of tokens for flashinfer's fused op; 0: never used.
         width: capacity of flashinfer's workspace in elements per token.

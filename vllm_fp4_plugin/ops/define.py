@@ -1,4 +1,4 @@
-"""Definition of the plugin's custom ops, and a helper to read inputs."""
+"""Helpers to define the plugin's custom ops, and to make their inputs readable by kernels."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,10 @@ ALIGNMENT = 32  # bytes: widest load of an input by a kernel's thread
 
 
 def readable(x: Tensor) -> Tensor:
-    """Return ``x`` if aligned and contiguous, else a copy: MLA passes columns of a wider matrix."""
+    """Return ``x``, or a copy if ``x`` is not contiguous or not aligned to ``ALIGNMENT`` bytes.
+
+    MLA, for example, passes columns of a wider matrix.
+    """
     if x.is_contiguous() and x.data_ptr() % ALIGNMENT == 0:
         return x
     return x.clone(memory_format=torch.contiguous_format)
@@ -34,7 +37,8 @@ def define(
         returns: schema of the results.
 
     Returns:
-        Callable that bypasses torch's dispatcher unless a compiler or dispatch mode observes ops.
+        Callable that bypasses torch's dispatcher, unless a compiler or dispatch mode observes ops
+            or the first argument is a tensor subclass.
     """
     prepared = Prepared(function)
     # Kernels launch on the device of their tensors, so one registration serves all devices.

@@ -1,6 +1,6 @@
 """FlashInfer's fused all-reduce, residual addition, RMSNorm and quantisation, by vLLM's wrapper.
 
-This code has never run on a GPU: the call is checked against the wrapper's signature, and its
+This code has never run on a GPU: the call is checked against the wrapper's signature, and the
 layouts against vLLM's own fusion pattern. FlashInfer writes no scales for padding rows, on which no
 result depends, nor for padding columns; the row width must therefore be a multiple of ``ATOM``.
 """
@@ -26,14 +26,14 @@ _usable: list[int] = []  # token capacity of the workspace; empty until the firs
 
 
 def _wrapper() -> Any:
-    """Import vLLM's module; late, as it queries the GPU's platform."""
+    """Import the module of vLLM's wrapper, only when needed: the import queries the platform."""
     from vllm.compilation.passes.fusion import allreduce_rms_fusion
 
     return allreduce_rms_fusion
 
 
 def widest(vllm_config: Any) -> int:
-    """Row width of the workspace in elements: the maximum over target and draft, as in vLLM."""
+    """Workspace's row width in elements: the larger hidden size of target and draft, as in vLLM."""
     configs = [vllm_config.model_config]
     if vllm_config.speculative_config is not None:
         configs.append(vllm_config.speculative_config.draft_model_config)
@@ -43,7 +43,7 @@ def widest(vllm_config: Any) -> int:
 def most_tokens(
     vllm_config: Any, family: str, terms: int, norm: Any, dtype: torch.dtype
 ) -> tuple[int, str]:
-    """Maximum number of tokens for which the fused op replaces a norm and its all-reduce.
+    """Maximum number of tokens for which FlashInfer's op replaces a norm and its all-reduce.
 
     Args:
         vllm_config: config of the engine.
@@ -141,11 +141,11 @@ def run(
 
     Args:
         partial: 16-bit ``(M, K)``, this rank's partial sum; overwritten by the new residual.
-        residual: as ``partial``; not modified.
-        weight: of ``partial``'s dtype ``(K,)``.
+        residual: of ``partial``'s shape and dtype; not modified.
+        weight: ``(K,)``, of ``partial``'s dtype.
         eps: epsilon of the norm.
         reciprocal: float32 ``()``, reciprocal of the result's global scale.
-        tokens: number of tokens for which the workspace was requested.
+        tokens: number of tokens for which the workspace was requested, at least M.
         data: uint8 ``(M, K/2)``, overwritten.
         scales: float8_e4m3fn, blocked layout, overwritten.
     """

@@ -34,7 +34,8 @@ class LinearCall(NamedTuple):
         row_scale: row scale of a ``QuantizedInput``, or None.
         weight: uint8 ``(N, K/2)``, or the data in fragment layout.
         weight_scale: float8_e4m3fn, blocked layout, or uint8, fragment layout.
-        alpha: float32 ``(S,)``, one factor per shard; includes ``input_scale`` if given.
+        alpha: float32 ``(S,)``, factor of each shard's product: the weight's global scale, times
+            ``input_scale`` if given.
         shard_sizes: widths of the shards, S numbers adding up to N.
         input_scale: float32 ``()``, calibrated; None: a scale per token, or 16-bit activations.
         bias: ``(N,)`` or None.
@@ -71,7 +72,8 @@ class SiluMulLinearCall(NamedTuple):
         alpha: float32 ``(2,)``.
         n: N without the padding of the fragment layout.
         kernel: target of a kernel of ``silu_mul_gemm``.
-        output: format of a result quantised for the next layer; None: 16 bits.
+        output: format of a result quantised for the next layer, not in the schema; None: the result
+            is of ``dtype``.
     """
 
     x: Tensor
@@ -90,7 +92,10 @@ class SiluMulLinearCall(NamedTuple):
 
 
 def _operand(call: LinearCall | SiluMulLinearCall) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Data, block scales and row scales of the input, flattened to ``(tokens, K)``."""
+    """Input in the form that the GEMM takes: data, block scales and row scales.
+
+    A 16-bit input is flattened to ``(tokens, K)`` and, if the call has a quantizer, quantised.
+    """
     x = call.x
     if call.x_scales is not None:
         return x, call.x_scales, call.row_scale
@@ -108,7 +113,7 @@ def _result_shape(x: Tensor, x_scales: Tensor | None, n: int) -> tuple[int, ...]
 
 
 def _linear(*arguments: Any) -> Tensor:
-    """Compute ``x · weightᵀ + bias`` in NVFP4; ``arguments`` are the fields of a ``LinearCall``.
+    """Compute ``x · weightᵀ + bias``; ``arguments`` are the fields of a ``LinearCall``.
 
     Returns:
         ``(..., N)`` of ``dtype``; ``(M, N)`` for a quantised input.
@@ -125,7 +130,9 @@ def _linear(*arguments: Any) -> Tensor:
 
 
 def _silu_mul_linear(*arguments: Any) -> Tensor:
-    """Compute ``silu(x · gateᵀ) · (x · upᵀ)`` in NVFP4, from the fields of a ``SiluMulLinearCall``.
+    """Compute ``silu(x · gateᵀ) · (x · upᵀ)``.
+
+    ``arguments`` are the fields of a ``SiluMulLinearCall`` but ``output``.
 
     Returns:
         ``(..., N)`` of ``dtype``; ``(M, N)`` for a quantised input.
@@ -138,11 +145,12 @@ def _silu_mul_linear(*arguments: Any) -> Tensor:
 def _silu_mul_linear_quantized(*arguments: Any) -> tuple[Tensor, Tensor]:
     """Compute ``silu_mul_linear`` with a result quantised for the next layer.
 
-    The last two arguments are the input scale of the next layer, float32 ``()``, and the number of
-    NVFP4 values summed for each element of the result.
+    ``arguments`` are the fields of a ``SiluMulLinearCall`` up to ``terms``; then the input scale of
+    the next layer, float32 ``()``, and the number of NVFP4 values whose sum represents each element
+    of the result.
 
     Returns:
-        Data and block scales.
+        Data and block scales of the result.
     """
     *given, out_scale, out_terms = arguments
     output = Static(out_scale, out_terms)
@@ -150,7 +158,7 @@ def _silu_mul_linear_quantized(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 def _silu_mul_product(call: SiluMulLinearCall) -> Any:
-    """Result of the kernel: data, and block scales if quantised."""
+    """Run the kernel; return the result and None or, if quantised, its data and block scales."""
     a, a_scales, row_scale = _operand(call)
     weight, scales = call.weight, call.weight_scale
     return load_target(call.kernel)(

@@ -1,9 +1,9 @@
 """Quantised activations and partial sums that an op passes to the next layer or norm.
 
-vLLM's parallel linear layers pass their input straight to their quantization method, so an op
-before one of our layers may return NVFP4 with the layer's own scale, in place of a tensor. Likewise
-a row-parallel layer may return its rank's partial sum for a norm to all-reduce. Producer and
-consumer of each are resolved once the model is built, by escape analysis of forward passes: see
+vLLM's parallel linear layers pass the input straight to the quantization method, so an op before a
+layer of ours may return NVFP4, quantised for that layer, in place of a 16-bit tensor. Likewise a
+row-parallel layer may return its rank's partial sum for a norm to all-reduce. Producers and
+consumers are matched once the model is built, by escape analysis of forward passes: see
 ``fusion.forward_analysis``.
 """
 
@@ -22,7 +22,7 @@ class QuantizedInput:
         data: uint8 ``(M, K/2)``, or ``(terms, M, K/2)`` for several terms.
         scales: float8_e4m3fn, blocked layout, as returned by ``nvfp4_kernels.quantize``.
         row_scale: float32 ``(M,)``; None if the layer's own scale was used.
-        shape: shape of the represented 16-bit tensor, ``(..., K)``, M tokens.
+        shape: shape of the represented 16-bit tensor, ``(..., K)``, with M rows in total.
         dtype: dtype of the represented tensor, and of the layer's result.
         terms: number of NVFP4 values whose sum represents each element.
     """
@@ -47,7 +47,7 @@ class Unreduced:
     """Partial sum of a row-parallel layer on this rank, to be all-reduced by the next norm.
 
     Attributes:
-        partial: ``(..., N)``; the norm's op overwrites this tensor with the new residual.
+        partial: 16-bit ``(..., N)``; the norm's op overwrites this tensor with the new residual.
         producer: name of the row-parallel layer.
     """
 
@@ -56,12 +56,12 @@ class Unreduced:
 
     @property
     def shape(self) -> torch.Size:
-        """Shape of the result."""
+        """Shape of the layer's result, which is also the shape of ``partial``."""
         return self.partial.shape
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the result."""
+        """Dtype of the layer's result, which is also the dtype of ``partial``."""
         return self.partial.dtype
 
     def __getattr__(self, name: str) -> NoReturn:

@@ -1,4 +1,4 @@
 """Quantise a 16-bit or 32-bit checkpoint to NVFP4, without vLLM.
 
-``checkpoint.quantize_checkpoint`` is the function, ``command.quantize`` the command line.
+``checkpoint.quantize_checkpoint`` is the Python function, ``command.quantize`` the command.
 """

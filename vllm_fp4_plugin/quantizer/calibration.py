@@ -1,6 +1,6 @@
 """Calibration: the largest input of every linear, from text run through a model module by module.
 
-A module's parameters are mapped from the checkpoint when the module's forward pass starts, and
+A module's parameters are loaded from the checkpoint when the module's forward pass starts, and
 dropped when that pass ends.
 """
 
@@ -21,7 +21,7 @@ from vllm_fp4_plugin.quantizer.maxima import Maxima, as_tensors, raise_maximum
 from vllm_fp4_plugin.quantizer.source import Source
 from vllm_fp4_plugin.quantizer.stored import ignoring
 
-# Sequences per batch: the weights are read once per batch, the activations stay small.
+# Tokens per batch: the weights are read once per batch, the activations stay small.
 _BATCH_TOKENS = 8192
 
 
@@ -56,19 +56,20 @@ def calibrate(
     record_kv: bool,
     on_linear: Callable[[], None],
 ) -> Ranges:
-    """Run ``sequences`` through the decoder of ``model`` and record the inputs of its linears.
+    """Run ``sequences`` through the decoder of ``model``; record max|input| of the linears.
 
     Args:
         model: model from ``linears.build_model``; runs in bfloat16, on CUDA if available.
         source: checkpoint with the model's parameters.
-        selection: the linears to record, and the experts.
+        selection: the linears to measure, and the layers of experts.
         sequences: int64 ``(sequences, seq_len)`` token ids.
-        record_kv: also record the keys and values that attention caches.
-        on_linear: called after each recorded linear, for a progress bar.
+        record_kv: whether to record also max|key| and max|value| of each attention module's cache.
+        on_linear: called once per linear and batch, for a progress bar.
 
     Raises:
-        QuantizerError: a linear saw no input, only zeros, or a value that is not finite; the tokens
-            or the parameters do not fit the model.
+        QuantizerError: a linear saw no input; a maximum is 0, not finite or out of range; the
+            tokens or the parameters do not fit the model; the model does not cache keys and values
+            (with ``record_kv``).
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     _check_tokens(model, sequences)
@@ -130,7 +131,7 @@ def _stream_experts(
     found: Maxima,
     on_linear: Callable[[], None],
 ) -> None:
-    """Make each layer of experts map and run one expert at a time."""
+    """Make each layer of experts load and run one expert at a time."""
     for layer in selection.experts:
         recorded = found if layer.linear(0, layer.last) in selection.quantized else None
         StreamedExperts(layer, source, device, recorded, on_linear).replace_forward_in(model)
@@ -160,7 +161,7 @@ def _check_tokens(model: Any, sequences: Tensor) -> None:
 
 
 def _check_range(name: str, amax: float, largest: float, remedy: str) -> None:
-    """Raise unless ``amax / largest``, the scale to write, is within bounds that readers accept."""
+    """Raise unless the scale ``amax / largest`` is in the range that the plugin serves."""
     lower, upper = MIN_GLOBAL * largest, MAX_GLOBAL * largest
     if not lower <= amax <= upper:  # also false for NaN
         raise QuantizerError(
@@ -201,7 +202,15 @@ def _map_while_running(
     source: Source,
     device: torch.device,
 ) -> None:
-    """Map parameters of ``module`` while ``user`` runs (the module, or a mixer that reads them)."""
+    """Load the parameters of ``module`` before each forward pass of ``user``; drop them after.
+
+    Args:
+        module: module that owns the parameters.
+        user: ``module``, or the mixer that reads the parameters without calling ``module``.
+        names: checkpoint name of each parameter, by the parameter's name in ``module``.
+        source: checkpoint with the parameters.
+        device: device to load to.
+    """
     if isinstance(module, nn.Embedding):
         # Some models move the tokens to the device of this weight before the module runs.
         nowhere = torch.empty(0, dtype=torch.bfloat16, device=device)
@@ -233,7 +242,7 @@ def _record_input(
 
 
 def _recording_cache(model: Any, layout: Layout, keys: Maxima, values: Maxima) -> Any:
-    """Make a key/value cache that stores only the largest magnitudes."""
+    """Make a key/value cache that only records max|key| and max|value| of each attention module."""
     from transformers import DynamicCache
 
     # An attention module comes after its layer, which may have the same index.

@@ -19,10 +19,10 @@ def read_sequences(file: Path, tokenizer: Any, tokens: int, seq_len: int) -> Ten
 
     Args:
         file: UTF-8 text, or ``.jsonl`` with a string ``text`` in every line.
-        tokenizer: tokenizer of the model. If it puts BOS before a text, every sequence starts with
-            BOS.
-        tokens: maximum number of tokens to read; at least ``seq_len``.
-        seq_len: number of tokens in a sequence; at least 2.
+        tokenizer: tokenizer of the model. If this puts BOS before a text, every sequence starts
+            with BOS.
+        tokens: maximum number of tokens in all sequences; at least ``seq_len``.
+        seq_len: number of tokens in a sequence, BOS included; at least 2.
 
     Returns:
         int64 ``(sequences, seq_len)``, without padding.

@@ -56,8 +56,8 @@ def quantize_checkpoint(
 ) -> Summary:
     """Write an NVFP4 copy of a decoder's checkpoint, dense or a mixture of experts.
 
-    Peak memory is near the size of the largest tensor, plus the activations of 8192 tokens with
-    ``calibrate``. Calibration sends every token to every expert.
+    Peak memory is near the size of the largest tensor; with ``calibrate``, plus the activations of
+    8192 tokens. Calibration sends every token to every expert.
 
     Args:
         src: folder of a Hugging Face checkpoint in bfloat16, float16 or float32 safetensors, or
@@ -69,16 +69,17 @@ def quantize_checkpoint(
             ``scale_search.quantize_with_rule``.
         calibrate: text file, or ``.jsonl`` file with a ``text`` per line, to measure the inputs'
             global scales on; None: the checkpoint is weight-only.
-        ignore: linears to leave unquantised, in addition to all outside the decoder layers: names,
-            ``*`` wildcards or ``re:<regex>``.
+        ignore: linears to leave unquantised, in addition to those that are never quantised (see
+            ``select_linears``): names, ``*`` wildcards or ``re:<regex>``.
         lm_head: also quantise the linear that computes the logits.
-        kv_cache_scheme: ``fp8`` to also measure scales for an FP8 key/value cache.
+        kv_cache_scheme: ``fp8`` to also measure scales for an FP8 key/value cache; None: no scales.
         calibration_tokens: number of tokens to measure on, fewer if the text is shorter; by default
-            65536.
+            65536, or ``seq_len`` if larger.
         seq_len: tokens per sequence; by default 512, or the model's maximum if smaller.
-        shared_fused_scale: give linears that engines fuse (q/k/v, gate/up) one weight scale.
-        shared_gate_up_scale: give gate and up one weight scale, also in experts.
-        max_shard_bytes: maximum size of a file to write, unless one tensor is larger.
+        shared_fused_scale: give the weights of linears that engines fuse (q/k/v, gate/up, MLA's
+            first projections of q and k/v) one global scale.
+        shared_gate_up_scale: give the weights of gate and up one global scale, also in experts.
+        max_shard_bytes: maximum bytes of the tensors in a file, unless one tensor is larger.
         dry_run: check everything, and quantise a part of one weight to estimate the total time,
             but write nothing.
         console: console for progress; None for silence.

@@ -17,7 +17,7 @@ def write_configs(
     weight_only: bool,
     fp8_kv: bool,
 ) -> None:
-    """Write the model's ``config`` with its quantization config into ``folder``.
+    """Write ``config.json`` with the quantization config, and the format's further files.
 
     Args:
         folder: folder of the quantised checkpoint.

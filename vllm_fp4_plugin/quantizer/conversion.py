@@ -1,4 +1,4 @@
-"""Conversion of a checkpoint's tensors to a quantised copy."""
+"""Conversion of a checkpoint's tensors to those of a quantised copy."""
 
 import math
 from collections import defaultdict
@@ -62,7 +62,7 @@ class Conversion:
 
     @property
     def bits_per_weight(self) -> float:
-        """Mean bits per weight of the quantised linears, scales included."""
+        """Mean bits per weight of the quantised linears, all scales in the copy included."""
         specs = self._source.specs
         kept = sum(spec.nbytes for name, spec in specs.items() if name not in self._linears)
         weights = sum(math.prod(weight.shape) for weight in self._weights.values())
@@ -71,9 +71,12 @@ class Conversion:
     def write(
         self, folder: Path, max_shard_bytes: int, on_tensor: Callable[[], None]
     ) -> dict[str, float]:
-        """Write all tensors into ``folder``, in files of at most ``max_shard_bytes``.
+        """Write all tensors into ``folder``.
 
-        ``on_tensor`` is called for each source tensor.
+        Args:
+            folder: folder of the copy.
+            max_shard_bytes: see ``TensorWriter``.
+            on_tensor: called after each source tensor, for a progress bar.
 
         Returns:
             Relative mean squared error of every quantised weight, by linear.

@@ -69,11 +69,11 @@ def _lowest_there(dst: Path) -> Path:
 
 @contextmanager
 def atomic_folder(dst: Path, nbytes: int, say: Callable[[str], None]) -> Iterator[Path]:
-    """Make a hidden folder next to ``dst``, which is renamed ``dst`` on success, else removed.
+    """Yield a hidden folder next to ``dst``; rename the folder ``dst`` on success, else remove it.
 
     Missing parents of ``dst`` are created. On an exception, Ctrl-C, SIGTERM or SIGHUP, the folder
     and these parents are removed. After SIGKILL the folder, ``.<dst>.*.partial``, stays: the next
-    run to ``dst`` removes it and reports so with ``say``, unless another live run has locked it.
+    run to ``dst`` removes the folder and reports so with ``say``.
 
     Raises:
         QuantizerError: less than ``nbytes`` are free on the disk, the folder cannot be written to,
@@ -98,7 +98,7 @@ def atomic_folder(dst: Path, nbytes: int, say: Callable[[str], None]) -> Iterato
 
 @contextmanager
 def _made(parent: Path) -> Iterator[None]:
-    """Make a folder with its missing parents; remove all that were made if the block raises."""
+    """Make a folder and its missing parents; remove those made here if the block raises."""
     missing = [path for path in (parent, *parent.parents) if not path.exists()]
     try:
         if missing:
@@ -115,7 +115,7 @@ def _made(parent: Path) -> Iterator[None]:
 
 
 def _remove_leftovers(parent: Path, dst: Path, say: Callable[[str], None]) -> None:
-    """Remove folders of killed runs to ``dst``."""
+    """Remove hidden folders that killed runs to ``dst`` left; raise if a live run holds one."""
     for left in sorted(parent.glob(f".{glob.escape(dst.name)}.*.partial")):
         with _locked(left) as is_ours:
             if not is_ours:
@@ -147,7 +147,7 @@ def _locked(folder: Path) -> Iterator[bool]:
 
 @contextmanager
 def _writable(parent: Path, partial: Path) -> Iterator[None]:
-    """Convert errors of writing to a folder to ``QuantizerError``."""
+    """Convert errors of writing to ``partial``, a folder in ``parent``, to ``QuantizerError``."""
     try:
         yield
     except OSError as error:
@@ -164,7 +164,7 @@ def _unwritable(parent: Path, error: OSError) -> QuantizerError:
 
 
 def copy_companions(src: Path, dst: Path) -> None:
-    """Copy tokenizer, chat template, generation config and the like: all but weights and config."""
+    """Copy tokenizer, chat template, and all other files but weights, config and hidden files."""
     config = src / "config.json"
     for folder, folders, names in os.walk(src):
         folders[:] = [name for name in folders if not name.startswith(".")]

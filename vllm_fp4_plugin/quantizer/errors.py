@@ -2,4 +2,4 @@
 
 
 class QuantizerError(ValueError):
-    """Error for an input that is not accepted; nothing is left at the destination."""
+    """Error for an argument, source or destination that is not accepted; no copy is written."""

@@ -20,15 +20,15 @@ _PIECE_TOKENS = 2048
 
 
 class StreamedExperts:
-    """Forward pass of a layer of experts, one expert after the other.
+    """Forward pass of a layer of experts that loads, runs and measures one expert at a time.
 
     Args:
         layer: the layer.
         source: checkpoint with the layer's weights.
         device: device of the forward pass.
-        found: receives max|input| of every linear; None: the experts stay unquantised and are
-            not measured.
-        on_linear: called after each linear measured.
+        found: dict to which max|input| of every linear is added; None: the experts stay
+            unquantised and are not measured.
+        on_linear: called once per measured linear and forward pass.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class StreamedExperts:
         self._on_linear = on_linear
 
     def replace_forward_in(self, model: Any) -> None:
-        """Replace the forward pass of the experts in ``model``."""
+        """Replace the forward pass of the experts in ``model``; for Llama 4, of the MoE block."""
         self._module = model.get_submodule(self._layer.module)
         if self._layer.weighs_input:
             block = model.get_submodule(self._layer.module.rpartition(".")[0])
@@ -55,7 +55,11 @@ class StreamedExperts:
             self._module.forward = self._run
 
     def _run(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Weighted sum of the chosen experts, ``(tokens, H)``; replaces the module's forward."""
+        """Weighted sum of the chosen experts' outputs, of the shape of ``hidden_states``.
+
+        Replaces the module's forward pass; ``top_k_index`` and ``top_k_weights`` are
+        ``(tokens, slots)``.
+        """
         x = hidden_states.flatten(0, -2)
         total = torch.zeros_like(x, dtype=torch.promote_types(x.dtype, top_k_weights.dtype))
         for number, first, last in self._mapped():
@@ -67,7 +71,10 @@ class StreamedExperts:
         return total.to(x.dtype).view_as(hidden_states)
 
     def _run_block(self, block: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        """Output and router logits of Llama 4's MoE block, whose router scales experts' inputs."""
+        """Output ``(tokens, H)`` and router logits of Llama 4's MoE block.
+
+        The router's weights multiply the inputs of the experts, not the outputs.
+        """
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
         scores, logits = block.router(x)
         # The router's scores are zero for experts not chosen: these are the scores if chosen.
@@ -82,7 +89,11 @@ class StreamedExperts:
         return block.shared_expert(x) + total.to(x.dtype), logits
 
     def _hidden(self, number: int, x: Tensor, first: Tensor, tokens: Tensor) -> Tensor:
-        """Input of expert ``number``'s down projection for x[tokens]; measured on all of x."""
+        """Input of expert ``number``'s down projection for ``x[tokens]``.
+
+        Maxima, if requested, are recorded over all of ``x``. ``first``: weights of the first
+        projections, concatenated.
+        """
         if self._found is None:
             return activate(self._module, linear(x[tokens], first))
         hidden = activate(self._module, linear(x, first))
@@ -91,7 +102,7 @@ class StreamedExperts:
         return hidden[tokens]
 
     def _measure_input(self, x: Tensor) -> None:
-        """Update the maximum of the input that the first projections of all experts share."""
+        """Update max|input| of all experts' first projections, one maximum, with max|x|."""
         assert self._found is not None
         name = self._layer.linear(0, self._layer.first[0])
         raise_maximum(self._found, name, x)
@@ -100,7 +111,7 @@ class StreamedExperts:
                 self._found[self._layer.linear(number, projection)] = self._found[name]
 
     def _mapped(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield each expert's number, first projections as one matrix, and last projection."""
+        """Load each expert; yield number, first projections as one matrix, and last projection."""
         for number, expert in enumerate(self._layer.experts):
             *first, last = (
                 weight.load(self._source).to(self._device, torch.bfloat16)

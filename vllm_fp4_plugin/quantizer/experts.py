@@ -1,4 +1,4 @@
-"""Layers of experts: storage of their weights, arithmetic, and refusals."""
+"""Layers of experts: locations of the weights, the activation, and checks before quantising."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +22,8 @@ class ExpertsLayer:
 
     Attributes:
         module: name of the experts' module in the model.
-        name: name of the experts in the checkpoint, to which an expert's number is appended.
+        name: name of the experts in the checkpoint; the quantised copy calls expert i
+            ``<name>.<i>``.
         experts: weights of each expert, by projection: gate and up, or up alone, then down.
         weighs_input: whether the routing weight multiplies the input instead of the output.
     """
@@ -76,7 +77,13 @@ def find_experts(model: nn.Module, layout: Layout, source: Source) -> list[Exper
 
 
 def activate(module: Any, projected: Tensor) -> Tensor:
-    """Compute the input of an expert's last projection from the first projections' results."""
+    """Compute the input of an expert's down projection.
+
+    Args:
+        module: module of the layer's experts, which has the activation.
+        projected: output of the first projections: gate and up, concatenated along the last axis,
+            or up alone.
+    """
     if not getattr(module, "has_gate", True):
         return module.act_fn(projected)
     if hasattr(module, "_apply_gate"):
@@ -86,7 +93,7 @@ def activate(module: Any, projected: Tensor) -> Tensor:
 
 
 def check_blocks(layer: ExpertsLayer) -> None:
-    """Check that the rows of all weights consist of whole blocks.
+    """Check that the rows of all weights consist of whole blocks of 16 elements.
 
     Raises:
         QuantizerError: the message names the first weight with a partial block.
@@ -164,7 +171,7 @@ def _slices(
 
 
 def _refuse_arithmetic(name: str, module: Any, weighs_input: bool) -> None:
-    """Refuse experts that no engine runs in NVFP4, or that have an unknown class."""
+    """Refuse experts with biases, with interleaved rows of gate and up, or of an unknown class."""
     if not (weighs_input or hasattr(module, "has_gate")):
         unsupported_reason = f"are {type(module).__name__}, whose arithmetic is unknown"
     elif getattr(module, "has_bias", False):

@@ -13,7 +13,7 @@ _OF_EXPERT = re.compile(r"(?P<layer>.+)\.(?P<expert>\d+)\.(?P<projection>[^.]+)\
 
 @dataclass(frozen=True)
 class ExpertShard:
-    """Projection of an expert that is stored as a separate tensor.
+    """Weight of one projection of one expert, stored as a tensor of its own.
 
     Attributes:
         tensor: name of the tensor in the checkpoint.
@@ -28,7 +28,7 @@ class ExpertShard:
 
 @dataclass(frozen=True)
 class Layout:
-    """Map between a model's tensors and its checkpoint's.
+    """Map between a model's tensors and the tensors of the model's checkpoint.
 
     Attributes:
         tensors: checkpoint name of each of the model's tensors, by model-side name.
@@ -36,7 +36,7 @@ class Layout:
             position among the projections stacked for an expert.
         targets: model-side name of each checkpoint tensor, by checkpoint name; for a tensor that
             the model lacks, the name that it would have.
-        others: checkpoint tensors that the model lacks.
+        others: checkpoint tensors that the model lacks, or takes by an unsupported conversion.
     """
 
     tensors: dict[str, str] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Layout:
     others: list[str] = field(default_factory=list)
 
     def module(self, name: str) -> str:
-        """Checkpoint name of a module of the model, derived from a tensor of the module."""
+        """Checkpoint name of a module, from a tensor of the module; ``name`` if none reveals it."""
         start = f"{name}."
         for own, stored in self.tensors.items():
             if own.startswith(start) and stored.endswith(rest := own.removeprefix(name)):
@@ -55,7 +55,7 @@ class Layout:
         return name
 
     def unknown_modules(self) -> Iterator[str]:
-        """Yield modules with a weight that the model lacks, such as further heads or towers."""
+        """Yield the modules of the weights in ``others``, such as further heads or towers."""
         for name in self.others:
             if name.endswith(".weight"):
                 yield name.removesuffix(".weight")
@@ -88,7 +88,11 @@ def read_layout(model: Any, source: Source) -> Layout:
 
 
 def _order_of_shard(pattern: str | None, converters: list[Any]) -> int | None:
-    """Position, in a stack's rows, of the tensors that match ``pattern``; None if not stacked."""
+    """Position of a projection among an expert's stacked projections; None if not stacked.
+
+    ``pattern``: source pattern of a converter, which matches the name of the projection's tensor;
+    None if no pattern does.
+    """
     for converter in converters:
         if pattern in converter.source_patterns:
             operations = [type(each).__name__ for each in converter.operations]

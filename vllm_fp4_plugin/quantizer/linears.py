@@ -33,15 +33,16 @@ _ROUTERS = {"gate", "router", "shared_expert_gate"}
 
 @dataclass(frozen=True)
 class Selection:
-    """Linears of a model, by their module names in the checkpoint.
+    """Linears of a model, each named as the module in the quantised checkpoint.
 
     Attributes:
         quantized: linears to quantise, with the location of each weight.
         kept: linears that stay unquantised.
         ignore: ignore list of the quantised checkpoint's config.
         fused: for each quantised linear, all linears of its fused matrix, itself included.
-        modules: model-side names of the quantised linears that are modules of the model.
-        experts: all layers of experts.
+        modules: model-side name of each quantised linear that is a module of the model; linears of
+            experts are not.
+        experts: all layers of experts, quantised or not.
         layout: map between the model's tensors and the checkpoint's.
     """
 
@@ -64,8 +65,8 @@ class _EmptyOnMeta(TorchFunctionMode):
     """Mode in which ``torch.empty``, used for the parameters of layers, allocates nothing.
 
     ``torch.zeros`` with three sizes, used for some stacks of experts, allocates nothing either.
-    Buffers that are computed from the config and stored in no checkpoint, such as rotary
-    frequencies, have values, which ``torch.device("meta")`` would not give them.
+    Unlike under ``torch.device("meta")``, buffers that are computed from the config and stored in
+    no checkpoint, such as rotary frequencies, have values.
     """
 
     def __torch_function__(
@@ -78,10 +79,10 @@ class _EmptyOnMeta(TorchFunctionMode):
 
 
 def build_model(source: Source) -> Any:
-    """Build the model of a checkpoint in bfloat16; large parameters have no storage.
+    """Build the model of a checkpoint in bfloat16; parameters of layers have no storage.
 
     Raises:
-        QuantizerError: transformers knows no decoder of that architecture.
+        QuantizerError: transformers cannot build a decoder from ``config.json``.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -102,14 +103,15 @@ def select_linears(
 ) -> Selection:
     """Select the linears of ``model`` to quantise; all others stay unquantised.
 
-    Unquantised are: linears outside the decoder layers (except, with ``lm_head``, the head),
-    routers, gates of shared experts, the matrix that MLA absorbs, and linears that a pattern of
-    ``ignore`` covers: a name, a ``*`` wildcard or ``re:<regex>``, see ``ignore.matches``. A
-    pattern must cover a layer of experts whole or not at all.
+    The others are: linears outside the decoder layers (except, with ``lm_head``, the head),
+    routers, gates of shared experts, ``kv_b_proj``, which MLA absorbs, and linears that a pattern
+    of ``ignore`` covers: a name, a ``*`` wildcard or ``re:<regex>``, see ``ignore.matches``. The
+    patterns must cover a layer of experts, or a group of linears that engines fuse, whole or not
+    at all.
 
     Raises:
-        QuantizerError: the message names a pattern that covers no linear, or a tensor that cannot
-            be quantised.
+        QuantizerError: the message names a pattern that covers no linear or only a part, or a
+            tensor that cannot be quantised.
     """
     layout = read_layout(model, source)
     modules = dict(model.named_modules())
@@ -172,7 +174,7 @@ def _check_ignore(ignore: Sequence[str], names: Sequence[str]) -> None:
 
 
 def _is_ignored(layer: ExpertsLayer, ignore: Sequence[str]) -> bool:
-    """Whether patterns cover a layer of experts.
+    """Whether the patterns of ``ignore`` cover a layer of experts.
 
     Raises:
         QuantizerError: the patterns cover only a part of the layer.
@@ -189,7 +191,7 @@ def _is_ignored(layer: ExpertsLayer, ignore: Sequence[str]) -> bool:
 
 
 def _routers(modules: dict[str, nn.Module], layers: Sequence[ExpertsLayer]) -> set[str]:
-    """Names of the modules whose matrices choose and weigh experts."""
+    """Model-side names of routers, and of the gates that weigh shared experts."""
     found = set()
     for layer in layers:
         block = f"{layer.module.rpartition('.')[0]}."
@@ -204,12 +206,16 @@ def _routers(modules: dict[str, nn.Module], layers: Sequence[ExpertsLayer]) -> s
 
 
 def _unknown_matrices(layout: Layout, source: Source) -> list[str]:
-    """Modules that may be linears and are unknown to transformers' model, such as further heads."""
+    """Modules with a 2-D weight, perhaps linears, that the model lacks, such as further heads."""
     return [n for n in layout.unknown_modules() if len(source.specs[f"{n}.weight"].shape) == 2]
 
 
 def _head(model: Any, linears: dict[str, nn.Linear]) -> str:
-    """Name of the linear that computes the logits."""
+    """Model-side name of the linear that computes the logits.
+
+    Raises:
+        QuantizerError: the head is tied to the embedding, or is no linear.
+    """
     if getattr(model.config, "tie_word_embeddings", False):
         raise QuantizerError(
             "lm_head: is the embedding (tie_word_embeddings), must have weights of its own; "
@@ -226,9 +232,9 @@ def _head(model: Any, linears: dict[str, nn.Linear]) -> str:
 
 
 def _refuse_layers_beyond(lengths: dict[str, int], layout: Layout, source: Source) -> None:
-    """Refuse checkpoint layers beyond the model's ``lengths``: they would stay unquantised.
+    """Refuse a checkpoint with more layers than the model: further layers would stay unquantised.
 
-    ``lengths``: number of layers, by prefix.
+    ``lengths``: number of modules in each list of the model, by prefix of the modules' names.
     """
     if source.config.get("num_nextn_predict_layers"):
         return  # MTP layers follow the decoder's, and transformers builds no MTP layers

@@ -1,4 +1,4 @@
-"""Largest magnitudes, by name."""
+"""Largest magnitudes of tensors, recorded by name."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ Maxima = dict[str, float]
 
 
 def raise_maximum(found: Maxima, name: str, x: Tensor) -> None:
-    """Update the maximum of ``name`` with max|x|; NaN is kept."""
+    """Update the maximum of ``name`` with max|x|; a NaN in any ``x`` makes the maximum NaN."""
     smallest, largest = torch.aminmax(x)
     amax = torch.maximum(-smallest, largest).abs().item()  # may be -0 for zeros
     before = found.get(name, amax)

@@ -27,7 +27,7 @@ class Source:
         folder: folder of the checkpoint.
         config: the parsed ``config.json``.
         specs: dtype and shape of every tensor, in the order of the shards.
-        shards: file of each tensor.
+        shards: file of each tensor, by tensor name.
     """
 
     folder: Path
@@ -43,10 +43,11 @@ class Source:
 
 
 def open_source(folder: Path) -> Source:
-    """Read the headers of a checkpoint.
+    """Read the config and the tensor headers of a checkpoint.
 
     Raises:
-        QuantizerError: the folder, its config or a shard is missing, damaged or quantised already.
+        QuantizerError: the folder, its config or a shard is missing or damaged, the checkpoint is
+            quantised already, or a dtype is not in ``DTYPES``.
     """
     if not folder.is_dir():
         raise QuantizerError(f"src: {folder} is not a folder; give a local checkpoint's folder")

@@ -18,9 +18,10 @@ class StoredWeight:
     Attributes:
         tensor: tensor that holds the weight.
         shape: N and K.
-        expert: index of the expert in a stack, ``(experts, N, K)``; None: the tensor is the weight.
-        first_row: first row of the weight within the expert's part of the stack.
-        is_transposed: whether the stack is ``(experts, K, N)``.
+        expert: index of the expert in a stack, ``(experts, rows, K)``, whose rows may be those of
+            gate and up; None: the tensor is the weight.
+        first_row: first of the weight's N rows among the expert's rows.
+        is_transposed: whether the stack is ``(experts, K, rows)``.
     """
 
     tensor: str

@@ -28,8 +28,9 @@ class Summary:
         calibration_tokens: number of tokens the input scales were measured on; 0 for a weight-only
             checkpoint.
         relative_mse_by_type: mean relative MSE by type of linear, such as ``q_proj`` or
-            ``experts.gate_proj``.
-        estimated_seconds: estimated time to quantise the weights, for a dry run; else None.
+            ``experts.gate_proj``; empty for a dry run.
+        estimated_seconds: for a dry run, the estimated time to quantise the weights, without
+            calibration; else None.
     """
 
     dst: Path

@@ -1,7 +1,7 @@
 """Writer of safetensors files whose tensors arrive one at a time.
 
-The ``safetensors`` package serialises a whole file at once; this writer writes the header first,
-from shapes known in advance, and then writes every tensor straight to its offset.
+The ``safetensors`` package serialises a whole file at once. This writer writes the header first,
+from dtypes and shapes known in advance, and then each tensor straight to the tensor's offset.
 """
 
 import json
@@ -47,10 +47,11 @@ class TensorSpec:
 
 
 class TensorWriter:
-    """Writer of declared tensors, in any order, with Hugging Face's file layout.
+    """Writer of the tensors that ``specs`` describes, in any order, in Hugging Face's layout.
 
-    Writes one ``model.safetensors``, or shards of at most ``max_shard_bytes`` (a larger tensor gets
-    a shard of its own) with an index. Memory is limited to the tensor being written.
+    Files are one ``model.safetensors``, or an index and shards whose tensors have at most
+    ``max_shard_bytes`` (a larger tensor gets a shard of its own). Memory is limited to the tensor
+    being written.
     """
 
     def __init__(self, folder: Path, specs: Mapping[str, TensorSpec], max_shard_bytes: int):
@@ -67,7 +68,7 @@ class TensorWriter:
             self._start(file, names)
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Write ``tensor``, which must match the spec, at its offset."""
+        """Write a tensor, whose dtype and shape must match the spec, at the tensor's offset."""
         spec = self._specs[name]
         assert (tensor.dtype, tuple(tensor.shape)) == (DTYPES[spec.dtype], spec.shape), name
         file, offset = self._places[name]

@@ -1,4 +1,4 @@
-"""Tensors of a quantised checkpoint: names and shapes by format; pure functions."""
+"""Names, shapes and values of a quantised checkpoint's tensors, by format; pure functions."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from vllm_fp4_plugin.quantizer.weights import QuantizedWeight
 def linear_specs(
     format: Format, name: str, shape: tuple[int, ...], has_input_scale: bool
 ) -> dict[str, TensorSpec]:
-    """Specs of the tensors that replace ``<name>.weight`` of shape ``(N, K)``."""
+    """Specs, by name, of the tensors that replace ``<name>.weight`` of shape ``(N, K)``."""
     names, (n, k) = format.names, shape
     specs = {
         f"{name}.{names.weight}": TensorSpec("U8", (n, k // 2)),
@@ -26,14 +26,14 @@ def linear_specs(
 
 
 def scalar_spec(format: Format) -> TensorSpec:
-    """Spec of a global scale."""
+    """Spec of a global scale, or of a scale of keys or values."""
     return TensorSpec("F32", format.scalar)
 
 
 def linear_tensors(
     format: Format, name: str, weight: QuantizedWeight, input_amax: Tensor | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of ``linear_specs``.
+    """Yield names and values of the tensors that ``linear_specs`` describes.
 
     Args:
         format: format to write.
@@ -51,7 +51,10 @@ def linear_tensors(
 
 
 def kv_tensors(format: Format, attention: str, k_amax: Tensor, v_amax: Tensor) -> dict[str, Tensor]:
-    """FP8 scales of an attention module's keys and values, from float32 ``()`` maxima."""
+    """FP8 scales of an attention module's keys and values, by tensor name.
+
+    ``k_amax``, ``v_amax``: largest magnitudes, float32 ``()``.
+    """
     names = format.names
     return {
         f"{attention}.{names.k_scale}": (k_amax / E4M3_MAX).reshape(format.scalar),

@@ -50,13 +50,13 @@ class WeightQuantizer:
     Args:
         source: the checkpoint.
         weights: locations of the linears' weights.
-        convention: format that decides whether global scales are factors or divisors.
+        convention: format to write, by which global scales are factors or divisors.
         rule: rule for block scales.
-        sharing: by linear, all linears that share its global scale, itself included; their largest
-            weight sets the scale. A linear that is absent from ``sharing`` has its own scale.
-        fused: by linear, all linears that engines fuse with it into one matrix, itself included.
-            An all-zero linear gets the global scale of the others, as some engines apply one scale
-            to all.
+        sharing: for each linear, all linears with the same global scale, itself included; the
+            largest of their weights sets the scale. A linear that is absent has its own scale.
+        fused: for each linear, all linears that engines fuse into one matrix, itself included. An
+            all-zero linear gets the scale of the largest weight of these, as some engines apply one
+            scale to all.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class WeightQuantizer:
         self._known_amax: dict[str, float] = {}
 
     def quantize(self, name: str) -> QuantizedWeight:
-        """Quantise ``<name>.weight``.
+        """Quantise the weight of the linear ``name``.
 
         Raises:
             QuantizerError: the message names a weight with NaN or infinity, or with values that
@@ -126,7 +126,10 @@ class WeightQuantizer:
         return min(taken) * elements / part.numel()
 
     def _shared_amax(self, name: str) -> float:
-        """Largest magnitude of the weights that share the global scale of ``name``."""
+        """Largest magnitude of the weights that share the global scale of ``name``.
+
+        If these are all zero: of the weights fused with ``name``.
+        """
         amax = max(self._amax(n) for n in self._sharing.get(name, [name]))
         return amax or max(self._amax(n) for n in self._fused[name])
 

@@ -1,4 +1,4 @@
-"""Tasks for lm-evaluation-harness that need no hub: made from the machine's Python sources."""
+"""Tasks for lm-evaluation-harness, made without downloads from the machine's Python sources."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -41,7 +41,8 @@ def make_tasks(
         Number of documents by the name of the task.
 
     Raises:
-        ValueError: a root has no held-out files, or some task has no document.
+        ValueError: a root is not a folder, the roots together have no training or no held-out
+            files, or some task has no document.
     """
     made = _documents(tuple(roots), count)
     folder.mkdir(parents=True, exist_ok=True)

@@ -59,8 +59,10 @@ def endings(text: HeldOut) -> list[Pair]:
 def questions(pairs: Iterable[Pair], text: HeldOut, count: int) -> list[dict[str, Any]]:
     """Documents for the harness, at most ``count``, in whole groups of four questions.
 
-    Answers whose words also occur in a training file, and repeated answers, are left out. The
-    answers of a group are of about the same length, and from different files and definitions.
+    Left out are answers that occur word for word in a training file, repeated answers and contexts,
+    and pairs whose answer or context is too long or whose answer is too short. The answers of a
+    group have similar lengths, and come from different files and from definitions of different
+    names.
     """
     fitting = [
         pair
@@ -94,7 +96,11 @@ def _without_repeats(pairs: Iterable[Pair]) -> list[Pair]:
 
 
 def _groups(pairs: Iterable[Pair]) -> list[list[Pair]]:
-    """Group answers of similar length; a conflicting pair is deferred to the next group."""
+    """Group pairs by four, with answers of similar length.
+
+    A pair of a file or definition name that the group already has is deferred to the next group;
+    pairs left at the end are dropped.
+    """
     waiting = sorted(pairs, key=lambda pair: (len(pair.answer), scattered(pair.answer)))
     groups = []
     while waiting:

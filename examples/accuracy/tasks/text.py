@@ -70,14 +70,17 @@ def read_held_out(roots: Sequence[Path]) -> HeldOut:
     """Files under folders of Python sources, split as the models' training splits them.
 
     Raises:
-        ValueError: if the roots have no training or no held-out files.
+        ValueError: a root is not a folder, or the roots have no training or no held-out files.
     """
     corpus = read_corpus(roots)
     return HeldOut(corpus.held_out, tuple(document.text for document in corpus.train))
 
 
 def definitions(document: Document) -> Iterator[Definition]:
-    """Functions and classes of a file whose docstring begins with a capital after plain quotes."""
+    """Functions and classes of a file whose docstring begins with a capital letter.
+
+    The docstring must stand in three double quotes, without a prefix.
+    """
     lines = list(io.StringIO(document.text))
     for node in ast.walk(_parse(document)):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

@@ -1,4 +1,4 @@
-"""Task: predict the next word of code, which the prompt contains; tests greedy decoding too."""
+"""Task: predict the next word of code, by greedy decoding; the prompt already has the word."""
 
 import io
 import re
@@ -16,7 +16,10 @@ ONCE_IN = 50
 
 
 def questions(text: HeldOut, count: int) -> list[dict[str, str]]:
-    """Documents for the harness, at most ``count``; each word of a file is used once."""
+    """Documents for the harness, at most ``count``.
+
+    A word is the answer at most once per file, and in at most about 1 of ``ONCE_IN`` documents.
+    """
     places = (place for document in text.documents for place in _places(document))
     seen: set[tuple[str, str]] = set()
     words: Counter[str] = Counter()

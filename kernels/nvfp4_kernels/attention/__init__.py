@@ -1,4 +1,4 @@
-"""Softmax attention: dense, ragged, over a paged KV cache or listed keys; decode, merge."""
+"""Softmax attention to dense, ragged, paged or listed keys; fused decodes; merge of segments."""
 
 from nvfp4_kernels.attention.decode.op import decode_attention
 from nvfp4_kernels.attention.merge.op import merge_segments

@@ -223,7 +223,7 @@ def _check_length(name: str, length: int) -> None:
 
 
 def check_starts(name: str, given: Tensor, rows: int) -> None:
-    """Raise unless starts begin with 0, do not decrease, and end with at most ``rows``."""
+    """Raise unless starts ``given`` begin with 0, never decrease, and end with at most ``rows``."""
     starts = given.tolist()
     if starts[0] != 0:
         raise InvalidArgument(f"{name}: begins with {starts[0]}, must begin with 0; prepend it")

@@ -66,19 +66,20 @@ def paged_attention(
 ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
     """Attention of each sequence's last tokens to the sequence's keys in a paged cache.
 
-    For prefill, decode and batches of both. The call does not synchronise with the device, and only
-    the result depends on the contents of index tensors: a CUDA graph may capture it. Slots of a
-    page beyond a sequence's length, and entries of the sequence's row in ``block_table`` for pages
-    without a key that any query sees, may hold anything. Values before a window, in the page where
-    the window begins, must be finite, as P = 0 may multiply them; values that the sequence itself
-    has computed are finite.
+    Serves prefill, decode and batches of both. The call does not synchronise with the device, and
+    only the result depends on the contents of index tensors: a CUDA graph may capture it. Slots of
+    a page beyond a sequence's length, and entries of the sequence's row in ``block_table`` for
+    pages without a key that any query sees, may hold anything. Values before a window, in the page
+    where the window begins, must be finite, as P = 0 may multiply them; values that the sequence
+    itself has computed are finite.
 
-    On sm_100 six of 16 exponentials are polynomials, of degree 4 with a relative error of 2.9e-6.
-    With a float8_e4m3fn cache the kernel of sm_100 also rounds P to E4M3, and each query of a head
-    to E4M3 with a scale of its own; ``lse`` follows from the rounded queries. The degree is then 3
-    if the rows of queries per sequence and KV head, ``max_query_len · Hq / Hkv``, are more than
-    128, D is at most 128, and ``batch_invariant`` is not set: ``lse`` is off by up to 1.02e-4
-    beyond the rounding of float32, by about 7e-5 with usual logits.
+    On sm_100 polynomials of degree 4, with a relative error of 2.9e-6, compute six of every 16
+    exponentials. With a float8_e4m3fn cache the kernel of sm_100 also rounds P to E4M3, and each
+    row of queries (one head of one token) to E4M3 with a scale per row; ``lse`` follows from the
+    rounded queries. The degree is then 3 if the rows of queries per sequence and KV head,
+    ``max_query_len · Hq / Hkv``, are more than 128, D is at most 128, and ``batch_invariant`` is
+    not set: ``lse`` is off by up to 1.02e-4 beyond the rounding of float32, by about 7e-5 with
+    usual logits.
 
     Args:
         q: bfloat16 or float16 ``(T, Hq, D)``, D a multiple of 16 up to 256, the last stride 1;

@@ -62,7 +62,7 @@ class KeyValues(Protocol):
 
     Attributes:
         heads: number of KV heads.
-        page_size: granularity of a tile's first key.
+        page_size: factor of every tile's first key: keys per page if paged, else 1.
     """
 
     @property
@@ -189,10 +189,11 @@ def attend(
     v_scale: Tensor | None = None,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attend queries ``(T, Hq, D)``; sequence b has rows from ``starts[b]``, ``lengths[b]`` keys.
+    """Attend queries ``(T, Hq, D)``.
 
-    Results are multiplied by ``v_scale``. Returns ``out`` of ``q``'s dtype and shape (None: a new
-    tensor), and the LSE, float32 ``(T, Hq)``.
+    Sequence b has the rows from ``starts[b]`` up to but excluding ``starts[b + 1]``, and
+    ``lengths[b]`` keys. Results are multiplied by ``v_scale`` and written to ``out``; None: to a
+    new tensor of ``q``'s dtype and shape. Returns that tensor and the LSE, float32 ``(T, Hq)``.
     """
     out = q.new_empty(q.shape) if out is None else out
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
@@ -229,8 +230,8 @@ def _tiles(
 def _batches(tiles: Iterator[Tile], rows: int, max_tiles: int) -> Iterator[list[Tile]]:
     """Batches of tiles with equally many queries: up to ``rows`` queries and ``max_tiles`` tiles.
 
-    Tiles are sorted by number of keys, descending: once a tile of a batch has no further block of
-    keys, no later tile has one.
+    Tiles of a batch are sorted by number of keys, descending: once a tile has no further block of
+    keys, no later tile of the batch has a further block.
     """
     batch: list[Tile] = []
     for tile in sorted(tiles, key=lambda t: (t.rows, t.keys), reverse=True):

@@ -12,8 +12,8 @@ k = ``2 t``, ``2 t + 1``, ``2 t + 8`` and ``2 t + 9``.
 * *data*: uint8 ``(row tiles, K tiles, 4, 32, 16)``: warp, lane, and a little-endian 32-bit word for
   each 16 elements of K. A word holds four pairs of E2M1 codes, one per register of A: upper
   row, lower row, and both rows 8 elements further. Rotating the word left by ``ROTATIONS`` and
-  masking gives a pair as bfloat16, 2⁻¹²⁶ times its values, even k in the low half. One rotation
-  for each of the four pairs suffices in no layout; here one pair needs two.
+  masking gives a pair as bfloat16, 2⁻¹²⁶ times its values, even k in the low half. In no layout
+  does one rotation per pair suffice for all four pairs; here one pair needs two.
 * *scales*: uint8 ``(row tiles, K tiles, 4, 8, 8)``: warp, ``g``, and a word for each 32 elements of
   K, with four 8-bit scales: for the first 16 elements, the upper row's at bits 11 to 4 and the
   lower row's at bits 27 to 20; for the second 16, at the same bits after rotating left by 8. A

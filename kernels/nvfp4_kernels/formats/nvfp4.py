@@ -159,7 +159,7 @@ def global_scale_of(x: Tensor, convention: Convention = "modelopt") -> Tensor:
     """Global scale, float32 ``()``, that maps ``max|x|`` to the largest NVFP4 value, 2688.
 
     The scale is a factor or a divisor, as ``convention`` stores it; 1 for an all-zero or empty
-    tensor. Both the scale and its reciprocal are finite for any ``x``.
+    tensor. Both the scale and its reciprocal are finite for any finite ``x``.
     """
     amax = x.abs().amax().float() if x.numel() else x.new_zeros((), dtype=torch.float32)
     amax = torch.where(amax == 0, GLOBAL_RANGE, amax)
@@ -182,7 +182,7 @@ def quantize_weight(
         global_scale: float32 ``()`` as ``convention`` stores it; by default
             ``global_scale_of(x, convention)``.
         block_scales: float8_e4m3fn ``(..., rows, K/16)`` to use instead of scales that map each
-            block's maximum to 6 (see ``scale_search``).
+            block's largest magnitude to 6 (see ``scale_search``).
         convention: ``"modelopt"`` (NVIDIA ModelOpt's ``NVFP4QTensor``) or ``"compressed-tensors"``
             (its ``nvfp4-pack-quantized`` compressor).
 
@@ -190,8 +190,8 @@ def quantize_weight(
         An ``Nvfp4Tensor`` in the linear layout.
 
     Raises:
-        InvalidArgument: K is not a multiple of 16, the dtype is unsupported, ``x`` has NaN or
-            infinity, or the global scale is not positive and finite.
+        InvalidArgument: K is not a multiple of 16, the dtype or ``convention`` is unsupported,
+            ``x`` has NaN or infinity, or the global scale is not ``()``, positive and finite.
     """
     check_dtype("x", x, _FLOAT_DTYPES)
     check_blocks_of_16("x", x.shape)
@@ -233,7 +233,10 @@ def absmax_scales(
     convention: Convention = "modelopt",
     largest: float = E2M1_MAX,
 ) -> Tensor:
-    """Block scales that map each block's maximum to ``largest``: float8_e4m3fn ``(..., K/16)``."""
+    """Block scales that map the largest magnitude of each block to ``largest``.
+
+    Returns float8_e4m3fn ``(..., K/16)``.
+    """
     amax = x.unflatten(-1, (-1, BLOCK_SIZE)).abs().amax(-1).float()
     if convention == "modelopt":
         exact = amax / (largest * global_scale)
@@ -252,7 +255,7 @@ def quantize_activation(
     Args:
         x: bfloat16, float16 or float32 ``(..., rows, K)``.
         global_scale: float32 ``()`` or one per row ``(..., rows)``; the factor that multiplies
-            the values, as ModelOpt's ``input_scale``.
+            the decoded values, as ModelOpt's ``input_scale``.
         smallest_scale: lower bound, an E4M3 number, of nonzero blocks' scales; 0: no bound.
 
     Returns:
@@ -280,7 +283,7 @@ def activation_step(scales: Tensor, global_scale: Tensor) -> Tensor:
 
 
 def row_global_scales(x: Tensor) -> Tensor:
-    """One float32 global scale per row, ``max|row| / 2688``: ``(..., rows)``; 1 for a zero row.
+    """Global scale of each row, ``max|row| / 2688``, float32 ``(..., rows)``; 1 for a zero row.
 
     The scale has a lower bound, so that the reciprocal of a block's step is finite.
     """

@@ -10,10 +10,11 @@ from nvfp4_kernels.formats.terms import check_terms
 
 
 class Static(NamedTuple):
-    """NVFP4 with one calibrated global scale for the whole result.
+    """NVFP4 with a calibrated global scale.
 
     Attributes:
-        global_scale: float32 ``()``, ModelOpt's ``input_scale`` of the next GEMM.
+        global_scale: float32, ModelOpt's ``input_scale`` of the next GEMM: ``()`` for the whole
+            result or, for a grouped GEMM, ``(experts,)``.
         terms: number of NVFP4 terms of the result, 1 to 4.
     """
 

@@ -51,11 +51,16 @@ def quantize_with_rule(
     ``global_scale`` is float32 ``()`` as ``convention`` stores it, by default the scale of
     ``max|x|``.
 
-    * ``absmax``: each block's maximum maps to 6 (bit-identical to the producer's result).
-    * ``four-over-six``: each block's maximum maps to 6 or 4, whichever has less squared error.
-    * ``sweep``: per block, the e4m3 scale with the least squared error among the codes from 8 below
-      to 6 above the absmax scale. On Gaussian, Laplace and Student-t (4 degrees of freedom) weights
-      this is the best of all 126 scales, with 27.1, 20.9 and 18.8 % less error than absmax.
+    * ``absmax``: each block's largest magnitude maps to 6 (bit-identical to the producer's result).
+    * ``four-over-six``: each block's largest magnitude maps to 6 or 4, whichever gives less squared
+      error.
+    * ``sweep``: per block, the E4M3 scale with the least squared error among the codes from 8 below
+      to 6 above the absmax scale and, with ``"compressed-tensors"``, 2⁻⁹. On Gaussian, Laplace and
+      Student-t (4 degrees of freedom) weights this is the best of all 126 scales, with 27.1, 20.9
+      and 18.8 % less error than absmax.
+
+    Raises:
+        InvalidArgument: ``rule`` is unknown, or see ``quantize_weight``.
     """
     if rule not in SCALE_RULES:
         raise InvalidArgument(f"rule: is {rule!r}, must be {', '.join(SCALE_RULES)}")

@@ -147,8 +147,8 @@ def unstack_scales(blocked: Tensor, terms: int, rows: int, columns: int) -> Tens
 def decode_terms(data: Tensor, scales: Tensor, terms: int) -> Tensor:
     """Sum of the terms without the global scale: float32 ``(..., M, K)``.
 
-    The sum is rounded only if a term is 2¹⁸ times smaller than another term of the block; otherwise
-    it has at most 24 significant bits.
+    Each sum is exact in float32 (at most 24 significant bits), unless two nonzero terms of the same
+    element differ by a factor of 2¹⁸ or more; then the sum may be rounded.
     """
     if terms == 1:
         return decode_blocks(data, scales)

@@ -78,9 +78,10 @@ def check_no_n(n: int | None) -> None:
 
 
 def check_layouts(call: AnyCall, **derived: Tensor | None) -> None:
-    """Raise unless every tensor of a call is contiguous and 16-byte aligned, as kernels require.
+    """Raise unless the tensors of a call are contiguous and 16-byte aligned, as kernels require.
 
-    ``derived``: further tensors to check; they replace the call's tensors of the same names.
+    ``derived``: further tensors to check, such as ``output``'s global scale, which is not checked
+    otherwise; they replace the call's tensors of the same names.
     """
     for name, value in (call._asdict() | derived).items():
         if isinstance(value, Tensor):
@@ -99,7 +100,8 @@ def check_number_of_shards(shard_sizes: Sequence[int], arch: str) -> None:
 def quantized_result(a: Tensor, n: int, terms: int, out_terms: int) -> tuple[Tensor, Tensor]:
     """Allocate packed data and blocked scales of a quantised result of ``n`` columns.
 
-    ``terms``: number of the activation's terms; ``out_terms``: number of the result's terms.
+    ``a``: activation of ``terms`` terms, with the result's batch dimensions and rows;
+    ``out_terms``: number of the result's terms.
     """
     batch, m = batch_of(a, terms), a.shape[-2]
     data = a.new_empty(data_shape(batch, m, n, out_terms), dtype=torch.uint8)
@@ -176,7 +178,7 @@ def check_fragments(name: str, b: Tensor, b_scales: Tensor, n: int, k: int, n_fr
 
 
 def check_layout_taken(name: str, scales: Tensor, kernel: Kernel) -> None:
-    """Raise if ``kernel`` does not read the weight's layout."""
+    """Raise unless ``kernel`` reads weight ``name`` in its layout, told by ``scales``' dtype."""
     layout = weight_layout(scales)
     if not kernel.takes(layout):
         remedy = "to_blocked()" if layout == "fragments" else "to_fragments()"

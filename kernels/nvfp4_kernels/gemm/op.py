@@ -68,19 +68,19 @@ def gemm(
 
     Args:
         a: w4a4: uint8 ``(..., M, K/2)``, two E2M1 codes per byte; w4a16 (``a_scales`` None):
-            bfloat16 or float16 ``(..., M, K)``.
+            bfloat16 or float16 ``(..., M, K)``. K is a multiple of 16.
         a_scales: float8_e4m3fn, blocked layout of ``a``'s ``(..., M, K/16)`` scales, or None.
-        b: uint8 ``(N, K/2)``, or ``(..., N, K/2)`` with the same batch dimensions as ``a``. For
-            w4a16 on CPU and sm_90, ``b`` may also be in the fragment layout, ``(ceil(N/64),
-            ceil(K/64), 4, 32, 16)``.
+        b: uint8 ``(N, K/2)``, or ``(..., N, K/2)`` with the same batch dimensions as ``a``. On
+            sm_90 ``b`` must, and for w4a16 on the CPU may, be in the fragment layout instead,
+            ``(ceil(N/64), ceil(K/64), 4, 32, 16)`` (see ``formats.fragments``).
         b_scales: float8_e4m3fn, blocked layout of ``b``'s ``(..., N, K/16)`` scales; for a weight
             in fragments, uint8 ``(ceil(N/64), ceil(K/64), 4, 8, 8)``. The dtype tells the layouts
             apart.
         alpha: float32 ``(S,)``, one factor per shard of the output: global scale of the weight's
             shard, times the activation's global scale if all rows share one.
-        shard_sizes: S output widths that add up to N, e.g. the widths of q, k and v. With
-            fragments, which are padded to whole tiles of 64 rows and 64 elements, the widths
-            determine N, and ``a`` determines K.
+        shard_sizes: S output widths that add up to N, e.g. the widths of q, k and v; on GPUs S is
+            at most 8. With fragments, which are padded to whole tiles of 64 rows and 64 elements,
+            the widths determine N, and ``a`` determines K.
         row_scale: float32 ``(..., M)``, the activation's per-row global scales, if any.
         bias: ``(N,)``, bfloat16, float16 or float32.
         out_dtype: bfloat16, float16 or float32; left out with ``output``.

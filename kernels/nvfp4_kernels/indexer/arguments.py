@@ -86,7 +86,10 @@ def check_stored(
 
 
 def check_cache(cache: Tensor, fmt: Format, head_dim: int, block_size: int) -> None:
-    """Raise unless ``cache`` is uint8 ``(pages, page_bytes)``, pages of ``block_size`` keys."""
+    """Raise unless ``cache`` is uint8 ``(pages, page_bytes)``, and pages do not overlap.
+
+    ``page_bytes`` must be the size of ``block_size`` keys of ``head_dim`` elements in ``fmt``.
+    """
     check_dtype("cache", cache, (torch.uint8,))
     check_form("cache", cache, "(pages, page_bytes)")
     if block_size < 1:

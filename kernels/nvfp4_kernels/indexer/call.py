@@ -29,8 +29,8 @@ class IndexerPagedKeys(NamedTuple):
     Attributes:
         cache: uint8 ``(pages, page_bytes)`` as ``indexer_store_k`` writes it; slots beyond a
             context may hold anything.
-        context_lens: int32 ``(B, next_n)``: number of the sequence's first keys that each query
-            sees.
+        context_lens: int32 ``(B, next_n)``: query i of sequence b sees the sequence's first
+            ``context_lens[b, i]`` keys.
         block_table: int32 ``(B, P)``: page ``block_table[b, i]`` holds the keys of sequence b from
             key ``i · block_size`` on. Entries after a sequence's last page may hold anything.
         max_context_len: upper bound on ``context_lens``.

@@ -159,9 +159,10 @@ def _widen(x: Tensor) -> Tensor:
 def _quantize_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise as ``indexer_k_quant_and_cache`` of vLLM 0.32 does with "ue8m0".
 
-    vLLM's indexer uses no scale format but "ue8m0". The scale is ``2^ceil(log2(max(max|x|, 1e-4) /
-    448))`` in float32. For queries vLLM's DeepSeek V3.2 has 1e-10 instead of 1e-4: queries with
-    ``max|x|`` below 1e-4 get another scale, but hardly other values.
+    vLLM 0.32's indexer uses no other scale format. The scale is ``2^ceil(log2(max(max|x|, 1e-4) /
+    448))`` in float32. vLLM's CUDA layer of DeepSeek V3.2 also quantises queries with 1e-4; vLLM's
+    generic ``deepseek_v2.Indexer`` quantises queries with 1e-10, which gives a query with
+    ``max|x|`` below 1e-4 a smaller scale and nearly the same dequantised values.
     """
     amax = x.abs().amax(-1)
     exponent = _exponent(amax.clamp(min=FP8_LEAST), E4M3_MAX)
@@ -170,7 +171,7 @@ def _quantize_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _quantize_mxfp4(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise as ``_quantize_mxfp4_pair`` of vLLM 0.32, whose DeepSeek V4 has the same cache.
+    """Quantise as ``_quantize_mxfp4_pair`` of vLLM 0.32 does with DeepSeek V4's indexer queries.
 
     The scale is ``2^ceil(log2(max|x| / 6))``, so that no finite value saturates. Rounding the
     exponent down, as OCP's MX specification 1.0 does in section 6.3, would clip values from 6 to 8

@@ -219,13 +219,13 @@ def _paged(call: ScoreCall, paged: IndexerPagedKeys) -> Queries:
 
 
 def _all_keys(lens: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """``indices`` and ``valid`` of rows that see at most ``top_k`` keys."""
+    """``indices`` and ``valid``; rows that see more than ``top_k`` keys need other ``indices``."""
     keys = torch.arange(top_k, dtype=torch.int32).expand(len(lens), -1)
     return keys.where(keys < lens.unsqueeze(1), -1), lens.clamp(max=top_k)
 
 
 def _best(scores: Tensor, starts: Tensor, lens: Tensor, top_k: int) -> Tensor:
-    """Indices, from ``starts``, of the top-k keys of rows that see more than ``top_k`` keys."""
+    """Indices of the top-k keys, counted from ``starts``; all rows see more than ``top_k`` keys."""
     seen = _seen(starts, lens, scores.shape[1])
     scores = scores.nan_to_num(-torch.inf, torch.inf, -torch.inf).masked_fill_(~seen, -torch.inf)
     threshold = scores.topk(top_k, sorted=False).values.amin(1, keepdim=True)

@@ -15,9 +15,9 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     """``y / sqrt(mean(y²) + eps) · weight``, and ``y`` itself, where ``y = x + residual``.
 
     The arithmetic is float32, with the roundings of vLLM's ``RMSNorm``: the returned ``y`` is
-    rounded to ``x``'s dtype, but the unrounded ``y`` is normalised; the normalised value is rounded
-    before the product with the weight, and so is the product. The summation order of the mean
-    depends on K alone.
+    rounded to ``x``'s dtype, but the unrounded ``y`` is normalised; the normalised value and the
+    product with the weight are each rounded, too. The summation order of the mean depends on K
+    alone.
 
     On sm_90 ``weight`` may be read while preceding kernels that allow programmatic dependent launch
     still run: these kernels must not write ``weight``. The kernel after this op may start while the

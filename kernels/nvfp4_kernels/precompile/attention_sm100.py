@@ -35,7 +35,8 @@ def attention_kernels(
 ) -> dict[KernelSpec, list[str]]:
     """Kernels for all batches, prefill or decode: every possible tile, with and without split-KV.
 
-    Splits of a prefill, whose rows belong to several CTAs, are merged by a separate kernel.
+    If the rows of a sequence's KV head belong to several CTAs, as in a prefill, a separate kernel
+    merges the splits; else the last CTA does.
 
     Args:
         attention: attention layers, with the heads on one GPU.

@@ -40,7 +40,7 @@ class Experts:
         mapped: length of the expert map from global to local experts; 0: no map.
         bias: whether both GEMMs add a bias.
         weight_on_input: whether routing weights are applied to tokens before gemm1.
-        choice: router top-k; None: these kernels do not compute it.
+        choice: router top-k; None: other code selects the experts.
     """
 
     sizes: ExpertSizes
@@ -67,5 +67,5 @@ class Experts:
 
 
 def padded_width(i: int, family: str) -> int:
-    """Intermediate size padded for a family's kernels, where it is the K of gemm2."""
+    """Intermediate size ``i``, the K of gemm2, padded as the kernels of ``family`` require."""
     return i + -i % K_STEP if family == "sm_100" else i

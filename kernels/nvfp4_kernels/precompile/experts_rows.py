@@ -19,7 +19,7 @@ _ROUTE, _TOPK = "nvfp4_kernels.moe.route", "nvfp4_kernels.moe.topk"
 def row_specs(
     experts: Experts, tokens: int, tile_tokens: int, sms: int
 ) -> Iterator[tuple[str, KernelSpec]]:
-    """Kernels other than the GEMMs for ``tokens`` tokens, each with the part of the layer served.
+    """Kernels other than GEMMs for ``tokens`` tokens, with the part of the layer served first.
 
     Args:
         experts: the MoE layer.

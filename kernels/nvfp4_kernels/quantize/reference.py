@@ -13,7 +13,7 @@ def quantize(call: QuantizeCall) -> tuple[Tensor, ...]:
 
 
 def quantize_rows(x: Tensor, global_scale: Tensor | None, terms: int) -> tuple[Tensor, ...]:
-    """Quantise ``x``; without a global scale, use one per row and return these scales, too."""
+    """Quantise ``x``; if ``global_scale`` is None, use a scale per row, and return these, too."""
     if global_scale is not None:
         return quantize_terms(x, global_scale, terms)
     row_scale = row_global_scales(x)

@@ -269,10 +269,10 @@ def compile_kernel(kernel: DeviceKernel, *, callable_here: bool = False) -> Any:
 
 
 def _check_compilers_cache() -> None:
-    """Check CuTe DSL's own cache folder, ``/tmp`` by default, if the compiler reads from it.
+    """Refuse CuTe DSL's own cache folder if the compiler reads from it and others can write to it.
 
-    ``cute.compile`` never reads kernels from this folder. With PyIR, which is off unless
-    ``CUTE_DSL_ENABLE_PYIR`` is set, the compiler reads class data from the folder.
+    ``cute.compile`` never reads kernels from this folder, ``/tmp`` by default. With PyIR, which is
+    off unless ``CUTE_DSL_ENABLE_PYIR`` is set, the compiler reads class data from the folder.
     """
     from cutlass.base_dsl.cache_helpers import get_default_generated_ir_path
     from cutlass.cutlass_dsl.cutlass import CuTeDSL
@@ -333,8 +333,9 @@ def object_path(kernel: DeviceKernel) -> Path | None:
 def _toolchain(target: str) -> str:
     """Text that identifies the inputs of compilation other than the kernel itself.
 
-    Covers the package's sources, as a digest, the compiler, settings, host CPU architecture and
-    target. Equal on a build machine without a GPU and on the target machine.
+    Covers the package's sources other than ``precompile`` and ``tool``, as a digest, the compiler,
+    settings, host CPU architecture and target. Equal on a build machine without a GPU and on the
+    target machine.
     """
     from cutlass.base_dsl.version_info import CUDA_VERSION
 

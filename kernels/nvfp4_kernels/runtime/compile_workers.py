@@ -1,8 +1,8 @@
 """Parallel compilation of many kernels in separate processes.
 
-Written for a server's worker process, where multiprocessing is unsuitable: it forbids children of
-a daemonic process, and new processes import the main module, an arbitrary script. The processes
-here receive kernels on standard input instead.
+Written for a server's worker process, where multiprocessing is unsuitable: a daemonic process may
+not have children, and new processes import the main module, an arbitrary script. The processes of
+this module receive kernels on standard input instead.
 """
 
 import os

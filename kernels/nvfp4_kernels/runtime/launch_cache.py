@@ -91,7 +91,7 @@ class Prepared:
         return self.function(*given) if replay is None else replay.run(given, pointers)
 
     def key(self, given: tuple[Any, ...], pointers: list[int]) -> Key | None:
-        """Key of a call: all properties but contents and addresses.
+        """Key of a call: arguments; for a tensor its layout, dtype, device, and address modulo 64.
 
         None: the call cannot be prepared. Addresses are appended to ``pointers``, one per argument;
         0 for arguments that are not tensors.

@@ -144,7 +144,11 @@ class Recording(TorchDispatchMode):
         return result
 
     def returned(self, x: Tensor) -> int | None:
-        """Index of a returned tensor among arguments and allocations; None for parts and others."""
+        """Index of a returned tensor among arguments and allocations.
+
+        Sets an allocation's ``result``. None if the tensor is unknown or only a part of an argument
+        or allocation, or if the allocation has another ``result``.
+        """
         source = self.source(x)
         if source is None:
             return None

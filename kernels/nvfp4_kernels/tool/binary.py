@@ -136,7 +136,7 @@ def _attributes(data: bytes) -> list[tuple[int, bytes]]:
 
 
 def _of_symbol(attributes: list[tuple[int, bytes]], number: int, symbol: int) -> int:
-    """Value of attribute ``number`` for ``symbol``, both stored as the attribute's two words."""
+    """Value of attribute ``number`` for ``symbol``; its contents are two words: symbol, value."""
     for each, data in attributes:
         if each == number and len(data) == 8:
             index, value = struct.unpack("<II", data)

@@ -20,7 +20,7 @@ def print_built(
     out: Path,
     seconds: float,
 ) -> None:
-    """Print, by op and layers, the numbers of kernels found, compiled and failed, and errors."""
+    """Print the numbers of cached, compiled and failed kernels, by op and layers; then errors."""
     groups: dict[tuple[str, str], list[Built]] = defaultdict(list)
     for built in sorted(done, key=lambda b: list(specs).index(b.spec)):
         groups[built.spec.op, ", ".join(specs[built.spec])].append(built)

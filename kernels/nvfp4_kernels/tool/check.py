@@ -91,7 +91,7 @@ def _driver() -> str:
 
 
 def correctness(quick: bool) -> list[Task]:
-    """Checks of every op on exact and random values, up to models' sizes; hardware questions."""
+    """Checks of the main ops on exact and random values, up to models' sizes; hardware cases."""
     tasks: list[Task] = []
     sizes = [(1, 64, 64), (7, 300, 1312), (130, 203, 96), (300, 264, 1568), (600, 520, 832)]
     if not quick:

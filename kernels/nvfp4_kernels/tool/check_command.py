@@ -15,7 +15,7 @@ def check(
     limit: Annotated[float, typer.Option(min=1, help="Seconds for one task.")] = 60,
     as_json: JsonOption = False,
 ) -> None:
-    """Check and time every op on this GPU, of the sm_100 family, and write a report.
+    """Check and time the main ops on this GPU, of the sm_100 family, and write a report.
 
     Tasks run in a separate process, which is replaced if a task hangs, crashes or fails. The exit
     status is 1 if a task fails.

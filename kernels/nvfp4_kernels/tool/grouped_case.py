@@ -47,7 +47,10 @@ class Numbers(NamedTuple):
     experts: Tensor
 
     def product(self, index: int, *, magnitude: bool = False) -> Tensor:
-        """Float64 GEMM of the tiles in use and weight ``index``, optionally of magnitudes."""
+        """Float64 GEMM of the tiles in use and weight ``index``, with alpha, row scale and bias.
+
+        ``magnitude``: whether to use magnitudes of operands and bias, for error bounds.
+        """
         a, b = self.a.values[: len(self.experts)], self.weights[index].values[self.experts]
         product = a.abs() @ b.abs().mT if magnitude else a @ b.mT
         product = product * self.alpha[self.experts, index, None, None].double()

@@ -148,7 +148,7 @@ def _compare(actual: Tensor, expected: Tensor, tolerance: float) -> Figures:
 
 
 def indexer_cases(quick: bool) -> list[IndexerCase]:
-    """Cases of every format, head dimension and page size, with few and many heads."""
+    """Cases of every format and head dimension, several page sizes, and few and many heads."""
     lengths = (1, 63, 64, 129, 700)
     cases = [
         IndexerCase(fmt, lengths, next_n, head_dim=d)

@@ -32,7 +32,7 @@ class NoDisassembler(RuntimeError):
 
 
 def find_nvdisasm() -> Path:
-    """Path of ``nvdisasm``, found in PATH, ``CUDA_HOME`` or a Python package.
+    """Path of ``nvdisasm``: in PATH, CUDA_HOME, CUDA_PATH, /usr/local/cuda or a Python package.
 
     Raises:
         NoDisassembler: ``nvdisasm`` is not found.

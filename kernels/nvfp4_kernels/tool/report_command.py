@@ -53,7 +53,7 @@ def report(
     jobs: JobsOption = CPUS,
     as_json: JsonOption = False,
 ) -> None:
-    """Compile the kernels of GEMMs and print the kernels' resources; no GPU is needed.
+    """Compile kernels of GEMMs, attention and scoring; print their resources. No GPU is needed.
 
     The exit status is 1 if any kernel spills registers.
 

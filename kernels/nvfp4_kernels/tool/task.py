@@ -118,7 +118,7 @@ class Isolated:
                 if outcome.error:
                     self.close()  # a failed task may have left the GPU unusable to its process
                 return outcome
-        except (EOFError, ConnectionError):  # the latter from a process that ended unasked
+        except (EOFError, ConnectionError):  # the process died, perhaps before it read the task
             process.join()
             error = f"its process died with exit code {process.exitcode}"
         self.close()

@@ -73,7 +73,7 @@ class TimedQuantize:
 
 
 def cold_sets(nbytes: float, l2_bytes: int) -> int:
-    """Number of operand sets whose use in turn evicts each set from L2 before its next use."""
+    """Number of operand sets, used in turn, that evict each other from L2; at most 64."""
     return min(MOST_SETS, 1 + math.ceil(2 * l2_bytes / nbytes))
 
 

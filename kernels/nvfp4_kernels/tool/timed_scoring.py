@@ -55,7 +55,7 @@ class TimedScoring:
         return self._vectors(device, rows, shape.heads), weights
 
     def _vectors(self, device: torch.device, *counts: int) -> list[Tensor | None]:
-        """Vectors of equal bytes, ``(*counts, head_dim)``: data, and scales or None."""
+        """Vectors ``(*counts, head_dim)``, all bytes ``DATA_BYTE``: data, and scales or None."""
         fmt = format_of(self.shape.fmt)
         empty = fmt.empty(torch.empty(0, device=device), counts, self.shape.head_dim)
         for tensor in empty:

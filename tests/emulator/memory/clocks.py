@@ -376,7 +376,10 @@ class Actor:
         self._fence_wanted.join(handed)
 
     def seen(self, component: int) -> int:
-        """The clock of a component, as learned from arrivals of any kind."""
+        """Highest clock of a component that the actor has learned of; 0 if none.
+
+        Relaxed arrivals count even before a fence acquires their clocks.
+        """
         wanted = self._fence_wanted.generic
         return max(self.clocks.generic.get(component, 0), wanted.get(component, 0))
 
@@ -391,7 +394,7 @@ class Actor:
         return clocks.generic.get(component, 0) >= clock
 
     def learned(self, component: int) -> bool:
-        """Whether the actor has learned of a component through arrivals of any kind."""
+        """Whether the actor has learned of a component in ``inits``; relaxed arrivals count too."""
         return component in self.clocks.inits or component in self._fence_wanted.inits
 
     def fence_tensor_before(self) -> None:

@@ -123,7 +123,10 @@ def destination_lanes(copy: Copy, lane: int) -> tuple[tuple[slice, slice], ...]:
 
 
 def _decompress(raw: Bytes, source: str | None) -> Bytes:
-    """Narrow codes, one per byte in its middle bits, low code first (PTX ISA 9.7.16.9.1)."""
+    """Unpack 4- or 6-bit codes, low code first, into bytes' middle bits (PTX ISA 9.7.16.9.1).
+
+    ``source``: format of the codes; None: ``raw`` is returned unchanged.
+    """
     if source is None:
         return raw
     if source == "b4x16_p64":

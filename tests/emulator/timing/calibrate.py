@@ -1,4 +1,4 @@
-"""Comparison of the model with published measurements on B200s."""
+"""Comparison of the model with measurements: published on B200s, and the project's on an H200."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Input of the replay, from a traced launch: its script, its clusters, and the needs of a CTA."""
+"""Input of the replay, from a traced launch: script, clusters, and resources of a CTA."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -29,21 +29,21 @@ _UNCACHED = frozenset(
 
 
 class Prepared:
-    """A launch ready to be replayed.
+    """Launch ready to be replayed.
 
     Args:
         launch: launch from ``Gpu.launch(..., traced=True)``.
         p: parameters of the chip.
-        clusters: number of clusters of the grid; None for the traced clusters.
+        clusters: number of clusters of the grid; None: the number of clusters in ``traced``.
         registers: registers per thread; 0 for unknown.
-        repeats: numbers of the traced clusters that the grid's clusters repeat in turn; by default
-            all, in order.
+        repeats: indices of the traced clusters that the grid's clusters repeat in turn; empty: all
+            traced clusters, in order.
 
     Attributes:
-        traced: clusters that the grid repeats, each CTA at its rank.
+        traced: traced clusters that the grid repeats; a cluster's CTAs are in order of rank.
         size: number of CTAs of a cluster.
         clusters: number of clusters of the grid.
-        needs: needs of a CTA.
+        needs: shared memory, threads and registers that a CTA occupies on an SM.
         deep: number of CTAs that an SM holds if no other launch is resident.
         places: number of clusters that the chip holds with one CTA per SM.
         l1_bytes: bytes of an SM's shared memory that the CTAs leave to L1.

@@ -21,14 +21,15 @@ class Segment:
 
     Attributes:
         block: basic block of the segment.
-        length: cycles from the first to the last issue, with one warp on the scheduler.
+        length: cycles from the first issue until the warp can issue the next segment, with one warp
+            on the scheduler.
         slots: cycles of each pipe; "issue" counts instructions.
         line: PTX line of the last instruction; events of that line follow the segment.
         waits: registers of loads that must have arrived before the segment starts.
         loads: registers that the last instruction, a load, fetches.
         branch: whether the segment ends the block with a jump.
-        late: cycles from the segment's end until the value is ready, by register.
-        early: cycle of the first use, by register.
+        late: by register, cycles from the segment's end until the register's value is ready.
+        early: by register, cycles from the segment's start until the first use.
     """
 
     block: int

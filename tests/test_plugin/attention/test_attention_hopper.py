@@ -5,6 +5,7 @@ In the emulator, a formula with FlashAttention's arguments stands in for FlashAt
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -165,6 +166,27 @@ def test_tables_of_groups_that_share_metadata(calls: Calls, op_device: torch.dev
     # on.
     assert found.block_table.tolist() == [[0] * 3 + [*range(4, 9)], [0, *range(10, 17)]]
     assert found.block_table.data_ptr() == table.data_ptr()
+
+
+@pytest.mark.parametrize("flash", ["", "pages filled in this step", "another layer's cache"])
+def test_tables_of_decodes(flash: str, calls: Calls, op_device: torch.device) -> None:
+    """FlashAttention attends some steps of one token per sequence, our kernel the others."""
+    layer, _ = windowed(op_device)
+    if flash == "another layer's cache":
+        sharing = SimpleNamespace(kv_sharing_target_layer_name="layer")
+        layer.builder.layer_names, context = ["sharing"], {"sharing": sharing}
+        layer.builder.vllm_config = SimpleNamespace(
+            compilation_config=SimpleNamespace(static_forward_context=context)
+        )
+    lengths = torch.tensor([73, 36], dtype=torch.int32, device=op_device)
+    starts = torch.tensor([0, 1, 2], dtype=torch.int32, device=op_device)
+    table = torch.arange(1, 17, dtype=torch.int32, device=op_device).view(2, 8)
+    part = Part(slice(0, 2), starts, lengths, table, 1, 73)
+    tokens = torch.zeros(2, dtype=torch.int64, device=op_device)
+    stores_first = flash == "pages filled in this step"
+    metadata = PagedAttentionMetadata([part], tokens, lengths, tokens, stores_first)
+    [found] = layer.builder.update_block_table(metadata, table, tokens).parts
+    assert found.block_table.eq(0).sum(1).tolist() == ([3, 1] if flash else [0, 0])
 
 
 def test_pages_given_away_show(

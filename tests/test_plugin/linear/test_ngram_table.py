@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from vllm_fp4_plugin import formats
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+from vllm_fp4_plugin.linear import ngram_table
 
 ARCHITECTURE = "Qwen4ExpForConditionalGeneration"
 TABLE = "model.language_model.layers.0.ple_embedding.ngram_embedding"
@@ -44,6 +45,19 @@ def read(directory: Path, tensors: dict[str, torch.Tensor], hf_config: Any) -> N
 
 def hf(**fields: Any) -> Any:
     return SimpleNamespace(architectures=[ARCHITECTURE], text_config=SimpleNamespace(**fields))
+
+
+@pytest.fixture(autouse=True)
+def newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngram_table, "vllm_release", lambda: "0.33")
+
+
+def test_vllm_0_32_takes_fp8_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngram_table, "vllm_release", lambda: "0.32")
+    with pytest.raises(UnsupportedCheckpoint, match=r"with vLLM 0\.32, .*; install vLLM 0\.33"):
+        read(tmp_path, PLAIN, hf())
+    read(tmp_path, FP8, hf(ple_embedding_dtype="float8_e4m3fn"))
+    read(tmp_path, {}, hf())
 
 
 @pytest.mark.parametrize("case", TABLES)

@@ -1,9 +1,9 @@
 """Escape analysis of forward passes: uses of a submodule's result or of a module's input.
 
-The source code is analysed, so that the answer holds for every path through it. The result or
-input, called the value, is followed from statement to statement. A name that holds the value after
-only one of two branches is not followed further: its use counts as an escape, as does any construct
-that is not understood. A branch on a constant of the built module is resolved, see
+The source code is analysed, so that the answer holds for every path through the code. The result or
+input, called the value, is followed from statement to statement. If a name holds the value after
+only one of two branches, any later use of the name counts as an escape, as does any construct that
+is not understood. A branch on a constant of the built module is resolved; see
 ``module_constants``.
 """
 
@@ -51,13 +51,16 @@ def flow_of(
     """Follow the result of ``self.<producer>(…)`` through the methods of a class.
 
     Args:
-        owner: module that owns the submodule; or the module's class, which has no constants.
+        owner: module that owns the submodule, or its class; branches on the module's constants are
+            resolved only for a module.
         producer: attribute of the submodule in ``owner``.
-        returns: return convention of the producer.
-        as_input: whether the value is a layer's input: a call may have further arguments, and the
-            value's shape and dtype may be read. Otherwise the value must be the only argument.
-        as_tensor: whether the value stays a tensor, and a view counts as the same value.
-        may_return: whether ``forward`` may return the value, which is a ``Use`` of ``RETURNED``.
+        returns: return convention of the submodule.
+        as_input: whether calls may take further arguments with the value, and the value's shape and
+            dtype may be read. Otherwise the value must be the only argument.
+        as_tensor: whether the result of ``value.view(…)`` is followed as the value.
+        may_return: whether ``forward`` may return the value, alone or as the first of a pair; the
+            return is then recorded as ``Use(RETURNED, ALONE)`` or ``Use(RETURNED, 0)``. If False,
+            a return of the value is an escape.
     """
     return _flow(owner, Query(producer, returns, as_input, as_tensor, may_return))
 
@@ -65,24 +68,25 @@ def flow_of(
 def flow_of_parameter(
     owner: Any, parameter: Parameter, not_none: frozenset[str] = frozenset()
 ) -> Flow:
-    """Follow a parameter of a class's ``forward``, as an input; see ``flow_of``.
+    """Follow a parameter of a class's ``forward``, as ``flow_of`` does with ``as_input``.
 
     Args:
         owner: module or class, see ``flow_of``.
-        parameter: parameter of ``forward``, by position or name.
-        not_none: parameters that are never None in these calls: branches for None are skipped.
+        parameter: parameter of ``forward``, by position after ``self`` or by name.
+        not_none: names of parameters of ``forward`` that are never None; branches taken only for
+            None are skipped.
     """
     return _flow(owner, Query("", "result", True, parameter=parameter, not_none=not_none))
 
 
 def flow_of_layers(owner: Any, layers: str, returns: Returns) -> Flow:
-    """Follow the results of all but the last layer of a list through the loop that calls them.
+    """Follow the results of all but the last layer of a list through the loop over the list.
 
     Args:
         owner: module, or its class, whose ``forward`` loops once over this rank's layers of the
             list, in order, and calls each layer.
-        layers: attribute of the list in ``owner``; a call of a layer is a ``Use`` of this
-            attribute.
+        layers: attribute of the list in ``owner``; a call of a layer with the previous layer's
+            result is a ``Use`` of this attribute.
         returns: return convention of a layer.
     """
     return _flow(owner, Query(layers, returns, True, looped=True))

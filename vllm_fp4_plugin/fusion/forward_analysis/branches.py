@@ -1,4 +1,4 @@
-"""Outcomes of a method's tests that are the same in every run."""
+"""Branch conditions whose outcome is the same in every run of a method."""
 
 import ast
 from collections.abc import Hashable, Iterable, Mapping
@@ -7,12 +7,12 @@ from vllm_fp4_plugin.fusion.module_constants import decided
 
 
 class Branches:
-    """Evaluator of tests on constants, and on parameters known not to be None.
+    """Evaluator of branch conditions on constants, and on parameters known not to be None.
 
     Args:
         self_name: name of the method's ``self`` parameter.
-        constants: instance attributes used in tests, with their values.
-        not_none: parameters that are not None.
+        constants: instance attributes used in conditions, with their values.
+        not_none: names of parameters that are not None on entry.
     """
 
     def __init__(
@@ -23,17 +23,17 @@ class Branches:
         self._not_none = set(not_none)
 
     def outcome(self, test: ast.expr) -> bool | None:
-        """Outcome of a test if it is the same in every run; None if it may differ."""
+        """Outcome of a condition; None if the outcome may differ between runs."""
         if self._compares_with_none(test):
             return isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.IsNot)
         return decided(test, self._self_name, self._constants)
 
     def assign(self, *names: str) -> None:
-        """Forget that these parameters are not None: they are assigned to."""
+        """Mark the parameters among ``names``, which are assigned to, as possibly None."""
         self._not_none -= {*names}
 
     def forget(self, statement: ast.stmt) -> None:
-        """Forget which parameters are not None, if a statement may assign to them."""
+        """Mark parameters as possibly None if a statement may assign to them."""
         if isinstance(statement, ast.Try | ast.Match):
             self._not_none.clear()
         for node in ast.walk(statement):
@@ -41,7 +41,7 @@ class Branches:
                 self.assign(node.id)
 
     def _compares_with_none(self, test: ast.expr) -> bool:
-        """Whether a test is ``p is None`` or ``p is not None``, for p in ``not_none``."""
+        """Whether a condition is ``p is None`` or ``p is not None``, for p known not to be None."""
         match test:
             case ast.Compare(
                 left=ast.Name(id=name), ops=[ast.Is() | ast.IsNot()],

@@ -1,4 +1,7 @@
-"""Expressions of a method: the part of the value that each one holds, and calls that receive it."""
+"""Reader of expressions: finds the followed value in their results and in arguments of calls.
+
+See the package for *value*.
+"""
 
 import ast
 from collections.abc import Callable
@@ -24,10 +27,16 @@ HANDOVERS: frozenset[Callable[..., Any]] = frozenset({maybe_fused_act_quant})
 
 
 class ExpressionReader:
-    """Reader of a method's expressions; records uses of the value in the class.
+    """Reader of a method's expressions; records uses of the value in ``owner``.
+
+    Args:
+        owner: class of the method.
+        source: source of the method.
+        branches: evaluator of the method's branch conditions.
 
     Attributes:
-        is_later: whether the result of the previous iteration's layer is followed.
+        is_later: whether a loop over layers is read for the second time, to follow the result of
+            the previous iteration's layer.
     """
 
     def __init__(self, owner: TrackedClass, source: MethodSource, branches: Branches) -> None:
@@ -38,7 +47,11 @@ class ExpressionReader:
         self._self = source.self_name
 
     def value(self, node: ast.AST, state: State) -> Tracked | None:
-        """Evaluate an expression: the part of the followed value in its result."""
+        """Read an expression; return the relation of its result to the followed value, or None.
+
+        Raises:
+            EscapeError: the value, or the submodule itself, escapes.
+        """
         owner, source = self._owner, self._source
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id=self._self), attr=attr)):
@@ -101,11 +114,11 @@ class ExpressionReader:
             raise self.misused()
 
     def misused(self) -> EscapeError:
-        """Error about the current statement: the value goes elsewhere than to a layer."""
+        """Error for the current statement: the value is used elsewhere than in a layer's call."""
         return self._source.escape(f"uses {self._owner.followed} elsewhere than in a layer")
 
     def _call(self, node: ast.Call, attr: str, state: State) -> Tracked | None:
-        """Evaluate a call of an attribute of ``self``."""
+        """Read a call of an attribute of ``self``; return the result's relation to the value."""
         arguments = self._arguments(node)
         if attr == self._owner.producer:
             for _, each in arguments:
@@ -120,7 +133,7 @@ class ExpressionReader:
 
     @staticmethod
     def _arguments(node: ast.Call) -> list[tuple[Parameter | None, ast.expr]]:
-        """Arguments of a call with their positions or names; None for a starred argument."""
+        """Arguments of a call, each with its position or name; None for ``*`` and ``**``."""
         positional: list[tuple[Parameter | None, ast.expr]] = [
             (None if isinstance(each, ast.Starred) else place, each)
             for place, each in enumerate(node.args)
@@ -130,7 +143,11 @@ class ExpressionReader:
     def _consume(
         self, attr: str, arguments: list[tuple[Parameter | None, ast.expr]], state: State
     ) -> None:
-        """Evaluate a call of an attribute of ``self`` and record its use of the value, if any."""
+        """Read a call of an attribute of ``self``; record whether the call takes the value.
+
+        Raises:
+            EscapeError: the call takes the value in a way that the query does not allow.
+        """
         parts = [(parameter, self.value(each, state)) for parameter, each in arguments]
         if attr != self._owner.producer:
             self._owner.reach(attr)

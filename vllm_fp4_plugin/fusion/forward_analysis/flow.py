@@ -15,11 +15,12 @@ ALONE = "alone"
 
 
 class Use(NamedTuple):
-    """Call of one of the owner's attributes with the value as an argument.
+    """Call of one of the owner's attributes with the value as an argument, or return of the value.
 
     Attributes:
-        attribute: name of the attribute.
-        parameter: position or name of the argument that is the value.
+        attribute: name of the attribute; ``RETURNED``: ``forward`` returns the value.
+        parameter: position or name of the argument that is the value; of a return, 0 (first of a
+            pair) or ``ALONE``.
     """
 
     attribute: str
@@ -31,12 +32,14 @@ class Flow:
     """Uses of a value in a forward pass.
 
     Attributes:
-        uses: calls that receive the value.
+        uses: calls and returns that take the value; empty if the value escapes.
         escape: description of the first escape; empty if the value does not escape.
-        without: attributes of the owner that any method calls without the value.
-        alone: attributes of the owner that are called with the value as the only argument.
-        arguments: for each call of the producer, positions or names of its arguments in order.
-        despite: calls with a value that escapes, as far as they can be followed; for reports.
+        without: attributes of the owner with a call that does not take the value; ``RETURNED`` if
+            something else is returned.
+        alone: attributes of the owner with a call whose only argument is the value.
+        arguments: for each call of the producer, positions or names of the arguments in order;
+            None for ``*`` and ``**``.
+        despite: if the value escapes, the uses found nevertheless; for reports.
     """
 
     uses: frozenset[Use]
@@ -48,7 +51,7 @@ class Flow:
 
     @property
     def consumers(self) -> frozenset[str]:
-        """Attributes of the owner that are called with the value."""
+        """Attributes of the owner that are called with the value; ``RETURNED`` if returned."""
         return frozenset(use.attribute for use in self.uses)
 
     @property
@@ -62,15 +65,16 @@ class Flow:
 
 @dataclass(frozen=True)
 class Query:
-    """Query of the analysis; see ``flow_of`` and its siblings.
+    """Query of the analysis; see ``flow_of``, ``flow_of_parameter`` and ``flow_of_layers``.
 
     Attributes:
-        producer: submodule whose result is followed; empty if a parameter is followed.
-        returns: return convention of the producer.
+        producer: attribute of the submodule whose result is followed; empty if a parameter is
+            followed.
+        returns: return convention of the submodule.
         as_input: see ``flow_of``.
         as_tensor: see ``flow_of``.
         may_return: see ``flow_of``.
-        parameter: parameter of ``forward`` that is followed.
+        parameter: parameter of ``forward`` that is followed; None: a result is followed.
         not_none: see ``flow_of_parameter``.
         looped: whether the producer is a list of layers, see ``flow_of_layers``.
     """
@@ -86,11 +90,11 @@ class Query:
 
 
 class EscapeError(Exception):
-    """Escape: a use of the tracked value, or of its producer, that is not known to be harmless."""
+    """Signal of an escape: a use of the value or its producer that is not known to be harmless."""
 
 
 class Tracked(Enum):
-    """Part of the tracked value that a name or expression holds; None stands for no part."""
+    """Relation of a name or expression to the followed value; None stands for no relation."""
 
     RESULT = "result"
     PAIR = "pair"  # pair of the value and something else

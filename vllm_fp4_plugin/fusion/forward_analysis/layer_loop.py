@@ -9,11 +9,11 @@ _ENDS = ("start_layer", "end_layer")  # attributes of vLLM's models: range of la
 
 
 def layer_variable(source: MethodSource, layers: str, target: ast.expr, iterated: ast.expr) -> str:
-    """Variable of a loop over all decoder layers of the rank; "" for other loops.
+    """Name of a loop's variable if the loop goes over all decoder layers of the rank; else "".
 
     Args:
-        source: the method.
-        layers: attribute of the list of layers.
+        source: source of the method that has the loop.
+        layers: attribute of ``self`` that is the list of layers.
         target: target of the loop.
         iterated: iterable of the loop.
     """

@@ -1,4 +1,4 @@
-"""Source of one method: its syntax tree, checked against the running code, and its names."""
+"""Source of one method: syntax tree, checked against the loaded code, and resolution of names."""
 
 import ast
 import builtins
@@ -33,12 +33,13 @@ class MethodSource:
         function: the method.
 
     Attributes:
-        definition: syntax tree.
+        definition: syntax tree of the method.
         self_name: name of the method's ``self`` parameter.
         statement: statement being read, for messages.
 
     Raises:
-        EscapeError: the source cannot be read, or does not describe the method alone.
+        EscapeError: the source cannot be read, or the method is wrapped by a decorator, is a
+            closure, or has no ``self``.
     """
 
     def __init__(self, class_name: str, function: FunctionType) -> None:
@@ -58,7 +59,10 @@ class MethodSource:
         return self._code.co_name == "forward"
 
     def escape(self, what: str, node: ast.AST | None = None) -> EscapeError:
-        """Error about ``node``, by default the current statement, with its line and text."""
+        """Error with the method's name, ``what`` as the predicate, and line and text of ``node``.
+
+        ``node`` is the current statement by default.
+        """
         where = f"{self._class_name}.{self._code.co_name}"
         node = node or self.statement
         if node is None or not hasattr(node, "lineno"):
@@ -71,7 +75,8 @@ class MethodSource:
         """Attributes of ``self`` that the method assigns to.
 
         Raises:
-            EscapeError: the method has constructs that run out of order.
+            EscapeError: the method has constructs that run out of order, uses reflection, or
+                rebinds the name ``self``.
         """
         stored: set[str] = set()
         for node in (each for body in self.definition.body for each in ast.walk(body)):
@@ -95,13 +100,13 @@ class MethodSource:
         return False
 
     def global_function(self, name: str) -> FunctionType | None:
-        """Global function that a name refers to, unless a local variable hides it."""
+        """Global Python function that a name refers to; None if the name means anything else."""
         function = self._function.__globals__.get(name)
         is_function = isinstance(function, FunctionType) and self.means(name, function)
         return function if is_function else None
 
     def means(self, name: str, thing: Any) -> bool:
-        """Whether a name refers to ``thing``, a global or builtin, and not to a local variable."""
+        """Whether a name refers to the global or builtin ``thing``, not to a local variable."""
         code = self._code
         local = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
         known = {**vars(builtins), **self._function.__globals__}
@@ -123,7 +128,7 @@ class MethodSource:
         raise self.escape("has no source that can be read")
 
     def _is_source(self, definition: ast.FunctionDef) -> bool:
-        """Whether the running code matches a definition, as the file may have changed since."""
+        """Whether the loaded method matches a definition; the file may have changed since."""
         module = compile(ast.Module([definition], []), self._code.co_filename, "exec")
         return any(
             isinstance(code, CodeType) and _essence(code) == _essence(self._code)

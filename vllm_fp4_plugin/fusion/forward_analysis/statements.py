@@ -1,4 +1,4 @@
-"""Statements of a method: which local names hold the value after each one."""
+"""Statements of a method, and the local names that hold the value after each statement."""
 
 import ast
 from types import FunctionType
@@ -54,7 +54,7 @@ class MethodReader:
         self._block(definition.body, self._entry(definition.args))
 
     def _entry(self, parameters: ast.arguments) -> State:
-        """State on entry: the parameter that is the tracked input; empty if none is tracked."""
+        """State on entry of the method: empty, or the parameter of ``forward`` that is followed."""
         parameter = self._owner.query.parameter
         if parameter is None or not self._source.is_forward:
             return {}
@@ -142,15 +142,20 @@ class MethodReader:
             self._owner.without.add(RETURNED)
 
     def _layer_of(self, target: ast.expr, iterated: ast.expr) -> str:
-        """Variable of a loop over all decoder layers of the rank; "" for other loops."""
+        """Name of a loop's variable if the loop goes over the rank's decoder layers; else ""."""
         if not self._owner.query.looped:
             return ""
         return layer_variable(self._source, self._owner.producer, target, iterated)
 
     def _loop(self, layer: str, body: list[ast.stmt], state: State) -> None:
-        """Read a loop over layers twice: for a layer's result, and its use in the next iteration.
+        """Read a loop over layers twice: for a layer's result, and for its use by the next layer.
 
-        After the loop the name holds the last layer's result, which is not followed.
+        The last layer's result, used after the loop, is not followed.
+
+        Args:
+            layer: loop variable that holds the layer.
+            body: body of the loop.
+            state: state before the loop.
         """
         self._loops += 1
         leaving = (ast.Break, ast.Continue, ast.Return)

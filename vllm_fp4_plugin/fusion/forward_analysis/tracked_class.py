@@ -1,4 +1,7 @@
-"""The class that a query is about: methods to read, and the uses of the value found so far."""
+"""Class through whose methods a query follows a value: methods to read, and uses found so far.
+
+See the package for *value*.
+"""
 
 import dis
 import inspect
@@ -28,7 +31,7 @@ class TrackedClass:
 
     Attributes:
         methods: methods to read, in order of discovery.
-        uses: calls found so far that receive the value.
+        uses: uses of the value found so far.
         without: see ``Flow``.
         alone: see ``Flow``.
         arguments: see ``Flow``.
@@ -56,21 +59,25 @@ class TrackedClass:
         return f"{self.producer}'s result" if self.producer else f"its input {self.query.parameter}"
 
     def returned(self, arguments: int) -> Tracked | None:
-        """Part of the value in the result of a call with ``arguments`` arguments; None: unknown."""
+        """Relation of the producer's return value to the followed value; None if unknown.
+
+        ``arguments``: number of arguments of the producer's call.
+        """
         if self.query.returns == "norm":
             return {1: Tracked.RESULT, 2: Tracked.PAIR}.get(arguments)
         return Tracked.RESULT if self.query.returns == "result" else Tracked.PAIR
 
     @property
     def index(self) -> int:
-        """Index of the tracked value in the pair that the producer returns."""
+        """Index of the followed value in the pair that the producer returns."""
         return 1 if self.query.returns == "second" else 0
 
     def start(self) -> None:
-        """List ``forward`` and the methods that mention the submodule.
+        """Add ``forward`` and the methods that mention the submodule to ``methods``.
 
         Raises:
-            EscapeError: the class looks up attributes itself, or ``__init__`` uses the submodule.
+            EscapeError: the class overrides attribute lookup, or ``__init__`` or a
+                method that only ``__init__`` calls does more with the submodule than assign it.
         """
         for name in ("__getattr__", "__getattribute__"):
             if getattr(self.kind, name) is not getattr(Module, name):
@@ -85,7 +92,13 @@ class TrackedClass:
                 self.methods[function] = None
 
     def reach(self, name: str) -> None:
-        """Record that a method reads an attribute of ``self`` other than the submodule."""
+        """Add the method or property ``name``, used in code to be read, to ``methods``.
+
+        Attributes that are neither have no effect.
+
+        Raises:
+            EscapeError: the attribute belongs to torch's ``Module``, or is another descriptor.
+        """
         member = inspect.getattr_static(self.kind, name, None)
         function = member.fget if isinstance(member, property) else member
         if name in _OF_MODULES or function is getattr(Module, name, self):
@@ -110,7 +123,7 @@ class TrackedClass:
             raise EscapeError(f"{self.name} calls no layer with {self.followed}")
 
     def _check_init(self, code: CodeType) -> None:
-        """Refuse an ``__init__`` that does more with the submodule than assign it."""
+        """Raise if the code of ``__init__`` does more with the submodule than assign it."""
         for step in dis.get_instructions(code):
             # As a constant, the submodule's name only builds the prefix of a layer: harmless.
             if step.argval == self.producer and step.opname not in ("STORE_ATTR", "LOAD_CONST"):

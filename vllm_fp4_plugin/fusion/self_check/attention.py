@@ -1,8 +1,9 @@
 """Self-check of attention that rotates and normalises queries and keys, or quantises its result.
 
-The module around attention runs a prefill and then a decode, over pages of its own. Keys in the
-pages are compared too. The softmax scale is raised until queries matter: with the model's own
-scale, attention of random inputs may nearly average the values, whether queries are rotated or not.
+The module around attention runs a prefill and then a decode step, with its own pages of KV cache;
+keys in the pages are compared too. The softmax scale is replaced, so that queries matter: with the
+model's scale, attention of random inputs may nearly average the values, whether queries are rotated
+or not.
 """
 
 import inspect
@@ -33,7 +34,7 @@ _SHARPNESS = 2.0  # target standard deviation of the logits
 
 
 def neighbourhoods(model: Module, config: Any) -> Iterator[Neighbourhood]:
-    """Attention layers of a model with a fusion to check."""
+    """Attention layers of a model that are fused with rotation or quantization."""
     for prefix, owner in model.named_modules():
         for name, module in owner._modules.items():
             if isinstance(module, Attention) and type(module.impl) is PagedAttentionImpl:
@@ -73,7 +74,7 @@ class _Trial:
         self._prefill = min(MAX_ROTARY_ROWS // group + 1, most)
 
     def separate(self) -> Any:
-        """Undo the fusions of rotation and quantization; return a function that redoes them."""
+        """Undo the fusions of rotation and quantization; return a function that restores them."""
         undone = [
             match_rotary.unbind(self.owner, self.name),
             attention_quantize.take_back(self.attention),
@@ -81,7 +82,10 @@ class _Trial:
         return lambda: [each() for each in undone]
 
     def results(self, fused: bool) -> Sequence[Tensor]:
-        """Results of a prefill and of a decode, and the keys in the pages."""
+        """Results of a prefill and of a decode step, and the keys in the pages.
+
+        The unfused run must come first, as it determines the softmax scale.
+        """
         if fused:
             assert self._scale is not None
             return self._run(self._scale)
@@ -94,7 +98,10 @@ class _Trial:
             undo()
 
     def _sharp_scale(self) -> float:
-        """Softmax scale at which logits of random inputs have standard deviation ``_SHARPNESS``."""
+        """Softmax scale at which logits of random inputs have standard deviation ``_SHARPNESS``.
+
+        The layer's own scale if unscaled logits are constant or not finite.
+        """
         seen: list[tuple[Tensor, Tensor]] = []
         attend = self.impl.attend
 
@@ -134,7 +141,11 @@ class _Trial:
         return [*outs, values[..., : self.impl.head_size]]
 
     def _first_layer(self) -> Any:
-        """Linear layer that takes the module's input, rather than attention's result."""
+        """First linear layer that is not row-parallel, taken to be the one that reads the input.
+
+        Raises:
+            TypeError: there is no such layer.
+        """
         for layer in self.owner._modules.values():
             if isinstance(layer, LinearBase) and not isinstance(layer, RowParallelLinear):
                 return layer
@@ -163,7 +174,7 @@ class _Trial:
         """Arguments of the module's forward: the input, positions, and None for the residual.
 
         Raises:
-            TypeError: the forward pass takes other arguments.
+            TypeError: the forward pass requires no input, or further arguments.
         """
         parameters = list(inspect.signature(type(self.owner).forward).parameters.values())[1:]
         needed = [p.name for p in parameters if p.default is p.empty and p.kind in _NAMED]
@@ -177,6 +188,6 @@ class _Trial:
 
 @contextmanager
 def _context(config: Any, metadata: Any, slots: Any) -> Iterator[None]:
-    """Forward context of a step of vLLM's runner, with the parts that attention reads."""
+    """Forward context as in a step of vLLM's runner, with the fields that attention reads."""
     with override_forward_context(create_forward_context(metadata, config, slot_mapping=slots)):
         yield

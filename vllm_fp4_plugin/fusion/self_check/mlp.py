@@ -42,7 +42,11 @@ def _neighbourhood(name: str, layer: Any) -> Neighbourhood:
 
 
 def _apart(method: Any) -> tuple[str, str | None]:
-    """Targets of the kernels that run the two projections unfused."""
+    """Targets of the GEMM and quantization kernels that run the two projections unfused.
+
+    Raises:
+        TypeError: no such GEMM takes the weight and input as they are.
+    """
     plan = method.plan
     choice: Choice = choose_kernels(
         KERNELS, method.activation, method.terms, batch_invariant=batch_invariance.is_wanted()

@@ -1,4 +1,4 @@
-"""Fused op with the modules around it, which can also run unfused."""
+"""Fused op of a model, with the modules around it; the self-check runs it fused and unfused."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,11 @@ class Neighbourhood:
 
 
 def random_input(layer: Any, tokens: int = TOKENS) -> Tensor:
-    """Normally distributed ``(tokens, K)``, within the range of a layer's calibrated scale."""
+    """Normally distributed input ``(tokens, K)`` of a layer.
+
+    If the layer has a calibrated scale, values of ``_DEVIATIONS`` standard deviations reach the
+    largest NVFP4 value under the scale.
+    """
     scale = getattr(layer, "input_scale", None)
     values = torch.randn(tokens, layer.input_size, generator=_generator()).to(layer.weight.device)
     if scale is not None:
@@ -42,7 +46,7 @@ def random_input(layer: Any, tokens: int = TOKENS) -> Tensor:
 
 
 def random_rows(like: Tensor, width: int, tokens: int = TOKENS, seed: int = 0) -> Tensor:
-    """Normally distributed ``(tokens, width)`` of a tensor's dtype and device."""
+    """Normally distributed ``(tokens, width)``, with dtype and device of ``like``."""
     return torch.randn(tokens, width, generator=_generator(seed)).to(like)
 
 
@@ -53,8 +57,8 @@ def _generator(seed: int = 0) -> torch.Generator:
 def product(layer: Any, x: Any) -> Tensor:
     """Result of a linear layer of ours on this rank, before any all-reduce.
 
-    For a gate and up projection, the result of the activation, or of the layer that consumes the
-    activation's result in NVFP4.
+    For a fused gate and up projection, the result of the activation or, if that is NVFP4, of the
+    layer that consumes it.
     """
     out = layer.quant_method.apply(layer, x)
     if hasattr(out, "silu_and_mul"):
@@ -65,7 +69,11 @@ def product(layer: Any, x: Any) -> Tensor:
 
 
 def plain(out: Any) -> Tensor:
-    """Tensor in a module's result."""
+    """Tensor in a module's result: the first of a tuple, or the partial sum of an ``Unreduced``.
+
+    Raises:
+        TypeError: the result is not a tensor, e.g. a ``QuantizedInput``.
+    """
     first = out[0] if isinstance(out, tuple) else out
     if isinstance(first, Unreduced):
         return first.partial
@@ -75,7 +83,10 @@ def plain(out: Any) -> Tensor:
 
 
 def distance(fused: Sequence[Tensor], unfused: Sequence[Tensor]) -> float:
-    """Largest RMS difference between a fused and an unfused result, relative to the unfused RMS."""
+    """Largest RMS difference of a fused and an unfused result, relative to the unfused RMS.
+
+    Infinite if a result has NaN.
+    """
     furthest = 0.0
     for one, other in zip(fused, unfused, strict=True):
         size, apart = (float(x.double().norm()) for x in (other, one.double() - other.double()))

@@ -30,8 +30,8 @@ class Outcome(NamedTuple):
 
     Attributes:
         distance: RMS difference between fused and unfused results, relative to the RMS of the
-            unfused results.
-        unknown: reason why the op could not run; empty if it ran.
+            unfused results; infinite if the fused op failed.
+        unknown: reason why the unfused op could not run; empty if it ran.
     """
 
     distance: float
@@ -42,7 +42,8 @@ def schedule(model: Module, config: Any) -> None:
     """Schedule the check for the model's first call: vLLM's memory profiling.
 
     The check does not run right after the load, because ops keep tensors for later calls, and
-    tensors allocated while weights are loaded are lost when an engine sleeps.
+    tensors allocated while weights are loaded are lost when an engine sleeps at level 2. Only a
+    model whose class replaces ``__call__``, which skips hooks, is checked at once.
 
     Args:
         model: model whose weights are in place.

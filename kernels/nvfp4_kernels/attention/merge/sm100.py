@@ -58,7 +58,7 @@ class MergeSegmentsSm100:
 
     @cute.kernel
     def kernel(self, arguments: MergeArguments) -> None:
-        """Merge this thread's vector of a row; the row's first thread also stores its LSE."""
+        """Merge this thread's vector of a row; the first thread of a row also stores the LSE."""
         tile, thread = self.tile, cute.arch.thread_idx()[0]
         number = Int64(cute.arch.block_idx()[0]) * THREADS + thread
         row = (number // tile.vectors).to(Int32)

@@ -34,7 +34,7 @@ class MergeTile:
 
     @property
     def vectors(self) -> int:
-        """Number of threads per row."""
+        """Number of 16-byte vectors per row, i.e. of threads."""
         return self.head_dim // self.width
 
     @property

@@ -55,9 +55,11 @@ def choose_config(problem: AttentionProblem, sms: int = SMS) -> tuple[AttentionT
 
     A CTA has two query tiles if there are rows for both and tensor memory holds both. If a warp
     has lanes for all rows, as in most decodes, the four softmax warps split the keys. Split-KV
-    fills one wave of CTAs; warp-split decodes, which are memory-bound, get more splits if the last
-    of several waves would leave most of the device idle. A split has at least a minimum number of
-    key tiles. With ``batch_invariant`` there are always one query tile and one split.
+    fills one wave of CTAs: two per SM if shared memory and registers suffice, else one. Warp-split
+    decodes, which are memory-bound, get more splits if the last of several waves would leave most
+    of the device idle; decodes with lists of keys (``indexed``) do not. A split has at least a
+    minimum number of key tiles. With ``batch_invariant`` there are always one query tile and one
+    split.
     """
     if problem.batch_invariant:
         tile = AttentionTile(
@@ -98,10 +100,10 @@ def choose_config(problem: AttentionProblem, sms: int = SMS) -> tuple[AttentionT
 
 
 def _decode_seconds(tile: AttentionTile, ctas: int, tiles: int, places: int, splits: int) -> float:
-    """Estimated seconds of ``ctas`` · ``splits`` CTAs; ``splits`` CTAs share ``tiles`` key tiles.
+    """Estimated time of a decode with ``ctas`` · ``splits`` CTAs and of its merge, in seconds.
 
-    In each wave of up to ``places`` CTAs, either memory bandwidth or the chain of MMAs and softmax
-    in a CTA is the bound.
+    ``splits`` CTAs share ``tiles`` key tiles. In each wave of up to ``places`` CTAs, either memory
+    bandwidth or the chain of MMAs and softmax in a CTA is the bound.
     """
     each, left, seconds = _ceil_div(tiles, splits), ctas * splits, 0.0
     while left > 0:

@@ -265,7 +265,7 @@ class Epilogue:
     def _normalise(
         self, result: AttentionResult, state: SoftmaxState, head: Int32
     ) -> tuple[Float32, Float32]:
-        """LSE of a row, sink included, and the factor that normalises O."""
+        """LSE of a row and the factor that normalises O; the sink counts except in a split."""
         row_max, row_sum = state.row_max, state.row_sum
         rescale = Float32(1.0)
         unit = Float32(1 << self.tile.p_shift)

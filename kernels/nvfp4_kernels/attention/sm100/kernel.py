@@ -193,7 +193,7 @@ class FmhaSm100:
 
     @property
     def unread(self) -> list[str]:
-        """Names of the arguments that the kernel does not read."""
+        """Names of arguments that device code does not use, or uses only through tensor maps."""
         variant = self.variant
         return [
             *("k", "v", "k_strides", "v_strides", "map_stride", "map_rows"),

@@ -60,7 +60,7 @@ class WarpRows:
         return (self.lane % self.lanes_per_row + index * self.lanes_per_row) * VECTOR_BYTES
 
     def from_row_owner(self, value: Int32, iteration: int) -> Int32:
-        """``value`` of the thread that owns this lane's row in the softmax (warp shuffle)."""
+        """``value`` of the softmax thread that owns this lane's row of the iteration (shuffle)."""
         return cute.arch.shuffle_sync(value, self.row(iteration))
 
 

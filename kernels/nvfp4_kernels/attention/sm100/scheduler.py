@@ -24,7 +24,7 @@ class Sizes(NamedTuple):
         kv_heads: number of KV heads.
         group: number of query heads per KV head.
         splits: number of CTAs that divide the keys of a block of rows.
-        window: number of keys that a query sees.
+        window: number of keys that a query sees; 0: all.
         max_resident_ctas: maximum number of resident CTAs; read by the static persistent scheduler.
     """
 
@@ -98,18 +98,19 @@ class WorkTile:
     Attributes:
         batch, kv_head, split: indices of sequence, KV head and split; if indexed, ``batch`` is the
             token.
-        first_row: first of the CTA's rows among the sequence's ``rows`` = queries · group.
+        first_row: index of the CTA's first row among the sequence's ``rows`` = queries · group.
         rows: number of rows of the sequence.
-        first_query: the sequence's first query among the queries of all sequences.
-        first_key: the sequence's first key among the keys of all sequences; 0 unless ragged.
+        first_query: index of the sequence's first query among the queries of all sequences.
+        first_key: index of the sequence's first key among the keys of all sequences; 0 unless
+            ragged.
         keys: number of keys of the sequence.
         position: position of the sequence's first query; negative if there are fewer keys than
             queries.
-        first_tile: first key tile.
+        first_tile: index of the first key tile.
         tiles: number of key tiles of each query tile; 0 for a query tile without rows.
         parts: number of splits with key tiles; 1 without split-KV.
         group: query heads per KV head.
-        window: number of keys that a query sees.
+        window: number of keys that a query sees; 0: all.
         before: pipeline counts of this CTA before the work tile.
     """
 

@@ -173,7 +173,7 @@ class Softmax:
         row_sum: Float32,
         logits: LogitScaling,
     ) -> tuple[list[Uint32], list[Float32], Float32, Float32]:
-        """P and sums of P for a part of a key tile, the new row_max, and row_sum rescaled to it.
+        """Compute P of a part of a key tile; return P, sums of P, new row_max and rescaled row_sum.
 
         If row_max grows, O is rescaled, too. The caller adds the sums to row_sum.
 

@@ -106,9 +106,10 @@ class AttentionTile:
     def part_keys(self) -> tuple[int, ...]:
         """Number of keys of each part of a key tile; P is passed to the MMA warp part by part.
 
-        Two parts if QK of the next key tile cannot be issued before PV of the current tile: the
-        tensor core, shared by two query tiles, then need not wait for the last columns of P. Equal
-        halves if QK has parts too, so that the softmax of each part hides the other part's MMAs.
+        With two query tiles, a key tile has two parts, so that the tensor core need not wait for
+        the last columns of P. It has one part with one query tile, or if QK of the next key tile
+        can be issued before PV of the current tile. The parts are halves if QK has parts too: the
+        softmax of each half then hides the other's MMAs.
         """
         if self.query_tiles == 1 or self.qk_before_pv:
             return (KEYS,)
@@ -315,7 +316,7 @@ class AttentionTile:
 
     @property
     def p_limit(self) -> float:
-        """Bound on sums of P above which ``row_max`` must grow; in E4M3, the largest number."""
+        """Bound on sums of speculative P, above which P is recomputed; in E4M3, the maximum."""
         return 448.0 if self.fp8 else 2.0**self.rescale_threshold
 
     @property

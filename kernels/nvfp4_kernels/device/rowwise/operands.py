@@ -14,7 +14,10 @@ ALIGNMENT = 32  # bytes a thread loads at once
 
 @dataclass(frozen=True)
 class Rows:
-    """Layout of ``batch`` matrices of ``m`` rows of ``k`` elements, ``stride`` elements apart."""
+    """Layout of ``batch`` matrices of ``m`` rows of ``k`` elements.
+
+    Rows, also of different matrices, are ``stride`` elements apart.
+    """
 
     m: int
     k: int

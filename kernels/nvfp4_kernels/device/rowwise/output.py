@@ -96,7 +96,7 @@ class RowQuantizer:
 
 
 def again(elements: Vector) -> Vector:
-    """Opaque copy of ``elements``, from which values are derived anew, not kept in registers."""
+    """Opaque copy of ``elements``, so that float32 values are recomputed, not kept in registers."""
     words = elements.bitcast(Uint32)
     names = range(words.numel())
     kept = ptx.inline_ptx(

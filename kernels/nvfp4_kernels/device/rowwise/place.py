@@ -167,7 +167,8 @@ def find_in_lines(
 
     The line of a row (0 to 31) begins with the row's four scales; the scales of further terms, or
     the padding of rows 32 to 127, fill the rest. CTAs take neighbouring rows; for each row a CTA
-    writes the row's line and every ``rows``-th line after it, all zeros: no CTA has only padding.
+    writes the row's line and, as zeros, every ``rows``-th line after that. Thus no CTA has only
+    padding.
     ``thread``: see ``find_at``.
     """
     assert rows <= ATOM_LINES
@@ -260,7 +261,7 @@ def store_block(
     data: cute.Pointer,
     scales: cute.Pointer,
 ) -> None:
-    """Store a block's codes if its row exists, and its scale, zero in padding.
+    """Store a block's codes if the row exists, and the block's scale, which is zero in padding.
 
     Places of ``find_in_lines`` leave the scale to ``store_lines``.
     """

@@ -57,7 +57,7 @@ class RowTile:
 
     @property
     def groups(self) -> int:
-        """Number of CTAs that share the rows of one atom of scales."""
+        """Number of groups of ``slots`` rows per atom of scales."""
         return ATOM_ROWS // self.slots
 
 

@@ -45,7 +45,15 @@ def choose_tile_tokens(device: torch.device, tokens: int, top_k: int, sizes: Exp
 
 
 def tile_tokens(family: str, tokens: int, top_k: int, sizes: ExpertSizes, sms: int) -> int:
-    """``choose_tile_tokens`` for ``"cpu"``, or a family of architectures with ``sms`` SMs."""
+    """Choose the number of rows per token tile for a family of devices; see ``choose_tile_tokens``.
+
+    Args:
+        family: ``"cpu"``, ``"sm_90"`` or ``"sm_100"``.
+        tokens: see ``choose_tile_tokens``.
+        top_k: see ``choose_tile_tokens``.
+        sizes: see ``choose_tile_tokens``.
+        sms: number of SMs; unused for the CPU.
+    """
     if family == "cpu":
         return tile_tokens_of(tokens, top_k, sizes.total, most=_MOST_ON_CPU)
     choose = {"sm_90": sm90, "sm_100": sm100}[family].choose_tile_tokens

@@ -56,11 +56,14 @@ def grouped_silu_mul_gemm(
 
     Args:
         a: w4a4: uint8 ``(tiles, T, K/2)``; w4a16 (``a_scales`` None): 16-bit floats
-            ``(tiles, T, K)``; T one of ``routing.TILE_TOKENS``.
+            ``(tiles, T, K)``. T is one of ``moe.routing.TILE_TOKENS``, K a multiple of 16, on
+            sm_100 of 32.
         a_scales: float8_e4m3fn, blocked layout of each tile's scales, or None.
-        groups: int32 ``(1 + tiles,)``, of a ``Routing``.
-        b: uint8 ``(experts, 2, N, K/2)``, gate before up. For w4a16 on CPU and sm_90, ``b`` may
-            also be in the fragment layout, ``(experts, 2, ceil(N/64), ceil(K/64), 4, 32, 16)``.
+        groups: int32 ``(1 + tiles,)``, ``moe.routing.Routing.groups``: the number of tiles in use,
+            then the expert of each tile.
+        b: uint8 ``(experts, 2, N, K/2)``, gate before up. On sm_90 ``b`` must, and for w4a16 on the
+            CPU may, be in the fragment layout instead, ``(experts, 2, ceil(N/64), ceil(K/64), 4,
+            32, 16)`` (see ``formats.fragments``).
         b_scales: float8_e4m3fn, blocked layout of each weight's scales; for weights in fragments,
             uint8 ``(experts, 2, ceil(N/64), ceil(K/64), 4, 8, 8)``. The dtype tells the layouts
             apart.

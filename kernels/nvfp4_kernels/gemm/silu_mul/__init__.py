@@ -1,1 +1,1 @@
-"""C = silu(alpha1 · A · B1ᵀ) · (alpha2 · A · B2ᵀ) with NVFP4 weights."""
+"""C = silu(alpha[0] · A · B1ᵀ) · (alpha[1] · A · B2ᵀ) with NVFP4 weights."""

@@ -60,10 +60,11 @@ def silu_mul_gemm(
 
     Args:
         a: w4a4: uint8 ``(..., M, K/2)``; w4a16 (``a_scales`` None): 16-bit floats ``(..., M, K)``.
+            K is a multiple of 16.
         a_scales: float8_e4m3fn, blocked layout of ``a``'s scales, or None.
         b1: the gate weight, uint8 ``(N, K/2)`` or ``(..., N, K/2)`` with ``a``'s batch dimensions.
-            For w4a16 on CPU and sm_90, ``b1`` may also be in the fragment layout, ``(ceil(N/64),
-            ceil(K/64), 4, 32, 16)``.
+            On sm_90 ``b1`` must, and for w4a16 on the CPU may, be in the fragment layout instead,
+            ``(ceil(N/64), ceil(K/64), 4, 32, 16)`` (see ``formats.fragments``).
         b1_scales: float8_e4m3fn, blocked layout of the gate's scales; for weights in fragments,
             uint8 ``(ceil(N/64), ceil(K/64), 4, 8, 8)``. The dtype tells the layouts apart.
         b2: the up weight, of ``b1``'s shape and layout.

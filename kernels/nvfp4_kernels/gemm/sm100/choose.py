@@ -1,13 +1,13 @@
 """Chooser of the GEMM tile with the least estimated time in a layer. Pure; imports no CuTe.
 
-The estimate counts cycles of one SM. Rates are B200's: 16384 multiply-accumulates of NVFP4 per SM
-and cycle, 64 bytes from L2 per SM, 7.26 TB/s of memory at 1.85 GHz for the chip. The rest was
-fitted to the times that the discrete-event model of the tests gives for 29 problems of 1 to 512
-tokens on 304 tiles (``python -m tests.modelled.gemm --all``): a mean error of 6 %, a mean loss of
-0.3 % against the best tile. A tile's additional cost in a chain of launches was fitted to layers of
-1 to 128 tokens, each GEMM on each candidate tile (``tests.modelled.layer``). ``SHARED_COLUMNS``,
-between the 900 and the 1800 cycles that two modelled prefills of 8192 tokens lose per tile, was
-added after both fits: with one tile per cluster it changes nothing. ``SPLIT`` too was added later,
+The estimate counts cycles of one SM. Rates are B200's: per SM and cycle, 16384 multiply-accumulates
+of NVFP4 and 64 bytes from L2; for the chip, 7.26 TB/s of memory at 1.85 GHz. The rest was fitted to
+the times that the discrete-event model of the tests gives for 29 problems of 1 to 512 tokens on 304
+tiles (``python -m tests.modelled.gemm --all``): a mean error of 6 %, a mean loss of 0.3 % against
+the best tile. A tile's additional cost in a chain of launches was fitted to layers of 1 to 128
+tokens, each GEMM on each candidate tile (``tests.modelled.layer``). ``SHARED_COLUMNS``, between the
+900 and the 1800 cycles that two modelled prefills of 8192 tokens lose per tile, was added after
+both fits: with one tile per cluster it changes nothing. ``SPLIT`` too was added later,
 when CTAs of a split-K cluster no longer began and ended together: over 46 tiles of 64 tokens, the
 median error with split-K then equals the error without. Nothing here was measured on a B200.
 """
@@ -163,7 +163,11 @@ def _candidates(problem: Problem, output: EpilogueConfig) -> list[tuple[Tile, Ep
 
 
 def with_store(output: EpilogueConfig, tile: Tile, n: int) -> EpilogueConfig:
-    """Copy of ``output`` whose ``store`` is TMA boxes if possible, else straight from registers."""
+    """Copy of ``output`` with ``store`` and ``box_bytes`` chosen.
+
+    Preferred are TMA boxes, of which each warp must fill at least two; then 16-byte vectors; then
+    elements.
+    """
     bits = ELEMENT_BITS[output.dtype]
     if tile.swap_ab or n * bits % 128:
         return replace(output, store="element")

@@ -148,7 +148,7 @@ def estimate_grouped(problem: GroupedProblem, tile: Tile, used: int, sms: int = 
 
 
 def _likely_tiles(problem: GroupedProblem, ranks: int) -> int:
-    """Number of tiles in use if slots are spread evenly over the experts of ``ranks`` ranks."""
+    """Estimated number of this rank's tiles in use if ``ranks`` ranks share the slots evenly."""
     tiles, rows, experts = problem.tiles, problem.tile_tokens, problem.experts
     slots = max(1, tiles if tiles <= experts else rows * tiles - (rows - 1) * experts) / ranks
     reached = experts * (1 - (1 - 1 / experts) ** slots)

@@ -134,7 +134,7 @@ class Scaling:
     def apply(
         self, sums: list[Vector], row: RowScaling, vectors: Array, column: Int32 | int
     ) -> list[Float32]:
-        """Scale and activate each product's ``sums``, for the columns from ``column`` on."""
+        """Compute result values from each product's ``sums``, for columns from ``column`` on."""
         return self.finish(self.begin(sums, row, vectors, column))
 
     def begin(

@@ -59,8 +59,8 @@ class SchedulerState:
         first: index of the cluster's first tile in raster order; the following tiles are
             ``tile_stride`` apart.
         tile_stride: number of clusters of the grid.
-        num_tiles: number of the cluster's tiles; if grouped, the number of token tiles in use
-            between ``prefetch_tile_count`` and ``resolve_tile_count``.
+        num_tiles: number of the cluster's tiles; if grouped, until ``resolve_tile_count``, the
+            number of all token tiles in use, as loaded by ``prefetch_tile_count``.
         raster: raster order of all tiles.
         cta_m, cta_n: coordinates of this CTA's tile in the cluster.
         weight_batch_stride: 1 if every matrix of the batch has its own weight, else 0.

@@ -22,7 +22,7 @@ from nvfp4_kernels.sm100.limits import ATOM_BYTES, ATOM_ROWS, BLOCK, MMA_K, WARP
 
 @dataclass(frozen=True)
 class Nvfp4Store:
-    """Store of chunks: per thread 64 columns of a token; with swap_ab tokens of a weight row."""
+    """Store of chunks: per thread, 64 columns of a token; with swap_ab, tokens of a weight row."""
 
     tile: Tile
     output: EpilogueConfig

@@ -154,7 +154,7 @@ class Tile:
 
     @property
     def atoms_n(self) -> int:
-        """Number of atoms of scales along the N side that a tile may overlap."""
+        """Maximum number of atoms of scales along the N side that a tile overlaps."""
         aligned = self.columns % ATOM_ROWS == 0 or ATOM_ROWS % self.columns == 0
         return -(-self.columns // ATOM_ROWS) + (not aligned)
 

@@ -1,9 +1,10 @@
 """Chooser of the GEMM tile: by a table for few tokens, else by an estimate. Pure; imports no CuTe.
 
-Both were tuned on an H200, on the layers of Llama 8B and of Llama 70B on four GPUs, in bfloat16:
-the table by the time of a whole layer, the estimate by single GEMMs, where at 80 to 1024 tokens its
-choice is at most 3 % behind the best of all tiles tried. ``python -m examples.kernel_bench`` times
-the chosen tiles, ``python -m examples.kernel_bench.layer`` a layer.
+Table and estimate were tuned on an H200, on the layers of Llama 8B and of Llama 70B on four GPUs,
+in bfloat16: the table by the time of a whole layer, the estimate by the times of single GEMMs. At
+80 to 1024 tokens the tile of least estimate is at most 3 % slower than the best of all tiles tried.
+To time the chosen tiles, run ``python -m examples.kernel_bench``; to time a layer, ``python -m
+examples.kernel_bench.layer``.
 """
 
 import functools
@@ -145,12 +146,13 @@ def choose_config(
 def choose_batch_invariant(
     problem: Problem, output: EpilogueConfig, sms: int = SMS
 ) -> tuple[Tile, EpilogueConfig]:
-    """Tile with which a row's sums are bit-identical for any number of tokens.
+    """Tile and epilogue with which a row's sums are bit-identical for any number of tokens.
 
     Tiles for any number of tokens add up a row's products in the same order if they split K into
     the same parts, as found on an H200 (``tests/test_kernels/test_batch_invariance_gpu.py``). The
-    number of parts therefore follows from the weights alone; the tile follows from the tokens, as
-    usual. With many tokens the grid is large enough without split-K: one CTA sums parts in turn.
+    number of parts therefore follows from N, K and the number of SMs, and not from the tokens; the
+    rest of the tile follows from the tokens, as usual. Either the CTAs of a cluster sum the parts
+    (``split_k``) or, with many tokens, one CTA may sum the parts in turn (``parts_in_turn``).
 
     Args:
         problem: GEMM problem; must not be empty.
@@ -184,7 +186,7 @@ def invariant_parts(problem: Problem, sms: int = SMS) -> int:
 def _few_token_invariant(
     problem: Problem, parts: int, output: EpilogueConfig, sms: int
 ) -> tuple[Tile, EpilogueConfig]:
-    """Tile and epilogue for up to 64 tokens: one warpgroup, at most ``_together`` CTAs per SM."""
+    """Tile and epilogue for up to 64 tokens: one warpgroup, K split into ``parts``."""
     tokens = next(t for t in _FEW_TOKENS if t >= problem.m)
     plain = Tile(tokens, problem.weights, warpgroups=1, split_k=parts)
     tiles = [
@@ -232,7 +234,10 @@ def all_configs(
 def _few_token_config(
     problem: Problem, output: EpilogueConfig, sms: int
 ) -> tuple[Tile, EpilogueConfig]:
-    """Tile and epilogue of the nearest problem in the table, with as many CTAs per SM as fit."""
+    """Tile of the nearest problem in the table, adapted to K, and its epilogue.
+
+    An SM has as many CTAs as ``_together`` allows and as fit.
+    """
     tokens = next(t for t in _FEW_TOKENS if t >= problem.m)
     rows, across = (math.ceil(size / TILE) for size in (problem.n, problem.k))
 

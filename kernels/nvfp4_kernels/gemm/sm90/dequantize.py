@@ -33,8 +33,8 @@ def dequantized(
 ) -> list[Uint32]:
     """Fragment of operand A for K step ``step``, in the order of the MMA's registers.
 
-    The four words are of the upper row, the lower row, and both rows 8 elements further.
-    ``words`` and ``factors`` are results of ``load``.
+    ``words`` and ``factors`` are results of ``load``. The four returned words hold two elements
+    each: of the upper row, of the lower row, and of both rows 8 elements further along K.
     """
     scales = _scales(factors[step // 2], step % 2, dtype)
     pairs = _pairs(words[step], dtype)

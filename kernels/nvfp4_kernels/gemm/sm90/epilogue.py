@@ -73,9 +73,9 @@ class Epilogue:
         state: SchedulerState,
         group: Int32,
     ) -> None:
-        """Finish one tile.
+        """Scale and store one tile.
 
-        ``scratch``: boxes, transpose buffer or, with parts, partial sums. ``received``: with
+        ``scratch``: boxes, transpose buffer or, with split-K, partial sums. ``received``: with
         split-K, the mbarrier that counts partial sums, see ``SplitK``.
         """
         if cutlass.const_expr(self.tile.weight_per_warpgroup):
@@ -136,9 +136,10 @@ class Epilogue:
         lane: Int32,
         dtype: Any,
     ) -> None:
-        """Transpose a warp's 16 rows × 16 (or the last 8) tokens into ``slot``, [token, row].
+        """Scale, convert and transpose a warp's 16 rows × 16 (or the last 8) tokens into ``slot``.
 
-        ``first``, ``token``: index of the first token among the warpgroup's and in ``slot``.
+        ``slot``: [token, row]. ``first``: index of the first token among the warpgroup's tokens;
+        ``token``: index of the same token in ``slot``.
         """
         words = []
         count = min(16, self.tile.own_tokens - first)
@@ -220,7 +221,7 @@ class Epilogue:
 
     @cute.jit
     def _spill(self, sums: list[list[Float32]], own: Array, start: int, thread: Int32) -> None:
-        """Write fragments of the tokens from ``start`` on to ``own``, [product, token, row]."""
+        """Write a chunk of sums, from token ``start`` on, into ``own``: [product, token, row]."""
         chunk = self.output.chunk(self.tile)
         row = thread // 32 * 16 + thread % 32 // 4
         pair = thread % 4 * 2

@@ -26,7 +26,7 @@ class Exchange:
     output: EpilogueConfig
 
     def run(self, sums: list[Float32], scratch: Array, group: Int32) -> list[list[Float32]]:
-        """Exchange sums: returns the gate and up sums of the tokens that this warpgroup finishes.
+        """Exchange sums; return the gate and up sums of the tokens that this warpgroup finishes.
 
         Args:
             sums: sums of this warpgroup's weight, for all tokens.

@@ -28,13 +28,13 @@ class Weight:
 
 @dataclass(frozen=True)
 class Ring:
-    """Operands in shared memory.
+    """Ring of stages in shared memory: tokens and weights.
 
     Attributes:
         tokens: bytes [stage, K tile, token, 128], 128-byte swizzle.
-        data: words [stage, operand, K tile, 512].
-        scales: words [stage, operand, K tile, 64].
-        full, empty: mbarriers of each stage.
+        data: weight fragments, words [stage, 64-row weight tile, K tile, 512].
+        scales: block scales of the fragments, words [stage, 64-row weight tile, K tile, 64].
+        full, empty: an mbarrier of each kind per stage.
     """
 
     tokens: Array
@@ -181,7 +181,7 @@ class TmaLoader:
         )
 
     def _cache_hint(self) -> dict[str, Int64]:
-        """L2 hint for tiles of few tokens: evict weights first, as other CTAs rarely read them."""
+        """L2 hint for up to 32 tokens: evict weights first, as other CTAs rarely read them."""
         uses_mma_sync = self.tile.tokens <= SLICED_TOKENS
         return {"l2_cache_hint": Int64(EVICT_FIRST)} if uses_mma_sync else {}
 

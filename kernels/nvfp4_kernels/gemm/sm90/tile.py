@@ -39,7 +39,7 @@ class Tile:
     """Shape of the work of a CTA and a cluster.
 
     Attributes:
-        tokens: number of tokens per tile, 8 to 256: the N of ``wgmma``.
+        tokens: number of tokens per tile, 8 to 256: the N side of the MMA.
         weights: number of products that share the tokens: 1, or 2 for the gate and up projections.
         warpgroups: number of warpgroups that decode and multiply.
         k_tiles: number of K tiles, of 64 elements each, per stage; if above 1, K must be a multiple
@@ -87,7 +87,11 @@ class Tile:
 
     @property
     def sides(self) -> int:
-        """Number of warpgroups that divide gate and up, and then the tokens to finish."""
+        """Number of warpgroups that divide gate and up: 2 if ``weight_per_warpgroup``, else 1.
+
+        If 2, one warpgroup takes gate and another takes up; in the epilogue, each finishes half of
+        the tokens.
+        """
         return self.weights if self.weight_per_warpgroup else 1
 
     @property
@@ -97,7 +101,7 @@ class Tile:
 
     @property
     def parts(self) -> int:
-        """Number of parts of K that different warpgroups accumulate, and the epilogue adds up."""
+        """Number of partial sums per element, each by a warpgroup, over different parts of K."""
         return self.split_k * self.slices
 
     @property
@@ -107,12 +111,12 @@ class Tile:
 
     @property
     def own_tokens(self) -> int:
-        """Number of tokens that a warpgroup finishes, for all products of its team."""
+        """Number of a tile's tokens for which a warpgroup computes the result."""
         return self.tokens // self.sides
 
     @property
     def columns(self) -> int:
-        """Number of columns of all accumulators of a warpgroup."""
+        """Number of columns (tokens) of all accumulators of a warpgroup together."""
         return self.accumulators * self.tokens
 
     @property

@@ -83,8 +83,8 @@ def _ctas(problem: ScoreProblem, tile: ScoreTile) -> int:
 def estimate(problem: ScoreProblem, tile: ScoreTile, splits: int, sms: int = SMS) -> float:
     """Estimated cycles of a launch: waves of CTAs, each with a start-up time and key tiles.
 
-    A half-empty last wave costs as much as a full wave. Memory traffic is a lower bound that does
-    not depend on the number of SMs.
+    A half-empty last wave costs as much as a full wave. The time of memory traffic, a lower bound
+    on that of key tiles, does not depend on the number of SMs.
     """
     tiles = _ceil_div(problem.keys, KEYS)
     moved = problem.sequences * tiles * stored_bytes(tile)

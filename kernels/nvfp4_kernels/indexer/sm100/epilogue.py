@@ -38,7 +38,7 @@ class Epilogue:
     visitor: ScoreVisitor
 
     def coord(self, warp: Int32) -> EpilogueCoord:
-        """Coordinate of epilogue warp ``warp``; constant along dimensions of extent 1."""
+        """Coordinate of epilogue warp ``warp``; a sole group or set has the constant index 0."""
         number, groups, sets = warp // GROUP_WARPS, self.tile.groups, self.tile.pingpong
         group = number % groups if groups > 1 else Int32(0)
         pingpong = number // groups if sets > 1 else Int32(0)

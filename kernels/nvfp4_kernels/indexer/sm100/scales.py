@@ -133,7 +133,7 @@ class ScaleLoader:
     def _mask(self, atoms: Array) -> None:
         """Mask the words that this lane has copied: clear sign bits (nvfp4), or select half words.
 
-        A word of 2-byte scales (mxfp4, D = 64) keeps only the scales of the lane's row, in the low
+        A word of 2-byte scales (mxfp4, D = 64) keeps only the scales of the word's row, in the low
         half.
         """
         tile = self.tile

@@ -32,7 +32,7 @@ def value_of(order: Uint32) -> Float32:
 
 
 def value_before(order: Uint32) -> Float32:
-    """Greatest value less than ``value_of(order)``, which is not −inf."""
+    """Greatest value less than ``value_of(order)``; NaN if ``value_of(order)`` is −inf."""
     before = order - 1
     # -0 comes before +0 in the order of bits, but is not less.
     before = before - Uint32(cutlass.select_(before == Uint32(0x7FFFFFFF), Uint32(1), Uint32(0)))

@@ -107,8 +107,10 @@ def rank_ties(
 ) -> Uint64:
     """Key of rank ``need`` in an interval with ``within`` ≤ ``MAX_TIES`` keys.
 
-    The keys are gathered in every CTA's ``ties`` and compared with each other. ``low``, ``high``,
-    ``need`` and ``within`` are results of the last ``histogram_pass``.
+    The keys are gathered in every CTA's ``ties`` and compared with each other. In a cluster of
+    several CTAs, ``greater`` gets each CTA's number of keys above the interval. ``low``, ``high``,
+    ``need`` and ``within`` are results of the last ``histogram_pass``; ``entries`` and
+    ``cluster`` are as for that function.
     """
     shared = group.shared
     before = shared.counters[BEFORE]

@@ -26,7 +26,7 @@ ONE_BITS = 2 * EXPONENT_BIAS  # bits of 1.0 with one bit of the mantissa
 
 @dataclass(frozen=True)
 class Encoded:
-    """Encoded elements: bytes of the data, and bytes of the elements' scale; in bf16 None."""
+    """Encoded elements: bytes of the data, and bytes of the elements' scale, None in bf16."""
 
     data: Vector
     scale: Any

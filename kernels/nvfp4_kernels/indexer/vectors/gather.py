@@ -44,7 +44,7 @@ class GatherArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class GatherVectors:
-    """One compiled variant of the kernel that gathers vectors; each thread copies 16 bytes.
+    """One compiled variant of the kernel that gathers vectors; each thread copies 16 bytes of data.
 
     Attributes:
         layout: layout of the vectors.
@@ -84,7 +84,11 @@ class GatherVectors:
 
     @cute.jit
     def _copy(self, arguments: GatherArguments, row: Int32, chunk: Int32) -> None:
-        """Copy chunk ``chunk`` of a row's data, and an equal part of the row's scales."""
+        """Copy chunk ``chunk`` of a row's data.
+
+        The threads of the first ``scale_lanes`` chunks also copy an equal part of the row's scales
+        each.
+        """
         layout, block_size = self.layout, arguments.block_size
         sequence = self._sequence(arguments, row)
         key = row - Array(arguments.starts, shape=(1,))[sequence]

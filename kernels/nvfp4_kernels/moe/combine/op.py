@@ -25,7 +25,7 @@ def moe_combine(
         y: bfloat16, float16 or float32 ``(tiles, T, H)``, expert outputs in token tiles. On a GPU
             a row is a multiple of 16 bytes.
         rows: int32 ``(M, k)``, of a ``Routing``: row of each slot in ``y``, -1 for none; a token
-            without rows gets zeros. The upper bound is checked on CPU only.
+            without rows gets zeros. Indices past y's last row are refused on CPU only.
         topk_weights: float32 ``(M, k)``, ignored for slots without a row; None: ones.
         out_dtype: bfloat16, float16 or float32.
 

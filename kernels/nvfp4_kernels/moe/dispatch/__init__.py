@@ -1,1 +1,1 @@
-"""Permutation of tokens into token tiles, by a routing, ids or logits; to NVFP4 or unchanged."""
+"""Permutation of tokens, quantised or copied, into token tiles, by a routing, ids or logits."""

@@ -1,8 +1,8 @@
 """``moe_dispatch``: permute tokens into token tiles, by a routing, expert ids or logits.
 
-Ids give the same bits as ``moe_route`` and a dispatch by its routing; logits give the same bits as
-``moe_topk`` and a dispatch by its ids. On a GPU a small batch takes one launch, a larger batch two
-or three: see ``choose``.
+A dispatch by ids gives the same bits as a dispatch by the routing that ``moe_route`` makes of the
+ids; a dispatch by logits, the same bits as by the ids of ``moe_topk``. On a GPU a small batch takes
+one launch, a larger batch two or three: see ``choose``.
 """
 
 from typing import Any
@@ -48,8 +48,8 @@ def moe_dispatch(
             selects experts.
         output: ``Static(global_scale, terms)`` or ``PerToken(terms)`` for NVFP4; None: x's dtype.
         topk_weights: float32 ``(M, k)``: routing weights by which tokens are multiplied first, in
-            float32, with products rounded to x's dtype. None: not applied; required with ``Logits``
-            and with rows in tiles.
+            float32, with products rounded to x's dtype; None: not applied. Must be None with
+            ``Logits``, whose weights the op computes, and with rows already in tiles.
 
     Returns:
         ``Dispatched``: data, scales and row scales of the tiles, the routing, and with ``Logits``
@@ -104,7 +104,7 @@ def moe_dispatch(
 
 
 def _schema(source: str, output: str) -> str:
-    """Schema of the custom op for ``source`` and ``output``, whose fields are its arguments."""
+    """Schema of the custom op whose arguments are x and the fields of ``source`` and ``output``."""
     routed, chosen = source != "moe", source == "moe_topk_route"
     quantized, per_token = output != "gather", output == "quantize_per_token"
     given = ["Tensor x", _SOURCES[source]]

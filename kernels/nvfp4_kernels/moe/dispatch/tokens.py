@@ -33,7 +33,8 @@ class DispatchArguments(NamedTuple):
         source: the source's arguments.
         tokens: rows to read.
         out: rows to write.
-        ctas: number of CTAs of the grid; per part of a row if existing tiles are quantised.
+        ctas: number of CTAs of the grid; if existing tiles are quantised, number of CTAs for each
+            of the parts into which rows are cut.
     """
 
     source: Any

@@ -7,7 +7,7 @@ CTA_SLOTS = 4096  # beyond, another CTA is worth the exchange of counts
 
 
 def choose_config(slots: int, experts: int) -> RouteTile:
-    """Choose the fewest CTAs with at most 4096 slots each, but no more than eight. Pure function.
+    """Choose 1, 2, 4 or 8 CTAs, the fewest with at most 4096 slots each, else 8. Pure function.
 
     Args:
         slots: number of slots of the batch.

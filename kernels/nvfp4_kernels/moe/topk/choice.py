@@ -51,7 +51,8 @@ class Chosen(NamedTuple):
     Attributes:
         id: expert of the lane's slot, -1 for padding.
         expert: expert of the lane's slot, valid for padding too.
-        order: order-preserving integer of the expert's score with bias; without a bias, logit.
+        order: order-preserving integer of the expert's score plus bias, or, without a bias, of the
+            expert's logit.
         peak: largest logit of all experts.
         total: sum of exp(logit − peak) over all experts; ``peak`` and ``total`` are 0 and 1 unless
             scores or weights are a softmax over all experts.
@@ -306,7 +307,7 @@ def _exponential(value: Float32, peak: Float32) -> Float32:
 def warp_sum(value: Float32, lanes: int = WARP) -> Float32:
     """Sum over the first ``lanes`` lanes of a warp, bit-identical in each of these lanes.
 
-    The lanes from there to the next power of two must hold 0.
+    Lanes from ``lanes`` to the next power of two must hold 0.
     """
     for mask in (16, 8, 4, 2, 1):
         if mask < lanes:

@@ -43,7 +43,7 @@ class Form(NamedTuple):
 
     @property
     def results(self) -> str:
-        """Schema of the results: data, scales, row scales if per token, new residual if added."""
+        """Schema of the results: data, scales, row scales if per token, residual if ``adds``."""
         return f"({', '.join(['Tensor'] * (2 + self.per_token + self.adds))})"
 
     def call(self, *arguments: Any) -> RmsNormQuantizeCall:

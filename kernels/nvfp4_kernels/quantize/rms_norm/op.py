@@ -31,8 +31,8 @@ def rms_norm_quantize(
 
     The arithmetic is float32, with the roundings of vLLM's ``RMSNorm``: the normalised value is
     rounded to the weight's dtype, the product with the weight to ``x``'s dtype. The result is
-    bit-identical to ``quantize`` of that product. The summation order of the mean depends on shapes
-    alone.
+    bit-identical to ``quantize`` of that product. On sm_100 the summation order of the mean depends
+    on shapes and the number of SMs alone.
 
     Args:
         x: bfloat16, float16 or float32 ``(..., M, K)``, K a multiple of 16; on sm_100 at most

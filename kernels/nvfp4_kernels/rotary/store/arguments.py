@@ -54,7 +54,7 @@ def check_rotary_store(call: RotaryStoreCall) -> Mode:
 
 
 def check_out_of(out: Tensor, q: Tensor) -> None:
-    """Raise unless ``out`` has the form of ``q``, and is ``q`` itself or does not overlap ``q``."""
+    """Raise unless ``out`` passes ``check_out``, and is ``q`` itself or does not overlap ``q``."""
     check_out(out, q)
     lie = compared(out, q)
     if q.numel() and (lie == "overlapping" or (lie == "one start" and not q.is_contiguous())):

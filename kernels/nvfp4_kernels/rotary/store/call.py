@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class RotaryStoreCall(NamedTuple):
-    """Arguments of ``rotary_store``, explained there; ``out`` is never None."""
+    """Arguments of ``op.rotary_store``, which explains them; ``out`` is never None."""
 
     out: Tensor
     q: Tensor

@@ -26,7 +26,10 @@ def rotary_store(call: RotaryStoreCall) -> None:
 
 
 def normalise(x: Tensor, weight: Tensor, eps: float, rotary_dim: int) -> Tensor:
-    """RMSNorm of every head, with the roundings of ``nvfp4_kernels.norm.reference.rms_norm``."""
+    """RMSNorm of every head, with the roundings of ``nvfp4_kernels.norm.reference.rms_norm``.
+
+    ``rotary_dim``: see ``sum_of_squares``.
+    """
     mean = sum_of_squares(x.float(), rotary_dim).unsqueeze(-1) / x.shape[-1]
     inverse = torch.rsqrt(mean + eps)
     return ((x.float() * inverse).to(weight.dtype) * weight).to(x.dtype)

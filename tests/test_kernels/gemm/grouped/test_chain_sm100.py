@@ -37,10 +37,13 @@ def cases(tile_tokens: int) -> tuple[Case, Case]:
 
 
 def layer(name: str, routed_before: bool, first_is_late: bool = False) -> Callable[[], None]:
-    """Launch routing and two products; return a function that then checks the result.
+    """Launch both products of a layer, after a kernel that writes ``groups`` as the routing would.
 
-    The second product's bits are those of unfused references. ``first_is_late``: the first product
-    assumes that the routing has ended.
+    ``name``: key of ``LAYERS``. ``routed_before``: passed to the second product; see
+    ``GroupedGemmCall``. ``first_is_late``: pass ``routed_before=True`` to the first product too,
+    which is a fault: the routing may still be running.
+
+    Returns a function that checks that the output is bit-identical to the references' output.
     """
     from nvfp4_kernels.gemm.sm100.launch_grouped import grouped_gemm
     from tests.test_kernels.gemm.grouped.written import on_device

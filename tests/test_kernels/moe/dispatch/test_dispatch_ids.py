@@ -48,7 +48,7 @@ def one_sm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tokens(case: RoutingCase, k: int) -> tuple[Tensor, Tensor]:
-    """Tokens, NaN where no expert of this rank is chosen, and their experts."""
+    """Tokens and their experts; tokens without an expert of this rank are NaN."""
     ids = case.topk_ids()
     x = torch.randn(case.tokens, k).to(BF16)
     x[(case.routing(ids).rows < 0).all(1)] = math.nan

@@ -70,7 +70,7 @@ class Case:
         return mapped
 
     def given(self, k: int) -> tuple[Tensor, Logits]:
-        """Tokens, NaN where no expert of this rank is chosen, and their logits."""
+        """Tokens and their logits; tokens without an expert of this rank are NaN."""
         logits, bias, padding = self.routed.given()
         mapped = self.expert_map()
         x = torch.randn(len(logits), k).to(BF16)

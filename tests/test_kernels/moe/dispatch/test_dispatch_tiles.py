@@ -30,7 +30,7 @@ SCALE = torch.tensor(0.004)
 
 
 def routed(case: RoutingCase, k: int, dtype: torch.dtype = BF16) -> tuple[Tensor, Routing]:
-    """Tokens, NaN where no expert of this rank is chosen, and their routing."""
+    """Tokens and their routing; tokens without an expert of this rank are NaN."""
     routing = case.routing(case.topk_ids())
     x = torch.randn(case.tokens, k).to(dtype)
     x[(routing.rows < 0).all(1)] = math.nan
@@ -38,7 +38,7 @@ def routed(case: RoutingCase, k: int, dtype: torch.dtype = BF16) -> tuple[Tensor
 
 
 def linear_rows(scales: Tensor, terms: int, rows: int, k: int) -> Tensor:
-    """Scales of tiles as ``(tiles, [terms,] T, K/16)`` bytes."""
+    """Scales of tiles in the linear layout, as bytes ``(tiles, [terms,] T, K/16)``."""
     columns = k // 16
     linear = (
         from_blocked(scales, rows, columns)
@@ -49,7 +49,7 @@ def linear_rows(scales: Tensor, terms: int, rows: int, k: int) -> Tensor:
 
 
 def expected_tiles(values: Tensor, routing: Routing) -> Tensor:
-    """Rows ``(M · k, …)`` of the slots in tiles, for tiles in use only; padding is zero."""
+    """Arrange the rows of all slots, ``(M · k, …)``, in the tiles in use; padding is zero."""
     used = int(routing.groups[0])
     slots = routing.slots[:used].long()
     out = values.new_zeros((*slots.shape, *values.shape[1:]))
@@ -58,7 +58,7 @@ def expected_tiles(values: Tensor, routing: Routing) -> Tensor:
 
 
 def per_slot(x: Tensor, routing: Routing, weights: Tensor | None) -> Tensor:
-    """The token of every slot, times its weight."""
+    """Token of every slot, times the slot's weight if there are weights."""
     rows = x.repeat_interleave(routing.top_k, 0)
     if weights is None:
         return rows
@@ -69,7 +69,7 @@ def check_tiles(
     result: tuple[Tensor, ...], x: Tensor, routing: Routing, weights: Tensor | None,
     scale: Tensor | None, terms: int,
 ) -> None:  # fmt: skip
-    """Compare with the quantised slots bit for bit; tiles not in use may hold anything.
+    """Compare tiles bit for bit with the quantised slots; tiles not in use may hold anything.
 
     ``scale``: static global scale; None: a scale per token.
     """
@@ -118,7 +118,7 @@ def test_terms_and_weights(name: str, terms: int) -> None:
 
 @pytest.mark.parametrize("terms", [1, 3])
 def test_rows_in_tiles(terms: int) -> None:
-    """The first product's rows, which are in tiles already, are quantised in place."""
+    """Rows that lie in tiles already, as after the first GEMM, are quantised in the same order."""
     x, routing = routed(CASES["ids of no expert"], 64)
     in_tiles = moe_dispatch(x, routing).data
     in_tiles[routing.slots < 0] = math.nan  # a product of padding may give NaN

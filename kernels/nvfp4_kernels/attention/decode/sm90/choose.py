@@ -15,8 +15,8 @@ def choose_config(
 ) -> DecodeTile:
     """Choose the tile: splits double while every CTA has an SM and a warp has several steps.
 
-    Steps are long if, without splits, no SM has more than one CTA: loads in flight and independent
-    work are then scarce. With more CTAs than SMs, two CTAs share an SM.
+    A step has 32 keys if D is at most 128 and, without splits, no SM has more than one CTA, so that
+    loads in flight and independent work are scarce. Otherwise a step has 16 keys.
 
     Args:
         batch: number of sequences.

@@ -105,7 +105,7 @@ class Mainloop:
         return PartialResult(row_max, row_sum, o)
 
     def _scores(self, boxes: list[Array], queries: list[list[Uint32]]) -> list[list[Float32]]:
-        """Compute Q·Kᵀ, a list per 8 keys: two scores of head L // 4, two of head L // 4 + 8."""
+        """Compute Q·Kᵀ, per 8 keys: in lane L two scores of head L // 4, two of head L // 4 + 8."""
         # Even and odd steps have accumulators of their own: shorter chains of dependent MMAs.
         key_tiles = 2 * len(boxes)
         chains = [[Float32(0.0)] * 4 for _ in range(2 * key_tiles)]

@@ -74,7 +74,8 @@ class NewToken:
     ) -> None:
         """Store the key and value into the stage and, unless the slot is negative, into the cache.
 
-        Values after the token's in the same box are zeroed: P = 0 times NaN is NaN.
+        ``row``: row of the token in the stage. Values of later rows of the same box are zeroed, as
+        P = 0 times NaN is NaN.
         """
         tile = self.tile
         lane = cute.arch.lane_idx()

@@ -50,7 +50,10 @@ class Choice:
 
 @functools.lru_cache(maxsize=1024)
 def choose_config(problem: ScoreProblem, top_k: int, sms: int) -> Choice | None:
-    """Choice with the least estimated time that fits in shared memory.
+    """Choice with the least estimated time among tiles whose buffers fit in shared memory.
+
+    Only tiles with room for ``top_k + max(top_k // 2, 1024)`` candidates are considered,
+    if there are any.
 
     Args:
         problem: problem sizes.

@@ -31,7 +31,7 @@ class Selection:
         return self.sync_phases * tile.accumulators * KEYS
 
     def max_entries(self, tile: ScoreTile) -> int:
-        """Maximum number of candidates that a check leaves in a buffer; the limit of ``top_k``."""
+        """Maximum number of candidates that a check leaves in a buffer; bounds ``top_k``."""
         return self.capacity - self.max_appended(tile)
 
     def topk_tile(self, tile: ScoreTile) -> TopkTile:

@@ -1,0 +1,50 @@
+"""Reports of checkpoints whose experts are stacked, from headers alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from vllm_fp4_plugin.commands.report_by_headers import headers_report
+from vllm_fp4_plugin.options import Options
+
+PARENTS = ["model.layers.0.mlp.experts", "model.layers.0.moe"]
+
+
+def write(folder: Path, parent: str, *, input_scales: bool) -> Path:
+    algorithm = "NVFP4" if input_scales else "W4A16_NVFP4"
+    quantization = {"quant_method": "modelopt", "quant_algo": algorithm}
+    config = {"architectures": ["ItsForCausalLM"], "quantization_config": quantization}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = {}
+    for name, rows in (("gate_up_proj", 64), ("down_proj", 32)):
+        tensors |= {
+            f"{parent}.{name}.weight": torch.zeros(4, rows, 16, dtype=torch.uint8),
+            f"{parent}.{name}.weight_scale": torch.ones(4, rows, 2).to(torch.float8_e4m3fn),
+            f"{parent}.{name}.weight_scale_2": torch.ones(4),
+        }
+        if input_scales:
+            tensors[f"{parent}.{name}.input_scale"] = torch.ones(4)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("parent", PARENTS)
+@pytest.mark.parametrize(("input_scales", "said"), [(True, "W4A4"), (False, "W4A16")])
+def test_arithmetic_is_what_the_tensors_say(
+    input_scales: bool, said: str, parent: str, tmp_path: Path
+) -> None:
+    report = headers_report(write(tmp_path, parent, input_scales=input_scales), Options())
+    [record] = report.layers
+    assert record.name == f"{parent.removesuffix('.experts')}.experts"
+    assert record.elements == 4 * (64 + 32) * 32
+    assert record.arithmetic.startswith(said)
+
+
+def test_terms_reach_stacked_experts(tmp_path: Path) -> None:
+    path = write(tmp_path, PARENTS[0], input_scales=False)
+    found = headers_report(path, Options(activation_terms=(("*experts*", 2),)))
+    [record] = found.layers
+    assert record.arithmetic.startswith("W4A4×2")
