@@ -212,12 +212,16 @@ class Epilogue:
         scales, biases = self._row(factors, result, coord, cutlass.min(column, result.n - 1))
         split.wait(received)
         if inside:
-            for step in cutlass.range_constexpr(-(-tile.tokens * tile.split_rows // threads)):
-                token = step * (threads // tile.split_rows) + thread // tile.split_rows
-                at = coord.tokens * tile.tokens + token
-                if at < result.m and token < tile.tokens:
-                    values = [split.added(parts, w, row, token) for w in range(tile.weights)]
-                    self._store(result, at, column, self._finished(values, scales, biases))
+            vectors = tile.tokens // split.width
+            for step in cutlass.range_constexpr(-(-vectors * tile.split_rows // threads)):
+                vector = step * (threads // tile.split_rows) + thread // tile.split_rows
+                if vector < vectors:
+                    totals = [split.added(parts, w, row, vector) for w in range(tile.weights)]
+                    for index in cutlass.range_constexpr(split.width):
+                        at = coord.tokens * tile.tokens + split.token(vector, index)
+                        if at < result.m:
+                            values = [of_weight[index] for of_weight in totals]
+                            self._store(result, at, column, self._finished(values, scales, biases))
 
     @cute.jit
     def _spill(self, sums: list[list[Float32]], own: Array, start: int, thread: Int32) -> None:

@@ -130,11 +130,6 @@ class Tile:
         return self.rows // self.split_k
 
     @property
-    def part_pitch(self) -> int:
-        """Stride between rows of partial sums, in floats; rows start in different banks."""
-        return self.tokens + 2
-
-    @property
     def operands(self) -> int:
         """Number of 64-row weight tiles that a stage holds for each of its K tiles."""
         return self.weights * self.warpgroups // self.team
@@ -208,7 +203,7 @@ class EpilogueConfig:
         if self.boxes:
             return tile.warpgroups * self.box_tokens(tile) * ROW_BYTES * 2
         if tile.parts > 1:
-            return 4 * tile.slices * tile.rows * tile.weights * tile.part_pitch
+            return 4 * tile.slices * tile.rows * tile.weights * tile.tokens
         return 4 * tile.warpgroups * tile.weights * self.chunk(tile) * PITCH
 
     def box_tokens(self, tile: Tile) -> int:
