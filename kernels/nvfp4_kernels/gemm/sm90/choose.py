@@ -104,7 +104,8 @@ _STEP = {
 }  # fmt: skip
 _CYCLES = 1700  # per µs
 _START, _TILE = 2.4, 1.4  # µs: of a launch, of each tile's end
-_SPLIT = 0.026  # µs for each column that is added up
+_SPLIT = 0.016  # µs for each column that is added up
+_WIDEST = 256  # columns
 _TWO_K_TILES = 0.97  # a stage of two, where the ring has room for three
 # With batch invariance: the part of the SMs that rows of 64 fill where K stays whole, the least K
 # that is cut, and K tiles of a stage for few tokens by weights; as measured, of whole layers.
@@ -278,9 +279,13 @@ def many_token_configs(
         Tile(tokens, 2, weight_per_warpgroup=True) for tokens in range(96, 257, 32) if weights == 2
     ]
     tiles += [replace(t, k_tiles=2) for t in tiles if t.accumulators == 1 and t.columns <= 128]
-    # Clusters lie within a GPC, so that clusters of four do not reach every SM.
+    # Clusters lie within a GPC, so that clusters of four do not reach every SM. The widest tile
+    # leaves no registers to send sums: split, it took up to 1.6 times as long as others.
     parts = [
-        replace(t, split_k=split) for t in tiles if not t.weight_per_warpgroup for split in (2, 4)
+        replace(t, split_k=split)
+        for t in tiles
+        if t.columns < _WIDEST and not t.weight_per_warpgroup
+        for split in (2, 4)
     ]
     tiles += [t for t in parts if ctas(problem, t) <= sms - 16 * (t.split_k > 2)]
     tiles = [
