@@ -49,7 +49,7 @@ _FEW_TOKEN_CUTS = {
         _Cut(1, 2, 4, max_stages=3),
     ),
     (1, 64, 64): (
-        _Cut(1, 2, 4, max_stages=3),
+        _Cut(4, 4, 2, slices=4, max_stages=8),
         _Cut(2, 8, 2, slices=2, max_stages=4),
         _Cut(2, 4, 2, slices=2, max_stages=4),
         _Cut(1, 2, 2, max_stages=5),
@@ -67,7 +67,7 @@ _FEW_TOKEN_CUTS = {
         _Cut(2, 2, 4, max_stages=4),
     ),
     (1, 128, 32): (
-        _Cut(4, 8, 1, slices=4, max_stages=5),
+        _Cut(4, 4, 1, slices=4),
         _Cut(4, 4, 1, slices=4),
         _Cut(2, 4, 1, slices=2, max_stages=4),
         _Cut(1, 2, 1, max_stages=6),
@@ -85,7 +85,7 @@ _FEW_TOKEN_CUTS = {
         _Cut(1, 2, 2, max_stages=3),
     ),
     (2, 224, 64): (
-        _Cut(1, 4, 1, max_stages=8),
+        _Cut(1, 4, 1),
         _Cut(1, 2, 2, max_stages=5),
         _Cut(1, 4, 1, max_stages=2),
         _Cut(2, 2, 1, max_stages=3),
