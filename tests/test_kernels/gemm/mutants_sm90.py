@@ -37,7 +37,9 @@ PAIR = Product(Tile(16, 2, max_stages=2), 9, 136, 192)
 APART = Product(Tile(96, 2, max_stages=2, weight_per_warpgroup=True), 150, 72, 192, BOXES)
 FLOAT16 = Product(Tile(16, max_stages=2), 9, 136, 192, EpilogueConfig(act="float16"))
 SPLIT = Product(Tile(8, split_k=2, max_stages=2), 5, 136, 512, sms=132)
+SPLIT_16 = Product(Tile(16, split_k=2, max_stages=2), 12, 136, 512, sms=132)
 SLICED = Product(Tile(8, warpgroups=2, slices=2, max_stages=2), 5, 136, 512, sms=132)
+SLICED_128 = Product(Tile(8, warpgroups=4, slices=2, max_stages=2), 5, 136, 512, sms=132)
 PRODUCTS = {
     "64": MANY,
     "64, two K tiles": DEEP,
@@ -48,7 +50,9 @@ PRODUCTS = {
     "96, pair apart": APART,
     "16, float16": FLOAT16,
     "8, K in 2": SPLIT,
+    "16, K in 2": SPLIT_16,
     "8, sliced": SLICED,
+    "8, sliced, 128 rows": SLICED_128,
 }
 
 
@@ -56,7 +60,8 @@ def edited(module: str, right: str, wrong: str, caught: str, on: Product = MANY)
     return Mutant(KERNEL.edited(module, right, wrong), caught, on)
 
 
-_STARTED = "self.wait_start()\n        for product in"
+_MET = "ptx.barrier_cta_sync(BARRIER, thread_count=tile.warpgroups * WARPGROUP)"
+_STARTED = "self.wait_start()\n        for half in"
 _WAIT_TURN = "0 if turned else SLOTS - 1"
 MUTANTS = {
     # Main loop, wgmma.
@@ -144,17 +149,31 @@ MUTANTS = {
     ),
     # Split-K partials.
     "cluster not met before parts are sent": edited(
-        "split_k", _STARTED, "pass\n        for product in", "UnstartedPeer", SPLIT
+        "split_k", _STARTED, "pass\n        for half in", "UnstartedPeer", SPLIT
     ),
     "parts not waited for": edited(
         "split_k", "wait(received, Int32(0), CLUSTER)", "pass", "UninitialisedRead", SPLIT
     ),
     "fewer bytes expected than arrive": edited(
-        "split_k", "return 4 * tile.parts", "return 2 * tile.parts", ANYTHING, SPLIT
+        "split_k", "return 4 * parts", "return 2 * parts", ANYTHING, SPLIT
     ),
     "parts counted by the sender": edited(
         "split_k", "ptx.mapa(received, owner)", "ptx.mapa(received, rank)", ANYTHING, SPLIT
     ),
+    "a CTA's own part not waited for": edited("split_k", _MET, "pass", "UninitialisedRead", SPLIT),
+    "a CTA's own part sent too": edited(
+        "split_k", "elif owner == rank", "elif owner == rank + 8", ANYTHING, SPLIT
+    ),
+    "tokens of the second eight beside the first": edited(
+        "split_k", "index // 2 * 8", "index // 2 * 2", WRONG, SPLIT_16
+    ),
+    "a quarter's place by another row": edited(
+        "split_k",
+        "quarter = (vector % 4) ^",
+        "quarter = (vector % 4 * self.width // 4) ^",
+        ANYTHING,
+        SPLIT,
+    ),  # fmt: skip
     "parts expected after peers may send": edited(
         "kernel",
         "            split.init_barrier(received)\n            ptx.fence_mbarrier_init()\n",
@@ -183,13 +202,7 @@ MUTANTS = {
     "the first slice's steps for all": edited(
         "mma", "iteration * slices + own", "iteration * slices", "Deadlock", SLICED
     ),
-    "slices not waited for": edited(
-        "split_k",
-        "ptx.barrier_cta_sync(BARRIER, thread_count=tile.warpgroups * WARPGROUP)",
-        "pass",
-        "UninitialisedRead",
-        SLICED,
-    ),
+    "slices not waited for": edited("split_k", _MET, "pass", "UninitialisedRead", SLICED),
     "only one slice waited for": edited(
         "split_k",
         "thread_count=tile.warpgroups * WARPGROUP",
@@ -199,7 +212,7 @@ MUTANTS = {
     ),
     "one part of all slices": edited("split_k", "group % tile.slices", "0", "DataRace", SLICED),
     "one slice's rows for the other": edited(
-        "split_k", "group // tile.slices", "group", "OutOfBounds", SLICED
+        "split_k", "group // tile.slices", "group", "DataRace", SLICED_128
     ),
     "arrivals of one slice for all": edited(
         "loader",
