@@ -262,7 +262,8 @@ def tensor_load(
     line: int,
 ) -> None:
     for lane in w.active(mask):
-        tensor_map = _tensor_map(w, pick(tensor, lane))
+        descriptor = pick(tensor, lane)
+        tensor_map = _tensor_map(w, descriptor)
         tile = _locate(tensor_map, coordinates, lane, rows, Direction.LOAD)
         shared = pick(target, lane) & 0xFFFFFFFF
         placed = place(tensor_map, tile.box, shared & 0xFFFFFF)
@@ -270,7 +271,8 @@ def tensor_load(
         before, issuer = w.actor.snapshot(), w.one_lane(lane)
         nbytes = tile.box.transaction_bytes
         keys = tuple(owner.key for _, _, owner in copies)
-        w.note("copy", line, (), nbytes, ("global", keys, nbytes), _regions(tile))
+        detail = "global", keys, nbytes
+        w.note("copy", line, ("map", descriptor), nbytes, detail, _regions(tile))
 
         def run(
             tile: Tile = tile,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tests.emulator.findings import Misaligned, UnknownInstruction
+from tests.emulator.instructions.mbarrier import pick
 from tests.emulator.instructions.registry import family, runtime
 from tests.emulator.machine.trace import SECTOR
 from tests.emulator.machine.warp import RANK_SHIFT
@@ -25,7 +26,7 @@ from tests.emulator.windows import LOCAL_WINDOW, PARAMETER_WINDOW, WINDOW_SHIFT
 
 if TYPE_CHECKING:
     from tests.emulator.codegen import Emitter
-    from tests.emulator.machine.warp import Warp
+    from tests.emulator.machine.warp import Mask, Warp
 
 Lanes = np.ndarray[Any, Any]
 
@@ -308,7 +309,8 @@ def st_uniform(
     if strong:
         publish(w, memory, address, release, scope, mask)
     w.launch.counters.nbytes[f"{memory.kind} write"] += len(raw)
-    w.note("write", line, amount=len(raw), detail=(memory.kind, 1, 1, 1))
+    where = memory.kind if memory.kind != "shared" or memory is w.cta.shared else "peer"
+    w.note("write", line, amount=len(raw), detail=(where, 1, 1, 1))
 
 
 def _lane_of(w: "Warp", mask: Lanes | None) -> int:
@@ -504,7 +506,8 @@ def _note_lanes(
         passes = bank_passes(where, nbytes)
     else:
         touched, passes, tags = sectors(where, nbytes)
-    detail = (memory.kind, where.size, passes, tags)
+    space = memory.kind if memory.kind != "shared" or memory is w.cta.shared else "peer"
+    detail = (space, where.size, passes, tags)
     w.note(kind, line, amount=nbytes * where.size, detail=detail, where=touched)
 
 
@@ -571,15 +574,21 @@ def _local(
 def hint(e: "Emitter", i: Instruction) -> None:
     """Emit a cache hint, of which only the address is checked."""
     target = i.operands[0]
-    if i.has("tensormap"):
-        e.write(f"# {i.opcode}")
-        e.write("pass")
-        return
     address = e.address(target)
+    if i.has("tensormap"):
+        e.write(f"prefetch_map(w, {address}, {e.mask}, {i.line})")
+        return
     if e.is_uniform(target):
         address = f"np.full(32, {address}, np.uint64)"
     fetches = i.parts[0].startswith("prefetch")
     e.write(f"hint_lanes(w, {address}, {fetches}, {e.mask}, {i.line})")
+
+
+@runtime
+def prefetch_map(w: "Warp", address: Any, mask: "Mask", line: int) -> None:
+    if w.trace is not None:
+        for lane in w.active(mask):
+            w.note("map", line, ("map", pick(address, lane)))
 
 
 @runtime

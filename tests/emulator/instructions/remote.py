@@ -1,5 +1,6 @@
 """st.async and red.async: stores and reductions that complete on an mbarrier of the target CTA."""
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from tests.emulator.tma.reduction import ACCEPTED, combine
 
 if TYPE_CHECKING:
     from tests.emulator.codegen import Emitter
+    from tests.emulator.machine.trace import Key
     from tests.emulator.machine.warp import Mask, Warp
 
 _NEEDED = frozenset(["async", "shared::cluster", "mbarrier::complete_tx::bytes"])
@@ -83,6 +85,7 @@ def write_async(
     nbytes = data.shape[1]
     before = w.actor.clocks.copy()
     verb = "red.async" if operation else "st.async write"
+    sent: Counter[Key] = Counter()  # bytes by mbarrier
     for lane in w.active(mask):
         address = pick(target, lane) & 0xFFFFFFFF
         if address % nbytes:
@@ -95,7 +98,7 @@ def write_async(
                 "must be the same CTA (PTX ISA, st.async)"
             )
         check_visible(w, found, owner, owner is not w.cta)
-        w.note("copy", line, amount=nbytes, detail=("remote", (found.key,), nbytes))
+        sent[found.key] += nbytes
 
         def run(
             address: int = address, cta: Any = cta, found: Any = found, lane: int = lane
@@ -116,3 +119,5 @@ def write_async(
             found.complete(nbytes, before, near(w, found))
 
         w.issue("copies", ("store", next(_serial)), run, line)
+    for key, total in sent.items():
+        w.note("copy", line, amount=total, detail=("remote", (key,), total))

@@ -27,7 +27,9 @@ class Event(NamedTuple):
             "drop" (arrive_drop: key, amount = count),
             "complete" (complete_tx: key, amount = bytes),
             "copy" (a bulk copy into shared memory: amount = bytes read, detail = (path, keys of the
-            mbarriers that the copy completes on, bytes per destination)),
+            mbarriers that the copy completes on, bytes per destination); of a tensor copy key = the
+            tensor map),
+            "map" (prefetch.tensormap: key = the tensor map),
             "store" (a bulk copy out of shared memory: amount = bytes, key = the bulk group),
             "async_copy" (cp.async: amount = bytes, key = the group, detail = (lanes, sectors read,
             passes over shared memory's banks, tags)),
@@ -46,7 +48,7 @@ class Event(NamedTuple):
             "cluster_arrive", "cluster_wait" (key, amount = generation),
             "read", "write", "atomic" (generic proxy: amount = bytes, detail = (space, lanes,
             passes, tags): 32-byte sectors and 128-byte lines of global memory; turns at the banks
-            of shared memory),
+            of shared memory; space "peer": shared memory of another CTA),
             "launch_control" (key = the mbarrier),
             "dependency" (griddepcontrol: detail = "wait" or "launch_dependents"),
             "warpgroup_mma" (a warp's part of a wgmma: detail = (N, K, A in registers)),

@@ -23,6 +23,7 @@ class Sm:
         tensor: MMA pipe, in cycles; ``tensor_copies`` executes tcgen05.cp.
         tma: copy engine, in rows of 128 bytes.
         fills, stores: paths from L2 (loads and cp.async) and to L2, in bytes.
+        peers: path to the shared memory of other CTAs of the cluster, in bytes.
         shared: port of loads and stores to shared memory and L1, in passes of 128 bytes.
         gpc: GPC of the SM.
         room: shared memory, threads and registers left for CTAs.
@@ -45,6 +46,7 @@ class Sm:
         self.tma = Server(1 / p.tma_row_interval)
         self.fills = Server(p.fill_bandwidth)
         self.stores = Server(p.store_bandwidth)
+        self.peers = Server(p.peer_store_bandwidth)
         self.shared = Server()
         self.columns = Columns(int(p.tensor_columns))
         self.warpgroup = [Server() for _ in self.schedulers]
@@ -68,6 +70,7 @@ class Sm:
         found["TMA"] = self.tma.busy
         found["L2 to L1"] = self.fills.busy
         found["stores to L2"] = self.stores.busy
+        found["stores to peers"] = self.peers.busy
         found["load and store"] = self.shared.busy
         found["shared memory"] = self.shared_bytes / self._shared_bandwidth
         return found

@@ -33,6 +33,7 @@ _ISSUED = frozenset(
 _LOADS = frozenset(("ld", "ldu", "atom", "ldmatrix"))
 _MUFU = frozenset(("ex2", "lg2", "rcp", "rsqrt", "sqrt", "sin", "cos", "tanh"))
 _FLOATS = frozenset(("add", "sub", "mul", "fma", "mad", "neg", "abs"))
+_WIDE = frozenset(("cluster", "gpu", "sys", "gl"))  # scopes beyond the CTA
 _SLOW_BITS = frozenset(("popc", "clz", "bfind", "brev", "fns"))
 _NARROW = frozenset(
     ("e4m3x2", "e5m2x2", "e2m1x2", "e2m3x2", "e3m2x2", "ue8m0x2", "e4m3x4", "e5m2x4", "e2m1x4")
@@ -72,6 +73,27 @@ def is_load(instruction: Instruction) -> bool:
     return instruction.parts[0] in _LOADS and is_event(instruction)
 
 
+def is_device_fence(instruction: Instruction) -> bool:
+    """Whether the instruction first waits until the thread's writes are visible in the device.
+
+    An arrival with release semantics at cluster scope is assembled to a fence of the whole device,
+    as is a release or acq_rel of a write at cluster scope or beyond.
+    """
+    parts = instruction.parts
+    family, wide = parts[0], bool(_WIDE.intersection(parts))
+    if family == "membar":
+        return wide
+    if family == "fence":
+        return wide and "proxy" not in parts and parts[1] != "mbarrier_init"
+    if family == "mbarrier":
+        return parts[1].startswith("arrive") and wide and "relaxed" not in parts
+    if parts[:3] == ("barrier", "cluster", "arrive"):
+        return "relaxed" not in parts
+    if family in ("st", "red", "atom"):
+        return wide and bool({"release", "acq_rel"}.intersection(parts))
+    return False
+
+
 class Costs:
     """Costs of instructions by one chip's parameters.
 
@@ -104,7 +126,8 @@ class Costs:
             return Cost(1, "alu", p.integer_interval, p.special_latency) if special else NOTHING
         if family in _FREE or is_event(instruction) or family in ("ld", "ldu"):
             # Memory and barriers are priced where their events are replayed.
-            return NOTHING if family in _FREE else Cost(1, "", 0, 1)
+            stall = p.device_fence_latency if is_device_fence(instruction) else 0.0
+            return NOTHING if family in _FREE else Cost(1, "", 0, 1, stall)
         if family in _MUFU:
             if kind == "f64":
                 return Cost(8, "fp64", 8 * p.double_interval, 8 * p.double_latency)

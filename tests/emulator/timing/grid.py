@@ -3,7 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Callable
 
-from tests.emulator.machine.trace import Touched
+from tests.emulator.machine.trace import Key, Touched
 from tests.emulator.timing.caches import L1
 from tests.emulator.timing.chip import Chip, Sm
 from tests.emulator.timing.prepared import Cluster, Prepared
@@ -108,6 +108,7 @@ class Grid(Ordered):
         self._holding = {(n, cta.rank) for n, cluster in enumerate(clusters) for cta in cluster}
         self._caches: dict[int, L1] = {}
         self._prefetched: dict[tuple[int, int], deque[list[float]]] = {}
+        self._maps: dict[tuple[int, Key], float] = {}
 
     def release(self, cluster: int, rank: int) -> None:
         """Count a CTA that has executed launch_dependents or ended."""
@@ -177,6 +178,10 @@ class Grid(Ordered):
             end = self.chip.hbm.serve(at, nbytes * missing * self.scale)
         early = self._prefetched.setdefault((sm.number, operand), deque())
         early.append([end + missing * self.chip.p.hbm_latency, nbytes])
+
+    def map_ready(self, sm: Sm, tensor_map: Key, at: float) -> float:
+        """Cycle when an SM has a tensor map that it needs at ``at``; its first need fetches it."""
+        return self._maps.setdefault((sm.number, tensor_map), at + self.chip.p.map_fetch_latency)
 
     def write(self, at: float, nbytes: float) -> float:
         """Write bytes sent at ``at`` to L2 and HBM; returns the cycle when L2 has accepted them.

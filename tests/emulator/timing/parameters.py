@@ -112,9 +112,15 @@ class Parameters:
     branch_latency: float = _assumed(13, "cycles", "taken branch: H200, loop of 4 FMAs takes 29.25")
     proxy_fence_latency: float = _assumed(9, "cycles", "fence.proxy.async: H200 9.0")
     device_fence_latency: float = _assumed(
-        265, "cycles", "fence.acq_rel.gpu and .cluster, tensormap release: H200 264.7, 262"
+        265,
+        "cycles",
+        "fence.acq_rel.gpu and .cluster, tensormap release, arrivals with release at cluster "
+        "scope, once the warp's stores are performed: H200 264.7, 262; a kernel's first: H100 667",
     )
     map_fence_latency: float = _assumed(12, "cycles", "fence.proxy.tensormap acquire: H200 12.1")
+    map_fetch_latency: float = _assumed(
+        83, "cycles", "first use of a tensor map by an SM: H100 581 to a box, 498 if prefetched"
+    )
     map_change_latency: float = _assumed(
         10, "cycles", "tensormap.replace, cp_fenceproxy: H200 9.2 in global memory, 11.4"
     )
@@ -123,9 +129,6 @@ class Parameters:
     )
     barrier_per_warp: float = _assumed(2, "cycles", "bar.sync, per participating warp: H200")
     cluster_barrier_latency: float = _assumed(80, "cycles", "relaxed arrive to wait: H200 78-86")
-    cluster_release_latency: float = _assumed(
-        270, "cycles", "more for arrive.release: H200 346-357"
-    )
     arrive_latency: float = _assumed(
         30,
         "cycles",
@@ -135,6 +138,14 @@ class Parameters:
         30, "cycles", "mbarrier flip to the waiting warp's next issue; H200"
     )
     remote_latency: float = _assumed(145, "cycles", "more for a peer CTA's mbarrier: H200 hop 212")
+    peer_store_bandwidth: float = _assumed(
+        20.3,
+        "bytes/clk/SM",
+        "st.async and stores to peer CTAs: H100, .79 cycles for 16 bytes, clusters of 2 to 8",
+    )
+    peer_store_latency: float = _assumed(
+        302, "cycles", "from there until the peer's mbarrier counts the bytes: the same"
+    )
 
     # Shared memory
     shared_bandwidth: float = _is(

@@ -126,10 +126,5 @@ class Prepared:
                 if isinstance(item, Event) and item.kind == "wait"
             },
             frozenset(i.line for i in body if i.parts[:2] == ("mbarrier", "test_wait")),
-            frozenset(
-                i.line
-                for i in body
-                if i.parts[:3] == ("barrier", "cluster", "arrive") and not i.has("relaxed")
-            ),
             frozenset(i.line for i in body if i.parts[0] == "ld" and not _UNCACHED & {*i.parts}),
         )

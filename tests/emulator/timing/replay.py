@@ -10,7 +10,7 @@ from tests.emulator.timing.barriers import MBarrier, Meeting
 from tests.emulator.timing.chip import QUARTERS, Sm
 from tests.emulator.timing.errors import TimingError
 from tests.emulator.timing.roles import place, wait_name
-from tests.emulator.timing.segments import Segment
+from tests.emulator.timing.segments import STORES, Segment
 from tests.emulator.timing.tensor_core import MmaShape, completion, interval, shared_bytes
 
 if TYPE_CHECKING:
@@ -215,7 +215,8 @@ class WarpReplay:
         if segment.waits and self._arriving:
             until = max((self._arriving.pop(r, 0.0) for r in segment.waits), default=0.0)
             if until > engine.now:
-                yield from self._sleep(until, "load", segment.line)
+                stored = STORES in segment.waits
+                yield from self._sleep(until, "fence" if stored else "load", segment.line)
         start = engine.now
         if last is not None:
             until = ended + self._stall(last, segment)
@@ -325,10 +326,13 @@ class WarpReplay:
                 barrier.transact(-nbytes)
 
         if path == "remote":  # st.async and red.async do not go through the copy engine
-            self._engine.at(issued + p.shared_latency + p.remote_latency, complete)
+            _, sent = self.sm.peers.serve(issued, nbytes)
+            self._engine.at(sent + p.peer_store_latency, complete)
             return
         rows = max(nbytes / _ROW, p.tma_issue_interval / p.tma_row_interval)
         begin, end = self.sm.tma.serve(issued, rows)
+        if event.key:
+            begin = max(begin, self._grid.map_ready(self.sm, event.key, begin))
 
         def move() -> None:
             if path == "shared":
@@ -489,10 +493,7 @@ class WarpReplay:
 
     def _cluster_arrive(self, event: Event) -> None:
         meeting = self.cluster.meeting("cluster", event)
-        latency = self._p.cluster_barrier_latency
-        if event.line in self.cluster.script.releases:
-            latency += self._p.cluster_release_latency
-        self._engine.at(self._engine.now + latency, meeting.arrive)
+        self._engine.at(self._engine.now + self._p.cluster_barrier_latency, meeting.arrive)
 
     def _cluster_wait(self, event: Event) -> Process:
         meeting = self.cluster.meeting("cluster", event)
@@ -541,12 +542,25 @@ class WarpReplay:
             sm.shared.serve(now, passes)
             sm.shared_bytes += passes * self._p.shared_bandwidth
             return
+        if space == "peer":
+            _, sent = sm.peers.serve(now, event.amount)
+            self._stored(sent + self._p.peer_store_latency)
+            return
         _, end = sm.shared.serve(now, self._turns(tags, event.amount / lanes))
         if space == "global":
             nbytes = passes * SECTOR
             # A cycle for each sector and for each line (H200: 65 for 32 lines, 41 for 8).
             _, out = sm.stores.serve(end, nbytes + tags * SECTOR)
-            self.cluster.drains(max(out, self._grid.write(now, nbytes)))
+            written = max(out, self._grid.write(now, nbytes))
+            self.cluster.drains(written)
+            self._stored(written + self._p.store_visible_latency)
+
+    def _stored(self, until: float) -> None:
+        """Note a store under way until ``until``, for which a fence of the device waits."""
+        self._arriving[STORES] = max(self._arriving.get(STORES, 0.0), until)
+
+    def _map(self, event: Event) -> None:
+        self._grid.map_ready(self.sm, event.key, self._engine.now)
 
     def _atomic(self, event: Event) -> None:
         self._read(event)
@@ -602,6 +616,7 @@ _HANDLERS: dict[str, Callable[[WarpReplay, Event], Process | None]] = {
     "async_copy": WarpReplay._async_copy,
     "async_arrive": WarpReplay._async_arrive,
     "prefetch": WarpReplay._prefetch,
+    "map": WarpReplay._map,
     "tensor_alloc": WarpReplay._tensor_alloc,
     "tensor_free": WarpReplay._tensor_free,
     "wait": WarpReplay._wait,

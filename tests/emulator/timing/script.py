@@ -19,7 +19,6 @@ class Script:
         meetings: number of warps that arrive in each generation of a CTA or cluster barrier.
         owners: position of the CTA that waits on an mbarrier.
         polls: PTX lines of waits that do not block.
-        releases: PTX lines of cluster arrivals that order memory.
         cached: PTX lines of loads that L1 may answer.
         names: names of PTX lines, for timelines; filled on demand.
     """
@@ -30,6 +29,5 @@ class Script:
     meetings: Counter[tuple[str, Key, int]]
     owners: dict[Key, tuple[int, int, int]]
     polls: frozenset[int]
-    releases: frozenset[int]
     cached: frozenset[int]
     names: dict[int, str] = field(default_factory=dict)

@@ -11,8 +11,10 @@ from heapq import heapify, heappop, heappush
 
 from tests.emulator.ptx.flow import Flow, read, written
 from tests.emulator.ptx.syntax import Instruction
-from tests.emulator.timing.costs import NOTHING, Cost, Costs, is_event, is_load
+from tests.emulator.timing.costs import NOTHING, Cost, Costs, is_device_fence, is_event, is_load
 from tests.emulator.timing.fusion import absorbed
+
+STORES = "%stores"  # stands for the warp's stores under way, as a register for a load
 
 
 @dataclass(eq=False)
@@ -25,7 +27,8 @@ class Segment:
             on the scheduler.
         slots: cycles of each pipe; "issue" counts instructions.
         line: PTX line of the last instruction; events of that line follow the segment.
-        waits: registers of loads that must have arrived before the segment starts.
+        waits: registers of loads that must have arrived before the segment starts; ``STORES`` if
+            the warp's stores must have been performed.
         loads: registers that the last instruction, a load, fetches.
         branch: whether the segment ends the block with a jump.
         late: by register, cycles from the segment's end until the register's value is ready.
@@ -73,6 +76,8 @@ def _cut(
         needed = pending.intersection(read(instruction)) | pending.intersection(
             written(instruction)
         )
+        if is_device_fence(instruction):
+            needed.add(STORES)
         if needed:
             if part:
                 yield waits, part
