@@ -143,6 +143,10 @@ class IndexerLogitsSm100:
             ptx.tcgen05_relinquish_alloc_permit()
         if warp == tile.mma_warp and ptx.elect_sync():
             initialise(tile, barriers)
+        if warp == tile.load_warp and ptx.elect_sync():
+            # Parameters, which no kernel writes.
+            ptx.prefetch_tensormap(queries_map.get_ptr())
+            ptx.prefetch_tensormap(keys_map.get_ptr())
         ptx.barrier_cta_sync()
         # The preceding kernel may write ranges, and all other arguments.
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
