@@ -162,10 +162,10 @@ MUTANTS = {
     ),
     "a CTA's own part not waited for": edited("split_k", _MET, "pass", "UninitialisedRead", SPLIT),
     "a CTA's own part sent too": edited(
-        "split_k", "elif owner == rank", "elif owner == rank + 8", ANYTHING, SPLIT
+        "split_k", "if owner == rank", "if owner == rank + 8", ANYTHING, SPLIT
     ),
-    "tokens of the second eight beside the first": edited(
-        "split_k", "index // 2 * 8", "index // 2 * 2", WRONG, SPLIT_16
+    "tokens of two eights swapped": edited(
+        "split_k", "index // 2 * 8", "(1 - index // 2) * 8", WRONG, SPLIT_16
     ),
     "a quarter's place by another row": edited(
         "split_k",
@@ -173,7 +173,7 @@ MUTANTS = {
         "quarter = (vector % 4 * self.width // 4) ^",
         ANYTHING,
         SPLIT,
-    ),  # fmt: skip
+    ),
     "parts expected after peers may send": edited(
         "kernel",
         "            split.init_barrier(received)\n            ptx.fence_mbarrier_init()\n",
@@ -185,7 +185,7 @@ MUTANTS = {
         "kernel",
         "            split.wait_start()\n        else:",
         "            pass\n        else:",
-        "BarrierMisuse",
+        ANYTHING,
         SPLIT,
     ),
     "one part left out": edited(

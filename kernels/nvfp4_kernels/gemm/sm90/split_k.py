@@ -12,6 +12,8 @@ from nvfp4_kernels.formats.fragments import TILE
 from nvfp4_kernels.gemm.sm90.tile import BARRIER, Tile
 from nvfp4_kernels.sm90.limits import WARPGROUP
 
+Placed = list[tuple[Int32, tuple[Float32, ...]]]  # vectors, each with its place in partial sums
+
 
 @dataclass(frozen=True)
 class SplitK:
@@ -85,25 +87,32 @@ class SplitK:
             first = cute.arch.make_warp_uniform(team * TILE + thread // 32 * 16 + 8 * half)
             row = first % tile.split_rows + lane // 4
             values = self._by_place(sums, half, part, row, lane % 4)
-            owner = first // tile.split_rows
-            if cutlass.const_expr(tile.split_k == 1):
-                self._keep(values, parts)
-            elif owner == rank:
-                self._keep(values, parts)
+            if cutlass.const_expr(tile.split_k > 1):
+                self._deliver(values, parts, received, first // tile.split_rows, rank)
             else:
-                target, barrier = ptx.mapa(parts, owner), ptx.mapa(received, owner)
-                for place, vector in values:
-                    store_async(target.subview(place), vector, barrier)
+                self._keep(values, parts)
 
-    def _keep(self, values: list[tuple[Int32, tuple[Float32, ...]]], parts: Array) -> None:
+    @cute.jit
+    def _deliver(
+        self, values: Placed, parts: Array, received: Array, owner: Int32, rank: Int32
+    ) -> None:
+        """Send values to the CTA ``owner``, or keep this CTA's own."""
+        if owner == rank:
+            self._keep(values, parts)
+        else:
+            target, barrier = ptx.mapa(parts, owner), ptx.mapa(received, owner)
+            for place, vector in values:
+                store_async(target.subview(place), vector, barrier)
+
+    def _keep(self, values: Placed, parts: Array) -> None:
         for place, vector in values:
             parts.store(Vector.from_elements(vector, Float32), place, alignment=4 * self.width)
 
     def _by_place(
         self, sums: list[list[Float32]], half: int, part: Int32, row: Int32, quarter: Int32
-    ) -> list[tuple[Int32, tuple[Float32, ...]]]:
+    ) -> Placed:
         """Values of a lane's row, upper or lower ``half``, each vector with its place."""
-        found = []
+        found: Placed = []
         for product in range(self.tile.weights):
             for first in range(0, self.tile.tokens, 4 * self.width):
                 at = [first // 2 + 4 * eight + 2 * half for eight in range(self.width // 2)]
