@@ -181,5 +181,12 @@ class DivergentExecution(EmulatorError):
     """
 
 
+class UnprovenForm(EmulatorError):
+    """Form that the PTX ISA allows, and that no kernel known to run on silicon uses.
+
+    Reported in strict modes of ``Gpu`` alone.
+    """
+
+
 class KernelAssertion(EmulatorError):
     """Abort by the kernel itself: trap or a failed device assertion."""

@@ -10,6 +10,7 @@ from tests.emulator.findings import (
     LaneReach,
     OutOfBounds,
     TensorMemoryMisuse,
+    UnprovenForm,
 )
 from tests.emulator.instructions.mbarrier import barrier_at, check_visible, pick, sender
 from tests.emulator.instructions.registry import family, runtime
@@ -422,11 +423,30 @@ def tensor_mma(
             ashift,
             collector or None,
         )
+        _check_proven(w, mma, line)
         _issue_mma(w, mma, _ctas(w, group), lane, line)
         counted = (kind, instruction.m, instruction.n, instruction.k, group)
         w.launch.counters.multiplies[counted] += 1
         near = from_tensor or (held and not ws)  # A comes from the tensor core itself
         w.note("mma", line, detail=(*counted, instruction.scales, near))
+
+
+def _check_proven(w: "Warp", mma: Mma, line: int) -> None:
+    """Report forms of a block-scaled MMA that the strict modes of ``Gpu`` refuse."""
+    gpu = w.launch.gpu
+    for side, scales in (("A", mma.scales_a), ("B", mma.scales_b)):
+        if gpu.strict_scale_columns and scales is not None and scales.column % 2:
+            w.launch.report(
+                UnprovenForm(
+                    f"scales of {side} at column {scales.column}, accepted even columns",
+                    w.where(line),
+                )
+            )
+    keeps = mma.collector is not None and not mma.collector.endswith("::discard")
+    if gpu.strict_collectors and mma.scales_a is not None and keeps:
+        w.launch.report(
+            UnprovenForm(f".collector::{mma.collector} of a block-scaled MMA", w.where(line))
+        )
 
 
 def _collect(w: "Warp", collector: str, operand: int) -> bool:

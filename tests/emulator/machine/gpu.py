@@ -39,6 +39,10 @@ class Gpu:
         strict_scopes: whether an mbarrier.arrive or a wait whose scope excludes the other side's
             CTA leaves TMA and tensor core accesses unordered, as the PTX ISA specifies. NVIDIA's
             own kernels omit the scope, and the default is .cta.
+        strict_scale_columns: whether the scales of an MMA must begin at an even column of tensor
+            memory. All known kernels begin there; the PTX ISA allows any column.
+        strict_collectors: whether a block-scaled MMA must keep no operand in a collector buffer,
+            as all known kernels do.
         rounds_like_h200: whether wgmma rounds sums bit-exactly as an H200 does, at up to 5 ms each.
         sharing: policy of SM sharing among CTAs; None gives each CTA an exclusive SM. See also
             :meth:`shared` and :meth:`overlapped`.
@@ -58,6 +62,8 @@ class Gpu:
         strict_tensor_fences: bool = False,
         strict_pipe_order: bool = False,
         strict_scopes: bool = False,
+        strict_scale_columns: bool = False,
+        strict_collectors: bool = False,
         rounds_like_h200: bool = False,
         sharing: Sharing | None = None,
     ) -> None:
@@ -67,6 +73,8 @@ class Gpu:
         self.strict_tensor_fences = strict_tensor_fences
         self.strict_pipe_order = strict_pipe_order
         self.strict_scopes = strict_scopes
+        self.strict_scale_columns = strict_scale_columns
+        self.strict_collectors = strict_collectors
         self.rounds_like_h200 = rounds_like_h200
         self.sharing = sharing
         self._waiting: list[Launch] | None = None  # launches deferred to the end of the context

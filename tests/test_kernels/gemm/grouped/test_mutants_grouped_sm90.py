@@ -86,7 +86,11 @@ MUTANTS = {
         "epilogue", "alpha.load(matrix(tile, coord, w))", "alpha.load(w)", WRONG
     ),
     "rows stored beyond the tile": edited(
-        "epilogue", "if vector < vectors:", "if vector >= 0:", "ArrayOverrun", family("mma.sync, split")
+        "epilogue",
+        "if vector < vectors:",
+        "if vector >= 0:",
+        "ArrayOverrun",
+        family("mma.sync, split"),
     ),
     "boxes stored a row further on": edited(
         "epilogue",
