@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 MODELS = ("llama-8b", "llama-70b-tp4")
 PRODUCTS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
-TOKENS = {"sm_90": (1, 4, 8, 16, 32, 64, 128), "sm_100": (1, 8, 16, 32, 64, 128, 256)}
+TOKENS = {"sm_90": (1, 8, 16, 32, 64, 128), "sm_100": (1, 8, 16, 32, 64, 128, 256)}
 LAUNCHES = 3  # at least, in a chain of one product: the first has no predecessor to overlap
 # Settings of the measured runs: read bandwidth, and the cycles of a µs that the chooser of sm_90
 # was fitted with.
