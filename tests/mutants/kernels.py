@@ -252,9 +252,7 @@ def check_dependency_wait(
     check_caught(unwaited(without_wait), twice, *patches, schedules=STANDARD[:1], **how)
 
 
-def check_launches_before_wait(
-    twice: Check, room: Room, module: str, arch: str = "sm_100"
-) -> None:
+def check_launches_before_wait(twice: Check, room: Room, module: str, arch: str = "sm_100") -> None:
     """Assert that a kernel launches its dependents before it waits; a second launch is noticed.
 
     ``twice`` launches the kernel of ``room``'s ``module`` last.
