@@ -34,6 +34,18 @@ class LayerRecord:
         """Record of a layer that vLLM runs in 16 bits."""
         return cls(name, "unquantized (vLLM)", "16-bit", reason, elements, weight_bytes)
 
+    @classmethod
+    def head(cls, name: str, dtype: str, embedding: str = "") -> "LayerRecord":
+        """Record of a 16-bit head, whose bytes only the account of weights counts.
+
+        Args:
+            name: name of the head.
+            dtype: dtype of the head's weights.
+            embedding: name of the embedding that the head is; empty: the head is not tied.
+        """
+        owner = f"{embedding} (tie_word_embeddings)" if embedding else "its own"
+        return cls.unquantized(name, f"{dtype} weights of {owner}")
+
     @property
     def group(self) -> str:
         """Last part of the name, by which layers are grouped in the report."""

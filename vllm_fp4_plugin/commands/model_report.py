@@ -32,6 +32,8 @@ def model_report(model: str, *, arch: str = "", **engine_args: Any) -> Report:
 
         report: Report = startup.report
         report.weights = built_weights.of_model(built, report)
+        for record in built_weights.heads(built, config.model_config.get_vocab_size()):
+            report.add(record)
         if directory is not None and headers:
             dry_load(built, directory, headers)
     report.notes = startup.idle_patterns()
