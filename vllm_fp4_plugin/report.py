@@ -94,12 +94,12 @@ class Report:
         return [*rows, self.memory()] if rows else []
 
     def memory(self) -> str:
-        """Line with the bytes per weight of NVFP4 layers, and of all recorded layers together."""
+        """Line with the bytes per weight of layers on our NVFP4 kernels, and of all layers."""
         quantised = [r for r in self.layers if r.kernel.startswith("nvfp4")]
         return (
-            f"weights: {_bytes_per_weight(quantised)} in NVFP4 layers, "
-            f"{_bytes_per_weight(self.layers)} in all linear layers of this rank; "
-            "embeddings, norms and a head in 16 bits come on top"
+            f"weights: {_bytes_per_weight(quantised)} in layers on our NVFP4 kernels, "
+            f"{_bytes_per_weight(self.layers)} in all layers above, on this rank; "
+            "norms, 16-bit embeddings and heads come on top"
         )
 
 
