@@ -62,7 +62,7 @@ def soak(
 
     with refusals():
         check_vllm()
-        from vllm_fp4_plugin.commands.model_source import whole_directory
+        from vllm_fp4_plugin.checkpoint.model_source import whole_directory
 
         whole_directory(model)  # the server is offline
         for module in ("openai", "psutil"):

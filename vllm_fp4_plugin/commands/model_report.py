@@ -5,8 +5,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from vllm_fp4_plugin.checkpoint import files as checkpoint_files
+from vllm_fp4_plugin.checkpoint import model_source
 from vllm_fp4_plugin.checkpoint.files import TensorHeader
-from vllm_fp4_plugin.commands import model_source
 from vllm_fp4_plugin.engine import meta_model
 from vllm_fp4_plugin.report import Report
 
