@@ -1,9 +1,12 @@
-"""Early exit of the examples' commands: one line on standard error, and an exit status.
+"""Early exit of the examples' commands, and options that several of these commands read.
+
+An early exit is one line on standard error, and an exit status.
 
 Refusals end with status 1; errors of the command line itself are reported by the parser, with
 status 2. Like ``examples.paths``, this module imports only the standard library.
 """
 
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +37,21 @@ def refusals(kept: str = "nothing was written") -> Iterator[None]:
             raise
         print(f"error: {_message(error)}", file=sys.stderr)
         raise SystemExit(REFUSED) from error
+
+
+def server_words(server_options: str) -> tuple[str, ...]:
+    """Split the value of ``--server-options`` into arguments, as a shell does.
+
+    Raises:
+        ValueError: a quote is not closed.
+    """
+    try:
+        return tuple(shlex.split(server_options))
+    except ValueError as error:
+        raise ValueError(
+            f"--server-options: is {server_options!r}, must be options as a shell takes them "
+            f"({error}); quote them in pairs"
+        ) from error
 
 
 def _message(error: Exception) -> str:

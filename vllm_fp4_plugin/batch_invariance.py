@@ -190,7 +190,7 @@ def check_attention(prefix: str, layer: Any) -> None:
             f"{prefix} on {backend.get_name()}",
             "serve with --attention-backend CUSTOM on a CPU or a B200, FLASH_ATTN on an H200",
         )
-    if backend.get_name() == "FLASH_ATTN" and device_family(current_device()) == "sm_90":
+    if backend.get_name() == "FLASH_ATTN" and layer.impl.vllm_flash_attn_version == 3:
         found = _two_orders(layer)
         if found:
             raise BatchInvarianceRefused(

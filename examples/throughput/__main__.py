@@ -106,7 +106,7 @@ def measure(given: argparse.Namespace) -> int:
         more=given.engine_args,
     )
     check_vllm()
-    from vllm_fp4_plugin.commands.model_source import check_config
+    from vllm_fp4_plugin.checkpoint.model_source import check_config
 
     for variant in variants:
         if not variant.shape:

@@ -227,11 +227,16 @@ def family_of(instruction: Instruction) -> str:
 _SPACES = frozenset(["global", "shared", "local", "param", "const"])
 
 
+_NARROW_BYTES = {"b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2}
+_VECTORS = {"v2": 2, "v4": 4, "v8": 8}
+
+
 def _is_narrow(instruction: Instruction) -> bool:
-    return instruction.parts[0] in ("st", "atom", "red") and (
-        instruction.parts[-1] in ("b8", "u8", "s8", "b16", "u16", "s16", "f16", "bf16")
-        and not any(part in ("v2", "v4", "v8") for part in instruction.parts)
-    )
+    """Whether a store or atomic writes 1 or 2 bytes; ``st.v2.b8`` does."""
+    parts = instruction.parts
+    if parts[0] not in ("st", "atom", "red") or parts[-1] not in _NARROW_BYTES:
+        return False
+    return _NARROW_BYTES[parts[-1]] * max(_VECTORS.get(part, 1) for part in parts) < 4
 
 
 class Emitter:

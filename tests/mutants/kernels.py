@@ -26,6 +26,8 @@ from tests import devices
 from tests.emulator import STANDARD, Gpu, Schedule
 from tests.mutants import Check, Mutant, Patch, edited, noticed
 
+WAIT = "ptx.griddepcontrol(ptx.GridDepAction.WAIT)"
+LAUNCH = "ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)"
 HYPOTHESIS_SETTINGS = "_hypothesis_internal_use_settings"
 UNSHRUNK = Phase.explicit, Phase.reuse, Phase.generate
 
@@ -248,6 +250,19 @@ def check_dependency_wait(
     """
     check_nothing_to_catch(twice, *patches, schedules=STANDARD[:1], **how)
     check_caught(unwaited(without_wait), twice, *patches, schedules=STANDARD[:1], **how)
+
+
+def check_launches_before_wait(twice: Check, room: Room, module: str, arch: str = "sm_100") -> None:
+    """Assert that a kernel launches its dependents before it waits; a second launch is noticed.
+
+    ``twice`` launches the kernel of ``room``'s ``module`` last.
+    """
+    late = f"{WAIT}\n{' ' * 8}{LAUNCH}"
+    for right, edit in ((True, ()), (False, (module, WAIT, late))):
+        with compiled_anew(room.edited(*edit)), devices.emulated_ops(STANDARD[0], arch):
+            ptx = loaded_ptx(twice)[-1]
+        launch = ptx.rindex("griddepcontrol.launch_dependents")
+        assert (launch < ptx.index("griddepcontrol.wait")) == right
 
 
 def each_test(mutants: Mapping[str, Mutant]) -> pytest.MarkDecorator:

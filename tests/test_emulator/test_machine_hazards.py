@@ -30,6 +30,15 @@ EXCHANGE = """
     st.global.u32 [%rd1], %r6;
 """
 
+# Each thread stores BYTES bytes; the last one of warp 0 and the first one of warp 1 are neighbours
+# in a word if BYTES is 1 or 2.
+NEIGHBOURS = """
+    mov.u32 %r1, smem;
+    mad.lo.u32 %r2, %r90, BYTES, %r1;
+    mov.b16 %h1, 7;
+    st.shared.KIND [%r2+BYTES], VALUES;
+"""
+
 # Warp 0 copies in 256 bytes, four times to one buffer; warp 1 reads them.
 PIPELINE = """
     mov.u32 %r2, smem;
@@ -649,6 +658,19 @@ def test_a_lane_sees_what_it_wrote_itself() -> None:
     out = global_array(np.zeros(32, np.uint32))
     Run()(NEIGHBOUR.replace("bar.warp.sync -1;", "").replace("%r2, 4;", "%r2, 0;"), out, shared=128)
     assert out.tolist() == list(range(32))
+
+
+@pytest.mark.parametrize(
+    ("kind", "elements", "nbytes"),
+    [("u8", 1, 1), ("v2.b8", 2, 2), ("b16", 1, 2), ("v4.b8", 4, 4), ("v2.b16", 2, 4)],
+)
+def test_neighbours_in_a_word_do_not_race(kind: str, elements: int, nbytes: int) -> None:
+    values = f"{{{', '.join(['%h1'] * elements)}}}" if elements > 1 else "%h1"
+    body = NEIGHBOURS.replace("KIND", kind).replace("VALUES", values)
+    Run(block=64)(body.replace("BYTES", str(nbytes)), shared=512)
+    at_one_place = body.replace("%r90, BYTES", "%r90, 0").replace("BYTES", str(nbytes))
+    with pytest.raises(DataRace):
+        Run(block=64)(at_one_place, shared=512)
 
 
 def test_a_register_budget_is_the_warpgroups() -> None:

@@ -272,6 +272,15 @@ def test_a_name_that_is_not_downloaded_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_quote_that_is_not_closed_is_refused(tmp_path: Path) -> None:
+    options = ["--server-options", '--dtype "float16', "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(command.app, [str(tmp_path), *options])
+    assert result.exit_code == 1
+    said = "error: --server-options: is '--dtype \"float16', must be options as a shell takes them "
+    assert result.stderr == f"{said}(No closing quotation); quote them in pairs\n"
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.processes
 def test_no_server_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = "import sys; sys.exit('nvfp4-tc: refused: layer: is odd')"

@@ -127,28 +127,29 @@ def test_norms_that_are_compiled(modelopt: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("changes", "arch", "refused"),
+    ("changes", "version", "refused"),
     [
-        ({}, "sm_90", ""),
-        ({"head_size": 64}, "sm_90", "heads of 64"),
-        ({"head_size": 80}, "sm_90", ""),
-        ({"kv_cache_dtype": "fp8"}, "sm_90", "an FP8 cache"),
-        ({"head_size": 192, "sliding_window": 255}, "sm_90", ""),
-        ({"head_size": 256, "sliding_window": 255}, "sm_90", "a window and heads of 256"),
-        ({"head_size": 256}, "sm_90", ""),
-        ({"head_size": 64, "backend": "TRITON_ATTN"}, "sm_90", ""),
-        ({"head_size": 64, "backend": "CUSTOM"}, "sm_100", ""),
+        ({}, 3, ""),
+        ({"head_size": 64}, 3, "heads of 64"),
+        ({"head_size": 80}, 3, ""),
+        ({"kv_cache_dtype": "fp8"}, 3, "an FP8 cache"),
+        ({"head_size": 192, "sliding_window": 255}, 3, ""),
+        ({"head_size": 256, "sliding_window": 255}, 3, "a window and heads of 256"),
+        ({"head_size": 256}, 3, ""),
+        ({"head_size": 64, "backend": "TRITON_ATTN"}, None, ""),
+        ({"head_size": 64, "backend": "CUSTOM"}, None, ""),
+        ({"head_size": 64}, 4, ""),
+        ({"head_size": 64}, 2, ""),
     ],
 )
-def test_flash_attention_3(
-    changes: dict[str, Any], arch: str, refused: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flash_attention_3(changes: dict[str, Any], version: int | None, refused: str) -> None:
     """FlashAttention 3 sums over keys in blocks whose size may depend on the batch."""
     given = {"head_size": 128, "kv_cache_dtype": "auto", "sliding_window": None} | changes
     name = given.pop("backend", "FLASH_ATTN")
     backend = SimpleNamespace(supports_batch_invariance=lambda: True, get_name=lambda: name)
-    layer = SimpleNamespace(get_attn_backend=lambda: backend, **given)
-    monkeypatch.setattr(batch_invariance, "device_family", lambda _: arch)
+    # vLLM's implementation of FLASH_ATTN alone has a version.
+    impl = SimpleNamespace(**{} if version is None else {"vllm_flash_attn_version": version})
+    layer = SimpleNamespace(get_attn_backend=lambda: backend, impl=impl, **given)
     expected = pytest.raises(BatchInvarianceRefused, match=f"attn, which has {refused}: .*TRITON")
     with expected if refused else nullcontext():
         batch_invariance.check_attention("attn", layer)

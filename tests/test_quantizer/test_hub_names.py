@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from tests import hub_cache
 from tests.test_quantizer.checkpoints import read_tensors
-from vllm_fp4_plugin.commands import model_source
+from vllm_fp4_plugin.checkpoint import model_source
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
@@ -51,6 +52,21 @@ def test_a_config_that_is_not_downloaded(tmp_path: Path):
         f"and HF_HUB_OFFLINE forbids to download it; download it with `hf download {NAME}` where "
         "there is a network, or give the directory of a checkpoint"
     )
+
+
+def test_a_download_that_failed_is_explained_where_the_config_is_missing(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A model with a cached config lacks another file, which the original error names."""
+    failed = OSError("We couldn't connect")
+    failed.__cause__ = LocalEntryNotFoundError("check your connection")
+    said = model_source.explained(NAME, failed)
+    assert said is not None
+    assert str(said).startswith(f"{NAME}: is no directory, its config.json is not in the hub's")
+    assert model_source.explained(NAME, OSError("no memory")) is None
+    assert model_source.explained(str(tmp_path), failed) is None
+    hub_cache.put(llama, NAME, tmp_path / "cache", monkeypatch)
+    assert model_source.explained(NAME, failed) is None
 
 
 @pytest.mark.parametrize("path", ["./absent", "/absent", "~/absent", "a/b/c", "name with spaces"])

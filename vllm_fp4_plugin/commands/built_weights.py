@@ -1,5 +1,6 @@
-"""Account of the weights of a model that vLLM has built: sizes as in the device's memory."""
+"""Weights of a model that vLLM has built: sizes as in the device's memory, and heads in 16 bits."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -8,6 +9,7 @@ from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
+    UnquantizedEmbeddingMethod,
     VocabParallelEmbedding,
 )
 
@@ -20,6 +22,7 @@ from vllm_fp4_plugin.checkpoint.weight_account import (
     OTHERS,
     WeightAccount,
 )
+from vllm_fp4_plugin.linear import lm_head
 from vllm_fp4_plugin.report import LayerRecord, Report
 
 _KINDS: dict[str, tuple[type[nn.Module], ...]] = {
@@ -47,6 +50,35 @@ def of_model(model: nn.Module, report: Report) -> WeightAccount:
         if tensors:
             account.add(_kind(module), path, *_size(tensors, _record(module, path, records)))
     return account
+
+
+def heads(model: nn.Module, vocab_size: int) -> Iterator[LayerRecord]:
+    """Yield a record of each head in 16 bits, which vLLM multiplies, with the head's weights.
+
+    Args:
+        model: model that ``meta_model.built`` yields, in that context.
+        vocab_size: number of tokens in the model's vocabulary.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    found = {path: each for path, each in modules.items() if isinstance(each, ParallelLMHead)}
+    embeddings = {
+        path: each
+        for path, each in modules.items()
+        if isinstance(each, VocabParallelEmbedding) and path not in found
+    }
+    paths = {id(each.weight): path for path, each in embeddings.items() if hasattr(each, "weight")}
+    for path, head in found.items():
+        if isinstance(head.quant_method, UnquantizedEmbeddingMethod):
+            yield _head(path, head, paths.get(id(head.weight), ""))
+    if not found and lm_head.is_tied():  # some models multiply by the embedding itself
+        for path, each in embeddings.items():
+            if each.org_vocab_size == vocab_size:
+                yield _head("lm_head", each, path)
+                return
+
+
+def _head(name: str, module: VocabParallelEmbedding, embedding: str) -> LayerRecord:
+    return LayerRecord.head(name, str(module.weight.dtype).removeprefix("torch."), embedding)
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

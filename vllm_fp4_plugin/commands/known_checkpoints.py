@@ -65,12 +65,18 @@ class Row:
         return self.changed.get(release, {}).get(arch, self.on[arch])
 
     def with_release(self, release: str, cells: Mapping[str, Cell]) -> "Row":
-        """Copy of the row with the verdicts of one vLLM release replaced."""
-        if release == RELEASES[0]:
-            return replace(self, on=dict(cells))
-        others = {name: each for name, each in self.changed.items() if name != release}
-        differing = {arch: cell for arch, cell in cells.items() if cell != self.on[arch]}
-        return replace(self, changed=others | ({release: differing} if differing else {}))
+        """Copy of the row with the verdicts of one vLLM release replaced, and all others kept."""
+        oldest, *later = RELEASES
+        verdicts = {
+            name: {arch: self.cell(arch, name) for arch in self.on}
+            for name in (oldest, *later, *self.changed)
+        } | {release: dict(cells)}
+        on = verdicts.pop(oldest)
+        changed = {
+            name: {arch: cell for arch, cell in each.items() if cell != on[arch]}
+            for name, each in verdicts.items()
+        }
+        return replace(self, on=on, changed={name: each for name, each in changed.items() if each})
 
 
 def read() -> list[Row]:

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from vllm_fp4_plugin.checkpoint import files as checkpoint_files
+from vllm_fp4_plugin.checkpoint import model_source
 from vllm_fp4_plugin.checkpoint.files import TensorHeader
-from vllm_fp4_plugin.commands import model_source
 from vllm_fp4_plugin.engine import meta_model
 from vllm_fp4_plugin.report import Report
 
@@ -32,6 +32,8 @@ def model_report(model: str, *, arch: str = "", **engine_args: Any) -> Report:
 
         report: Report = startup.report
         report.weights = built_weights.of_model(built, report)
+        for record in built_weights.heads(built, config.model_config.get_vocab_size()):
+            report.add(record)
         if directory is not None and headers:
             dry_load(built, directory, headers)
     report.notes = startup.idle_patterns()

@@ -50,7 +50,8 @@ def report(
     """
     requested = command_line.parse_additional_config(additional_config)
     with command_line.nothing_printed(), command_line.refusals(model):
-        from vllm_fp4_plugin.commands import model_report, model_source
+        from vllm_fp4_plugin.checkpoint import model_source
+        from vllm_fp4_plugin.commands import model_report
         from vllm_fp4_plugin.commands.report_view import ReportView
 
         arch = parse_arch("--arch", arch, ARCHS) if arch else ""

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from nvfp4_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
 from vllm_fp4_plugin import batch_invariance, formats
@@ -28,6 +29,7 @@ NOTE = (
 _CONFIG = "config.json"
 # Activation of the experts where it is not SiLU: headers lack it, and configs differ in spelling.
 _ACTIVATIONS = {"KimiK3ForConditionalGeneration": "situ"}
+_16_BITS = ("BF16", "F16")
 _ELEMENTS_PER_BYTE = 2  # of packed weights
 
 
@@ -70,12 +72,37 @@ def headers_report(directory: Path, options: Options) -> Report:
         assert group is not None
         requested = requested_terms(options.activation_terms, name, {})
         report.add(_record(name, group, "", elements, size, requested, options, activation))
+    for head in _tied_head(directory, headers):
+        report.add(head)
     return report
+
+
+def _tied_head(directory: Path, headers: Mapping[str, TensorHeader]) -> list[LayerRecord]:
+    """Record of a head that the config ties to the embedding, the only matrix with tokens' rows."""
+    config = _config(directory)
+    config |= config.get("text_config") or {}
+    if not config.get("tie_word_embeddings"):
+        return []
+    of_tokens = {
+        name.removesuffix(".weight"): header
+        for name, header in headers.items()
+        if name.endswith(".weight") and header.shape[:-1] == (config.get("vocab_size"),)
+    }
+    if [header.dtype in _16_BITS for header in of_tokens.values()] != [True]:
+        return []
+    [(embedding, header)] = of_tokens.items()
+    dtype = str(checkpoint_files.dtype_of(f"{embedding}.weight", header)).removeprefix("torch.")
+    return [LayerRecord.head("lm_head", dtype, embedding)]
+
+
+def _config(directory: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((directory / _CONFIG).read_text(encoding="utf-8"))
+    return config
 
 
 def _activation(directory: Path) -> str:
     """Name of the activation function of the model's experts, by architecture; SiLU by default."""
-    config = json.loads((directory / _CONFIG).read_text(encoding="utf-8"))
+    config = _config(directory)
     known = (
         _ACTIVATIONS[name] for name in config.get("architectures") or () if name in _ACTIVATIONS
     )

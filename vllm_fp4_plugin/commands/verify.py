@@ -37,7 +37,7 @@ def verify(
     """
     requested = command_line.parse_additional_config(additional_config)
     with command_line.nothing_printed(), command_line.refusals(model):
-        from vllm_fp4_plugin.commands import model_source
+        from vllm_fp4_plugin.checkpoint import model_source
         from vllm_fp4_plugin.commands.verification import verified
 
         vllm_installation.check(to_plan=True)

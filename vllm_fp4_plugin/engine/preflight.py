@@ -20,6 +20,7 @@ from vllm.logger import init_logger
 from vllm_fp4_plugin import batch_invariance
 from vllm_fp4_plugin.batch_invariance import BatchInvarianceRefused
 from vllm_fp4_plugin.checkpoint import files as checkpoint_files
+from vllm_fp4_plugin.checkpoint import model_source
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.engine import meta_model, nvfp4_cache, refusal
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
@@ -61,7 +62,12 @@ def _checked(create: Callable[..., Any]) -> Callable[..., Any]:
         check_options(args, is_ours)
         if is_ours and Path(args.model).is_dir():
             checkpoint_files.check_config(Path(args.model))
-        config = create(args, *more, **named)
+        try:
+            config = create(args, *more, **named)
+        except Exception as error:
+            if is_ours and (refused := model_source.explained(args.model, error, args.revision)):
+                raise refused from error
+            raise
         if isinstance(config.quant_config, Nvfp4TcConfig) and not meta_model.is_building():
             check_options(args, is_ours=True)
             nvfp4_cache.check(config)

@@ -22,6 +22,9 @@ from vllm_fp4_plugin.device import current_device, is_planned
 from vllm_fp4_plugin.options import KEY, METHOD, Options
 
 OPTION = f"{KEY}.indexer_format"
+# Families on which vLLM 0.33 writes an FP8 key's scale as four equal exponents. Only a report for
+# another device reads the set: vLLM's ``mqa_logits_use_mx_scales`` answers for the local device.
+EXPONENT_SCALE_FAMILIES = {"sm_100"}
 
 
 class UnsupportedIndexer(ValueError):
@@ -115,14 +118,16 @@ def _unsupported_reasons(layer: IndexerTraits, fmt: Format, vllm_config: Any) ->
 
 
 def has_exponent_scales() -> bool:
-    """Whether vLLM writes an FP8 key's scale as four equal exponents: 0.33 does, on sm_100.
+    """Whether vLLM writes an FP8 key's scale as four equal exponents.
 
-    vLLM is asked about the local device; in a report for another device, sm_100 counts as True.
+    vLLM is asked about the local device, ``EXPONENT_SCALE_FAMILIES`` in a report for another one.
     """
     tells = getattr(deep_gemm, "mqa_logits_use_mx_scales", None)
     if tells is None:
         return False
-    return device_family(current_device()) == "sm_100" if is_planned() else bool(tells())
+    if is_planned():
+        return device_family(current_device()) in EXPONENT_SCALE_FAMILIES
+    return bool(tells())
 
 
 def _native_remedy(native: str, requested: str) -> str:

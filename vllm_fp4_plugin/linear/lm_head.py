@@ -6,7 +6,7 @@ from vllm.config import get_current_vllm_config
 
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.formats.kind import FP8_BLOCK_SIZE, Kind
-from vllm_fp4_plugin.linear.method import Nvfp4LinearMethod
+from vllm_fp4_plugin.linear.stored import Nvfp4LinearMethod
 
 # Models that look up rows of their head, which an NVFP4 GEMM does not support.
 _LOOKED_UP = ("ClefFlashForJointSchema", "ClefOmniForJointSchema")

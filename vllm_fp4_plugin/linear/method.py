@@ -1,4 +1,4 @@
-"""Linear method of ``nvfp4-tc`` for quantised checkpoints, with the base of all linear methods."""
+"""Base of the linear methods of ``nvfp4-tc``: the plan of a layer, its fusions and its product."""
 
 from typing import Any
 
@@ -6,10 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 from vllm.config import get_current_vllm_config
-from vllm.model_executor.layers.linear import (
-    LinearMethodBase,
-    register_weight_loader_v2_supported_method,
-)
+from vllm.model_executor.layers.linear import LinearMethodBase
 
 from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.device.rowwise.tile import longest_row
@@ -22,12 +19,11 @@ from vllm_fp4_plugin import batch_invariance
 from vllm_fp4_plugin import kernel_weight as weights
 from vllm_fp4_plugin.activation_terms import RequestedTerms
 from vllm_fp4_plugin.checkpoint import completeness
-from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
+from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.fusion import all_reduce_norm, attention, norm_quantize
 from vllm_fp4_plugin.fusion import gate_up as fused_mlp
 from vllm_fp4_plugin.fusion.match_norm import norm_before
 from vllm_fp4_plugin.fusion.norm_quantize import Feeding
-from vllm_fp4_plugin.linear.stored_weight import StoredWeight
 from vllm_fp4_plugin.ops.linear import linear
 from vllm_fp4_plugin.ops.operands import Input, QuantizedInput, Unreduced, operand, shaped
 from vllm_fp4_plugin.options import Activation, Options
@@ -356,73 +352,6 @@ class Nvfp4LinearBase(LinearMethodBase):
             for (data, scales), n in zip(matrices, plan.weight_rows, strict=True)
         ]
         return torch.cat(values).mul_(per_row.unsqueeze(-1))
-
-
-@register_weight_loader_v2_supported_method
-class Nvfp4LinearMethod(Nvfp4LinearBase):
-    """Method of a linear layer whose checkpoint holds NVFP4 weights.
-
-    Args:
-        startup: see the base class.
-        options: see the base class.
-        prefix: see the base class.
-        checkpoint: content of the checkpoint's config.
-        weight_only: whether the checkpoint leaves the layer's activations in 16 bits.
-        reason: reason for the scheme, for the report; may be empty.
-        terms: see the base class.
-
-    Attributes:
-        optional_parameters: names of parameters that the checkpoint may omit.
-    """
-
-    optional_parameters: tuple[str, ...] = ()
-
-    def __init__(
-        self,
-        startup: Startup,
-        options: Options,
-        prefix: str,
-        checkpoint: CheckpointConfig,
-        *,
-        weight_only: bool,
-        reason: str,
-        terms: RequestedTerms | None = None,
-    ) -> None:
-        super().__init__(startup, options, prefix, "16-bit" if weight_only else "static", terms)
-        self.checkpoint = checkpoint
-        self.reason = reason
-
-    def create_weights(
-        self,
-        layer: Any,
-        input_size_per_partition: int,
-        output_partition_sizes: list[int],
-        input_size: int,
-        output_size: int,
-        params_dtype: torch.dtype,
-        **extra_weight_attrs: Any,
-    ) -> None:
-        """Plan the layer, and register the parameters under the checkpoint's names."""
-        k, rows = input_size_per_partition, list(output_partition_sizes)
-        self.plan = self.make_plan(layer, k, rows, params_dtype)
-        self.stored = StoredWeight(
-            layer, self.prefix, self.checkpoint, rows, k, extra_weight_attrs["weight_loader"],
-            static=self.plan.activation == "static",
-        )  # fmt: skip
-        self.optional_parameters = self.stored.optional
-
-    def process_weights_after_loading(self, layer: Any) -> None:
-        """Check the loaded tensors and convert them to the kernel's layout, once per load."""
-        if self.stored.is_taken(layer):
-            return  # converted already
-        self.resolve_fusions(layer)
-        stored = self.stored.take(layer)
-        try:
-            kernel_weight = self.kernel_weight(*stored)
-        except InvalidArgument as error:
-            raise UnsupportedCheckpoint(f"{self.prefix}: {error}") from error
-        self.install(layer, kernel_weight)
-        self.startup.loaded(self.prefix, layer.weight.device)
 
 
 def resolve_fusions(model: Module) -> None:

@@ -19,6 +19,7 @@ from vllm.logger import init_logger
 
 logger = init_logger("vllm.nvfp4_tc")
 
+FAMILIES = {"sm_100"}  # device families for which vLLM registers its NVFP4 patterns
 EPSILONS = (1e-5, 1e-6)  # epsilons in vLLM's patterns
 ATOM = 64  # elements of a row whose scales are contiguous
 
@@ -56,7 +57,7 @@ def most_tokens(
         Number of tokens, and the reason if the number is 0.
     """
     reasons = {
-        f"none on {family}": family != "sm_100",
+        f"none on {family}": family not in FAMILIES,
         f"none for {terms} terms": terms != 1,
         f"none for weights of {norm.weight.dtype}": norm.weight.dtype != dtype,
         f"none for an eps of {norm.variance_epsilon}": norm.variance_epsilon not in EPSILONS,

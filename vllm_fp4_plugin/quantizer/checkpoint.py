@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nvfp4_kernels.formats.nvfp4 import Convention
 from nvfp4_kernels.formats.scale_search import SCALE_RULES, ScaleRule
-from vllm_fp4_plugin.commands.model_source import whole_directory
+from vllm_fp4_plugin.checkpoint.model_source import whole_directory
 from vllm_fp4_plugin.formats import FORMATS, UnsupportedCheckpoint
 from vllm_fp4_plugin.ignore import InvalidPattern, check_pattern
 from vllm_fp4_plugin.quantizer import calibration

@@ -63,7 +63,8 @@ def attention(
 
     Raises:
         InvalidArgument: an unsupported or inconsistent argument; the message names it. The
-            contents of tensors are checked on CPU only.
+            contents of tensors are checked on CPU only. On sm_100, a batch has at
+            most 65,535 sequences, and a sequence at most 65,535 tiles of query rows.
         NoKernelError: no kernel for this device.
     """
     lengths = query_start, key_start, max_query_len, max_key_len

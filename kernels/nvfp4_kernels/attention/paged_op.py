@@ -126,7 +126,8 @@ def paged_attention(
 
     Raises:
         InvalidArgument: an unsupported or inconsistent argument; the message names it. The
-            contents of tensors are checked on CPU only.
+            contents of tensors are checked on CPU only. On sm_100, a batch has at
+            most 65,535 sequences, and a sequence at most 65,535 tiles of query rows.
         NoKernelError: no kernel for this device.
     """
     tensors = q, kv_cache, block_table, seq_lens, query_start, sinks, k_scale, v_scale

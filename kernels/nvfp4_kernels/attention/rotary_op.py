@@ -119,7 +119,8 @@ def rotary_attention(
         used: a KV head has at most 128 rows.
 
     Raises:
-        InvalidArgument: an unsupported or inconsistent argument; the message names it.
+        InvalidArgument: an unsupported or inconsistent argument; the message names it. On sm_100, a
+            batch has at most 65,535 sequences.
         NoKernelError: no kernel for this device.
     """
     check_dtype("q", q, DTYPES)

@@ -80,10 +80,11 @@ def check_no_n(n: int | None) -> None:
 def check_layouts(call: AnyCall, **derived: Tensor | None) -> None:
     """Raise unless the tensors of a call are contiguous and 16-byte aligned, as kernels require.
 
-    ``derived``: further tensors to check, such as ``output``'s global scale, which is not checked
-    otherwise; they replace the call's tensors of the same names.
+    The global scale of ``output`` is one of the call's tensors. ``derived``: further tensors to
+    check; they replace the call's tensors of the same names.
     """
-    for name, value in (call._asdict() | derived).items():
+    scale = None if call.output is None else call.output.global_scale
+    for name, value in (call._asdict() | {"output.global_scale": scale} | derived).items():
         if isinstance(value, Tensor):
             check_layout(name, value)
 

@@ -11,6 +11,9 @@ from nvfp4_kernels.sm100.limits import K_STEP
 
 Inputs = Literal["static", "per-token", "16-bit"]
 
+# Granularity to which K of a grouped GEMM must be padded, for each family; 1: no padding.
+GROUPED_K_STEPS = {"cpu": 1, "sm_90": 1, "sm_100": K_STEP}
+
 
 class Choice(NamedTuple):
     """Router top-k from logits.
@@ -68,4 +71,4 @@ class Experts:
 
 def padded_width(i: int, family: str) -> int:
     """Intermediate size ``i``, the K of gemm2, padded as the kernels of ``family`` require."""
-    return i + -i % K_STEP if family == "sm_100" else i
+    return i + -i % GROUPED_K_STEPS[family]

@@ -64,11 +64,13 @@ def build_one(spec: KernelSpec) -> Built:
 def build_all(specs: Sequence[KernelSpec], out: Path, arch: str, jobs: int) -> Iterator[Built]:
     """Build kernels in ``jobs`` processes (1: in this process); yield outcomes in any order.
 
+    No kernels have no outcomes, and start no process.
+
     Raises:
         OSError: ``out`` cannot be written to, or its content must not be executed.
         BrokenProcessPool: a process died.
     """
-    if jobs == 1:
+    if jobs == 1 or not specs:
         prepare(arch, out)
         yield from map(build_one, specs)
         return

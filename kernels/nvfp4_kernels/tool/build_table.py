@@ -39,7 +39,9 @@ def print_built(
     for built in done:
         if built.error:
             screen.print(f"[red]{escape(str(built.spec.kernel()))}: {escape(built.error)}[/]")
-    if all(b.seconds == 0 and not b.error for b in done):
+    if not specs:
+        screen.print("Nothing to build: the library has no kernels for these layers.")
+    elif all(b.seconds == 0 and not b.error for b in done):
         screen.print(f"Everything was there already ({seconds:.1f} s).")
     else:
         screen.print(f"{seconds:.1f} s in all.")

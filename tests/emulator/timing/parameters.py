@@ -310,9 +310,6 @@ class Parameters:
         return cycles / self.clock / 1e3
 
 
-B200_TIMING = Parameters()
-
-
 @dataclass(frozen=True)
 class H200Parameters(Parameters):
     """Parameters of a chip with Hopper's figures where known; without tcgen05."""

@@ -299,6 +299,21 @@ def test_more_sequences_than_a_grid_has_room_for(
 
 
 @ONE_SCHEDULE
+@pytest.mark.parametrize("how", ["dense", "paged"])
+def test_more_queries_than_a_grid_has_room_for(
+    how: str, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = Case((300,), (300,)).problem()
+    given = on(op_device, getattr(problem, how)())
+    module = import_module("nvfp4_kernels.attention.sm100.launch")
+    monkeypatch.setattr(module, "MAX_QUERY_TILES", 1)
+    came = "max_query_len: is 300, must be" if how == "paged" else "q: has 300 .*, must have"
+    match = rf"{came} at most \d+ with \d+ query heads per KV head on sm_100; split the queries"
+    with pytest.raises(InvalidArgument, match=match):
+        (paged_attention if how == "paged" else attention)(**given)
+
+
+@ONE_SCHEDULE
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-36, 1e-38])
 def test_tiny_queries_beside_an_fp8_cache(magnitude: float, op_device: torch.device) -> None:
     """Tiny queries weigh all keys alike; a scale of maximum / 448 would have no finite inverse."""

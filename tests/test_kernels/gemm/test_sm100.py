@@ -145,6 +145,22 @@ def test_an_odd_start_is_refused(op_device: torch.device) -> None:
         on(op_device, gemm)(**{**args, "a": odd})
 
 
+@pytest.mark.parametrize("op", [gemm, silu_mul_gemm])
+def test_an_odd_start_of_the_result_s_scale_is_refused(
+    op: Callable[..., Any], op_device: torch.device
+) -> None:
+    """The kernel reads the scale at its address; ``on`` would move it to an aligned one."""
+    if op is gemm:
+        args = grid_problem(test_gemm.CASES["one row"]).args
+    else:
+        args = test_silu_mul_gemm.make_problem(test_silu_mul_gemm.CASES["one row"], grid=True).args
+    args |= {"out_dtype": torch.bfloat16}
+    scale = torch.ones(2, device=op_device)[1]
+    message = r"output\.global_scale: starts 4 bytes after .* of 16, must start at one; .*clone"
+    with pytest.raises(InvalidArgument, match=message):
+        on(op_device, lambda **given: op(**given, output=Static(scale)))(**args)
+
+
 def test_too_many_shards_are_refused(op_device: torch.device) -> None:
     args = grid_problem(Case(5, 90, 64, shards=(10,) * 9)).args
     with pytest.raises(InvalidArgument, match="shard_sizes: 9 shards, must be at most 8 on sm_100"):

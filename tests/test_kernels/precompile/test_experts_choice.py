@@ -1,4 +1,4 @@
-"""Experts chosen from logits: launched kernels are those compiled ahead."""
+"""Precompiled kernels of experts: kernels launched from logits, and the padded width."""
 
 from typing import Any
 
@@ -7,9 +7,14 @@ import torch
 
 from nvfp4_kernels import Logits, Router, Static, moe_dispatch
 from nvfp4_kernels.activation import SILU
-from nvfp4_kernels.devices import SM_COUNTS
+from nvfp4_kernels.devices import FAMILIES, SM_COUNTS
 from nvfp4_kernels.gemm.grouped.tile_tokens import ExpertSizes, tile_tokens
-from nvfp4_kernels.precompile.experts_layer import Choice, Experts
+from nvfp4_kernels.precompile.experts_layer import (
+    GROUPED_K_STEPS,
+    Choice,
+    Experts,
+    padded_width,
+)
 from nvfp4_kernels.precompile.experts_rows import row_specs
 from nvfp4_kernels.runtime import compile as compiler
 from tests import devices
@@ -43,3 +48,13 @@ def test_kernels_from_logits(arch: str, tokens: int, monkeypatch: pytest.MonkeyP
     made = [spec.kernel() for spec in specs if spec.op != "moe_combine"]
     assert launched == made
     assert len(made) == (3 if tokens > 1024 else 1)
+
+
+@pytest.mark.parametrize(("family", "width"), [("cpu", 144), ("sm_90", 144), ("sm_100", 160)])
+def test_the_width_that_a_family_pads_to(family: str, width: int) -> None:
+    """I = 144 is a multiple of 16 but not of 32."""
+    assert padded_width(144, family) == width
+
+
+def test_every_family_has_a_granularity_of_k() -> None:
+    assert GROUPED_K_STEPS.keys() == {"cpu", *FAMILIES.values()}

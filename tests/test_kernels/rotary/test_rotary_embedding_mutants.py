@@ -14,13 +14,13 @@ from tests.emulator import EAGER
 from tests.emulator.findings import MissingDependencyWait
 from tests.mutants import WRONG, Mutant
 from tests.mutants.kernels import (
+    WAIT,
     Room,
     check_caught,
     check_dependency_wait,
+    check_launches_before_wait,
     check_nothing_to_catch,
     check_noticed,
-    compiled_anew,
-    loaded_ptx,
 )
 from tests.test_kernels.rotary import test_rotary_embedding
 from tests.test_kernels.rotary.rotary_cases import Case, check_kernel
@@ -37,8 +37,6 @@ def edited(right: str, wrong: str, caught: str = WRONG, on: Case = FEW) -> Mutan
     return Mutant(KERNEL.edited("sm90", right, wrong), caught, on)
 
 
-WAIT = "ptx.griddepcontrol(ptx.GridDepAction.WAIT)"
-LAUNCH = "ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)"
 MUTANTS = {
     "sine negated": edited("low * cos - high * sin", "low * cos + high * sin"),
     "sine of the other half negated": edited("high * cos + low * sin", "high * cos - low * sin"),
@@ -114,13 +112,7 @@ def test_a_kernel_waits_for_the_one_before() -> None:
 
 def test_the_next_kernel_starts_before_the_wait() -> None:
     """Attention can then fetch keys before the projection has ended; results cannot show it."""
-    late = f"{WAIT}\n        {LAUNCH}"
-    for is_right, change in ((True, ()), (False, ("sm90", WAIT, late))):
-        with compiled_anew(KERNEL.edited(*change)), devices.emulated_ops(EAGER, "sm_90"):
-            ptx = loaded_ptx(twice)[-1]
-        waits = ptx.index("griddepcontrol.wait")
-        launches = ptx.rindex("griddepcontrol.launch_dependents")
-        assert (launches < waits) == is_right
+    check_launches_before_wait(twice, KERNEL, "sm90", "sm_90")
 
 
 def test_the_kernel_before_must_not_write_the_cache() -> None:

@@ -19,7 +19,7 @@ from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.runtime import compile
 from nvfp4_kernels.runtime.object_file import seal
 from nvfp4_kernels.tool import build as compiling
-from nvfp4_kernels.tool import toolchain
+from nvfp4_kernels.tool import toolchain, wanted
 from nvfp4_kernels.tool.build import Built, build_one
 from tests import devices, limits, terminal
 from tests.other_users import NOBODY, needs_root
@@ -313,6 +313,14 @@ def test_a_narrow_terminal_and_a_pipe(tmp_path: Path, monkeypatch: pytest.Monkey
     narrow = CliRunner().invoke(app, arguments).stdout
     terminal.check_no_word_is_broken(piped, narrow)
     assert "norm_rotary" in narrow or "rotary_embedding" in narrow, narrow
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_nothing_to_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
+    monkeypatch.setitem(wanted.KERNELS, "sm_100", lambda asked: {})
+    status, output = invoke("--linear", "64,64", "--jobs", str(jobs), "--out", tmp_path)
+    assert status == 0
+    assert "Nothing to build: the library has no kernels for these layers." in output
 
 
 def test_another_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,13 @@ def test_a_readout_of_its_own_file_is_there(directory: Path) -> None:
     dry_load(Readout(directory), directory, read_headers(directory))
 
 
+def test_an_e8m0_tensor_goes_into_a_float_parameter(directory: Path) -> None:
+    """The load itself accepts this copy; see ``completeness``."""
+    weight = torch.ones(4, 4).to(torch.float8_e8m0fnu)
+    save_file({"body.weight": weight}, directory / "model.safetensors")
+    dry_load(Readout(directory), directory, read_headers(directory))
+
+
 def test_what_its_file_lacks_is_missing(directory: Path) -> None:
     save_file({"bias": torch.zeros(2)}, directory / READOUT)
     model = Readout(directory)

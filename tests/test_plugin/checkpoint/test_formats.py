@@ -100,7 +100,7 @@ def test_compressed_tensors_targets() -> None:
     assert parse(config).targets == tuple(targets)
 
 
-MIXED = {"up_proj": {"quant_algo": "NVFP4"}, "down_proj": {"quant_algo": "FP8"}}
+FP8_DOWN = {"up_proj": {"quant_algo": "NVFP4"}, "down_proj": {"quant_algo": "FP8"}}
 MX = {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32}
 NVFP4_CACHES = {
     "modelopt": edited(MODELOPT, "kv_cache_scheme", NVFP4_KV),
@@ -109,7 +109,7 @@ NVFP4_CACHES = {
     ),
     "modelopt, legacy": edited(MODELOPT_LEGACY, "quantization.kv_cache_quant_algo", "NVFP4"),
     "modelopt, mixed": MODELOPT
-    | {"quant_algo": "MIXED_PRECISION", "kv_cache_scheme": NVFP4_KV, "quantized_layers": MIXED},
+    | {"quant_algo": "MIXED_PRECISION", "kv_cache_scheme": NVFP4_KV, "quantized_layers": FP8_DOWN},
     "modelopt, silent": {
         "quant_method": "modelopt",
         "quant_algo": "MIXED_PRECISION",

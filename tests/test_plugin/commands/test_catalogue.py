@@ -60,6 +60,21 @@ def test_cells_of_another_release() -> None:
     assert known_checkpoints.dump([changed]) != known_checkpoints.dump([row])
 
 
+def test_new_cells_of_the_oldest_release_leave_others() -> None:
+    """Cells of a later release stay, whether they were equal to the oldest release's or become so.
+
+    Equal cells are stored once.
+    """
+    row = replace(next(iter(ROWS.values())), changed={})
+    oldest, newest = RELEASES[0], RELEASES[-1]
+    new = row.on | {"cpu": replace(row.on["cpu"], why="another")}
+    renewed = row.with_release(oldest, new)
+    assert renewed.on == new
+    assert renewed.changed[newest] == {"cpu": row.on["cpu"]}
+    equal = row.with_release(newest, new).with_release(oldest, new)
+    assert (equal.on, equal.changed) == (new, {})
+
+
 def test_the_command_tells_of_a_release() -> None:
     """The command reports the installed release by default, and another release by name."""
     for release in RELEASES:

@@ -48,3 +48,23 @@ def test_terms_reach_stacked_experts(tmp_path: Path) -> None:
     found = headers_report(path, Options(activation_terms=(("*experts*", 2),)))
     [record] = found.layers
     assert record.arithmetic.startswith("W4A4×2")
+
+
+@pytest.mark.parametrize("ties", [True, False, None])
+@pytest.mark.parametrize("section", [True, False], ids=["text_config", "top"])
+def test_a_tied_head_is_the_embeddings_weights(
+    section: bool, ties: bool | None, tmp_path: Path
+) -> None:
+    path = write(tmp_path, PARENTS[0], input_scales=True)
+    file = path / "config.json"
+    fields: dict[str, object] = {"vocab_size": 48}
+    if ties is not None:
+        fields["tie_word_embeddings"] = ties
+    added = {"text_config": fields} if section else fields
+    file.write_text(json.dumps(json.loads(file.read_text()) | added))
+    embedding = torch.zeros(48, 32, dtype=torch.bfloat16)
+    save_file({"model.embed_tokens.weight": embedding}, path / "embedding.safetensors")
+    heads = [r for r in headers_report(path, Options()).layers if r.name == "lm_head"]
+    assert [(r.kernel, r.reason) for r in heads] == [
+        ("unquantized (vLLM)", "bfloat16 weights of model.embed_tokens (tie_word_embeddings)")
+    ] * (ties is True)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from vllm.model_executor.layers.activation import GeluAndMul
 from vllm.model_executor.models import llama
 
-from tests import terminal
+from tests import terminal, tiny_llama
 from tests.catalogue import checkpoint, facts
 from tests.engine import report_command as report
 from vllm_fp4_plugin.checkpoint import files as checkpoint_files
@@ -88,6 +88,36 @@ def test_json_tells_what_the_text_tells(how: list[str], modelopt: Path) -> None:
     assert f"{said}{files['header_bytes']:,} of headers" in text.stdout
     assert all(note in done.stderr and note in text.stderr for note in found["notes"])
     assert bool(found["notes"]) == ("--by-headers" in how)
+
+
+TIED = "bfloat16 weights of model.embed_tokens (tie_word_embeddings)"
+
+
+def test_a_tied_head_is_the_embeddings_weights(tmp_path: Path) -> None:
+    tied = tiny_llama.save(tmp_path, tie_word_embeddings=True)
+    text, done = report(tied), report(tied, "--json")
+    assert text.exit_code == done.exit_code == 0, done.stderr
+    assert TIED in text.stdout
+    found = json.loads(done.stdout)
+    [head] = [row for row in found["layers"] if row["layer"] == "lm_head"]
+    assert [*head.values()] == ["lm_head", 1, "unquantized (vLLM)", "16-bit", TIED]
+    assert "head" not in found["weights"]["in_memory"]  # counted once, with the embeddings
+
+
+def test_an_embedding_that_a_model_multiplies_by_is_a_tied_head(tmp_path: Path) -> None:
+    """Gemma 2's class has no module of a head."""
+    sizes = tiny_llama.config(tie_word_embeddings=True).to_dict()
+    sizes |= {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    rows = [r for r in model_report(str(tmp_path)).layers if r.name == "lm_head"]
+    assert [row.reason for row in rows] == [TIED]
+
+
+def test_a_head_in_16_bits_has_weights_of_its_own(modelopt: Path) -> None:
+    found = json.loads(report(modelopt, "--json").stdout)
+    [head] = [row for row in found["layers"] if row["layer"] == "lm_head"]
+    assert head["why"] == "bfloat16 weights of its own"
+    assert found["weights"]["in_memory"]["head"]["modules"] == {"lm_head": 1}
 
 
 def test_a_refusal_leaves_no_document(bf16: Path) -> None:
@@ -227,15 +257,24 @@ def test_by_headers(modelopt: Path, bf16: Path) -> None:
     assert "holds no quantization_config" in refused.stderr
 
 
-def test_by_headers_with_a_dtype_that_nothing_reads(modelopt: Path, tmp_path: Path) -> None:
-    """Scales of DeepSeek V4's own experts are an example; no exporter of NVFP4 writes them."""
+@pytest.mark.parametrize(
+    ("dtype", "refused"),
+    [
+        (torch.float8_e8m0fnu, ""),  # as the scales of DeepSeek V4's own experts
+        (torch.complex64, "model.layers.0.w1.scale: dtype is C64, must be one of BOOL"),
+    ],
+    ids=["E8M0", "complex"],
+)
+def test_by_headers_with_a_tensor_of_another_dtype(
+    dtype: torch.dtype, refused: str, modelopt: Path, tmp_path: Path
+) -> None:
     shutil.copytree(modelopt, tmp_path / "model")
     file = tmp_path / "model" / "model.safetensors"
-    scale = torch.ones(4, 4).to(torch.float8_e8m0fnu)
+    scale = torch.ones(4, 4).to(dtype)
     save_file(load_file(file) | {"model.layers.0.w1.scale": scale}, file, metadata={"format": "pt"})
     done = report(tmp_path / "model", "--by-headers")
-    assert done.exit_code == 1
-    assert "model.layers.0.w1.scale: dtype is F8_E8M0, must be one of BOOL" in done.stderr
+    assert done.exit_code == int(bool(refused)), done.stderr
+    assert refused in done.stderr
 
 
 def test_what_this_machine_cannot_build(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,14 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from huggingface_hub import constants
+from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 from vllm.engine.arg_utils import EngineArgs
 from vllm.plugins import load_general_plugins
 
 from vllm_fp4_plugin.checkpoint import files as checkpoint_files
-from vllm_fp4_plugin.engine import meta_model, preflight
+from vllm_fp4_plugin.engine import meta_model, preflight, refusal
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.options import InvalidOption
 
@@ -72,6 +74,28 @@ def test_options_are_refused_whoever_names_the_method(
 ) -> None:
     with pytest.raises(InvalidOption, match=message):
         config(modelopt, quantization=quantization, additional_config=given)
+
+
+@pytest.mark.parametrize("quantization", ["nvfp4-tc", None])
+def test_a_hub_that_cannot_be_reached(
+    quantization: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """VLLM's own error, which other engines get, does not name the model."""
+
+    def unreachable(*_: object, **__: object) -> None:
+        raise LocalEntryNotFoundError("check your connection")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("transformers.utils.hub.hf_hub_download", unreachable)
+    with pytest.raises((UnsupportedCheckpoint, OSError)) as refused:
+        config("org/absent", quantization=quantization)
+    line = refusal.cause(refused.value)
+    if quantization is None:
+        assert line == ""
+    else:
+        assert line.startswith("org/absent: is no directory, its config.json is not in the hub's ")
+        assert f"{constants.ENDPOINT} cannot be reached; download it with `hf download org" in line
 
 
 def test_dummy_weights_need_no_tensors(modelopt: Path, tmp_path: Path) -> None:

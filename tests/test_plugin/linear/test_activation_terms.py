@@ -197,9 +197,10 @@ def test_lines_of_the_report(vllm_config: Any) -> None:
     size = 2 * (64 * 128 // 2 + 128 * 128 // 16 + 4)
     assert config.startup.report.lines() == [
         f"o_proj ×2: {SM100}, W4A4×3 per-token, {NO_W4A16}; {LESS}",
-        f"weights: {size / (2 * 64 * 128):.4f} bytes per weight ({size:,} bytes) in NVFP4 layers, "
-        f"{size / (2 * 64 * 128):.4f} bytes per weight ({size:,} bytes) in all linear layers of "
-        "this rank; embeddings, norms and a head in 16 bits come on top",
+        f"weights: {size / (2 * 64 * 128):.4f} bytes per weight ({size:,} bytes) in layers on our "
+        "NVFP4 kernels, "
+        f"{size / (2 * 64 * 128):.4f} bytes per weight ({size:,} bytes) in all layers above, on "
+        "this rank; norms, 16-bit embeddings and heads come on top",
     ]
 
 

@@ -75,7 +75,8 @@ def decode_attention(
 
     Raises:
         InvalidArgument: an unsupported or inconsistent argument; the message names it. The
-            contents of tensors are checked on CPU only.
+            contents of tensors are checked on CPU only. On sm_90, a batch has at
+            most 65,535 sequences.
         NoKernelError: no kernel for this device.
     """
     check_dtype("q", q, DTYPES)

@@ -28,6 +28,7 @@ from nvfp4_kernels.rotary.store.pages import PagedCache, TokenHeads
 from nvfp4_kernels.runtime.compile import launch
 
 MAX_BATCH = 65535  # CTAs along a grid's y dimension
+MAX_QUERY_TILES = 65535  # CTAs along a grid's z dimension
 NO_MERGE = MergeArguments(None, None, None, None, None, 0, 0, 0, None, None, 0)
 _NO_HEADS = TokenHeads(None, 0, 0)
 NO_ROTATION = RotationArguments(
@@ -126,7 +127,8 @@ def attention(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """See ``nvfp4_kernels.attention.op.attention``.
 
     Raises:
-        InvalidArgument: too many sequences, or rows that are not 16-byte aligned.
+        InvalidArgument: too many sequences or queries of a sequence, or rows that are not 16-byte
+            aligned.
     """
     q, k, v, sinks, query_start, key_start, max_query_len, max_key_len, *_ = call
     if query_start is None or max_query_len is None or max_key_len is None:
@@ -146,7 +148,8 @@ def paged_attention(call: PagedCall, rotating: Rotating | None = None) -> tuple[
 
     Raises:
         InvalidArgument: an unsupported page size, a D that is not a multiple of 32 with an E4M3
-            cache, too many sequences, or rows that are not 16-byte aligned.
+            cache, too many sequences or queries of a sequence, or rows that are not 16-byte
+            aligned.
     """
     q, kv_cache = call.q, call.kv_cache
     page_size, head_dim, facts = kv_cache.shape[2], q.shape[-1], device_facts(q.device)
@@ -178,7 +181,8 @@ def run(inputs: Inputs) -> tuple[Tensor, Tensor]:
         ``out``, or its data if NVFP4, and the LSE.
 
     Raises:
-        InvalidArgument: an unsupported D, too many sequences, or misaligned rows.
+        InvalidArgument: an unsupported D, too many sequences or queries of a sequence, or
+            misaligned rows.
     """
     q, given, sinks, scoring = inputs.q, inputs.key_values, inputs.sinks, inputs.scoring
     batch, counters = inputs.batch, inputs.counters
@@ -205,6 +209,7 @@ def run(inputs: Inputs) -> tuple[Tensor, Tensor]:
         scoring.window_keys, given.layout == "indexed", scoring.batch_invariant,
     )  # fmt: skip
     tile, splits = choose_config(problem, facts.sms)
+    _check_queries(inputs, tile.rows, problem.group)
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     if splits == 1:
         result = AttentionResult(data, lse, sinks, rows, num_heads, **scale_arguments(nvfp4))
@@ -220,6 +225,19 @@ def run(inputs: Inputs) -> tuple[Tensor, Tensor]:
     merge = Merge(merge_arguments(parts, part_lse, sinks, out, lse), counters)
     _launch(inputs, problem, tile, splits, result, merge)
     return data, lse
+
+
+def _check_queries(inputs: Inputs, rows: int, group: int) -> None:
+    """Raise if a sequence has more query tiles of ``rows`` rows than a grid's z dimension."""
+    queries, most = inputs.queries, MAX_QUERY_TILES * rows // group
+    if queries > most:
+        came = f"max_query_len: is {queries}, must be"
+        if inputs.key_values.layout == "dense":
+            came = f"q: has {queries} queries per sequence, must have"
+        raise InvalidArgument(
+            f"{came} at most {most} with {group} query heads per KV head on {inputs.facts.arch}; "
+            "split the queries"
+        )
 
 
 def _launch(

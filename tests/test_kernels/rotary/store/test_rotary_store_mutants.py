@@ -13,13 +13,14 @@ from tests.emulator import EAGER
 from tests.emulator.findings import MissingDependencyWait
 from tests.mutants import WRONG, Mutant, noticed
 from tests.mutants.kernels import (
+    WAIT,
     Room,
     check_caught,
     check_dependency_wait,
+    check_launches_before_wait,
     check_nothing_to_catch,
     check_noticed,
     compiled_anew,
-    loaded_ptx,
 )
 from tests.test_kernels.rotary.store import test_rotary_store
 from tests.test_kernels.rotary.store.rotary_store_cases import (
@@ -51,8 +52,6 @@ def edited(
     return Mutant(KERNEL.edited(module, right, wrong), caught, (on, many))
 
 
-WAIT = "ptx.griddepcontrol(ptx.GridDepAction.WAIT)"
-LAUNCH = "ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)"
 MUTANTS = {
     # Rotation.
     "sine negated": edited("head", "low * cos - high * sin", "low * cos + high * sin"),
@@ -176,13 +175,7 @@ def test_a_kernel_waits_for_the_one_before() -> None:
 
 def test_the_next_kernel_starts_before_the_wait() -> None:
     """The dependent kernel can then fetch its weights while the preceding projection still runs."""
-    late = f"pass\n{' ' * 8}{WAIT}\n{' ' * 8}{LAUNCH}"
-    for is_right, change in ((True, ()), (False, ("kernel", WAIT, late))):
-        with compiled_anew(KERNEL.edited(*change)), devices.emulated_ops(EAGER):
-            ptx = loaded_ptx(twice)[-1]
-        waits = ptx.index("griddepcontrol.wait")
-        launches = ptx.rindex("griddepcontrol.launch_dependents")
-        assert (launches < waits) == is_right
+    check_launches_before_wait(twice, KERNEL, "kernel")
 
 
 def test_the_kernel_before_must_not_write_a_weight() -> None:

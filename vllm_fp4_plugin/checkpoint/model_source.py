@@ -1,14 +1,14 @@
-"""Source of a command's model: a directory, or a name on the hub.
+"""Source of a model: a directory, or a name on the hub.
 
-A missing model is refused in one line. ``report`` needs only a model's config, and downloads it as
-vLLM would. Other commands, and ``report --by-headers``, need every file of the model, and accept a
-name only if all files are in the hub's cache.
+A missing model is refused in one line, by commands and by a server. ``report`` needs only a model's
+config, and downloads it as vLLM would. Other commands, and ``report --by-headers``, need every file
+of the model, and accept a name only if all files are in the hub's cache.
 """
 
 import logging
 from pathlib import Path
 
-from huggingface_hub import constants, hf_hub_download
+from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -22,6 +22,8 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from vllm_fp4_plugin.checkpoint.files import CONFIG, local_directory
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+
+_OF_THE_HUB = (EntryNotFoundError, HfHubHTTPError, OfflineModeIsEnabled)
 
 
 def check_config(model: str) -> None:
@@ -41,20 +43,39 @@ def check_config(model: str) -> None:
     logger.setLevel(logging.ERROR)  # its retries are warnings, six of them
     try:
         hf_hub_download(model, CONFIG)
-    except LocalEntryNotFoundError as error:
-        raise _unreachable(model) from error
-    except EntryNotFoundError:
-        return  # of another format, which vLLM knows or refuses
-    except (GatedRepoError, RepositoryNotFoundError) as error:
-        raise UnsupportedCheckpoint(
-            f"{model}: is no directory, and {constants.ENDPOINT} shows no such model "
-            f"({_first_line(error)}); check the name, or log in with `hf auth login` if it is "
-            "private or gated"
-        ) from error
-    except (OfflineModeIsEnabled, HfHubHTTPError) as error:
-        raise _unreachable(model) from error
+    except _OF_THE_HUB as error:
+        if refused := explained(model, error):
+            raise refused from error
     finally:
         logger.setLevel(level)
+
+
+def explained(
+    model: str, error: BaseException, revision: str | None = None
+) -> UnsupportedCheckpoint | None:
+    """Refusal of a model whose config the hub did not send; None for any other error.
+
+    Args:
+        model: name on the hub, as given by the user.
+        error: error of a download, or error that such an error caused.
+        revision: branch, tag or commit of the model; None: the default one.
+    """
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, _OF_THE_HUB):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None or Path(model).exists():
+        return None
+    if isinstance(try_to_load_from_cache(model, CONFIG, revision=revision), str):
+        return None  # another file is missing
+    if isinstance(cause, EntryNotFoundError) and not isinstance(cause, LocalEntryNotFoundError):
+        return None  # of another format, which vLLM knows or refuses
+    if isinstance(cause, GatedRepoError | RepositoryNotFoundError):
+        return UnsupportedCheckpoint(
+            f"{model}: is no directory, and {constants.ENDPOINT} shows no such model "
+            f"({_first_line(cause)}); check the name, or log in with `hf auth login` if it is "
+            "private or gated"
+        )
+    return _unreachable(model)
 
 
 def whole_directory(model: str) -> Path:
