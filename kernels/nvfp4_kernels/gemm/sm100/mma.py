@@ -139,11 +139,11 @@ class Mma:
     def _collector(self, use: int) -> ptx.Tcgen05MMACollectorOp | None:
         """Collector hint for the ``use``-th of the MMAs over the same 64 elements of K, or None.
 
-        The M side's tile stays in the collector from one product to the next: activations for the
-        gate and up projections or, with swap_ab, a weight for all terms.
+        With ``Tile.collects`` a weight's tile stays in the collector for all terms. The activations
+        of gate and up projections do not: modelled prefills gain 0.6 % at most.
         """
-        ops, uses = ptx.Tcgen05MMACollectorOp, self.tile.n_operands
-        if uses == 1 or not self.tile.collects:
+        ops, uses = ptx.Tcgen05MMACollectorOp, self.tile.terms.count
+        if uses == 1 or not (self.tile.collects and self.tile.swap_ab):
             return None
         if use % uses == 0:
             return ops.FILL

@@ -60,8 +60,8 @@ class Tile:
         scale_sets: number of buffers in tensor memory for a K step's scales, used alternately. With
             one set, the copy of scales relies on the order of the tensor core's pipe; with two, the
             copy waits until the MMAs that read the set are done (see ``Mma``).
-        collects: whether consecutive MMAs with the same M-side tile keep the tile in the tensor
-            core's collector buffer.
+        collects: whether MMAs of several terms keep the weight's tile in the tensor core's
+            collector buffer, if the weights are the M side.
         grouped: whether the GEMM is grouped: each matrix of the batch is a token tile with its
             expert's weights, and the number of tiles is read on the device.
         routed_before: if grouped, whether the routing was complete before the preceding launch
