@@ -556,7 +556,7 @@ class WarpReplay:
             self._stored(written + self._p.store_visible_latency)
 
     def _stored(self, until: float) -> None:
-        """Note a store under way until ``until``, for which a fence of the device waits."""
+        """Note a store in flight until ``until``, for which a fence of the device waits."""
         self._arriving[STORES] = max(self._arriving.get(STORES, 0.0), until)
 
     def _map(self, event: Event) -> None:

@@ -50,7 +50,7 @@ def test_the_rule() -> None:
 @pytest.mark.thorough
 @pytest.mark.processes
 def test_two_ctas_never_exceed_tensor_memory() -> None:
-    """Every kernel of Llama 3 8B and of an indexer, beside every other and beside itself."""
+    """Every kernel of Llama 3 8B and of an indexer, with every other and with itself."""
     devices.cutlass_or_skip()
     found = set()
     for spec, static in measure_all(specs(None), "sm_100a", None, jobs=2):
