@@ -143,7 +143,7 @@ class Cta:
         else:
             memory.shadow.order(granules, warp.access(line, "write"))
         busy = next((each for each in self.mbarriers.values() if each.is_underway), None)
-        if busy is not None:
+        if busy is not None and not self.launch.program.module.target.startswith("sm_90"):
             self.launch.report(
                 LateInitialisation(
                     f"mbarrier.init at shared {address:#x} beside a {busy}; initialise all "
