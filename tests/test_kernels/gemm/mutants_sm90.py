@@ -333,8 +333,8 @@ MUTANTS = {
     ),
     "tokens beyond the last one": edited(
         "epilogue",
-        "                    if at < result.m:",
-        "                    if at < result.m + 1:",
+        "\n                    if at < result.m:",
+        "\n                    if at < result.m + 1:",
         "OutOfBounds",
         FEW,
     ),

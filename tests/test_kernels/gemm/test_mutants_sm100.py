@@ -167,6 +167,9 @@ MUTANTS = {
     "parts of a split not announced": Mutant(
         without("mbarrier_arrive", lambda *a, **k: "scope" in k), "Deadlock", SPLIT
     ),
+    "accumulators of a pair not released": Mutant(
+        without("mbarrier_arrive", lambda *a, **k: "scope" in k), "Deadlock", TWO_CTA
+    ),
     "fewer bytes of a split expected than arrive": Mutant(
         KERNEL.replaced("split_k:SplitK", "bytes_received", 64), ANYTHING, SPLIT
     ),
