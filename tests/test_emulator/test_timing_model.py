@@ -285,7 +285,7 @@ def test_the_first_box_waits_for_its_tensor_map(prefetched: bool, extra: float) 
 
 
 def test_a_fence_waits_for_the_stores_of_its_warp() -> None:
-    """Sixteen stores of 4 KB take longer to leave the SM than a fence."""
+    """A fence takes longer after a store of its warp than without stores."""
     store = "ld.param.u64 %rd1, [data];\n" + "st.global.v4.b32 [%rd1], {%r1, %r1, %r1, %r1};\n"
     fence = "fence.acq_rel.gpu;\n"
     none, alone, after = (

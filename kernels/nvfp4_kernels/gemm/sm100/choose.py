@@ -8,8 +8,9 @@ the best tile. A tile's additional cost in a chain of launches was fitted to lay
 tokens, each GEMM on each candidate tile (``tests.modelled.layer``). ``SHARED_COLUMNS``, between the
 900 and the 1800 cycles that two modelled prefills of 8192 tokens lose per tile, was added after
 both fits: with one tile per cluster it changes nothing. ``SPLIT`` and the exchange were fitted
-anew when partial sums came to travel by ``st.async``, at the rate that an H100 showed: over 60
-tiles of 1 to 64 tokens the mean error with split-K is 5 %. Nothing here was measured on a B200.
+anew when partial sums came to travel by ``st.async``, at the rate that an H100 showed: over the
+split tiles of five problems of 1 to 64 tokens the mean error is 5 %. Nothing here was measured on a
+B200.
 """
 
 import functools

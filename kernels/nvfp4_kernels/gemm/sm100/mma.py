@@ -140,7 +140,7 @@ class Mma:
         """Collector hint for the ``use``-th of the MMAs over the same 64 elements of K, or None.
 
         With ``Tile.collects`` a weight's tile stays in the collector for all terms. The activations
-        of gate and up projections do not: modelled prefills gain 0.6 % at most.
+        of gate and up projections do not: a modelled prefill of 2048 tokens gained 0.6 % thereby.
         """
         ops, uses = ptx.Tcgen05MMACollectorOp, self.tile.terms.count
         if uses == 1 or not (self.tile.collects and self.tile.swap_ab):

@@ -279,8 +279,8 @@ def many_token_configs(
         Tile(tokens, 2, weight_per_warpgroup=True) for tokens in range(96, 257, 32) if weights == 2
     ]
     tiles += [replace(t, k_tiles=2) for t in tiles if t.accumulators == 1 and t.columns <= 128]
-    # Clusters lie within a GPC, so that clusters of four do not reach every SM. The widest tile
-    # leaves no registers to send sums: split, it took up to 1.6 times as long as others.
+    # Clusters lie within a GPC, so that clusters of four do not reach every SM. Split, the
+    # widest tile took up to 1.7 times as long as others on an H200.
     parts = [
         replace(t, split_k=split)
         for t in tiles
